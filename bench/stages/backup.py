@@ -35,7 +35,7 @@ class Replicas:
     def __init__(self, loads: Sequence[Load]) -> None:
         self.loads = loads
         disk = DiskState(0, "", Layout(SEGMENT_BYTES), 1 << 50, 0)
-        disk.looked(1 << 50)
+        disk.set_free_bytes(1 << 50)
         self._store = ReplicaStore(
             Slots(MEMORY_BYTES // SEGMENT_BYTES, SEGMENT_BYTES), [disk], (1, "bench"), on_work=lambda: None
         )

@@ -47,7 +47,7 @@ class DiskState:
     waiting: dict[Replica, list[Waiter]] = field(default_factory=dict)
     to_flush: dict[Replica, int] = field(default_factory=dict)
     """Finished, and not all on disk: since when, in ms."""
-    to_settle: dict[Replica, None] = field(default_factory=dict)
+    to_vouch: dict[Replica, None] = field(default_factory=dict)
     """Finished and durable, with a header that does not vouch for all of it yet."""
     to_punch: list[Freed] = field(default_factory=list)
     committing: bool = False
@@ -59,7 +59,7 @@ class DiskState:
     _fs_free_bytes: int = 1 << 62
     _fs_written_bytes: int = 0
 
-    def looked(self, fs_free_bytes: int) -> None:
+    def set_free_bytes(self, fs_free_bytes: int) -> None:
         """The file system has so much left, now."""
         self._fs_free_bytes = fs_free_bytes
         self._fs_written_bytes = self.written_bytes
@@ -100,7 +100,7 @@ class DiskState:
     @property
     def idle(self) -> bool:
         """Nothing is under way or waits."""
-        waits = self.waiting or self.to_flush or self.to_settle or self.to_punch
+        waits = self.waiting or self.to_flush or self.to_vouch or self.to_punch
         return not (waits or self.committing or self.flushing or self.punching)
 
 

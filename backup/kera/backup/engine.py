@@ -112,7 +112,7 @@ class Engine:
             try:
                 restart = await asyncio.to_thread(rebuild, await asyncio.gather(*scanning), states, layout)
                 for disk, state in zip(disks, states, strict=True):
-                    state.looked(disk.free_bytes())
+                    state.set_free_bytes(disk.free_bytes())
             except OSError as error:
                 raise PathNotWritable(f"cannot read the replicas: {error}; choose another --log-dirs") from error
             slots = await asyncio.to_thread(
@@ -166,7 +166,7 @@ class Engine:
             await asyncio.sleep(TICK_S)
             for disk, state in zip(self._disks, self.store.persistence.disks, strict=True):
                 with contextlib.suppress(OSError):
-                    state.looked(disk.free_bytes())
+                    state.set_free_bytes(disk.free_bytes())
             self.store.persistence.tick(int(self._clock.monotonic_s() * 1000))
 
     @property

@@ -61,8 +61,10 @@ class BlockDisk(Protocol):
 class LogFile:
     """The real one."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, direct: bool = True) -> None:
         """Open the file in `directory`, for this process alone; makes both if need be.
+
+        `direct`: around the page cache, where the file system can do that.
 
         Raises ``OSError``, and `StartError` when another backup has it.
         """
@@ -71,7 +73,7 @@ class LogFile:
             sync_directory(directory.parent)
         path = directory / NAME
         self.name = str(path)
-        self._direct = direct_flag(directory)
+        self._direct = direct_flag(directory) if direct else 0
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | self._direct, 0o600)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -4,7 +4,7 @@
   What gathers meanwhile goes into the next one.
 * **Flush**: finished replicas are written as soon as they are that, whole; then their memory is free. Or they wait for
   `flush_delay_ms`, as long as there is memory: what brokers free by then never goes to disk.
-* **Settle**: when all of a finished replica is durable, its header is written once more, with the next flush: then a
+* **Vouch**: when all of a finished replica is durable, its header is written once more, with the next flush: then a
   start believes it without reading the replica (see ``kera.backup.frames``).
 * **Punch**: frames that were freed are given back, and used again only when that is durable: so no crash mixes what was
   in them with what comes.
@@ -31,7 +31,7 @@ log = get_logger("kera.persistence")
 COMMIT_REPLICAS_MAX = 256
 FLUSH_REPLICAS_MAX = 4
 """In one job: enough for the disk, and few enough to give memory back soon."""
-SETTLE_REPLICAS_MAX = 64
+VOUCH_REPLICAS_MAX = 64
 PUNCH_FRAMES_MAX = 64
 
 
@@ -89,16 +89,16 @@ class Persistence:
         self.disks[replica.frame.disk].to_flush[replica] = self.now_ms
         self._on_work()
 
-    def settle(self, replica: Replica) -> None:
+    def vouch(self, replica: Replica) -> None:
         """The header on disk is to vouch for all of a replica that is durable."""
-        self.disks[replica.frame.disk].to_settle[replica] = None
+        self.disks[replica.frame.disk].to_vouch[replica] = None
         self._on_work()
 
     def forget(self, replica: Replica, reason: str) -> None:
         """The replica goes: nothing is written of it any more. Who waits for it is told why."""
         disk = self.disks[replica.frame.disk]
         disk.to_flush.pop(replica, None)
-        disk.to_settle.pop(replica, None)
+        disk.to_vouch.pop(replica, None)
         for waiter in disk.waiting.pop(replica, []):
             waiter.done(NotAccepted(reason))
 
@@ -119,7 +119,7 @@ class Persistence:
         freed = Freed(replica.frame.number, replica.disk_bytes, replica.written_bytes, done)
         if not replica.touched:
             disk.give_back(freed)
-            _tell(freed.done, None)
+            _answer(freed.done, None)
             return
         disk.to_punch.append(freed)
         self._on_work()
@@ -137,9 +137,9 @@ class Persistence:
                 if parts:
                     disk.committing = True
                     jobs.append(WriteReplicasJob(disk.number, parts, commit=True))
-            if (disk.to_flush or disk.to_settle) and not disk.flushing:
+            if (disk.to_flush or disk.to_vouch) and not disk.flushing:
                 parts = self._parts(self._due(disk), FLUSH_REPLICAS_MAX)
-                parts += self._parts(disk.to_settle, SETTLE_REPLICAS_MAX)
+                parts += self._parts(disk.to_vouch, VOUCH_REPLICAS_MAX)
                 if parts:
                     disk.flushing = True
                     jobs.append(WriteReplicasJob(disk.number, parts, commit=False))
@@ -239,7 +239,7 @@ class Persistence:
                 self._part_written(disk, part)
             else:
                 replica.error = disk_error(job.error, disk.name)
-            self._tell_waiters(disk, replica)
+            self._answer_waiters(disk, replica)
             if replica.on_disk:
                 self._all_written(disk, replica)
             self._on_written(replica)
@@ -255,7 +255,7 @@ class Persistence:
         else:
             replica.durable_length, replica.durable_checksum = header.length, header.checksum
             replica.durable_closed = header.closed
-            replica.settled = header.vouched_length == header.length
+            replica.vouched = header.vouched_length == header.length
 
     def _all_written(self, disk: DiskState, replica: Replica) -> None:
         if not replica.finished:
@@ -263,34 +263,34 @@ class Persistence:
         if replica in disk.to_flush:
             del disk.to_flush[replica]
             self.totals.replicas_flushed += 1
-        if replica.settled:
-            disk.to_settle.pop(replica, None)
+        if replica.vouched:
+            disk.to_vouch.pop(replica, None)
         else:
-            disk.to_settle[replica] = None
+            disk.to_vouch[replica] = None
         needed = max(replica.written_bytes, BLOCK_BYTES + block_ceiling(replica.length))
         disk.used_bytes -= replica.disk_bytes - needed
         replica.disk_bytes = needed
 
-    def _tell_waiters(self, disk: DiskState, replica: Replica) -> None:
+    def _answer_waiters(self, disk: DiskState, replica: Replica) -> None:
         waiters = disk.waiting.pop(replica, [])
         if replica.error is not None:
-            _tell((waiter.done for waiter in waiters), replica.error)
+            _answer((waiter.done for waiter in waiters), replica.error)
             return
         still = [waiter for waiter in waiters if waiter.length > replica.durable_length]
         if still:
             disk.waiting[replica] = still
-        _tell((waiter.done for waiter in waiters if waiter.length <= replica.durable_length), None)
+        _answer((waiter.done for waiter in waiters if waiter.length <= replica.durable_length), None)
 
     def _punched(self, disk: DiskState, job: PunchJob) -> None:
         for freed in job.freed:
             if job.error is None:
                 disk.give_back(freed)
-                _tell(freed.done, None)
+                _answer(freed.done, None)
             else:
                 waiters = list(freed.done)
                 freed.done.clear()
                 disk.to_punch.append(freed)
-                _tell(waiters, disk_error(job.error, disk.name))
+                _answer(waiters, disk_error(job.error, disk.name))
 
     # -- time ------------------------------------------------------------------------------------------------------
 
@@ -312,6 +312,6 @@ class Persistence:
         return all(disk.idle for disk in self.disks)
 
 
-def _tell(waiters: Iterable[Done], error: KeraError | None) -> None:
+def _answer(waiters: Iterable[Done], error: KeraError | None) -> None:
     for done in waiters:
         done(error)

@@ -56,7 +56,7 @@ class Replica:
     durable_checksum: int = 0
     durable_closed: bool = False
     """The disk knows that it is closed."""
-    settled: bool = True
+    vouched: bool = True
     """The header on disk vouches for all of `durable_length`; if not, a start checks the chunks before it believes."""
     disk_bytes: int = 0
     """Room that it takes on its disk, written or not."""

@@ -169,15 +169,15 @@ def _replica(
     )
     if not (header.closed and header.vouched_length == header.length):
         found.unclosed += 1
-        _look(scan.disk, replica, header, layout, buffer, found)
+        _cut_torn_write(scan.disk, replica, header, layout, buffer, found)
     replica.durable_length, replica.durable_checksum = replica.length, replica.checksum
     replica.durable_closed = replica.closed
-    replica.settled = header.vouched_length == header.length
+    replica.vouched = header.vouched_length == header.length
     replica.disk_bytes = replica.written_bytes = BLOCK_BYTES + block_ceiling(header.length)
     return replica if replica.length else None
 
 
-def _look(
+def _cut_torn_write(
     disk: BlockDisk, replica: Replica, header: FrameHeader, layout: Layout, buffer: memoryview, found: FoundReplicas
 ) -> None:
     """Read a replica whose last write may never have been finished; cut that off if it was not."""

@@ -175,8 +175,8 @@ class ReplicaStore:
         self.epochs = {**self.epochs, **epochs}
         for replica in replicas:
             self.replicas.add(replica)
-            if not replica.settled:
-                self.persistence.settle(replica)
+            if not replica.vouched:
+                self.persistence.vouch(replica)
 
     def _close_at(self, replica: Replica | None, request: backup_pb2.ReplicateRequest) -> Replica | None:
         """Close without chunks: what is behind the offset goes."""

@@ -199,7 +199,7 @@ class BackupFiles:
         except OSError as error:
             yield Finding("damage", self.path, at, header.length, f"cannot be read: {error.strerror}; it has {replica}")
             return
-        ends = _look(view, replica)
+        ends = _find_holes(view, replica)
         wrong = list(_wrong_checksums(view, ends, replica))
         tail_torn = any(end > header.vouched_length for _, end in replica.holes) or header.length in wrong
         if header.vouched_length < header.length and tail_torn:
@@ -325,7 +325,7 @@ def _compare(
         yield Finding("damage", other.path, other_files.offset(other, start), end - start, text)
 
 
-def _look(view: memoryview, replica: StoredReplica) -> list[int]:
+def _find_holes(view: memoryview, replica: StoredReplica) -> list[int]:
     """Where whole chunks end; what is between them becomes `holes`."""
     found = walk(memory_window(view, replica.length), replica.length)
     at = 0

@@ -12,6 +12,7 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from itertools import islice
 from operator import itemgetter
 
@@ -24,13 +25,18 @@ from kera.broker.replication.manager import Replication
 from kera.core.ids import Position
 from kera.v1 import coordinator_pb2
 
-LOADS_MAX = 1000
-STARTS_MAX = 1000
-EMPTY_INTERVALS_MAX = 1000
-MOVED_MAX = 1000
-"""Streamlets with older intervals, of which one heartbeat finds out whether they are empty."""
-
 Recoveries = Callable[[], Iterable[coordinator_pb2.RecoveryProgress]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeartbeatLimits:
+    """Of one heartbeat; what does not fit goes with the next. The defaults are the product's."""
+
+    loads_max: int = 1000
+    starts_max: int = 1000
+    empty_intervals_max: int = 1000
+    moved_max: int = 1000
+    """Streamlets with older intervals, of which one heartbeat finds out whether they are empty."""
 
 
 class HeartbeatReport:
@@ -43,7 +49,9 @@ class HeartbeatReport:
         monotonic_s: Callable[[], float] = time.monotonic,
         replication: Replication | None = None,
         unknown: UnknownReport | None = None,
+        limits: HeartbeatLimits | None = None,
     ) -> None:
+        self._limits = limits or HeartbeatLimits()
         self._streams = streams
         self._recoveries = recoveries
         self._replication = replication
@@ -52,9 +60,9 @@ class HeartbeatReport:
         """Backups that the heartbeat names that is not answered yet."""
         self._monotonic_s = monotonic_s
         self._filled_s = monotonic_s()
-        self._looked_at = 0
-        """Streamlets with older intervals, in this round of looks."""
-        self._told: dict[Entry, Position] = {}
+        self._checked = 0
+        """Streamlets with older intervals, checked in this round."""
+        self._sent_starts: dict[Entry, Position] = {}
         """Starts in the heartbeat that is not answered yet."""
 
     def fill(self, request: coordinator_pb2.HeartbeatRequest) -> None:
@@ -73,7 +81,7 @@ class HeartbeatReport:
                     moved.append(streamlet)
         self._add_empty(request, moved)
         request.bytes_per_s = round(total_bytes / seconds)
-        for _, streamlet, appended, records, read in heapq.nlargest(LOADS_MAX, loads, key=itemgetter(0)):
+        for _, streamlet, appended, records, read in heapq.nlargest(self._limits.loads_max, loads, key=itemgetter(0)):
             request.loads.add(
                 stream_id=streamlet.stream_id,
                 streamlet_id=streamlet.streamlet_id,
@@ -92,34 +100,36 @@ class HeartbeatReport:
             request.unneeded_backup_ids.extend(sorted(self._unneeded))
 
     def _add_starts(self, request: coordinator_pb2.HeartbeatRequest) -> None:
-        self._told = {}
-        for entry in islice(self._streams.moved_starts, STARTS_MAX):
+        self._sent_starts = {}
+        for entry in islice(self._streams.moved_starts, self._limits.starts_max):
             start = request.starts.add(first_record=entry.start_record).start
             start.stream_id, start.streamlet_id, start.entry = entry.log_id
             start.group_id, start.segment_id, start.position = entry.start
-            self._told[entry] = entry.start
+            self._sent_starts[entry] = entry.start
 
     def _add_empty(self, request: coordinator_pb2.HeartbeatRequest, moved: list[Streamlet]) -> None:
-        first = self._looked_at if self._looked_at < len(moved) else 0
+        first = self._checked if self._checked < len(moved) else 0
         found = (
-            (streamlet, each) for streamlet in moved[first : first + MOVED_MAX] for each in empty_intervals(streamlet)
+            (streamlet, each)
+            for streamlet in moved[first : first + self._limits.moved_max]
+            for each in empty_intervals(streamlet)
         )
-        for streamlet, interval in islice(found, EMPTY_INTERVALS_MAX):
+        for streamlet, interval in islice(found, self._limits.empty_intervals_max):
             request.empty_intervals.add(
                 stream_id=streamlet.stream_id,
                 streamlet_id=streamlet.streamlet_id,
                 first_group_id=interval.first_group_id,
             )
-        self._looked_at = first + MOVED_MAX
+        self._checked = first + self._limits.moved_max
 
     def answered(self, answer: coordinator_pb2.HeartbeatResponse, /) -> None:
         """The last heartbeat that was filled has arrived."""
         if self._unknown is not None:
             self._unknown.answered(answer)
-        for entry, start in self._told.items():
+        for entry, start in self._sent_starts.items():
             if entry.start == start:
                 self._streams.moved_starts.pop(entry, None)
-        self._told = {}
+        self._sent_starts = {}
         if self._replication is not None:
             self._replication.backups.set_unneeded(self._unneeded)
 

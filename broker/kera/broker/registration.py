@@ -115,7 +115,7 @@ class BrokerRegistration(registration.Registration):
         self.broker_id, self.broker_epoch = answer.broker_id, answer.broker_epoch
         self.recovered_before_epoch = answer.recovered_before_epoch
         self.elsewhere_stream_ids = list(answer.elsewhere_stream_ids)
-        self._heard(answer)
+        self._apply(answer)
         return list(answer.streams)
 
     async def register_again(self, reason: UnknownLaunch) -> None:
@@ -133,7 +133,7 @@ class BrokerRegistration(registration.Registration):
             raise StaleEpoch(error.message, **error.attributes) from error
         if (answer.broker_id, answer.broker_epoch) != (self.broker_id, self.broker_epoch):
             raise StaleEpoch(reason.message, **reason.attributes)
-        self._heard(answer)
+        self._apply(answer)
 
     async def keep_alive(self) -> None:
         """Send heartbeats for ever. Raises `StaleEpoch` when this launch is not the current one: it must end."""
@@ -171,9 +171,9 @@ class BrokerRegistration(registration.Registration):
                 self._directory.store(self.broker_id, self._cluster_id, answer.coordinator_epoch)
             except PathNotWritable as error:
                 log.warning("cannot write down which coordinator leads", error=error.message)
-        self._heard(answer)
+        self._apply(answer)
 
-    def _heard(self, answer: coordinator_pb2.RegisterBrokerResponse | coordinator_pb2.HeartbeatResponse) -> None:
+    def _apply(self, answer: coordinator_pb2.RegisterBrokerResponse | coordinator_pb2.HeartbeatResponse) -> None:
         if answer.HasField("fences"):
             self._fences.note(answer.fences)
         self._lease.renew(self.last_sent_s, answer.lease_ms)

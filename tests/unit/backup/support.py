@@ -186,7 +186,7 @@ class FakeBackup:
     def look(self) -> None:
         """See what the file systems have left."""
         for disk, state in zip(self.disks, self.store.persistence.disks, strict=True):
-            state.looked(disk.free_bytes())
+            state.set_free_bytes(disk.free_bytes())
 
     def run(self) -> None:
         """Do all there is to do."""

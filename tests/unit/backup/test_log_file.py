@@ -15,10 +15,8 @@ from kera.core.errors import StartError
 
 
 @pytest.fixture(params=["direct", "cached"])
-def file(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LogFile]:
-    if request.param == "cached":
-        monkeypatch.setattr(log_file, "direct_flag", lambda _: 0)
-    file = LogFile(tmp_path / "a" / "b")
+def file(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LogFile]:
+    file = LogFile(tmp_path / "a" / "b", direct=request.param == "direct")
     yield file
     file.close()
 
@@ -56,9 +54,9 @@ def test_a_write_that_takes_several_calls_is_finished(file: LogFile, monkeypatch
 
 
 def test_a_write_that_ends_inside_a_block_is_an_error_of_a_full_disk(
-    file: LogFile, monkeypatch: pytest.MonkeyPatch
+    file: LogFile, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    if not file._direct:
+    if "cached" in request.node.name:
         pytest.skip("the page cache takes any length")
     monkeypatch.setattr(os, "pwritev", lambda *_: 100)
     with pytest.raises(OSError, match="No space") as raised:

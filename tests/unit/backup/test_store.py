@@ -601,5 +601,5 @@ def test_a_finished_replica_is_vouched_for_by_the_next_flush(backup: FakeBackup,
     assert [(part.replica.virtual_segment_id, len(part.data)) for part in job.parts] == [(2, BLOCK_BYTES), (1, 0)]
     backup.perform(job)
 
-    assert [backup.get(number).settled for number in (1, 2)] == [True, False]
+    assert [backup.get(number).vouched for number in (1, 2)] == [True, False]
     assert disk.syncs == 3

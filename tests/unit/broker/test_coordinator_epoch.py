@@ -63,9 +63,8 @@ async def test_an_epoch_that_the_coordinator_does_not_confirm_is_not_believed() 
     await leader.confirm(3)  # the one that leads is not stale for it
 
 
-async def test_without_a_coordinator_that_answers_it_is_refused_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coordinator_epoch, "CONFIRM_TIMEOUT_S", 0.01)
-    leader = CoordinatorEpoch()
+async def test_without_a_coordinator_that_answers_it_is_refused_in_time() -> None:
+    leader = CoordinatorEpoch(confirm_timeout_s=0.01)
     leader.observe(3)
     with pytest.raises(Unavailable):
         await leader.confirm(4)

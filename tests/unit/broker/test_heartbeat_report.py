@@ -2,9 +2,8 @@
 
 import pytest
 
-from kera.broker import heartbeat as heartbeat_report
-from kera.broker.heartbeat import HeartbeatReport
-from kera.broker.log.intervals import Interval
+from kera.broker.heartbeat import HeartbeatLimits, HeartbeatReport
+from kera.broker.log.intervals import Holding, Interval
 from kera.core.ids import EARLIEST, Position
 from kera.core.rpc import api
 from kera.v1 import common_pb2, coordinator_pb2
@@ -55,9 +54,8 @@ async def test_loads_are_rates_since_the_last_heartbeat(broker: Broker, clock: C
     assert loads(filled(report)) == []
 
 
-async def test_only_the_busiest_are_told_of(broker: Broker, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heartbeat_report, "LOADS_MAX", 2)
-    report = HeartbeatReport(broker.streams, monotonic_s=clock)
+async def test_only_the_busiest_are_told_of(broker: Broker, clock: Clock) -> None:
+    report = HeartbeatReport(broker.streams, monotonic_s=clock, limits=HeartbeatLimits(loads_max=2))
     for streamlet_id, count in ((0, 2), (1, 1), (2, 3)):
         broker.append(*(chunk(1, sequence, streamlet_id=streamlet_id) for sequence in range(count)))
     clock.now_s += 1
@@ -90,10 +88,9 @@ async def test_starts_that_moved_are_told_until_that_is_answered(broker: Broker)
 
 
 async def test_starts_that_do_not_fit_go_with_the_next_heartbeat(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch
+    broker: Broker,
 ) -> None:
-    monkeypatch.setattr(heartbeat_report, "STARTS_MAX", 2)
-    report = HeartbeatReport(broker.streams)
+    report = HeartbeatReport(broker.streams, limits=HeartbeatLimits(starts_max=2))
     for streamlet_id in range(3):
         broker.append(*(chunk(1, sequence, streamlet_id=streamlet_id) for sequence in range(2)))
         place = cursor(Position(1, 1, 1024), streamlet=streamlet_id)
@@ -136,13 +133,11 @@ async def test_intervals_of_which_nothing_is_left_are_told_until_they_are_given_
 
 
 async def test_of_many_streamlets_that_moved_some_are_looked_at_in_turn(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch
+    broker: Broker,
 ) -> None:
-    monkeypatch.setattr(heartbeat_report, "MOVED_MAX", 2)
-    interval = Interval(1, 2)
     for streamlet in broker.streams.get(STREAM_ID).streamlets.values():
-        monkeypatch.setattr(streamlet, "intervals", (interval, Interval(2)))
-    report = HeartbeatReport(broker.streams)
+        streamlet.hold(Holding((Interval(1, 2), Interval(2))))
+    report = HeartbeatReport(broker.streams, limits=HeartbeatLimits(moved_max=2))
 
     told = [[each.streamlet_id for each in filled(report).empty_intervals] for _ in range(4)]
     assert told == [[0, 1], [2], [0, 1], [2]]

@@ -19,8 +19,7 @@ class Held(dict[int, Any]):
 
 
 @pytest.fixture
-def streams(monkeypatch: pytest.MonkeyPatch) -> Held:
-    monkeypatch.setattr("kera.broker.ownership.unknown.HELD_MAX", 2)
+def streams() -> Held:
     held = Held()
     for number in range(1, 6):
         held[number] = SimpleNamespace(stream_id=number, assignments_version=10 * number, config_version=number)
@@ -33,7 +32,7 @@ class Heartbeats:
 
     def __init__(self, streams: Held) -> None:
         self.leader = 7
-        self.report = UnknownReport(cast(Any, streams), lambda: self.leader)
+        self.report = UnknownReport(cast(Any, streams), lambda: self.leader, held_max=2)
 
     def beat(self, answered_by: int | None = None) -> tuple[list[int], bool]:
         request = coordinator_pb2.HeartbeatRequest()
@@ -69,10 +68,10 @@ def test_a_broker_without_streams_says_so(streams: Held) -> None:
 def test_of_large_streams_one_heartbeat_tells_of_a_few(streams: Held, monkeypatch: pytest.MonkeyPatch) -> None:
     described = coordinator_pb2.UnknownStream()
     described.stream.schemas.add(arrow_schema=bytes(1000))
-    monkeypatch.setattr("kera.broker.ownership.unknown.TOLD_BYTES", 2 * described.ByteSize())
     monkeypatch.setattr(UnknownReport, "_described", lambda *_: described)
     monkeypatch.setattr(UnknownReport, "_is_being_written", lambda *_: False)
-    report, told = UnknownReport(cast(Any, streams), lambda: 7), []
+    told_bytes = 2 * described.ByteSize()
+    report, told = UnknownReport(cast(Any, streams), lambda: 7, held_max=2, told_bytes=told_bytes), []
     for _ in range(7):
         request = coordinator_pb2.HeartbeatRequest()
         report.fill(request)

@@ -156,7 +156,7 @@ def replicate(data_dir: Path, backup_dir: Path, backup_id: int) -> Path:
     disk, layout = LogFile(backup_dir / "log"), Layout(SEGMENT_BYTES)
     scan_disk(disk, 0, layout, (backup_id, "cluster"))
     state = DiskState(0, disk.name, layout)
-    state.looked(FakeDisk().free_bytes())
+    state.set_free_bytes(FakeDisk().free_bytes())
     store = ReplicaStore(Slots(2, SEGMENT_BYTES), [state], (backup_id, "cluster"), on_work=lambda: None)
 
     index = SegmentIndex.open(data_dir / "log/index")

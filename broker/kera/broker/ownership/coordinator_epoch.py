@@ -1,7 +1,7 @@
 """Which coordinator leads, as the coordinator itself says: whose orders a broker carries out.
 
-Orders come over connections that anyone may open, with the epoch of whoever gives them. An epoch that was never heard
-of would make all that is lower stale, and so the orders of the coordinator that really leads. So it is believed only
+Orders come over connections that anyone may open, with the epoch of whoever gives them. An epoch that nobody leads
+with would make all that is lower stale, and so the orders of the coordinator that really leads. So it is believed only
 when the coordinator says it, in an answer to this broker's registration or heartbeats; an order that claims a later one
 waits for the next of them, which is sent at once.
 
@@ -24,13 +24,14 @@ ANSWERS_MIN = 2
 class CoordinatorEpoch:
     """See the head of this module."""
 
-    def __init__(self, *, confirmed: bool = True) -> None:
-        """`confirmed`: epochs have to be heard of from the coordinator; else whatever an order claims is believed."""
+    def __init__(self, *, confirmed: bool = True, confirm_timeout_s: float = CONFIRM_TIMEOUT_S) -> None:
+        """`confirmed`: epochs have to be said by the coordinator itself; else whatever an order claims is believed."""
         self.value = 0
-        """The highest that was heard of."""
+        """The highest that the coordinator has said."""
         self.wanted = asyncio.Event()
         """A heartbeat is to be sent now. Whoever sends heartbeats clears it."""
         self._confirmed = confirmed
+        self._confirm_timeout_s = confirm_timeout_s
         self._answers = 0
         self._answered = asyncio.Event()
 
@@ -61,7 +62,7 @@ class CoordinatorEpoch:
                 return
             enough = self._answers + ANSWERS_MIN
             with suppress(TimeoutError):
-                async with asyncio.timeout(CONFIRM_TIMEOUT_S):
+                async with asyncio.timeout(self._confirm_timeout_s):
                     while self.value < epoch and self._answers < enough:
                         self.wanted.set()
                         await self._answered.wait()

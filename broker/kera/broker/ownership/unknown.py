@@ -28,53 +28,62 @@ HELD_MAX = 16384
 class UnknownReport:
     """See the head of this module."""
 
-    def __init__(self, streams: Streams, leader_epoch: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        streams: Streams,
+        leader_epoch: Callable[[], int],
+        *,
+        held_max: int = HELD_MAX,
+        told_bytes: int = TOLD_BYTES,
+    ) -> None:
+        self._held_max = held_max
+        self._told_bytes = told_bytes
         self._streams = streams
         self._leader_epoch = leader_epoch
         self._asked_epoch = -1
         """Of the coordinator that has said what it does not know."""
-        self._asking = False
+        self._sent_held = False
         self._naming_to = -1
         """The coordinator to which `_left` has yet to be named."""
         self._left: list[int] = []
         self._pending: list[int] = []
         """Unknown, and not told of yet."""
-        self._telling: list[int] = []
+        self._sent: list[int] = []
 
     def fill(self, request: coordinator_pb2.HeartbeatRequest) -> None:
         """Put into a heartbeat what there is to tell now."""
         leader_epoch = self._leader_epoch()
-        self._asking = leader_epoch != self._asked_epoch
-        self._telling = []
-        if self._asking:
+        self._sent_held = leader_epoch != self._asked_epoch
+        self._sent = []
+        if self._sent_held:
             if leader_epoch != self._naming_to:
                 self._naming_to, self._pending = leader_epoch, []
                 self._left = sorted({*(one.stream_id for one in self._streams), *self._streams.unknown})
-            request.held_streams_told = len(self._left) <= HELD_MAX
-            request.held_streams.extend(map(self._held, self._left[:HELD_MAX]))
+            request.held_streams_told = len(self._left) <= self._held_max
+            request.held_streams.extend(map(self._held, self._left[: self._held_max]))
             return
         told_bytes = 0
         for stream_id in self._pending[:TOLD_MAX]:
             described = self._described(stream_id)
             told_bytes += described.ByteSize()
-            if self._telling and told_bytes > TOLD_BYTES:
+            if self._sent and told_bytes > self._told_bytes:
                 break
-            self._telling.append(stream_id)
+            self._sent.append(stream_id)
             request.unknown_streams.append(described)
 
     def answered(self, answer: coordinator_pb2.HeartbeatResponse) -> None:
         """The last heartbeat that was filled has arrived."""
-        if self._asking:
+        if self._sent_held:
             if answer.coordinator_epoch != self._naming_to:
                 self._naming_to = -1  # another one leads by now, and is told all
                 return
             self._pending += answer.unknown_stream_ids
-            self._left = self._left[HELD_MAX:]
+            self._left = self._left[self._held_max :]
             if not self._left:
                 self._asked_epoch, self._naming_to = answer.coordinator_epoch, -1
         else:
-            late = [one for one in self._telling if self._is_being_written(one)]
-            self._pending = self._pending[len(self._telling) :] + late
+            late = [one for one in self._sent if self._is_being_written(one)]
+            self._pending = self._pending[len(self._sent) :] + late
 
     def _held(self, stream_id: int) -> coordinator_pb2.HeldStream:
         known: Stream | common_pb2.StreamInfo | None = None

@@ -45,7 +45,7 @@ ReadCall = Call[broker_pb2.MultiReadChunksRequest]
 ReadReply = Reply[broker_pb2.MultiReadChunksResponse]
 
 
-class _Look(NamedTuple):
+class _Found(NamedTuple):
     """A reply as of now."""
 
     reply: ReadReply
@@ -85,13 +85,13 @@ class Fetches:
             raise InvalidArgument(f"at most {READ_RANGES_MAX} ranges in a request", limit=READ_RANGES_MAX)
         if len(request.ranges) > READ_RANGES_AT_ONCE:
             return self._read_in_slices(call)
-        return self._answer(call, at_once(self._look(call, {})))
+        return self._answer(call, at_once(self._read_ranges(call, {})))
 
     async def _read_in_slices(self, call: ReadCall) -> ReadReply:
-        answer = self._answer(call, await self._turns.run(self._look(call, {}), id(call.peer)))
+        answer = self._answer(call, await self._turns.run(self._read_ranges(call, {}), id(call.peer)))
         return answer if isinstance(answer, Reply) else await answer
 
-    def _answer(self, call: ReadCall, look: _Look) -> ReadReply | Awaitable[ReadReply]:
+    def _answer(self, call: ReadCall, look: _Found) -> ReadReply | Awaitable[ReadReply]:
         request = call.message
         if look.found or not (request.wait_ms or look.missing):
             for entry, key in look.missing:
@@ -109,7 +109,7 @@ class Fetches:
             while True:
                 waiter.again()
                 # Other requests were handled since the last look: whom they woke was not us.
-                look = await self._look_again(call, errors, waiter)
+                look = await self._read_ranges_again(call, errors, waiter)
                 if look.found:
                     return look.reply
                 if look.missing:
@@ -117,14 +117,14 @@ class Fetches:
                         entry, key = look.missing[0]
                         errors[entry, key] = self._memory.loads.not_loaded(entry, key)
                 elif loop.time() >= wait_until or not await waiter.woken(wait_until):
-                    return (await self._look_again(call, errors, waiter)).reply
+                    return (await self._read_ranges_again(call, errors, waiter)).reply
         finally:
             waiter.close()
 
-    async def _look_again(
+    async def _read_ranges_again(
         self, call: ReadCall, errors: dict[tuple[Entry, Key], KeraError], waiter: EntriesWaiter
-    ) -> _Look:
-        steps = self._look(call, errors, waiter)
+    ) -> _Found:
+        steps = self._read_ranges(call, errors, waiter)
         if len(call.message.ranges) > READ_RANGES_AT_ONCE:
             return await self._turns.run(steps, id(call.peer))
         return at_once(steps)
@@ -144,9 +144,9 @@ class Fetches:
             errors[wanted] = error
         return True
 
-    def _look(
+    def _read_ranges(
         self, call: ReadCall, errors: dict[tuple[Entry, Key], KeraError], waiter: EntriesWaiter | None = None
-    ) -> Generator[None, None, _Look]:
+    ) -> Generator[None, None, _Found]:
         """Yields after each range, of which nothing is remembered but what the reply has. `waiter`: for the entries."""
         request = call.message
         response = broker_pb2.MultiReadChunksResponse()
@@ -185,7 +185,7 @@ class Fetches:
             budget -= length
             found = found or length > 0 or plan.moved  # who is at the end of an interval goes on elsewhere at once
             self._counters.bytes_read += length
-        return _Look(Reply(response, bulk), found, missing)
+        return _Found(Reply(response, bulk), found, missing)
 
     def _give(
         self,

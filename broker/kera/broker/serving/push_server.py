@@ -74,7 +74,7 @@ class PushServer:
         self._path: Path | None = None
         self._socket: socket.socket | None = None
         self._server: asyncio.Server | None = None
-        self._telling: asyncio.TimerHandle | None = None
+        self._alive_timer: asyncio.TimerHandle | None = None
 
     def bind(self, path: Path) -> None:
         """Take `path`, which is removed at close; see `bind_unix`. Nobody can connect before `start`."""
@@ -106,13 +106,13 @@ class PushServer:
         loop = asyncio.get_running_loop()
         for connection in list(self.connections):
             connection.tell_alive(loop.time())
-        self._telling = loop.call_later(self._alive_interval_ms / 1000, self._tell_alive)
+        self._alive_timer = loop.call_later(self._alive_interval_ms / 1000, self._tell_alive)
 
     async def close(self) -> None:
         """End all connections, and with them the leases of readers."""
         self.closing = True
-        if self._telling is not None:
-            self._telling.cancel()
+        if self._alive_timer is not None:
+            self._alive_timer.cancel()
         if self._server is not None:
             self._server.close()
         elif self._socket is not None:

@@ -203,7 +203,7 @@ class ReadSessions:
             return self._step_later(call, session)
         try:
             at_once(self._change(call, session))
-            answer = at_once(self._look(call, session))
+            answer = at_once(self._read_marked(call, session))
         except BaseException:
             self._end(call.peer, session)
             raise
@@ -218,7 +218,7 @@ class ReadSessions:
             if not changed:
                 await self._turns.run(self._change(call, session), id(call.peer))
             while True:
-                answer = await self._turns.run(self._look(call, session), id(call.peer))
+                answer = await self._turns.run(self._read_marked(call, session), id(call.peer))
                 if session.closed:
                     raise SessionLost("the read session has been begun anew meanwhile")
                 loading = session.loading.waiting
@@ -382,7 +382,7 @@ class ReadSessions:
 
     # -- what there is -------------------------------------------------------------------------------------------
 
-    def _look(self, call: ReadCall, session: _Session) -> Generator[None, None, _Answer]:
+    def _read_marked(self, call: ReadCall, session: _Session) -> Generator[None, None, _Answer]:
         """What there is for the ranges that are marked now, in turn; yields after each."""
         answer = _Answer(min(call.message.bytes_max or self._read_bytes_max, self._read_bytes_max))
         for _ in range(len(session.marked)):

@@ -395,7 +395,7 @@ class Writer:
         if write.batches:
             return
         if write.placed:
-            self._say_where(write)
+            self._fill_places(write)
         if write.wanted:
             wanted, write.wanted = write.wanted, []
             self._memory.commits.persist(wanted, partial(self._persisted, write))
@@ -405,23 +405,23 @@ class Writer:
     def _answer(self, write: _Write) -> None:
         if self._fenced:
             acknowledged = [index for index, each in enumerate(write.statuses) if not each.HasField("error")]
-            self._tell(write, acknowledged, _replaced())
+            self._set_errors(write, acknowledged, _replaced())
         write.done = True
         future = write.future
         if future is not None and not future.done():
             future.set_result(Reply(write.response))
 
     def _persisted(self, write: _Write, error: KeraError | None) -> None:
-        self._tell(write, write.waiting, error)
+        self._set_errors(write, write.waiting, error)
         self._answer(write)
 
-    def _say_where(self, write: _Write) -> None:
+    def _fill_places(self, write: _Write) -> None:
         """On which backups each chunk is; or that it is not known."""
         statuses, told = write.statuses, set[int]()
         for index, batch in write.placed:
             place = batch.place
             if not batch.completed or place is None:
-                self._tell(write, [index], write.error or NotReplicated("the chunk could not be replicated"))
+                self._set_errors(write, [index], write.error or NotReplicated("the chunk could not be replicated"))
                 continue
             virtual_segment_id = place.virtual_segment_id
             statuses[index].virtual_segment_id = virtual_segment_id
@@ -432,7 +432,7 @@ class Writer:
                 segment.backup_ids.extend(place.backups)
 
     @staticmethod
-    def _tell(write: _Write, indexes: list[int], error: KeraError | None) -> None:
+    def _set_errors(write: _Write, indexes: list[int], error: KeraError | None) -> None:
         if error is None:
             return
         for index in indexes:
