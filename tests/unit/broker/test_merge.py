@@ -14,7 +14,7 @@ from kera.core.ids import EntryId
 from tests.unit.broker.support import ADDRESS, CHUNK_BYTES, STREAM_ID, placed
 
 ENTRY = EntryId(*ADDRESS[:3])
-NEXT_SEGMENT = ADDRESS._replace(segment_id=2)
+NEXT_SEGMENT = SegmentAddress(*ADDRESS[:4], segment_id=2)
 
 
 def header(
@@ -56,7 +56,7 @@ def test_chunks_in_any_order_make_runs_with_positions() -> None:
 
 
 def test_entries_have_ordinals_of_their_own() -> None:
-    others = [ADDRESS._replace(entry=1), ADDRESS._replace(streamlet_id=1), ADDRESS._replace(stream_id=STREAM_ID + 1)]
+    others = [SegmentAddress(*place, 1, 1) for place in ((STREAM_ID, 0, 1), (STREAM_ID, 1, 0), (STREAM_ID + 1, 0, 0))]
     result = merged(*(header(0, address) for address in (ADDRESS, *others)))
     assert [run.address for run in result.runs] == sorted([ADDRESS, *others])
 

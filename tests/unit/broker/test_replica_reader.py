@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 
 from kera.broker.records import SegmentAddress
-from kera.broker.recovery.merge import ChunkRun, Conflict
+from kera.broker.recovery.merge import Conflict, MergedRun
 from kera.broker.recovery.replica_reader import ReadLimits, choose
 from kera.core.chunk import ChunkHeader
 from kera.core.errors import InternalError, Unavailable
@@ -78,7 +78,7 @@ class World:
         messages = [backup.message for backup in self.backups]
         return await read_replicas(messages, BROKER_ID, streamlets, take=self.take, limits=LIMITS)
 
-    def bytes_of(self, runs: Sequence[ChunkRun]) -> list[bytes]:
+    def bytes_of(self, runs: Sequence[MergedRun]) -> list[bytes]:
         return [self.taken[chunk] for run in runs for chunk in as_headers(run.chunks)]
 
 

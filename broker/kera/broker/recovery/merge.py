@@ -49,7 +49,7 @@ SEGMENT = (*ENTRY, "group_id", "segment_id")
 _LOW_BITS = 32
 
 
-class ChunkRun(NamedTuple):
+class MergedRun(NamedTuple):
     """Chunks that follow each other in one segment."""
 
     address: SegmentAddress
@@ -91,7 +91,7 @@ class Conflict(NamedTuple):
 class Recovered:
     """What came of reading."""
 
-    runs: list[ChunkRun] = field(default_factory=list)
+    runs: list[MergedRun] = field(default_factory=list)
     """Of all entries, in the order of the log."""
     gaps: list[MissingRecords] = field(default_factory=list)
     cuts: list[Cut] = field(default_factory=list)
@@ -328,7 +328,7 @@ def _counts(before: Headers | None, after: Headers, acknowledged: int) -> bool:
     return bool(tells.any())
 
 
-def _runs(stretch: Headers, after: ChunkRun | None) -> list[ChunkRun]:
+def _runs(stretch: Headers, after: MergedRun | None) -> list[MergedRun]:
     """The runs of chunks that follow each other; `after`: the run before them."""
     runs = []
     for part in parted(stretch, differs_from_before(stretch, *SEGMENT)):
@@ -338,5 +338,5 @@ def _runs(stretch: Headers, after: ChunkRun | None) -> list[ChunkRun]:
         whole = bool((column(part, "durable_head") <= np.cumsum(sizes) - sizes).all())
         if after is not None and after.address == address:
             whole = False  # a gap within a segment
-        runs.append(ChunkRun(address, 0 if whole else None, part))
+        runs.append(MergedRun(address, 0 if whole else None, part))
     return runs

@@ -24,7 +24,7 @@ import numpy as np
 
 from kera.broker.log.intervals import Interval
 from kera.broker.records import TO_COME, EntryRecord, Gap, ProducerRecord, SegmentAddress, SegmentRecord
-from kera.broker.recovery.merge import ChunkRun, Merge, Origin, digests_of
+from kera.broker.recovery.merge import Merge, MergedRun, Origin, digests_of
 from kera.core.chunk import ALIGNMENT_BYTES
 from kera.core.header_table import (
     Column,
@@ -342,7 +342,7 @@ def _note_producers(chunks: Headers, producers: dict[int, ProducerRecord]) -> No
         producers[producer_id] = max(producers.get(producer_id, state), state)
 
 
-def _segments(runs: Iterable[ChunkRun], starts: Mapping[EntryId, int]) -> list[SegmentPlan]:
+def _segments(runs: Iterable[MergedRun], starts: Mapping[EntryId, int]) -> list[SegmentPlan]:
     """The segments of runs in the order of the log, of one entry after the other.
 
     `starts`: ordinals at which entries begin; of others, the first chunk is where a segment begins, unless it knows.

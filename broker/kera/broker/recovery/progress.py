@@ -27,7 +27,7 @@ def of_disk(error: OSError) -> str:
 
 
 @dataclass(slots=True)
-class StreamletProgress:
+class RebuildProgress:
     """How far a streamlet is."""
 
     sources: frozenset[Launches]
@@ -76,20 +76,20 @@ class ProgressBook:
     ) -> None:
         """`exists`: whether a segment is in the log, and was not removed."""
         self.totals = RecoveryTotals()
-        self.streamlets: dict[Ref, StreamletProgress] = {}
+        self.streamlets: dict[Ref, RebuildProgress] = {}
         self._index = index
         self._replication = replication
         self._exists = exists
         self._uncovered: list[tuple[SegmentAddress, int]] = []
         """Segments that have come, with their lengths, and wait to be covered until others have."""
 
-    def begin(self, ref: Ref, sources: frozenset[Launches], records_lost: int) -> StreamletProgress:
+    def begin(self, ref: Ref, sources: frozenset[Launches], records_lost: int) -> RebuildProgress:
         """A streamlet was opened that was taken over."""
-        progress = self.streamlets[ref] = StreamletProgress(sources, records_lost)
+        progress = self.streamlets[ref] = RebuildProgress(sources, records_lost)
         return progress
 
     def measure(
-        self, progress: StreamletProgress, found: Iterable[tuple[SegmentAddress, SegmentRecord]]
+        self, progress: RebuildProgress, found: Iterable[tuple[SegmentAddress, SegmentRecord]]
     ) -> dict[SegmentAddress, SegmentRecord]:
         """See how far a streamlet is whose segments are these; returns those that are to come."""
         records = {}

@@ -32,12 +32,12 @@ from functools import partial
 from kera.broker.log.entry import Entry
 from kera.broker.records import Key, SegmentAddress, SegmentRecord
 from kera.broker.recovery.assembly import Assembly, Target, put_in_place
-from kera.broker.recovery.install import Installer
+from kera.broker.recovery.installer import Installer
 from kera.broker.recovery.plan import Places
-from kera.broker.recovery.progress import UNEXPECTED, ProgressBook, StreamletProgress
+from kera.broker.recovery.progress import UNEXPECTED, ProgressBook, RebuildProgress
 from kera.broker.recovery.replica_fetcher import BackupLinks, ReplicaFetcher
 from kera.broker.recovery.replica_reader import ReadLimits
-from kera.broker.recovery.scan import Launches, Ref, Replicas, Scanned
+from kera.broker.recovery.scan import FoundReplicas, Launches, Ref, Scanned
 from kera.broker.recovery.schedule import Schedule
 from kera.broker.recovery.survey import Materials
 from kera.broker.replication.manager import Replication
@@ -178,7 +178,7 @@ class Rebuild:
         self._tasks.add(task := asyncio.create_task(keep_doing(step, retry_s=self._limits.retry_s)))
         task.add_done_callback(self._tasks.discard)
 
-    async def _begin(self, ref: Ref, progress: StreamletProgress, materials: Materials | None) -> bool:
+    async def _begin(self, ref: Ref, progress: RebuildProgress, materials: Materials | None) -> bool:
         """Find out what is to come of a streamlet, and where it goes; whether that is done, or of no use any more."""
         found = await asyncio.to_thread(lambda: list(self._store.index.segments_of_streamlet(*ref)))
         if self.book.streamlets.get(ref) is not progress:
@@ -303,7 +303,7 @@ class Rebuild:
         self._discard(target)
         return False
 
-    def _lacking_streamlets(self, replicas: Replicas) -> set[Ref]:
+    def _lacking_streamlets(self, replicas: FoundReplicas) -> set[Ref]:
         return {address[:2] for address in replicas.segments if self._lacks(address)}
 
     async def _take(self, chunks: memoryview) -> str:
@@ -342,7 +342,7 @@ class Rebuild:
         except KeraError as error:
             self._cannot_look.goes_on("cannot look for what is missing; it is tried again", error=error.message)
 
-    def _note_waits(self, failed: Iterable[tuple[Replicas, str]]) -> None:
+    def _note_waits(self, failed: Iterable[tuple[FoundReplicas, str]]) -> None:
         """Have each streamlet say what it waits for, of that which is known."""
         waits: defaultdict[Ref, list[str]] = defaultdict(list)
         for replicas, reason in failed:

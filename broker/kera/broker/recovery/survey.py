@@ -1,7 +1,7 @@
 """Finds out from backups what there is of streamlets whose broker is gone, and what they are to be.
 
     assignment, and what the coordinator says ──seek()──► Sought
-    headers of all chunks that backups have (``scan``) ──Survey.find()──► Finding ──Survey.plan()──► StreamletPlan
+    headers of all chunks that backups have (``scan``) ──Survey.find()──► SurveyResult ──Survey.plan()──► StreamletPlan
 
 A streamlet waits while as many backups are away as it has replicas: they may have what no other has. A backup that is
 gone for good has to be drained, then it does not count; what is missing then is lost, and told.
@@ -61,7 +61,7 @@ class Materials:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class SurveyResult:
     """What was found out of a streamlet."""
 
     sources: Sources
@@ -76,34 +76,34 @@ class Finding:
         return Materials([self.merge], self.scanned)
 
 
-class Findings:
+class SurveyResults:
     """What was found out of streamlets that have yet to be opened.
 
     By streamlet and sources: of several brokers that are lost at a time, each had something else of it.
     """
 
     def __init__(self) -> None:
-        self._found: defaultdict[Ref, dict[Sources, Finding]] = defaultdict(dict)
+        self._found: defaultdict[Ref, dict[Sources, SurveyResult]] = defaultdict(dict)
 
-    def add(self, ref: Ref, finding: Finding) -> None:
+    def add(self, ref: Ref, result: SurveyResult) -> None:
         """Remember one."""
-        self._found[ref][finding.sources] = finding
+        self._found[ref][result.sources] = result
 
     def has(self, ref: Ref, sources: Sources) -> bool:
         """Whether there is one for just these sources."""
         return sources in self._found[ref]
 
-    def get(self, ref: Ref, sources: Sources) -> Finding | None:
+    def get(self, ref: Ref, sources: Sources) -> SurveyResult | None:
         """What was found out for these sources; or for more, if some of those have been released since."""
         fitting = [each for of, each in self._found.get(ref, {}).items() if of >= sources]
         return min(fitting, key=lambda each: len(each.sources), default=None)
 
-    def take(self, ref: Ref, sources: Sources) -> Finding | None:
+    def take(self, ref: Ref, sources: Sources) -> SurveyResult | None:
         """Likewise, and forget it."""
-        finding = self.get(ref, sources)
-        if finding is not None:
-            del self._found[ref][finding.sources]
-        return finding
+        result = self.get(ref, sources)
+        if result is not None:
+            del self._found[ref][result.sources]
+        return result
 
     def forget_old(self, now_s: float) -> None:
         """What was not opened for so long belongs to others by now."""
@@ -123,7 +123,7 @@ class Survey:
 
     async def find(
         self, wanted: Mapping[Ref, Sought], backups: Sequence[common_pb2.BackupInfo], *, alone: bool = False
-    ) -> tuple[dict[Ref, Finding], list[str]]:
+    ) -> tuple[dict[Ref, SurveyResult], list[str]]:
         """Look through headers; returns what was found, and what the other streamlets wait for.
 
         An entry that starts here where the streamlet was handed over says nothing of what comes before: that was never
@@ -154,7 +154,7 @@ class Survey:
             elif away and scanned.unread:
                 waits.append(f"streamlet {ref[1]} of stream {each.info.name!r}: {'; '.join(scanned.unread[:3])}")
             else:
-                found[ref] = Finding(each.sources, merges[ref], scanned, each.cursors, now_s)
+                found[ref] = SurveyResult(each.sources, merges[ref], scanned, each.cursors, now_s)
         for text in scanned.unread:
             log.warning("a virtual segment cannot be read whole", which=text)
         return found, waits

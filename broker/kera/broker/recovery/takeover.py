@@ -24,10 +24,10 @@ from kera.broker.log.waiting import until_done, woken
 from kera.broker.ownership.streams import Streams
 from kera.broker.records import Change, EntryRecord, Graft, OriginRecord
 from kera.broker.recovery.plan import EntryPlan, StreamletPlan
-from kera.broker.recovery.progress import WAITS_MAX, RecoveryTotals, StreamletProgress
+from kera.broker.recovery.progress import WAITS_MAX, RebuildProgress, RecoveryTotals
 from kera.broker.recovery.rebuild import Rebuild, RebuildLimits
 from kera.broker.recovery.scan import Launches, Ref
-from kera.broker.recovery.survey import Finding, Findings, Materials, Sought, Sources, Survey, launches, seek
+from kera.broker.recovery.survey import Materials, Sought, Sources, Survey, SurveyResult, SurveyResults, launches, seek
 from kera.broker.replication.manager import Replication
 from kera.broker.storage.index_format import (
     delete_origin,
@@ -89,7 +89,7 @@ class Takeovers:
         self._broker_id = broker_id
         self._loop = asyncio.get_running_loop()
         self._survey = Survey(self._index, node_id=node_id)
-        self._findings = Findings()
+        self._results = SurveyResults()
         self._unopened: dict[int, _Unopened] = {}
         """By stream."""
         self._joined: dict[bytes, asyncio.Task[broker_pb2.TakeOverResponse]] = {}
@@ -129,7 +129,7 @@ class Takeovers:
             await asyncio.wait(self._joined.values())
         await self._rebuild.close()
 
-    # -- finding out -----------------------------------------------------------------------------------------------
+    # -- finding out ----------------------------------------------------------------------------------------------
 
     async def take_over(self, request: broker_pb2.TakeOverRequest) -> broker_pb2.TakeOverResponse:
         """Find out where streamlets of a lost broker end. The same request again joins one that is under way."""
@@ -169,7 +169,7 @@ class Takeovers:
                     states=item.handed_over,
                 )
         async with self._turn:
-            todo = {ref: each for ref, each in wanted.items() if not self._findings.has(ref, each.sources)}
+            todo = {ref: each for ref, each in wanted.items() if not self._results.has(ref, each.sources)}
             waits = unopened + await self._find(todo, list(request.backups))
             response = broker_pb2.TakeOverResponse(waits_for=waits[:WAITS_MAX])
             for ref, each in wanted.items():
@@ -177,10 +177,10 @@ class Takeovers:
         return response
 
     async def _answer(self, ref: Ref, sources: Sources, response: broker_pb2.TakeOverResponse) -> None:
-        finding = self._findings.get(ref, sources)
-        if finding is None:
+        result = self._results.get(ref, sources)
+        if result is None:
             return
-        plan = await self._survey.plan(ref, finding.merge)
+        plan = await self._survey.plan(ref, result.merge)
         records = []
         for index, each in enumerate(plan.entries):
             live = self._streams.entry(EntryId(*ref, index))
@@ -195,14 +195,14 @@ class Takeovers:
     ) -> list[str]:
         """Find out what is wanted; returns what has to be waited for, of those streamlets that are not known then."""
         found, waits = await self._survey.find(wanted, backups, alone=alone)
-        for ref, finding in found.items():
-            self._findings.add(ref, finding)
+        for ref, result in found.items():
+            self._results.add(ref, result)
         return waits
 
     def prepared(self, stream_id: int, streamlet_id: int, sources: Iterable[common_pb2.RecoverySource]) -> bool:
         """Whether all is known that is needed to open a streamlet with these sources."""
         wanted, ref = launches(sources), (stream_id, streamlet_id)
-        if self._findings.get(ref, wanted) is not None:
+        if self._results.get(ref, wanted) is not None:
             return True
         origin = self._index.origin(*ref)
         return origin is not None and origin.sources >= wanted
@@ -215,7 +215,7 @@ class Takeovers:
                 ref = info.stream_id, assignment.streamlet_id
                 wanted[ref] = seek(info, assignment, launches(assignment.sources), held_by=self._broker_id())
         async with self._turn:
-            todo = {ref: each for ref, each in wanted.items() if self._findings.get(ref, each.sources) is None}
+            todo = {ref: each for ref, each in wanted.items() if self._results.get(ref, each.sources) is None}
             waits = await self._find(todo, list(self._backups()), alone=True)
         if waits:
             sources = Sources().union(*(each.sources for each in wanted.values()))
@@ -248,9 +248,9 @@ class Takeovers:
                 ref = info.stream_id, assignment.streamlet_id
                 if assignment.streamlet_id not in streamlet_ids:
                     continue
-                finding = self._findings.get(ref, launches(assignment.sources))
-                if finding is not None and not self._committed(ref, finding.sources):
-                    await self._commit(ref, finding)
+                result = self._results.get(ref, launches(assignment.sources))
+                if result is not None and not self._committed(ref, result.sources):
+                    await self._commit(ref, result)
 
     def _committed(self, ref: Ref, sources: Sources) -> bool:
         if not sources:
@@ -258,18 +258,18 @@ class Takeovers:
         origin = self._index.origin(*ref)
         return origin is not None and origin.sources >= sources
 
-    async def _commit(self, ref: Ref, finding: Finding) -> None:
+    async def _commit(self, ref: Ref, result: SurveyResult) -> None:
         live = self._streams.get(ref[0]).streamlets.get(ref[1]) if ref[0] in self._streams else None
-        plan = await self._survey.plan(ref, finding.merge)
+        plan = await self._survey.plan(ref, result.merge)
         if live is not None:
             await self._flushed(live.entries, plan)
-            plan = await self._survey.plan(ref, finding.merge)
+            plan = await self._survey.plan(ref, result.merge)
         origin = self._index.origin(*ref)
         changes: list[Change] = [
             put_segment(address, record) for entry in plan.entries for address, record in entry.new.items()
         ]
         changes += [put_producer(*ref, producer_id, state) for producer_id, state in plan.producers.items()]
-        sources, lost = finding.sources, plan.records_lost
+        sources, lost = result.sources, plan.records_lost
         if origin is not None:
             sources, lost = sources | origin.sources, lost + origin.records_lost
         changes.append(put_origin(*ref, OriginRecord(sources, plan.next_group_id, lost)))
@@ -330,9 +330,9 @@ class Takeovers:
             if ours and assignment.sources and origin is not None:
                 self._infos[info.stream_id] = info
                 if tracked is None or tracked.sources != origin.sources:
-                    finding = self._findings.take(ref, launches(assignment.sources))
-                    materials = finding.materials if finding is not None else None
-                    cursors = finding.cursors if finding is not None else {}
+                    result = self._results.take(ref, launches(assignment.sources))
+                    materials = result.materials if result is not None else None
+                    cursors = result.cursors if result is not None else {}
                     self._rebuild.begin(ref, origin.sources, origin.records_lost, materials, cursors)
             elif not assignment.sources:
                 if tracked is not None:
@@ -342,7 +342,7 @@ class Takeovers:
 
     def progress(self) -> list[coordinator_pb2.RecoveryProgress]:
         """How far this broker is, by source."""
-        self._findings.forget_old(self._loop.time())
+        self._results.forget_old(self._loop.time())
         for ref in [ref for ref in self._book.streamlets if not self._is_open(ref)]:
             self._rebuild.end(ref)
         self._book.look()
@@ -374,7 +374,7 @@ class Takeovers:
         self._unopened = {stream_id: each for stream_id, each in self._unopened.items() if each.told_s > until_s}
         return self._unopened.values()
 
-    def _waits_for(self, ref: Ref, progress: StreamletProgress) -> list[str]:
+    def _waits_for(self, ref: Ref, progress: RebuildProgress) -> list[str]:
         if not progress.readable:
             return progress.waits_for
         stream = self._streams.get(ref[0])

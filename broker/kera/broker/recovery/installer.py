@@ -1,6 +1,6 @@
 """Installs segments that have come whole: a durable file with its name, and its physical id in the index.
 
-Files are synced in batches, on threads; the persistence manager does the rest (``kera.broker.storage.adoptions``). What
+Files are synced in batches, on threads; the persistence manager does the rest (``kera.broker.storage.arrivals``). What
 the disk does not take is tried again, and `failing` says why.
 """
 
