@@ -90,22 +90,24 @@ def walk(
     streamlets: Streamlets | None = None,
     headers_only: bool = False,
     wanted_only: bool = False,
+    window_bytes: int = WINDOW_BYTES,
 ) -> Walk:
     """Go through the chunks from `offset` to `length`; stop before one that is wanted and passes `bytes_max`.
 
     A single chunk larger than that is still returned, alone. `headers_only`: of each chunk its verified header.
-    `wanted_only`: of chunks that are not wanted, only the headers are looked at.
+    `wanted_only`: of chunks that are not wanted, only the headers are looked at. `window_bytes`: read at once at most,
+    but for what a chunk needs.
     """
     result = Walk(next_offset=offset)
     view, base = memoryview(b""), offset
     at, searching = offset, False
     choosy = headers_only or (wanted_only and bool(streamlets))
-    ahead = HEADER_BYTES if choosy else WINDOW_BYTES
+    ahead = HEADER_BYTES if choosy else window_bytes
     while at < length:
         have = base + len(view) - at
         if have < min(HEADER_BYTES, length - at):
             view, base = window(at, ahead), at
-            ahead = min(max(ahead, BLOCK_BYTES) * WINDOW_GROWTH, WINDOW_BYTES)
+            ahead = min(max(ahead, BLOCK_BYTES) * WINDOW_GROWTH, window_bytes)
         try:
             header = verify_header(view, at - base)
             end = at + header.chunk_bytes
@@ -115,7 +117,7 @@ def walk(
             if not headers_only and (wanted or not wanted_only):
                 if end > base + len(view):
                     view, base = window(at, max(ahead, end - at + HEADER_BYTES)), at  # and the next header
-                    ahead = min(max(ahead, BLOCK_BYTES) * WINDOW_GROWTH, WINDOW_BYTES)
+                    ahead = min(max(ahead, BLOCK_BYTES) * WINDOW_GROWTH, window_bytes)
                 verify_payload(view, at - base, header)
             elif end - at >= SKIPPED_BYTES_MIN:
                 ahead = HEADER_BYTES

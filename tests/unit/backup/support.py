@@ -8,7 +8,7 @@ from kera.backup.disks import DiskState
 from kera.backup.frames import Layout
 from kera.backup.jobs import Job
 from kera.backup.performer import Performer
-from kera.backup.reading import Walk, disk_window, memory_window, walk
+from kera.backup.reading import WINDOW_BYTES, Walk, disk_window, memory_window, walk
 from kera.backup.replica import Replica
 from kera.backup.restart import FoundReplicas, rebuild, scan_disk
 from kera.backup.slots import Slots
@@ -159,8 +159,10 @@ class FakeBackup:
         flush_delay_ms: int = 0,
         headers_bytes_max: int = 0,
         on_work: Callable[[], None] = lambda: None,
+        window_bytes: int = WINDOW_BYTES,
     ) -> None:
-        """Start on what the disks have."""
+        """Start on what the disks have; `window_bytes`: of reads."""
+        self.window_bytes = window_bytes
         self.disks = disks or (FakeDisk(),)
         self.layout = Layout(segment_bytes)
         states = [
@@ -228,7 +230,7 @@ class FakeBackup:
             buffer = memoryview(bytearray(self.layout.segment_bytes))
             disk = self.disks[replica.frame.disk]
             window = disk_window(disk, self.layout, replica.frame.number, replica.length, buffer)
-        return walk(window, replica.length, **options)
+        return walk(window, replica.length, window_bytes=self.window_bytes, **options)
 
 
 def chain(*chunks: bytes, checksum: int = 0) -> int:

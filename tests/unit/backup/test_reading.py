@@ -25,10 +25,9 @@ def chunks() -> list[bytes]:
 
 
 @pytest.fixture(params=["memory", "disk"])
-def backup(request: pytest.FixtureRequest, chunks: list[bytes], monkeypatch: pytest.MonkeyPatch) -> FakeBackup:
+def backup(request: pytest.FixtureRequest, chunks: list[bytes]) -> FakeBackup:
     """A replica with all of them, that is read in small windows."""
-    monkeypatch.setattr("kera.backup.reading.WINDOW_BYTES", BLOCK_BYTES)
-    backup = FakeBackup(FakeDisk(), segment_bytes=SEGMENT_BYTES)
+    backup = FakeBackup(FakeDisk(), segment_bytes=SEGMENT_BYTES, window_bytes=BLOCK_BYTES)
     Segment().append(backup, *chunks, close=request.param == "disk")
     backup.run()
     return backup
@@ -104,10 +103,9 @@ def test_whatever_is_damaged_no_torn_chunk_comes_and_what_is_whole_does(chunks: 
     assert 1 <= len(found.damaged) <= len(hit), "neighbours of which no header is whole are one piece"
 
 
-def test_damage_that_is_read_in_many_pieces_is_told_once(chunks: list[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kera.backup.reading.WINDOW_BYTES", BLOCK_BYTES)
+def test_damage_that_is_read_in_many_pieces_is_told_once(chunks: list[bytes]) -> None:
     disk = FakeDisk()
-    backup = FakeBackup(disk, segment_bytes=SEGMENT_BYTES)
+    backup = FakeBackup(disk, segment_bytes=SEGMENT_BYTES, window_bytes=BLOCK_BYTES)
     Segment().append(backup, *chunks, close=True)
     backup.run()
     start = sum(SIZES[:5])

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from kera.backup import verify as verify_module
 from kera.backup.fences import store_fences
 from kera.backup.frames import COPY_AT
 from kera.backup.jobs import WriteReplicasJob
@@ -318,7 +317,7 @@ def test_what_cannot_be_read_is_told(world: World, monkeypatch: pytest.MonkeyPat
         def fail(*_: object) -> Iterator[None]:
             raise OSError(5, "Input/output error")
 
-        monkeypatch.setattr(verify_module._ReadOnly, "read", fail)
+        monkeypatch.setattr(files, "read", fail)
         (finding,) = files.check(ReplicasChecked())
     assert finding.text == "cannot be read: Input/output error; it has virtual segment 0x1 of broker 3"
 
