@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kera.coordinator.coordinator import Coordinator
+from kera.coordinator.operations.migration import ObserveMove
 from kera.coordinator.settings import CoordinatorSettings
 from kera.coordinator.store.memory_store import MemoryStore
 from kera.core.clock import FakeClock
@@ -170,6 +171,7 @@ class Cluster:
         self.backups = FakeBackups()
         self.settings = SETTINGS
         self.epoch = 0
+        self.observe_move: ObserveMove = lambda *_: None
         self.coordinator: Coordinator
 
     async def load(self) -> Coordinator:
@@ -181,6 +183,7 @@ class Cluster:
             self.clock,
             self.settings,
             coordinator_epoch=self.epoch,
+            observe_move=self.observe_move,
         )
 
     async def restart(self) -> Coordinator:

@@ -1,9 +1,9 @@
 from collections import Counter
+from contextlib import nullcontext
 
 import pytest
 
-from kera.coordinator.cluster import catalog as catalog_module
-from kera.coordinator.cluster.catalog import GROUPS_PER_LAUNCH, Catalog, broker_ids_of
+from kera.coordinator.cluster.catalog import GROUPS_PER_LAUNCH, Catalog, broker_ids_of, relaunched
 from kera.core.errors import InternalError, InvalidArgument, StreamExists, Unavailable, UnknownStream
 from kera.core.turns import at_once
 from kera.v1 import common_pb2
@@ -108,13 +108,13 @@ def test_a_stream_that_is_being_created_holds_its_name_and_nobody_sees_it_but_it
         catalog.named("a")
     assert catalog.streams() == []
     assert len(catalog) == 0
-    assert catalog.of_launch(1, 5) == [creating]
-    assert catalog.of_launch(1, 6) == []
+    assert catalog.creating(1, 5) == [creating]
+    assert catalog.creating(1, 6) == []
     assert catalog.streamlet_counts() == {1: 1, 2: 1}
 
     catalog.release(creating)
     catalog.check_free("a")
-    assert catalog.of_launch(1, 5) == []
+    assert catalog.creating(1, 5) == []
 
 
 def test_a_new_launch_takes_over_the_streamlets_of_its_broker_with_a_gap() -> None:
@@ -124,32 +124,30 @@ def test_a_new_launch_takes_over_the_streamlets_of_its_broker_with_a_gap() -> No
     catalog.add(other)
     reserve(catalog, stream("creating", 3, (1, 5)))
 
-    (moved,) = at_once(catalog.relaunched(1, 9, coordinator_epoch=2))
+    (moved,) = at_once(relaunched(catalog, 1, 9, coordinator_epoch=2))
 
     assert owners(moved) == [(1, 9, 9 * GROUPS_PER_LAUNCH), (2, 6, 1), (1, 9, 9 * GROUPS_PER_LAUNCH)]
-    assert at_once(catalog.relaunched(1, 9, coordinator_epoch=2, but={1})) == []
+    assert at_once(relaunched(catalog, 1, 9, coordinator_epoch=2, but={1})) == []
     assert catalog.with_id(1) is shared  # decided, not done
     assert owners(shared) == [(1, 5, 1), (2, 6, 1), (1, 5, 1)]
     catalog.add(moved)
-    assert catalog.of_launch(1, 9) == [moved]
+    assert catalog.concerning(1) == [moved]
     assert catalog.streamlet_counts() == {1: 3, 2: 2}
 
 
-def test_the_descriptions_of_all_streams_together_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    catalog = Catalog()
-    catalog.add(stream("a", 1, (1, 1)))
-    reserve(catalog, stream("b", 2, (1, 1)))
+def test_the_descriptions_of_all_streams_together_are_limited() -> None:
     third = stream("c", 3, (1, 1))
-    monkeypatch.setattr(catalog_module, "CATALOG_BYTES_MAX", 3 * third.ByteSize())
-    catalog.check_room(third)
-
-    catalog.add(third)
-    catalog.check_room(third)  # a new description takes the place of the old one
-
-    monkeypatch.setattr(catalog_module, "CATALOG_BYTES_MAX", 3 * third.ByteSize() - 1)
-    for refused in (stream("d", 4, (1, 1)), third):
+    for bytes_max, fits in ((3 * third.ByteSize(), True), (3 * third.ByteSize() - 1, False)):
+        catalog = Catalog(bytes_max=bytes_max)
+        catalog.add(stream("a", 1, (1, 1)))
+        reserve(catalog, stream("b", 2, (1, 1)))
+        with nullcontext() if fits else pytest.raises(InvalidArgument, match="delete streams"):
+            catalog.check_room(third)
+        catalog.add(third)
+        with nullcontext() if fits else pytest.raises(InvalidArgument, match="delete streams"):
+            catalog.check_room(third)  # a new description takes the place of the old one
         with pytest.raises(InvalidArgument, match="delete streams"):
-            catalog.check_room(refused)
+            catalog.check_room(stream("d", 4, (1, 1)))
 
 
 def test_the_brokers_of_a_stream_are_named_once() -> None:

@@ -345,7 +345,8 @@ async def test_a_broker_that_is_to_be_emptied_meanwhile_does_not_get_it(two: Clu
 
 async def test_each_move_is_told_with_its_outcome_and_stall(two: Cluster) -> None:
     watched = Watched()
-    two.coordinator.migration._observe_move = watched
+    two.observe_move = watched
+    await two.restart()
     await two.coordinator.migration.move("orders", 0, 2)
     with pytest.raises(InvalidArgument):
         await two.coordinator.migration.move("orders", 0, 9)

@@ -17,10 +17,10 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Generator, Iterable, Iterator
-from dataclasses import dataclass, field
 
 from kera.coordinator.cluster.intervals import FIRST_GROUP_ID
 from kera.coordinator.cluster.intervals import broker_ids_of as broker_ids_of_assignment
+from kera.coordinator.cluster.stream_brokers import StreamBrokers
 from kera.core.errors import InvalidArgument, StreamExists, Unavailable, UnknownStream, invariant
 from kera.core.lineage import new_version
 from kera.v1 import common_pb2
@@ -42,56 +42,11 @@ CATALOG_BYTES_MAX = 16 << 20
 32 MiB; the rest is for assignments, which grow with epochs and group ids."""
 
 
-@dataclass(slots=True)
-class _Brokers:
-    """Which brokers a stream's assignments name: counted, so that a change of few of thousands is cheap to follow."""
-
-    owners: Counter[int] = field(default_factory=Counter)
-    holders: Counter[int] = field(default_factory=Counter)
-    """Owners, and those that have older groups."""
-    concerned: Counter[int] = field(default_factory=Counter)
-    """Holders, and those that a streamlet is recovered from."""
-
-    @classmethod
-    def of(cls, assignments: Iterable[common_pb2.StreamletAssignment]) -> _Brokers:
-        self = cls()
-        for one in assignments:
-            self._count(one, 1)
-        return self
-
-    @classmethod
-    def of_new(cls, owners: Counter[int]) -> _Brokers:
-        """Of a stream that has never been elsewhere."""
-        return cls(Counter(owners), Counter(owners), Counter(owners))
-
-    def changed(self, before: common_pb2.StreamInfo, after: common_pb2.StreamInfo) -> _Brokers:
-        """Those of another version of the stream."""
-        if before.assignments_version == after.assignments_version:
-            return self
-        made = _Brokers(Counter(self.owners), Counter(self.holders), Counter(self.concerned))
-        for old, new in zip(before.assignments, after.assignments, strict=True):
-            if old != new:
-                made._count(old, -1)
-                made._count(new, 1)
-        return made
-
-    def _count(self, one: common_pb2.StreamletAssignment, count: int) -> None:
-        self.owners[one.broker_id] += count
-        if not (one.intervals or one.sources):
-            self.holders[one.broker_id] += count
-            self.concerned[one.broker_id] += count
-            return
-        holders = broker_ids_of_assignment(one)
-        for broker_id in holders:
-            self.holders[broker_id] += count
-        for broker_id in holders.union(source.broker_id for source in one.sources):
-            self.concerned[broker_id] += count
-
-
 class Catalog:
     """The streams of the cluster."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, bytes_max: int = CATALOG_BYTES_MAX) -> None:
+        self._bytes_max = bytes_max
         self._streams: dict[int, common_pb2.StreamInfo] = {}
         self._ids: dict[str, int] = {}
         self._names: list[str] = []
@@ -100,7 +55,7 @@ class Catalog:
         # Sums over all of them, kept up to date: with many streams it takes long to add them up anew for each.
         self._sizes: dict[int, int] = {}
         self._bytes = 0
-        self._brokers: dict[int, _Brokers] = {}
+        self._brokers: dict[int, StreamBrokers] = {}
         self._streamlets: Counter[int] = Counter()
         self._waited_for: Counter[str] = Counter()
         """By consumer groups, how many streams' retention waits for them."""
@@ -113,7 +68,7 @@ class Catalog:
         known, brokers = self._streams.get(stream.stream_id), self._brokers.get(stream.stream_id)
         self._discount(stream)
         if brokers is None:
-            brokers = _Brokers.of(stream.assignments)
+            brokers = StreamBrokers.of(stream.assignments)
         elif known is not None:
             for broker_id in +brokers.concerned:
                 self._of_broker[broker_id].discard(stream.stream_id)
@@ -150,11 +105,11 @@ class Catalog:
 
         Raises `InvalidArgument`.
         """
-        if not self.fits(stream, CATALOG_BYTES_MAX):
+        if not self.fits(stream, self._bytes_max):
             raise InvalidArgument(
-                f"the descriptions of all streams would take more than {CATALOG_BYTES_MAX} bytes;"
+                f"the descriptions of all streams would take more than {self._bytes_max} bytes;"
                 " delete streams, or create some with fewer streamlets",
-                limit_bytes=CATALOG_BYTES_MAX,
+                limit_bytes=self._bytes_max,
             )
 
     def fits(self, stream: common_pb2.StreamInfo, bytes_max: int) -> bool:
@@ -167,7 +122,7 @@ class Catalog:
         `owners`: how many streamlets each broker is to have.
         """
         self._creating[stream.name] = stream
-        self._count(stream, _Brokers.of_new(owners))
+        self._count(stream, StreamBrokers.of_new(owners))
 
     def release(self, stream: common_pb2.StreamInfo) -> None:
         """The stream could not be created."""
@@ -218,12 +173,6 @@ class Catalog:
         """As `broker_ids_of`, at once: of a stream as it is known, or is just being created."""
         return sorted(+self._brokers[stream.stream_id].holders)
 
-    def owned(self, broker_id: int) -> Iterator[tuple[common_pb2.StreamInfo, common_pb2.StreamletAssignment]]:
-        """The streamlets that a broker owns. Who goes on later goes on in streams as they were at the beginning."""
-        for stream in self.concerning(broker_id):
-            if self.is_owner(broker_id, stream.stream_id):
-                yield from ((stream, one) for one in stream.assignments if one.broker_id == broker_id)
-
     def owned_count(self, broker_id: int) -> int:
         """How many streamlets a broker owns, without those of streams that are just being created."""
         creating = sum(self._brokers[stream.stream_id].owners[broker_id] for stream in self._creating.values())
@@ -247,14 +196,6 @@ class Catalog:
         stream = self._streams.get(self._ids.get(name, 0))
         return stream if stream is not None and creation_id and stream.creation_id == creation_id else None
 
-    def of_launch(self, broker_id: int, broker_epoch: int) -> list[common_pb2.StreamInfo]:
-        """The streams that this launch of a broker has to know.
-
-        Those with streamlets or older groups there, those that it is just to open, and those whose streamlets are being
-        recovered from what it had: it must keep that until they are.
-        """
-        return self.concerning(broker_id) + self.creating(broker_id, broker_epoch)
-
     def creating(self, broker_id: int, broker_epoch: int) -> list[common_pb2.StreamInfo]:
         """The streams that are just being created with streamlets at this launch of a broker."""
         return [
@@ -268,39 +209,7 @@ class Catalog:
         """The streams whose assignments name a broker, in whatever role, by their ids."""
         return [self._streams[stream_id] for stream_id in sorted(self._of_broker[broker_id])]
 
-    def relaunched(
-        self,
-        broker_id: int,
-        broker_epoch: int,
-        stays: Callable[[common_pb2.StreamInfo, common_pb2.StreamletAssignment], bool] = lambda *_: False,
-        *,
-        coordinator_epoch: int,
-        but: Container[int] = (),
-    ) -> Generator[None, None, list[common_pb2.StreamInfo]]:
-        """New versions of the streams with streamlets of this broker, for a launch with this epoch. Nothing changes.
-
-        Yields between streamlets; nothing else may change anything meanwhile.
-
-        What `stays` says of an assignment keeps its epoch; the streams in `but` stay as they are. So does one that is
-        being created: its epoch is now an old one, and its creation fails on that.
-        """
-        changed = []
-        for stream in self.concerning(broker_id):
-            if stream.stream_id in but or not self.is_owner(broker_id, stream.stream_id):
-                continue
-            version: common_pb2.StreamInfo | None = None
-            for streamlet_id, owner in enumerate(stream.assignments):
-                yield
-                if owner.broker_id != broker_id or stays(stream, owner):
-                    continue
-                version = version or with_assignments(stream, [], coordinator_epoch)
-                version.assignments[streamlet_id].first_group_id = first_group_id_of(owner, broker_epoch)
-                version.assignments[streamlet_id].broker_epoch = broker_epoch
-            if version is not None:
-                changed.append(version)
-        return changed
-
-    def _count(self, stream: common_pb2.StreamInfo, brokers: _Brokers) -> None:
+    def _count(self, stream: common_pb2.StreamInfo, brokers: StreamBrokers) -> None:
         self._sizes[stream.stream_id] = stream.ByteSize()
         self._bytes += self._sizes[stream.stream_id]
         self._brokers[stream.stream_id] = brokers
@@ -316,6 +225,48 @@ class Catalog:
 def broker_ids_of(stream: common_pb2.StreamInfo) -> list[int]:
     """The brokers that have streamlets of `stream`, or older groups of some."""
     return sorted({broker_id for one in stream.assignments for broker_id in broker_ids_of_assignment(one)})
+
+
+def owned_streamlets(
+    catalog: Catalog, broker_id: int
+) -> Iterator[tuple[common_pb2.StreamInfo, common_pb2.StreamletAssignment]]:
+    """The streamlets that a broker owns. Who goes on later goes on in streams as they were at the beginning."""
+    for stream in catalog.concerning(broker_id):
+        if catalog.is_owner(broker_id, stream.stream_id):
+            yield from ((stream, one) for one in stream.assignments if one.broker_id == broker_id)
+
+
+def relaunched(
+    catalog: Catalog,
+    broker_id: int,
+    broker_epoch: int,
+    stays: Callable[[common_pb2.StreamInfo, common_pb2.StreamletAssignment], bool] = lambda *_: False,
+    *,
+    coordinator_epoch: int,
+    but: Container[int] = (),
+) -> Generator[None, None, list[common_pb2.StreamInfo]]:
+    """New versions of the streams with streamlets of this broker, for a launch with this epoch. Nothing changes.
+
+    Yields between streamlets; nothing else may change anything meanwhile.
+
+    What `stays` says of an assignment keeps its epoch; the streams in `but` stay as they are. So does one that is
+    being created: its epoch is now an old one, and its creation fails on that.
+    """
+    changed = []
+    for stream in catalog.concerning(broker_id):
+        if stream.stream_id in but or not catalog.is_owner(broker_id, stream.stream_id):
+            continue
+        version: common_pb2.StreamInfo | None = None
+        for streamlet_id, owner in enumerate(stream.assignments):
+            yield
+            if owner.broker_id != broker_id or stays(stream, owner):
+                continue
+            version = version or with_assignments(stream, [], coordinator_epoch)
+            version.assignments[streamlet_id].first_group_id = first_group_id_of(owner, broker_epoch)
+            version.assignments[streamlet_id].broker_epoch = broker_epoch
+        if version is not None:
+            changed.append(version)
+    return changed
 
 
 def first_group_id_of(owner: common_pb2.StreamletAssignment, broker_epoch: int) -> int:

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import chain
 
+from kera.coordinator.cluster.catalog import owned_streamlets
 from kera.coordinator.cluster.handlers import Handlers
 from kera.coordinator.cluster.intervals import broker_ids_of
 from kera.coordinator.cluster.member_kinds import InfoT, RecordT
@@ -156,7 +157,7 @@ class Drains:
         )
 
     def _owned(self, broker_id: int) -> Iterator[StreamletId]:
-        for stream, one in self._state.catalog.owned(broker_id):
+        for stream, one in owned_streamlets(self._state.catalog, broker_id):
             yield StreamletId(stream.stream_id, one.streamlet_id)
 
     def _being_created(self, broker_id: int) -> int:

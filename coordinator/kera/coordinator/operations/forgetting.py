@@ -26,7 +26,8 @@ from kera.coordinator.cluster.member_kinds import InfoT, RecordT, forgotten_reco
 from kera.coordinator.cluster.membership import Membership
 from kera.coordinator.cluster.state import HANDOVERS, State, forgotten_key, handed_over_key, member_key, streamlet_key
 from kera.coordinator.ids import StreamletId
-from kera.coordinator.operations.migration import Migration, move_record
+from kera.coordinator.operations.migration import Migration
+from kera.coordinator.operations.moves import move_record
 from kera.coordinator.recovery.carry_out import Recoveries
 from kera.coordinator.recovery.decide import ENDED
 from kera.core.errors import InvalidArgument, Unavailable

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kera.coordinator.cluster.admission import Admission, decide_admission
+from kera.coordinator.cluster.catalog import relaunched
 from kera.coordinator.cluster.handlers import Handlers
 from kera.coordinator.cluster.member_kinds import InfoT, RecordT
 from kera.coordinator.cluster.membership import Membership
@@ -114,10 +115,10 @@ class Members:
             moved: list[common_pb2.StreamInfo] = []
             if admission.new_launch and not admission.new_member and not runs:
                 changed, stays = recoveries.records.at_registration(broker_id, epoch, lost_memory=request.lost_memory)
-                relaunched = state.catalog.relaunched(
-                    broker_id, epoch, stays, coordinator_epoch=state.coordinator_epoch, but=later
+                new_versions = relaunched(
+                    state.catalog, broker_id, epoch, stays, coordinator_epoch=state.coordinator_epoch, but=later
                 )
-                moved = await state.in_slices(relaunched)
+                moved = await state.in_slices(new_versions)
             info = await self._admit(state.brokers, admission, records_of(changed), moved)
             recoveries.admitted(changed)
             log.info(
@@ -128,7 +129,7 @@ class Members:
                 streams_moved=len(moved),
                 address=info.grpc_address,
             )
-            known = state.catalog.of_launch(broker_id, epoch)
+            known = state.catalog.concerning(broker_id) + state.catalog.creating(broker_id, epoch)
             return broker_id, epoch, [stream for stream in known if stream.stream_id not in later]
 
     def _is_later(self, held: coordinator_pb2.HeldStream) -> bool:

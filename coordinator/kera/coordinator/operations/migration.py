@@ -7,9 +7,7 @@
                          │                                                        │
                          └───────────────► the Move goes ◄────────────────────────┘
 
-A Move in the store says that somebody may be sealed, or that the new owner may not know yet what was handed over. So
-whoever finds one, this coordinator after a failure or the next one at its start, looks at the assignment: if it names
-the old owner, that one is told so, in a new version, which unseals it; else the new owner is told. Then the Move goes.
+A move that is cut short anywhere is resolved by what is stored of it (``moves``).
 
 No chunk is taken for a streamlet from the seal to the moment when the new owner has opened it: the *stall*. Streamlets
 of one stream that have one owner may move together, in the same steps: then the stall of all is hardly that of one.
@@ -20,16 +18,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from kera.coordinator.cluster.catalog import CATALOG_BYTES_MAX, with_assignments
 from kera.coordinator.cluster.handlers import Handlers
 from kera.coordinator.cluster.intervals import intervals_of, moved
 from kera.coordinator.cluster.starts import without_interval
-from kera.coordinator.cluster.state import HANDOVERS, MOVES, STARTS, State, all_of, streamlet_key
-from kera.coordinator.cluster.work import Work
-from kera.coordinator.ids import Launch, StreamletId
+from kera.coordinator.cluster.state import HANDOVERS, STARTS, State, streamlet_key
+from kera.coordinator.ids import StreamletId
+from kera.coordinator.operations.moves import UnresolvedMoves, move_key
 from kera.coordinator.recovery.records import RecoveryRecords
 from kera.coordinator.store.metadata import VALUE_BYTES_MAX
 from kera.core.errors import (
@@ -38,7 +36,6 @@ from kera.core.errors import (
     NotAccepted,
     StreamletOutOfRange,
     Unavailable,
-    UnknownStream,
     invariant,
 )
 from kera.core.rpc import api
@@ -80,28 +77,21 @@ class Migration:
         self._slots = asyncio.Semaphore(state.settings.moves_in_flight_max)
         self._waiting = 0
         self._closed = False
-        self._work = Work()
+        self._unresolved = UnresolvedMoves(state)
         self._moved_s: dict[StreamletId, float] = {}
-        self._unresolved: set[StreamletId] = set()
 
     def load(self) -> None:
         """Take up what the ledger has; `advance` resolves it."""
-        for value in self._state.ledger.values(MOVES):
-            move = coordinator_pb2.Move.FromString(value)
-            try:
-                stream = self._state.catalog.named(move.stream)
-            except UnknownStream:
-                continue  # deleted meanwhile, and its records with it
-            self._unresolved.add(StreamletId(stream.stream_id, move.streamlet_id))
+        self._unresolved.load()
 
     async def close(self) -> None:
         """Begin no more moves, and end what is being resolved; the next coordinator resolves it."""
         self._closed = True
-        await self._work.close()
+        await self._unresolved.close()
 
     async def idle(self) -> None:
         """Wait until nothing is under way."""
-        await self._work.idle()
+        await self._unresolved.idle()
 
     def is_moving(self, streamlet: StreamletId) -> bool:
         """Whether a move of this streamlet is under way, or has to be resolved."""
@@ -190,7 +180,7 @@ class Migration:
         self._moving.update(streamlets)
         try:
             await state.change(state.write(self._moves(name, before, targets, streamlets, reason)))
-            self._unresolved.update(streamlets)
+            self._unresolved.add(streamlets)
             async with state.gate(stream.stream_id):
                 stream, stall_us = await self._carry_out(stream.stream_id, before, targets)
         finally:
@@ -211,7 +201,7 @@ class Migration:
     ) -> dict[str, bytes | None]:
         """The records of moves that begin."""
         return {
-            _key(streamlet): coordinator_pb2.Move(
+            move_key(streamlet): coordinator_pb2.Move(
                 stream=name,
                 streamlet_id=streamlet.streamlet_id,
                 from_broker_id=before[streamlet.streamlet_id].broker_id,
@@ -232,7 +222,7 @@ class Migration:
             ends = await self._seal(stream_id, before)
             stream = await state.change(self._write_moved(stream_id, before, targets, ends))
             try:
-                await self._open(streamlets)
+                await self._unresolved.open(streamlets)
             except NotAccepted as error:
                 if not error.retriable:  # it will never take it: back to where it was
                     now = {streamlet_id: stream.assignments[streamlet_id] for streamlet_id in before}
@@ -242,7 +232,7 @@ class Migration:
             owners_told = True
             stall_us = round((state.clock.monotonic_s() - began_s) * 1e6)
         finally:
-            await self._settle(streamlets, owners_told=owners_told)
+            await self._unresolved.finish(streamlets, owners_told=owners_told)
         return stream, stall_us
 
     def _check(self, stream: common_pb2.StreamInfo, streamlet_id: int, broker_id: int) -> None:
@@ -370,102 +360,12 @@ class Migration:
                 limit_bytes=MOVED_STREAM_BYTES_MAX,
             )
 
-    # --- moves that were cut short -----------------------------------------------------------------------------
-
     def advance(self) -> None:
         """Resolve what was cut short; called every heartbeat interval."""
         self._moved_s = {streamlet: when_s for streamlet, when_s in self._moved_s.items() if self.rests(streamlet)}
-        for streamlet in self._unresolved - self._moving:
-            self._work.start(streamlet, lambda streamlet=streamlet: self._resolve(streamlet))  # type: ignore[misc]
+        self._unresolved.advance(self._moving)
 
     def take_up(self, streamlets: Iterable[StreamletId]) -> None:
         """Resolve moves that somebody else has written, together with what was handed over."""
-        self._unresolved.update(streamlets)
+        self._unresolved.add(streamlets)
         self.advance()
-
-    async def _resolve(self, streamlet: StreamletId) -> None:
-        async with self._state.gate(streamlet.stream_id):
-            await self._settle([streamlet])
-
-    async def _settle(self, streamlets: Sequence[StreamletId], *, owners_told: bool = False) -> None:
-        """Tell the brokers what the assignments of a stream say, then drop the Moves.
-
-        Raises what an owner that lives answers; it is tried again later.
-        """
-        state = self._state
-        moves = self._moves_of(streamlets)
-        self._unresolved.difference_update(set(streamlets) - set(moves))  # the stream was deleted
-        if not moves or state.lost.done():
-            return
-        stream_id = streamlets[0].stream_id
-        if not owners_told:
-            if not all(self._has_moved(streamlet, move) for streamlet, move in moves.items()):
-                await state.change(self._renew(stream_id))
-            await self._open(streamlets)
-        left = {move.from_broker_id for streamlet, move in moves.items() if self._has_moved(streamlet, move)}
-        for broker_id in filter(state.brokers.is_alive, left):
-            try:
-                await state.open(broker_id, state.catalog.with_id(stream_id))
-            except KeraError as error:
-                log.warning(
-                    "broker does not know yet what moved away from it", broker_id=broker_id, error=error.message
-                )
-                return
-        await state.change(self._drop_moves(moves))
-        self._unresolved.difference_update(moves)
-
-    def _moves_of(self, streamlets: Iterable[StreamletId]) -> dict[StreamletId, coordinator_pb2.Move]:
-        """The Moves of streamlets that have not ended."""
-        values = {streamlet: self._state.ledger.get(_key(streamlet)) for streamlet in streamlets}
-        return {
-            streamlet: coordinator_pb2.Move.FromString(value)
-            for streamlet, value in values.items()
-            if value is not None
-        }
-
-    async def _open(self, streamlets: Sequence[StreamletId]) -> None:
-        """Tell the owners that they are, with what was handed over if it was not before."""
-        state = self._state
-        stream = state.catalog.with_id(streamlets[0].stream_id)
-        moves = self._moves_of(streamlets)
-        states: dict[Launch, list[common_pb2.StreamletState]] = {}
-        for streamlet, move in moves.items():
-            assignment = stream.assignments[streamlet.streamlet_id]
-            owner = Launch(assignment.broker_id, assignment.broker_epoch)
-            has_moved = self._has_moved(streamlet, move)
-            if state.brokers.is_current(owner):
-                handed_over = state.ledger.get(streamlet_key(HANDOVERS, *streamlet)) if has_moved else None
-                given = states.setdefault(owner, [])
-                if handed_over is not None:
-                    given.append(common_pb2.StreamletState.FromString(handed_over))
-            elif has_moved:
-                # What was handed over is in the store; it gets it when it is back, or whoever takes over from it does.
-                raise Unavailable(
-                    f"broker {owner.member_id} has gone before it opened streamlet {streamlet.streamlet_id}"
-                )
-        failed = await all_of(state.open(owner.member_id, stream, given) for owner, given in states.items())
-        for error in failed:
-            if error is not None:
-                raise error
-
-    def _has_moved(self, streamlet: StreamletId, move: coordinator_pb2.Move) -> bool:
-        stream = self._state.catalog.with_id(streamlet.stream_id)
-        return stream.assignments[streamlet.streamlet_id].broker_id != move.from_broker_id
-
-    async def _renew(self, stream_id: int) -> None:
-        """Write that nothing has changed, as a new version: an order from before the seal does not undo it."""
-        state = self._state
-        await state.write({}, [with_assignments(state.catalog.with_id(stream_id), [], state.coordinator_epoch)])
-
-    async def _drop_moves(self, streamlets: Iterable[StreamletId]) -> None:
-        keys = [_key(streamlet) for streamlet in streamlets]
-        await self._state.write({key: None for key in keys if self._state.ledger.get(key) is not None})
-
-
-def _key(streamlet: StreamletId) -> str:
-    return streamlet_key(MOVES, *streamlet)
-
-
-def move_record(streamlet: StreamletId, move: coordinator_pb2.Move) -> tuple[str, bytes]:
-    """Key and value of a Move."""
-    return _key(streamlet), move.SerializeToString()

@@ -21,6 +21,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
+from kera.coordinator.cluster.catalog import owned_streamlets
 from kera.coordinator.cluster.handlers import Handlers
 from kera.coordinator.cluster.member_kinds import InfoT, RecordT
 from kera.coordinator.cluster.membership import Membership
@@ -132,7 +133,7 @@ class Restarts:
 
     async def _owned(self, broker_id: int) -> list[StreamletId]:
         found, pace = [], self._state.pace()
-        for stream, one in self._state.catalog.owned(broker_id):
+        for stream, one in owned_streamlets(self._state.catalog, broker_id):
             await pace.step()
             found.append(StreamletId(stream.stream_id, one.streamlet_id))
         return found

@@ -1,0 +1,148 @@
+"""Moves of streamlets that are in the store: what brokers still have to be told, and that the records go then.
+
+A Move in the store says that somebody may be sealed, or that the new owner may not know yet what was handed over. So
+it is looked at what the assignment says: if it names the old owner, that one is told so, in a new version, which
+unseals it; else the new owner is told. Then the Move goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from kera.coordinator.cluster.catalog import with_assignments
+from kera.coordinator.cluster.state import HANDOVERS, MOVES, State, all_of, streamlet_key
+from kera.coordinator.cluster.work import Work
+from kera.coordinator.ids import Launch, StreamletId
+from kera.core.errors import KeraError, Unavailable, UnknownStream
+from kera.core.telemetry import get_logger
+from kera.v1 import common_pb2, coordinator_pb2
+
+log = get_logger("kera.coordinator")
+
+
+class UnresolvedMoves:
+    """Moves that have begun and not come to their end, under way or cut short."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._work = Work()
+        self._unresolved: set[StreamletId] = set()
+
+    def load(self) -> None:
+        """Take up what the ledger has; `advance` resolves it."""
+        for value in self._state.ledger.values(MOVES):
+            move = coordinator_pb2.Move.FromString(value)
+            try:
+                stream = self._state.catalog.named(move.stream)
+            except UnknownStream:
+                continue  # deleted meanwhile, and its records with it
+            self._unresolved.add(StreamletId(stream.stream_id, move.streamlet_id))
+
+    async def close(self) -> None:
+        """End what is being resolved; the next coordinator resolves it."""
+        await self._work.close()
+
+    async def idle(self) -> None:
+        """Wait until nothing is under way."""
+        await self._work.idle()
+
+    def __contains__(self, streamlet: StreamletId) -> bool:
+        """Whether a move of this streamlet has not come to its end."""
+        return streamlet in self._unresolved
+
+    def add(self, streamlets: Iterable[StreamletId]) -> None:
+        """Moves of these streamlets are stored."""
+        self._unresolved.update(streamlets)
+
+    def advance(self, moving: set[StreamletId]) -> None:
+        """Resolve what was cut short; `moving`: what is still under way."""
+        for streamlet in self._unresolved - moving:
+            self._work.start(streamlet, lambda streamlet=streamlet: self._resolve(streamlet))  # type: ignore[misc]
+
+    async def _resolve(self, streamlet: StreamletId) -> None:
+        async with self._state.gate(streamlet.stream_id):
+            await self.finish([streamlet])
+
+    async def finish(self, streamlets: Sequence[StreamletId], *, owners_told: bool = False) -> None:
+        """Tell the brokers what the assignments of a stream say, then drop the Moves.
+
+        Raises what an owner that lives answers; it is tried again later.
+        """
+        state = self._state
+        moves = self._moves_of(streamlets)
+        self._unresolved.difference_update(set(streamlets) - set(moves))  # the stream was deleted
+        if not moves or state.lost.done():
+            return
+        stream_id = streamlets[0].stream_id
+        if not owners_told:
+            if not all(self._has_moved(streamlet, move) for streamlet, move in moves.items()):
+                await state.change(self._renew(stream_id))
+            await self.open(streamlets)
+        left = {move.from_broker_id for streamlet, move in moves.items() if self._has_moved(streamlet, move)}
+        for broker_id in filter(state.brokers.is_alive, left):
+            try:
+                await state.open(broker_id, state.catalog.with_id(stream_id))
+            except KeraError as error:
+                log.warning(
+                    "broker does not know yet what moved away from it", broker_id=broker_id, error=error.message
+                )
+                return
+        await state.change(self._drop_moves(moves))
+        self._unresolved.difference_update(moves)
+
+    def _moves_of(self, streamlets: Iterable[StreamletId]) -> dict[StreamletId, coordinator_pb2.Move]:
+        """The Moves of streamlets that have not ended."""
+        values = {streamlet: self._state.ledger.get(move_key(streamlet)) for streamlet in streamlets}
+        return {
+            streamlet: coordinator_pb2.Move.FromString(value)
+            for streamlet, value in values.items()
+            if value is not None
+        }
+
+    async def open(self, streamlets: Sequence[StreamletId]) -> None:
+        """Tell the owners that they are, with what was handed over if it was not before."""
+        state = self._state
+        stream = state.catalog.with_id(streamlets[0].stream_id)
+        moves = self._moves_of(streamlets)
+        states: dict[Launch, list[common_pb2.StreamletState]] = {}
+        for streamlet, move in moves.items():
+            assignment = stream.assignments[streamlet.streamlet_id]
+            owner = Launch(assignment.broker_id, assignment.broker_epoch)
+            has_moved = self._has_moved(streamlet, move)
+            if state.brokers.is_current(owner):
+                handed_over = state.ledger.get(streamlet_key(HANDOVERS, *streamlet)) if has_moved else None
+                given = states.setdefault(owner, [])
+                if handed_over is not None:
+                    given.append(common_pb2.StreamletState.FromString(handed_over))
+            elif has_moved:
+                # What was handed over is in the store; it gets it when it is back, or whoever takes over from it does.
+                raise Unavailable(
+                    f"broker {owner.member_id} has gone before it opened streamlet {streamlet.streamlet_id}"
+                )
+        failed = await all_of(state.open(owner.member_id, stream, given) for owner, given in states.items())
+        for error in failed:
+            if error is not None:
+                raise error
+
+    def _has_moved(self, streamlet: StreamletId, move: coordinator_pb2.Move) -> bool:
+        stream = self._state.catalog.with_id(streamlet.stream_id)
+        return stream.assignments[streamlet.streamlet_id].broker_id != move.from_broker_id
+
+    async def _renew(self, stream_id: int) -> None:
+        """Write that nothing has changed, as a new version: an order from before the seal does not undo it."""
+        state = self._state
+        await state.write({}, [with_assignments(state.catalog.with_id(stream_id), [], state.coordinator_epoch)])
+
+    async def _drop_moves(self, streamlets: Iterable[StreamletId]) -> None:
+        keys = [move_key(streamlet) for streamlet in streamlets]
+        await self._state.write({key: None for key in keys if self._state.ledger.get(key) is not None})
+
+
+def move_record(streamlet: StreamletId, move: coordinator_pb2.Move) -> tuple[str, bytes]:
+    """Key and value of a Move."""
+    return move_key(streamlet), move.SerializeToString()
+
+
+def move_key(streamlet: StreamletId) -> str:
+    """Key of a Move."""
+    return streamlet_key(MOVES, *streamlet)
