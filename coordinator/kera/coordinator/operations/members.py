@@ -231,13 +231,13 @@ class Members:
         launch = Launch(request.broker_id, request.broker_epoch)
         await self._take_down(launch, request)
         self._producers.noted(launch, request.fences_version)
-        self._unknown.note(launch, request.unknown_streams)
+        self._unknown.reports.note(launch, request.unknown_streams)
         self._restored.advance()
         if not self._state.catching_up:
             self._restarts.advance()
         if self._restored.takes_up:
             self._unknown.advance()
-        unknown = await self._unknown.of(launch, request)
+        unknown = await self._unknown.reports.of(launch, request)
         return coordinator_pb2.HeartbeatResponse(
             backups=self._state.backups.describe_all(),
             lease_ms=self._state.settings.lease_ms,

@@ -91,7 +91,7 @@ class Restored:
         asked = (pair for held in self._asked.values() for pair in held.items())
         return {
             stream_id
-            for stream_id, version in (*asked, *self._unknown.versions())
+            for stream_id, version in (*asked, *self._unknown.reports.versions())
             if self._is_later(stream_id, version)
         }
 
@@ -187,4 +187,6 @@ class Restored:
 
     def _has_told(self, broker_id: int) -> bool:
         brokers = self._state.brokers
-        return brokers.is_alive(broker_id) and self._unknown.has_told(Launch(broker_id, brokers.epoch(broker_id)))
+        return brokers.is_alive(broker_id) and self._unknown.reports.has_told(
+            Launch(broker_id, brokers.epoch(broker_id))
+        )

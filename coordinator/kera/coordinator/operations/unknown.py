@@ -21,9 +21,8 @@ from kera.coordinator.cluster.handlers import Handlers
 from kera.coordinator.cluster.state import State
 from kera.coordinator.cluster.validation import checked_name
 from kera.coordinator.cluster.work import Work
-from kera.coordinator.ids import Launch
-from kera.coordinator.operations.drops import is_to_be_dropped
 from kera.coordinator.operations.streams import LAST_STREAM_ID
+from kera.coordinator.operations.unknown_reports import UnknownReports
 from kera.coordinator.recovery.carry_out import Recoveries
 from kera.coordinator.recovery.records import records_of
 from kera.coordinator.store.ledger import number
@@ -42,12 +41,7 @@ class UnknownStreams:
     def __init__(self, state: State, recoveries: Recoveries) -> None:
         self._state = state
         self._recoveries = recoveries
-        self._told: dict[int, dict[Launch, coordinator_pb2.UnknownStream]] = {}
-        """What launches told, by stream."""
-        self._named: dict[Launch, set[int]] = {}
-        """By launches that have yet to name all that they hold: what was news of it."""
-        self._awaited: dict[Launch, set[int]] = {}
-        """The launches that have said what they hold; of these streams they have yet to tell."""
+        self.reports = UnknownReports(state)
         self._stuck: set[int] = set()
         """Streams that do not go on as brokers know them, whatever else these tell."""
         self._work = Work()
@@ -60,62 +54,20 @@ class UnknownStreams:
         """Wait until nothing is under way."""
         await self._work.idle()
 
-    def note(self, launch: Launch, told: Iterable[coordinator_pb2.UnknownStream]) -> None:
-        """A broker tells of streams that we do not know."""
-        for one in told:
-            stream_id = one.stream.stream_id
-            self._awaited.get(launch, set()).discard(stream_id)
-            if not self._is_news(stream_id, one.stream.assignments_version, one.stream.config_version):
-                continue
-            if stream_id not in self._told and stream_id not in self._state.catalog:
-                log.warning(
-                    "a broker holds a stream that is not in the metadata, which may have been restored from an older"
-                    " copy; kera cluster adopt takes it up again",
-                    stream=one.stream.name,
-                    stream_id=stream_id,
-                    broker_id=launch.member_id,
-                    bytes=one.bytes,
-                )
-            self._told.setdefault(stream_id, {})[launch] = one
-
-    async def of(self, launch: Launch, request: coordinator_pb2.HeartbeatRequest) -> list[int]:
-        """Of which of the streams that a broker holds we do not know what it knows."""
-        news, pace = [], self._state.pace()
-        for one in request.held_streams:
-            await pace.step()
-            if self._is_news(one.stream_id, one.assignments_version, one.config_version):
-                news.append(one.stream_id)
-        if news or request.held_streams_told:
-            self._named.setdefault(launch, set()).update(news)
-        if request.held_streams_told:
-            self._awaited[launch] = self._named.pop(launch)
-        return news
-
-    def has_told(self, launch: Launch) -> bool:
-        """Whether a launch has said what it holds, and told of all that is news."""
-        return self._awaited.get(launch) == set()
-
-    def versions(self) -> list[tuple[int, int]]:
-        """What launches know that we do not: ids of streams, each with a version of its assignments."""
-        return [
-            (stream_id, one.stream.assignments_version)
-            for stream_id, told in self._told.items()
-            for one in told.values()
-        ]
-
     def is_stuck(self, stream_id: int) -> bool:
         """Whether a stream cannot go on as brokers know it: somebody has to decide."""
         return stream_id in self._stuck
 
     def unsettled(self) -> list[str]:
         """Names of the streams that are about to go on as brokers know them."""
-        self._forget()
         catalog = self._state.catalog
-        return [catalog.with_id(one).name for one in self._told if one in catalog and one not in self._stuck]
+        return [
+            catalog.with_id(one).name for one in self.reports.streams() if one in catalog and one not in self._stuck
+        ]
 
     def advance(self) -> None:
         """Have streams that we know go on as brokers know them, as far as that comes from what we know."""
-        for stream_id in self._told:
+        for stream_id in self.reports.streams():
             if stream_id in self._state.catalog:
                 self._work.start(stream_id, lambda stream_id=stream_id: self._take_up(stream_id))  # type: ignore[misc]
 
@@ -127,12 +79,12 @@ class UnknownStreams:
                 await self._state.tell(stream, otherwise="broker does not know yet what it owns of a stream")
 
     async def _write_without(self, stream_id: int) -> common_pb2.StreamInfo | None:
-        self._forget()
-        if stream_id not in self._told or stream_id not in self._state.catalog:
+        told, known = self.reports.told_of(stream_id), self._state.catalog.find(stream_id)
+        if not told or known is None:
             return None
         stream = common_pb2.StreamInfo()
-        stream.CopyFrom(self._state.catalog.with_id(stream_id))
-        knows_later = {launch.member_id for launch in self._told[stream_id]}
+        stream.CopyFrom(known)
+        knows_later = {launch.member_id for launch in told}
         if not self._renew_launches(stream, knows_later, recovers=True):
             return None
         new_version(stream, self._state.coordinator_epoch)
@@ -155,11 +107,11 @@ class UnknownStreams:
             await self._state.tell(stream, otherwise="broker does not know yet how a stream goes on")
 
     async def _write_later(self, stream_id: int) -> common_pb2.StreamInfo | None:
-        self._forget()
-        if stream_id not in self._told or stream_id not in self._state.catalog:
+        told, known = self.reports.told_of(stream_id), self._state.catalog.find(stream_id)
+        if not told or known is None:
             return None
-        known, later = self._state.catalog.with_id(stream_id), [one.stream for one in self._told[stream_id].values()]
-        self._check_told(known, *later)
+        later = [one.stream for one in told.values()]
+        self.reports.check_told(known, *later)
         stream = _later_version(known, later)
         lost: list[coordinator_pb2.RecoveryInfo] = []
         if stream.assignments_version != known.assignments_version:
@@ -170,21 +122,12 @@ class UnknownStreams:
                 new_version(stream, self._state.coordinator_epoch)
         await self._state.write(records_of(lost), [stream])
         self._recoveries.admitted(lost)
-        del self._told[stream_id]
+        self.reports.discard(stream_id)
         return stream
-
-    def _check_told(self, *versions: common_pb2.StreamInfo) -> None:
-        """Raise `Unavailable` while a broker that lives and has a part may yet tell of something later."""
-        brokers, stream = self._state.brokers, versions[0]
-        for broker_id in {broker_id for one in versions for broker_id in broker_ids_of(one)}:
-            awaited = self._awaited.get(Launch(broker_id, brokers.epoch(broker_id)))
-            if brokers.is_alive(broker_id) and (awaited is None or stream.stream_id in awaited):
-                raise Unavailable(f"broker {broker_id} has yet to tell what it knows of stream {stream.name!r}")
 
     def describe_all(self) -> list[coordinator_pb2.UnknownStream]:
         """One description of each, by their ids: as the latest of the brokers knows it, with what all of them hold."""
-        self._forget()
-        return [self._described(stream_id) for stream_id in sorted(self._told)]
+        return [self._described(stream_id) for stream_id in sorted(self.reports.streams())]
 
     def handlers(self) -> Handlers:
         """Requests in, responses out, by method."""
@@ -213,7 +156,7 @@ class UnknownStreams:
                 await state.write({}, [stream])
             else:
                 stream = await self._adopt_unknown(stream_id, name)
-            del self._told[stream_id]
+            self.reports.discard(stream_id)
         log.warning("stream adopted", stream=stream.name, stream_id=stream.stream_id)
         await state.tell(stream, otherwise="broker does not serve an adopted stream until it can be told")
         return stream
@@ -235,9 +178,10 @@ class UnknownStreams:
 
     def _version_of_brokers(self, stream_id: int) -> common_pb2.StreamInfo:
         """A stream that is in the metadata, as the latest of its brokers knows it."""
-        known, told = self._state.catalog.with_id(stream_id), [one.stream for one in self._told[stream_id].values()]
+        known = self._state.catalog.with_id(stream_id)
+        told = [one.stream for one in self.reports.told_of(stream_id).values()]
         latest = max(told, key=lambda one: one.assignments_version)
-        self._check_told(known, latest)
+        self.reports.check_told(known, latest)
         stream = common_pb2.StreamInfo()
         stream.CopyFrom(latest)
         stream.name = known.name
@@ -275,7 +219,7 @@ class UnknownStreams:
                 f"stream {stream_id} cannot be adopted: no broker has written down what it is", stream_id=stream_id
             )
         brokers = self._state.brokers
-        told = {launch.member_id for launch in self._told[stream_id]}
+        told = {launch.member_id for launch in self.reports.told_of(stream_id)}
         missing = [one for one in broker_ids_of(stream) if one not in told or not brokers.is_alive(one)]
         if missing:
             raise Unavailable(
@@ -327,7 +271,7 @@ class UnknownStreams:
         return renewed
 
     def _described(self, stream_id: int) -> coordinator_pb2.UnknownStream:
-        told = self._told[stream_id]
+        told = self.reports.told_of(stream_id)
         latest = max(told.values(), key=lambda one: (one.stream.assignments_version, one.stream.config_version))
         problem = ""
         if stream_id in self._state.catalog:
@@ -343,32 +287,6 @@ class UnknownStreams:
             records=sum(one.records for one in told.values()),
             broker_ids=sorted(launch.member_id for launch in told),
         )
-
-    def _is_news(self, stream_id: int, assignments_version: int, config_version: int) -> bool:
-        """Whether these versions of a stream, which a broker knows, are not in the metadata."""
-        state = self._state
-        if stream_id not in state.catalog:
-            return not is_to_be_dropped(state, stream_id)
-        known = state.catalog.with_id(stream_id)
-        return config_version > known.config_version or not comes_from(known, assignments_version)
-
-    def _forget(self) -> None:
-        """Drop what launches told that are not current any more, and what is known by now."""
-        brokers = self._state.brokers
-        for stream_id in list(self._told):
-            told = {
-                launch: one
-                for launch, one in self._told[stream_id].items()
-                if brokers.epoch(launch.member_id) == launch.epoch
-                and self._is_news(stream_id, one.stream.assignments_version, one.stream.config_version)
-            }
-            if told:
-                self._told[stream_id] = told
-            else:
-                del self._told[stream_id]
-        for awaited in (self._named, self._awaited):
-            for launch in [one for one in awaited if brokers.epoch(one.member_id) != one.epoch]:
-                del awaited[launch]
 
 
 def _later_version(known: common_pb2.StreamInfo, told: Iterable[common_pb2.StreamInfo]) -> common_pb2.StreamInfo:
