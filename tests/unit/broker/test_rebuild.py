@@ -16,7 +16,7 @@ from kera.broker.log.intervals import Interval
 from kera.broker.records import TO_COME, Key, SegmentAddress, SegmentRecord
 from kera.broker.recovery.plan import Known, StreamletMerge
 from kera.broker.recovery.rebuild import Rebuild, RebuildLimits, keep_doing
-from kera.broker.recovery.scan import FoundReplicas, Scanned, VirtualKey
+from kera.broker.recovery.scan import ReplicasToRead, Scanned, VirtualKey
 from kera.broker.recovery.survey import Materials
 from kera.broker.storage.disk import LocalDisk
 from kera.core.chunk import read_header
@@ -142,7 +142,7 @@ async def test_segments_of_one_replica_are_read_from_a_backup_that_is_back(tmp_p
     damaged.damaged = {(1, 0), (1, CHUNK_BYTES)}
 
     def on(*backup_ids: int) -> Materials:
-        replicas = FoundReplicas(KEY, 0, 2 * CHUNK_BYTES, backup_ids, first={FIRST, SECOND})
+        replicas = ReplicasToRead(KEY, 0, 2 * CHUNK_BYTES, backup_ids, first={FIRST, SECOND})
         return Materials([merge], Scanned({KEY: replicas}))
 
     world = World(tmp_path, {FIRST: record_of(0), SECOND: record_of(1)})

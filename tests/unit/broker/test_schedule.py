@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from kera.broker.records import SegmentAddress
-from kera.broker.recovery.scan import FoundReplicas, VirtualKey
+from kera.broker.recovery.scan import ReplicasToRead, VirtualKey
 from kera.broker.recovery.schedule import Schedule
 from kera.core.ids import EARLIEST, EntryId, Position
 
@@ -14,11 +14,11 @@ def at(segment: int, entry: int = 0) -> SegmentAddress:
     return SegmentAddress(1, 0, entry, 1, segment)
 
 
-def replicas(number: int, *segments: SegmentAddress, backups: Iterable[int] = (1, 2)) -> FoundReplicas:
-    return FoundReplicas(VirtualKey(7, number), number, LENGTH, tuple(backups), first=set(segments))
+def replicas(number: int, *segments: SegmentAddress, backups: Iterable[int] = (1, 2)) -> ReplicasToRead:
+    return ReplicasToRead(VirtualKey(7, number), number, LENGTH, tuple(backups), first=set(segments))
 
 
-def scheduled(*found: FoundReplicas, read_to: Position = EARLIEST) -> Schedule:
+def scheduled(*found: ReplicasToRead, read_to: Position = EARLIEST) -> Schedule:
     """A schedule with all that these have, in order."""
     schedule = Schedule()
     addresses = {address for each in found for address in each.segments}

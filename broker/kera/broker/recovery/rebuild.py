@@ -37,7 +37,7 @@ from kera.broker.recovery.plan import Places
 from kera.broker.recovery.progress import UNEXPECTED, ProgressBook, RebuildProgress
 from kera.broker.recovery.replica_fetcher import BackupLinks, ReplicaFetcher
 from kera.broker.recovery.replica_reader import ReadLimits
-from kera.broker.recovery.scan import FoundReplicas, Launches, Ref, Scanned
+from kera.broker.recovery.scan import Launches, Ref, ReplicasToRead, Scanned
 from kera.broker.recovery.schedule import Schedule
 from kera.broker.recovery.survey import Materials
 from kera.broker.replication.manager import Replication
@@ -303,7 +303,7 @@ class Rebuild:
         self._discard(target)
         return False
 
-    def _lacking_streamlets(self, replicas: FoundReplicas) -> set[Ref]:
+    def _lacking_streamlets(self, replicas: ReplicasToRead) -> set[Ref]:
         return {address[:2] for address in replicas.segments if self._lacks(address)}
 
     async def _take(self, chunks: memoryview) -> str:
@@ -342,7 +342,7 @@ class Rebuild:
         except KeraError as error:
             self._cannot_look.goes_on("cannot look for what is missing; it is tried again", error=error.message)
 
-    def _note_waits(self, failed: Iterable[tuple[FoundReplicas, str]]) -> None:
+    def _note_waits(self, failed: Iterable[tuple[ReplicasToRead, str]]) -> None:
         """Have each streamlet say what it waits for, of that which is known."""
         waits: defaultdict[Ref, list[str]] = defaultdict(list)
         for replicas, reason in failed:

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable
 
 from kera.broker.recovery.progress import RecoveryTotals, of_disk
 from kera.broker.recovery.replica_reader import BackupLink, ReadLimits
-from kera.broker.recovery.scan import FoundReplicas, Ref, add_streamlets
+from kera.broker.recovery.scan import Ref, ReplicasToRead, add_streamlets
 from kera.core.errors import KeraError, Unavailable
 from kera.core.telemetry import get_logger
 from kera.v1 import backup_pb2, common_pb2
@@ -60,7 +60,7 @@ class ReplicaFetcher:
         totals: RecoveryTotals,
         *,
         backups: Callable[[], Iterable[common_pb2.BackupInfo]],
-        lacking: Callable[[FoundReplicas], set[Ref]],
+        lacking: Callable[[ReplicasToRead], set[Ref]],
         take: Callable[[memoryview], Awaitable[str]],
         read_bytes_max: int,
     ) -> None:
@@ -74,7 +74,7 @@ class ReplicaFetcher:
         self._take = take
         self._read_bytes_max = read_bytes_max
 
-    async def fetch(self, replicas: FoundReplicas) -> str:
+    async def fetch(self, replicas: ReplicasToRead) -> str:
         """Read replicas until one is whole, or nothing is missing that they may have.
 
         Returns why it must be tried again; nothing when none of them has anything more.
@@ -110,7 +110,7 @@ class ReplicaFetcher:
         broker_id, virtual_segment_id = replicas.key
         return f"virtual segment {virtual_segment_id:#x} of broker {broker_id} ({'; '.join(reasons)})"
 
-    async def _fetch_from(self, info: common_pb2.BackupInfo | None, replicas: FoundReplicas) -> str:
+    async def _fetch_from(self, info: common_pb2.BackupInfo | None, replicas: ReplicasToRead) -> str:
         """Read a replica as far as it is needed; returns what is wrong with it. Raises errors of backup and disk."""
         if info is None or not info.alive:
             raise Unavailable("it is not alive")
@@ -118,7 +118,7 @@ class ReplicaFetcher:
         async with link.turns:
             return await self._read(link, replicas)
 
-    async def _read(self, link: BackupLink, replicas: FoundReplicas) -> str:
+    async def _read(self, link: BackupLink, replicas: ReplicasToRead) -> str:
         request = backup_pb2.ReadReplicaRequest(
             broker_id=replicas.key.broker_id,
             virtual_segment_id=replicas.key.virtual_segment_id,

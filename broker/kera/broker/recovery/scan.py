@@ -1,7 +1,7 @@
 """Looks through the replicas of launches that are gone, for what there is of some streamlets: headers of chunks only.
 
     backups ──list──► replicas of the sources' launches ──choose()──► per virtual segment the best first
-            ──headers──► a `StreamletMerge` each, and where each chunk can be read (`FoundReplicas`)
+            ──headers──► a `StreamletMerge` each, and where each chunk can be read (`ReplicasToRead`)
 
 Of a virtual segment one replica is read, and the next one if that is not whole. All backups side by side, a few
 replicas of each at a time. Nobody is fenced here: launches that are gone were, by the coordinator, at the backups that
@@ -49,7 +49,7 @@ class VirtualKey(NamedTuple):
 
 
 @dataclass(slots=True)
-class FoundReplicas:
+class ReplicasToRead:
     """Where a virtual segment can be read, and what for."""
 
     key: VirtualKey
@@ -70,7 +70,7 @@ class FoundReplicas:
         """Segments of which it has chunks."""
         return *self.first, *self.also
 
-    def include(self, found: FoundReplicas) -> None:
+    def include(self, found: ReplicasToRead) -> None:
         """Another scan has found more of it."""
         self.first |= found.first
         self.also |= found.also
@@ -81,7 +81,7 @@ class FoundReplicas:
 class Scanned:
     """What there is."""
 
-    replicas: dict[VirtualKey, FoundReplicas] = field(default_factory=dict)
+    replicas: dict[VirtualKey, ReplicasToRead] = field(default_factory=dict)
     unread: list[str] = field(default_factory=list)
     """Virtual segments of which no replica could be read whole, in words."""
     away: dict[int, str] = field(default_factory=dict)
@@ -122,7 +122,7 @@ async def scan(
             await link.close()
 
 
-def _note_origins(merge: StreamletMerge, replicas: Sequence[FoundReplicas]) -> None:
+def _note_origins(merge: StreamletMerge, replicas: Sequence[ReplicasToRead]) -> None:
     for origin in merge.origins():
         its = replicas[origin.source]
         (its.first if origin.taken else its.also).add(origin.address)
@@ -169,7 +169,7 @@ class _Scan:
         found = self._result.replicas
         if key not in found:  # or it was looked through for another source, of a later launch
             backup_ids = tuple(each for each, _ in infos)
-            found[key] = FoundReplicas(key, len(found), source.wanted_bytes, backup_ids)
+            found[key] = ReplicasToRead(key, len(found), source.wanted_bytes, backup_ids)
         number = found[key].number
         reasons = []
         whole = False

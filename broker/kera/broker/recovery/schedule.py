@@ -15,7 +15,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 
 from kera.broker.records import SegmentAddress
-from kera.broker.recovery.scan import FoundReplicas, VirtualKey
+from kera.broker.recovery.scan import ReplicasToRead, VirtualKey
 from kera.core.ids import EntryId, Position
 
 _LAST = (2, 0)
@@ -26,7 +26,7 @@ class Schedule:
     """See the head of this module."""
 
     def __init__(self) -> None:
-        self._replicas: dict[VirtualKey, FoundReplicas] = {}
+        self._replicas: dict[VirtualKey, ReplicasToRead] = {}
         self._sources: dict[SegmentAddress, list[VirtualKey]] = {}
         """Of each segment that is to come, what has chunks of it."""
         self._queue: deque[VirtualKey] = deque()
@@ -41,7 +41,7 @@ class Schedule:
 
     # -- what there is to read -------------------------------------------------------------------------------------
 
-    def add(self, found: Iterable[FoundReplicas], addresses: Collection[SegmentAddress], *, new: bool) -> None:
+    def add(self, found: Iterable[ReplicasToRead], addresses: Collection[SegmentAddress], *, new: bool) -> None:
         """Segments need these replicas, of those found; `new`: none of them was read for these segments before."""
         for replicas in found:
             needed = [address for address in replicas.segments if address in addresses]
@@ -81,7 +81,7 @@ class Schedule:
             ranks.update((address, (0, number)) for number, address in enumerate(behind))
             ranks.update((address, (1, number)) for number, address in enumerate(reversed(before)))
 
-        def rank(replicas: FoundReplicas) -> tuple[bool, tuple[int, int], VirtualKey]:
+        def rank(replicas: ReplicasToRead) -> tuple[bool, tuple[int, int], VirtualKey]:
             wanted = replicas.first or replicas.also
             return not replicas.first, min((ranks.get(each, _LAST) for each in wanted), default=_LAST), replicas.key
 
@@ -92,7 +92,7 @@ class Schedule:
         """A reader waits for a segment."""
         self._urgent.extend(key for key in self._sources.get(address, ()) if key not in self._urgent)
 
-    def next(self, is_missing: Callable[[SegmentAddress], bool]) -> FoundReplicas | None:
+    def next(self, is_missing: Callable[[SegmentAddress], bool]) -> ReplicasToRead | None:
         """What to read now, if anything; it must be given to `ended`. `is_missing`: whether a segment needs chunks."""
         for queue in (self._urgent, self._queue):
             while queue:
@@ -112,7 +112,7 @@ class Schedule:
         if failure and key in self._replicas:
             self._failed[key] = failure
 
-    def retry(self) -> list[tuple[FoundReplicas, str]]:
+    def retry(self) -> list[tuple[ReplicasToRead, str]]:
         """Have all that has failed tried again, after `order`; returns it, and why."""
         failed, self._failed = self._failed, {}
         self._taken.difference_update(failed)
