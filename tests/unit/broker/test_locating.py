@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kera.broker.log.intervals import Holding, Interval
-from kera.broker.log.locate import Bounds, Listing, Place, Progress, Query, list_segments, locate
+from kera.broker.log.locate import Bounds, FoundPlace, Listing, Progress, Query, list_segments, locate
 from kera.broker.records import Gap, Key
 from kera.core.errors import DataLost, InvalidCursor, NotOwner
 from kera.core.ids import EARLIEST, Position
@@ -42,7 +42,7 @@ def stored(log: Log) -> Log:
     return on_disk_only(log, 0)
 
 
-def find(log: Log, start: Position = EARLIEST, *, segments_max: int = SEGMENTS_MAX, **query: Any) -> Place:
+def find(log: Log, start: Position = EARLIEST, *, segments_max: int = SEGMENTS_MAX, **query: Any) -> FoundPlace:
     """The answer, and nothing of it is missing."""
     step = locate(log.streamlet, 0, Query(**query), Progress(start), segments_max)
     assert step.missing is None
@@ -50,7 +50,7 @@ def find(log: Log, start: Position = EARLIEST, *, segments_max: int = SEGMENTS_M
     return step.place
 
 
-def find_loading(log: Log, start: Position = EARLIEST, **query: Any) -> tuple[Place, list[Key]]:
+def find_loading(log: Log, start: Position = EARLIEST, **query: Any) -> tuple[FoundPlace, list[Key]]:
     """The answer, and what had to be loaded for it."""
     loaded: list[Key] = []
     step = locate(log.streamlet, 0, Query(**query), Progress(start), SEGMENTS_MAX)
@@ -93,7 +93,9 @@ def test_so_many_records_and_at_least_a_chunk(full: Log, records_max: int, chunk
     segment, number = divmod(rest, 4)
     place = find(full, records_max=records_max)
 
-    assert place == Place(Position(group + 1, segment + 1, number * CHUNK_BYTES), 10 * chunks, chunks * CHUNK_BYTES)
+    assert place == FoundPlace(
+        Position(group + 1, segment + 1, number * CHUNK_BYTES), 10 * chunks, chunks * CHUNK_BYTES
+    )
 
 
 @pytest.mark.parametrize(
@@ -109,11 +111,11 @@ def test_so_many_bytes_and_at_least_a_chunk(full: Log, bytes_max: int, chunks: i
 def test_counting_begins_at_the_start_and_stops_at_the_end(full: Log) -> None:
     start, end = Position(1, 1, 2048), Position(1, 2, 2048)
 
-    assert find(full, start, records_max=30) == Place(Position(1, 2, 1024), 50, 3072)
-    assert find(full, start, end=end, records_max=70) == Place(end, 60, 4096)
-    assert find(full, start, end=end, bytes_max=9999) == Place(end, 60, 4096)
-    assert find(full, end, end=start, records_max=70) == Place(end, 60, 0), "an end before the start"
-    assert find(full, Position(1, 1, 4096), records_max=10) == Place(Position(1, 2, 1024), 50, 1024)
+    assert find(full, start, records_max=30) == FoundPlace(Position(1, 2, 1024), 50, 3072)
+    assert find(full, start, end=end, records_max=70) == FoundPlace(end, 60, 4096)
+    assert find(full, start, end=end, bytes_max=9999) == FoundPlace(end, 60, 4096)
+    assert find(full, end, end=start, records_max=70) == FoundPlace(end, 60, 0), "an end before the start"
+    assert find(full, Position(1, 1, 4096), records_max=10) == FoundPlace(Position(1, 2, 1024), 50, 1024)
     assert find(full, start, end=Position(1, 1, 4096), records_max=70).position == Position(1, 1, 4096)
 
 
@@ -121,17 +123,17 @@ def test_what_is_not_durable_does_not_count(full: Log) -> None:
     fill(full, 1, publish=False)
     fill(full, 5, publish=False)
 
-    assert find(full, records_max=1000) == Place(Position(2, 1, 3072), 110, 11 * CHUNK_BYTES)
-    assert find(full, timestamp_us=111) == Place(Position(2, 1, 3072), 110, 11 * CHUNK_BYTES)
+    assert find(full, records_max=1000) == FoundPlace(Position(2, 1, 3072), 110, 11 * CHUNK_BYTES)
+    assert find(full, timestamp_us=111) == FoundPlace(Position(2, 1, 3072), 110, 11 * CHUNK_BYTES)
     assert listed(full).segments[-1] == Bounds(Position(2, 1, 0), Position(2, 1, 3072), 80, 110, resident=True)
 
 
 def test_an_entry_without_chunks_has_nothing(log: Log) -> None:
-    assert find(log, records_max=5) == find(log, timestamp_us=0) == Place(EARLIEST, 0, 0)
+    assert find(log, records_max=5) == find(log, timestamp_us=0) == FoundPlace(EARLIEST, 0, 0)
     assert listed(log) == Listing([], EARLIEST, complete=True)
 
     log.append(publish=False)
-    assert find(log, bytes_max=5) == Place(Position(1, 1, 0), 0, 0)
+    assert find(log, bytes_max=5) == FoundPlace(Position(1, 1, 0), 0, 0)
     assert listed(log) == Listing([], Position(1, 1, 0), complete=True)
 
 
@@ -146,9 +148,9 @@ def test_the_first_chunk_with_a_record_of_that_time_or_later(full: Log, number: 
 
 
 def test_a_time_before_all_is_the_start_and_one_behind_all_the_end(full: Log) -> None:
-    assert find(full, timestamp_us=-5) == Place(Position(1, 1, 0), 0, 0)
-    assert find(full, timestamp_us=111) == Place(Position(2, 1, 3072), 110, 11 * CHUNK_BYTES)
-    assert find(full, end=Position(1, 2, 0), timestamp_us=105) == Place(Position(1, 2, 0), 40, 4 * CHUNK_BYTES)
+    assert find(full, timestamp_us=-5) == FoundPlace(Position(1, 1, 0), 0, 0)
+    assert find(full, timestamp_us=111) == FoundPlace(Position(2, 1, 3072), 110, 11 * CHUNK_BYTES)
+    assert find(full, end=Position(1, 2, 0), timestamp_us=105) == FoundPlace(Position(1, 2, 0), 40, 4 * CHUNK_BYTES)
 
 
 def test_times_need_not_ascend(log: Log) -> None:
@@ -202,7 +204,7 @@ def test_a_search_goes_on_behind_what_it_has_passed(stored: Log) -> None:
 
 def test_an_end_within_a_segment_on_disk_is_counted_exactly(stored: Log) -> None:
     place, loaded = find_loading(stored, end=Position(1, 2, 2048), bytes_max=1 << 30)
-    assert (place, loaded) == (Place(Position(1, 2, 2048), 60, 6 * CHUNK_BYTES), [(1, 2)])
+    assert (place, loaded) == (FoundPlace(Position(1, 2, 2048), 60, 6 * CHUNK_BYTES), [(1, 2)])
 
     with pytest.raises(InvalidCursor):
         find_loading(stored, end=Position(1, 2, 2000), timestamp_us=999)
@@ -211,7 +213,7 @@ def test_an_end_within_a_segment_on_disk_is_counted_exactly(stored: Log) -> None
 def test_a_walk_is_cut_where_it_becomes_too_long(stored: Log) -> None:
     place = find(stored, segments_max=2, timestamp_us=999)
 
-    assert place == Place(Position(2, 1, 0), 80, 8 * CHUNK_BYTES, moved=True)
+    assert place == FoundPlace(Position(2, 1, 0), 80, 8 * CHUNK_BYTES, moved=True)
     assert find(stored, place.position, segments_max=2, timestamp_us=999).bytes == 4 * CHUNK_BYTES
 
 
@@ -253,8 +255,8 @@ def test_segments_on_disk_are_told_of_without_loading_them(stored: Log) -> None:
 def test_a_start_that_was_removed_is_lost_and_the_earliest_is_not(full: Log) -> None:
     full.entry.start, full.entry.start_record = Position(1, 2, 1024), 50
 
-    assert find(full, records_max=10) == Place(Position(1, 2, 2048), 60, 1024)
-    assert find(full, timestamp_us=0) == Place(Position(1, 2, 1024), 50, 0)
+    assert find(full, records_max=10) == FoundPlace(Position(1, 2, 2048), 60, 1024)
+    assert find(full, timestamp_us=0) == FoundPlace(Position(1, 2, 1024), 50, 0)
     assert listed(full).segments[0][:3] == (Position(1, 2, 1024), Position(1, 2, 4096), 50)
     for lost in (Position(1, 1, 0), Position(1, 2, 0)):
         with pytest.raises(DataLost) as raised:
@@ -280,13 +282,13 @@ def test_a_gap_is_passed_over_and_a_start_in_it_is_lost(full: Log) -> None:
     gap = Gap(Position(2, 1, 3072), Position(1 << 24, 1, 0))
     full.engine.memory.close(full.segments()[-1])
     full.entry.gaps.append(gap)
-    assert find(full, timestamp_us=111) == Place(gap.start, 110, 11 * CHUNK_BYTES), "nothing is behind it yet"
+    assert find(full, timestamp_us=111) == FoundPlace(gap.start, 110, 11 * CHUNK_BYTES), "nothing is behind it yet"
 
     full.streamlet.next_group_id = 1 << 24
     fill(full, 5)
     place = find(full, timestamp_us=111)
-    assert place == Place(gap.end, 110, 11 * CHUNK_BYTES)
-    assert find(full, Position(2, 1, 2048), records_max=30) == Place(gap.end._replace(offset=2048), 130, 3072)
+    assert place == FoundPlace(gap.end, 110, 11 * CHUNK_BYTES)
+    assert find(full, Position(2, 1, 2048), records_max=30) == FoundPlace(gap.end._replace(offset=2048), 130, 3072)
     bounds = listed(full, Position(2, 1, 0)).segments
     assert [(each.start, each.end) for each in bounds[:2]] == [
         (Position(2, 1, 0), gap.start),
@@ -315,8 +317,8 @@ def test_a_damaged_chunk_counts_as_one_with_the_records_that_are_missing(damaged
 
     assert [place.position.offset for place in counts.values()] == [1024, 1024, 3072, 0, 1024]
     assert [place.record for place in counts.values()] == [10, 10, 30, 40, 50]
-    assert find_loading(damaged, Position(1, 1, 1024), records_max=1)[0] == Place(Position(1, 1, 3072), 30, 2048)
-    assert find_loading(damaged, Position(1, 2, 0), bytes_max=1)[0] == Place(Position(1, 2, 1024), 50, 1024)
+    assert find_loading(damaged, Position(1, 1, 1024), records_max=1)[0] == FoundPlace(Position(1, 1, 3072), 30, 2048)
+    assert find_loading(damaged, Position(1, 2, 0), bytes_max=1)[0] == FoundPlace(Position(1, 2, 1024), 50, 1024)
 
 
 def test_a_damaged_chunk_has_no_time(damaged: Log) -> None:
@@ -351,12 +353,12 @@ def sealed(log: Log) -> Log:
 
 
 def test_at_the_end_of_an_interval_it_goes_on_elsewhere(sealed: Log) -> None:
-    beyond, whole = Place(Position(5, 1, 0), 60, 6 * CHUNK_BYTES, moved=True), 6 * CHUNK_BYTES
+    beyond, whole = FoundPlace(Position(5, 1, 0), 60, 6 * CHUNK_BYTES, moved=True), 6 * CHUNK_BYTES
 
     assert find(sealed, records_max=100) == find(sealed, bytes_max=whole) == find(sealed, timestamp_us=106) == beyond
     assert find(sealed, end=Position(7, 1, 0), records_max=100) == beyond
-    assert find(sealed, end=Position(1, 2, 2048), records_max=100) == Place(Position(1, 2, 2048), 60, whole)
-    assert find(sealed, records_max=50) == Place(Position(1, 2, 1024), 50, 5 * CHUNK_BYTES)
+    assert find(sealed, end=Position(1, 2, 2048), records_max=100) == FoundPlace(Position(1, 2, 2048), 60, whole)
+    assert find(sealed, records_max=50) == FoundPlace(Position(1, 2, 1024), 50, 5 * CHUNK_BYTES)
     assert find(sealed, Position(1, 2, 2048), records_max=50) == beyond._replace(bytes=0)
     assert listed(sealed)[1:] == (Position(5, 1, 0), True, None)
     assert len(listed(sealed).segments) == 2
@@ -372,12 +374,12 @@ def test_what_is_in_no_interval_of_this_broker_is_at_another_one(sealed: Log) ->
 def test_an_interval_of_which_nothing_is_left_is_left_at_once(sealed: Log) -> None:
     sealed.entry.start, sealed.entry.start_record = Position(5, 1, 0), 60
 
-    assert find(sealed, timestamp_us=0) == Place(Position(5, 1, 0), 60, 0, moved=True)
+    assert find(sealed, timestamp_us=0) == FoundPlace(Position(5, 1, 0), 60, 0, moved=True)
     assert listed(sealed) == Listing([], Position(5, 1, 0), complete=True)
 
 
 def test_an_interval_that_nothing_was_written_to_yet_has_a_place(log: Log) -> None:
     log.streamlet.hold(Holding((Interval(5, first_records=(60,), leads=False),)))
 
-    assert find(log, Position(5, 1, 0), timestamp_us=0) == Place(Position(5, 1, 0), 60, 0)
+    assert find(log, Position(5, 1, 0), timestamp_us=0) == FoundPlace(Position(5, 1, 0), 60, 0)
     assert listed(log, Position(5, 1, 0)) == Listing([], Position(5, 1, 0), complete=True)

@@ -18,8 +18,8 @@ from kera.broker.metrics import (
 )
 from kera.broker.recovery.progress import RecoveryTotals
 from kera.broker.replication.virtual_segment import ReplicationTotals
+from kera.broker.storage.index_repair import StartFindings
 from kera.broker.storage.jobs import RETRY_MS, DiskTotals
-from kera.broker.storage.restart import Found
 from tests.unit.broker.support import BROKER_ID, Broker, Engine, chunk, stream_info
 
 
@@ -44,7 +44,7 @@ def test_every_counter_is_explained_and_none_else() -> None:
     assert set(_TOTALS_HELP) == {field.name for field in fields(DiskTotals)}
     assert set(_REPLICATION_HELP) == {field.name for field in fields(ReplicationTotals)}
     assert {*_RECOVERY_HELP, "segments_to_come"} == {field.name for field in fields(RecoveryTotals)}
-    assert set(_FOUND_HELP) == {field.name for field in fields(Found)}
+    assert set(_FOUND_HELP) == {field.name for field in fields(StartFindings)}
 
 
 def changes(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from kera.broker.log.entry import state_of
 from kera.broker.log.read_plan import ReadPlan, plan_read
 from kera.broker.log.segment import SegmentState
 from kera.broker.log.streamlet import Streamlet
@@ -739,10 +740,10 @@ def test_where_readers_are_is_known_while_their_lanes_live(node: PushNode, reade
     other.subscribe(lane(), window_bytes=CHUNK_BYTES)
     node.run(disk=False)
     assert sorted(entry.readers.values()) == [(1, 1), (1, 2)]
-    assert entry.state_of(entry.resident[1, 1]) == SegmentState.GROUP
+    assert state_of(entry.resident[1, 1]) == SegmentState.GROUP
     other.cancel(1)
     assert list(entry.readers.values()) == [(1, 2)]
-    assert entry.state_of(entry.resident[1, 1]) == SegmentState.PROCESSED
+    assert state_of(entry.resident[1, 1]) == SegmentState.PROCESSED
     reader.connection.lost()
 
     assert entry.readers == {}

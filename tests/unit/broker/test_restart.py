@@ -14,7 +14,8 @@ from kera.broker.log.streamlet import Streamlet
 from kera.broker.records import EntryRecord
 from kera.broker.storage.index import SegmentIndex
 from kera.broker.storage.index_format import delete_segment, put_entry, put_removal
-from kera.broker.storage.restart import LOST_GROUPS_MAX, Found, Restart
+from kera.broker.storage.index_repair import StartFindings
+from kera.broker.storage.restart import LOST_GROUPS_MAX, Restart
 from kera.broker.storage.segment_files import SegmentStore
 from kera.core.chunk import verify_header
 from kera.core.errors import DataLost, InvalidCursor, StartError
@@ -46,7 +47,7 @@ class Launches:
         self.shm_dir = shm_dir
         self.root = root
         self.engine: Engine
-        self.found: Found
+        self.found: StartFindings
         self.running = False
 
     def start(self, *, index_whole: bool = True, was_closed: bool = False, slot_bytes: int = SLOT_BYTES) -> Engine:
@@ -149,7 +150,7 @@ def lost(log: Log, position: Position) -> Position:
 def test_the_first_launch_finds_nothing(launches: Launches) -> None:
     log = launches.begin()
 
-    assert launches.found == Found()
+    assert launches.found == StartFindings()
     assert log.read() == ([], Position(0, 0, 0))
     assert log.streamlet.next_group_id == 1
 

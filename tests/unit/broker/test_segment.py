@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from kera.broker.log.arena import SlotContent
-from kera.broker.log.entry import Entry
+from kera.broker.log.entry import Entry, state_of
 from kera.broker.log.scan import scan_segment
 from kera.broker.log.segment import Segment, SegmentState
 from kera.broker.records import ProducerRecord, SegmentAddress, SegmentRecord
@@ -217,10 +217,10 @@ def test_a_segment_goes_through_the_states_of_the_thesis(log: Log) -> None:
     entry, memory = log.entry, log.engine.memory
     log.append_many(5)
     first, second = entry.tail
-    assert [entry.state_of(segment) for segment in (first, second)] == [SegmentState.GROUP, SegmentState.HEAD]
+    assert [state_of(segment) for segment in (first, second)] == [SegmentState.GROUP, SegmentState.HEAD]
 
     entry.readers[1] = (1, 2)
-    assert entry.state_of(first) == SegmentState.PROCESSED
+    assert state_of(first) == SegmentState.PROCESSED
 
     log.engine.run()
     log.engine.fill_memory()
@@ -230,9 +230,9 @@ def test_a_segment_goes_through_the_states_of_the_thesis(log: Log) -> None:
     memory.loads.load(entry, (1, 1))
     (job,) = memory.plan()
     loading = entry.resident[1, 1]
-    assert entry.state_of(loading) == SegmentState.LOADING
+    assert state_of(loading) == SegmentState.LOADING
 
     log.engine.perform(job)
-    assert entry.state_of(loading) == SegmentState.PROCESSED
+    assert state_of(loading) == SegmentState.PROCESSED
     entry.readers.clear()
-    assert entry.state_of(loading) == SegmentState.GROUP
+    assert state_of(loading) == SegmentState.GROUP

@@ -8,7 +8,7 @@ The streamlets here have two segments of four chunks in a group, so a lane looks
 import pytest
 
 from kera.broker.log import read_plan as reading
-from kera.broker.log.entry import Waiter
+from kera.broker.log.entry import EntryListener
 from kera.broker.log.read_plan import end_record, first_record, lag_records, plan_read
 from kera.core.errors import DataLost, InvalidCursor
 from kera.core.ids import EARLIEST, Position
@@ -331,7 +331,7 @@ def test_the_ordinals_of_an_entry_span_its_records(log: Log, count: int) -> None
 # --- waiting -----------------------------------------------------------------------------------------------
 
 
-class Sleeper(Waiter):
+class Sleeper(EntryListener):
     def __init__(self) -> None:
         self.woken = 0
 

@@ -33,7 +33,7 @@ from kera.broker.records import (
 from kera.core.ids import EARLIEST, EntryId, Position
 
 
-class Waiter:
+class EntryListener:
     """A reader that waits for any of several entries."""
 
     __slots__ = ()
@@ -90,7 +90,7 @@ class Entry:
         self.tail: list[Segment] = []
         self.resident: dict[Key, Segment] = {}
         """What is in memory or on its way there: the tail, and stored segments that are kept or were loaded."""
-        self.waiters: set[Waiter] = set()
+        self.waiters: set[EntryListener] = set()
         """Readers to wake when the durable head moves."""
         self.readers: dict[int, Key] = {}
         """Where each connected reader is."""
@@ -187,20 +187,6 @@ class Entry:
         """The gap that `position` is in."""
         return next((gap for gap in self.gaps if gap.start <= position < gap.end), None)
 
-    def gaps_behind(self, position: Position) -> bool:
-        """Whether there is a gap at or behind `position`."""
-        return any(gap.end > position for gap in self.gaps)
-
-    def state_of(self, segment: Segment) -> SegmentState:
-        """Where in its life a segment in memory is."""
-        if segment.loading:
-            return SegmentState.LOADING
-        if not segment.closed:
-            return SegmentState.HEAD
-        if self.readers and self.distance(segment.key) is None:
-            return SegmentState.PROCESSED
-        return SegmentState.GROUP
-
     def distance(self, key: Key) -> tuple[int, int] | None:
         """How far the nearest reader has to go to this segment, in groups and segments; None when none will come."""
         behind = [reader for reader in self.readers.values() if reader <= key]
@@ -287,11 +273,6 @@ class Entry:
         self.stored_bytes -= length
         self.stored_segments -= 1
 
-    def leave_memory(self, segment: Segment) -> None:
-        """A segment is not in memory any more."""
-        if self.resident.get(segment.key) is segment:
-            del self.resident[segment.key]
-
     def move_start(self, position: Position, record: int) -> None:
         """What is before a position, and before the record there, is not there any more."""
         self.start, self.start_record = position, record
@@ -356,6 +337,18 @@ class Entries:
     def drop(self) -> None:
         """The streamlet is gone: who goes through all entries makes none any more."""
         self._gone = True
+
+
+def state_of(segment: Segment) -> SegmentState:
+    """Where in its life a segment in memory is."""
+    entry = segment.entry
+    if segment.loading:
+        return SegmentState.LOADING
+    if not segment.closed:
+        return SegmentState.HEAD
+    if entry.readers and entry.distance(segment.key) is None:
+        return SegmentState.PROCESSED
+    return SegmentState.GROUP
 
 
 def _key(segment: Segment) -> Key:

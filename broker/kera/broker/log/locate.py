@@ -52,7 +52,7 @@ class Progress(NamedTuple):
     """Ordinal at the start, as soon as it is known."""
 
 
-class Place(NamedTuple):
+class FoundPlace(NamedTuple):
     """The answer."""
 
     position: Position
@@ -67,7 +67,7 @@ class Place(NamedTuple):
 class Step(NamedTuple):
     """A search, as far as it got."""
 
-    place: Place | None
+    place: FoundPlace | None
     """None: `missing` has to be loaded before it can go on from `progress`."""
     progress: Progress
     walked: int
@@ -121,7 +121,7 @@ def locate(streamlet: Streamlet, index: int, query: Query, begun: Progress, segm
     if start is None:
         return Step(_moved(interval, index, begun.bytes), begun, 0)
     if start == EARLIEST:
-        return Step(Place(EARLIEST, entry.start_record, 0), begun, 0)
+        return Step(FoundPlace(EARLIEST, entry.start_record, 0), begun, 0)
     key, offset = resolve(streamlet, entry, start)
     if query.records_max is not None and begun.start_record is None:
         record = _record_at(streamlet, entry, key, offset)
@@ -141,7 +141,7 @@ def _walk(
         key, offset = piece.key, piece.offset
         here = begun._replace(position=Position(*key, offset), bytes=passed)
         if walked == segments_max:
-            return Step(Place(here.position, piece.found.first_record, passed, moved=True), here, walked, cut=True)
+            return Step(FoundPlace(here.position, piece.found.first_record, passed, moved=True), here, walked, cut=True)
         walked += 1
         _check_end(streamlet, piece, query.end)
         stop = _stop(piece, query, passed, begun.start_record or 0) if piece.limit > offset else offset
@@ -157,7 +157,7 @@ def _walk(
     record = _record_at(streamlet, entry, key, offset)
     if record is None:
         return Step(None, here, walked, missing=key)
-    return Step(Place(here.position, record, passed), here, walked)
+    return Step(FoundPlace(here.position, record, passed), here, walked)
 
 
 def list_segments(
@@ -241,8 +241,8 @@ def _goes_on_elsewhere(entry: Entry, interval: Interval, key: Key, here: Positio
     return interval.closed and (end is None or here < end) and following_in(entry, key, interval) is None
 
 
-def _moved(interval: Interval, index: int, passed: int) -> Place:
-    return Place(interval.following, interval.end_record(index), passed, moved=True)
+def _moved(interval: Interval, index: int, passed: int) -> FoundPlace:
+    return FoundPlace(interval.following, interval.end_record(index), passed, moved=True)
 
 
 # -- within a segment ------------------------------------------------------------------------------------------

@@ -107,7 +107,13 @@ def _plan_at_head(streamlet: Streamlet, entry: Entry, start: Position, bytes_max
     None in all other cases. An open segment is of the last interval, and that is here; there is nothing behind it.
     """
     segment = entry.head
-    if segment is None or start[:2] != segment.key or segment.holes or entry.gaps_behind(start) or start < entry.start:
+    if (
+        segment is None
+        or start[:2] != segment.key
+        or segment.holes
+        or any(gap.end > start for gap in entry.gaps)
+        or start < entry.start
+    ):
         return None
     offset, durable_head = start.offset, segment.durable_head
     if not (offset < durable_head <= offset + bytes_max and segment.is_boundary(offset)):

@@ -45,7 +45,7 @@ class Rules(NamedTuple):
         return bool(self.age_us or self.bytes_max or (self.consumed and self.consumer_groups))
 
 
-class Start(NamedTuple):
+class NewStart(NamedTuple):
     """Where an entry is to start from now on."""
 
     entry: Entry
@@ -63,14 +63,14 @@ class _Aged(NamedTuple):
     """When its last chunk was appended, as far as can be believed."""
 
 
-def new_starts(streamlet: Streamlet, rules: Rules, now_us: int) -> list[Start]:
+def new_starts(streamlet: Streamlet, rules: Rules, now_us: int) -> list[NewStart]:
     """The entries that have something to lose, and where they are to start; `now_us` is the broker's time of day."""
     if not rules:
         return []
     walks = {entry: _with_age(_removable(entry, rules), now_us) for entry in streamlet.entries.made}
     heads = {entry: found for entry, walk in walks.items() if (found := next(walk, None)) is not None}
     surplus = streamlet.length_bytes - rules.bytes_max if rules.bytes_max else 0
-    starts: dict[Entry, Start] = {}
+    starts: dict[Entry, NewStart] = {}
     for _ in range(SEGMENTS_MAX):
         if not heads:
             break
@@ -120,6 +120,6 @@ def _removable(entry: Entry, rules: Rules) -> Iterator[tuple[Key, Segment | Segm
         yield key, segment
 
 
-def _behind(entry: Entry, key: Key, segment: Segment | SegmentRecord) -> Start:
+def _behind(entry: Entry, key: Key, segment: Segment | SegmentRecord) -> NewStart:
     # Its end, not the start of the next one: who has read it to its end has missed nothing.
-    return Start(entry, Position(*key, length_of(segment)), segment.first_record + segment.record_count)
+    return NewStart(entry, Position(*key, length_of(segment)), segment.first_record + segment.record_count)

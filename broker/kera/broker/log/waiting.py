@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 
-from kera.broker.log.entry import Entry, Waiter
+from kera.broker.log.entry import Entry, EntryListener
 from kera.broker.slices import Slices
 from kera.core.done import Done
 from kera.core.errors import KeraError
@@ -14,7 +14,7 @@ FORGOTTEN_AT_ONCE = 1024
 """Entries that a request has waited for; then it is looked whether others have their turn."""
 
 
-class EntriesWaiter(Waiter):
+class EntriesWaiter(EntryListener):
     """Waits for any of several entries, from when each was looked at."""
 
     def __init__(self, slices: Slices) -> None:
@@ -28,7 +28,7 @@ class EntriesWaiter(Waiter):
         entry.waiters.add(self)
 
     def wake(self) -> None:
-        """See `Waiter`."""
+        """See `EntryListener`."""
         if not self._future.done():
             self._future.set_result(None)
 

@@ -80,7 +80,7 @@ class Coverage:
     def keep_streams(self, stream_ids: set[int]) -> None:
         """Retire what the index has of other streams than these; of streams that are never opened it stays as it is."""
         for segment in [each for each in self.segments.values() if each.stream_id not in stream_ids]:
-            self._retire_unseen(segment)
+            self._retire(segment, seen=False)
 
     def knows(self, stream_id: int) -> bool:
         """Whether any virtual segment of a stream is known."""
@@ -124,7 +124,7 @@ class Coverage:
                 self._covering[address].append(segment)
                 segment.live += 1
         if not segment.live:
-            self._retire_unseen(segment)
+            self._retire(segment, seen=False)
         elif len(segment.backups) < segment.wanted:
             self.deficient[segment] = None
         for backup_id in self.draining:
@@ -144,14 +144,11 @@ class Coverage:
         self._of_stream.pop(stream_id, None)
         self._adopted.discard(stream_id)
 
-    def _retire_unseen(self, segment: VirtualSegment) -> None:
-        """Nothing of it was ever seen here in this launch: somebody may be recovering from it."""
-        self._retire(segment, free=segment.virtual_segment_id >= self.spare_before)
-
-    def _retire(self, segment: VirtualSegment, *, free: bool = True) -> None:
+    def _retire(self, segment: VirtualSegment, *, seen: bool = True) -> None:
+        """Not `seen`: nothing of it was ever here in this launch, and somebody may be recovering from it."""
         self._totals.virtual_segments_retired += 1
         self._note([delete_virtual_segment(segment)], nothing)
-        self._forget(segment, free=free)
+        self._forget(segment, free=seen or segment.virtual_segment_id >= self.spare_before)
 
     def _forget(self, segment: VirtualSegment, *, free: bool = True) -> None:
         del self.segments[segment.virtual_segment_id]

@@ -30,10 +30,10 @@ from kera.broker.log.segment import Segment
 from kera.broker.replication.limits import ReplicationLimits
 from kera.broker.replication.virtual_segment import (
     Batch,
-    ChunkRun,
     Extent,
     Free,
     ReplicationTotals,
+    SegmentRun,
     VirtualSegment,
 )
 from kera.core.errors import KeraError, invariant
@@ -114,7 +114,7 @@ class VirtualLog:
             batch, run = Batch(now_ms), None
             self._queue.append(batch)
         if run is None:
-            batch.runs[segment] = ChunkRun(segment, start, end)
+            batch.runs[segment] = SegmentRun(segment, start, end)
         else:
             run.end = end
         batch.length += size

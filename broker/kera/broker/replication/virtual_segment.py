@@ -28,7 +28,7 @@ class Free:
     virtual_segment_ids: tuple[int, ...]
 
 
-class ChunkRun:
+class SegmentRun:
     """A reference to chunks that follow each other in a segment, which stays in memory meanwhile."""
 
     __slots__ = ("end", "segment", "start")
@@ -60,7 +60,7 @@ class Batch:
     )
 
     def __init__(self, now_ms: int) -> None:
-        self.runs: dict[Segment, ChunkRun] = {}
+        self.runs: dict[Segment, SegmentRun] = {}
         self.length = 0
         self.persist = False
         """To the disks of the backups."""
@@ -81,7 +81,7 @@ class Batch:
         self.over = False
         """It is completed, or given up."""
 
-    def takes(self, run: ChunkRun | None, start: int, size: int, now_ms: int, bytes_max: int) -> bool:
+    def takes(self, run: SegmentRun | None, start: int, size: int, now_ms: int, bytes_max: int) -> bool:
         """Whether more chunks can go with it; `run`: what it has of their segment.
 
         One that has waited for long takes none: who waits for it loses patience at the same time.
@@ -173,7 +173,7 @@ class VirtualSegment:
         self.written = False
         """The index has it."""
 
-    def cover(self, run: ChunkRun) -> None:
+    def cover(self, run: SegmentRun) -> None:
         """A run is complete."""
         address = run.segment.address
         newest = self._newest.get(address)

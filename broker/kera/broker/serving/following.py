@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 from weakref import WeakValueDictionary
 
-from kera.broker.log.entry import Entry, Waiter
+from kera.broker.log.entry import Entry, EntryListener
 from kera.broker.records import Key
 from kera.broker.serving.cursors import position_of
 from kera.broker.serving.fetch import place_of
@@ -85,7 +85,7 @@ class Follower:
         )
 
 
-class _Watched(Waiter):
+class _Watched(EntryListener):
     """An entry with followers, of whichever readers: what an append wakes, and has to pay for, is this alone."""
 
     __slots__ = ("__weakref__", "_asleep", "_followers", "_places", "_slices", "_waking", "_woken_at_once", "entry")
@@ -139,7 +139,7 @@ class _Watched(Waiter):
                 del self.entry.readers[id(count)]
 
     def wake(self) -> None:
-        """See `Waiter`. Few are woken at once, many in the loop's next rounds."""
+        """See `EntryListener`. Few are woken at once, many in the loop's next rounds."""
         if self._asleep:
             self._waking.extend(self._asleep)
             self._asleep = {}

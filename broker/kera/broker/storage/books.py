@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from kera.broker.log.entry import Entry
 from kera.broker.log.events import Events
-from kera.broker.storage.disk_state import DiskState
+from kera.broker.storage.disk_health import DiskHealth
 from kera.broker.storage.jobs import DiskTotals
 from kera.broker.storage.physical_ids import PhysicalIds
 
@@ -16,7 +16,7 @@ class Books:
     """See the head of this module."""
 
     ids: PhysicalIds
-    disk: DiskState
+    disk: DiskHealth
     events: Events
     totals: DiskTotals = field(default_factory=DiskTotals)
     locked: set[Entry] = field(default_factory=set)

@@ -108,12 +108,12 @@ class SegmentIndex:
 
     def meta(self) -> dict[str, Any]:
         """What the broker remembers of itself; empty for a new index."""
-        value = self._get(_META)
+        value = self.record(_META)
         return {} if value is None else dict(json.loads(value))
 
     def segment(self, address: SegmentAddress) -> SegmentRecord | None:
         """The record of a segment, None when it is not on disk."""
-        value = self._get(segment_key(address))
+        value = self.record(segment_key(address))
         return None if value is None else segment_record(value)
 
     def following(self, address: SegmentAddress) -> tuple[SegmentAddress, SegmentRecord] | None:
@@ -135,7 +135,7 @@ class SegmentIndex:
 
     def entry(self, entry: EntryId) -> EntryRecord | None:
         """The record of an entry, None when nothing of it was ever stored."""
-        value = self._get(ENTRY_KEY.pack(b"e", *entry))
+        value = self.record(ENTRY_KEY.pack(b"e", *entry))
         return None if value is None else entry_record(value)
 
     def entries(self) -> Iterator[EntryId]:
@@ -176,7 +176,7 @@ class SegmentIndex:
 
     def origin(self, stream_id: int, streamlet_id: int) -> OriginRecord | None:
         """What was taken over of a streamlet; None: nothing, or it is all here for good."""
-        value = self._get(ORIGIN_KEY.pack(b"o", stream_id, streamlet_id))
+        value = self.record(ORIGIN_KEY.pack(b"o", stream_id, streamlet_id))
         return None if value is None else origin_record(value)
 
     def segments_of_streamlet(
@@ -211,7 +211,8 @@ class SegmentIndex:
                 there = cursor.prev()
         return found[::-1]
 
-    def _get(self, key: bytes) -> bytes | None:
+    def record(self, key: bytes) -> bytes | None:
+        """The value of a key without its checksum; None when there is none that is intact."""
         with self._environment.begin() as transaction:
             value = transaction.get(key)
         return None if value is None or not intact(key, value) else value[: -CRC.size]
@@ -222,10 +223,6 @@ class SegmentIndex:
             if not cursor.set_range(key) or not cursor.key().startswith(prefix):
                 return None
             return cursor.key(), cursor.value()
-
-    def record(self, key: bytes) -> bytes | None:
-        """The value of a key without its checksum; None when there is none that is intact."""
-        return self._get(key)
 
     def records(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         """All keys with this prefix, and their values without the checksum."""

@@ -16,7 +16,7 @@ from kera.broker.log.segment import Segment
 from kera.broker.records import Key, SegmentRecord
 from kera.broker.storage.books import Books
 from kera.broker.storage.jobs import LoadJob
-from kera.broker.storage.slots import Slots
+from kera.broker.storage.slots import SegmentSlots
 from kera.core.done import Done
 from kera.core.errors import DiskFailed, KeraError, Recovering, Unavailable
 from kera.core.telemetry import get_logger
@@ -32,7 +32,7 @@ AWAITED_MS = 4_000
 class Loads:
     """See the head of this module."""
 
-    def __init__(self, slots: Slots, books: Books) -> None:
+    def __init__(self, slots: SegmentSlots, books: Books) -> None:
         self._slots = slots
         self._books = books
         self._wanted: dict[tuple[Entry, Key], None] = {}

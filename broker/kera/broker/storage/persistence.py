@@ -23,14 +23,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kera.broker.log.arena import Arena
-from kera.broker.log.entry import Entry
+from kera.broker.log.entry import Entry, state_of
 from kera.broker.log.events import Events
 from kera.broker.log.segment import Segment
 from kera.broker.log.streamlet import Streamlet
 from kera.broker.records import Key
 from kera.broker.storage.arrivals import Arrivals
 from kera.broker.storage.books import Books
-from kera.broker.storage.disk_state import DiskState
+from kera.broker.storage.disk_health import DiskHealth
 from kera.broker.storage.group_commits import GroupCommits
 from kera.broker.storage.index import SegmentIndex
 from kera.broker.storage.index_writer import IndexWriter
@@ -39,7 +39,7 @@ from kera.broker.storage.loads import Loads
 from kera.broker.storage.physical_ids import PhysicalIds
 from kera.broker.storage.removals import Removals
 from kera.broker.storage.segment_writer import SegmentWriter
-from kera.broker.storage.slots import Slots
+from kera.broker.storage.slots import SegmentSlots
 
 
 class PersistenceManager:
@@ -62,14 +62,14 @@ class PersistenceManager:
         """Set by `tick`."""
         self.now_us = now_us
         """The time of day, likewise. It says when something was appended, and decides nothing here."""
-        books = Books(ids, DiskState(index.path.parent), events)
+        books = Books(ids, DiskHealth(index.path.parent), events)
         self.ids = ids
         self.events = events
         self.disk = books.disk
         self.totals = books.totals
         self.locked = books.locked
         """Entries with a change of their records under way."""
-        self.slots = Slots(arena, books, reserve_slots)
+        self.slots = SegmentSlots(arena, books, reserve_slots)
         self.loads = Loads(self.slots, books)
         self.arrivals = Arrivals(index, books, on_arrived=self._arrived)
         self.removals = Removals(index, books)
@@ -236,5 +236,5 @@ class PersistenceManager:
         counts: dict[str, int] = {"head": 0, "group": 0, "processed": 0, "loading": self.loads.in_flight}
         for segments in (self.segments.heads, self.segments.closed, self.slots.stored):
             for segment in segments:
-                counts[segment.entry.state_of(segment).value] += 1
+                counts[state_of(segment).value] += 1
         return counts

@@ -21,7 +21,7 @@ from kera.broker.storage.index_format import put_entry, put_producer
 from kera.broker.storage.index_writer import IndexWriter
 from kera.broker.storage.jobs import StoreJob, WritePart
 from kera.broker.storage.removals import Removals
-from kera.broker.storage.slots import Slots
+from kera.broker.storage.slots import SegmentSlots
 
 FLUSH_SEGMENTS_MAX = 32
 """In one job: with their index records committed together."""
@@ -32,7 +32,7 @@ class SegmentWriter:
 
     def __init__(
         self,
-        slots: Slots,
+        slots: SegmentSlots,
         commits: GroupCommits,
         index_writer: IndexWriter,
         removals: Removals,

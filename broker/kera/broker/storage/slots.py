@@ -29,7 +29,7 @@ WANTED_MS_MIN = 500
 """The same when another reader waits for its slot, and no other can be had."""
 
 
-class Slots:
+class SegmentSlots:
     """See the head of this module."""
 
     def __init__(self, arena: Arena, books: Books, reserve_slots: int | None = None) -> None:
@@ -137,7 +137,7 @@ class Slots:
         """A stored segment is not in memory any more."""
         self.stored.pop(segment, None)
         self._kept.pop(segment, None)
-        segment.entry.leave_memory(segment)
+        _leave_memory(segment)
 
     # -- what was loaded -------------------------------------------------------------------------------------------
 
@@ -153,7 +153,7 @@ class Slots:
             self._kept[segment] = now_ms + WANTED_MS
             self.stored[segment] = None
         else:
-            segment.entry.leave_memory(segment)
+            _leave_memory(segment)
             segment.slot.retire()
 
     @property
@@ -172,3 +172,9 @@ class Slots:
         for segment in late:
             del self._kept[segment]
         return bool(late)
+
+
+def _leave_memory(segment: Segment) -> None:
+    resident = segment.entry.resident
+    if resident.get(segment.key) is segment:
+        del resident[segment.key]

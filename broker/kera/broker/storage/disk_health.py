@@ -12,7 +12,7 @@ from kera.core.telemetry import get_logger
 log = get_logger("kera.persistence")
 
 
-class DiskState:
+class DiskHealth:
     """See the head of this module."""
 
     def __init__(self, directory: Path) -> None:

@@ -1,0 +1,156 @@
+"""Makes the index anew from the segment files, in whole or in part; and what a start has found, for the metrics."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+from kera.broker.records import Change, EntryRecord, ProducerRecord, SegmentAddress, SegmentRecord
+from kera.broker.storage.index import SegmentIndex
+from kera.broker.storage.index_format import put_entry, put_producer, put_segment
+from kera.broker.storage.segment_files import SegmentStore, record_of, report_damage
+from kera.core.chunk import ChunkHeader
+from kera.core.ids import EARLIEST, EntryId, Position
+from kera.core.telemetry import get_logger
+
+log = get_logger("kera.restart")
+
+UNKNOWN_CRC = 0
+"""Makes a load look at each chunk: right for a file that a crash has cut."""
+
+
+@dataclass(slots=True)
+class StartFindings:
+    """What the start has found, for the log and the metrics."""
+
+    attached: bool = False
+    """The arena of the last launch."""
+    lost_memory: bool = False
+    """The last launch did not stop by itself, and its arena is gone."""
+    repaired: bool = False
+    """The index was made anew, in whole or in part."""
+    segments_in_memory: int = 0
+    bytes_in_memory: int = 0
+    open_files: int = 0
+    torn_tails: int = 0
+    torn_bytes: int = 0
+    chunks_damaged: int = 0
+
+
+def producers_of(headers: list[ChunkHeader], known: dict[int, ProducerRecord]) -> dict[int, ProducerRecord]:
+    """Bring `known` up to date with chunks; returns it."""
+    for header in headers:
+        state = ProducerRecord(header.producer_epoch, header.sequence + 1)
+        known[header.producer_id] = max(known.get(header.producer_id, state), state)
+    return known
+
+
+def entry_with(entry: EntryRecord, address: SegmentAddress, record: SegmentRecord) -> EntryRecord:
+    """`entry` with one more stored segment behind its others."""
+    start, start_record = entry.start, entry.start_record
+    if start == EARLIEST:
+        start, start_record = Position(address.group_id, address.segment_id, 0), record.first_record
+    return entry._replace(
+        start=start,
+        start_record=start_record,
+        next_record=record.first_record + record.record_count,
+        stored_bytes=entry.stored_bytes + record.length,
+        stored_segments=entry.stored_segments + 1,
+        last_group_id=address.group_id,
+        last_segment_id=address.segment_id,
+    )
+
+
+def repair_index(store: SegmentStore, found: StartFindings, in_memory: set[SegmentAddress]) -> None:
+    """Make records anew for all segment files that have none, and then the entries' from all segments.
+
+    The newest segments of an entry, as far as they are `in_memory`, count as unfinished on disk: memory may have more.
+    """
+    index = store.index
+    known = {record.physical_id for _, record in index.all_segments()}
+    removals = set(index.removals())
+    changes: list[Change] = []
+    last_id = max(known, default=0)
+    segments: dict[SegmentAddress, SegmentRecord] = dict(index.all_segments())
+    producers: dict[tuple[int, int], dict[int, ProducerRecord]] = defaultdict(dict)
+    for physical_id in store.physical_ids():
+        last_id = max(last_id, physical_id)
+        if physical_id in known or physical_id in removals:
+            continue
+        path = store.path(physical_id)
+        try:
+            scan = store.scan_file(physical_id)
+        except OSError as error:
+            log.error("cannot read a segment file", path=str(path), error=str(error))
+            continue
+        if scan.address is None or not scan.headers:
+            log.warning("a segment file has no chunk", path=str(path))
+            continue
+        if scan.torn_bytes:
+            found.torn_tails += 1
+            found.torn_bytes += scan.torn_bytes
+            log.warning("cut a torn tail", path=str(path), offset=scan.end, length_bytes=scan.torn_bytes)
+        found.chunks_damaged += len(scan.holes)
+        report_damage(path, scan)
+        record = record_of(physical_id, scan, UNKNOWN_CRC, store.written_us(physical_id))
+        older = segments.get(scan.address)
+        if older is not None and older.length >= record.length:
+            continue  # an abandoned file of the same segment
+        segments[scan.address] = record
+        changes.append(put_segment(scan.address, record))
+        producers_of(scan.headers, producers[scan.address[:2]])
+    for address in _newest_in_memory(segments, in_memory):
+        segments[address] = segments[address]._replace(open=True, length=0)
+        changes.append(put_segment(address, segments[address]))
+    changes += _entries_anew(index, segments)
+    # Segments that had yet to come from backups may be among what was lost: they are looked for again.
+    changes += [(key, None) for key, _ in index.records(b"o")]
+    for (stream_id, streamlet_id), states in producers.items():
+        stored = index.producers(stream_id, streamlet_id)
+        for producer_id, state in states.items():
+            newest = max(state, stored.get(producer_id, state))
+            changes.append(put_producer(stream_id, streamlet_id, producer_id, newest))
+    meta = index.meta()
+    meta["next_physical_id"] = meta["first_unsettled_id"] = max(last_id + 1, meta.get("next_physical_id", 1))
+    meta["clean"] = False
+    index.commit(changes, meta)
+    log.warning("made the index anew from the segment files", segments=len(segments))
+
+
+def _newest_in_memory(
+    segments: dict[SegmentAddress, SegmentRecord], in_memory: set[SegmentAddress]
+) -> list[SegmentAddress]:
+    found: list[SegmentAddress] = []
+    finished: set[EntryId] = set()
+    for address in sorted(segments, reverse=True):
+        entry = EntryId(*address[:3])
+        if entry in finished:
+            continue
+        if address in in_memory:
+            found.append(address)
+        else:
+            finished.add(entry)
+    return found
+
+
+def _entries_anew(index: SegmentIndex, segments: dict[SegmentAddress, SegmentRecord]) -> list[Change]:
+    by_entry: dict[EntryId, list[tuple[SegmentAddress, SegmentRecord]]] = defaultdict(list)
+    for address, record in sorted(segments.items()):
+        by_entry[EntryId(*address[:3])].append((address, record))
+    changes = []
+    for entry_id, items in by_entry.items():
+        old = index.entry(entry_id) or EntryRecord()
+        entry = EntryRecord(gaps=old.gaps)
+        for address, record in items:
+            if not record.open:
+                entry = entry_with(entry, address, record)
+        if entry.start < old.start:
+            entry = entry._replace(start=old.start, start_record=old.start_record)
+        if (old.last_group_id, old.last_segment_id) > (entry.last_group_id, entry.last_segment_id):
+            entry = entry._replace(
+                last_group_id=old.last_group_id,
+                last_segment_id=old.last_segment_id,
+                next_record=max(entry.next_record, old.next_record),
+            )
+        changes.append(put_entry(entry_id, entry))
+    return changes
