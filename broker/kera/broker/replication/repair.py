@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from kera.broker.log.entry import Entry
 from kera.broker.log.segment import Segment
+from kera.broker.log.waiting import until_done
 from kera.broker.records import SegmentAddress
 from kera.broker.replication.manager import Replication
-from kera.broker.replication.virtual_segment import Extent, VirtualSegment
+from kera.broker.replication.virtual_segment import Batch, Extent, VirtualSegment
 from kera.broker.storage.persistence import PersistenceManager
 from kera.core.done import Done
 from kera.core.errors import KeraError
@@ -103,14 +105,18 @@ class Repair:
         try:
             for first, last in segment.pieces(start, end, self._replication.limits.request_bytes_max):
                 await self._wait_for_turn(last - first)
-                outcome: asyncio.Future[KeraError | None] = self._loop.create_future()
-                batch = self._replication.backlog.cover(segment, first, last, _once(outcome))
+                batch: Batch | None = None
+
+                def begin(done: Done, first: int = first, last: int = last) -> None:
+                    nonlocal batch
+                    batch = self._replication.backlog.cover(segment, first, last, done)
+                    if batch is None:
+                        done(None)  # the stream is gone
+                    self._pump()
+
+                await until_done(begin)
                 if batch is None:
-                    return  # the stream is gone
-                self._pump()
-                error = await outcome
-                if error is not None:
-                    raise error
+                    return
                 if batch.place is not None:
                     places.add(batch.place)
         finally:
@@ -125,22 +131,10 @@ class Repair:
                 return None
             if isinstance(found, Segment) and not found.loading:
                 return found
-            outcome: asyncio.Future[KeraError | None] = self._loop.create_future()
-            self._memory.loads.load(entry, (address.group_id, address.segment_id), _once(outcome))
-            error = await outcome
-            if error is not None:
-                raise error
+            await until_done(partial(self._memory.loads.load, entry, (address.group_id, address.segment_id)))
 
     async def _wait_for_turn(self, size: int) -> None:
         now_s = self._loop.time()
         if self._free_s > now_s:
             await asyncio.sleep(self._free_s - now_s)
         self._free_s = max(self._free_s, self._loop.time()) + size / self._bytes_per_s()
-
-
-def _once(outcome: asyncio.Future[KeraError | None]) -> Done:
-    def done(error: KeraError | None) -> None:
-        if not outcome.done():
-            outcome.set_result(error)
-
-    return done
