@@ -24,7 +24,7 @@ from kera.client.types import StreamDescription
 from kera.core.chunk import Placement, encode_payload, place_chunk
 from kera.core.rpc import Service
 from kera.core.rpc.frame_client import FrameChannel
-from kera.core.rpc.frame_server import _ServerConnection, _Shared
+from kera.core.rpc.frame_server import FrameServer, ServerConnection
 from kera.core.rpc.frames import FrameHeader, Kind, decode_header, encode_frame
 from kera.core.rpc.method import Method
 from kera.core.schema import DEFAULT_SCHEMA, schema_to_bytes
@@ -198,9 +198,8 @@ def placed_chunks(load: Load) -> bytes:
     return b"".join(chunks)
 
 
-def daemon_connection(service: Service) -> tuple[_ServerConnection, Wire]:
+def daemon_connection(service: Service) -> tuple[ServerConnection, Wire]:
     """A client's connection to a daemon, at the daemon's side."""
-    methods = {method.number: (method, handler) for method, handler in service.items()}
-    connection, wire = _ServerConnection(_Shared(methods, MESSAGE_BYTES_MAX), "unix"), Wire()
+    connection, wire = FrameServer(service, bulk_bytes_max=MESSAGE_BYTES_MAX).accept("unix"), Wire()
     connection.connection_made(wire)
     return connection, wire

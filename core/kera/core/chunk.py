@@ -54,7 +54,6 @@ _PRODUCER = struct.Struct("<4sBBHIIQIIQIIQqqqI")  # bytes 0..83
 _PLACEMENT = struct.Struct("<QIIQQI")  # bytes 88..123
 _CRC = struct.Struct("<I")
 _HEADER = struct.Struct("<4sBBHIIQIIQIIQqqqIIQIIQQII")
-_SIZES = struct.Struct("<4sBBHI")
 HEADER_CRC_AT = 84
 PLACEMENT_AT = 88
 PLACEMENT_CRC_AT = 124

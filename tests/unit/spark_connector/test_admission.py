@@ -22,7 +22,6 @@ def shares(waiting: dict[EntryName, Waiting], limits: BatchLimits) -> dict[Entry
 
 def test_without_limits_all_is_taken() -> None:
     assert shares({A: there(900), C: there(100)}, BatchLimits()) == {}
-    assert not BatchLimits(records_min=1).bounded
 
 
 def test_shares_of_records_follow_what_waits_and_leave_no_entry_out() -> None:

@@ -3,17 +3,18 @@
 Back-pressure: a connection's requests are left where they are, on the network and in the staging buffer, while the peer
 does not take its replies (`SEND_BUFFER_BYTES_MAX`) or while `REQUESTS_IN_FLIGHT_MAX` of its requests wait for an
 answer; so what a connection holds is bounded by that and the replies to requests it has taken before. A peer that has
-to take replies and takes no byte of them for `STALLED_S` is disconnected: what they hold is needed by others.
+to take replies and takes no byte of them for `Timing.stalled_s` is disconnected: what they hold is needed by others.
 
-Connections are bounded (``connections``): one too many has the idlest closed, or is refused. Every `SWEEP_S` the server
-looks at all of them: one whose frame has not come whole within `FRAME_S_MAX` is closed, and memory that a large request
-has left is let go of when nothing has come since the last look.
+Connections are bounded (``connections``): one too many has the idlest closed, or is refused. Every `Timing.sweep_s` the
+server looks at all of them: one whose frame has not come whole within `Timing.frame_s_max` is closed, and memory that a
+large request has left is let go of when nothing has come since the last look.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -36,6 +37,7 @@ from kera.core.rpc.frames import (
 from kera.core.rpc.handling import deferred_reply, error_reply, run_handler
 from kera.core.rpc.limits import BULK_BYTES_MAX, REQUESTS_IN_FLIGHT_MAX, SEND_BUFFER_BYTES_MAX, check_request
 from kera.core.rpc.method import Call, Handler, Method, Peer, Reply, Service
+from kera.core.rpc.outbox import Outbox
 from kera.core.rpc.sockets import SERVER, tune
 from kera.core.rpc.unix_socket import bind_unix
 from kera.core.rpc.wire import error_to_message, parse
@@ -46,16 +48,25 @@ log = get_logger("kera.frames")
 
 _REQUEST, _REPLY = Kind.REQUEST, Kind.REPLY
 """Finding a member of an enumeration takes longer than looking at it, and is done for each frame."""
-GATHERED_BYTES_MAX = 64 << 10
-"""Of replies that are sent together."""
-FRAME_S_MAX = 30.0
-"""From a frame's first byte to its last one, while the server takes them."""
-SWEEP_S = 5.0
 REFUSALS_LOGGED_S = 10.0
-STALLED_S = 30.0
-"""For which a peer may take nothing of the replies that wait for it; on the loop's clock."""
 _ABORT_S = 1.0
 """An aborted connection is gone in the loop's next round; this only bounds a wait that would be for ever."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """How long a server has patience."""
+
+    frame_s_max: float = 30.0
+    """From a frame's first byte to its last one, while the server takes them."""
+    sweep_s: float = 5.0
+    """Between two looks at all connections."""
+    stalled_s: float = 30.0
+    """For which a peer may take nothing of the replies that wait for it; on the loop's clock."""
+    slice_s: float = SLICE_S
+    """For which the requests of one connection are handled while others wait."""
+    now_s: Callable[[], float] = perf_counter
+    """The clock of slices."""
 
 
 @dataclass(slots=True)
@@ -64,8 +75,9 @@ class _Shared:
 
     methods: dict[int, tuple[Method[Any, Any], Handler]]
     bulk_bytes_max: int
-    connections_max: int = CONNECTIONS_MAX_DEFAULT
-    connections: dict[_ServerConnection, None] = field(default_factory=dict)
+    connections_max: int
+    timing: Timing
+    connections: dict[ServerConnection, None] = field(default_factory=dict)
     """In the order in which they came: of several that were quiet for as long, the older one makes room."""
     evicted: int = 0
     """Connections that were closed to make room."""
@@ -77,7 +89,7 @@ class _Shared:
     closing: bool = False
     """A connection that was being accepted when the server closed must not outlive it."""
 
-    def admit(self, new: _ServerConnection, now_s: float) -> bool:
+    def admit(self, new: ServerConnection, now_s: float) -> bool:
         """Whether there is room for a connection, if need be by closing another one."""
         if len(self.connections) < self.connections_max:
             self.connections[new] = None
@@ -105,9 +117,10 @@ class FrameServer:
         *,
         bulk_bytes_max: int = BULK_BYTES_MAX,
         connections_max: int = CONNECTIONS_MAX_DEFAULT,
+        timing: Timing = Timing(),
     ) -> None:
         methods = {method.number: (method, handler) for method, handler in service.items()}
-        self._shared = _Shared(methods, bulk_bytes_max, connections_max)
+        self._shared = _Shared(methods, bulk_bytes_max, connections_max, timing)
         self._sweeping: asyncio.TimerHandle | None = None
         self._servers: list[asyncio.Server] = []
         self._unix_paths: list[Path] = []
@@ -116,9 +129,7 @@ class FrameServer:
         """Serve on `host`:`port` (0: any free one); returns the port. Raises `PortTaken`."""
         loop = asyncio.get_running_loop()
         try:
-            server = await loop.create_server(
-                lambda: _ServerConnection(self._shared, "tcp"), host, port, backlog=BACKLOG
-            )
+            server = await loop.create_server(partial(self.accept, "tcp"), host, port, backlog=BACKLOG)
         except OSError as error:
             raise PortTaken(
                 f"frames: cannot listen on {join_address(host, port)}: {reason_of(error)}; choose another port",
@@ -136,18 +147,30 @@ class FrameServer:
         loop = asyncio.get_running_loop()
         try:
             sock = bind_unix(path)
-            server = await loop.create_unix_server(
-                lambda: _ServerConnection(self._shared, "unix"), sock=sock, backlog=BACKLOG
-            )
+            server = await loop.create_unix_server(partial(self.accept, "unix"), sock=sock, backlog=BACKLOG)
         except OSError as error:
             raise PathNotWritable(f"cannot listen on unix socket {path}: {reason_of(error)}", path=str(path)) from error
         self._listens(server)
         self._unix_paths.append(path)
 
+    def accept(self, transport: str) -> ServerConnection:
+        """The serving end of a connection that is about to be made over `transport`."""
+        return ServerConnection(self._shared, transport)
+
     @property
     def connections(self) -> int:
         """How many there are now."""
         return len(self._shared.connections)
+
+    @property
+    def requests_in_flight(self) -> int:
+        """That wait for their answers."""
+        return sum(connection.requests_in_flight for connection in self._shared.connections)
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Of replies that peers have not taken yet."""
+        return sum(connection.outbox.unsent_bytes for connection in self._shared.connections)
 
     def _listens(self, server: asyncio.Server) -> None:
         self._servers.append(server)
@@ -158,7 +181,7 @@ class FrameServer:
         loop = asyncio.get_running_loop()
         for connection in list(self._shared.connections):
             connection.sweep(loop.time())
-        self._sweeping = loop.call_later(SWEEP_S, self._sweep)
+        self._sweeping = loop.call_later(self._shared.timing.sweep_s, self._sweep)
 
     async def close(self, grace_s: float = 0.5) -> None:
         """Stop listening and close all connections; replies that are under way get `grace_s` to leave."""
@@ -182,7 +205,7 @@ class FrameServer:
         await asyncio.wait(lost, timeout=_ABORT_S)
 
 
-class _ServerConnection(FrameProtocol):
+class ServerConnection(FrameProtocol):
     """One client. Handlers run inline, in the order of their requests; replies may be deferred."""
 
     def __init__(self, shared: _Shared, transport: str) -> None:
@@ -191,9 +214,9 @@ class _ServerConnection(FrameProtocol):
         self._peer = Peer(transport, "")
         self._waiting: set[asyncio.Future[Reply[Any]]] = set()
         self._receive = memoryview(b"")  # reused for every large bulk; its bytes are consumed inside the handler
-        self._gathered: list[bytes] = []  # replies that go with the next one, or when all that arrived is handled
-        self._gathered_bytes = 0
-        self._flushing_soon = False
+        self.outbox = Outbox(self._loop, shared.timing.stalled_s, self._peer_stalled)
+        """Replies; those that are gathered leave when all that has arrived is handled."""
+        self._now_s, self._slice_s = shared.timing.now_s, shared.timing.slice_s
         self._paused_by_peer = False
         self._resting = False
         """It waits for its turn."""
@@ -209,12 +232,11 @@ class _ServerConnection(FrameProtocol):
         self._frames_swept = -1
         self._unfinished_s: float | None = None
         """Since when the same frame is unfinished, as the sweeps have seen it."""
-        self._stalled: asyncio.TimerHandle | None = None
         self.lost: asyncio.Future[None] = self._loop.create_future()
 
     def close(self) -> None:
         """Take no further request, and go when the replies have left."""
-        self._flush()
+        self.outbox.flush()
         if self._transport is not None:
             self._transport.close()
 
@@ -231,9 +253,17 @@ class _ServerConnection(FrameProtocol):
     @property
     def evictable(self) -> bool:
         """See `Quiet`. What has never asked anything may not keep its place by beginning to."""
-        if self._waiting or self._gathered or (self.asked and self.unfinished):
-            return False
-        return self._transport is None or self._transport.get_write_buffer_size() == 0
+        return not self._waiting and self.outbox.empty and not (self.asked and self.unfinished)
+
+    @property
+    def requests_in_flight(self) -> int:
+        """That wait for their answers."""
+        return len(self._waiting)
+
+    @property
+    def receive_bytes(self) -> int:
+        """Memory that is kept for large requests."""
+        return len(self._receive)
 
     def sweep(self, now_s: float) -> None:
         """Look whether the peer has stopped in the middle of a frame, or has not used memory for a while."""
@@ -248,14 +278,17 @@ class _ServerConnection(FrameProtocol):
             return
         if self._unfinished_s is None:
             self._unfinished_s = now_s
-        elif now_s >= self._unfinished_s + FRAME_S_MAX and self._open:
-            self.protocol_failed(ProtocolError(f"a frame has not come whole within {FRAME_S_MAX:g} s"))
+        elif now_s >= self._unfinished_s + self._shared.timing.frame_s_max and self._open:
+            limit_s = self._shared.timing.frame_s_max
+            self.protocol_failed(ProtocolError(f"a frame has not come whole within {limit_s:g} s"))
             self.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See `asyncio.Protocol`."""
         super().connection_made(transport)
         if self._transport is not None:
             self._transport.set_write_buffer_limits(high=SEND_BUFFER_BYTES_MAX)
+            self.outbox.open(self._transport)
         self._peer.address = _address(transport.get_extra_info("peername"))
         if self._shared.closing:
             self._shared.connections[self] = None
@@ -267,44 +300,34 @@ class _ServerConnection(FrameProtocol):
                 f"the daemon has as many connections as it may, {limit}, and all are in use; raise connections_max",
                 connections_max=limit,
             )
-            self._write([encode_error(0, NO_REQUEST, error_to_message(error))])
+            self.outbox.write([encode_error(0, NO_REQUEST, error_to_message(error))])
             self.close()
             return
         tune(transport.get_extra_info("socket"), SERVER)
 
     def connection_lost(self, _exc: Exception | None) -> None:
+        """See `asyncio.Protocol`."""
         self._shared.connections.pop(self, None)
-        self._watch(None)
+        self.outbox.unwatch()
         self.lost.set_result(None)
         for future in self._waiting:
             future.cancel()
         self._peer.closed()
 
     def pause_writing(self) -> None:
+        """See `asyncio.Protocol`."""
         self._paused_by_peer = True
         self.hold_frames()
-        self._watch(self._unsent)
+        self.outbox.watch()
 
     def resume_writing(self) -> None:
+        """See `asyncio.Protocol`."""
         self._paused_by_peer = False
-        self._watch(None)
+        self.outbox.unwatch()
         self._go_on()
 
-    @property
-    def _unsent(self) -> int:
-        return 0 if self._transport is None else self._transport.get_write_buffer_size()
-
-    def _watch(self, unsent: int | None) -> None:
-        """Look after some time whether the peer has taken anything of what is unsent now; None: no more."""
-        if self._stalled is not None:
-            self._stalled.cancel()
-        self._stalled = None if unsent is None else self._loop.call_later(STALLED_S, self._look_at_peer, unsent)
-
-    def _look_at_peer(self, before: int) -> None:
-        if self._unsent < before:
-            self._watch(self._unsent)
-            return
-        log.warning("connection closed: the peer takes no replies", peer=self._peer.address, unsent_bytes=before)
+    def _peer_stalled(self, unsent_bytes: int) -> None:
+        log.warning("connection closed: the peer takes no replies", peer=self._peer.address, unsent_bytes=unsent_bytes)
         self.abort()
 
     def _go_on(self) -> None:
@@ -312,30 +335,34 @@ class _ServerConnection(FrameProtocol):
             self.release_frames()
 
     def allocate_bulk(self, bulk_bytes: int) -> memoryview:
+        """See `FrameProtocol`."""
         if len(self._receive) < bulk_bytes:
             self._receive = lazy_memory(bulk_bytes)
         return self._receive[:bulk_bytes]
 
     def protocol_failed(self, error: ProtocolError) -> None:
+        """See `FrameProtocol`."""
         log.warning("connection refused", peer=self._peer.address, transport=self._peer.transport, error=str(error))
-        self._write([encode_error(0, NO_REQUEST, error_to_message(error))])
-        self._flush()
+        self.outbox.write([encode_error(0, NO_REQUEST, error_to_message(error))])
+        self.outbox.flush()
 
     def frames_taken(self) -> None:
-        self._flush()
+        """See `FrameProtocol`."""
+        self.outbox.flush()
 
     def frame_received(self, header: FrameHeader, head: memoryview | bytes, bulk: memoryview, *, staged: bool) -> None:
+        """See `FrameProtocol`."""
         del staged  # either way the memory is this connection's, and used again after the handler returns
         if header.kind != _REQUEST:
             raise ProtocolError(f"peer sent a frame of kind {header.kind} and no request")
         self._frames += 1
-        begun_s = perf_counter()
+        begun_s = self._now_s()
         if begun_s - self._handled_s >= self._spent_s:
             self._spent_s = 0.0  # others have had as long
         self._handle(header, head, bulk)
-        self._handled_s = perf_counter()
+        self._handled_s = self._now_s()
         self._spent_s += self._handled_s - begun_s
-        if self._spent_s > SLICE_S:
+        if self._spent_s > self._slice_s:
             self._rest()
 
     def _rest(self) -> None:
@@ -385,10 +412,9 @@ class _ServerConnection(FrameProtocol):
         else:
             self._send(header, method, reply)
         if not self._waiting:
-            self._flush()
-        elif self._gathered and not self._flushing_soon:  # what they wait for may have come for several of them
-            self._flushing_soon = True
-            self._loop.call_soon(self._flush)
+            self.outbox.flush()
+        else:  # what they wait for may have come for several of them
+            self.outbox.flush_soon()
         self._go_on()
 
     def _send(self, header: FrameHeader, method: Method[Any, Any], reply: Reply[Any]) -> None:
@@ -397,37 +423,14 @@ class _ServerConnection(FrameProtocol):
         except Exception as error:  # noqa: BLE001 - too large, or what the handler returned cannot be sent
             self._send_error(header, method, error)
             return
-        self._write(pieces)
+        self.outbox.write(pieces)
 
     def _send_error(self, header: FrameHeader, method: Method[Any, Any] | None, error: BaseException) -> None:
-        self._write([encode_error(header.method, header.request_id, error_reply(error, method))])
+        self.outbox.write([encode_error(header.method, header.request_id, error_reply(error, method))])
 
     @property
     def _open(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
-
-    def _write(self, pieces: list[Any]) -> None:
-        """Send a frame. One without bulk may wait for others: a system call each would cost as much as handling them.
-
-        Only those are gathered, and few bytes: what a peer does not take has to be seen by the transport.
-        """
-        if len(pieces) == 1:
-            self._gathered.append(pieces[0])
-            self._gathered_bytes += len(pieces[0])
-            if self._gathered_bytes >= GATHERED_BYTES_MAX:
-                self._flush()
-            return
-        self._flush()
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.writelines(pieces)
-
-    def _flush(self) -> None:
-        self._flushing_soon = False
-        if not self._gathered:
-            return
-        gathered, self._gathered, self._gathered_bytes = self._gathered, [], 0
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(gathered[0] if len(gathered) == 1 else b"".join(gathered))
 
 
 def _address(peername: Any) -> str:

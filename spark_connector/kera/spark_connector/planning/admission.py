@@ -29,11 +29,6 @@ class BatchLimits:
     records_min: int | None = None
     delay_max_ms: int = DELAY_MAX_MS
 
-    @property
-    def bounded(self) -> bool:
-        """Whether a micro-batch may have to be smaller than all that waits."""
-        return self.records_max is not None or self.bytes_max is not None
-
 
 class Waiting(NamedTuple):
     """What an entry has that no micro-batch has taken."""

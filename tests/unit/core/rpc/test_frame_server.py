@@ -11,8 +11,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from kera.core.errors import ProtocolError, UnknownStream
-from kera.core.rpc import Call, Reply, Service, frame_server
-from kera.core.rpc.frame_server import GATHERED_BYTES_MAX, FrameServer, _ServerConnection
+from kera.core.rpc import Call, Reply, Service
+from kera.core.rpc.frame_server import FrameServer, ServerConnection, Timing
 from kera.core.rpc.frames import (
     HEADER_BYTES,
     NO_REQUEST,
@@ -23,6 +23,7 @@ from kera.core.rpc.frames import (
     encode_frame,
 )
 from kera.core.rpc.limits import BULK_BYTES_MAX, REQUESTS_IN_FLIGHT_MAX, SEND_BUFFER_BYTES_MAX
+from kera.core.rpc.outbox import GATHERED_BYTES_MAX
 from kera.core.rpc.wire import error_from_message
 from kera.v1 import common_pb2
 from tests.unit.core.rpc.fake_transport import FakeTransport, feed
@@ -79,6 +80,10 @@ class RawClient:
             await self.writer.wait_closed()
 
 
+UNHURRIED = Timing(slice_s=60.0)
+"""A machine that is busy makes no frame a slow one."""
+
+
 class Harness:
     """A server on a real socket, and raw clients."""
 
@@ -87,8 +92,8 @@ class Harness:
         self.port = 0
         self._closing = Closing()
 
-    async def serve(self, service: Service, **options: Any) -> None:
-        self.server = self._closing(FrameServer(service, **options))
+    async def serve(self, service: Service, timing: Timing = UNHURRIED, **options: Any) -> None:
+        self.server = self._closing(FrameServer(service, timing=timing, **options))
         self.port = await self.server.listen_tcp(HOST, 0)
 
     async def connect(self, receive_bytes: int = 0) -> RawClient:
@@ -99,20 +104,12 @@ class Harness:
         await asyncio.get_running_loop().sock_connect(sock, (HOST, self.port))
         return self._closing(RawClient(*await asyncio.open_connection(sock=sock, limit=KIB)))
 
-    @property
-    def connection(self) -> Any:
-        """The serving end of the only connection."""
-        (connection,) = self.server._shared.connections
-        return connection
-
     async def close(self) -> None:
         await self._closing.close()
 
 
 @pytest.fixture
-async def harness(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Harness]:
-    """A machine that is busy makes no frame a slow one."""
-    monkeypatch.setattr(frame_server, "SLICE_S", 60.0)
+async def harness() -> AsyncIterator[Harness]:
     harness = Harness()
     yield harness
     await harness.close()
@@ -141,9 +138,11 @@ class CountingTransport(FakeTransport):
         self.writes.append(ids)
 
 
-async def connected(harness: Harness, service: Service) -> tuple[_ServerConnection, CountingTransport]:
-    await harness.serve(service)
-    connection, transport = _ServerConnection(harness.server._shared, "tcp"), CountingTransport()
+async def connected(
+    harness: Harness, service: Service, timing: Timing = UNHURRIED
+) -> tuple[ServerConnection, CountingTransport]:
+    await harness.serve(service, timing)
+    connection, transport = harness.server.accept("tcp"), CountingTransport()
     connection.connection_made(transport)
     return connection, transport
 
@@ -233,7 +232,7 @@ async def test_a_client_that_does_not_take_its_replies_is_not_read_any_more(harn
 
     await settled(lambda: handled)
 
-    unsent = harness.connection._transport.get_write_buffer_size()
+    unsent = harness.server.unsent_bytes
     assert SEND_BUFFER_BYTES_MAX < unsent <= SEND_BUFFER_BYTES_MAX + 2 * reply_bytes
     assert handled * reply_bytes <= unsent + IN_KERNEL_BYTES
     assert handled < total / 2
@@ -291,7 +290,7 @@ async def test_memory_of_a_reply_is_let_go_of_only_when_it_was_sent(harness: Har
     client = await harness.connect(receive_bytes=64 * KIB)
     await client.send(request(1))
 
-    await eventually(lambda: harness.connection._transport.get_write_buffer_size() > 0)
+    await eventually(lambda: harness.server.unsent_bytes > 0)
     header = decode_header(memoryview(await client.reader.readexactly(HEADER_BYTES)), 0, BULK_BYTES_MAX)
     if type(asyncio.get_running_loop()).__module__.startswith("uvloop"):
         assert not let_go  # asyncio's own transport joins what it is given, and so may let go at once
@@ -383,7 +382,7 @@ async def test_a_request_of_which_a_part_came_is_not_handled(harness: Harness, b
         client = await harness.connect()
         await client.send(data[:length])
         await client.close()
-    await eventually(lambda: not harness.server._shared.connections)
+    await eventually(lambda: not harness.server.connections)
 
     client = await harness.connect()
     await client.send(request(2))
@@ -422,7 +421,7 @@ async def test_replies_after_the_client_has_gone_are_nobodys(harness: Harness) -
     await client.send(request(1) + request(2))
     await eventually(lambda: len(waiting) == 2)
     await client.close()
-    await eventually(lambda: not harness.server._shared.connections)
+    await eventually(lambda: not harness.server.connections)
 
     with capture_logs() as logs:
         waiting[0].set_result(Reply(EchoResponse()))
@@ -441,16 +440,16 @@ async def test_a_reply_that_was_not_begun_is_not_left_unawaited(harness: Harness
         return Reply(EchoResponse())
 
     await harness.serve({ECHO: lambda _: wait()})
-    connection = _ServerConnection(harness.server._shared, "tcp")
+    connection = harness.server.accept("tcp")
     transport = FakeTransport()
     connection.connection_made(transport)
 
     feed(connection, request(1))
-    assert len(connection._waiting) == 1
+    assert connection.requests_in_flight == 1
     transport.close()
     connection.connection_lost(None)
 
-    await eventually(lambda: not connection._waiting)
+    await eventually(lambda: not connection.requests_in_flight)
 
 
 async def test_a_reply_that_has_not_left_yet_gets_some_time_when_the_server_closes(harness: Harness) -> None:
@@ -458,7 +457,7 @@ async def test_a_reply_that_has_not_left_yet_gets_some_time_when_the_server_clos
     await harness.serve({ECHO: lambda _: Reply(EchoResponse(), [memoryview(bytes(reply_bytes))])})
     client = await harness.connect(receive_bytes=64 * KIB)
     await client.send(request(1))
-    await eventually(lambda: harness.connection._transport.get_write_buffer_size() > 0)
+    await eventually(lambda: harness.server.unsent_bytes > 0)
 
     closing = asyncio.ensure_future(harness.server.close(grace_s=TIMEOUT_S))
 
@@ -471,12 +470,12 @@ async def test_a_client_that_takes_nothing_does_not_hold_up_the_end_of_the_serve
     await harness.serve({ECHO: lambda _: Reply(EchoResponse(), [memoryview(bytes(16 * MIB))])})
     client = await harness.connect(receive_bytes=64 * KIB)
     await client.send(request(1))
-    await eventually(lambda: harness.connection._transport.get_write_buffer_size() > 0)
+    await eventually(lambda: harness.server.unsent_bytes > 0)
 
     async with asyncio.timeout(5):
         await harness.server.close(grace_s=0.1)
 
-    assert not harness.server._shared.connections
+    assert not harness.server.connections
 
 
 async def test_a_connection_that_was_being_accepted_does_not_outlive_the_server(harness: Harness) -> None:
@@ -484,7 +483,7 @@ async def test_a_connection_that_was_being_accepted_does_not_outlive_the_server(
     client = await harness.connect()
     await client.send(request(1))
     await client.receive()
-    late = _ServerConnection(harness.server._shared, "tcp")
+    late = harness.server.accept("tcp")
 
     await harness.server.close()
     transport = FakeTransport()
@@ -492,18 +491,14 @@ async def test_a_connection_that_was_being_accepted_does_not_outlive_the_server(
 
     assert transport.closed
     late.connection_lost(None)
-    assert not harness.server._shared.connections
+    assert not harness.server.connections
 
 
 # --- peers that do not go on -------------------------------------------------------------------------------
 
 
-async def test_a_frame_that_does_not_come_whole_ends_its_connection_and_no_other(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(frame_server, "SWEEP_S", 0.01)
-    monkeypatch.setattr(frame_server, "FRAME_S_MAX", 0.05)
-    await harness.serve({ECHO: echo})
+async def test_a_frame_that_does_not_come_whole_ends_its_connection_and_no_other(harness: Harness) -> None:
+    await harness.serve({ECHO: echo}, Timing(slice_s=60.0, sweep_s=0.01, frame_s_max=0.05))
     for part in (request(1)[:-1], request(1, bytes(MIB))[: 200 * KIB], request(1)[:5]):
         stalled, idle, busy = await harness.connect(), await harness.connect(), await harness.connect()
         with capture_logs() as logs:
@@ -518,10 +513,8 @@ async def test_a_frame_that_does_not_come_whole_ends_its_connection_and_no_other
             assert (await other.receive())[0].request_id == 2
 
 
-async def test_a_peer_that_is_slow_but_goes_on_is_served(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frame_server, "SWEEP_S", 0.01)
-    monkeypatch.setattr(frame_server, "FRAME_S_MAX", 0.2)
-    await harness.serve({ECHO: echo})
+async def test_a_peer_that_is_slow_but_goes_on_is_served(harness: Harness) -> None:
+    await harness.serve({ECHO: echo}, Timing(slice_s=60.0, sweep_s=0.01, frame_s_max=0.2))
     client = await harness.connect()
     for number in range(1, 6):  # each in two parts, and all of it takes longer than one may
         await client.send(request(number)[:-1])
@@ -553,24 +546,21 @@ async def test_memory_of_a_large_request_is_let_go_of_when_nothing_more_comes(ha
     connection, _ = await connected(harness, {ECHO: echo})
     feed(connection, request(1, bytes(MIB)))
     connection.sweep(0.0)
-    assert len(connection._receive) == MIB, "it has just been used"
+    assert connection.receive_bytes == MIB, "it has just been used"
     connection.sweep(5.0)
-    assert len(connection._receive) == 0
+    assert connection.receive_bytes == 0
     feed(connection, request(2, bytes(MIB)))
-    assert len(connection._receive) == MIB
+    assert connection.receive_bytes == MIB
 
 
-async def test_behind_a_frame_that_took_long_others_have_their_turn(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(frame_server, "SLICE_S", -1.0)  # as each does here
+async def test_behind_a_frame_that_took_long_others_have_their_turn(harness: Harness) -> None:
     served: list[int] = []
 
     def note(call: Call[EchoRequest]) -> Reply[EchoResponse]:
         served.append(call.message.chunk_count)
         return echo(call)
 
-    await harness.serve({ECHO: note})
+    await harness.serve({ECHO: note}, Timing(slice_s=-1.0))  # each takes longer
     greedy, other = await harness.connect(), await harness.connect()
     await greedy.send(b"".join(map(request, range(1, 201))))
     await other.send(request(1000))
@@ -582,19 +572,17 @@ async def test_behind_a_frame_that_took_long_others_have_their_turn(
 
 @pytest.mark.parametrize(("pause_s", "rests"), [(0.0, True), (0.009, True), (0.011, False)])
 async def test_frames_that_come_one_by_one_count_together_unless_others_had_as_long(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch, pause_s: float, rests: bool
+    harness: Harness, pause_s: float, rests: bool
 ) -> None:
     """A loop may read many of them from one connection before it looks at another one."""
     now_s = 0.0
-    monkeypatch.setattr(frame_server, "SLICE_S", 0.015)
-    monkeypatch.setattr(frame_server, "perf_counter", lambda: now_s)
 
     def work(call: Call[EchoRequest]) -> Reply[EchoResponse]:
         nonlocal now_s
         now_s += 0.010
         return echo(call)
 
-    connection, transport = await connected(harness, {ECHO: work})
+    connection, transport = await connected(harness, {ECHO: work}, Timing(slice_s=0.015, now_s=lambda: now_s))
     feed(connection, request(1))
     assert transport.reading
     now_s += pause_s
@@ -631,7 +619,7 @@ async def test_a_connection_with_requests_in_flight_stays_and_the_new_one_is_tol
     busy = [await harness.connect() for _ in range(2)]
     for each in busy:
         await each.send(request(1))
-    await eventually(lambda: sum(bool(each._waiting) for each in harness.server._shared.connections) == 2)
+    await eventually(lambda: harness.server.requests_in_flight == 2)
     header, head, _ = await (new := await harness.connect()).receive()
     assert (header.kind, header.request_id) == (Kind.ERROR, NO_REQUEST)
     assert "connections_max" in error_from_message(common_pb2.Error.FromString(head)).message
@@ -641,13 +629,10 @@ async def test_a_connection_with_requests_in_flight_stays_and_the_new_one_is_tol
         assert (await each.receive())[0].request_id == 1
 
 
-async def test_a_client_that_takes_no_reply_for_long_is_disconnected(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(frame_server, "STALLED_S", 0.05)
+async def test_a_client_that_takes_no_reply_for_long_is_disconnected(harness: Harness) -> None:
     block = memoryview(bytes(256 * KIB))
-    await harness.serve({ECHO: lambda _call: Reply(EchoResponse(), [block])})
+    await harness.serve({ECHO: lambda _call: Reply(EchoResponse(), [block])}, Timing(slice_s=60.0, stalled_s=0.05))
     client = await harness.connect(receive_bytes=64 * KIB)
     await client.send(b"".join(request(number) for number in range(500)))
 
-    await asyncio.wait_for(asyncio.shield(harness.connection.lost), 10)
+    await eventually(lambda: not harness.server.connections)

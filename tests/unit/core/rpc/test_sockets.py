@@ -8,7 +8,7 @@ import pytest
 
 from kera.core.rpc import frame_client
 from kera.core.rpc.frame_client import FrameChannel
-from kera.core.rpc.frame_server import FrameServer
+from kera.core.rpc.frame_server import FrameServer, ServerConnection
 from kera.core.rpc.sockets import CALLER, SERVER, Patience
 from tests.unit.core.rpc.transports import ECHO, HOST, TIMEOUT_S, Closing, echo, numbered
 
@@ -26,11 +26,18 @@ def expected(patience: Patience) -> tuple[int, ...]:
 
 
 async def test_both_ends_ask_for_a_sign_of_life_and_who_called_does_so_sooner(closing: Closing) -> None:
-    server = closing(FrameServer({ECHO: echo}))
+    accepted: list[ServerConnection] = []
+
+    class Server(FrameServer):
+        def accept(self, transport: str) -> ServerConnection:
+            accepted.append(super().accept(transport))
+            return accepted[-1]
+
+    server = closing(Server({ECHO: echo}))
     port = await server.listen_tcp(HOST, 0)
     channel = closing(await FrameChannel.connect_tcp(f"{HOST}:{port}", timeout_s=TIMEOUT_S))
     await channel.submit(ECHO, numbered(1), timeout_s=TIMEOUT_S)
-    (connection,) = server._shared.connections
+    (connection,) = accepted
     assert options_of(channel) == expected(CALLER)
     assert options_of(connection) == expected(SERVER)
     assert CALLER.silent_ms < SERVER.silent_ms < 60_000
