@@ -1,6 +1,7 @@
 """The `kera` command against a real cluster: what a user types, and what comes out."""
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -18,6 +19,7 @@ import pytest
 
 from kera.client import Client
 from kera.core.chunk import encode_chunk, encode_payload
+from kera.core.errors import UnknownStream
 from kera.core.ids import PRODUCER_IDS
 from kera.core.rpc import api
 from kera.core.rpc.frame_client import FrameChannel
@@ -73,15 +75,25 @@ class Kera:
 @pytest.fixture
 def kera(bootstrap: str, request: pytest.FixtureRequest) -> Iterator[Kera]:
     stream = re.sub(r"\W+", "-", request.node.name.removeprefix("test_"))[:60].strip("-")
-    kera = Kera(bootstrap, stream)
-    yield kera
-    kera.run("stream", "delete", stream, "--yes")
+    yield Kera(bootstrap, stream)
+
+    async def delete() -> None:
+        async with await Client.connect(bootstrap) as client:
+            with contextlib.suppress(UnknownStream):
+                await client.admin.delete_stream(stream)
+
+    asyncio.run(delete())
 
 
 @pytest.fixture
 def stream(kera: Kera) -> str:
-    """An untyped stream of one streamlet."""
-    kera("stream", "create", kera.stream)
+    """An untyped stream of one streamlet. (A command would start another Python.)"""
+
+    async def create() -> None:
+        async with await Client.connect(kera.bootstrap) as client:
+            await client.admin.create_stream(kera.stream)
+
+    asyncio.run(create())
     return kera.stream
 
 

@@ -383,7 +383,7 @@ def test_children_that_are_being_started_go_when_the_supervisor_is_killed(start_
     wait_until(lambda: not any(exists(pid) for pid in pids), "the children are gone")
 
 
-@pytest.mark.parametrize("ephemeral", [True, False])
+@pytest.mark.parametrize("ephemeral", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_after_a_crash_of_everything_the_next_start_takes_over_or_removes_what_was_left(
     start_dev: StartDev, around: Surroundings, tmp_path: Path, ephemeral: bool
 ) -> None:
@@ -460,6 +460,7 @@ async def test_a_killed_child_is_no_news_and_can_be_restarted(in_surroundings: S
     assert in_surroundings.left() == []
 
 
+@pytest.mark.slow
 async def test_a_producer_hears_on_which_backups_its_records_are(in_surroundings: Surroundings) -> None:
     async with LocalCluster(backups=3, replication=2, backup_memory_bytes=16 << 20, **SMALL) as cluster:
         assert list(cluster.processes) == ["coordinator", "backup-1", "backup-2", "backup-3", "broker-1"]
@@ -483,6 +484,7 @@ async def test_a_producer_hears_on_which_backups_its_records_are(in_surroundings
     assert in_surroundings.left() == []
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_surroundings")
 async def test_a_record_waits_for_backups_and_fails_with_that_cause_when_its_time_is_up() -> None:
     async with (
@@ -522,6 +524,7 @@ async def test_a_cluster_without_a_broker_is_refused() -> None:
         LocalCluster(brokers=0)
 
 
+@pytest.mark.slow
 def test_synchronous_code_has_a_cluster_as_well(in_surroundings: Surroundings) -> None:
     with LocalCluster.running(brokers=1, **SMALL) as cluster:
         kera("stream", "create", "s", "--bootstrap", cluster.bootstrap)
