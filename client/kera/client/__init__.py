@@ -23,8 +23,9 @@ from kera.client.admin.control import (
 from kera.client.admin.locating import ChunkPlace, ChunkQuery, SegmentBounds
 from kera.client.client import Client
 from kera.client.consuming.consumer import Consumer
-from kera.client.consuming.group_consumer import GroupConsumer, LostGroup
+from kera.client.consuming.group_consumer import GroupConsumer
 from kera.client.consuming.group_consumer_settings import GroupConsumerSettings
+from kera.client.consuming.leases import LostGroup
 from kera.client.producing.appender import Appended, Appender
 from kera.client.producing.producer import Producer
 from kera.client.settings import ClientSettings, ConsumerSettings, ProducerSettings

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Self
 from weakref import WeakSet
@@ -12,12 +11,14 @@ from kera.client import arguments
 from kera.client.admin.admin import Admin
 from kera.client.admin.locating import ChunkPlace, ChunkQuery, SegmentBounds, locate, positions_at, segments
 from kera.client.cluster.cluster import Cluster
-from kera.client.cluster.fetch import NewerSchema, Overwritten, Wanted, batches_of
+from kera.client.cluster.fetch import Wanted
+from kera.client.consuming.chunks import Chunks
 from kera.client.consuming.committed import report_cursors
 from kera.client.consuming.consumer import Consumer, End, Start
-from kera.client.consuming.feed import Feed, read_again
-from kera.client.consuming.group_consumer import GroupConsumer, LostGroup
+from kera.client.consuming.fetcher import Fetcher
+from kera.client.consuming.group_consumer import GroupConsumer
 from kera.client.consuming.group_consumer_settings import GroupConsumerSettings
+from kera.client.consuming.leases import LostGroup
 from kera.client.positions import Positions, check_position
 from kera.client.producing.appender import Appender
 from kera.client.producing.producer import Producer
@@ -203,23 +204,16 @@ class Client:
         if end <= start:
             return
         settings = settings.model_copy(update={"fetch_bytes_max": bytes_max})
-        feed = Feed(self._cluster, settings, complete=True)
-        feed.add(description, Wanted(entry_id, start, end))
+        fetcher, chunks = Fetcher(self._cluster, settings, complete=True), Chunks(self._cluster, settings)
+        chunks.streams[description.stream_id] = description
+        fetcher.add(description, Wanted(entry_id, start, end))
         try:
-            while (item := await feed.take()) is not None:
-                left = deque([item])
-                while left:
-                    try:
-                        for batch in batches_of(left[0], description, settings):
-                            yield batch
-                        left.popleft()
-                    except Overwritten as gone:
-                        left = deque(await read_again(self._cluster, settings, description, gone.rest))
-                    except NewerSchema as newer:
-                        left[0] = newer.rest
-                        description = await self._cluster.with_schema(description, newer.schema_id)
+            while (fetched := await fetcher.fetched()) is not None:
+                chunks.open(fetched)
+                while (batch := await chunks.following(copied=False)) is not None:
+                    yield batch
         finally:
-            await feed.close()
+            await fetcher.close()
 
     async def close(self, *, flush: bool = True) -> None:
         """Close what was made from this client and is still open, then all connections.

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from pathlib import Path
 from typing import Any
 
-from kera.core.errors import KeraError, UnknownStream
+from kera.core.errors import InvalidArgument, KeraError, UnknownStream
 from kera.core.rpc import Method, api
-from kera.v1 import common_pb2
+from kera.v1 import common_pb2, consumer_group_pb2
 from tests.unit.client.support import FakeCluster, stream_info
 from tests.unit.coordinator.fake_cluster import Cluster
 
@@ -64,6 +65,22 @@ class GroupCluster(FakeCluster):
 
     async def all_streams(self) -> list[common_pb2.StreamInfo]:
         return list(self.infos.values())
+
+    async def say(self, method: Method[Any, Any], request: Any) -> Any:
+        """What nobody disturbs."""
+        return await self.consumer_groups.handlers()[method](request)
+
+    async def expel(self, member_id: str) -> None:
+        """The coordinator gives the member's groups to others, without its doing."""
+        await self.say(api.LEAVE, consumer_group_pb2.LeaveRequest(consumer_group="app", member_id=member_id))
+
+    async def described(self) -> consumer_group_pb2.DescribeConsumerGroupResponse:
+        """The consumer group of the tests, as the coordinator has it."""
+        request = consumer_group_pb2.DescribeConsumerGroupRequest(consumer_group="app")
+        answer = consumer_group_pb2.DescribeConsumerGroupResponse()
+        with contextlib.suppress(InvalidArgument):  # there is none yet
+            answer = await self.say(api.DESCRIBE_CONSUMER_GROUP, request)
+        return answer
 
     async def restart_coordinator(self) -> None:
         await self.consumer_groups.close()

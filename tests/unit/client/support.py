@@ -121,6 +121,8 @@ class LoopbackChannel:
         self.default_fault = Fault.NONE
         self.read_faults: deque[Fault] = deque()
         """The same, of the next reads."""
+        self.stands_still: Callable[[Any], bool] = lambda _: False
+        """Asked for each request: whether it is never answered."""
         self.refuse: Callable[[], KeraError | None] = lambda: None
         """Asked for each write: an error for the request as a whole."""
         self.amend: Callable[[broker_pb2.MultiWriteChunksResponse], None] = lambda _: None
@@ -133,7 +135,7 @@ class LoopbackChannel:
         self.in_flight_max = 0
         self.held: list[Callable[[], None]] = []
         self._handlers = service.service()
-        self._peer = Peer(self.transport, "loopback")
+        self.peer = Peer(self.transport, "loopback")
         self._loop = asyncio.get_running_loop()
 
     def submit(
@@ -142,7 +144,7 @@ class LoopbackChannel:
         future: Answer[Reply[Any]] = Answer(loop=self._loop)
         request = method.request.FromString(message.SerializeToString())
         data = memoryview(b"".join(bytes(memoryview(piece).cast("B")) for piece in bulk))
-        fault = Fault.NONE
+        fault = Fault.HELD if self.stands_still(request) else Fault.NONE
         if method is api.MULTI_WRITE_CHUNKS:
             fault = self.faults.popleft() if self.faults else self.default_fault
             self.levels.append(request.durability)
@@ -151,7 +153,7 @@ class LoopbackChannel:
             self.in_flight_max = max(self.in_flight_max, len(self._in_flight))
         elif method is api.MULTI_READ_CHUNKS and self.read_faults:
             fault = self.read_faults.popleft()
-        self._loop.call_soon(self._carry, fault, method, Call(request, data, self._peer), future, timeout_s)
+        self._loop.call_soon(self._carry, fault, method, Call(request, data, self.peer), future, timeout_s)
         return future
 
     def _carry(
@@ -202,7 +204,7 @@ class LoopbackChannel:
     async def close(self) -> None:
         """The broker frees what this connection has leased."""
         self.closed = True
-        self._peer.closed()
+        self.peer.closed()
 
 
 def _fail(future: asyncio.Future[Any], error: KeraError) -> None:

@@ -178,7 +178,7 @@ async def test_nothing_is_skipped_after_a_corrupt_chunk(filled: FakeCluster, mak
 async def test_what_is_fetched_ahead_is_bounded(filled: FakeCluster, make_consumer: MakeConsumer) -> None:
     consumer = make_consumer(filled, fetch_bytes_max=2000, prefetch_bytes_max=4000)
     assert await take_batches(consumer, 1) == EXPECTED[:ROWS]
-    await until(lambda: consumer._feed.queued_bytes >= 4000)
+    await until(lambda: consumer.fetched_bytes >= 4000)
     read = filled.counters.bytes_read
     for _ in range(100):
         await asyncio.sleep(0)
@@ -193,7 +193,7 @@ async def test_who_waits_when_a_consumer_is_closed_is_told(
     for start in ("earliest", "latest"):
         consumer = make_consumer(cluster, start=start, end=None, fetch_wait_ms=60_000)
         waiting = asyncio.ensure_future(take_records(consumer))
-        await until(lambda seen=consumer: bool(seen._feed._tasks))  # type: ignore[misc]
+        await until(lambda seen=consumer: bool(seen.positions()))  # type: ignore[misc]
         await consumer.close()
         with pytest.raises(ClosedError):
             await waiting

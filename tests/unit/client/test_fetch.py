@@ -2,13 +2,14 @@
 
 import struct
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 import pytest
 from pydantic import ByteSize
 
-from kera.client.cluster.fetch import Fetched, Fetcher, NewerSchema, Wanted, batches_of
+from kera.client.cluster.fetch import Fetched, NewerSchema, Wanted, batches_of
+from kera.client.cluster.read_session import ReadSession
 from kera.client.settings import ConsumerSettings
 from kera.client.types import ChunkBatch
 from kera.core.chunk import HEADER_BYTES, Codec, encode_chunk, encode_payload, place_chunk
@@ -23,15 +24,24 @@ EVERYTHING = 1 << 24
 STREAM = description()
 
 
-def fetcher(cluster: FakeCluster) -> Fetcher:
-    return Fetcher(cluster.loopback)
+@dataclass(eq=False)
+class Item:
+    """A range of a read session."""
+
+    wanted: Wanted
+
+
+async def fetch_all(cluster: FakeCluster, wanted: Sequence[Wanted]) -> list[Fetched]:
+    session = ReadSession(cluster.loopback, items=map(Item, wanted))
+    return [told.fetched for told in await session.read(bytes_max=EVERYTHING, wait_ms=0, timeout_s=10)]
 
 
 async def fetch(
-    of: Fetcher, start: Position = EARLIEST, end: Position | None = None, *, bytes_max: int = EVERYTHING
+    cluster: FakeCluster, start: Position = EARLIEST, end: Position | None = None, *, bytes_max: int = EVERYTHING
 ) -> Fetched:
-    (fetched,) = await of.fetch([Wanted(ENTRY, start, end)], bytes_max=bytes_max, wait_ms=0, timeout_s=10)
-    return fetched
+    session = ReadSession(cluster.loopback, items=[Item(Wanted(ENTRY, start, end))])
+    told = await session.read(bytes_max=bytes_max, wait_ms=0, timeout_s=10)
+    return told[0].fetched if told else Fetched(ENTRY, start, start, [], 0, None)
 
 
 def chunks(fetched: Fetched) -> list[ChunkBatch]:
@@ -56,7 +66,7 @@ async def filled(cluster: FakeCluster, make_producer: MakeProducer) -> FakeClust
 
 async def test_each_chunk_knows_its_place(filled: FakeCluster) -> None:
     """A fetch from the place of any chunk begins with that chunk."""
-    reader = fetcher(filled)
+    reader = filled
     found = chunks(await fetch(reader))
     assert values(found) == filled.values()
     assert [chunk.start for chunk in found] == sorted({chunk.start for chunk in found})
@@ -70,7 +80,7 @@ async def test_each_chunk_knows_its_place(filled: FakeCluster) -> None:
 
 
 async def test_a_range_ends_exactly_where_it_is_told(filled: FakeCluster) -> None:
-    reader = fetcher(filled)
+    reader = filled
     found = chunks(await fetch(reader))
     for first, last in ((0, 0), (0, 7), (3, 20), (11, 29)):
         part = await fetch(reader, found[first].start, found[last].next)
@@ -78,7 +88,7 @@ async def test_a_range_ends_exactly_where_it_is_told(filled: FakeCluster) -> Non
 
 
 async def test_an_answer_is_bounded_and_the_next_one_goes_on(filled: FakeCluster) -> None:
-    reader, position, found = fetcher(filled), EARLIEST, []
+    reader, position, found = filled, EARLIEST, []
     while True:
         fetched = await fetch(reader, position, bytes_max=30_000)
         if not fetched.buffers:
@@ -91,15 +101,15 @@ async def test_an_answer_is_bounded_and_the_next_one_goes_on(filled: FakeCluster
 
 
 async def test_several_ranges_share_an_answer(filled: FakeCluster) -> None:
-    found = chunks(await fetch(fetcher(filled)))
+    found = chunks(await fetch(filled))
     wanted = [Wanted(ENTRY, chunk.start, chunk.next) for chunk in found[::-7]]
-    answers = await fetcher(filled).fetch(wanted, bytes_max=EVERYTHING, wait_ms=0, timeout_s=10)
+    answers = await fetch_all(filled, wanted)
     assert [values(chunks(answer)) for answer in answers] == [values([chunk]) for chunk in found[::-7]]
 
 
 async def test_the_error_of_a_range_is_its_own(filled: FakeCluster) -> None:
     wanted = [Wanted(EntryId(99, 0, 0), EARLIEST, None), Wanted(ENTRY, EARLIEST, None)]
-    unknown, good = await fetcher(filled).fetch(wanted, bytes_max=EVERYTHING, wait_ms=0, timeout_s=10)
+    unknown, good = await fetch_all(filled, wanted)
     assert isinstance(unknown.error, UnknownStream)
     assert good.error is None
     assert values(chunks(good)) == filled.values()
@@ -108,20 +118,20 @@ async def test_the_error_of_a_range_is_its_own(filled: FakeCluster) -> None:
 async def test_a_lost_range_tells_the_gap(filled: FakeCluster) -> None:
     filled.infos["s"].assignments[0].first_group_id = 1000
     filled.restart_broker()
-    fetched = await fetch(fetcher(filled), Position(2, 1, 0))
+    fetched = await fetch(filled, Position(2, 1, 0))
     assert isinstance(fetched.error, DataLost)
     assert fetched.error.attributes["lost_from"] == [2, 1, 0]
     assert fetched.error.attributes["available_from"] == [1000, 1, 0]
 
 
 async def test_another_schema_is_refused(filled: FakeCluster) -> None:
-    fetched = await fetch(fetcher(filled))
+    fetched = await fetch(filled)
     with pytest.raises(SchemaMismatch, match="has none of that number"):
         list(batches_of(fetched, replace(STREAM, schema_id=2), ConsumerSettings()))
 
 
 async def test_what_has_a_newer_schema_is_told_with_what_is_left_to_open(filled: FakeCluster) -> None:
-    fetched = await fetch(fetcher(filled))
+    fetched = await fetch(filled)
     known = list(batches_of(fetched, STREAM, ConsumerSettings()))
     older = replace(STREAM, schema_id=0)
     with pytest.raises(NewerSchema) as newer:
@@ -132,10 +142,10 @@ async def test_what_has_a_newer_schema_is_told_with_what_is_left_to_open(filled:
 
 
 async def test_a_flipped_bit_is_found_and_what_is_before_it_is_read(cluster: FakeCluster, filled: FakeCluster) -> None:
-    found = chunks(await fetch(fetcher(filled)))
+    found = chunks(await fetch(filled))
     (segment,) = (segment for segment in cluster.segments() if segment.key == found[5].start[:2])
     segment.slot.view[found[5].start.offset + HEADER_BYTES + 100] ^= 1
-    reading = batches_of(await fetch(fetcher(filled)), STREAM, ConsumerSettings())
+    reading = batches_of(await fetch(filled), STREAM, ConsumerSettings())
     assert values([next(reading) for _ in range(5)]) == values(found[:5])
     with pytest.raises(CorruptChunk):
         next(reading)

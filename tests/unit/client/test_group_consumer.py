@@ -15,14 +15,14 @@ import pytest
 
 from kera.broker.log.read_plan import ordinal_of
 from kera.client.admin.consumer_groups import Lag, describe_consumer_group, reset_consumer_group
-from kera.client.consuming import group_consumer
 from kera.client.consuming.group_consumer import GroupConsumer
 from kera.client.consuming.group_consumer_settings import GroupConsumerSettings
-from kera.client.consuming.group_discovery import look_around
+from kera.client.consuming.leases import STEPS_MAX
 from kera.core.clock import SystemClock
 from kera.core.errors import ClosedError, DataLost, InvalidArgument, LeaseLost, Unavailable, Uncertain, UnknownStream
 from kera.core.ids import EntryId, Position
 from kera.core.settings import InvalidSettings
+from kera.v1 import broker_pb2
 from tests.unit.client.conftest import MakeProducer
 from tests.unit.client.group_support import GroupCluster
 from tests.unit.client.support import WAIT_S, Fault, until
@@ -56,7 +56,7 @@ async def groups(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterato
 async def make_consumer(groups: GroupCluster) -> AsyncIterator[MakeConsumer]:
     async with AsyncExitStack() as stack:
 
-        def make(*, on_lost: Any = None, **settings: Any) -> GroupConsumer:
+        def make(*, on_lost: Any = None, steps_max: int = STEPS_MAX, **settings: Any) -> GroupConsumer:
             given = {"fetch_wait_ms": 20, "heartbeat_interval_ms": 20, "commit_interval_ms": 20, **settings}
             consumer = GroupConsumer(
                 groups,  # type: ignore[arg-type]
@@ -64,6 +64,7 @@ async def make_consumer(groups: GroupCluster) -> AsyncIterator[MakeConsumer]:
                 ["s"],
                 GroupConsumerSettings(**given),
                 on_lost=on_lost,
+                steps_max=steps_max,
             )
             stack.push_async_callback(consumer.close)
             return consumer
@@ -236,7 +237,7 @@ async def test_commits_of_lost_groups_are_refused(groups: GroupCluster, make_con
     await fill(10)
     consumer = make_consumer(commit_interval_ms=0)
     await take(consumer, 10)
-    groups.consumer_groups.registry.groups["app"]._remove(consumer.member_id, 0.0)
+    await groups.expel(consumer.member_id)
     with pytest.raises(LeaseLost) as caught:
         await consumer.commit()
     assert caught.value.attributes["groups"] == [["s", 0, 0, 1]]
@@ -258,7 +259,9 @@ async def test_a_gap_that_nobody_had_found_is_told_until_it_is_committed(
 ) -> None:
     first = make_consumer()
     await first.start()
-    await until(lambda: any(each.streamlets for each in groups.consumer_groups.registry.groups.values()))
+    async with asyncio.timeout(WAIT_S):
+        while not (await groups.described()).streamlets:
+            await asyncio.sleep(0.001)
     await first.close()
     await fill()
     gone = truncate(groups, 4)
@@ -281,8 +284,8 @@ async def test_each_group_tells_its_own_part_of_a_gap(
     consumer = make_consumer()
     taken = await take(consumer, 1)
     await consumer.close()
-    streamlet = groups.consumer_groups.registry.groups["app"].streamlets[groups.info.stream_id, 0]
-    last = max(streamlet.groups)
+    (streamlet,) = (await groups.described()).streamlets
+    last = max(group.next.group_id for group in streamlet.groups)
     await fill()
     gone = truncate(groups, last + 3)
     consumer = make_consumer()
@@ -297,11 +300,10 @@ async def test_each_group_tells_its_own_part_of_a_gap(
 
 
 async def test_what_is_much_to_commit_is_told_in_several_rounds(
-    groups: GroupCluster, make_consumer: MakeConsumer, fill: Any, monkeypatch: pytest.MonkeyPatch
+    groups: GroupCluster, make_consumer: MakeConsumer, fill: Any
 ) -> None:
-    monkeypatch.setattr("kera.client.consuming.group_consumer.STEPS_MAX", 2)
     await fill()
-    consumer = make_consumer(commit_interval_ms=0)
+    consumer = make_consumer(commit_interval_ms=0, steps_max=2)
     assert sorted(await take_batches(consumer, ROWS)) == list(range(ROWS))
     before = len(groups.steps)
     await consumer.commit()
@@ -315,12 +317,11 @@ async def test_what_is_much_to_commit_is_told_in_several_rounds(
 
 @pytest.mark.parametrize("groups", [5], indirect=True)
 async def test_who_leaves_with_much_to_tell_does_so_in_several_requests(
-    groups: GroupCluster, make_consumer: MakeConsumer, fill: Any, monkeypatch: pytest.MonkeyPatch
+    groups: GroupCluster, make_consumer: MakeConsumer, fill: Any
 ) -> None:
-    monkeypatch.setattr("kera.client.consuming.group_consumer.STEPS_MAX", 1)
     for _ in range(10):
         await fill(5)
-    consumer = make_consumer(commit_interval_ms=60_000)
+    consumer = make_consumer(commit_interval_ms=60_000, steps_max=1)
     taken = await take_batches(consumer, 50)
     before = len(groups.steps)
     await consumer.close()
@@ -350,7 +351,9 @@ async def test_nothing_is_handed_out_when_nobody_has_heard_of_us_for_too_long(
     consumer = make_consumer(session_timeout_ms=100)
     assert len(await take(consumer, 5)) == 5
     groups.failures.extend([Unavailable("away")] * 1000)
-    await until(lambda: consumer._silent_s() > 0.1)
+    loop = asyncio.get_running_loop()
+    away_s = loop.time()
+    await until(lambda: loop.time() > away_s + 0.1)
     waiting = asyncio.ensure_future(take(consumer, 35))
     rounds = groups.rounds
     await until(lambda: groups.rounds > rounds + 3)
@@ -370,7 +373,7 @@ async def test_who_comes_back_too_late_is_handed_nothing_before_the_coordinator_
         consumer = make_consumer(progress_timeout_ms=100)
         await taking(consumer, 1)
         groups.failures.extend([Unavailable("away")] * 10_000)
-        await until(lambda consumer=consumer: consumer._busy_ms() > 100)  # type: ignore[misc]
+        await until(lambda consumer=consumer: consumer.busy_ms > 100)  # type: ignore[misc]
         waiting = asyncio.ensure_future(taking(consumer, 1))
         rounds = groups.rounds
         await until(lambda rounds=rounds: groups.rounds > rounds + 3)  # type: ignore[misc]
@@ -390,7 +393,7 @@ async def test_who_does_not_come_for_more_is_in_its_code_whatever_ended_the_wait
     await take(gone, 10)
     await gone.commit()
     waiting = asyncio.ensure_future(take(gone, 1))
-    await until(lambda: gone._busy_since_s is None)
+    await until(lambda: gone.busy_ms == 0)
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
     await fill(10)
@@ -403,10 +406,10 @@ async def test_who_is_told_of_a_loss_is_in_its_code(
     await fill(10)
     consumer = make_consumer()
     await take(consumer, 5)
-    groups.consumer_groups.registry.groups["app"]._remove(consumer.member_id, 0.0)
+    await groups.expel(consumer.member_id)
     with pytest.raises(LeaseLost):
         await take(consumer, 1000)
-    await until(lambda: consumer._busy_ms() > 0)
+    await until(lambda: consumer.busy_ms > 0)
 
 
 async def test_a_commit_ends_also_when_the_callback_fails(
@@ -418,7 +421,7 @@ async def test_a_commit_ends_also_when_the_callback_fails(
     await fill(10)
     consumer = make_consumer(commit_interval_ms=0, on_lost=broken)
     await take(consumer, 10)
-    groups.consumer_groups.registry.groups["app"]._remove(consumer.member_id, 0.0)
+    await groups.expel(consumer.member_id)
     with pytest.raises(RuntimeError, match="the consumer group's"):
         async with asyncio.timeout(WAIT_S):
             await consumer.commit()
@@ -437,9 +440,10 @@ async def test_a_close_that_is_cancelled_goes_on(
         await asyncio.sleep(0)
     closing.cancel()
     await asyncio.gather(closing, return_exceptions=True)
-    await until(lambda: not groups.consumer_groups.registry.groups["app"].members)
-    assert not consumer._tasks
-    assert not consumer._feed._tasks
+    async with asyncio.timeout(WAIT_S):
+        while (await groups.described()).members:
+            await asyncio.sleep(0.001)
+    await until(lambda: not [task for task in asyncio.all_tasks() if "/kera/client/" in repr(task)])
     await consumer.close()
 
 
@@ -547,10 +551,10 @@ async def test_brokers_are_told_cursors(groups: GroupCluster, make_consumer: Mak
     await until(lambda: next(iter(groups.committed[-1][2].values())) == consumer.positions()[0, at.group_id])
 
 
-async def test_who_waits_is_told_that_the_consumer_is_closed(make_consumer: MakeConsumer) -> None:
+async def test_who_waits_is_told_that_the_consumer_is_closed(groups: GroupCluster, make_consumer: MakeConsumer) -> None:
     consumer = make_consumer()
     waiting = asyncio.ensure_future(take(consumer, 1))
-    await until(lambda: consumer._started)
+    await until(lambda: groups.rounds > 0)
     await consumer.close()
     with pytest.raises(ClosedError):
         await waiting
@@ -575,14 +579,14 @@ def test_heartbeats_have_to_come_well_before_the_session_ends() -> None:
 
 @pytest.mark.parametrize("groups", [2], indirect=True)
 async def test_groups_of_one_streamlet_do_not_wait_for_the_broker_of_another_that_stands_still(
-    groups: GroupCluster, make_consumer: MakeConsumer, make_producer: MakeProducer, monkeypatch: pytest.MonkeyPatch
+    groups: GroupCluster, make_consumer: MakeConsumer, make_producer: MakeProducer
 ) -> None:
-    async def standing_still(cluster: Any, name: str, looks: Any, *, start: str) -> Any:
-        if any(look.streamlet_id == 0 for look in looks):
-            await asyncio.Event().wait()
-        return await look_around(cluster, name, looks, start=start)
+    def asks_of_the_first(request: Any) -> bool:
+        if isinstance(request, broker_pb2.DescribeStreamletsRequest):
+            return 0 in request.streamlet_ids
+        return isinstance(request, broker_pb2.ListGroupsRequest) and request.streamlet_id == 0
 
-    monkeypatch.setattr(group_consumer, "look_around", standing_still)
+    groups.loopback.stands_still = asks_of_the_first
     producer = make_producer(groups)
     await producer.send_batch("s", pa.record_batch({"value": [numbered(7)]}), streamlet=1)
     await producer.flush()

@@ -191,7 +191,7 @@ def test_what_is_found_of_many_streamlets_is_told_in_messages_that_are_not_too_l
     ]
     assert consumer_group_pb2.ConsumeRoundRequest(seen=found).ByteSize() > HEAD_BYTES_MAX
     finds = Finds()
-    finds.add([consumer_group_pb2.StreamletStart(stream_id=7)], found)
+    finds.add(Finds([consumer_group_pb2.StreamletStart(stream_id=7)], found))
     told: list[consumer_group_pb2.SeenGroups] = []
     starts = 0
     while finds:
@@ -250,14 +250,13 @@ def test_where_lag_is_measured() -> None:
     assert consumer_groups._parts(stream, entry, EARLIEST)[3] == EARLIEST
 
 
-def test_so_much_is_told_in_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kera.client.consuming.group_discovery.TOLD_MAX", 4)
+def test_so_much_is_told_in_one_message() -> None:
     starts = [consumer_group_pb2.StreamletStart(streamlet_id=at, cursors=[cursor(1, 1, 0)] * 3) for at in range(3)]
     seen = [
         consumer_group_pb2.SeenGroups(streamlet_id=at, groups=[consumer_group_pb2.SeenGroup()] * 2) for at in range(3)
     ]
     finds = Finds(list(starts), list(seen))
-    taken = [finds.take() for _ in range(5)]
+    taken = [finds.take(4) for _ in range(5)]
     assert [([one.streamlet_id for one in each.starts], [one.streamlet_id for one in each.seen]) for each in taken] == [
         ([0], []),
         ([1], []),

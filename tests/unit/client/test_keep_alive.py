@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from kera.client.consuming.keep_alive import KeepAlive
-from kera.core.clock import boottime_s
+from kera.core.clock import SystemClock
 from kera.core.errors import NotLeader, Unavailable
 from kera.core.rpc import Call, Reply, api
 from kera.core.rpc.grpc_server import GrpcServer
@@ -48,7 +48,9 @@ async def coordinators() -> AsyncIterator[list[Coordinator]]:
 
 
 def keep_alive(*addresses: str, busy_ms: int = 0) -> KeepAlive:
-    made = KeepAlive(addresses, consumer_group="app", member_id="m", interval_s=0.02, busy_ms=lambda: busy_ms)
+    made = KeepAlive(
+        addresses, consumer_group="app", member_id="m", interval_s=0.02, busy_ms=lambda: busy_ms, clock=SystemClock()
+    )
     made.start()
     return made
 
@@ -84,7 +86,7 @@ async def test_who_is_no_member_is_not_heard_of(coordinators: list[Coordinator])
 
 async def test_it_is_silent_while_others_speak(coordinators: list[Coordinator]) -> None:
     said = keep_alive(coordinators[0].address)
-    said.heard_s = boottime_s() + 1000
+    said.answered(SystemClock().boottime_s() + 1000)
     count = len(coordinators[0].seen)
     other = keep_alive(coordinators[1].address)
     await until(lambda: len(coordinators[1].seen) > 5)

@@ -14,7 +14,7 @@ from kera.client.settings import ConsumerSettings, SharedMemory
 from kera.core.errors import InvalidArgument, KeraError
 from tests.unit.client.push_broker import PushFleet
 from tests.unit.client.support import WAIT_S
-from tests.unit.client.test_feed import put
+from tests.unit.client.test_fetcher import put
 
 VALUES = [b"0", b"1"]
 

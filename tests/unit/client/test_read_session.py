@@ -8,7 +8,7 @@ import pytest
 
 from kera.broker.serving.limits import ServingLimits
 from kera.client.cluster.fetch import Wanted, batches_of
-from kera.client.cluster.read_session import Given, ReadSession
+from kera.client.cluster.read_session import ReadSession, Told
 from kera.client.settings import ConsumerSettings
 from kera.core.errors import KeraError, ProtocolError, Uncertain
 from kera.core.ids import EARLIEST, EntryId, Position
@@ -33,7 +33,7 @@ def part(streamlet: int, start: Position = EARLIEST, end: Position | None = None
     return Part(Wanted(EntryId(7, streamlet, 0), start, end), [])
 
 
-def take(given: list[Given[Part]]) -> None:
+def take(given: list[Told[Part]]) -> None:
     for item, fetched, _ in given:
         assert fetched.error is None
         for chunk in batches_of(fetched, description(), ConsumerSettings()):
@@ -41,7 +41,7 @@ def take(given: list[Given[Part]]) -> None:
         item.wanted = item.wanted._replace(start=fetched.next)
 
 
-async def read(session: ReadSession[Part], **options: Any) -> list[Given[Part]]:
+async def read(session: ReadSession[Part], **options: Any) -> list[Told[Part]]:
     return await session.read(**{"bytes_max": 1 << 20, "wait_ms": 0, "timeout_s": 10.0} | options)
 
 
@@ -107,7 +107,7 @@ async def test_a_session_that_the_broker_has_lost_begins_anew_by_itself(
     first, second = part(0), part(1)
     session = ReadSession(wide.loopback, "", [first, second])
     take(await read(session))
-    wide.loopback._peer.closed()  # and all that it kept for us
+    wide.loopback.peer.closed()  # and all that it kept for us
     await producer.send("s", b"b", streamlet=0)
     await producer.send("s", b"c", streamlet=1)
     take(await read(session))
@@ -126,9 +126,7 @@ async def test_what_has_ended_is_not_in_it_any_more(wide: FakeCluster, make_prod
     assert session.items == [whole]
 
 
-async def test_an_answer_about_something_else_is_no_answer(wide: FakeCluster) -> None:
-    session = ReadSession(wide.loopback, "", [part(0)])
-
+async def test_an_answer_about_something_else_is_no_answer() -> None:
     class Other:
         transport = "tcp"
 
@@ -138,7 +136,7 @@ async def test_an_answer_about_something_else_is_no_answer(wide: FakeCluster) ->
         def submit(self, *_: Any, **__: Any) -> Any:
             return self.answer()
 
-    session._channel = Other()  # type: ignore[assignment]
+    session = ReadSession(Other(), "", [part(0)])  # type: ignore[arg-type]
     with pytest.raises(ProtocolError, match="77"):
         await read(session)
 
@@ -167,16 +165,15 @@ async def test_a_range_that_was_removed_and_came_again_goes_on_where_it_is_now(
 
 @pytest.mark.parametrize("limits", [ServingLimits(), ServingLimits(connection_ranges_max=1)], ids=["kept", "not kept"])
 async def test_more_ranges_than_a_request_takes_are_told_in_several(
-    wide: FakeCluster, make_producer: MakeProducer, monkeypatch: pytest.MonkeyPatch
+    wide: FakeCluster, make_producer: MakeProducer
 ) -> None:
     """Also when the broker keeps no session: then each begin has others."""
-    monkeypatch.setattr("kera.client.cluster.read_session.RANGES_MAX", 2)
     producer = make_producer(wide, chunk_bytes_max=1024)
     await producer.prepare("s")
     parts = [part(number) for number in range(STREAMLETS)]
     for number in range(STREAMLETS):
         await producer.send("s", b"%d" % number, streamlet=number)
-    session = ReadSession(wide.loopback, items=parts)
+    session = ReadSession(wide.loopback, items=parts, ranges_max=2)
 
     for _ in range(STREAMLETS):
         take(await read(session))

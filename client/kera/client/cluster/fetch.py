@@ -1,4 +1,4 @@
-"""Fetching chunks: one request to a broker, its answer; and the chunks of what has come, however it came, as batches.
+"""What has come of a range, however it came, and its chunks as batches.
 
 The bytes of an answer are in memory of its own. Those of a run that was pushed (``kera.client.cluster.push``) are in
 the broker's arena. Either way they are Arrow buffers, and each chunk's batch refers to a slice of one, without a copy.
@@ -6,22 +6,19 @@ the broker's arena. Either way they are Arrow buffers, and each chunk's batch re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import pyarrow as pa
 
 from kera.client.arrow_input import null_column
 from kera.client.settings import ConsumerSettings
-from kera.client.types import ChunkBatch, PushedSlot, StreamDescription, fill_cursor, position_of
+from kera.client.types import ChunkBatch, PushedSlot, StreamDescription
 from kera.core.chunk import HEADER_BYTES, ChunkHeader, read_header, verify_chunk, verify_header
 from kera.core.errors import CorruptChunk, KeraError, SchemaMismatch
 from kera.core.ids import EntryId, Position
 from kera.core.record_batch import decode_payload
-from kera.core.rpc import Channel, api
-from kera.core.rpc.wire import error_from_message
 from kera.core.telemetry import get_logger
-from kera.v1 import broker_pb2
 
 log = get_logger("kera.consumer")
 
@@ -84,37 +81,6 @@ class NewerSchema(Exception):
         self.rest = rest
         """What has not been given out, from that chunk on."""
         self.schema_id = schema_id
-
-
-class Fetcher:
-    """Fetches from one broker over one connection."""
-
-    def __init__(self, channel: Channel, consumer_group: str = "") -> None:
-        self.channel = channel
-        self._consumer_group = consumer_group
-
-    async def fetch(self, wanted: Sequence[Wanted], *, bytes_max: int, wait_ms: int, timeout_s: float) -> list[Fetched]:
-        """One request. Errors of single ranges are in their `Fetched`."""
-        request = broker_pb2.MultiReadChunksRequest(
-            bytes_max=bytes_max, wait_ms=wait_ms, consumer_group=self._consumer_group
-        )
-        for item in wanted:
-            row = request.ranges.add()
-            fill_cursor(row.start, item.entry, item.start)
-            if item.end is not None:
-                fill_cursor(row.end, item.entry, item.end)
-        reply = await self.channel.submit(api.MULTI_READ_CHUNKS, request, timeout_s=timeout_s + wait_ms / 1000)
-        bulk = pa.py_buffer(reply.bulk[0]) if reply.bulk else pa.py_buffer(b"")
-        at = 0
-        fetched = []
-        for item, result in zip(wanted, reply.message.results, strict=True):
-            buffers = [bulk.slice(at, result.length_bytes)] if result.length_bytes else []
-            at += result.length_bytes
-            error = error_from_message(result.error) if result.HasField("error") else None
-            fetched.append(
-                Fetched(item.entry, item.start, position_of(result.next), buffers, result.lag_records, error)
-            )
-        return fetched
 
 
 def batches_of(

@@ -36,7 +36,7 @@ class Item(Protocol):
 ItemT = TypeVar("ItemT", bound=Item)
 
 
-class Given(NamedTuple, Generic[ItemT]):
+class Told(NamedTuple, Generic[ItemT]):
     """What a range had to tell."""
 
     item: ItemT
@@ -48,8 +48,17 @@ class Given(NamedTuple, Generic[ItemT]):
 class ReadSession(Generic[ItemT]):
     """Ranges that are read over one connection. One request at a time."""
 
-    def __init__(self, channel: Channel, consumer_group: str = "", items: Iterable[ItemT] = ()) -> None:
+    def __init__(
+        self,
+        channel: Channel,
+        consumer_group: str = "",
+        items: Iterable[ItemT] = (),
+        *,
+        ranges_max: int = RANGES_MAX,
+    ) -> None:
+        """`ranges_max`: of one request."""
         self._channel = channel
+        self._ranges_max = ranges_max
         self._consumer_group = consumer_group
         self._session_id = next(_numbers)
         self._step = 0
@@ -67,6 +76,9 @@ class ReadSession(Generic[ItemT]):
 
     def __len__(self) -> int:
         return len(self._items)
+
+    def __contains__(self, item: object) -> bool:
+        return item in self._handle_of
 
     @property
     def items(self) -> list[ItemT]:
@@ -86,7 +98,7 @@ class ReadSession(Generic[ItemT]):
         if self._added.pop(handle, None) is None:
             self._removed.append(handle)
 
-    async def read(self, *, bytes_max: int, wait_ms: int, timeout_s: float) -> list[Given[ItemT]]:
+    async def read(self, *, bytes_max: int, wait_ms: int, timeout_s: float) -> list[Told[ItemT]]:
         """One request: what ranges have to tell, in turn. Errors of single ranges are in their `Fetched`.
 
         A range that has ended is not in the session any more.
@@ -96,10 +108,10 @@ class ReadSession(Generic[ItemT]):
         except SessionLost:
             return await self._read(bytes_max, wait_ms, timeout_s)  # begun anew
 
-    async def _read(self, bytes_max: int, wait_ms: int, timeout_s: float) -> list[Given[ItemT]]:
+    async def _read(self, bytes_max: int, wait_ms: int, timeout_s: float) -> list[Told[ItemT]]:
         told = self._added if self._kept else self._items
-        handles = list(itertools.islice(told, RANGES_MAX))
-        rest = {handle: told[handle] for handle in itertools.islice(told, RANGES_MAX, None)}
+        handles = list(itertools.islice(told, self._ranges_max))
+        rest = {handle: told[handle] for handle in itertools.islice(told, self._ranges_max, None)}
         request = broker_pb2.MultiReadChunksRequest(
             bytes_max=bytes_max,
             wait_ms=0 if rest else wait_ms,
@@ -126,9 +138,9 @@ class ReadSession(Generic[ItemT]):
         self._kept, self._step = reply.message.session_kept, request.step
         return found
 
-    def _found(self, message: broker_pb2.MultiReadChunksResponse, bulk: pa.Buffer) -> list[Given[ItemT]]:
+    def _found(self, message: broker_pb2.MultiReadChunksResponse, bulk: pa.Buffer) -> list[Told[ItemT]]:
         at = 0
-        found: list[Given[ItemT]] = []
+        found: list[Told[ItemT]] = []
         for result in message.results:
             item = self._items.pop(result.handle, None)
             if item is None:
@@ -143,5 +155,5 @@ class ReadSession(Generic[ItemT]):
             error = error_from_message(result.error) if result.HasField("error") else None
             following = position_of(result.next)
             fetched = Fetched(wanted.entry, wanted.start, following, buffers, result.lag_records, error)
-            found.append(Given(item, fetched, result.ended))
+            found.append(Told(item, fetched, result.ended))
         return found

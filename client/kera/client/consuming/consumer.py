@@ -1,20 +1,20 @@
 """The consumer: reads chunks of one or more streams from all their brokers (thesis 7.1.2, 7.4).
 
-Chunks are fetched ahead (`feed.Feed`), by push or pull, in the order of each entry, and the caller takes batches
+Chunks are fetched ahead (`fetcher.Fetcher`), by push or pull, in the order of each entry, and the caller takes batches
 or records of them. Between entries there is no order, as between partitions.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from itertools import chain
 from typing import Literal, Self, get_args
 
 from kera.client import arguments
 from kera.client.cluster.cluster import Cluster
-from kera.client.cluster.fetch import Fetched, NewerSchema, Overwritten, Wanted, batches_of
+from kera.client.cluster.fetch import Wanted
+from kera.client.consuming.chunks import Chunks
 from kera.client.consuming.committed import committed_cursors, report_cursors
-from kera.client.consuming.feed import Feed, read_again
+from kera.client.consuming.fetcher import Fetcher
 from kera.client.consuming.records import records_of
 from kera.client.positions import Positions, check_place, check_streamlets
 from kera.client.settings import ConsumerSettings
@@ -57,18 +57,12 @@ class Consumer:
         self._settings = settings
         self._start = start
         self._end = end
-        self._streams: dict[int, StreamDescription] = {}
         self._positions: dict[EntryId, Position] = {}
-        self._feed = Feed(cluster, settings)
+        self._fetcher = Fetcher(cluster, settings)
+        self._chunks = Chunks(cluster, settings)
         self._started = False
         self._failure: BaseException | None = None
         """What ended the reading; told to everyone who asks for more."""
-        self._chunks: Iterator[ChunkBatch] = iter(())
-        """The rest of what was taken from the queue last."""
-        self._rest: Wanted | NewerSchema | None = None
-        """What is to be read again, as it was overwritten before it was taken; or what has columns not known yet."""
-        self._copying = False
-        """Whether the next one is copied: all its values are looked at."""
         self._open: ChunkBatch | None = None
         """The chunk whose records are being taken."""
         self._open_records: Iterator[Record] = iter(())
@@ -90,14 +84,14 @@ class Consumer:
         wanted: list[tuple[StreamDescription, Wanted]] = []
         for name in self._names:
             stream = await self._cluster.stream(name)
-            self._streams[stream.stream_id] = stream
+            self._chunks.streams[stream.stream_id] = stream
             for item in await self._ranges(stream):
                 self._positions[item.entry] = item.start
                 if item.end is None or item.start < item.end:
                     wanted.append((stream, item))
         self._started = True
         for stream, item in wanted:
-            self._feed.add(stream, item)
+            self._fetcher.add(stream, item)
 
     async def _ranges(self, stream: StreamDescription) -> list[Wanted]:
         """What to read of each entry, those included that have nothing to read."""
@@ -133,9 +127,19 @@ class Consumer:
         name = stream or self._names[0]
         found: dict[int, list[Position]] = {}
         for entry, position in sorted(self._positions.items()):
-            if self._streams[entry.stream_id].name == name:
+            if self._chunks.streams[entry.stream_id].name == name:
                 found.setdefault(entry.streamlet_id, []).append(position)
         return found
+
+    @property
+    def fetched_ahead(self) -> int:
+        """How much has come and is not taken yet: chunks that came together count as one."""
+        return self._fetcher.queued
+
+    @property
+    def fetched_bytes(self) -> int:
+        """What was pulled and is not taken yet."""
+        return self._fetcher.queued_bytes
 
     async def commit(self) -> None:
         """Say how far the consumer group (the setting ``consumer_group``) has read all its streams.
@@ -149,7 +153,7 @@ class Consumer:
         cannot be reached for longer than ``retry_timeout_ms``.
         """
         positions = dict(self._positions)  # what is taken meanwhile is not part of it
-        for stream in self._streams.values():
+        for stream in self._chunks.streams.values():
             taken = {entry: at for entry, at in positions.items() if entry.stream_id == stream.stream_id}
             await self._cluster.commit(self._settings.consumer_group, stream.name, taken)
             await report_cursors(self._cluster, self._settings.consumer_group, stream, taken)
@@ -195,67 +199,38 @@ class Consumer:
             chunk = self._open = await self._next_chunk(copied=True)
             if chunk is None:
                 return
-            self._open_records = records_of(chunk, self._streams[chunk.entry.stream_id])
+            self._open_records = records_of(chunk, self._chunks.streams[chunk.entry.stream_id])
 
     async def _next_chunk(self, *, copied: bool = False) -> ChunkBatch | None:
         """The next chunk; None when everything that was asked for has been taken."""
-        while (chunk := self._next_here(copied=copied)) is None:
-            if self._rest is not None:
-                await self._open_again(self._rest)
-                continue
-            item = await self._feed.take()
-            if item is None:
+        while (chunk := self._next_here(copied=copied) or await self._following(copied=copied)) is None:
+            fetched = await self._fetcher.fetched()
+            if fetched is None:
                 return None
-            if not item.buffers:  # it goes on at another broker, and so does whoever starts from its positions
-                self._positions[item.entry] = item.next
-                continue
-            self._chunks = self._batches_of(item)
+            if fetched.buffers:
+                self._chunks.open(fetched)
+            else:  # it goes on at another broker, and so does whoever starts from its positions
+                self._positions[fetched.entry] = fetched.next
         return chunk
 
     def _next_here(self, *, copied: bool) -> ChunkBatch | None:
-        """The next chunk of what was taken from the queue last; None: `_next_chunk` has to get more.
-
-        It is for itself because chunks may be small, and many in what comes at once: a coroutine for each has a price.
-        """
-        self._copying = copied
+        """See `Chunks.following_here`."""
         if self._closed:
             raise ClosedError("the consumer is closed")
         if self._failure is not None:
             raise self._failure
         try:
-            return next(self._chunks, None)
-        except Overwritten as gone:
-            self._rest = gone.rest
-            return None
-        except NewerSchema as newer:
-            self._rest = newer
-            return None
+            return self._chunks.following_here(copied=copied)
         except KeraError as error:
             self._failure = error
             raise
 
-    def _batches_of(self, item: Fetched) -> Iterator[ChunkBatch]:
-        stream = self._streams[item.entry.stream_id]
-        return batches_of(item, stream, self._settings, copying=lambda: self._copying)
-
-    async def _open_again(self, rest: Wanted | NewerSchema) -> None:
-        """Have the rest of what was taken from the queue: from elsewhere, when it is not in the broker's memory any
-        more; or with the columns that were added to its stream.
-        """
+    async def _following(self, *, copied: bool) -> ChunkBatch | None:
         try:
-            if isinstance(rest, NewerSchema):
-                stream_id = rest.rest.entry.stream_id
-                known = self._streams[stream_id]
-                self._streams[stream_id] = await self._cluster.with_schema(known, rest.schema_id)
-                self._chunks = chain(self._batches_of(rest.rest), self._chunks)
-            else:
-                stream = self._streams[rest.entry.stream_id]
-                found = await read_again(self._cluster, self._settings, stream, rest)
-                self._chunks = chain.from_iterable(map(self._batches_of, found))
+            return await self._chunks.following(copied=copied)
         except KeraError as error:
             self._failure = error
             raise
-        self._rest = None
 
     def __aiter__(self) -> AsyncIterator[Record]:
         return self.records()
@@ -263,8 +238,9 @@ class Consumer:
     async def close(self) -> None:
         """Stop fetching. Whoever waits for more gets `ClosedError`; batches that were taken stay as they are."""
         self._closed = True
-        await self._feed.close()
-        self._chunks, self._open, self._open_records = iter(()), None, iter(())
+        await self._fetcher.close()
+        self._chunks.clear()
+        self._open, self._open_records = None, iter(())
 
 
 def _given(positions: Positions, streamlet_id: int, entry: int, stream: StreamDescription) -> Position:

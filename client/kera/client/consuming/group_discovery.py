@@ -7,13 +7,14 @@ all groups in it that have something to read, for ever: an id that is passed ove
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kera.client.cluster.asking import ask_broker
 from kera.client.cluster.cluster import Cluster
 from kera.client.cluster.intervals import merged_bounds
 from kera.client.cluster.retry import retrying
+from kera.client.tasks import Tasks
 from kera.client.types import EntryBounds, Interval, StreamDescription, fill_cursor, position_of
 from kera.core.errors import KeraError
 from kera.core.ids import EARLIEST, EntryId
@@ -41,28 +42,69 @@ class Finds:
     def __bool__(self) -> bool:
         return bool(self.starts or self.seen)
 
-    def add(
-        self, starts: Iterable[consumer_group_pb2.StreamletStart], seen: Iterable[consumer_group_pb2.SeenGroups]
-    ) -> None:
+    def add(self, finds: Finds) -> None:
         """Take up more."""
-        self.starts.extend(starts)
-        self.seen.extend(seen)
+        self.starts.extend(finds.starts)
+        self.seen.extend(finds.seen)
 
-    def take(self) -> Finds:
+    def take(self, told_max: int = TOLD_MAX) -> Finds:
         """What goes into one message; the rest stays."""
         taken, count = Finds(), 0
         for each in self.starts:
             count += len(each.cursors)
-            if taken and count > TOLD_MAX:
+            if taken and count > told_max:
                 break
             taken.starts.append(each)
         for found in self.seen:
             count += len(found.groups)
-            if taken and count > TOLD_MAX:
+            if taken and count > told_max:
                 break
             taken.seen.append(found)
         self.starts, self.seen = self.starts[len(taken.starts) :], self.seen[len(taken.seen) :]
         return taken
+
+
+class Discovery:
+    """Finds out what the coordinator wants to know of streamlets, for one member of a consumer group.
+
+    Each streamlet by itself: what one broker has is not to wait for another one that stands still.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        streams: Mapping[int, StreamDescription],
+        tasks: Tasks,
+        *,
+        start: str,
+        on_found: Callable[[], None],
+    ) -> None:
+        """`start`: see `look_around`; `on_found`: called when there is something to tell the coordinator."""
+        self._cluster = cluster
+        self._streams = streams
+        self._tasks = tasks
+        self._start = start
+        self._on_found = on_found
+        self._looking: set[tuple[int, int]] = set()
+        self.finds = Finds()
+        """What the coordinator is to be told."""
+
+    def look(self, looks: Iterable[consumer_group_pb2.Look]) -> None:
+        """Find out all this, in the background."""
+        for look in looks:
+            place = (look.stream_id, look.streamlet_id)
+            if place not in self._looking and look.stream_id in self._streams:
+                self._looking.add(place)
+                self._tasks.start(self._look(look))
+
+    async def _look(self, look: consumer_group_pb2.Look) -> None:
+        try:
+            finds = await look_around(self._cluster, self._streams[look.stream_id].name, [look], start=self._start)
+            self.finds.add(finds)
+            if finds:
+                self._on_found()
+        finally:
+            self._looking.discard((look.stream_id, look.streamlet_id))
 
 
 async def look_around(cluster: Cluster, name: str, looks: Sequence[consumer_group_pb2.Look], *, start: str) -> Finds:

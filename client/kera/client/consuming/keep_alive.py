@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import grpc
 
-from kera.core.clock import boottime_s
+from kera.core.clock import Clock
 from kera.core.errors import ProtocolError
 from kera.core.rpc import api
 from kera.core.rpc.grpc_options import ERROR_METADATA, client_options
@@ -36,6 +36,7 @@ class KeepAlive:
         member_id: str,
         interval_s: float,
         busy_ms: Callable[[], int],
+        clock: Clock,
     ) -> None:
         """`busy_ms`: called on the thread; for how long the consumer has been in its user's code."""
         self._addresses = list(addresses)
@@ -44,12 +45,21 @@ class KeepAlive:
         self._member_id = member_id
         self._interval_s = interval_s
         self._busy_ms = busy_ms
+        self._clock = clock
         self._stop = threading.Event()
         self._channels: dict[str, grpc.Channel] = {}
         self._failing = False
-        self.heard_s = boottime_s()
-        """When the last word was sent that was answered, by `boottime_s`: by this thread, or by whoever sets it."""
+        self._heard_s = clock.boottime_s()
         self._thread = threading.Thread(target=self._run, name="kera-keep-alive", daemon=True)
+
+    @property
+    def heard_s(self) -> float:
+        """When the last word was sent that was answered, on the boot-time clock: by this thread, or in a round."""
+        return self._heard_s
+
+    def answered(self, sent_s: float) -> None:
+        """The coordinator has answered what was sent then."""
+        self._heard_s = max(self._heard_s, sent_s)
 
     def start(self) -> None:
         """Begin."""
@@ -62,7 +72,7 @@ class KeepAlive:
     def _run(self) -> None:
         try:
             while not self._stop.wait(self._pause_s()):
-                if boottime_s() - self.heard_s >= self._interval_s:
+                if self._clock.boottime_s() - self._heard_s >= self._interval_s:
                     self._say()
         finally:
             for channel in self._channels.values():
@@ -70,12 +80,12 @@ class KeepAlive:
 
     def _pause_s(self) -> float:
         """Until the next word is due; after one without an answer not at once."""
-        return max(self._interval_s / 4, self.heard_s + self._interval_s - boottime_s())
+        return max(self._interval_s / 4, self._heard_s + self._interval_s - self._clock.boottime_s())
 
     def _say(self) -> None:
         """One heartbeat, to the coordinator that leads: the last one that was heard of, or any other."""
         for address in dict.fromkeys([self._leader, *self._addresses]):
-            sent_s = boottime_s()
+            sent_s = self._clock.boottime_s()
             try:
                 answer = self._ask(address)
             except grpc.RpcError as error:
@@ -96,7 +106,7 @@ class KeepAlive:
     def _heard(self, address: str, sent_s: float, answer: consumer_group_pb2.KeepAliveResponse) -> None:
         self._leader, self._failing = address, False
         if answer.member:
-            self.heard_s = max(self.heard_s, sent_s)
+            self.answered(sent_s)
 
     def _ask(self, address: str) -> consumer_group_pb2.KeepAliveResponse:
         channel = self._channels.get(address)

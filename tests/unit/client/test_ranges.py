@@ -2,23 +2,25 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kera.client.consuming.group_consumer_settings import GroupConsumerSettings
-from kera.client.consuming.group_feed import Found, GroupFeed, GroupKey
+from kera.client.consuming.fetcher import Fetcher
+from kera.client.consuming.ranges import Arrived, Range, rest_of_group
+from kera.client.settings import ConsumerSettings
 from kera.core.errors import DataLost, InvalidCursor
 from kera.core.ids import EntryId, Position
 from tests.unit.client.fleet import STREAM_ID
 from tests.unit.client.push_broker import PushFleet, Reason, position_of
 from tests.unit.client.support import WAIT_S, until
-from tests.unit.client.test_feed import put
+from tests.unit.client.test_fetcher import put
 from tests.unit.client.test_push import log_of, opened
 
-KEY = GroupKey(EntryId(STREAM_ID, 0, 0), 1, 5)
 START, LAST = Position(1, 1, 0), (1 << 32) - 1
+ENTRY = EntryId(STREAM_ID, 0, 0)
 
 
 @pytest.fixture
@@ -34,34 +36,40 @@ async def fleet(tmp_path: Path) -> AsyncIterator[PushFleet]:
     await fleet.pushing.close()
 
 
+@dataclass
+class Groups:
+    """What fetches group 1."""
+
+    fetcher: Fetcher
+    group: Range
+
+
 @pytest.fixture
-async def groups(fleet: PushFleet) -> AsyncIterator[GroupFeed]:
-    """Fetches group 1."""
-    stream = await fleet.stream("s")
-    feed = GroupFeed(fleet, GroupConsumerSettings(), {STREAM_ID: stream})
-    feed.add(KEY, START)
-    yield feed
-    await feed.close()
+async def groups(fleet: PushFleet) -> AsyncIterator[Groups]:
+    fetcher = Fetcher(fleet, ConsumerSettings())
+    group = fetcher.add(await fleet.stream("s"), rest_of_group(ENTRY, START), is_group=True)
+    yield Groups(fetcher, group)
+    await fetcher.close()
 
 
-async def taken(groups: GroupFeed) -> Found:
+async def taken(groups: Groups) -> Arrived:
     async with asyncio.timeout(WAIT_S):
-        found = await groups.take()
+        found = await groups.fetcher.take()
     assert found is not None
-    assert found.key == KEY
+    assert found.range is groups.group
     return found
 
 
-def ended(found: Found) -> bool:
+def ended(found: Arrived) -> bool:
     return found.fetched is None and found.gap is None
 
 
-def place(found: Found) -> tuple[Position, Position]:
+def place(found: Arrived) -> tuple[Position, Position]:
     assert found.fetched is not None
     return found.fetched.start, found.fetched.next
 
 
-async def test_a_group_ends_where_the_next_one_of_its_entry_begins(fleet: PushFleet, groups: GroupFeed) -> None:
+async def test_a_group_ends_where_the_next_one_of_its_entry_begins(fleet: PushFleet, groups: Groups) -> None:
     lane, log = await opened(fleet), log_of(fleet)
     reader = fleet.pushing.reader
     assert position_of(reader.subscribed[0].end) == Position(1, LAST, LAST)
@@ -75,7 +83,7 @@ async def test_a_group_ends_where_the_next_one_of_its_entry_begins(fleet: PushFl
     assert fleet.pulled == 0
 
 
-async def test_of_a_group_that_is_open_what_follows_tells_the_end(fleet: PushFleet, groups: GroupFeed) -> None:
+async def test_of_a_group_that_is_open_what_follows_tells_the_end(fleet: PushFleet, groups: Groups) -> None:
     """Nobody knows where it will end, so the broker takes no lane that ends there."""
     lane, log = await opened(fleet), log_of(fleet)
     reader = fleet.pushing.reader
@@ -94,17 +102,17 @@ async def test_of_a_group_that_is_open_what_follows_tells_the_end(fleet: PushFle
     assert fleet.pulled == 0
 
 
-async def test_a_group_that_is_taken_away_is_pushed_no_more(fleet: PushFleet, groups: GroupFeed) -> None:
+async def test_a_group_that_is_taken_away_is_pushed_no_more(fleet: PushFleet, groups: Groups) -> None:
     lane, log = await opened(fleet), log_of(fleet)
     reader = fleet.pushing.reader
     reader.push(lane, log[:1], 0)
     assert place(await taken(groups)) == (START, log[0].end)
-    groups.remove(KEY)
+    groups.fetcher.remove(groups.group)
     reader.push(lane, log[1:2], 0)  # on its way
     await until(lambda: reader.cancelled == [lane] and reader.held == 0 and reader.outstanding_bytes == 0)
 
 
-async def test_a_group_is_pulled_when_the_broker_wants_it_to_be(fleet: PushFleet, groups: GroupFeed) -> None:
+async def test_a_group_is_pulled_when_the_broker_wants_it_to_be(fleet: PushFleet, groups: Groups) -> None:
     lane, log = await opened(fleet), log_of(fleet)
     reader = fleet.pushing.reader
     reader.push(lane, log[:1], 0)
@@ -117,7 +125,7 @@ async def test_a_group_is_pulled_when_the_broker_wants_it_to_be(fleet: PushFleet
 
 
 @pytest.mark.parametrize("fault", ["lost", "failed"])
-async def test_a_group_goes_on_after_a_fault(fleet: PushFleet, groups: GroupFeed, fault: str) -> None:
+async def test_a_group_goes_on_after_a_fault(fleet: PushFleet, groups: Groups, fault: str) -> None:
     lane, log = await opened(fleet), log_of(fleet)
     reader = fleet.pushing.reader
     reader.push(lane, log[:1], 0)

@@ -10,9 +10,8 @@ import pytest
 
 from kera.client.client import Client
 from kera.client.cluster.fetch import Wanted
-from kera.client.cluster.read_session import Given, ReadSession
 from kera.client.consuming.consumer import Consumer
-from kera.client.consuming.feed import Feed
+from kera.client.consuming.fetcher import Fetcher
 from kera.client.settings import ConsumerSettings
 from kera.core.chunk import encode_chunk, encode_payload
 from kera.core.errors import ClosedError, InvalidArgument, NotOwner, Recovering, Unavailable, UnknownStream
@@ -84,31 +83,35 @@ async def test_a_reader_goes_on_where_the_streamlet_went(make_consumer: MakeCons
     put(fleet, b"e")
     consumer = make_consumer(fleet)
     assert await take(consumer, 5) == [b"a", b"b", b"c", b"d", b"e"]
-    assert list(consumer._feed._readers) == [(STREAM_ID, 3)], "readers without ranges end"
+    await until(lambda: bool(fleet.brokers[3].reading))
+    assert [number for number, broker in fleet.brokers.items() if broker.reading] == [3], "readers without ranges end"
     assert [broker.refused for broker in fleet.brokers.values()] == [0, 0, 0], "nobody was asked in vain"
 
 
-async def test_a_range_that_comes_just_as_an_answer_is_there_is_not_forgotten(make_consumer: MakeConsumer) -> None:
+async def test_a_range_that_comes_just_as_an_answer_is_there_is_not_forgotten() -> None:
     fleet = Fleet(brokers=1, streamlets=2)
     put(fleet, b"a", streamlet=0)
     put(fleet, b"b", streamlet=1)
-    feed = make_consumer(fleet)._feed
+    fetcher = Fetcher(fleet, ConsumerSettings(fetch_wait_ms=60_000))
     stream = await fleet.stream("s")
     first, second = (Wanted(EntryId(STREAM_ID, number, 0), EARLIEST, None) for number in range(2))
-    read = ReadSession.read
+    submit = fleet.brokers[1].submit
 
-    async def read_and_add(session: ReadSession[Any], **options: Any) -> list[Given[Any]]:
-        given = await read(session, **options)
-        if len(session) == 1:  # before whoever waits for it is woken
-            asyncio.get_running_loop().call_soon(feed.add, stream, second)
-        return given
+    def submit_and_add(*request: Any, **options: Any) -> Any:
+        answer = submit(*request, **options)
+        if len(fetcher_ranges) == 1:  # before whoever waits for it is woken
+            fetcher_ranges.append(second)
+            answer.add_done_callback(lambda _: fetcher.add(stream, second))
+        return answer
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ReadSession, "read", read_and_add)
-        feed.add(stream, first)
-        async with asyncio.timeout(WAIT_S):
-            taken = [await feed.take(), await feed.take()]
+    fetcher_ranges = [first]
+    fleet.brokers[1].submit = submit_and_add  # type: ignore[method-assign]
+    fetcher.add(stream, first)
+    async with asyncio.timeout(WAIT_S):
+        taken = [await fetcher.fetched(), await fetcher.fetched()]
     assert [item.entry.streamlet_id for item in taken if item is not None] == [0, 1]
+    await fetcher.close()
+    await fleet.close()
 
 
 async def test_a_reader_that_waits_at_the_end_is_led_on(make_consumer: MakeConsumer) -> None:
@@ -289,24 +292,25 @@ async def test_bounds_are_those_of_all_intervals() -> None:
     await fleet.close()
 
 
-async def test_whoever_gives_up_closing_a_feed_is_told_so_and_readers_are_too() -> None:
+async def test_whoever_gives_up_closing_a_fetcher_is_told_so_and_those_who_take_are_too() -> None:
     """A cancellation that is swallowed would make a time-out around it wait for ever."""
-    feed = Feed(Fleet(), ConsumerSettings())
+    fleet = Fleet(brokers=1)
+    fetcher = Fetcher(fleet, ConsumerSettings())
     begun, end = asyncio.Event(), asyncio.Event()
 
-    async def slow_to_end() -> None:
+    async def slow_to_end(*_: Any) -> Any:
         try:
             begun.set()
             await asyncio.Event().wait()
         finally:
             await end.wait()
 
-    feed.start(slow_to_end)
+    fleet.channel = slow_to_end  # type: ignore[method-assign, assignment]
+    fetcher.add(await fleet.stream("s"), Wanted(EntryId(STREAM_ID, 0, 0), EARLIEST, None))
     await begun.wait()
-    feed._running += 1
-    waiting = asyncio.ensure_future(feed.take())
+    waiting = asyncio.ensure_future(fetcher.take())
     await asyncio.sleep(0)
-    closing = asyncio.ensure_future(feed.close())
+    closing = asyncio.ensure_future(fetcher.close())
     await asyncio.sleep(0)
     closing.cancel()
     await asyncio.sleep(0)
@@ -316,3 +320,4 @@ async def test_whoever_gives_up_closing_a_feed_is_told_so_and_readers_are_too() 
             await closing
         with pytest.raises(ClosedError):
             await waiting
+    await fleet.close()

@@ -1,0 +1,470 @@
+"""Fetching ahead: ranges in, what they have to give out, from whatever brokers have it.
+
+A range is a piece of an entry that somebody reads, or a group of segments that a consumer group has given to this
+consumer: such ranges come and go all the time, and when something of one is gone, that is told and passed over.
+
+A range is with one reader at any time: that of the broker that has its next position. A broker whose memory can be read
+in place pushes what comes of its ranges (`_PushReader`); from the others one task per stream and broker pulls, the
+ranges in turn (`_PullReader`). All that comes goes into one queue, and is bounded: what was pulled by its sum, what is
+pushed by the window of each broker.
+
+A range goes to another reader when its next position is in groups that are elsewhere; when its broker does not have it
+any more, or cannot be reached, once the coordinator has been asked where it is; and when its broker wants it to be
+pulled, for a while. The other ranges go on meanwhile. Readers come and go with their ranges.
+
+Promise: what a range gives comes out in order, nothing twice and nothing left out, wherever the range has been and
+however it came. What a reader has got is in the queue before its range leaves it, and a range moves with its position.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+
+from kera.client.cluster.asking import broker_failed, same_stream
+from kera.client.cluster.cluster import Cluster
+from kera.client.cluster.fetch import Fetched, Wanted
+from kera.client.cluster.push import Reason, Subscriber, SubscriptionEnd
+from kera.client.cluster.read_session import ReadSession, Told
+from kera.client.cluster.retry import Patience
+from kera.client.consuming.ranges import Arrived, Home, Range
+from kera.client.settings import ConsumerSettings
+from kera.client.tasks import Tasks
+from kera.client.types import StreamDescription
+from kera.core.errors import ClosedError, DataLost, InvalidArgument, InvalidCursor, KeraError, NotOwner
+from kera.core.ids import Position
+from kera.core.telemetry import get_logger
+
+log = get_logger("kera.consumer")
+
+
+class Fetcher:
+    """Fetches ranges of streams ahead of whoever takes what they give. Belongs to one event loop."""
+
+    def __init__(self, cluster: Cluster, settings: ConsumerSettings, *, complete: bool = False) -> None:
+        """`complete`: all that is wanted is there already; when it is not, that is an error, and not waited for."""
+        self.cluster = cluster
+        self.settings = settings
+        self.complete = complete
+        self._streams: dict[int, StreamDescription] = {}
+        self._pull_readers: dict[Home, _PullReader] = {}
+        """Those that have ranges."""
+        self._push_readers: dict[Home, _PushReader] = {}
+        """Those that were pushed something."""
+        self.tasks = Tasks(self._put)
+        self._queue: deque[Arrived | BaseException] = deque()
+        self._arrived = asyncio.Event()
+        """Something has, or the fetcher is woken or closed. It is looked at only when the queue is empty."""
+        self._woken = False
+        self._queued_bytes = 0
+        self._room = asyncio.Event()
+        self._running = 0
+        """Ranges whose end has not been taken from the queue."""
+        self._failure: BaseException | None = None
+        """What ended the reading; told to everyone who asks for more."""
+        self._closed = False
+
+    def add(self, stream: StreamDescription, wanted: Wanted, *, is_group: bool = False) -> Range:
+        """Fetch a range of `stream`, too. `is_group`: it is the `rest_of_group`."""
+        known = self._streams.get(stream.stream_id)
+        if known is None or known.is_older_than(stream):
+            self._streams[stream.stream_id] = stream
+        self._running += 1
+        item = Range(wanted, Patience(self.cluster.settings), is_group=is_group)
+        self.assign(item)
+        return item
+
+    def remove(self, item: Range) -> None:
+        """Do not fetch a range any more; what is queued of it stays in the queue."""
+        if not item.closed:
+            self._running -= 1
+            self._close(item)
+
+    async def take(self) -> Arrived | None:
+        """What came next; with nothing in it, its range has ended. None after `wake`.
+
+        Raises `ClosedError`, and what ended the fetching: `DataLost`, `UnknownStream`, …, and `Unavailable` or another
+        error that has not passed within ``retry_timeout_ms``.
+        """
+        while True:
+            if self._closed:
+                raise ClosedError("the consumer is closed")
+            if self._failure is not None:
+                raise self._failure
+            if self._woken:
+                self._woken = False
+                return None
+            if not self._queue:
+                self._arrived.clear()
+                await self._arrived.wait()
+                continue
+            item = self._queue.popleft()
+            if isinstance(item, BaseException):
+                self._failure = item
+                continue
+            if item.fetched is None:
+                self._running -= item.gap is None
+            else:
+                if item.fetched.slot is None:
+                    self._queued_bytes -= item.fetched.size_bytes
+                    self._room.set()
+                item.fetched.taken()
+            return item
+
+    async def fetched(self) -> Fetched | None:
+        """The next that was fetched; None when all ranges have come to their ends. Raises what `take` does."""
+        while self._running:
+            item = await self.take()
+            if item is not None and item.fetched is not None:
+                return item.fetched
+        return None
+
+    def wake(self) -> None:
+        """Have `take` return."""
+        self._woken = True
+        self._arrived.set()
+
+    @property
+    def queued(self) -> int:
+        """How much has come and is not taken yet: chunks that came together count as one."""
+        return len(self._queue)
+
+    @property
+    def queued_bytes(self) -> int:
+        """What was pulled and is not taken yet."""
+        return self._queued_bytes
+
+    async def close(self) -> None:
+        """Stop fetching. Whoever waits for more gets `ClosedError`."""
+        self._closed = True
+        self._arrived.set()
+        for reader in self._push_readers.values():
+            reader.close()
+        try:
+            await self.tasks.end()
+        finally:
+            self._queue.clear()
+
+    def _put(self, item: Arrived | BaseException) -> None:
+        self._queue.append(item)
+        self._arrived.set()
+
+    # -- ranges and readers ------------------------------------------------------------------------------------
+
+    def assign(self, item: Range) -> None:
+        """Give a range to the reader of the broker that has its next position, as far as is known."""
+        if item.closed:
+            return
+        home = self._home(item)
+        try:
+            pushed = self._can_push(item, home)
+        except KeraError as error:
+            self._put(error)
+            return
+        if pushed:
+            push_reader = self._push_readers.get(home)
+            if push_reader is None:
+                push_reader = self._push_readers[home] = _PushReader(self, home)
+            push_reader.add(item)
+            return
+        reader = self._pull_readers.get(home)
+        if reader is None:
+            reader = self._pull_readers[home] = _PullReader(self, home)
+            self.tasks.start(self._pull(reader))
+        reader.add(item)
+
+    def _home(self, item: Range) -> Home:
+        """Of the next position of a range, as far as is known."""
+        entry, start, _ = item.wanted
+        return entry.stream_id, self._streams[entry.stream_id].assignments[entry.streamlet_id].broker_at(start)
+
+    def _can_push(self, item: Range, home: Home) -> bool:
+        """Raises `InvalidArgument` if a range has to be pushed, and cannot be."""
+        if item.pull_until_s is not None:
+            if asyncio.get_running_loop().time() < item.pull_until_s:
+                return False
+            item.pull_until_s = None
+        stream_id, broker_id = home
+        broker = self._streams[stream_id].brokers.get(broker_id)
+        return self.cluster.locality.reachable(broker, self.settings.shared_memory)
+
+    async def _pull(self, reader: _PullReader) -> None:
+        """Let a reader fetch until it has no ranges any more."""
+        try:
+            await reader.run()
+        finally:
+            del self._pull_readers[reader.home]
+
+    def _close(self, item: Range) -> None:
+        item.closed = True
+        if item.stop is not None:
+            item.stop()
+
+    # -- used by readers ---------------------------------------------------------------------------------------
+
+    def stream(self, home: Home) -> StreamDescription:
+        """The stream of a reader."""
+        return self._streams[home[0]]
+
+    async def wait_for_room(self) -> None:
+        """Wait until enough has been taken."""
+        while self._queued_bytes >= self.settings.prefetch_bytes_max:
+            self._room.clear()
+            await self._room.wait()
+
+    def came(self, item: Range, fetched: Fetched) -> bool:
+        """Queue what a range gave; whether there is more to read of it."""
+        item.patience.succeeded()
+        if fetched.buffers or (fetched.next != item.wanted.start and not item.is_group):
+            if fetched.slot is None:
+                self._queued_bytes += fetched.size_bytes
+            self._put(Arrived(item, fetched))
+        return self._goes_on(item, fetched.next)
+
+    def pushed(self, item: Range, run: Fetched) -> None:
+        """Queue what was pushed of a range. Its end comes by itself, unless nobody knows it."""
+        item.patience.succeeded()
+        if item.open_end and run.start >= item.wanted.end:  # type: ignore[operator]  # a group has one
+            run.taken()  # of the entry's next group: somebody else's, perhaps
+            self._goes_on(item, run.next)
+            return
+        item.advance(run.next)
+        self._put(Arrived(item, run))
+
+    def push_ended(self, home: Home, item: Range, end: SubscriptionEnd) -> None:
+        """Nothing more is pushed of a range by this broker, for now."""
+        item.stop = None
+        if isinstance(end.error, InvalidCursor) and item.is_group and not item.open_end:
+            item.open_end = True
+            self.assign(item)
+        elif end.reason is Reason.PULL or isinstance(end.error, InvalidCursor):  # pulling tells what is wrong, if it is
+            self.pull(item)
+        elif end.error is not None:
+            try:
+                self.failed(home, [(item, end.error)])
+            except KeraError as error:
+                self._put(error)
+        elif self.came(item, Fetched(item.wanted.entry, item.wanted.start, end.next, [], 0, None)):
+            self.assign(item)
+
+    def _goes_on(self, item: Range, position: Position) -> bool:
+        """All before `position` has come; whether there is more. If not, its end is queued."""
+        item.advance(position)
+        if item.at_end:
+            self._close(item)
+            self._put(Arrived(item))
+        return not item.closed
+
+    def pull(self, item: Range) -> None:
+        """Have a range pulled for a while."""
+        item.pull_until_s = asyncio.get_running_loop().time() + self.cluster.timing.push_again_s
+        self.assign(item)
+
+    def stays(self, item: Range, home: Home) -> bool:
+        """Whether a range that is pulled goes on with the same reader."""
+        return self._home(item) == home and (item.pull_until_s is None or not self._can_push(item, home))
+
+    def failed(self, home: Home, failures: Sequence[tuple[Range, KeraError]]) -> None:
+        """A broker did not give what these ranges asked for: try again later, there or elsewhere.
+
+        Raises the first error after which that is of no use.
+        """
+        name = self.stream(home).name
+        now_s = asyncio.get_running_loop().time()
+        later: dict[float, list[Range]] = {}
+        for item, failure in failures:
+            if item.closed or (item.is_group and isinstance(failure, DataLost) and self._passed(item, failure)):
+                continue
+            error = broker_failed(self.cluster, name, failure)
+            pause_s = item.patience.failed(error, now_s)
+            if pause_s is None:
+                raise error
+            if pause_s not in later and item.patience.attempt == 1:
+                tell = log.info if isinstance(error, NotOwner) else log.warning
+                tell("fetch failed; retrying", broker_id=home[1], stream=name, error=error.message)
+            later.setdefault(pause_s, []).append(item)
+        for pause_s, items in later.items():
+            self.tasks.start(self._find(home, items, pause_s))
+
+    def _passed(self, item: Range, gap: DataLost) -> bool:
+        """Go on behind what is gone of a group; False: it is not known where that is."""
+        available = Position(*gap.attributes.get("available_from", item.wanted.start))
+        if available <= item.wanted.start:
+            return False
+        self._put(Arrived(item, gap=gap))
+        if self._goes_on(item, available):
+            self.assign(item)
+        return True
+
+    async def _find(self, home: Home, items: list[Range], pause_s: float) -> None:
+        """After a pause, give ranges to the brokers that have them now."""
+        await asyncio.sleep(pause_s)
+        known = self.stream(home)
+        found = same_stream(await self.cluster.stream_or_last_seen(known.name), known.stream_id)
+        if not found.is_older_than(self.stream(home)):
+            self._streams[found.stream_id] = found
+        for item in items:
+            self.assign(item)
+
+
+class _PullReader:
+    """Pulls what one broker has of a stream's ranges, in a read session. It ends when it has none."""
+
+    def __init__(self, fetcher: Fetcher, home: Home) -> None:
+        self.home = home
+        self._fetcher = fetcher
+        self._waiting: list[Range] = []
+        """For the session to begin."""
+        self._failing: list[Range] = []
+        """Those that had failed before they came."""
+        self._unwanted: list[Range] = []
+        """Closed while a request may have been under way, which may tell of them yet."""
+        self._session: ReadSession[Range] | None = None
+        self._fetching: asyncio.Task[list[Told[Range]]] | None = None
+        self._interrupted = False
+
+    def add(self, item: Range) -> None:
+        """A range comes. It does not wait for a request that the broker holds because the others have nothing."""
+        item.stop = lambda: self._unwanted.append(item)
+        if item.patience.attempt:
+            self._failing.append(item)
+        if self._session is None:
+            self._waiting.append(item)
+            return
+        self._session.add(item)
+        if self._fetching is not None and self._fetching.cancel():
+            self._interrupted = True
+
+    async def run(self) -> None:
+        """Fetch until all ranges have ended or gone elsewhere. Raises what no retry helps against."""
+        fetcher = self._fetcher
+        while self._session is None or self._left(self._session):
+            await fetcher.wait_for_room()
+            try:
+                if self._session is None:
+                    channel = await fetcher.cluster.channel(fetcher.stream(self.home), self.home[1])
+                    self._session = ReadSession(channel, fetcher.settings.consumer_group, self._waiting)
+                told = await self._read(self._session)
+            except KeraError as error:
+                lost = self._waiting if self._session is None else self._session.items
+                fetcher.failed(self.home, [(item, error) for item in lost])
+                return
+            if told is not None:
+                self._take(self._session, told)
+
+    def _left(self, session: ReadSession[Range]) -> int:
+        """How many ranges there are still; those that nobody wants any more go."""
+        unwanted, self._unwanted = self._unwanted, []
+        for item in unwanted:
+            if item in session:
+                session.remove(item)
+        return len(session)
+
+    async def _read(self, session: ReadSession[Range]) -> list[Told[Range]] | None:
+        """One request; None when another range has come meanwhile, and it was given up for that."""
+        self._interrupted = False
+        settings = self._fetcher.settings
+        work = session.read(
+            bytes_max=settings.fetch_bytes_max,
+            wait_ms=0 if self._fetcher.complete else settings.fetch_wait_ms,
+            timeout_s=self._fetcher.cluster.request_timeout_s,
+        )
+        fetching = self._fetching = asyncio.get_running_loop().create_task(work)
+        try:
+            return await fetching
+        except asyncio.CancelledError:
+            if not self._interrupted or asyncio.current_task().cancelling():  # type: ignore[union-attr]
+                raise
+            return None
+        finally:
+            self._fetching = None
+
+    def _take(self, session: ReadSession[Range], told: Sequence[Told[Range]]) -> None:
+        fetcher = self._fetcher
+        if not told and fetcher.complete:
+            raise self._incomplete(session.items[0].wanted)
+        failures: list[tuple[Range, KeraError]] = []
+        leaving: list[Range] = []
+        for item, fetched, ended in told:
+            if item.closed:
+                continue
+            if fetched.error is not None:
+                failures.append((item, fetched.error))
+                continue
+            goes_on = fetcher.came(item, fetched)
+            stays = goes_on and fetcher.stays(item, self.home)
+            if not stays and not ended:
+                session.remove(item)
+            elif stays and ended:
+                session.add(item)
+            if goes_on and not stays:
+                leaving.append(item)
+        failed = {item for item, _ in failures}
+        for item in self._failing:
+            if item not in failed:  # no error is a success, also without chunks
+                item.patience.succeeded()
+        self._failing.clear()
+        for item in leaving:
+            fetcher.assign(item)
+        if failures:
+            fetcher.failed(self.home, failures)
+
+    def _incomplete(self, wanted: Wanted) -> InvalidArgument:
+        return InvalidArgument(
+            f"{tuple(wanted.end or ())} lies behind the end of streamlet {wanted.entry.streamlet_id} of stream"
+            f" {self._fetcher.stream(self.home).name!r}",
+            streamlet_id=wanted.entry.streamlet_id,
+        )
+
+
+class _PushReader:
+    """Has one broker push what it has of a stream's ranges."""
+
+    def __init__(self, fetcher: Fetcher, home: Home) -> None:
+        self._fetcher = fetcher
+        self._home = home
+        self._subscriber: Subscriber | None = None
+        self._waiting: list[Range] = []
+        """For the connection."""
+
+    def add(self, item: Range) -> None:
+        """A range comes."""
+        if self._subscriber is not None and not self._subscriber.channel.closed:
+            self._open(self._subscriber, item)
+            return
+        self._waiting.append(item)
+        if len(self._waiting) == 1:
+            self._fetcher.tasks.start(self._connect())
+
+    async def _connect(self) -> None:
+        fetcher = self._fetcher
+        settings = fetcher.settings
+        try:
+            broker = fetcher.stream(self._home).brokers[self._home[1]]
+            channel = await fetcher.cluster.locality.connection(broker, settings.shared_memory)
+        except KeraError as error:
+            lost, self._waiting = self._waiting, []
+            fetcher.failed(self._home, [(item, error) for item in lost])
+            return
+        waiting, self._waiting = self._waiting, []
+        if channel is not None:
+            self._subscriber = channel.subscriber(settings.consumer_group, settings.prefetch_bytes_max)
+        for item in waiting:
+            if channel is None:
+                fetcher.pull(item)
+            elif self._subscriber is not None and not item.closed:
+                self._open(self._subscriber, item)
+
+    def _open(self, subscriber: Subscriber, item: Range) -> None:
+        fetcher, (entry, start, end) = self._fetcher, item.wanted
+        item.stop = subscriber.open(
+            Wanted(entry, start, None if item.open_end else end),
+            lambda run: fetcher.pushed(item, run),
+            lambda ended: fetcher.push_ended(self._home, item, ended),
+        ).close
+
+    def close(self) -> None:
+        """Have nothing more pushed."""
+        if self._subscriber is not None:
+            self._subscriber.close()

@@ -1,0 +1,158 @@
+"""A lease: a group of segments that the coordinator has given to this member of a consumer group, and how far it is.
+
+    given ──► fetched ahead ──► its chunks are delivered ──► closed, and all of it processed: finished
+                     │                  └── asked back: when what was delivered is processed, released
+                     └── lost: others have it, since this member was silent or stuck for too long
+
+A chunk is *delivered* when the caller gets it, and *processed* when it comes for the next one; or, with
+``commit_interval_ms`` 0, when it calls `commit`. What is processed is *reported* to the coordinator from time to time,
+and *committed* when that has answered: nobody reads it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from kera.client.cluster.intervals import start_of_group
+from kera.client.consuming.ranges import Range
+from kera.client.types import ChunkBatch, fill_cursor, position_of
+from kera.core.errors import DataLost
+from kera.core.ids import EntryId, Position
+from kera.v1 import consumer_group_pb2
+
+Gap = tuple[int, int]
+"""Ordinals of records that are gone: of the first one, and of the one behind them."""
+
+
+class LeaseKey(NamedTuple):
+    """A group, as it was given to this consumer once: it may be given again, with another lease."""
+
+    entry: EntryId
+    group_id: int
+    lease: int
+
+    @classmethod
+    def of(cls, message: consumer_group_pb2.GroupStep | consumer_group_pb2.GroupLease) -> LeaseKey:
+        """Of what a message is about."""
+        cursor = message.next
+        return cls(EntryId(cursor.stream_id, cursor.streamlet_id, cursor.entry), cursor.group_id, message.lease)
+
+
+class Reach(NamedTuple):
+    """How far somebody is in a group."""
+
+    next: Position
+    record: int | None
+    """Ordinal of what comes there; None: not known."""
+    gaps: tuple[Gap, ...] = ()
+    """Those before the group of which the caller has been told."""
+
+    @classmethod
+    def of_step(cls, step: consumer_group_pb2.GroupStep) -> Reach:
+        """As the coordinator was told."""
+        gaps = tuple((gap.first_record, gap.end_record) for gap in step.told)
+        return cls(position_of(step.next), step.next_record if step.HasField("next_record") else None, gaps)
+
+
+class Lease:
+    """See the head of this module."""
+
+    def __init__(self, key: LeaseKey, message: consumer_group_pb2.GroupLease, fetched: Range) -> None:
+        self.key = key
+        self.range = fetched
+        """What is fetched of it."""
+        self.delivered = Reach(
+            position_of(message.next), message.next_record if message.HasField("next_record") else None
+        )
+        """Up to here the caller has got it."""
+        self.processed = self.delivered
+        """Up to here the caller is done with it."""
+        self.reported = self.delivered
+        """Up to here the coordinator knows."""
+        self.end_record = message.end_record if message.HasField("end_record") else None
+        """Ordinal of the end of the group; None: not known."""
+        self.gaps: list[Gap] = []
+        """Before the group; the caller has to be told of them."""
+        self.ended = False
+        """It is closed, and the caller has got all of it."""
+        self.asked_back = False
+        """Nothing more of it is delivered. That stays so, as what was fetched is dropped."""
+        self.lost = False
+        """Others have it."""
+
+    @property
+    def usable(self) -> bool:
+        """More of it may be delivered."""
+        return not (self.asked_back or self.lost)
+
+    @property
+    def finished(self) -> bool:
+        """All of it is processed."""
+        return self.ended and self.processed == self.delivered
+
+    def deliver(self, chunk: ChunkBatch) -> None:
+        """A chunk goes to the caller."""
+        header = chunk.header
+        self.delivered = self.delivered._replace(next=chunk.next, record=header.first_record + header.record_count)
+
+    def step(self) -> consumer_group_pb2.GroupStep:
+        """How far it is, as the coordinator is told."""
+        step = consumer_group_pb2.GroupStep(
+            lease=self.key.lease, finished=self.finished, next_record=self.processed.record
+        )
+        fill_cursor(step.next, self.key.entry, self.processed.next)
+        for first, end in self.processed.gaps:
+            step.told.add(first_record=first, end_record=end)
+        return step
+
+    def pass_gap(self, stream: str, gap: DataLost) -> DataLost | None:
+        """Go on behind what is gone of the group; what the caller is to be told, if there is something.
+
+        Each group tells its own part of a gap, as far as ordinals show it.
+        """
+        available = Position(*gap.attributes["available_from"])
+        record: int | None = gap.attributes.get("available_record")
+        known, end, clipped = self.delivered.record, self.end_record, False
+        if available.group_id != self.key.group_id:
+            available = self.delivered.next
+            if record is not None and end is not None and record > end:  # the coordinator sees what went behind it
+                record, clipped = end, True
+                gap = self._rest_gone(stream, gap, end)
+        self.delivered = self.delivered._replace(next=available, record=record)
+        return None if clipped and record == known else gap
+
+    def _rest_gone(self, stream: str, gap: DataLost, end: int) -> DataLost:
+        (_, streamlet_id, entry), group_id, _ = self.key
+        return DataLost(
+            f"stream {stream!r}, streamlet {streamlet_id}, entry {entry}: the rest of group {group_id} from"
+            f" {tuple(self.delivered.next)} on is gone",
+            **{
+                **gap.attributes,
+                "available_from": list(start_of_group(group_id + 1)),
+                "available_record": end,
+            },
+        )
+
+    def deliver_gaps(self, stream: str) -> DataLost:
+        """What went before the group, and before anybody had found it: what the caller is told."""
+        gaps, self.gaps = self.gaps, []
+        self.delivered = self.delivered._replace(gaps=(*self.delivered.gaps, *gaps))
+        return self._gone_before(stream, gaps)
+
+    def _gone_before(self, stream: str, gaps: Sequence[Gap]) -> DataLost:
+        (_, streamlet_id, entry), group_id, _ = self.key
+        spans = ", ".join(f"{first} up to {end}" for first, end in gaps if end > first)
+        count = sum(end - first for first, end in gaps)
+        exact = all(end > first for first, end in gaps)
+        what = f"{count} records ({spans})" if exact else "records, nobody knows how many,"
+        return DataLost(
+            f"stream {stream!r}, streamlet {streamlet_id}, entry {entry}: {what} before group {group_id} are gone;"
+            " their groups went before any consumer had found them",
+            stream=stream,
+            streamlet_id=streamlet_id,
+            entry=entry,
+            lost_records=[list(each) for each in gaps],
+            records=count if exact else None,
+            available_from=list(self.delivered.next),
+        )

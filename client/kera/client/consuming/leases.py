@@ -1,0 +1,237 @@
+"""The leases of one member of a consumer group: what it has, may deliver, has to report, and has lost."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from kera.client.consuming.fetcher import Fetcher
+from kera.client.consuming.lease import Lease, LeaseKey, Reach
+from kera.client.consuming.ranges import Range, rest_of_group
+from kera.client.types import StreamDescription, position_of
+from kera.core.errors import DataLost, LeaseLost
+from kera.core.ids import Position
+from kera.v1 import consumer_group_pb2
+
+STEPS_MAX = 4096
+"""In one request to the coordinator, of some 60 bytes each; others go with the next round, which follows at once."""
+ENDED_MAX = 8192
+"""Of which one request says that they are waiting for a commit. Who has more of them gets no others before that."""
+
+
+class LostGroup(NamedTuple):
+    """A group of segments that others have now."""
+
+    stream: str
+    streamlet: int
+    entry: int
+    group_id: int
+
+
+class Leases:
+    """Of one member. What they are about is fetched for as long as it may be delivered."""
+
+    def __init__(
+        self,
+        consumer_group: str,
+        streams: Mapping[int, StreamDescription],
+        fetcher: Fetcher,
+        *,
+        processed_when_back: bool,
+        report_soon: Callable[[], None],
+        on_lost: Callable[[list[LostGroup]], None] | None,
+        steps_max: int = STEPS_MAX,
+    ) -> None:
+        """`processed_when_back`: what was delivered counts as processed when the caller comes for more; else not before
+        `process_all`. `report_soon`: called when there is something to report. `on_lost`: see `raise_lost`.
+        """
+        self._consumer_group = consumer_group
+        self._streams = streams
+        self._fetcher = fetcher
+        self._processed_when_back = processed_when_back
+        self._report_soon = report_soon
+        self._on_lost = on_lost
+        self._steps_max = steps_max
+        self._held: dict[LeaseKey, Lease] = {}
+        self._of_range: dict[Range, Lease] = {}
+        self._with_gaps: deque[Lease] = deque()
+        """Those before which something is gone, of which the caller is to be told."""
+        self._lost: list[LostGroup] = []
+        """To be told to the caller."""
+        self._in_hand: Lease | None = None
+        """Of which the caller has a chunk that it may not have processed."""
+
+    # -- what the caller gets --------------------------------------------------------------------------------------
+
+    def of(self, fetched: Range) -> Lease | None:
+        """The lease of what was fetched, if more of it may be delivered."""
+        lease = self._of_range.get(fetched)
+        return lease if lease is not None and lease.usable else None
+
+    def positions(self, stream: str) -> dict[tuple[int, int], Position]:
+        """By streamlet and group: up to where they were delivered."""
+        return {
+            (key.entry.streamlet_id, key.group_id): lease.delivered.next
+            for key, lease in sorted(self._held.items())
+            if self._streams[key.entry.stream_id].name == stream
+        }
+
+    @property
+    def in_hand(self) -> Lease | None:
+        """The one of which the caller has got a chunk last, and has not come back."""
+        return self._in_hand
+
+    def take_in_hand(self, lease: Lease) -> None:
+        """The caller gets a chunk of it."""
+        self._in_hand = lease
+
+    def caller_is_back(self) -> None:
+        """It is done with what it had in hand."""
+        lease, self._in_hand = self._in_hand, None
+        if lease is not None:
+            self._process(lease)
+            self._report_if_over(lease)
+
+    def process_all(self) -> None:
+        """All that was delivered is processed."""
+        for lease in self._held.values():
+            lease.processed = lease.delivered
+
+    def end(self, lease: Lease) -> None:
+        """All of it was delivered, and it is closed."""
+        lease.ended = True
+        self._report_soon()
+
+    def pass_gap(self, lease: Lease, gap: DataLost) -> DataLost | None:
+        """See `Lease.pass_gap`."""
+        told = lease.pass_gap(self._name(lease), gap)
+        self._process(lease)
+        return told
+
+    def next_gaps(self) -> DataLost | None:
+        """What went before one of the groups was found, to be told to the caller; None: there is nothing more."""
+        while self._with_gaps:
+            lease = self._with_gaps.popleft()
+            if not lease.usable or lease.finished or not lease.gaps:
+                continue  # the coordinator has somebody else tell it
+            told = lease.deliver_gaps(self._name(lease))
+            if self._processed_when_back:
+                lease.processed = lease.processed._replace(gaps=lease.delivered.gaps)
+            self._report_soon()
+            return told
+        return None
+
+    def raise_lost(self, *, committing: bool) -> None:
+        """Tell the caller about groups that it has lost: by `on_lost`, or with `LeaseLost`. Commits fail either way."""
+        lost, self._lost = self._lost, []
+        if not lost:
+            return
+        if self._on_lost is not None:
+            self._on_lost(lost)
+            if not committing:
+                return
+        names = ", ".join(f"{each.group_id} of {each.stream}/{each.streamlet}" for each in lost[:5])
+        more = f" and {len(lost) - 5} more" if len(lost) > 5 else ""
+        raise LeaseLost(
+            f"consumer group {self._consumer_group!r}: group {names}{more} is not this consumer's any more: it was"
+            " silent or stuck for too long, and others have it, or the consumer group was reset; what was not committed"
+            " of it is read again. Ask for more with another call of records() or batches()",
+            consumer_group=self._consumer_group,
+            groups=[list(each) for each in lost],
+        )
+
+    def _process(self, lease: Lease) -> None:
+        if self._processed_when_back:
+            lease.processed = lease.delivered
+
+    def _name(self, lease: Lease) -> str:
+        return self._streams[lease.key.entry.stream_id].name
+
+    # -- what the coordinator is told, and says --------------------------------------------------------------------
+
+    def report(self, request: consumer_group_pb2.ConsumeRoundRequest, *, due: bool) -> bool:
+        """Fill in how far the leases are: those that are over, and when it is `due`, all that have got on.
+
+        Returns whether some are left for the next round.
+        """
+        for lease in list(self._held.values()):
+            over = self._is_over(lease)
+            if not over and lease.ended and not lease.asked_back and len(request.ended) < ENDED_MAX:
+                request.ended.append(lease.step())
+            if not (over or (due and lease.processed != lease.reported)):
+                continue
+            if len(request.steps) == self._steps_max:
+                return True
+            step = lease.step()
+            step.released = over and not step.finished
+            request.steps.append(step)
+            self._held[lease.key] = self._held.pop(lease.key)  # behind the others, should there be too many
+        return False
+
+    def last_steps(self) -> list[list[consumer_group_pb2.GroupStep]]:
+        """How far those are that have got on, or are finished, request by request; the last one may be empty."""
+        steps = [each.step() for each in self._held.values() if each.processed != each.reported or each.finished]
+        return [steps[first : first + self._steps_max] for first in range(0, max(1, len(steps)), self._steps_max)]
+
+    def apply(
+        self,
+        request: consumer_group_pb2.ConsumeRoundRequest,
+        answer: consumer_group_pb2.ConsumeRoundResponse,
+    ) -> None:
+        """Do what the coordinator says."""
+        refused = {LeaseKey.of(step) for step in answer.refused}
+        lost = []
+        for step in request.steps:
+            key = LeaseKey.of(step)
+            lease = self._held.get(key)
+            if lease is None:
+                continue
+            if key in refused:
+                lost.append(lease)
+            elif step.finished or step.released:
+                self._drop(lease)
+            else:
+                lease.reported = Reach.of_step(step)
+        given = {LeaseKey.of(each): each for each in answer.held}
+        lost += [lease for key, lease in self._held.items() if key not in given and key not in refused]
+        for lease in lost:
+            self._lose(lease)
+        for key, message in given.items():
+            lease = self._held.get(key) or self._take_up(key, message)
+            gaps = [(gap.first_record, gap.end_record) for gap in message.lost]
+            lease.gaps = [gap for gap in gaps if gap not in lease.delivered.gaps]
+            if lease.gaps and lease not in self._with_gaps:
+                self._with_gaps.append(lease)
+                self._fetcher.wake()
+            if message.give_back and not lease.asked_back:
+                lease.asked_back = True
+                self._fetcher.remove(lease.range)
+            self._report_if_over(lease)
+        if lost:
+            self._fetcher.wake()
+
+    def _take_up(self, key: LeaseKey, message: consumer_group_pb2.GroupLease) -> Lease:
+        wanted = rest_of_group(key.entry, position_of(message.next))
+        fetched = self._fetcher.add(self._streams[key.entry.stream_id], wanted, is_group=True)
+        lease = self._held[key] = self._of_range[fetched] = Lease(key, message, fetched)
+        return lease
+
+    def _drop(self, lease: Lease) -> None:
+        self._fetcher.remove(lease.range)
+        del self._held[lease.key], self._of_range[lease.range]
+
+    def _lose(self, lease: Lease) -> None:
+        lease.lost = True
+        self._drop(lease)
+        _, streamlet_id, entry = lease.key.entry
+        self._lost.append(LostGroup(self._name(lease), streamlet_id, entry, lease.key.group_id))
+
+    def _is_over(self, lease: Lease) -> bool:
+        """Whether a group is finished, or can be given back."""
+        given_back = lease.asked_back and lease.processed == lease.delivered and lease is not self._in_hand
+        return lease.finished or given_back
+
+    def _report_if_over(self, lease: Lease) -> None:
+        if not lease.lost and self._is_over(lease):
+            self._report_soon()

@@ -1,0 +1,59 @@
+"""What is fetched, and what comes of it: the words between a `Fetcher` and those who have it fetch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from kera.client.cluster.fetch import Fetched, Wanted
+from kera.client.cluster.retry import Patience
+from kera.core.errors import DataLost
+from kera.core.ids import EntryId, Position
+
+_LAST = (1 << 32) - 1
+
+Home = tuple[int, int]
+"""Stream and broker."""
+
+
+def rest_of_group(entry: EntryId, start: Position) -> Wanted:
+    """All of a group from a position on. It ends where the next group of its entry begins."""
+    return Wanted(entry, start, Position(start.group_id, _LAST, _LAST))
+
+
+class Range:
+    """What is left to read of an entry, or of one of its groups."""
+
+    __slots__ = ("closed", "is_group", "open_end", "patience", "pull_until_s", "stop", "wanted")
+
+    def __init__(self, wanted: Wanted, patience: Patience, *, is_group: bool = False) -> None:
+        self.wanted = wanted
+        self.patience = patience
+        self.is_group = is_group
+        self.open_end = False
+        """It is a group that nobody knows the end of, so what follows it tells the end when it is pushed."""
+        self.stop: Callable[[], object] | None = None
+        """Has whoever reads it do so no more."""
+        self.pull_until_s: float | None = None
+        """It is pulled until then, though its broker may be able to push; None: not so."""
+        self.closed = False
+        """It has come to its end, or nobody wants it any more."""
+
+    @property
+    def at_end(self) -> bool:
+        """Whether all of it has come."""
+        return self.wanted.end is not None and self.wanted.start >= self.wanted.end
+
+    def advance(self, position: Position) -> None:
+        """All before `position` has come."""
+        self.wanted = self.wanted._replace(start=position)
+
+
+class Arrived(NamedTuple):
+    """What came of a range: chunks, the news that something is gone, or its end."""
+
+    range: Range
+    fetched: Fetched | None = None
+    """It may be without chunks, when all that came of it is that the range goes on at another place."""
+    gap: DataLost | None = None
+    """What is gone of a group; what comes then is behind it."""

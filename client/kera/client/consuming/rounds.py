@@ -1,0 +1,229 @@
+"""The conversation of a member of a consumer group with the coordinator, in *rounds*.
+
+In each the member says what it has to report, and gets to know which groups it has now. There is one whenever there is
+something to say (`Rounds.speak_soon`), and else about once a second: a round with nothing to say waits at the
+coordinator until there is something for this member.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Iterable, Mapping
+
+from kera.client.cluster.cluster import Cluster
+from kera.client.cluster.retry import backoff_s
+from kera.client.consuming.broker_cursors import BrokerCursors
+from kera.client.consuming.group_consumer_settings import GroupConsumerSettings
+from kera.client.consuming.group_discovery import Discovery, Finds
+from kera.client.consuming.leases import Leases
+from kera.client.consuming.liveness import Liveness
+from kera.client.tasks import Tasks
+from kera.client.types import StreamDescription
+from kera.core.clock import Clock
+from kera.core.errors import ClosedError, KeraError, LeaseLost
+from kera.core.rpc import api
+from kera.core.rpc.method import Method, RequestT, ResponseT
+from kera.core.telemetry import get_logger
+from kera.v1 import consumer_group_pb2
+
+log = get_logger("kera.consumer")
+
+LEAVE_TIMEOUT_S = 5.0
+
+
+class Rounds:
+    """Of one member."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        settings: GroupConsumerSettings,
+        member_id: str,
+        streams: Mapping[int, StreamDescription],
+        *,
+        leases: Leases,
+        liveness: Liveness,
+        tasks: Tasks,
+        clock: Clock,
+    ) -> None:
+        """`tasks`: of the member; what ends one of them ends the member."""
+        self._cluster = cluster
+        self._settings = settings
+        self._member_id = member_id
+        self._streams = streams
+        self._leases = leases
+        self._liveness = liveness
+        self._discovery = Discovery(cluster, streams, tasks, start=settings.start, on_found=self.speak_soon)
+        self._broker_cursors = BrokerCursors(cluster, settings.consumer_group, streams, tasks)
+        self._clock = clock
+        self._speak = asyncio.Event()
+        """There is something to tell the coordinator."""
+        self._answered = asyncio.Event()
+        """Set, and replaced, with each answer of the coordinator."""
+        self._commits: list[asyncio.Future[None]] = []
+        """Who waits for a commit."""
+        self._steps_left = False
+        """The last round could not take all that was to be reported."""
+        self._reported_s = clock.boottime_s()
+        self._bytes_delivered = 0
+        """To the caller, of chunks."""
+
+    def speak_soon(self) -> None:
+        """There is something to tell the coordinator."""
+        self._speak.set()
+
+    def delivered(self, chunk_bytes: int) -> None:
+        """The caller has got a chunk."""
+        self._bytes_delivered += chunk_bytes
+
+    async def answer(self) -> None:
+        """Ask, and wait until the coordinator has answered, or `fail`."""
+        answered = self._answered
+        self._speak.set()
+        await answered.wait()
+
+    async def commit(self) -> None:
+        """Wait until all that is processed now is committed."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._commits.append(waiter)
+        self._speak.set()
+        await waiter
+
+    def fail(self, error: BaseException) -> None:
+        """There are no more answers: whoever waits for one is told, those who wait for a commit with `error`."""
+        self._answered.set()
+        _fail(self._commits, error)
+
+    async def run(self) -> None:
+        """Talk to the coordinator, until that is of no use."""
+        attempt = 0
+        while True:
+            self._speak.clear()
+            commits, self._commits = self._commits, []
+            request = self._request(committing=bool(commits))
+            sent_s = self._clock.boottime_s()
+            try:
+                answer = await self._exchange(request)
+                attempt = 0
+                if answer is not None:
+                    self._apply(request, answer, sent_s)
+                    if self._steps_left:
+                        self._commits += commits  # done when all of it is told
+                    else:
+                        self._committed(commits)
+            except BaseException as error:
+                # Whatever it is, nobody is to wait for ever.
+                _fail(commits, error if isinstance(error, Exception) else ClosedError("the consumer is closed"))
+                if not isinstance(error, KeraError) or not error.retriable:
+                    raise
+                self._discovery.finds.add(Finds(list(request.starts), list(request.seen)))
+                attempt += 1
+                if attempt == 1:
+                    log.warning(
+                        "round failed; trying again", consumer_group=request.consumer_group, error=error.message
+                    )
+                await asyncio.sleep(backoff_s(self._cluster.settings, attempt))
+
+    def _committed(self, commits: Iterable[asyncio.Future[None]]) -> None:
+        if not commits:
+            return
+        try:
+            self._leases.raise_lost(committing=True)
+        except LeaseLost as error:
+            _fail(commits, error)
+        for waiter in commits:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def _say(self, method: Method[RequestT, ResponseT], request: RequestT) -> ResponseT:
+        """Rounds may wait at the coordinator, and each has to come there before the next one."""
+        return await self._cluster.ask(method, request, conversation=self._member_id)
+
+    async def _exchange(
+        self, request: consumer_group_pb2.ConsumeRoundRequest
+    ) -> consumer_group_pb2.ConsumeRoundResponse | None:
+        """One round. One that has nothing to say waits at the coordinator, until there is: then None."""
+        asking = asyncio.ensure_future(self._say(api.CONSUME_ROUND, request))
+        if not request.wait_ms:
+            return await asking
+        speaking = asyncio.ensure_future(self._speak.wait())
+        try:
+            await asyncio.wait((asking, speaking), return_when=asyncio.FIRST_COMPLETED)
+            return await asking if asking.done() else None
+        finally:
+            for each in (asking, speaking):
+                each.cancel()
+                each.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    def _empty_request(self) -> consumer_group_pb2.ConsumeRoundRequest:
+        """Who asks, and with what in hand."""
+        return consumer_group_pb2.ConsumeRoundRequest(
+            consumer_group=self._settings.consumer_group,
+            member_id=self._member_id,
+            client=f"{socket.gethostname()}/{os.getpid()}",
+            session_timeout_ms=self._settings.session_timeout_ms,
+            progress_timeout_ms=self._settings.progress_timeout_ms,
+            busy_ms=self._liveness.busy_ms,
+            bytes_consumed=self._bytes_delivered,
+            groups_max=self._settings.groups_max,
+            stream_ids=self._streams,
+        )
+
+    def _request(self, *, committing: bool) -> consumer_group_pb2.ConsumeRoundRequest:
+        finds = self._discovery.finds.take()
+        request = self._empty_request()
+        request.starts.extend(finds.starts)
+        request.seen.extend(finds.seen)
+        interval_s, now_s = self._settings.commit_interval_ms / 1000, self._clock.boottime_s()
+        due = committing or self._steps_left or (interval_s > 0 and now_s >= self._reported_s + interval_s)
+        self._steps_left = self._leases.report(request, due=due)
+        if due:
+            self._reported_s = now_s
+        if not (request.steps or request.starts or request.seen or committing):
+            waits_ms = [self._settings.heartbeat_interval_ms, round(self._cluster.request_timeout_s * 500)]
+            if interval_s:
+                waits_ms.append(self._settings.commit_interval_ms)
+            request.wait_ms = max(1, min(waits_ms))
+        return request
+
+    def _apply(
+        self,
+        request: consumer_group_pb2.ConsumeRoundRequest,
+        answer: consumer_group_pb2.ConsumeRoundResponse,
+        sent_s: float,
+    ) -> None:
+        self._leases.apply(request, answer)
+        self._discovery.look(answer.look)
+        self._broker_cursors.note(answer.moved)
+        self._broker_cursors.send_soon()
+        self._liveness.answered(sent_s)
+        answered, self._answered = self._answered, asyncio.Event()
+        answered.set()
+
+    async def leave(self) -> None:
+        """Tell the coordinator, and the brokers, how far the leases are, and leave the consumer group."""
+        group = self._settings.consumer_group
+        try:
+            async with asyncio.timeout(LEAVE_TIMEOUT_S):
+                *before, last = self._leases.last_steps()
+                for steps in before:
+                    request = self._empty_request()
+                    request.steps.extend(steps)
+                    self._broker_cursors.note((await self._say(api.CONSUME_ROUND, request)).moved)
+                leaving = consumer_group_pb2.LeaveRequest(consumer_group=group, member_id=self._member_id, steps=last)
+                self._broker_cursors.note((await self._say(api.LEAVE, leaving)).moved)
+                await self._broker_cursors.send()
+        except (KeraError, TimeoutError) as error:
+            log.warning(
+                "could not tell the coordinator that this consumer leaves", consumer_group=group, error=str(error)
+            )
+        finally:
+            self._cluster.end_conversation(self._member_id)
+
+
+def _fail(waiters: Iterable[asyncio.Future[None]], error: BaseException) -> None:
+    for waiter in waiters:
+        if not waiter.done():
+            waiter.set_exception(error)
