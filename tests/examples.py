@@ -1,5 +1,10 @@
-"""How many examples a property test takes: as many as it asks for in `make test-all`, few of them in `make test`."""
+"""How many examples a test takes: as many as it asks for in `make test-all`, few of them in `make test`."""
 
+from collections.abc import Iterable
+from itertools import islice
+from typing import Any
+
+import pytest
 from hypothesis import HealthCheck, settings
 
 QUICK = 40
@@ -18,3 +23,9 @@ def register_profiles() -> None:
 def examples(full: int, quick: int = QUICK) -> int:
     """For `max_examples` of a test that needs `full` to find what it looks for, most of the time."""
     return full if settings().max_examples >= FULL else min(full, quick)
+
+
+def first_quick(values: Iterable[Any], quick: int) -> list[Any]:
+    """Values of a parameter, of which all but the first `quick` are left to `make test-all`."""
+    rest = iter(values)
+    return [*islice(rest, quick), *(pytest.param(value, marks=pytest.mark.slow) for value in rest)]

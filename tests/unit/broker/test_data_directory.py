@@ -26,6 +26,7 @@ from kera.broker.verify import SegmentsChecked, verify
 from kera.core.chunk import read_header, verify_chunk
 from kera.core.ids import EARLIEST
 from kera.core.verifying import Finding
+from tests.examples import first_quick
 from tests.unit.broker.forked_copy import run_forked
 
 DATA = Path(__file__).parents[2] / "data"
@@ -190,7 +191,7 @@ def positions(path: Path, seed: int) -> list[tuple[int, int]]:
 
 
 @pytest.mark.usefixtures("forked")
-@pytest.mark.parametrize("seed", range(ROUNDS))
+@pytest.mark.parametrize("seed", first_quick(range(ROUNDS), 3))
 def test_a_bit_of_a_segment_costs_one_chunk_and_is_found(tmp_path: Path, arena: Arena, seed: int) -> None:
     chance = random.Random(seed)
     for number in range(FLIPS):
@@ -208,7 +209,7 @@ def test_a_bit_of_a_segment_costs_one_chunk_and_is_found(tmp_path: Path, arena: 
 
 
 @pytest.mark.usefixtures("forked")
-@pytest.mark.parametrize("seed", range(ROUNDS))
+@pytest.mark.parametrize("seed", first_quick(range(ROUNDS), 3))
 def test_a_bit_of_the_index_costs_nothing_and_is_found(tmp_path: Path, arena: Arena, seed: int) -> None:
     for number, position in enumerate(positions(FORMAT_2 / INDEX, seed)):
         data_dir = Path(shutil.copytree(FORMAT_2, tmp_path / f"{number}"))
@@ -222,7 +223,7 @@ def test_a_bit_of_the_index_costs_nothing_and_is_found(tmp_path: Path, arena: Ar
 
 
 @pytest.mark.usefixtures("forked")
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", first_quick(range(3), 1))
 def test_a_bit_of_the_indexs_lock_file_does_nothing(data_dir: Path, arena: Arena, seed: int) -> None:
     for position in positions(FORMAT_2 / INDEX_LOCK, seed):
         flip(data_dir / INDEX_LOCK, *position)
@@ -233,7 +234,7 @@ def test_a_bit_of_the_indexs_lock_file_does_nothing(data_dir: Path, arena: Arena
 
 
 @pytest.mark.usefixtures("forked")
-@pytest.mark.parametrize("bit", range(8))
+@pytest.mark.parametrize("bit", first_quick(range(8), 2))
 def test_a_bit_of_the_indexs_checksum_does_nothing(data_dir: Path, arena: Arena, bit: int) -> None:
     for offset in range((FORMAT_2 / INDEX_CHECKSUM).stat().st_size):
         flip(data_dir / INDEX_CHECKSUM, offset, bit)
@@ -267,7 +268,7 @@ def test_no_bit_of_the_identity_stops_a_start(data_dir: Path, monkeypatch: pytes
 
 
 @pytest.mark.usefixtures("forked")
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", first_quick(range(3), 1))
 def test_a_bit_of_an_open_segment_that_was_committed_costs_one_chunk(tmp_path: Path, arena: Arena, seed: int) -> None:
     sample.write(tmp_path / "whole", clean=False)
     whole = read_by_engine(Path(shutil.copytree(tmp_path / "whole", tmp_path / "read")), arena)
