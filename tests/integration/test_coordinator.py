@@ -187,7 +187,7 @@ async def test_it_says_where_it_is_and_stops_on_a_signal(start: Any, number: int
 
     assert (code, stdout) == (0, "")
     events = [json.loads(line)["event"] for line in stderr.splitlines()]
-    assert events == ["loaded", "leading", "ready", "stopping", "stopped"]
+    assert events == ["metadata loaded", "leading", "ready", "stopping", "stopped"]
 
 
 async def test_it_stops_in_time_while_a_broker_does_not_answer(start: Any, broker: Broker) -> None:

@@ -316,7 +316,7 @@ async def test_the_cluster_goes_on_when_zookeeper_was_away(zookeeper: ZooKeeper,
     await world.client.admin.create_stream("before")
     await asyncio.to_thread(zookeeper.stop)
     try:
-        await until(lambda: any(entry.get("event") == "leading no more" for entry in self_logs(world)))
+        await until(lambda: any(entry.get("event") == "no longer leading" for entry in self_logs(world)))
         for name in world.names:
             assert (await world.refused(name)).retriable
     finally:
@@ -332,7 +332,7 @@ async def test_the_cluster_goes_on_when_zookeeper_hung(zookeeper: ZooKeeper, wor
     await world.client.admin.create_stream("before")
     zookeeper.pause()
     try:
-        await until(lambda: any(entry.get("event") == "leading no more" for entry in self_logs(world)))
+        await until(lambda: any(entry.get("event") == "no longer leading" for entry in self_logs(world)))
     finally:
         zookeeper.resume()
 

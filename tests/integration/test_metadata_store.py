@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kazoo.protocol import serialization
 
-from kera.coordinator.store import zookeeper_election, zookeeper_session, zookeeper_store
+from kera.coordinator.store import zookeeper_election, zookeeper_session
 from kera.coordinator.store.metadata import (
     Check,
     MetadataStore,
@@ -164,13 +164,13 @@ class Session(ZooKeeperSession):
 
 @asynccontextmanager
 async def opened(
-    server: ZooKeeper, root: str, session_timeout_ms: int = SESSION_TIMEOUT_MS
+    server: ZooKeeper, root: str, session_timeout_ms: int = SESSION_TIMEOUT_MS, **limits: int
 ) -> AsyncIterator[tuple[Session, ZooKeeperStore]]:
     address = ZooKeeperAddress.parse(f"{server.address}/{root}")
     session = await Session.connect(address, session_timeout_ms=session_timeout_ms)
     assert isinstance(session, Session)
     try:
-        store = await ZooKeeperStore.open(session)
+        store = await ZooKeeperStore.open(session, **limits)
         yield session, store
         await store.close()
     finally:
@@ -306,10 +306,8 @@ LARGE = tuple(Write(f"streams/{number}", bytes([number]) * 3000, 0) for number i
 """Four transactions, where they are small."""
 
 
-@pytest.fixture
-def _small_transactions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else the server's memory would be full of large ones: it keeps the last 500."""
-    monkeypatch.setattr(zookeeper_store, "TRANSACTION_BYTES_MAX", 10_000)
+SMALL = 10_000
+"""Of transactions: the server's memory would be full of large ones, as it keeps the last 500."""
 
 
 async def left_over(session: Session) -> int:
@@ -346,24 +344,26 @@ async def all_or_nothing(store: ZooKeeperStore) -> None:
     assert await store.list("") == {"b": StoredRecord(b"1", 1), **expected}
 
 
-@pytest.mark.usefixtures("_small_transactions")
-async def test_a_copy_of_the_metadata_is_put_back_whole(store: ZooKeeperStore) -> None:
-    records = {"cluster_id": b"c", **{f"streams/{number:016x}": b"%d" % number * 500 for number in range(30)}}
-    await store.write(Write("streams/gone", b"1", 0))
-    await put_back(store, pack(records, 1), force=True)
+async def test_a_copy_of_the_metadata_is_put_back_whole(zookeeper: ZooKeeper) -> None:
+    async with opened(zookeeper, new_root(), transaction_bytes_max=SMALL) as (_, store):
+        records = {"cluster_id": b"c", **{f"streams/{number:016x}": b"%d" % number * 500 for number in range(30)}}
+        await store.write(Write("streams/gone", b"1", 0))
+        await put_back(store, pack(records, 1), force=True)
 
-    found = {key: record.value for key, record in (await store.list("")).items()}
-    assert found == {**records, RESTORED: b"{}"}, "and it says that it was put back"
+        found = {key: record.value for key, record in (await store.list("")).items()}
+        assert found == {**records, RESTORED: b"{}"}, "and it says that it was put back"
 
 
-@pytest.mark.usefixtures("_small_transactions")
 @pytest.mark.parametrize("parts_done", [0, 1, 3])
 @pytest.mark.parametrize("finds_it", ["a list", "a get", "a write", "an opening"])
 async def test_a_large_write_that_was_decided_is_carried_out_by_whoever_comes_next(
     zookeeper: ZooKeeper, finds_it: str, parts_done: int
 ) -> None:
     root = new_root()
-    async with opened(zookeeper, root) as (session, ends), opened(zookeeper, root) as (_, other):
+    async with (
+        opened(zookeeper, root, transaction_bytes_max=SMALL) as (session, ends),
+        opened(zookeeper, root, transaction_bytes_max=SMALL) as (_, other),
+    ):
         await ends.write(Write("a", b"1", 0))
         done = 0
 
@@ -386,18 +386,17 @@ async def test_a_large_write_that_was_decided_is_carried_out_by_whoever_comes_ne
             await other.write(Write(LARGE[9].key, b"after", 1))
             with pytest.raises(VersionConflict):
                 await other.write(Write(LARGE[8].key, b"", 0))
-        async with opened(zookeeper, root) as (third, _):
+        async with opened(zookeeper, root, transaction_bytes_max=SMALL) as (third, _):
             assert len(await third.children(f"{records_path(third.root)}/streams")) == len(LARGE)
             assert await left_over(third) == 0
 
 
-@pytest.mark.usefixtures("_small_transactions")
 async def test_several_may_carry_out_what_is_pending_at_the_same_time(zookeeper: ZooKeeper) -> None:
     root = new_root()
     async with (
-        opened(zookeeper, root) as (session, ends),
-        opened(zookeeper, root) as (_, one),
-        opened(zookeeper, root) as (_, other),
+        opened(zookeeper, root, transaction_bytes_max=SMALL) as (session, ends),
+        opened(zookeeper, root, transaction_bytes_max=SMALL) as (_, one),
+        opened(zookeeper, root, transaction_bytes_max=SMALL) as (_, other),
     ):
 
         async def end_when_decided(transaction: Transaction) -> None:
@@ -417,10 +416,12 @@ async def test_several_may_carry_out_what_is_pending_at_the_same_time(zookeeper:
         assert await left_over(session) == 0
 
 
-@pytest.mark.usefixtures("_small_transactions")
 async def test_a_large_write_that_was_not_decided_leaves_nothing(zookeeper: ZooKeeper) -> None:
     root = new_root()
-    async with opened(zookeeper, root) as (session, ends), opened(zookeeper, root) as (_, other):
+    async with (
+        opened(zookeeper, root, transaction_bytes_max=SMALL) as (session, ends),
+        opened(zookeeper, root, transaction_bytes_max=SMALL) as (_, other),
+    ):
         session.before = end
         with pytest.raises(MetadataStoreFailed, match="the process ends"):
             await ends.write(*LARGE)
@@ -451,12 +452,14 @@ async def many_keys(store: ZooKeeperStore) -> None:
     assert await store.get(keys[-1]) == StoredRecord(b"2", 2)
 
 
-@pytest.mark.usefixtures("_small_transactions")
 async def test_a_large_write_is_not_decided_by_versions_that_changed_since_they_were_looked_at(
     zookeeper: ZooKeeper,
 ) -> None:
     root = new_root()
-    async with opened(zookeeper, root) as (session, slow), opened(zookeeper, root) as (_, other):
+    async with (
+        opened(zookeeper, root, transaction_bytes_max=SMALL) as (session, slow),
+        opened(zookeeper, root, transaction_bytes_max=SMALL) as (_, other),
+    ):
         decisions = 0
 
         async def overtake(transaction: Transaction) -> None:
@@ -484,15 +487,14 @@ async def test_metadata_of_another_version_are_not_touched(zookeeper: ZooKeeper)
             pass
 
 
-async def test_a_zookeeper_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kera.coordinator.store.zookeeper_session.CONNECT_TIMEOUT_S", 0.2)
+async def test_a_zookeeper_that_is_not_there_is_named() -> None:
+    address = ZooKeeperAddress.parse("127.0.0.1:1")
     with pytest.raises(ZooKeeperUnreachable, match=r"127\.0\.0\.1:1 .*--zookeeper"):
-        await ZooKeeperSession.connect(ZooKeeperAddress.parse("127.0.0.1:1"), session_timeout_ms=400)
+        await ZooKeeperSession.connect(address, session_timeout_ms=400, connect_timeout_s=0.2)
 
 
-@pytest.mark.usefixtures("_small_transactions")
 async def test_a_quota_that_is_used_up_refuses_what_asks_for_more_and_nothing_else(zookeeper: ZooKeeper) -> None:
-    async with opened(zookeeper, new_root()) as (session, store):
+    async with opened(zookeeper, new_root(), transaction_bytes_max=SMALL) as (session, store):
         await store.write(Write("a", b"1" * 5000, 0))
         quota = f"/zookeeper/quota{session.root}"
         limits = b"count=-1,bytes=-1=;byteHardLimit=12000;countHardLimit=-1"
@@ -575,12 +577,12 @@ async def test_whose_session_has_ended_leads_no_more_though_its_client_has_a_new
 
 
 async def test_whoever_waits_for_its_turn_leaves_nothing_behind_each_time_it_looks(
-    zookeeper: ZooKeeper, monkeypatch: pytest.MonkeyPatch
+    zookeeper: ZooKeeper,
 ) -> None:
-    monkeypatch.setattr(zookeeper_election, "POLL_INTERVAL_S", 0.001)
     root = new_root()
     async with opened(zookeeper, root) as (one, _), opened(zookeeper, root) as (other, _):
-        first, second = ZooKeeperElection(one, "one:1"), ZooKeeperElection(other, "other:1")
+        first = ZooKeeperElection(one, "one:1")
+        second = ZooKeeperElection(other, "other:1", poll_interval_s=0.001)
         await first.win()
         winning = asyncio.create_task(second.win())
         async with asyncio.timeout(WAIT_S):

@@ -49,7 +49,7 @@ async def elect_and_lead(address: str, data_dir: Path) -> None:
         try:
             await asyncio.wait_for(until_event(process.stderr, "leading"), ELECTED_S_MAX)
             with pytest.raises(TimeoutError):
-                await asyncio.wait_for(until_event(process.stderr, "leading no more"), LEADS_S)
+                await asyncio.wait_for(until_event(process.stderr, "no longer leading"), LEADS_S)
         finally:
             process.kill()
             await process.wait()

@@ -71,7 +71,7 @@ class Control:
             try:
                 self.tick()
             except Exception:
-                log.exception("defect in the coordinator's tick")
+                log.exception("unexpected exception in the coordinator's periodic check")
             await asyncio.sleep(self._state.settings.heartbeat_interval_ms / 1000)
 
     def tick(self) -> None:

@@ -157,7 +157,7 @@ class Coordinator:
         ):
             part.load()
         log.info(
-            "loaded",
+            "metadata loaded",
             cluster_id=state.cluster_id,
             streams=len(state.catalog),
             brokers=len(state.brokers.ids()),

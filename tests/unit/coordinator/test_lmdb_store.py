@@ -2,8 +2,8 @@ import asyncio
 import os
 import resource
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import lmdb
 import pytest
@@ -16,8 +16,8 @@ from kera.core.errors import PathNotWritable, StartError
 MIB = 1 << 20
 
 
-def open_store(path: Path, bytes_max: int = 4 * MIB) -> LmdbStore:
-    return LmdbStore(path, bytes_max=bytes_max)
+def open_store(path: Path, bytes_max: int = 4 * MIB, committing: ThreadPoolExecutor | None = None) -> LmdbStore:
+    return LmdbStore(path, bytes_max=bytes_max, committing=committing)
 
 
 async def test_records_and_versions_are_there_after_a_restart(tmp_path: Path) -> None:
@@ -120,20 +120,12 @@ async def test_an_error_of_lmdb_does_not_come_out_as_such(tmp_path: Path) -> Non
     await store.close()
 
 
-async def test_a_store_closes_when_the_commit_that_has_begun_is_done(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store, commit = open_store(tmp_path), LmdbStore._commit
-    begun, may_end = threading.Event(), threading.Event()
-
-    def slow(self: LmdbStore, *arguments: Any) -> None:
-        begun.set()
-        may_end.wait()
-        commit(self, *arguments)
-
-    monkeypatch.setattr(LmdbStore, "_commit", slow)
+async def test_a_store_closes_when_the_commit_that_has_begun_is_done(tmp_path: Path) -> None:
+    committing, may_end = ThreadPoolExecutor(1), threading.Event()
+    committing.submit(may_end.wait)
+    store = open_store(tmp_path, committing=committing)
     writing = asyncio.create_task(store.write(Write("a", b"1", 0)))
-    await asyncio.to_thread(begun.wait)
+    await asyncio.sleep(0)
     writing.cancel()
     await asyncio.wait([writing])
     closing = asyncio.create_task(store.close())
@@ -149,17 +141,10 @@ async def test_a_store_closes_when_the_commit_that_has_begun_is_done(
     await store.close()
 
 
-async def test_a_write_whose_caller_gives_up_is_carried_out_though_others_are_before_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store, commit = open_store(tmp_path), LmdbStore._commit
-    may_go_on = threading.Event()
-
-    def slow(self: LmdbStore, *arguments: Any) -> None:
-        may_go_on.wait()
-        commit(self, *arguments)
-
-    monkeypatch.setattr(LmdbStore, "_commit", slow)
+async def test_a_write_whose_caller_gives_up_is_carried_out_though_others_are_before_it(tmp_path: Path) -> None:
+    committing, may_go_on = ThreadPoolExecutor(1), threading.Event()
+    committing.submit(may_go_on.wait)
+    store = open_store(tmp_path, committing=committing)
     writing = [asyncio.create_task(store.write(Write(f"{number}", b"", 0))) for number in range(100)]
     await asyncio.sleep(0)
     for task in writing:

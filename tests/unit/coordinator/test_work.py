@@ -62,7 +62,7 @@ async def test_a_defect_is_logged_and_stops_nothing_else() -> None:
         work.start("b", other)
         other.go.set()
         await work.idle()
-    assert [entry["event"] for entry in logs] == ["defect in background work"]
+    assert [entry["event"] for entry in logs] == ["unexpected exception in background work"]
     assert work.failure("a") == "ZeroDivisionError('defect')"
     assert other.begun == 1
 

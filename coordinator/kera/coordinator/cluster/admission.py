@@ -95,7 +95,8 @@ def _known(members: Membership[RecordT, InfoT], request: RecordT) -> RecordT | N
         )
     # A new member repeats its registration when the answer is lost; it must not become two.
     names = {request.launch_id, FENCED + request.launch_id}
-    return next((record for record in members.records() if record.launch_id in names), None)
+    records = (members.record(one) for one in members.ids())
+    return next((record for record in records if record is not None and record.launch_id in names), None)
 
 
 def _check_same(noun: str, member_id: int, record: RecordT, request: RecordT) -> None:

@@ -92,10 +92,6 @@ class Membership(Generic[RecordT, InfoT]):
         """The registration of a member, as it is stored."""
         return self._members[member_id].record if member_id in self._members else None
 
-    def records(self) -> list[RecordT]:
-        """Those of all members."""
-        return [member.record for member in self._members.values()]
-
     def heartbeat(self, member_id: int, epoch: int, **passing: int) -> None:
         """A member says that it lives, and what is true of it now: all of `MemberKind.passing`.
 

@@ -77,14 +77,14 @@ class Work:
             await operation()
         except KeraError as error:
             if self._failures.get(key) != error.message:
-                log.warning("did not succeed so far", what=str(key), error=error.message)
+                log.warning("operation failed, and will be tried again", operation=str(key), error=error.message)
             self._failures[key] = error.message
             return False
         except asyncio.CancelledError:
             self._failures.pop(key, None)
             raise
         except Exception as error:
-            log.exception("defect in background work", what=str(key))
+            log.exception("unexpected exception in background work", operation=str(key))
             self._failures[key] = repr(error)
             return False
         self._failures.pop(key, None)

@@ -98,7 +98,7 @@ class Drains:
             noun, record = members.kind.noun, members.kind.changed(known, draining=draining)
             await self._state.write({member_key(noun, member_id): record.SerializeToString()})
             members.replace(record)
-            log.info("drain" if draining else "drain taken back", **{f"{noun}_id": member_id})
+            log.info("drain started" if draining else "drain cancelled", **{f"{noun}_id": member_id})
 
     # --- brokers -----------------------------------------------------------------------------------------------
 

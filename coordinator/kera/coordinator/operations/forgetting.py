@@ -179,7 +179,7 @@ class Forgetting:
             changes[handed_over_key(member_id)] = None
         await self._state.write(changes)
         members.forget(member_id)
-        log.warning("forgotten", **{f"{noun}_id": member_id})
+        log.warning("member forgotten", **{f"{noun}_id": member_id})
 
 
 def _check_gone(members: Membership[RecordT, InfoT], member_id: int) -> None:
@@ -198,10 +198,10 @@ def _check_gone(members: Membership[RecordT, InfoT], member_id: int) -> None:
         )
 
 
-def _check_forced(who: str, lost: Iterable[str], *, force: bool) -> None:
+def _check_forced(member: str, lost: Iterable[str], *, force: bool) -> None:
     lost = list(lost)
     if lost and not force:
         raise InvalidArgument(
-            f"{who} is still needed: {'; '.join(lost)}. Start it again, or give that up for lost with --force",
+            f"{member} is still needed: {'; '.join(lost)}. Start it again, or give that up for lost with --force",
             lost=lost,
         )

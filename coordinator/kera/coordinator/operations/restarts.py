@@ -109,7 +109,7 @@ class Restarts:
                     await self._hand_over(broker_id, owned)
         left = await self._owned(broker_id)
         if not request.stopping:
-            log.info("broker stops", broker_id=broker_id, given=len(owned) - len(left), left=len(left))
+            log.info("broker is about to stop", broker_id=broker_id, given=len(owned) - len(left), left=len(left))
         return coordinator_pb2.PrepareRestartResponse(
             streamlets_given=len(set(owned) - set(left)),
             streamlets_left=len(left),
@@ -127,7 +127,7 @@ class Restarts:
             record = members.kind.changed(known, restarting=True)
             await self._state.write({member_key(noun, member_id): record.SerializeToString()})
             members.replace(record)
-            log.info("restarting", grace_ms=self._state.settings.restart_grace_ms, **{f"{noun}_id": member_id})
+            log.info("member restarting", grace_ms=self._state.settings.restart_grace_ms, **{f"{noun}_id": member_id})
 
         await self._state.change(write())
 

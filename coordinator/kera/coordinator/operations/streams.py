@@ -280,7 +280,7 @@ class StreamOperations:
                 state.catalog.check_room(stream)
                 await state.write({}, [stream])
                 log.info("stream altered", stream=stream.name, config_version=stream.config_version)
-        await state.tell(stream, otherwise="broker goes by an older configuration of a stream until it can be told")
+        await state.tell(stream, otherwise="broker could not be told of a stream's new configuration yet")
         try:
             return state.catalog.with_id(stream.stream_id)
         except UnknownStream:

@@ -76,7 +76,7 @@ class UnknownStreams:
         for stream_id in sorted(self._stuck):
             stream = await self._state.change(self._write_without(stream_id))
             if stream is not None:
-                await self._state.tell(stream, otherwise="broker does not know yet what it owns of a stream")
+                await self._state.tell(stream, otherwise="broker could not be told what it owns of a stream yet")
 
     async def _write_without(self, stream_id: int) -> common_pb2.StreamInfo | None:
         told, known = self.reports.told_of(stream_id), self._state.catalog.find(stream_id)
@@ -104,7 +104,7 @@ class UnknownStreams:
                 stream=stream.name,
                 stream_id=stream_id,
             )
-            await self._state.tell(stream, otherwise="broker does not know yet how a stream goes on")
+            await self._state.tell(stream, otherwise="broker could not be told how a stream goes on yet")
 
     async def _write_later(self, stream_id: int) -> common_pb2.StreamInfo | None:
         told, known = self.reports.told_of(stream_id), self._state.catalog.find(stream_id)
@@ -158,7 +158,7 @@ class UnknownStreams:
                 stream = await self._adopt_unknown(stream_id, name)
             self.reports.discard(stream_id)
         log.warning("stream adopted", stream=stream.name, stream_id=stream.stream_id)
-        await state.tell(stream, otherwise="broker does not serve an adopted stream until it can be told")
+        await state.tell(stream, otherwise="broker could not be told of an adopted stream yet")
         return stream
 
     async def _adopt_unknown(self, stream_id: int, name: str) -> common_pb2.StreamInfo:

@@ -166,7 +166,12 @@ class Recoveries:
         """What `RecoveryRecords.at_registration` said is stored."""
         for info in changed:
             self.records.put(info)
-            log.info("recovery", broker_id=info.broker_id, before_epoch=info.before_epoch, phase=word(info.phase))
+            log.info(
+                "recovery enters phase",
+                broker_id=info.broker_id,
+                before_epoch=info.before_epoch,
+                phase=word(info.phase),
+            )
         self.advance_soon()
 
     def report(self, launch: Launch, progress: Sequence[coordinator_pb2.RecoveryProgress]) -> None:
@@ -288,7 +293,9 @@ class Recoveries:
             return
         began_us = max(before.detected_us, before.fenced_us, before.opened_us, before.readable_us)
         self._observe_phase(word(before.phase), max(0.0, (self._state.clock.now_us() - began_us) / 1e6))
-        log.info("recovery", broker_id=before.broker_id, before_epoch=before.before_epoch, phase=word(phase))
+        log.info(
+            "recovery enters phase", broker_id=before.broker_id, before_epoch=before.before_epoch, phase=word(phase)
+        )
 
     async def _write_entered(self, run: Run, phase: coordinator_pb2.RecoveryPhase.ValueType) -> bool:
         if EnterPhase(phase) not in decide(run.info, self.records.view(run)).actions:

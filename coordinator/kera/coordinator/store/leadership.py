@@ -253,7 +253,7 @@ class Leadership:
                 self._said = ""
                 log.info("leading", epoch=term.epoch, address=self._address)
                 await term.over.wait()
-                log.warning("leading no more", epoch=term.epoch, reason=term.reason)
+                log.warning("no longer leading", epoch=term.epoch, reason=term.reason)
                 self._term, self._served = None, {}
         finally:
             self._term, self._served = None, {}

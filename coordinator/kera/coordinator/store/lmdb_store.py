@@ -45,11 +45,12 @@ class LmdbStore:
     Raises `PathNotWritable`, `DataDirInUse`, `UnknownFormat` or `StartError`.
     """
 
-    def __init__(self, data_dir: Path, *, bytes_max: int) -> None:
+    def __init__(self, data_dir: Path, *, bytes_max: int, committing: ThreadPoolExecutor | None = None) -> None:
+        """`committing`: the one thread that commits; it ends with the store."""
         self._directory = DataDir(data_dir)
         self._path = self._directory.path / "metadata"
         self._bytes_max = bytes_max
-        self._committing = ThreadPoolExecutor(1, thread_name_prefix="kera-metadata")
+        self._committing = committing or ThreadPoolExecutor(1, thread_name_prefix="kera-metadata")
         try:
             self._open()
         except BaseException:

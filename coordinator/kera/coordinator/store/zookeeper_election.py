@@ -41,10 +41,11 @@ class ZooKeeperElection:
 
     alone = False
 
-    def __init__(self, session: ZooKeeperSession, address: str) -> None:
+    def __init__(self, session: ZooKeeperSession, address: str, *, poll_interval_s: float = POLL_INTERVAL_S) -> None:
         """`address` is where clients and daemons reach this coordinator."""
         self._session = session
         self._address = address
+        self._poll_interval_s = poll_interval_s
         self._path = candidates_path(session.root)
         self._id = uuid.uuid4().hex
         """Finds our node, also when the connection broke before we heard its whole name."""
@@ -86,7 +87,7 @@ class ZooKeeperElection:
                     return
                 else:
                     with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(self._changed.wait(), POLL_INTERVAL_S)
+                        await asyncio.wait_for(self._changed.wait(), self._poll_interval_s)
                 self._said = ""
             except (MetadataStoreFailed, MetadataStoreFull) as error:
                 self._tell(error)

@@ -185,17 +185,19 @@ class ZooKeeperSession:
             self.timeout_s = timeout_s
 
     @classmethod
-    async def connect(cls, address: ZooKeeperAddress, *, session_timeout_ms: int) -> ZooKeeperSession:
+    async def connect(
+        cls, address: ZooKeeperAddress, *, session_timeout_ms: int, connect_timeout_s: float = CONNECT_TIMEOUT_S
+    ) -> ZooKeeperSession:
         """A session with the ensemble at `address`. Raises `ZooKeeperUnreachable`."""
         self = cls(address, session_timeout_ms=session_timeout_ms)
         connected = self._client.start_async()
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + CONNECT_TIMEOUT_S
+        deadline = loop.time() + connect_timeout_s
         try:
             while not connected.is_set():
                 if loop.time() >= deadline:
                     raise ZooKeeperUnreachable(
-                        f"no ZooKeeper answers at {self.hosts} within {CONNECT_TIMEOUT_S:g} s;"
+                        f"no ZooKeeper answers at {self.hosts} within {connect_timeout_s:g} s;"
                         " start it, or name another with --zookeeper",
                         address=self.hosts,
                     )
@@ -288,7 +290,7 @@ class ZooKeeperSession:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
 
-        def settle(result: Any) -> None:
+        def deliver(result: Any) -> None:
             if future.done():
                 return
             if result.exception is not None:
@@ -298,7 +300,7 @@ class ZooKeeperSession:
 
         def answered(result: Any) -> None:  # on kazoo's thread
             with contextlib.suppress(RuntimeError):  # the loop has been closed: nobody waits any more
-                loop.call_soon_threadsafe(settle, result)
+                loop.call_soon_threadsafe(deliver, result)
 
         try:
             submit(self._client).rawlink(answered)

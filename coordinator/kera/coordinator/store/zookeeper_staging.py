@@ -1,0 +1,117 @@
+"""Large writes of a metadata store in ZooKeeper, of more than fits into a transaction: see ``zookeeper_store``.
+
+They are put into ``staged`` first. One transaction then makes ``pending``: so the write is decided. It is carried out
+part by part, each in a transaction that removes the part, and the last one ``pending`` as well. Whoever finds
+``pending``, to read or to write, does that first. The versions of all records are looked at before it is decided, and
+as that, too, depends on ``revision``, they are still the same then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Iterator
+
+from kera.coordinator.store.metadata import MetadataStoreFailed, MetadataStoreFull, VersionConflict, Write, conflict
+from kera.coordinator.store.zookeeper_layout import packed, pending_path, staged_path, unpacked
+from kera.coordinator.store.zookeeper_session import NodeMissing, ZooKeeperSession, check, make, remove
+from kera.coordinator.store.zookeeper_transactions import Overtaken, Writes, ZooKeeperTransactions
+
+READS_IN_FLIGHT = 256
+
+
+class StagedWrites:
+    """See the head of this module."""
+
+    def __init__(self, session: ZooKeeperSession, transactions: ZooKeeperTransactions, bytes_max: int) -> None:
+        """`bytes_max`: of a transaction."""
+        self._session = session
+        self._transactions = transactions
+        self._bytes_max = bytes_max
+        self._staged = staged_path(session.root)
+        self._pending = pending_path(session.root)
+
+    async def write(self, writes: Writes) -> None:
+        """Carry out a write, however large. Only one at a time."""
+        await self.carry_out()
+        for left in await self._transactions.children(self._staged):  # by those who ended before they had decided
+            await self._remove(f"{self._staged}/{left}")
+        name = uuid.uuid4().hex
+        directory = f"{self._staged}/{name}"
+        parts = [f"{directory}/{number:08x}" for number, _ in enumerate(self._parts(writes))]
+
+        async def look() -> None:
+            await self._transactions.note_revision()
+            await self.carry_out()  # after it: what is decided later has another revision
+            await self._check(writes)
+
+        decide = [*map(check, parts), make(self._pending, name.encode())]
+        try:
+            await self._session.make(directory)
+            for path, part in zip(parts, self._parts(writes), strict=True):
+                await self._session.make(path, packed(part))
+            await self._transactions.commit((), decide, look=look, between=self.carry_out)
+        except (VersionConflict, MetadataStoreFull):
+            await self._remove(directory)
+            raise
+        except Overtaken as error:
+            raise MetadataStoreFailed(
+                f"ZooKeeper at {self._session.hosts}: another coordinator has removed a write that was not decided",
+                address=self._session.hosts,
+            ) from error
+        await self.carry_out()
+
+    async def _check(self, writes: Writes) -> None:
+        """Whether the versions of all records are as expected. Raises `VersionConflict`."""
+        for start in range(0, len(writes), READS_IN_FLIGHT):
+            some = writes[start : start + READS_IN_FLIGHT]
+            found = await asyncio.gather(*(self._session.version(self._transactions.path(write.key)) for write in some))
+            for write, version in zip(some, found, strict=True):
+                found_version = 0 if version is None else version + 1
+                if found_version != write.expected_version:
+                    raise conflict(write, found_version)
+
+    def _parts(self, writes: Writes) -> Iterator[list[Write]]:
+        """The changes among `writes`, in parts that fit into transactions."""
+        part: list[Write] = []
+        size = 0
+        for write in writes:
+            if isinstance(write, Write):
+                if part and size + self._transactions.size(write) > self._bytes_max:
+                    yield part
+                    part, size = [], 0
+                part.append(write)
+                size += self._transactions.size(write)
+        yield part
+
+    async def carry_out(self) -> None:
+        """Carry out what is pending, if anything; others may do so at the same time."""
+        name = await self._pending_id()
+        if not name:
+            return
+        directory = f"{self._staged}/{name}"
+        parts = sorted(await self._transactions.children(directory))
+        for part in parts:
+            path = f"{directory}/{part}"
+            removed = [path, self._pending] if part == parts[-1] else [path]
+            try:
+                data = (await self._session.get(path)).value
+                await self._transactions.commit(unpacked(data), list(map(remove, removed)))
+            except (NodeMissing, Overtaken):
+                continue  # another one has done it
+        await self._remove(directory)
+
+    async def is_pending(self) -> bool:
+        """Whether a write is decided, and not carried out to its end."""
+        return bool(await self._pending_id())
+
+    async def _pending_id(self) -> str:
+        try:
+            return (await self._session.get(self._pending)).value.decode()
+        except NodeMissing:
+            return ""
+
+    async def _remove(self, directory: str) -> None:
+        """Remove a staged write, as far as others have not."""
+        for path in (*(f"{directory}/{name}" for name in await self._transactions.children(directory)), directory):
+            await self._session.delete(path)
