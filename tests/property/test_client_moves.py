@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from kera.client.consuming.consumer import Consumer
 from kera.client.producing.producer import Producer
 from kera.client.settings import ConsumerSettings, ProducerSettings
-from tests.unit.client.fleet import Fleet
+from tests.unit.client.fake_support import Fleet, a_fleet
 from tests.unit.client.support import WAIT_S
 
 STREAMLETS, BROKERS = 2, 3
@@ -25,39 +25,39 @@ ACTIONS = st.lists(
 class Run:
     """What happens, and what was sent."""
 
-    def __init__(self) -> None:
-        self.fleet = Fleet(brokers=BROKERS, streamlets=STREAMLETS)
+    def __init__(self, fleet: Fleet) -> None:
+        self.fleet = fleet
         self.sent: list[list[bytes]] = [[] for _ in range(STREAMLETS)]
 
     async def act(self, producer: Producer, kind: str, streamlet: int, broker_id: int) -> None:
-        fleet = self.fleet
-        target = fleet.streamlets[streamlet]
+        fake, stream = self.fleet.fake, self.fleet.s
         if kind == "send":
             for _ in range(3):
                 self.sent[streamlet].append(b"%d" % len(self.sent[streamlet]))
                 producer.send("s", self.sent[streamlet][-1], streamlet=streamlet)
             producer._writers["s"].close_open_chunk(streamlet)
         elif kind == "seal":
-            fleet.seal(streamlet)
-        elif kind in {"move", "late"} and not fleet.brokers[broker_id].closed:
-            fleet.move(streamlet, broker_id, opened=kind == "move")
+            stream.seal(streamlet)
+        elif kind in {"move", "late"} and fake.brokers[broker_id].running:
+            stream.move(streamlet, broker_id, opened=kind == "move")
         elif kind == "crash":
-            left = [number for number, broker in fleet.brokers.items() if not broker.closed and number != broker_id]
+            left = [number for number, broker in fake.brokers.items() if broker.running and number != broker_id]
             if left:
-                fleet.brokers[broker_id].crash()
+                await fake.brokers[broker_id].crash()
                 await asyncio.sleep(0.002)  # sleep: time for clients to notice, or not
-                fleet.take_over(broker_id, left[0])
+                fake.take_over(broker_id, left[0])
         elif kind == "recover":
-            fleet.recovered()
-            target.opened = True
+            fake.recovered()
+            stream.open(streamlet)
         elif kind == "pause":
             await asyncio.sleep(0.003)  # sleep: time is one of the things that happen
         await asyncio.sleep(0)
 
     def all_is_well(self) -> None:
-        for streamlet in self.fleet.streamlets:
-            streamlet.sealed, streamlet.opened = False, True
-        self.fleet.recovered()
+        for streamlet_id in range(STREAMLETS):
+            self.fleet.s.unseal(streamlet_id)
+            self.fleet.s.open(streamlet_id)
+        self.fleet.fake.recovered()
 
 
 async def read(consumer: Consumer, counts: list[int]) -> list[list[bytes]]:
@@ -71,27 +71,29 @@ async def read(consumer: Consumer, counts: list[int]) -> list[list[bytes]]:
 
 
 async def run(actions: list[tuple[str, int, int]], in_flight_max: int, fetch_bytes_max: int) -> None:
-    happening = Run()
-    fleet = happening.fleet
+    async with asyncio.timeout(WAIT_S), a_fleet(brokers=BROKERS, streamlets=STREAMLETS) as fleet:
+        await check(fleet, actions, in_flight_max, fetch_bytes_max)
+
+
+async def check(fleet: Fleet, actions: list[tuple[str, int, int]], in_flight_max: int, fetch_bytes_max: int) -> None:
+    happening, cluster = Run(fleet), fleet.cluster
     options = ProducerSettings(request_bytes_max=400, requests_in_flight_max=in_flight_max)
     reading = ConsumerSettings(fetch_bytes_max=fetch_bytes_max, fetch_wait_ms=60_000)
     counts = [3 * actions_of(actions, streamlet) for streamlet in range(STREAMLETS)]
-    async with asyncio.timeout(WAIT_S):
-        async with Producer(fleet, options) as producer, Consumer(fleet, ("s",), reading, start="earliest") as consumer:
-            await producer.prepare("s")
-            taking = asyncio.ensure_future(read(consumer, counts))
-            for action in actions:
-                await happening.act(producer, *action)
-            happening.all_is_well()
-            await producer.flush()
-            assert [fleet.values(number) for number in range(STREAMLETS)] == happening.sent
-            assert await taking == happening.sent
-            bounds = await fleet.bounds("s")
-            assert [bounds[number][0].next_record for number in range(STREAMLETS)] == counts
-        again = Consumer(fleet, ("s",), reading, start="earliest", end="latest")
-        assert await read(again, [-1]) == happening.sent  # to the end, and no further
-        await again.close()
-    await fleet.close()
+    async with Producer(cluster, options) as producer, Consumer(cluster, ("s",), reading, start="earliest") as consumer:
+        await producer.prepare("s")
+        taking = asyncio.ensure_future(read(consumer, counts))
+        for action in actions:
+            await happening.act(producer, *action)
+        happening.all_is_well()
+        await producer.flush()
+        assert [fleet.s.values(number) for number in range(STREAMLETS)] == happening.sent
+        assert await taking == happening.sent
+        bounds = await cluster.bounds("s")
+        assert [bounds[number][0].next_record for number in range(STREAMLETS)] == counts
+    again = Consumer(cluster, ("s",), reading, start="earliest", end="latest")
+    assert await read(again, [-1]) == happening.sent  # to the end, and no further
+    await again.close()
 
 
 def actions_of(actions: list[tuple[str, int, int]], streamlet: int) -> int:

@@ -8,6 +8,7 @@ import pytest
 from kera.client.producing.producer import Producer
 from kera.client.settings import ProducerSettings
 from kera.v1 import common_pb2
+from tests.unit.client.fake_support import Fleet, MakeFleet, a_fleet
 from tests.unit.client.support import FakeCluster
 
 MakeCluster = Callable[..., FakeCluster]
@@ -26,6 +27,17 @@ async def make_cluster(tmp_path: Path) -> AsyncIterator[MakeCluster]:
     yield make
     for cluster in made:
         cluster.arena.close()
+
+
+@pytest.fixture
+async def make_fleet() -> AsyncIterator[MakeFleet]:
+    """Makes fake clusters with a stream ``s``."""
+    async with AsyncExitStack() as stack:
+
+        async def make(**options: Any) -> Fleet:
+            return await stack.enter_async_context(a_fleet(**options))
+
+        yield make
 
 
 @pytest.fixture

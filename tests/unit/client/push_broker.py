@@ -1,7 +1,7 @@
 """A broker that pushes, as its readers see it: a real unix socket, and a small file as its memory.
 
-Nothing of the broker itself is used. What is pushed is chunks of a `Fleet`; it is done by hand, `push` and `end`, or by
-itself, when `serving`.
+Nothing of the broker itself is used. It pushes chunks of a `FakeStream`: by hand with `push` and `end`, or by
+itself when `serving`.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from kera.client.cluster.timing import Timing
+from kera.client.testing import FakeStream, StoredChunk
 from kera.core.errors import KeraError
 from kera.core.ids import Position
 from kera.core.process import node_id
 from kera.core.push import ALIVE, VERSION, Decoder, Kind, Run, encode, encode_runs, numbers_of, taken_of
 from kera.core.rpc.wire import error_to_message
-from kera.v1 import common_pb2, coordinator_pb2, push_pb2
-from tests.unit.client.fleet import Fleet, Stored
+from kera.v1 import common_pb2, push_pb2
+from tests.unit.client.fake_support import Fleet
 
 Reason = push_pb2.PushEnd
 ROWS_AT, ROW_BYTES, SLOTS_AT = 64, 64, 16384
@@ -34,32 +35,23 @@ SOON = Timing(return_delay_s=0.001, push_again_s=0.01)
 class PushFleet(Fleet):
     """A fleet whose broker 1 is on this node, and pushes."""
 
-    def __init__(self, directory: Path, *, timing: Timing = SOON, **settings: Any) -> None:
-        super().__init__(timing=timing, **settings)
-        self.push_path = str(directory / "push.sock")
-        self.broker_epoch = 11
-        self.pushing = PushBroker(self, directory)
-
-    async def ask(self, method: Any, message: Any, **_: Any) -> Any:
-        answer = await super().ask(method, message)
-        if isinstance(answer, coordinator_pb2.DescribeStreamResponse):
-            for broker in answer.brokers:
-                if broker.broker_id == 1:
-                    broker.node_id, broker.push_unix_path = node_id(), self.push_path
-                    broker.broker_epoch = self.broker_epoch
-        return answer
+    def __init__(self, fleet: Fleet, directory: Path) -> None:
+        super().__init__(fleet.fake, fleet.s, fleet.cluster)
+        self.info = fleet.fake.brokers[1].info
+        self.info.node_id, self.info.push_unix_path = node_id(), str(directory / "push.sock")
+        self.pushing = PushBroker(fleet.s, directory)
 
     @property
     def pulled(self) -> int:
         """How many reads broker 1 was asked for."""
-        return self.brokers[1].calls.count("MultiReadChunks")
+        return self.fake.brokers[1].calls.count("MultiReadChunks")
 
 
 class PushBroker:
     """See the head of this module."""
 
-    def __init__(self, fleet: Fleet, directory: Path) -> None:
-        self.fleet = fleet
+    def __init__(self, stream: FakeStream, directory: Path) -> None:
+        self.stream = stream
         self.arena_path = directory / "arena"
         self.hello = push_pb2.PushHello(
             version=VERSION,
@@ -105,7 +97,7 @@ class PushBroker:
         """The connection that was made last."""
         return self.readers[-1]
 
-    def put(self, chunks: Sequence[Stored], slot: int) -> int:
+    def put(self, chunks: Sequence[StoredChunk], slot: int) -> int:
         """Write chunks into a slot; their place in the arena."""
         at = SLOTS_AT + slot * SLOT_BYTES + chunks[0].start.offset % (SLOT_BYTES // 2)
         os.pwrite(self.fd, b"".join(chunk.data for chunk in chunks), at)
@@ -204,7 +196,7 @@ class _Reader(asyncio.Protocol):
         """Leases."""
         return self.leases.total()
 
-    def push(self, lane: int, chunks: Sequence[Stored], slot: int, /, **changes: int) -> None:
+    def push(self, lane: int, chunks: Sequence[StoredChunk], slot: int, /, **changes: int) -> None:
         """One run; `changes` make it wrong."""
         at, length = self.broker.put(chunks, slot), sum(len(chunk.data) for chunk in chunks)
         group_id, segment_id, offset = chunks[0].start
@@ -218,7 +210,7 @@ class _Reader(asyncio.Protocol):
         wanted = self.lanes.pop(lane)
         message = push_pb2.PushEnd(lane=lane, reason=reason, next=wanted.start)
         index = self._next.get(lane)
-        log = self.broker.fleet.streamlets[wanted.start.streamlet_id].log
+        log = self.broker.stream.streamlets[wanted.start.streamlet_id].log
         if at is None and index:
             at = log[index - 1].end
         if at is not None:
@@ -233,7 +225,7 @@ class _Reader(asyncio.Protocol):
         while progress:
             progress = False
             for number, lane in list(self.lanes.items()):
-                log = self.broker.fleet.streamlets[lane.start.streamlet_id].log
+                log = self.broker.stream.streamlets[lane.start.streamlet_id].log
                 start = position_of(lane.start)
                 index = self._next.setdefault(number, sum(chunk.start < start for chunk in log))
                 if lane.HasField("end") and index and log[index - 1].end >= position_of(lane.end):

@@ -17,7 +17,7 @@ from kera.core.chunk import encode_chunk, encode_payload
 from kera.core.errors import ClosedError, InvalidArgument, NotOwner, Recovering, Unavailable, UnknownStream
 from kera.core.ids import EARLIEST, EntryId, Position
 from kera.core.schema import DEFAULT_SCHEMA
-from tests.unit.client.fleet import NEVER_S, STREAM_ID, Fleet
+from tests.unit.client.fake_support import NEVER_S, STREAM_ID, Fleet, MakeFleet
 from tests.unit.client.support import WAIT_S, until
 
 MakeConsumer = Callable[..., Consumer]
@@ -30,8 +30,7 @@ async def make_consumer() -> AsyncIterator[MakeConsumer]:
         def make(fleet: Fleet, **options: Any) -> Consumer:
             start, end = options.pop("start", "earliest"), options.pop("end", None)
             settings = ConsumerSettings(**{"fetch_wait_ms": 60_000, **options})
-            consumer = Consumer(fleet, ("s",), settings, start=start, end=end)
-            stack.push_async_callback(fleet.close)
+            consumer = Consumer(fleet.cluster, ("s",), settings, start=start, end=end)
             stack.push_async_callback(consumer.close)
             return consumer
 
@@ -56,8 +55,7 @@ def put(fleet: Fleet, *values: bytes, streamlet: int = 0) -> None:
             min_timestamp_us=0,
             max_timestamp_us=0,
         )
-        fleet.streamlets[streamlet].append(chunk.to_bytes(), 1)
-    fleet.changed()
+        fleet.s.append(streamlet, chunk.to_bytes(), 1)
 
 
 async def take(consumer: Consumer, count: int) -> list[bytes | None]:
@@ -72,30 +70,32 @@ async def take(consumer: Consumer, count: int) -> list[bytes | None]:
     return taken
 
 
-async def test_a_reader_goes_on_where_the_streamlet_went(make_consumer: MakeConsumer) -> None:
-    fleet = Fleet()
+async def test_a_reader_goes_on_where_the_streamlet_went(make_fleet: MakeFleet, make_consumer: MakeConsumer) -> None:
+    fleet = await make_fleet()
     put(fleet, b"a", b"b")
-    fleet.move(0, 2)
+    fleet.s.move(0, 2)
     put(fleet, b"c")
-    fleet.move(0, 1)
+    fleet.s.move(0, 1)
     put(fleet, b"d")
-    fleet.move(0, 3)
+    fleet.s.move(0, 3)
     put(fleet, b"e")
     consumer = make_consumer(fleet)
     assert await take(consumer, 5) == [b"a", b"b", b"c", b"d", b"e"]
-    await until(lambda: bool(fleet.brokers[3].reading))
-    assert [number for number, broker in fleet.brokers.items() if broker.reading] == [3], "readers without ranges end"
-    assert [broker.refused for broker in fleet.brokers.values()] == [0, 0, 0], "nobody was asked in vain"
+    await until(lambda: bool(fleet.fake.brokers[3].reads_waiting))
+    waiting = [number for number, broker in fleet.fake.brokers.items() if broker.reads_waiting]
+    assert waiting == [3], "readers without ranges end"
+    assert [broker.ranges_refused for broker in fleet.fake.brokers.values()] == [0, 0, 0], "nobody was asked in vain"
 
 
-async def test_a_range_that_comes_just_as_an_answer_is_there_is_not_forgotten() -> None:
-    fleet = Fleet(brokers=1, streamlets=2)
+async def test_a_range_that_comes_just_as_an_answer_is_there_is_not_forgotten(make_fleet: MakeFleet) -> None:
+    fleet = await make_fleet(brokers=1, streamlets=2)
     put(fleet, b"a", streamlet=0)
     put(fleet, b"b", streamlet=1)
-    fetcher = Fetcher(fleet, ConsumerSettings(fetch_wait_ms=60_000))
-    stream = await fleet.stream("s")
+    fetcher = Fetcher(fleet.cluster, ConsumerSettings(fetch_wait_ms=60_000))
+    stream = await fleet.cluster.stream("s")
     first, second = (Wanted(EntryId(STREAM_ID, number, 0), EARLIEST, None) for number in range(2))
-    submit = fleet.brokers[1].submit
+    channel = await fleet.cluster.channel(stream, 1)
+    submit = channel.submit
 
     def submit_and_add(*request: Any, **options: Any) -> Any:
         answer = submit(*request, **options)
@@ -105,162 +105,169 @@ async def test_a_range_that_comes_just_as_an_answer_is_there_is_not_forgotten() 
         return answer
 
     fetcher_ranges = [first]
-    fleet.brokers[1].submit = submit_and_add  # type: ignore[method-assign]
+    channel.submit = submit_and_add  # type: ignore[method-assign]
     fetcher.add(stream, first)
     async with asyncio.timeout(WAIT_S):
         taken = [await fetcher.fetched(), await fetcher.fetched()]
     assert [item.entry.streamlet_id for item in taken if item is not None] == [0, 1]
     await fetcher.close()
-    await fleet.close()
 
 
-async def test_a_reader_that_waits_at_the_end_is_led_on(make_consumer: MakeConsumer) -> None:
-    fleet = Fleet(streamlets=2)
+async def test_a_reader_that_waits_at_the_end_is_led_on(make_fleet: MakeFleet, make_consumer: MakeConsumer) -> None:
+    fleet = await make_fleet(streamlets=2)
     put(fleet, b"a")
     consumer = make_consumer(fleet)
     assert await take(consumer, 1) == [b"a"]
-    await until(lambda: bool(fleet.brokers[1].reading and fleet.brokers[2].reading))
-    fleet.move(0, 2)  # where the other streamlet's reader is held for want of data
+    await until(lambda: bool(fleet.fake.brokers[1].reads_waiting and fleet.fake.brokers[2].reads_waiting))
+    fleet.s.move(0, 2)  # where the other streamlet's reader is held for want of data
     put(fleet, b"b")
     assert await take(consumer, 1) == [b"b"]
-    assert consumer.positions()[0] == [Position(2, 1, fleet.streamlets[0].log[-1].end.offset)]
+    assert consumer.positions()[0] == [Position(2, 1, fleet.s.streamlets[0].log[-1].end.offset)]
 
 
-async def test_who_has_read_all_of_an_interval_is_in_the_next_one(make_consumer: MakeConsumer) -> None:
+async def test_who_has_read_all_of_an_interval_is_in_the_next_one(
+    make_fleet: MakeFleet, make_consumer: MakeConsumer
+) -> None:
     """Its old place may be let go, and then nobody could tell that nothing was lost."""
-    fleet = Fleet()
+    fleet = await make_fleet()
     put(fleet, b"a")
     consumer = make_consumer(fleet)
     assert await take(consumer, 1) == [b"a"]
     taking = asyncio.ensure_future(take(consumer, 1))
-    fleet.move(0, 2)
+    fleet.s.move(0, 2)
     await until(lambda: consumer.positions() == {0: [Position(2, 1, 0)]})
     put(fleet, b"b")
     assert await taking == [b"b"]
 
 
-async def test_an_empty_interval_is_passed(make_consumer: MakeConsumer) -> None:
-    fleet = Fleet()
+async def test_an_empty_interval_is_passed(make_fleet: MakeFleet, make_consumer: MakeConsumer) -> None:
+    fleet = await make_fleet()
     for broker_id in (2, 3, 2):
-        fleet.move(0, broker_id)
+        fleet.s.move(0, broker_id)
     put(fleet, b"a")
     assert await take(make_consumer(fleet), 1) == [b"a"]
 
 
-async def test_positions_lead_to_the_broker_that_has_them(make_consumer: MakeConsumer) -> None:
-    fleet = Fleet()
+async def test_positions_lead_to_the_broker_that_has_them(make_fleet: MakeFleet, make_consumer: MakeConsumer) -> None:
+    fleet = await make_fleet()
     put(fleet, b"a", b"b")
-    fleet.move(0, 2)
+    fleet.s.move(0, 2)
     put(fleet, b"c", b"d")
-    fleet.move(0, 3)
+    fleet.s.move(0, 3)
     first = make_consumer(fleet)
     assert await take(first, 3) == [b"a", b"b", b"c"]
-    fleet.brokers[1].calls.clear()
+    fleet.fake.brokers[1].requests.log.clear()
     assert await take(make_consumer(fleet, start=first.positions()), 1) == [b"d"]
-    assert fleet.brokers[1].calls == []
+    assert fleet.fake.brokers[1].calls == []
 
 
-async def test_only_the_range_that_moved_is_looked_for(make_consumer: MakeConsumer) -> None:
+async def test_only_the_range_that_moved_is_looked_for(make_fleet: MakeFleet, make_consumer: MakeConsumer) -> None:
     """Metadata is stale, and the old broker has nothing of the streamlet any more."""
-    fleet = Fleet(brokers=2, streamlets=3)
+    fleet = await make_fleet(brokers=2, streamlets=3)
     put(fleet, b"a", streamlet=0)
     put(fleet, b"c", streamlet=2)
-    await fleet.stream("s")
-    fleet.streamlets[0].intervals = [fleet.streamlets[0].intervals[0]._replace(broker_id=2)]
-    fleet.version += 1
+    await fleet.cluster.stream("s")
+    fleet.s.relocate(0, 2)
     consumer = make_consumer(fleet)
     assert sorted(await take(consumer, 2)) == [b"a", b"c"]  # type: ignore[type-var]
-    await until(lambda: bool(fleet.brokers[1].reading))
-    assert set(fleet.brokers[1].wanted) == {0, 2}
-    assert fleet.brokers[1].wanted.count(0) == 1, "asked once, and refused"
+    await until(lambda: bool(fleet.fake.brokers[1].reads_waiting))
+    assert set(fleet.wanted(1)) == {0, 2}
+    assert fleet.wanted(1).count(0) == 1, "asked once, and refused"
 
 
-async def test_a_broker_that_has_not_opened_the_stream_yet_is_asked_again(make_consumer: MakeConsumer) -> None:
-    fleet = Fleet()
-    fleet.move(0, 2, opened=False)
+async def test_a_broker_that_has_not_opened_the_stream_yet_is_asked_again(
+    make_fleet: MakeFleet, make_consumer: MakeConsumer
+) -> None:
+    fleet = await make_fleet()
+    fleet.s.move(0, 2, opened=False)
     put(fleet, b"a")
     taking = asyncio.ensure_future(take(make_consumer(fleet), 1))
-    await until(lambda: fleet.brokers[2].calls.count("MultiReadChunks") >= 2)
-    fleet.streamlets[0].opened = True
+    await until(lambda: fleet.fake.brokers[2].calls.count("MultiReadChunks") >= 2)
+    fleet.s.open(0)
     assert await taking == [b"a"]
 
 
-async def test_a_crash_is_outlasted(make_consumer: MakeConsumer) -> None:
-    fleet = Fleet(brokers=2, streamlets=2)
+async def test_a_crash_is_outlasted(make_fleet: MakeFleet, make_consumer: MakeConsumer) -> None:
+    fleet = await make_fleet(brokers=2, streamlets=2)
     put(fleet, b"a", b"b")
     consumer = make_consumer(fleet)
     assert await take(consumer, 2) == [b"a", b"b"]
-    fleet.brokers[1].crash()
+    await fleet.fake.brokers[1].crash()
     put(fleet, b"of another", streamlet=1)
     assert await take(consumer, 1) == [b"of another"]
-    fleet.take_over(1, 2)
+    fleet.fake.take_over(1, 2)
     put(fleet, b"c")
     assert await take(consumer, 1) == [b"c"]
 
 
-async def test_what_is_being_recovered_is_waited_for_beyond_the_usual_time(make_consumer: MakeConsumer) -> None:
-    fleet = Fleet(retry_timeout_ms=200)
+async def test_what_is_being_recovered_is_waited_for_beyond_the_usual_time(
+    make_fleet: MakeFleet, make_consumer: MakeConsumer
+) -> None:
+    fleet = await make_fleet(retry_timeout_ms=200)
     put(fleet, b"a")
-    fleet.take_over(1, 2)
+    fleet.fake.take_over(1, 2)
     put(fleet, b"b")
     taking = asyncio.ensure_future(take(make_consumer(fleet), 2))
     loop = asyncio.get_running_loop()
     began_s = loop.time()
     await until(lambda: loop.time() > began_s + 0.5)
     assert not taking.done()
-    fleet.recovered()
+    fleet.fake.recovered()
     assert await taking == [b"a", b"b"]
 
 
-async def test_a_recovery_that_never_ends_is_an_error_in_the_end(make_consumer: MakeConsumer) -> None:
-    fleet = Fleet(recovery_timeout_ms=50)
+async def test_a_recovery_that_never_ends_is_an_error_in_the_end(
+    make_fleet: MakeFleet, make_consumer: MakeConsumer
+) -> None:
+    fleet = await make_fleet(recovery_timeout_ms=50)
     put(fleet, b"a")
-    fleet.take_over(1, 2)
+    fleet.fake.take_over(1, 2)
     with pytest.raises(Recovering):
         await take(make_consumer(fleet), 1)
 
 
-async def test_a_streamlet_that_nobody_has_is_an_error_in_the_end(make_consumer: MakeConsumer) -> None:
-    fleet = Fleet(retry_timeout_ms=50)
-    fleet.move(0, 2, opened=False)
+async def test_a_streamlet_that_nobody_has_is_an_error_in_the_end(
+    make_fleet: MakeFleet, make_consumer: MakeConsumer
+) -> None:
+    fleet = await make_fleet(retry_timeout_ms=50)
+    fleet.s.move(0, 2, opened=False)
     put(fleet, b"a")
     with pytest.raises(NotOwner, match="not opened yet"):
         await take(make_consumer(fleet), 1)
 
 
-async def test_a_stream_that_is_gone_is_told_at_once(make_consumer: MakeConsumer) -> None:
-    fleet = Fleet(retry_timeout_ms=round(NEVER_S * 1000))
+async def test_a_stream_that_is_gone_is_told_at_once(make_fleet: MakeFleet, make_consumer: MakeConsumer) -> None:
+    fleet = await make_fleet(retry_timeout_ms=round(NEVER_S * 1000))
     put(fleet, b"a")
     consumer = make_consumer(fleet)
     await take(consumer, 1)
-    fleet.deleted = True
-    fleet.changed()
+    fleet.fake.delete_stream("s")
     with pytest.raises(UnknownStream):
         await take(consumer, 1)
 
 
-async def test_a_coordinator_that_is_away_stops_nobody(make_consumer: MakeConsumer) -> None:
-    fleet = Fleet()
+async def test_a_coordinator_that_is_away_stops_nobody(make_fleet: MakeFleet, make_consumer: MakeConsumer) -> None:
+    fleet = await make_fleet()
     put(fleet, b"a")
     consumer = make_consumer(fleet)
     await take(consumer, 1)
-    fleet.failures = [Unavailable("nobody leads")] * 3
-    fleet.move(0, 2, opened=False)
-    await until(lambda: not fleet.failures)
-    fleet.streamlets[0].opened = True
+    fleet.fake.coordinator.refuse(*[Unavailable("nobody leads")] * 3)
+    fleet.s.move(0, 2, opened=False)
+    await until(lambda: not fleet.fake.coordinator.requests.refusals_left)
+    fleet.s.open(0)
     put(fleet, b"b")
     assert await take(consumer, 1) == [b"b"]
 
 
 @pytest.mark.parametrize("end", ["latest", None])
-async def test_read_range_follows_as_well(end: str | None) -> None:
-    fleet = Fleet()
+async def test_read_range_follows_as_well(make_fleet: MakeFleet, end: str | None) -> None:
+    fleet = await make_fleet()
     put(fleet, b"a", b"b")
-    fleet.move(0, 2)
+    fleet.s.move(0, 2)
     put(fleet, b"c")
-    fleet.move(0, 3)
+    fleet.s.move(0, 3)
     put(fleet, b"d")
-    client = Client(fleet)
+    client = Client(fleet.cluster)
     stop = (await client.bounds("s"))[0][0].end if end else None
     taken: list[bytes] = []
     async for chunk in client.read_range("s", 0, 0, Position(0, 0, 0), stop, bytes_max=1):
@@ -272,30 +279,31 @@ async def test_read_range_follows_as_well(end: str | None) -> None:
     await client.close()
 
 
-async def test_bounds_are_those_of_all_intervals() -> None:
-    fleet = Fleet()
-    (empty,) = (await fleet.bounds("s"))[0]
+async def test_bounds_are_those_of_all_intervals(make_fleet: MakeFleet) -> None:
+    fleet = await make_fleet()
+    (empty,) = (await fleet.cluster.bounds("s"))[0]
     assert (empty.start, empty.end, empty.next_record) == (Position(0, 0, 0), Position(0, 0, 0), 0)
-    fleet.move(0, 2)
+    fleet.s.move(0, 2)
     put(fleet, b"a", b"b")
-    fleet.move(0, 3)
+    fleet.s.move(0, 3)
     put(fleet, b"c")
-    fleet.move(0, 2)
-    log = fleet.streamlets[0].log
-    (bounds,) = (await fleet.bounds("s"))[0]
+    fleet.s.move(0, 2)
+    log = fleet.s.streamlets[0].log
+    (bounds,) = (await fleet.cluster.bounds("s"))[0]
     assert (bounds.start, bounds.first_record) == (Position(2, 1, 0), 0)
     assert (bounds.end, bounds.next_record) == (Position(4, 1, 0), 3)
     assert bounds.length_bytes == sum(len(chunk.data) for chunk in log)
     put(fleet, b"d")
-    (bounds,) = (await fleet.bounds("s"))[0]
+    (bounds,) = (await fleet.cluster.bounds("s"))[0]
     assert (bounds.end, bounds.next_record) == (log[-1].end, 4)
-    await fleet.close()
 
 
-async def test_whoever_gives_up_closing_a_fetcher_is_told_so_and_those_who_take_are_too() -> None:
+async def test_whoever_gives_up_closing_a_fetcher_is_told_so_and_those_who_take_are_too(
+    make_fleet: MakeFleet,
+) -> None:
     """A cancellation that is swallowed would make a time-out around it wait for ever."""
-    fleet = Fleet(brokers=1)
-    fetcher = Fetcher(fleet, ConsumerSettings())
+    fleet = await make_fleet(brokers=1)
+    fetcher = Fetcher(fleet.cluster, ConsumerSettings())
     begun, end = asyncio.Event(), asyncio.Event()
 
     async def slow_to_end(*_: Any) -> Any:
@@ -305,8 +313,8 @@ async def test_whoever_gives_up_closing_a_fetcher_is_told_so_and_those_who_take_
         finally:
             await end.wait()
 
-    fleet.channel = slow_to_end  # type: ignore[method-assign, assignment]
-    fetcher.add(await fleet.stream("s"), Wanted(EntryId(STREAM_ID, 0, 0), EARLIEST, None))
+    fleet.cluster.channel = slow_to_end  # type: ignore[method-assign, assignment]
+    fetcher.add(await fleet.cluster.stream("s"), Wanted(EntryId(STREAM_ID, 0, 0), EARLIEST, None))
     await begun.wait()
     waiting = asyncio.ensure_future(fetcher.take())
     await asyncio.sleep(0)
@@ -320,4 +328,3 @@ async def test_whoever_gives_up_closing_a_fetcher_is_told_so_and_those_who_take_
             await closing
         with pytest.raises(ClosedError):
             await waiting
-    await fleet.close()

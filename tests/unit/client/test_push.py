@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import itertools
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
@@ -20,13 +21,14 @@ from kera.client.consuming import consumer as consumer_module
 from kera.client.consuming.consumer import Consumer
 from kera.client.consuming.records import records_of
 from kera.client.settings import ConsumerSettings
+from kera.client.testing import StoredChunk
 from kera.client.types import ChunkBatch, PushedSlot, Record, StreamDescription
 from kera.core.errors import DataLost, InvalidArgument, InvalidCursor, KeraError, NotOwner, Unavailable
 from kera.core.ids import EARLIEST, EntryId, Position
 from kera.core.push import VERSION
 from kera.core.rpc import Channel
-from tests.unit.client.fleet import STREAM_ID, Stored
-from tests.unit.client.push_broker import SLOT_BYTES, SLOTS, PushFleet, Reason, position_of
+from tests.unit.client.fake_support import STREAM_ID, MakeFleet
+from tests.unit.client.push_broker import SLOT_BYTES, SLOTS, SOON, PushFleet, Reason, position_of
 from tests.unit.client.support import WAIT_S, description, until
 from tests.unit.client.test_fetcher import put
 
@@ -35,13 +37,12 @@ VALUES = [b"%d" % number for number in range(6)]
 
 
 @pytest.fixture
-async def fleet(tmp_path: Path) -> AsyncIterator[PushFleet]:
+async def fleet(make_fleet: MakeFleet, tmp_path: Path) -> AsyncIterator[PushFleet]:
     """Broker 1 pushes; it has a streamlet of six chunks, with a value each."""
-    fleet = PushFleet(tmp_path)
+    fleet = PushFleet(await make_fleet(timing=SOON), tmp_path)
     put(fleet, *VALUES)
-    await fleet.pushing.start(fleet.push_path)
+    await fleet.pushing.start(fleet.info.push_unix_path)
     yield fleet
-    await fleet.close()
     await fleet.pushing.close()
 
 
@@ -52,7 +53,7 @@ async def make_consumer(fleet: PushFleet) -> AsyncIterator[MakeConsumer]:
         def make(of: PushFleet = fleet, **options: Any) -> Consumer:
             start, end = options.pop("start", "earliest"), options.pop("end", None)
             settings = ConsumerSettings(**{"fetch_wait_ms": 60_000, **options})
-            consumer = Consumer(of, ("s",), settings, start=start, end=end)
+            consumer = Consumer(of.cluster, ("s",), settings, start=start, end=end)
             stack.push_async_callback(consumer.close)
             return consumer
 
@@ -77,8 +78,8 @@ async def take(consumer: Consumer, count: int) -> list[Any]:
     return taken
 
 
-def log_of(fleet: PushFleet, streamlet: int = 0) -> list[Stored]:
-    return fleet.streamlets[streamlet].log
+def log_of(fleet: PushFleet, streamlet: int = 0) -> list[StoredChunk]:
+    return fleet.s.streamlets[streamlet].log
 
 
 async def test_what_is_pushed_comes_in_order_and_is_told_to_be_taken_and_let_go(
@@ -157,9 +158,9 @@ async def test_a_broker_that_stands_still_is_not_pulled_from_either_as_long_as_i
     consumer = make_consumer()
     taking = asyncio.ensure_future(anext(consumer.batches()))
     await opened(fleet)
-    asked = len(fleet.asked)
+    asked = fleet.questions()
     fleet.pushing.standing_still = True
-    await until(lambda: len(fleet.asked) > asked + 2)
+    await until(lambda: fleet.questions() > asked + 2)
     assert fleet.pulled == 0
     fleet.pushing.standing_still, fleet.pushing.serving = False, True
     assert (await taking).pushed
@@ -242,14 +243,14 @@ async def test_who_gives_up_while_chunks_are_read_again_skips_none(
 ) -> None:
     asked: list[int] = []
     answering = asyncio.Event()
-    channel = fleet.channel
+    channel = fleet.cluster.channel
 
     async def slowly(stream: StreamDescription, broker_id: int) -> Channel:
         asked.append(broker_id)
         await answering.wait()
         return await channel(stream, broker_id)
 
-    fleet.channel = slowly  # type: ignore[method-assign]
+    fleet.cluster.channel = slowly  # type: ignore[method-assign]
     consumer, log = make_consumer(), log_of(fleet)
     taking = asyncio.ensure_future(anext(consumer.batches()))
     lane, reader = await opened(fleet), fleet.pushing.reader
@@ -291,7 +292,7 @@ async def test_records_are_made_of_copies(
 
 
 async def test_read_range_reads_again_what_was_overwritten(fleet: PushFleet) -> None:
-    client, log = Client(fleet), log_of(fleet)
+    client, log = Client(fleet.cluster), log_of(fleet)
     chunks = client.read_range("s", 0, 0, EARLIEST, log[-1].end)
     taking = asyncio.ensure_future(anext(chunks))
     lane, reader = await opened(fleet), fleet.pushing.reader
@@ -335,7 +336,7 @@ async def test_who_takes_nothing_stops_nobody_else(fleet: PushFleet, make_consum
     """Several consumers share a connection, and its window."""
     put(fleet, *[b"more %d" % number + bytes(1000) for number in range(100)])
     fleet.pushing.serving = True
-    expected = fleet.values()
+    expected = fleet.s.values()
     idle = [make_consumer(prefetch_bytes_max=4000) for _ in range(3)]
     for consumer in idle:
         await consumer.start()
@@ -373,7 +374,7 @@ async def test_a_range_ends_where_it_was_to(fleet: PushFleet, make_consumer: Mak
 
 
 async def test_a_range_goes_on_where_the_streamlet_went(fleet: PushFleet, make_consumer: MakeConsumer) -> None:
-    fleet.move(0, 2)
+    fleet.s.move(0, 2)
     put(fleet, b"moved")
     log = log_of(fleet)
     taking = asyncio.ensure_future(take(make_consumer(), 7))
@@ -381,7 +382,7 @@ async def test_a_range_goes_on_where_the_streamlet_went(fleet: PushFleet, make_c
     reader.push(lane, log[:6], 0)
     reader.end(lane, Reason.MOVED, Position(log[-1].start.group_id, 1, 0))
     assert await taking == [*VALUES, b"moved"]
-    assert (fleet.pulled, fleet.brokers[2].calls.count("MultiReadChunks") > 0) == (0, True)
+    assert (fleet.pulled, fleet.fake.brokers[2].calls.count("MultiReadChunks") > 0) == (0, True)
 
 
 async def test_who_is_told_to_pull_pulls_and_has_it_pushed_again_later(
@@ -394,7 +395,7 @@ async def test_who_is_told_to_pull_pulls_and_has_it_pushed_again_later(
     reader.end(lane, Reason.PULL, log[1].end)
     loop = asyncio.get_running_loop()
     began_s = loop.time()
-    await until(lambda: fleet.pulled >= 2 and loop.time() > began_s + 0.05)
+    await until(lambda: fleet.pulled >= 1 and loop.time() > began_s + 0.05)
     put(fleet, b"6")  # and with this answer it is time
     again = await opened(fleet, 2)
     start = position_of(reader.subscribed[-1].start)
@@ -435,7 +436,7 @@ async def test_an_error_that_no_retry_helps_against_is_told_behind_what_came(
 @pytest.mark.parametrize("taken", [0, 2])
 async def test_read_range_refuses_an_end_that_is_not_there(fleet: PushFleet, taken: int) -> None:
     """A broker that pushes refuses such a lane at once; what the error is, is as when it is pulled."""
-    client, log = Client(fleet), log_of(fleet)
+    client, log = Client(fleet.cluster), log_of(fleet)
     chunks = client.read_range("s", 0, 0, log[6 - taken].start if taken else log[-1].end, Position(9, 1, 0))
     got: list[bytes] = []
 
@@ -443,11 +444,15 @@ async def test_read_range_refuses_an_end_that_is_not_there(fleet: PushFleet, tak
         async for chunk in chunks:
             got.extend(chunk.batch["value"].to_pylist())
 
-    reading = asyncio.ensure_future(read())
-    lane = await opened(fleet)
-    fleet.pushing.reader.end(lane, Reason.FAILED, error=InvalidCursor("such an end will not come"))
+    async def refuse() -> None:
+        for lanes in itertools.count(1):
+            lane = await opened(fleet, lanes)
+            fleet.pushing.reader.end(lane, Reason.FAILED, error=InvalidCursor("such an end will not come"))
+
+    refusing = asyncio.ensure_future(refuse())
     with pytest.raises(InvalidArgument, match="lies behind the end"):
-        await reading
+        await read()
+    refusing.cancel()
     assert got == VALUES[6 - taken :]
 
 
@@ -489,7 +494,7 @@ async def test_a_lost_connection_is_made_again_and_nothing_comes_twice(
 
 
 async def test_a_lane_over_a_connection_that_is_gone_ends_at_once(fleet: PushFleet) -> None:
-    connection = await connect(fleet.push_path, timeout_s=WAIT_S)
+    connection = await connect(fleet.info.push_unix_path, timeout_s=WAIT_S)
     subscriber = connection.subscriber("", 1000)
     await connection.close()
     ends: list[SubscriptionEnd] = []
@@ -506,11 +511,11 @@ async def test_a_broker_that_died_is_followed_to_where_its_data_went(
     lane, reader = await opened(fleet), fleet.pushing.reader
     reader.push(lane, log[:2], 0)
     fleet.pushing.refusing = True
-    fleet.brokers[1].crash()
+    await fleet.fake.brokers[1].crash()
     reader.transport.close()
-    fleet.take_over(1, 2)
+    fleet.fake.take_over(1, 2)
     put(fleet, b"6")
-    fleet.recovered()
+    fleet.fake.recovered()
     assert await taking == [*VALUES, b"6"]
 
 
@@ -548,8 +553,10 @@ async def test_never_means_never(fleet: PushFleet, make_consumer: MakeConsumer) 
     assert fleet.pushing.readers == []
 
 
-async def test_who_reaches_brokers_by_tcp_gets_copies(tmp_path: Path, make_consumer: MakeConsumer) -> None:
-    fleet = PushFleet(tmp_path, transport="tcp")
+async def test_who_reaches_brokers_by_tcp_gets_copies(
+    make_fleet: MakeFleet, tmp_path: Path, make_consumer: MakeConsumer
+) -> None:
+    fleet = PushFleet(await make_fleet(transport="tcp"), tmp_path)
     put(fleet, *VALUES)
     assert await take(make_consumer(fleet), 6) == VALUES
     with pytest.raises(InvalidArgument, match="by tcp"):
@@ -570,7 +577,7 @@ async def test_a_later_launch_of_a_broker_that_could_not_push_is_tried(
     assert [await pushed() for _ in range(3)] == [False] * 3
     assert len(fleet.pushing.readers) == 1, "nothing would be better the next time"
     fleet.pushing.hello.version, fleet.pushing.serving = VERSION, True
-    fleet.broker_epoch += 1
-    fleet.forget("s")
+    fleet.info.broker_epoch += 1
+    fleet.cluster.forget("s")
     assert [await pushed() for _ in range(3)] == [True] * 3
     assert len(fleet.pushing.readers) == 2

@@ -12,7 +12,8 @@ from kera.client.cluster import push_connect
 from kera.client.consuming.consumer import Consumer
 from kera.client.settings import ConsumerSettings, SharedMemory
 from kera.core.errors import InvalidArgument, KeraError
-from tests.unit.client.push_broker import PushFleet
+from tests.unit.client.fake_support import MakeFleet
+from tests.unit.client.push_broker import SOON, PushFleet
 from tests.unit.client.support import WAIT_S
 from tests.unit.client.test_fetcher import put
 
@@ -20,24 +21,25 @@ VALUES = [b"0", b"1"]
 
 
 @pytest.fixture
-async def fleet(tmp_path: Path) -> AsyncIterator[PushFleet]:
+async def fleet(make_fleet: MakeFleet, tmp_path: Path) -> AsyncIterator[PushFleet]:
     """Broker 1 pushes."""
-    fleet = PushFleet(tmp_path)
+    fleet = PushFleet(await make_fleet(timing=SOON), tmp_path)
     put(fleet, *VALUES)
-    await fleet.pushing.start(fleet.push_path)
+    await fleet.pushing.start(fleet.info.push_unix_path)
     yield fleet
-    await fleet.close()
     await fleet.pushing.close()
 
 
 async def read(fleet: PushFleet, shared_memory: SharedMemory = "auto") -> list[Any]:
-    consumer = Consumer(fleet, ("s",), ConsumerSettings(shared_memory=shared_memory), start="earliest", end="latest")
+    consumer = Consumer(
+        fleet.cluster, ("s",), ConsumerSettings(shared_memory=shared_memory), start="earliest", end="latest"
+    )
     async with asyncio.timeout(WAIT_S), consumer:
         return [value async for chunk in consumer.batches() for value in chunk.batch["value"].to_pylist()]
 
 
 def wrong_path(fleet: PushFleet) -> None:
-    fleet.push_path += ".none"
+    fleet.info.push_unix_path += ".none"
 
 
 def sent_away(fleet: PushFleet) -> None:
@@ -78,7 +80,7 @@ async def test_a_broker_that_cannot_push_is_pulled_from_unless_it_has_to(
     obstacle(fleet)
     assert await read(fleet) == VALUES
     assert fleet.pulled > 0
-    fleet.settings = fleet.settings.model_copy(update={"retry_timeout_ms": 20})
+    fleet.cluster.settings = fleet.cluster.settings.model_copy(update={"retry_timeout_ms": 20})
     with pytest.raises(KeraError, match=text):
         await read(fleet, "always")
 

@@ -13,8 +13,8 @@ from kera.client.consuming.ranges import Arrived, Range, rest_of_group
 from kera.client.settings import ConsumerSettings
 from kera.core.errors import DataLost, InvalidCursor
 from kera.core.ids import EntryId, Position
-from tests.unit.client.fleet import STREAM_ID
-from tests.unit.client.push_broker import PushFleet, Reason, position_of
+from tests.unit.client.fake_support import STREAM_ID, MakeFleet
+from tests.unit.client.push_broker import SOON, PushFleet, Reason, position_of
 from tests.unit.client.support import WAIT_S, until
 from tests.unit.client.test_fetcher import put
 from tests.unit.client.test_push import log_of, opened
@@ -24,15 +24,14 @@ ENTRY = EntryId(STREAM_ID, 0, 0)
 
 
 @pytest.fixture
-async def fleet(tmp_path: Path) -> AsyncIterator[PushFleet]:
+async def fleet(make_fleet: MakeFleet, tmp_path: Path) -> AsyncIterator[PushFleet]:
     """Broker 1 pushes; it has group 1 with three chunks, and group 2 with two."""
-    fleet = PushFleet(tmp_path)
+    fleet = PushFleet(await make_fleet(timing=SOON), tmp_path)
     put(fleet, b"0", b"1", b"2")
-    fleet.move(0, 1)
+    fleet.s.move(0, 1)
     put(fleet, b"3", b"4")
-    await fleet.pushing.start(fleet.push_path)
+    await fleet.pushing.start(fleet.info.push_unix_path)
     yield fleet
-    await fleet.close()
     await fleet.pushing.close()
 
 
@@ -46,8 +45,8 @@ class Groups:
 
 @pytest.fixture
 async def groups(fleet: PushFleet) -> AsyncIterator[Groups]:
-    fetcher = Fetcher(fleet, ConsumerSettings())
-    group = fetcher.add(await fleet.stream("s"), rest_of_group(ENTRY, START), is_group=True)
+    fetcher = Fetcher(fleet.cluster, ConsumerSettings())
+    group = fetcher.add(await fleet.cluster.stream("s"), rest_of_group(ENTRY, START), is_group=True)
     yield Groups(fetcher, group)
     await fetcher.close()
 

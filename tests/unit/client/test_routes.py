@@ -19,7 +19,7 @@ from kera.core.errors import (
     UnknownStream,
 )
 from kera.core.ids import PRODUCER_EPOCHS
-from tests.unit.client.fleet import NEVER_S, Fleet
+from tests.unit.client.fake_support import NEVER_S, Fleet, MakeFleet
 from tests.unit.client.support import WAIT_S, until
 
 MakeProducer = Callable[..., Producer]
@@ -30,8 +30,7 @@ async def make_producer() -> AsyncIterator[MakeProducer]:
     async with AsyncExitStack() as stack:
 
         def make(fleet: Fleet, **settings: Any) -> Producer:
-            producer = Producer(fleet, ProducerSettings(**settings))
-            stack.push_async_callback(fleet.close)
+            producer = Producer(fleet.cluster, ProducerSettings(**settings))
             stack.push_async_callback(producer.close, flush=False)
             return producer
 
@@ -54,74 +53,76 @@ async def send(producer: Producer, *values: bytes, streamlet: int = 0) -> list[A
 
 
 class TestMoves:
-    async def test_chunks_go_where_the_streamlet_went(self, make_producer: MakeProducer) -> None:
-        fleet = Fleet(streamlets=2)
+    async def test_chunks_go_where_the_streamlet_went(self, make_fleet: MakeFleet, make_producer: MakeProducer) -> None:
+        fleet = await make_fleet(streamlets=2)
         producer = make_producer(fleet)
         await send(producer, b"a", streamlet=0)
         await send(producer, b"b", streamlet=1)
         await give(producer.flush())
         assert producer.routes.broker_ids == [1, 2]
-        fleet.move(0, 3)
+        fleet.s.move(0, 3)
         (second,) = await send(producer, b"c")
         assert (await give(second)).record == 1
         await send(producer, b"d", streamlet=1)
         await give(producer.flush())
-        assert fleet.values(0) == [b"a", b"c"]
-        assert fleet.values(1) == [b"b", b"d"]
+        assert fleet.s.values(0) == [b"a", b"c"]
+        assert fleet.s.values(1) == [b"b", b"d"]
         assert producer.routes.broker_ids == [2, 3], "a sender that serves nothing ends"
 
-    async def test_a_sealed_streamlet_is_asked_for_again_and_others_go_on(self, make_producer: MakeProducer) -> None:
-        fleet = Fleet(brokers=1, streamlets=2, retry_backoff_ms=50)
+    async def test_a_sealed_streamlet_is_asked_for_again_and_others_go_on(
+        self, make_fleet: MakeFleet, make_producer: MakeProducer
+    ) -> None:
+        fleet = await make_fleet(brokers=1, streamlets=2, retry_backoff_ms=50)
         producer = make_producer(fleet)
         await send(producer, b"a", streamlet=0)
         await give(producer.flush())
-        fleet.seal(0)
-        fleet.attempts.clear()
+        fleet.s.seal(0)
+        fleet.s.attempts.clear()
         waiting = asyncio.ensure_future(give((await send(producer, b"b", streamlet=0))[0]))
-        await until(lambda: len(fleet.attempts) >= 4)
-        times_s = [when_s for when_s, _, streamlet in fleet.attempts if streamlet == 0]
+        await until(lambda: len(fleet.s.attempts) >= 4)
+        times_s = [when_s for when_s, _, streamlet in fleet.s.attempts if streamlet == 0]
         assert times_s[1] - times_s[0] >= 0.005
         await give((await send(producer, b"c", streamlet=1))[0])
         assert not waiting.done()
-        fleet.streamlets[0].sealed = False
+        fleet.s.unseal(0)
         assert (await waiting).record == 1
 
     async def test_what_is_in_flight_comes_back_before_anything_goes_to_the_new_owner(
-        self, make_producer: MakeProducer
+        self, make_fleet: MakeFleet, make_producer: MakeProducer
     ) -> None:
-        fleet = Fleet(brokers=2)
+        fleet = await make_fleet(brokers=2)
         producer = make_producer(fleet, request_bytes_max=1, requests_in_flight_max=3)
         await send(producer, b"a")
         await give(producer.flush())
-        fleet.brokers[1].held = []
+        fleet.fake.brokers[1].pause("MultiWriteChunks")
         await send(producer, *(b"%d" % number for number in range(8)))
-        await until(lambda: len(fleet.brokers[1].held or ()) == 3)
-        fleet.move(0, 2)
-        fleet.forget("s")
+        await until(lambda: fleet.fake.brokers[1].requests.waiting == 3)
+        fleet.s.move(0, 2)
+        fleet.cluster.forget("s")
         await producer.routes.refresh(producer._writers["s"])
         for _ in range(100):
             await asyncio.sleep(0)
-        assert fleet.attempts[1:] == []
-        assert fleet.brokers[2].calls == []
-        fleet.brokers[1].release()
+        assert fleet.s.attempts[1:] == []
+        assert fleet.fake.brokers[2].calls == []
+        fleet.fake.brokers[1].resume()
         await give(producer.flush())
-        assert fleet.values() == [b"a", *(b"%d" % number for number in range(8))]
-        assert [broker for _, broker, _ in fleet.attempts] == [1] * 4 + [2] * 8
+        assert fleet.s.values() == [b"a", *(b"%d" % number for number in range(8))]
+        assert [broker for _, broker, _ in fleet.s.attempts] == [1] * 4 + [2] * 8
 
     async def test_a_streamlet_that_moves_all_the_time_gets_everything_once_and_in_order(
-        self, make_producer: MakeProducer
+        self, make_fleet: MakeFleet, make_producer: MakeProducer
     ) -> None:
-        fleet = Fleet(brokers=3, streamlets=2)
+        fleet = await make_fleet(brokers=3, streamlets=2)
         producer = make_producer(fleet, request_bytes_max=1)
         values = [b"%d" % number for number in range(300)]
 
         async def move() -> None:
             for number in range(40):
-                fleet.seal(0)
+                fleet.s.seal(0)
                 await asyncio.sleep(0.001)  # sleep: the pace of the moves is what is varied
-                fleet.move(0, 1 + number % 3, opened=bool(number % 2))
+                fleet.s.move(0, 1 + number % 3, opened=bool(number % 2))
                 await asyncio.sleep(0.002)  # sleep: likewise
-                fleet.streamlets[0].opened = True
+                fleet.s.open(0)
 
         moving = asyncio.ensure_future(move())
         for first in range(0, 300, 10):
@@ -130,76 +131,85 @@ class TestMoves:
             await asyncio.sleep(0.002)  # sleep: so that moves come in between
         await moving
         await give(producer.flush())
-        assert fleet.values(0) == fleet.values(1) == values
+        assert fleet.s.values(0) == fleet.s.values(1) == values
 
-    async def test_a_crash_is_outlasted(self, make_producer: MakeProducer) -> None:
-        fleet = Fleet(brokers=2)
+    async def test_a_crash_is_outlasted(self, make_fleet: MakeFleet, make_producer: MakeProducer) -> None:
+        fleet = await make_fleet(brokers=2)
         producer = make_producer(fleet)
         await send(producer, b"a")
         await give(producer.flush())
-        fleet.brokers[1].held = []
+        fleet.fake.brokers[1].pause("MultiWriteChunks")
         (in_flight,) = await send(producer, b"b")
-        await until(lambda: bool(fleet.brokers[1].held))
-        fleet.brokers[1].crash()
-        fleet.brokers[1].release()
-        await until(lambda: fleet.connected.count(1) > 3)
-        fleet.take_over(1, 2)
+        await until(lambda: fleet.fake.brokers[1].requests.waiting > 0)
+        await fleet.fake.brokers[1].crash()
+        fleet.fake.brokers[1].resume()
+        asked = fleet.questions()
+        await until(lambda: fleet.questions() > asked + 3)
+        fleet.fake.take_over(1, 2)
         assert (await give(in_flight)).record == 1
-        assert fleet.values() == [b"a", b"b"]
+        assert fleet.s.values() == [b"a", b"b"]
         assert producer.routes.broker_ids == [2]
 
-    async def test_records_of_an_open_chunk_go_to_the_new_owner(self, make_producer: MakeProducer) -> None:
-        fleet = Fleet(brokers=2)
-        producer = make_producer(fleet, linger_ms=20)
+    async def test_records_of_an_open_chunk_go_to_the_new_owner(
+        self, make_fleet: MakeFleet, make_producer: MakeProducer
+    ) -> None:
+        fleet = await make_fleet(brokers=2)
+        producer = make_producer(fleet, linger_ms=500)
         await producer.prepare("s")
         await give(producer.send("s", b"a"))
         gathering = producer.send("s", b"b")
-        fleet.move(0, 2)
-        fleet.forget("s")
+        fleet.s.move(0, 2)
+        fleet.cluster.forget("s")
         await producer.routes.refresh(producer._writers["s"])
         assert (await give(gathering)).record == 1
-        assert [broker for _, broker, _ in fleet.attempts] == [1, 2]
+        assert [broker for _, broker, _ in fleet.s.attempts] == [1, 2]
 
-    async def test_nobody_takes_it_and_it_fails_in_time(self, make_producer: MakeProducer) -> None:
-        fleet = Fleet()
-        fleet.seal(0)
+    async def test_nobody_takes_it_and_it_fails_in_time(
+        self, make_fleet: MakeFleet, make_producer: MakeProducer
+    ) -> None:
+        fleet = await make_fleet()
+        fleet.s.seal(0)
         producer = make_producer(fleet, delivery_timeout_ms=100)
         (pending,) = await send(producer, b"a")
         with pytest.raises(NotOwner, match="another broker has it"):
             await give(pending)
-        fleet.streamlets[0].sealed = False
+        fleet.s.unseal(0)
         await give((await send(producer, b"b"))[0])
-        assert fleet.values() == [b"b"]
+        assert fleet.s.values() == [b"b"]
 
-    async def test_a_coordinator_that_is_away_stops_nobody(self, make_producer: MakeProducer) -> None:
-        fleet = Fleet(brokers=1)
+    async def test_a_coordinator_that_is_away_stops_nobody(
+        self, make_fleet: MakeFleet, make_producer: MakeProducer
+    ) -> None:
+        fleet = await make_fleet(brokers=1)
         producer = make_producer(fleet)
         await producer.prepare("s")
-        fleet.seal(0)
-        fleet.failures = [Unavailable("nobody leads")] * 2
+        fleet.s.seal(0)
+        fleet.fake.coordinator.refuse(*[Unavailable("nobody leads")] * 2)
         (pending,) = await send(producer, b"a")
-        await until(lambda: not fleet.failures)
-        fleet.streamlets[0].sealed = False
+        await until(lambda: not fleet.fake.coordinator.requests.refusals_left)
+        fleet.s.unseal(0)
         await give(pending)
 
-    async def test_a_stream_that_is_gone_is_told_at_once(self, make_producer: MakeProducer) -> None:
-        fleet = Fleet(streamlets=2)
+    async def test_a_stream_that_is_gone_is_told_at_once(
+        self, make_fleet: MakeFleet, make_producer: MakeProducer
+    ) -> None:
+        fleet = await make_fleet(streamlets=2)
         producer = make_producer(fleet, delivery_timeout_ms=round(NEVER_S * 1000))
         await send(producer, b"a")
         await send(producer, b"a", streamlet=1)
         await give(producer.flush())
-        fleet.deleted = True
+        fleet.fake.delete_stream("s")
         first, second = await send(producer, b"b", b"c")
         for pending in (first, second):
             with pytest.raises(UnknownStream):
                 await give(pending)
 
-    async def test_closing_ends_the_search(self, make_producer: MakeProducer) -> None:
-        fleet = Fleet()
-        fleet.seal(0)
+    async def test_closing_ends_the_search(self, make_fleet: MakeFleet, make_producer: MakeProducer) -> None:
+        fleet = await make_fleet()
+        fleet.s.seal(0)
         producer = make_producer(fleet)
         (pending,) = await send(producer, b"a")
-        await until(lambda: len(fleet.attempts) > 1)
+        await until(lambda: len(fleet.s.attempts) > 1)
         await producer.close(flush=False)
         with pytest.raises(ClosedError):
             await give(pending)
@@ -208,9 +218,9 @@ class TestMoves:
 
 class TestNames:
     async def test_a_successor_goes_on_with_the_id_and_shuts_out_the_one_before(
-        self, make_producer: MakeProducer
+        self, make_fleet: MakeFleet, make_producer: MakeProducer
     ) -> None:
-        fleet = Fleet(streamlets=2)
+        fleet = await make_fleet(streamlets=2)
         first = make_producer(fleet, name="loader", linger_ms=60_000)
         second = make_producer(fleet, name="loader")
         await give((await send(first, b"a"))[0])
@@ -230,63 +240,71 @@ class TestNames:
         with pytest.raises(ProducerFenced):
             await give(first.close())
         await give((await send(second, b"c"))[0])
-        assert fleet.values(0) == [b"a", b"b", b"c"]
-        assert fleet.values(1) == []
-        assert list(fleet.streamlets[0].producers) == [1]
+        assert fleet.s.values(0) == [b"a", b"b", b"c"]
+        assert fleet.s.values(1) == []
+        assert list(fleet.s.streamlets[0].producers) == [1]
 
-    async def test_what_is_in_flight_elsewhere_is_still_told(self, make_producer: MakeProducer) -> None:
-        fleet = Fleet(streamlets=2)
+    async def test_what_is_in_flight_elsewhere_is_still_told(
+        self, make_fleet: MakeFleet, make_producer: MakeProducer
+    ) -> None:
+        fleet = await make_fleet(streamlets=2)
         first, second = make_producer(fleet, name="loader"), make_producer(fleet, name="loader")
         await give((await send(first, b"a"))[0])
-        fleet.brokers[2].held = []
+        fleet.fake.brokers[2].pause("MultiWriteChunks")
         (in_flight,) = await send(first, b"b", streamlet=1)
-        await until(lambda: bool(fleet.brokers[2].held))
+        await until(lambda: fleet.fake.brokers[2].requests.waiting > 0)
         await give((await send(second, b"c"))[0])
         (fenced,) = await send(first, b"too late")
         with pytest.raises(ProducerFenced):
             await give(fenced)
-        fleet.brokers[2].release()
+        fleet.fake.brokers[2].resume()
         assert (await give(in_flight)).record == 0
 
-    async def test_who_waits_for_room_is_told(self, make_producer: MakeProducer) -> None:
-        fleet = Fleet()
+    async def test_who_waits_for_room_is_told(self, make_fleet: MakeFleet, make_producer: MakeProducer) -> None:
+        fleet = await make_fleet()
         first, second = make_producer(fleet, name="x", buffer_bytes_max=1024), make_producer(fleet, name="x")
         await give((await send(first, b"a"))[0])
         await give((await send(second, b"b"))[0])
-        fleet.brokers[1].held = []
+        fleet.fake.brokers[1].pause("MultiWriteChunks")
         first.send("s", b"x" * 900)
         draining = asyncio.ensure_future(first.drain())
-        await until(lambda: bool(fleet.brokers[1].held))
-        fleet.brokers[1].release()
+        await until(lambda: fleet.fake.brokers[1].requests.waiting > 0)
+        fleet.fake.brokers[1].resume()
         await give(draining)
         with pytest.raises(ProducerFenced):
             first.send("s", b"more")
 
-    async def test_epochs_of_a_lane_stay_below_those_of_a_successor(self, make_producer: MakeProducer) -> None:
-        fleet = Fleet()
+    async def test_epochs_of_a_lane_stay_below_those_of_a_successor(
+        self, make_fleet: MakeFleet, make_producer: MakeProducer
+    ) -> None:
+        fleet = await make_fleet()
         first = make_producer(fleet, name="loader")
         await give((await send(first, b"a"))[0])
-        fleet.streamlets[0].producers.clear()  # the broker has lost it: the lane takes a new epoch
+        fleet.s.streamlets[0].producers.clear()  # the broker has lost it: the lane takes a new epoch
         await give((await send(first, b"b"))[0])
-        assert fleet.streamlets[0].producers[1][0] == 2
+        assert fleet.s.streamlets[0].producers[1][0] == 2
         second = make_producer(fleet, name="loader")
         await give((await send(second, b"c"))[0])
-        assert fleet.streamlets[0].producers[1][0] == 1 + PRODUCER_EPOCHS
+        assert fleet.s.streamlets[0].producers[1][0] == 1 + PRODUCER_EPOCHS
 
-    async def test_a_producer_whose_epochs_are_used_up_says_so(self, make_producer: MakeProducer) -> None:
-        fleet = Fleet()
+    async def test_a_producer_whose_epochs_are_used_up_says_so(
+        self, make_fleet: MakeFleet, make_producer: MakeProducer
+    ) -> None:
+        fleet = await make_fleet()
         producer = make_producer(fleet, name="loader")
         await give((await send(producer, b"a"))[0])
         lane = producer._writers["s"].lanes[0]
         lane.producer_epoch = lane._last_epoch
-        fleet.streamlets[0].producers.clear()
+        fleet.s.streamlets[0].producers.clear()
         with pytest.raises(ClosedError, match="4096 epochs are used up; make a new one with the same name"):
             await give((await send(producer, b"b"))[0])
         with pytest.raises(ClosedError):
             producer.send("s", b"c")
 
-    async def test_a_fenced_producer_whose_outcome_is_open_says_that(self, make_producer: MakeProducer) -> None:
-        fleet = Fleet()
+    async def test_a_fenced_producer_whose_outcome_is_open_says_that(
+        self, make_fleet: MakeFleet, make_producer: MakeProducer
+    ) -> None:
+        fleet = await make_fleet()
         first, second = make_producer(fleet, name="x"), make_producer(fleet, name="x")
         await give((await send(first, b"a"))[0])
         await give((await send(second, b"b"))[0])

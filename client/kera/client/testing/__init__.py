@@ -1,0 +1,28 @@
+"""A cluster for tests: brokers and a coordinator in this process, that clients reach over real sockets.
+
+::
+
+    async with FakeCluster(brokers=2) as cluster:
+        client = cluster.client()
+        await client.admin.create_stream("orders")
+        async with client.producer() as producer:
+            await producer.prepare("orders")
+            await producer.send("orders", b"hello")
+        assert cluster.stream("orders").values() == [b"hello"]
+
+It speaks the protocol that clients speak, keeps everything in memory, and fails when and how a test says:
+`FakeBroker.refuse`, `slow_down`, `pause`, `crash` and `restart`; `FakeStream.seal` and `move`;
+`FakeCluster.take_over`. See ``docs/testing-your-code.md``.
+
+It keeps what clients rely on: order, deduplication, fencing of named producers, positions that stay valid over moves.
+It leaves out shared memory, the calls that plan Spark's reads, group consumers, retention, streams with several
+entries and changes of a schema: these requests are refused with `InvalidArgument`. Test such code against a real
+cluster, as the fixture ``kera_dev`` of `kera.pytest_plugin` starts it.
+"""
+
+from kera.client.testing.broker import FakeBroker
+from kera.client.testing.cluster import FakeCluster
+from kera.client.testing.coordinator import FakeCoordinator
+from kera.client.testing.streams import FakeStream, FakeStreamlet, StoredChunk
+
+__all__ = ["FakeBroker", "FakeCluster", "FakeCoordinator", "FakeStream", "FakeStreamlet", "StoredChunk"]

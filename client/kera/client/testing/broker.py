@@ -1,0 +1,167 @@
+"""A broker in this process: it listens on real sockets, and does what a test says."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from kera.client.testing.reads import Reads
+from kera.client.testing.requests import Requests
+from kera.client.testing.streams import Attempt, Changes, FakeStream
+from kera.client.types import position_of
+from kera.core.chunk import iterate_chunks
+from kera.core.errors import KeraError
+from kera.core.rpc import Call, Reply, api
+from kera.core.rpc.frame_server import FrameServer
+from kera.core.rpc.grpc_server import GrpcServer
+from kera.core.rpc.wire import error_to_message
+from kera.v1 import broker_pb2, common_pb2
+
+HOST = "127.0.0.1"
+
+
+class FakeBroker:
+    """One of a `FakeCluster`; it has the streamlets that the streams say it has."""
+
+    def __init__(
+        self, broker_id: int, streams: dict[int, FakeStream], changes: Changes, *, segment_bytes: int, grpc: bool
+    ) -> None:
+        self.broker_id = broker_id
+        self.info = common_pb2.BrokerInfo(broker_id=broker_id, broker_epoch=10 + broker_id, segment_bytes=segment_bytes)
+        """As the coordinator describes it."""
+        self.requests = Requests()
+        """What came."""
+        self._changes = changes
+        self._reads = Reads(broker_id, streams)
+        self._grpc = grpc
+        self._servers: list[FrameServer | GrpcServer] = []
+        self._reading = 0
+
+    # -- what a test does with it ------------------------------------------------------------------------------
+
+    def refuse(self, *errors: KeraError) -> None:
+        """Answer the next requests with these errors, one each."""
+        self.requests.refuse(*errors)
+
+    def refuse_all(self, error: KeraError | None) -> None:
+        """Answer every request with `error`; None: no more."""
+        self.requests.refuse_all(error)
+
+    def slow_down(self, delay_s: float) -> None:
+        """Handle each request only after `delay_s`; 0: at once."""
+        self.requests.slow_down(delay_s)
+
+    def pause(self, *methods: str) -> None:
+        """Have requests wait for `resume`; with `methods`, only those of these names, such as ``MultiWriteChunks``."""
+        self.requests.pause(*methods)
+
+    def resume(self) -> None:
+        """Handle what waits, in order, and what comes."""
+        self.requests.resume()
+
+    async def crash(self) -> None:
+        """Break all connections and take no others. What was stored is still there after `restart`."""
+        self.info.alive = False
+        servers, self._servers = self._servers, []
+        await asyncio.gather(*(server.close(grace_s=0) for server in servers))
+
+    async def restart(self) -> None:
+        """Listen again, at another port, as a new launch."""
+        self.info.broker_epoch += 1
+        await self.start()
+
+    # -- what a test sees of it --------------------------------------------------------------------------------
+
+    @property
+    def running(self) -> bool:
+        """It can be reached."""
+        return self.info.alive
+
+    @property
+    def calls(self) -> list[str]:
+        """The names of the methods that were called, the oldest first."""
+        return [request.method for request in self.requests.log]
+
+    @property
+    def reads_waiting(self) -> int:
+        """Reads that wait for data."""
+        return self._reading
+
+    @property
+    def ranges_refused(self) -> int:
+        """Ranges of reads that were answered with an error."""
+        return self._reads.refused
+
+    # -- what it does ------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Listen on free ports."""
+        service = self.requests.service(
+            api.BROKER_METHODS,
+            {
+                api.MULTI_WRITE_CHUNKS: self._write,
+                api.MULTI_READ_CHUNKS: self._read,
+                api.DESCRIBE_STREAMLETS: lambda call: Reply(self._reads.describe(call.message)),
+                api.TRUNCATE_STREAMLETS: self._truncate,
+                api.COMMIT_CURSORS: lambda call: Reply(
+                    broker_pb2.CommitCursorsResponse(
+                        results=[broker_pb2.CursorResult(start=cursor) for cursor in call.message.cursors]
+                    )
+                ),
+            },
+        )
+        frames = FrameServer(service)
+        self._servers.append(frames)
+        self.info.frames_address = f"{HOST}:{await frames.listen_tcp(HOST, 0)}"
+        self.info.grpc_address = self.info.frames_address  # every broker has one; here nobody speaks gRPC
+        if self._grpc:
+            server = GrpcServer([service])
+            self._servers.append(server)
+            self.info.grpc_address = f"{HOST}:{await server.listen(HOST, 0)}"
+        self.info.alive = True
+
+    def _write(self, call: Call[broker_pb2.MultiWriteChunksRequest]) -> Reply[broker_pb2.MultiWriteChunksResponse]:
+        response = broker_pb2.MultiWriteChunksResponse(request_id=call.message.request_id)
+        data = bytes(call.bulk)
+        now_s = asyncio.get_running_loop().time()
+        for header, at in iterate_chunks(data):
+            status = response.statuses.add()
+            try:
+                stream = self._reads.stream(header.stream_id)
+                stream.attempts.append(Attempt(now_s, self.broker_id, header.streamlet_id))
+                streamlet = stream.owned_by(self.broker_id, header.streamlet_id)
+                stored = streamlet.write(header, data[at : at + header.chunk_bytes])
+                status.duplicate = stored is None
+                if stored is not None:
+                    status.group_id, status.segment_id, status.position = stored.start
+                    status.first_record = streamlet.records - header.record_count
+                status.durability = stream.message.config.durability
+            except KeraError as error:
+                status.error.CopyFrom(error_to_message(error))
+        self._changes.wake()
+        return Reply(response)
+
+    async def _read(self, call: Call[broker_pb2.MultiReadChunksRequest]) -> Reply[Any]:
+        request, loop = call.message, asyncio.get_running_loop()
+        ranges = self._reads.ranges(request)
+        until_s = loop.time() + request.wait_ms / 1000
+        while True:
+            changed = self._changes.next
+            reply, found = self._reads.look(request, ranges)
+            reply.message.request_id = request.request_id
+            if found or loop.time() >= until_s:
+                return reply
+            self._reading += 1
+            try:
+                await asyncio.wait_for(changed.wait(), until_s - loop.time())
+            except TimeoutError:
+                return reply
+            finally:
+                self._reading -= 1
+
+    def _truncate(self, call: Call[broker_pb2.TruncateStreamletsRequest]) -> Reply[Any]:
+        response = broker_pb2.TruncateStreamletsResponse()
+        for cursor in call.message.cursors:
+            self._reads.stream(cursor.stream_id).streamlets[cursor.streamlet_id].truncate(position_of(cursor))
+            response.results.add(start=cursor)
+        return Reply(response)

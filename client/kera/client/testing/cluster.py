@@ -1,0 +1,84 @@
+"""The whole fake cluster: its brokers, its coordinator, its streams, and clients of it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Self
+
+from kera.client.client import Client
+from kera.client.cluster.cluster import Cluster
+from kera.client.settings import ClientSettings
+from kera.client.testing.broker import FakeBroker
+from kera.client.testing.coordinator import FakeCoordinator
+from kera.client.testing.streams import Changes, FakeStream
+from kera.v1 import common_pb2
+
+SEGMENT_BYTES = 1 << 20
+PATIENCE: dict[str, Any] = {"retry_backoff_ms": 1, "retry_timeout_ms": 10_000}
+"""Of clients, unless they are given other settings: nothing here takes long."""
+
+
+class FakeCluster:
+    """Brokers 1 to `brokers` and a coordinator, for as long as ``async with`` goes on. See ``kera.client.testing``."""
+
+    def __init__(self, *, brokers: int = 1, segment_bytes: int = SEGMENT_BYTES, grpc: bool = False) -> None:
+        """No chunk is larger than `segment_bytes`. With `grpc`, brokers listen for that besides frames over TCP."""
+        self._streams: dict[int, FakeStream] = {}
+        self._changes = Changes()
+        self.brokers = {
+            number: FakeBroker(number, self._streams, self._changes, segment_bytes=segment_bytes, grpc=grpc)
+            for number in range(1, brokers + 1)
+        }
+        """By id."""
+        infos = {number: broker.info for number, broker in self.brokers.items()}
+        self.coordinator = FakeCoordinator(infos, self._streams, self._changes)
+        self._clients: list[Client] = []
+
+    async def __aenter__(self) -> Self:
+        await self.coordinator.start()
+        for broker in self.brokers.values():
+            await broker.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close the clients, without flushing, and all connections."""
+        await asyncio.gather(*(client.close(flush=False) for client in self._clients), return_exceptions=True)
+        await asyncio.gather(*(broker.crash() for broker in self.brokers.values()))
+        await self.coordinator.close()
+
+    @property
+    def bootstrap(self) -> str:
+        """The coordinator's address, ``host:port``."""
+        return self.coordinator.address
+
+    def settings(self, **settings: Any) -> ClientSettings:
+        """Settings for clients of it: impatient ones, whatever the environment says; `settings` are others."""
+        return ClientSettings(**{**PATIENCE, **settings})
+
+    def client(self, **settings: Any) -> Client:
+        """A client, closed with the cluster at the latest; `settings` are fields of `ClientSettings`."""
+        self._clients.append(Client(Cluster(self.bootstrap, self.settings(**settings))))
+        return self._clients[-1]
+
+    def create_stream(self, name: str, *, streamlets: int = 1) -> FakeStream:
+        """A stream with the default schema, without asking the coordinator."""
+        config = common_pb2.StreamConfig(streamlets=streamlets, entries=1, group_segments=1)
+        return self.coordinator.create(name, config, common_pb2.StreamSchema())
+
+    def delete_stream(self, name: str) -> None:
+        """Delete a stream, without asking the coordinator. Raises `UnknownStream`."""
+        self.coordinator.delete(name)
+
+    def stream(self, name: str) -> FakeStream:
+        """A stream by its name. Raises `UnknownStream`."""
+        return self.coordinator.stream(name)
+
+    def take_over(self, lost: int, new: int) -> None:
+        """Give the streamlets of a crashed broker to `new`: what they have can be read after `recovered`."""
+        for stream in self._streams.values():
+            stream.take_over(lost, new)
+
+    def recovered(self) -> None:
+        """Have all that was taken over be readable."""
+        for stream in self._streams.values():
+            stream.recovered()

@@ -1,0 +1,262 @@
+"""The streams of a fake cluster: their logs in memory, and at which brokers these are.
+
+A streamlet is one log. Its groups are at brokers by intervals, each of which is one group with one segment; a move
+opens another group, at another broker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from kera.client.types import Interval
+from kera.core.chunk import ChunkHeader, Placement, place_chunk, read_header
+from kera.core.errors import DataLost, InvalidArgument, NotOwner, OutOfSequence, ProducerFenced, UnknownStream
+from kera.core.ids import EARLIEST, Position
+from kera.core.record_batch import decode_payload
+from kera.core.schema import schema_from_bytes
+from kera.v1 import common_pb2
+
+
+class StoredChunk(NamedTuple):
+    """A chunk in a log."""
+
+    start: Position
+    data: bytes
+    records: int
+
+    @property
+    def end(self) -> Position:
+        """Where the next one would be."""
+        return self.start._replace(offset=self.start.offset + len(self.data))
+
+
+class Changes:
+    """Wakes the reads that wait, at whatever broker."""
+
+    def __init__(self) -> None:
+        self._next = asyncio.Event()
+
+    @property
+    def next(self) -> asyncio.Event:
+        """Set with the next change."""
+        return self._next
+
+    def wake(self) -> None:
+        """Something has changed."""
+        self._next.set()
+        self._next = asyncio.Event()
+
+
+class Attempt(NamedTuple):
+    """A chunk that came to a broker, whether it took it or not."""
+
+    time_s: float
+    """On the event loop's clock."""
+    broker_id: int
+    streamlet_id: int
+
+
+@dataclass
+class FakeStreamlet:
+    """A streamlet with one entry."""
+
+    intervals: list[Interval]
+    """Where its groups are; the last is the owner's."""
+    log: list[StoredChunk] = field(default_factory=list)
+    """What has not been truncated."""
+    sealed: bool = False
+    """The owner takes no chunks."""
+    opened: bool = True
+    """The owner knows that it is the owner."""
+    recovering: set[int] = field(default_factory=set)
+    """Groups that cannot be read yet."""
+    producers: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """By id: epoch and next sequence."""
+    records: int = 0
+    """That were appended."""
+    _next_group_id: int = 2
+    _truncated: Position = EARLIEST
+
+    @property
+    def owner(self) -> int:
+        """The broker that takes its chunks."""
+        return self.intervals[-1].broker_id
+
+    def interval_of(self, position: Position) -> int:
+        """Index of the interval that has a position."""
+        later = [index for index, each in enumerate(self.intervals) if each.first_group_id <= position.group_id]
+        return later[-1] if later else 0
+
+    def new_interval(self, broker_id: int) -> Interval:
+        """One that begins with the next group."""
+        self._next_group_id += 1
+        return Interval(self._next_group_id - 1, broker_id, (self.records,))
+
+    def append(self, data: bytes, records: int) -> StoredChunk:
+        """Put a chunk at the end of the log, wherever it came from."""
+        group_id = self.intervals[-1].first_group_id
+        last = self.log[-1] if self.log else None
+        follows = last is not None and last.start.group_id >= group_id
+        start = last.end if last is not None and follows else Position(group_id, 1, 0)
+        placed = bytearray(data)
+        place_chunk(placed, 0, Placement(start.group_id, start.segment_id, 0, self.records, 1))
+        self.log.append(StoredChunk(start, bytes(placed), records))
+        self.records += records
+        return self.log[-1]
+
+    def write(self, header: ChunkHeader, data: bytes) -> StoredChunk | None:
+        """Append a producer's chunk; None: it was there before. Raises `ProducerFenced`, `OutOfSequence`."""
+        epoch, expected = self.producers.get(header.producer_id, (0, 0))
+        if header.producer_epoch < epoch:
+            raise ProducerFenced("a later instance of the producer has written here")
+        expected = 0 if header.producer_epoch > epoch else expected
+        if header.sequence > expected:
+            raise OutOfSequence("a chunk before this one is missing", expected_sequence=expected)
+        if header.sequence < expected:
+            return None
+        self.producers[header.producer_id] = header.producer_epoch, header.sequence + 1
+        return self.append(data, header.record_count)
+
+    def truncate(self, position: Position) -> None:
+        """Remove what is before a position."""
+        self._truncated = max(self._truncated, position)
+        self.log = [chunk for chunk in self.log if chunk.start >= self._truncated]
+
+    def check_start(self, start: Position) -> None:
+        """Raises `DataLost` if what is at `start` was truncated."""
+        if start.group_id and start < self._truncated:
+            raise DataLost(
+                "the records from there on were truncated",
+                lost_from=list(start),
+                available_from=list(self._truncated),
+                available_record=self.records - sum(chunk.records for chunk in self.log),
+            )
+
+
+class FakeStream:
+    """A stream and where its streamlets are; streamlet `n` begins at broker `n` of those that run."""
+
+    def __init__(self, message: common_pb2.StreamInfo, broker_ids: list[int], changes: Changes) -> None:
+        self.message = message
+        """Configuration and schema, as the coordinator tells them."""
+        count = message.config.streamlets
+        self.streamlets = [FakeStreamlet([Interval(1, broker_ids[n % len(broker_ids)])]) for n in range(count)]
+        self.attempts: list[Attempt] = []
+        """The chunks that came to brokers, in their order."""
+        self._version = 1
+        self._changes = changes
+
+    @property
+    def stream_id(self) -> int:
+        """Its id."""
+        return self.message.stream_id
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of its records."""
+        return schema_from_bytes(self.message.schemas[0].arrow_schema)
+
+    def table(self, streamlet_id: int = 0) -> pa.Table:
+        """The records of a streamlet, in order."""
+        batches = []
+        for chunk in self.streamlets[streamlet_id].log:
+            header = read_header(chunk.data)
+            payload = chunk.data[header.header_bytes : header.header_bytes + header.payload_bytes]
+            batches.append(decode_payload(payload, self.schema))
+        return pa.Table.from_batches(batches, self.schema)
+
+    def values(self, streamlet_id: int = 0) -> list[Any]:
+        """The column ``value`` of a streamlet's records, in order."""
+        return self.table(streamlet_id)["value"].to_pylist()  # type: ignore[no-any-return]
+
+    # -- what happens to it ------------------------------------------------------------------------------------
+
+    def append(self, streamlet_id: int, data: bytes, records: int) -> StoredChunk:
+        """Put an encoded chunk at the end of a streamlet, as if a producer had sent it."""
+        stored = self.streamlets[streamlet_id].append(data, records)
+        self._changes.wake()
+        return stored
+
+    def seal(self, streamlet_id: int) -> None:
+        """Have the owner of a streamlet refuse chunks, as at the beginning of a move."""
+        self.streamlets[streamlet_id].sealed = True
+
+    def unseal(self, streamlet_id: int) -> None:
+        """Have the owner of a streamlet take chunks again."""
+        self.streamlets[streamlet_id].sealed = False
+
+    def move(self, streamlet_id: int, broker_id: int, *, opened: bool = True) -> None:
+        """Go on at another broker, in another group. Not `opened`: that one does not know it yet, see `open`."""
+        streamlet = self.streamlets[streamlet_id]
+        streamlet.intervals.append(streamlet.new_interval(broker_id))
+        streamlet.sealed, streamlet.opened = False, opened
+        self._moved()
+
+    def open(self, streamlet_id: int) -> None:
+        """Have the owner of a streamlet know that it is the owner."""
+        self.streamlets[streamlet_id].opened = True
+
+    def relocate(self, streamlet_id: int, broker_id: int) -> None:
+        """Have another broker own all groups of a streamlet; the one before knows nothing of it any more."""
+        streamlet = self.streamlets[streamlet_id]
+        streamlet.intervals = [each._replace(broker_id=broker_id) for each in streamlet.intervals]
+        self._moved()
+
+    def take_over(self, lost: int, new: int) -> None:
+        """Have another broker recover what a crashed one had: it takes chunks now, older ones are to come."""
+        for streamlet in self.streamlets:
+            if any(each.broker_id == lost for each in streamlet.intervals):
+                streamlet.recovering = {chunk.start.group_id for chunk in streamlet.log}
+                streamlet.intervals = [Interval(1, new), streamlet.new_interval(new)]
+        self._moved()
+
+    def recovered(self) -> None:
+        """All can be read again."""
+        for streamlet in self.streamlets:
+            streamlet.recovering = set()
+        self._changes.wake()
+
+    def _moved(self) -> None:
+        self._version += 1
+        self._changes.wake()
+
+    # -- what brokers and the coordinator say of it ------------------------------------------------------------
+
+    def known_at(self, broker_id: int, streamlet_id: int) -> FakeStreamlet:
+        """A streamlet, as a broker has it. Raises `UnknownStream` if it has nothing of it."""
+        if streamlet_id >= len(self.streamlets):
+            raise InvalidArgument(f"the stream has no streamlet {streamlet_id}")
+        streamlet = self.streamlets[streamlet_id]
+        if broker_id not in {each.broker_id for each in streamlet.intervals}:
+            raise UnknownStream("nothing of the stream is here", stream_id=self.stream_id)
+        if streamlet.owner == broker_id and not streamlet.opened:
+            raise UnknownStream("not opened yet", stream_id=self.stream_id)
+        return streamlet
+
+    def owned_by(self, broker_id: int, streamlet_id: int) -> FakeStreamlet:
+        """A streamlet, for a broker that is to append to it. Raises `NotOwner`, `UnknownStream`."""
+        streamlet = self.known_at(broker_id, streamlet_id)
+        if streamlet.owner != broker_id or streamlet.sealed:
+            raise NotOwner("another broker has it", stream_id=self.stream_id, streamlet_id=streamlet_id)
+        return streamlet
+
+    def info(self) -> common_pb2.StreamInfo:
+        """As the coordinator describes it."""
+        info = common_pb2.StreamInfo()
+        info.CopyFrom(self.message)
+        info.assignments_version = self._version
+        for streamlet_id, streamlet in enumerate(self.streamlets):
+            assignment = info.assignments.add(
+                streamlet_id=streamlet_id, broker_id=streamlet.owner, broker_epoch=1, first_group_id=1
+            )
+            for interval in streamlet.intervals if len(streamlet.intervals) > 1 else ():
+                assignment.intervals.add(
+                    first_group_id=interval.first_group_id,
+                    broker_id=interval.broker_id,
+                    first_records=interval.first_records,
+                )
+        return info

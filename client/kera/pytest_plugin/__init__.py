@@ -1,0 +1,65 @@
+"""Pytest fixtures with clusters: a fake one in the test's own process, and a real one of several processes.
+
+They are there wherever KerA is installed. Nothing of KerA is imported before a test asks for one of them.
+
+* `kera_fake_cluster`: a `kera.client.testing.FakeCluster` of one broker, for one test. Needs ``kera[testing]``.
+* `kera_dev`: a real cluster such as ``kera dev`` runs, on free ports and in a temporary directory, for all tests of a
+  session. Needs ``kera[server,testing]``. A ``conftest.py`` that wants another one overrides `kera_dev_options`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from kera.client import ClientSettings
+    from kera.client.testing import FakeCluster
+    from kera.local.cluster import RunningCluster
+
+try:
+    from pytest_asyncio import fixture as async_fixture
+except ImportError:  # without it nobody has a loop in which the fake cluster could run
+    async_fixture = pytest.fixture  # type: ignore[assignment]
+
+SMALL = {"arena_bytes": 64 << 20, "backup_memory_bytes": 64 << 20, "segment_bytes": 1 << 20}
+
+
+@dataclass(frozen=True)
+class KeraDev:
+    """A cluster that runs."""
+
+    bootstrap: str
+    """The coordinator's address, for `kera.client.Client.connect` and ``KERA_BOOTSTRAP``."""
+    settings: ClientSettings
+    """For clients of it, whatever the environment says."""
+    cluster: RunningCluster
+    """Its processes, which can be killed, paused and restarted."""
+
+
+@async_fixture
+async def kera_fake_cluster() -> AsyncIterator[FakeCluster]:
+    """A fake cluster with one broker."""
+    from kera.client.testing import FakeCluster
+
+    async with FakeCluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def kera_dev_options() -> dict[str, Any]:
+    """What `kera_dev` is to be made of: arguments of `kera.local.cluster.LocalCluster`, such as ``brokers``."""
+    return {}
+
+
+@pytest.fixture(scope="session")
+def kera_dev(kera_dev_options: dict[str, Any]) -> Iterator[KeraDev]:
+    """A real cluster; streams that a test creates are still there in the next one."""
+    from kera.client import ClientSettings
+    from kera.local.cluster import LocalCluster
+
+    with LocalCluster.running(**{**SMALL, **kera_dev_options}) as running:
+        yield KeraDev(running.bootstrap, ClientSettings(), running)

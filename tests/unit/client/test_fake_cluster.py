@@ -1,0 +1,203 @@
+"""The fake cluster that users get: what it keeps, and the faults that a test asks for."""
+
+import asyncio
+import re
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from kera.client.testing import FakeCluster
+from kera.core.errors import (
+    ArenaFull,
+    DataLost,
+    InvalidArgument,
+    ProducerFenced,
+    StreamExists,
+    Unavailable,
+    UnknownStream,
+)
+from kera.core.ids import Position
+from tests.unit.client.support import WAIT_S, until
+
+DOCS = Path(__file__).parents[3] / "docs" / "testing-your-code.md"
+
+
+@pytest.mark.parametrize("grpc", [False, True])
+async def test_what_is_sent_is_read_in_order_by_either_transport(grpc: bool) -> None:
+    async with FakeCluster(brokers=2, grpc=grpc) as cluster:
+        client = cluster.client(transport="grpc" if grpc else "tcp")
+        await client.admin.create_stream("orders", streamlets=2)
+        async with client.producer() as producer:
+            await producer.prepare("orders")
+            for number in range(10):
+                await producer.send("orders", b"%d" % number, streamlet=number % 2)
+        stream = cluster.stream("orders")
+        assert stream.values(0) == [b"0", b"2", b"4", b"6", b"8"]
+        assert stream.values(1) == [b"1", b"3", b"5", b"7", b"9"]
+        async with client.consumer("orders", start="earliest", end="latest") as consumer:
+            assert {record.value async for record in consumer} == {b"%d" % number for number in range(10)}
+
+
+async def test_a_typed_stream_has_its_own_columns() -> None:
+    async with FakeCluster() as cluster:
+        client = cluster.client()
+        schema = pa.schema([pa.field("n", pa.int64())])
+        await client.admin.create_stream("numbers", schema=schema)
+        async with client.producer() as producer:
+            await producer.prepare("numbers")
+            await (await producer.send_batch("numbers", pa.record_batch({"n": [1, 2]}, schema)))
+        assert cluster.stream("numbers").table().to_pydict() == {"n": [1, 2]}
+
+
+async def test_streams_are_created_once_altered_listed_moved_and_deleted() -> None:
+    async with FakeCluster(brokers=2) as cluster:
+        admin = cluster.client().admin
+        for name in ("b", "a"):
+            await admin.create_stream(name)
+        with pytest.raises(StreamExists):
+            await admin.create_stream("a")
+        assert [each.name for each in await admin.list_streams()] == ["a", "b"]
+        assert (await admin.alter_stream("a", retention_ms=5)).config.retention_ms == 5
+        await admin.move_streamlet("a", 0, 2)
+        assert cluster.stream("a").streamlets[0].owner == 2
+        assert [each.broker_id for each in (await admin.describe_cluster()).brokers if each.alive] == [1, 2]
+        await admin.delete_stream("a")
+        with pytest.raises(UnknownStream):
+            cluster.stream("a")
+        with pytest.raises(InvalidArgument, match="one entry"):
+            await admin.create_stream("lanes", entries=2)
+
+
+async def test_what_was_truncated_is_lost_to_who_reads_there() -> None:
+    async with FakeCluster() as cluster:
+        client = cluster.client()
+        cluster.create_stream("s")
+        async with client.producer() as producer:
+            await producer.prepare("s")
+            for value in (b"a", b"b"):
+                await producer.send("s", value)
+        start = Position(1, 1, 0)
+        end = cluster.stream("s").streamlets[0].log[1].start
+        assert await client.admin.truncate_stream("s", {0: [end]}) == {0: [end]}
+        async with client.consumer("s", start={0: [start]}, end="latest") as consumer:
+            with pytest.raises(DataLost):
+                await anext(aiter(consumer))
+        async with client.consumer("s", start="earliest", end="latest") as consumer:
+            assert [record.value async for record in consumer] == [b"b"]
+
+
+async def test_a_consumer_goes_on_where_its_group_has_committed() -> None:
+    async with FakeCluster() as cluster:
+        client = cluster.client()
+        cluster.create_stream("s")
+        async with client.producer() as producer:
+            await producer.prepare("s")
+            await producer.send("s", b"a")
+            async with client.consumer("s", start="committed", end="latest", consumer_group="g") as consumer:
+                assert [record.value async for record in consumer] == [b"a"]
+                await consumer.commit()
+            await producer.send("s", b"b")
+        async with client.consumer("s", start="committed", end="latest", consumer_group="g") as consumer:
+            assert [record.value async for record in consumer] == [b"b"]
+        assert [each.consumer_group for each in await client.admin.consumer_groups()] == ["g"]
+
+
+async def test_a_later_producer_of_a_name_shuts_out_the_one_before() -> None:
+    async with FakeCluster() as cluster:
+        client = cluster.client()
+        cluster.create_stream("s")
+        first, second = client.producer(name="loader"), client.producer(name="loader")
+        for producer in (first, second):
+            await producer.prepare("s")
+            await producer.send("s", b"x")
+        with pytest.raises(ProducerFenced):
+            await first.send("s", b"too late")
+        assert cluster.stream("s").values() == [b"x", b"x"]
+
+
+class TestFaults:
+    async def test_a_refused_write_fails_and_the_next_one_does_not(self) -> None:
+        async with FakeCluster() as cluster:
+            cluster.create_stream("s")
+            producer = cluster.client().producer(delivery_timeout_ms=100)
+            await producer.prepare("s")
+            cluster.brokers[1].refuse_all(ArenaFull("full"))
+            with pytest.raises(ArenaFull):
+                await producer.send("s", b"lost")
+            cluster.brokers[1].refuse_all(None)
+            await producer.send("s", b"kept")
+            assert cluster.stream("s").values() == [b"kept"]
+
+    async def test_a_crash_is_outlasted_by_a_take_over(self) -> None:
+        async with FakeCluster(brokers=2) as cluster:
+            client = cluster.client()
+            cluster.create_stream("s")
+            producer = client.producer()
+            await producer.prepare("s")
+            await producer.send("s", b"a")
+            await cluster.brokers[1].crash()
+            assert not cluster.brokers[1].running
+            pending = producer.send("s", b"b")
+            cluster.take_over(1, 2)
+            await asyncio.wait_for(pending, WAIT_S)
+            cluster.recovered()
+            async with client.consumer("s", start="earliest", end="latest") as consumer:
+                assert [record.value async for record in consumer] == [b"a", b"b"]
+
+    async def test_a_broker_that_is_started_again_has_what_it_had(self) -> None:
+        async with FakeCluster() as cluster:
+            client = cluster.client()
+            cluster.create_stream("s")
+            producer = client.producer()
+            await producer.prepare("s")
+            await producer.send("s", b"a")
+            await cluster.brokers[1].crash()
+            await cluster.brokers[1].restart()
+            await asyncio.wait_for(producer.send("s", b"b"), WAIT_S)
+            assert cluster.stream("s").values() == [b"a", b"b"]
+
+    async def test_requests_of_a_paused_broker_wait_and_are_handled_in_order(self) -> None:
+        async with FakeCluster() as cluster:
+            cluster.create_stream("s")
+            producer = cluster.client().producer(request_bytes_max=1)
+            await producer.prepare("s")
+            broker = cluster.brokers[1]
+            broker.pause("MultiWriteChunks")
+            pending = [producer.send("s", b"%d" % number) for number in range(3)]
+            await until(lambda: broker.requests.waiting > 0)
+            assert cluster.stream("s").values() == []
+            broker.resume()
+            await asyncio.wait_for(asyncio.gather(*pending), WAIT_S)
+            assert cluster.stream("s").values() == [b"0", b"1", b"2"]
+
+    async def test_a_slow_broker_answers_late(self) -> None:
+        async with FakeCluster() as cluster:
+            cluster.create_stream("s")
+            producer = cluster.client().producer()
+            await producer.prepare("s")
+            cluster.brokers[1].slow_down(0.05)
+            began_s = asyncio.get_running_loop().time()
+            await producer.send("s", b"a")
+            assert asyncio.get_running_loop().time() >= began_s + 0.05
+
+    async def test_a_coordinator_that_refuses_is_asked_again(self) -> None:
+        async with FakeCluster() as cluster:
+            cluster.create_stream("s")
+            cluster.coordinator.refuse(Unavailable("nobody leads"))
+            assert (await cluster.client().describe("s")).name == "s"
+            assert len(cluster.coordinator.requests.named("DescribeStream")) == 2
+
+    async def test_what_is_not_offered_is_refused_by_name(self) -> None:
+        async with FakeCluster() as cluster:
+            with pytest.raises(InvalidArgument, match="does not offer Rebalance"):
+                await cluster.client().admin.rebalance()
+
+
+def test_examples_of_the_document_are_true(pytester: pytest.Pytester) -> None:
+    examples = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
+    for number, example in enumerate(examples):
+        if "kera_dev" not in example:
+            pytester.makepyfile(**{f"test_example_{number}": example})
+    pytester.makeini("[pytest]\nasyncio_mode = auto\nasyncio_default_fixture_loop_scope = function\n")
+    pytester.runpytest_subprocess("-p", "kera.pytest_plugin", "-p", "no:cacheprovider").assert_outcomes(passed=2)
