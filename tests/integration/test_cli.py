@@ -147,6 +147,7 @@ def test_a_stream_that_exists_or_makes_no_sense_is_refused(kera: Kera, stream: s
     kera.fails(1, "stream", "delete", stream + "-2", "--yes")
 
 
+@pytest.mark.slow
 def test_a_stream_that_needs_more_backups_than_there_are_is_refused_soon(kera: Kera) -> None:
     began = time.monotonic()
     error = kera.fails(1, "stream", "create", kera.stream, "--replication", "2")
@@ -160,6 +161,7 @@ def test_a_stream_that_needs_more_backups_than_there_are_is_refused_soon(kera: K
     assert unknown.startswith('durability "replicated" needs replication of at least 1')
 
 
+@pytest.mark.slow
 def test_virtual_logs_are_as_many_as_the_stream_can_use(kera: Kera) -> None:
     kera("stream", "create", kera.stream, "--streamlets", "2", "--entries", "2", "--virtual-logs", "2")
     kera("stream", "alter", kera.stream, "--virtual-logs", "4")
@@ -263,6 +265,7 @@ def test_lines_go_in_and_come_out_in_order(kera: Kera, stream: str) -> None:
     assert kera("consume", stream, "--count", "3") == b"".join(lines.splitlines(keepends=True)[:3])
 
 
+@pytest.mark.slow
 def test_a_level_can_be_asked_for(kera: Kera, stream: str) -> None:
     kera("produce", stream, "--durability", "persisted", stdin=b"a\n")
     assert "durability" in kera.fails(2, "produce", stream, "--durability", "eternal", stdin=b"b\n")
@@ -311,6 +314,7 @@ def test_rows_of_a_typed_stream_go_in_and_come_out(kera: Kera) -> None:
     assert re.search(r"^key column +id$", describe, re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_lines_that_do_not_fit_are_named(kera: Kera, stream: str) -> None:
     typed = stream + "-typed"
     kera("stream", "create", typed, "--column", "n:int64")
@@ -391,6 +395,7 @@ def test_a_reader_that_goes_away_ends_the_consumer(kera: Kera, stream: str, ahea
         assert consumer.stderr.read() == b""
 
 
+@pytest.mark.slow
 def test_other_writers_to_the_same_pipe_are_not_disturbed(kera: Kera, stream: str) -> None:
     kera("produce", stream, stdin=b"x\n")
     reading, writing = os.pipe()
@@ -456,6 +461,7 @@ def test_bench_produce_measures_acknowledgements(kera: Kera) -> None:
     assert re.search(r"^500 B +256 KiB +[\d.]+ ", shown, re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_bench_consume_reads_all_that_was_sent(kera: Kera) -> None:
     for read in ("batches", "records"):
         (result,), _ = bench(kera, "consume", "--records", "20000", "--rounds", "1", "--read", read)
@@ -499,6 +505,7 @@ def test_bench_measures_replication_on_a_cluster_of_its_own(kera: Kera) -> None:
     assert "; level replicated, replication on 2 backups (of 2) through 1 virtual log\n" in shown
 
 
+@pytest.mark.slow
 def test_bench_tells_why_a_worker_failed(kera: Kera) -> None:
     ended = kera.run("bench", "produce", "--records", "10", "--record-bytes", "2MB", "--bootstrap", kera.bootstrap)
 

@@ -145,8 +145,9 @@ async def test_more_than_memory_is_read_back_while_another_follows_the_tail(
 # --- killed ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("durability", [pytest.param("leader", marks=pytest.mark.slow), "persisted"])
+@pytest.mark.parametrize("durability", ["leader", "persisted"])
 async def test_killed_under_load_again_and_again(tmp_path: Path, durability: str) -> None:
     """After each restart every acknowledged record is there, once, and in order. `make chaos-kill` is the long form."""
     moments = random.Random(1)

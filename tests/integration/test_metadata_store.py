@@ -432,6 +432,7 @@ async def test_a_large_write_that_was_not_decided_leaves_nothing(zookeeper: ZooK
         assert await left_over(session) == 0
 
 
+@pytest.mark.slow
 async def test_a_write_may_have_more_keys_than_a_transaction_could_check(
     zookeeper: ZooKeeper,
 ) -> None:
