@@ -5,7 +5,7 @@ from collections import Counter
 
 import pyarrow as pa
 
-from kera.client import PRODUCER_IDS, Appended, Appender, Client
+from kera.client import PRODUCER_IDS, Appender, AppendResult, Client
 from kera.local.cluster import RunningCluster
 from kera.spark_connector.writing.streamlet_log import StreamletLog
 from kera.spark_connector.writing.streamlet_writer import StreamletWriter
@@ -21,7 +21,7 @@ class Forgetful:
         self._appender = appender
         self.stream, self.producer_id, self.producer_epoch = appender.stream, NAME, appender.producer_epoch
 
-    async def append(self, streamlet_id: int, rows: pa.RecordBatch, sequence: int) -> Appended:
+    async def append(self, streamlet_id: int, rows: pa.RecordBatch, sequence: int) -> AppendResult:
         appended = await self._appender.append(streamlet_id, rows, sequence)
         return appended._replace(position=None) if appended.duplicate else appended
 

@@ -7,15 +7,15 @@ from kera.client.admin.admin import Admin
 from kera.client.admin.consumer_groups import (
     ConsumerGroupDescription,
     ConsumerGroupSummary,
+    ConsumerLag,
     EntryProgress,
-    HeldGroup,
-    Lag,
+    LeasedGroup,
     MemberDescription,
 )
 from kera.client.admin.control import (
     BrokerLoad,
     DrainStatus,
-    Moved,
+    MoveResult,
     Rebalancing,
     RecoveryDescription,
     StreamletMove,
@@ -26,7 +26,7 @@ from kera.client.consuming.consumer import Consumer
 from kera.client.consuming.group_consumer import GroupConsumer
 from kera.client.consuming.group_consumer_settings import GroupConsumerSettings
 from kera.client.consuming.leases import LostGroup
-from kera.client.producing.appender import Appended, Appender
+from kera.client.producing.appender import Appender, AppendResult
 from kera.client.producing.producer import Producer
 from kera.client.settings import ClientSettings, ConsumerSettings, ProducerSettings
 from kera.client.types import (
@@ -50,7 +50,7 @@ __all__ = [
     "EARLIEST",
     "PRODUCER_IDS",
     "Admin",
-    "Appended",
+    "AppendResult",
     "Appender",
     "Assignment",
     "BackupDescription",
@@ -65,6 +65,7 @@ __all__ = [
     "Consumer",
     "ConsumerGroupDescription",
     "ConsumerGroupSummary",
+    "ConsumerLag",
     "ConsumerSettings",
     "Delivery",
     "DrainStatus",
@@ -73,13 +74,12 @@ __all__ = [
     "EntryProgress",
     "GroupConsumer",
     "GroupConsumerSettings",
-    "HeldGroup",
     "Interval",
     "KeraError",
-    "Lag",
+    "LeasedGroup",
     "LostGroup",
     "MemberDescription",
-    "Moved",
+    "MoveResult",
     "Position",
     "Producer",
     "ProducerSettings",

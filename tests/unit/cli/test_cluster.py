@@ -19,7 +19,7 @@ from kera.client import (
     BrokerLoad,
     ClusterDescription,
     DrainStatus,
-    Moved,
+    MoveResult,
     Rebalancing,
     RecoveryDescription,
     StreamletMove,
@@ -180,8 +180,8 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
     return capsys.readouterr().out.splitlines()
 
 
-def moved(stall_us: int) -> Moved:
-    return Moved(None, stall_us)  # type: ignore[arg-type]  # the stream is not shown
+def moved(stall_us: int) -> MoveResult:
+    return MoveResult(None, stall_us)  # type: ignore[arg-type]  # the stream is not shown
 
 
 def test_a_move_tells_for_how_long_no_records_were_taken(

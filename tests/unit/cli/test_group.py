@@ -15,9 +15,9 @@ from kera.cli.app import app
 from kera.client import (
     ConsumerGroupDescription,
     ConsumerGroupSummary,
+    ConsumerLag,
     EntryProgress,
-    HeldGroup,
-    Lag,
+    LeasedGroup,
     MemberDescription,
     Position,
 )
@@ -26,7 +26,7 @@ from kera.core.errors import InvalidArgument
 MEMBER = MemberDescription(
     "0123456789abcdef",
     "host/7",
-    (HeldGroup("clicks", 0, 0, 3),),
+    (LeasedGroup("clicks", 0, 0, 3),),
     silent_ms=120,
     busy_ms=4500,
     bytes_consumed=1 << 20,
@@ -36,7 +36,7 @@ MEMBER = MemberDescription(
 DAY_MS = 86_400_000
 NOW_US = 1_800_000_000_000_000
 ENTRIES = (
-    EntryProgress("clicks", 0, 0, Position(3, 1, 640), 2, MEMBER.member_id, Lag(10, 2048, NOW_US - 7_000_000)),
+    EntryProgress("clicks", 0, 0, Position(3, 1, 640), 2, MEMBER.member_id, ConsumerLag(10, 2048, NOW_US - 7_000_000)),
     EntryProgress("clicks", 1, 0, Position(0, 0, 0), 0, "", None),
 )
 

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from kera.client import Client
-from kera.client.producing.appender import Appended, Appender
+from kera.client.producing.appender import Appender, AppendResult
 from kera.client.settings import ClientSettings
 from kera.core.errors import (
     InvalidArgument,
@@ -37,7 +37,7 @@ def rows(of: Appender, *values: bytes) -> pa.RecordBatch:
     return of.conform(pa.record_batch({"value": pa.array(values, pa.binary())}))
 
 
-async def append(cluster: FakeCluster, sequence: int, *values: bytes, **options: Any) -> Appended:
+async def append(cluster: FakeCluster, sequence: int, *values: bytes, **options: Any) -> AppendResult:
     made = await appender(cluster, **options)
     return await made.append(0, rows(made, *values), sequence)
 
@@ -46,7 +46,7 @@ async def test_a_chunk_is_stored_under_the_name_that_was_given(cluster: FakeClus
     first = await append(cluster, 0, b"a", b"b", epoch=7)
     second = await append(cluster, 1, b"c", epoch=7)
 
-    assert first == Appended(2, False, EntryId(7, 0, 0), Position(1, 1, 0))
+    assert first == AppendResult(2, False, EntryId(7, 0, 0), Position(1, 1, 0))
     assert (second.record_count, second.duplicate) == (1, False)
     assert cluster.values() == [b"a", b"b", b"c"]
     headers = [header for header, _ in cluster.chunks()]

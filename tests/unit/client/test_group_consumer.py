@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from kera.broker.log.read_plan import ordinal_of
-from kera.client.admin.consumer_groups import Lag, describe_consumer_group, reset_consumer_group
+from kera.client.admin.consumer_groups import ConsumerLag, describe_consumer_group, reset_consumer_group
 from kera.client.consuming.group_consumer import GroupConsumer
 from kera.client.consuming.group_consumer_settings import GroupConsumerSettings
 from kera.client.consuming.leases import STEPS_MAX
@@ -536,7 +536,7 @@ async def test_the_lag_of_who_is_behind_retention_is_what_is_left(
     (log_entry,) = groups.streams.get(groups.info.stream_id).streamlet(0).entries
     groups.streams.move_start(log_entry, bounds.end, ROWS)
     (entry,) = (await describe_consumer_group(groups, "app")).entries  # type: ignore[arg-type]
-    assert entry.lag == Lag(0, 0, 0), "all is gone"
+    assert entry.lag == ConsumerLag(0, 0, 0), "all is gone"
 
 
 async def test_brokers_are_told_cursors(groups: GroupCluster, make_consumer: MakeConsumer, fill: Any) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from kera.client.cluster.retry import (
     ROUTE_PAUSE_S_MAX,
-    Patience,
+    RetryTime,
     backoff_s,
     retrying,
     route_pause_s,
@@ -25,7 +25,7 @@ SETTINGS = ClientSettings(retry_timeout_ms=1000, recovery_timeout_ms=5000, retry
 
 
 def test_what_is_elsewhere_is_looked_for_soon_and_then_more_slowly() -> None:
-    patience = Patience(SETTINGS)
+    patience = RetryTime(SETTINGS)
     pauses = [patience.failed(NotOwner(""), 0.0) for _ in range(30)]
     assert pauses[0] == 0.005
     assert pauses[1] is not None
@@ -35,14 +35,14 @@ def test_what_is_elsewhere_is_looked_for_soon_and_then_more_slowly() -> None:
 
 
 def test_other_failures_have_the_pauses_of_the_settings() -> None:
-    patience = Patience(SETTINGS)
+    patience = RetryTime(SETTINGS)
     assert [patience.failed(ArenaFull(""), 0.0) for _ in range(7)] == [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
     assert [backoff_s(SETTINGS, attempt) for attempt in (1, 2)] == [0.05, 0.1]
     assert route_pause_s(SETTINGS.model_copy(update={"retry_backoff_ms": 1}), 1) == 0.001
 
 
 def test_time_counts_from_the_first_failure_and_anew_after_a_success() -> None:
-    patience = Patience(SETTINGS)
+    patience = RetryTime(SETTINGS)
     assert patience.failed(Unavailable(""), 10.0) is not None
     assert patience.failed(NotOwner(""), 10.9) is not None
     assert patience.failed(NotOwner(""), 11.0) is None
@@ -52,7 +52,7 @@ def test_time_counts_from_the_first_failure_and_anew_after_a_success() -> None:
 
 
 def test_a_recovery_is_no_failure_until_it_takes_too_long() -> None:
-    patience = Patience(SETTINGS)
+    patience = RetryTime(SETTINGS)
     assert patience.failed(Unavailable(""), 0.0) is not None
     for tenths in range(9, 50, 8):
         assert patience.failed(Recovering(""), tenths / 10) is not None
@@ -62,7 +62,7 @@ def test_a_recovery_is_no_failure_until_it_takes_too_long() -> None:
 
 @pytest.mark.parametrize("error", [InvalidCursor(""), UnknownStream(""), ValueError()])
 def test_what_does_not_pass_is_told_at_once(error: Exception) -> None:
-    assert Patience(SETTINGS).failed(error, 0.0) is None
+    assert RetryTime(SETTINGS).failed(error, 0.0) is None
 
 
 async def test_the_last_error_comes_out_and_says_what_was_uncertain_before() -> None:

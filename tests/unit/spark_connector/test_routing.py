@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kera.client import ClientSettings
-from kera.client.cluster.retry import Patience
+from kera.client.cluster.retry import RetryTime
 from kera.core.errors import (
     CorruptChunk,
     DataLost,
@@ -60,8 +60,8 @@ def params(error: KeraError | None = None, **more: Any) -> dict[str, Any]:
     } | more
 
 
-def patience() -> Patience:
-    return Patience(ClientSettings(retry_timeout_ms=10_000, recovery_timeout_ms=60_000))
+def patience() -> RetryTime:
+    return RetryTime(ClientSettings(retry_timeout_ms=10_000, recovery_timeout_ms=60_000))
 
 
 @pytest.fixture
@@ -219,7 +219,7 @@ async def test_a_coordinator_that_is_away_leaves_what_was_known(
 
 
 def only_one_wait(decide_: Callable[..., Again | Skip | End]) -> Callable[..., Again | Skip | End]:
-    def decide_once(asked: Asked, error: KeraError, waiting: Patience, now_s: float) -> Again | Skip | End:
+    def decide_once(asked: Asked, error: KeraError, waiting: RetryTime, now_s: float) -> Again | Skip | End:
         return decide_(asked, error, waiting, now_s + 1000 * waiting.attempt)
 
     return decide_once

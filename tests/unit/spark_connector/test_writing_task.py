@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, StructType
 
-from kera.client import Appended, StreamDescription
+from kera.client import AppendResult, StreamDescription
 from kera.client.producing.partitioner import streamlet_of
 from kera.core.errors import KeraError, ProducerFenced, SchemaMismatch, Unavailable, UnknownStream
 from kera.core.ids import EntryId, Position
@@ -56,7 +56,7 @@ class FakeAppender:
             found.setdefault(streamlet_of(keys[0], STREAMLETS) if keys else keyless, []).append(at)
         return [(streamlet, rows.take(pa.array(at))) for streamlet, at in sorted(found.items())]
 
-    async def append(self, streamlet_id: int, rows: pa.RecordBatch, sequence: int) -> Appended:
+    async def append(self, streamlet_id: int, rows: pa.RecordBatch, sequence: int) -> AppendResult:
         await self._client.open.wait()
         if streamlet_id in self._client.errors:
             raise self._client.errors[streamlet_id]
@@ -64,7 +64,7 @@ class FakeAppender:
         duplicate = sequence < len(chunks)
         if not duplicate:
             chunks.append(rows)
-        return Appended(rows.num_rows, duplicate, EntryId(7, streamlet_id, 0), Position(1, 1, sequence))
+        return AppendResult(rows.num_rows, duplicate, EntryId(7, streamlet_id, 0), Position(1, 1, sequence))
 
 
 class FakeClient:

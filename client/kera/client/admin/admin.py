@@ -21,7 +21,7 @@ from kera.client.admin.consumer_groups import (
 from kera.client.admin.control import (
     BrokerLoad,
     DrainStatus,
-    Moved,
+    MoveResult,
     Rebalancing,
     RecoveryDescription,
     StreamletMove,
@@ -228,7 +228,7 @@ class Admin:
         finally:
             self._cluster.forget(name)
 
-    async def move_streamlet(self, stream: str, streamlet_id: int, broker_id: int) -> Moved:
+    async def move_streamlet(self, stream: str, streamlet_id: int, broker_id: int) -> MoveResult:
         """Have a broker own a streamlet from now on; older records stay where they are, and can be read there.
 
         Raises `UnknownStream`, `StreamletOutOfRange`, `InvalidArgument`, and `Unavailable` when one of the two brokers
@@ -240,7 +240,7 @@ class Admin:
             broker_id=_count("broker_id", broker_id),
         )
         answer = await self._cluster.ask(api.MOVE_STREAMLET, request)
-        return Moved(await self.describe_stream(stream), answer.stall_us)
+        return MoveResult(await self.describe_stream(stream), answer.stall_us)
 
     async def rebalance(self, *, dry_run: bool = False) -> Rebalancing:
         """Move streamlets so that brokers have about the same load; with `dry_run`, only say which, and why."""

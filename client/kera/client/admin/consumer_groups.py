@@ -53,7 +53,7 @@ class ConsumerGroupSummary:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldGroup:
+class LeasedGroup:
     """A group of segments that a consumer reads."""
 
     stream: str
@@ -69,7 +69,7 @@ class MemberDescription:
     member_id: str
     client: str
     """Host and process."""
-    held: tuple[HeldGroup, ...]
+    held: tuple[LeasedGroup, ...]
     silent_ms: int
     """Since its last heartbeat."""
     busy_ms: int
@@ -80,7 +80,7 @@ class MemberDescription:
 
 
 @dataclass(frozen=True, slots=True)
-class Lag:
+class ConsumerLag:
     """What is left to read."""
 
     records: int
@@ -102,7 +102,7 @@ class EntryProgress:
     """Groups behind the cursor that the consumer group knows, the one of the cursor included."""
     member_id: str
     """The consumer that has the first of them that is not done; empty: nobody."""
-    lag: Lag | None
+    lag: ConsumerLag | None
     """None: a broker gave no answer."""
 
 
@@ -226,7 +226,7 @@ def _member(info: consumer_group_pb2.MemberInfo, names: Mapping[int, str]) -> Me
         member_id=info.member_id,
         client=info.client,
         held=tuple(
-            HeldGroup(names[each.stream_id], each.streamlet_id, each.entry, each.group_id)
+            LeasedGroup(names[each.stream_id], each.streamlet_id, each.entry, each.group_id)
             for each in cursors
             if each.stream_id in names
         ),
@@ -285,23 +285,23 @@ def unread(cursor: Position, groups: Sequence[consumer_group_pb2.GroupProgress])
 def _sum(
     entry: EntryId,
     spans: Iterable[_Span],
-    lags: Mapping[tuple[EntryId, Position], Lag | None],
-) -> Lag | None:
+    lags: Mapping[tuple[EntryId, Position], ConsumerLag | None],
+) -> ConsumerLag | None:
     records = size_bytes = oldest_us = 0
     for start, end in spans:
-        before, after = lags[entry, start], lags[entry, end] if end is not None else Lag(0, 0, 0)
+        before, after = lags[entry, start], lags[entry, end] if end is not None else ConsumerLag(0, 0, 0)
         if before is None or after is None:
             return None
         records += max(0, before.records - after.records)
         size_bytes += max(0, before.bytes - after.bytes)
         if before.records > after.records and before.oldest_us:
             oldest_us = min(oldest_us or before.oldest_us, before.oldest_us)
-    return Lag(records, size_bytes, oldest_us)
+    return ConsumerLag(records, size_bytes, oldest_us)
 
 
 async def measure_lag(
     cluster: Cluster, name: str, points: Iterable[tuple[EntryId, Position]]
-) -> dict[tuple[EntryId, Position], Lag | None]:
+) -> dict[tuple[EntryId, Position], ConsumerLag | None]:
     """What there is from each position up to the end of its entry, at all brokers that have some of it.
 
     None where a broker gave no answer. Raises `UnknownStream`.
@@ -313,15 +313,15 @@ async def measure_lag(
         for broker_id, start in _parts(stream, entry, position).items():
             asked.setdefault(broker_id, []).append((_Point(entry, position), start))
     answers = await asyncio.gather(*(_measure(cluster, stream, *each) for each in asked.items()))
-    sums: dict[tuple[EntryId, Position], Lag | None] = {}
+    sums: dict[tuple[EntryId, Position], ConsumerLag | None] = {}
     for parts, lags in zip(asked.values(), answers, strict=True):
         for (point, _), lag in zip(parts, lags, strict=True):
-            known = sums.get(point, Lag(0, 0, 0))
+            known = sums.get(point, ConsumerLag(0, 0, 0))
             if known is None or lag is None:
                 sums[point] = None
                 continue
             moments = [moment for moment in (known.oldest_us, lag.oldest_us) if moment]
-            sums[point] = Lag(known.records + lag.records, known.bytes + lag.bytes, min(moments, default=0))
+            sums[point] = ConsumerLag(known.records + lag.records, known.bytes + lag.bytes, min(moments, default=0))
     return sums
 
 
@@ -337,12 +337,12 @@ def _parts(stream: StreamDescription, entry: EntryId, position: Position) -> dic
 
 async def _measure(
     cluster: Cluster, stream: StreamDescription, broker_id: int, parts: Sequence[tuple[_Point, Position]]
-) -> list[Lag | None]:
+) -> list[ConsumerLag | None]:
     """Of what is gone, as retention was faster, nothing is left: it is measured from behind that."""
     if len(parts) > CURSORS_MAX:
         each = [await _measure(cluster, stream, broker_id, some) for some in batched(parts, CURSORS_MAX)]
         return list(chain.from_iterable(each))
-    found: list[Lag | None] = [None] * len(parts)
+    found: list[ConsumerLag | None] = [None] * len(parts)
     asked = {at: start for at, (_, start) in enumerate(parts)}
     while asked:
         request = broker_pb2.MeasureLagRequest()
@@ -357,7 +357,7 @@ async def _measure(
         again: dict[int, Position] = {}
         for (at, start), lag in zip(asked.items(), answer.lags, strict=True):
             if not lag.HasField("error"):
-                found[at] = Lag(lag.records, lag.bytes, lag.oldest_us if lag.records else 0)
+                found[at] = ConsumerLag(lag.records, lag.bytes, lag.oldest_us if lag.records else 0)
                 continue
             behind = _behind(error_from_message(lag.error), start)
             if behind is None:
@@ -365,7 +365,7 @@ async def _measure(
             if stream.assignments[parts[at][0].entry.streamlet_id].broker_at(behind) == broker_id:
                 again[at] = behind
             else:
-                found[at] = Lag(0, 0, 0)
+                found[at] = ConsumerLag(0, 0, 0)
         asked = again
     return found
 

@@ -10,7 +10,7 @@ from kera.v1 import coordinator_pb2
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class MoveResult:
     """A streamlet that has another owner."""
 
     stream: StreamDescription

@@ -44,7 +44,7 @@ def pause_s(settings: ClientSettings, error: KeraError, attempt: int) -> float:
     return pause(settings, attempt)
 
 
-class Patience:
+class RetryTime:
     """For how long something has been failing without a break, and whether that is long enough."""
 
     def __init__(self, settings: ClientSettings) -> None:
@@ -80,7 +80,7 @@ async def retrying(operation: Callable[[], Awaitable[T]], settings: ClientSettin
     When an earlier attempt was `Uncertain`, it is the ``__cause__`` of the error that comes out: that attempt may have
     done what a later one is refused for.
     """
-    patience = Patience(settings)
+    patience = RetryTime(settings)
     loop = asyncio.get_running_loop()
     uncertain: Uncertain | None = None
     while True:

@@ -27,7 +27,7 @@ from kera.client.cluster.cluster import Cluster
 from kera.client.cluster.fetch import Fetched, Wanted
 from kera.client.cluster.push import Reason, Subscriber, SubscriptionEnd
 from kera.client.cluster.read_session import ReadSession, Told
-from kera.client.cluster.retry import Patience
+from kera.client.cluster.retry import RetryTime
 from kera.client.consuming.ranges import Arrived, Home, Range
 from kera.client.settings import ConsumerSettings
 from kera.client.tasks import Tasks
@@ -71,7 +71,7 @@ class Fetcher:
         if known is None or known.is_older_than(stream):
             self._streams[stream.stream_id] = stream
         self._running += 1
-        item = Range(wanted, Patience(self.cluster.settings), is_group=is_group)
+        item = Range(wanted, RetryTime(self.cluster.settings), is_group=is_group)
         self.assign(item)
         return item
 

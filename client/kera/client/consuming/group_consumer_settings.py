@@ -35,8 +35,8 @@ class GroupConsumerSettings(ConsumerSettings):
     commit_interval_ms: int = Field(
         1_000,
         ge=0,
-        description="How often the consumer commits what has been dealt with, in ms. 0: only when it is told to; then"
-        " a group goes to another consumer only when all that was taken of it is committed.",
+        description="How often the consumer commits what has been processed, in ms. 0: only when it is told to; then"
+        " a group goes to another consumer only when all that was delivered of it is committed.",
     )
     groups_max: int = Field(
         2048,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from kera.client.cluster.fetch import Fetched, Wanted
-from kera.client.cluster.retry import Patience
+from kera.client.cluster.retry import RetryTime
 from kera.core.errors import DataLost
 from kera.core.ids import EntryId, Position
 
@@ -26,7 +26,7 @@ class Range:
 
     __slots__ = ("closed", "is_group", "open_end", "patience", "pull_until_s", "stop", "wanted")
 
-    def __init__(self, wanted: Wanted, patience: Patience, *, is_group: bool = False) -> None:
+    def __init__(self, wanted: Wanted, patience: RetryTime, *, is_group: bool = False) -> None:
         self.wanted = wanted
         self.patience = patience
         self.is_group = is_group

@@ -7,7 +7,7 @@ already:
 
 * chunk `sequence` is taken only when exactly the chunks before it are stored, of this producer, epoch and streamlet;
 * when there is one with this sequence, it may be the caller's own (sent before, and the answer was lost) or that of
-  somebody else under the same name. `Appended.duplicate` says so, and the caller looks at what is there;
+  somebody else under the same name. `AppendResult.duplicate` says so, and the caller looks at what is there;
 * a higher epoch shuts out the lower ones of its producer (`ProducerFenced`), streamlet by streamlet, from its first
   chunk on.
 
@@ -30,7 +30,7 @@ import pyarrow as pa
 from kera.client import arguments
 from kera.client.cluster.asking import broker_failed, same_stream, submit_to_broker
 from kera.client.cluster.cluster import Cluster
-from kera.client.cluster.retry import Patience
+from kera.client.cluster.retry import RetryTime
 from kera.client.producing.encoding import Payload, check_rows, conform, payloads
 from kera.client.producing.partitioner import primary_keys, split_by_streamlet
 from kera.client.types import StreamDescription
@@ -48,7 +48,7 @@ from kera.core.rpc.wire import error_from_message
 from kera.v1 import broker_pb2
 
 
-class Appended(NamedTuple):
+class AppendResult(NamedTuple):
     """What became of a call of `Appender.append`."""
 
     record_count: int
@@ -111,7 +111,7 @@ class Appender:
             return [(keyless, rows)]
         return split_by_streamlet(rows, rows.column(stream.key_column), count, keyless)
 
-    async def append(self, streamlet_id: int, rows: pa.RecordBatch, sequence: int) -> Appended:
+    async def append(self, streamlet_id: int, rows: pa.RecordBatch, sequence: int) -> AppendResult:
         """Append the first of `rows` (that conform), as many as one chunk takes, as chunk number `sequence`.
 
         The same rows are cut in the same way each time. Raises `OutOfSequence`, `ProducerFenced`, `UnknownStream` when
@@ -129,7 +129,7 @@ class Appender:
         now_us = _now_us()
         payload = next(payloads(rows, self.stream, self.chunk_bytes_max, now_us))
         chunk = self._encode(streamlet_id, payload, sequence, now_us)
-        patience = Patience(self._cluster.settings)
+        patience = RetryTime(self._cluster.settings)
         while True:
             try:
                 return self._appended(streamlet_id, payload, await self._send(streamlet_id, chunk))
@@ -172,10 +172,10 @@ class Appender:
             raise broker_failed(self._cluster, stream.name, error_from_message(statuses[0].error))
         return statuses[0]
 
-    def _appended(self, streamlet_id: int, payload: Payload, status: broker_pb2.ChunkStatus) -> Appended:
+    def _appended(self, streamlet_id: int, payload: Payload, status: broker_pb2.ChunkStatus) -> AppendResult:
         position = Position(status.group_id, status.segment_id, status.position) if status.group_id else None
         entry = EntryId(self.stream.stream_id, streamlet_id, status.entry)
-        return Appended(payload.record_count, status.duplicate, entry, position)
+        return AppendResult(payload.record_count, status.duplicate, entry, position)
 
 
 def _now_us() -> int:

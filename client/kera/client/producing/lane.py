@@ -8,10 +8,10 @@ Chunks go out in the order of their sequences, several requests at a time. When 
 will come back as well (`OutOfSequence`), or have been stored by an attempt whose answer was lost; so the lane waits
 until nothing is in flight, and sends again from the oldest chunk on. The broker's deduplication makes that exact.
 
-A chunk that is given up leaves a gap: the broker takes nothing behind it. What is before the gap is brought to its end
+A chunk that is given up leaves a hole: the broker takes nothing behind it. What is before the hole is brought to its end
 first; then the lane begins a new epoch of the producer, in which the chunks that are left count from 0. Its producer id
 stays, and so does the entry, and the order. The broker cannot tell a repeat across epochs. So when it is not known
-whether the chunk of the gap is stored, those behind it of which that is not known either are given up with it: sent in
+whether the chunk of the hole is stored, those behind it of which that is not known either are given up with it: sent in
 the new epoch, they might be there twice.
 
 Epochs are not for nothing: a named producer has a share of them, and above it is the next instance of the name. So an
@@ -19,7 +19,7 @@ epoch in which nothing can have been stored is used again, from sequence 0. When
 too, the lane is exhausted, and sends nothing more.
 
 Invariants: sequences of waiting and in-flight chunks ascend; nothing is taken while any chunk is held; nothing behind a
-gap is taken.
+hole is taken.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Lane:
         self.waiting: deque[PendingChunk] = deque()
         self.in_flight = 0
         self._held: list[tuple[PendingChunk, KeraError]] = []
-        self._gap: Failure | None = None
+        self._hole_in_sequence: Failure | None = None
         """The first chunk that was given up in this epoch."""
         self._next_sequence = 0
 
@@ -110,7 +110,7 @@ class Lane:
         """Whether `take` would return a chunk."""
         if not self.waiting or self._held or self.exhausted:
             return False
-        return self._gap is None or self._before_gap(self.waiting[0])
+        return self._hole_in_sequence is None or self._before_hole(self.waiting[0])
 
     @property
     def deadline_s(self) -> float | None:
@@ -121,7 +121,7 @@ class Lane:
     @property
     def ready_count(self) -> int:
         """How many times `take` can be called."""
-        return sum(map(self._before_gap, self.waiting)) if self.ready else 0
+        return sum(map(self._before_hole, self.waiting)) if self.ready else 0
 
     def add(self, chunk: PendingChunk) -> None:
         """Take charge of a chunk: give it the next sequence and encode it."""
@@ -130,7 +130,7 @@ class Lane:
 
     def take(self) -> PendingChunk:
         """The next chunk to send."""
-        invariant(self.ready, "a lane sends nothing while it waits for chunks to come back, and nothing behind a gap")
+        invariant(self.ready, "a lane sends nothing while it waits for chunks to come back, and nothing behind a hole")
         chunk = self.waiting.popleft()
         chunk.in_flight = True
         self.in_flight += 1
@@ -156,8 +156,8 @@ class Lane:
             self._held.append((chunk, error))
         else:
             failures.append(Failure(chunk, self._final(chunk, error)))
-            if self._before_gap(chunk):
-                self._gap = failures[0]
+            if self._before_hole(chunk):
+                self._hole_in_sequence = failures[0]
         return failures + self._all_returned()
 
     def abandon(self, error: KeraError) -> list[Failure]:
@@ -170,8 +170,8 @@ class Lane:
     def _final(self, chunk: PendingChunk, error: KeraError) -> KeraError:
         """Why `chunk` is given up after `error`: with the cause, where `error` itself does not say it."""
         cause = chunk.cause
-        if cause is None and self._gap is not None and isinstance(error, OutOfSequence):
-            cause = self._gap.error  # the one before it that is missing
+        if cause is None and self._hole_in_sequence is not None and isinstance(error, OutOfSequence):
+            cause = self._hole_in_sequence.error  # the one before it that is missing
         if chunk.uncertain and not isinstance(error, Uncertain):
             error = Uncertain(f"not known to be stored; last: {error.message}", **error.attributes)
         if cause is None or _says_why(error) or cause.message in error.message:
@@ -179,8 +179,8 @@ class Lane:
         kind = type(cause) if isinstance(cause, Uncertain) and isinstance(error, Uncertain) else type(error)
         return kind(f"{error.message}; before that: {cause.message}", **{**cause.attributes, **error.attributes})
 
-    def _before_gap(self, chunk: PendingChunk) -> bool:
-        return self._gap is None or chunk.sequence < self._gap.chunk.sequence
+    def _before_hole(self, chunk: PendingChunk) -> bool:
+        return self._hole_in_sequence is None or chunk.sequence < self._hole_in_sequence.chunk.sequence
 
     def _all_returned(self) -> list[Failure]:
         """When nothing is in flight any more: line up what came back, in a new epoch if the old one is at its end."""
@@ -191,17 +191,17 @@ class Lane:
             oldest, error = self._held[0]
             self.waiting.extendleft(chunk for chunk, _ in reversed(self._held))
             self._held.clear()
-            if isinstance(error, OutOfSequence) and self._before_gap(oldest):
+            if isinstance(error, OutOfSequence) and self._before_hole(oldest):
                 self._new_epoch()  # nothing is missing before it: the broker has forgotten what it had of this producer
                 return []
-        if self._gap is None or (self.waiting and self._before_gap(self.waiting[0])):
+        if self._hole_in_sequence is None or (self.waiting and self._before_hole(self.waiting[0])):
             return []
-        doubtful = self._remove_doubtful(self._gap.error)
+        doubtful = self._remove_doubtful(self._hole_in_sequence.error)
         self._new_epoch()
         return doubtful
 
     def _remove_doubtful(self, cause: KeraError) -> list[Failure]:
-        """Of the chunks behind a gap, those that may be stored, if the one of the gap may be."""
+        """Of the chunks behind a hole, those that may be stored, if the one of the hole may be."""
         if not isinstance(cause, Uncertain):
             return []
         doubtful = [chunk for chunk in self.waiting if chunk.uncertain]
@@ -214,7 +214,7 @@ class Lane:
         if self._epoch_used and self.producer_epoch >= self._last_epoch:
             self.exhausted = True
             return
-        self._gap = None
+        self._hole_in_sequence = None
         self.producer_epoch += self._epoch_used
         self._epoch_used = False
         self._next_sequence = 0

@@ -29,7 +29,7 @@ from kera.spark_connector.service.pieces import broker_as_json
 
 if TYPE_CHECKING:
     from kera.client import Client, StreamDescription
-    from kera.client.cluster.retry import Patience
+    from kera.client.cluster.retry import RetryTime
 
 READERS_MAX = 10_000
 """So many are remembered. Who is forgotten is as patient as at the beginning."""
@@ -102,7 +102,7 @@ class End:
     reason: str
 
 
-def decide(asked: Asked, error: KeraError, patience: Patience, now_s: float) -> Again | Skip | End:
+def decide(asked: Asked, error: KeraError, patience: RetryTime, now_s: float) -> Again | Skip | End:
     """What follows from `error`; raises it when that is the end of the task."""
     pause_s = patience.failed(error, now_s)
     if pause_s is not None:
@@ -119,7 +119,7 @@ class Router:
     """Answers tasks about the streams of one cluster. Belongs to the event loop of its client."""
 
     def __init__(self) -> None:
-        self._patience: OrderedDict[str, Patience] = OrderedDict()
+        self._patience: OrderedDict[str, RetryTime] = OrderedDict()
         """By reader, the one that has asked last at the end."""
         self._seen: dict[str, StreamDescription] = {}
         """Streams as they were last seen."""
@@ -160,13 +160,13 @@ class Router:
             answer = {"broker": broker_as_json(broker), "position": list(asked.position)}
             return answer | ({"lost": "; ".join(reasons)} if reasons else {})
 
-    def _patience_of(self, asked: Asked) -> Patience:
+    def _patience_of(self, asked: Asked) -> RetryTime:
         known = self._patience.pop(asked.reader, None)
         if known is None:
             from kera.client import ClientSettings
-            from kera.client.cluster.retry import Patience
+            from kera.client.cluster.retry import RetryTime
 
-            known = Patience(ClientSettings.load())
+            known = RetryTime(ClientSettings.load())
         self._patience[asked.reader] = known
         if len(self._patience) > READERS_MAX:
             self._patience.popitem(last=False)

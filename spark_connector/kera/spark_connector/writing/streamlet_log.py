@@ -18,7 +18,7 @@ from kera.core.ids import EntryId, Position
 from kera.core.telemetry import get_logger
 
 if TYPE_CHECKING:
-    from kera.client import Appended, Appender, ChunkBatch, Client
+    from kera.client import Appender, AppendResult, ChunkBatch, Client
 
 log = get_logger("kera.spark")
 
@@ -30,7 +30,7 @@ class StreamletLog:
         self._client = client
         self._appender = appender
         self._streamlet_id = streamlet_id
-        self._last: Appended | None = None
+        self._last: AppendResult | None = None
         """What the last append has answered."""
         self._found: Position | None = None
         """Where the last chunk ended that was read back."""
