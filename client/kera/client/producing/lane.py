@@ -8,8 +8,8 @@ Chunks go out in the order of their sequences, several requests at a time. When 
 will come back as well (`OutOfSequence`), or have been stored by an attempt whose answer was lost; so the lane waits
 until nothing is in flight, and sends again from the oldest chunk on. The broker's deduplication makes that exact.
 
-A chunk that is given up leaves a hole: the broker takes nothing behind it. What is before the hole is brought to its end
-first; then the lane begins a new epoch of the producer, in which the chunks that are left count from 0. Its producer id
+A chunk that is given up leaves a hole: the broker takes nothing behind it. What is before the hole is brought to its
+end first; then the lane begins a new epoch of the producer, in which the chunks left count from 0. Its producer id
 stays, and so does the entry, and the order. The broker cannot tell a repeat across epochs. So when it is not known
 whether the chunk of the hole is stored, those behind it of which that is not known either are given up with it: sent in
 the new epoch, they might be there twice.
