@@ -54,7 +54,7 @@ class SimulatedDisk:
     """The so manieth change from now on is cut off by a crash; 0: none."""
     full: bool = False
 
-    def _before_change(self) -> bool:
+    def before_change(self) -> bool:
         """Whether this change is cut off. Raises the error that is due."""
         if self.full:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -70,12 +70,12 @@ class SimulatedDisk:
             raise OSError(number, os.strerror(number))
 
     def create(self, path: Path, reserve_bytes: int) -> None:
-        if self._before_change():
+        if self.before_change():
             raise Crash
         self.files[path] = bytearray(reserve_bytes)
 
     def write(self, path: Path, offset: int, data: memoryview) -> None:
-        cut_off = self._before_change()
+        cut_off = self.before_change()
         file = self.files[path]
         file.extend(bytes(max(0, offset + len(data) - len(file))))
         if not cut_off:
@@ -96,12 +96,12 @@ class SimulatedDisk:
         return len(data)
 
     def truncate(self, path: Path, length: int) -> None:
-        if self._before_change():
+        if self.before_change():
             raise Crash
         del self.files[path][length:]
 
     def remove(self, path: Path) -> None:
-        if self._before_change():
+        if self.before_change():
             raise Crash
         self.files.pop(path, None)
 
@@ -124,7 +124,7 @@ class CrashingIndex(SegmentIndex):
 
     def commit(self, changes: Any, meta: dict[str, Any] | None = None) -> None:
         changes = list[Change](changes)
-        if self.disk._before_change():
+        if self.disk.before_change():
             if self.disk.random.random() < 0.5:
                 super().commit(changes, meta)
             raise Crash
@@ -227,7 +227,7 @@ class World:
     def _let_go(self) -> None:
         for name in self.totals.__slots__:
             setattr(self.totals, name, getattr(self.totals, name) + getattr(self.memory.totals, name))
-        self.index._environment.close()
+        self.index.close()
         self.arena.close(keep=True)
 
     # -- work ------------------------------------------------------------------------------------------------------

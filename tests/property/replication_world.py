@@ -170,7 +170,7 @@ class World:
             backup.answers.clear()
             backup.connected = False
         self.waiters.clear()
-        self.engine.index._environment.close()
+        self.engine.index.close()
         self.engine.arena.close(keep=True)
         if memory:
             self.engine.arena.path.unlink()

@@ -314,7 +314,7 @@ class StreamletMachine(RuleBasedStateMachine):
     def trace(self) -> Any:
         return (
             [(segment.address, segment.closed, segment.slot.index) for _, segment in self.segments()],
-            [bytes(slot.view) for slot in self.arena._slots],
+            [bytes(slot.view) for slot in self.arena.slots()],
             [entry.next_record for entry in self.streamlet.entries],
             self.arena.free_slots,
         )
@@ -390,14 +390,15 @@ class StreamletMachine(RuleBasedStateMachine):
     @invariant()
     def a_slot_is_free_or_used_once_or_leased(self) -> None:  # 5
         used = [segment.slot for _, segment in self.segments()]
-        free = self.arena._free
+        free = [slot for slot in self.arena.slots() if slot.content is None and not slot.leases]
+        assert len(free) == self.arena.free_slots
         retired = {lease.slot for lease in self.leases} - set(used)
         assert len({slot.index for slot in used}) == len(used), "two segments in one slot"
         assert not {slot.index for slot in used} & {slot.index for slot in free}
         assert len(used) + len(free) + len(retired) == SLOTS
-        for slot, before in zip(self.arena._slots, self.generations, strict=True):
+        for slot, before in zip(self.arena.slots(), self.generations, strict=True):
             assert slot.generation >= before
-        self.generations = [slot.generation for slot in self.arena._slots]
+        self.generations = [slot.generation for slot in self.arena.slots()]
         for _, segment in self.segments():
             content = segment.slot.content
             assert content is not None

@@ -318,8 +318,7 @@ def test_a_row_follows_its_segment(arena: Arena) -> None:
 
 def kill(arena: Arena) -> None:
     """What the kernel does when the owner dies."""
-    fcntl.flock(arena._fd, fcntl.LOCK_UN)
-    os.close(arena._fd)
+    arena.close(keep=True)
 
 
 def attach(shm_dir: Path, data_dir: str = "/data") -> Arena | None:

@@ -1,6 +1,5 @@
 """Arenas that dead brokers left: which are removed, and by whom."""
 
-import fcntl
 import os
 import signal
 import subprocess
@@ -23,8 +22,7 @@ def create(shm_dir: Path, data_dir: Path, *, ephemeral: bool = False) -> Arena:
 def orphan(shm_dir: Path, data_dir: Path, *, ephemeral: bool = False) -> Path:
     """The arena of a broker that is dead: the kernel has ended its lock, and nobody removed the file."""
     arena = create(shm_dir, data_dir, ephemeral=ephemeral)
-    fcntl.flock(arena._fd, fcntl.LOCK_UN)
-    os.close(arena._fd)
+    arena.close(keep=True)
     return arena.path
 
 

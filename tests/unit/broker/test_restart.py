@@ -58,7 +58,7 @@ class Launches:
         try:
             restart.look(index_whole=index_whole, slot_bytes=slot_bytes)
         except StartError:
-            index._environment.close()
+            index.close()
             if arena is not None:
                 arena.close(keep=True)
             raise
@@ -80,7 +80,7 @@ class Launches:
 
     def kill(self) -> None:
         """The process dies. The machine does not."""
-        self.engine.index._environment.close()
+        self.engine.index.close()
         self.engine.arena.close(keep=True)
         self.running = False
 
