@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from kera.coordinator.service import coordinator_service
+from kera.coordinator.store.metadata import MetadataStoreFull
 from kera.core.rpc import Call, Service, api
 from kera.core.rpc.method import Method, Peer
 from kera.core.turns import Turns
@@ -172,7 +173,7 @@ async def test_a_change_waits_for_one_of_those_that_another_client_asks_for(serv
 
 
 async def test_a_round_whose_changes_were_lost_meanwhile_says_so(
-    cluster: Cluster, service: Service, wide: common_pb2.StreamInfo, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, service: Service, wide: common_pb2.StreamInfo
 ) -> None:
     """What is taken back because the store does not take it is not answered as done."""
     await ask(service, api.RESET_CONSUMER_GROUP, reset(wide.stream_id), "busy")
@@ -183,18 +184,15 @@ async def test_a_round_whose_changes_were_lost_meanwhile_says_so(
         await asyncio.sleep(0)
     assert not large.done()
 
-    async def full(*_: Any) -> None:
-        raise RuntimeError("no room")
-
-    monkeypatch.setattr(state, "write", full)
+    cluster.store.failure = MetadataStoreFull("no room")
     leave = consumer_group_pb2.LeaveRequest(consumer_group="app", member_id="nobody")
     other = consumer_group_pb2.ConsumeRoundRequest()
     other.CopyFrom(consume(wide.stream_id))
     del other.starts[:], other.seen[:]
     other.member_id = "other"
-    with pytest.raises(RuntimeError, match="no room"):
+    with pytest.raises(MetadataStoreFull, match="no room"):
         await ask(service, api.CONSUME_ROUND, other, "other")
-    monkeypatch.undo()
-    with pytest.raises(RuntimeError, match="no room"):
+    cluster.store.failure = None
+    with pytest.raises(MetadataStoreFull, match="no room"):
         await large
     await ask(service, api.LEAVE, leave, "busy")
