@@ -265,7 +265,6 @@ def test_lines_go_in_and_come_out_in_order(kera: Kera, stream: str) -> None:
     assert kera("consume", stream, "--count", "3") == b"".join(lines.splitlines(keepends=True)[:3])
 
 
-@pytest.mark.slow
 def test_a_level_can_be_asked_for(kera: Kera, stream: str) -> None:
     kera("produce", stream, "--durability", "persisted", stdin=b"a\n")
     assert "durability" in kera.fails(2, "produce", stream, "--durability", "eternal", stdin=b"b\n")
@@ -461,7 +460,6 @@ def test_bench_produce_measures_acknowledgements(kera: Kera) -> None:
     assert re.search(r"^500 B +256 KiB +[\d.]+ ", shown, re.MULTILINE)
 
 
-@pytest.mark.slow
 def test_bench_consume_reads_all_that_was_sent(kera: Kera) -> None:
     for read in ("batches", "records"):
         (result,), _ = bench(kera, "consume", "--records", "20000", "--rounds", "1", "--read", read)
