@@ -45,7 +45,7 @@ WITH_SEED := seed="$(SEED)"; seed="$${seed:-$$(od -An -N4 -tu4 /dev/urandom | tr
   echo "random examples: repeat them with SEED=$$seed"; \
   export KERA_FUZZ_SEED="$$seed" KERA_SLOW_NETWORK=1;
 
-.PHONY: help setup jar demo demo-check test test-all test-fast coverage check check-all lint types proto proto-check
+.PHONY: help setup jar demo demo-check test test-all test-bench test-fast coverage check check-all lint types proto proto-check
 .PHONY: bench bench-compare bench-log
 .PHONY: bench-replication bench-recovery bench-migration bench-push bench-spark chaos-kill chaos-replicas chaos-control
 .PHONY: chaos-network chaos-push chaos-columnar chaos-spark fuzz-log fuzz-replication fuzz-chunks constraints clean
@@ -95,7 +95,10 @@ test: jar ## Run every feature once, with real daemons, ZooKeeper and Spark: ten
 	@$(WITH_ZOOKEEPER) $(WITH_JAVA) $(PYTEST) $(PARALLEL) $(TIER_quick) $(PYTEST_ARGS)
 
 test-all: jar ## Run all tests, with more examples, of SEED (a new one if it is not given). PYTEST_ARGS are passed on.
-	@$(WITH_ZOOKEEPER) $(WITH_JAVA) $(WITH_SEED) $(PYTEST) $(PARALLEL) $(TIER_all) $(PYTEST_ARGS)
+	@$(WITH_ZOOKEEPER) $(WITH_JAVA) $(WITH_SEED) $(PYTEST) $(PARALLEL) $(TIER_all) tests bench/tests $(PYTEST_ARGS)
+
+test-bench: setup ## Run the tests of the benchmarks' own code. PYTEST_ARGS are passed on.
+	@$(PYTEST) $(PARALLEL) bench/tests $(PYTEST_ARGS)
 
 test-fast: setup ## Run the unit and property tests: no daemons, no Spark.
 	@$(PYTEST) $(PARALLEL) $(TIER_quick) $(wildcard tests/unit tests/property) $(PYTEST_ARGS)

@@ -27,6 +27,5 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before xdist looks at the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    tests = config.rootpath / "tests"
     places = {name: number for number, name in enumerate(FOLDERS)}
-    items.sort(key=lambda item: places.get(item.path.relative_to(tests).parts[0], len(FOLDERS)))
+    items.sort(key=lambda item: places.get(item.path.relative_to(config.rootpath).parts[1], len(FOLDERS)))
