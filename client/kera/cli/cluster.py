@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from kera.client import BackupDescription, BrokerDescription, DrainStatus, RecoveryDescription, UnlistedStream
 
-app = typer.Typer(help="Look at the cluster, and say where its streamlets are.", no_args_is_help=True)
+app = typer.Typer(help="Inspect the cluster, and move, drain and recover what it holds.", no_args_is_help=True)
 
 POLL_INTERVAL_S = 0.5
 """Between two questions how far something is."""
@@ -122,12 +122,12 @@ def _life(member: BrokerDescription | BackupDescription) -> str:
 @app.command()
 def move(
     stream: str = typer.Argument(..., metavar="STREAM", help="Name of the stream."),
-    streamlet: int = typer.Argument(..., min=0, metavar="STREAMLET", help="Which of its streamlets."),
-    broker_id: int = typer.Argument(..., min=1, metavar="BROKER_ID", help="Broker that gets the streamlet."),
+    streamlet: int = typer.Argument(..., min=0, metavar="STREAMLET", help="Number of the streamlet."),
+    broker_id: int = typer.Argument(..., min=1, metavar="BROKER_ID", help="Target broker."),
     bootstrap: str = BOOTSTRAP_OPTION,
     as_json: bool = JSON_OPTION,
 ) -> None:
-    """Have another broker own a streamlet from now on.
+    """Move a streamlet to another broker.
 
     Producers and consumers go on; the records there are stay where they are.
     """
@@ -146,11 +146,11 @@ async def _move(bootstrap: str, stream: str, streamlet: int, broker_id: int, as_
 
 @app.command()
 def rebalance(
-    dry_run: bool = typer.Option(False, "--dry-run", help="Only say what would move, and why."),
+    dry_run: bool = typer.Option(False, "--dry-run", help="Only show what would move, and why."),
     bootstrap: str = BOOTSTRAP_OPTION,
     as_json: bool = JSON_OPTION,
 ) -> None:
-    """Move streamlets so that the brokers have about the same load."""
+    """Move streamlets to balance the load of the brokers."""
     run_async(_rebalance(bootstrap, dry_run, as_json))
 
 
@@ -190,14 +190,16 @@ def _why(reason: str, error: str | None) -> str:
 @app.command()
 def drain(
     member: str = typer.Argument(..., metavar="broker-ID|backup-ID", help="Broker or backup to drain."),
-    undo: bool = typer.Option(False, "--undo", help="Take it back into service."),
+    undo: bool = typer.Option(False, "--undo", help="Cancel the drain and return it to service."),
     wait: bool = typer.Option(
-        False, "--wait", help="End when it is empty, and say meanwhile what holds it; without, say how far that is."
+        False,
+        "--wait",
+        help="Wait until it is empty, showing what holds it; otherwise show the progress.",
     ),
     bootstrap: str = BOOTSTRAP_OPTION,
     as_json: bool = JSON_OPTION,
 ) -> None:
-    """Empty a broker or a backup, so that it can be stopped without loss.
+    """Drain a broker or a backup, so that it can be stopped without loss.
 
     It goes on by itself; the same command again tells how far it is.
     """
@@ -255,14 +257,14 @@ def _left(status: DrainStatus) -> str:
 
 @app.command()
 def forget(
-    member: str = typer.Argument(..., metavar="broker-ID|backup-ID", help="Who is gone for good."),
+    member: str = typer.Argument(..., metavar="broker-ID|backup-ID", help="Broker or backup to remove."),
     force: bool = typer.Option(
-        False, "--force", help="Also if records or replicas are lost by that; without, say which, and do nothing."
+        False, "--force", help="Remove it even if records or replicas are lost; otherwise list these and do nothing."
     ),
     bootstrap: str = BOOTSTRAP_OPTION,
     as_json: bool = JSON_OPTION,
 ) -> None:
-    """Remove a broker or a backup that is gone for good from all lists.
+    """Remove a broker or a backup that is gone for good from the metadata.
 
     Nothing waits for it any more, and it cannot come back. Refused while it is alive, or what it had is recovered.
     """
@@ -283,12 +285,14 @@ async def _forget(bootstrap: str, kind: str, member_id: int, force: bool, as_jso
 
 @app.command()
 def adopt(
-    stream: str = typer.Argument("", metavar="[STREAM]", help="Its name or id; without, say which streams there are."),
-    name: str = typer.Option("", "--name", help="What it is called from now on, if its name is taken."),
+    stream: str = typer.Argument(
+        "", metavar="[STREAM]", help="Name or id of the stream; if omitted, list such streams."
+    ),
+    name: str = typer.Option("", "--name", help="New name, if its own is taken."),
     bootstrap: str = BOOTSTRAP_OPTION,
     as_json: bool = JSON_OPTION,
 ) -> None:
-    """Take up again a stream that brokers hold and that is not in the metadata, or not as they know it.
+    """Add a stream that brokers hold back to the metadata, if it is missing there or older there.
 
     That is so when the coordinator's metadata were restored from an older copy. The stream has all its records; of one
     that is in the metadata, but for those that were written to it elsewhere since the metadata were restored.
@@ -314,10 +318,10 @@ async def _adopt(bootstrap: str, stream: str, name: str, as_json: bool) -> None:
 
 @app.command()
 def backup(
-    file: Path = typer.Argument(..., metavar="FILE", help="Where to put it; replaced when the copy is whole."),
+    file: Path = typer.Argument(..., metavar="FILE", help="File to write; replaced once the copy is complete."),
     bootstrap: str = BOOTSTRAP_OPTION,
 ) -> None:
-    """Copy the metadata into a file: streams, members, consumer groups, producers. Records are not in it."""
+    """Back up the metadata to a file: streams, members, consumer groups, producers; not the records."""
     run_async(_backup(bootstrap, file))
 
 
@@ -338,12 +342,12 @@ async def _backup(bootstrap: str, file: Path) -> None:
 
 @app.command()
 def restore(
-    file: Path = typer.Argument(..., metavar="FILE", help="From kera cluster backup."),
+    file: Path = typer.Argument(..., metavar="FILE", help="File made by kera cluster backup."),
     data_dir: Path | None = typer.Option(None, "--data-dir", help="The coordinator's data directory."),
     zookeeper: str = typer.Option("", "--zookeeper", help="Where the coordinators keep their metadata, instead."),
-    force: bool = typer.Option(False, "--force", help="Also if there are metadata: what is not in the copy is gone."),
+    force: bool = typer.Option(False, "--force", help="Overwrite existing metadata; what the copy lacks is lost."),
 ) -> None:
-    """Put a copy of the metadata back. All coordinators must be stopped; what the copy lacks, brokers keep."""
+    """Restore the metadata from a backup. Stop all coordinators first; brokers keep streams that the copy lacks."""
     if (data_dir is None) == (not zookeeper):
         raise UsageError("say where the metadata are kept: --data-dir or --zookeeper")
     run_async(_restore(file, {"data_dir": data_dir, "zookeeper": zookeeper}, force))
@@ -366,7 +370,7 @@ async def _restore(file: Path, where: dict[str, object], force: bool) -> None:
 
 @app.command()
 def recoveries(bootstrap: str = BOOTSTRAP_OPTION, as_json: bool = JSON_OPTION) -> None:
-    """Show how far the recoveries of lost brokers are, and how long they took."""
+    """Show the progress and the duration of recoveries of lost brokers."""
     run_async(_recoveries(bootstrap, as_json))
 
 

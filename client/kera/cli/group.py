@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Inspect consumer groups and reset their offsets.", no_args_is_help=True)
 
 NAME_ARGUMENT = typer.Argument(..., metavar="GROUP", help="Name of the consumer group.")
-YES_OPTION = typer.Option(False, "--yes", "-y", help="Do not ask.")
+YES_OPTION = typer.Option(False, "--yes", "-y", help="Do not ask for confirmation.")
 
 
 @app.command("list")
@@ -115,7 +115,7 @@ def _total(found: ConsumerGroupDescription) -> str:
         f"lag: {plural(sum(lag.records for lag in lags), 'record')}, {format_size(sum(lag.bytes for lag in lags))},"
         f" {format_ms(_behind_ms(oldest_us))}"
     )
-    return text + (f"; of {missing} more entries nothing is known: no answer from their brokers" if missing else "")
+    return text + (f"; unknown for {missing} more entries: their brokers did not answer" if missing else "")
 
 
 def _behind_ms(oldest_us: int) -> int:
@@ -138,16 +138,16 @@ def reset(
     to: str = typer.Option(
         ..., "--to", metavar="WHERE", help="earliest, latest, or a time: 2026-01-31T12:00 (local) or …Z."
     ),
-    force: bool = typer.Option(False, "--force", help="Also while consumers are active: they lose what they hold."),
+    force: bool = typer.Option(False, "--force", help="Reset even while consumers are active; they lose their leases."),
     yes: bool = YES_OPTION,
     bootstrap: str = BOOTSTRAP_OPTION,
 ) -> None:
-    """Put a consumer group elsewhere in a stream, back or forward. One that is not there yet begins there."""
+    """Reset a consumer group's offsets in a stream, back or forward. A new group is created at these offsets."""
     where: Any = to if to in {"earliest", "latest"} else _time(to)
     if not yes:
-        typer.confirm(f"put {name} at {to} of {stream}?", abort=True)
+        typer.confirm(f"reset group {name} to {to} in stream {stream}?", abort=True)
     run_async(_reset(bootstrap, name, stream, where, force))
-    print(f"{name} goes on with {stream} at {to}")
+    print(f"reset group {name} to {to} in stream {stream}")
 
 
 def _time(text: str) -> datetime.datetime:
@@ -167,22 +167,22 @@ async def _reset(bootstrap: str, name: str, stream: str, to: Any, force: bool) -
 def delete(
     name: str | None = typer.Argument(None, metavar="[GROUP]", help="Name of the consumer group; or give --idle."),
     idle: str | None = typer.Option(
-        None, "--idle", metavar="TIME", help="All that nobody has used for so long: 7d, 12h. Without GROUP."
+        None, "--idle", metavar="TIME", help="Delete all groups that have been idle this long: 7d, 12h. Not with GROUP."
     ),
-    dry_run: bool = typer.Option(False, "--dry-run", help="With --idle: only say which these are."),
+    dry_run: bool = typer.Option(False, "--dry-run", help="With --idle: only list the groups."),
     yes: bool = YES_OPTION,
     bootstrap: str = BOOTSTRAP_OPTION,
 ) -> None:
-    """Forget a consumer group and its cursors, or all that are idle; consumers must have stopped."""
+    """Delete a consumer group and its cursors, or all idle groups; their consumers must have stopped."""
     if (name is None) == (idle is None):
-        raise UsageError("say which group, or --idle with a time: one of the two")
+        raise UsageError("give either a group or --idle with a time")
     if idle is not None:
         run_async(_delete_idle(bootstrap, parse_duration_ms(idle, name="--idle"), dry_run=dry_run, yes=yes))
         return
     if dry_run:
-        raise UsageError("--dry-run is for --idle")
+        raise UsageError("--dry-run needs --idle")
     if not yes:
-        typer.confirm(f"forget the cursors of {name}?", abort=True)
+        typer.confirm(f"delete group {name} and its cursors?", abort=True)
     run_async(_delete(bootstrap, str(name)))
     print(f"deleted {name}")
 
@@ -194,18 +194,18 @@ async def _delete(bootstrap: str, name: str) -> None:
 
 async def _delete_idle(bootstrap: str, idle_ms: int, *, dry_run: bool, yes: bool) -> None:
     if not idle_ms:
-        raise UsageError("--idle: a group that is used now is idle for 0 s, too; write a time above that")
+        raise UsageError("--idle: the time must be above 0, as groups in use are idle for 0 s")
     async with connected(bootstrap, patient=False) as client:
         found = [each for each in await client.admin.consumer_groups() if not each.members and each.idle_ms >= idle_ms]
         if not found:
-            print(f"no group was idle for {format_ms(idle_ms)}", file=sys.stderr)
+            print(f"no group has been idle for {format_ms(idle_ms)}", file=sys.stderr)
             return
         rows = [(each.consumer_group, format_ms(each.idle_ms), ", ".join(each.streams)) for each in found]
         print(table(("GROUP", "IDLE", "STREAMS"), rows))
         if dry_run:
             return
         if not yes:
-            typer.confirm(f"forget the cursors of {plural(len(found), 'group')}?", abort=True)
+            typer.confirm(f"delete {plural(len(found), 'group')} and their cursors?", abort=True)
         deleted = 0
         for each in found:
             try:

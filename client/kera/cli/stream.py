@@ -21,14 +21,16 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Create, list, describe, alter, truncate and delete streams.", no_args_is_help=True)
 
 NAME_ARGUMENT = typer.Argument(..., metavar="NAME", help="Name of the stream.")
-YES_OPTION = typer.Option(False, "--yes", "-y", help="Do not ask.")
+YES_OPTION = typer.Option(False, "--yes", "-y", help="Do not ask for confirmation.")
 
 
 @app.command()
 def create(
     name: str = NAME_ARGUMENT,
-    streamlets: int = typer.Option(1, min=1, metavar="M", help="Partitions of the stream; fixed."),
-    brokers: int = typer.Option(0, min=0, metavar="N", help="Over how many brokers they are spread; 0 for all."),
+    streamlets: int = typer.Option(
+        1, min=1, metavar="M", help="Number of streamlets, the partitions of the stream; cannot be changed."
+    ),
+    brokers: int = typer.Option(0, min=0, metavar="N", help="Number of brokers to spread them over; 0 for all."),
     entries: int = typer.Option(
         1, min=1, metavar="Q", help="Append lanes per streamlet; 1 keeps a streamlet totally ordered."
     ),
@@ -36,7 +38,10 @@ def create(
         None, min=1, metavar="P", help="Segments per group; absent: the client's default."
     ),
     replication: int | None = typer.Option(
-        None, min=0, metavar="R", help="Backups that have each record, too; fixed; absent: the cluster's default."
+        None,
+        min=0,
+        metavar="R",
+        help="Replication factor: backups per record; cannot be changed. Default: the cluster's.",
     ),
     virtual_logs: int = typer.Option(
         1, min=1, metavar="V", help="Virtual logs that carry the stream to backups; at most streamlets × entries."
@@ -56,13 +61,13 @@ def create(
     timestamp_column: str | None = typer.Option(None, metavar="NAME", help="Typed: the time of a row."),
     retention_ms: int = typer.Option(0, min=0, metavar="MS", help="Delete records older than this; 0 keeps them."),
     retention_bytes: str = typer.Option(
-        "0", metavar="SIZE", help="What a streamlet has beyond this goes, oldest first; 0: it stays."
+        "0", metavar="SIZE", help="Delete the oldest records of a streamlet beyond this size; 0 keeps them."
     ),
     retention_consumer_group: list[str] | None = typer.Option(
-        None, metavar="NAME", help="Nothing goes that this consumer group has yet to read; repeat it."
+        None, metavar="NAME", help="Keep what this consumer group has yet to read; may be repeated."
     ),
     retention_consumed: bool = typer.Option(
-        False, "--retention-consumed", help="What all these consumer groups have read goes at once."
+        False, "--retention-consumed", help="Delete records once all these consumer groups have read them."
     ),
     bootstrap: str = BOOTSTRAP_OPTION,
 ) -> None:
@@ -242,12 +247,12 @@ def alter(
         None, min=0, metavar="MS", help="Delete records older than this; 0 keeps them."
     ),
     retention_bytes: str | None = typer.Option(
-        None, metavar="SIZE", help="What a streamlet has beyond this goes, oldest first; 0: it stays."
+        None, metavar="SIZE", help="Delete the oldest records of a streamlet beyond this size; 0 keeps them."
     ),
     retention_consumer_group: list[str] | None = typer.Option(
         None,
         metavar="NAME",
-        help="Nothing goes that this consumer group has yet to read; repeat it. Replaces those there were.",
+        help="Keep what this consumer group has yet to read; may be repeated. Replaces the list.",
     ),
     no_retention_consumer_groups: bool = typer.Option(
         False, "--no-retention-consumer-groups", help="Clear the list of consumer groups that retention waits for."
@@ -255,10 +260,13 @@ def alter(
     retention_consumed: bool | None = typer.Option(
         None,
         "--retention-consumed/--no-retention-consumed",
-        help="What all these consumer groups have read goes at once.",
+        help="Delete records once all these consumer groups have read them.",
     ),
     brokers: int | None = typer.Option(
-        None, min=0, metavar="N", help="Spread the streamlets over so many brokers; 0 for all. Older records stay."
+        None,
+        min=0,
+        metavar="N",
+        help="Spread the streamlets over this many brokers; 0 for all. Older records stay where they are.",
     ),
     add_column: list[str] | None = typer.Option(
         None,
@@ -297,16 +305,18 @@ async def _alter(bootstrap: str, name: str, changes: dict[str, Any]) -> None:
 @app.command()
 def truncate(
     name: str = NAME_ARGUMENT,
-    streamlet: int | None = typer.Option(None, min=0, metavar="N", help="Of which streamlet, with --to."),
-    entry: int | None = typer.Option(None, min=0, metavar="N", help="Of which entry of it; absent: 0."),
+    streamlet: int | None = typer.Option(None, min=0, metavar="N", help="Streamlet, with --to."),
+    entry: int | None = typer.Option(None, min=0, metavar="N", help="Entry of the streamlet. Default: 0."),
     to: str | None = typer.Option(
-        None, metavar="GROUP/SEGMENT+OFFSET", help="Remove what is before this: the start of a chunk, or the head."
+        None,
+        metavar="GROUP/SEGMENT+OFFSET",
+        help="Delete the records before this position: the start of a chunk, or the head.",
     ),
-    everything: bool = typer.Option(False, "--all", help="Remove all records that are there now."),
+    everything: bool = typer.Option(False, "--all", help="Delete all current records."),
     yes: bool = YES_OPTION,
     bootstrap: str = BOOTSTRAP_OPTION,
 ) -> None:
-    """Remove the oldest records of a stream, or all of them.
+    """Delete the oldest records of a stream, or all of them.
 
     Prints where what is left starts. The stream goes on as before.
     """

@@ -1,0 +1,50 @@
+"""Words that the project has given up: each had a plainer or a more usual one, and none comes back."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+RETIRED = {
+    r"application_id\b": "consumer_group",
+    r"FetchApplication": "FetchConsumerGroup",
+    r"HEARD OF": "LAST HEARTBEAT",
+    r"IN ITS CODE FOR": "PROCESSING FOR",
+    r"is an episode": "is a brief interruption",
+    r"Two doors": "Two transports",
+    r"without a word about it": "by default",
+    r"what others still have to learn": "propagating to other brokers",
+    r"Who is to (own|be emptied)": "Target broker, Member to drain",
+    r"retention_applications": "retention_consumer_groups",
+    r"\bexcuse\b": "extend_timeouts",
+    r"def (backups_are|info_is|heard_of)\b": "update_backups, update_address, observe_epoch",
+    r"class GroupSettings\b": "GroupConsumerSettings",
+    r"class (GroupFeed|HeldGroup)\b": "Fetcher, a lease",
+    r"ended of a defect": "unexpected exception",
+    r"What becomes of a chunk": "Delivery result of a chunk",
+}
+KEPT = ("CHANGELOG.md", "tests/unit/test_words.py")
+
+
+def hits(text: str) -> list[str]:
+    return [pattern for pattern in RETIRED if re.search(pattern, text)]
+
+
+def test_retired_words_do_not_come_back() -> None:
+    names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    found = {}
+    for name in filter(None, names.split("\0")):
+        path = ROOT / name
+        if name not in KEPT and path.suffix in {".py", ".md", ".proto", ".java", ".toml", ".sh"} and path.is_file():
+            words = hits(path.read_text())
+            if words:
+                found[name] = {word: RETIRED[word] for word in words}
+    assert found == {}
+
+
+@pytest.mark.parametrize("line", ["def heard_of(self) -> None:", "application_id = 1", "Two doors: frames and gRPC."])
+def test_a_retired_word_is_found(line: str) -> None:
+    assert len(hits(line)) == 1
