@@ -32,7 +32,7 @@ _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
 class CorruptChunks(enum.StrEnum):
-    """What becomes of a chunk whose records cannot be read, as in the consumer's settings."""
+    """How to treat a chunk whose records cannot be read, as in the consumer's settings."""
 
     FAIL = "fail"
     SKIP = "skip"
@@ -79,7 +79,7 @@ def consume(
     corrupt_chunks: CorruptChunks = typer.Option(
         CorruptChunks.FAIL,
         "--corrupt-chunks",
-        help="What becomes of a chunk that cannot be read: it ends the command, or is left out with a warning.",
+        help="How to treat a chunk that cannot be read: fail, or skip it with a warning.",
     ),
     bootstrap: str = BOOTSTRAP_OPTION,
 ) -> None:

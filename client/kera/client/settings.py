@@ -103,7 +103,7 @@ class ConsumerSettings(KeraSettings):
     )
     corrupt_chunks: Literal["fail", "skip"] = Field(
         "fail",
-        description="What becomes of a chunk whose records cannot be read, though its header can. skip: it counts as"
+        description="How to treat a chunk whose records cannot be read, though its header can. skip: it counts as"
         " one without records, and a warning names it.",
     )
     decompressed_bytes_max: ByteSize = Field(

@@ -51,15 +51,15 @@ class IndexWriter:
         self._noted.append((changes, done))
         self._books.events.disk_work()
 
-    def commit_cursor(self, entry: Entry, application_id: str, position: Position, done: Done) -> None:
+    def commit_cursor(self, entry: Entry, consumer_group: str, position: Position, done: Done) -> None:
         """Remember, durably, how far an application has read."""
 
         def committed(error: KeraError | None) -> None:
             if error is None:
-                entry.committed[application_id] = position
+                entry.committed[consumer_group] = position
             done(error)
 
-        self.note([put_cursor(entry.log_id, application_id, position)], committed)
+        self.note([put_cursor(entry.log_id, consumer_group, position)], committed)
 
     def durable_further(self, segment: Segment) -> None:
         """An open segment is durable further than the index knows."""

@@ -1,4 +1,4 @@
-"""What becomes of a chunk: told once, to all who wait for its records.
+"""Delivery result of a chunk: told once, to all who wait for its records.
 
 Not an `asyncio.Future`, for two reasons. A task that stops waiting cancels the future that it waits for, and a chunk's
 is shared by all its records. And of most chunks nobody asks: then it costs one small object, and no round of the loop.
