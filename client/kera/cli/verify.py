@@ -16,13 +16,13 @@ from kera.cli._client import JSON_OPTION
 from kera.cli._run import EXIT_ERROR, extra, interruptible
 from kera.cli._sizes import format_size
 from kera.cli._table import plural
-from kera.core.verifying import Finding, unused
 
 if TYPE_CHECKING:
     from kera.backup import verify as of_backup
     from kera.broker import verify as of_broker
     from kera.broker.replication.virtual_segment import VirtualSegment
     from kera.broker.storage.index import SegmentIndex
+    from kera.core.verifying import Finding
 
 QUIET_S = 1.0
 """A check that is done sooner shows no progress."""
@@ -117,6 +117,8 @@ class _Check:
             with contextlib.suppress(OSError, ValueError):
                 identity = identity or BrokerIdentity.read(data_dir / name)
         index_path = data_dir / "log" / "index"
+        from kera.core.verifying import unused
+
         with unused(data_dir), self._broker.index_copy(index_path) as copy:
             if identity is None or copy.index is None:
                 return  # which was told
@@ -153,6 +155,8 @@ class _Check:
             text = (
                 f"says that virtual segment {wanted.virtual_segment_id:#x} is on backup {backups}; it is not, as it was"
             )
+            from kera.core.verifying import Finding
+
             yield Finding("damage" if lost else "warning", path, None, 0, text)
 
     def _compare_segments(
@@ -190,6 +194,8 @@ class _Check:
                 at = end
             if alone and complete:
                 text = f"{plural(alone, 'chunk')} of {self._broker.place_of(address)}: no replica is there"
+                from kera.core.verifying import Finding
+
                 yield Finding("warning", path, None, 0, text)
 
 
