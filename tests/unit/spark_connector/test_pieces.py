@@ -12,19 +12,14 @@ from kera.core.schema import schema_from_bytes
 from kera.spark_connector.options.reading import parse_read_options
 from kera.spark_connector.planning import Piece
 from kera.spark_connector.reading.batch import plan_batch
-from kera.spark_connector.service import pieces as pieces_module
-from kera.spark_connector.service.pieces import as_json, hosts_of
+from kera.spark_connector.service.pieces import Hosts, as_json
 from tests.unit.spark_connector.fakes import BROKER, CHUNK_BYTES, SCHEMA, FakeClient, at
 
 OPTIONS = parse_read_options({"kera.bootstrap.servers": "h:1", "subscribe": "numbers", "sharedMemory": "never"})
 
 
-@pytest.fixture(autouse=True)
-def addresses(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[str, ...]]:
-    """What is known of hosts."""
-    known: dict[str, tuple[str, ...]] = {"broker-1.invalid": ("10.0.0.1", "127.0.1.1"), "here": ()}
-    monkeypatch.setattr(pieces_module, "_addresses", known)
-    return known
+def hosts() -> Hosts:
+    return Hosts({"broker-1.invalid": ("10.0.0.1", "127.0.1.1"), "here": ()})
 
 
 async def planned(cluster: Any) -> list[Piece]:
@@ -32,7 +27,7 @@ async def planned(cluster: Any) -> list[Piece]:
 
 
 async def documents(cluster: Any, found: list[Piece]) -> list[dict[str, Any]]:
-    return await as_json(cluster, found, OPTIONS)
+    return await as_json(cluster, found, OPTIONS, hosts())
 
 
 async def test_a_piece_has_all_that_a_task_needs(cluster: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +93,7 @@ async def test_of_a_stream_that_has_gone_or_is_another_one_no_broker_is_known(cl
 async def test_no_host_stands_for_this_one(address: str) -> None:
     broker = broker_at(address)
 
-    assert await hosts_of(broker) == ["here"]
+    assert await hosts().of(broker) == ["here"]
 
 
 def broker_at(address: str) -> BrokerDescription:
@@ -113,12 +108,13 @@ async def test_a_host_that_is_unknown_is_looked_up_again_later(monkeypatch: pyte
         raise OSError
 
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo)
-    monkeypatch.setattr(pieces_module, "_unknown_until_s", {})
+    patient, impatient = Hosts({"here": ()}), Hosts({"here": ()}, again_s=0.0)
     broker = broker_at("somewhere:1")
 
     for _ in range(2):
-        assert await hosts_of(broker) == ["somewhere", "here"]
+        assert await patient.of(broker) == ["somewhere", "here"]
     assert asked == ["somewhere"]
-    monkeypatch.setattr(pieces_module, "_unknown_until_s", {"somewhere": 0.0})
-    await hosts_of(broker)
+    asked.clear()
+    for _ in range(2):
+        await impatient.of(broker)
     assert asked == ["somewhere"] * 2

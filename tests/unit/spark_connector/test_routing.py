@@ -1,8 +1,7 @@
 """A task of the columnar engine is sent where the client would go, after as long a wait, and told when it is over."""
 
 import asyncio
-import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -64,19 +63,21 @@ def patience() -> RetryTime:
     return RetryTime(ClientSettings(retry_timeout_ms=10_000, recovery_timeout_ms=60_000))
 
 
+class Impatient(Router):
+    """Does not wait, and remembers how long it would have."""
+
+    def __init__(self, **limits: int) -> None:
+        self.pauses: list[float] = []
+        super().__init__(pause=self._note, **limits)  # type: ignore[arg-type]
+
+    async def _note(self, pause_s: float) -> None:
+        self.pauses.append(pause_s)
+        await asyncio.sleep(0)
+
+
 @pytest.fixture
-def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """How long was waited, without the wait."""
-    found: list[float] = []
-    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
-
-    async def note(seconds: float) -> None:
-        found.append(seconds)
-        await sleep(0)
-
-    monkeypatch.setattr(asyncio, "sleep", note)
-    monkeypatch.setattr(random, "uniform", lambda _, most: most)
-    return found
+def router() -> Impatient:
+    return Impatient()
 
 
 # -- what follows from an error --------------------------------------------------------------------------------
@@ -135,25 +136,23 @@ async def route(router: Router, cluster: Any, asked: Asked) -> dict[str, Any]:
 # -- where to ----------------------------------------------------------------------------------------------------
 
 
-async def test_a_task_that_knows_no_broker_is_told_without_a_wait(cluster: FakeClient, pauses: list[float]) -> None:
-    answer = await route(Router(), cluster, Asked.of(params()))
+async def test_a_task_that_knows_no_broker_is_told_without_a_wait(cluster: FakeClient, router: Impatient) -> None:
+    answer = await route(router, cluster, Asked.of(params()))
 
     assert answer == {"broker": ADDRESSES, "position": list(at(1))}
-    assert pauses == []
+    assert router.pauses == []
 
 
-async def test_after_a_failure_it_is_sent_where_the_stream_is_now(cluster: FakeClient, pauses: list[float]) -> None:
-    router = Router()
+async def test_after_a_failure_it_is_sent_where_the_stream_is_now(cluster: FakeClient, router: Impatient) -> None:
     cluster.streams["numbers"].broker = replace(BROKER, broker_id=2, frames_address="broker-2.invalid:7501")
 
     answer = await route(router, cluster, Asked.of(params(NotOwner("it has moved"))))
 
     assert answer["broker"]["broker_id"] == 2
-    assert pauses == [0.005]
+    assert router.pauses == [0.005]
 
 
-async def test_pauses_grow_until_something_came(cluster: FakeClient, pauses: list[float]) -> None:
-    router = Router()
+async def test_pauses_grow_until_something_came(cluster: FakeClient, router: Impatient) -> None:
     asked = Asked.of(params(NotOwner("it has moved")))
 
     for _ in range(3):
@@ -162,20 +161,20 @@ async def test_pauses_grow_until_something_came(cluster: FakeClient, pauses: lis
     await route(router, cluster, replace(asked, reader="another"))
     await route(router, cluster, asked)
 
-    assert [pause > 0.005 for pause in pauses] == [False, True, True, False, False, True]
+    assert [pause > 0.005 for pause in router.pauses] == [False, True, True, False, False, True]
 
 
-async def test_a_stream_that_a_broker_does_not_know_is_elsewhere(cluster: FakeClient, pauses: list[float]) -> None:
+async def test_a_stream_that_a_broker_does_not_know_is_elsewhere(cluster: FakeClient, router: Impatient) -> None:
     error = UnknownStream("no such stream here")
 
-    assert (await route(Router(), cluster, Asked.of(params(error))))["broker"] == ADDRESSES
-    assert len(pauses) == 1
+    assert (await route(router, cluster, Asked.of(params(error))))["broker"] == ADDRESSES
+    assert len(router.pauses) == 1
 
     del cluster.streams["numbers"]
     with pytest.raises(UnknownStream, match="no stream is called 'numbers'"):
-        await route(Router(), cluster, Asked.of(params(error)))
+        await route(Impatient(), cluster, Asked.of(params(error)))
     lenient = Asked.of(params(error, fail_on_data_loss=False))
-    assert await route(Router(), cluster, lenient) == {
+    assert await route(Impatient(), cluster, lenient) == {
         "end": True,
         "lost": "no stream is called 'numbers'",
     }
@@ -185,23 +184,22 @@ async def test_another_incarnation_is_not_read(cluster: FakeClient) -> None:
     cluster.stream_id = 8
 
     with pytest.raises(StreamRecreated, match="it was incarnation 7, now it is 8"):
-        await route(Router(), cluster, Asked.of(params()))
-    answer = await route(Router(), cluster, Asked.of(params(fail_on_data_loss=False)))
+        await route(Impatient(), cluster, Asked.of(params()))
+    answer = await route(Impatient(), cluster, Asked.of(params(fail_on_data_loss=False)))
     assert answer["end"] is True
 
 
 async def test_what_was_skipped_is_said_with_where_to_go_on(cluster: FakeClient) -> None:
     asked = Asked.of(params(LOST, fail_on_data_loss=False))
 
-    answer = await route(Router(), cluster, asked)
+    answer = await route(Impatient(), cluster, asked)
 
     assert answer == {"broker": ADDRESSES, "position": list(at(2)), "lost": "it is gone"}
 
 
 async def test_a_coordinator_that_is_away_leaves_what_was_known(
-    cluster: FakeClient, pauses: list[float], monkeypatch: pytest.MonkeyPatch
+    cluster: FakeClient, router: Impatient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    router = Router()
     await route(router, cluster, Asked.of(params()))
 
     async def nobody(_: str) -> None:
@@ -212,10 +210,10 @@ async def test_a_coordinator_that_is_away_leaves_what_was_known(
 
     answer = await route(router, cluster, Asked.of(params(NotOwner("it has moved"))))
     assert answer["broker"] == ADDRESSES
-    assert len(pauses) == 1
+    assert len(router.pauses) == 1
     monkeypatch.setattr(routing, "decide", only_one_wait(decide))
     with pytest.raises(Unavailable, match="does not say where stream 'numbers' is"):
-        await route(Router(), cluster, Asked.of(params()))
+        await route(Impatient(), cluster, Asked.of(params()))
 
 
 def only_one_wait(decide_: Callable[..., Again | Skip | End]) -> Callable[..., Again | Skip | End]:
@@ -226,7 +224,7 @@ def only_one_wait(decide_: Callable[..., Again | Skip | End]) -> Callable[..., A
 
 
 async def test_a_broker_that_is_not_reached_is_looked_for(
-    cluster: FakeClient, pauses: list[float], monkeypatch: pytest.MonkeyPatch
+    cluster: FakeClient, router: Impatient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked: list[Position] = []
 
@@ -235,23 +233,19 @@ async def test_a_broker_that_is_not_reached_is_looked_for(
         raise Unavailable("nobody is there")
 
     monkeypatch.setattr(cluster, "locate", locate)
-    router = Router()
 
     for error in (NotOwner("it has moved"), Unavailable("it is away"), Unavailable("it is away")):
         await route(router, cluster, Asked.of(params(error, progressed=True)))
 
     assert looked == [at(1), at(1)]
-    assert len(pauses) == 3
+    assert len(router.pauses) == 3
 
 
-async def test_only_so_many_readers_are_remembered(
-    cluster: FakeClient, pauses: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(routing, "READERS_MAX", 2)
-    router = Router()
+async def test_only_so_many_readers_are_remembered(cluster: FakeClient) -> None:
+    router = Impatient(readers_max=2)
     asked = Asked.of(params(NotOwner("it has moved")))
 
     for reader in ("a", "b", "a", "c", "a", "b"):
         await route(router, cluster, replace(asked, reader=reader))
 
-    assert [pause > 0.005 for pause in pauses] == [False, False, True, False, True, False]
+    assert [pause > 0.005 for pause in router.pauses] == [False, False, True, False, True, False]

@@ -102,8 +102,10 @@ async def client() -> FakeClient:
     return FakeClient()
 
 
-def task(client: FakeClient, given: StructType = GIVEN, stream: str | None = "s", name: Name = NAME) -> TaskWriter:
-    return TaskWriter(client, given, stream, name)  # type: ignore[arg-type]
+def task(
+    client: FakeClient, given: StructType = GIVEN, stream: str | None = "s", name: Name = NAME, **limits: int
+) -> TaskWriter:
+    return TaskWriter(client, given, stream, name, **limits)  # type: ignore[arg-type]
 
 
 def batch(numbers: range, *, keyed: bool = True, size: int = 100) -> pa.RecordBatch:
@@ -158,11 +160,9 @@ async def test_rows_without_a_key_go_to_the_streamlet_of_the_task(client: FakeCl
     assert list(client.chunks) == [("s", NAME.keyless % STREAMLETS)]
 
 
-async def test_a_task_waits_while_too_much_is_on_its_way(client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writing_task, "QUEUED_BYTES_MAX", 100_000)
-    monkeypatch.setattr(writing_task, "GATHERED_BYTES_MAX", 50_000)
+async def test_a_task_waits_while_too_much_is_on_its_way(client: FakeClient) -> None:
     client.open.clear()
-    made = task(client)
+    made = task(client, queued_bytes_max=100_000, gathered_bytes_max=50_000)
     done = 0
 
     async def run() -> None:

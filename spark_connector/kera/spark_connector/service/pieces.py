@@ -27,35 +27,6 @@ _LOCAL_NAMES = {"", "localhost", "localhost.localdomain", "ip6-localhost", "ip6-
 RESOLVE_AGAIN_S = 60.0
 """A host without addresses is looked up again then."""
 
-_addresses: dict[str, tuple[str, ...]] = {}
-"""Of hosts, as far as known; asked for once per process."""
-_unknown_until_s: dict[str, float] = {}
-"""Hosts without addresses, and when to ask again."""
-
-
-async def as_json(client: Client, pieces: Sequence[Piece | Tail], options: ReadOptions) -> list[dict[str, Any]]:
-    """`pieces` for the columnar engine, in their order."""
-    streams = {name: await _described(client, name) for name in {piece.stream for piece in pieces}}
-    schemas = {name: _schema(stream) for name, stream in streams.items()}
-    brokers = [_broker(piece, streams[piece.stream]) for piece in pieces]
-    known = {broker.broker_id: broker for broker in brokers if broker is not None}
-    hosts = dict(zip(known, await asyncio.gather(*map(hosts_of, known.values())), strict=True))
-    shared = {
-        "shared_memory": options.shared_memory,
-        "bootstrap": options.bootstrap,
-        "settings": settings(options.shared_memory),
-    }
-    return [
-        _document(piece)
-        | schemas[piece.stream]
-        | shared
-        | {
-            "broker": None if broker is None else broker_as_json(broker),
-            "hosts": [] if broker is None else hosts[broker.broker_id],
-        }
-        for piece, broker in zip(pieces, brokers, strict=True)
-    ]
-
 
 def broker_as_json(broker: BrokerDescription) -> dict[str, Any]:
     """How a broker is reached."""
@@ -84,12 +55,63 @@ def settings(shared_memory: SharedMemory) -> dict[str, Any]:
     }
 
 
-async def hosts_of(broker: BrokerDescription) -> list[str]:
-    """The names and addresses under which Spark may know a broker's host; none of them means "this one"."""
-    names = [_host(broker.frames_address), _host(broker.grpc_address), broker.node_id.partition("/")[0]]
-    found = await asyncio.gather(*map(_resolved, dict.fromkeys(names)))
-    candidates = [*names, *(address for addresses in found for address in addresses)]
-    return [host for host in dict.fromkeys(candidates) if not _is_local(host)]
+class Hosts:
+    """Names and addresses of hosts, each looked up once, or again after a while when it had none."""
+
+    def __init__(self, known: dict[str, tuple[str, ...]] | None = None, *, again_s: float = RESOLVE_AGAIN_S) -> None:
+        self._known = {} if known is None else known
+        self._again_s = again_s
+        self._unknown_until_s: dict[str, float] = {}
+
+    async def of(self, broker: BrokerDescription) -> list[str]:
+        """The names and addresses under which Spark may know a broker's host; none of them means "this one"."""
+        names = [_host(broker.frames_address), _host(broker.grpc_address), broker.node_id.partition("/")[0]]
+        found = await asyncio.gather(*map(self._resolved, dict.fromkeys(names)))
+        candidates = [*names, *(address for addresses in found for address in addresses)]
+        return [host for host in dict.fromkeys(candidates) if not _is_local(host)]
+
+    async def _resolved(self, host: str) -> tuple[str, ...]:
+        if not host or _is_local(host):
+            return ()
+        if host not in self._known and self._unknown_until_s.get(host, 0.0) <= time.monotonic():
+            try:
+                async with asyncio.timeout(RESOLVE_TIMEOUT_S):
+                    found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+            except (OSError, TimeoutError, UnicodeError):
+                self._unknown_until_s[host] = time.monotonic() + self._again_s
+            else:
+                self._known[host] = tuple(dict.fromkeys(str(address[0]) for *_, address in found))
+        return self._known.get(host, ())
+
+
+_hosts = Hosts()
+"""What this process knows."""
+
+
+async def as_json(
+    client: Client, pieces: Sequence[Piece | Tail], options: ReadOptions, known_hosts: Hosts = _hosts
+) -> list[dict[str, Any]]:
+    """`pieces` for the columnar engine, in their order."""
+    streams = {name: await _described(client, name) for name in {piece.stream for piece in pieces}}
+    schemas = {name: _schema(stream) for name, stream in streams.items()}
+    brokers = [_broker(piece, streams[piece.stream]) for piece in pieces]
+    known = {broker.broker_id: broker for broker in brokers if broker is not None}
+    hosts = dict(zip(known, await asyncio.gather(*map(known_hosts.of, known.values())), strict=True))
+    shared = {
+        "shared_memory": options.shared_memory,
+        "bootstrap": options.bootstrap,
+        "settings": settings(options.shared_memory),
+    }
+    return [
+        _document(piece)
+        | schemas[piece.stream]
+        | shared
+        | {
+            "broker": None if broker is None else broker_as_json(broker),
+            "hosts": [] if broker is None else hosts[broker.broker_id],
+        }
+        for piece, broker in zip(pieces, brokers, strict=True)
+    ]
 
 
 async def _described(client: Client, name: str) -> StreamDescription | None:
@@ -151,17 +173,3 @@ def _is_local(host: str) -> bool:
     except ValueError:
         return False
     return address.is_loopback or address.is_unspecified or address.is_link_local
-
-
-async def _resolved(host: str) -> tuple[str, ...]:
-    if not host or _is_local(host):
-        return ()
-    if host not in _addresses and _unknown_until_s.get(host, 0.0) <= time.monotonic():
-        try:
-            async with asyncio.timeout(RESOLVE_TIMEOUT_S):
-                found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
-        except (OSError, TimeoutError, UnicodeError):
-            _unknown_until_s[host] = time.monotonic() + RESOLVE_AGAIN_S
-        else:
-            _addresses[host] = tuple(dict.fromkeys(str(address[0]) for *_, address in found))
-    return _addresses.get(host, ())

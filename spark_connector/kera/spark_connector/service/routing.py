@@ -18,7 +18,7 @@ import asyncio
 import contextlib
 import random
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -115,10 +115,18 @@ def decide(asked: Asked, error: KeraError, patience: RetryTime, now_s: float) ->
     return Skip(to, error.message)
 
 
+async def _pause_about(pause_s: float) -> None:
+    await asyncio.sleep(random.uniform(pause_s / 2, pause_s))  # not all tasks at once
+
+
 class Router:
     """Answers tasks about the streams of one cluster. Belongs to the event loop of its client."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, *, readers_max: int = READERS_MAX, pause: Callable[[float], Awaitable[None]] = _pause_about
+    ) -> None:
+        self._readers_max = readers_max
+        self._pause = pause
         self._patience: OrderedDict[str, RetryTime] = OrderedDict()
         """By reader, the one that has asked last at the end."""
         self._seen: dict[str, StreamDescription] = {}
@@ -147,7 +155,7 @@ class Router:
                     else:
                         if isinstance(error, (Unavailable, Uncertain)) and patience.attempt == 1:
                             self._look_for(client, asked)
-                        await asyncio.sleep(random.uniform(step.pause_s / 2, step.pause_s))
+                        await self._pause(step.pause_s)
                 stream = await self._stream(client, asked, anew=error is not None)
                 broker = stream.broker_of(asked.streamlet, asked.position)
                 if broker is None:
@@ -168,7 +176,7 @@ class Router:
 
             known = RetryTime(ClientSettings.load())
         self._patience[asked.reader] = known
-        if len(self._patience) > READERS_MAX:
+        if len(self._patience) > self._readers_max:
             self._patience.popitem(last=False)
         return known
 

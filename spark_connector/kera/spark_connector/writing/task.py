@@ -83,8 +83,19 @@ class _Target:
 class TaskWriter:
     """See the head of this module."""
 
-    def __init__(self, client: Client, given: StructType, stream: str | None, name: Name) -> None:
+    def __init__(
+        self,
+        client: Client,
+        given: StructType,
+        stream: str | None,
+        name: Name,
+        *,
+        gathered_bytes_max: int = GATHERED_BYTES_MAX,
+        queued_bytes_max: int = QUEUED_BYTES_MAX,
+    ) -> None:
         """`stream` None: each row names it."""
+        self._gathered_bytes_max = gathered_bytes_max
+        self._queued_bytes_max = queued_bytes_max
         self._client = client
         self._given = given
         self._stream = stream
@@ -111,9 +122,9 @@ class TaskWriter:
                 self._gather(outlet, some)
                 if outlet.gathered_bytes >= target.chunk_bytes:
                     self._send(outlet)
-        if self._gathered_bytes > GATHERED_BYTES_MAX:
+        if self._gathered_bytes > self._gathered_bytes_max:
             self._send_all()
-        while self._queued_bytes() > QUEUED_BYTES_MAX:
+        while self._queued_bytes() > self._queued_bytes_max:
             self._progressed.clear()
             await self._progressed.wait()
             self._raise()
