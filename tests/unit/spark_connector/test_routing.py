@@ -68,7 +68,7 @@ class Impatient(Router):
 
     def __init__(self, **limits: int) -> None:
         self.pauses: list[float] = []
-        super().__init__(pause=self._note, **limits)  # type: ignore[arg-type]
+        super().__init__(pause=self._note, **limits)
 
     async def _note(self, pause_s: float) -> None:
         self.pauses.append(pause_s)
