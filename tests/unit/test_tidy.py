@@ -652,3 +652,44 @@ def test_a_test_that_is_not_there_is_found() -> None:
         f"{here}::never_written",
         "tests/unit/never.py::missing_tests",
     ]
+
+
+# --- where to look -----------------------------------------------------------------------------------------
+
+SHORT_FOR = {
+    "B": "broker/kera/broker",
+    "C": "coordinator/kera/coordinator",
+    "K": "backup/kera/backup",
+    "L": "client/kera/client",
+    "S": "spark_connector/kera/spark_connector",
+    "core": "core/kera/core",
+}
+
+
+def missing_places(text: str) -> list[str]:
+    """Files and functions that a document names as `B/path.py` (`function`, …), and that are not there."""
+    found = []
+    for short, path, names in re.findall(r"`(B|C|K|L|S|core)/(?!kera/)([\w/]+\.py)`(?: \(([^)|]*)\))?", text):
+        place = ROOT / SHORT_FOR[short] / path
+        source = text_of(place) if place.exists() else None
+        if source is None:
+            found.append(f"{short}/{path}")
+        else:
+            found += [
+                f"{short}/{path}: {name}"
+                for name in re.findall(r"`(\w+)`", names)
+                if not re.search(rf"\b(?:def|class) {name}\b", source)
+            ]
+    return found
+
+
+def test_the_places_that_the_architecture_names_exist() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    for short, path in SHORT_FOR.items():
+        assert re.search(rf"`{short}` (?:is )?`{path}`", text), f"{short} is not said to be {path}"
+    assert violations([ROOT / "docs" / "architecture.md"], missing_places) == []
+
+
+def test_a_place_that_is_not_there_is_found() -> None:
+    text = "`core/errors.py` (`invariant`: x; `never_written`) `C/never.py` (`a`)"
+    assert missing_places(text) == ["core/errors.py: never_written", "C/never.py"]
