@@ -78,8 +78,10 @@ class Progress:
         self._batch = report["batchId"]
         self.late += sum(operator["numRowsDroppedByWatermark"] for operator in report["stateOperators"])
         ends = [json.loads(source["endOffset"]) for source in report["sources"]]
-        lanes = next(end["streams"]["flights"]["streamlets"].values() for end in ends if "flights" in end["streams"])
-        processed = sum(records for lane in lanes for _, _, _, records in lane)
+        streamlets = next(
+            end["streams"]["flights"]["streamlets"].values() for end in ends if "flights" in end["streams"]
+        )
+        processed = sum(records for entries in streamlets for _, _, _, records in entries)
         started = dt.datetime.fromisoformat(report["timestamp"]).timestamp()
         finished = started + report["durationMs"]["triggerExecution"] / 1000
         before = self.processed

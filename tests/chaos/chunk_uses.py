@@ -9,7 +9,7 @@ from functools import cache
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from kera.cli._format import Place, for_terminal, json_formatter, text_formatter
+from kera.cli._format import RecordOrigin, for_terminal, json_formatter, text_formatter
 from kera.client.consuming.records import records_of
 from kera.client.types import ChunkBatch, StreamDescription
 from kera.core.chunk import ChunkHeader
@@ -20,7 +20,7 @@ from kera.spark_connector.columns import RECORD_COLUMNS, Shaper, columns_of
 from tests.unit.client.support import description
 
 HEADER = ChunkHeader._make([0] * len(ChunkHeader._fields))._replace(group_id=1, segment_id=1)
-PLACE = Place(0, 0, 0)
+PLACE = RecordOrigin(0, 0, 0)
 
 
 VALUE_DOES_NOT_FIT = ("would lose data", "would result in out of bounds", "not in range")

@@ -75,7 +75,7 @@ PAUSE_S = 0.05
 END_S_MAX = 60.0
 """A recovery or a drain of so little data that lasts longer does not end."""
 REQUEST_TIMEOUT_S = 5.0
-Lane = tuple[int, int]
+EntryKey = tuple[int, int]
 """Streamlet and entry."""
 
 
@@ -109,9 +109,9 @@ class Channels:
             await channel.close()
 
 
-async def read_lane(client: Client, channels: Channels, name: str, lane: Lane) -> list[Stored]:
+async def read_entry(client: Client, channels: Channels, name: str, which: EntryKey) -> list[Stored]:
     """All chunks of an entry as bytes, whatever they are, wherever they are by now. Raises `Wrong` for a loss."""
-    streamlet, entry = lane
+    streamlet, entry = which
     found: list[Stored] = []
     at = EARLIEST
     while True:
@@ -130,12 +130,12 @@ async def read_lane(client: Client, channels: Channels, name: str, lane: Lane) -
                 raise error_from_message(result.error)
         except DataLost as error:
             if stream.config.durability != "leader":
-                raise Wrong(f"{name}/{lane} cannot be read from {at} on: {error!r}") from error
+                raise Wrong(f"{name}/{which} cannot be read from {at} on: {error!r}") from error
             at = Position(*error.attributes["available_from"])  # what may be missing; ordinals tell whether it is
             continue
         except KeraError as error:
             if not error.retriable:
-                raise Wrong(f"{name}/{lane} cannot be read from {at} on: {error!r}") from error
+                raise Wrong(f"{name}/{which} cannot be read from {at} on: {error!r}") from error
             await asyncio.sleep(0.05)
             continue
         data = b"".join(map(bytes, reply.bulk))
@@ -169,22 +169,24 @@ async def check_stream(client: Client, channels: Channels, name: str, writers: S
     """See the head of this module. Nothing of the writers may be under way. Raises `Wrong`."""
     seen = Seen()
     stream = await client.describe(name)
-    places: dict[Lane, list[tuple[int, int, Position]]] = {}
+    places: dict[EntryKey, list[tuple[int, int, Position]]] = {}
     """By writer and streamlet: the entry, the ordinal and the place of each record, in the order of the log."""
-    for lane in ((streamlet, entry) for streamlet in range(STREAMLETS) for entry in range(ENTRIES)):
+    for which in ((streamlet, entry) for streamlet in range(STREAMLETS) for entry in range(ENTRIES)):
         due = 0
-        for position, header, data in await read_lane(client, channels, name, lane):
+        for position, header, data in await read_entry(client, channels, name, which):
             if header.first_record != due:
-                raise Wrong(f"{name}/{lane}: ordinal {header.first_record} is at {position}, {due} was due")
+                raise Wrong(f"{name}/{which}: ordinal {header.first_record} is at {position}, {due} was due")
             due += header.record_count
             values = _ordinary(stream, header, data, seen)
             for index, value in enumerate(values):
                 source, rest = divmod(number_of(value), WRITER_RECORDS)
                 at, streamlet = divmod(rest, STREAMLETS)
                 known = places.setdefault((source, streamlet), [])
-                if streamlet != lane[0] or at != len(known):
-                    raise Wrong(f"{name}/{lane}: record {at} of writer {source} is at {position}, {len(known)} was due")
-                known.append((lane[1], header.first_record + index, position))
+                if streamlet != which[0] or at != len(known):
+                    raise Wrong(
+                        f"{name}/{which}: record {at} of writer {source} is at {position}, {len(known)} was due"
+                    )
+                known.append((which[1], header.first_record + index, position))
             seen.records += len(values)
     for each in writers:
         for streamlet, deliveries in enumerate(each.deliveries):
@@ -277,7 +279,7 @@ class Hostile:
         for name in self._streams:
             for streamlet in range(STREAMLETS):
                 for entry in range(ENTRIES):
-                    chunks = await read_lane(self._client, self._channels, name, (streamlet, entry))
+                    chunks = await read_entry(self._client, self._channels, name, (streamlet, entry))
                     stream = await self._client.describe(name)
                     ordinary = [one.header for one in chunks if _ordinary(stream, one.header, one.data, Seen())]
                     for last in ordinary[-1:]:

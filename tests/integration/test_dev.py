@@ -242,7 +242,7 @@ def test_a_broker_that_dies_is_a_warning_where_others_can_take_over(start_dev: S
 
     wait_until(recovered, "the other one has taken over")
     code, errors = dev.end()
-    assert (code, errors) == (0, "kera: warning: broker-2 was killed by SIGKILL; the others go on\n")
+    assert (code, errors) == (0, "kera: warning: broker-2 was killed by SIGKILL; the others keep running\n")
     assert around.left() == []
 
 

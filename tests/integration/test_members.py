@@ -130,7 +130,7 @@ async def test_a_broker_that_is_gone_for_good_is_forgotten_and_its_stream_goes_o
             run, "cluster", "forget", f"broker-{gone}", "--force", "--bootstrap", cluster.bootstrap
         )
         assert forced.returncode == 0, forced.stderr
-        assert "given up: stream 's', which has no replicas: all records of 1 of its streamlets" in forced.stdout
+        assert "lost: stream 's', which has no replicas: all records of 1 of its streamlets" in forced.stdout
         assert [one.broker_id for one in (await client.admin.describe_cluster()).brokers] == [3 - gone]
 
     async with control_cluster_again(tmp_path) as cluster, await connect(cluster) as client:

@@ -136,7 +136,7 @@ async def test_all_who_read_over_a_client_share_one_connection(cluster: RunningC
         for consumer in (one, two):
             assert (await anext(consumer.batches())).pushed
         assert metric(cluster, "push_connections") == 1
-    await until(lambda: metric(cluster, "push_lanes") == 0)
+    await until(lambda: metric(cluster, "push_subscriptions") == 0)
 
 
 # --- what is held --------------------------------------------------------------------------------------------

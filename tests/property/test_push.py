@@ -301,7 +301,7 @@ class Pushing(RuleBasedStateMachine):
         assert self.arena.leased_slots == len(held)
         totals = self.node.totals
         assert totals.connections == READERS
-        assert totals.lanes == sum(len(reader.lanes) - len(reader.ends) for reader in self.readers)
+        assert totals.subscriptions == sum(len(reader.lanes) - len(reader.ends) for reader in self.readers)
 
     def settle(self) -> None:
         """Everybody takes and lets go of everything, until nothing more comes."""
@@ -328,7 +328,7 @@ class Pushing(RuleBasedStateMachine):
                     happened["follows"] += 1
             reader.connection.lost()
         assert self.arena.leased_slots == 0
-        assert (self.node.totals.connections, self.node.totals.lanes) == (0, 0)
+        assert (self.node.totals.connections, self.node.totals.subscriptions) == (0, 0)
         assert all(not entry.waiters and not entry.readers for entry in self.node.streamlet().entries)
         happened["loads"] += self.engine.memory.totals.segments_loaded
 

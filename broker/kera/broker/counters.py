@@ -28,7 +28,7 @@ class PushTotals:
     """What was pushed to readers of this node since the start, and to how many now."""
 
     connections: int = 0
-    lanes: int = 0
+    subscriptions: int = 0
     runs: int = 0
     bytes: int = 0
     refused: int = 0

@@ -30,7 +30,7 @@ _PUSH_HELP = {
 }
 _PUSH_NOW_HELP = {
     "connections": "readers of this node that are pushed to",
-    "lanes": "ranges of entries that are being pushed",
+    "subscriptions": "ranges of entries that are being pushed",
 }
 
 _TOTALS_HELP = {

@@ -1,4 +1,4 @@
-"""What the commands that talk to a cluster share: where it is, a connection, names of places in messages."""
+"""What commands that talk to a cluster share: options, and a connection."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BOOTSTRAP_VARIABLE = "KERA_BOOTSTRAP"
 BOOTSTRAP_DEFAULT = "127.0.0.1:7400"
 
 FIRST_CONTACT_MS = 2000
-"""How long a command tries to reach the coordinator at all."""
+"""How long a command tries to reach the coordinator."""
 
 BOOTSTRAP_OPTION = typer.Option(
     BOOTSTRAP_DEFAULT,
@@ -32,9 +32,9 @@ JSON_OPTION = typer.Option(False, "--json", help="Print JSON.")
 async def connected(bootstrap: str, *, patient: bool = True, **settings: Any) -> AsyncIterator[Client]:
     """A client of the cluster at `bootstrap`; `settings` are fields of `ClientSettings`.
 
-    A program rides out a coordinator that is away for half a minute; someone who waits at a terminal, most
-    likely for a cluster that does not run, is told sooner, and with `patient` off also whatever else the cluster
-    cannot do now. ``KERA_CLIENT_RETRY_TIMEOUT_MS`` says otherwise.
+    A program retries for half a minute while the coordinator is away; at a terminal the cluster is most likely
+    not running, so that the command fails sooner, and with `patient` off every other request does, too.
+    ``KERA_CLIENT_RETRY_TIMEOUT_MS`` overrides that.
     """
     from kera.client import Client, ClientSettings
 

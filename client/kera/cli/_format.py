@@ -37,8 +37,8 @@ _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u20
 _ESCAPES = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"}
 
 
-class Place(NamedTuple):
-    """Where the records of a batch are."""
+class RecordOrigin(NamedTuple):
+    """The entry that the records of a batch are from, and their offset in it."""
 
     streamlet: int
     entry: int
@@ -46,7 +46,7 @@ class Place(NamedTuple):
     """Offset of the first one."""
 
 
-Formatter = Callable[[pa.RecordBatch, Place], Any]
+Formatter = Callable[[pa.RecordBatch, RecordOrigin], Any]
 """Makes the bytes to print of a batch."""
 
 
@@ -54,8 +54,8 @@ def text_formatter(template: str, stream: StreamDescription) -> Formatter:
     """Formats by `template`. Raises `UsageError` for a token that does not exist."""
     pieces = list(_parse(template))
 
-    def format_batch(batch: pa.RecordBatch, place: Place) -> Any:
-        return _join([_column(piece, batch, place, stream) for piece in pieces], batch.num_rows)
+    def format_batch(batch: pa.RecordBatch, origin: RecordOrigin) -> Any:
+        return _join([_column(piece, batch, origin, stream) for piece in pieces], batch.num_rows)
 
     return format_batch
 
@@ -63,16 +63,16 @@ def text_formatter(template: str, stream: StreamDescription) -> Formatter:
 def json_formatter(stream: StreamDescription) -> Formatter:
     """One JSON object per line: the row of a typed stream, else the record and where it is."""
 
-    def format_rows(batch: pa.RecordBatch, _: Place) -> bytes:
+    def format_rows(batch: pa.RecordBatch, _: RecordOrigin) -> bytes:
         return "".join(json.dumps(row, default=_jsonable) + "\n" for row in rows_of(batch)).encode()
 
-    def format_records(batch: pa.RecordBatch, place: Place) -> bytes:
+    def format_records(batch: pa.RecordBatch, origin: RecordOrigin) -> bytes:
         records = (
             json.dumps(
                 {
                     "stream": stream.name,
-                    "streamlet": place.streamlet,
-                    "entry": place.entry,
+                    "streamlet": origin.streamlet,
+                    "entry": origin.entry,
                     "offset": offset,
                     "timestamp": _iso(row["timestamp"]),
                     **_keys_to_json(row["keys"]),
@@ -81,7 +81,7 @@ def json_formatter(stream: StreamDescription) -> Formatter:
                 },
                 ensure_ascii=False,
             )
-            for offset, row in enumerate(rows_of(batch), place.first_record)
+            for offset, row in enumerate(rows_of(batch), origin.first_record)
         )
         return ("\n".join(records) + "\n").encode()
 
@@ -129,7 +129,7 @@ def _parse(template: str) -> Iterator[bytes | _Token]:
         raise UsageError(rf"--format: {rest!r} is cut short; write %% or \\ for the sign itself")
 
 
-def _column(piece: bytes | _Token, batch: pa.RecordBatch, place: Place, stream: StreamDescription) -> Any:
+def _column(piece: bytes | _Token, batch: pa.RecordBatch, origin: RecordOrigin, stream: StreamDescription) -> Any:
     """The column, or the one value for all records, that stands for a piece of the format."""
     if isinstance(piece, bytes):
         return _constant(piece)
@@ -137,11 +137,11 @@ def _column(piece: bytes | _Token, batch: pa.RecordBatch, place: Place, stream: 
         case "t":
             return _constant(stream.name.encode())
         case "p":
-            return _constant(b"%d" % place.streamlet)
+            return _constant(b"%d" % origin.streamlet)
         case "e":
-            return _constant(b"%d" % place.entry)
+            return _constant(b"%d" % origin.entry)
         case "o":
-            return _as_text(pa.array(np.arange(place.first_record, place.first_record + batch.num_rows)))
+            return _as_text(pa.array(np.arange(origin.first_record, origin.first_record + batch.num_rows)))
         case letter:
             return (_typed_column if stream.typed else _record_column)(letter, batch, stream)
 

@@ -1,4 +1,4 @@
-"""Runs a command and turns its end, whatever it is, into an exit code and at most one line of text.
+"""Runs a command, and turns every outcome into an exit code and at most one line of text.
 
 `run_app` is for the whole command line, `run_async` for a command that needs an event loop, `interruptible` for one
 that needs none, `extra` for a block that imports what an optional extra installs.
@@ -39,7 +39,7 @@ class MissingExtra(KeraError):
 
 
 def run_app(app: typer.Typer, arguments: list[str]) -> int:
-    """Run the command that `arguments` name. Errors that are no `KeraError` come out: they are defects."""
+    """Run the command that `arguments` name. Errors other than `KeraError` are raised: they are bugs."""
     command = typer.main.get_command(app)
     try:
         result = command.main(arguments, prog_name="kera", standalone_mode=False)
@@ -66,7 +66,7 @@ def _with_hint(error: Exception, text: str) -> str:
 
 
 def _explain(error: Exception, text: str) -> int:
-    """Tell a `UsageError` of typer's."""
+    """Report a usage error of typer's."""
     if type(error).__name__ == "NoArgsIsHelpError":  # `kera stream` alone: its text is the help
         print(text, file=sys.stderr)
         return EXIT_USAGE

@@ -8,9 +8,9 @@ from kera.cli import bench, cluster, consume, daemons, dev, group, inspect, prod
 
 app = typer.Typer(
     name="kera",
-    help="Ingestion and storage of streams: daemons, streams, records in and out.",
+    help="Ingest and store streams: run daemons, manage streams, produce and consume records.",
     no_args_is_help=True,
-    pretty_exceptions_enable=False,  # a defect's traceback is for the one who repairs it: plain and complete
+    pretty_exceptions_enable=False,  # the traceback of a bug: plain and complete
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )

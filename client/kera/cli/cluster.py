@@ -1,4 +1,4 @@
-"""``kera cluster``: what the cluster consists of, and where streamlets are: moves, drains, recoveries."""
+"""``kera cluster``: members, moves, drains, recoveries, and backups of the metadata."""
 
 from __future__ import annotations
 
@@ -24,15 +24,17 @@ if TYPE_CHECKING:
 
     from kera.client import BackupDescription, BrokerDescription, DrainStatus, RecoveryDescription, UnlistedStream
 
-app = typer.Typer(help="Inspect the cluster, and move, drain and recover what it holds.", no_args_is_help=True)
+app = typer.Typer(
+    help="Inspect the cluster, move streamlets, drain members, back up the metadata.", no_args_is_help=True
+)
 
 POLL_INTERVAL_S = 0.5
-"""Between two questions how far something is."""
+"""Between two polls of the progress."""
 
 
 @app.command()
 def describe(bootstrap: str = BOOTSTRAP_OPTION, as_json: bool = JSON_OPTION) -> None:
-    """Show the brokers and backups, and whether they are alive."""
+    """Show the brokers and backups, and which are alive."""
     run_async(_describe(bootstrap, as_json))
 
 
@@ -49,7 +51,7 @@ async def _describe(bootstrap: str, as_json: bool) -> None:
     if cluster.catching_up:
         print(cluster.catching_up)
     print()
-    heading = ("BROKER", "ALIVE", "GRPC", "FRAMES", "MEMORY", "SEGMENTS OF", "NODE")
+    heading = ("BROKER", "ALIVE", "GRPC", "FRAMES", "MEMORY", "SEGMENT SIZE", "NODE")
     rows = [
         (
             broker.broker_id,
@@ -69,12 +71,12 @@ async def _describe(bootstrap: str, as_json: bool) -> None:
     unknown = [one for one in cluster.unknown_streams if not one.problem]
     if unknown:
         print()
-        print("brokers hold streams that are not in the metadata; kera cluster adopt takes them up again:")
+        print("brokers hold streams that are missing from the metadata; add them with kera cluster adopt:")
         print(_unknown_table(unknown))
     for one in cluster.unknown_streams:
         if one.problem:
             print()
-            print(f"the metadata do not have what brokers know of stream {one.name} (id {one.stream_id}):")
+            print(f"the metadata of stream {one.name} (id {one.stream_id}) are older than what brokers know:")
             print(f"  {one.problem}")
 
 
@@ -86,11 +88,11 @@ def _unknown_table(streams: Iterable[UnlistedStream]) -> str:
     return table(("STREAM", "ID", "SIZE", "RECORDS", "AT BROKERS"), rows)
 
 
-BACKUP_HEADING = ("BACKUP", "ALIVE", "GRPC", "FRAMES", "MEMORY USED", "DISK USED", "SEGMENTS OF", "RACK", "NODE")
+BACKUP_HEADING = ("BACKUP", "ALIVE", "GRPC", "FRAMES", "MEMORY USED", "DISK USED", "SEGMENT SIZE", "RACK", "NODE")
 
 
 def _backup_row(backup: BackupDescription) -> tuple[object, ...]:
-    """What is free is as of the last heartbeat: of a backup that is not alive, nobody knows."""
+    """Usage is as of the last heartbeat: unknown for a backup that is not alive."""
     memory = _used(backup.memory_bytes, backup.free_memory_bytes) if backup.alive else "?"
     disk = _used(backup.disk_bytes, backup.free_disk_bytes) if backup.alive else "?"
     return (
@@ -129,7 +131,7 @@ def move(
 ) -> None:
     """Move a streamlet to another broker.
 
-    Producers and consumers go on; the records there are stay where they are.
+    Producers and consumers keep running; existing records stay where they are.
     """
     run_async(_move(bootstrap, stream, streamlet, broker_id, as_json))
 
@@ -140,7 +142,7 @@ async def _move(bootstrap: str, stream: str, streamlet: int, broker_id: int, as_
     if as_json:
         print(json.dumps({"stream": stream, "streamlet": streamlet, "broker": broker_id, "stall_us": moved.stall_us}))
     else:
-        stall = f"it took no records for {moved.stall_us / 1000:.1f} ms" if moved.stall_us else "it was there already"
+        stall = f"appends paused for {moved.stall_us / 1000:.1f} ms" if moved.stall_us else "it was already there"
         print(f"broker {broker_id} owns streamlet {streamlet} of {stream}; {stall}")
 
 
@@ -161,7 +163,7 @@ async def _rebalance(bootstrap: str, dry_run: bool, as_json: bool) -> None:
         print(json.dumps(dataclasses.asdict(done), indent=2))
         return
     if done.moves:
-        heading = ("STREAM", "STREAMLET", "FROM", "TO", "WHY" if dry_run else "WHY, OR WHY NOT")
+        heading = ("STREAM", "STREAMLET", "FROM", "TO", "REASON")
         rows = [
             (one.stream, one.streamlet_id, one.from_broker_id, one.to_broker_id, _why(one.reason, one.error))
             for one in done.moves
@@ -180,7 +182,7 @@ async def _rebalance(bootstrap: str, dry_run: bool, as_json: bool) -> None:
         )
         for one in done.loads
     ]
-    print(table(("BROKER", "LOAD", "LOAD THEN", "STREAMLETS", "STREAMLETS THEN"), loads))
+    print(table(("BROKER", "LOAD", "LOAD AFTER", "STREAMLETS", "STREAMLETS AFTER"), loads))
 
 
 def _why(reason: str, error: str | None) -> str:
@@ -194,17 +196,17 @@ def drain(
     wait: bool = typer.Option(
         False,
         "--wait",
-        help="Wait until it is empty, showing what holds it; otherwise show the progress.",
+        help="Wait until it is empty, showing what it is waiting for; otherwise show the progress.",
     ),
     bootstrap: str = BOOTSTRAP_OPTION,
     as_json: bool = JSON_OPTION,
 ) -> None:
     """Drain a broker or a backup, so that it can be stopped without loss.
 
-    It goes on by itself; the same command again tells how far it is.
+    Draining continues in the background; run the command again to see its progress.
     """
     if undo and wait:
-        raise UsageError("--undo and --wait exclude each other")
+        raise UsageError("--undo and --wait are mutually exclusive")
     run_async(_drain(bootstrap, *_member(member), undo, wait, as_json))
 
 
@@ -221,13 +223,14 @@ async def _drain(bootstrap: str, kind: str, member_id: int, undo: bool, wait: bo
         status, told = await ask(member_id, undo=undo), list[str]()
         while wait and not status.done:
             if not status.draining:
-                raise InvalidArgument(
-                    f"{kind} {member_id} was taken back into service; it is not being emptied any more"
-                )
+                raise InvalidArgument(f"the drain of {kind} {member_id} was cancelled; it is back in service")
             reasons = [re.sub(r" \(\d+\)$", "", reason) for reason in status.reasons]  # the numbers change all the time
             if reasons and reasons != told:
                 print(
-                    f"left: {_left(status)}", *(f"  {reason}" for reason in status.reasons), sep="\n", file=sys.stderr
+                    f"remaining: {_remaining(status)}",
+                    *(f"  {reason}" for reason in status.reasons),
+                    sep="\n",
+                    file=sys.stderr,
                 )
                 told = reasons
             await asyncio.sleep(POLL_INTERVAL_S)
@@ -237,14 +240,14 @@ async def _drain(bootstrap: str, kind: str, member_id: int, undo: bool, wait: bo
     elif undo:
         print(f"{kind} {member_id} is back in service")
     elif status.done:
-        print(f"{kind} {member_id} is empty: it can be stopped")
+        print(f"{kind} {member_id} is drained and can be stopped")
     else:
-        print(f"{kind} {member_id} is being emptied; left: {_left(status)}")
+        print(f"{kind} {member_id} is draining; remaining: {_remaining(status)}")
         for reason in status.reasons:
             print(f"  {reason}")
 
 
-def _left(status: DrainStatus) -> str:
+def _remaining(status: DrainStatus) -> str:
     left = []
     if status.streamlets_owned:
         left.append(plural(status.streamlets_owned, "streamlet"))
@@ -252,21 +255,21 @@ def _left(status: DrainStatus) -> str:
         left.append(f"older records of {plural(status.streamlets_held, 'streamlet')}")
     if status.replicas:
         left.append(plural(status.replicas, "replica"))
-    return ", ".join(left) or "other brokers still have to be told"
+    return ", ".join(left) or "other brokers have yet to be notified"
 
 
 @app.command()
 def forget(
     member: str = typer.Argument(..., metavar="broker-ID|backup-ID", help="Broker or backup to remove."),
     force: bool = typer.Option(
-        False, "--force", help="Remove it even if records or replicas are lost; otherwise list these and do nothing."
+        False, "--force", help="Remove it even if that loses records or replicas; otherwise list them and do nothing."
     ),
     bootstrap: str = BOOTSTRAP_OPTION,
     as_json: bool = JSON_OPTION,
 ) -> None:
     """Remove a broker or a backup that is gone for good from the metadata.
 
-    Nothing waits for it any more, and it cannot come back. Refused while it is alive, or what it had is recovered.
+    The cluster stops waiting for it, and it cannot rejoin. Refused while it is alive, or its data are being recovered.
     """
     run_async(_forget(bootstrap, *_member(member), force, as_json))
 
@@ -278,9 +281,9 @@ async def _forget(bootstrap: str, kind: str, member_id: int, force: bool, as_jso
     if as_json:
         print(json.dumps({kind: member_id, "lost": lost}, indent=2))
         return
-    print(f"{kind} {member_id} is forgotten")
+    print(f"forgot {kind} {member_id}")
     for what in lost:
-        print(f"  given up: {what}")
+        print(f"  lost: {what}")
 
 
 @app.command()
@@ -288,14 +291,14 @@ def adopt(
     stream: str = typer.Argument(
         "", metavar="[STREAM]", help="Name or id of the stream; if omitted, list such streams."
     ),
-    name: str = typer.Option("", "--name", help="New name, if its own is taken."),
+    name: str = typer.Option("", "--name", help="New name, if the old one is taken."),
     bootstrap: str = BOOTSTRAP_OPTION,
     as_json: bool = JSON_OPTION,
 ) -> None:
-    """Add a stream that brokers hold back to the metadata, if it is missing there or older there.
+    """Adopt a stream that brokers hold, but the metadata lack or know only in an older state.
 
-    That is so when the coordinator's metadata were restored from an older copy. The stream has all its records; of one
-    that is in the metadata, but for those that were written to it elsewhere since the metadata were restored.
+    Needed after the metadata were restored from an older backup. The stream keeps all its records; one that the
+    metadata know loses those that other brokers have taken for it since the restore.
     """
     run_async(_adopt(bootstrap, stream, name, as_json))
 
@@ -307,13 +310,13 @@ async def _adopt(bootstrap: str, stream: str, name: str, as_json: bool) -> None:
             if as_json:
                 print(json.dumps([dataclasses.asdict(one) for one in unknown], indent=2))
             else:
-                print(_unknown_table(unknown) if unknown else "brokers hold no stream that is not in the metadata")
+                print(_unknown_table(unknown) if unknown else "the metadata have all streams that brokers hold")
             return
         adopted = await client.admin.adopt_stream(stream, name)
     if as_json:
         print(json.dumps({"stream": adopted.name, "stream_id": adopted.stream_id}))
     else:
-        print(f"stream {adopted.name} is in use again, with id {adopted.stream_id}")
+        print(f"adopted stream {adopted.name}, id {adopted.stream_id}")
 
 
 @app.command()
@@ -337,19 +340,21 @@ async def _backup(bootstrap: str, file: Path) -> None:
         temporary.replace(file)
     except OSError as error:
         raise UsageError(f"cannot write {file}: {error.strerror}") from error
-    print(f"the metadata are in {file}, {format_size(len(copy))}")
+    print(f"backed up the metadata to {file}, {format_size(len(copy))}")
 
 
 @app.command()
 def restore(
     file: Path = typer.Argument(..., metavar="FILE", help="File made by kera cluster backup."),
     data_dir: Path | None = typer.Option(None, "--data-dir", help="The coordinator's data directory."),
-    zookeeper: str = typer.Option("", "--zookeeper", help="Where the coordinators keep their metadata, instead."),
-    force: bool = typer.Option(False, "--force", help="Overwrite existing metadata; what the copy lacks is lost."),
+    zookeeper: str = typer.Option(
+        "", "--zookeeper", help="ZooKeeper ensemble of the coordinators, instead of a directory."
+    ),
+    force: bool = typer.Option(False, "--force", help="Overwrite existing metadata; what the backup lacks is lost."),
 ) -> None:
-    """Restore the metadata from a backup. Stop all coordinators first; brokers keep streams that the copy lacks."""
+    """Restore the metadata from a backup. Stop all coordinators first; brokers keep streams that the backup lacks."""
     if (data_dir is None) == (not zookeeper):
-        raise UsageError("say where the metadata are kept: --data-dir or --zookeeper")
+        raise UsageError("give --data-dir or --zookeeper: where the metadata are stored")
     run_async(_restore(file, {"data_dir": data_dir, "zookeeper": zookeeper}, force))
 
 
@@ -363,14 +368,14 @@ async def _restore(file: Path, where: dict[str, object], force: bool) -> None:
         raise UsageError(f"cannot read {file}: {error.strerror}") from error
     copy = await put_back(CoordinatorSettings.load(None, **where), data, force=force)
     print(
-        f"{plural(len(copy.records), 'record')} of cluster {copy.cluster_id}, as of {format_time(copy.created_us)},"
-        " are restored; start the coordinator, and see kera cluster adopt for streams that are younger"
+        f"restored {plural(len(copy.records), 'record')} of cluster {copy.cluster_id}, as of"
+        f" {format_time(copy.created_us)}; start the coordinator, and use kera cluster adopt for newer streams"
     )
 
 
 @app.command()
 def recoveries(bootstrap: str = BOOTSTRAP_OPTION, as_json: bool = JSON_OPTION) -> None:
-    """Show the progress and the duration of recoveries of lost brokers."""
+    """Show the progress and duration of recoveries of lost brokers."""
     run_async(_recoveries(bootstrap, as_json))
 
 
@@ -380,30 +385,30 @@ async def _recoveries(bootstrap: str, as_json: bool) -> None:
     if as_json:
         print(json.dumps([dataclasses.asdict(one) for one in found], indent=2))
     elif not found:
-        print("no broker was lost lately")
+        print("no recent recoveries")
     else:
         print("\n\n".join(map(_recovery, found)))
 
 
 def _recovery(one: RecoveryDescription) -> str:
-    """A recovery with its timeline: seconds since it was detected."""
+    """A recovery with its timeline: seconds since detection."""
     rows: list[tuple[str, object]] = [
         ("cause", one.cause),
         ("detected", format_time(one.detected_us)),
         ("phase", one.phase.replace("_", " ")),
         ("backups fenced", _since(one, one.fenced_us)),
-        ("taking records", f"{_since(one, one.opened_us)}{_of(one.streamlets_opened, one.streamlets_total)}"),
+        ("writable", f"{_since(one, one.opened_us)}{_of(one.streamlets_opened, one.streamlets_total)}"),
         ("readable", f"{_since(one, one.readable_us)}{_of(one.streamlets_readable, one.streamlets_total)}"),
         ("restored", f"{_since(one, one.restored_us)}{_of(one.streamlets_restored, one.streamlets_total)}"),
         ("recovered", f"{format_size(one.bytes_recovered)} of {format_size(one.bytes_total)}{_speed(one)}"),
         ("replicated", f"{format_size(one.bytes_restored)} of {format_size(one.bytes_total)}"),
-        ("by brokers", ", ".join(map(str, one.owner_ids))),
+        ("new owners", ", ".join(map(str, one.owner_ids))),
     ]
     if one.records_lost:
         rows.append(("records lost", one.records_lost))
     if one.waits_for:
-        rows.append(("waits for", "\n".join(one.waits_for)))
-    return f"broker {one.broker_id} before launch {one.before_epoch}\n{fields(rows, indent='  ')}"
+        rows.append(("waiting for", "\n".join(one.waits_for)))
+    return f"broker {one.broker_id}, incarnations before epoch {one.before_epoch}\n{fields(rows, indent='  ')}"
 
 
 def _since(one: RecoveryDescription, when_us: int) -> str:

@@ -32,14 +32,14 @@ _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
 class CorruptChunks(enum.StrEnum):
-    """How to treat a chunk whose records cannot be read, as in the consumer's settings."""
+    """What to do with a chunk that cannot be read, as in the consumer's settings."""
 
     FAIL = "fail"
     SKIP = "skip"
 
 
-class Start(enum.StrEnum):
-    """Where to begin."""
+class StartPosition(enum.StrEnum):
+    """Where to start reading."""
 
     EARLIEST = "earliest"
     LATEST = "latest"
@@ -47,24 +47,26 @@ class Start(enum.StrEnum):
 
 def consume(
     stream: str = typer.Argument(..., metavar="STREAM", help="Name of the stream."),
-    start: Start | None = typer.Option(
-        None, "--from", help="Begin with the oldest record (the default), or with the next new one."
+    start: StartPosition | None = typer.Option(
+        None, "--from", help="Start at the oldest record (the default), or at the next new one."
     ),
     since: str | None = typer.Option(
         None,
         "--since",
         metavar="TIME",
-        help="Begin at a time: 30s, 10m, 2h or 1d ago, or 2026-01-31T12:00 (local) or …Z.",
+        help="Start at a time: 30s, 10m, 2h or 1d ago, or 2026-01-31T12:00 (local) or …Z.",
     ),
     group: str | None = typer.Option(
         None,
         "--group",
         "-g",
         metavar="NAME",
-        help="Share the stream with all who consume as this group, and go on where it has stopped.",
+        help="Consume as a member of this consumer group, starting from its committed cursors.",
     ),
     count: int | None = typer.Option(None, "--count", "-c", min=1, metavar="N", help="Stop after N records."),
-    until_end: bool = typer.Option(False, "--until-end", "-e", help="Stop at what is the end now; else wait for more."),
+    until_end: bool = typer.Option(
+        False, "--until-end", "-e", help="Stop at the current end instead of waiting for more."
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print a JSON object per record."),
     template: str | None = typer.Option(
         None,
@@ -74,7 +76,7 @@ def consume(
         help=r"%s value, %k key, %t stream, %p streamlet, %e entry, %o offset, %T time in µs, %%; \n, \t, …",
     ),
     raw: bool = typer.Option(
-        False, "--raw", help="Write control characters as they are, to a terminal too; a pipe always gets them so."
+        False, "--raw", help="Do not escape control characters on a terminal; they are never escaped in a pipe."
     ),
     corrupt_chunks: CorruptChunks = typer.Option(
         CorruptChunks.FAIL,
@@ -83,23 +85,23 @@ def consume(
     ),
     bootstrap: str = BOOTSTRAP_OPTION,
 ) -> None:
-    r"""Print the records of a stream as they come.
+    r"""Print the records of a stream as they arrive.
 
-    That is the values, one per line, or what --format or --json say. The format is kcat's: -f '%k %s\n'
-    prints key and value. Records of one entry come in their order. Typed streams are printed as JSON rows
-    unless there is a format. With --group, each record goes to one consumer of the group, and --from says
-    where a new group begins.
+    Prints the values, one per line, unless --format or --json is given. The format is kcat's: -f '%k %s\n'
+    prints key and value. Records of an entry are printed in order. Typed streams are printed as JSON rows
+    unless there is a format. With --group, each record is delivered to one consumer of the group, and --from
+    is where a new group starts.
     """
     if as_json and template is not None:
-        raise UsageError("--json and --format exclude each other")
+        raise UsageError("--json and --format are mutually exclusive")
     if group is not None and until_end:
-        raise UsageError("--group and --until-end exclude each other: where a group is at its end changes all the time")
+        raise UsageError("--group and --until-end are mutually exclusive: the end of what a group reads keeps changing")
     if since is not None and start is not None:
-        raise UsageError("--since and --from exclude each other")
+        raise UsageError("--since and --from are mutually exclusive")
     if since is not None and group is not None:
-        raise UsageError("--since and --group exclude each other: kera group reset puts a group elsewhere")
+        raise UsageError("--since and --group are mutually exclusive: use kera group reset to move a group's offsets")
     since_us = None if since is None else time_us(since, time.time_ns() // 1000)
-    begin: Literal["earliest", "latest"] = "latest" if start is Start.LATEST else "earliest"
+    begin: Literal["earliest", "latest"] = "latest" if start is StartPosition.LATEST else "earliest"
     run_async(
         _consume(
             bootstrap, stream, group, begin, since_us, count, until_end, as_json, template, raw, corrupt_chunks.value
@@ -149,7 +151,7 @@ async def _consume(
             consumer = client.consumer(name, start=start, end="latest" if until_end else None, **settings)
         since = None if since_us is None else _Since(stream, since_us)
         printing = asyncio.ensure_future(_print_batches(consumer, count, formatter, since))
-        with _cancelled_when_nobody_reads(printing) as reader_gone:
+        with _cancelled_when_reader_closes(printing) as reader_gone:
             try:
                 await printing
             except CorruptChunk as error:
@@ -165,7 +167,7 @@ async def _consume(
 
 
 def _formatter(stream: StreamDescription, as_json: bool, template: str | None, *, printable: bool) -> Formatter:
-    """`printable`: people look at it, on a terminal that would obey what a record says."""
+    """`printable`: for a terminal, which would interpret control characters in a record."""
     from kera.cli._format import for_terminal, json_formatter, text_formatter
 
     if template is not None:
@@ -203,7 +205,7 @@ class _Since:
 async def _print_batches(
     consumer: Consumer | GroupConsumer, count: int | None, formatter: Formatter, since: _Since | None
 ) -> None:
-    from kera.cli._format import Place
+    from kera.cli._format import RecordOrigin
     from kera.client import GroupConsumer
 
     remaining = count
@@ -211,13 +213,13 @@ async def _print_batches(
         async for chunk in consumer.batches():
             skipped = 0 if since is None else since.skipped(chunk)
             batch = chunk.batch.slice(skipped, remaining)
-            place = Place(chunk.entry.streamlet_id, chunk.entry.entry, chunk.header.first_record + skipped)
-            _write_all(formatter(batch, place))
+            origin = RecordOrigin(chunk.entry.streamlet_id, chunk.entry.entry, chunk.header.first_record + skipped)
+            _write_all(formatter(batch, origin))
             if remaining is not None:
                 remaining -= batch.num_rows
                 if remaining == 0:
                     if isinstance(consumer, GroupConsumer) and batch.num_rows == chunk.batch.num_rows:
-                        await consumer.commit()  # of a chunk that was not printed to its end, others print all
+                        await consumer.commit()  # a chunk that was printed in part is left to others
                     return
 
 
@@ -229,8 +231,8 @@ def _write_all(data: Any) -> None:
 
 
 @contextlib.contextmanager
-def _cancelled_when_nobody_reads(task: asyncio.Future[None]) -> Iterator[asyncio.Event]:
-    """Cancel `task` when the pipe that we write to loses its reader (``| head``), even if nothing comes."""
+def _cancelled_when_reader_closes(task: asyncio.Future[None]) -> Iterator[asyncio.Event]:
+    """Cancel `task` when the reader of our pipe closes it (``| head``), even if no record arrives."""
     gone, loop, fd = asyncio.Event(), asyncio.get_running_loop(), sys.stdout.fileno()
 
     def note() -> None:
@@ -240,7 +242,7 @@ def _cancelled_when_nobody_reads(task: asyncio.Future[None]) -> Iterator[asyncio
     def watch() -> None:
         # Not on the loop: that would make the pipe non-blocking, for other programs that write to it as well.
         poll = select.poll()
-        poll.register(fd, 0)  # errors are always told
+        poll.register(fd, 0)  # errors are always reported
         poll.poll()
         with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
             loop.call_soon_threadsafe(note)

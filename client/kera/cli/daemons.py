@@ -33,9 +33,14 @@ class Daemon(NamedTuple):
 
 
 DAEMONS = (
-    Daemon("coordinator", "kera.coordinator", "CoordinatorSettings", "Run a coordinator: streams and membership."),
-    Daemon("backup", "kera.backup", "BackupSettings", "Run a backup: keeps replicas of what brokers have."),
-    Daemon("broker", "kera.broker", "BrokerSettings", "Run a broker: takes, keeps and serves records."),
+    Daemon(
+        "coordinator",
+        "kera.coordinator",
+        "CoordinatorSettings",
+        "Run a coordinator: manages streams and cluster membership.",
+    ),
+    Daemon("backup", "kera.backup", "BackupSettings", "Run a backup: stores replicas of the data of brokers."),
+    Daemon("broker", "kera.broker", "BrokerSettings", "Run a broker: ingests, stores and serves records."),
 )
 
 

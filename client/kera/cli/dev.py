@@ -27,24 +27,30 @@ def dev(
     backups: int = typer.Option(0, min=0, metavar="N", help="Number of backups."),
     coordinators: int = typer.Option(1, min=1, metavar="N", help="Number of coordinators; several need --zookeeper."),
     zookeeper: str | None = typer.Option(
-        None, metavar="ADDRESS", help="ZooKeeper that has the metadata: host:port, several with commas, and a path."
+        None,
+        metavar="ADDRESS",
+        help="ZooKeeper ensemble for the metadata: host:port, comma-separated, with an optional path.",
     ),
     replication: int | None = typer.Option(
         None, min=0, metavar="R", help="Default replication factor: backups that hold a copy of each record."
     ),
-    data_dir: Path | None = typer.Option(None, metavar="DIR", help="Keep the cluster here; absent: temporary."),
+    data_dir: Path | None = typer.Option(
+        None, metavar="DIR", help="Directory of the cluster's data. Default: a temporary one."
+    ),
     port: int = typer.Option(
-        7400, min=0, max=65535, metavar="PORT", help="Port of the (first) coordinator; 0 takes any free one."
+        7400, min=0, max=65535, metavar="PORT", help="Port of the (first) coordinator; 0 for any free one."
     ),
     host: str = typer.Option("127.0.0.1", metavar="HOST", help="Address to listen on."),
     arena_bytes: str = typer.Option("256MiB", metavar="SIZE", help="Shared memory of each broker."),
     backup_memory_bytes: str = typer.Option("256MiB", metavar="SIZE", help="Memory of each backup."),
     segment_bytes: str = typer.Option("8MiB", metavar="SIZE", help="Size of a segment."),
-    log_dir: Path | None = typer.Option(None, metavar="DIR", help="Where logs go; absent: with the data."),
+    log_dir: Path | None = typer.Option(
+        None, metavar="DIR", help="Directory of the daemons' logs. Default: with the data."
+    ),
 ) -> int:
     """Run a whole cluster on this machine until Ctrl-C.
 
-    Any other setting of a daemon can be given through its environment variable (see kera broker --help).
+    Set any other setting of a daemon through its environment variable (see kera broker --help).
     """
     from kera.local.cluster import LocalCluster
 
@@ -82,7 +88,7 @@ async def _run(cluster: LocalCluster) -> int:
             await asyncio.wait([starting])
             return 0
         await starting
-        print(_welcome(cluster), flush=True)
+        print(welcome(cluster), flush=True)
         return await _watch(cluster, stopping)
     finally:
         stopping.cancel()
@@ -91,7 +97,7 @@ async def _run(cluster: LocalCluster) -> int:
 
 
 async def _watch(cluster: LocalCluster, stopping: asyncio.Future[Any]) -> int:
-    """Wait for the end: because it was asked for, or because a daemon died that nobody can stand in for."""
+    """Wait until the user stops the cluster, or a daemon has died that no other can replace."""
     while True:
         death = asyncio.ensure_future(cluster.wait())
         await asyncio.wait([death, stopping], return_when=asyncio.FIRST_COMPLETED)
@@ -99,25 +105,25 @@ async def _watch(cluster: LocalCluster, stopping: asyncio.Future[Any]) -> int:
             death.cancel()
             return 0
         if not _can_go_on(cluster, death.result()):
-            return _tell_death(death.result())
-        print(f"kera: warning: {death.result().name} {death.result().what}; the others go on", file=sys.stderr)
+            return _report_death(death.result())
+        print(f"kera: warning: {death.result().name} {death.result().what}; the others keep running", file=sys.stderr)
 
 
 def _can_go_on(cluster: LocalCluster, death: ChildDeath) -> bool:
-    """Whether there are others of its kind; and for a broker, backups to take over from."""
+    """Whether others of its kind are left; and for a broker, backups to recover its data from."""
     kind = death.name.partition("-")[0]
     others = any(name != death.name and name.partition("-")[0] == kind for name in cluster.processes)
     return others and (kind != "broker" or cluster.backup_count > 0)
 
 
-def _tell_death(death: ChildDeath) -> int:
+def _report_death(death: ChildDeath) -> int:
     code = fail(f"{death.name} {death.what}; stopping the others. The end of its log:", EXIT_ERROR)
     print(textwrap.indent(death.log_tail or "(nothing)", "  "), file=sys.stderr)
     return code
 
 
-def _welcome(cluster: LocalCluster) -> str:
-    """Where everything is, and what to try first."""
+def welcome(cluster: LocalCluster) -> str:
+    """Where everything is, and what to try first. The cluster runs."""
     from importlib.metadata import version
 
     segments = format_size(cluster.segment_bytes)
@@ -128,7 +134,7 @@ def _welcome(cluster: LocalCluster) -> str:
     memory = f"{format_size(cluster.arena_bytes)} per broker"
     if cluster.backup_count:
         memory += f", {format_size(cluster.backup_memory_bytes)} per backup"
-        copies = plural(cluster.replication, "backup") if cluster.replication else "no backup, unless a stream says so"
+        copies = plural(cluster.replication, "backup") if cluster.replication else "none by default"
         pairs.append(("replication", copies))
     pairs += [
         ("memory", f"{memory}, segments of {segments}"),

@@ -1,4 +1,4 @@
-"""``kera group``: consumer groups whose consumers share streams: who takes part, how far they are, where to go on."""
+"""``kera group``: consumer groups: their members, cursors and lag, and resets."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def _list(bootstrap: str, as_json: bool) -> None:
 
 @app.command()
 def describe(name: str = NAME_ARGUMENT, bootstrap: str = BOOTSTRAP_OPTION, as_json: bool = JSON_OPTION) -> None:
-    """Show the consumers of a consumer group, its cursors, and what is left to read."""
+    """Show the consumers of a consumer group, its cursors, and its lag."""
     run_async(_describe(bootstrap, name, as_json))
 
 

@@ -1,4 +1,4 @@
-"""``kera inspect``: what is on a broker's disk: segments, and the chunks in them. Read-only, also beside the broker."""
+"""``kera inspect``: the segments on a broker's disk, and their chunks. Read-only, also while the broker runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kera.broker.records import SegmentAddress, SegmentRecord
 
 COPIES_MAX = 3
-"""The index of a broker that runs changes while it is copied; then another copy is made."""
+"""The index of a running broker may change while it is copied; then it is copied again."""
 SEGMENT_HEADING = (
     "STREAM", "STREAMLET", "ENTRY", "GROUP", "SEGMENT", "FILE", "STATE", "CHUNKS", "RECORDS", "BYTES", "FIRST RECORD",
     "FROM", "TO",
@@ -28,8 +28,8 @@ SEGMENT_HEADING = (
 CHUNK_HEADING = ("OFFSET", "PRODUCER", "EPOCH", "SEQUENCE", "RECORDS", "BYTES", "FROM", "TO", "STATE")
 
 
-class Segment(NamedTuple):
-    """A segment as it is shown. What nobody knows is None."""
+class SegmentRow(NamedTuple):
+    """A segment as it is shown. What is unknown is None."""
 
     stream_id: int | None
     streamlet_id: int | None
@@ -38,7 +38,7 @@ class Segment(NamedTuple):
     segment_id: int | None
     path: Path
     state: str | None
-    """open, closed; missing, unreadable: there is a record, and nothing to be had of its file."""
+    """open, closed; missing, unreadable: it is in the index, but its file cannot be read."""
     chunks: int
     records: int
     length_bytes: int
@@ -47,8 +47,8 @@ class Segment(NamedTuple):
     max_timestamp_us: int | None
 
 
-class Chunk(NamedTuple):
-    """A chunk, or what is left of it. What a damaged header does not say is None."""
+class ChunkRow(NamedTuple):
+    """A chunk, or what is left of it. What a damaged header does not tell is None."""
 
     offset: int
     producer_id: int | None
@@ -65,20 +65,22 @@ def inspect(
     path: Path = typer.Argument(
         ..., exists=True, metavar="PATH", help="Data directory of a broker, or a segment file."
     ),
-    stream: int | None = typer.Option(None, min=1, metavar="ID", help="Only segments of this stream."),
-    chunks: bool = typer.Option(False, "--chunks", help="List the chunks of each segment, too, checksums compared."),
+    stream: int | None = typer.Option(None, min=1, metavar="ID", help="Show only segments of this stream."),
+    chunks: bool = typer.Option(
+        False, "--chunks", help="Also list the chunks of each segment, and verify their checksums."
+    ),
     as_json: bool = JSON_OPTION,
 ) -> None:
-    """Show what is on a broker's disk.
+    """List the segments on a broker's disk.
 
-    Changes nothing, and can be used while the broker runs.
+    Read-only; can be used while the broker runs.
     """
     if path.is_file() and stream is not None:
         raise UsageError("--stream is for a data directory; a file has one segment")
     if (path / "backup.json").exists():
-        raise UsageError(f"{path} is the data directory of a backup; kera verify looks at those")
+        raise UsageError(f"{path} is the data directory of a backup; use kera verify")
     with extra("server"):
-        import kera.broker.verify  # noqa: F401 - whether all is there that it needs
+        import kera.broker.verify  # noqa: F401 - fails here if a package is missing
     with interruptible():
         if path.is_file():
             _show(_of_file(path, with_chunks=chunks), with_chunks=chunks, as_json=as_json)
@@ -86,7 +88,7 @@ def inspect(
             _show(_of_directory(path, stream, with_chunks=chunks), with_chunks=chunks, as_json=as_json)
 
 
-def _show(found: Iterator[tuple[Segment, list[Chunk] | None]], *, with_chunks: bool, as_json: bool) -> None:
+def _show(found: Iterator[tuple[SegmentRow, list[ChunkRow] | None]], *, with_chunks: bool, as_json: bool) -> None:
     if as_json:
         print(json.dumps([_to_json(*item) for item in found], indent=2))
     elif with_chunks:
@@ -99,7 +101,7 @@ def _show(found: Iterator[tuple[Segment, list[Chunk] | None]], *, with_chunks: b
         print("no segments", file=sys.stderr)
 
 
-def _of_file(path: Path, *, with_chunks: bool) -> Iterator[tuple[Segment, list[Chunk] | None]]:
+def _of_file(path: Path, *, with_chunks: bool) -> Iterator[tuple[SegmentRow, list[ChunkRow] | None]]:
     from kera.broker.verify import read_segment, scan_all
 
     try:
@@ -108,24 +110,24 @@ def _of_file(path: Path, *, with_chunks: bool) -> Iterator[tuple[Segment, list[C
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
     scan = scan_all(view)
     if scan.address is None:
-        raise UsageError(f"{path} has no chunk; it is no segment, or nothing is left of it")
+        raise UsageError(f"{path} has no chunk: it is not a segment, or nothing of it is left")
     yield _scanned(path, scan.address, scan, None), _chunks(view, scan) if with_chunks else None
 
 
 def _of_directory(
     data_dir: Path, stream: int | None, *, with_chunks: bool
-) -> Iterator[tuple[Segment, list[Chunk] | None]]:
+) -> Iterator[tuple[SegmentRow, list[ChunkRow] | None]]:
     from kera.broker.storage.segment_files import segment_path
     from kera.broker.verify import IndexCopy, index_copy
     from kera.core.verifying import unused
 
     root = data_dir.absolute() / "log"
     if not root.is_dir():
-        raise UsageError(f"{data_dir} is no data directory of a broker: it has no log")
+        raise UsageError(f"{data_dir} is not a broker's data directory: it has no log")
     with unused(data_dir) as free:
         stopped = free
     if not stopped:
-        print("kera: note: a broker runs; what is in its memory only is not shown", file=sys.stderr)
+        print("kera: note: the broker is running; what is only in its memory is not shown", file=sys.stderr)
     with contextlib.ExitStack() as stack:
         copy = IndexCopy(None)
         for _ in range(1 if stopped else COPIES_MAX):
@@ -133,7 +135,7 @@ def _of_directory(
             if copy.whole:
                 break
         if not copy.whole:
-            print("kera: warning: the index is damaged or gone; see kera verify", file=sys.stderr)
+            print("kera: warning: the index is damaged or missing; see kera verify", file=sys.stderr)
         if copy.index is None:
             return
         found = copy.index.all_segments() if stream is None else copy.index.segments_of_stream(stream)
@@ -143,11 +145,11 @@ def _of_directory(
 
 def _of_record(
     path: Path, address: SegmentAddress, record: SegmentRecord, *, with_chunks: bool
-) -> tuple[Segment, list[Chunk] | None]:
+) -> tuple[SegmentRow, list[ChunkRow] | None]:
     from kera.broker.log.scan import scan_segment
     from kera.broker.verify import read_segment, scan_all
 
-    segment = Segment(
+    segment = SegmentRow(
         *address,
         path,
         "closed",
@@ -164,7 +166,7 @@ def _of_record(
         view = read_segment(path, None if record.open else record.length)
     except OSError as error:
         return segment._replace(state="missing" if isinstance(error, FileNotFoundError) else "unreadable"), None
-    if record.open:  # how far it goes only its file knows
+    if record.open:  # only its file knows its length
         scan = scan_all(view, address=address)
         segment = _scanned(path, address, scan, "open")
     else:
@@ -172,10 +174,10 @@ def _of_record(
     return segment, _chunks(view, scan) if with_chunks else None
 
 
-def _scanned(path: Path, address: SegmentAddress, scan: SegmentScan, state: str | None) -> Segment:
-    """What the chunks of a segment say of it."""
+def _scanned(path: Path, address: SegmentAddress, scan: SegmentScan, state: str | None) -> SegmentRow:
+    """A segment as its chunks describe it."""
     headers = scan.headers
-    return Segment(
+    return SegmentRow(
         *address,
         path,
         state,
@@ -188,16 +190,16 @@ def _scanned(path: Path, address: SegmentAddress, scan: SegmentScan, state: str 
     )
 
 
-def _chunks(view: memoryview, scan: SegmentScan) -> list[Chunk]:
+def _chunks(view: memoryview, scan: SegmentScan) -> list[ChunkRow]:
     from kera.core.chunk import ChunkHeader, verify_header
     from kera.core.errors import CorruptChunk
 
-    def chunk(offset: int, end: int, header: ChunkHeader | None, damage: str | None) -> Chunk:
+    def chunk(offset: int, end: int, header: ChunkHeader | None, damage: str | None) -> ChunkRow:
         if header is None:
-            return Chunk(offset, None, None, None, None, end - offset, None, None, damage)
+            return ChunkRow(offset, None, None, None, None, end - offset, None, None, damage)
         times = header.min_timestamp_us, header.max_timestamp_us
         producer = header.producer_id, header.producer_epoch, header.sequence
-        return Chunk(offset, *producer, header.record_count, end - offset, *times, damage)
+        return ChunkRow(offset, *producer, header.record_count, end - offset, *times, damage)
 
     headers, holes = iter(scan.headers), {hole.start: hole.reason for hole in scan.holes}
     found, start = [], 0
@@ -213,12 +215,12 @@ def _chunks(view: memoryview, scan: SegmentScan) -> list[Chunk]:
     return found
 
 
-def _segment_row(segment: Segment) -> tuple[object, ...]:
+def _segment_row(segment: SegmentRow) -> tuple[object, ...]:
     times = _time(segment.min_timestamp_us), _time(segment.max_timestamp_us)
     return (*segment[:5], segment.path.name, *segment[6:11], *times)
 
 
-def _chunk_row(chunk: Chunk) -> tuple[object, ...]:
+def _chunk_row(chunk: ChunkRow) -> tuple[object, ...]:
     times = _time(chunk.min_timestamp_us), _time(chunk.max_timestamp_us)
     return (*chunk[:6], *times, f"damaged: {chunk.damage}" if chunk.damage else "ok")
 
@@ -230,6 +232,6 @@ def _time(time_us: int | None) -> str | None:
         return str(time_us)  # whatever the producer meant by it
 
 
-def _to_json(segment: Segment, chunks: list[Chunk] | None) -> dict[str, Any]:
+def _to_json(segment: SegmentRow, chunks: list[ChunkRow] | None) -> dict[str, Any]:
     document = segment._asdict() | {"path": str(segment.path)}
     return document if chunks is None else document | {"chunk_list": [chunk._asdict() for chunk in chunks]}

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kera.client import Producer, StreamDescription
 
 ToBatch = Callable[[bytes, int], "pa.RecordBatch"]
-"""Makes records of a block of lines; the number is that of its first line, for messages."""
+"""Converts a block of lines to records; the number is that of its first line, for messages."""
 
 
 def produce(
@@ -30,22 +30,22 @@ def produce(
         "--key-separator",
         "-K",
         metavar="TEXT",
-        help="A line is KEY TEXT VALUE; without TEXT in it, a value.",
+        help="Split each line at TEXT into key and value; a line without TEXT is a value.",
     ),
     as_json: bool = typer.Option(
-        False, "--json", help="A line is an object with key, value, headers, timestamp; typed streams: a row."
+        False, "--json", help="Each line is a JSON object with key, value, headers, timestamp; typed streams: a row."
     ),
     durability: str | None = typer.Option(
-        None, metavar="LEVEL", help="Acknowledge at leader, replicated or persisted; absent: as the stream says."
+        None, metavar="LEVEL", help="Acknowledge at leader, replicated or persisted. Default: the stream's level."
     ),
     bootstrap: str = BOOTSTRAP_OPTION,
 ) -> None:
     """Send each line of standard input as a record.
 
-    The number of records and their rate go to standard error when all are acknowledged.
+    Prints the number of records and their rate to standard error once all are acknowledged.
     """
     if as_json and key_separator is not None:
-        raise UsageError("--json and --key-separator exclude each other")
+        raise UsageError("--json and --key-separator are mutually exclusive")
     if key_separator == "":
         raise UsageError("--key-separator must not be empty")
     run_async(_produce(bootstrap, stream, key_separator, as_json, durability))
@@ -73,7 +73,7 @@ def _converter(stream: StreamDescription, key_separator: str | None, as_json: bo
 
     if stream.typed:
         if not as_json:
-            raise UsageError(f"{stream.name} has a schema of its own: give its rows as JSON objects, with --json")
+            raise UsageError(f"{stream.name} is typed: give its rows as JSON objects, with --json")
         return lambda block, first_line: _records.rows_to_batch(block, stream.schema, first_line)
     if as_json:
         return _records.json_to_batch
@@ -91,7 +91,7 @@ async def _send_all(sender: _Sender, to_batch: ToBatch) -> None:
 
 
 class _Sender:
-    """Sends batches, knows how many of their records are acknowledged, and gives the first error back."""
+    """Sends batches, counts acknowledged records, and keeps the first error."""
 
     def __init__(self, producer: Producer, stream: str) -> None:
         self._producer = producer
@@ -126,7 +126,7 @@ class _Sender:
             self._error = task.exception()
 
     async def finish(self) -> None:
-        """Wait for all acknowledgements and say how many there were. Raises what any of them failed with."""
+        """Wait for all acknowledgements and print their number. Raises the first error."""
         try:
             await self._producer.flush()
             if self._waits:
@@ -137,7 +137,7 @@ class _Sender:
             raise self._error
 
     def print_summary(self) -> None:
-        """Say how many records were acknowledged and, where it means something, at which rate."""
+        """Print how many records were acknowledged and, of 1,000 and more, at which rate."""
         seconds = 0.0 if self._started_s is None else time.perf_counter() - self._started_s
         text = f"{self._records:,} {'record' if self._records == 1 else 'records'} in {seconds:.2f} s"
         if self._records >= 1000:

@@ -32,10 +32,13 @@ def create(
     ),
     brokers: int = typer.Option(0, min=0, metavar="N", help="Number of brokers to spread them over; 0 for all."),
     entries: int = typer.Option(
-        1, min=1, metavar="Q", help="Append lanes per streamlet; 1 keeps a streamlet totally ordered."
+        1,
+        min=1,
+        metavar="Q",
+        help="Entries per streamlet, append-only chains that take appends side by side; 1 keeps it totally ordered.",
     ),
     group_segments: int | None = typer.Option(
-        None, min=1, metavar="P", help="Segments per group; absent: the client's default."
+        None, min=1, metavar="P", help="Segments per group. Default: the client's."
     ),
     replication: int | None = typer.Option(
         None,
@@ -49,16 +52,18 @@ def create(
     durability: str | None = typer.Option(
         None,
         metavar="LEVEL",
-        help="leader, replicated or persisted; absent: replicated if the stream has backups, else leader.",
+        help="leader, replicated or persisted. Default: replicated if the stream has backups, else leader.",
     ),
     codec: str = typer.Option("none", metavar="CODEC", help="Compression of chunks: none, lz4 or zstd."),
     column: list[str] | None = typer.Option(
         None,
         metavar="NAME:TYPE",
-        help="Column of a typed stream, Arrow's type names; repeat it. Without: any bytes.",
+        help="Column of a typed stream, with an Arrow type name; may be repeated. Without: values are bytes.",
     ),
-    key_column: str | None = typer.Option(None, metavar="NAME", help="Typed: rows of one key stay in one streamlet."),
-    timestamp_column: str | None = typer.Option(None, metavar="NAME", help="Typed: the time of a row."),
+    key_column: str | None = typer.Option(
+        None, metavar="NAME", help="Key column of a typed stream: rows with the same key go to the same streamlet."
+    ),
+    timestamp_column: str | None = typer.Option(None, metavar="NAME", help="Timestamp column of a typed stream."),
     retention_ms: int = typer.Option(0, min=0, metavar="MS", help="Delete records older than this; 0 keeps them."),
     retention_bytes: str = typer.Option(
         "0", metavar="SIZE", help="Delete the oldest records of a streamlet beyond this size; 0 keeps them."
@@ -121,7 +126,7 @@ async def _list(bootstrap: str, as_json: bool) -> None:
     if not streams:
         print("no streams", file=sys.stderr)
         return
-    heading = ("NAME", "ID", "STREAMLETS", "ENTRIES", "BACKUPS", "DURABILITY", "CODEC", "RECORDS ARE", "CREATED")
+    heading = ("NAME", "ID", "STREAMLETS", "ENTRIES", "BACKUPS", "DURABILITY", "CODEC", "VALUES", "CREATED")
     rows = [
         (
             stream.name,
@@ -141,10 +146,7 @@ async def _list(bootstrap: str, as_json: bool) -> None:
 
 @app.command()
 def describe(name: str = NAME_ARGUMENT, bootstrap: str = BOOTSTRAP_OPTION, as_json: bool = JSON_OPTION) -> None:
-    """Show a stream and what it holds.
-
-    Its settings, its schema, and for each entry of its streamlets how many records are there now.
-    """
+    """Show a stream: its settings, its schema, and the records of each entry."""
     run_async(_describe(bootstrap, name, as_json))
 
 
@@ -192,7 +194,7 @@ def _replication(config: StreamConfig) -> str:
 
 
 def _retention_pairs(config: StreamConfig) -> list[tuple[str, object]]:
-    """What goes and what holds it back, as far as it is set."""
+    """When records are deleted, and which consumer groups delay that."""
     rules = []
     if config.retention_ms:
         rules.append(f"older than {config.retention_ms} ms")
@@ -232,7 +234,9 @@ def _parse_position(text: str) -> Position:
 
     match = re.fullmatch(r"(\d+)/(\d+)\+(\d+)", text)
     if match is None:
-        raise UsageError(f"--to: {text!r} is no position; write GROUP/SEGMENT+OFFSET, as describe shows the head")
+        raise UsageError(
+            f"--to: {text!r} is not a position: GROUP/SEGMENT+OFFSET, as kera stream describe shows the head"
+        )
     return Position(*map(int, match.groups()))
 
 
@@ -271,16 +275,16 @@ def alter(
     add_column: list[str] | None = typer.Option(
         None,
         metavar="NAME:TYPE",
-        help="Add a column to a typed stream, behind the others; repeat it. Records that are there have null in it.",
+        help="Add a column to a typed stream, after the others; may be repeated. It is null in existing records.",
     ),
     bootstrap: str = BOOTSTRAP_OPTION,
 ) -> None:
-    """Change the durability, the virtual logs, the retention or the spread of a stream, or add columns to it.
+    """Change the durability, virtual logs, retention or spread of a stream, or add columns to it.
 
-    What is not given stays as it is.
+    Settings that are not given stay unchanged.
     """
     if retention_consumer_group and no_retention_consumer_groups:
-        raise UsageError("--retention-consumer group and --no-retention-consumer groups exclude each other")
+        raise UsageError("--retention-consumer-group and --no-retention-consumer-groups are mutually exclusive")
     changes: dict[str, Any] = {
         "durability": durability,
         "virtual_logs": virtual_logs,
@@ -292,7 +296,7 @@ def alter(
         "add_columns": parse_columns(add_column, option="--add-column") if add_column else None,
     }
     if all(value is None for value in changes.values()):
-        raise UsageError("nothing to change is given; see kera stream alter --help")
+        raise UsageError("no change is given; see kera stream alter --help")
     run_async(_alter(bootstrap, name, changes))
     print(f"altered {name}")
 
@@ -318,15 +322,17 @@ def truncate(
 ) -> None:
     """Delete the oldest records of a stream, or all of them.
 
-    Prints where what is left starts. The stream goes on as before.
+    Prints where the remaining records start. Producers and consumers keep running.
     """
     if everything and streamlet is None and entry is None and to is None:
-        place, question = None, f"Remove all records of {name}?"
+        place, question = None, f"Delete all records of {name}?"
     elif not everything and streamlet is not None and to is not None:
         place = _parse_position(to), streamlet, entry or 0
-        question = f"Remove the records before {to} from streamlet {streamlet}, entry {entry or 0} of {name}?"
+        question = f"Delete the records before {to} from streamlet {streamlet}, entry {entry or 0} of {name}?"
     else:
-        raise UsageError("say what goes: --all, or --streamlet and --to, with --entry if the streamlet has several")
+        raise UsageError(
+            "say what to delete: --all, or --streamlet and --to, with --entry if the streamlet has several"
+        )
     _confirm(f"truncating {name}", question, yes=yes)
     run_async(_truncate(bootstrap, name, place))
 
@@ -365,12 +371,12 @@ def _confirm(doing: str, question: str, *, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise UsageError(f"{doing} needs --yes where nobody can be asked")
+        raise UsageError(f"{doing} needs --yes when standard input is not a terminal")
     typer.confirm(question, abort=True)
 
 
 def _to_json(stream: StreamDescription, bounds: dict[int, list[EntryBounds]] | None = None) -> dict[str, Any]:
-    """`stream` as JSON; with `bounds`, what each entry holds, too."""
+    """`stream` as JSON; with `bounds`, also what each entry holds."""
     import dataclasses
 
     document: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""``kera verify``: is what daemons have on disk what was once written? Needs no daemon, and changes nothing."""
+"""``kera verify``: checks that what daemons have on disk is what was written. Needs no daemon, and changes nothing."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ def verify(
         metavar="DATA_DIR...",
         exists=True,
         file_okay=False,
-        help="Data directories of brokers and backups that do not run, and the --log-dirs of backups.",
+        help="Data directories of stopped brokers and backups, and the --log-dirs of backups.",
     ),
     as_json: bool = JSON_OPTION,
 ) -> int:
-    """Check data directories: a broker's index, and every chunk of its segments; every replica of a backup.
+    """Verify the data directories of brokers and backups.
 
-    Of several backups, replicas of the same virtual segment are compared, and the chunks of brokers that are given with
-    their replicas. Changes nothing. Prints a line for each damage and each oddity; the exit code is 1 when there is
-    damage.
+    Checks a broker's index and every chunk of its segments, and every replica of a backup. Given several backups,
+    compares their replicas of each virtual segment; given brokers too, compares their chunks with the replicas. Changes
+    nothing. Prints a line per damage or warning; the exit code is 1 if there is damage.
     """
     with extra("server"):
         from kera.backup.verify import is_backup
@@ -67,7 +67,7 @@ def verify(
 
 
 class _Check:
-    """What is checked, and how far that is."""
+    """A check of data directories, and its progress."""
 
     def __init__(self) -> None:
         from kera.backup import verify as of_backup
@@ -77,10 +77,10 @@ class _Check:
         self.segments: list[of_broker.SegmentsChecked] = []
         """Of each broker."""
         self.replicas: of_backup.ReplicasChecked | None = None
-        """None: no backup was."""
+        """None: no backup was given."""
 
     def run(self, brokers: Sequence[Path], backups: Sequence[Path], progress: _Progress) -> Iterator[Finding]:
-        """Everything that is not as it should be."""
+        """All damage and all warnings."""
         with contextlib.ExitStack() as stack:
             files = [stack.enter_context(self._backup.BackupFiles.opened(path)) for path in backups]
             for path in brokers:
@@ -121,7 +121,7 @@ class _Check:
 
         with unused(data_dir), self._broker.index_copy(index_path) as copy:
             if identity is None or copy.index is None:
-                return  # which was told
+                return  # which was reported
             recorded = list(virtual_segments(copy.index))
             there = {replica.header.backup_id for each in files for replica in each.replicas}
             complete = all(there.issuperset(each.backups) for each in recorded)
@@ -140,7 +140,7 @@ class _Check:
         there: set[int],
         path: Path,
     ) -> Iterator[Finding]:
-        """What the index says of a virtual segment, with its replicas; `there`: the backups that are looked at."""
+        """Compare the index's record of a virtual segment with its replicas; `there`: the backups that are checked."""
         good = {
             replica.header.backup_id
             for _, replica in versions
@@ -153,7 +153,7 @@ class _Check:
             backups = ", ".join(str(backup_id) for backup_id in missing)
             lost = not good and there.issuperset(wanted.backups)
             text = (
-                f"says that virtual segment {wanted.virtual_segment_id:#x} is on backup {backups}; it is not, as it was"
+                f"virtual segment {wanted.virtual_segment_id:#x} should be on backup {backups}, and is not, or differs"
             )
             from kera.core.verifying import Finding
 
@@ -168,7 +168,7 @@ class _Check:
         *,
         complete: bool,
     ) -> Iterator[Finding]:
-        """`complete`: all backups are looked at that the index names."""
+        """`complete`: all backups that the index names are checked."""
         from kera.broker.log.scan import scan_segment
         from kera.broker.storage.segment_files import segment_path
 
@@ -179,7 +179,7 @@ class _Check:
             try:
                 view = self._broker.read_segment(path, None if record.open else record.length)
             except OSError:
-                continue  # which was told
+                continue  # which was reported
             if record.open:
                 scan = scan_segment(view, address=address, durable=record.length)
             else:
@@ -193,7 +193,7 @@ class _Check:
                     yield from findings
                 at = end
             if alone and complete:
-                text = f"{plural(alone, 'chunk')} of {self._broker.place_of(address)}: no replica is there"
+                text = f"{plural(alone, 'chunk')} of {self._broker.place_of(address)}: no replica found"
                 from kera.core.verifying import Finding
 
                 yield Finding("warning", path, None, 0, text)
@@ -221,8 +221,8 @@ def _summary(check: _Check, damages: int, warnings: int) -> str:
         )
     whole = "; ".join(wholes)
     if not damages and not warnings:
-        return f"{whole}: all is well"
-    return f"{whole}: {plural(damages, 'damage')}, {plural(warnings, 'warning')}"
+        return f"{whole}: no damage"
+    return f"{whole}: {plural(damages, 'damaged place')}, {plural(warnings, 'warning')}"
 
 
 def _to_json(check: _Check, found: Iterable[Finding]) -> dict[str, object]:
@@ -258,7 +258,7 @@ def _to_json(check: _Check, found: Iterable[Finding]) -> dict[str, object]:
 
 
 class _Progress:
-    """One line on the terminal that is written over and over; nothing when standard error is none."""
+    """One line on the terminal, updated in place; nothing if standard error is not a terminal."""
 
     def __init__(self, check: _Check) -> None:
         self._check = check

@@ -51,7 +51,7 @@ EARLIEST = Position(0, 0, 0)
 
 
 class EntryId(NamedTuple):
-    """One append lane: an entry of a streamlet of a stream."""
+    """An entry of a streamlet of a stream: an append-only chain of groups of segments."""
 
     stream_id: int
     streamlet_id: int

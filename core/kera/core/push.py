@@ -28,7 +28,7 @@ WINDOW_SHARE_MAX = 8
 """A window is at most so much of a broker's memory: it closes before its reader holds too much."""
 HEAD = struct.Struct("<IB3x")
 RUN = struct.Struct("<IIQQIIQI4xQ8x")
-"""A run: lane, slot, generation, arena offset, length, segment, group, offset, lag; 64 bytes."""
+"""A run: subscription, slot, generation, arena offset, length, segment, group, offset, lag; 64 bytes."""
 _TAKEN = struct.Struct("<Q")
 
 
@@ -49,6 +49,7 @@ class Run(NamedTuple):
     """Whole chunks of one segment that follow each other, in a slot of the arena."""
 
     lane: int
+    """Number of the subscription."""
     slot: int
     generation: int
     """Of the slot; when it has become another one, the bytes are others, too."""
@@ -93,7 +94,7 @@ def encode_taken(taken_bytes: int) -> bytes:
 
 
 def encode_numbers(kind: Kind, numbers: Sequence[int]) -> bytes:
-    """A message of kind `CANCEL` or `RELEASE`: lanes, or slots."""
+    """A message of kind `CANCEL` or `RELEASE`: subscriptions, or slots."""
     return encode(kind, struct.pack(f"<{len(numbers)}I", *numbers))
 
 

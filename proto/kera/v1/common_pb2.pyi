@@ -134,7 +134,7 @@ class Cursor(_message.Message):
     stream_id: _builtins.int
     streamlet_id: _builtins.int
     entry: _builtins.int
-    """Append lane of the streamlet, 0 .. Q-1."""
+    """Entry of the streamlet, 0 .. Q-1."""
     group_id: _builtins.int
     """0: the oldest group that is there."""
     segment_id: _builtins.int
@@ -182,7 +182,9 @@ class StreamConfig(_message.Message):
     brokers: _builtins.int
     """N: over how many brokers the streamlets are spread at creation; 0: as many as there are."""
     entries: _builtins.int
-    """Q: active groups (append lanes) per streamlet. A request says how many, 1 at least: absent is 0, which is refused."""
+    """Q: entries per streamlet, each an append-only chain with an active group. A request says how many, 1 at least:
+    absent is 0, which is refused.
+    """
     group_segments: _builtins.int
     """P: segments per group. A request says how many, 1 at least, likewise; the project's own SDK says 16."""
     durability: Global___Durability.ValueType

@@ -270,7 +270,7 @@ def test_a_number_can_be_used_again_when_its_lane_has_ended(node: PushNode, read
     node.run()
 
     assert reader.sequences == {1: [0, 1]}
-    assert node.totals.lanes == 1
+    assert node.totals.subscriptions == 1
 
 
 @pytest.mark.parametrize(
@@ -484,7 +484,7 @@ def test_lanes_beyond_the_limit_are_told_to_pull(node: PushNode, reader: Reader)
 
     assert reader.sequences == {1: [0], 2: [0]}
     assert reader.end(3) == ("PULL", "", Position(1, 1, 0))
-    assert node.totals.lanes == 2
+    assert node.totals.subscriptions == 2
 
 
 MANY = 40
@@ -508,12 +508,12 @@ def test_many_lanes_are_begun_pushed_to_and_cancelled_in_slices_and_in_order(nod
     node.append(1)
     reader.subscribe(*(lane(number) for number in range(1, MANY + 1)))
     assert reader.connection.busy
-    assert node.totals.lanes == 4
+    assert node.totals.subscriptions == 4
     reader.cancel(*range(1, MANY + 1))
     assert reader.ends == {}, "what was asked for first is done first"
     assert rounds_until_idle(node, reader) >= 2 * MANY // 4 - 2
     assert sorted(reader.ends) == list(range(1, MANY + 1))
-    assert node.totals.lanes == 0
+    assert node.totals.subscriptions == 0
 
     fit = node.push.window_bytes_max // CHUNK_BYTES
     reader.subscribe(*(lane(number) for number in range(101, 101 + fit)))
@@ -533,11 +533,11 @@ def test_the_lanes_of_a_connection_that_is_gone_go_in_slices_and_its_leases_at_o
     assert node.engine.arena.leased_slots == 1
     reader.connection.lost()
     assert node.engine.arena.leased_slots == 0
-    assert node.totals.lanes == MANY - 4
+    assert node.totals.subscriptions == MANY - 4
     assert node.loop.round()
-    assert node.totals.lanes == MANY - 8
+    assert node.totals.subscriptions == MANY - 8
     node.run()
-    assert node.totals.lanes == 0
+    assert node.totals.subscriptions == 0
     assert all(not entry.waiters and not entry.readers for entry in node.streamlet().entries)
 
 
@@ -786,7 +786,7 @@ def test_the_end_of_a_connection_ends_its_leases_and_no_others(node: PushNode, r
     other.connection.lost()
 
     assert node.engine.arena.free_slots == SLOTS
-    assert (node.totals.connections, node.totals.lanes) == (0, 0)
+    assert (node.totals.connections, node.totals.subscriptions) == (0, 0)
 
 
 # --- a reader that does not take what it is sent -----------------------------------------------------------
@@ -858,7 +858,7 @@ def test_what_no_reader_says_is_refused_and_the_end_frees_everything(
 
     assert node.engine.arena.leased_slots == 0
     assert node.streamlet().entries[0].waiters == set()
-    assert (node.totals.connections, node.totals.lanes) == (0, 0)
+    assert (node.totals.connections, node.totals.subscriptions) == (0, 0)
 
 
 def test_the_lease_of_another_reader_cannot_be_released(node: PushNode, reader: Reader) -> None:
@@ -880,6 +880,6 @@ def test_what_is_pushed_is_counted(node: PushNode, reader: Reader) -> None:
     node.run()
     totals = node.totals
 
-    assert (totals.connections, totals.lanes, totals.runs, totals.bytes) == (1, 1, 3, 6 * CHUNK_BYTES)
+    assert (totals.connections, totals.subscriptions, totals.runs, totals.bytes) == (1, 1, 3, 6 * CHUNK_BYTES)
     assert totals.ends == {"reached": 1, "moved": 0, "failed": 1, "pull": 0, "cancelled": 0}
     assert node.streamlet().bytes_read == 6 * CHUNK_BYTES

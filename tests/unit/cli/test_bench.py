@@ -11,7 +11,7 @@ from kera.cli.bench import _report
 from kera.cli.bench._cpu import cpu_model, cpu_seconds
 from kera.cli.bench._latency import Latencies
 from kera.cli.bench._payload import make_batch, make_value, records_per_chunk
-from kera.cli.bench._rounds import Place, Round
+from kera.cli.bench._rounds import MeasuredCluster, Round
 from kera.cli.bench._settings import BenchSettings, E2eSettings, arena_bytes_of, backup_memory_bytes_of
 from kera.client import StreamConfig
 from kera.core.chunk import chunk_bytes_of
@@ -125,7 +125,7 @@ def rounds(*seconds: float, **more: Any) -> list[Round]:
 
 def test_a_report_tells_what_the_stream_had_of_replication() -> None:
     config = StreamConfig(1, 0, 1, 16, "replicated", "none", replication=2, virtual_logs=1)
-    place = Place("x:1", [1], own=True, backup_pids=[2, 3])
+    place = MeasuredCluster("x:1", [1], own=True, backup_pids=[2, 3])
     one = _report.make("produce", settings(backups=2), place, 100, rounds(0.5, config=config, backups_cpu_s=0.125))
 
     assert (one["backups"], one["replication"], one["virtual_logs"], one["durability"]) == (2, 2, 1, "replicated")
@@ -138,13 +138,13 @@ def test_a_report_tells_what_the_stream_had_of_replication() -> None:
 
 
 def test_processor_time_is_that_of_brokers_and_of_backups() -> None:
-    place = Place("x:1", [os.getpid()], own=True, backup_pids=[])
+    place = MeasuredCluster("x:1", [os.getpid()], own=True, backup_pids=[])
     brokers_s, backups_s = place.cpu_seconds()
     assert brokers_s > backups_s == 0
 
 
 def test_a_report_has_the_median_the_least_and_the_most() -> None:
-    report = _report.make("produce", settings(), Place("x:1", [1], own=True), 100, rounds(0.25, 1.0, 0.5))
+    report = _report.make("produce", settings(), MeasuredCluster("x:1", [1], own=True), 100, rounds(0.25, 1.0, 0.5))
 
     assert json.loads(_report.to_line(report)) == report
     assert report["mb_per_s"] == {"median": 200, "min": 100, "max": 400}
@@ -159,7 +159,7 @@ def test_a_report_has_the_median_the_least_and_the_most() -> None:
 
 
 def test_the_table_has_a_row_per_result() -> None:
-    place = Place("x:1", [1], own=True)
+    place = MeasuredCluster("x:1", [1], own=True)
     reports = [_report.make("produce", settings(), place, size, rounds(0.5)) for size in (100, 1000)]
 
     title, _, heading, *rows = _report.to_table(reports).split("\n")
@@ -171,6 +171,6 @@ def test_the_table_has_a_row_per_result() -> None:
 
 
 def test_at_a_fixed_rate_processor_time_is_a_share_of_a_core() -> None:
-    one = _report.make("e2e", settings(E2eSettings), Place("x:1", [], own=False), 100, rounds(1.0))
+    one = _report.make("e2e", settings(E2eSettings), MeasuredCluster("x:1", [], own=False), 100, rounds(1.0))
     one["brokers_cpu_s"] = None
     assert _report.to_table([one]).endswith("producers 50%, consumers 0%")

@@ -92,9 +92,9 @@ def test_backups_are_shown_with_what_they_use(client: FakeClient, capsys: pytest
     client.backups = [backup(1), backup(2, alive=False)]
 
     assert output(capsys).splitlines()[-3:] == [
-        "BACKUP  ALIVE  GRPC  FRAMES  MEMORY USED         DISK USED     SEGMENTS OF  RACK  NODE",
-        "     1  yes    b:1   f:1     100 MiB of 256 MiB  0 B of 1 GiB  8 MiB        r1    node",
-        "     2  no     b:2   f:2     ? of 256 MiB        ? of 1 GiB    8 MiB        -     node",
+        "BACKUP  ALIVE  GRPC  FRAMES  MEMORY USED         DISK USED     SEGMENT SIZE  RACK  NODE",
+        "     1  yes    b:1   f:1     100 MiB of 256 MiB  0 B of 1 GiB  8 MiB         r1    node",
+        "     2  no     b:2   f:2     ? of 256 MiB        ? of 1 GiB    8 MiB         -     node",
     ]
     members = json.loads(output(capsys, "--json"))
     assert [(one["backup_id"], one["alive"], one["free_memory_bytes"]) for one in members["backups"]] == [
@@ -116,18 +116,18 @@ class Started(LocalCluster):
         return {"coordinator": {"ready": "coordinator"}, **backups, "broker-1": {"ready": "broker", **address}}
 
 
-def test_the_welcome_tells_of_backups_where_there_are_some() -> None:
-    lines = dev_module._welcome(Started(backups=2, replication=1, backup_memory_bytes=64 * MIB)).splitlines()
+def test_thewelcome_tells_of_backups_where_there_are_some() -> None:
+    lines = dev_module.welcome(Started(backups=2, replication=1, backup_memory_bytes=64 * MIB)).splitlines()
 
     assert lines[0].endswith(": a cluster of 1 broker and 2 backups on this machine")
     assert "  backup 2     grpc h:1, frames h:2" in lines
     assert "  replication  1 backup" in lines
     assert "  memory       256 MiB per broker, 64 MiB per backup, segments of 8 MiB" in lines
 
-    optional = dev_module._welcome(Started(backups=1))
-    assert "  replication  no backup, unless a stream says so" in optional.splitlines()
+    optional = dev_module.welcome(Started(backups=1))
+    assert "  replication  none by default" in optional.splitlines()
 
-    plain = dev_module._welcome(Started())
+    plain = dev_module.welcome(Started())
     assert ": a cluster of 1 broker on this machine" in plain
     assert "backup" not in plain
     assert "replication" not in plain
@@ -190,9 +190,9 @@ def test_a_move_tells_for_how_long_no_records_were_taken(
     control.answers = [moved(12_345), moved(0), moved(7)]
 
     assert run(capsys, "move", "orders", "3", "2") == [
-        "broker 2 owns streamlet 3 of orders; it took no records for 12.3 ms"
+        "broker 2 owns streamlet 3 of orders; appends paused for 12.3 ms"
     ]
-    assert run(capsys, "move", "orders", "3", "2") == ["broker 2 owns streamlet 3 of orders; it was there already"]
+    assert run(capsys, "move", "orders", "3", "2") == ["broker 2 owns streamlet 3 of orders; it was already there"]
     assert json.loads(run(capsys, "move", "orders", "3", "2", "--json")[0])["stall_us"] == 7
     assert control.asked[0] == ("move_streamlet", "orders", 3, 2, {})
 
@@ -205,13 +205,13 @@ def test_rebalancing_shows_moves_with_their_reasons_and_loads(
     control.answers = [done, done, Rebalancing([], [])]
 
     assert run(capsys, "rebalance", "--dry-run") == [
-        "STREAM  STREAMLET  FROM  TO  WHY",
+        "STREAM  STREAMLET  FROM  TO  REASON",
         "orders          3     1   2  broker 1 is busy",
         "orders          4     1   2  not moved: away",
         "",
-        "BROKER  LOAD     LOAD THEN  STREAMLETS  STREAMLETS THEN",
-        "     1  2 MiB/s  1 MiB/s             4                3",
-        "     2  0 B/s    1 MiB/s             1                2",
+        "BROKER  LOAD     LOAD AFTER  STREAMLETS  STREAMLETS AFTER",
+        "     1  2 MiB/s  1 MiB/s              4                 3",
+        "     2  0 B/s    1 MiB/s              1                 2",
     ]
     assert json.loads("".join(run(capsys, "rebalance", "--json")))["moves"][1]["error"] == "away"
     assert run(capsys, "rebalance")[0] == "nothing to move: the brokers have about the same load"
@@ -228,20 +228,20 @@ def test_a_drain_tells_what_is_left_and_waits_if_asked(
     control.answers = [under_way, under_way, later, other, done, DrainStatus(False, 0, 0, 5, []), done, done]
 
     assert run(capsys, "drain", "broker-1") == [
-        "broker 1 is being emptied; left: 2 streamlets, older records of 1 streamlet",
+        "broker 1 is draining; remaining: 2 streamlets, older records of 1 streamlet",
         "  not durable yet (2)",
     ]
     assert run_app(app, ["cluster", "drain", "broker-1", "--wait"]) == 0
     said = capsys.readouterr()
-    assert said.out.splitlines() == ["broker 1 is empty: it can be stopped"]
+    assert said.out.splitlines() == ["broker 1 is drained and can be stopped"]
     assert said.err.splitlines() == [
-        "left: 2 streamlets, older records of 1 streamlet",
+        "remaining: 2 streamlets, older records of 1 streamlet",
         "  not durable yet (2)",
-        "left: 1 streamlet, older records of 1 streamlet",
+        "remaining: 1 streamlet, older records of 1 streamlet",
         "  there is no other live broker",
     ]
     assert [named for _, _, named in control.asked[1:]] == [{"undo": False}, *[{"ask": True}] * 3]
-    assert run(capsys, "drain", "backup-2") == ["backup 2 is being emptied; left: 5 replicas"]
+    assert run(capsys, "drain", "backup-2") == ["backup 2 is draining; remaining: 5 replicas"]
     assert run(capsys, "drain", "backup-2", "--undo") == ["backup 2 is back in service"]
     assert json.loads("".join(run(capsys, "drain", "backup-2", "--json")))["done"] is True
     assert control.asked[0] == ("drain_broker", 1, {"undo": False})
@@ -255,7 +255,7 @@ def test_who_waits_for_a_drain_hears_that_it_was_taken_back(
     control.answers = [under_way, dataclasses.replace(under_way, draining=False)]
 
     assert run_app(app, ["cluster", "drain", "broker-1", "--wait"]) == 1
-    assert "broker 1 was taken back into service" in capsys.readouterr().err
+    assert "the drain of broker 1 was cancelled" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("wrong", [["1"], ["node-1"], ["broker-x"], ["broker-1", "--undo", "--wait"]])
@@ -289,21 +289,21 @@ def test_a_recovery_is_shown_as_a_timeline(control: ControlClient, capsys: pytes
     control.answers = [[one], [one], []]
 
     lines = run(capsys, "recoveries")
-    assert lines[0] == "broker 1 before launch 4"
+    assert lines[0] == "broker 1, incarnations before epoch 4"
     assert lines[3:] == [
         "  phase           restoring",
         "  backups fenced  after 0.010 s",
-        "  taking records  after 0.500 s, 6 of 6 streamlets",
+        "  writable        after 0.500 s, 6 of 6 streamlets",
         "  readable        after 1.500 s, 6 of 6 streamlets",
         "  restored        not yet, 2 of 6 streamlets",
         "  recovered       300 MiB of 300 MiB, 314.6 MB/s",
         "  replicated      100 MiB of 300 MiB",
-        "  by brokers      2, 3",
+        "  new owners      2, 3",
         "  records lost    5",
-        "  waits for       a disk",
+        "  waiting for     a disk",
     ]
     assert json.loads("".join(run(capsys, "recoveries", "--json")))[0]["phase"] == "restoring"
-    assert run(capsys, "recoveries") == ["no broker was lost lately"]
+    assert run(capsys, "recoveries") == ["no recent recoveries"]
 
 
 def test_members_that_are_emptied_are_marked(client: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
@@ -325,7 +325,7 @@ def test_who_is_forgotten_and_what_is_given_up_by_that_is_told(
     control: ControlClient, capsys: pytest.CaptureFixture[str]
 ) -> None:
     control.answers = [[], ["stream 's'"]]
-    assert run(capsys, "forget", "backup-3") == ["backup 3 is forgotten"]
-    assert run(capsys, "forget", "broker-2", "--force") == ["broker 2 is forgotten", "  given up: stream 's'"]
+    assert run(capsys, "forget", "backup-3") == ["forgot backup 3"]
+    assert run(capsys, "forget", "broker-2", "--force") == ["forgot broker 2", "  lost: stream 's'"]
     assert control.asked == [("forget_backup", 3, {"force": False}), ("forget_broker", 2, {"force": True})]
     assert run_app(app, ["cluster", "forget", "2"]) != 0

@@ -8,13 +8,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from kera.cli._format import Place, for_terminal, json_formatter, text_formatter
+from kera.cli._format import RecordOrigin, for_terminal, json_formatter, text_formatter
 from kera.cli._records import json_to_batch, rows_to_batch
 from kera.cli._run import UsageError
 from kera.client.types import StreamConfig, StreamDescription
 from kera.core.schema import DEFAULT_SCHEMA
 
-PLACE = Place(streamlet=3, entry=1, first_record=41)
+PLACE = RecordOrigin(streamlet=3, entry=1, first_record=41)
 
 
 def stream(schema: pa.Schema = DEFAULT_SCHEMA, **fields: Any) -> StreamDescription:

@@ -163,7 +163,7 @@ def test_it_can_be_used_beside_a_broker(data_dir: Path, capsys: pytest.CaptureFi
 
     shown = capsys.readouterr()
     assert len(shown.out.splitlines()) == 5
-    assert shown.err == "kera: note: a broker runs; what is in its memory only is not shown\n"
+    assert shown.err == "kera: note: the broker is running; what is only in its memory is not shown\n"
 
 
 def test_a_damaged_index_is_told(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -172,15 +172,15 @@ def test_a_damaged_index_is_told(data_dir: Path, capsys: pytest.CaptureFixture[s
     assert run_app(app, ["inspect", str(data_dir)]) == 0
     shown = capsys.readouterr()
     assert shown.out == ""
-    assert "kera: warning: the index is damaged or gone; see kera verify" in shown.err
+    assert "kera: warning: the index is damaged or missing; see kera verify" in shown.err
 
 
 def test_what_cannot_be_inspected_is_an_error_of_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "notes").write_text("no segment")
     for arguments, says in (
         (["none"], "does not exist"),
-        (["."], "is no data directory of a broker: it has no log"),
-        (["notes"], "has no chunk; it is no segment"),
+        (["."], "is not a broker's data directory: it has no log"),
+        (["notes"], "has no chunk: it is not a segment"),
         (["notes", "--stream", "1"], "--stream is for a data directory"),
     ):
         assert run_app(app, ["inspect", str(tmp_path / arguments[0]), *arguments[1:]]) == 2

@@ -44,7 +44,7 @@ def damage(data_dir: Path) -> Path:
 
 def test_a_whole_directory_is_one_line_and_no_error(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_app(app, ["verify", str(data_dir)]) == 0
-    assert capsys.readouterr() == ("4 segments, 24 chunks, 768 records, 53 KiB: all is well\n", "")
+    assert capsys.readouterr() == ("4 segments, 24 chunks, 768 records, 53 KiB: no damage\n", "")
 
 
 def test_damage_is_a_line_with_its_place_and_an_error(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -57,7 +57,7 @@ def test_damage_is_a_line_with_its_place_and_an_error(data_dir: Path, capsys: py
     assert lines == [
         f"damage: {path} at 1216, 1536 bytes: {reason}",
         f"warning: {data_dir}/log/segments/left: no record of the index names it",
-        "4 segments, 23 chunks, 754 records, 53 KiB: 1 damage, 1 warning",
+        "4 segments, 23 chunks, 754 records, 53 KiB: 1 damaged place, 1 warning",
     ]
 
 
@@ -65,7 +65,7 @@ def test_warnings_alone_are_no_error(data_dir: Path, capsys: pytest.CaptureFixtu
     (data_dir / "broker.copy.json").unlink()
 
     assert run_app(app, ["verify", str(data_dir)]) == 0
-    assert capsys.readouterr().out.endswith("53 KiB: 0 damages, 1 warning\n")
+    assert capsys.readouterr().out.endswith("53 KiB: 0 damaged places, 1 warning\n")
 
 
 def test_json_has_all_of_it(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -207,21 +207,21 @@ def test_replicas_of_backups_are_checked_and_compared_with_each_other_and_the_lo
     alone, both, *document = capsys.readouterr().out.splitlines()
     assert alone.startswith("1 replica, ")
     assert both.startswith("2 replicas, ")
-    assert both.endswith(": all is well")
+    assert both.endswith(": no damage")
     assert json.loads("\n".join(document))["replicas"]["replicas"] == 2
 
     assert run_app(app, ["verify", str(data_dir), one, two]) == 0
     warning, summary = capsys.readouterr().out.splitlines()
-    assert warning.endswith("4 chunks of stream 1, streamlet 0, entry 0, group 1, segment 2: no replica is there")
+    assert warning.endswith("4 chunks of stream 1, streamlet 0, entry 0, group 1, segment 2: no replica found")
     assert summary.startswith("4 segments, 24 chunks, 768 records, 53 KiB; 2 replicas, ")
-    assert summary.endswith(": 0 damages, 1 warning")
+    assert summary.endswith(": 0 damaged places, 1 warning")
 
 
 def test_nothing_is_said_to_be_without_replicas_where_a_backup_was_left_out(
     data_dir: Path, backup_dirs: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_app(app, ["verify", str(data_dir), str(backup_dirs[0])]) == 0
-    assert capsys.readouterr().out.endswith(": all is well\n")
+    assert capsys.readouterr().out.endswith(": no damage\n")
 
 
 def test_a_damaged_replica_is_told_with_its_place_and_what_the_index_says_of_it(
@@ -235,7 +235,7 @@ def test_a_damaged_replica_is_told_with_its_place_and_what_the_index_says_of_it(
     lines = capsys.readouterr().out.splitlines()
     for directory, line in zip(backup_dirs, lines, strict=False):
         assert line.startswith(f"damage: {directory}/log/{NAME} at {2 * BLOCK_BYTES}, ")
-    assert any("says that virtual segment 0x100000001 is on backup 1, 2; it is not" in line for line in lines)
+    assert any("virtual segment 0x100000001 should be on backup 1, 2, and is not" in line for line in lines)
 
 
 def test_a_backup_that_runs_is_an_error_of_usage(backup_dirs: list[Path], capsys: pytest.CaptureFixture[str]) -> None:

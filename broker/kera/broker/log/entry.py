@@ -1,4 +1,4 @@
-"""An entry: one append lane of a streamlet, a log of segments of which the older ones are on disk.
+"""An entry: an append-only chain of a streamlet, a log of segments of which the older ones are on disk.
 
     start                    last_stored                                  end (durable head)
       │                           │                                           │

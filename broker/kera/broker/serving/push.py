@@ -4,7 +4,7 @@
                                                                          ▲
                                       TAKEN opens the window, RELEASE ends leases
 
-* A **subscription** is a range of an entry that is pushed over one connection (a lane, on the wire). It goes on where
+* A **subscription** is a range of an entry that is pushed over one connection (`lane` in messages). It goes on where
   its last run has ended, by the rules of ``kera.broker.log.read_plan``; so what is on disk and is loaded first, and
   what is appended meanwhile, follow each other without gap or repeat.
 * A **flush** is one per connection and round of the loop at most, whatever has happened in it: a run is all that became
@@ -171,7 +171,7 @@ class PushConnection:
                 self._send(self._ended(subscription, Reason.PULL))
             else:
                 self._subscriptions[subscription.number] = subscription
-                self._push.totals.lanes += 1
+                self._push.totals.subscriptions += 1
                 self.mark(subscription)
             yield
         self._schedule()
@@ -371,7 +371,7 @@ class PushConnection:
     def _forget(self, subscription: Subscription) -> None:
         self._subscriptions.pop(subscription.number, None)
         self._marked.pop(subscription, None)
-        self._push.totals.lanes -= 1
+        self._push.totals.subscriptions -= 1
         self._loading.stop(subscription)
         subscription.unwatch()
 

@@ -1,7 +1,7 @@
-"""``kera bench``: how fast a cluster takes and gives records, and how long each takes.
+"""``kera bench``: throughput and latency of a cluster.
 
-Producers and consumers are processes of their own (`_worker`), as they are in life; `_rounds` starts them and
-puts their figures together, `_report` prints them. What exactly is measured is in docs/bench.md.
+Producers and consumers are processes of their own (`_worker`); `_rounds` starts them and aggregates their
+figures, `_report` prints them. What exactly is measured is in docs/bench.md.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def _load(name: str) -> Callable[..., int]:
 
 
 for _name, _help in {
-    "produce": "Measure how fast records are taken, and the time to their acknowledgement.",
-    "consume": "Measure how fast records are read that are there already.",
-    "e2e": "Measure the way from producer to consumer, both running.",
+    "produce": "Measure the throughput of producing, and the latency to acknowledgement.",
+    "consume": "Measure the throughput of consuming existing records.",
+    "e2e": "Measure latency and throughput from producer to consumer, both running.",
 }.items():
     add_lazy_command(app, _name, _help, functools.partial(_load, _name))

@@ -20,7 +20,7 @@ from kera.cli.bench._latency import Latencies
 from kera.cli.bench._settings import BenchSettings, ConsumeSettings
 
 if TYPE_CHECKING:
-    from kera.cli.bench._rounds import Place, Round
+    from kera.cli.bench._rounds import MeasuredCluster, Round
     from kera.client import StreamConfig
 
 _PACKAGES = ("kera", "pyarrow", "grpcio", "uvloop", "numpy")
@@ -28,7 +28,7 @@ _LATENCY_OF = {"produce": "acknowledgement", "consume": None, "e2e": "availabili
 
 
 def make(
-    name: str, settings: BenchSettings, place: Place, record_bytes: int, rounds: Sequence[Round]
+    name: str, settings: BenchSettings, cluster: MeasuredCluster, record_bytes: int, rounds: Sequence[Round]
 ) -> dict[str, Any]:
     """One result."""
     latencies = Latencies()
@@ -50,8 +50,8 @@ def make(
         "linger_ms": settings.linger_ms,
         "rate": settings.rate if name != "consume" else 0.0,
         "transport": settings.transport,
-        "brokers": settings.brokers if place.own else None,
-        "backups": settings.backups if place.own else None,
+        "brokers": settings.brokers if cluster.own else None,
+        "backups": settings.backups if cluster.own else None,
         **_replication_fields(rounds[0].config),
         "rounds": len(rounds),
         "records": _middle(one.records for one in rounds),

@@ -39,27 +39,27 @@ class Round:
     producers_cpu_s: float
     consumers_cpu_s: float
     brokers_cpu_s: float | None
-    """None where the brokers are not ours to look at."""
+    """None: the brokers are not processes of this command."""
     chunks: int
     latencies: list[str]
     backups_cpu_s: float | None = None
-    """None where there are none, or they are not ours to look at."""
+    """None: there are none, or they are not processes of this command."""
     config: StreamConfig | None = None
     """Of the stream that was written to."""
 
 
 @dataclasses.dataclass
-class Place:
+class MeasuredCluster:
     """The cluster that is measured."""
 
     bootstrap: str
     broker_pids: list[int]
-    """Empty when it is not ours."""
+    """Empty for a cluster that was started elsewhere."""
     own: bool
     backup_pids: list[int] = dataclasses.field(default_factory=list)
 
     def cpu_seconds(self) -> tuple[float, float]:
-        """What brokers and what backups have taken so far."""
+        """Processor time of its brokers and of its backups so far."""
         return cpu_seconds(self.broker_pids), cpu_seconds(self.backup_pids)
 
 
@@ -76,13 +76,13 @@ async def _run(name: str, settings: BenchSettings) -> int:
     from kera.cli.bench import _report
 
     reports = []
-    async with _cluster(settings) as place:
+    async with _cluster(settings) as cluster:
         for record_bytes in settings.record_bytes:
             rounds = []
             for number in range(1, settings.rounds + 1):
                 _say(f"{record_bytes} B records: round {number} of {settings.rounds}")
-                rounds.append(await _round(name, settings, place, int(record_bytes)))
-            report = _report.make(name, settings, place, int(record_bytes), rounds)
+                rounds.append(await _round(name, settings, cluster, int(record_bytes)))
+            report = _report.make(name, settings, cluster, int(record_bytes), rounds)
             print(_report.to_line(report), flush=True)
             reports.append(report)
     print(f"\n{_report.to_table(reports)}", file=sys.stderr)
@@ -90,10 +90,10 @@ async def _run(name: str, settings: BenchSettings) -> int:
 
 
 @contextlib.asynccontextmanager
-async def _cluster(settings: BenchSettings) -> AsyncIterator[Place]:
+async def _cluster(settings: BenchSettings) -> AsyncIterator[MeasuredCluster]:
     """The cluster that was named, or a temporary one with enough memory."""
     if settings.bootstrap is not None:
-        yield Place(settings.bootstrap, [], own=False)
+        yield MeasuredCluster(settings.bootstrap, [], own=False)
         return
     from kera.local.cluster import LocalCluster
 
@@ -114,15 +114,15 @@ async def _cluster(settings: BenchSettings) -> AsyncIterator[Place]:
         brokers, backups = (
             [pid for name, pid in cluster.processes.items() if name.startswith(kind)] for kind in ("broker", "backup")
         )
-        yield Place(cluster.bootstrap, brokers, own=True, backup_pids=backups)
+        yield MeasuredCluster(cluster.bootstrap, brokers, own=True, backup_pids=backups)
 
 
-async def _round(name: str, settings: BenchSettings, place: Place, record_bytes: int) -> Round:
+async def _round(name: str, settings: BenchSettings, cluster: MeasuredCluster, record_bytes: int) -> Round:
     stream = f"kera-bench-{os.getpid()}"
     warm_up = stream + "-warm-up"
-    async with _streams(settings, place.bootstrap, [stream, warm_up]) as config:
-        tasks = _tasks(name, settings, place.bootstrap, record_bytes, stream, warm_up)
-        measured = await (_consume_after if name == "consume" else _measure)(tasks, place)
+    async with _streams(settings, cluster.bootstrap, [stream, warm_up]) as config:
+        tasks = _tasks(name, settings, cluster.bootstrap, record_bytes, stream, warm_up)
+        measured = await (_consume_after if name == "consume" else _measure)(tasks, cluster)
     return dataclasses.replace(measured, config=config)
 
 
@@ -194,7 +194,7 @@ def _tasks(
     return tasks
 
 
-async def _measure(tasks: list[Any], place: Place) -> Round:
+async def _measure(tasks: list[Any], cluster: MeasuredCluster) -> Round:
     """Producers, and consumers if there are any, at the same time."""
     from kera.cli.bench._processes import workers
 
@@ -206,7 +206,7 @@ async def _measure(tasks: list[Any], place: Place) -> Round:
             consumers,
         ):  # a consumer's warm-up is to read what producers have sent for theirs
             await asyncio.gather(*(worker.ready() for worker in group))
-        before_s = place.cpu_seconds()
+        before_s = cluster.cpu_seconds()
         for worker in (*consumers, *producers):
             worker.go()
         produced = await asyncio.gather(*(worker.result() for worker in producers))
@@ -214,11 +214,11 @@ async def _measure(tasks: list[Any], place: Place) -> Round:
         for worker in consumers:
             worker.tell_total(total)
         consumed = await asyncio.gather(*(worker.result() for worker in consumers))
-        after_s = place.cpu_seconds()
-    return _put_together(produced, consumed, place, before_s, after_s)
+        after_s = cluster.cpu_seconds()
+    return _put_together(produced, consumed, cluster, before_s, after_s)
 
 
-async def _consume_after(tasks: list[Any], place: Place) -> Round:
+async def _consume_after(tasks: list[Any], cluster: MeasuredCluster) -> Round:
     """Producers first, unmeasured; then the consumer."""
     from kera.cli.bench._processes import workers
 
@@ -229,21 +229,21 @@ async def _consume_after(tasks: list[Any], place: Place) -> Round:
         produced = await asyncio.gather(*(worker.result() for worker in producers))
     async with workers([task for task in tasks if task.role == "consume"]) as consumers:
         await asyncio.gather(*(worker.ready() for worker in consumers))
-        before_s = place.cpu_seconds()
+        before_s = cluster.cpu_seconds()
         for worker in consumers:
             worker.go()
             worker.tell_total(sum(result.records for result in produced))
         consumed = await asyncio.gather(*(worker.result() for worker in consumers))
-        after_s = place.cpu_seconds()
+        after_s = cluster.cpu_seconds()
     for result in consumed:
         result.latencies = ""  # the age of what was there before says nothing
-    return _put_together([], consumed, place, before_s, after_s)
+    return _put_together([], consumed, cluster, before_s, after_s)
 
 
 def _put_together(
     produced: Sequence[Any],
     consumed: Sequence[Any],
-    place: Place,
+    cluster: MeasuredCluster,
     before_s: tuple[float, float],
     after_s: tuple[float, float],
 ) -> Round:
@@ -258,8 +258,8 @@ def _put_together(
         seconds=(end_ns - start_ns) / 1e9,
         producers_cpu_s=sum(result.cpu_s for result in produced),
         consumers_cpu_s=sum(result.cpu_s for result in consumed),
-        brokers_cpu_s=after_s[0] - before_s[0] if place.own else None,
-        backups_cpu_s=after_s[1] - before_s[1] if place.backup_pids else None,
+        brokers_cpu_s=after_s[0] - before_s[0] if cluster.own else None,
+        backups_cpu_s=after_s[1] - before_s[1] if cluster.backup_pids else None,
         chunks=sum(result.chunks for result in consumed),
         latencies=[result.latencies for result in seen if result.latencies],
     )

@@ -1,4 +1,4 @@
-"""What to measure: the flags of ``kera bench …``."""
+"""Flags of ``kera bench …``."""
 
 from __future__ import annotations
 
@@ -19,59 +19,61 @@ class BenchSettings(KeraSettings):
     record_bytes: tuple[ByteSize, ...] = Field(
         (ByteSize(100),),
         min_length=1,
-        description="Length of a record's value; repeat it to measure several.",
+        description="Size of a record's value; repeat it to measure several.",
     )
     chunk_bytes: ByteSize = Field(ByteSize(256 * KIB), ge=1 * KIB, description="Size of a full chunk.")
-    request_bytes: ByteSize = Field(ByteSize(1 * MIB), description="A request takes chunks up to this size.")
-    streamlets: int = Field(1, ge=1, description="M: streamlets of the stream.")
-    entries: int = Field(1, ge=1, description="Q: entries per streamlet.")
+    request_bytes: ByteSize = Field(ByteSize(1 * MIB), description="Maximum size of the chunks in a request.")
+    streamlets: int = Field(1, ge=1, description="M: number of streamlets of the stream.")
+    entries: int = Field(1, ge=1, description="Q: number of entries per streamlet.")
     replication: int | None = Field(
         None,
         ge=0,
-        description="R: backups that have each chunk, too; absent: the cluster's default, of a temporary one 0.",
+        description="R: backups per chunk. Default: the cluster's; 0 in a temporary one.",
     )
-    virtual_logs: int = Field(1, ge=1, description="V: virtual logs of the stream, at most streamlets times entries.")
+    virtual_logs: int = Field(1, ge=1, description="V: virtual logs of the stream, at most streamlets × entries.")
     durability: Literal["leader", "replicated", "persisted"] | None = Field(
         None,
-        description="Level of the stream: when a chunk is acknowledged and can be read; absent: replicated with"
-        " --replication, else leader.",
+        description="Level at which a chunk is acknowledged and readable. Default: replicated with --replication, else"
+        " leader.",
     )
     codec: Literal["none", "lz4", "zstd"] = Field("none", description="Compression; values are random hex digits.")
-    producers: int = Field(1, ge=1, description="Producers, each a process.")
+    producers: int = Field(1, ge=1, description="Number of producers, each a process.")
     mode: Literal["send_batch", "send"] = Field(
         "send_batch",
-        description="What producers call: send_batch with a ready Arrow batch, or send per record.",
+        description="Method that producers call: send_batch with a ready Arrow batch, or send per record.",
     )
     buffer_bytes: ByteSize = Field(
         ByteSize(64 * MIB),
-        description="What a producer may have waiting; latency without --rate is time in it.",
+        description="Buffer of a producer; without --rate, latency is mostly time spent in it.",
     )
-    requests_in_flight: int = Field(5, ge=1, description="Requests of a producer to a broker that wait for an answer.")
+    requests_in_flight: int = Field(5, ge=1, description="Maximum requests in flight from a producer to a broker.")
     linger_ms: float = Field(0.0, ge=0, description="How long an unfilled chunk waits for more records.")
-    rate: float = Field(0.0, ge=0, description="Records per second of all producers together; 0: as fast as it goes.")
-    bytes: ByteSize | None = Field(None, description="Record bytes of a round; default 1 GB, or what --seconds allow.")
-    records: int | None = Field(None, ge=1, description="Records of a round, in place of --bytes.")
-    seconds: float | None = Field(None, gt=0, description="End a round after this time, whatever is left.")
-    rounds: int = Field(3, ge=1, description="Rounds measured; the median, the least and the most are reported.")
+    rate: float = Field(0.0, ge=0, description="Records per second of all producers together; 0: as fast as possible.")
+    bytes: ByteSize | None = Field(
+        None, description="Record bytes of a round; default: 1 GB, or as many as fit into --seconds."
+    )
+    records: int | None = Field(None, ge=1, description="Records of a round, instead of --bytes.")
+    seconds: float | None = Field(None, gt=0, description="End a round after this time, even if records are left.")
+    rounds: int = Field(3, ge=1, description="Number of rounds; median, minimum and maximum are reported.")
     transport: Literal["auto", "unix", "tcp", "grpc"] = Field(
         "auto", description="How clients reach brokers; auto: unix socket, else frames over TCP, else gRPC."
     )
     bootstrap: str | None = Field(
-        None, description="Coordinators of the cluster to measure; absent: a temporary one on this machine."
+        None, description="Coordinators of the cluster to measure. Default: start a temporary one on this machine."
     )
     brokers: int = Field(1, ge=1, description="Brokers of the temporary cluster.")
     arena_bytes: ByteSize | None = Field(
-        None, description="Memory of each broker of the temporary cluster; default: what a round needs."
+        None, description="Memory of each broker of the temporary cluster; default: as much as a round needs."
     )
     backups: int = Field(0, ge=0, description="Backups of the temporary cluster.")
     backup_memory_bytes: ByteSize | None = Field(
-        None, description="Memory of each backup of the temporary cluster; default: what a round needs."
+        None, description="Memory of each backup of the temporary cluster; default: as much as a round needs."
     )
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.records is not None and self.bytes is not None:
-            raise ValueError("records and bytes exclude each other")
+            raise ValueError("records and bytes are mutually exclusive")
         if self.records_of(min(self.record_bytes)) < self.producers:
             raise ValueError("a round has fewer records than producers")
         if self.bootstrap is None and (self.replication or 0) > self.backups:
@@ -97,21 +99,23 @@ class ConsumeSettings(BenchSettings):
         description="How the consumer iterates: Arrow batches in place, or records as Python objects.",
     )
     shared_memory: Literal["auto", "never", "always"] = Field(
-        "auto", description="Whether the consumer reads in the broker's memory."
+        "auto", description="Whether the consumer reads from the broker's shared memory."
     )
-    verify_checksums: bool = Field(default=True, description="Whether the consumer checks each chunk.")
+    verify_checksums: bool = Field(
+        default=True, description="Whether the consumer verifies the checksum of each chunk."
+    )
 
 
 class E2eSettings(ConsumeSettings):
-    """Flags of ``kera bench e2e``: a fixed rate, record by record, unless it is told otherwise."""
+    """Flags of ``kera bench e2e``: a fixed rate, record by record, by default."""
 
     section: ClassVar[str] = "bench_e2e"
 
     mode: Literal["send_batch", "send"] = Field(
-        "send", description="What producers call: send per record, or send_batch with a ready Arrow batch."
+        "send", description="Method that producers call: send per record, or send_batch with a ready Arrow batch."
     )
-    rate: float = Field(1000.0, ge=0, description="Records per second of all producers; 0: as fast as it goes.")
-    seconds: float | None = Field(5.0, gt=0, description="End a round after this time, whatever is left.")
+    rate: float = Field(1000.0, ge=0, description="Records per second of all producers; 0: as fast as possible.")
+    seconds: float | None = Field(5.0, gt=0, description="End a round after this time, even if records are left.")
 
 
 SETTINGS: dict[str, type[BenchSettings]] = {
@@ -128,8 +132,8 @@ def arena_bytes_of(settings: BenchSettings, segment_bytes: int) -> int:
     """
     if settings.arena_bytes is not None:
         return int(settings.arena_bytes)
-    lanes = settings.streamlets * settings.entries
-    return _in_segments(_chunk_bytes_of_round(settings) // settings.brokers, lanes * 2 + 4, segment_bytes)
+    entries = settings.streamlets * settings.entries
+    return _in_segments(_chunk_bytes_of_round(settings) // settings.brokers, entries * 2 + 4, segment_bytes)
 
 
 def backup_memory_bytes_of(settings: BenchSettings, segment_bytes: int) -> int:

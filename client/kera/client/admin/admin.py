@@ -67,7 +67,7 @@ class Admin:
         """Create a stream (thesis table 6.1, createStream).
 
         `streamlets` (M) is fixed for ever; they are spread over `brokers` (N; 0: all). `entries` (Q) is the number of
-        append lanes per streamlet: 1 gives a total order per streamlet, more let more producers append side by side.
+        append-only chains per streamlet: 1 gives a total order per streamlet, more let producers append side by side.
         A group has `group_segments` (P) segments. With a `schema`, the stream takes batches of it; `key_column`
         partitions them, `timestamp_column` gives their time.
 

@@ -24,7 +24,7 @@ _NAME = re.compile(r"[a-zA-Z0-9._-]+")
 STREAMLETS_MAX = 16_384
 """So that a stream's record, which lists the owner of each, fits into the metadata store; see the end of this file."""
 ENTRIES_MAX = 64
-"""Each entry of each streamlet that is written to holds an open segment: more lanes would only eat memory."""
+"""Each entry of each streamlet that is written to holds an open segment: more of them would only eat memory."""
 GROUP_SEGMENTS_MAX = 1024
 """A group is what one consumer is given at a time: larger ones would be work that cannot be shared."""
 VIRTUAL_LOGS_MAX = 1024
@@ -109,15 +109,15 @@ def _checked_durability(
 
 
 def _check_virtual_logs(config: common_pb2.StreamConfig) -> None:
-    lanes = config.streamlets * config.entries
-    if config.virtual_logs > min(lanes, VIRTUAL_LOGS_MAX):
+    entries = config.streamlets * config.entries
+    if config.virtual_logs > min(entries, VIRTUAL_LOGS_MAX):
         raise InvalidArgument(
-            f"virtual_logs must be between 1 and {min(lanes, VIRTUAL_LOGS_MAX)}, not {config.virtual_logs}:"
+            f"virtual_logs must be between 1 and {min(entries, VIRTUAL_LOGS_MAX)}, not {config.virtual_logs}:"
             f" {config.streamlets} streamlets with {config.entries} entries share them, and no stream has more than"
             f" {VIRTUAL_LOGS_MAX}",
             field="virtual_logs",
             value=config.virtual_logs,
-            limit=min(lanes, VIRTUAL_LOGS_MAX),
+            limit=min(entries, VIRTUAL_LOGS_MAX),
         )
 
 

@@ -7,7 +7,7 @@ it. So each number is above the last one that is written down, and above what th
     id        max(last + 1, seconds << 20 | the lower 20 bits of last + 1): of a stream, a producer
     instance  max(last + 1, half hours): of a named producer
 
-The lower bits of ids count on: a producer's id decides which append lanes it writes to, and several producers are to
+The lower bits of ids count on: a producer's id decides which entries it writes to, and several producers are to
 have different ones.
 
 What is needed for it is that over the time between a copy and its return the wall clock goes on, and that no more than

@@ -265,7 +265,7 @@ async def test_a_reader_that_goes_leaves_nothing(served: Broker, connect: Any) -
     await until(lambda: served.pushed.connections == 0)
 
     assert served.arena.free_slots == 64
-    assert served.pushed.lanes == 0
+    assert served.pushed.subscriptions == 0
 
 
 @pytest.mark.parametrize(
@@ -292,7 +292,7 @@ async def test_what_no_reader_says_ends_the_connection_and_its_leases(
     await reader.until_closed()
 
     assert served.arena.leased_slots == 0
-    assert (served.pushed.connections, served.pushed.lanes, len(reader.runs)) == (1, 0, 1)
+    assert (served.pushed.connections, served.pushed.subscriptions, len(reader.runs)) == (1, 0, 1)
     await other.subscribe(lane())
     await other.until(lambda: len(other.runs) == 1)
 
