@@ -1,8 +1,8 @@
 """The reading end of the push channel (thesis 7.4.2): a broker on this node says where chunks lie in its memory.
 
 One `PushChannel` per broker, shared by all who read over a `Client`; each of them is a `Subscriber`, and each range of
-an entry that it reads a `Subscription` (`lane` in messages). It has mapped the broker's arena, read only, and makes of each
-run that is pushed a `Fetched` whose bytes lie there.
+an entry that it reads a `Subscription` (`lane` in messages). It has mapped the broker's arena, read only, and makes of
+each run that is pushed a `Fetched` whose bytes lie there.
 
 Promises:
 
