@@ -13,6 +13,7 @@ from bench.stages.around import (
     deliver,
     frame,
     header_of,
+    next_turn,
     placed_chunks,
 )
 from bench.stages.part import MEMORY_BYTES, Load, Samples
@@ -65,6 +66,7 @@ class Replicas:
                 checksum=checksum,
             )
             offset += len(bulk)
+            await next_turn()
             spent_ns = deliver(self._connection, frame(Kind.REQUEST, api.REPLICATE, number, message, [bulk]))
             (answer,) = self._wire.sent
             self._wire.sent.clear()

@@ -18,6 +18,7 @@ from bench.stages.around import (
     deliver,
     frame,
     header_of,
+    next_turn,
     stream_info,
 )
 from bench.stages.part import MEMORY_BYTES, Load, Samples, now_ns, since
@@ -100,11 +101,9 @@ class Writes:
                 self._steps(load, memoryview(bulk), samples)
                 continue
             message = broker_pb2.MultiWriteChunksRequest(chunk_count=load.chunks)
+            await next_turn()
             spent_ns = deliver(self._connection, frame(Kind.REQUEST, api.MULTI_WRITE_CHUNKS, number, message, [bulk]))
-            if replicas:
-                spent_ns += await self._replicate()
-            if not self._wire.sent:
-                raise RuntimeError("the broker has not answered")
+            spent_ns += await self._until_answered()
             self._wire.sent.clear()
             if number:  # the first one opens the segment
                 what = "broker: frame to answer" + (", one copy" if replicas else "")
@@ -128,8 +127,8 @@ class Writes:
             streamlet.publish(streamlet.append(chunk, header))
         samples.requests["broker: of it append"][load].append(since(begun_ns))
 
-    async def _replicate(self) -> int:
-        """Answer as backups do until the producer is answered; what that takes here."""
+    async def _until_answered(self) -> int:
+        """Let slices go on, and answer as backups do, until the producer is answered; what that takes."""
         spent_ns = 0
         for _ in range(TURNS_MAX):
             if self._wire.sent:
@@ -138,7 +137,7 @@ class Writes:
             begun_ns = now_ns()
             await asyncio.sleep(0)
             spent_ns += since(begun_ns)
-        raise RuntimeError("the chunks were not replicated")
+        raise RuntimeError("the broker has not answered")
 
     def _answer(self) -> int:
         sent, self._backup_wire.sent = self._backup_wire.sent, []
