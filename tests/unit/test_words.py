@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 RETIRED = {
-    r"application_id\b": "consumer_group",
+    r"application_ids?\b": "consumer_group",
     r"FetchApplication": "FetchConsumerGroup",
     r"HEARD OF": "LAST HEARTBEAT",
     r"IN ITS CODE FOR": "PROCESSING FOR",
@@ -20,10 +20,20 @@ RETIRED = {
     r"Who is to (own|be emptied)": "Target broker, Member to drain",
     r"retention_applications": "retention_consumer_groups",
     r"\bexcuse\b": "extend_timeouts",
-    r"def (backups_are|info_is|heard_of)\b": "update_backups, update_address, observe_epoch",
-    r"class GroupSettings\b": "GroupConsumerSettings",
-    r"class (GroupFeed|HeldGroup)\b": "Fetcher, a lease",
+    r"(def |\.)(backups_are|info_is|heard_of)\(": "update_backups, update_address, observe_epoch",
+    r"\bGroupSettings\b": "GroupConsumerSettings",
+    r"\b(GroupFeed|HeldGroup)\b": "Fetcher, LeasedGroup",
     r"ended of a defect": "unexpected exception",
+    r"KERA_GROUP_(?!CONSUMER_)": "KERA_GROUP_CONSUMER_",
+    r"retention[-_]application": "retention_consumer_group",
+    r"a word about it": "what is meant",
+    r"left without a word": "could not notify the coordinator on leave",
+    r"(?i)append lane": "entry",
+    r"push_lanes": "push_subscriptions",
+    r"before launch \{": "incarnations before epoch",
+    r"LOAD THEN|WHY NOT|SEGMENTS OF\b": "LOAD AFTER, REASON, SEGMENT SIZE",
+    r"exclude each other": "are mutually exclusive",
+    r": all is well\"": "no damage",
     r"What becomes of a chunk": "Delivery result of a chunk",
 }
 KEPT = ("CHANGELOG.md", "tests/unit/test_words.py")
@@ -45,6 +55,8 @@ def test_retired_words_do_not_come_back() -> None:
     assert found == {}
 
 
-@pytest.mark.parametrize("line", ["def heard_of(self) -> None:", "application_id = 1", "Two doors: frames and gRPC."])
+@pytest.mark.parametrize(
+    "line", ["def heard_of(self) -> None:", "application_id = 1", "Two doors: frames and gRPC.", "KERA_GROUP_START"]
+)
 def test_a_retired_word_is_found(line: str) -> None:
     assert len(hits(line)) == 1

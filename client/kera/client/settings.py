@@ -93,7 +93,7 @@ class ConsumerSettings(KeraSettings):
     prefetch_bytes_max: ByteSize = Field(
         ByteSize(8 * MIB),
         gt=0,
-        description="Fetched and not yet taken by the consumer group; beyond it fetching pauses. What is pushed counts"
+        description="Fetched and not yet taken by the caller; beyond it fetching pauses. What is pushed counts"
         " per broker, and a broker may bound it by less.",
     )
     shared_memory: SharedMemory = Field(

@@ -171,7 +171,7 @@ def test_a_recovery_ends_when_all_is_restored_and_the_replicas_are_freed() -> No
 
 def test_nothing_is_freed_that_an_older_recovery_may_have_to_read() -> None:
     decision = decide(recovery(RECOVERY_PHASE_RESTORING), dataclasses.replace(view(), older=(4, 7)))
-    assert (decision.actions, decision.waits_for) == ((), ("the recovery of broker 1 before launch 7",))
+    assert (decision.actions, decision.waits_for) == ((), ("the recovery of broker 1, incarnations before epoch 7",))
 
 
 def test_of_backups_that_are_not_needed_the_word_of_each_last_launch_counts() -> None:

@@ -15,9 +15,9 @@ It speaks the protocol that clients speak, keeps everything in memory, and fails
 `FakeCluster.take_over`. See ``docs/testing-your-code.md``.
 
 It keeps what clients rely on: order, deduplication, fencing of named producers, positions that stay valid over moves.
-It leaves out shared memory, the calls that plan Spark's reads, group consumers, retention, streams with several
-entries and changes of a schema: these requests are refused with `InvalidArgument`. Test such code against a real
-cluster, as the fixture ``kera_dev`` of `kera.pytest_plugin` starts it.
+It refuses the calls that plan Spark's reads, group consumers, streams with several entries and changes of a schema
+with `InvalidArgument`, offers no shared memory, and stores settings of retention without deleting anything. Test such
+code against a real cluster, as the fixture ``kera_dev`` of `kera.pytest_plugin` starts it.
 """
 
 from kera.client.testing.broker import FakeBroker

@@ -290,7 +290,7 @@ def _restore(recovery: RecoveryInfo, view: View) -> Decision:
     if left:
         return Decision((ReleaseSource(tuple(sorted({one.stream_id for one, _ in left}))),))
     if view.older:  # they may still have to read what would be freed with ours
-        waits_for = f"the recovery of broker {recovery.broker_id} before launch {max(view.older)}"
+        waits_for = f"the recovery of broker {recovery.broker_id}, incarnations before epoch {max(view.older)}"
         return Decision(_unfenced(recovery, view), (waits_for,))
     return Decision((*_unfenced(recovery, view), *_unfreed(recovery, view)) or (EnterPhase(RECOVERY_PHASE_DONE),))
 
