@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kera.client.producing.encoding import check_rows, payloads, record_payloads, records_to_batch, timestamps
 from kera.client.producing.partitioner import primary_keys, split_by_streamlet, streamlet_of
-from kera.client.producing.producer import RECORD_OVERHEAD_BYTES, _bytes_of, _header_bytes
+from kera.client.producing.record_arguments import RECORD_OVERHEAD_BYTES, bytes_of, header_bytes
 from kera.client.producing.record_message import write_message
 from kera.client.producing.stream_writer import BATCH_OVERHEAD_BYTES
 from kera.core.chunk import HEADER_BYTES, chunk_bytes_of, padded
@@ -103,8 +103,8 @@ def test_the_size_of_records_is_estimated_from_above(records: list[tuple[Any, An
     estimates = [
         RECORD_OVERHEAD_BYTES
         + (len(value) if value is not None else 0)
-        + sum(_bytes_of("key", key) + 8 for key in record_keys or ())
-        + sum(_header_bytes(name, content) for name, content in (record_headers or {}).items())
+        + sum(bytes_of("key", key) + 8 for key in record_keys or ())
+        + sum(header_bytes(name, content) for name, content in (record_headers or {}).items())
         for value, record_keys, record_headers in records
     ]
     assert chunk_bytes_of(batch) <= sum(estimates) + BATCH_OVERHEAD_BYTES

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from kera.client.consuming.consumer import Consumer
 from kera.client.producing.producer import Producer
+from kera.client.producing.record_arguments import RECORD_OVERHEAD_BYTES
 from kera.client.settings import ConsumerSettings, ProducerSettings
 from tests.unit.client.fake_support import Fleet, a_fleet
 from tests.unit.client.support import WAIT_S
@@ -35,7 +36,6 @@ class Run:
             for _ in range(3):
                 self.sent[streamlet].append(b"%d" % len(self.sent[streamlet]))
                 producer.send("s", self.sent[streamlet][-1], streamlet=streamlet)
-            producer._writers["s"].close_open_chunk(streamlet)
         elif kind == "seal":
             stream.seal(streamlet)
         elif kind in {"move", "late"} and fake.brokers[broker_id].running:
@@ -77,7 +77,8 @@ async def run(actions: list[tuple[str, int, int]], in_flight_max: int, fetch_byt
 
 async def check(fleet: Fleet, actions: list[tuple[str, int, int]], in_flight_max: int, fetch_bytes_max: int) -> None:
     happening, cluster = Run(fleet), fleet.cluster
-    options = ProducerSettings(request_bytes_max=400, requests_in_flight_max=in_flight_max)
+    one_chunk = 3 * (RECORD_OVERHEAD_BYTES + 1)  # of what is sent at a time
+    options = ProducerSettings(chunk_bytes_max=one_chunk, request_bytes_max=400, requests_in_flight_max=in_flight_max)
     reading = ConsumerSettings(fetch_bytes_max=fetch_bytes_max, fetch_wait_ms=60_000)
     counts = [3 * actions_of(actions, streamlet) for streamlet in range(STREAMLETS)]
     async with Producer(cluster, options) as producer, Consumer(cluster, ("s",), reading, start="earliest") as consumer:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from kera.client.producing.limits import LIMITS, ProducerLimits
 from kera.client.producing.producer import Producer
 from kera.client.settings import ProducerSettings
 from kera.v1 import common_pb2
@@ -51,8 +52,8 @@ async def make_producer() -> AsyncIterator[MakeProducer]:
     """Makes producers; they are closed at the end, without flushing."""
     async with AsyncExitStack() as stack:
 
-        def make(cluster: FakeCluster, **settings: Any) -> Producer:
-            producer = Producer(cluster, ProducerSettings(**settings))  # type: ignore[arg-type]
+        def make(cluster: FakeCluster, *, limits: ProducerLimits = LIMITS, **settings: Any) -> Producer:
+            producer = Producer(cluster, ProducerSettings(**settings), limits=limits)  # type: ignore[arg-type]
             stack.push_async_callback(producer.close, flush=False)
             return producer
 

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from kera.client.producing import sender
 from kera.client.producing.accumulator import Accumulator
+from kera.client.producing.limits import ProducerLimits
 from kera.client.producing.outcome import Outcome
 from kera.client.producing.partitioner import streamlet_of
 from kera.client.producing.producer import Producer
@@ -475,10 +475,10 @@ class TestBackPressure:
         assert all(len(write) <= 2 for write in cluster.loopback.writes)
 
     async def test_a_request_has_no_more_chunks_than_a_broker_takes(
-        self, cluster: FakeCluster, make_producer: MakeProducer, monkeypatch: pytest.MonkeyPatch
+        self, cluster: FakeCluster, make_producer: MakeProducer
     ) -> None:
-        monkeypatch.setattr(sender, "REQUEST_CHUNKS_MAX", 3)
-        producer = make_producer(cluster, chunk_bytes_max=1024, requests_in_flight_max=1)
+        limits = ProducerLimits(request_chunks_max=3)
+        producer = make_producer(cluster, limits=limits, chunk_bytes_max=1024, requests_in_flight_max=1)
         await producer.prepare("s")
         pending = [producer.send("s", b"%d" % number * 900) for number in range(10)]
         await producer.flush()

@@ -1,14 +1,24 @@
 """A producer follows streamlets over brokers; and a named one is the successor of those before it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator
 from contextlib import AsyncExitStack
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from kera.client.producing.accumulator import Pending
+from kera.client.producing.buffer import Buffer
+from kera.client.producing.lane import LAST_EPOCH, Lane
+from kera.client.producing.limits import LIMITS, ProducerLimits
+from kera.client.producing.outcome import BatchDelivery
 from kera.client.producing.producer import Producer
+from kera.client.producing.routes import Routes
+from kera.client.producing.stream_lanes import ProducerIdentity
+from kera.client.producing.stream_writer import StreamWriter
 from kera.client.settings import ProducerSettings
+from kera.client.types import Delivery, StreamDescription
 from kera.core.errors import (
     ClosedError,
     KeraError,
@@ -23,14 +33,15 @@ from tests.unit.client.fake_support import NEVER_S, Fleet, MakeFleet
 from tests.unit.client.support import WAIT_S, until
 
 MakeProducer = Callable[..., Producer]
+MakeWriting = Callable[..., Awaitable["Writing"]]
 
 
 @pytest.fixture
 async def make_producer() -> AsyncIterator[MakeProducer]:
     async with AsyncExitStack() as stack:
 
-        def make(fleet: Fleet, **settings: Any) -> Producer:
-            producer = Producer(fleet.cluster, ProducerSettings(**settings))
+        def make(fleet: Fleet, *, limits: ProducerLimits = LIMITS, **settings: Any) -> Producer:
+            producer = Producer(fleet.cluster, ProducerSettings(**settings), limits=limits)
             stack.push_async_callback(producer.close, flush=False)
             return producer
 
@@ -42,14 +53,72 @@ async def give(work: Any) -> Any:
         return await work
 
 
-async def send(producer: Producer, *values: bytes, streamlet: int = 0) -> list[Any]:
+class Only(Awaitable[Delivery]):
+    """Of a batch of one chunk."""
+
+    def __init__(self, batch: BatchDelivery) -> None:
+        self.batch = batch
+
+    def __await__(self) -> Generator[Any, None, Delivery]:
+        (delivery,) = yield from self.batch.__await__()
+        return delivery
+
+
+async def send(producer: Producer, *values: bytes, streamlet: int = 0) -> list[Awaitable[Delivery]]:
     """One chunk per value."""
-    await producer.prepare("s")
-    pending = []
-    for value in values:
-        pending.append(producer.send("s", value, streamlet=streamlet))
-        producer._writers["s"].close_open_chunk(streamlet)
-    return pending
+    batches = [pa.record_batch({"value": [value]}) for value in values]
+    return [Only(await producer.send_batch("s", batch, streamlet=streamlet)) for batch in batches]
+
+
+class Writing:
+    """What a producer writes one stream of one streamlet with."""
+
+    def __init__(self, fleet: Fleet, stream: StreamDescription, **settings: Any) -> None:
+        options = ProducerSettings(**settings)
+        self.buffer = Buffer(options.buffer_bytes_max)
+        self.failures: list[KeraError] = []
+        self.routes = Routes(
+            fleet.cluster,
+            options,
+            self.buffer,
+            close_due_chunks=self.close_due_chunks,
+            fail=self.failures.append,
+            limits=LIMITS,
+        )
+        self.writer = StreamWriter(stream, ProducerIdentity(1, 1, LAST_EPOCH), options, self.buffer, self.routes, {})
+
+    def close_due_chunks(self, lanes: set[Lane]) -> bool:
+        return self.writer.close_due_chunks(lanes)
+
+    def send(self, value: bytes) -> Pending:
+        self.buffer.take(len(value))
+        return self.writer.open_chunk(0, len(value)).append(value, 0.0, len(value))
+
+    async def send_chunk(self, value: bytes) -> Delivery:
+        pending = self.send(value)
+        self.writer.close_open_chunk(0)
+        delivery: Delivery = await give(pending)
+        return delivery
+
+    async def look_again(self, fleet: Fleet) -> None:
+        fleet.cluster.forget("s")
+        await self.routes.refresh(self.writer.lanes)
+
+    def close(self) -> None:
+        self.routes.stop()
+        self.buffer.close()
+
+
+@pytest.fixture
+async def make_writing() -> AsyncIterator[MakeWriting]:
+    async with AsyncExitStack() as stack:
+
+        async def make(fleet: Fleet, **settings: Any) -> Writing:
+            writing = Writing(fleet, await fleet.cluster.stream("s"), **settings)
+            stack.callback(writing.close)
+            return writing
+
+        yield make
 
 
 class TestMoves:
@@ -88,24 +157,25 @@ class TestMoves:
         assert (await waiting).record == 1
 
     async def test_what_is_in_flight_comes_back_before_anything_goes_to_the_new_owner(
-        self, make_fleet: MakeFleet, make_producer: MakeProducer
+        self, make_fleet: MakeFleet, make_writing: MakeWriting
     ) -> None:
         fleet = await make_fleet(brokers=2)
-        producer = make_producer(fleet, request_bytes_max=1, requests_in_flight_max=3)
-        await send(producer, b"a")
-        await give(producer.flush())
+        writing = await make_writing(fleet, request_bytes_max=1, requests_in_flight_max=3)
+        await writing.send_chunk(b"a")
         fleet.fake.brokers[1].pause("MultiWriteChunks")
-        await send(producer, *(b"%d" % number for number in range(8)))
+        for number in range(8):
+            writing.send(b"%d" % number)
+            writing.writer.close_open_chunks()
         await until(lambda: fleet.fake.brokers[1].requests.waiting == 3)
         fleet.s.move(0, 2)
-        fleet.cluster.forget("s")
-        await producer.routes.refresh(producer._writers["s"])
+        await writing.look_again(fleet)
         for _ in range(100):
             await asyncio.sleep(0)
         assert fleet.s.attempts[1:] == []
         assert fleet.fake.brokers[2].calls == []
         fleet.fake.brokers[1].resume()
-        await give(producer.flush())
+        await give(writing.buffer.flush())
+        assert writing.routes.broker_ids == [2]
         assert fleet.s.values() == [b"a", *(b"%d" % number for number in range(8))]
         assert [broker for _, broker, _ in fleet.s.attempts] == [1] * 4 + [2] * 8
 
@@ -151,16 +221,14 @@ class TestMoves:
         assert producer.routes.broker_ids == [2]
 
     async def test_records_of_an_open_chunk_go_to_the_new_owner(
-        self, make_fleet: MakeFleet, make_producer: MakeProducer
+        self, make_fleet: MakeFleet, make_writing: MakeWriting
     ) -> None:
         fleet = await make_fleet(brokers=2)
-        producer = make_producer(fleet, linger_ms=500)
-        await producer.prepare("s")
-        await give(producer.send("s", b"a"))
-        gathering = producer.send("s", b"b")
+        writing = await make_writing(fleet, linger_ms=50)
+        await writing.send_chunk(b"a")
+        gathering = writing.send(b"b")
         fleet.s.move(0, 2)
-        fleet.cluster.forget("s")
-        await producer.routes.refresh(producer._writers["s"])
+        await writing.look_again(fleet)
         assert (await give(gathering)).record == 1
         assert [broker for _, broker, _ in fleet.s.attempts] == [1, 2]
 
@@ -213,7 +281,7 @@ class TestMoves:
         await producer.close(flush=False)
         with pytest.raises(ClosedError):
             await give(pending)
-        await until(lambda: not producer.routes._tasks)
+        await until(lambda: not producer.routes.searches)
 
 
 class TestNames:
@@ -291,12 +359,10 @@ class TestNames:
         self, make_fleet: MakeFleet, make_producer: MakeProducer
     ) -> None:
         fleet = await make_fleet()
-        producer = make_producer(fleet, name="loader")
+        producer = make_producer(fleet, limits=ProducerLimits(epochs=1), name="loader")
         await give((await send(producer, b"a"))[0])
-        lane = producer._writers["s"].lanes[0]
-        lane.producer_epoch = lane._last_epoch
         fleet.s.streamlets[0].producers.clear()
-        with pytest.raises(ClosedError, match="4096 epochs are used up; make a new one with the same name"):
+        with pytest.raises(ClosedError, match="1 epochs are used up; make a new one with the same name"):
             await give((await send(producer, b"b"))[0])
         with pytest.raises(ClosedError):
             producer.send("s", b"c")
@@ -309,9 +375,8 @@ class TestNames:
         await give((await send(first, b"a"))[0])
         await give((await send(second, b"b"))[0])
         chunk_errors: list[KeraError] = []
+        fleet.fake.brokers[1].refuse(Uncertain("no answer"))
         (pending,) = await send(first, b"c")
-        for chunk in first._unfinished:
-            chunk.uncertain = True
         try:
             await give(pending)
         except KeraError as error:

@@ -89,6 +89,8 @@ def same_stream(now: StreamDescription, stream_id: int) -> StreamDescription:
     """`now`, what its name stands for now, if that is the stream `stream_id` still. Raises `UnknownStream`."""
     if now.stream_id != stream_id:
         raise UnknownStream(
-            f"stream {now.name!r} was deleted and created again; open it again", stream=now.name, stream_id=stream_id
+            f"stream {now.name!r} was deleted and created again; open or prepare it again",
+            stream=now.name,
+            stream_id=stream_id,
         )
     return now

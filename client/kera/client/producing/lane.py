@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from kera.client.producing.encoding import Payload
 from kera.client.producing.outcome import Outcome
@@ -80,14 +80,10 @@ class Failure(NamedTuple):
 class Lane:
     """See the head of this module."""
 
-    def __init__(
-        self, identity: LaneIdentity, producer_epoch: int, *, last_epoch: int = LAST_EPOCH, route: Any = None
-    ) -> None:
-        """`last_epoch`: the last one that the producer may use; `route`: see there."""
+    def __init__(self, identity: LaneIdentity, producer_epoch: int, *, last_epoch: int = LAST_EPOCH) -> None:
+        """`last_epoch`: the last one that the producer may use."""
         self.identity = identity
         self.producer_epoch = producer_epoch
-        self.route = route
-        """Where its chunks go: that is the business of whoever sends them."""
         self.exhausted = False
         """It needs another epoch, and there is none."""
         self._last_epoch = last_epoch

@@ -115,3 +115,49 @@ class Outcome(Awaitable[Delivery]):
     def __await__(self) -> Generator[Any, None, Delivery]:
         yield from self.wait()
         return self.result()
+
+
+class BatchDelivery(Awaitable[list[Delivery]]):
+    """The deliveries of the chunks that a batch became; await it for the list, in the order of the chunks.
+
+    Raises the error of the first one that has failed.
+    """
+
+    __slots__ = ("_outcomes",)
+
+    def __init__(self, outcomes: list[Outcome]) -> None:
+        self._outcomes = outcomes
+
+    def __await__(self) -> Generator[Any, None, list[Delivery]]:
+        deliveries = []
+        for outcome in self._outcomes:
+            yield from outcome.wait()
+            deliveries.append(outcome.result())
+        return deliveries
+
+    def done(self) -> bool:
+        """Whether it is known what became of all chunks."""
+        return all(outcome.done() for outcome in self._outcomes)
+
+    def result(self) -> list[Delivery]:
+        """What awaiting it gives, without waiting. Raises the first error, or `asyncio.InvalidStateError`."""
+        return [outcome.result() for outcome in self._outcomes]
+
+    def exception(self) -> KeraError | None:
+        """The first error, if there is one. Raises `asyncio.InvalidStateError`."""
+        return next((error for outcome in self._outcomes if (error := outcome.exception()) is not None), None)
+
+    def add_done_callback(self, callback: Callable[[BatchDelivery], object]) -> None:
+        """Have the event loop call `callback` with this when it is known what became of all chunks."""
+
+        def known() -> None:
+            waiting = next((outcome for outcome in self._outcomes if not outcome.done()), None)
+            if waiting is None:
+                callback(self)
+            else:
+                waiting.when_done(known)
+
+        if self._outcomes:
+            self._outcomes[-1].when_done(known)
+        else:
+            asyncio.get_running_loop().call_soon(known)

@@ -18,113 +18,134 @@ connect, and the lanes that are elsewhere by then leave it.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from dataclasses import dataclass
 
+from kera.client.cluster.asking import same_stream
+from kera.client.cluster.cluster import Cluster
 from kera.client.cluster.retry import route_pause_s
+from kera.client.producing.buffer import Buffer
 from kera.client.producing.lane import Lane
+from kera.client.producing.limits import ProducerLimits
 from kera.client.producing.sender import Sender
-from kera.client.types import StreamDescription
-from kera.core.errors import KeraError, Unavailable, UnknownStream
+from kera.client.producing.stream_lanes import StreamLanes
+from kera.client.settings import ProducerSettings
+from kera.client.tasks import Tasks
+from kera.core.errors import ClosedError, KeraError, Unavailable, UnknownStream
 from kera.core.rpc import Channel
 from kera.core.telemetry import get_logger
-
-if TYPE_CHECKING:
-    from kera.client.producing.producer import Producer
-    from kera.client.producing.stream_writer import StreamWriter
 
 log = get_logger("kera.producer")
 
 
-class Route:
+@dataclass(slots=True, eq=False)
+class _Route:
     """Where the chunks of a lane go."""
 
-    __slots__ = ("attempt", "looking", "sender", "writer")
-
-    def __init__(self, writer: StreamWriter) -> None:
-        self.writer = writer
-        self.sender: Sender | None = None
-        self.attempt = 0
-        """How many times in a row its broker was not the owner."""
-        self.looking = False
-        """The owner is being looked for."""
+    lanes: StreamLanes
+    """It is one of these."""
+    sender: Sender | None = None
+    attempt: int = 0
+    """How many times in a row its broker was not the owner."""
+    looking: bool = False
+    """The owner is being looked for."""
 
 
 class Routes:
     """See the head of this module. Belongs to one `Producer`."""
 
-    def __init__(self, producer: Producer) -> None:
-        self._producer = producer
+    def __init__(
+        self,
+        cluster: Cluster,
+        settings: ProducerSettings,
+        buffer: Buffer,
+        *,
+        close_due_chunks: Callable[[set[Lane]], bool],
+        fail: Callable[[KeraError], None],
+        limits: ProducerLimits,
+    ) -> None:
+        """`close_due_chunks` of some lanes, and say whether there were any; `fail`: the producer as a whole."""
+        self.close_due_chunks = close_due_chunks
+        self.fail = fail
+        self._cluster = cluster
+        self._settings = settings
+        self._buffer = buffer
+        self._limits = limits
+        self._loop = asyncio.get_running_loop()
+        self._routes: dict[Lane, _Route] = {}
+        """Of the lanes that a sender serves."""
         self._senders: dict[int, Sender] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._searches = Tasks()
 
     @property
     def broker_ids(self) -> list[int]:
         """The brokers that have a sender."""
         return sorted(self._senders)
 
-    def sender(self, lane: Lane) -> Sender:
-        """The sender that serves a lane."""
-        route: Route = lane.route
-        owner = route.writer.stream.assignments[lane.identity.streamlet_id].broker_id
-        sender = route.sender
-        if sender is None or (sender.broker_id != owner and not lane.in_flight):
-            sender = self._move(lane, route, owner)
-        return sender
+    @property
+    def searches(self) -> int:
+        """How many owners are being looked for."""
+        return len(self._searches)
 
-    def _move(self, lane: Lane, route: Route, owner: int) -> Sender:
-        self._leave(lane, route)
-        sender = self._senders.get(owner)
-        if sender is None:
-            sender = self._senders[owner] = Sender(self._producer, owner)
-        sender.lanes.add(lane)
-        route.sender = sender
-        if lane.identity.streamlet_id in route.writer.open_chunks:
-            sender.chunk_opened()
-        return sender
+    # -- used by those who fill the lanes ----------------------------------------------------------------------
 
-    def _leave(self, lane: Lane, route: Route) -> None:
-        sender, route.sender = route.sender, None
-        if sender is None:
+    def chunk_opened(self, lanes: StreamLanes, lane: Lane) -> None:
+        """A chunk of one of `lanes` was opened."""
+        self._sender(lane, self._route(lanes, lane)).chunk_opened()
+
+    def chunk_added(self, lanes: StreamLanes, lane: Lane) -> None:
+        """One of `lanes` has another chunk."""
+        self._serve(lane, self._route(lanes, lane))
+
+    def abandon(self, lanes: StreamLanes, error: KeraError) -> None:
+        """Send nothing more of a stream. What is in flight comes to its end."""
+        for lane in lanes.lanes:
+            self._abandon(lane, error)
+
+    async def refresh(self, lanes: StreamLanes, gone: UnknownStream | None = None) -> None:
+        """Learn where a stream's streamlets are now, and let lanes go there. `gone`: who said that it is deleted.
+
+        Raises `Unavailable`.
+        """
+        known = lanes.stream
+        try:
+            stream = same_stream(await self._cluster.stream_or_last_seen(known.name), known.stream_id)
+        except UnknownStream as error:
+            if lanes.deleted is None:
+                lanes.delete(gone or error)
+                self._cluster.forget(known.name)
+                self.abandon(lanes, gone or error)
             return
-        sender.remove(lane)
-        sender.lanes.discard(lane)
-        if not sender.lanes:
+        if lanes.update(stream):
+            for lane in lanes.lanes:
+                self.ready(lane)
+
+    def stop(self) -> None:
+        """Connect to nobody any more, look for nobody."""
+        for sender in self._senders.values():
             sender.stop()
-            del self._senders[sender.broker_id]
+        self._searches.cancel()
+
+    # -- used by senders, see `kera.client.producing.sender.LaneOwner` ------------------------------------------
 
     def ready(self, lane: Lane) -> None:
         """A lane may have chunks to send."""
-        route: Route = lane.route
-        if lane.exhausted:
-            self._producer.used_up(lane)
-        error = self._producer.failure or route.writer.deleted
-        if error is not None:
-            self._abandon(lane, error)
-        elif not route.looking:
-            self.sender(lane).lane_ready(lane)
+        route = self._routes.get(lane)
+        if route is not None:
+            self._serve(lane, route)
 
-    def _abandon(self, lane: Lane, error: KeraError) -> None:
-        for failure in lane.abandon(error):
-            self._producer.finish(*failure)
-        if lane.idle:
-            self._leave(lane, lane.route)
-
-    def fail(self, writer: StreamWriter, error: KeraError) -> None:
-        """Send nothing more of a stream. What is in flight comes to its end."""
-        for lane in writer.lanes:
-            self._abandon(lane, error)
-
-    def delete(self, writer: StreamWriter, error: UnknownStream) -> None:
-        """A stream is not there any more."""
-        if writer.deleted is None:
-            writer.deleted = error
-            self._producer.cluster.forget(writer.stream.name)
-            self.fail(writer, error)
+    def delivered(self, lane: Lane) -> None:
+        """A chunk of a lane is delivered: its broker is the owner."""
+        route = self._routes.get(lane)
+        if route is not None:
+            route.attempt = 0
+            if not lane.in_flight and not (lane.idle and route.lanes.deleted is None):
+                self._serve(lane, route)
 
     def lost(self, lane: Lane, error: KeraError) -> None:
         """Its broker does not have the streamlet: `error` says so. Look for the owner; send nothing meanwhile."""
-        route: Route = lane.route
-        if route.looking or route.sender is None:
+        route = self._routes.get(lane)
+        if route is None or route.sender is None or route.looking:
             return
         route.looking = True
         route.attempt += 1
@@ -134,64 +155,82 @@ class Routes:
                 "looking for the owner", stream=identity.stream, streamlet=identity.streamlet_id, error=error.message
             )
         route.sender.remove(lane)
-        task = self._producer.loop.create_task(self._find(lane, error))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._searches.start(self._find(lane, route, error))
 
-    async def _find(self, lane: Lane, error: KeraError) -> None:
-        route: Route = lane.route
+    async def connect(self, sender: Sender) -> Channel | None:
+        """A connection to a sender's broker; None if no lane needs it any more. Raises `Unavailable`."""
+        streams = dict.fromkeys(self._routes[lane].lanes for lane in sender.lanes)
+        for lanes in streams:
+            await self.refresh(lanes)
+        if not sender.lanes:
+            return None
+        for lanes in streams:
+            if sender.broker_id in lanes.stream.brokers:
+                return await self._cluster.channel(lanes.stream, sender.broker_id)
+        raise Unavailable(f"broker {sender.broker_id} is not known any more", broker_id=sender.broker_id)
+
+    # -- inside ------------------------------------------------------------------------------------------------
+
+    def _route(self, lanes: StreamLanes, lane: Lane) -> _Route:
+        route = self._routes.get(lane)
+        if route is None:
+            route = self._routes[lane] = _Route(lanes)
+        return route
+
+    def _sender(self, lane: Lane, route: _Route) -> Sender:
+        """The sender that serves a lane."""
+        owner, sender = route.lanes.owner(lane), route.sender
+        if sender is None or (sender.broker_id != owner and not lane.in_flight):
+            self._leave(lane, route)
+            sender = self._senders.get(owner)
+            if sender is None:
+                sender = self._senders[owner] = Sender(
+                    owner, self, self._cluster, self._settings, self._buffer, self._limits, self._loop
+                )
+            sender.lanes.add(lane)
+            route.sender = sender
+            sender.chunk_opened()  # if there is an open chunk, nobody else would close it
+        return sender
+
+    def _leave(self, lane: Lane, route: _Route) -> None:
+        sender, route.sender = route.sender, None
+        if sender is None:
+            return
+        sender.remove(lane)
+        sender.lanes.discard(lane)
+        if not sender.lanes:
+            sender.stop()
+            del self._senders[sender.broker_id]
+
+    def _serve(self, lane: Lane, route: _Route) -> None:
+        if lane.exhausted:
+            identity = lane.identity
+            text = (
+                f"the producer has failed so often in streamlet {identity.streamlet_id} of stream {identity.stream!r}"
+                f" that its {self._limits.epochs} epochs are used up; make a new one with the same name"
+            )
+            self.fail(ClosedError(text, stream=identity.stream, streamlet_id=identity.streamlet_id))
+        error = self._buffer.failure or route.lanes.deleted
+        if error is not None:
+            self._abandon(lane, error)
+        elif not route.looking:
+            self._sender(lane, route).lane_ready(lane)
+
+    def _abandon(self, lane: Lane, error: KeraError) -> None:
+        for failure in lane.abandon(error):
+            self._buffer.finish(*failure)
+        if lane.idle and lane in self._routes:
+            self._leave(lane, self._routes.pop(lane))
+
+    async def _find(self, lane: Lane, route: _Route, error: KeraError) -> None:
         gone = error if isinstance(error, UnknownStream) else None
         try:
             # Not beyond the deadline of its chunks: then there is one attempt left, wherever it goes.
             async with asyncio.timeout_at(lane.deadline_s):
-                await asyncio.sleep(route_pause_s(self._producer.cluster.settings, route.attempt))
-                await self.refresh(route.writer, gone)
+                await asyncio.sleep(route_pause_s(self._cluster.settings, route.attempt))
+                await self.refresh(route.lanes, gone)
         except (KeraError, TimeoutError):
             pass  # as it was when it was last seen
         finally:
             route.looking = False
         self.ready(lane)
-
-    async def refresh(self, writer: StreamWriter, gone: UnknownStream | None = None) -> None:
-        """Learn where a stream's streamlets are now, and let lanes go there. `gone`: who said that it is deleted.
-
-        Raises `Unavailable`.
-        """
-        name = writer.stream.name
-        try:
-            stream = await self._producer.cluster.stream_or_last_seen(name)
-        except UnknownStream as error:
-            self.delete(writer, gone or error)
-            return
-        if stream.stream_id != writer.stream.stream_id:
-            text = f"stream {name!r} was deleted and created again; prepare it again"
-            self.delete(writer, gone or UnknownStream(text, stream=name, stream_id=writer.stream.stream_id))
-        elif not stream.is_older_than(writer.stream):
-            self._replace(writer, stream)
-
-    def _replace(self, writer: StreamWriter, stream: StreamDescription) -> None:
-        moved = stream.assignments != writer.stream.assignments
-        writer.stream = stream
-        if moved:
-            for lane in writer.lanes:
-                if lane.route.sender is not None:
-                    self.ready(lane)
-
-    async def connect(self, sender: Sender) -> Channel | None:
-        """A connection to a sender's broker; None if no lane needs it any more. Raises `Unavailable`."""
-        writers: dict[StreamWriter, None] = dict.fromkeys(lane.route.writer for lane in sender.lanes)
-        for writer in writers:
-            await self.refresh(writer)
-        if not sender.lanes:
-            return None
-        for writer in writers:
-            if sender.broker_id in writer.stream.brokers:
-                return await self._producer.cluster.channel(writer.stream, sender.broker_id)
-        raise Unavailable(f"broker {sender.broker_id} is not known any more", broker_id=sender.broker_id)
-
-    def stop(self) -> None:
-        """Connect to nobody any more, look for nobody."""
-        for sender in self._senders.values():
-            sender.stop()
-        for task in self._tasks:
-            task.cancel()

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
-from kera.client.cluster.asking import is_route_error, of_broker
+from kera.client.cluster.asking import broker_failed
+from kera.client.cluster.cluster import Cluster
 from kera.client.cluster.retry import pause_s
+from kera.client.producing.buffer import Buffer
 from kera.client.producing.lane import Lane, PendingChunk
+from kera.client.producing.limits import ProducerLimits
 from kera.client.producing.outcome import Stored
+from kera.client.settings import ProducerSettings
+from kera.client.types import durability_value
 from kera.core.errors import InternalError, KeraError, NotOwner, ProducerFenced, Unavailable, Uncertain
-from kera.core.rpc import Reply, api
-from kera.core.rpc.limits import REQUEST_CHUNKS_MAX
+from kera.core.rpc import Channel, Reply, api
 from kera.core.rpc.wire import error_from_message
 from kera.core.telemetry import get_logger
 from kera.v1 import broker_pb2
-
-if TYPE_CHECKING:
-    from kera.client.producing.producer import Producer
 
 log = get_logger("kera.producer")
 
@@ -27,27 +28,70 @@ REQUEST_TIMEOUT_S_MIN = 0.05
 """What the last attempt gets of a chunk whose time is almost up."""
 
 
+class LaneOwner(Protocol):
+    """Who gives a sender its lanes, and is told of them."""
+
+    @property
+    def close_due_chunks(self) -> Callable[[set[Lane]], bool]:
+        """Close the open chunks of these lanes that have lingered long enough; whether there were any."""
+        ...
+
+    @property
+    def fail(self) -> Callable[[KeraError], None]:
+        """The producer can send nothing more."""
+        ...
+
+    async def connect(self, sender: Sender) -> Channel | None:
+        """A connection to a sender's broker; None if no lane needs it any more."""
+        ...
+
+    def ready(self, lane: Lane) -> None:
+        """A lane may have chunks to send."""
+        ...
+
+    def delivered(self, lane: Lane) -> None:
+        """A chunk of a lane is delivered."""
+        ...
+
+    def lost(self, lane: Lane, error: KeraError) -> None:
+        """The broker does not have the lane's streamlet."""
+        ...
+
+
 class Sender:
     """Requests to one broker."""
 
-    def __init__(self, producer: Producer, broker_id: int) -> None:
-        self._producer = producer
+    def __init__(
+        self,
+        broker_id: int,
+        owner: LaneOwner,
+        cluster: Cluster,
+        settings: ProducerSettings,
+        buffer: Buffer,
+        limits: ProducerLimits,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
         self.broker_id = broker_id
         self.lanes: set[Lane] = set()
         """All that it serves, see `kera.client.producing.routes`."""
         self._lanes: deque[Lane] = deque()
         """Lanes that may have chunks to send, each at most once; served in turn."""
         self._queued: set[Lane] = set()
-        settings = producer.settings
-        self._request_bytes_max = min(settings.request_bytes_max, producer.cluster.settings.message_bytes_max)
+        self._owner = owner
+        self._cluster = cluster
+        self._buffer = buffer
+        self._loop = loop
+        self._name = settings.name
+        self._durability = durability_value(settings.durability)
+        self._request_bytes_max = min(settings.request_bytes_max, cluster.settings.message_bytes_max)
+        self._request_chunks_max = limits.request_chunks_max
         self._requests_max = settings.requests_in_flight_max
         self._linger_ms = settings.linger_ms
-        self._request_timeout_s = producer.cluster.request_timeout_s
         self._requests = 0
         self._pump_soon = False
         self._retry_at_s = 0.0
         self._attempt = 0
-        self._channel: Any = None
+        self._channel: Channel | None = None
         self._connecting: asyncio.Task[None] | None = None
 
     def lane_ready(self, lane: Lane) -> None:
@@ -57,7 +101,7 @@ class Sender:
             self._lanes.append(lane)
         if not self._pump_soon:
             self._pump_soon = True
-            self._producer.loop.call_soon(self._pump)
+            self._loop.call_soon(self._pump)
 
     def remove(self, lane: Lane) -> None:
         """Send nothing of a lane, until it is ready again."""
@@ -68,10 +112,10 @@ class Sender:
     def chunk_opened(self) -> None:
         """A chunk was opened: it is due when it has lingered; without linger, when nothing is in flight."""
         if self._linger_ms:
-            self._producer.loop.call_later(self._linger_ms / 1000 + 0.001, self._pump)
+            self._loop.call_later(self._linger_ms / 1000 + 0.001, self._pump)
         elif not self._pump_soon and not self._requests:
             self._pump_soon = True
-            self._producer.loop.call_soon(self._pump)
+            self._loop.call_soon(self._pump)
 
     def stop(self) -> None:
         """Connect to nobody any more; `_pump` sees by itself that the producer has ended."""
@@ -87,22 +131,21 @@ class Sender:
             self._pump_soon = False
 
     def _send_all(self) -> None:
-        producer = self._producer
-        if producer.ended:
+        if self._buffer.ended:
             return
-        if self._retry_at_s and producer.loop.time() < self._retry_at_s:
+        if self._retry_at_s and self._loop.time() < self._retry_at_s:
             return  # the retry's timer pumps
         while self._requests < self._requests_max:
             if self._channel is None or self._channel.closed:
-                if self._lanes or producer.close_due_chunks(self):
+                if self._lanes or self._owner.close_due_chunks(self.lanes):
                     self._connect()
                 return
             chunks = self._gather(self._request_bytes_max)
             if chunks:
-                self._send(chunks)
+                self._send(self._channel, chunks)
             elif self._requests and not self._linger_ms:
                 return  # an unfilled chunk goes on filling until an answer is there: so it grows with the load
-            elif not producer.close_due_chunks(self):
+            elif not self._owner.close_due_chunks(self.lanes):
                 return
 
     def _gather(self, bytes_max: int) -> list[PendingChunk]:
@@ -112,7 +155,7 @@ class Sender:
         while self._lanes:
             lane = self._lanes[0]
             while lane.ready:
-                full = len(chunks) == REQUEST_CHUNKS_MAX
+                full = len(chunks) == self._request_chunks_max
                 if full or (chunks and size + lane.waiting[0].chunk_bytes > bytes_max):
                     self._lanes.rotate(-1)  # the next request begins with another lane
                     return chunks
@@ -123,19 +166,18 @@ class Sender:
             self._queued.discard(lane)
         return chunks
 
-    def _send(self, chunks: list[PendingChunk]) -> None:
+    def _send(self, channel: Channel, chunks: list[PendingChunk]) -> None:
         self._requests += 1
         bulk: list[Any] = []
         for chunk in chunks:
             header, payload, padding = chunk.encoded  # type: ignore[misc]
             bulk += (header, payload, padding) if padding else (header, payload)
-        producer = self._producer
-        request = broker_pb2.MultiWriteChunksRequest(chunk_count=len(chunks), durability=producer.durability)
+        request = broker_pb2.MultiWriteChunksRequest(chunk_count=len(chunks), durability=self._durability)
         # Not beyond the deadline of a chunk: it is given up then, answered or not.
-        left_s = min([chunk.deadline_s for chunk in chunks]) - producer.loop.time()
-        timeout_s = min(self._request_timeout_s, max(left_s, REQUEST_TIMEOUT_S_MIN))
+        left_s = min([chunk.deadline_s for chunk in chunks]) - self._loop.time()
+        timeout_s = min(self._cluster.request_timeout_s, max(left_s, REQUEST_TIMEOUT_S_MIN))
         try:
-            future = self._channel.submit(api.MULTI_WRITE_CHUNKS, request, bulk, timeout_s=timeout_s)
+            future = channel.submit(api.MULTI_WRITE_CHUNKS, request, bulk, timeout_s=timeout_s)
         except KeraError as error:
             self._requests -= 1
             self._refused(chunks, error)
@@ -183,78 +225,75 @@ class Sender:
         stored = Stored(
             identity.stream, identity.stream_id, identity.streamlet_id, chunk.payload.record_count, status, backups
         )
-        self._producer.finish(chunk, stored)
-        lane.route.attempt = 0
+        self._buffer.finish(chunk, stored)
         for failure in given_up:
-            self._producer.finish(*failure)
-        if not lane.in_flight and not lane.idle:
-            self._producer.routes.ready(lane)
+            self._buffer.finish(*failure)
+        self._owner.delivered(lane)
 
     def _refused(self, chunks: list[PendingChunk], error: KeraError) -> None:
         self._came_back([(chunk, error) for chunk in chunks])
         self._pump()
 
     def _came_back(self, failed: list[tuple[PendingChunk, KeraError]]) -> None:
-        producer = self._producer
-        now_s = producer.loop.time()
+        now_s = self._loop.time()
         retried: KeraError | None = None
         lost: dict[Lane, KeraError] = {}
         fenced: ProducerFenced | None = None
         for chunk, failure in failed:
-            error = of_broker(failure)
+            error = broker_failed(self._cluster, chunk.lane.identity.stream, failure)
             if isinstance(error, ProducerFenced):
-                error = fenced = fenced or producer.shut_out(error)
+                error = fenced = fenced or self._shut_out(error)
             again = self._returned(chunk, error, now_s)
             if isinstance(error, NotOwner):
                 lost[chunk.lane] = failure
             elif again:
                 retried = retried or error
         if fenced is not None:
-            producer.fail(fenced)
+            self._owner.fail(fenced)
         for lane, error in lost.items():
             if not lane.idle:
-                producer.routes.lost(lane, error)
+                self._owner.lost(lane, error)
         for lane in dict.fromkeys(chunk.lane for chunk, _ in failed):
-            producer.routes.ready(lane)
+            self._owner.ready(lane)
         if retried is not None:
             self._pause(retried, now_s)
 
+    def _shut_out(self, error: ProducerFenced) -> ProducerFenced:
+        """What a broker's refusal means: a later instance has written, and nothing more can be sent."""
+        whose = f"a newer producer with the name {self._name!r}" if self._name else "a newer instance of this producer"
+        return ProducerFenced(f"{whose} has taken over ({error.message}); this one takes no more", **error.attributes)
+
     def _returned(self, chunk: PendingChunk, error: KeraError, now_s: float) -> bool:
         """A chunk is not acknowledged; whether it is to be sent again."""
-        producer, lane = self._producer, chunk.lane
-        given_up = lane.refused(chunk, error, now_s)
+        given_up = chunk.lane.refused(chunk, error, now_s)
         for failure in given_up:
-            producer.finish(*failure)
-        if is_route_error(error):
-            producer.cluster.forget(lane.identity.stream)
+            self._buffer.finish(*failure)
         if isinstance(error, Unavailable) or type(error) is Uncertain:
             self._channel = None  # gRPC's never closes by itself, and who gave no answer may have been replaced
         return all(failure.chunk is not chunk for failure in given_up)
 
     def _pause(self, error: KeraError, now_s: float) -> None:
         """Send nothing for a while, growing with each failure."""
-        producer = self._producer
         self._attempt += 1
-        pause = pause_s(producer.cluster.settings, error, self._attempt)
+        pause = pause_s(self._cluster.settings, error, self._attempt)
         deadline_s = self._earliest_deadline_s()
         if deadline_s is not None:
             pause = min(pause, max(0.0, deadline_s - now_s))  # then there is one attempt left
         self._retry_at_s = now_s + pause
-        producer.loop.call_later(pause + 0.001, self._pump)
+        self._loop.call_later(pause + 0.001, self._pump)
         if self._attempt == 1:
             log.warning("broker refused chunks; retrying", broker_id=self.broker_id, error=error.message)
 
     def _connect(self) -> None:
         if self._connecting is None or self._connecting.done():
-            self._connecting = self._producer.loop.create_task(self._connected())
+            self._connecting = self._loop.create_task(self._connected())
 
     async def _connected(self) -> None:
         """Find the broker and connect to it; while that fails, queued chunks grow older, up to their deadline."""
-        producer = self._producer
         error: KeraError
         try:
             async with asyncio.timeout_at(self._earliest_deadline_s()):
-                self._channel = await producer.routes.connect(self)
+                self._channel = await self._owner.connect(self)
         except KeraError as failure:
             error = failure
         except TimeoutError:
@@ -265,7 +304,7 @@ class Sender:
             self._pump()
             return
         # Records in open chunks have no deadline yet: they join, so that they are not left behind.
-        producer.close_due_chunks(self)
+        self._owner.close_due_chunks(self.lanes)
         self._came_back([(lane.take(), error) for lane in list(self._lanes) for _ in range(lane.ready_count)])
 
     def _earliest_deadline_s(self) -> float | None:

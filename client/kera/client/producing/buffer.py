@@ -1,0 +1,116 @@
+"""What a producer has accepted and not delivered yet, within ``buffer_bytes_max``; and whether it takes more.
+
+Records of open chunks count with an estimate of their bytes, chunks that are closed with their payload's. Each chunk
+is finished once: `finish` tells its outcome and makes room. Errors are kept for `flush`, the first one since the last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+
+from kera.client.producing.lane import PendingChunk
+from kera.client.producing.outcome import Stored
+from kera.core.errors import ClosedError, KeraError, Uncertain
+
+_CHUNK_COST_BYTES = 16 << 10
+"""What a chunk costs besides its bytes, in bytes: so many small ones are not queued for long before any is sent."""
+
+
+class Buffer:
+    """See the head of this module."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self.left_bytes = bytes_max
+        """Room. `Producer.send` takes it in place for most records; below 0 when one is larger than the buffer."""
+        self.queued_bytes = 0
+        """Of chunks since the event loop last had a chance to send, and what they cost besides."""
+        self.failure: KeraError | None = None
+        """Why nothing more is taken, though nobody has closed the producer."""
+        self.ended = False
+        """Nothing more is taken: the producer is closed, or has failed."""
+        self._unfinished: set[PendingChunk] = set()
+        self._room = asyncio.Event()
+        self._first_error: KeraError | None = None
+
+    def is_full(self, wanted_bytes: int) -> bool:
+        """Whether there is no room for so much. What is larger than the buffer goes when the buffer is empty."""
+        return wanted_bytes > self.left_bytes and self.left_bytes < self.bytes_max
+
+    async def wait_for_room(self, wanted_bytes: int, close_open_chunks: Callable[[], None]) -> None:
+        """Until there is room for so much, or the end. Room comes from what is sent: nothing lingers meanwhile."""
+        while self.is_full(wanted_bytes) and not self.ended:
+            close_open_chunks()
+            self._room.clear()
+            await self._room.wait()
+
+    async def let_loop_run(self) -> None:
+        """So that what is queued is sent."""
+        self.queued_bytes = 0
+        await asyncio.sleep(0)
+
+    def take(self, size: int) -> None:
+        """A record of so many bytes is in an open chunk."""
+        self.left_bytes -= size
+
+    def release(self, size: int) -> None:
+        """An open chunk of so many bytes is closed."""
+        self.left_bytes += size
+        self._room.set()
+
+    def add(self, chunk: PendingChunk) -> None:
+        """A chunk is closed and queued."""
+        size = chunk.payload.payload.size
+        self.left_bytes -= size
+        self.queued_bytes += size + _CHUNK_COST_BYTES
+        self._unfinished.add(chunk)
+
+    def finish(self, chunk: PendingChunk, outcome: Stored | KeraError) -> None:
+        """`chunk` is delivered, or has failed for good."""
+        if chunk not in self._unfinished:
+            return  # the producer was closed before the answer came
+        self._unfinished.remove(chunk)
+        self.release(chunk.payload.payload.size)
+        if isinstance(outcome, KeraError):
+            self.note_error(outcome)
+        chunk.delivered.settle(outcome)
+
+    def note_error(self, error: KeraError) -> None:
+        """The next `flush` raises it, if it is the first one."""
+        self._first_error = self._first_error or error
+
+    def fail(self, error: KeraError) -> None:
+        """Take nothing more."""
+        self.failure, self.ended = error, True
+        self._room.set()
+
+    async def flush(self) -> None:
+        """Wait until all chunks of now are finished. Raises the first error since the last time, or the failure."""
+        for chunk in list(self._unfinished):
+            await chunk.delivered.settled()
+        error, self._first_error = self._first_error, None
+        error = error or self.failure
+        if error is not None:
+            raise error
+
+    def close(self) -> None:
+        """Take nothing more, and give up what is not finished."""
+        self.ended = True
+        self._room.set()
+        for chunk in list(self._unfinished):
+            self.finish(chunk, _given_up(chunk))
+
+    def record_counts(self) -> Counter[str]:
+        """Of the chunks that are not finished, by stream."""
+        records: Counter[str] = Counter()
+        for chunk in self._unfinished:
+            records[chunk.lane.identity.stream] += chunk.payload.record_count
+        return records
+
+
+def _given_up(chunk: PendingChunk) -> KeraError:
+    if chunk.in_flight or chunk.uncertain:
+        return Uncertain("the producer was closed before the chunk was acknowledged", stream=chunk.lane.identity.stream)
+    return ClosedError("the producer was closed before the chunk was sent", stream=chunk.lane.identity.stream)

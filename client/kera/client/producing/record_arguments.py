@@ -1,0 +1,49 @@
+"""One record, as `Producer.send` accepts it: checked, copied where the caller could change it, counted in bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from kera.client import arguments
+from kera.core.errors import InvalidArgument
+
+RECORD_OVERHEAD_BYTES = 32
+"""Of a record in a chunk, besides its value and keys: timestamp and offsets; estimated from above."""
+_TIMESTAMP_US_MAX = (1 << 63) - 1
+
+
+def listed_keys(keys: Any) -> Sequence[bytes]:
+    """A copy. Raises `InvalidArgument`."""
+    if isinstance(keys, str | bytearray | memoryview | Mapping) or not isinstance(keys, Iterable):
+        raise arguments.wrong("keys", keys, "bytes, or a list of bytes; encode them first")
+    return tuple(keys)
+
+
+def own_headers(headers: Any) -> dict[str, bytes]:
+    """A copy. Raises `InvalidArgument`."""
+    try:
+        return dict(headers)
+    except (TypeError, ValueError):
+        raise arguments.wrong("headers", headers, "a mapping of names to bytes") from None
+
+
+def bytes_of(what: str, value: bytes) -> int:
+    """Length of what has to be bytes. Raises `InvalidArgument`."""
+    if not isinstance(value, bytes):
+        raise InvalidArgument(f"{what} is {type(value).__name__}, not bytes; encode it first")
+    return len(value)
+
+
+def header_bytes(name: str, content: bytes) -> int:
+    """Bytes of a header, estimated from above. Raises `InvalidArgument`."""
+    try:
+        return len(name.encode()) + bytes_of(f"header {name!r}", content) + 16
+    except (AttributeError, UnicodeEncodeError):
+        raise InvalidArgument(f"a header's name is text, not {name!r}") from None
+
+
+def checked_time(timestamp_us: int) -> int:
+    """Raises `InvalidArgument`."""
+    unit = " (whole microseconds since the Unix epoch)"
+    return arguments.whole("timestamp_us", timestamp_us, -_TIMESTAMP_US_MAX, _TIMESTAMP_US_MAX, what=unit)

@@ -1,0 +1,53 @@
+"""The lanes of one stream, and where its streamlets are as far as is known."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kera.client.producing.lane import Lane, LaneIdentity
+from kera.client.types import StreamDescription
+from kera.core.errors import UnknownStream
+
+
+class ProducerIdentity(NamedTuple):
+    """What the coordinator has given to a producer."""
+
+    producer_id: int
+    first_epoch: int
+    last_epoch: int
+    """Of the epochs that are this instance's."""
+
+
+class StreamLanes:
+    """See the head of this module. `Routes` brings it up to date."""
+
+    def __init__(self, stream: StreamDescription, identity: ProducerIdentity) -> None:
+        self.stream = stream
+        self.deleted: UnknownStream | None = None
+        """Says that the stream is not there any more."""
+        self.lanes = [
+            Lane(
+                LaneIdentity(
+                    stream.name, stream.stream_id, streamlet, identity.producer_id, stream.codec, stream.typed
+                ),
+                identity.first_epoch,
+                last_epoch=identity.last_epoch,
+            )
+            for streamlet in range(stream.config.streamlets)
+        ]
+
+    def owner(self, lane: Lane) -> int:
+        """The broker that has a lane's streamlet."""
+        return self.stream.assignments[lane.identity.streamlet_id].broker_id
+
+    def update(self, stream: StreamDescription) -> bool:
+        """The stream looks like this now, unless that is older; whether streamlets have moved."""
+        if stream.is_older_than(self.stream):
+            return False
+        moved = stream.assignments != self.stream.assignments
+        self.stream = stream
+        return moved
+
+    def delete(self, error: UnknownStream) -> None:
+        """The stream is not there any more."""
+        self.deleted = error
