@@ -10,6 +10,7 @@ import pytest
 
 from kera.client.client import Client
 from kera.client.cluster.fetch import Wanted
+from kera.client.cluster.timing import Timing
 from kera.client.consuming.consumer import Consumer
 from kera.client.consuming.fetcher import Fetcher
 from kera.client.settings import ConsumerSettings
@@ -296,6 +297,54 @@ async def test_bounds_are_those_of_all_intervals(make_fleet: MakeFleet) -> None:
     put(fleet, b"d")
     (bounds,) = (await fleet.cluster.bounds("s"))[0]
     assert (bounds.end, bounds.next_record) == (log[-1].end, 4)
+
+
+@pytest.fixture
+async def make_fetcher() -> AsyncIterator[Callable[[Fleet], Fetcher]]:
+    async with AsyncExitStack() as stack:
+
+        def make(fleet: Fleet) -> Fetcher:
+            fetcher = Fetcher(fleet.cluster, ConsumerSettings(fetch_wait_ms=60_000))
+            stack.push_async_callback(fetcher.close)
+            return fetcher
+
+        yield make
+
+
+async def add(fetcher: Fetcher, fleet: Fleet, streamlet: int) -> None:
+    fetcher.add(await fleet.cluster.stream("s"), Wanted(EntryId(STREAM_ID, streamlet, 0), EARLIEST, None))
+
+
+async def test_many_ranges_in_quick_succession_do_not_make_a_request_each(
+    make_fleet: MakeFleet, make_fetcher: Callable[[Fleet], Fetcher]
+) -> None:
+    interrupt_s, loop = 0.05, asyncio.get_running_loop()
+    fleet = await make_fleet(brokers=1, streamlets=60, timing=Timing(interrupt_read_s=interrupt_s))
+    fetcher = make_fetcher(fleet)
+    await add(fetcher, fleet, 0)
+    await until(lambda: bool(fleet.fake.brokers[1].reads_waiting))
+    began_s = loop.time()
+    for streamlet in range(1, 60):
+        await add(fetcher, fleet, streamlet)
+        await asyncio.sleep(0)
+    await until(lambda: set(fleet.wanted(1)) == set(range(60)))
+    assert fleet.fake.brokers[1].calls.count("MultiReadChunks") <= 2 + (loop.time() - began_s) / interrupt_s
+
+
+async def test_an_answer_that_comes_soon_is_not_given_up_for_another_range(
+    make_fleet: MakeFleet, make_fetcher: Callable[[Fleet], Fetcher]
+) -> None:
+    fleet = await make_fleet(brokers=1, streamlets=2, timing=Timing(interrupt_read_s=NEVER_S))
+    fetcher = make_fetcher(fleet)
+    put(fleet, b"b", streamlet=1)
+    await add(fetcher, fleet, 0)
+    await until(lambda: bool(fleet.fake.brokers[1].reads_waiting))
+    await add(fetcher, fleet, 1)
+    put(fleet, b"a", streamlet=0)
+    async with asyncio.timeout(WAIT_S):
+        arrived = [await fetcher.fetched() for _ in range(2)]
+    assert [each.entry.streamlet_id for each in arrived if each is not None] == [0, 1]
+    assert fleet.wanted(1) == [0, 1], "asked for once each: the session was not begun anew"
 
 
 async def test_whoever_gives_up_closing_a_fetcher_is_told_so_and_those_who_take_are_too(

@@ -20,5 +20,7 @@ class Timing:
     """After a broker could not push, its chunks are pulled for so long."""
     silent_greeting_s: float = 1.0
     """For the greeting of a broker that was silent."""
+    interrupt_read_s: float = 0.02
+    """A request to read is left open for so long after another range has come; then it is given up, for one with it."""
     return_delay_s: float = RETURN_DELAY_S
     """How long what was taken of what a broker has pushed waits for more before the broker is told."""

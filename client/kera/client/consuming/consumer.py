@@ -134,12 +134,12 @@ class Consumer:
     @property
     def fetched_ahead(self) -> int:
         """How much has come and is not taken yet: chunks that came together count as one."""
-        return self._fetcher.queued
+        return len(self._fetcher.arrivals)
 
     @property
     def fetched_bytes(self) -> int:
         """What was pulled and is not taken yet."""
-        return self._fetcher.queued_bytes
+        return self._fetcher.arrivals.pulled_bytes
 
     async def commit(self) -> None:
         """Say how far the consumer group (the setting ``consumer_group``) has read all its streams.

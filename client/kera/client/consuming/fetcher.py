@@ -19,7 +19,6 @@ however it came. What a reader has got is in the queue before its range leaves i
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Sequence
 
 from kera.client.cluster.asking import broker_failed, same_stream
@@ -28,11 +27,12 @@ from kera.client.cluster.fetch import Fetched, Wanted
 from kera.client.cluster.push import Reason, Subscriber, SubscriptionEnd
 from kera.client.cluster.read_session import ReadSession, Told
 from kera.client.cluster.retry import RetryTime
+from kera.client.consuming.arrivals import Arrivals
 from kera.client.consuming.ranges import Arrived, Home, Range
 from kera.client.settings import ConsumerSettings
 from kera.client.tasks import Tasks
 from kera.client.types import StreamDescription
-from kera.core.errors import ClosedError, DataLost, InvalidArgument, InvalidCursor, KeraError, NotOwner
+from kera.core.errors import DataLost, InvalidArgument, InvalidCursor, KeraError, NotOwner
 from kera.core.ids import Position
 from kera.core.telemetry import get_logger
 
@@ -52,18 +52,10 @@ class Fetcher:
         """Those that have ranges."""
         self._push_readers: dict[Home, _PushReader] = {}
         """Those that were pushed something."""
-        self.tasks = Tasks(self._put)
-        self._queue: deque[Arrived | BaseException] = deque()
-        self._arrived = asyncio.Event()
-        """Something has, or the fetcher is woken or closed. It is looked at only when the queue is empty."""
-        self._woken = False
-        self._queued_bytes = 0
-        self._room = asyncio.Event()
+        self.arrivals = Arrivals(settings.prefetch_bytes_max)
+        self.tasks = Tasks(self.arrivals.put)
         self._running = 0
         """Ranges whose end has not been taken from the queue."""
-        self._failure: BaseException | None = None
-        """What ended the reading; told to everyone who asks for more."""
-        self._closed = False
 
     def add(self, stream: StreamDescription, wanted: Wanted, *, is_group: bool = False) -> Range:
         """Fetch a range of `stream`, too. `is_group`: it is the `rest_of_group`."""
@@ -87,30 +79,10 @@ class Fetcher:
         Raises `ClosedError`, and what ended the fetching: `DataLost`, `UnknownStream`, …, and `Unavailable` or another
         error that has not passed within ``retry_timeout_ms``.
         """
-        while True:
-            if self._closed:
-                raise ClosedError("the consumer is closed")
-            if self._failure is not None:
-                raise self._failure
-            if self._woken:
-                self._woken = False
-                return None
-            if not self._queue:
-                self._arrived.clear()
-                await self._arrived.wait()
-                continue
-            item = self._queue.popleft()
-            if isinstance(item, BaseException):
-                self._failure = item
-                continue
-            if item.fetched is None:
-                self._running -= item.gap is None
-            else:
-                if item.fetched.slot is None:
-                    self._queued_bytes -= item.fetched.size_bytes
-                    self._room.set()
-                item.fetched.taken()
-            return item
+        item = await self.arrivals.take()
+        if item is not None and item.fetched is None:
+            self._running -= item.gap is None
+        return item
 
     async def fetched(self) -> Fetched | None:
         """The next that was fetched; None when all ranges have come to their ends. Raises what `take` does."""
@@ -120,35 +92,15 @@ class Fetcher:
                 return item.fetched
         return None
 
-    def wake(self) -> None:
-        """Have `take` return."""
-        self._woken = True
-        self._arrived.set()
-
-    @property
-    def queued(self) -> int:
-        """How much has come and is not taken yet: chunks that came together count as one."""
-        return len(self._queue)
-
-    @property
-    def queued_bytes(self) -> int:
-        """What was pulled and is not taken yet."""
-        return self._queued_bytes
-
     async def close(self) -> None:
         """Stop fetching. Whoever waits for more gets `ClosedError`."""
-        self._closed = True
-        self._arrived.set()
+        self.arrivals.close()
         for reader in self._push_readers.values():
             reader.close()
         try:
             await self.tasks.end()
         finally:
-            self._queue.clear()
-
-    def _put(self, item: Arrived | BaseException) -> None:
-        self._queue.append(item)
-        self._arrived.set()
+            self.arrivals.clear()
 
     # -- ranges and readers ------------------------------------------------------------------------------------
 
@@ -160,7 +112,7 @@ class Fetcher:
         try:
             pushed = self._can_push(item, home)
         except KeraError as error:
-            self._put(error)
+            self.arrivals.put(error)
             return
         if pushed:
             push_reader = self._push_readers.get(home)
@@ -207,19 +159,11 @@ class Fetcher:
         """The stream of a reader."""
         return self._streams[home[0]]
 
-    async def wait_for_room(self) -> None:
-        """Wait until enough has been taken."""
-        while self._queued_bytes >= self.settings.prefetch_bytes_max:
-            self._room.clear()
-            await self._room.wait()
-
     def came(self, item: Range, fetched: Fetched) -> bool:
         """Queue what a range gave; whether there is more to read of it."""
         item.patience.succeeded()
         if fetched.buffers or (fetched.next != item.wanted.start and not item.is_group):
-            if fetched.slot is None:
-                self._queued_bytes += fetched.size_bytes
-            self._put(Arrived(item, fetched))
+            self.arrivals.put(Arrived(item, fetched))
         return self._goes_on(item, fetched.next)
 
     def pushed(self, item: Range, run: Fetched) -> None:
@@ -230,7 +174,7 @@ class Fetcher:
             self._goes_on(item, run.next)
             return
         item.advance(run.next)
-        self._put(Arrived(item, run))
+        self.arrivals.put(Arrived(item, run))
 
     def push_ended(self, home: Home, item: Range, end: SubscriptionEnd) -> None:
         """Nothing more is pushed of a range by this broker, for now."""
@@ -244,7 +188,7 @@ class Fetcher:
             try:
                 self.failed(home, [(item, end.error)])
             except KeraError as error:
-                self._put(error)
+                self.arrivals.put(error)
         elif self.came(item, Fetched(item.wanted.entry, item.wanted.start, end.next, [], 0, None)):
             self.assign(item)
 
@@ -253,7 +197,7 @@ class Fetcher:
         item.advance(position)
         if item.at_end:
             self._close(item)
-            self._put(Arrived(item))
+            self.arrivals.put(Arrived(item))
         return not item.closed
 
     def pull(self, item: Range) -> None:
@@ -292,7 +236,7 @@ class Fetcher:
         available = Position(*gap.attributes.get("available_from", item.wanted.start))
         if available <= item.wanted.start:
             return False
-        self._put(Arrived(item, gap=gap))
+        self.arrivals.put(Arrived(item, gap=gap))
         if self._goes_on(item, available):
             self.assign(item)
         return True
@@ -322,10 +266,15 @@ class _PullReader:
         """Closed while a request may have been under way, which may tell of them yet."""
         self._session: ReadSession[Range] | None = None
         self._fetching: asyncio.Task[list[Told[Range]]] | None = None
+        self._interrupt: asyncio.TimerHandle | None = None
+        """Of the request under way, as another range has come."""
         self._interrupted = False
 
     def add(self, item: Range) -> None:
-        """A range comes. It does not wait for a request that the broker holds because the others have nothing."""
+        """A range comes. It does not wait for a request that is kept open because the others have nothing.
+
+        One whose answer comes soon is not given up, or many ranges in quick succession would each make another one.
+        """
         item.stop = lambda: self._unwanted.append(item)
         if item.patience.attempt:
             self._failing.append(item)
@@ -333,14 +282,18 @@ class _PullReader:
             self._waiting.append(item)
             return
         self._session.add(item)
-        if self._fetching is not None and self._fetching.cancel():
-            self._interrupted = True
+        if self._fetching is not None and self._interrupt is None:
+            delay_s = self._fetcher.cluster.timing.interrupt_read_s
+            self._interrupt = asyncio.get_running_loop().call_later(delay_s, self._give_up, self._fetching)
+
+    def _give_up(self, fetching: asyncio.Task[list[Told[Range]]]) -> None:
+        self._interrupted = fetching.cancel()
 
     async def run(self) -> None:
         """Fetch until all ranges have ended or gone elsewhere. Raises what no retry helps against."""
         fetcher = self._fetcher
         while self._session is None or self._left(self._session):
-            await fetcher.wait_for_room()
+            await fetcher.arrivals.wait_for_room()
             try:
                 if self._session is None:
                     channel = await fetcher.cluster.channel(fetcher.stream(self.home), self.home[1])
@@ -379,6 +332,9 @@ class _PullReader:
             return None
         finally:
             self._fetching = None
+            if self._interrupt is not None:
+                self._interrupt.cancel()
+                self._interrupt = None
 
     def _take(self, session: ReadSession[Range], told: Sequence[Told[Range]]) -> None:
         fetcher = self._fetcher

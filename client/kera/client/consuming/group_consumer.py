@@ -255,7 +255,7 @@ class GroupConsumer:
         """The consumer cannot go on."""
         self._failure = error
         self._rounds.fail(error)
-        self._fetcher.wake()
+        self._fetcher.arrivals.wake()
 
     # -- delivering ----------------------------------------------------------------------------------------------
 

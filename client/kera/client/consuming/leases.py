@@ -203,13 +203,13 @@ class Leases:
             lease.gaps = [gap for gap in gaps if gap not in lease.delivered.gaps]
             if lease.gaps and lease not in self._with_gaps:
                 self._with_gaps.append(lease)
-                self._fetcher.wake()
+                self._fetcher.arrivals.wake()
             if message.give_back and not lease.asked_back:
                 lease.asked_back = True
                 self._fetcher.remove(lease.range)
             self._report_if_over(lease)
         if lost:
-            self._fetcher.wake()
+            self._fetcher.arrivals.wake()
 
     def _take_up(self, key: LeaseKey, message: consumer_group_pb2.GroupLease) -> Lease:
         wanted = rest_of_group(key.entry, position_of(message.next))

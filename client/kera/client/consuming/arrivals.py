@@ -1,0 +1,87 @@
+"""What has been fetched and not been taken: a queue between those who fetch, and the one who takes.
+
+Bounded for those who pull: they wait while there is no room. It ends with the first error that is put into it, behind
+what came before, or when it is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from kera.client.consuming.ranges import Arrived
+from kera.core.errors import ClosedError
+
+
+class Arrivals:
+    """See the head of this module. Belongs to one event loop."""
+
+    def __init__(self, bytes_max: int) -> None:
+        """`bytes_max`: of what was pulled; beyond it `wait_for_room` waits."""
+        self._bytes_max = bytes_max
+        self._queue: deque[Arrived | BaseException] = deque()
+        self._arrived = asyncio.Event()
+        """Something has, or the queue is woken or closed. It is looked at only when the queue is empty."""
+        self._room = asyncio.Event()
+        self._woken = False
+        self._closed = False
+        self._failure: BaseException | None = None
+        """What ended the reading; told to everyone who asks for more."""
+        self.pulled_bytes = 0
+        """What was pulled and is not taken yet."""
+
+    def __len__(self) -> int:
+        """How much has come and is not taken yet: chunks that came together count as one."""
+        return len(self._queue)
+
+    def put(self, item: Arrived | BaseException) -> None:
+        """Something has come, or ends the reading."""
+        if isinstance(item, Arrived) and item.fetched is not None and item.fetched.slot is None:
+            self.pulled_bytes += item.fetched.size_bytes
+        self._queue.append(item)
+        self._arrived.set()
+
+    def wake(self) -> None:
+        """Have `take` return."""
+        self._woken = True
+        self._arrived.set()
+
+    async def wait_for_room(self) -> None:
+        """Wait until enough has been taken."""
+        while self.pulled_bytes >= self._bytes_max:
+            self._room.clear()
+            await self._room.wait()
+
+    async def take(self) -> Arrived | None:
+        """What came next; None after `wake`. Raises `ClosedError`, and the error that was put in."""
+        while True:
+            if self._closed:
+                raise ClosedError("the consumer is closed")
+            if self._failure is not None:
+                raise self._failure
+            if self._woken:
+                self._woken = False
+                return None
+            if not self._queue:
+                self._arrived.clear()
+                await self._arrived.wait()
+                continue
+            item = self._queue.popleft()
+            if isinstance(item, BaseException):
+                self._failure = item
+                continue
+            if item.fetched is not None:
+                if item.fetched.slot is None:
+                    self.pulled_bytes -= item.fetched.size_bytes
+                    self._room.set()
+                item.fetched.taken()
+            return item
+
+    def close(self) -> None:
+        """Nothing more is taken: whoever waits gets `ClosedError`."""
+        self._closed = True
+        self._arrived.set()
+
+    def clear(self) -> None:
+        """Let go of what is left."""
+        self._queue.clear()
