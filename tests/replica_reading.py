@@ -1,15 +1,17 @@
 """Reads everything that backups have of a broker, in one go: what tests compare with what was acknowledged."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from kera.broker.recovery.merge import Merge, Recovered
+from kera.broker.records import SegmentAddress
+from kera.broker.recovery.merge import Cut, Merge, Recovered
 from kera.broker.recovery.replica_reader import BackupLink, ReadLimits, Source, choose
 from kera.core.chunk import ChunkHeader, chained_checksum, verify_chunk
 from kera.core.errors import CorruptChunk, KeraError
-from kera.core.header_table import table
+from kera.core.header_table import Headers, as_headers, chunk_bytes, column, end_records, table
 from kera.core.ids import EntryId
 from kera.core.telemetry import get_logger
 from kera.v1 import backup_pb2, common_pb2
@@ -33,10 +35,32 @@ class Unread(NamedTuple):
     """One for each replica."""
 
 
+class Run(NamedTuple):
+    """Chunks that follow each other in one segment."""
+
+    address: SegmentAddress
+    start: int | None
+    """Position of the first one within the segment, in bytes. None: not known, as chunks before it are missing."""
+    chunks: Headers
+
+    @property
+    def length(self) -> int:
+        """Of all chunks, in bytes."""
+        return int(chunk_bytes(self.chunks).sum())
+
+
 @dataclass(slots=True)
-class ReplicasRead(Recovered):
+class ReplicasRead:
     """What came of reading."""
 
+    runs: list[Run] = field(default_factory=list)
+    cuts: list[Cut] = field(default_factory=list)
+    gaps: list[tuple[EntryId, int, int]] = field(default_factory=list)
+    """Records that no replica has, though something behind them was acknowledged: from this one until that one."""
+    conflicts: set[ChunkHeader] = field(default_factory=set)
+    """Chunks that have no place beside those that were taken."""
+    duplicates: int = 0
+    """Chunks that came more than once."""
     disagreeing: list[int] = field(default_factory=list)
     """Virtual segments whose closed replicas have different lengths or checksums."""
     unread: list[Unread] = field(default_factory=list)
@@ -50,20 +74,19 @@ async def read_replicas(
     streamlets: Streamlets | None = None,
     *,
     take: Take | None = None,
-    starts: Mapping[EntryId, int] | None = None,
     node_id: str = "",
     limits: ReadLimits | None = None,
 ) -> ReplicasRead:
     """Read everything that `backups` have of a broker, or of some streamlets only.
 
     `take` gets the bytes of each chunk once, before it is known whether it will be cut; of chunks in conflict, perhaps
-    of all. `starts`: see `Merge`. `node_id`: backups there are reached through their unix sockets. Raises what `take`
-    raises, in a group; failures of backups are in the result.
+    of all. `node_id`: backups there are reached through their unix sockets. Raises what `take` raises, in a group;
+    failures of backups are in the result.
     """
     limits = limits or ReadLimits()
     links = {info.backup_id: BackupLink(info, node_id, limits) for info in backups}
     try:
-        return await _Reading(links, broker_id, streamlets, take, Merge(starts), limits).run()
+        return await _Reading(links, broker_id, streamlets, take, Merge(), limits).run()
     finally:
         for link in links.values():
             await link.close()
@@ -87,7 +110,7 @@ class _Reading:
         self._take = take
         self._merge = merge
         self._limits = limits
-        self._taken: set[ChunkHeader] = set()
+        self._came: Counter[ChunkHeader] = Counter()
         self._unread: list[Unread] = []
 
     async def run(self) -> ReplicasRead:
@@ -97,8 +120,7 @@ class _Reading:
         async with asyncio.TaskGroup() as tasks:
             for _ in range(min(PARALLEL_MAX, len(sources))):
                 tasks.create_task(self._work(todo))
-        found = self._merge.finish()
-        result = ReplicasRead(found.runs, found.gaps, found.cuts, found.conflicts, found.duplicates)
+        result = _told(self._merge.finish(), self._came)
         result.disagreeing = [source.virtual_segment_id for source in sources if source.disagree]
         result.unread = sorted(self._unread)
         result.backups_failed = {backup_id: link.failed for backup_id, link in self._links.items() if link.failed}
@@ -171,10 +193,30 @@ class _Reading:
                 checksum = chained_checksum(chunks, at, checksum)
                 end = at + header.chunk_bytes
                 headers.append(header)
-                if header not in self._taken and self._take is not None:
-                    self._taken.add(header)
+                self._came[header] += 1
+                if self._came[header] == 1 and self._take is not None:
                     await self._take(header, chunks[at:end])
                 at = end
         finally:
             self._merge.add(table(headers), closed=info.closed)
         return checksum
+
+
+def _told(found: Recovered, came: Counter[ChunkHeader]) -> ReplicasRead:
+    """What was found of the chunks that came, with whatever is strange about it."""
+    result = ReplicasRead(cuts=found.cuts, duplicates=came.total() - len(came), conflicts=set(came))
+    for cut in found.cuts:
+        result.conflicts.difference_update(as_headers(cut.chunks))
+    for address, chunks in found.runs:
+        result.conflicts.difference_update(as_headers(chunks))
+        before = result.runs[-1] if result.runs else None
+        if before is not None and before.address[:3] == address[:3]:
+            end, first = int(end_records(before.chunks)[-1]), int(column(chunks, "first_record")[0])
+            if end != first:
+                result.gaps.append((EntryId(*address[:3]), end, first))
+        sizes = chunk_bytes(chunks)
+        # A durable head cannot be behind its own chunk: then chunks before it are missing.
+        whole = bool((column(chunks, "durable_head") <= sizes.cumsum() - sizes).all())
+        is_first = before is None or before.address != address
+        result.runs.append(Run(address, 0 if whole and is_first else None, chunks))
+    return result

@@ -44,15 +44,12 @@ def ordinals(result: Recovered) -> list[int]:
     return [int(first) for run in result.runs for first in run.chunks["first_record"]]
 
 
-def test_chunks_in_any_order_make_runs_with_positions() -> None:
+def test_chunks_in_any_order_make_runs_in_the_order_of_the_log() -> None:
     chunks = [header(0), header(1), header(2, records=5), header(7, NEXT_SEGMENT), header(8, NEXT_SEGMENT)]
     result = merged(*reversed(chunks))
-    assert [(run.address, run.start, run.length) for run in result.runs] == [
-        (ADDRESS, 0, 3 * CHUNK_BYTES),
-        (NEXT_SEGMENT, 0, 2 * CHUNK_BYTES),
-    ]
+    assert [(run.address, len(run.chunks)) for run in result.runs] == [(ADDRESS, 3), (NEXT_SEGMENT, 2)]
     assert ordinals(result) == [0, 1, 2, 7, 8]
-    assert (result.gaps, result.cuts, result.conflicts, result.duplicates) == ([], [], [], 0)
+    assert result.cuts == []
 
 
 def test_entries_have_ordinals_of_their_own() -> None:
@@ -64,7 +61,6 @@ def test_entries_have_ordinals_of_their_own() -> None:
 def test_a_chunk_of_two_virtual_segments_is_taken_once() -> None:
     result = merged(header(0), header(0), header(1), closed=[header(0)])
     assert ordinals(result) == [0, 1]
-    assert result.duplicates == 2
 
 
 def test_what_is_behind_the_first_hole_is_cut_and_told() -> None:
@@ -72,39 +68,34 @@ def test_what_is_behind_the_first_hole_is_cut_and_told() -> None:
     assert ordinals(result) == [0, 1]
     (cut,) = result.cuts
     assert (cut.entry, cut.end_record, cut.chunks["first_record"].tolist()) == (ENTRY, 2, [3, 4])
-    assert result.gaps == []
 
 
-def test_a_hole_before_what_was_acknowledged_is_a_gap_and_nothing_is_cut() -> None:
+def test_behind_a_hole_nothing_is_cut_that_was_acknowledged() -> None:
     result = merged(header(0), header(3, NEXT_SEGMENT), closed=[header(2, NEXT_SEGMENT)])
     assert ordinals(result) == [0, 2, 3]
-    assert result.gaps == [(ENTRY, 1, 2)]
     assert result.cuts == []
 
 
 def test_a_durable_head_behind_a_hole_tells_that_its_segment_was_acknowledged() -> None:
     result = merged(header(0), header(5, NEXT_SEGMENT), header(6, NEXT_SEGMENT, durable_head=CHUNK_BYTES), header(8))
     assert ordinals(result)[:3] == [0, 5, 6]
-    assert result.gaps == [(ENTRY, 1, 5)]
 
 
 def test_a_durable_head_of_before_a_hole_in_the_same_segment_tells_nothing_of_what_follows() -> None:
     result = merged(header(0), header(1), header(3, durable_head=CHUNK_BYTES))
     assert ordinals(result) == [0, 1]
-    assert result.gaps == []
 
 
 def test_what_retention_has_removed_is_no_part_of_the_log_where_the_start_is_known() -> None:
     left_over, live = [header(0), header(1)], [header(7, NEXT_SEGMENT), header(8, NEXT_SEGMENT)]
     result = merged(*left_over, *live, starts={ENTRY: 7})
     assert ordinals(result) == [7, 8]
-    assert (result.gaps, result.cuts) == ([], [])
+    assert result.cuts == []
 
 
-def test_what_is_missing_at_a_known_start_is_a_gap_if_what_follows_was_acknowledged() -> None:
+def test_what_was_acknowledged_is_taken_though_it_does_not_begin_at_a_known_start() -> None:
     result = merged(closed=[header(9)], starts={ENTRY: 7})
     assert ordinals(result) == [9]
-    assert result.gaps == [(ENTRY, 7, 9)]
 
 
 def test_what_does_not_begin_at_a_known_start_and_was_never_acknowledged_is_cut() -> None:
@@ -116,7 +107,7 @@ def test_what_does_not_begin_at_a_known_start_and_was_never_acknowledged_is_cut(
 def test_where_no_start_is_known_the_first_chunk_is_the_start() -> None:
     result = merged(header(9))
     assert ordinals(result) == [9]
-    assert (result.gaps, result.cuts) == ([], [])
+    assert result.cuts == []
 
 
 def test_an_entry_of_which_all_was_removed_has_nothing() -> None:
@@ -125,37 +116,23 @@ def test_an_entry_of_which_all_was_removed_has_nothing() -> None:
     assert replace(result, removed=[]) == Recovered()
 
 
-def test_positions_are_not_known_where_the_start_of_a_segment_is_missing() -> None:
-    result = merged(header(5), header(6, durable_head=4 * CHUNK_BYTES))
-    assert [(run.start, len(run.chunks)) for run in result.runs] == [(None, 2)]
-
-
-def test_positions_are_not_known_behind_a_gap_in_a_segment() -> None:
-    result = merged(header(0), closed=[header(2)])
-    assert [run.start for run in result.runs] == [0, None]
-
-
 @pytest.mark.parametrize("newer_first", [False, True])
 def test_of_two_chunks_in_one_place_the_later_launch_has_the_right_one(newer_first: bool) -> None:
     old, new = header(0, content=1), header(0, epoch=10)
     result = merged(*([new, old] if newer_first else [old, new]))
     assert [epoch for run in result.runs for epoch in run.chunks["broker_epoch"]] == [10]
-    ((taken, dropped),) = result.conflicts
-    assert (taken.broker_epoch, dropped.broker_epoch) == (10, 9)
 
 
-def test_chunks_whose_records_overlap_are_a_conflict() -> None:
+def test_of_chunks_whose_records_overlap_those_of_the_later_launch_are_taken() -> None:
     old, new = [header(0), header(1, records=4), header(5)], [header(1, NEXT_SEGMENT, records=2, epoch=10)]
     result = merged(*old, *new)
     assert ordinals(result) == [0, 1]
-    assert [conflict.dropped.first_record for conflict in result.conflicts] == [1, 5]
 
 
 def test_an_old_end_of_the_log_is_not_spliced_behind_a_new_one() -> None:
     new = [header(0), header(1, NEXT_SEGMENT, epoch=10), header(2, NEXT_SEGMENT, epoch=10)]
     result = merged(*new, header(3))
     assert ordinals(result) == [0, 1, 2]
-    assert [conflict.dropped.first_record for conflict in result.conflicts] == [3]
 
 
 def test_it_is_known_of_which_source_a_chunk_was_taken_and_which_others_have_it_too() -> None:

@@ -1,7 +1,7 @@
 """How what backups have of a broker that is gone goes together (thesis 6.6). Pure.
 
     headers of chunks, in any order, each perhaps more than once ──Merge──► per entry and segment the runs of chunks,
-                                                                            gaps, what is cut, and conflicts
+                                                                            and what is cut
 
 * The same chunk may be in several virtual segments: it is taken once. Two chunks in one place that differ are a
   conflict, which no failure of backups explains; of those the one of the later launch is taken.
@@ -9,9 +9,9 @@
   brokers took once, have the ordinal of the chunk that follows them; they are in the log like any other, before it,
   since what comes behind them in their segment lies where it lies.
 * Ordinals of an entry have no gap. What is behind a hole was never acknowledged, and is cut; unless it is known to have
-  been: because its virtual segment was closed, or its segment tells of a durable head. Then the hole is a *gap*: what
-  was there has been removed by retention (and what is before it is only left because its virtual segment is), or more
-  backups are gone than the stream has replicas. Who recovers and knows where entries start says so.
+  been: because its virtual segment was closed, or its segment tells of a durable head. Then what was there has been
+  removed by retention (and what is before it is only left because its virtual segment is), or more backups are gone
+  than the stream has replicas. Who recovers and knows where entries start says so.
 * In memory there are the headers, 128 bytes per chunk, and what sorts them; never the chunks. What is done is done to
   all of them at once, and one by one only around holes and conflicts.
 """
@@ -29,12 +29,9 @@ import numpy.typing as npt
 from kera.broker.records import SegmentAddress
 from kera.core.chunk import ChunkHeader
 from kera.core.header_table import (
-    HEADER,
     Column,
     Headers,
     Rows,
-    as_headers,
-    chunk_bytes,
     column,
     differs_from_before,
     end_records,
@@ -53,22 +50,7 @@ class MergedRun(NamedTuple):
     """Chunks that follow each other in one segment."""
 
     address: SegmentAddress
-    start: int | None
-    """Position of the first one within the segment, in bytes. None: not known, as chunks before it are missing."""
     chunks: Headers
-
-    @property
-    def length(self) -> int:
-        """Of all chunks, in bytes."""
-        return int(chunk_bytes(self.chunks).sum())
-
-
-class MissingRecords(NamedTuple):
-    """Records that no replica has, though something behind them was acknowledged."""
-
-    entry: EntryId
-    first_record: int
-    end_record: int
 
 
 class Cut(NamedTuple):
@@ -80,24 +62,13 @@ class Cut(NamedTuple):
     chunks: Headers
 
 
-class Conflict(NamedTuple):
-    """Two chunks that cannot both be in the log."""
-
-    taken: ChunkHeader
-    dropped: ChunkHeader
-
-
 @dataclass(slots=True)
 class Recovered:
     """What came of reading."""
 
     runs: list[MergedRun] = field(default_factory=list)
     """Of all entries, in the order of the log."""
-    gaps: list[MissingRecords] = field(default_factory=list)
     cuts: list[Cut] = field(default_factory=list)
-    conflicts: list[Conflict] = field(default_factory=list)
-    duplicates: int = 0
-    """Chunks that came more than once."""
     removed: list[Headers] = field(default_factory=list)
     """Chunks before the start of their entry: they were in the log once, and tell how far their producers had got."""
 
@@ -182,16 +153,15 @@ class Merge:
         return {address_at(part, 0): part for part in parts}
 
     def finish(self) -> Recovered:
-        """The runs of all chunks that belong to the log, and whatever was strange."""
+        """The runs of all chunks that belong to the log, and what is no part of it."""
         result = Recovered()
         chunks, taken = self._ordered()
-        _tell_dropped(chunks.headers, taken, result)
         bounds = [*np.flatnonzero(differs_from_before(chunks.headers, *ENTRY)).tolist(), len(taken)]
         for start, end in pairwise(bounds):
             headers = chunks.headers[start:end]
             entry = EntryId(*address_at(headers, 0)[:3])
             acknowledged = int(end_records(_only(headers, chunks.closed[start:end])).max(initial=0))
-            self._entry(entry, _in_order(_only(headers, taken[start:end]), result.conflicts), acknowledged, result)
+            self._entry(entry, _in_order(_only(headers, taken[start:end])), acknowledged, result)
         return result
 
     def _ordered(self) -> tuple[_Chunks, Rows]:
@@ -229,12 +199,9 @@ class Merge:
         known = [from_start or _counts(None, stretches[0], acknowledged)]
         known += [_counts(before, after, acknowledged) for before, after in pairwise(stretches)]
         kept = max((at for at, counts in enumerate(known, 1) if counts), default=0)
-        if start is not None and kept and not from_start:
-            result.gaps.append(MissingRecords(entry, start, _first_record(stretches[0])))
-        for before, after in pairwise(stretches[:kept]):
-            result.gaps.append(MissingRecords(entry, _end_record(before), _first_record(after)))
         for stretch in stretches[:kept]:
-            result.runs += _runs(stretch, after=result.runs[-1] if result.runs else None)
+            parts = parted(stretch, differs_from_before(stretch, *SEGMENT))
+            result.runs += [MergedRun(address_at(part, 0), part) for part in parts]
         if kept < len(stretches):
             end = _end_record(stretches[kept - 1]) if kept else start or 0
             result.cuts.append(Cut(entry, end, np.concatenate(stretches[kept:])))
@@ -266,17 +233,6 @@ def _only(headers: Headers, rows: Rows) -> Headers:
     return headers if rows.all() else headers[rows]
 
 
-def _tell_dropped(headers: Headers, taken: Rows, result: Recovered) -> None:
-    """Count what came more than once, and tell what was not the same."""
-    rows = np.flatnonzero(~taken)
-    winners = np.maximum.accumulate(np.where(taken, np.arange(len(taken)), 0))[rows]
-    raw = headers.view(np.uint8).reshape(-1, HEADER.itemsize)
-    same = (raw[rows] == raw[winners]).all(axis=1)
-    result.duplicates = int(same.sum())
-    for winner, loser in zip(winners[~same].tolist(), rows[~same].tolist(), strict=True):
-        result.conflicts.append(_conflict(headers, winner, loser))
-
-
 def _first_record(chunks: Headers) -> int:
     return int(chunks["first_record"][0])
 
@@ -293,11 +249,7 @@ def _ascends(headers: Headers) -> bool:
     return not (same & backwards).any()
 
 
-def _conflict(headers: Headers, taken: int, dropped: int) -> Conflict:
-    return Conflict(*as_headers(headers[[taken, dropped]]))
-
-
-def _in_order(chunks: Headers, conflicts: list[Conflict]) -> Headers:
+def _in_order(chunks: Headers) -> Headers:
     """Chunks of an entry whose ordinals do not overlap and whose positions grow, of those in the order of ordinals."""
     ends = end_records(chunks)
     if _ascends(chunks) and (column(chunks, "first_record")[1:] >= ends[:-1]).all():
@@ -308,9 +260,8 @@ def _in_order(chunks: Headers, conflicts: list[Conflict]) -> Headers:
     for row in range(len(chunks)):
         while kept and (firsts[row] < ends[kept[-1]] or places[row] < places[kept[-1]]):
             if epochs[row] <= epochs[kept[-1]]:
-                conflicts.append(_conflict(chunks, kept[-1], row))
                 break
-            conflicts.append(_conflict(chunks, row, kept.pop()))
+            kept.pop()
         else:
             kept.append(row)
     return chunks[kept]
@@ -326,17 +277,3 @@ def _counts(before: Headers | None, after: Headers, acknowledged: int) -> bool:
         group, segment = before["group_id"][-1], before["segment_id"][-1]
         tells &= (after["group_id"] > group) | ((after["group_id"] == group) & (after["segment_id"] > segment))
     return bool(tells.any())
-
-
-def _runs(stretch: Headers, after: MergedRun | None) -> list[MergedRun]:
-    """The runs of chunks that follow each other; `after`: the run before them."""
-    runs = []
-    for part in parted(stretch, differs_from_before(stretch, *SEGMENT)):
-        address = address_at(part, 0)
-        sizes = chunk_bytes(part)
-        # A durable head cannot be behind its own chunk: then chunks before it are missing.
-        whole = bool((column(part, "durable_head") <= np.cumsum(sizes) - sizes).all())
-        if after is not None and after.address == address:
-            whole = False  # a gap within a segment
-        runs.append(MergedRun(address, 0 if whole else None, part))
-    return runs
