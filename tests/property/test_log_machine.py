@@ -35,7 +35,7 @@ from hypothesis.stateful import (
 
 from kera.broker.log.arena import Slot
 from kera.broker.log.entry import Entry
-from kera.broker.log.read_plan import end_record, first_record, ordinal_of, plan_read, resolve
+from kera.broker.log.read_plan import first_record, ordinal_of, plan_read, resolve
 from kera.broker.log.retention import Rules, new_starts
 from kera.broker.log.segment import Segment
 from kera.broker.log.streamlet import Appended, Streamlet
@@ -659,7 +659,7 @@ class LogMachine(RuleBasedStateMachine):
                 assert (
                     chunk.position in present or chunk.damaged or (not chunk.acknowledged and chunk.end > entry.end)
                 ), f"{chunk.position} of {key} is missing"
-            assert end_record(entry) >= first_record(entry)
+            assert ordinal_of(entry, entry.end) >= first_record(entry)
 
     # -- always ----------------------------------------------------------------------------------------------------
 

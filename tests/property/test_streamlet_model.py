@@ -22,10 +22,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from kera.broker.log.arena import Arena
+from kera.broker.log.bounds import lag_records
 from kera.broker.log.entry import Entry
 from kera.broker.log.events import Events
 from kera.broker.log.intervals import Holding
-from kera.broker.log.read_plan import ReadPlan, end_record, first_record, lag_records, plan_read
+from kera.broker.log.read_plan import ReadPlan, first_record, ordinal_of, plan_read
 from kera.broker.log.segment import Segment
 from kera.broker.log.streamlet import Appended, Streamlet
 from kera.broker.serving.thesis_api import GivenGroups
@@ -251,7 +252,7 @@ class StreamletMachine(RuleBasedStateMachine):
         assert following <= (chunks[behind].start if behind < len(chunks) else max(first, self.head(entry)))
         assert end is None or following <= max(start, end, chunks[0].start if chunks else first)
         lag = sum(chunk.record_count for chunk in chunks[behind:] if chunk.published)
-        assert lag_records(self.streamlet.entries[entry], following) == lag
+        assert lag_records(self.streamlet, self.streamlet.entries[entry], following) == lag
         self.positions[entry][following] = None
 
     def head(self, entry: int) -> Position:
@@ -366,9 +367,9 @@ class StreamletMachine(RuleBasedStateMachine):
             readable = self.model.readable(index)
             lane = self.streamlet.entries[index]
             records = sum(chunk.record_count for chunk in readable)
-            assert end_record(lane) == records
+            assert ordinal_of(lane, lane.end) == records
             assert first_record(lane) == 0
-            assert lag_records(lane, EARLIEST) == records
+            assert lag_records(self.streamlet, lane, EARLIEST) == records
             assert [chunk.start < lane.end for chunk in chunks] == [chunk.published for chunk in chunks]
             assert lane.length_bytes == sum(chunk.size for chunk in readable)
 

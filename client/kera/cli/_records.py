@@ -23,7 +23,7 @@ import pyarrow.json
 from kera.core.errors import SchemaMismatch
 from kera.core.schema import DEFAULT_SCHEMA
 
-_KEYS, _VALUE, _HEADERS = (DEFAULT_SCHEMA.field(name).type for name in ("keys", "value", "headers"))
+_KEYS, _, _HEADERS = (DEFAULT_SCHEMA.field(name).type for name in ("keys", "value", "headers"))
 _FIELDS = {"key", "keys", "key_base64", "value", "value_base64", "headers", "timestamp"}
 _PLACE = {"stream", "streamlet", "entry", "offset"}
 """What ``kera consume --json`` adds; a line may be handed on as it is, to be stored in another place."""

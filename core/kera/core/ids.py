@@ -1,29 +1,8 @@
-"""Typed identifiers and positions (thesis 6.1, 6.2.2).
-
-Ids are plain integers at run time; the types exist so that a type checker refuses a streamlet where a group is meant.
-"""
+"""Ids and positions (thesis 6.1, 6.2.2)."""
 
 from __future__ import annotations
 
-from typing import NamedTuple, NewType
-
-StreamId = NewType("StreamId", int)
-"""64 bits, given by the coordinator, never reused: a stream deleted and created again has another one."""
-StreamletId = NewType("StreamletId", int)
-"""Partition of a stream, 0 … M-1."""
-GroupId = NewType("GroupId", int)
-"""From 1, grows by one within a streamlet (all entries share the sequence)."""
-SegmentId = NewType("SegmentId", int)
-"""Logical id within a group, 1 … P."""
-BrokerId = NewType("BrokerId", int)
-"""From 1, never reused."""
-ProducerId = NewType("ProducerId", int)
-"""From 1, given by the coordinator to each producer instance."""
-SchemaId = NewType("SchemaId", int)
-"""From 1 within a stream."""
-Epoch = NewType("Epoch", int)
-"""Fencing number: a lower one is refused everywhere."""
-
+from typing import NamedTuple
 
 PRODUCER_IDS = range(1 << 63, 1 << 64)
 """Of writers that choose their ids themselves, see ``kera.client.producing.appender``. The coordinator gives lower

@@ -276,7 +276,7 @@ class Wire:
 
     def tick(self, by_ms: int) -> None:
         """Time goes on."""
-        self.replication.tick(self.replication.now_ms + by_ms)
+        self.replication.tick(self.replication.logs.now_ms + by_ms)
         self.pump()
 
     def holders(self, key: Key) -> set[int]:

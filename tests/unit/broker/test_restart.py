@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from kera.broker.log.arena import Arena
-from kera.broker.log.read_plan import ReadPlan, lag_records, plan_read
+from kera.broker.log.bounds import lag_records
+from kera.broker.log.read_plan import ReadPlan, plan_read
 from kera.broker.log.streamlet import Streamlet
 from kera.broker.records import EntryRecord
 from kera.broker.storage.index import SegmentIndex
@@ -175,7 +176,7 @@ def test_a_killed_process_loses_nothing_that_was_appended(launches: Launches) ->
     assert (launches.found.attached, launches.found.lost_memory, launches.found.segments_in_memory) == (True, False, 3)
     assert launches.found.bytes_in_memory == (2 * SEGMENT + 2) * CHUNK_BYTES
     assert log.read_all() == list(range(2 * SEGMENT + 2))
-    assert lag_records(log.entry, Position(1, 1, 0)) == 100
+    assert lag_records(log.streamlet, log.entry, Position(1, 1, 0)) == 100
     appended = log.append()
     assert appended[:6] == (0, 2, 1, 2 * CHUNK_BYTES, 100, False), "it goes on in the very segment"
     assert log.append(sequence=1).duplicate
@@ -614,7 +615,7 @@ def test_an_index_that_is_gone_is_made_anew_from_the_files(launches: Launches) -
 
     assert launches.found.repaired
     assert read_all(log) == (list(range(5 * SEGMENT)), [Position(3, 1, SLOT_BYTES)]), "it knew of the clean end"
-    assert lag_records(log.entry, log.entry.start) == 50 * SEGMENT
+    assert lag_records(log.streamlet, log.entry, log.entry.start) == 50 * SEGMENT
     assert log.append(sequence=0).duplicate
     assert log.append().first_record == 50 * SEGMENT
     assert launches.engine.memory.ids.meta["next_physical_id"] > 5

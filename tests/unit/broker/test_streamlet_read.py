@@ -8,8 +8,9 @@ The streamlets here have two segments of four chunks in a group, so a lane looks
 import pytest
 
 from kera.broker.log import read_plan as reading
+from kera.broker.log.bounds import lag_records
 from kera.broker.log.entry import EntryListener
-from kera.broker.log.read_plan import end_record, first_record, lag_records, plan_read
+from kera.broker.log.read_plan import first_record, ordinal_of, plan_read
 from kera.core.errors import DataLost, InvalidCursor
 from kera.core.ids import EARLIEST, Position
 from tests.unit.broker.support import CHUNK_BYTES, Engine, Log, position
@@ -287,37 +288,52 @@ def test_where_a_loss_ends_is_a_place_that_the_entry_can_be_read_from(engine: En
 # --- counting ----------------------------------------------------------------------------------------------
 
 
+def lag(log: Log, at: Position) -> int:
+    return lag_records(log.streamlet, log.entry, at)
+
+
+def end_record(log: Log) -> int:
+    return ordinal_of(log.entry, log.entry.end)
+
+
 def test_the_lag_counts_records_between_a_position_and_the_durable_head(log: Log) -> None:
     appended = log.append_many(11, record_count=10)
-    entry = log.entry
 
-    assert [lag_records(entry, position(chunk)) for chunk in appended] == list(range(110, 0, -10))
-    assert lag_records(entry, EARLIEST) == 110
-    assert lag_records(entry, Position(1, 1, 4096)) == lag_records(entry, Position(1, 2, 0)) == 70
-    assert lag_records(entry, Position(1, 2, 4096)) == lag_records(entry, Position(2, 1, 0)) == 30
-    assert lag_records(entry, log.read()[1]) == lag_records(entry, BEHIND_ALL) == 0
+    assert [lag(log, position(chunk)) for chunk in appended] == list(range(110, 0, -10))
+    assert lag(log, EARLIEST) == 110
+    assert lag(log, Position(1, 1, 4096)) == lag(log, Position(1, 2, 0)) == 70
+    assert lag(log, Position(1, 2, 4096)) == lag(log, Position(2, 1, 0)) == 30
+    assert lag(log, log.read()[1]) == lag(log, BEHIND_ALL) == 0
 
 
 def test_records_that_are_not_published_are_not_counted(log: Log) -> None:
     log.append_many(4, record_count=10)
     unpublished = log.append(record_count=10, publish=False)
-    assert lag_records(log.entry, EARLIEST) == 40
-    assert end_record(log.entry) == 40
+    assert lag(log, EARLIEST) == 40
+    assert end_record(log) == 40
 
     log.streamlet.publish(unpublished)
 
-    assert lag_records(log.entry, EARLIEST) == 50
-    assert end_record(log.entry) == 50
+    assert lag(log, EARLIEST) == 50
+    assert end_record(log) == 50
 
 
 def test_an_entry_without_records_counts_none(log: Log) -> None:
-    assert (first_record(log.entry), end_record(log.entry), lag_records(log.entry, EARLIEST)) == (0, 0, 0)
+    assert (
+        first_record(log.entry),
+        end_record(log),
+        lag(log, EARLIEST),
+    ) == (0, 0, 0)
 
 
 def test_an_entry_whose_first_chunk_is_not_published_has_no_records_yet(log: Log) -> None:
     log.append(record_count=5, publish=False)
 
-    assert (first_record(log.entry), end_record(log.entry), lag_records(log.entry, EARLIEST)) == (0, 0, 0)
+    assert (
+        first_record(log.entry),
+        end_record(log),
+        lag(log, EARLIEST),
+    ) == (0, 0, 0)
     assert log.entry.end == Position(1, 1, 0)
 
 
@@ -325,7 +341,7 @@ def test_an_entry_whose_first_chunk_is_not_published_has_no_records_yet(log: Log
 def test_the_ordinals_of_an_entry_span_its_records(log: Log, count: int) -> None:
     log.append_many(count, record_count=3)
 
-    assert (first_record(log.entry), end_record(log.entry)) == (0, 3 * count)
+    assert (first_record(log.entry), end_record(log)) == (0, 3 * count)
 
 
 # --- waiting -----------------------------------------------------------------------------------------------

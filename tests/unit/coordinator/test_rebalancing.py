@@ -1,4 +1,4 @@
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,9 +11,10 @@ from kera.coordinator.operations.rebalancing import (
     BrokerShare,
     Placed,
     PlannedMove,
-    rebalanced,
+    rebalancing,
     spread,
 )
+from kera.core.turns import at_once
 
 MB = 10**6
 Where = dict[StreamletId, Placed]
@@ -38,6 +39,10 @@ def after(now: Where, moves: Iterable[PlannedMove]) -> Where:
         one = then[move.streamlet]
         then[move.streamlet] = Placed(move.to_broker_id, one.bytes_per_s, one.may_move)
     return then
+
+
+def rebalanced(broker_ids: Collection[int], now: Mapping[StreamletId, Placed]) -> list[PlannedMove]:
+    return at_once(rebalancing(broker_ids, now)).moves
 
 
 def where(moves: list[PlannedMove]) -> list[tuple[int, int, int]]:

@@ -220,22 +220,9 @@ def is_to_come(found: Segment | SegmentRecord) -> bool:
     return isinstance(found, Segment) and not found.durable_head
 
 
-def lag_records(entry: Entry, position: Position) -> int:
-    """Records between `position` and the durable head."""
-    end = entry.end
-    if position >= end or end == EARLIEST:
-        return 0
-    return ordinal_of(entry, end) - ordinal_of(entry, max(position, entry.start))
-
-
 def first_record(entry: Entry) -> int:
     """Ordinal of the oldest record that is there."""
     return ordinal_of(entry, entry.start)
-
-
-def end_record(entry: Entry) -> int:
-    """Ordinal one past the last record that readers can see."""
-    return ordinal_of(entry, entry.end)
 
 
 def ordinal_of(entry: Entry, position: Position) -> int:

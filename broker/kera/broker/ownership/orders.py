@@ -78,7 +78,6 @@ class Orders:
         `turns`: an order may be about thousands of streamlets: it gives way between them.
         """
         self._streams = streams
-        self._memory = memory
         self._takeovers = takeovers
         self._coordinator = coordinator
         self._broker_id = self._broker_epoch = 0

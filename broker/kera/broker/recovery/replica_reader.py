@@ -21,10 +21,7 @@ from typing import NamedTuple
 from kera.core.errors import KeraError, Unavailable, Uncertain
 from kera.core.rpc import api
 from kera.core.rpc.frame_client import FrameChannel
-from kera.core.telemetry import get_logger
 from kera.v1 import backup_pb2, common_pb2
-
-log = get_logger("kera.recovery")
 
 MESSAGE_BYTES_MAX = 1 << 30
 """A chunk may fill a segment, and goes as one piece."""

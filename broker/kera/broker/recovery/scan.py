@@ -26,10 +26,7 @@ from kera.broker.recovery.replica_reader import BackupLink, ReadLimits, Source, 
 from kera.core.chunk import HEADER_BYTES
 from kera.core.errors import CorruptChunk, KeraError
 from kera.core.header_table import verify_headers
-from kera.core.telemetry import get_logger
 from kera.v1 import backup_pb2, common_pb2
-
-log = get_logger("kera.recovery")
 
 HEADERS_BYTES_MAX = 128 << 10
 """In one answer: the loop has other things to do than to look at them."""

@@ -165,11 +165,6 @@ class Replication:
             self._events.backup_work()
 
     @property
-    def now_ms(self) -> int:
-        """Of the last tick."""
-        return self.logs.now_ms
-
-    @property
     def virtual_segments(self) -> dict[str, int]:
         """How many are open (or closing), and how many are closed."""
         return {"open": len(self.logs.opened), "closed": len(self.coverage.segments)}

@@ -75,11 +75,10 @@ class Push:
 class Subscription(Follower):
     """A range of an entry, as far as it has been pushed."""
 
-    __slots__ = ("connection", "number")
+    __slots__ = ("number",)
 
     def __init__(self, connection: PushConnection, number: int, wanted: push_pb2.PushLane) -> None:
         super().__init__(wanted.start, wanted.end if wanted.HasField("end") else None, connection.mark)
-        self.connection = connection
         self.number = number
 
 

@@ -176,7 +176,7 @@ class ConsumerGroup:
                 )
             others = [other.recent(now_s) for other in self.members.values()]
             member = self.members[request.member_id] = Member(
-                request.member_id, now_s, now_s, bytes_consumed=request.bytes_consumed
+                request.member_id, now_s, bytes_consumed=request.bytes_consumed
             )
             member.count(sum(others) / len(others) if others else 0.0, now_s)
         member.heard_s = now_s

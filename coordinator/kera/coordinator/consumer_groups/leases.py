@@ -31,7 +31,7 @@ class Leases:
         for group_id, group in streamlet.groups.items():
             if group.member_id:
                 member = self.members.setdefault(
-                    group.member_id, Member(group.member_id, now_s, now_s, timeouts=group.timeouts)
+                    group.member_id, Member(group.member_id, now_s, timeouts=group.timeouts)
                 )
                 member.held[GroupId(message.stream_id, message.streamlet_id, group_id)] = group
 

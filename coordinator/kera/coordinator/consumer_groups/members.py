@@ -25,7 +25,6 @@ class Member:
 
     member_id: str
     heard_s: float
-    joined_s: float
     client: str = ""
     timeouts: Timeouts = UNKNOWN_TIMEOUTS
     busy_since_s: float | None = None

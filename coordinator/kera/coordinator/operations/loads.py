@@ -30,10 +30,6 @@ class MeasuredLoads:
         """Whether the current launch of a broker has sent a heartbeat, and so takes orders."""
         return Launch(broker_id, self._brokers.epoch(broker_id)) in self._loads
 
-    def launches(self) -> list[Launch]:
-        """Whose loads are known."""
-        return list(self._loads)
-
     def forget_earlier_launches(self) -> None:
         """Drop what launches said that are not current any more."""
         self._loads = {launch: loads for launch, loads in self._loads.items() if self._brokers.is_current(launch)}

@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from kera.coordinator.ids import StreamletId
-from kera.core.turns import at_once
 
 LOAD_RATIO = 1.25
 """From so many times the mean on a broker counts as too busy."""
@@ -90,17 +89,10 @@ class _BrokerLoads:
         return {each: BrokerShare(self.bytes_per_s[each], len(self.streamlets[each])) for each in sorted(broker_ids)}
 
 
-def rebalanced(
-    broker_ids: Collection[int], placed: Mapping[StreamletId, Placed], *, moves_max: int = MOVES_MAX
-) -> list[PlannedMove]:
-    """The moves that even out the load of these brokers, which live and may be given streamlets."""
-    return at_once(rebalancing(broker_ids, placed, moves_max=moves_max)).moves
-
-
 def rebalancing(
     broker_ids: Collection[int], placed: Mapping[StreamletId, Placed], *, moves_max: int = MOVES_MAX
 ) -> Generator[None, None, Plan]:
-    """`rebalanced`, in steps: yields between streamlets."""
+    """What evens out the load of these brokers, which live and may be given streamlets; yields between streamlets."""
     brokers = _BrokerLoads(broker_ids)
     for streamlet, one in placed.items():
         brokers.add(streamlet, one)
