@@ -337,7 +337,7 @@ async def test_groups_that_were_lost_are_told_to_the_reader_or_to_a_callback(cli
     assert lost == [LostGroup("told", 0, 0, 1)]
 
 
-async def test_an_consumer_group_is_described_reset_and_deleted(client: Client) -> None:
+async def test_a_consumer_group_is_described_reset_and_deleted(client: Client) -> None:
     await client.admin.create_stream("reset", streamlets=2)
     for streamlet in range(2):
         await numbered(client, "reset", range(streamlet * 10, streamlet * 10 + 4), streamlet)
@@ -452,7 +452,7 @@ async def test_groups_that_nobody_has_found_before_they_went_are_told_once() -> 
                     assert await take_rest(consumer, 1500 - first) == list(range(first, 1500))
 
 
-async def test_what_an_consumer_group_has_read_may_go(small_groups: RunningCluster) -> None:
+async def test_what_a_consumer_group_has_read_may_go(small_groups: RunningCluster) -> None:
     """Brokers know its cursors: retention by consumption goes by them."""
     async with await Client.connect(small_groups.bootstrap) as client:
         rules: dict[str, Any] = {"retention_consumer_groups": ["cleaner"], "retention_consumed": True}

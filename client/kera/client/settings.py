@@ -88,12 +88,12 @@ class ConsumerSettings(KeraSettings):
         ByteSize(2 * MIB), description="Bound on one response of a broker from which chunks are pulled."
     )
     fetch_wait_ms: int = Field(
-        500, ge=0, le=60_000, description="How long a broker holds a fetch that finds nothing, in ms."
+        500, ge=0, le=60_000, description="How long a broker waits for records when a fetch finds none, in ms."
     )
     prefetch_bytes_max: ByteSize = Field(
         ByteSize(8 * MIB),
         gt=0,
-        description="Fetched and not yet taken by the caller; beyond it fetching pauses. What is pushed counts"
+        description="Fetched and not yet delivered; beyond it fetching pauses. What is pushed counts"
         " per broker, and a broker may bound it by less.",
     )
     shared_memory: SharedMemory = Field(

@@ -51,7 +51,7 @@ async def fill(cluster: FakeCluster, make_producer: MakeProducer, stream: str = 
 
 
 async def take_records(consumer: Consumer, count: int = len(EXPECTED)) -> list[bytes | None]:
-    """So many values, or all there are; leaves the loop as a consumer group does."""
+    """So many values, or all there are; leaves the loop as a caller may."""
     taken: list[bytes | None] = []
     async with asyncio.timeout(WAIT_S):
         async for record in consumer:
@@ -100,14 +100,14 @@ async def test_positions_are_where_another_consumer_goes_on(filled: FakeCluster,
     assert await take_batches(following) == EXPECTED[7 * ROWS :]
 
 
-@pytest.mark.parametrize(("taken", "expected"), [(ROWS, ROWS), (ROWS + 1, ROWS), (2 * ROWS - 1, ROWS), (0, 0)])
-async def test_a_chunk_counts_as_taken_with_its_last_record(
-    filled: FakeCluster, make_consumer: MakeConsumer, taken: int, expected: int
+@pytest.mark.parametrize(("delivered", "expected"), [(ROWS, ROWS), (ROWS + 1, ROWS), (2 * ROWS - 1, ROWS), (0, 0)])
+async def test_a_chunk_is_delivered_with_its_last_record(
+    filled: FakeCluster, make_consumer: MakeConsumer, delivered: int, expected: int
 ) -> None:
     consumer = make_consumer(filled)
     await consumer.start()
-    if taken:
-        await take_records(consumer, taken)
+    if delivered:
+        await take_records(consumer, delivered)
     following = make_consumer(filled, start=consumer.positions())
     assert await take_records(following) == EXPECTED[expected:]
 
@@ -269,7 +269,7 @@ async def test_what_was_committed_says_where_to_start(filled: FakeCluster, make_
         await make_consumer(filled, start="committed").start()
 
 
-async def test_a_commit_says_how_far_each_stream_has_been_taken(
+async def test_a_commit_says_how_far_each_stream_was_delivered(
     make_cluster: MakeCluster, make_producer: MakeProducer, make_consumer: MakeConsumer
 ) -> None:
     cluster = make_cluster(stream_info("s", 7), stream_info("t", 8))

@@ -194,7 +194,7 @@ async def test_positions_of_a_stream_that_is_gone_are_not_those_of_another_with_
     assert "s" not in cluster._streams
 
 
-async def test_a_commit_is_of_an_consumer_group(cluster: TwoBrokers, admin: Admin) -> None:
+async def test_a_commit_is_of_a_consumer_group(cluster: TwoBrokers, admin: Admin) -> None:
     await admin.commit_cursors("loader", "s", {0: [ONE], 1: [OTHER]})
     assert [broker.consumer_groups for broker in cluster.brokers.values()] == [{"loader"}, {"loader"}]
     with pytest.raises(InvalidArgument, match="name it with consumer_group"):

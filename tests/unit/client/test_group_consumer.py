@@ -88,7 +88,7 @@ async def fill(groups: GroupCluster, make_producer: MakeProducer) -> Callable[..
 
 
 async def take(consumer: GroupConsumer, count: int) -> list[int]:
-    """So many records; leaves the loop as a consumer group does."""
+    """So many records; leaves the loop as a caller may."""
     taken: list[int] = []
     async with asyncio.timeout(WAIT_S):
         async for record in consumer:
@@ -172,7 +172,7 @@ async def test_without_commits_nothing_is_left_out(make_consumer: MakeConsumer, 
     assert await take(make_consumer(), 5) == list(range(ROWS, ROWS + 5))
 
 
-async def test_the_last_chunk_that_was_taken_is_not_dealt_with(make_consumer: MakeConsumer, fill: Any) -> None:
+async def test_the_last_chunk_that_was_delivered_is_not_processed(make_consumer: MakeConsumer, fill: Any) -> None:
     await fill(30)
     first = make_consumer()
     taken = await take_batches(first, 10)
@@ -416,13 +416,13 @@ async def test_a_commit_ends_also_when_the_callback_fails(
     groups: GroupCluster, make_consumer: MakeConsumer, fill: Any
 ) -> None:
     def broken(_: Any) -> None:
-        raise RuntimeError("the consumer group's")
+        raise RuntimeError("the caller's")
 
     await fill(10)
     consumer = make_consumer(commit_interval_ms=0, on_lost=broken)
     await take(consumer, 10)
     await groups.expel(consumer.member_id)
-    with pytest.raises(RuntimeError, match="the consumer group's"):
+    with pytest.raises(RuntimeError, match="the caller's"):
         async with asyncio.timeout(WAIT_S):
             await consumer.commit()
 
@@ -468,14 +468,14 @@ async def test_a_stream_that_is_gone_is_told(groups: GroupCluster, make_consumer
         ({0: 5}, "positions are"),
     ],
 )
-async def test_an_consumer_group_is_put_nowhere_by_a_place_that_there_is_not(
+async def test_a_consumer_group_is_put_nowhere_by_a_place_that_there_is_not(
     groups: GroupCluster, to: Any, meant: str
 ) -> None:
     with pytest.raises(InvalidArgument, match=meant):
         await reset_consumer_group(groups, "app", "s", to, force=False)  # type: ignore[arg-type]
 
 
-async def test_an_consumer_group_is_not_put_behind_the_end(
+async def test_a_consumer_group_is_not_put_behind_the_end(
     groups: GroupCluster, make_consumer: MakeConsumer, fill: Any
 ) -> None:
     """What comes then would be passed over, up to there."""
@@ -490,7 +490,7 @@ async def test_an_consumer_group_is_not_put_behind_the_end(
 
 
 @pytest.mark.parametrize("groups", [5], indirect=True)
-async def test_an_consumer_group_of_many_streamlets_is_put_elsewhere_in_several_requests(
+async def test_a_consumer_group_of_many_streamlets_is_put_elsewhere_in_several_requests(
     groups: GroupCluster, make_consumer: MakeConsumer, fill: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kera.client.consuming.committed.CURSORS_MAX", 2)
@@ -505,7 +505,7 @@ async def test_an_consumer_group_of_many_streamlets_is_put_elsewhere_in_several_
     assert sorted(await take_batches(make_consumer(), 50)) == sorted(first)
 
 
-async def test_brokers_are_told_where_an_consumer_group_was_put(groups: GroupCluster, fill: Any) -> None:
+async def test_brokers_are_told_where_a_consumer_group_was_put(groups: GroupCluster, fill: Any) -> None:
     """Else retention would go by where it was, and remove what it is to read again."""
     await fill()
     truncate(groups, 3)
@@ -563,7 +563,7 @@ async def test_who_waits_is_told_that_the_consumer_is_closed(groups: GroupCluste
             await use
 
 
-async def test_a_consumer_needs_a_stream_and_an_consumer_group(groups: GroupCluster) -> None:
+async def test_a_consumer_needs_a_stream_and_a_consumer_group(groups: GroupCluster) -> None:
     for consumer_group, streams in (("", ["s"]), ("app", [])):
         with pytest.raises(InvalidArgument):
             GroupConsumer(groups, consumer_group, streams, GroupConsumerSettings())  # type: ignore[arg-type]

@@ -145,7 +145,7 @@ async def test_behind_a_broker_that_gives_no_answer_nothing_is_told(failure: Exc
     assert ids(seen) == [10]
 
 
-async def test_where_an_consumer_group_begins() -> None:
+async def test_where_a_consumer_group_begins() -> None:
     """At earliest, records count from the oldest that is listed; where there is none, from what the broker says."""
     brokers = Brokers((1, 3))
     brokers.groups[3] = list(map(group, range(2, 8)))
@@ -161,7 +161,7 @@ async def test_where_an_consumer_group_begins() -> None:
     assert (seen.after_group_id, ids(seen)) == (4, [5, 6, 7])
 
 
-async def test_an_consumer_group_does_not_begin_while_nobody_knows_where() -> None:
+async def test_a_consumer_group_does_not_begin_while_nobody_knows_where() -> None:
     brokers = Brokers((1, 3))
     brokers.failures[3] = Unavailable("away")
     for start in ("earliest", "latest"):

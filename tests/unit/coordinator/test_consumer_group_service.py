@@ -321,7 +321,7 @@ async def test_people_see_members_and_progress(service: Service) -> None:
     assert (progress.listed_group_id, [group.next.group_id for group in progress.groups]) == (2, [1, 2])
 
 
-async def test_an_consumer_group_is_reset_and_deleted(service: Service) -> None:
+async def test_a_consumer_group_is_reset_and_deleted(service: Service) -> None:
     await service.begin(1)
     start = messages.StreamletStart(stream_id=1, cursors=[cursor(5, 1, 7)])
     request = messages.ResetConsumerGroupRequest(consumer_group="app", starts=[start])

@@ -218,7 +218,7 @@ def test_a_repeated_report_is_no_late_one() -> None:
     assert world.all_done()
 
 
-def test_an_consumer_group_that_nobody_runs_remembers_no_reports() -> None:
+def test_a_consumer_group_that_nobody_runs_remembers_no_reports() -> None:
     """There may be thousands, each with thousands of them."""
     world = world_with(2, "a", "b", closed=True)
     rounds(world, 1, share=1.0)

@@ -129,7 +129,7 @@ async def test_others_are_answered_while_it_is_done(
     ],
     ids=["FetchConsumerGroup", "DescribeConsumerGroup"],
 )
-async def test_others_are_answered_while_an_consumer_group_is_described(
+async def test_others_are_answered_while_a_consumer_group_is_described(
     service: Service, wide: common_pb2.StreamInfo, method: Method[Any, Any], request_of: Any
 ) -> None:
     await ask(service, api.RESET_CONSUMER_GROUP, reset(wide.stream_id), "busy")

@@ -286,7 +286,7 @@ class Cluster:
         """Tell the brokers how far a consumer group has read. See `Admin.commit_cursors`.
 
         Brokers that have nothing but what is before a position are told, too, so that they may let it go; when that
-        fails, they hold it until the next commit.
+        fails, they keep it until the next commit.
         """
         arguments.text("consumer_group", consumer_group, "the name of a consumer group")
         if not consumer_group:

@@ -27,12 +27,12 @@ class Chunks:
         """By id: those that are read, each with the newest columns that a chunk had."""
         self._batches: Iterator[ChunkBatch] = iter(())
         self._rest: Wanted | NewerSchema | None = None
-        """What is to be read again, as it was overwritten before it was taken; or what has columns not known yet."""
+        """What is to be read again, as it was overwritten before delivery; or what has columns not known yet."""
         self._copied = False
         """Whether the next one is copied: all its values are looked at."""
 
     def open(self, fetched: Fetched) -> None:
-        """Go on with these; of what was there before, all has been taken, or is wanted no more."""
+        """Go on with these; of what was there before, all has been delivered, or is wanted no more."""
         self._batches, self._rest = self._batches_of(fetched), None
 
     def clear(self) -> None:
@@ -40,7 +40,7 @@ class Chunks:
         self._batches, self._rest = iter(()), None
 
     async def following(self, *, copied: bool) -> ChunkBatch | None:
-        """The next chunk; None: all have been taken. Raises `CorruptChunk`, and what reading again raises."""
+        """The next chunk; None: all have been delivered. Raises `CorruptChunk`, and what reading again raises."""
         while (chunk := self.following_here(copied=copied)) is None and self._rest is not None:
             await self._open_rest(self._rest)
         return chunk

@@ -64,7 +64,7 @@ class Consumer:
         self._failure: BaseException | None = None
         """What ended the reading; told to everyone who asks for more."""
         self._open: ChunkBatch | None = None
-        """The chunk whose records are being taken."""
+        """The chunk whose records are being delivered."""
         self._open_records: Iterator[Record] = iter(())
         self._closed = False
 
@@ -119,9 +119,9 @@ class Consumer:
         return ranges
 
     def positions(self, stream: str | None = None) -> dict[int, list[Position]]:
-        """Where to go on after what was taken so far, per streamlet and entry; can be given as a new `start`.
+        """Where to go on after what was delivered so far, per streamlet and entry; can be given as a new `start`.
 
-        A chunk counts as taken when it came out of `batches`, or when its last record came out of `records`. A position
+        A chunk is delivered when it came out of `batches`, or when its last record came out of `records`. A position
         may move on without a chunk, to where the entry goes on after a streamlet has moved.
         """
         name = stream or self._names[0]
@@ -133,18 +133,18 @@ class Consumer:
 
     @property
     def fetched_ahead(self) -> int:
-        """How much has come and is not taken yet: chunks that came together count as one."""
+        """How much has come and is not delivered yet: chunks that came together count as one."""
         return len(self._fetcher.arrivals)
 
     @property
     def fetched_bytes(self) -> int:
-        """What was pulled and is not taken yet."""
+        """What was pulled and is not delivered yet."""
         return self._fetcher.arrivals.pulled_bytes
 
     async def commit(self) -> None:
         """Say how far the consumer group (the setting ``consumer_group``) has read all its streams.
 
-        That is up to `positions`: what was taken counts as read, so commit when it has been dealt with. A consumer with
+        That is up to `positions`: all that was delivered, so commit when it has been processed. A consumer with
         ``start="committed"`` goes on there, and retention waits for it (``retention_consumer_groups``). A consumer
         group of which several consumers are at work reads with `Client.group_consumer` instead.
 
@@ -152,11 +152,11 @@ class Consumer:
         `UnknownStream` when a stream was deleted, and `Unavailable` or `Uncertain` when the coordinator or a broker
         cannot be reached for longer than ``retry_timeout_ms``.
         """
-        positions = dict(self._positions)  # what is taken meanwhile is not part of it
+        positions = dict(self._positions)  # what is delivered meanwhile is not part of it
         for stream in self._chunks.streams.values():
-            taken = {entry: at for entry, at in positions.items() if entry.stream_id == stream.stream_id}
-            await self._cluster.commit(self._settings.consumer_group, stream.name, taken)
-            await report_cursors(self._cluster, self._settings.consumer_group, stream, taken)
+            delivered = {entry: at for entry, at in positions.items() if entry.stream_id == stream.stream_id}
+            await self._cluster.commit(self._settings.consumer_group, stream.name, delivered)
+            await report_cursors(self._cluster, self._settings.consumer_group, stream, delivered)
 
     async def batches(self) -> AsyncIterator[ChunkBatch]:
         """Each chunk as an Arrow batch in place.
@@ -174,7 +174,7 @@ class Consumer:
         `Recovering` when what a crashed broker had is not back within ``recovery_timeout_ms``.
         """
         await self.start()
-        if self._open is not None:  # begun as records, and not taken to its end
+        if self._open is not None:  # begun as records, and not delivered to its end
             chunk, self._open, self._open_records = self._open, None, iter(())
             self._positions[chunk.entry] = chunk.next
             yield chunk
@@ -202,7 +202,7 @@ class Consumer:
             self._open_records = records_of(chunk, self._chunks.streams[chunk.entry.stream_id])
 
     async def _next_chunk(self, *, copied: bool = False) -> ChunkBatch | None:
-        """The next chunk; None when everything that was asked for has been taken."""
+        """The next chunk; None when everything that was asked for has been delivered."""
         while (chunk := self._next_here(copied=copied) or await self._following(copied=copied)) is None:
             fetched = await self._fetcher.fetched()
             if fetched is None:
@@ -236,7 +236,7 @@ class Consumer:
         return self.records()
 
     async def close(self) -> None:
-        """Stop fetching. Whoever waits for more gets `ClosedError`; batches that were taken stay as they are."""
+        """Stop fetching. Whoever waits for more gets `ClosedError`; batches that were delivered stay as they are."""
         self._closed = True
         await self._fetcher.close()
         self._chunks.clear()

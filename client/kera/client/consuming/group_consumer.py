@@ -111,7 +111,7 @@ class GroupConsumer:
         self._current: Lease | None = None
         """Whose chunks are being delivered: the rest of `_chunks`."""
         self._open: ChunkBatch | None = None
-        """The chunk whose records are being taken."""
+        """The chunk whose records are being delivered."""
         self._open_records: Iterator[Record] = iter(())
 
     async def __aenter__(self) -> Self:
@@ -146,7 +146,7 @@ class GroupConsumer:
         await self.start()
         self._caller_is_back()
         await self._as_waiting(self._be_sure())
-        if self._open is not None:  # begun as records, and not taken to its end
+        if self._open is not None:  # begun as records, and not delivered to its end
             chunk, self._open, self._open_records = self._open, None, iter(())
             lease = self._leases.in_hand
             if lease is not None and not lease.lost:

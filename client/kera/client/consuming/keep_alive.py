@@ -1,4 +1,4 @@
-"""Heartbeats of a consumer from a thread of their own: they go on while its user's code holds up the event loop.
+"""Heartbeats of a consumer from a thread of their own: they go on while its user's code blocks the event loop.
 
 The thread shares nothing with the loop but a few numbers, and has its own connection, in gRPC's synchronous form. It
 needs the interpreter now and then; code that never lets go of that silences it, as it should.

@@ -2,7 +2,7 @@
 
     add → waiting ──take──► in flight ──acknowledged──► gone
               ▲                 │
-              └── all returned ─┴── refused, retriable: held until nothing is in flight, then again from the oldest
+              └── all returned ─┴── refused, retriable: kept until nothing is in flight, then again from the oldest
 
 Chunks go out in the order of their sequences, several requests at a time. When one of them comes back, those behind it
 will come back as well (`OutOfSequence`), or have been stored by an attempt whose answer was lost; so the lane waits
@@ -18,8 +18,8 @@ Epochs are not for nothing: a named producer has a share of them, and above it i
 epoch in which nothing can have been stored is used again, from sequence 0. When the last epoch of the share is used,
 too, the lane is exhausted, and sends nothing more.
 
-Invariants: sequences of waiting and in-flight chunks ascend; nothing is taken while any chunk is held; nothing behind a
-hole is taken.
+Invariants: sequences of waiting and in-flight chunks ascend; nothing is taken while any chunk is kept so; nothing
+behind a hole is taken.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Lane:
         """Something of this epoch is stored, or may be."""
         self.waiting: deque[PendingChunk] = deque()
         self.in_flight = 0
-        self._held: list[tuple[PendingChunk, KeraError]] = []
+        self._returned: list[tuple[PendingChunk, KeraError]] = []
         self._hole_in_sequence: Failure | None = None
         """The first chunk that was given up in this epoch."""
         self._next_sequence = 0
@@ -99,19 +99,19 @@ class Lane:
     @property
     def idle(self) -> bool:
         """Nothing waits and nothing is in flight."""
-        return not (self.waiting or self.in_flight or self._held)
+        return not (self.waiting or self.in_flight or self._returned)
 
     @property
     def ready(self) -> bool:
         """Whether `take` would return a chunk."""
-        if not self.waiting or self._held or self.exhausted:
+        if not self.waiting or self._returned or self.exhausted:
             return False
         return self._hole_in_sequence is None or self._before_hole(self.waiting[0])
 
     @property
     def deadline_s(self) -> float | None:
         """The first deadline among the chunks that are not in flight."""
-        chunks = [chunk for chunk, _ in self._held] + list(self.waiting)
+        chunks = [chunk for chunk, _ in self._returned] + list(self.waiting)
         return min((chunk.deadline_s for chunk in chunks), default=None)
 
     @property
@@ -149,7 +149,7 @@ class Lane:
             chunk.cause = error
         failures = []
         if error.retriable and now_s < chunk.deadline_s:
-            self._held.append((chunk, error))
+            self._returned.append((chunk, error))
         else:
             failures.append(Failure(chunk, self._final(chunk, error)))
             if self._before_hole(chunk):
@@ -158,8 +158,8 @@ class Lane:
 
     def abandon(self, error: KeraError) -> list[Failure]:
         """Give up all that is not in flight: nothing is sent any more. Returns it."""
-        chunks = [*(chunk for chunk, _ in self._held), *self.waiting]
-        self._held.clear()
+        chunks = [*(chunk for chunk, _ in self._returned), *self.waiting]
+        self._returned.clear()
         self.waiting.clear()
         return [Failure(chunk, self._final(chunk, error)) for chunk in chunks]
 
@@ -182,11 +182,11 @@ class Lane:
         """When nothing is in flight any more: line up what came back, in a new epoch if the old one is at its end."""
         if self.in_flight:
             return []
-        if self._held:
-            self._held.sort(key=lambda held: held[0].sequence)
-            oldest, error = self._held[0]
-            self.waiting.extendleft(chunk for chunk, _ in reversed(self._held))
-            self._held.clear()
+        if self._returned:
+            self._returned.sort(key=lambda returned: returned[0].sequence)
+            oldest, error = self._returned[0]
+            self.waiting.extendleft(chunk for chunk, _ in reversed(self._returned))
+            self._returned.clear()
             if isinstance(error, OutOfSequence) and self._before_hole(oldest):
                 self._new_epoch()  # nothing is missing before it: the broker has forgotten what it had of this producer
                 return []
