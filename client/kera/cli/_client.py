@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -29,13 +30,7 @@ JSON_OPTION = typer.Option(False, "--json", help="Print JSON.")
 
 
 @contextlib.asynccontextmanager
-async def connected(bootstrap: str, *, patient: bool = True, **settings: Any) -> AsyncIterator[Client]:
-    """A client of the cluster at `bootstrap`; `settings` are fields of `ClientSettings`.
-
-    A program retries for half a minute while the coordinator is away; at a terminal the cluster is most likely
-    not running, so that the command fails sooner, and with `patient` off every other request does, too.
-    ``KERA_CLIENT_RETRY_TIMEOUT_MS`` overrides that.
-    """
+async def _connected(bootstrap: str, *, patient: bool = True, **settings: Any) -> AsyncIterator[Client]:
     from kera.client import Client, ClientSettings
 
     loaded = ClientSettings.load(**settings)
@@ -49,3 +44,27 @@ async def connected(bootstrap: str, *, patient: bool = True, **settings: Any) ->
         yield client
     finally:
         await client.close()
+
+
+Connect = Callable[..., contextlib.AbstractAsyncContextManager[Any]]
+_connect: ContextVar[Connect] = ContextVar("kera_cli_connect", default=_connected)
+
+
+def connected(bootstrap: str, **options: Any) -> contextlib.AbstractAsyncContextManager[Client]:
+    """A client of the cluster at `bootstrap`; `settings` are fields of `ClientSettings`.
+
+    A program retries for half a minute while the coordinator is away; at a terminal the cluster is most likely
+    not running, so that the command fails sooner, and with `patient` off every other request does, too.
+    ``KERA_CLIENT_RETRY_TIMEOUT_MS`` overrides that.
+    """
+    return _connect.get()(bootstrap, **options)
+
+
+@contextlib.contextmanager
+def connecting_by(connect: Connect) -> Iterator[None]:
+    """Within it, commands connect by `connect`, which takes what `connected` does."""
+    token = _connect.set(connect)
+    try:
+        yield
+    finally:
+        _connect.reset(token)

@@ -19,13 +19,13 @@ READ_BYTES = 1 << 20
 BLOCKS_AHEAD_MAX = 4
 
 
-async def line_blocks(fd: int) -> AsyncIterator[bytes]:
+async def line_blocks(fd: int, *, read_bytes: int = READ_BYTES) -> AsyncIterator[bytes]:
     """What is read from `fd`, in pieces that end with a newline; the last one may lack it.
 
     A piece comes as soon as it is there, so that lines typed at a terminal go out one by one.
     """
     rest: list[bytes] = []  # of a line that is not complete yet
-    async for block in _blocks(fd):
+    async for block in _blocks(fd, read_bytes):
         end = block.rfind(b"\n") + 1
         if end == 0:
             rest.append(block)
@@ -36,17 +36,17 @@ async def line_blocks(fd: int) -> AsyncIterator[bytes]:
         yield b"".join(rest)
 
 
-async def _blocks(fd: int) -> AsyncIterator[bytes]:
+async def _blocks(fd: int, read_bytes: int) -> AsyncIterator[bytes]:
     loop = asyncio.get_running_loop()
     queue: asyncio.Queue[bytes | OSError] = asyncio.Queue()
     room = threading.Semaphore(BLOCKS_AHEAD_MAX)
 
     def read() -> None:
         with contextlib.suppress(OSError):  # only a pipe has a size; a larger one saves system calls
-            fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, READ_BYTES)
+            fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, read_bytes)
         while room.acquire():
             try:
-                item: bytes | OSError = os.read(fd, READ_BYTES)
+                item: bytes | OSError = os.read(fd, read_bytes)
             except OSError as error:
                 item = error
             try:

@@ -51,10 +51,10 @@ class ClusterDirectory:
         return cls(path, fd, temporary=False)
 
     @classmethod
-    def make_temporary(cls) -> ClusterDirectory:
+    def make_temporary(cls, parent: Path | None = None) -> ClusterDirectory:
         """A new directory for a cluster that leaves nothing behind; clears those of killed predecessors."""
-        remove_abandoned()
-        path = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        remove_abandoned(parent)
+        path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
         # The lock file appears under its name only when it is locked: whoever sees it can judge by it.
         unnamed = path / (_LOCK + ".new")
         fd = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -72,10 +72,10 @@ class ClusterDirectory:
         self._lock_fd = -1
 
 
-def remove_abandoned() -> list[Path]:
+def remove_abandoned(parent: Path | None = None) -> list[Path]:
     """Remove this user's temporary cluster directories whose supervisor is gone; returns what was removed."""
     removed = []
-    for path in Path(tempfile.gettempdir()).glob(_PREFIX + "*"):
+    for path in Path(parent or tempfile.gettempdir()).glob(_PREFIX + "*"):
         with contextlib.suppress(OSError):
             if path.stat().st_uid != os.getuid():
                 continue

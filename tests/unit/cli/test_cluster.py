@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 
 from kera.cli import cluster as cluster_module
 from kera.cli import dev as dev_module
+from kera.cli._client import connecting_by
 from kera.cli._run import run_app
 from kera.cli.app import app
 from kera.client import (
@@ -60,15 +61,15 @@ class FakeClient:
 
 
 @pytest.fixture
-def client(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
+def client() -> Iterator[FakeClient]:
     made = FakeClient()
 
     @contextlib.asynccontextmanager
     async def connected(_: str) -> AsyncIterator[FakeClient]:
         yield made
 
-    monkeypatch.setattr(cluster_module, "connected", connected)
-    return made
+    with connecting_by(connected):
+        yield made
 
 
 def output(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -163,16 +164,16 @@ class ControlClient(FakeClient):
 
 
 @pytest.fixture
-def control(monkeypatch: pytest.MonkeyPatch) -> ControlClient:
+def control(monkeypatch: pytest.MonkeyPatch) -> Iterator[ControlClient]:
     made = ControlClient()
 
     @contextlib.asynccontextmanager
     async def connected(_: str) -> AsyncIterator[ControlClient]:
         yield made
 
-    monkeypatch.setattr(cluster_module, "connected", connected)
     monkeypatch.setattr(cluster_module, "POLL_INTERVAL_S", 0)
-    return made
+    with connecting_by(connected):
+        yield made
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:

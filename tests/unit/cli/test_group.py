@@ -3,12 +3,13 @@
 import contextlib
 import datetime
 import json
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
 
-from kera.cli import group as group_module
+from kera.cli._client import connecting_by
 from kera.cli._durations import format_ms, parse_duration_ms
 from kera.cli._run import run_app
 from kera.cli.app import app
@@ -34,9 +35,9 @@ MEMBER = MemberDescription(
     progress_timeout_ms=300_000,
 )
 DAY_MS = 86_400_000
-NOW_US = 1_800_000_000_000_000
+WEEK_AGO_US = time.time_ns() // 1000 - 7 * 1000 * DAY_MS
 ENTRIES = (
-    EntryProgress("clicks", 0, 0, Position(3, 1, 640), 2, MEMBER.member_id, ConsumerLag(10, 2048, NOW_US - 7_000_000)),
+    EntryProgress("clicks", 0, 0, Position(3, 1, 640), 2, MEMBER.member_id, ConsumerLag(10, 2048, WEEK_AGO_US)),
     EntryProgress("clicks", 1, 0, Position(0, 0, 0), 0, "", None),
 )
 
@@ -65,16 +66,15 @@ class FakeClient:
 
 
 @pytest.fixture
-def client(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
+def client() -> Iterator[FakeClient]:
     made = FakeClient()
 
     @contextlib.asynccontextmanager
     async def connected(_: str, **__: Any) -> AsyncIterator[FakeClient]:
         yield made
 
-    monkeypatch.setattr(group_module, "connected", connected)
-    monkeypatch.setattr("kera.cli.group.time.time", lambda: NOW_US / 1e6)
-    return made
+    with connecting_by(connected):
+        yield made
 
 
 def lines(capsys: pytest.CaptureFixture[str]) -> list[list[str]]:
@@ -109,9 +109,9 @@ def test_a_group_is_described(capsys: pytest.CaptureFixture[str]) -> None:
     heading, _, member, _, first, second, total = lines(capsys)
     assert heading == ["loader:", "1", "consumer"]
     assert member == ["01234567", "host/7", "1", "120", "ms", "ago", "4.5", "s", "1", "MiB"]
-    assert first == ["clicks", "0", "0", "3/1/640", "2", "01234567", "10", "2", "KiB", "7", "s"]
+    assert first == ["clicks", "0", "0", "3/1/640", "2", "01234567", "10", "2", "KiB", "7", "d"]
     assert second == ["clicks", "1", "0", "start", "0", "-", "?", "?", "?"]
-    assert " ".join(total).startswith("lag: 10 records, 2 KiB, 7 s; unknown for 1 more entries: their brokers")
+    assert " ".join(total).startswith("lag: 10 records, 2 KiB, 7 d; unknown for 1 more entries: their brokers")
 
 
 @pytest.mark.usefixtures("client")
@@ -121,7 +121,7 @@ def test_a_group_is_described_as_json(capsys: pytest.CaptureFixture[str]) -> Non
     assert found["members"][0]["held"] == [{"stream": "clicks", "streamlet": 0, "entry": 0, "group_id": 3}]
     assert found["entries"][0]["cursor"] == [3, 1, 640]
     assert [entry["member_id"] for entry in found["entries"]] == [MEMBER.member_id, ""]
-    assert found["entries"][0]["lag"]["behind_ms"] == 7000
+    assert found["entries"][0]["lag"]["behind_ms"] // DAY_MS == 7
     assert found["entries"][1]["lag"] is None
 
 

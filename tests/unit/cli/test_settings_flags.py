@@ -134,9 +134,8 @@ def test_a_list_in_the_environment_that_is_no_json_is_a_usage_error(
 
 
 def test_help_has_the_description_the_variable_and_the_default(
-    app: typer.Typer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    app: typer.Typer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
     assert run_app(app, ["example", "--help"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     for part in (

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kera.cli import _stdin
-from kera.cli._stdin import line_blocks
+from kera.cli._stdin import BLOCKS_AHEAD_MAX, line_blocks
 
 
 @pytest.fixture
@@ -34,13 +33,12 @@ async def test_lines_come_as_soon_as_they_are_there(pipe: tuple[int, int]) -> No
     assert [block async for block in blocks] == [b"last"]
 
 
-async def test_lines_of_a_file_are_whole_whatever_the_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_stdin, "READ_BYTES", 7)
+async def test_lines_of_a_file_are_whole_whatever_the_reads(tmp_path: Path) -> None:
     text = b"".join(b"%d\n" % 3**n for n in range(200))
     (tmp_path / "lines").write_bytes(text)
 
     with (tmp_path / "lines").open("rb") as file:
-        blocks = [block async for block in line_blocks(file.fileno())]
+        blocks = [block async for block in line_blocks(file.fileno(), read_bytes=7)]
 
     assert b"".join(blocks) == text
     assert all(block.endswith(b"\n") for block in blocks)
@@ -51,17 +49,16 @@ async def test_no_input_gives_no_block() -> None:
         assert [block async for block in line_blocks(file.fileno())] == []
 
 
-async def test_reading_is_not_far_ahead_of_a_slow_taker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_stdin, "READ_BYTES", 10)
+async def test_reading_is_not_far_ahead_of_a_slow_taker(tmp_path: Path) -> None:
     (tmp_path / "lines").write_bytes(b"123456789\n" * 100)
 
     with (tmp_path / "lines").open("rb") as file:
-        blocks = line_blocks(file.fileno())
+        blocks = line_blocks(file.fileno(), read_bytes=10)
         await anext(blocks)
-        while os.lseek(file.fileno(), 0, os.SEEK_CUR) < 10 * _stdin.BLOCKS_AHEAD_MAX:
+        while os.lseek(file.fileno(), 0, os.SEEK_CUR) < 10 * BLOCKS_AHEAD_MAX:
             await asyncio.sleep(0.001)
         await asyncio.sleep(0)
-        assert os.lseek(file.fileno(), 0, os.SEEK_CUR) <= 10 * (_stdin.BLOCKS_AHEAD_MAX + 1)
+        assert os.lseek(file.fileno(), 0, os.SEEK_CUR) <= 10 * (BLOCKS_AHEAD_MAX + 1)
         assert len([block async for block in blocks]) == 99
 
 

@@ -2,13 +2,13 @@
 
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from kera.cli import stream as stream_module
+from kera.cli._client import connecting_by
 from kera.cli._run import run_app
 from kera.cli.app import app
 from kera.client import EARLIEST, Position
@@ -51,7 +51,7 @@ class FakeClient:
 
 
 @pytest.fixture
-def client(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
+def client() -> Iterator[FakeClient]:
     made = FakeClient()
 
     @contextlib.asynccontextmanager
@@ -59,8 +59,8 @@ def client(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
         made.patient = patient
         yield made
 
-    monkeypatch.setattr(stream_module, "connected", connected)
-    return made
+    with connecting_by(connected):
+        yield made
 
 
 def run(*arguments: str) -> None:

@@ -2,19 +2,12 @@
 
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
 
 from kera.core.errors import PathNotWritable
 from kera.local.directory import ClusterDirectory, DirectoryInUse, remove_abandoned
-
-
-@pytest.fixture(autouse=True)
-def temporary_files_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    return tmp_path
 
 
 def test_a_directory_is_used_by_one_at_a_time(tmp_path: Path) -> None:
@@ -36,8 +29,8 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
         ClusterDirectory.open(tmp_path / "file" / "data")
 
 
-def test_a_temporary_directory_goes_with_its_release() -> None:
-    directory = ClusterDirectory.make_temporary()
+def test_a_temporary_directory_goes_with_its_release(tmp_path: Path) -> None:
+    directory = ClusterDirectory.make_temporary(tmp_path)
     (directory.path / "broker-1").mkdir()
 
     directory.release()
@@ -47,10 +40,10 @@ def test_a_temporary_directory_goes_with_its_release() -> None:
 
 def test_what_a_killed_supervisor_has_left_is_removed_and_what_is_in_use_is_kept(tmp_path: Path) -> None:
     program = (
-        "import os, signal, tempfile\n"
-        f"tempfile.tempdir = {str(tmp_path)!r}\n"
+        "import os, signal\n"
+        "from pathlib import Path\n"
         "from kera.local.directory import ClusterDirectory\n"
-        "directory = ClusterDirectory.make_temporary()\n"
+        f"directory = ClusterDirectory.make_temporary(Path({str(tmp_path)!r}))\n"
         "print(directory.path, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
@@ -59,10 +52,10 @@ def test_what_a_killed_supervisor_has_left_is_removed_and_what_is_in_use_is_kept
     assert abandoned.is_dir()
     somebody_elses = tmp_path / "kera-local-no-lock"
     somebody_elses.mkdir()
-    used = ClusterDirectory.make_temporary()
+    used = ClusterDirectory.make_temporary(tmp_path)
 
     assert not abandoned.exists()
-    assert remove_abandoned() == []
+    assert remove_abandoned(tmp_path) == []
     assert used.path.is_dir()
     assert somebody_elses.is_dir()
     used.release()
