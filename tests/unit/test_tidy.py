@@ -693,3 +693,57 @@ def test_the_places_that_the_architecture_names_exist() -> None:
 def test_a_place_that_is_not_there_is_found() -> None:
     text = "`core/errors.py` (`invariant`: x; `never_written`) `C/never.py` (`a`)"
     assert missing_places(text) == ["core/errors.py: never_written", "C/never.py"]
+
+
+# --- sizes and wiring --------------------------------------------------------------------------------------
+
+MODULE_LINES_MAX = 500
+CLASS_LINES_MAX = 400
+METHODS_MAX = 25
+
+
+def oversized(text: str) -> list[str]:
+    """What is too large to be read in one go: it has several ideas, and each of them wants a module or class."""
+    lines = text.count("\n")
+    found = [f"module of {lines} lines"] if lines > MODULE_LINES_MAX else []
+    for node in parsed(text).body:
+        if isinstance(node, ast.ClassDef):
+            length = (node.end_lineno or node.lineno) - node.lineno + 1
+            methods = sum(isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) for each in node.body)
+            if length > CLASS_LINES_MAX:
+                found.append(f"class {node.name} of {length} lines")
+            if methods > METHODS_MAX:
+                found.append(f"class {node.name} of {methods} methods")
+    return found
+
+
+def callbacks_set_from_outside(text: str) -> list[str]:
+    """Assignments to a callback (`on_…`) of another object: whom it calls is for the constructor to be told."""
+    return [line.strip() for line in text.splitlines() if re.match(r"\s*(?!self\.on_)[\w.]+\.on_\w+(?:: .+)? = ", line)]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("\n" * 501, ["module of 501 lines"]),
+        ("class A:\n" + "    x = 1\n" * 400, ["class A of 401 lines"]),
+        ("class A:\n" + "    def f(self): ...\n    x = 1\n" * 26, ["class A of 26 methods"]),
+        ("class A:\n" + "    def f(self): ...\n    x = 1\n" * 25, []),
+    ],
+    ids=["module", "class", "methods", "as large as it may be"],
+)
+def test_what_is_too_large_is_found(text: str, found: list[str]) -> None:
+    assert oversized(text) == found
+
+
+def test_modules_and_classes_are_small_enough_to_be_read_in_one_go() -> None:
+    assert violations(modules_of_packages(), oversized) == []
+
+
+def test_a_callback_that_is_set_from_outside_is_found() -> None:
+    text = "self.on_work = a\nmemory.on_work = b\nself.memory.on_room: Done = c\nself._x.call(on_room=1)\n"
+    assert callbacks_set_from_outside(text) == ["memory.on_work = b", "self.memory.on_room: Done = c"]
+
+
+def test_callbacks_are_given_to_constructors() -> None:
+    assert violations(modules_of_packages(), callbacks_set_from_outside) == []
