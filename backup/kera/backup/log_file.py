@@ -11,16 +11,24 @@ import errno
 import fcntl
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from kera.core.blocks import BLOCK_BYTES, direct_flag, sync_directory
+from kera.core.blocks import BLOCK_BYTES, FILE_CALLS, FileCalls, direct_flag, sync_directory
 from kera.core.errors import StartError
 
 NAME = "replicas.log"
 _PUNCH_HOLE, _KEEP_SIZE = 2, 1
 _NO_PUNCHING = {errno.EOPNOTSUPP, errno.ENOSYS}
+_libc_fallocate = ctypes.CDLL(None, use_errno=True).fallocate
+_libc_fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+
+
+def _punch_hole(fd: int, offset: int, length: int) -> None:
+    if _libc_fallocate(fd, _PUNCH_HOLE | _KEEP_SIZE, offset, length) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
 
 
 class BlockDisk(Protocol):
@@ -61,7 +69,14 @@ class BlockDisk(Protocol):
 class LogFile:
     """The real one."""
 
-    def __init__(self, directory: Path, *, direct: bool = True) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        direct: bool = True,
+        calls: FileCalls = FILE_CALLS,
+        punch_hole: Callable[[int, int, int], None] = _punch_hole,
+    ) -> None:
         """Open the file in `directory`, for this process alone; makes both if need be.
 
         `direct`: around the page cache, where the file system can do that.
@@ -73,6 +88,7 @@ class LogFile:
             sync_directory(directory.parent)
         path = directory / NAME
         self.name = str(path)
+        self._calls, self._punch_hole = calls, punch_hole
         self._direct = direct_flag(directory) if direct else 0
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | self._direct, 0o600)
         try:
@@ -86,7 +102,7 @@ class LogFile:
         """See `BlockDisk`."""
         left = list(pieces)
         while left:
-            count = os.pwritev(self._fd, left, offset)
+            count = self._calls.write(self._fd, left, offset)
             if count % BLOCK_BYTES and self._direct:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.name)
             offset += count
@@ -111,10 +127,11 @@ class LogFile:
 
     def punch(self, offset: int, length: int) -> None:
         """See `BlockDisk`."""
-        if _fallocate(self._fd, _PUNCH_HOLE | _KEEP_SIZE, offset, length) != 0:
-            code = ctypes.get_errno()
-            if code not in _NO_PUNCHING:
-                raise OSError(code, os.strerror(code), self.name)
+        try:
+            self._punch_hole(self._fd, offset, length)
+        except OSError as error:
+            if error.errno not in _NO_PUNCHING:
+                raise OSError(error.errno, error.strerror, self.name) from error
 
     def next_data(self, offset: int) -> int | None:
         """See `BlockDisk`."""
@@ -143,11 +160,3 @@ class LogFile:
 def aligned(length: int) -> memoryview:
     """Memory that begins at a block, all zeros."""
     return memoryview(mmap.mmap(-1, length))
-
-
-_libc_fallocate = ctypes.CDLL(None, use_errno=True).fallocate
-_libc_fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
-
-
-def _fallocate(fd: int, mode: int, offset: int, length: int) -> int:
-    return int(_libc_fallocate(fd, mode, offset, length))

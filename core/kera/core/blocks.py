@@ -7,10 +7,25 @@ Who writes what, and when it is durable, is left to the daemons.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 BLOCK_BYTES = 4096
+
+
+class FileCalls(NamedTuple):
+    """The calls of the operating system that fail on a full or foreign file system."""
+
+    open: Callable[..., int] = os.open
+    reserve: Callable[[int, int, int], None] = os.posix_fallocate
+    write: Callable[..., int] = os.pwritev
+    lock: Callable[[int, int], None] = fcntl.flock
+
+
+FILE_CALLS = FileCalls()
 
 
 def block_floor(offset: int) -> int:
@@ -23,7 +38,7 @@ def block_ceiling(offset: int) -> int:
     return (offset + BLOCK_BYTES - 1) & -BLOCK_BYTES
 
 
-def direct_flag(directory: Path) -> int:
+def direct_flag(directory: Path, calls: FileCalls = FILE_CALLS) -> int:
     """The flag with which files in `directory`, which exists, are opened to go around the page cache.
 
     0 where the file system cannot (tmpfs of an older kernel, some overlays): then it is through the page cache. Raises
@@ -31,7 +46,7 @@ def direct_flag(directory: Path) -> int:
     """
     probe = directory / ".direct"
     try:
-        os.close(os.open(probe, os.O_RDWR | os.O_CREAT | os.O_DIRECT | os.O_CLOEXEC, 0o600))
+        os.close(calls.open(probe, os.O_RDWR | os.O_CREAT | os.O_DIRECT | os.O_CLOEXEC, 0o600))
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise

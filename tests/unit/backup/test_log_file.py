@@ -1,24 +1,36 @@
 """The file of one disk, on a real file system, around the page cache and through it."""
 
+import contextlib
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kera.backup import log_file
 from kera.backup.log_file import LogFile, aligned
-from kera.core.blocks import BLOCK_BYTES
+from kera.core.blocks import BLOCK_BYTES, FileCalls
 from kera.core.errors import StartError
+
+OpenFile = Callable[..., LogFile]
 
 
 @pytest.fixture(params=["direct", "cached"])
-def file(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LogFile]:
-    file = LogFile(tmp_path / "a" / "b", direct=request.param == "direct")
-    yield file
-    file.close()
+def open_file(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OpenFile]:
+    with contextlib.ExitStack() as opened:
+
+        def open_file(**how: Any) -> LogFile:
+            file = LogFile(tmp_path / "a" / "b", direct=request.param == "direct", **how)
+            opened.callback(file.close)
+            return file
+
+        yield open_file
+
+
+@pytest.fixture
+def file(open_file: OpenFile) -> LogFile:
+    return open_file()
 
 
 def blocks(*fills: bytes) -> memoryview:
@@ -41,24 +53,22 @@ def test_what_is_written_in_pieces_is_read(file: LogFile) -> None:
     assert content(file, 0, 9) == [b"\0", b"a", b"b", b"c"]
 
 
-def test_a_write_that_takes_several_calls_is_finished(file: LogFile, monkeypatch: pytest.MonkeyPatch) -> None:
-    really = os.pwritev
-
+def test_a_write_that_takes_several_calls_is_finished(open_file: OpenFile) -> None:
     def slowly(fd: int, pieces: list[Any], offset: int) -> int:
-        return really(fd, [pieces[0][:BLOCK_BYTES]], offset)
+        return os.pwritev(fd, [pieces[0][:BLOCK_BYTES]], offset)
 
-    monkeypatch.setattr(os, "pwritev", slowly)
+    file = open_file(calls=FileCalls(write=slowly))
     file.write(0, [blocks(b"a", b"b"), blocks(b"c")])
 
     assert content(file, 0, 9) == [b"a", b"b", b"c"]
 
 
 def test_a_write_that_ends_inside_a_block_is_an_error_of_a_full_disk(
-    file: LogFile, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+    open_file: OpenFile, request: pytest.FixtureRequest
 ) -> None:
     if "cached" in request.node.name:
         pytest.skip("the page cache takes any length")
-    monkeypatch.setattr(os, "pwritev", lambda *_: 100)
+    file = open_file(calls=FileCalls(write=lambda *_: 100))
     with pytest.raises(OSError, match="No space") as raised:
         file.write(0, [blocks(b"a")])
 
@@ -84,11 +94,11 @@ def test_room_that_is_given_back_is_a_hole(file: LogFile) -> None:
 
 
 @pytest.mark.parametrize(("code", "fails"), [(errno.EOPNOTSUPP, False), (errno.EIO, True)])
-def test_a_file_system_without_holes_keeps_the_room(
-    file: LogFile, monkeypatch: pytest.MonkeyPatch, code: int, fails: bool
-) -> None:
-    monkeypatch.setattr(log_file, "_fallocate", lambda *_: -1)
-    monkeypatch.setattr("ctypes.get_errno", lambda: code)
+def test_a_file_system_without_holes_keeps_the_room(open_file: OpenFile, code: int, fails: bool) -> None:
+    def refuse(*_: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    file = open_file(punch_hole=refuse)
     if fails:
         with pytest.raises(OSError, match="Input/output"):
             file.punch(0, BLOCK_BYTES)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from kera.broker.log.arena import HEAD_BYTES, PAGE_BYTES, ROW_BYTES, Arena, SlotContent, remove_orphans
+from kera.core.blocks import FileCalls
 from kera.core.errors import ArenaFull, InternalError, PathNotWritable, SharedMemoryTooSmall, StartError
 from tests.unit.broker.support import SLOT_BYTES
 
@@ -36,9 +37,14 @@ def generation_in_file(arena: Arena, slot: int) -> int:
         return int.from_bytes(memory[at : at + 8], "little")
 
 
-def create(shm_dir: Path, arena_bytes: int = 4 * SLOT_BYTES) -> Arena:
+def create(shm_dir: Path, arena_bytes: int = 4 * SLOT_BYTES, **calls: Any) -> Arena:
     return Arena.create(
-        shm_dir, arena_bytes=arena_bytes, slot_bytes=SLOT_BYTES, data_dir=Path("/data"), ephemeral=False
+        shm_dir,
+        arena_bytes=arena_bytes,
+        slot_bytes=SLOT_BYTES,
+        data_dir=Path("/data"),
+        ephemeral=False,
+        calls=FileCalls(**calls),
     )
 
 
@@ -82,11 +88,13 @@ def test_only_its_own_user_may_open_an_arena(arena: Arena) -> None:
 
 
 def test_an_arena_larger_than_the_file_system_is_refused_with_both_sizes_and_the_way_out(
-    shm_dir: Path, monkeypatch: pytest.MonkeyPatch
+    shm_dir: Path,
 ) -> None:
-    monkeypatch.setattr(os, "posix_fallocate", lambda *_: pytest.fail("filled up what others need as well"))
+    def fail(*_: int) -> None:
+        pytest.fail("filled up what others need as well")
+
     with pytest.raises(SharedMemoryTooSmall) as raised:
-        create(shm_dir, arena_bytes=1 << 50)
+        create(shm_dir, arena_bytes=1 << 50, reserve=fail)
 
     error = raised.value
     free = os.statvfs(shm_dir).f_bavail * os.statvfs(shm_dir).f_frsize
@@ -106,14 +114,13 @@ def test_an_arena_larger_than_the_file_system_is_refused_with_both_sizes_and_the
     [(errno.ENOSPC, SharedMemoryTooSmall), (errno.ENOMEM, SharedMemoryTooSmall), (errno.EIO, PathNotWritable)],
 )
 def test_a_file_that_cannot_be_reserved_is_removed_and_the_reason_told(
-    shm_dir: Path, monkeypatch: pytest.MonkeyPatch, number: int, refused: type[StartError]
+    shm_dir: Path, number: int, refused: type[StartError]
 ) -> None:
     def fail(*_: Any) -> None:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(os, "posix_fallocate", fail)
     with pytest.raises(StartError) as raised:
-        create(shm_dir)
+        create(shm_dir, reserve=fail)
 
     assert type(raised.value) is refused
     assert list(shm_dir.iterdir()) == []
@@ -129,32 +136,29 @@ def test_a_directory_that_cannot_take_the_file_is_named(tmp_path: Path, name: st
     assert raised.value.attributes == {"path": str(tmp_path / name)}
 
 
-def test_a_lock_that_cannot_be_had_leaves_no_file(shm_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_that_cannot_be_had_leaves_no_file(shm_dir: Path) -> None:
     def fail(*_: Any) -> None:
         raise OSError(errno.ENOLCK, "no locks available")
 
-    monkeypatch.setattr(fcntl, "flock", fail)
     with pytest.raises(PathNotWritable, match="no locks available"):
-        create(shm_dir)
+        create(shm_dir, lock=fail)
 
     assert list(shm_dir.iterdir()) == []
     assert open_files(shm_dir) == []
 
 
 def test_an_arena_is_not_lost_to_another_broker_that_looks_for_orphans_while_it_is_made(
-    shm_dir: Path, monkeypatch: pytest.MonkeyPatch
+    shm_dir: Path,
 ) -> None:
-    lock = fcntl.flock
     removed: list[Path | None] = []
 
     def other_broker_is_faster(fd: int, operation: int) -> None:
         if not removed:
             removed.append(None)
             removed[:] = remove_orphans(shm_dir, Path("/other"))
-        lock(fd, operation)
+        fcntl.flock(fd, operation)
 
-    monkeypatch.setattr(fcntl, "flock", other_broker_is_faster)
-    arena = create(shm_dir)
+    arena = create(shm_dir, lock=other_broker_is_faster)
 
     assert len(removed) == 1, "the other broker took the file for an orphan: there was no lock yet"
     assert list(shm_dir.iterdir()) == [arena.path]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from kera.broker.storage.disk import BLOCK_BYTES, LocalDisk, block_ceiling, block_floor
+from kera.core.blocks import FileCalls
 
 
 def blocks(*fills: bytes) -> memoryview:
@@ -89,13 +90,11 @@ def test_a_file_that_is_made_again_is_empty(disk: LocalDisk, path: Path) -> None
     assert content(disk, path, 1) == [b"\0"]
 
 
-def test_a_file_for_which_there_is_no_room_is_not_made(
-    disk: LocalDisk, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_for_which_there_is_no_room_is_not_made(tmp_path: Path, path: Path) -> None:
     def fail(*_: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(os, "posix_fallocate", fail)
+    disk = LocalDisk(tmp_path, FileCalls(reserve=fail))
     with pytest.raises(OSError, match="No space"):
         disk.create(path, BLOCK_BYTES)
 
@@ -143,18 +142,17 @@ def test_a_file_that_is_not_there_is_an_error(disk: LocalDisk, path: Path) -> No
 
 
 def test_a_file_system_that_cannot_write_around_the_page_cache_is_written_through_it(
-    tmp_path: Path, path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, path: Path
 ) -> None:
-    really_open, flags = os.open, list[int]()
+    flags = list[int]()
 
     def refuse(name: Any, how: int, *rest: Any) -> int:
         flags.append(how)
         if how & os.O_DIRECT:
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-        return really_open(name, how, *rest)
+        return os.open(name, how, *rest)
 
-    monkeypatch.setattr(os, "open", refuse)
-    disk = LocalDisk(tmp_path)
+    disk = LocalDisk(tmp_path, FileCalls(open=refuse))
     assert flags[0] & os.O_DIRECT
     disk.create(path, BLOCK_BYTES)
     disk.write(path, 0, blocks(b"a"))
@@ -164,34 +162,27 @@ def test_a_file_system_that_cannot_write_around_the_page_cache_is_written_throug
     assert [found.name for found in tmp_path.iterdir()] == ["segments"], "nothing is left of the attempt"
 
 
-def test_any_other_error_of_the_attempt_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_other_error_of_the_attempt_is_told(tmp_path: Path) -> None:
     def refuse(*_: Any) -> int:
         raise OSError(errno.EACCES, os.strerror(errno.EACCES))
 
-    monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(PermissionError):
-        LocalDisk(tmp_path)
+        LocalDisk(tmp_path, FileCalls(open=refuse))
 
 
-def test_a_write_that_takes_several_calls_is_finished(
-    disk: LocalDisk, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    really_write = os.pwritev
+def test_a_write_that_takes_several_calls_is_finished(tmp_path: Path, path: Path) -> None:
+    disk = LocalDisk(tmp_path, FileCalls(write=lambda fd, data, *rest: os.pwritev(fd, [data[0][:BLOCK_BYTES]], *rest)))
     disk.create(path, 0)
-    monkeypatch.setattr(os, "pwritev", lambda fd, data, *rest: really_write(fd, [data[0][:BLOCK_BYTES]], *rest))
     disk.write(path, 0, blocks(b"a", b"b", b"c"))
 
     assert content(disk, path, 3) == [b"a", b"b", b"c"]
 
 
-def test_a_write_that_ends_inside_a_block_is_an_error_of_a_full_disk(
-    tmp_path: Path, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    disk = LocalDisk(tmp_path)
+def test_a_write_that_ends_inside_a_block_is_an_error_of_a_full_disk(tmp_path: Path, path: Path) -> None:
+    disk = LocalDisk(tmp_path, FileCalls(write=lambda *_: 100))
     if not disk.direct:
         pytest.skip("the file system of the tests does not write around the page cache")
     disk.create(path, 0)
-    monkeypatch.setattr(os, "pwritev", lambda *_: 100)
     with pytest.raises(OSError, match="No space") as raised:
         disk.write(path, 0, blocks(b"a"))
 

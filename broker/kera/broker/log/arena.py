@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kera.broker.event import Event
+from kera.core.blocks import FILE_CALLS, FileCalls
 from kera.core.errors import ArenaFull, PathNotWritable, SharedMemoryTooSmall, invariant
 from kera.core.telemetry import get_logger
 
@@ -233,6 +234,7 @@ class Arena:
         slot_bytes: int,
         data_dir: Path,
         ephemeral: bool,
+        calls: FileCalls = FILE_CALLS,
     ) -> Arena:
         """Make an arena of `arena_bytes` // `slot_bytes` slots in `shm_dir` and lock it.
 
@@ -244,13 +246,13 @@ class Arena:
         try:
             status = os.statvfs(shm_dir)
             available = status.f_bavail * status.f_frsize
-            path, fd = _create_locked(shm_dir)
+            path, fd = _create_locked(shm_dir, calls)
         except OSError as error:
             raise PathNotWritable(f"cannot make an arena in {shm_dir}: {error.strerror}", path=str(shm_dir)) from error
         try:
             if available < size:
                 raise _too_small(shm_dir, size, available)
-            os.posix_fallocate(fd, 0, size)
+            calls.reserve(fd, 0, size)
             memory = mmap.mmap(fd, size)
         except OSError as error:
             path.unlink(missing_ok=True)
@@ -378,13 +380,13 @@ def _fault_in(memory: mmap.mmap) -> None:
         memory.madvise(_MADV_POPULATE_WRITE)
 
 
-def _create_locked(shm_dir: Path) -> tuple[Path, int]:
+def _create_locked(shm_dir: Path, calls: FileCalls) -> tuple[Path, int]:
     """A new file and its descriptor, which holds the lock."""
     while True:
         path = shm_dir / f"kera-{os.getuid()}-{secrets.token_hex(4)}.arena"
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX)  # who holds it is looking for orphans, which is soon done
+            calls.lock(fd, fcntl.LOCK_EX)  # who holds it is looking for orphans, which is soon done
             if os.fstat(fd).st_nlink:
                 return path, fd
         except OSError:

@@ -16,7 +16,15 @@ import os
 from pathlib import Path
 from typing import Protocol
 
-from kera.core.blocks import BLOCK_BYTES, block_ceiling, block_floor, direct_flag, sync_directory
+from kera.core.blocks import (
+    BLOCK_BYTES,
+    FILE_CALLS,
+    FileCalls,
+    block_ceiling,
+    block_floor,
+    direct_flag,
+    sync_directory,
+)
 
 __all__ = ["BLOCK_BYTES", "Disk", "LocalDisk", "block_ceiling", "block_floor"]
 
@@ -60,9 +68,10 @@ class Disk(Protocol):
 class LocalDisk:
     """The real one."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, calls: FileCalls = FILE_CALLS) -> None:
         """Find out whether the file system of `root`, which exists, writes around the page cache."""
-        self.direct = direct_flag(root)
+        self.direct = direct_flag(root, calls)
+        self._calls = calls
 
     def create(self, path: Path, reserve_bytes: int) -> None:
         """See `Disk`."""
@@ -72,7 +81,7 @@ class LocalDisk:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
             if reserve_bytes:
-                os.posix_fallocate(fd, 0, reserve_bytes)  # a full disk shows here, and not in the middle of a write
+                self._calls.reserve(fd, 0, reserve_bytes)  # a full disk shows here, and not in the middle of a write
         except OSError:
             path.unlink(missing_ok=True)
             raise
@@ -86,7 +95,7 @@ class LocalDisk:
         try:
             written = 0
             while written < len(data):
-                count = os.pwritev(fd, [data[written:]], offset + written, os.RWF_DSYNC)
+                count = self._calls.write(fd, [data[written:]], offset + written, os.RWF_DSYNC)
                 if count % BLOCK_BYTES and self.direct:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
                 written += count
