@@ -16,7 +16,7 @@ from kera.broker.ownership.producer_fences import ProducerFences
 from kera.core import data_dir, registration
 from kera.core.data_dir import FORMAT
 from kera.core.errors import InvalidArgument, PathNotWritable, StaleEpoch, UnknownLaunch
-from kera.core.registration import CALL_TIMEOUT_S
+from kera.core.registration import CALL_TIMEOUT_S, TIMING, RegistrationTiming
 from kera.core.rpc import api
 from kera.core.telemetry import get_logger
 from kera.v1 import common_pb2, coordinator_pb2
@@ -43,7 +43,7 @@ class BrokerDirectory(data_dir.DataDirectory):
 class BrokerRegistration(registration.Registration):
     """One launch of a broker, as the coordinator knows it."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what it tells, and whom
         self,
         coordinator: str,
         directory: BrokerDirectory,
@@ -54,6 +54,7 @@ class BrokerRegistration(registration.Registration):
         lease: Lease | None = None,
         fences: ProducerFences | None = None,
         chosen_id: int = 0,
+        timing: RegistrationTiming = TIMING,
     ) -> None:
         """`on_backups` gets all backups there are, alive or not, with each answer of the coordinator.
 
@@ -61,7 +62,7 @@ class BrokerRegistration(registration.Registration):
         renewed by each answer, and `fences` noted.
         """
         self._leader = leader or CoordinatorEpoch()
-        super().__init__(coordinator, directory, chosen_id, hurry=self._leader.wanted)
+        super().__init__(coordinator, directory, chosen_id, hurry=self._leader.wanted, timing=timing)
         self._on_backups = on_backups
         self._report = report
         self._lease = lease or Lease()

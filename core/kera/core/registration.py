@@ -10,6 +10,7 @@ import asyncio
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
+from typing import NamedTuple
 
 from kera.core.clock import boottime_s
 from kera.core.coordinators import Coordinators
@@ -34,13 +35,22 @@ from kera.v1 import coordinator_pb2
 log = get_logger("kera.registration")
 
 CALL_TIMEOUT_S = 5.0
-BEAT_TIMEOUT_S = 2.0
-"""For the answer to a heartbeat: another coordinator may lead by now, and has to hear of us before we count as dead."""
-RETRY_INTERVAL_S = 0.2
 HURRY_PAUSE_S = 0.02
 """Between two heartbeats, however often they are wanted: whoever can ask for them must not flood the coordinator."""
 ANNOUNCE_TIMEOUT_S = 2.0
 """For a coordinator that can be told of a restart: one that is away holds up nobody's stop for long."""
+
+
+class RegistrationTiming(NamedTuple):
+    """How patient a registration is."""
+
+    beat_timeout_s: float = 2.0
+    """For the answer to a heartbeat: another coordinator may lead by now, and has to hear of us before we count as
+    dead."""
+    retry_interval_s: float = 0.2
+
+
+TIMING = RegistrationTiming()
 
 
 class CoordinatorUnreachable(StartError):
@@ -59,7 +69,13 @@ class Registration:
     """One launch of a daemon, as the coordinator knows it."""
 
     def __init__(
-        self, coordinator: str, directory: DataDirectory, chosen_id: int = 0, *, hurry: asyncio.Event | None = None
+        self,
+        coordinator: str,
+        directory: DataDirectory,
+        chosen_id: int = 0,
+        *,
+        hurry: asyncio.Event | None = None,
+        timing: RegistrationTiming = TIMING,
     ) -> None:
         """`coordinator` is ``host:port``, several with commas; `chosen_id` what a new daemon wants for its id (0: any).
 
@@ -70,6 +86,7 @@ class Registration:
         self._address = coordinator
         self._directory = directory
         self._hurry = hurry or asyncio.Event()
+        self._timing = timing
         try:
             self._coordinators = Coordinators(coordinator)
         except InvalidArgument as error:
@@ -152,7 +169,7 @@ class Registration:
                     ) from error
                 else:
                     waiting.goes_on("waiting for the coordinator", level="info", address=self._address)
-                await asyncio.sleep(RETRY_INTERVAL_S)
+                await asyncio.sleep(self._timing.retry_interval_s)
             else:
                 waiting.over("coordinator is there", address=self._address)
                 return answer
@@ -169,7 +186,7 @@ class Registration:
             await self._until_due()
             try:
                 try:
-                    answer = await self._call(method, request(), BEAT_TIMEOUT_S)
+                    answer = await self._call(method, request(), self._timing.beat_timeout_s)
                 except UnknownLaunch as error:
                     log.warning(
                         "the coordinator does not know this launch, which registers again", reason=error.message
@@ -219,7 +236,7 @@ class Registration:
                 if not again:
                     log.warning("the coordinator does not know of this restart", error=error.message)
                     return None
-            await asyncio.sleep(RETRY_INTERVAL_S)
+            await asyncio.sleep(self._timing.retry_interval_s)
 
     async def _call(self, method: Method[RequestT, ResponseT], request: RequestT, timeout_s: float) -> ResponseT:
         sent_s = boottime_s()

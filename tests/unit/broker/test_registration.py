@@ -8,16 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from kera.broker.heartbeat import HeartbeatReport
 from kera.broker.ownership.coordinator_epoch import CoordinatorEpoch
 from kera.broker.ownership.lease import Lease
 from kera.broker.ownership.producer_fences import ProducerFences
 from kera.broker.registration import BrokerDirectory, BrokerIdentity, BrokerRegistration
-from kera.core import data_dir
-from kera.core import registration as registration_module
 from kera.core.clock import boottime_s
-from kera.core.coordinators import Coordinators
 from kera.core.errors import (
     InternalError,
     InvalidArgument,
@@ -28,7 +26,7 @@ from kera.core.errors import (
     Uncertain,
     UnknownLaunch,
 )
-from kera.core.registration import CoordinatorUnreachable, WrongCluster
+from kera.core.registration import CoordinatorUnreachable, RegistrationTiming, WrongCluster
 from kera.v1 import common_pb2, coordinator_pb2
 from tests.unit.broker.fake_coordinator import BROKER_ID, EPOCH, FakeCoordinator, serving
 from tests.unit.broker.support import stream_info
@@ -54,11 +52,6 @@ def directory(tmp_path: Path, open_directory: OpenDirectory) -> BrokerDirectory:
     return open_directory(tmp_path / "a" / "broker")
 
 
-@pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registration_module, "RETRY_INTERVAL_S", 0.01)
-
-
 @pytest.fixture
 async def coordinator() -> AsyncIterator[FakeCoordinator]:
     async with serving(FakeCoordinator()) as coordinator:
@@ -67,7 +60,7 @@ async def coordinator() -> AsyncIterator[FakeCoordinator]:
 
 @asynccontextmanager
 async def registering(address: str, directory: BrokerDirectory) -> AsyncIterator[BrokerRegistration]:
-    registration = BrokerRegistration(address, directory)
+    registration = BrokerRegistration(address, directory, timing=RegistrationTiming(retry_interval_s=0.01))
     try:
         yield registration
     finally:
@@ -122,17 +115,14 @@ def test_an_identity_survives_the_loss_of_one_of_its_files_and_has_two_again(
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff", b"[]", b'{"format": 3}', b'{"format": 2, "crc32c": 0}'])
-def test_damage_of_one_file_is_told_and_of_both_stops_the_start(
-    directory: BrokerDirectory, content: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    errors = []
-    monkeypatch.setattr(data_dir.log, "error", lambda _, path, **__: errors.append(path))
+def test_damage_of_one_file_is_told_and_of_both_stops_the_start(directory: BrokerDirectory, content: bytes) -> None:
     directory.store(4, "cluster")
     broker, copy = directory.path / "broker.json", directory.path / "broker.copy.json"
 
     copy.write_bytes(content)
-    assert directory.load() == (4, "cluster")
-    assert errors == [str(copy)]
+    with capture_logs() as lines:
+        assert directory.load() == (4, "cluster")
+    assert [line["path"] for line in lines if line["log_level"] == "error"] == [str(copy)]
 
     broker.write_bytes(content)
     copy.write_bytes(content)
@@ -324,23 +314,16 @@ async def test_a_coordinator_that_cannot_be_reached_in_time_is_named(directory: 
 
 
 async def test_a_broker_waits_for_a_coordinator_that_starts_later(
-    directory: BrokerDirectory, monkeypatch: pytest.MonkeyPatch
+    directory: BrokerDirectory,
 ) -> None:
-    failed = asyncio.Event()
-    ask = Coordinators.ask
-
-    async def watched(*arguments: Any, **options: Any) -> Any:
-        try:
-            return await ask(*arguments, **options)
-        except Unavailable:
-            failed.set()
-            raise
-
-    monkeypatch.setattr(Coordinators, "ask", watched)
     port = free_port()
     async with registering(f"127.0.0.1:{port}", directory) as registration:
-        registered = asyncio.create_task(registration.register(info(), timeout_s=30))
-        await failed.wait()
+        with capture_logs() as lines:
+            registered = asyncio.create_task(registration.register(info(), timeout_s=30))
+            async with asyncio.timeout(30):
+                while not lines:
+                    await asyncio.sleep(0.001)
+        assert [line["event"] for line in lines] == ["waiting for the coordinator"]
         async with serving(FakeCoordinator(), port):
             await registered
 

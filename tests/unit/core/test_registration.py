@@ -9,11 +9,10 @@ from typing import Any, cast
 import pytest
 from structlog.testing import capture_logs
 
-from kera.core import registration as registration_module
 from kera.core.clock import boottime_s
 from kera.core.data_dir import DataDirectory
 from kera.core.errors import KeraError, NotLeader, StaleEpoch, StartError, Unavailable
-from kera.core.registration import CoordinatorUnreachable, Registration
+from kera.core.registration import CoordinatorUnreachable, Registration, RegistrationTiming
 from kera.core.rpc import Call, Reply, api
 from kera.core.rpc.grpc_server import GrpcServer
 from kera.core.settings import InvalidSettings
@@ -48,12 +47,12 @@ class FakeCoordinator:
 
 
 @asynccontextmanager
-async def serving(count: int) -> AsyncIterator[tuple[Registration, list[FakeCoordinator]]]:
+async def serving(count: int, **timing: float) -> AsyncIterator[tuple[Registration, list[FakeCoordinator]]]:
     found, servers = [FakeCoordinator() for _ in range(count)], []
     for fake in found:
         servers.append(GrpcServer([{api.HEARTBEAT: fake.heartbeat}]))
         fake.address = f"127.0.0.1:{await servers[-1].listen('127.0.0.1', 0)}"
-    registration = registering(",".join(fake.address for fake in found))
+    registration = registering(",".join(fake.address for fake in found), **timing)
     registration.heartbeat_interval_s = 0.005
     try:
         yield registration, found
@@ -63,8 +62,8 @@ async def serving(count: int) -> AsyncIterator[tuple[Registration, list[FakeCoor
             await server.close(0)
 
 
-def registering(addresses: str) -> Registration:
-    return Registration(addresses, cast("DataDirectory", NewDirectory()))
+def registering(addresses: str, **timing: float) -> Registration:
+    return Registration(addresses, cast("DataDirectory", NewDirectory()), timing=RegistrationTiming(**timing))
 
 
 async def until(condition: Any) -> None:
@@ -92,9 +91,8 @@ async def test_heartbeats_go_to_the_coordinator_that_leads_and_follow_it() -> No
             await asyncio.wait_for(task, WAIT_S)
 
 
-async def test_a_coordinator_that_hangs_is_left_for_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registration_module, "BEAT_TIMEOUT_S", 0.05)
-    async with serving(2) as (registration, (one, two)):
+async def test_a_coordinator_that_hangs_is_left_for_another_one() -> None:
+    async with serving(2, beat_timeout_s=0.05) as (registration, (one, two)):
         one.answering.clear()
         task = beating(registration)
         await until(lambda: two.beats > 2)
@@ -130,11 +128,8 @@ async def test_what_counts_is_when_the_last_answered_request_was_sent() -> None:
         task.cancel()
 
 
-async def test_coordinators_of_which_none_leads_are_waited_for_and_then_named(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(registration_module, "RETRY_INTERVAL_S", 0.005)
-    async with serving(2) as (registration, coordinators):
+async def test_coordinators_of_which_none_leads_are_waited_for_and_then_named() -> None:
+    async with serving(2, retry_interval_s=0.005) as (registration, coordinators):
         for fake in coordinators:
             fake.error = NotLeader("no", leader="")
         with pytest.raises(CoordinatorUnreachable, match="no coordinator that leads at"):
@@ -154,9 +149,8 @@ async def test_a_wrong_address_is_an_error_of_the_start(addresses: str) -> None:
     assert isinstance(error.value, StartError)
 
 
-async def test_who_waits_for_the_coordinator_says_so_once_and_when_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registration_module, "RETRY_INTERVAL_S", 0.001)
-    async with serving(1) as (registration, (one,)):
+async def test_who_waits_for_the_coordinator_says_so_once_and_when_it_is_there() -> None:
+    async with serving(1, retry_interval_s=0.001) as (registration, (one,)):
         one.error = NotLeader("not yet", leader="")
         with capture_logs() as lines:
             request = messages.HeartbeatRequest()

@@ -35,10 +35,18 @@ class FrameChannel(FrameProtocol):
     soon as nothing refers to it.
     """
 
-    def __init__(self, transport_name: str, address: str, bulk_bytes_max: int = BULK_BYTES_MAX) -> None:
+    def __init__(
+        self,
+        transport_name: str,
+        address: str,
+        bulk_bytes_max: int = BULK_BYTES_MAX,
+        *,
+        silent_s_max: float = SILENT_S_MAX,
+    ) -> None:
         super().__init__(bulk_bytes_max)
         self._transport_name = transport_name
         self._address = address
+        self._silent_s_max = silent_s_max
         self._ids = itertools.count(1)
         self._pending: dict[int, _Pending] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -48,10 +56,17 @@ class FrameChannel(FrameProtocol):
         self._failure: KeraError | None = None
 
     @classmethod
-    async def connect_tcp(cls, address: str, *, timeout_s: float, bulk_bytes_max: int = BULK_BYTES_MAX) -> FrameChannel:
+    async def connect_tcp(
+        cls,
+        address: str,
+        *,
+        timeout_s: float,
+        bulk_bytes_max: int = BULK_BYTES_MAX,
+        attempt_s: float = CONNECT_ATTEMPT_S,
+    ) -> FrameChannel:
         """Connect to ``host:port``. Raises `Unavailable`, or `InvalidArgument` if the address is none."""
         host, port = split_address(address)
-        connecting = _connect_tcp(lambda: cls("tcp", address, bulk_bytes_max), host, port)
+        connecting = _connect_tcp(lambda: cls("tcp", address, bulk_bytes_max), host, port, attempt_s)
         return await cls._connected(connecting, address, timeout_s)
 
     @classmethod
@@ -201,7 +216,7 @@ class FrameChannel(FrameProtocol):
         silent = False
         for request_id in [request_id for request_id, each in self._pending.items() if each.deadline_s <= now_s]:
             each = self._pending.pop(request_id)
-            silent = silent or (each.arrivals == self.arrivals and each.timeout_s >= SILENT_S_MAX)
+            silent = silent or (each.arrivals == self.arrivals and each.timeout_s >= self._silent_s_max)
             if not each.future.done():
                 each.future.set_exception(
                     Uncertain(
@@ -213,7 +228,7 @@ class FrameChannel(FrameProtocol):
             self._give_up()
             return
         if self.unfinished:
-            self._loop.call_later(SILENT_S_MAX, self._look_again, self.arrivals)
+            self._loop.call_later(self._silent_s_max, self._look_again, self.arrivals)
         if self._pending:
             self._set_timer(min(each.deadline_s for each in self._pending.values()))
 
@@ -238,7 +253,7 @@ class _Pending(NamedTuple):
     """Of the connection, when it was sent."""
 
 
-async def _connect_tcp(protocol: Callable[[], FrameChannel], host: str, port: int) -> Any:
+async def _connect_tcp(protocol: Callable[[], FrameChannel], host: str, port: int, attempt_s: float) -> Any:
     """Connect to one of the addresses of a host, again and again as long as it is silent. Raises `OSError`."""
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -247,7 +262,7 @@ async def _connect_tcp(protocol: Callable[[], FrameChannel], host: str, port: in
         refused: OSError | None = None
         for address in addresses:
             try:
-                async with asyncio.timeout(CONNECT_ATTEMPT_S):
+                async with asyncio.timeout(attempt_s):
                     return await loop.create_connection(protocol, address, port)
             except TimeoutError:
                 continue  # `OSError` is its base, but this one says nothing of the host

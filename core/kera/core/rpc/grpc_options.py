@@ -48,6 +48,7 @@ def server_options(
     bulk_bytes_max: int = BULK_BYTES_MAX,
     connections_max: int = CONNECTIONS_MAX_DEFAULT,
     connection_calls_max: int = CONNECTION_CALLS_MAX_DEFAULT,
+    handshake_ms: int = HANDSHAKE_MS,
 ) -> list[tuple[str, Any]]:
     """Ports are not shared, so a taken one is an error; and calls that came in a burst wait for their turn.
 
@@ -67,7 +68,7 @@ def server_options(
         ("grpc.max_concurrent_streams", connection_calls_max),
         ("grpc.http.overload_protection", 0),
         ("grpc.max_connection_idle_ms", CONNECTION_IDLE_MS),
-        ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
+        ("grpc.server_handshake_timeout_ms", handshake_ms),
         ("grpc.so_reuseport", 0),
         ("grpc.server.max_pending_requests", CALLS_MAX),
         ("grpc.server.max_pending_requests_hard_limit", CALLS_MAX),

@@ -25,10 +25,11 @@ from kera.core.rpc.grpc_options import (
     CALLS_MAX,
     CONNECTION_CALLS_MAX_DEFAULT,
     ERROR_METADATA,
+    HANDSHAKE_MS,
     keep_freed_memory,
     server_options,
 )
-from kera.core.rpc.grpc_untaken import Untaken
+from kera.core.rpc.grpc_untaken import UNTAKEN_LIMITS, Untaken, UntakenLimits
 from kera.core.rpc.handling import checked_reply, deferred_reply, error_reply, given_up, run_handler
 from kera.core.rpc.limits import (
     BULK_BYTES_MAX,
@@ -73,12 +74,14 @@ class GrpcServer:
         bulk_bytes_max: int = BULK_BYTES_MAX,
         connections_max: int = CONNECTIONS_MAX_DEFAULT,
         connection_calls_max: int = CONNECTION_CALLS_MAX_DEFAULT,
+        handshake_ms: int = HANDSHAKE_MS,
+        untaken: UntakenLimits = UNTAKEN_LIMITS,
     ) -> None:
-        options = server_options(bulk_bytes_max, connections_max, connection_calls_max)
+        options = server_options(bulk_bytes_max, connections_max, connection_calls_max, handshake_ms)
         self.turns = Turns()
         self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=CALLS_MAX)
         names = []
-        self.untaken = Untaken()
+        self.untaken = Untaken(untaken)
         for service in services:
             by_name: dict[str, dict[str, Any]] = {}
             for method, handler in service.items():

@@ -3,12 +3,12 @@
 gRPC keeps a copy of an answer until the client has room for it, and a client that reads its socket and not its answers
 never has: pings are answered, so the connection lives. Promises:
 
-* All answers of a server together have at most `UNTAKEN_BYTES_MAX` bytes; small ones (`SMALL_BYTES_MAX`) do not count,
+* All answers of a server together have at most `bytes_max` bytes; small ones (`SMALL_BYTES_MAX`) do not count,
   as they are bounded by the number of calls.
-* When there is no room for another one, connections are closed that have not taken one for `IMPATIENT_S`, the one that
+* When there is no room for another one, connections are closed that have not taken one for `impatient_s`, the one that
   waits longest first, until there is. If there are none, the answer is refused with `Unavailable`.
-* In any case a connection is closed that does not take an answer within `STALLED_S`, and longer for a large one
-  (`SLOWEST_BYTES_PER_S`): gRPC does not tell how much of it has been taken.
+* In any case a connection is closed that does not take an answer within `stalled_s`, and longer for a large one
+  (`slowest_bytes_per_s`): gRPC does not tell how much of it has been taken.
 
 It is the connection that is closed, as with frames: gRPC for Python has no way to end a call whose client does not take
 what it was sent, and keeps that as long as the client lives.
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import NamedTuple
 from urllib.parse import unquote
 
 from kera.core.errors import Unavailable
@@ -27,12 +28,20 @@ from kera.core.telemetry import get_logger
 
 log = get_logger("kera.grpc")
 
-UNTAKEN_BYTES_MAX = 128 << 20
-"""Each of them is in memory twice."""
 SMALL_BYTES_MAX = 4 << 10
-IMPATIENT_S = 5.0
-STALLED_S = 30.0
-SLOWEST_BYTES_PER_S = 256 << 10
+
+
+class UntakenLimits(NamedTuple):
+    """See the head of this module."""
+
+    bytes_max: int = 128 << 20
+    """Each of them is in memory twice."""
+    impatient_s: float = 5.0
+    stalled_s: float = 30.0
+    slowest_bytes_per_s: int = 256 << 10
+
+
+UNTAKEN_LIMITS = UntakenLimits()
 
 
 class Hold:
@@ -40,13 +49,13 @@ class Hold:
 
     __slots__ = ("_timer", "_untaken", "counted_bytes", "peer", "since_s")
 
-    def __init__(self, untaken: Untaken, peer: str, answer_bytes: int, counted_bytes: int) -> None:
+    def __init__(self, untaken: Untaken, peer: str, counted_bytes: int, patience_s: float) -> None:
         loop = asyncio.get_running_loop()
         self.peer = peer
         self.counted_bytes = counted_bytes
         self.since_s = loop.time()
         self._untaken = untaken
-        self._timer = loop.call_later(STALLED_S + answer_bytes / SLOWEST_BYTES_PER_S, untaken.end, self)
+        self._timer = loop.call_later(patience_s, untaken.end, self)
 
     def release(self) -> None:
         """It was taken, or its call is gone; may be repeated."""
@@ -57,9 +66,9 @@ class Hold:
 class Untaken:
     """Of one server. Belongs to its event loop."""
 
-    def __init__(self, bytes_max: int = UNTAKEN_BYTES_MAX, *, close: Callable[[str], object] | None = None) -> None:
+    def __init__(self, limits: UntakenLimits = UNTAKEN_LIMITS, *, close: Callable[[str], object] | None = None) -> None:
         """`close`: the connection with a peer, as gRPC calls it."""
-        self._bytes_max = bytes_max
+        self._limits = limits
         self._close = close or _close
         self._holds: dict[Hold, None] = {}
         """In the order in which they came."""
@@ -71,14 +80,16 @@ class Untaken:
         """Count an answer that is about to be sent. Raises `Unavailable`."""
         counted = answer_bytes if answer_bytes > SMALL_BYTES_MAX else 0
         now_s = asyncio.get_running_loop().time()
-        while counted and self._holds and self.held_bytes + counted > self._bytes_max:
+        while counted and self._holds and self.held_bytes + counted > self._limits.bytes_max:
             oldest = next(iter(self._holds))
-            if now_s < oldest.since_s + IMPATIENT_S:
+            if now_s < oldest.since_s + self._limits.impatient_s:
                 raise Unavailable(
-                    f"clients have not taken answers of {self.held_bytes} bytes yet; try again", limit=self._bytes_max
+                    f"clients have not taken answers of {self.held_bytes} bytes yet; try again",
+                    limit=self._limits.bytes_max,
                 )
             self.end(oldest)
-        hold = Hold(self, peer, answer_bytes, counted)
+        patience_s = self._limits.stalled_s + answer_bytes / self._limits.slowest_bytes_per_s
+        hold = Hold(self, peer, counted, patience_s)
         if counted:
             self._holds[hold] = None
             self.held_bytes += counted

@@ -9,7 +9,7 @@ import pytest
 
 from kera.core.chunk import ALIGNMENT_BYTES
 from kera.core.errors import InvalidArgument, KeraError, ProtocolError, Unavailable, Uncertain
-from kera.core.rpc import Method, frame_client
+from kera.core.rpc import Method
 from kera.core.rpc.frame_client import FrameChannel
 from kera.core.rpc.frames import NO_REQUEST, Kind, encode_error, encode_frame
 from kera.core.rpc.limits import BULK_BYTES_MAX
@@ -24,6 +24,7 @@ from tests.unit.core.rpc.transports import (
     answer,
     eventually,
     numbered,
+    silent_listener,
     text_of,
 )
 
@@ -37,8 +38,8 @@ def reply(request_id: int, text: str = "", bulk: bytes = b"", kind: Kind = Kind.
 class Harness:
     """A channel over a transport that the test plays."""
 
-    def __init__(self) -> None:
-        self.channel = FrameChannel("tcp", "here:1")
+    def __init__(self, **limits: float) -> None:
+        self.channel = FrameChannel("tcp", "here:1", **limits)
         self.transport = FakeTransport()
         self.channel.connection_made(self.transport)
 
@@ -54,6 +55,14 @@ class Harness:
 @pytest.fixture
 async def harness() -> AsyncIterator[Harness]:
     harness = Harness()
+    yield harness
+    harness.lose()
+
+
+@pytest.fixture
+async def impatient() -> AsyncIterator[Harness]:
+    """Its connection has been silent for too long very soon."""
+    harness = Harness(silent_s_max=0.02)
     yield harness
     harness.lose()
 
@@ -201,14 +210,11 @@ async def test_a_path_without_a_server_is_unavailable(short_path: Any) -> None:
         await FrameChannel.connect_unix(str(short_path / "nobody"), timeout_s=TIMEOUT_S)
 
 
-async def test_connecting_takes_a_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def hang(*_: Any) -> None:
-        await asyncio.Event().wait()
-
-    monkeypatch.setattr(asyncio.get_running_loop().__class__, "create_connection", hang, raising=False)
-
-    with pytest.raises(Unavailable, match=r"cannot connect to 192\.0\.2\.1:1 within 0\.05 s"):
-        await FrameChannel.connect_tcp("192.0.2.1:1", timeout_s=0.05)
+async def test_connecting_takes_a_bounded_time() -> None:
+    with silent_listener() as listener:
+        address = f"{HOST}:{listener.getsockname()[1]}"
+        with pytest.raises(Unavailable, match=rf"cannot connect to {address} within 0\.05 s"):
+            await FrameChannel.connect_tcp(address, timeout_s=0.05)
 
 
 async def test_an_address_that_is_none_is_refused() -> None:
@@ -247,45 +253,42 @@ async def test_methods_of_one_channel_share_its_ids(harness: Harness) -> None:
 
 
 async def test_a_connection_over_which_nothing_came_is_given_up_with_the_first_request_whose_time_is_up(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch
+    impatient: Harness,
 ) -> None:
-    monkeypatch.setattr(frame_client, "SILENT_S_MAX", 0.01)
-    late, other = harness.submit(timeout_s=0.02), harness.submit()
+    late, other = impatient.submit(timeout_s=0.02), impatient.submit()
 
     assert isinstance(await failure(late), Uncertain)
-    assert harness.transport.closed
-    harness.lose()
+    assert impatient.transport.closed
+    impatient.lose()
 
     error = await failure(other)
     assert isinstance(error, Uncertain)
     assert "silent" in error.message
-    assert isinstance(await failure(harness.submit()), Unavailable)
+    assert isinstance(await failure(impatient.submit()), Unavailable)
 
 
 async def test_a_request_without_an_answer_is_no_reason_to_give_up_a_connection_over_which_others_have_theirs(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch
+    impatient: Harness,
 ) -> None:
-    monkeypatch.setattr(frame_client, "SILENT_S_MAX", 0.01)
-    late, answered = harness.submit(timeout_s=0.05), harness.submit()
-    feed(harness.channel, reply(2, "here"))
+    late, answered = impatient.submit(timeout_s=0.05), impatient.submit()
+    feed(impatient.channel, reply(2, "here"))
 
     assert isinstance(await failure(late), Uncertain)
 
     assert text_of((await answered).message) == "here"
-    assert not harness.transport.closed
+    assert not impatient.transport.closed
 
 
 async def test_a_connection_that_stops_in_the_middle_of_an_answer_is_given_up(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch
+    impatient: Harness,
 ) -> None:
-    monkeypatch.setattr(frame_client, "SILENT_S_MAX", 0.02)
-    late, other = harness.submit(timeout_s=0.02), harness.submit()
-    feed(harness.channel, reply(1, bulk=bytes(MIB))[: MIB // 2])
+    late, other = impatient.submit(timeout_s=0.02), impatient.submit()
+    feed(impatient.channel, reply(1, bulk=bytes(MIB))[: MIB // 2])
 
     assert isinstance(await failure(late), Uncertain)
-    assert not harness.transport.closed, "the rest may be on its way"
-    await eventually(lambda: harness.transport.closed)
-    harness.lose()
+    assert not impatient.transport.closed, "the rest may be on its way"
+    await eventually(lambda: impatient.transport.closed)
+    impatient.lose()
     assert "silent" in (await failure(other)).message
 
 

@@ -16,10 +16,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from kera.core.errors import PortTaken, ProtocolError, StreamExists, Unavailable, Uncertain, UnknownStream
-from kera.core.rpc import Call, Method, Reply, api, grpc_options, grpc_untaken
+from kera.core.rpc import Call, Method, Reply, api, grpc_options
 from kera.core.rpc.grpc_client import GrpcChannel
 from kera.core.rpc.grpc_options import ERROR_METADATA
 from kera.core.rpc.grpc_server import GrpcServer
+from kera.core.rpc.grpc_untaken import UNTAKEN_LIMITS, UntakenLimits
 from kera.core.rpc.limits import ERROR_METADATA_BYTES_MAX, SEND_BUFFER_BYTES_MAX
 from kera.core.rpc.method import call
 from kera.core.rpc.wire import error_from_message
@@ -220,12 +221,11 @@ async def test_a_client_that_does_not_take_its_replies_is_not_read_any_more(harn
 
 
 async def test_a_client_that_does_not_take_its_replies_loses_its_connection(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch
+    harness: Harness,
 ) -> None:
-    monkeypatch.setattr(grpc_untaken, "STALLED_S", 0.2)
-    monkeypatch.setattr(grpc_untaken, "SLOWEST_BYTES_PER_S", 1 << 40)
+    limits = UntakenLimits(stalled_s=0.2, slowest_bytes_per_s=1 << 40)
     block = memoryview(bytes(3 * MIB))
-    server = await harness.serve({ECHO: lambda _: Reply(EchoResponse(), [block]), UNARY: unary_echo})
+    server = await harness.serve({ECHO: lambda _: Reply(EchoResponse(), [block]), UNARY: unary_echo}, untaken=limits)
     stalled: Any = harness.foreign().stream_stream(ECHO.path)()
     for number in range(8):  # more than the two ends of a connection hold by themselves
         await stalled.write(EchoRequest(request_id=number).SerializeToString())
@@ -248,7 +248,7 @@ async def test_a_client_that_does_not_take_its_replies_loses_its_connection(
 async def test_a_reply_for_which_there_is_no_room_is_refused_and_the_stream_goes_on(harness: Harness) -> None:
     block = memoryview(bytes(MIB))
     server = await harness.serve({ECHO: lambda _: Reply(EchoResponse(), [block]), UNARY: unary_echo})
-    server.untaken.admit("ipv4:127.0.0.1:1", grpc_untaken.UNTAKEN_BYTES_MAX)
+    server.untaken.admit("ipv4:127.0.0.1:1", UNTAKEN_LIMITS.bytes_max)
     stream: Any = harness.foreign().stream_stream(ECHO.path)()
     await stream.write(EchoRequest(request_id=5).SerializeToString())
     refused = EchoResponse.FromString(await stream.read())
@@ -511,10 +511,9 @@ async def test_ipv6_addresses_have_brackets(closing: Closing) -> None:
 
 
 async def test_connections_are_bounded_and_those_over_which_nothing_is_said_make_room(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch
+    harness: Harness,
 ) -> None:
-    monkeypatch.setattr(grpc_options, "HANDSHAKE_MS", 500)
-    await harness.serve({UNARY: unary_echo}, connections_max=2)
+    await harness.serve({UNARY: unary_echo}, connections_max=2, handshake_ms=500)
     channel = harness.channel()
     await channel.submit(UNARY, UnaryRequest(name="first"), timeout_s=TIMEOUT_S)
     silent = [await asyncio.open_connection(HOST, harness.port) for _ in range(3)]

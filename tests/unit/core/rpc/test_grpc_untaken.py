@@ -2,12 +2,12 @@
 
 import asyncio
 import socket
+from typing import Any
 
 import pytest
 
 from kera.core.errors import Unavailable
-from kera.core.rpc import grpc_untaken
-from kera.core.rpc.grpc_untaken import SMALL_BYTES_MAX, Untaken
+from kera.core.rpc.grpc_untaken import SMALL_BYTES_MAX, Untaken, UntakenLimits
 from kera.core.rpc.sockets import shut_down
 
 LARGE = 1 << 20
@@ -18,10 +18,14 @@ def closed() -> list[str]:
     return []
 
 
+def with_limits(closed: list[str], **limits: Any) -> Untaken:
+    """Has room for three large answers."""
+    return Untaken(UntakenLimits(3 * LARGE, **limits), close=closed.append)
+
+
 @pytest.fixture
 async def untaken(closed: list[str]) -> Untaken:
-    """Has room for three large answers."""
-    return Untaken(3 * LARGE, close=closed.append)
+    return with_limits(closed)
 
 
 async def test_what_is_taken_makes_room(untaken: Untaken) -> None:
@@ -54,9 +58,9 @@ async def test_a_single_answer_may_be_larger_than_there_is_room(untaken: Untaken
 
 
 async def test_who_has_taken_nothing_for_longest_makes_room(
-    untaken: Untaken, closed: list[str], monkeypatch: pytest.MonkeyPatch
+    closed: list[str],
 ) -> None:
-    monkeypatch.setattr(grpc_untaken, "IMPATIENT_S", 0.0)
+    untaken = with_limits(closed, impatient_s=0.0)
     for peer in ("first", "second", "first"):
         untaken.admit(peer, LARGE)
     untaken.admit("third", LARGE)
@@ -67,10 +71,9 @@ async def test_who_has_taken_nothing_for_longest_makes_room(
 
 
 async def test_a_connection_that_takes_nothing_is_closed_though_there_is_room(
-    untaken: Untaken, closed: list[str], monkeypatch: pytest.MonkeyPatch
+    closed: list[str],
 ) -> None:
-    monkeypatch.setattr(grpc_untaken, "STALLED_S", 0.01)
-    monkeypatch.setattr(grpc_untaken, "SLOWEST_BYTES_PER_S", 1 << 40)
+    untaken = with_limits(closed, stalled_s=0.01, slowest_bytes_per_s=1 << 40)
     taken, stalled = untaken.admit("taken", LARGE), untaken.admit("stalled", LARGE)
     taken.release()
     async with asyncio.timeout(10):

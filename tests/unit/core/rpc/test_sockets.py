@@ -4,13 +4,10 @@ import asyncio
 import contextlib
 import socket
 
-import pytest
-
-from kera.core.rpc import frame_client
 from kera.core.rpc.frame_client import FrameChannel
 from kera.core.rpc.frame_server import FrameServer, ServerConnection
 from kera.core.rpc.sockets import CALLER, SERVER, Patience
-from tests.unit.core.rpc.transports import ECHO, HOST, TIMEOUT_S, Closing, echo, numbered
+from tests.unit.core.rpc.transports import ECHO, HOST, TIMEOUT_S, Closing, echo, numbered, silent_listener
 
 
 def options_of(protocol: object) -> tuple[int, ...]:
@@ -43,31 +40,20 @@ async def test_both_ends_ask_for_a_sign_of_life_and_who_called_does_so_sooner(cl
     assert CALLER.silent_ms < SERVER.silent_ms < 60_000
 
 
-async def test_connecting_to_a_silent_host_begins_anew_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connecting_to_a_silent_host_begins_anew_each_time() -> None:
     """A listener whose queue is full drops who knocks, as a network that is cut does; once it has room, one gets in."""
-    monkeypatch.setattr(frame_client, "CONNECT_ATTEMPT_S", 0.05)
-    with socket.socket() as listener:
-        listener.bind((HOST, 0))
-        listener.listen(0)
+    with silent_listener() as listener:
         address = f"{HOST}:{listener.getsockname()[1]}"
-        queued = [socket.socket() for _ in range(4)]
-        try:
-            for each in queued:
-                each.setblocking(False)
-                each.connect_ex(listener.getsockname())
-            begun_s = asyncio.get_running_loop().time()
-            connecting = asyncio.ensure_future(FrameChannel.connect_tcp(address, timeout_s=TIMEOUT_S))
-            while asyncio.get_running_loop().time() < begun_s + 0.3:
-                await asyncio.sleep(0.01)
-            assert not connecting.done()
-            listener.setblocking(False)
-            while not connecting.done():
-                with contextlib.suppress(BlockingIOError):
-                    listener.accept()[0].close()
-                await asyncio.sleep(0.01)
-            channel = connecting.result()
-            assert asyncio.get_running_loop().time() < begun_s + 0.9, "TCP by itself would ask again after a second"
-            await channel.close()
-        finally:
-            for each in queued:
-                each.close()
+        begun_s = asyncio.get_running_loop().time()
+        connecting = asyncio.ensure_future(FrameChannel.connect_tcp(address, timeout_s=TIMEOUT_S, attempt_s=0.05))
+        while asyncio.get_running_loop().time() < begun_s + 0.3:
+            await asyncio.sleep(0.01)
+        assert not connecting.done()
+        listener.setblocking(False)
+        while not connecting.done():
+            with contextlib.suppress(BlockingIOError):
+                listener.accept()[0].close()
+            await asyncio.sleep(0.01)
+        channel = connecting.result()
+        assert asyncio.get_running_loop().time() < begun_s + 0.9, "TCP by itself would ask again after a second"
+        await channel.close()

@@ -1,10 +1,12 @@
 """The transports with one face, for tests that hold for each of them, and methods to call over them."""
 
 import asyncio
+import contextlib
 import inspect
+import socket
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -91,6 +93,20 @@ async def settled(value: Callable[[], int]) -> int:
         unmoved = unmoved + 1 if now == last else 0
         last = now
     return last
+
+
+@contextlib.contextmanager
+def silent_listener() -> Iterator[socket.socket]:
+    """A listener whose queue is full: it drops who knocks, as a network that is cut does."""
+    with contextlib.ExitStack() as opened:
+        listener = opened.enter_context(socket.socket())
+        listener.bind((HOST, 0))
+        listener.listen(0)
+        for _ in range(4):
+            queued = opened.enter_context(socket.socket())
+            queued.setblocking(False)
+            queued.connect_ex(listener.getsockname())
+        yield listener
 
 
 class Closing:
