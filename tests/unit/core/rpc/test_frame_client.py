@@ -10,7 +10,7 @@ import pytest
 from kera.core.chunk import ALIGNMENT_BYTES
 from kera.core.errors import InvalidArgument, KeraError, ProtocolError, Unavailable, Uncertain
 from kera.core.rpc import Method
-from kera.core.rpc.frame_client import FrameChannel
+from kera.core.rpc.frame_client import SILENT_S_MAX, FrameChannel
 from kera.core.rpc.frames import NO_REQUEST, Kind, encode_error, encode_frame
 from kera.core.rpc.limits import BULK_BYTES_MAX
 from kera.core.rpc.wire import error_to_message
@@ -38,8 +38,8 @@ def reply(request_id: int, text: str = "", bulk: bytes = b"", kind: Kind = Kind.
 class Harness:
     """A channel over a transport that the test plays."""
 
-    def __init__(self, **limits: float) -> None:
-        self.channel = FrameChannel("tcp", "here:1", **limits)
+    def __init__(self, silent_s_max: float = SILENT_S_MAX) -> None:
+        self.channel = FrameChannel("tcp", "here:1", silent_s_max=silent_s_max)
         self.transport = FakeTransport()
         self.channel.connection_made(self.transport)
 
