@@ -22,7 +22,6 @@ from kera.spark_connector.planning import (
     next_ends,
     ranges,
     revise,
-    starts,
     waiting,
 )
 from kera.spark_connector.planning.admission import BatchLimits, Take, Waiting, decide
@@ -292,7 +291,7 @@ def test_over_segments_bytes_are_estimated_from_all_of_the_entry() -> None:
     assert waiting(next_ends(offsets((at(75),)), now, fail_on_data_loss=True), now) == {
         named(): Waiting(25, 25_000, 100_000)
     }
-    assert waiting(next_ends(starts(now), now, fail_on_data_loss=True), now) == {
+    assert waiting(next_ends(offsets((at(0),)), now, fail_on_data_loss=True), now) == {
         named(): Waiting(100, 100_000, 100_000)
     }
 

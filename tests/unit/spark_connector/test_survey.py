@@ -10,9 +10,10 @@ from kera.client import ChunkPlace, ChunkQuery, EntryBounds
 from kera.core.errors import InvalidArgument, InvalidCursor, SchemaMismatch, UnknownStream
 from kera.spark_connector.columns import RECORD_COLUMNS, columns_of
 from kera.spark_connector.options.reading import ReadOptions, parse_read_options
-from kera.spark_connector.planning import next_ends, starts
+from kera.spark_connector.planning import next_ends, resolve
 from kera.spark_connector.planning.admission import EntryShare
 from kera.spark_connector.planning.offsets import EntryName, EntryOffset
+from kera.spark_connector.planning.places import Where
 from kera.spark_connector.reading.survey import (
     SIDE_BY_SIDE_MAX,
     boundaries,
@@ -91,7 +92,8 @@ async def test_all_boundaries_of_a_stream_are_one_question_and_the_nearest_count
     client.chunks = {0: [[2] * 10], 1: [[2] * 10]}
     subscription = options(subscribe="numbers").subscription
     now = await survey(client, subscription)  # type: ignore[arg-type]
-    advance = next_ends(starts(now), now, fail_on_data_loss=True)
+    start = resolve(Where("startingOffsets", "earliest"), now, {}, now_us=0, fail_on_data_loss=True)
+    advance = next_ends(start, now, fail_on_data_loss=True)
     client.asked.clear()
     shares = {EntryName("numbers", 0, 0): EntryShare(8, 64 * 3), EntryName("numbers", 1, 0): EntryShare(5, None)}
 

@@ -1,7 +1,4 @@
-"""What brokers report of streams that this coordinator does not know, or not as they do. In memory only.
-
-What a broker was told of a stream it has written down, and a new leader hears of it.
-"""
+"""What brokers report of streams that this coordinator does not know, or not as they do. In memory only."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Taking over what a lost broker had: asking the brokers that are to own it from now on, and writing what they found.
-
-Of what a broker finds out, only that counts for which nothing has changed meanwhile: same assignment, same launch.
-"""
+"""Taking over what a lost broker had: asking the brokers that are to own it from now on, and writing what they find."""
 
 from __future__ import annotations
 

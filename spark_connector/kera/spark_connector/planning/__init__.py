@@ -30,7 +30,7 @@ from kera.spark_connector.planning.advancing import (
 )
 from kera.spark_connector.planning.cutting import Cutting, EntryRange, Piece, cut, ranges, to_ask
 from kera.spark_connector.planning.lag import behind_latest
-from kera.spark_connector.planning.now import Now, StreamNow, find_bounds, heads, starts
+from kera.spark_connector.planning.now import Now, StreamNow, find_bounds, heads
 from kera.spark_connector.planning.real_time import Tail, moved, rounded, stopped, tails
 from kera.spark_connector.planning.resolving import Question, questions, resolve
 
@@ -58,7 +58,6 @@ __all__ = [
     "resolve",
     "revise",
     "rounded",
-    "starts",
     "stopped",
     "tails",
     "to_ask",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -36,14 +36,17 @@ Now = Mapping[str, StreamNow]
 """All streams that are subscribed and exist, under their names (`Subscription.select`)."""
 
 
-def starts(now: Now) -> Offsets:
-    """The first record that is there, in every entry."""
-    return _everywhere(now, first_of)
-
-
 def heads(now: Now) -> Offsets:
     """The durable head of every entry: also what `prepareForTriggerAvailableNow` keeps for `cap`."""
-    return _everywhere(now, last_of)
+    return Offsets(
+        {
+            name: StreamOffsets(
+                stream.stream_id,
+                {streamlet: tuple(map(last_of, entries)) for streamlet, entries in sorted(stream.bounds.items())},
+            )
+            for name, stream in sorted(now.items())
+        }
+    )
 
 
 def first_of(there: EntryBounds) -> EntryOffset:
@@ -59,18 +62,6 @@ def last_of(there: EntryBounds) -> EntryOffset:
 def may_be_lost(there: EntryBounds, position: Position) -> bool:
     """Whether something behind `position` may have been lost with a broker's memory."""
     return there.lost is not None and there.lost[0] <= position < there.lost[1]
-
-
-def _everywhere(now: Now, place_of: Callable[[EntryBounds], EntryOffset]) -> Offsets:
-    return Offsets(
-        {
-            name: StreamOffsets(
-                stream.stream_id,
-                {streamlet: tuple(map(place_of, entries)) for streamlet, entries in sorted(stream.bounds.items())},
-            )
-            for name, stream in sorted(now.items())
-        }
-    )
 
 
 def bounds_of(now: Now, entry: EntryName) -> EntryBounds:
