@@ -110,17 +110,17 @@ class Coordinator:
         )
         self._active = (
             self.control,
-            self._drops,
-            self.balancing,
+            self._drops.work,
+            self.balancing.work,
             self.drains,
-            self.restarts,
+            self.restarts.work,
             self.migration,
             self.recoveries,
-            self.members,
-            self.unknown,
-            self._restored,
+            self.members.work,
+            self.unknown.work,
+            self._restored.work,
         )
-        """Parts that do something by themselves, in the order in which they end."""
+        """What is done without being asked for, in the order in which it ends."""
         self._copying = Changing()
 
     @classmethod

@@ -33,7 +33,7 @@ class Balancing:
         self._state = state
         self._migration = migration
         self._loads = loads
-        self._work = Work()
+        self.work = Work()
         self._rebalanced_s = state.clock.monotonic_s()
 
     def handlers(self) -> Handlers:
@@ -44,15 +44,7 @@ class Balancing:
         """Rebalance if it is time; called every heartbeat interval."""
         interval_ms, now_s = self._state.settings.rebalance_interval_ms, self._state.clock.monotonic_s()
         if interval_ms and now_s - self._rebalanced_s >= interval_ms / 1000:
-            self._work.start("rebalance", self._rebalance)
-
-    async def close(self) -> None:
-        """End what is under way."""
-        await self._work.close()
-
-    async def idle(self) -> None:
-        """Wait until nothing is under way."""
-        await self._work.idle()
+            self.work.start("rebalance", self._rebalance)
 
     async def _rebalance(self) -> None:
         await self.rebalance(dry_run=False)  # until then it is tried with each call of `advance`

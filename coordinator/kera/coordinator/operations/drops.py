@@ -32,7 +32,7 @@ class Drops:
         self._state = state
         self._due: dict[int, set[int]] = {}
         """The brokers that have yet to drop a stream, by its id; not of one that is just being created."""
-        self._work = Work()
+        self.work = Work()
 
     def load(self) -> None:
         """Take up what the ledger has."""
@@ -56,7 +56,7 @@ class Drops:
         """Have brokers drop a stream, once `needed` is written; those that cannot be told now follow later."""
         self._due[stream.stream_id] = _brokers_in(self._state.ledger.get(_key(stream.stream_id)) or b"")
         self._begin(stream.stream_id)
-        await self._work.ended(_what(stream.stream_id))
+        await self.work.ended(_what(stream.stream_id))
 
     def advance(self) -> None:
         """Have brokers drop what they have yet to drop, as far as they can be told."""
@@ -64,17 +64,9 @@ class Drops:
             if self._told_now(due) or not self._waited_for(due):
                 self._begin(stream_id)
 
-    async def close(self) -> None:
-        """End what is under way."""
-        await self._work.close()
-
-    async def idle(self) -> None:
-        """Wait until nothing is under way."""
-        await self._work.idle()
-
     def _begin(self, stream_id: int) -> None:
         if not self._state.lost.done():
-            self._work.start(_what(stream_id), lambda: self._drop(stream_id))
+            self.work.start(_what(stream_id), lambda: self._drop(stream_id))
 
     async def _drop(self, stream_id: int) -> None:
         state, due = self._state, self._due[stream_id]

@@ -54,7 +54,7 @@ class Members:
         self._producers = producers
         self._restarts = restarts
         self._loads = loads
-        self._work = Work()
+        self.work = Work()
 
     def handlers(self) -> Handlers:
         """Requests in, responses out, by method."""
@@ -261,18 +261,10 @@ class Members:
         if request.starts or request.empty_intervals:
             for stream in await self._state.change(self._write_report(request)):
                 version = (stream.stream_id, stream.assignments_version)
-                self._work.start(version, lambda stream=stream: self._tell(stream))  # type: ignore[misc]
+                self.work.start(version, lambda stream=stream: self._tell(stream))  # type: ignore[misc]
 
     async def _tell(self, stream: common_pb2.StreamInfo) -> None:
         await self._state.tell(stream, otherwise="broker does not know yet that an interval has gone")
-
-    async def close(self) -> None:
-        """End what is under way."""
-        await self._work.close()
-
-    async def idle(self) -> None:
-        """Wait until nothing is under way."""
-        await self._work.idle()
 
     def backup_heartbeat(
         self, request: coordinator_pb2.BackupHeartbeatRequest

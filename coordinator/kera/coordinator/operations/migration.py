@@ -87,11 +87,11 @@ class Migration:
     async def close(self) -> None:
         """Begin no more moves, and end what is being resolved; the next coordinator resolves it."""
         self._closed = True
-        await self._unresolved.close()
+        await self._unresolved.work.close()
 
     async def idle(self) -> None:
         """Wait until nothing is under way."""
-        await self._unresolved.idle()
+        await self._unresolved.work.idle()
 
     def is_moving(self, streamlet: StreamletId) -> bool:
         """Whether a move of this streamlet is under way, or has to be resolved."""

@@ -25,7 +25,7 @@ class UnresolvedMoves:
 
     def __init__(self, state: State) -> None:
         self._state = state
-        self._work = Work()
+        self.work = Work()
         self._unresolved: set[StreamletId] = set()
 
     def load(self) -> None:
@@ -38,14 +38,6 @@ class UnresolvedMoves:
                 continue  # deleted meanwhile, and its records with it
             self._unresolved.add(StreamletId(stream.stream_id, move.streamlet_id))
 
-    async def close(self) -> None:
-        """End what is being resolved; the next coordinator resolves it."""
-        await self._work.close()
-
-    async def idle(self) -> None:
-        """Wait until nothing is under way."""
-        await self._work.idle()
-
     def __contains__(self, streamlet: StreamletId) -> bool:
         """Whether a move of this streamlet has not come to its end."""
         return streamlet in self._unresolved
@@ -57,7 +49,7 @@ class UnresolvedMoves:
     def advance(self, moving: set[StreamletId]) -> None:
         """Resolve what was cut short; `moving`: what is still under way."""
         for streamlet in self._unresolved - moving:
-            self._work.start(streamlet, lambda streamlet=streamlet: self._resolve(streamlet))  # type: ignore[misc]
+            self.work.start(streamlet, lambda streamlet=streamlet: self._resolve(streamlet))  # type: ignore[misc]
 
     async def _resolve(self, streamlet: StreamletId) -> None:
         async with self._state.gate(streamlet.stream_id):

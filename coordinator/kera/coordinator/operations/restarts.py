@@ -55,7 +55,7 @@ class Restarts:
         self._state = state
         self._migration = migration
         self._loads = loads
-        self._work = Work()
+        self.work = Work()
         self._due: set[int] = set()
         """Brokers that get something back."""
 
@@ -63,14 +63,6 @@ class Restarts:
         """Take up what the ledger has."""
         records = map(coordinator_pb2.HandedOver.FromString, self._state.ledger.values(HANDED_OVER))
         self._due = {record.broker_id for record in records}
-
-    async def close(self) -> None:
-        """End what is under way; the next coordinator goes on."""
-        await self._work.close()
-
-    async def idle(self) -> None:
-        """Wait until nothing is under way."""
-        await self._work.idle()
 
     def handlers(self) -> Handlers:
         """Requests in, responses out, by method."""
@@ -211,7 +203,7 @@ class Restarts:
         for broker_id in self._due:
             there = brokers.is_alive(broker_id) and not brokers.is_leaving(broker_id)
             if there and self._loads.are_known(broker_id):
-                self._work.start(broker_id, lambda broker_id=broker_id: self._give_back(broker_id))  # type: ignore[misc]
+                self.work.start(broker_id, lambda broker_id=broker_id: self._give_back(broker_id))  # type: ignore[misc]
 
     async def _give_back(self, broker_id: int) -> None:
         """Raises what could not be done, and may be done later."""

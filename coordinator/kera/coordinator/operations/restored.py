@@ -42,7 +42,7 @@ class Restored:
         self._asked: dict[int, dict[int, int]] = {}
         """Brokers that would register: the streams that they hold, each with the version of its assignments."""
         self._said = ""
-        self._work = Work()
+        self.work = Work()
 
     def load(self) -> None:
         """Take up what the ledger has."""
@@ -52,14 +52,6 @@ class Restored:
             self._numbers = KnownNumbers(leader.get("previous_epoch", 0), ledger.last_number(last_epoch("broker")))
         if ledger.get(RESTORED) is not None:
             self._begin()
-
-    async def close(self) -> None:
-        """End what is under way."""
-        await self._work.close()
-
-    async def idle(self) -> None:
-        """Wait until nothing is under way."""
-        await self._work.idle()
 
     # --- what brokers say --------------------------------------------------------------------------------------
 
@@ -156,7 +148,7 @@ class Restored:
             self._state.catching_up = catching_up.describe(now_s)
             self._tell(catching_up)
         if catching_up.phase is Phase.OVER:
-            self._work.start(RESTORED, self._end)
+            self.work.start(RESTORED, self._end)
 
     def _tell(self, catching_up: CatchingUp) -> None:
         """Once for each thing that is waited for."""

@@ -44,15 +44,7 @@ class UnknownStreams:
         self.reports = UnknownReports(state)
         self._stuck: set[int] = set()
         """Streams that do not go on as brokers know them, whatever else these tell."""
-        self._work = Work()
-
-    async def close(self) -> None:
-        """End what is under way."""
-        await self._work.close()
-
-    async def idle(self) -> None:
-        """Wait until nothing is under way."""
-        await self._work.idle()
+        self.work = Work()
 
     def is_stuck(self, stream_id: int) -> bool:
         """Whether a stream cannot go on as brokers know it: somebody has to decide."""
@@ -69,7 +61,7 @@ class UnknownStreams:
         """Have streams that we know go on as brokers know them, as far as that comes from what we know."""
         for stream_id in self.reports.streams():
             if stream_id in self._state.catalog:
-                self._work.start(stream_id, lambda stream_id=stream_id: self._take_up(stream_id))  # type: ignore[misc]
+                self.work.start(stream_id, lambda stream_id=stream_id: self._take_up(stream_id))  # type: ignore[misc]
 
     async def go_on_without(self) -> None:
         """Have the brokers own what the metadata say of streams that cannot go on as others know them."""
@@ -276,7 +268,7 @@ class UnknownStreams:
         problem = ""
         if stream_id in self._state.catalog:
             problem = (
-                self._work.failure(stream_id)
+                self.work.failure(stream_id)
                 or self._state.catching_up
                 or "it is about to go on as these brokers know it"
             )
