@@ -63,11 +63,6 @@ class ReplicaStore:
         """Who waits for replicas to be gone from the disks: until then a crash would bring them back."""
 
     @property
-    def disks(self) -> list[DiskState]:
-        """See `DiskState`."""
-        return self.persistence.disks
-
-    @property
     def leaving(self) -> Collection[Replica]:
         """Those that were freed or begun anew, and that a job or a reader still needs."""
         return self._leaving.keys()

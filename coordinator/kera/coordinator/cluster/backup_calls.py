@@ -33,10 +33,6 @@ class BackupCalls(Protocol):
         """How many replicas `backup` has of what these brokers wrote."""
         ...
 
-    async def close(self) -> None:
-        """Close the connections."""
-        ...
-
 
 class GrpcBackupCalls:
     """See `BackupCalls`; over the backups' open interface."""
@@ -72,5 +68,5 @@ class GrpcBackupCalls:
         return count
 
     async def close(self) -> None:
-        """See `BackupCalls.close`."""
+        """Close the connections."""
         await self._peers.close()

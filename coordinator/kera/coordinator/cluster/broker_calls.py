@@ -66,10 +66,6 @@ class BrokerCalls(Protocol):
         """Whether nobody listens at the broker's address. No answer is none: it may be slow."""
         ...
 
-    async def close(self) -> None:
-        """Close the connections."""
-        ...
-
 
 class GrpcBrokerCalls:
     """See `BrokerCalls`; over the brokers' open interface."""
@@ -139,5 +135,5 @@ class GrpcBrokerCalls:
         return False
 
     async def close(self) -> None:
-        """See `BrokerCalls.close`."""
+        """Close the connections."""
         await self._peers.close()
