@@ -3,17 +3,25 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from kera.client.consuming.group_consumer import GroupConsumer
+from kera.client.consuming.group_consumer_settings import GroupConsumerSettings
+from kera.client.consuming.leases import STEPS_MAX
 from kera.client.producing.limits import LIMITS, ProducerLimits
 from kera.client.producing.producer import Producer
 from kera.client.settings import ProducerSettings
+from kera.core.clock import SystemClock
 from kera.v1 import common_pb2
 from tests.unit.client.fake_support import Fleet, MakeFleet, a_fleet
+from tests.unit.client.group_support import ROWS, GroupCluster, numbered
 from tests.unit.client.support import FakeCluster
+from tests.unit.coordinator.fake_cluster import Cluster
 
 MakeCluster = Callable[..., FakeCluster]
 MakeProducer = Callable[..., Producer]
+MakeMember = Callable[..., GroupConsumer]
 
 
 @pytest.fixture
@@ -58,3 +66,50 @@ async def make_producer() -> AsyncIterator[MakeProducer]:
             return producer
 
         yield make
+
+
+@pytest.fixture
+async def groups(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[GroupCluster]:
+    """With a stream of one streamlet, or of as many as a test is parametrized with."""
+    coordinator = Cluster()
+    coordinator.clock = SystemClock()  # type: ignore[assignment]
+    await coordinator.restart()
+    cluster = GroupCluster(tmp_path, coordinator, entries=1, streamlets=getattr(request, "param", 1))
+    yield cluster
+    await cluster.close()
+    cluster.arena.close()
+
+
+@pytest.fixture
+async def make_member(groups: GroupCluster) -> AsyncIterator[MakeMember]:
+    async with AsyncExitStack() as stack:
+
+        def make(*, on_lost: Any = None, steps_max: int = STEPS_MAX, **settings: Any) -> GroupConsumer:
+            given = {"fetch_wait_ms": 20, "heartbeat_interval_ms": 20, "commit_interval_ms": 20, **settings}
+            consumer = GroupConsumer(
+                groups,  # type: ignore[arg-type]
+                "app",
+                ["s"],
+                GroupConsumerSettings(**given),
+                on_lost=on_lost,
+                steps_max=steps_max,
+            )
+            stack.push_async_callback(consumer.close)
+            return consumer
+
+        yield make
+
+
+@pytest.fixture
+async def fill_groups(groups: GroupCluster, make_producer: MakeProducer) -> Callable[..., Any]:
+    producer = make_producer(groups, chunk_bytes_max=10_000)
+    sent = 0
+
+    async def send(count: int = ROWS) -> None:
+        nonlocal sent
+        values = [numbered(number) for number in range(sent, sent + count)]
+        sent += count
+        await producer.send_batch("s", pa.record_batch({"value": values}))
+        await producer.flush()
+
+    return send

@@ -8,11 +8,19 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
+from kera.broker.log.read_plan import ordinal_of
+from kera.client.consuming.group_consumer import GroupConsumer
 from kera.core.errors import InvalidArgument, KeraError, UnknownStream
+from kera.core.ids import Position
 from kera.core.rpc import Method, api
 from kera.v1 import common_pb2, consumer_group_pb2
-from tests.unit.client.support import FakeCluster, stream_info
+from tests.unit.client.support import WAIT_S, FakeCluster, stream_info
 from tests.unit.coordinator.fake_cluster import Cluster
+
+ROW = bytes(4000)
+GROUPS = 8
+ROWS = 30 * GROUPS
+"""Of 4 KB: so many groups of two segments of 64 KiB, about."""
 
 
 class GroupCluster(FakeCluster):
@@ -94,3 +102,38 @@ class GroupCluster(FakeCluster):
         if self.open_channel is not None:
             await self.open_channel.close()
         await asyncio.sleep(0)
+
+
+def numbered(number: int) -> bytes:
+    return b"%06d" % number + ROW
+
+
+async def take(consumer: GroupConsumer, count: int) -> list[int]:
+    """So many records; leaves the loop as a caller may."""
+    taken: list[int] = []
+    async with asyncio.timeout(WAIT_S):
+        async for record in consumer:
+            assert record.value is not None
+            taken.append(int(record.value[:6]))
+            if len(taken) == count:
+                break
+    return taken
+
+
+async def take_batches(consumer: GroupConsumer, count: int) -> list[int]:
+    taken: list[int] = []
+    async with asyncio.timeout(WAIT_S):
+        async for chunk in consumer.batches():
+            taken += [int(value[:6]) for value in chunk.batch["value"].to_pylist()]
+            if len(taken) >= count:
+                break
+    return taken
+
+
+def truncate(groups: GroupCluster, group_id: int) -> int:
+    """What is before a group is gone; the ordinal of its first record."""
+    (entry,) = groups.streams.get(groups.info.stream_id).streamlet(0).entries
+    start = Position(group_id, 1, 0)
+    record = ordinal_of(entry, start)
+    groups.streams.move_start(entry, start, record)
+    return record

@@ -1,0 +1,124 @@
+"""What a member of a consumer group and the coordinator tell each other, and what is told again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+import pytest
+
+from kera.core.errors import LeaseLost, Unavailable, Uncertain
+from tests.unit.client.conftest import MakeMember
+from tests.unit.client.group_support import ROWS, GroupCluster, take, take_batches
+from tests.unit.client.support import Fault, until
+
+
+async def test_what_goes_wrong_for_a_while_is_tried_again(
+    groups: GroupCluster, make_member: MakeMember, fill_groups: Any
+) -> None:
+    await fill_groups()
+    groups.failures.extend([Unavailable("away"), Uncertain("no answer"), Unavailable("away")])
+    groups.connects.append(Unavailable("nobody there"))
+    groups.loopback.read_faults.extend([Fault.LOST, Fault.NONE, Fault.NOT_SENT])
+    groups.lose_answers = 20
+    consumer = make_member()
+    assert sorted(await take(consumer, ROWS)) == list(range(ROWS))
+    await consumer.commit()
+
+
+async def test_a_new_coordinator_changes_nothing(
+    groups: GroupCluster, make_member: MakeMember, fill_groups: Any
+) -> None:
+    await fill_groups()
+    consumer = make_member()
+    taken = await take(consumer, ROWS // 2)
+    await groups.restart_coordinator()
+    taken += await take(consumer, ROWS - ROWS // 2)
+    await consumer.commit()
+    assert sorted(taken) == list(range(ROWS))
+
+
+async def test_what_is_much_to_commit_is_told_in_several_rounds(
+    groups: GroupCluster, make_member: MakeMember, fill_groups: Any
+) -> None:
+    await fill_groups()
+    consumer = make_member(commit_interval_ms=0, steps_max=2)
+    assert sorted(await take_batches(consumer, ROWS)) == list(range(ROWS))
+    before = len(groups.steps)
+    await consumer.commit()
+    told = groups.steps[before:]
+    assert max(told) == 2
+    assert sum(told) > 4, "one of each group"
+    await consumer.close()
+    await fill_groups(5)
+    assert await take(make_member(), 5) == list(range(ROWS, ROWS + 5)), "all was committed when the commit returned"
+
+
+@pytest.mark.parametrize("groups", [5], indirect=True)
+async def test_who_leaves_with_much_to_tell_does_so_in_several_requests(
+    groups: GroupCluster, make_member: MakeMember, fill_groups: Any
+) -> None:
+    for _ in range(10):
+        await fill_groups(5)
+    consumer = make_member(commit_interval_ms=60_000, steps_max=1)
+    taken = await take_batches(consumer, 50)
+    before = len(groups.steps)
+    await consumer.close()
+    assert groups.steps[before:-1] == [1] * (len(groups.steps) - before - 1)
+    assert sum(groups.steps[before:]) in (4, 5), "of each streamlet, but for one whose only chunk came last"
+    again = await take_batches(make_member(), 1)
+    assert again == taken[-len(again) :], "nothing else is left than the chunk that was taken last"
+
+
+async def test_a_commit_while_the_coordinator_is_away_fails(
+    groups: GroupCluster, make_member: MakeMember, fill_groups: Any
+) -> None:
+    await fill_groups(10)
+    consumer = make_member()
+    await take(consumer, 10)
+    groups.failures.extend([Unavailable("away")] * 1000)
+    with pytest.raises(Unavailable, match="away"):
+        await consumer.commit()
+    groups.failures.clear()
+    await consumer.commit()
+
+
+async def test_nothing_is_handed_out_when_nobody_has_heard_of_us_for_too_long(
+    groups: GroupCluster, make_member: MakeMember, fill_groups: Any
+) -> None:
+    await fill_groups(40)
+    consumer = make_member(session_timeout_ms=100)
+    assert len(await take(consumer, 5)) == 5
+    groups.failures.extend([Unavailable("away")] * 1000)
+    loop = asyncio.get_running_loop()
+    away_s = loop.time()
+    await until(lambda: loop.time() > away_s + 0.1)
+    waiting = asyncio.ensure_future(take(consumer, 35))
+    rounds = groups.rounds
+    await until(lambda: groups.rounds > rounds + 3)
+    assert not waiting.done()
+    groups.failures.clear()
+    with pytest.raises(LeaseLost):
+        await waiting
+    assert len(set(await take(consumer, 36))) == 36
+
+
+async def test_who_comes_back_too_late_is_handed_nothing_before_the_coordinator_has_answered(
+    groups: GroupCluster, make_member: MakeMember, fill_groups: Any
+) -> None:
+    """Others may have its groups by then, and read what was fetched ahead."""
+    await fill_groups(40)
+    for taking in (take, take_batches):
+        consumer = make_member(progress_timeout_ms=100)
+        await taking(consumer, 1)
+        groups.failures.extend([Unavailable("away")] * 10_000)
+        await until(lambda consumer=consumer: consumer.busy_ms > 100)  # type: ignore[misc]
+        waiting = asyncio.ensure_future(taking(consumer, 1))
+        rounds = groups.rounds
+        await until(lambda rounds=rounds: groups.rounds > rounds + 3)  # type: ignore[misc]
+        assert not waiting.done()
+        groups.failures.clear()
+        with contextlib.suppress(LeaseLost):
+            await waiting
+        await consumer.close()
