@@ -71,7 +71,7 @@ class HeldAnswer:
         self._answer_bytes = answer_bytes
 
     def is_made(self, data: bytearray) -> memoryview:
-        """What is to be sent."""
+        """What has to be sent."""
         view = memoryview(data)
         weakref.finalize(view, self._answers.let_go, self._held, self._answer_bytes)
         return view

@@ -74,7 +74,7 @@ class Persistence:
         self._flush_delay_ms = 0
         self._on_work()
 
-    # -- what is to be done ----------------------------------------------------------------------------------------
+    # -- what has to be done ----------------------------------------------------------------------------------------
 
     def wait(self, replica: Replica, length: int, done: Done) -> None:
         """Call `done` when the replica is durable up to `length`, or cannot become that."""

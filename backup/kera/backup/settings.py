@@ -70,7 +70,7 @@ class BackupSettings(KeraSettings):
     flush_delay_ms: int = Field(
         0,
         ge=0,
-        description="How long a finished replica may wait before it goes to disk, in ms, while a quarter of the memory"
+        description="How long a finished replica may wait to be written to disk, in ms, while a quarter of the memory"
         " is free: what brokers free by then is never written. Level persisted does not wait.",
     )
     headers_bytes_max: ByteSize = Field(
@@ -95,7 +95,7 @@ class BackupSettings(KeraSettings):
         STOP_FLUSH_MS,
         ge=0,
         description="How long a stop may take to write what is in memory to disk, in ms; what is left then is lost"
-        " here, and made anew. Whoever stops the backup has to wait for longer: this, handover_ms and"
+        " here, and made anew. Whatever stops the backup has to wait longer: this, handover_ms and"
         f" {STOP_TIMEOUT_S:g} s.",
     )
     coordinator_timeout_ms: int = Field(

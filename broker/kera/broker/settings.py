@@ -75,12 +75,12 @@ class BrokerSettings(KeraSettings):
     idle_close_ms: int = Field(
         60_000,
         ge=100,
-        description="A segment that nobody has written to for so long, in ms, goes to disk; its memory is for others.",
+        description="After this time without a write, in ms, a segment is written to disk and its memory freed.",
     )
     flush_delay_ms: int = Field(
         0,
         ge=0,
-        description="How long a full segment may wait before it goes to disk, in ms, while a quarter of the memory is"
+        description="How long a full segment may wait to be written to disk, in ms, while a quarter of the memory is"
         " free: what retention removes by then is never written. A crash of the host takes what waits, unless level"
         " persisted or replicas say otherwise.",
     )
@@ -92,7 +92,7 @@ class BrokerSettings(KeraSettings):
     )
     ephemeral: bool = Field(
         default=False,
-        description="The broker never starts again: it flushes nothing at its end, and others may remove its leavings.",
+        description="The broker never starts again: it flushes nothing at its end, and others may remove its files.",
     )
     handover_ms: int = Field(
         HANDOVER_MS,
@@ -104,7 +104,7 @@ class BrokerSettings(KeraSettings):
         STOP_FLUSH_MS,
         ge=0,
         description="How long a stop may take to write what is in memory to disk, in ms. What is left then stays in"
-        " shared memory for the next start. Whoever stops the broker has to wait for longer: this, handover_ms and"
+        " shared memory for the next start. Whatever stops the broker has to wait longer: this, handover_ms and"
         f" {STOP_TIMEOUT_S:g} s.",
     )
     coordinator_timeout_ms: int = Field(
@@ -120,10 +120,10 @@ class BrokerSettings(KeraSettings):
     repair_delay_ms: int = Field(
         10_000,
         ge=0,
-        description="How long a backup may be away before the replicas it had are made anew elsewhere, in ms.",
+        description="How long a backup may be away before its replicas are made again elsewhere, in ms.",
     )
     repair_bytes_per_s: ByteSize = Field(
-        ByteSize(64 * MIB), ge=64 * KIB, description="How fast replicas are made anew at most, per second."
+        ByteSize(64 * MIB), ge=64 * KIB, description="Maximum rate of making replicas again, per second."
     )
     recovery_bytes_per_s: ByteSize = Field(
         ByteSize(256 * MIB),

@@ -2,7 +2,7 @@
 
 A request that takes long is driven by ``kera.core.turns``. What is here is begun by calls that may not take long, as an
 append or the end of a connection, and is done in the rounds of the loop that follow: about `SLICE_S` in each, whatever
-there is to do, and what is to be done in turn.
+there is to do, and what has to be done in turn.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
     in each entry                   ordinals of records without a gap
 
 Promises: nothing in the directory is changed; damage is reported and never raised; one segment is in memory at a time.
-What becomes of damage is for others: the start makes the index anew (``kera.broker.storage.restart``), readers are told
+What happens to damage is for others: the start makes the index anew (``kera.broker.storage.restart``), readers are told
 of damaged chunks, and nobody repairs those.
 """
 

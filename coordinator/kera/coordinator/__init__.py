@@ -5,7 +5,7 @@ From the bottom up, and nothing imports what is above it:
     ids               what others are called by
     store/            what survives a coordinator: metadata in LMDB or ZooKeeper, who leads
     cluster/          what a coordinator knows, and the ways to reach those that it knows
-    recovery/         what becomes of what a dead broker had
+    recovery/         what happens to what a dead broker had
     operations/       everything else that is done: registering, streams, moves, drains, restarts, forgetting, restoring
     consumer_groups/  consumers that share streams
     control           finds out what there is to do, and has it done

@@ -122,7 +122,7 @@ class Control:
         if not await state.broker_calls.refuses(broker):
             return
         if (brokers.epoch(broker_id), brokers.heard_s(broker_id)) != (broker.broker_epoch, heard_s):
-            return  # it was heard of since, or is another launch
+            return  # it was seen since, or is another launch
         log.warning("broker is gone: its address refuses connections", broker_id=broker_id, reason=reason)
         brokers.declare_dead(broker_id)
         await self._recover(broker_id, REPORTED)

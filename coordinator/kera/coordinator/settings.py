@@ -47,7 +47,7 @@ class CoordinatorSettings(KeraSettings):
         4000,
         ge=500,
         le=40_000,
-        description="After so long without a sign of the coordinator that leads, another one takes over, in ms. Not"
+        description="After this time without a sign of the leading coordinator another one takes over, in ms. Not"
         " less than two ticks of ZooKeeper, and not more than twenty: it takes no others.",
     )
     advertised_address: str = Field(
@@ -64,13 +64,13 @@ class CoordinatorSettings(KeraSettings):
     heartbeat_interval_ms: int = Field(
         1000,
         ge=10,
-        description="How often brokers and backups say that they live, in ms; they are told when they register.",
+        description="Interval of heartbeats of brokers and backups, in ms; they get it when they register.",
     )
     heartbeats_missed_max: int = Field(
         8,
         ge=1,
-        description="After so many intervals without a heartbeat a broker or backup counts as dead, and a broker that"
-        " hears nothing of the coordinator takes no more chunks for replicated streams: 8 s ride out a pause of the"
+        description="After this many intervals without a heartbeat a broker or backup counts as dead, and a broker"
+        " without contact to the coordinator accepts no more chunks for replicated streams: 8 s ride out a pause of the"
         " host, and another coordinator's taking over. What clients cannot reach counts as dead sooner.",
     )
     default_replication: int = Field(
@@ -102,7 +102,7 @@ class CoordinatorSettings(KeraSettings):
         60_000,
         ge=0,
         description="A broker or backup that has said that it stops in order to start again may be away for so long, in"
-        " ms, before it counts as lost: then what it has is recovered, and replicas are made anew. Longer than its stop"
+        " ms, before it counts as lost: then its data are recovered, or replicated again. Longer than its stop"
         " and its start take together.",
     )
     unnamed_group_retention_ms: int = Field(
@@ -121,7 +121,7 @@ class CoordinatorSettings(KeraSettings):
     move_rest_ms: int = Field(
         60_000,
         ge=0,
-        description="So long a streamlet that was moved is not moved again by rebalancing, in ms: its load has to be"
+        description="How long rebalancing leaves alone a streamlet that was moved, in ms: its load has to be"
         " measured where it is now.",
     )
     connections_max: int | None = Field(

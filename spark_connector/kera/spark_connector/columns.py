@@ -122,7 +122,7 @@ def columns_of_all(streams: Iterable[HasColumns], *, headers: bool, on_mismatch:
         elif not _extends(columns, own) and on_mismatch == "fail":
             raise SchemaMismatch(
                 f"streams '{first}' and '{stream.name}' do not have the same columns: {columns.simpleString()} and"
-                f" {own.simpleString()}. Make a DataFrame of each, or say with option {ON_MISMATCH} what becomes of the"
+                f" {own.simpleString()}. Make a DataFrame of each, or say with option {ON_MISMATCH} what happens to the"
                 " others: skip or bytes",
                 streams=[first, stream.name],
             )

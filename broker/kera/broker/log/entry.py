@@ -6,7 +6,7 @@
       ├── on disk and in the index ──┼── tail: in memory, not (all) on disk ──┤
              some of it in memory, too                the last one may be open
 
-What is on disk is always the older part: segments go into the index in the order of the log. So whatever becomes of the
+What is on disk is always the older part: segments go into the index in the order of the log. So whatever happens to the
 memory, what is left is the log up to some point, without a hole. If a point was lost nevertheless, the positions behind
 it are a gap, which is remembered, and never given to other data.
 

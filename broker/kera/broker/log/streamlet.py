@@ -69,7 +69,7 @@ class SlotSource(Protocol):
 
 
 class Memory(Protocol):
-    """Who gives memory and learns what becomes of it: see ``kera.broker.storage.persistence``."""
+    """Who gives memory and learns what happens to it: see ``kera.broker.storage.persistence``."""
 
     @property
     def slots(self) -> SlotSource:

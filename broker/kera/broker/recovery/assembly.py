@@ -5,7 +5,7 @@
 Chunks of a segment come from several virtual segments, in any order, some of them twice. So a segment is put together
 in memory, of which there is so much and no more; chunks of others are written to their files as they come, by way of
 the page cache, which takes more time. What is done here is done on threads, and blocks; which replicas are read, and
-what becomes of a file that is complete, is decided in ``kera.broker.recovery.rebuild``.
+what happens to a file that is complete, is decided in ``kera.broker.recovery.rebuild``.
 """
 
 from __future__ import annotations

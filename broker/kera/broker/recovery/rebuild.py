@@ -79,7 +79,7 @@ class RebuildLimits:
     rescan_s: float = 5.0
     """Between looks for what no backup had, at least."""
     order_rest_s: float = 0.0
-    """Before what is to be read is put in order for the first time: many streamlets may begin one after the other."""
+    """Before what has to be read is put in order for the first time: many streamlets may begin one after the other."""
 
 
 async def keep_doing(step: Callable[[], Awaitable[bool | None]], *, retry_s: float) -> None:
@@ -147,7 +147,7 @@ class Rebuild:
         """What is on no backup that answers, in words."""
         self._more_to_read = asyncio.Event()
         self._ordering = False
-        """What is to be read is about to be put in order."""
+        """What has to be read is about to be put in order."""
         self._order_rest_s = limits.order_rest_s
         """Until the next time, so that many streamlets that begin one after the other are put in order together."""
         self._rescan_at_s = 0.0

@@ -99,7 +99,7 @@ class Replicator:
     # -- effects ---------------------------------------------------------------------------------------------------
 
     def pump_soon(self) -> None:
-        """Do what is to be done as soon as the loop has time."""
+        """Do what has to be done as soon as the loop has time."""
         if not (self._pumping_soon or self._closed):
             self._pumping_soon = True
             self._loop.call_soon(self._pump_later)
@@ -109,7 +109,7 @@ class Replicator:
         self.pump()
 
     def pump(self) -> None:
-        """Do what is to be done now."""
+        """Do what has to be done now."""
         if self._closed:
             return
         if self._pumping:

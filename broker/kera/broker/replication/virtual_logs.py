@@ -82,7 +82,7 @@ class VirtualLogs:
         *,
         now_ms: int,
     ) -> None:
-        """`effects`: what is to be done at backups, to which others add, too."""
+        """`effects`: what has to be done at backups, to which others add, too."""
         self.now_ms = now_ms
         """Set by `tick`."""
         self.streams: dict[int, StreamLogs] = {}

@@ -74,7 +74,7 @@ class Arrivals:
 
     @property
     def waits(self) -> bool:
-        """Whether something is to be done again."""
+        """Whether something has to be done again."""
         return self._failed is not None
 
     def plan(self, now_ms: int) -> ArriveJob | None:
@@ -132,7 +132,7 @@ class Arrivals:
         if job.error is not None:
             self._books.totals.disk_errors += 1
             log.error("cannot take in segments; it is tried again", error=str(job.error), retry_ms=RETRY_MS)
-            # Its entries stay locked: what is to be written of them has been decided.
+            # Its entries stay locked: what has to be written of them has been decided.
             self._failed = replace(job, error=None)
             self._retry_ms = now_ms + RETRY_MS
             return

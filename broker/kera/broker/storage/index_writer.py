@@ -5,7 +5,7 @@ stream that has just gone. How far open segments are durable is written down whe
 say that of those before them, so only for the last commit is there no other evidence.
 
 There is never more than one `IndexJob` under way. One that failed is done again before any other, with its entries
-still locked: what is to be written of them has been decided.
+still locked: what has to be written of them has been decided.
 """
 
 from __future__ import annotations

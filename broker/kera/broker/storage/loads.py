@@ -47,7 +47,7 @@ class Loads:
         self._now_ms = 0
 
     def __bool__(self) -> bool:
-        """Whether anything is to be loaded."""
+        """Whether anything has to be loaded."""
         return bool(self._wanted)
 
     @property

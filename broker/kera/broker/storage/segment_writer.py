@@ -265,7 +265,7 @@ class SegmentWriter:
 
     @property
     def waits(self) -> bool:
-        """Whether something is to be written, or under way."""
+        """Whether something has to be written, or under way."""
         return bool(self.closed or self._commits.dirty or self._flushing or self._committing)
 
     @property

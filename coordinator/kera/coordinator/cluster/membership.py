@@ -43,7 +43,7 @@ LATE_INTERVALS = 2
 class _Member(Generic[RecordT]):
     record: RecordT
     heard_s: float
-    """When the member was last heard of, on the monotonic clock."""
+    """When the member was last seen, on the monotonic clock."""
     passing: dict[str, Any]
     leaving: bool = False
     """Its launch has said that it is about to stop. Not stored: one that has yet to stop says so again."""
@@ -77,7 +77,7 @@ class Membership(Generic[RecordT, InfoT]):
         """The ids of the data directories of members that are gone for good, by theirs; empty: not known."""
 
     def load(self, records: Iterable[bytes], forgotten: Iterable[bytes]) -> None:
-        """Take up what is stored. Members count as just heard of: that we were away says nothing about them."""
+        """Take up what is stored. Members count as just seen: that we were away says nothing about them."""
         for value in records:
             self.admit(self.kind.new_record.FromString(value), {})
         self.forgotten = dict(map(read_forgotten, forgotten))
@@ -171,11 +171,11 @@ class Membership(Generic[RecordT, InfoT]):
         return self.kind.info(self._members[member_id].record).draining
 
     def heard_s(self, member_id: int) -> float:
-        """When it was heard of, on the clock's monotonic time."""
+        """When it was last seen, on the clock's monotonic time."""
         return self._members[member_id].heard_s
 
     def is_alive(self, member_id: int) -> bool:
-        """Whether the member is known, was heard of recently, and is neither fenced nor stopped by its own word."""
+        """Whether the member is known, was seen recently, and is neither fenced nor stopped by its own word."""
         member = self._members.get(member_id)
         if member is None or self.is_fenced(member_id) or self.kind.info(member.record).restarting:
             return False

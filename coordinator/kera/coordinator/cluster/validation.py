@@ -337,5 +337,5 @@ invariant(
     + RETENTION_CONSUMER_GROUPS_MAX * _CONSUMER_GROUP_BYTES_MAX
     + 4096
     <= VALUE_BYTES_MAX,
-    "the largest stream fits into a record, whatever becomes of its assignments",
+    "the largest stream fits into a record, whatever happens to its assignments",
 )

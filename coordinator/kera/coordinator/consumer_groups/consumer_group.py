@@ -52,7 +52,7 @@ class ConsumerGroup:
         self._expired_s = float("-inf")
 
     def stored(self, key: tuple[int, int]) -> messages.StreamletProgress | None:
-        """What is to be stored of a streamlet; None: nothing any more."""
+        """What has to be stored of a streamlet; None: nothing any more."""
         return self.streamlets[key].to_message(self.name) if key in self.streamlets else None
 
     # --- members -----------------------------------------------------------------------------------------------

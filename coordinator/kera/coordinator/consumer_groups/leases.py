@@ -18,14 +18,14 @@ class Leases:
         self.members: dict[str, Member] = {}
         self.streamlets: dict[tuple[int, int], StreamletProgress] = {}
         self.dirty: set[tuple[int, int]] = set()
-        """Streamlets of which something is to be stored."""
+        """Streamlets of which something has to be stored."""
         self._news: set[str] = set()
         """Members that hold something else than before, or have gone."""
         self.balanced = False
         """Nothing has changed since groups were given, on which that depends."""
 
     def restore(self, message: messages.StreamletProgress, now_s: float) -> None:
-        """Take up what was stored. Holders of groups are members, and count as just heard of."""
+        """Take up what was stored. Holders of groups are members, and count as just seen."""
         streamlet = StreamletProgress.from_message(message)
         self.streamlets[message.stream_id, message.streamlet_id] = streamlet
         for group_id, group in streamlet.groups.items():
@@ -36,7 +36,7 @@ class Leases:
                 member.held[GroupId(message.stream_id, message.streamlet_id, group_id)] = group
 
     def take_dirty(self) -> list[tuple[int, int]]:
-        """The streamlets of which something is to be stored, which counts as stored from now on."""
+        """The streamlets of which something has to be stored, which counts as stored from now on."""
         dirty, self.dirty = self.dirty, set()
         return sorted(dirty)
 
@@ -51,7 +51,7 @@ class Leases:
         self._news.add(member.member_id)
 
     def is_gone(self, member_id: str) -> None:
-        """A member has gone: whoever speaks for it hears of that."""
+        """A member has gone: whoever speaks for it is told."""
         self.balanced = False
         self._news.add(member_id)
 

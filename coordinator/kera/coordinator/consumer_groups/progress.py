@@ -1,6 +1,6 @@
 """How far a consumer group is in a streamlet: which groups of segments are known, with whom they are, what is done.
 
-No I/O, no waiting. ``consumer_groups`` says who holds what; here is what becomes of groups from when they are found
+No I/O, no waiting. ``consumer_groups`` says who holds what; here is what happens to groups from when they are found
 until they are left behind, what there was between them, and the form in which all of that is stored.
 
 Invariants:

@@ -45,7 +45,7 @@ class ConsumerGroupRegistry:
         self._busy: Counter[str] = Counter()
         """Consumer groups that are being changed in steps, and how many times."""
         self._changed: set[str] = set()
-        """Consumer groups of which something is to be stored."""
+        """Consumer groups of which something has to be stored."""
         self.changes = 0
         """Counts whatever may have changed something."""
         self.stored = 0
@@ -61,7 +61,7 @@ class ConsumerGroupRegistry:
         return [self.groups[name] for name in self._active]
 
     def take_changed(self) -> list[ConsumerGroup]:
-        """Those of which something is to be stored; they count as stored from now on."""
+        """Those of which something has to be stored; they count as stored from now on."""
         names, self._changed = self._changed, set()
         return [self.groups[name] for name in sorted(names)]
 

@@ -103,7 +103,7 @@ class Uses:
 
     @property
     def dirty(self) -> bool:
-        """Whether something is to be stored."""
+        """Whether something has to be stored."""
         return bool(self._dirty)
 
     def clock_due(self, now_s: float) -> bool:
@@ -111,7 +111,7 @@ class Uses:
         return self.clock_ms(now_s) >= self._noted_clock_ms + self.note_ms
 
     def take_changes(self, now_s: float) -> dict[str, bytes | None]:
-        """What is to be stored, by key; it counts as stored from now on."""
+        """What has to be stored, by key; it counts as stored from now on."""
         changes: dict[str, bytes | None] = {}
         for name in sorted(self._dirty):
             known = self._uses.get(name)

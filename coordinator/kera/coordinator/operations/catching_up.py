@@ -81,7 +81,7 @@ class CatchingUp:
         """In words."""
 
     def advance(self, now_s: float, silent: Collection[int], unsettled: Sequence[str]) -> None:
-        """`silent`: the brokers that have not said what they hold; `unsettled`: what is to be taken up, in words."""
+        """`silent`: the brokers that have not said what they hold; `unsettled`: what has to be taken up, in words."""
         if self.phase is Phase.ASKING:
             self.waits_for = [f"broker {broker_id}" for broker_id in sorted(silent)]
             self.waits_for = self.waits_for or ["brokers that are not in the metadata"]

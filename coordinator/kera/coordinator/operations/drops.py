@@ -40,7 +40,7 @@ class Drops:
             self._due[json.loads(value)["stream_id"]] = _brokers_in(value)
 
     def needed(self, stream: common_pb2.StreamInfo, opening: Iterable[int] | None = None) -> Changes:
-        """What is to be written with whatever makes `stream` one that brokers may have and should not.
+        """What has to be written with whatever makes `stream` one that brokers may have and should not.
 
         `opening`: of one that is just being made, the brokers that are to open it. Of any other all may have something.
         """
@@ -49,7 +49,7 @@ class Drops:
         return {_key(stream.stream_id): json.dumps(record).encode()}
 
     def not_needed(self, stream: common_pb2.StreamInfo) -> Changes:
-        """What is to be written with whatever makes it one that they should have."""
+        """What has to be written with whatever makes it one that they should have."""
         return {_key(stream.stream_id): None}
 
     async def carry_out(self, stream: common_pb2.StreamInfo) -> None:

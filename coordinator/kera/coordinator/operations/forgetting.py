@@ -123,7 +123,7 @@ class Forgetting:
     def _without(
         self, stream: common_pb2.StreamInfo, broker_id: int
     ) -> tuple[common_pb2.StreamInfo, dict[str, bytes | None], list[StreamletId]]:
-        """The stream without what the broker had, what is to be written with it, and which streamlets moved."""
+        """The stream without what the broker had, what has to be written with it, and which streamlets moved."""
         changed: list[common_pb2.StreamletAssignment] = []
         changes: dict[str, bytes | None] = {}
         taken: list[StreamletId] = []

@@ -173,7 +173,7 @@ class Restored:
         }
 
     def _unsettled(self) -> list[str]:
-        """What is to be taken up before anything else, and who has yet to tell of it."""
+        """What has to be taken up before anything else, and who has yet to tell of it."""
         brokers = [f"broker {one}" for one in sorted(self._asked) if not self._has_told(one)]
         return brokers + [f"stream {name!r}" for name in self._unknown.unsettled()]
 

@@ -1,6 +1,6 @@
 """What brokers know of streams and this coordinator does not, since its metadata were restored from an older copy.
 
-What a broker was told of a stream it has written down, and a new leader hears of it. So nothing of this is stored.
+What a broker was told of a stream it has written down, and reports to a new leader. So nothing of this is stored.
 
 * **A stream that is not in the metadata** is dropped by nobody (see ``drops``); an operator sees it in ``kera cluster
   describe``, and has it adopted, with its old id and as the brokers knew it last (`UnknownStreams.adopt`): when each

@@ -31,7 +31,7 @@ KEPT = 16
 """So many recoveries that have ended are kept, for those who ask what happened."""
 
 WorkKey = tuple[object, ...]
-"""Of work: the recovery, what is to be done, and for whom or what."""
+"""Of work: the recovery, what has to be done, and for whom or what."""
 
 
 @dataclass(slots=True)
@@ -230,12 +230,12 @@ class RecoveryRecords:
 
 
 def records_of(infos: Iterable[coordinator_pb2.RecoveryInfo]) -> dict[str, bytes | None]:
-    """What is to be written of recoveries that begin, or are further."""
+    """What has to be written of recoveries that begin, or are further."""
     return {_key(info): info.SerializeToString() for info in infos}
 
 
 def deletions_of(infos: Iterable[coordinator_pb2.RecoveryInfo]) -> dict[str, bytes | None]:
-    """What is to be written so that the records go."""
+    """What has to be written so that the records go."""
     return {_key(info): None for info in infos}
 
 

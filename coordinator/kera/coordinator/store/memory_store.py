@@ -49,7 +49,7 @@ class MemoryStore:
                 self._records[write.key] = StoredRecord(write.value, write.expected_version + 1)
         if self.failure is not None:
             raise self.failure
-        await asyncio.sleep(0)  # others run before the caller hears of it, as with every real store
+        await asyncio.sleep(0)  # others run before the caller is told, as with every real store
 
     async def close(self) -> None:
         """See `MetadataStore.close`."""

@@ -8,7 +8,7 @@ ZooKeeper refuses for want of room). Where the kind matters, it is one of the ki
     Refused                  one of a transaction's operations is impossible: nothing was changed
     Lost                     it is not known whether the request was carried out
 
-A session that expires is followed by a new one, without a word to those who ask. Should kazoo itself come to an end,
+A session that expires is followed by a new one, unnoticed by its callers. Should kazoo itself come to an end,
 which only a defect does, all requests fail with `InternalError`: nothing would ever answer them.
 
 What is kept where, and who may write, is left to ``zookeeper_store`` and ``zookeeper_election``.

@@ -121,7 +121,7 @@ class ReadOptions:
     engine: Engine
     """Who reads: Spark's JVM, in columns, or Python."""
     on_mismatch: OnMismatch
-    """What becomes of a stream that does not have the columns of the others."""
+    """What happens to a stream that does not have the columns of the others."""
     given: frozenset[str]
     """Names of the options that were given, in their canonical case."""
 
