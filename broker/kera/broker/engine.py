@@ -72,6 +72,7 @@ class LogEngine:
         memory: PersistenceManager,
         clock: Clock,
         rebuild_limits: RebuildLimits | None = None,
+        tick_s: float = TICK_S,
     ) -> None:
         self.arena = arena
         self.restart = restart
@@ -110,7 +111,7 @@ class LogEngine:
         self._time = SteadyTime(clock)
         memory.events.disk_work.listen(self._work)
         memory.events.backup_work.listen(self.replicator.pump_soon)
-        self._ticking = asyncio.create_task(self._tick())
+        self._ticking = asyncio.create_task(self._tick(tick_s))
         self._repairing: asyncio.Task[None] | None = None
 
     @classmethod
@@ -121,6 +122,7 @@ class LogEngine:
         clock: Clock | None = None,
         *,
         rebuild_limits: RebuildLimits | None = None,
+        tick_s: float = TICK_S,
     ) -> LogEngine:
         """Open the log in `data_dir`, which belongs to this process. Raises `StartError` and what it has below it."""
         clock = clock or SystemClock()
@@ -148,7 +150,7 @@ class LogEngine:
                 ephemeral=settings.ephemeral,
             )
         memory = await _memory(arena, index, settings.segment_bytes, clock, settings.flush_delay_ms)
-        engine = cls(settings, arena, restart, memory, clock, rebuild_limits)
+        engine = cls(settings, arena, restart, memory, clock, rebuild_limits, tick_s)
         log.info(
             "log opened",
             seconds=round(clock.monotonic_s() - begun_s, 3),
@@ -279,10 +281,10 @@ class LogEngine:
         self.memory.finished(job)
         self._changed.set()
 
-    async def _tick(self) -> None:
+    async def _tick(self, tick_s: float) -> None:
         ticks = 0
         while True:
-            await asyncio.sleep(TICK_S)
+            await asyncio.sleep(tick_s)
             ticks += 1
             now_s = self._clock.monotonic_s()
             self.memory.tick(int(now_s * 1000), self._time.now_us(), idle_close_ms=self._settings.idle_close_ms)

@@ -13,18 +13,22 @@ from pathlib import Path
 DIE_WITH_PARENT_VARIABLE = "KERA_DIE_WITH_PARENT"
 """Set to 1 by a supervisor whose children must not outlive it."""
 
+BOOT_ID_PATH = Path("/proc/sys/kernel/random/boot_id")
 _PR_SET_PDEATHSIG = 1
 _DESCRIPTORS_UNLIMITED = 1 << 20
 """What counts as the limit where there is none."""
 
 
-def die_with_parent() -> None:
-    """Have the kernel send SIGTERM when the parent dies, if the environment asks for it."""
+def die_with_parent(parent_id: int | None = None) -> None:
+    """Have the kernel send SIGTERM when the parent dies, if the environment asks for it.
+
+    `parent_id`: who that was when this process began; by default, who it is now.
+    """
     if os.environ.get(DIE_WITH_PARENT_VARIABLE) != "1":
         return
-    parent = os.getppid()
+    parent_id = parent_id or os.getppid()
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:  # it died before the call
+    if os.getppid() != parent_id:  # it died before the call
         os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -42,10 +46,10 @@ def descriptor_limit() -> int:
     return _DESCRIPTORS_UNLIMITED if soft == resource.RLIM_INFINITY else soft
 
 
-def node_id() -> str:
+def node_id(boot_id_path: Path = BOOT_ID_PATH) -> str:
     """Names the host since its last boot: processes with the same one can share memory and unix sockets."""
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        boot = boot_id_path.read_text(encoding="ascii").strip()
     except OSError:
         boot = "unknown-boot"
     return f"{socket.gethostname()}/{boot}"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import structlog
@@ -65,23 +66,31 @@ def configure_logging(level: str = "info", **context: Any) -> None:
     structlog.contextvars.bind_contextvars(**context)
 
 
-def serve_metrics(registry: CollectorRegistry, host: str, port: int) -> int:
+def serve_metrics(
+    registry: CollectorRegistry,
+    host: str,
+    port: int,
+    *,
+    request_s: float = METRICS_REQUEST_S,
+    requests_max: int = METRICS_REQUESTS_MAX,
+    start: Callable[..., tuple[Any, threading.Thread]] = start_http_server,
+) -> int:
     """Serve `registry` at ``http://host:port/metrics`` from a thread of its own; returns the port (0: any free one).
 
     Raises `PortTaken`.
     """
     try:
-        server, _ = start_http_server(port, addr=host, registry=registry)
-        _bound(server)
+        server, _ = start(port, addr=host, registry=registry)
+        _bound(server, request_s, requests_max)
     except OSError as error:
         raise PortTaken(f"metrics: cannot listen on {host}:{port}: {error.strerror}", host=host, port=port) from error
     return int(server.server_port)
 
 
-def _bound(server: Any) -> None:
+def _bound(server: Any, request_s: float, requests_max: int) -> None:
     """Let those who connect and say nothing keep neither threads nor descriptors."""
-    server.RequestHandlerClass = type("Handler", (server.RequestHandlerClass,), {"timeout": METRICS_REQUEST_S})
-    room = threading.Semaphore(METRICS_REQUESTS_MAX)
+    server.RequestHandlerClass = type("Handler", (server.RequestHandlerClass,), {"timeout": request_s})
+    room = threading.Semaphore(requests_max)
     serve = server.process_request_thread
 
     def serve_and_leave(*request: Any) -> None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Generator, Hashable
+from collections.abc import Callable, Generator, Hashable
 from time import perf_counter
 from typing import TypeVar
 
@@ -43,8 +43,9 @@ def at_once(steps: Generator[None, None, T]) -> T:
 class Turns:
     """Belongs to one event loop."""
 
-    def __init__(self, slice_s: float = SLICE_S) -> None:
+    def __init__(self, slice_s: float = SLICE_S, *, now: Callable[[], float] = perf_counter) -> None:
         self._slice_s = slice_s
+        self._now = now
         self._waiting: dict[Hashable, deque[asyncio.Future[None]]] = {}
         """By requester; the first one is next."""
         self._handle: asyncio.Handle | None = None
@@ -88,7 +89,7 @@ class Turns:
     def _give(self, loop: asyncio.AbstractEventLoop) -> None:
         """One turn, and the next one in the loop's next round."""
         self._handle = None
-        now_s = perf_counter()
+        now_s = self._now()
         self._note_rests(now_s)
         while (requester := self._next()) is not None:
             queue = self._waiting.pop(requester)

@@ -18,7 +18,7 @@ from kera.broker.log.events import Events
 from kera.broker.log.intervals import Holding
 from kera.broker.log.read_plan import ReadPlan, plan_read
 from kera.broker.log.segment import Segment
-from kera.broker.log.streamlet import Appended, Streamlet
+from kera.broker.log.streamlet import PRODUCER_LIMITS, Appended, ProducerLimits, Streamlet
 from kera.broker.ownership.coordinator_epoch import CoordinatorEpoch
 from kera.broker.ownership.orders import Orders, StreamletRecovery
 from kera.broker.ownership.streams import Streams
@@ -105,6 +105,7 @@ class FailingDisk(LocalDisk):
         self.write_error = 0
         """Error number of all writes."""
         self.read_error = 0
+        self.remove_error = 0
         self.written: list[Path] = []
         """Files in the order in which they were written to."""
 
@@ -113,6 +114,11 @@ class FailingDisk(LocalDisk):
             raise OSError(self.write_error, os.strerror(self.write_error), str(path))
         self.written.append(path)
         super().write(path, offset, data)
+
+    def remove(self, path: Path) -> None:
+        if self.remove_error:
+            raise OSError(self.remove_error, os.strerror(self.remove_error), str(path))
+        super().remove(path)
 
     def read(self, path: Path, offset: int, into: memoryview) -> int:
         if self.read_error:
@@ -209,6 +215,7 @@ class Log:
         first_group_id: int = 1,
         broker_epoch: int = 9,
         streamlet_id: int | None = None,
+        producer_limits: ProducerLimits = PRODUCER_LIMITS,
     ) -> None:
         """`streamlet_id`: by default that of a streamlet of its own."""
         if streamlet_id is None:
@@ -224,6 +231,7 @@ class Log:
             producers=restored.producers,
             memory=engine.memory,
             held=Holding(broker_epoch=broker_epoch),
+            producer_limits=producer_limits,
         )
         for segment in restored.segments:
             engine.memory.adopt(segment)

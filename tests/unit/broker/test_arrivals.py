@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 from kera.broker.log.segment import Segment
 from kera.broker.records import EntryRecord, Graft, OriginRecord, SegmentRecord
@@ -19,7 +20,7 @@ def record_of(first_record: int, physical_id: int = 0) -> SegmentRecord:
     return SegmentRecord(physical_id, SLOT_BYTES, False, 4, 0, first_record, 4, 10, 20, 5)
 
 
-def to_come(engine: Engine, segments: int = 3, **options: int) -> Log:
+def to_come(engine: Engine, segments: int = 3, **options: Any) -> Log:
     """A streamlet all of which is to come: so many segments, in groups of two."""
     addresses = [ADDRESS._replace(group_id=1 + at // 2, segment_id=1 + at % 2) for at in range(segments)]
     changes = [put_segment(address, record_of(4 * at)) for at, address in enumerate(addresses)]

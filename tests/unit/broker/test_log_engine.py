@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 from pydantic import ByteSize
 
-from kera.broker import engine as log_engine
-from kera.broker.engine import LogEngine
+from kera.broker.engine import TICK_S, LogEngine
 from kera.broker.log.read_plan import plan_read
 from kera.broker.log.streamlet import Streamlet
 from kera.broker.ownership.stream_records import stream_record
@@ -46,8 +45,8 @@ def change(settings: BrokerSettings, **values: Any) -> BrokerSettings:
 
 
 @asynccontextmanager
-async def started(settings: BrokerSettings, **stream: Any) -> AsyncIterator[LogEngine]:
-    engine = await LogEngine.start(settings, settings.data_dir)
+async def started(settings: BrokerSettings, tick_s: float = TICK_S, **stream: Any) -> AsyncIterator[LogEngine]:
+    engine = await LogEngine.start(settings, settings.data_dir, tick_s=tick_s)
     try:
         engine.streams.open(stream_info(**stream), BROKER_ID)
         yield engine
@@ -362,9 +361,8 @@ async def test_what_a_stream_is_stays_known(settings: BrokerSettings) -> None:
         assert stream_record(engine.restart.index, STREAM_ID) == info
 
 
-async def test_retention_goes_by_the_clock(settings: BrokerSettings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_engine, "TICK_S", 0.002)
-    async with started(settings, retention_ms=3_600_000) as engine:
+async def test_retention_goes_by_the_clock(settings: BrokerSettings) -> None:
+    async with started(settings, tick_s=0.002, retention_ms=3_600_000) as engine:
         made_us = SystemClock().now_us() + 1000 * 3_600_000_000  # their producer's clock is wrong
         engine.memory.now_us -= 2 * 3_600_000_000
         append(engine, *range(2 * SEGMENT), created_us=made_us)
@@ -375,9 +373,8 @@ async def test_retention_goes_by_the_clock(settings: BrokerSettings, monkeypatch
         assert await read_all(engine) == [2 * SEGMENT]
 
 
-async def test_idle_segments_go_to_disk(settings: BrokerSettings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_engine, "TICK_S", 0.002)
-    async with started(change(settings, idle_close_ms=100)) as engine:
+async def test_idle_segments_go_to_disk(settings: BrokerSettings) -> None:
+    async with started(change(settings, idle_close_ms=100), tick_s=0.002) as engine:
         append(engine, 0)
         entry = streamlet_of(engine).entries[0]
         await until(lambda: entry.last_stored == (1, 1))

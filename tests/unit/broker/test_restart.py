@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -71,7 +72,7 @@ class Launches:
         self.running = True
         return self.engine
 
-    def log(self, **options: int) -> Log:
+    def log(self, **options: Any) -> Log:
         return Log(self.engine, streamlet_id=0, **options)
 
     def begin(self) -> Log:

@@ -1,12 +1,10 @@
 """Retention: which segments go, by age, size and consumption, and what holds them back."""
 
-from collections.abc import Callable
-
 import pytest
 
 from kera.broker.log.entry import Entry
 from kera.broker.log.read_plan import plan_read
-from kera.broker.log.retention import Rules, new_starts
+from kera.broker.log.retention import SEGMENTS_MAX, Rules, new_starts
 from kera.core.ids import Position
 from kera.v1 import common_pb2
 from tests.unit.broker.support import CHUNK_BYTES, SLOT_BYTES, Engine, Log
@@ -15,9 +13,9 @@ SEGMENT = 4
 HOUR_US = 3_600_000_000
 
 
-def apply(log: Log, now_us: int = 0, **rules: object) -> list[Position]:
+def apply(log: Log, now_us: int = 0, *, segments_max: int = SEGMENTS_MAX, **rules: object) -> list[Position]:
     """Move the starts as the engine does; returns where the first chunk of each entry is."""
-    for entry, position, record in new_starts(log.streamlet, Rules(**rules), now_us):  # type: ignore[arg-type]
+    for entry, position, record in new_starts(log.streamlet, Rules(**rules), now_us, segments_max):  # type: ignore[arg-type]
         entry.start, entry.start_record = position, record
         log.engine.memory.removals.collect(entry)
     log.engine.run()
@@ -272,8 +270,7 @@ def test_a_segment_that_somebody_has_begun_to_remove_counts_as_what_is_left_of_i
     assert apply(log, bytes_max=SLOT_BYTES + 2 * CHUNK_BYTES) == [Position(1, 1, 3 * CHUNK_BYTES)]
 
 
-def test_a_pass_is_bounded_and_the_next_one_goes_on(aged: Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kera.broker.log.retention.SEGMENTS_MAX", 2)
-    starts: list[Callable[[], list[Position]] | Position] = [everything(aged)[0], everything(aged)[0]]
+def test_a_pass_is_bounded_and_the_next_one_goes_on(aged: Log) -> None:
+    starts = [apply(aged, 1 << 60, segments_max=2, age_us=1, bytes_max=1)[0] for _ in range(2)]
 
     assert starts == [Position(2, 1, 0), Position(2, 2, 0)]

@@ -215,13 +215,9 @@ def test_a_removal_goes_first_from_the_index_and_then_from_the_disk(log: Log) ->
     assert log.engine.index.removals() == []
 
 
-def test_a_file_that_could_not_be_removed_is_remembered(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_could_not_be_removed_is_remembered(log: Log) -> None:
     record = flushed(log)
-
-    def fail(_: object) -> None:
-        raise OSError(errno.EROFS, "read-only")
-
-    monkeypatch.setattr(log.engine.disk, "remove", fail)
+    log.engine.disk.remove_error = errno.EROFS
     job = IndexJob([delete_segment(ADDRESS), put_removal(record.physical_id)], [record.physical_id], [], [])
     log.engine.store.perform(job)
 

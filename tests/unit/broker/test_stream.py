@@ -2,8 +2,8 @@ from typing import Any
 
 import pytest
 
-from kera.broker.log import streamlet as streamlet_module
 from kera.broker.log.retention import Rules
+from kera.broker.log.streamlet import ProducerLimits
 from kera.broker.ownership.streams import Streams
 from kera.core.chunk import verify_header
 from kera.core.errors import InvalidArgument, NotOwner, ProducerFenced, StreamletOutOfRange, UnknownStream
@@ -143,15 +143,14 @@ def test_a_streamlet_goes_on_from_what_is_on_disk(engine: Engine, streams: Strea
 
 
 def test_producers_that_are_forgotten_at_a_start_leave_the_disk_as_well(
-    engine: Engine, streams: Streams, monkeypatch: pytest.MonkeyPatch
+    engine: Engine,
 ) -> None:
     before = Log(engine)
     for producer in range(1, 8):
         before.append(producer)
     engine.memory.segments.close_all()
     engine.run()
-    monkeypatch.setattr(streamlet_module, "PRODUCERS_KEPT", 2)
-    monkeypatch.setattr(streamlet_module, "PRODUCERS_SPARE", 1)
+    streams = Streams(engine.memory, engine.restart, engine.replication, ProducerLimits(kept=2, spare=1))
     streams.open(stream_info(), BROKER_ID)
     engine.run()
 

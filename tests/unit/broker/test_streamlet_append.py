@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from kera.broker.log import streamlet as streamlet_module
 from kera.broker.log.segment import Segment
+from kera.broker.log.streamlet import ProducerLimits
 from kera.core.chunk import verify_chunk
 from kera.core.errors import ArenaFull, KeraError, NotAccepted, OutOfSequence, ProducerFenced, RecordTooLarge
 from kera.core.ids import PRODUCER_IDS, Position
@@ -246,12 +246,9 @@ def test_producers_of_one_entry_are_counted_apart(log: Log) -> None:
 
 
 def test_producers_longest_unheard_of_are_forgotten_but_for_those_who_chose_their_ids(
-    log: Log, monkeypatch: pytest.MonkeyPatch
+    engine: Engine,
 ) -> None:
-    monkeypatch.setattr(streamlet_module, "PRODUCERS_KEPT", 4)
-    monkeypatch.setattr(streamlet_module, "PRODUCERS_SPARE", 2)
-    monkeypatch.setattr(streamlet_module, "PRODUCERS_IN_ORDER", 3)
-    log.streamlet._producers_max = 6
+    log = Log(engine, producer_limits=ProducerLimits(kept=4, spare=2, in_order=3))
     own = PRODUCER_IDS[:3]
     for producer in (*own, 1, 2, 3, 2, 1, 4, 5, 1, 6):
         log.append(producer)

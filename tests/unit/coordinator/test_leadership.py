@@ -9,11 +9,18 @@ from functools import partial
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
-from kera.coordinator.store import leadership as leadership_module
 from kera.coordinator.store.leadership import LEADER, Alone, Leadership
 from kera.coordinator.store.memory_store import MemoryStore
-from kera.coordinator.store.metadata import Check, MetadataStore, MetadataStoreFailed, VersionConflict, Write
+from kera.coordinator.store.metadata import (
+    Check,
+    MetadataStore,
+    MetadataStoreFailed,
+    StoredRecord,
+    VersionConflict,
+    Write,
+)
 from kera.core.errors import InternalError, KeraError, NotLeader, ProtocolError, Uncertain, UnknownStream
 from kera.core.rpc import Call, Peer, Reply, Service, api
 from kera.v1 import coordinator_pb2 as messages
@@ -55,6 +62,15 @@ class Clock:
         return asyncio.get_running_loop().time() + self.ahead_s
 
 
+class BreakingStore(MemoryStore):
+    """It gives nothing any more, either, once it fails."""
+
+    async def get(self, key: str) -> StoredRecord | None:
+        if self.failure is not None:
+            raise self.failure
+        return await super().get(key)
+
+
 class World:
     """A coordinator that serves one method, with the store as it is given to it."""
 
@@ -68,7 +84,7 @@ class World:
         self.loading: Callable[[], None] = lambda: None
         self.handling: Callable[[], Any] = lambda: None
         self.observed: list[tuple[str, str]] = []
-        self.leadership = Leadership(self._office, now=self.clock, wall_us=lambda: 0)
+        self.leadership = Leadership(self._office, now=self.clock, wall_us=lambda: 0, pause_s=0.001)
         self.served = self.leadership.service(
             [api.DESCRIBE_CLUSTER, api.LIST_STREAMS], lambda *seen: self.observed.append(seen)
         )
@@ -104,11 +120,6 @@ class World:
         record = await self.store.get(LEADER)
         assert record is not None
         return dict(json.loads(record.value))
-
-
-@pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leadership_module, "PAUSE_S", 0.001)
 
 
 @pytest.fixture
@@ -285,10 +296,8 @@ async def test_what_keeps_it_from_loading_is_tried_again(world: World) -> None:
 
 
 async def test_what_keeps_it_from_leading_is_told_once_for_each_reason(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: World,
 ) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(leadership_module.log, "warning", lambda _, **more: said.append(more["error"]))
     errors = ["away"] * 20 + ["full"] * 20 + ["away"]
 
     def load() -> None:
@@ -296,10 +305,11 @@ async def test_what_keeps_it_from_leading_is_told_once_for_each_reason(
             raise MetadataStoreFailed(errors.pop(0))
 
     world.loading = load
-    world.election.may_win.set()
-    await world.until(lambda: world.leadership.leading)
+    with capture_logs() as lines:
+        world.election.may_win.set()
+        await world.until(lambda: world.leadership.leading)
 
-    assert said == ["away", "full", "away"]
+    assert [line["error"] for line in lines if line["log_level"] == "warning"] == ["away", "full", "away"]
 
 
 async def test_a_defect_comes_out() -> None:
@@ -358,18 +368,15 @@ async def test_what_keeps_one_that_is_alone_from_its_first_term_comes_out() -> N
         await asyncio.wait_for(world.run(), WAIT_S)
 
 
-async def test_one_that_is_alone_ends_when_its_store_can_be_used_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_that_is_alone_ends_when_its_store_can_be_used_no_more() -> None:
     """No other one leads, and only a new start opens the store anew."""
     world = World()
+    store = world.store = BreakingStore()
     world.election = Alone("me:1")
     running = world.run()
     await world.until(lambda: world.leadership.leading)
 
-    async def fail(*_: object) -> None:
-        raise MetadataStoreFailed("broken")
-
-    monkeypatch.setattr(world.store, "write", fail)
-    monkeypatch.setattr(world.store, "get", fail)
+    store.failure = MetadataStoreFailed("broken")
     with pytest.raises(MetadataStoreFailed):
         await world.stores[0].write(Write("a", b"1", 0))
 

@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from kera.coordinator.operations import migration as migration_module
+from kera.coordinator.operations.migration import Migration, MigrationLimits
 from kera.core.errors import InvalidArgument, StreamletOutOfRange, Unavailable, Uncertain, UnknownStream
 from kera.v1 import common_pb2, coordinator_pb2
 from tests.unit.coordinator.fake_cluster import FIRST_VERSION, Cluster
@@ -235,26 +235,29 @@ async def test_a_caller_that_gives_up_does_not_stop_a_move_halfway(two: Cluster)
     assert (owner(two), await moves(two)) == (2, [])
 
 
-async def test_a_stream_in_too_many_pieces_takes_no_more(two: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        migration_module, "MOVED_STREAM_BYTES_MAX", two.coordinator.state.catalog.named("orders").ByteSize()
-    )
+def migration(cluster: Cluster, **limits: int) -> Migration:
+    """Of the same cluster, with limits of its own."""
+    coordinator = cluster.coordinator
+    return Migration(coordinator.state, coordinator.recoveries.records, limits=MigrationLimits(**limits))
+
+
+async def test_a_stream_in_too_many_pieces_takes_no_more(two: Cluster) -> None:
+    limited = migration(two, stream_bytes_max=two.coordinator.state.catalog.named("orders").ByteSize())
 
     with pytest.raises(InvalidArgument, match="groups at several brokers"):
-        await two.coordinator.migration.move("orders", 0, 2)
+        await limited.move("orders", 0, 2)
     assert (owner(two), await moves(two)) == (1, [])
 
 
 async def test_all_streams_together_take_no_more_pieces_than_fit_into_an_answer(
-    two: Cluster, monkeypatch: pytest.MonkeyPatch
+    two: Cluster,
 ) -> None:
     await two.coordinator.migration.move("orders", 0, 2)
-    size = two.coordinator.state.catalog.named("orders").ByteSize()
-    monkeypatch.setattr(migration_module, "MOVED_CATALOG_BYTES_MAX", size)
+    limited = migration(two, catalog_bytes_max=two.coordinator.state.catalog.named("orders").ByteSize())
 
     with pytest.raises(InvalidArgument, match="the descriptions of all streams would take more"):
-        await two.coordinator.migration.move("orders", 1, 2)
-    await two.coordinator.migration.move("orders", 0, 1)  # it comes back and is in one piece again
+        await limited.move("orders", 1, 2)
+    await limited.move("orders", 0, 1)  # it comes back and is in one piece again
     assert (owner(two), places(two), owner(two, 1)) == (1, [], 1)
 
 
@@ -311,19 +314,19 @@ async def test_a_coordinator_that_ends_begins_no_more_moves(two: Cluster) -> Non
     assert two.brokers.sealed == [(1, 1, 0)]
 
 
-async def test_so_many_moves_wait_and_no_more(two: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(migration_module, "MOVES_WAITING_MAX", 1)
+async def test_so_many_moves_wait_and_no_more(two: Cluster) -> None:
     two.settings = two.settings.model_copy(update={"moves_in_flight_max": 1})
     await two.restart()
+    limited = migration(two, moves_waiting_max=1)
     two.brokers.answering.clear()
     two.brokers.asked.clear()
-    first = asyncio.create_task(two.coordinator.migration.move("orders", 0, 2))
+    first = asyncio.create_task(limited.move("orders", 0, 2))
     await two.brokers.asked.wait()
-    second = asyncio.create_task(two.coordinator.migration.move("orders", 1, 2))
+    second = asyncio.create_task(limited.move("orders", 1, 2))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     with pytest.raises(Unavailable, match="1 moves wait for their turn"):
-        await two.coordinator.migration.move("orders", 1, 2)
+        await limited.move("orders", 1, 2)
 
     two.brokers.answering.set()
     await asyncio.gather(first, second)

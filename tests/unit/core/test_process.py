@@ -1,6 +1,5 @@
 """What a daemon's process asks of the operating system."""
 
-import ctypes
 import os
 import signal
 import socket
@@ -12,7 +11,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from kera.core import process
 from kera.core.process import DIE_WITH_PARENT_VARIABLE, node_id
 
 # The child tells its own process id and then waits to be killed; the parent waits for it to be ready and goes.
@@ -76,24 +74,22 @@ def test_a_child_that_was_not_asked_to_outlives_its_parent(value: str | None) ->
         child.send_signal(signal.SIGKILL)
 
 
-def test_a_parent_that_died_before_the_kernel_was_asked_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(DIE_WITH_PARENT_VARIABLE, "1")
-    parents = iter([os.getppid(), 1])
-    killed: list[tuple[int, int]] = []
-    asked: list[tuple[int, int]] = []
-    monkeypatch.setattr(os, "getppid", lambda: next(parents))
-    monkeypatch.setattr(os, "kill", lambda pid, number: killed.append((pid, number)))
+def test_a_parent_that_died_before_the_kernel_was_asked_is_noticed() -> None:
+    program = (
+        "import os, signal; from kera.core.process import die_with_parent; die_with_parent(os.getppid());"
+        "print('asked', flush=True); die_with_parent(1 + os.getppid()); signal.pause()"
+    )
+    child = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {DIE_WITH_PARENT_VARIABLE: "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+        timeout=60,
+    )
 
-    class Libc:
-        def prctl(self, option: int, number: int) -> None:
-            asked.append((option, number))
-
-    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: Libc())
-
-    process.die_with_parent()
-
-    assert asked == [(1, signal.SIGTERM)]
-    assert killed == [(os.getpid(), signal.SIGTERM)]
+    assert child.stdout == "asked\n"
+    assert child.returncode == -signal.SIGTERM
 
 
 def test_the_node_id_is_the_same_in_all_processes_of_a_host() -> None:
@@ -107,25 +103,20 @@ def test_the_node_id_is_the_same_in_all_processes_of_a_host() -> None:
     assert other.stdout.strip() == node_id()
 
 
-def test_the_node_id_differs_between_hosts_and_boots(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_node_id_differs_between_hosts_and_boots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = node_id()
 
     with monkeypatch.context() as elsewhere:
         elsewhere.setattr(socket, "gethostname", lambda: "elsewhere")
         assert node_id() != here
-    with monkeypatch.context() as later:
-        later.setattr(Path, "read_text", lambda *_, **__: "another boot\n")
-        assert node_id() != here
-        assert node_id().endswith("/another boot")
+    later = tmp_path / "boot_id"
+    later.write_text("another boot\n")
+    assert node_id(later) != here
+    assert node_id(later).endswith("/another boot")
 
 
-def test_a_kernel_without_a_boot_id_still_gives_a_node_id(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(*_: object, **__: object) -> str:
-        raise FileNotFoundError
-
-    monkeypatch.setattr(Path, "read_text", missing)
-
-    assert node_id().endswith("/unknown-boot")
+def test_a_kernel_without_a_boot_id_still_gives_a_node_id(tmp_path: Path) -> None:
+    assert node_id(tmp_path / "missing").endswith("/unknown-boot")
 
 
 def test_a_daemon_takes_as_many_descriptors_as_it_may() -> None:

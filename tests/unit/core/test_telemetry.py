@@ -8,7 +8,8 @@ import sys
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 from wsgiref.simple_server import WSGIServer
 
@@ -16,13 +17,14 @@ import prometheus_client
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
-from kera.core import telemetry
 from kera.core.errors import PortTaken, StartError
 from kera.core.telemetry import configure_logging, serve_metrics
 
+ServeMetrics = Callable[..., int]
+
 
 @pytest.fixture
-def _ended(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def serve() -> Iterator[ServeMetrics]:
     """A daemon serves metrics until it ends; here the servers end with the test."""
     started: list[tuple[WSGIServer, threading.Thread]] = []
 
@@ -30,8 +32,7 @@ def _ended(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         started.append(prometheus_client.start_http_server(*arguments, **options))
         return started[-1]
 
-    monkeypatch.setattr(telemetry, "start_http_server", start)
-    yield
+    yield partial(serve_metrics, start=start)
     for server, thread in started:
         server.shutdown()
         server.server_close()
@@ -50,21 +51,17 @@ def get(port: int) -> str:
         return str(response.read().decode())
 
 
-@pytest.mark.usefixtures("_ended")
-def test_metrics_are_served_on_any_free_port(registry: CollectorRegistry) -> None:
-    port = serve_metrics(registry, "127.0.0.1", 0)
+def test_metrics_are_served_on_any_free_port(serve: ServeMetrics, registry: CollectorRegistry) -> None:
+    port = serve(registry, "127.0.0.1", 0)
 
     assert port > 0
     assert "chunks_appended_total 3.0\n" in get(port)
 
 
-@pytest.mark.usefixtures("_ended")
 def test_who_connects_and_says_nothing_is_sent_away_and_makes_room(
-    registry: CollectorRegistry, monkeypatch: pytest.MonkeyPatch
+    serve: ServeMetrics, registry: CollectorRegistry
 ) -> None:
-    monkeypatch.setattr(telemetry, "METRICS_REQUEST_S", 0.2)
-    monkeypatch.setattr(telemetry, "METRICS_REQUESTS_MAX", 2)
-    port = serve_metrics(registry, "127.0.0.1", 0)
+    port = serve(registry, "127.0.0.1", 0, request_s=0.2, requests_max=2)
     with contextlib.ExitStack() as stack:
         silent = [stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20)) for _ in range(3)]
         for each in reversed(silent):
@@ -81,21 +78,19 @@ def test_metrics_are_served_on_the_port_asked_for(registry: CollectorRegistry) -
     assert "chunks_appended_total" in get(port)
 
 
-@pytest.mark.usefixtures("_ended")
-def test_two_registries_of_one_process_do_not_mix(registry: CollectorRegistry) -> None:
-    first, second = (serve_metrics(each, "127.0.0.1", 0) for each in (registry, CollectorRegistry()))
+def test_two_registries_of_one_process_do_not_mix(serve: ServeMetrics, registry: CollectorRegistry) -> None:
+    first, second = (serve(each, "127.0.0.1", 0) for each in (registry, CollectorRegistry()))
 
     assert "chunks_appended_total" in get(first)
     assert "chunks_appended_total" not in get(second)
 
 
-@pytest.mark.usefixtures("_ended")
-def test_a_port_that_is_taken_is_named(registry: CollectorRegistry) -> None:
+def test_a_port_that_is_taken_is_named(serve: ServeMetrics, registry: CollectorRegistry) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
 
         with pytest.raises(PortTaken, match=f"metrics: cannot listen on 127.0.0.1:{port}: Address already in use") as e:
-            serve_metrics(registry, "127.0.0.1", port)
+            serve(registry, "127.0.0.1", port)
 
     assert e.value.attributes == {"host": "127.0.0.1", "port": port}
 

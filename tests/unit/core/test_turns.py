@@ -4,8 +4,6 @@ import asyncio
 from collections.abc import Generator
 from time import perf_counter
 
-import pytest
-
 from kera.core.turns import Turns
 
 ALWAYS_OVER = 0.0
@@ -51,9 +49,9 @@ async def test_a_request_that_was_given_up_takes_no_turn() -> None:
     assert done[before:] == ["here"] * 3
 
 
-async def test_who_takes_much_longer_than_a_slice_rests_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    turns, worked_s = Turns(), 0.0
-    monkeypatch.setattr("kera.core.turns.perf_counter", lambda: worked_s + perf_counter())
+async def test_who_takes_much_longer_than_a_slice_rests_as_long() -> None:
+    worked_s = 0.0
+    turns = Turns(now=lambda: worked_s + perf_counter())
     order: list[str] = []
 
     async def work(requester: str, took_s: float) -> None:

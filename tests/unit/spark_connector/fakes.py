@@ -25,7 +25,7 @@ from kera.client import (
     StreamDescription,
 )
 from kera.core.chunk import ChunkHeader
-from kera.core.errors import DataLost, KeraError, UnknownStream
+from kera.core.errors import DataLost, KeraError, Unavailable, UnknownStream
 from kera.core.ids import EntryId, Position
 from kera.core.schema import DEFAULT_SCHEMA
 
@@ -160,6 +160,10 @@ class FakeClient:
         self.committed: dict[tuple[str, str], dict[EntryId, Position]] = {}
         """By consumer group and stream."""
         self.commits = 0
+        self.away = False
+        """The coordinator does not answer."""
+        self.looked_for: list[Position] = []
+        """Where chunks were looked for."""
         self.commit_error: KeraError | None = None
         self.shared_memory: set[str] = set()
         """What ranges were read with."""
@@ -197,6 +201,7 @@ class FakeClient:
         return [stream.description(name) for name, stream in sorted(self.streams.items())]
 
     async def describe_stream(self, stream: str) -> Any:
+        self._require_coordinator()
         return self.stream(stream).description(stream)
 
     describe = describe_stream
@@ -204,7 +209,12 @@ class FakeClient:
     async def bounds(self, stream: str) -> dict[int, list[EntryBounds]]:
         return self.stream(stream).bounds()
 
+    def _require_coordinator(self) -> None:
+        if self.away:
+            raise Unavailable("nobody is there")
+
     async def locate(self, stream: str, queries: Sequence[ChunkQuery]) -> list[ChunkPlace]:
+        self.looked_for += [query.start for query in queries]
         return [self.stream(stream).locate(query) for query in queries]
 
     async def segments(

@@ -1,7 +1,6 @@
 """A task of the columnar engine is sent where the client would go, after as long a wait, and told when it is over."""
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -20,9 +19,7 @@ from kera.core.errors import (
     UnknownStream,
     error_to_attributes,
 )
-from kera.core.ids import Position
 from kera.spark_connector.planning.offsets import StreamRecreated
-from kera.spark_connector.service import routing
 from kera.spark_connector.service.routing import Again, Asked, End, Router, Skip, decide
 from tests.unit.spark_connector.fakes import BROKER, FakeClient, at
 
@@ -201,43 +198,21 @@ async def test_a_coordinator_that_is_away_leaves_what_was_known(
     cluster: FakeClient, router: Impatient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await route(router, cluster, Asked.of(params()))
-
-    async def nobody(_: str) -> None:
-        raise Unavailable("nobody is there")
-
-    monkeypatch.setattr(cluster, "describe_stream", nobody)
-    monkeypatch.setattr(cluster, "describe", nobody)
+    cluster.away = True
 
     answer = await route(router, cluster, Asked.of(params(NotOwner("it has moved"))))
     assert answer["broker"] == ADDRESSES
     assert len(router.pauses) == 1
-    monkeypatch.setattr(routing, "decide", only_one_wait(decide))
+    monkeypatch.setenv("KERA_CLIENT_RETRY_TIMEOUT_MS", "0")
     with pytest.raises(Unavailable, match="does not say where stream 'numbers' is"):
         await route(Impatient(), cluster, Asked.of(params()))
 
 
-def only_one_wait(decide_: Callable[..., Again | Skip | End]) -> Callable[..., Again | Skip | End]:
-    def decide_once(asked: Asked, error: KeraError, waiting: RetryTime, now_s: float) -> Again | Skip | End:
-        return decide_(asked, error, waiting, now_s + 1000 * waiting.attempt)
-
-    return decide_once
-
-
-async def test_a_broker_that_is_not_reached_is_looked_for(
-    cluster: FakeClient, router: Impatient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looked: list[Position] = []
-
-    async def locate(_: str, queries: list[Any]) -> list[Any]:
-        looked.extend(query.start for query in queries)
-        raise Unavailable("nobody is there")
-
-    monkeypatch.setattr(cluster, "locate", locate)
-
+async def test_a_broker_that_is_not_reached_is_looked_for(cluster: FakeClient, router: Impatient) -> None:
     for error in (NotOwner("it has moved"), Unavailable("it is away"), Unavailable("it is away")):
         await route(router, cluster, Asked.of(params(error, progressed=True)))
 
-    assert looked == [at(1), at(1)]
+    assert cluster.looked_for == [at(1), at(1)]
     assert len(router.pauses) == 3
 
 

@@ -63,7 +63,7 @@ class _Aged(NamedTuple):
     """When its last chunk was appended, as far as can be believed."""
 
 
-def new_starts(streamlet: Streamlet, rules: Rules, now_us: int) -> list[NewStart]:
+def new_starts(streamlet: Streamlet, rules: Rules, now_us: int, segments_max: int = SEGMENTS_MAX) -> list[NewStart]:
     """The entries that have something to lose, and where they are to start; `now_us` is the broker's time of day."""
     if not rules:
         return []
@@ -71,7 +71,7 @@ def new_starts(streamlet: Streamlet, rules: Rules, now_us: int) -> list[NewStart
     heads = {entry: found for entry, walk in walks.items() if (found := next(walk, None)) is not None}
     surplus = streamlet.length_bytes - rules.bytes_max if rules.bytes_max else 0
     starts: dict[Entry, NewStart] = {}
-    for _ in range(SEGMENTS_MAX):
+    for _ in range(segments_max):
         if not heads:
             break
         entry = min(heads, key=lambda candidate: heads[candidate].newest_us)  # the oldest of all entries

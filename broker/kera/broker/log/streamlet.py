@@ -26,15 +26,24 @@ from kera.core.chunk import ChunkHeader
 from kera.core.errors import OutOfSequence, ProducerFenced, RecordTooLarge
 from kera.core.ids import EARLIEST, PRODUCER_IDS
 
-PRODUCERS_KEPT = 32_768
-"""Of those whose ids the coordinator gave: of the others, longest unheard of, it is not remembered how far they got.
-One that comes back begins a new epoch, as after any loss of that. So many do not come and go within the time for which
-a chunk is sent again."""
-PRODUCERS_SPARE = PRODUCERS_KEPT // 16
-"""So many more are remembered before any is forgotten: it takes a look at all of them."""
 NO_FENCES: Mapping[int, int] = MappingProxyType({})
-PRODUCERS_IN_ORDER = 1024
-"""With more than so many, each is put behind the others when it is heard of; with fewer nobody asks for their order."""
+
+
+class ProducerLimits(NamedTuple):
+    """Of how many producers a streamlet remembers how far they got."""
+
+    kept: int = 32_768
+    """Of those whose ids the coordinator gave: the others, longest unheard of, are forgotten. One that comes back
+    begins a new epoch, as after any loss of that. So many do not come and go within the time for which a chunk is sent
+    again."""
+    spare: int = 2048
+    """So many more are remembered before any is forgotten: it takes a look at all of them."""
+    in_order: int = 1024
+    """With more than so many, each is put behind the others when it is heard of; with fewer nobody asks for their
+    order."""
+
+
+PRODUCER_LIMITS = ProducerLimits()
 
 
 class Appended(NamedTuple):
@@ -114,6 +123,7 @@ class Streamlet:
         memory: Memory,
         held: Holding,
         first_epochs: Mapping[int, int] = NO_FENCES,
+        producer_limits: ProducerLimits = PRODUCER_LIMITS,
     ) -> None:
         """`first_epochs`: by producer, the first epoch of which its broker takes chunks."""
         self.stream_id = stream_id
@@ -121,8 +131,10 @@ class Streamlet:
         self.entries = entries
         self.next_group_id = next_group_id
         self.producers = producers
-        """How far each got, the one longest unheard of first, see `PRODUCERS_IN_ORDER`."""
-        self._producers_max = PRODUCERS_KEPT + PRODUCERS_SPARE
+        """How far each got, the one longest unheard of first, see `ProducerLimits.in_order`."""
+        self._producer_limits = producer_limits
+        self._producers_in_order = producer_limits.in_order
+        self._producers_max = producer_limits.kept + producer_limits.spare
         self.first_epochs = first_epochs
         """See ``kera.broker.ownership.producer_fences``."""
         self._group_segments = group_segments
@@ -222,10 +234,10 @@ class Streamlet:
         if len(producers) <= self._producers_max:
             return []
         given = [producer_id for producer_id in producers if producer_id not in PRODUCER_IDS]
-        forgotten = given[: max(0, len(given) - PRODUCERS_KEPT)]
+        forgotten = given[: max(0, len(given) - self._producer_limits.kept)]
         for producer_id in forgotten:
             del producers[producer_id]
-        self._producers_max = len(producers) + PRODUCERS_SPARE
+        self._producers_max = len(producers) + self._producer_limits.spare
         return forgotten
 
     # -- appending -------------------------------------------------------------------------------------------------
@@ -265,7 +277,7 @@ class Streamlet:
         segment.touched_ms, segment.newest_us = self._memory.now_ms, self._memory.now_us
         entry.next_record = first_record + header.record_count
         producers = self.producers
-        if len(producers) > PRODUCERS_IN_ORDER:
+        if len(producers) > self._producers_in_order:
             producers.pop(producer_id, None)
         producers[producer_id] = segment.producers[producer_id]
         if state is None:

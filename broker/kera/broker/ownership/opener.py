@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from kera.broker.log.entry import Entry
 from kera.broker.log.intervals import Holding
-from kera.broker.log.streamlet import Streamlet
+from kera.broker.log.streamlet import ProducerLimits, Streamlet
 from kera.broker.ownership.handover import HandedOver, handed_over, producers_of, put_handed_over
 from kera.broker.ownership.producer_fences import ProducerFences
 from kera.broker.ownership.stream import Stream
@@ -28,12 +28,14 @@ class StreamletOpener:
         restart: Restart,
         fences: ProducerFences,
         moved_starts: dict[Entry, None],
+        producer_limits: ProducerLimits,
     ) -> None:
         """`moved_starts`: gets the entries whose start may have moved when nobody was told."""
         self._memory = memory
         self._restart = restart
         self._fences = fences
         self._moved_starts = moved_starts
+        self._producer_limits = producer_limits
 
     def as_inherited(self, stream_id: int, assignment: common_pb2.StreamletAssignment, held: Holding) -> Holding:
         """`held`, or only the older intervals when what the last one goes on from is not here.
@@ -106,6 +108,7 @@ class StreamletOpener:
             memory=self._memory,
             held=held,
             first_epochs=self._fences.first_epochs,
+            producer_limits=self._producer_limits,
         )
         forgotten = streamlet.forget_producers()
         if forgotten:

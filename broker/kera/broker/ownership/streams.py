@@ -6,7 +6,7 @@ from collections.abc import Container, Generator, Iterable, Iterator
 
 from kera.broker.log.entry import Entry
 from kera.broker.log.intervals import Holding, holding
-from kera.broker.log.streamlet import Streamlet
+from kera.broker.log.streamlet import PRODUCER_LIMITS, ProducerLimits, Streamlet
 from kera.broker.ownership.opener import StreamletOpener
 from kera.broker.ownership.producer_fences import ProducerFences
 from kera.broker.ownership.removal import StreamletRemoval
@@ -28,7 +28,13 @@ from kera.v1 import common_pb2
 class Streams:
     """All streams with streamlets on this broker (the thesis's stream manager)."""
 
-    def __init__(self, memory: PersistenceManager, restart: Restart, replication: Replication) -> None:
+    def __init__(
+        self,
+        memory: PersistenceManager,
+        restart: Restart,
+        replication: Replication,
+        producer_limits: ProducerLimits = PRODUCER_LIMITS,
+    ) -> None:
         self._memory = memory
         self._restart = restart
         self._replication = replication
@@ -40,7 +46,7 @@ class Streams:
         self.unknown: dict[int, Unserved] = {}
         """Streams that are here and of which the coordinator did not know: kept, and not served."""
         self.removal = StreamletRemoval(memory, restart)
-        self._opener = StreamletOpener(memory, restart, self.fences, self.moved_starts)
+        self._opener = StreamletOpener(memory, restart, self.fences, self.moved_starts, producer_limits)
 
     @property
     def index(self) -> SegmentIndex:

@@ -44,14 +44,20 @@ from kera.v1 import broker_pb2, common_pb2, coordinator_pb2
 
 log = get_logger("kera.coordinator")
 
-MOVED_STREAM_BYTES_MAX = VALUE_BYTES_MAX * 3 // 4
-"""Of a stream's description after a move: each streamlet that is in two places makes it longer. The rest is for what
-recoveries add, which must not fail."""
 
-MOVED_CATALOG_BYTES_MAX = CATALOG_BYTES_MAX * 3 // 2
-"""Of the descriptions of all streams, likewise: brokers that register get them in one message."""
-MOVES_WAITING_MAX = 1024
-"""For their turn. Who has more to move asks for some at a time."""
+class MigrationLimits(NamedTuple):
+    """What moves may take."""
+
+    stream_bytes_max: int = VALUE_BYTES_MAX * 3 // 4
+    """Of a stream's description after a move: each streamlet that is in two places makes it longer. The rest is for
+    what recoveries add, which must not fail."""
+    catalog_bytes_max: int = CATALOG_BYTES_MAX * 3 // 2
+    """Of the descriptions of all streams, likewise: brokers that register get them in one message."""
+    moves_waiting_max: int = 1024
+    """For their turn. Who has more to move asks for some at a time."""
+
+
+LIMITS = MigrationLimits()
 
 ObserveMove = Callable[[str, float], None]
 """Called when a move has ended: ``ok`` or the code of the error, and for how many seconds no broker took chunks."""
@@ -68,11 +74,17 @@ class Migration:
     """Moves streamlets, several at a time, each streamlet once at a time."""
 
     def __init__(
-        self, state: State, recoveries: RecoveryRecords, *, observe_move: ObserveMove = lambda *_: None
+        self,
+        state: State,
+        recoveries: RecoveryRecords,
+        *,
+        observe_move: ObserveMove = lambda *_: None,
+        limits: MigrationLimits = LIMITS,
     ) -> None:
         self._state = state
         self._recoveries = recoveries
         self._observe_move = observe_move
+        self._limits = limits
         self._moving: set[StreamletId] = set()
         self._slots = asyncio.Semaphore(state.settings.moves_in_flight_max)
         self._waiting = 0
@@ -148,7 +160,7 @@ class Migration:
     @contextlib.asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
         """One of the moves that may be under way at the same time."""
-        if self._waiting >= MOVES_WAITING_MAX:
+        if self._waiting >= self._limits.moves_waiting_max:
             raise Unavailable(f"{self._waiting} moves wait for their turn; ask again when some are done")
         self._waiting += 1
         try:
@@ -347,17 +359,18 @@ class Migration:
 
     def _check_room(self, stream: common_pb2.StreamInfo) -> None:
         """Whether there is room for the description of a stream whose streamlets have moved."""
-        if not self._state.catalog.fits(stream, MOVED_CATALOG_BYTES_MAX):
+        limits = self._limits
+        if not self._state.catalog.fits(stream, limits.catalog_bytes_max):
             raise InvalidArgument(
-                f"the descriptions of all streams would take more than {MOVED_CATALOG_BYTES_MAX} bytes: too many"
+                f"the descriptions of all streams would take more than {limits.catalog_bytes_max} bytes: too many"
                 " streamlets have groups at several brokers; wait until retention has removed older ones",
-                limit_bytes=MOVED_CATALOG_BYTES_MAX,
+                limit_bytes=limits.catalog_bytes_max,
             )
-        if stream.ByteSize() > MOVED_STREAM_BYTES_MAX:
+        if stream.ByteSize() > limits.stream_bytes_max:
             raise InvalidArgument(
-                f"the description of stream {stream.name!r} would take more than {MOVED_STREAM_BYTES_MAX} bytes: too"
+                f"the description of stream {stream.name!r} would take more than {limits.stream_bytes_max} bytes: too"
                 " many of its streamlets have groups at several brokers; wait until retention has removed older ones",
-                limit_bytes=MOVED_STREAM_BYTES_MAX,
+                limit_bytes=limits.stream_bytes_max,
             )
 
     def advance(self) -> None:

@@ -29,7 +29,7 @@ from kera.coordinator.cluster.state import HANDED_OVER, State, handed_over_key, 
 from kera.coordinator.cluster.work import Work
 from kera.coordinator.ids import StreamletId
 from kera.coordinator.operations.loads import MeasuredLoads
-from kera.coordinator.operations.migration import MOVES_WAITING_MAX, Migration
+from kera.coordinator.operations.migration import LIMITS, Migration
 from kera.core.errors import InvalidArgument, KeraError
 from kera.core.rpc import api
 from kera.core.telemetry import get_logger
@@ -39,7 +39,7 @@ log = get_logger("kera.coordinator")
 
 TOGETHER_MAX = 64
 """Streamlets of a stream that move as one: each waits until all of them have moved."""
-SCATTERED_MAX = MOVES_WAITING_MAX // 4
+SCATTERED_MAX = LIMITS.moves_waiting_max // 4
 """Moves that are asked for at once: others may ask for some, too."""
 HANDED_OVER_MAX = 50_000
 """Streamlets that a broker gets back: so many fit into a record. Rebalancing sees to the others."""

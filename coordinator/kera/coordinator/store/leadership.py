@@ -187,6 +187,7 @@ class Leadership:
         *,
         now: Callable[[], float] = boottime_s,
         wall_us: Callable[[], int] = _wall_us,
+        pause_s: float = PAUSE_S,
     ) -> None:
         """`now` is a clock in seconds that never goes back, and goes on while the host is suspended; `wall_us` tells
         the time, for numbers only.
@@ -194,6 +195,7 @@ class Leadership:
         self._office = office
         self._now = now
         self._wall_us = wall_us
+        self._pause_s = pause_s
         self._election: Election | None = None
         self._address = ""
         self._term: _Term | None = None
@@ -230,7 +232,7 @@ class Leadership:
                 self._tell("no proof of it in time")
             finally:
                 await election.resign()
-            await asyncio.sleep(PAUSE_S)
+            await asyncio.sleep(self._pause_s)
 
     def _tell(self, reason: str) -> None:
         """Once for each reason: it may last, and is tried again several times in a second."""
