@@ -46,6 +46,8 @@ class FakeDisk:
         self.scribbles = False
         """A write that fails leaves nothing that makes sense where it should have been."""
         self.read_error = 0
+        self.has_holes = True
+        """What is punched is gone, as on a file system that can do that."""
         self.operations_left: int | None = None
         """Until the power is lost."""
         self.synced: dict[int, bytes] = {}
@@ -75,6 +77,8 @@ class FakeDisk:
             self.pending.append(((offset + at) // BLOCK_BYTES, data[at : at + BLOCK_BYTES]))
 
     def punch(self, offset: int, length: int) -> None:
+        if not self.has_holes:
+            return
         self._operate()
         for block in range(offset // BLOCK_BYTES, (offset + length) // BLOCK_BYTES):
             self.pending.append((block, bytes(BLOCK_BYTES)))
