@@ -277,7 +277,7 @@ class TestMoves:
         fleet.s.seal(0)
         producer = make_producer(fleet)
         (pending,) = await send(producer, b"a")
-        await until(lambda: len(fleet.s.attempts) > 1)
+        await until(lambda: len(fleet.s.attempts) > 1 and producer.routes.searches > 0)
         await producer.close(flush=False)
         with pytest.raises(ClosedError):
             await give(pending)
