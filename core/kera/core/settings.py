@@ -34,10 +34,13 @@ SECTIONS = (
     "client",
     "consumer",
     "coordinator",
-    "group",
+    "group_consumer",
     "producer",
 )
 """Tables that a settings file may have. A part looks at its own only, and must know others' from misspelt ones."""
+
+FORMER_SECTIONS = {"group_consumer": "group"}
+"""What a section was called before: what is still set there is refused, with the name that it has now."""
 
 _config_file: contextvars.ContextVar[Path | None] = contextvars.ContextVar("kera_config_file", default=None)
 
@@ -83,7 +86,9 @@ class _TomlSection(PydanticBaseSettingsSource):
                     f"{name} is outside of any table in {path}, as [{section}] is one", path=str(path)
                 )
             if name not in known:
-                raise InvalidSettings(f"[{name}] is no table of settings{hint(name, known)} ({path})", path=str(path))
+                renamed = [now for now, before in FORMER_SECTIONS.items() if before == name]
+                meant = f", it is [{renamed[0]}] now" if renamed else hint(name, known)
+                raise InvalidSettings(f"[{name}] is no table of settings{meant} ({path})", path=str(path))
         values = document.get(section, {})
         if not isinstance(values, dict):
             raise InvalidSettings(f"[{section}] in {path} must be a table", path=str(path))
@@ -145,8 +150,8 @@ class KeraSettings(BaseSettings):
     @classmethod
     def _unknown_variables(cls) -> list[str]:
         """Environment variables of this section without a field. pydantic never looks at them, and so never errs."""
-        prefix = f"KERA_{cls.section}_".upper()
-        known = {prefix + name.upper() for name in cls.model_fields}
+        prefix = f"KERA_{FORMER_SECTIONS.get(cls.section, cls.section)}_".upper()
+        known = {f"KERA_{cls.section}_{name}".upper() for name in cls.model_fields}
         return sorted(
             name for name in os.environ if cls.section and name.upper().startswith(prefix) and name.upper() not in known
         )

@@ -15,7 +15,8 @@ import kera.broker
 import kera.cli
 import kera.client
 import kera.coordinator
-from kera.core.settings import CONFIG_FILE_VARIABLE, SECTIONS, InvalidSettings, KeraSettings
+from kera.client.consuming.group_consumer_settings import GroupConsumerSettings
+from kera.core.settings import CONFIG_FILE_VARIABLE, FORMER_SECTIONS, SECTIONS, InvalidSettings, KeraSettings
 
 PACKAGES = (kera.backup, kera.broker, kera.cli, kera.client, kera.coordinator)
 
@@ -169,6 +170,19 @@ def test_a_misspelt_variable_is_refused_with_what_was_meant(monkeypatch: pytest.
 def test_a_misspelt_keyword_is_refused_with_what_was_meant() -> None:
     with pytest.raises(InvalidSettings, match="linger: there is no such setting; did you mean 'linger_ms'"):
         ExampleSettings.load(linger=5)
+
+
+def test_what_is_set_under_a_former_name_is_refused_with_the_name_of_now(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for now, before in FORMER_SECTIONS.items():
+        file = tmp_path / "kera.toml"
+        file.write_text(f'[{before}]\nstart = "latest"\n')
+        with pytest.raises(InvalidSettings, match=rf"\[{before}\] is no table of settings, it is \[{now}\] now"):
+            ExampleSettings.load(file)
+    monkeypatch.setenv(f"KERA_{FORMER_SECTIONS['group_consumer']}_START".upper(), "latest")
+    with pytest.raises(InvalidSettings, match="did you mean 'KERA_GROUP_CONSUMER_START'"):
+        GroupConsumerSettings.load()
 
 
 def test_all_tables_that_there_are_are_known() -> None:
