@@ -9,6 +9,7 @@ They are there wherever KerA is installed. Nothing of KerA is imported before a 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -41,8 +42,12 @@ class KeraDev:
 
 
 @async_fixture
-async def kera_fake_cluster() -> AsyncIterator[FakeCluster]:
-    """A fake cluster with one broker."""
+async def kera_fake_cluster(request: pytest.FixtureRequest) -> AsyncIterator[FakeCluster]:
+    """A fake cluster with one broker, for an asynchronous test: it runs in the test's event loop."""
+    function = getattr(request.node, "obj", None)
+    function = getattr(getattr(function, "hypothesis", None), "inner_test", function)
+    if not inspect.iscoroutinefunction(function):
+        pytest.fail("kera_fake_cluster runs in the event loop of its test, so this must be an async def", pytrace=False)
     from kera.client.testing import FakeCluster
 
     async with FakeCluster() as cluster:

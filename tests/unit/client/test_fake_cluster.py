@@ -2,12 +2,17 @@
 
 import asyncio
 import re
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
 
 from kera.client.testing import FakeCluster
+from kera.coordinator.cluster.validation import checked_name
 from kera.core.errors import (
     ArenaFull,
     DataLost,
@@ -58,7 +63,7 @@ async def test_streams_are_created_once_altered_listed_moved_and_deleted() -> No
         with pytest.raises(StreamExists):
             await admin.create_stream("a")
         assert [each.name for each in await admin.list_streams()] == ["a", "b"]
-        assert (await admin.alter_stream("a", retention_ms=5)).config.retention_ms == 5
+        assert (await admin.alter_stream("a", durability="persisted")).config.durability == "persisted"
         await admin.move_streamlet("a", 0, 2)
         assert cluster.stream("a").streamlets[0].owner == 2
         assert [each.broker_id for each in (await admin.describe_cluster()).brokers if each.alive] == [1, 2]
@@ -192,6 +197,134 @@ class TestFaults:
         async with FakeCluster() as cluster:
             with pytest.raises(InvalidArgument, match="does not offer Rebalance"):
                 await cluster.client().admin.rebalance()
+
+
+class TestWhatARealClusterRefuses:
+    @pytest.mark.parametrize(
+        "retention",
+        [
+            {"retention_ms": 5},
+            {"retention_bytes": 5},
+            {"retention_consumer_groups": ["g"]},
+            {"retention_consumer_groups": ["g"], "retention_consumed": True},
+        ],
+    )
+    async def test_there_is_no_retention(self, retention: dict[str, Any]) -> None:
+        async with FakeCluster() as cluster:
+            cluster.create_stream("s")
+            for request in ("create_stream", "alter_stream"):
+                with pytest.raises(InvalidArgument, match="a fake cluster has no retention"):
+                    await getattr(cluster.client().admin, request)("s", **retention)
+            assert not cluster.stream("s").message.config.retention_consumer_groups
+
+    async def test_durability_needs_its_replicas(self) -> None:
+        async with FakeCluster() as cluster:
+            admin = cluster.client().admin
+            with pytest.raises(InvalidArgument, match="needs replication of at least 1"):
+                await admin.create_stream("s", replication=0, durability="replicated")
+            await admin.create_stream("s", replication=0, durability="persisted")
+            with pytest.raises(InvalidArgument, match="needs replication of at least 1"):
+                await admin.alter_stream("s", durability="replicated")
+            assert (await admin.describe_stream("s")).config.durability == "persisted"
+            await admin.create_stream("safe", replication=1, durability="replicated")
+
+    @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a b", "a\n", "é", "x" * 250])
+    async def test_names_are_those_of_a_real_cluster(self, name: str) -> None:
+        with pytest.raises(InvalidArgument):
+            checked_name(name)
+        async with FakeCluster() as cluster:
+            with pytest.raises(InvalidArgument, match="a stream cannot be called"):
+                cluster.create_stream(name)
+
+    @pytest.mark.parametrize("name", ["...", ".a", "-", "Az_09", "x" * 249])
+    async def test_odd_names_are_names(self, name: str) -> None:
+        async with FakeCluster() as cluster:
+            assert cluster.create_stream(checked_name(name)).message.name == name
+
+
+class TestMisuse:
+    @pytest.mark.parametrize(
+        ("use", "complaint"),
+        [
+            (lambda cluster: cluster.stream("s").move(0, 9), "no broker 9: the cluster has brokers 1 to 2"),
+            (lambda cluster: cluster.stream("s").move(1, 2), "has streamlets 0 to 0, not 1"),
+            (lambda cluster: cluster.stream("s").relocate(0, 0), "no broker 0"),
+            (lambda cluster: cluster.stream("s").seal(-1), "has streamlets 0 to 0, not -1"),
+            (lambda cluster: cluster.stream("s").values(7), "has streamlets 0 to 0, not 7"),
+            (lambda cluster: cluster.take_over(9, 2), "no broker 9"),
+            (lambda cluster: cluster.take_over(1, 2), "broker 1 still runs: crash it first"),
+            (lambda cluster: cluster.stream("s").take_over(1, 2), "broker 1 still runs: crash it first"),
+            (lambda cluster: cluster.brokers[1].slow_down(-1), "delay_s is -1"),
+            (lambda cluster: cluster.brokers[1].slow_down("1"), "delay_s is '1'"),
+            (lambda cluster: cluster.brokers[1].refuse("busy"), "error is 'busy'"),
+            (lambda cluster: cluster.brokers[1].refuse(Unavailable), "error is <class"),
+            (lambda cluster: cluster.brokers[1].refuse_all(ValueError()), r"error is ValueError\(\)"),
+            (lambda cluster: cluster.coordinator.refuse(ValueError()), r"error is ValueError\(\)"),
+        ],
+    )
+    async def test_is_refused_at_once(self, use: Callable[[FakeCluster], object], complaint: str) -> None:
+        async with FakeCluster(brokers=2) as cluster:
+            cluster.create_stream("s")
+            with pytest.raises(InvalidArgument, match=complaint):
+                use(cluster)
+            assert cluster.stream("s").streamlets[0].owner == 1
+
+    async def test_nothing_goes_to_a_broker_that_does_not_run(self) -> None:
+        async with FakeCluster(brokers=3) as cluster:
+            stream = cluster.create_stream("s")
+            for broker_id in (1, 2):
+                await cluster.brokers[broker_id].crash()
+            with pytest.raises(InvalidArgument, match="broker 2 does not run"):
+                cluster.take_over(1, 2)
+            with pytest.raises(InvalidArgument, match="broker 2 does not run"):
+                stream.move(0, 2)
+
+    @pytest.mark.parametrize("wrong", [{"brokers": 0}, {"brokers": "2"}, {"segment_bytes": 0}])
+    def test_a_cluster_without_brokers_is_not_made(self, wrong: dict[str, Any]) -> None:
+        with pytest.raises(InvalidArgument, match=f"{next(iter(wrong))} is "):
+            FakeCluster(**wrong)
+
+    async def test_a_cluster_is_used_while_it_runs_and_entered_once(self) -> None:
+        cluster = FakeCluster()
+        with pytest.raises(InvalidArgument, match="has not been entered"):
+            cluster.client()
+        async with cluster:
+            with pytest.raises(InvalidArgument, match="this one runs"):
+                await cluster.__aenter__()
+        for use in (cluster.client, cluster.__aenter__, lambda: cluster.bootstrap):
+            with pytest.raises(InvalidArgument, match="has been closed"):
+                await cast("Any", use())
+
+
+async def test_all_streamlets_are_shown_unless_one_is_named() -> None:
+    async with FakeCluster() as cluster:
+        stream = cluster.create_stream("s", streamlets=2)
+        async with cluster.client().producer() as producer:
+            await producer.prepare("s")
+            for number in range(4):
+                await producer.send("s", b"%d" % number, streamlet=number % 2)
+        assert stream.values() == [b"0", b"2", b"1", b"3"]
+        assert stream.values(1) == [b"1", b"3"]
+
+
+def test_without_its_packages_it_says_what_to_install() -> None:
+    program = "import sys; sys.modules['grpc_health'] = None; import kera.client.testing"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert "is missing; install it with: pip install 'kera[testing]'" in result.stderr
+
+
+SYNCHRONOUS = """
+def test_mine(kera_fake_cluster):
+    raise AssertionError("it does not come to this")
+"""
+
+
+def test_the_fixture_is_refused_to_a_synchronous_test(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(SYNCHRONOUS)
+    pytester.makeini("[pytest]\nasyncio_mode = auto\nasyncio_default_fixture_loop_scope = function\n")
+    result = pytester.runpytest_subprocess("-p", "kera.pytest_plugin", "-p", "no:cacheprovider")
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*kera_fake_cluster runs in the event loop of its test*async def*"])
 
 
 def test_examples_of_the_document_are_true(pytester: pytest.Pytester) -> None:

@@ -206,6 +206,7 @@ async def test_what_is_being_recovered_is_waited_for_beyond_the_usual_time(
 ) -> None:
     fleet = await make_fleet(retry_timeout_ms=200)
     put(fleet, b"a")
+    await fleet.fake.brokers[1].crash()
     fleet.fake.take_over(1, 2)
     put(fleet, b"b")
     taking = asyncio.ensure_future(take(make_consumer(fleet), 2))
@@ -222,6 +223,7 @@ async def test_a_recovery_that_never_ends_is_an_error_in_the_end(
 ) -> None:
     fleet = await make_fleet(recovery_timeout_ms=50)
     put(fleet, b"a")
+    await fleet.fake.brokers[1].crash()
     fleet.fake.take_over(1, 2)
     with pytest.raises(Recovering):
         await take(make_consumer(fleet), 1)

@@ -15,14 +15,18 @@ It speaks the protocol that clients speak, keeps everything in memory, and fails
 `FakeCluster.take_over`. See ``docs/testing-your-code.md``.
 
 It keeps what clients rely on: order, deduplication, fencing of named producers, positions that stay valid over moves.
-It refuses the calls that plan Spark's reads, group consumers, streams with several entries and changes of a schema
-with `InvalidArgument`, offers no shared memory, and stores settings of retention without deleting anything. Test such
-code against a real cluster, as the fixture ``kera_dev`` of `kera.pytest_plugin` starts it.
+It refuses the calls that plan Spark's reads, group consumers, streams with several entries, changes of a schema and
+settings of retention with `InvalidArgument`, and offers no shared memory. Test such code against a real cluster, as the
+fixture ``kera_dev`` of `kera.pytest_plugin` starts it.
 """
 
-from kera.client.testing.broker import FakeBroker
-from kera.client.testing.cluster import FakeCluster
-from kera.client.testing.coordinator import FakeCoordinator
-from kera.client.testing.streams import FakeStream, FakeStreamlet, StoredChunk
+try:
+    from kera.client.testing.broker import FakeBroker
+    from kera.client.testing.cluster import FakeCluster
+    from kera.client.testing.coordinator import FakeCoordinator
+    from kera.client.testing.streams import FakeStream, FakeStreamlet, StoredChunk
+except ModuleNotFoundError as error:
+    message = f"{error.name} is missing; install it with: pip install 'kera[testing]'"
+    raise ModuleNotFoundError(message, name=error.name) from error
 
 __all__ = ["FakeBroker", "FakeCluster", "FakeCoordinator", "FakeStream", "FakeStreamlet", "StoredChunk"]

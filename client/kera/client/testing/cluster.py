@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+from enum import Enum
 from typing import Any, Self
 
+from kera.client.arguments import whole
 from kera.client.client import Client
 from kera.client.cluster.cluster import Cluster
 from kera.client.settings import ClientSettings
 from kera.client.testing.broker import FakeBroker
 from kera.client.testing.coordinator import FakeCoordinator
-from kera.client.testing.streams import Changes, FakeStream
+from kera.client.testing.streams import Changes, FakeStream, check_broker
+from kera.core.errors import InvalidArgument
 from kera.v1 import common_pb2
 
+BROKERS_MAX = 1000
 SEGMENT_BYTES = 1 << 20
+SEGMENT_BYTES_MAX = 1 << 30
 PATIENCE: dict[str, Any] = {"retry_backoff_ms": 1, "retry_timeout_ms": 10_000}
 """Of clients, unless they are given other settings: nothing here takes long."""
+
+
+class _State(Enum):
+    NEW = "has not been entered"
+    RUNNING = "runs"
+    CLOSED = "has been closed"
 
 
 class FakeCluster:
@@ -23,6 +34,9 @@ class FakeCluster:
 
     def __init__(self, *, brokers: int = 1, segment_bytes: int = SEGMENT_BYTES, grpc: bool = False) -> None:
         """No chunk is larger than `segment_bytes`. With `grpc`, brokers listen for that besides frames over TCP."""
+        whole("brokers", brokers, 1, BROKERS_MAX)
+        whole("segment_bytes", segment_bytes, 1, SEGMENT_BYTES_MAX)
+        self._state = _State.NEW
         self._streams: dict[int, FakeStream] = {}
         self._changes = Changes()
         self.brokers = {
@@ -30,11 +44,14 @@ class FakeCluster:
             for number in range(1, brokers + 1)
         }
         """By id."""
-        infos = {number: broker.info for number, broker in self.brokers.items()}
-        self.coordinator = FakeCoordinator(infos, self._streams, self._changes)
+        self._infos = {number: broker.info for number, broker in self.brokers.items()}
+        self.coordinator = FakeCoordinator(self._infos, self._streams, self._changes)
         self._clients: list[Client] = []
 
     async def __aenter__(self) -> Self:
+        if self._state is not _State.NEW:
+            raise InvalidArgument(f"a fake cluster is entered once, and this one {self._state.value}: make another one")
+        self._state = _State.RUNNING
         await self.coordinator.start()
         for broker in self.brokers.values():
             await broker.start()
@@ -42,13 +59,16 @@ class FakeCluster:
 
     async def __aexit__(self, *_: object) -> None:
         """Close the clients, without flushing, and all connections."""
+        self._state = _State.CLOSED
         await asyncio.gather(*(client.close(flush=False) for client in self._clients), return_exceptions=True)
         await asyncio.gather(*(broker.crash() for broker in self.brokers.values()))
         await self.coordinator.close()
 
     @property
     def bootstrap(self) -> str:
-        """The coordinator's address, ``host:port``."""
+        """The coordinator's address, ``host:port``. Raises `InvalidArgument` unless the cluster runs."""
+        if self._state is not _State.RUNNING:
+            raise InvalidArgument(f"the fake cluster {self._state.value}: use it within its async with")
         return self.coordinator.address
 
     def settings(self, **settings: Any) -> ClientSettings:
@@ -75,6 +95,8 @@ class FakeCluster:
 
     def take_over(self, lost: int, new: int) -> None:
         """Give the streamlets of a crashed broker to `new`: what they have can be read after `recovered`."""
+        check_broker(self._infos, lost, crashed=True)
+        check_broker(self._infos, new)
         for stream in self._streams.values():
             stream.take_over(lost, new)
 

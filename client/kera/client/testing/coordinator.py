@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +19,32 @@ from kera.v1 import common_pb2, consumer_group_pb2, coordinator_pb2
 
 HOST = "127.0.0.1"
 FIRST_STREAM_ID = 7
+_NAME = re.compile(r"(?!\.{1,2}$)[a-zA-Z0-9._-]{1,249}")
+"""Of streams and producers: a real coordinator takes no others."""
+
+
+def _check_name(whose: str, name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise InvalidArgument(
+            f"{whose} cannot be called {name[:250]!r}:"
+            " a name has 1 to 249 letters, digits, dots, underscores and hyphens, and is not . or ..",
+            name=name[:250],
+        )
+
+
+def _check_config(config: common_pb2.StreamConfig) -> None:
+    if config.streamlets < 1 or config.entries != 1:
+        raise InvalidArgument("streams of a fake cluster have streamlets of one entry each")
+    kept = config.retention_ms or config.retention_bytes or config.retention_consumer_groups
+    if kept or config.retention_consumed:
+        raise InvalidArgument("a fake cluster has no retention: it deletes nothing; run the test against kera dev")
+    if config.durability == common_pb2.DURABILITY_REPLICATED and not config.replication:
+        raise InvalidArgument(
+            'durability "replicated" needs replication of at least 1, which is fixed when a stream is created;'
+            ' this one has 0, so use "leader" or "persisted"',
+            durability="replicated",
+            replication=0,
+        )
 
 
 class FakeCoordinator:
@@ -117,13 +144,13 @@ class FakeCoordinator:
         self, name: str, config: common_pb2.StreamConfig, schema: common_pb2.StreamSchema, creation_id: str = ""
     ) -> FakeStream:
         """Create a stream over the brokers that run. Raises `StreamExists`, `InvalidArgument`, `Unavailable`."""
+        _check_name("a stream", name)
+        _check_config(config)
         known = next((each for each in self._streams.values() if each.message.name == name), None)
         if known is not None:
             if creation_id and known.message.creation_id == creation_id:
                 return known
             raise StreamExists(f"there is a stream {name!r} already", stream=name)
-        if config.streamlets < 1 or config.entries != 1:
-            raise InvalidArgument("streams of a fake cluster have streamlets of one entry each")
         broker_ids = [info.broker_id for info in self._brokers.values() if info.alive][: config.brokers or None]
         if not broker_ids:
             raise Unavailable("no broker runs")
@@ -144,7 +171,7 @@ class FakeCoordinator:
             replicated = config.replication > 0
             message.config.durability = common_pb2.DURABILITY_REPLICATED if replicated else common_pb2.DURABILITY_LEADER
         self._next_stream_id += 1
-        made = self._streams[message.stream_id] = FakeStream(message, broker_ids, self._changes)
+        made = self._streams[message.stream_id] = FakeStream(message, broker_ids, self._changes, self._brokers)
         return made
 
     def _create(self, call: Call[coordinator_pb2.CreateStreamRequest]) -> Reply[Any]:
@@ -172,12 +199,14 @@ class FakeCoordinator:
         request, stream = call.message, self.stream(call.message.name)
         if request.add_columns or request.HasField("brokers"):
             raise InvalidArgument("a fake cluster changes neither the columns of a stream nor its spread over brokers")
-        config = stream.message.config
+        config = common_pb2.StreamConfig()
+        config.CopyFrom(stream.message.config)
         for name in ("durability", "retention_ms", "retention_bytes", "retention_consumed", "virtual_logs"):
             if request.HasField(name):
                 setattr(config, name, getattr(request, name))
-        if request.HasField("retention_consumer_groups"):
-            config.retention_consumer_groups[:] = request.retention_consumer_groups.names
+        config.retention_consumer_groups.extend(request.retention_consumer_groups.names)
+        _check_config(config)
+        stream.message.config.CopyFrom(config)
         stream.message.config_version += 1
         return Reply(coordinator_pb2.AlterStreamResponse(stream=stream.info()))
 
@@ -204,6 +233,8 @@ class FakeCoordinator:
 
     def _init_producer(self, call: Call[coordinator_pb2.InitProducerRequest]) -> Reply[Any]:
         name = call.message.name
+        if name:
+            _check_name("a producer", name)
         if name in self._producers:
             producer_id, epoch = self._producers[name]
             epoch += PRODUCER_EPOCHS

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
+from numbers import Real
 from typing import Any, NamedTuple
 
+from kera.client.arguments import instance, wrong
 from kera.core.errors import InvalidArgument, KeraError
 from kera.core.rpc import Call, Handler, Method, Reply, Service
+
+SECONDS = "seconds, from 0 on"
 
 Answer = Callable[[Call[Any]], Reply[Any] | Awaitable[Reply[Any]]]
 
@@ -47,7 +52,7 @@ class Requests:
 
     def refuse(self, *errors: KeraError) -> None:
         """Answer the next requests with these errors, one each."""
-        self._refusals.extend(errors)
+        self._refusals.extend([_checked(error) for error in errors])
 
     @property
     def refusals_left(self) -> int:
@@ -56,10 +61,12 @@ class Requests:
 
     def refuse_all(self, error: KeraError | None) -> None:
         """Answer every request with `error`; None: no more."""
-        self._refuse_all = error
+        self._refuse_all = None if error is None else _checked(error)
 
     def slow_down(self, delay_s: float) -> None:
         """Handle each request only after `delay_s`; 0: at once."""
+        if not 0 <= instance("delay_s", delay_s, Real, SECONDS) < math.inf:
+            raise wrong("delay_s", delay_s, SECONDS)
         self._delay_s = delay_s
 
     def pause(self, *methods: str) -> None:
@@ -98,6 +105,10 @@ class Requests:
                 self._waiting -= 1
         reply = answer(call)
         return reply if isinstance(reply, Reply) else await reply
+
+
+def _checked(error: KeraError) -> KeraError:
+    return instance("error", error, KeraError, "an error of kera.core.errors, such as Unavailable('busy')")  # type: ignore[no-any-return]
 
 
 def _missing(method: Method[Any, Any]) -> Answer:

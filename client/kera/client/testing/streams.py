@@ -7,6 +7,7 @@ opens another group, at another broker.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -137,10 +138,24 @@ class FakeStreamlet:
             )
 
 
+def check_broker(brokers: Mapping[int, common_pb2.BrokerInfo], broker_id: int, *, crashed: bool = False) -> None:
+    """Raises `InvalidArgument` unless there is such a broker, and it runs, or has `crashed`."""
+    if broker_id not in brokers:
+        raise InvalidArgument(f"there is no broker {broker_id!r}: the cluster has brokers 1 to {len(brokers)}")
+    if brokers[broker_id].alive == crashed:
+        raise InvalidArgument(f"broker {broker_id} {'still runs: crash it first' if crashed else 'does not run'}")
+
+
 class FakeStream:
     """A stream and where its streamlets are; streamlet `n` begins at broker `n` of those that run."""
 
-    def __init__(self, message: common_pb2.StreamInfo, broker_ids: list[int], changes: Changes) -> None:
+    def __init__(
+        self,
+        message: common_pb2.StreamInfo,
+        broker_ids: list[int],
+        changes: Changes,
+        brokers: Mapping[int, common_pb2.BrokerInfo],
+    ) -> None:
         self.message = message
         """Configuration and schema, as the coordinator tells them."""
         count = message.config.streamlets
@@ -149,6 +164,7 @@ class FakeStream:
         """The chunks that came to brokers, in their order."""
         self._version = 1
         self._changes = changes
+        self._brokers = brokers
 
     @property
     def stream_id(self) -> int:
@@ -160,54 +176,59 @@ class FakeStream:
         """The columns of its records."""
         return schema_from_bytes(self.message.schemas[0].arrow_schema)
 
-    def table(self, streamlet_id: int = 0) -> pa.Table:
-        """The records of a streamlet, in order."""
+    def table(self, streamlet_id: int | None = None) -> pa.Table:
+        """The records of a streamlet, in order; None: of all, one streamlet after the other."""
         batches = []
-        for chunk in self.streamlets[streamlet_id].log:
-            header = read_header(chunk.data)
-            payload = chunk.data[header.header_bytes : header.header_bytes + header.payload_bytes]
-            batches.append(decode_payload(payload, self.schema))
+        for streamlet in self.streamlets if streamlet_id is None else [self._streamlet(streamlet_id)]:
+            for chunk in streamlet.log:
+                header = read_header(chunk.data)
+                payload = chunk.data[header.header_bytes : header.header_bytes + header.payload_bytes]
+                batches.append(decode_payload(payload, self.schema))
         return pa.Table.from_batches(batches, self.schema)
 
-    def values(self, streamlet_id: int = 0) -> list[Any]:
-        """The column ``value`` of a streamlet's records, in order."""
+    def values(self, streamlet_id: int | None = None) -> list[Any]:
+        """The column ``value`` of a streamlet's records, in order; None: of all, one streamlet after the other."""
         return self.table(streamlet_id)["value"].to_pylist()  # type: ignore[no-any-return]
 
     # -- what happens to it ------------------------------------------------------------------------------------
 
     def append(self, streamlet_id: int, data: bytes, records: int) -> StoredChunk:
         """Put an encoded chunk at the end of a streamlet, as if a producer had sent it."""
-        stored = self.streamlets[streamlet_id].append(data, records)
+        stored = self._streamlet(streamlet_id).append(data, records)
         self._changes.wake()
         return stored
 
     def seal(self, streamlet_id: int) -> None:
         """Have the owner of a streamlet refuse chunks, as at the beginning of a move."""
-        self.streamlets[streamlet_id].sealed = True
+        self._streamlet(streamlet_id).sealed = True
 
     def unseal(self, streamlet_id: int) -> None:
         """Have the owner of a streamlet take chunks again."""
-        self.streamlets[streamlet_id].sealed = False
+        self._streamlet(streamlet_id).sealed = False
 
     def move(self, streamlet_id: int, broker_id: int, *, opened: bool = True) -> None:
         """Go on at another broker, in another group. Not `opened`: that one does not know it yet, see `open`."""
-        streamlet = self.streamlets[streamlet_id]
+        streamlet = self._streamlet(streamlet_id)
+        check_broker(self._brokers, broker_id)
         streamlet.intervals.append(streamlet.new_interval(broker_id))
         streamlet.sealed, streamlet.opened = False, opened
         self._moved()
 
     def open(self, streamlet_id: int) -> None:
         """Have the owner of a streamlet know that it is the owner."""
-        self.streamlets[streamlet_id].opened = True
+        self._streamlet(streamlet_id).opened = True
 
     def relocate(self, streamlet_id: int, broker_id: int) -> None:
         """Have another broker own all groups of a streamlet; the one before knows nothing of it any more."""
-        streamlet = self.streamlets[streamlet_id]
+        streamlet = self._streamlet(streamlet_id)
+        check_broker(self._brokers, broker_id)
         streamlet.intervals = [each._replace(broker_id=broker_id) for each in streamlet.intervals]
         self._moved()
 
     def take_over(self, lost: int, new: int) -> None:
         """Have another broker recover what a crashed one had: it takes chunks now, older ones are to come."""
+        check_broker(self._brokers, lost, crashed=True)
+        check_broker(self._brokers, new)
         for streamlet in self.streamlets:
             if any(each.broker_id == lost for each in streamlet.intervals):
                 streamlet.recovering = {chunk.start.group_id for chunk in streamlet.log}
@@ -220,6 +241,13 @@ class FakeStream:
             streamlet.recovering = set()
         self._changes.wake()
 
+    def _streamlet(self, streamlet_id: int) -> FakeStreamlet:
+        if streamlet_id not in range(len(self.streamlets)):
+            raise InvalidArgument(
+                f"stream {self.message.name!r} has streamlets 0 to {len(self.streamlets) - 1}, not {streamlet_id!r}"
+            )
+        return self.streamlets[streamlet_id]
+
     def _moved(self) -> None:
         self._version += 1
         self._changes.wake()
@@ -228,9 +256,7 @@ class FakeStream:
 
     def known_at(self, broker_id: int, streamlet_id: int) -> FakeStreamlet:
         """A streamlet, as a broker has it. Raises `UnknownStream` if it has nothing of it."""
-        if streamlet_id >= len(self.streamlets):
-            raise InvalidArgument(f"the stream has no streamlet {streamlet_id}")
-        streamlet = self.streamlets[streamlet_id]
+        streamlet = self._streamlet(streamlet_id)
         if broker_id not in {each.broker_id for each in streamlet.intervals}:
             raise UnknownStream("nothing of the stream is here", stream_id=self.stream_id)
         if streamlet.owner == broker_id and not streamlet.opened:
