@@ -166,6 +166,6 @@ def test_a_library_does_not_write_to_standard_output() -> None:
     assert "retrying" in done.stderr
 
 
-def test_an_consumer_group_says_how_we_log() -> None:
+def test_an_application_says_how_we_log() -> None:
     done = logged("import structlog; structlog.configure(logger_factory=structlog.PrintLoggerFactory())")
     assert "retrying" in done.stdout
