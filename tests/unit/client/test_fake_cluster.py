@@ -256,6 +256,8 @@ class TestMisuse:
             (lambda cluster: cluster.stream("s").take_over(1, 2), "broker 1 still runs: crash it first"),
             (lambda cluster: cluster.brokers[1].slow_down(-1), "delay_s is -1"),
             (lambda cluster: cluster.brokers[1].slow_down("1"), "delay_s is '1'"),
+            (lambda cluster: cluster.create_stream("none", streamlets=0), "streamlets is 0"),
+            (lambda cluster: cluster.brokers[1].pause("Write"), "method is 'Write'.*MultiWriteChunks"),
             (lambda cluster: cluster.brokers[1].refuse("busy"), "error is 'busy'"),
             (lambda cluster: cluster.brokers[1].refuse(Unavailable), "error is <class"),
             (lambda cluster: cluster.brokers[1].refuse_all(ValueError()), r"error is ValueError\(\)"),
@@ -268,6 +270,11 @@ class TestMisuse:
             with pytest.raises(InvalidArgument, match=complaint):
                 use(cluster)
             assert cluster.stream("s").streamlets[0].owner == 1
+
+    async def test_a_broker_that_runs_is_not_restarted(self) -> None:
+        async with FakeCluster() as cluster:
+            with pytest.raises(InvalidArgument, match="broker 1 still runs"):
+                await cluster.brokers[1].restart()
 
     async def test_nothing_goes_to_a_broker_that_does_not_run(self) -> None:
         async with FakeCluster(brokers=3) as cluster:

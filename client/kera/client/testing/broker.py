@@ -10,7 +10,7 @@ from kera.client.testing.requests import Requests
 from kera.client.testing.streams import Attempt, Changes, FakeStream
 from kera.client.types import position_of
 from kera.core.chunk import iterate_chunks
-from kera.core.errors import KeraError
+from kera.core.errors import InvalidArgument, KeraError
 from kera.core.rpc import Call, Reply, api
 from kera.core.rpc.frame_server import FrameServer
 from kera.core.rpc.grpc_server import GrpcServer
@@ -29,7 +29,7 @@ class FakeBroker:
         self.broker_id = broker_id
         self.info = common_pb2.BrokerInfo(broker_id=broker_id, broker_epoch=10 + broker_id, segment_bytes=segment_bytes)
         """As the coordinator describes it."""
-        self.requests = Requests()
+        self.requests = Requests(api.BROKER_METHODS)
         """What came."""
         self._changes = changes
         self._reads = Reads(broker_id, streams)
@@ -66,7 +66,9 @@ class FakeBroker:
         await asyncio.gather(*(server.close(grace_s=0) for server in servers))
 
     async def restart(self) -> None:
-        """Listen again, at another port, as a new launch."""
+        """Listen again, at another port, as a new launch. Raises `InvalidArgument` if it still runs."""
+        if self.running:
+            raise InvalidArgument(f"broker {self.broker_id} still runs: crash it first")
         self.info.broker_epoch += 1
         await self.start()
 

@@ -17,6 +17,7 @@ from kera.core.errors import InvalidArgument
 from kera.v1 import common_pb2
 
 BROKERS_MAX = 1000
+STREAMLETS_MAX = 16_384
 SEGMENT_BYTES = 1 << 20
 SEGMENT_BYTES_MAX = 1 << 30
 PATIENCE: dict[str, Any] = {"retry_backoff_ms": 1, "retry_timeout_ms": 10_000}
@@ -82,6 +83,7 @@ class FakeCluster:
 
     def create_stream(self, name: str, *, streamlets: int = 1) -> FakeStream:
         """A stream with the default schema, without asking the coordinator."""
+        whole("streamlets", streamlets, 1, STREAMLETS_MAX)
         config = common_pb2.StreamConfig(streamlets=streamlets, entries=1, group_segments=1)
         return self.coordinator.create(name, config, common_pb2.StreamSchema())
 

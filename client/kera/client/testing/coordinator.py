@@ -53,7 +53,7 @@ class FakeCoordinator:
     def __init__(
         self, brokers: Mapping[int, common_pb2.BrokerInfo], streams: dict[int, FakeStream], changes: Changes
     ) -> None:
-        self.requests = Requests()
+        self.requests = Requests([*api.COORDINATOR_METHODS, *api.CONSUMER_GROUPS_METHODS])
         """What came."""
         self.address = ""
         """Where it listens, ``host:port``."""

@@ -30,7 +30,9 @@ class Request(NamedTuple):
 class Requests:
     """Hands the requests of a daemon on to their handlers: at once, later, or not at all."""
 
-    def __init__(self) -> None:
+    def __init__(self, methods: Iterable[Method[Any, Any]]) -> None:
+        """`methods`: all that the daemon can be asked."""
+        self._methods = {method.name for method in methods}
         self.log: list[Request] = []
         """All that came, the oldest first."""
         self._refusals: deque[KeraError] = deque()
@@ -71,6 +73,9 @@ class Requests:
 
     def pause(self, *methods: str) -> None:
         """Have requests wait for `resume`; with `methods`, only those of these names."""
+        for method in methods:
+            if method not in self._methods:
+                raise wrong("method", method, f"one of {', '.join(sorted(self._methods))}")
         self._open.clear()
         self._paused = frozenset(methods)
 
