@@ -210,14 +210,14 @@ async def test_a_full_disk_is_told(settings: BackupSettings) -> None:
 async def test_a_disk_that_fails_is_told_to_who_waits_for_it_and_to_no_other(
     settings: BackupSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: Any) -> int:
+    def fail(*_: Any) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     async with connected(settings) as channel:
         segment = Segment()
         await send(channel, segment.next(A), A)
         with monkeypatch.context() as patched:
-            patched.setattr(os, "pwritev", fail)
+            patched.setattr(LogFile, "write", fail)
             with pytest.raises(DiskFailed):
                 await send(channel, segment.next(B, persist=True), B)
             assert await content(channel) == A + B
@@ -265,7 +265,7 @@ async def test_damage_is_found_by_who_reads_and_told(settings: BackupSettings) -
 
 
 async def test_a_disk_that_cannot_be_read_is_told(settings: BackupSettings, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any) -> int:
+    def fail(*_: Any) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     async with connected(settings) as channel:
