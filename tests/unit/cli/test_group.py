@@ -35,11 +35,15 @@ MEMBER = MemberDescription(
     progress_timeout_ms=300_000,
 )
 DAY_MS = 86_400_000
-WEEK_AGO_US = time.time_ns() // 1000 - 7 * 1000 * DAY_MS
-ENTRIES = (
-    EntryProgress("clicks", 0, 0, Position(3, 1, 640), 2, MEMBER.member_id, ConsumerLag(10, 2048, WEEK_AGO_US)),
-    EntryProgress("clicks", 1, 0, Position(0, 0, 0), 0, "", None),
-)
+
+
+def entries() -> tuple[EntryProgress, ...]:
+    """The first is a week behind, by the clock of whoever asks now."""
+    week_ago_us = time.time_ns() // 1000 - 7 * 1000 * DAY_MS
+    return (
+        EntryProgress("clicks", 0, 0, Position(3, 1, 640), 2, MEMBER.member_id, ConsumerLag(10, 2048, week_ago_us)),
+        EntryProgress("clicks", 1, 0, Position(0, 0, 0), 0, "", None),
+    )
 
 
 class FakeClient:
@@ -54,7 +58,7 @@ class FakeClient:
         return self.known
 
     async def describe_consumer_group(self, name: str) -> ConsumerGroupDescription:
-        return ConsumerGroupDescription(name, (MEMBER,), ENTRIES)
+        return ConsumerGroupDescription(name, (MEMBER,), entries())
 
     async def reset_consumer_group(self, *arguments: Any, force: bool) -> None:
         self.done.append((*arguments, force))
