@@ -10,6 +10,9 @@ SHELL := /bin/sh
 .NOTPARALLEL:
 MAKEFLAGS += --no-builtin-rules --no-print-directory
 
+# Tests start hundreds of daemons: none shall compile the sources anew. A quarter of its start would go into that.
+unexport PYTHONDONTWRITEBYTECODE
+
 PYTHON ?= python3
 PYTEST_WORKERS ?= 2
 PYTEST_ARGS ?=

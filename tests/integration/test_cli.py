@@ -26,6 +26,7 @@ from kera.core.rpc.frame_client import FrameChannel
 from kera.core.schema import DEFAULT_SCHEMA
 from kera.local.cluster import LocalCluster
 from kera.v1 import broker_pb2
+from tests.integration.command_line import run_kera
 
 BOUND_S = 60
 
@@ -42,17 +43,16 @@ class Kera:
     def __init__(self, bootstrap: str, stream: str) -> None:
         self.bootstrap = bootstrap
         self.stream = stream
-        self._environment = {**os.environ, "KERA_BOOTSTRAP": bootstrap}
 
     def start(self, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:
+        """A process of its own."""
         pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
         argv = [sys.executable, "-m", "kera.cli", *arguments]
-        return subprocess.Popen(argv, env=self._environment, **(pipes | options))
+        environment = {**os.environ, "KERA_BOOTSTRAP": self.bootstrap}
+        return subprocess.Popen(argv, env=environment, **(pipes | options))
 
     def run(self, *arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-        with self.start(*arguments) as process:
-            output, errors = process.communicate(stdin, timeout=BOUND_S)
-        return subprocess.CompletedProcess(arguments, process.returncode, output, errors)
+        return run_kera(*arguments, stdin=stdin, env={"KERA_BOOTSTRAP": self.bootstrap})
 
     def __call__(self, *arguments: str, stdin: bytes = b"") -> bytes:
         """Standard output of a command that succeeds."""
@@ -87,7 +87,7 @@ def kera(bootstrap: str, request: pytest.FixtureRequest) -> Iterator[Kera]:
 
 @pytest.fixture
 def stream(kera: Kera) -> str:
-    """An untyped stream of one streamlet. (A command would start another Python.)"""
+    """An untyped stream of one streamlet."""
 
     async def create() -> None:
         async with await Client.connect(kera.bootstrap) as client:
@@ -444,11 +444,12 @@ def bench(kera: Kera, *arguments: str) -> tuple[list[dict[str, Any]], str]:
     return results, ended.stderr.decode()
 
 
-def test_bench_produce_measures_acknowledgements(kera: Kera) -> None:
+@pytest.mark.parametrize("record_bytes", [[500], pytest.param([100, 500], marks=pytest.mark.slow)], ids=str)
+def test_bench_produce_measures_acknowledgements(kera: Kera, record_bytes: list[int]) -> None:
     flags = ("--records", "20000", "--rounds", "2", "--producers", "2", "--streamlets", "2")
-    results, shown = bench(kera, "produce", *flags, "--record-bytes", "100", "--record-bytes", "500")
+    results, shown = bench(kera, "produce", *flags, *(f"--record-bytes={each}" for each in record_bytes))
 
-    assert [result["record_bytes"] for result in results] == [100, 500]
+    assert [result["record_bytes"] for result in results] == record_bytes
     for result in results:
         assert result["records"] == {"median": 20000, "min": 20000, "max": 20000}
         assert 0 < result["mb_per_s"]["min"] <= result["mb_per_s"]["median"] <= result["mb_per_s"]["max"]
@@ -460,22 +461,22 @@ def test_bench_produce_measures_acknowledgements(kera: Kera) -> None:
     assert re.search(r"^500 B +256 KiB +[\d.]+ ", shown, re.MULTILINE)
 
 
-def test_bench_consume_reads_all_that_was_sent(kera: Kera) -> None:
-    for read in ("batches", "records"):
-        (result,), _ = bench(kera, "consume", "--records", "20000", "--rounds", "1", "--read", read)
-        assert result["records"]["median"] == 20000
-        assert result["read"] == read
-        assert result["latency_us"] is None
+@pytest.mark.parametrize("read", [pytest.param("batches", marks=pytest.mark.slow), "records"])
+def test_bench_consume_reads_all_that_was_sent(kera: Kera, read: str) -> None:
+    (result,), _ = bench(kera, "consume", "--records", "20000", "--rounds", "1", "--read", read)
+    assert result["records"]["median"] == 20000
+    assert result["read"] == read
+    assert result["latency_us"] is None
 
 
-def test_bench_e2e_keeps_its_rate_and_measures_availability(kera: Kera) -> None:
-    for mode in ("send", "send_batch"):
-        flags = ("--rate", "2000", "--seconds", "0.5", "--rounds", "1", "--mode", mode)
-        (result,), _ = bench(kera, "e2e", *flags)
-        assert result["records"]["median"] == 1000
-        assert result["seconds"]["median"] >= 0.45
-        assert result["latency_of"] == "availability"
-        assert result["latency_us"]["samples"] == 1000
+@pytest.mark.parametrize("mode", ["send", pytest.param("send_batch", marks=pytest.mark.slow)])
+def test_bench_e2e_keeps_its_rate_and_measures_availability(kera: Kera, mode: str) -> None:
+    flags = ("--rate", "2000", "--seconds", "0.5", "--rounds", "1", "--mode", mode)
+    (result,), _ = bench(kera, "e2e", *flags)
+    assert result["records"]["median"] == 1000
+    assert result["seconds"]["median"] >= 0.45
+    assert result["latency_of"] == "availability"
+    assert result["latency_us"]["samples"] == 1000
 
 
 def test_bench_starts_a_cluster_of_its_own_and_says_so(kera: Kera) -> None:

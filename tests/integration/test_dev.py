@@ -25,6 +25,7 @@ import pytest
 from kera.client import Client
 from kera.core.errors import InvalidArgument, NotReplicated, TooFewBackups, Uncertain
 from kera.local.cluster import LocalCluster
+from tests.integration.command_line import run_kera
 
 BOUND_S = 60
 ARENA = ("--arena-bytes", "16MiB", "--segment-bytes", "1MiB")
@@ -132,10 +133,9 @@ def bootstrap_of(welcome: str) -> str:
 
 
 def kera(*arguments: str, stdin: str = "") -> str:
-    argv = [sys.executable, "-m", "kera.cli", *arguments]
-    ended = subprocess.run(argv, input=stdin, capture_output=True, text=True, timeout=BOUND_S, check=False)
-    assert ended.returncode == 0, ended.stderr
-    return ended.stdout
+    ended = run_kera(*arguments, stdin=stdin.encode())
+    assert ended.returncode == 0, ended.stderr.decode()
+    return ended.stdout.decode()
 
 
 # --- kera dev: its life ------------------------------------------------------------------------------------

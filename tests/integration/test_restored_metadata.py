@@ -153,7 +153,8 @@ async def test_streams_that_are_younger_than_the_restored_metadata_are_kept_and_
             await client.admin.delete_stream("renamed")
 
 
-@pytest.mark.parametrize("restored", [put_back, pytest.param(put_back_by_command, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("restored", [put_back, put_back_by_command])
 async def test_what_was_recovered_since_a_copy_goes_on_there_when_all_are_started_at_once(
     tmp_path: Path, restored: Restored
 ) -> None:
@@ -188,7 +189,8 @@ async def test_what_was_recovered_since_a_copy_goes_on_there_when_all_are_starte
             assert (await client.admin.describe_cluster()).unknown_streams == ()
 
 
-@pytest.mark.parametrize("restored", [put_back, pytest.param(put_back_by_command, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("restored", [put_back, put_back_by_command])
 async def test_a_broker_that_runs_and_is_younger_than_the_restored_metadata_goes_on(
     tmp_path: Path, restored: Restored
 ) -> None:

@@ -18,7 +18,7 @@ from tests.integration.control_support import (
 async def test_a_rolling_restart_is_no_crash_and_leaves_streamlets_where_they_were(tmp_path: Path) -> None:
     async with (
         control_cluster(tmp_path, brokers=2, backups=2) as cluster,
-        restart.under_load(cluster, replication=1) as load,
+        restart.under_load(cluster, replication=1, pause_s=0.1) as load,
     ):
         turns = await restart.roll(
             cluster, load
