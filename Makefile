@@ -14,7 +14,8 @@ MAKEFLAGS += --no-builtin-rules --no-print-directory
 unexport PYTHONDONTWRITEBYTECODE
 
 PYTHON ?= python3
-PYTEST_WORKERS ?= 2
+# Three on two cores, for a third of the time tests wait: for a time-out, or a member to be missed.
+PYTEST_WORKERS ?= 3
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
 BENCH_ARGS ?=

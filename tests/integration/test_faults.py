@@ -29,7 +29,9 @@ def own_cluster() -> Iterator[RunningCluster]:
     assert not any(path.exists() for path in arenas)
 
 
-@pytest.mark.parametrize("transport", ["auto", pytest.param("tcp", marks=pytest.mark.slow), "grpc"])
+@pytest.mark.parametrize(
+    "transport", ["auto", *(pytest.param(each, marks=pytest.mark.slow) for each in ("tcp", "grpc"))]
+)
 async def test_killed_broker_under_load(tmp_path: Path, transport: str) -> None:
     """The broker comes back on other ports; over gRPC, too, the producer finds it. Nothing is lost."""
     settings = ClientSettings.load(transport=transport)

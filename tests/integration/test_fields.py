@@ -352,6 +352,7 @@ async def test_no_field_of_a_foreign_client_touches_what_is_anothers(tmp_path: P
         await check_log(client, VICTIM, [load], foreign=FOREIGN)
 
 
+@pytest.mark.slow
 async def test_no_field_of_what_only_daemons_send_touches_what_is_anothers(tmp_path: Path) -> None:
     """Without a recovery behind it: members that register and never answer are waited for, as real ones would be."""
     async with attacked(tmp_path) as (cluster, client, load, seen):

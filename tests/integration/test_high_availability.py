@@ -164,7 +164,7 @@ async def test_one_leads_and_the_others_say_who(world: World) -> None:
         await knows_one.admin.delete_stream("s")
 
 
-@pytest.mark.parametrize("graceful", [False, True])
+@pytest.mark.parametrize("graceful", [False, pytest.param(True, marks=pytest.mark.slow)])
 async def test_when_the_leader_ends_in_a_burst_of_creations_no_stream_is_lost_or_doubled(
     world: World, *, graceful: bool
 ) -> None:
@@ -191,6 +191,7 @@ async def test_when_the_leader_ends_in_a_burst_of_creations_no_stream_is_lost_or
     assert (await world.record())["epoch"] > epoch
 
 
+@pytest.mark.slow
 async def test_of_two_bursts_for_the_same_names_each_stream_is_of_one_when_the_leader_ends(world: World) -> None:
     leader = await world.leader()
     names = [f"s-{number}" for number in range(20)]
@@ -212,6 +213,7 @@ async def test_of_two_bursts_for_the_same_names_each_stream_is_of_one_when_the_l
         assert isinstance(refused, StreamExists)
 
 
+@pytest.mark.slow
 async def test_when_the_leader_ends_in_a_burst_of_deletions_brokers_drop_all_that_was_deleted(world: World) -> None:
     leader = await world.leader()
     made = await asyncio.gather(*(world.client.admin.create_stream(f"s-{number}") for number in range(20)))
@@ -299,6 +301,7 @@ async def test_a_leader_that_was_stopped_for_too_long_changes_nothing_any_more_a
     await channel.close()
 
 
+@pytest.mark.slow
 async def test_a_leader_that_was_stopped_for_a_moment_goes_on_leading(world: World) -> None:
     leader = await world.leader()
     before = await world.record()

@@ -29,7 +29,7 @@ async def until_refused(producer: Producer, streamlet: int) -> None:
         await producer.send("s", b"too late", streamlet=streamlet)
 
 
-@pytest.mark.parametrize("streamlet", [0, 1])
+@pytest.mark.parametrize("streamlet", [0, pytest.param(1, marks=pytest.mark.slow)])
 async def test_a_successor_shuts_out_the_one_before_where_it_has_written_nothing(
     tmp_path: Path, streamlet: int
 ) -> None:

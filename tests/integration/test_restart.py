@@ -143,7 +143,9 @@ async def test_an_entry_that_was_empty_has_lost_nothing_with_a_broker_that_finds
 
 
 @pytest.mark.parametrize("killed", [True, pytest.param(False, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("settings", [{"arena_bytes": 8 * MIB}, {"segment_bytes": 128 * KIB}])
+@pytest.mark.parametrize(
+    "settings", [pytest.param({"arena_bytes": 8 * MIB}, marks=pytest.mark.slow), {"segment_bytes": 128 * KIB}]
+)
 async def test_broker_may_have_memory_of_another_size_afterwards(
     tmp_path: Path, killed: bool, settings: dict[str, int]
 ) -> None:

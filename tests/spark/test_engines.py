@@ -40,6 +40,7 @@ def test_each_engine_is_the_one_that_was_asked_for(by_engine: dict[str, Kera], k
     assert "KeraScan" in plan_of(kera, stream), "the columnar engine is what one gets where it is loaded"
 
 
+@pytest.mark.slow
 def test_the_python_data_source_may_be_registered_by_hand_where_the_jar_is(
     spark: SparkSession, by_engine: dict[str, Kera], kera: Kera, stream: str
 ) -> None:

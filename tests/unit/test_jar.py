@@ -112,8 +112,12 @@ def test_a_jar_that_is_current_is_left_alone_and_takes_no_compiler(tree: Tree, t
     ("changed", "content"),
     [
         (SOURCES / "Example.java", EXAMPLE.replace('"example"', '"other"')),
-        (SOURCES / "Another.java", "package kera.spark;\n\n/** One more. */\nfinal class Another {}\n"),
-        (Path("pyproject.toml"), '[project]\nversion = "1.2.4"\n'),
+        pytest.param(
+            SOURCES / "Another.java",
+            "package kera.spark;\n\n/** One more. */\nfinal class Another {}\n",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(Path("pyproject.toml"), '[project]\nversion = "1.2.4"\n', marks=pytest.mark.slow),
     ],
 )
 def test_a_jar_of_other_sources_is_built_anew(tree: Tree, changed: Path, content: str) -> None:
@@ -128,6 +132,7 @@ def test_a_jar_of_other_sources_is_built_anew(tree: Tree, changed: Path, content
     assert tree.run("--check").returncode == 0
 
 
+@pytest.mark.slow
 def test_a_jar_that_was_damaged_is_built_anew(tree: Tree) -> None:
     before = tree.build()
     (tree.root / JAR).write_bytes(before[:100])
@@ -178,6 +183,7 @@ def test_without_spark_it_says_in_one_line_what_to_install(tree: Tree) -> None:
     assert tree.jars() == []
 
 
+@pytest.mark.slow
 def test_a_java_home_without_a_compiler_is_passed_over(tree: Tree, tmp_path: Path) -> None:
     built = tree.run(environment={"JAVA_HOME": str(tmp_path)})
 

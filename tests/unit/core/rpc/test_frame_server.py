@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import socket
 import weakref
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -121,8 +121,9 @@ async def harness() -> AsyncIterator[Harness]:
 class CountingTransport(FakeTransport):
     """Counts what would be system calls."""
 
-    def __init__(self) -> None:
+    def __init__(self, lost: Callable[[Exception | None], None]) -> None:
         super().__init__()
+        self._lost = lost
         self.writes: list[list[int]] = []
         """For each, which requests were answered."""
 
@@ -137,12 +138,18 @@ class CountingTransport(FakeTransport):
             at += HEADER_BYTES + header.head_bytes + header.bulk_bytes
         self.writes.append(ids)
 
+    def close(self) -> None:
+        if not self.closed:
+            asyncio.get_running_loop().call_soon(self._lost, None)
+        super().close()
+
 
 async def connected(
     harness: Harness, service: Service, timing: Timing = UNHURRIED
 ) -> tuple[ServerConnection, CountingTransport]:
     await harness.serve(service, timing)
-    connection, transport = harness.server.accept("tcp"), CountingTransport()
+    connection = harness.server.accept("tcp")
+    transport = CountingTransport(connection.connection_lost)
     connection.connection_made(transport)
     return connection, transport
 
