@@ -269,7 +269,7 @@ def small_disks(tmp_path: Path) -> Iterator[list[Path]]:
 
 async def refusal(client: Client, stream: str) -> KeraError:
     """What a producer is told that does not wait for ever."""
-    producer = client.producer(delivery_timeout_ms=2_000)
+    producer = client.producer(delivery_timeout_ms=8_000)
     await producer.prepare(stream)
     try:
         async with asyncio.timeout(TIMEOUT_S):

@@ -18,6 +18,8 @@ from kera.spark_connector import configure
 from tests.spark.support import Kera, with_kera
 
 HERE = Path(__file__).parent
+QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""For a JVM that does little of anything twice: what it compiles better would not be worth the time."""
 _numbers = itertools.count(1)
 
 
@@ -48,6 +50,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     builder = SparkSession.builder.master("local[2]").appName("kera tests")
     for name, value in {
         "spark.driver.memory": "1g",
+        "spark.driver.extraJavaOptions": QUICK_JVM,
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.warehouse.dir": str(folder / "warehouse"),

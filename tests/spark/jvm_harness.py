@@ -35,7 +35,16 @@ def compiled(name: str, folder: Path) -> list[str]:
         [javac, "--release", "17", "-cp", path, "-d", str(folder), str(SOURCES / f"{name}.java")], check=True
     )
     opened = [f"--add-opens={package}=ALL-UNNAMED" for package in OPENED]
-    return [java, "-Xmx512m", *opened, "-cp", f"{folder}:{path}", f"kera.spark.{name}"]
+    return [
+        java,
+        "-Xmx512m",
+        "-XX:TieredStopAtLevel=1",
+        "-XX:+UseSerialGC",
+        *opened,
+        "-cp",
+        f"{folder}:{path}",
+        f"kera.spark.{name}",
+    ]
 
 
 class Harness:

@@ -91,10 +91,12 @@ def test_the_jar_has_the_classes_the_resources_and_the_version(tree: Tree) -> No
     assert version_of_classes == 44 + 17
 
 
+@pytest.mark.slow
 def test_the_same_tree_gives_the_same_bytes_wherever_it_is(tree: Tree, tmp_path: Path) -> None:
     assert tree.build() == Tree(tmp_path / "another").build()
 
 
+@pytest.mark.slow
 def test_a_jar_that_is_current_is_left_alone_and_takes_no_compiler(tree: Tree, tmp_path: Path) -> None:
     tree.build()
     before = (tree.root / JAR).stat()
@@ -141,6 +143,7 @@ def test_a_jar_that_was_damaged_is_built_anew(tree: Tree) -> None:
     assert tree.build() == before
 
 
+@pytest.mark.slow
 def test_a_source_with_an_error_leaves_the_jar_and_says_what_javac_says(tree: Tree) -> None:
     before = tree.build()
     (tree.root / SOURCES / "Broken.java").write_text("package kera.spark;\n\nclass Broken {\n    int x = ;\n}\n")

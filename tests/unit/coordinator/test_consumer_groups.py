@@ -645,6 +645,7 @@ def test_there_is_a_limit_of_members() -> None:
         world.round(world.join("c"))
 
 
+@pytest.mark.slow
 def test_a_thousand_members_do_not_hold_up_the_coordinator() -> None:
     """Which runs on one event loop. They join one by one, and commit; the bound is some thirty times what it takes."""
     begun = time.monotonic()
