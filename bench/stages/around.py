@@ -44,6 +44,8 @@ class Wire(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__()
         self.sent: list[list[Any]] = []
+        self.reading = True
+        """Whether the protocol wants what comes."""
         self._socket = socket.socket(socket.AF_UNIX)
 
     def write(self, data: Any) -> None:
@@ -60,9 +62,11 @@ class Wire(asyncio.Transport):
 
     def pause_reading(self) -> None:
         """See `asyncio.Transport`."""
+        self.reading = False
 
     def resume_reading(self) -> None:
         """See `asyncio.Transport`."""
+        self.reading = True
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         """See `asyncio.Transport`."""
@@ -78,10 +82,21 @@ class Wire(asyncio.Transport):
     close = abort
 
 
-def deliver(protocol: asyncio.BufferedProtocol, data: bytes) -> int:
-    """Have a protocol receive bytes; what that takes, without the copy that the kernel would make."""
+async def deliver(protocol: asyncio.BufferedProtocol, wire: Wire, data: bytes) -> int:
+    """Have a protocol receive bytes; what that takes, without the copy that the kernel would make.
+
+    A daemon that has had its share of a turn reads on in the next one, and what it does in between is part of it.
+    """
     view, at, spent_ns = memoryview(data), 0, 0
     while at < len(view):
+        for _ in range(TURNS_MAX):
+            if wire.reading:
+                break
+            begun_ns = now_ns()
+            await asyncio.sleep(0)
+            spent_ns += since(begun_ns)
+        else:
+            raise RuntimeError("the protocol does not read on")
         buffer = memoryview(protocol.get_buffer(-1))
         piece = view[at : at + len(buffer)]
         buffer[: len(piece)] = piece

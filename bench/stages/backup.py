@@ -67,7 +67,8 @@ class Replicas:
             )
             offset += len(bulk)
             await next_turn()
-            spent_ns = deliver(self._connection, frame(Kind.REQUEST, api.REPLICATE, number, message, [bulk]))
+            request = frame(Kind.REQUEST, api.REPLICATE, number, message, [bulk])
+            spent_ns = await deliver(self._connection, self._wire, request)
             (answer,) = self._wire.sent
             self._wire.sent.clear()
             if header_of(answer).kind != Kind.REPLY:

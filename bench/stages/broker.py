@@ -102,7 +102,8 @@ class Writes:
                 continue
             message = broker_pb2.MultiWriteChunksRequest(chunk_count=load.chunks)
             await next_turn()
-            spent_ns = deliver(self._connection, frame(Kind.REQUEST, api.MULTI_WRITE_CHUNKS, number, message, [bulk]))
+            request = frame(Kind.REQUEST, api.MULTI_WRITE_CHUNKS, number, message, [bulk])
+            spent_ns = await deliver(self._connection, self._wire, request)
             spent_ns += await self._until_answered()
             self._wire.sent.clear()
             if number:  # the first one opens the segment
@@ -133,13 +134,13 @@ class Writes:
         for _ in range(TURNS_MAX):
             if self._wire.sent:
                 return spent_ns
-            spent_ns += self._answer()
+            spent_ns += await self._answer()
             begun_ns = now_ns()
             await asyncio.sleep(0)
             spent_ns += since(begun_ns)
         raise RuntimeError("the broker has not answered")
 
-    def _answer(self) -> int:
+    async def _answer(self) -> int:
         sent, self._backup_wire.sent = self._backup_wire.sent, []
         spent_ns = 0
         for pieces in sent:
@@ -147,7 +148,8 @@ class Writes:
             replicate = header.method == api.REPLICATE.number
             answer: Any = backup_pb2.ReplicateResponse() if replicate else backup_pb2.FreeReplicasResponse()
             method: Any = api.REPLICATE if replicate else api.FREE_REPLICAS
-            spent_ns += deliver(self._backup, frame(Kind.REPLY, method, header.request_id, answer))
+            reply = frame(Kind.REPLY, method, header.request_id, answer)
+            spent_ns += await deliver(self._backup, self._backup_wire, reply)
         return spent_ns
 
     async def _drop(self) -> None:
@@ -159,7 +161,7 @@ class Writes:
                 self._memory.finished(job)
         for _ in range(4):
             await asyncio.sleep(0)
-            self._answer()
+            await self._answer()
         self._wire.sent.clear()
 
 

@@ -53,7 +53,7 @@ class Pulls:
                     common_pb2.Cursor(stream_id=STREAM_ID, group_id=1, segment_id=1, position=(number + 1) * len(bulk))
                 )
                 answer = frame(Kind.REPLY, api.MULTI_READ_CHUNKS, header_of(request).request_id, response, [bulk])
-                spent_ns = deliver(cluster.channel_made, answer)
+                spent_ns = await deliver(cluster.channel_made, cluster.wire, answer)
                 begun_ns = now_ns()
                 for _ in range(load.chunks):
                     await anext(batches)

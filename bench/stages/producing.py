@@ -53,7 +53,7 @@ class Batches:
                 (request,) = cluster.wire.sent
                 cluster.wire.sent.clear()
                 answer = _stored(request, load.chunks)
-                back_ns = deliver(cluster.channel_made, answer)
+                back_ns = await deliver(cluster.channel_made, cluster.wire, answer)
                 begun_ns = now_ns()
                 for each in pending:
                     await each
@@ -92,7 +92,7 @@ class Records:
                 framed_ns = since(begun_ns)
                 (request,) = wire.sent
                 wire.sent.clear()
-                deliver(cluster.channel_made, _stored(request, 1))
+                await deliver(cluster.channel_made, cluster.wire, _stored(request, 1))
                 if records >= self.RECORDS_MIN and number:
                     what = "send, a value and a key" if keyed else "send, a value"
                     samples.records[what].append(sent_ns / records)
