@@ -151,6 +151,7 @@ final class ServiceProcess {
         } catch (JsonProcessingException error) {
             throw new IllegalStateException(error);
         } catch (IOException error) {
+            ended = true; // before its answers end: whoever asks again shall get another process
             throw new Ended("`" + command + "` has ended and cannot be asked for " + method);
         }
         if (ended) { // all calls may have been failed before this one was among them
