@@ -227,6 +227,7 @@ async def test_a_taken_port_is_named(start: Any, tmp_path: Path) -> None:
     assert_not_started(await second.end(), f"cannot listen on 127.0.0.1:{port}", "choose another port")
 
 
+@pytest.mark.slow
 async def test_a_taken_metrics_port_is_named(start: Any, tmp_path: Path) -> None:
     first = await start(metrics_port=0)
     port = first.ready["metrics_address"].rpartition(":")[2]

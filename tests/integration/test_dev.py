@@ -326,6 +326,7 @@ def test_a_cluster_with_backups_takes_replicated_streams(start_dev: StartDev, ar
     assert around.left() == []
 
 
+@pytest.mark.slow
 def test_backups_stop_between_brokers_and_the_coordinator(start_dev: StartDev, tmp_path: Path) -> None:
     dev = start_dev(*BACKUPS, "--log-dir", tmp_path / "logs")
     dev.read_welcome()

@@ -38,6 +38,7 @@ async def test_a_lost_leader_leaves_nothing_half_done(
         await chaos.round(scenario, Totals())
 
 
+@pytest.mark.slow
 async def test_no_stream_is_lost_or_doubled_when_the_leader_is_killed_in_a_burst_of_them(
     tmp_path: Path,
     zookeeper: ZooKeeper,
