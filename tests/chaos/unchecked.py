@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from kera.core import chunk, record_batch
+from kera.core import chunk, payload
 from kera.local.cluster import BROKER, LocalCluster
 
 ROOT = Path(__file__).parents[2]
@@ -39,7 +39,7 @@ def main() -> int:
     """The command line of ``kera``, in a process whose brokers do not look."""
     # Before anything of the broker is imported, so that all of it has these.
     chunk.check_sent = lambda header: None  # noqa: ARG005 - its name is part of what it stands for
-    record_batch.check_payload = lambda *_: None
+    payload.check_payload = lambda *_: None
     from kera.cli.__main__ import main as kera
 
     return kera()

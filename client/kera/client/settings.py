@@ -71,6 +71,11 @@ class ProducerSettings(KeraSettings):
     delivery_timeout_ms: int = Field(
         60_000, gt=0, description="How long a record may take until it is acknowledged, retries included, in ms."
     )
+    payload: Literal["arrow", "lean"] = Field(
+        "arrow",
+        description="How the records of a chunk are written. arrow: an Arrow message, 600 bytes and more beside the"
+        " records; lean: what differs from chunk to chunk, far less where chunks are small, and more work.",
+    )
     durability: Durability | None = Field(
         None,
         description="Level to acknowledge at: leader, replicated or persisted; absent: the stream's own. A lower one is"

@@ -17,7 +17,7 @@ belongs, so that groups can be rebuilt from any pile of chunks. Little-endian:
     ├─────────────────────────────────────┼─────────────┼─────────────┼────────────────────────────────────────┤
     │112 broker_epoch                     │120 durable_ │124 placement│   bytes 88..127: written by the broker │
     ├─────────────────────────────────────┴─────head────┴─crc32c──────┴────────────────────────────────────────┤
-    │128 payload: one Arrow IPC record-batch message, zero-padded to a multiple of 64                          │
+    │128 payload: of version 1 one Arrow IPC record-batch message, of version 2 a lean one; zero-padded to 64 n│
     └──────────────────────────────────────────────────────────────────────────────────────────────────────────┘
 
 Promises:
@@ -44,7 +44,11 @@ from crc32c import crc32c
 from kera.core.errors import CorruptChunk, InvalidArgument, invariant
 
 MAGIC = b"KERA"
-VERSION = 1
+ARROW_VERSION = 1
+"""Of the format, whose payload is an Arrow message (``kera.core.record_batch``)."""
+LEAN_VERSION = 2
+"""Of the format, whose payload has only what differs from chunk to chunk (``kera.core.lean``)."""
+VERSIONS = (ARROW_VERSION, LEAN_VERSION)
 HEADER_BYTES = 128
 ALIGNMENT_BYTES = 64
 PAYLOAD_BYTES_MAX = 1 << 30
@@ -65,7 +69,7 @@ MAX_TIMESTAMP_AT = 72
 _CHECKED = struct.Struct("<4sBxHI68xIIQ28xI")  # what `verify_placed` looks at
 _UNPLACED = bytes(HEADER_BYTES - PLACEMENT_AT)
 _NO_PLACEMENT = _PLACED.unpack(_UNPLACED)
-_KNOWN = (MAGIC, VERSION, HEADER_BYTES)
+_KNOWN = tuple((MAGIC, version, HEADER_BYTES) for version in VERSIONS)
 _PADDING = bytes(ALIGNMENT_BYTES)
 
 invariant(_HEADER.size == HEADER_BYTES, "the chunk header must be exactly 128 bytes: offsets are part of the format")
@@ -97,7 +101,8 @@ class Codec(enum.IntEnum):
 _COMPRESSED = int(Flags.COMPRESSED)
 _FLAGS = int(Flags.COMPRESSED | Flags.TYPED)
 _LAST_CODEC = int(max(Codec))
-_ARROW_CODEC = {Codec.LZ4: "lz4", Codec.ZSTD: "zstd"}
+ARROW_CODECS: dict[int, str] = {Codec.LZ4: "lz4", Codec.ZSTD: "zstd"}
+"""What Arrow calls them."""
 
 
 class ChunkHeader(NamedTuple):
@@ -197,7 +202,7 @@ def encode_payload(batch: pa.RecordBatch, codec: Codec = Codec.NONE) -> pa.Buffe
     if codec is Codec.NONE:
         return batch.serialize()
     sink = pa.BufferOutputStream()
-    options = pa.ipc.IpcWriteOptions(compression=_ARROW_CODEC[codec])
+    options = pa.ipc.IpcWriteOptions(compression=ARROW_CODECS[codec])
     with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
         writer.write_batch(batch)
     # A stream is the schema's message, the batch's, and an 8-byte end mark; the schema is stored with the stream.
@@ -221,8 +226,9 @@ def encode_chunk(  # noqa: PLR0913 - the fields of a header, each named by the c
     max_timestamp_us: int,
     codec: Codec = Codec.NONE,
     typed: bool = False,
+    version: int = ARROW_VERSION,
 ) -> EncodedChunk:
-    """Frame `payload` (see `encode_payload`) as a chunk that is not placed yet.
+    """Frame `payload`, which is of that version of the format, as a chunk that is not placed yet.
 
     Raises `InvalidArgument` when the payload is over `PAYLOAD_BYTES_MAX`.
     """
@@ -239,7 +245,7 @@ def encode_chunk(  # noqa: PLR0913 - the fields of a header, each named by the c
         payload_crc = crc32c(padding, payload_crc)
     flags = (Flags.COMPRESSED if codec else 0) | (Flags.TYPED if typed else 0)
     covered = _PRODUCER.pack(
-        MAGIC, VERSION, flags, HEADER_BYTES, payload_bytes, record_count, stream_id, streamlet_id, schema_id,
+        MAGIC, version, flags, HEADER_BYTES, payload_bytes, record_count, stream_id, streamlet_id, schema_id,
         producer_id, producer_epoch, codec, sequence, created_us, min_timestamp_us, max_timestamp_us, payload_crc,
     )  # fmt: skip
     return EncodedChunk(covered + _CRC.pack(crc32c(covered)) + _UNPLACED, payload, padding)
@@ -260,16 +266,17 @@ def verify_header(buffer: Any, offset: int = 0) -> ChunkHeader:
         raise CorruptChunk(f"no chunk at offset {offset}: magic is {header.magic!r}", offset=offset)
     if crc32c(buffer[offset : offset + HEADER_CRC_AT]) != header.header_crc32c:
         raise CorruptChunk(f"chunk header at offset {offset} does not match its checksum", offset=offset)
-    if header.version != VERSION:
+    if header.version not in VERSIONS:
         raise CorruptChunk(
-            f"chunk at offset {offset} has format version {header.version}, this program knows {VERSION}",
+            f"chunk at offset {offset} has format version {header.version}, this program knows {LEAN_VERSION} and older"
+            " ones",
             offset=offset,
             version=header.version,
         )
     if header.header_bytes != HEADER_BYTES:
         raise CorruptChunk(
-            f"chunk at offset {offset} has header_bytes {header.header_bytes}, format version {VERSION} has"
-            f" {HEADER_BYTES}",
+            f"chunk at offset {offset} has header_bytes {header.header_bytes}, format version {header.version}"
+            f" has {HEADER_BYTES}",
             offset=offset,
             header_bytes=header.header_bytes,
         )
@@ -412,7 +419,7 @@ def verify_placed(view: memoryview, offset: int, checksum: int) -> tuple[int, in
         if (
             group_id
             and end <= size
-            and (magic, version, header_bytes) == _KNOWN
+            and (magic, version, header_bytes) in _KNOWN
             and crc32c(view[payload_at:end]) == payload_crc
             and crc32c(view[offset : offset + HEADER_CRC_AT]) == header_crc
             and crc32c(view[offset + PLACEMENT_AT : offset + PLACEMENT_CRC_AT]) == placement_crc

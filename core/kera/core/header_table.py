@@ -21,7 +21,7 @@ from kera.core.chunk import (
     MAGIC,
     PLACEMENT_AT,
     PLACEMENT_CRC_AT,
-    VERSION,
+    VERSIONS,
     ChunkHeader,
     verify_header,
 )
@@ -47,7 +47,9 @@ def verify_headers(buffer: memoryview) -> Headers:
         raise CorruptChunk("a chunk header is cut short", offset=len(buffer) - len(buffer) % HEADER_BYTES)
     headers = np.frombuffer(buffer, dtype=HEADER)
     starts = range(0, len(buffer), HEADER_BYTES)
-    good = (headers["magic"] == MAGIC) & (headers["version"] == VERSION) & (headers["header_bytes"] == HEADER_BYTES)
+    good = (
+        (headers["magic"] == MAGIC) & np.isin(headers["version"], VERSIONS) & (headers["header_bytes"] == HEADER_BYTES)
+    )
     good &= headers["header_crc32c"] == _checksums(crc32c(buffer[at : at + HEADER_CRC_AT]) for at in starts)
     good &= headers["placement_crc32c"] == _checksums(
         crc32c(buffer[at + PLACEMENT_AT : at + PLACEMENT_CRC_AT]) for at in starts

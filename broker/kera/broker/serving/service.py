@@ -26,7 +26,7 @@ from kera.broker.serving.thesis_api import ThesisApi
 from kera.broker.serving.write import PayloadCheck, Writer
 from kera.broker.storage.persistence import PersistenceManager
 from kera.core.errors import Unavailable
-from kera.core.record_batch import check_payload
+from kera.core.payload import check_payload
 from kera.core.rpc import Call, Reply, Service, api
 from kera.core.rpc.method import Handler
 from kera.core.turns import Turns

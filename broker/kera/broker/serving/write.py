@@ -43,7 +43,7 @@ from kera.core.errors import (
     SchemaMismatch,
     Unavailable,
 )
-from kera.core.record_batch import check_payload
+from kera.core.payload import check_payload
 from kera.core.rpc import Answer, Call, Reply
 from kera.core.rpc.limits import REQUEST_CHUNKS_MAX
 from kera.core.rpc.wire import error_to_message

@@ -17,7 +17,7 @@ from kera.client.types import ChunkBatch, PushedSlot, StreamDescription
 from kera.core.chunk import HEADER_BYTES, ChunkHeader, read_header, verify_chunk, verify_header
 from kera.core.errors import CorruptChunk, KeraError, SchemaMismatch
 from kera.core.ids import EntryId, Position
-from kera.core.record_batch import decode_payload
+from kera.core.payload import open_payload
 from kera.core.telemetry import get_logger
 
 log = get_logger("kera.consumer")
@@ -119,10 +119,10 @@ def batches_of(
                     )
                 payload = buffer.slice(at + HEADER_BYTES, header.payload_bytes)
                 copied = slot is not None and copying()
-                batch = decode_payload(
+                batch = open_payload(
                     payload.to_pybytes() if copied else payload,
                     schema,
-                    records=header.record_count,
+                    header,
                     decompressed_bytes_max=decompressed_bytes_max,
                     trusted=trusted,
                 )

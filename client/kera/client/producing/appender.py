@@ -157,6 +157,7 @@ class Appender:
             max_timestamp_us=payload.max_timestamp_us,
             codec=stream.codec,
             typed=stream.typed,
+            version=payload.version,
         )
 
     async def _send(self, streamlet_id: int, chunk: EncodedChunk) -> broker_pb2.ChunkStatus:

@@ -15,8 +15,18 @@ import pyarrow.compute as pc
 from kera.client.arrow_input import NotTheSame, as_type, null_column
 from kera.client.producing.record_message import write_message
 from kera.client.types import StreamDescription
-from kera.core.chunk import ALIGNMENT_BYTES, HEADER_BYTES, Codec, chunk_bytes_of, encode_payload, padded
+from kera.core.chunk import (
+    ALIGNMENT_BYTES,
+    ARROW_VERSION,
+    HEADER_BYTES,
+    LEAN_VERSION,
+    Codec,
+    chunk_bytes_of,
+    encode_payload,
+    padded,
+)
 from kera.core.errors import RecordTooLarge, SchemaMismatch
+from kera.core.payload import encode_lean
 from kera.core.record_batch import DECOMPRESSED_BYTES_MAX, is_readable
 from kera.core.schema import DEFAULT_SCHEMA
 from kera.core.written_out import may_grow
@@ -40,6 +50,8 @@ class Payload(NamedTuple):
     max_timestamp_us: int
     schema_id: int
     """Of the columns that it was made with: those of a stream may become more."""
+    version: int = ARROW_VERSION
+    """Of the format of chunks."""
 
 
 def timestamps(times_s: Sequence[float], given_us: Mapping[int, int] | None) -> Timestamps:
@@ -63,16 +75,20 @@ def record_payloads(
     headers: Sequence[Mapping[str, bytes] | None] | None,
     stream: StreamDescription,
     chunk_bytes_max: int,
+    *,
+    lean: bool = False,
 ) -> Iterator[Payload]:
     """Records as payloads of chunks of about `chunk_bytes_max`; None where no record has any keys or headers.
 
-    Raises `RecordTooLarge` when a single record does not fit into a segment.
+    `lean`: of version 2 of the format. Raises `RecordTooLarge` when a single record does not fit into a segment.
     """
-    whole = _as_message(values, timestamps_us, keys) if headers is None and stream.codec is Codec.NONE else None
+    as_message = headers is None and stream.codec is Codec.NONE and not lean
+    whole = _as_message(values, timestamps_us, keys) if as_message else None
     if whole is not None and HEADER_BYTES + padded(whole.size) <= min(chunk_bytes_max, _limit(stream, chunk_bytes_max)):
         yield Payload(whole, len(values), *_ends(timestamps_us), stream.schema_id)
     else:
-        yield from payloads(records_to_batch(values, timestamps_us, keys, headers), stream, chunk_bytes_max, 0)
+        batch = records_to_batch(values, timestamps_us, keys, headers)
+        yield from payloads(batch, stream, chunk_bytes_max, 0, lean=lean)
 
 
 def _as_message(values: Any, timestamps_us: Timestamps, keys: Any) -> pa.Buffer | None:
@@ -197,17 +213,20 @@ def payloads(
     chunk_bytes_max: int,
     now_us: int,
     chunk_bytes: int | None = None,
+    *,
+    lean: bool = False,
 ) -> Iterator[Payload]:
     """`batch` as payloads of chunks of about `chunk_bytes_max`; `now_us` stands in for times that are not there.
 
-    `chunk_bytes` is what `check_rows` has returned for it. Raises `RecordTooLarge` when a single row does not fit into
+    `chunk_bytes` is what `check_rows` has returned for it; `lean`: of version 2 of the format, as far as there is one
+    for the schema. Raises `RecordTooLarge` when a single row does not fit into
     a segment.
     """
     limit = _limit(stream, chunk_bytes_max)
     target = min(chunk_bytes_max, limit)
     for piece in _pieces(batch, chunk_bytes or chunk_bytes_of(batch), target, limit, stream):
         for readable in _readable(piece, stream) if may_grow(stream.schema) else (piece,):
-            yield from _encoded(readable, limit, stream, now_us)
+            yield from _encoded(readable, limit, stream, now_us, lean=lean)
 
 
 def _readable(batch: pa.RecordBatch, stream: StreamDescription) -> Iterator[pa.RecordBatch]:
@@ -231,19 +250,23 @@ def _limit(stream: StreamDescription, chunk_bytes_max: int) -> int:
     return stream.segment_bytes_min or chunk_bytes_max
 
 
-def _encoded(batch: pa.RecordBatch, limit: int, stream: StreamDescription, now_us: int) -> Iterator[Payload]:
-    payload = encode_payload(batch, stream.codec)
+def _encoded(
+    batch: pa.RecordBatch, limit: int, stream: StreamDescription, now_us: int, *, lean: bool
+) -> Iterator[Payload]:
+    payload, version = encode_lean(batch, stream.codec) if lean else None, LEAN_VERSION
+    if payload is None:
+        payload, version = encode_payload(batch, stream.codec), ARROW_VERSION
     chunk_bytes = HEADER_BYTES + padded(payload.size)
     if chunk_bytes <= limit:
         low, high = _time_range(batch, stream, now_us)
-        yield Payload(payload, batch.num_rows, low, high, stream.schema_id)
+        yield Payload(payload, batch.num_rows, low, high, stream.schema_id, version)
         return
     # Compressed, what cannot be compressed is somewhat larger than before.
     if batch.num_rows == 1:
         raise too_large(chunk_bytes, limit, stream)
     half = batch.num_rows // 2
-    yield from _encoded(batch.slice(0, half), limit, stream, now_us)
-    yield from _encoded(batch.slice(half), limit, stream, now_us)
+    yield from _encoded(batch.slice(0, half), limit, stream, now_us, lean=lean)
+    yield from _encoded(batch.slice(half), limit, stream, now_us, lean=lean)
 
 
 def _pieces(

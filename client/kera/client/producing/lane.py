@@ -235,6 +235,7 @@ class Lane:
             max_timestamp_us=payload.max_timestamp_us,
             codec=identity.codec,
             typed=identity.typed,
+            version=payload.version,
         )
         chunk.chunk_bytes = chunk.encoded.chunk_bytes
 

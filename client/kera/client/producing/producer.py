@@ -78,6 +78,7 @@ class Producer:
         self._clock = clock or SystemClock()
         self._now_s = time.time if clock is None else lambda: clock.now_us() / 1e6
         self._chunk_bytes_max = int(settings.chunk_bytes_max)
+        self._lean = settings.payload == "lean"
         self._request_bytes_max = int(settings.request_bytes_max)
         self._loop = asyncio.get_running_loop()
         self._writers: dict[str, StreamWriter] = {}
@@ -239,7 +240,7 @@ class Producer:
             for place, rows in writer.partition(part, streamlet):
                 writer.close_open_chunk(place)  # records that were sent before stay before
                 size = chunk_bytes if rows is part else None
-                for payload in payloads(rows, described, self._chunk_bytes_max, now_us, size):
+                for payload in payloads(rows, described, self._chunk_bytes_max, now_us, size, lean=self._lean):
                     payload_bytes = payload.payload.size
                     if buffer.is_full(payload_bytes):
                         await buffer.wait_for_room(payload_bytes, self._close_open_chunks)

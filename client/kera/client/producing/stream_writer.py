@@ -47,6 +47,7 @@ class StreamWriter:
         self.open_chunks: dict[int, Accumulator] = {}
         """By streamlet: the chunk that takes its next record."""
         self._chunk_bytes_max = int(settings.chunk_bytes_max)
+        self._lean = settings.payload == "lean"
         self._delivery_timeout_s = settings.delivery_timeout_ms / 1000
         self._linger_s = settings.linger_ms / 1000
         self._loop = asyncio.get_running_loop()
@@ -168,7 +169,13 @@ class StreamWriter:
             times_us = timestamps(accumulator.times_s, accumulator.timestamps_us)
             made = list(
                 record_payloads(
-                    accumulator.values, times_us, accumulator.keys, accumulator.headers, self.stream, chunk_bytes_max
+                    accumulator.values,
+                    times_us,
+                    accumulator.keys,
+                    accumulator.headers,
+                    self.stream,
+                    chunk_bytes_max,
+                    lean=self._lean,
                 )
             )
         except (KeraError, pa.ArrowException, ValueError, TypeError) as error:

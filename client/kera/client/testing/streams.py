@@ -17,7 +17,7 @@ from kera.client.types import Interval
 from kera.core.chunk import ChunkHeader, Placement, place_chunk, read_header
 from kera.core.errors import DataLost, InvalidArgument, NotOwner, OutOfSequence, ProducerFenced, UnknownStream
 from kera.core.ids import EARLIEST, Position
-from kera.core.record_batch import decode_payload
+from kera.core.payload import open_payload
 from kera.core.schema import schema_from_bytes
 from kera.v1 import common_pb2
 
@@ -183,7 +183,7 @@ class FakeStream:
             for chunk in streamlet.log:
                 header = read_header(chunk.data)
                 payload = chunk.data[header.header_bytes : header.header_bytes + header.payload_bytes]
-                batches.append(decode_payload(payload, self.schema))
+                batches.append(open_payload(payload, self.schema, header))
         return pa.Table.from_batches(batches, self.schema)
 
     def values(self, streamlet_id: int | None = None) -> list[Any]:

@@ -1,0 +1,16 @@
+"""The lean payload: that of chunks of format version 2, of which an Arrow message would be larger than what it says.
+
+The schema is known by its id, so a payload has only what differs from chunk to chunk. Others use
+
+* `encode` to make one of a record batch (`is_lean`: of which schemas that can be done),
+* `check` to find out, in one pass and without a schema, whether readers can trust one,
+* `decode` to have its columns as Arrow arrays, the large ones in place.
+
+`kera.core.lean.layout` has the format, docs/format.md too. Pure: no module here knows where chunks come from.
+"""
+
+from kera.core.lean.check import check
+from kera.core.lean.decode import decode
+from kera.core.lean.encode import encode, is_lean
+
+__all__ = ["check", "decode", "encode", "is_lean"]

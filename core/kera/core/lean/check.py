@@ -1,0 +1,122 @@
+"""Whether readers can trust a lean payload: sizes, numbers, places and text, in one pass over it and without a schema.
+
+What readers need not look at then: whether values are where they are said to be, whether text is UTF-8, and whether
+what a few bytes say is more than they have memory for.
+"""
+
+from __future__ import annotations
+
+import codecs
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kera.core.errors import CorruptChunk
+from kera.core.lean.layout import (
+    LARGE,
+    LENGTH_BYTES,
+    TEXTS,
+    WITH_PLACES,
+    Kind,
+    Layout,
+    Node,
+    Places,
+    Values,
+    no_payload,
+    read_layout,
+)
+
+RECORDS_WITHOUT_BYTES = 1 << 16
+"""Of a payload whose columns take none: of each all values are null, or the same."""
+_BITS = 8
+_CONTINUED = 0x80
+_FIRST_BITS = 0xC0
+
+
+def check(payload: memoryview, records: int, *, compressed: bool, bytes_max: int) -> Layout:
+    """Check all of a payload of so many records, of a compressed one what is before its body.
+
+    Raises `CorruptChunk` if it is none, or if it would take more than `bytes_max` when it is decompressed or, as far as
+    its bytes are not those of its values, when each value is written out.
+    """
+    layout = check_sizes(payload, records, compressed=compressed, bytes_max=bytes_max)
+    if not compressed:
+        check_body(payload[layout.body_at :], layout)
+    return layout
+
+
+def check_sizes(payload: memoryview, records: int, *, compressed: bool, bytes_max: int) -> Layout:
+    """Check what is before the body; see `check`."""
+    layout = read_layout(payload, records, compressed=compressed, body_bytes_max=bytes_max)
+    if records > max(RECORDS_WITHOUT_BYTES, _BITS * layout.body_bytes):
+        raise no_payload(f"{layout.body_bytes} bytes that say to be {records} records")
+    room = bytes_max if compressed else max(bytes_max, _BITS * layout.body_bytes)
+    if layout.written_bytes > room:
+        raise CorruptChunk(
+            f"the values of a chunk of {len(payload)} bytes would become {layout.written_bytes} bytes or more when each"
+            f" is written out; at most {room} are taken (decompressed_bytes_max)",
+            expanded_bytes=layout.written_bytes,
+            limit=room,
+        )
+    return layout
+
+
+def check_body(body: memoryview, layout: Layout) -> None:
+    """Check what is in the buffers. Raises `CorruptChunk`."""
+    for node in layout.columns:
+        _check_node(body, node)
+
+
+def _check_node(body: memoryview, node: Node) -> None:
+    if node.kind is Kind.BITS and node.encoding == Values.ONE and node.inline[0] > 1:
+        raise no_payload(f"a bit that is {node.inline[0]}")
+    if node.kind in WITH_PLACES:
+        _check_places(body, node)
+    for each in node.fields:
+        _check_node(body, each)
+
+
+def _check_places(body: memoryview, node: Node) -> None:
+    starts = starts_of(body, node)
+    if starts is None:
+        length = node.size // node.length if node.length else 0
+        starts = np.arange(0, node.size, length) if node.kind in TEXTS and length else np.zeros(0, np.int64)
+    if node.kind in TEXTS:
+        _check_text(body, node, starts)
+
+
+def starts_of(body: memoryview, node: Node) -> npt.NDArray[np.int64] | None:
+    """Where each value of a node with places begins; None when all are as long. Raises `CorruptChunk`."""
+    if node.encoding == Places.SAME:
+        return None
+    if node.encoding == Places.OFFSETS:
+        offsets = numbers(body, node)
+        if offsets[0] or offsets[-1] != node.size or (np.diff(offsets) < 0).any():
+            raise no_payload("offsets that do not go from 0 to the end")
+        return offsets[:-1]
+    ends = np.cumsum(numbers(body, node))
+    total = int(ends[-1]) if len(ends) else 0
+    if total != node.size:
+        raise no_payload(f"lengths that are {total} together, of {node.size}")
+    return np.concatenate([np.zeros(1, np.int64), ends])[:-1]
+
+
+def numbers(body: memoryview, node: Node) -> npt.NDArray[np.int64]:
+    """The offsets or lengths of a node, as they are."""
+    if node.encoding == Places.OFFSETS:
+        dtype, count = ("<i8" if node.kind in LARGE else "<i4"), node.length + 1
+    else:
+        dtype, count = f"<u{LENGTH_BYTES[Places(node.encoding)]}", node.length
+    return np.frombuffer(body, dtype, count, node.values.at).astype(np.int64)
+
+
+def _check_text(body: memoryview, node: Node, starts: npt.NDArray[Any]) -> None:
+    data = body[node.data.at : node.data.at + node.data.bytes]
+    try:
+        codecs.utf_8_decode(data, "strict", True)  # noqa: FBT003 - the function takes no names
+    except UnicodeDecodeError as error:
+        raise no_payload("text that is not UTF-8") from error
+    first = np.frombuffer(data, np.uint8)[starts[starts < len(data)]]
+    if ((first & _FIRST_BITS) == _CONTINUED).any():
+        raise no_payload("text that begins within a character")

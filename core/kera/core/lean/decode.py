@@ -1,0 +1,118 @@
+"""Lean payloads as record batches: what is PLAIN stays where it is, the rest is written out beside it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import types
+
+from kera.core.errors import CorruptChunk
+from kera.core.lean.check import check_body, check_sizes, numbers
+from kera.core.lean.kinds import kind_of, storage_of
+from kera.core.lean.layout import BYTES, LARGE, WITH_PLACES, Kind, Node, Place, Places, Values, no_payload, read_layout
+
+
+def decode(
+    payload: pa.Buffer,
+    schema: pa.Schema,
+    *,
+    records: int,
+    codec: str | None,
+    bytes_max: int,
+    trusted: bool,
+) -> pa.RecordBatch:
+    """The record batch in a payload. Raises `CorruptChunk` if it is no payload of `schema`.
+
+    `codec` is Arrow's name of what the body was compressed with. `trusted`: nothing is looked at but what is needed to
+    find the buffers; for what `check` was done with, or what an honest writer has made.
+    """
+    view, compressed = memoryview(payload), codec is not None
+    if trusted:
+        layout = read_layout(view, records, compressed=compressed, body_bytes_max=bytes_max)
+    else:
+        layout = check_sizes(view, records, compressed=compressed, bytes_max=bytes_max)
+    body = payload.slice(layout.body_at)
+    if codec is not None:
+        try:
+            body = pa.decompress(body, layout.body_bytes, codec=codec)
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise no_payload(f"its body cannot be decompressed: {error}") from error
+        if body.size != layout.body_bytes:
+            raise no_payload(f"a body of {body.size} bytes where {layout.body_bytes} were announced")
+    if not trusted:
+        check_body(memoryview(body), layout)
+    if len(layout.columns) != len(schema):
+        raise no_payload(f"{len(layout.columns)} columns, the schema has {len(schema)}")
+    columns = [_array(node, field.type, body) for node, field in zip(layout.columns, schema, strict=True)]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _array(node: Node, kind: pa.DataType, body: pa.Buffer) -> pa.Array:
+    if isinstance(kind, pa.BaseExtensionType):
+        return pa.ExtensionArray.from_storage(kind, _array(node, storage_of(kind), body))
+    if node.kind is Kind.NULL:
+        return pa.nulls(node.length, kind)
+    if node.kind is not kind_of(kind):
+        raise _mismatch(node, kind)
+    children, buffers = _children(node, kind, body), [_buffer(body, node.validity)]
+    if node.kind in WITH_PLACES:
+        buffers.append(_offsets(node, body))
+        if node.kind in BYTES:
+            buffers.append(_buffer(body, node.data))
+    elif node.kind not in (Kind.STRUCT, Kind.FIXED_LIST):
+        buffers.append(_values(node, kind, body))
+    nulls = 0 if node.validity is None else -1
+    return pa.Array.from_buffers(kind, node.length, buffers, nulls, 0, children)
+
+
+def _children(node: Node, kind: pa.DataType, body: pa.Buffer) -> list[pa.Array] | None:
+    if node.kind is Kind.STRUCT:
+        if len(node.fields) != kind.num_fields:
+            raise _mismatch(node, kind)
+        return [_array(each, kind.field(at).type, body) for at, each in enumerate(node.fields)]
+    if not node.fields:
+        return None
+    (within,) = node.fields
+    if types.is_map(kind):
+        if within.kind is not Kind.STRUCT or within.validity is not None:
+            raise _mismatch(node, kind)
+        return [_array(within, pa.struct([kind.key_field, kind.item_field]), body)]
+    if node.kind is Kind.FIXED_LIST and node.size != kind.list_size:
+        raise _mismatch(node, kind)
+    return [_array(within, kind.value_type, body)]
+
+
+def _values(node: Node, kind: pa.DataType, body: pa.Buffer) -> pa.Buffer:
+    if node.kind is Kind.FIXED and node.size * 8 != kind.bit_width:
+        raise _mismatch(node, kind)
+    if node.encoding == Values.PLAIN:
+        return _buffer(body, node.values)
+    if node.encoding == Values.ONE:
+        if node.kind is Kind.BITS:
+            return pa.py_buffer((b"\xff" if node.inline[0] else b"\0") * -(-node.length // 8))
+        return pa.py_buffer(node.inline * node.length)
+    width = len(node.inline)
+    least = np.frombuffer(node.inline, f"<u{width}")
+    deltas = np.frombuffer(body, f"<u{node.size}", node.length, node.values.at)
+    return pa.py_buffer(deltas.astype(f"<u{width}") + least)
+
+
+def _offsets(node: Node, body: pa.Buffer) -> pa.Buffer:
+    if node.encoding == Places.OFFSETS:
+        return _buffer(body, node.values)
+    found: Any = np.zeros(node.length + 1, "<i8" if node.kind in LARGE else "<i4")
+    if node.encoding != Places.SAME:
+        np.cumsum(numbers(memoryview(body), node), out=found[1:])
+    elif node.size:
+        found[:] = np.arange(0, node.size + 1, node.size // node.length)
+    return pa.py_buffer(found)
+
+
+def _buffer(body: pa.Buffer, place: Place | None) -> Any:
+    return None if place is None else body.slice(place.at, place.bytes)
+
+
+def _mismatch(node: Node, kind: pa.DataType) -> CorruptChunk:
+    return no_payload(f"a node of kind {node.kind.name} where the schema has {kind}")

@@ -1,0 +1,49 @@
+"""Which kind of node Arrow's types are."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+from pyarrow import types
+
+from kera.core.lean.layout import WIDTHS, Kind
+
+_BITS = 8
+_KINDS = (
+    (Kind.NULL, types.is_null),
+    (Kind.BITS, types.is_boolean),
+    (Kind.BINARY, types.is_binary),
+    (Kind.TEXT, types.is_string),
+    (Kind.LARGE_BINARY, types.is_large_binary),
+    (Kind.LARGE_TEXT, types.is_large_string),
+    (Kind.LIST, types.is_list),
+    (Kind.LIST, types.is_map),
+    (Kind.LARGE_LIST, types.is_large_list),
+    (Kind.FIXED_LIST, types.is_fixed_size_list),
+    (Kind.STRUCT, types.is_struct),
+    (Kind.FIXED, types.is_fixed_size_binary),
+)
+_BY_WIDTH = {width: kind for kind, width in WIDTHS.items()}
+
+
+def storage_of(kind: pa.DataType) -> pa.DataType:
+    """What values of an extension type are made of; any other type is itself."""
+    while isinstance(kind, pa.BaseExtensionType):
+        kind = kind.storage_type
+    return kind
+
+
+def kind_of(kind: pa.DataType) -> Kind | None:
+    """The kind of node of a type that is no extension; None: there is none for it."""
+    for found, is_of in _KINDS:
+        if is_of(kind):
+            return found
+    if types.is_primitive(kind) or types.is_decimal(kind):
+        return _BY_WIDTH.get(kind.bit_width // _BITS, Kind.FIXED)
+    return None
+
+
+def within(kind: pa.DataType) -> list[pa.DataType]:
+    """The types of the nodes within one of this type."""
+    if types.is_map(kind):
+        return [pa.struct([kind.key_field, kind.item_field])]
+    return [kind.field(at).type for at in range(kind.num_fields)]

@@ -1,0 +1,74 @@
+"""The lean payload over arbitrary batches and bytes; see `kera.core.lean.layout` for what it promises."""
+
+import pyarrow as pa
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from kera.core import lean
+from kera.core.errors import CorruptChunk
+from tests.property.batches import BATCHES, BATCHES_AND_SLICES
+
+BYTES_MAX = 1 << 27
+CODECS = st.sampled_from((None, "lz4", "zstd"))
+
+
+def decoded(payload: bytes, batch: pa.RecordBatch, codec: str | None, *, trusted: bool = False) -> pa.RecordBatch:
+    return lean.decode(
+        pa.py_buffer(payload),
+        batch.schema,
+        records=batch.num_rows,
+        codec=codec,
+        bytes_max=BYTES_MAX,
+        trusted=trusted,
+    )
+
+
+def checked(payload: bytes, records: int, codec: str | None) -> None:
+    lean.check(memoryview(payload), records, compressed=codec is not None, bytes_max=BYTES_MAX)
+
+
+@given(BATCHES_AND_SLICES, CODECS)
+def test_what_was_encoded_comes_back(batch: pa.RecordBatch, codec: str | None) -> None:
+    assume(lean.is_lean(batch.schema))
+    payload = lean.encode(batch, codec, bytes_max=BYTES_MAX)
+    assert payload is not None
+    checked(payload, batch.num_rows, codec)
+    for trusted in (False, True):
+        found = decoded(payload, batch, codec, trusted=trusted)
+        found.validate(full=True)
+        assert found.equals(batch)
+
+
+@given(st.data(), BATCHES, CODECS)
+def test_whatever_the_bytes_are_columns_are_valid_or_it_is_refused(
+    data: st.DataObject, batch: pa.RecordBatch, codec: str | None
+) -> None:
+    assume(lean.is_lean(batch.schema))
+    payload = bytearray(lean.encode(batch, codec, bytes_max=BYTES_MAX) or b"")
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, min(len(payload), 64) - 1) | st.integers(0, len(payload) - 1))
+        payload[at] = data.draw(st.sampled_from((0, 1, 0x7F, 0x80, 0xFF)) | st.integers(0, 255))
+    del payload[data.draw(st.just(len(payload)) | st.integers(0, len(payload))) :]
+    try:
+        checked(bytes(payload), batch.num_rows, codec)
+    except CorruptChunk:
+        with pytest.raises(CorruptChunk):
+            decoded(bytes(payload), batch, codec)
+        return
+    try:
+        found = decoded(bytes(payload), batch, codec)
+    except CorruptChunk:
+        return  # of another schema, or its compressed body is none
+    found.validate(full=True)
+    found.to_pylist()
+
+
+@given(st.binary(max_size=200), st.integers(0, 1 << 33), st.booleans())
+def test_any_bytes_are_a_layout_or_refused(payload: bytes, records: int, compressed: bool) -> None:
+    try:
+        layout = lean.check(memoryview(payload), records, compressed=compressed, bytes_max=BYTES_MAX)
+    except CorruptChunk:
+        return
+    assert layout.written_bytes <= max(BYTES_MAX, 8 * layout.body_bytes)
+    assert compressed or layout.body_at + layout.body_bytes == len(payload)

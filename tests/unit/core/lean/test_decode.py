@@ -1,0 +1,72 @@
+"""Lean payloads that are not those of the schema."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from kera.core.errors import CorruptChunk
+from kera.core.lean import decode, encode
+
+BYTES_MAX = 1 << 20
+
+
+def batch(*arrays: pa.Array) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays(list(arrays), [f"c{at}" for at in range(len(arrays))])
+
+
+def decoded(payload: bytes, schema: pa.Schema, codec: str | None = None, records: int = 2) -> pa.RecordBatch:
+    return decode(pa.py_buffer(payload), schema, records=records, codec=codec, bytes_max=BYTES_MAX, trusted=False)
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        (pa.array([1, 2], pa.int32()), pa.int64()),
+        (pa.array(["a", "b"]), pa.binary()),
+        (pa.array([b"a", b"b"]), pa.string()),
+        (pa.array([b"ab", b"cd"], pa.binary(2)), pa.binary(3)),
+        (pa.array([[1, 2], [3, 4]], pa.list_(pa.int8(), 2)), pa.list_(pa.int8(), 3)),
+        (pa.array([[1], [3]], pa.list_(pa.int8())), pa.map_(pa.int8(), pa.int8())),
+        (pa.array([{"a": 1}, {"a": 2}]), pa.struct([("a", pa.int64()), ("b", pa.int8())])),
+        (pa.array([1, 2], pa.int32()), pa.string_view()),
+    ],
+    ids=str,
+)
+def test_columns_of_other_types_are_refused(written: pa.Array, read: pa.DataType) -> None:
+    payload = encode(batch(written), None, bytes_max=BYTES_MAX)
+    assert payload is not None
+    with pytest.raises(CorruptChunk, match="where the schema has"):
+        decoded(payload, pa.schema([("c0", read)]))
+
+
+def test_more_or_fewer_columns_are_refused() -> None:
+    payload = encode(batch(pa.array([1, 2]), pa.array([1, 2])), None, bytes_max=BYTES_MAX)
+    assert payload is not None
+    for schema in (pa.schema([("c0", pa.int64())]), pa.schema([(f"c{at}", pa.int64()) for at in range(3)])):
+        with pytest.raises(CorruptChunk, match="2 columns, the schema has"):
+            decoded(payload, schema)
+
+
+@pytest.mark.parametrize("codec", ["lz4", "zstd"])
+def test_a_compressed_body_that_is_none_is_refused(codec: str) -> None:
+    made = batch(pa.array(range(1000), pa.int64()))
+    payload = encode(made, codec, bytes_max=BYTES_MAX)
+    assert payload is not None
+    assert decoded(payload, made.schema, codec, 1000).equals(made)
+    for broken in (payload[:-9], payload[:-1] + bytes([payload[-1] ^ 1]), payload[: len(payload) // 2] + bytes(99)):
+        try:
+            found = decoded(broken, made.schema, codec, 1000)
+        except CorruptChunk:
+            continue
+        assert found.equals(made), "a checksum of the codec's own frame was hit, and nothing else"
+
+
+def test_a_type_has_all_nulls_whatever_it_is() -> None:
+    made = batch(
+        pa.nulls(2, pa.list_(pa.string())), pa.nulls(2, pa.int8()), pa.nulls(2, pa.map_(pa.string(), pa.int8()))
+    )
+    payload = encode(made, None, bytes_max=BYTES_MAX)
+    assert payload is not None
+    assert len(payload) == 8
+    assert decoded(payload, made.schema).equals(made)
