@@ -16,8 +16,18 @@ import pyarrow as pa
 from crc32c import crc32c
 
 from kera.client.producing.partitioner import streamlet_of
-from kera.core.chunk import ChunkHeader, Codec, encode_chunk, encode_payload, place_chunk, verify_header
+from kera.core.chunk import (
+    ARROW_VERSION,
+    LEAN_VERSION,
+    ChunkHeader,
+    Codec,
+    encode_chunk,
+    encode_payload,
+    place_chunk,
+    verify_header,
+)
 from kera.core.errors import DataLost, KeraError, NotOwner, OutOfSequence, UnknownStream
+from kera.core.payload import encode_lean
 from kera.core.rpc import api
 from kera.core.rpc.frames import Kind, encode_frame
 from kera.core.rpc.limits import BULK_BYTES_MAX
@@ -74,6 +84,7 @@ def vectors() -> dict[str, Any]:
             sequence=4,
             typed=True,
         ),
+        *lean_chunks(),
     ]
     return {
         "schemas": [
@@ -105,6 +116,53 @@ def vectors() -> dict[str, Any]:
     }
 
 
+def lean_chunks() -> list[dict[str, Any]]:
+    """Chunks of version 2: each encoding is in one of them."""
+    return [
+        chunk(
+            "version 2: values of the same length, no keys, one time",
+            1,
+            DEFAULT_SCHEMA,
+            [record(0, value=b"%03d" % number) for number in range(5)],
+            sequence=5,
+            version=LEAN_VERSION,
+        ),
+        chunk(
+            "version 2: values of other lengths, times that differ, keys, headers",
+            1,
+            DEFAULT_SCHEMA,
+            [
+                record(0, value=b"a"),
+                record(70_000, keys=[b"user-1"], value=b"x" * 300),
+                record(7, keys=[], headers=[("trace", b"\x01\x02"), ("none", None)]),
+            ],
+            sequence=6,
+            version=LEAN_VERSION,
+        ),
+        chunk(
+            "version 2: Zstandard",
+            1,
+            DEFAULT_SCHEMA,
+            [record(8, value=b"abc" * 200)],
+            sequence=7,
+            codec=Codec.ZSTD,
+            version=LEAN_VERSION,
+        ),
+        chunk(
+            "version 2: a stream with a schema of its own",
+            2,
+            TYPED_SCHEMA,
+            [
+                {"carrier": "UA", "time": CREATED_US, "delay": -3, "legs": [{"from": "EWR", "miles": 719.5}]},
+                {"carrier": "ÖBB", "time": None, "delay": None, "legs": None},
+            ],
+            sequence=8,
+            typed=True,
+            version=LEAN_VERSION,
+        ),
+    ]
+
+
 def record(
     number: int, *, keys: list[bytes] | None = None, value: bytes | None = None, headers: Any = None
 ) -> dict[str, Any]:
@@ -121,12 +179,13 @@ def chunk(
     sequence: int,
     codec: Codec = Codec.NONE,
     typed: bool = False,
+    version: int = ARROW_VERSION,
 ) -> dict[str, Any]:
     """A chunk as it is sent, and as it is stored."""
     batch = pa.RecordBatch.from_pylist(records, schema)
     times = [each["time" if typed else "timestamp"] or CREATED_US for each in records]
     encoded = encode_chunk(
-        encode_payload(batch, codec),
+        encode_payload(batch, codec) if version == ARROW_VERSION else encode_lean(batch, codec),
         record_count=len(records),
         stream_id=STREAM_ID,
         streamlet_id=sequence % 4,
@@ -139,6 +198,7 @@ def chunk(
         max_timestamp_us=max(times),
         codec=codec,
         typed=typed,
+        version=version,
     )
     sent = encoded.to_bytes()
     placed = bytearray(sent)
@@ -165,7 +225,7 @@ def damaged(placed: bytes) -> list[dict[str, str]]:
         return (placed[:at] + bytes([placed[at] ^ 1]) + placed[at + 1 :]).hex()
 
     newer = bytearray(placed)
-    newer[4] = 2
+    newer[4] = LEAN_VERSION + 1
     newer[84:88] = struct.pack("<I", crc32c(bytes(newer[:84])))
     return [
         {"why": "the magic is another one", "chunk": with_byte(0)},

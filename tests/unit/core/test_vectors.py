@@ -12,9 +12,18 @@ import pytest
 from crc32c import crc32c
 
 from kera.client.producing.partitioner import streamlet_of
-from kera.core.chunk import HEADER_BYTES, PLACEMENT_AT, ChunkHeader, Codec, Flags, encode_chunk, verify_chunk
+from kera.core.chunk import (
+    HEADER_BYTES,
+    LEAN_VERSION,
+    PLACEMENT_AT,
+    ChunkHeader,
+    Codec,
+    Flags,
+    encode_chunk,
+    verify_chunk,
+)
 from kera.core.errors import CorruptChunk
-from kera.core.record_batch import decode_payload
+from kera.core.payload import check_payload, encode_lean, open_payload
 from kera.core.rpc import api
 from kera.core.rpc.frames import HEADER_BYTES as FRAME_HEADER_BYTES
 from kera.core.rpc.frames import Kind, decode_header
@@ -26,6 +35,7 @@ from kera.v1 import broker_pb2, common_pb2, consumer_group_pb2, coordinator_pb2
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 VECTORS: dict[str, Any] = json.loads((DOCS / "vectors.json").read_text(encoding="utf-8"))
 SCHEMAS = {each["schema_id"]: schema_from_bytes(bytes.fromhex(each["arrow_schema"])) for each in VECTORS["schemas"]}
+LEAN_CHUNKS = [each for each in VECTORS["chunks"] if each["header"]["version"] == LEAN_VERSION]
 METHODS = {
     f"{method.service.removeprefix('kera.v1.')}.{method.name}": method.number
     for table in (api.BROKER_METHODS, api.COORDINATOR_METHODS, api.CONSUMER_GROUPS_METHODS)
@@ -74,6 +84,7 @@ def test_a_chunk_is_encoded_to_these_bytes(vector: dict[str, Any]) -> None:
         )},
         codec=Codec(fields["codec"]),
         typed=bool(fields["flags"] & Flags.TYPED),
+        version=fields["version"],
     )  # fmt: skip
     assert encoded.to_bytes().hex() == vector["chunk"]
     assert vector["placed"][: 2 * PLACEMENT_AT] == vector["chunk"][: 2 * PLACEMENT_AT]
@@ -82,9 +93,22 @@ def test_a_chunk_is_encoded_to_these_bytes(vector: dict[str, Any]) -> None:
 
 @described("chunks", "what")
 def test_a_chunk_has_the_records_that_are_told_of_it(vector: dict[str, Any]) -> None:
-    batch = decode_payload(bytes.fromhex(vector["payload"]), SCHEMAS[vector["header"]["schema_id"]])
+    header = verify_chunk(bytes.fromhex(vector["chunk"]))
+    batch = open_payload(bytes.fromhex(vector["payload"]), SCHEMAS[header.schema_id], header)
     assert rows(batch) == vector["records"]
     assert batch.num_rows == vector["header"]["record_count"]
+
+
+@pytest.mark.parametrize("vector", LEAN_CHUNKS, ids=[each["what"] for each in LEAN_CHUNKS])
+def test_a_lean_payload_has_these_bytes(vector: dict[str, Any]) -> None:
+    chunk = memoryview(bytes.fromhex(vector["chunk"]))
+    header = verify_chunk(chunk)
+    check_payload(chunk, 0, header)
+    batch = open_payload(bytes.fromhex(vector["payload"]), SCHEMAS[header.schema_id], header)
+    made = encode_lean(batch, Codec(header.codec))
+    assert made is not None
+    if not header.codec:  # what it is compressed to depends on the version of the library
+        assert made.to_pybytes().hex() == vector["payload"]
 
 
 @described("damaged_chunks", "why")
