@@ -26,7 +26,8 @@ def value(producer: int, number: int) -> bytes:
 async def produce(client: Client, stream: str, producer_number: int) -> dict[int, list[bytes]]:
     """Send all records of one producer; returns what each streamlet must hold of it, in order."""
     sent: dict[int, list[bytes]] = defaultdict(list)
-    async with client.producer(chunk_bytes_max=32 * 1024, request_bytes_max=128 * 1024) as producer:
+    payload = "lean" if producer_number % 2 else "arrow"  # a stream may have chunks of both versions
+    async with client.producer(chunk_bytes_max=32 * 1024, request_bytes_max=128 * 1024, payload=payload) as producer:
         await producer.prepare(stream)
         for number in range(RECORDS_SENT_SINGLY):
             streamlet = number % STREAMLETS

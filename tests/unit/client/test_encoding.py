@@ -1,5 +1,6 @@
 """Records as batches, and batches as payloads of chunks."""
 
+from array import array
 from itertools import pairwise
 from typing import Any
 
@@ -8,11 +9,27 @@ import pyarrow as pa
 import pytest
 
 from kera.client.arrow_input import as_type, null_column
-from kera.client.producing.encoding import check_rows, conform, payloads, records_to_batch
+from kera.client.producing.encoding import (
+    Payload,
+    check_rows,
+    conform,
+    payloads,
+    record_payloads,
+    records_to_batch,
+)
 from kera.client.producing.record_message import write_message
 from kera.client.types import StreamDescription
-from kera.core.chunk import HEADER_BYTES, chunk_bytes_of, padded
+from kera.core.chunk import (
+    ARROW_VERSION,
+    HEADER_BYTES,
+    LEAN_VERSION,
+    chunk_bytes_of,
+    encode_chunk,
+    padded,
+    verify_chunk,
+)
 from kera.core.errors import RecordTooLarge, SchemaMismatch
+from kera.core.payload import check_payload, open_payload
 from kera.core.record_batch import decode_payload
 from kera.core.schema import DEFAULT_SCHEMA
 from kera.v1 import common_pb2
@@ -304,3 +321,51 @@ class TestValuesInTheSameBytes:
         stream = description(schema=batch.schema, segment_bytes=8 << 20)
         (made,) = payloads(batch, stream, 8 << 20, NOW_US)
         assert decode_payload(made.payload, batch.schema).num_rows == 20
+
+
+# --- version 2 ---------------------------------------------------------------------------------------------
+
+
+def opened(payload: Payload, schema: pa.Schema) -> pa.RecordBatch:
+    """What readers of a chunk of such a payload get."""
+    chunk = memoryview(encode_chunk(
+        payload.payload,
+        record_count=payload.record_count,
+        stream_id=1,
+        streamlet_id=0,
+        schema_id=payload.schema_id,
+        producer_id=1,
+        producer_epoch=1,
+        sequence=0,
+        created_us=NOW_US,
+        min_timestamp_us=payload.min_timestamp_us,
+        max_timestamp_us=payload.max_timestamp_us,
+        version=payload.version,
+    ).to_bytes())  # fmt: skip
+    header = verify_chunk(chunk)
+    check_payload(chunk, 0, header)
+    return open_payload(chunk[HEADER_BYTES:][: header.payload_bytes], schema, header)
+
+
+def test_records_are_lean_for_those_who_want_it() -> None:
+    records, times = [b"a", None, b"ccc"], array("q", [NOW_US, NOW_US + 5, NOW_US])
+    keys = [None, [b"k", b"l"], None]
+    (lean,) = record_payloads(records, times, keys, None, description(), CHUNK_BYTES, lean=True)
+    (arrow,) = record_payloads(records, times, keys, None, description(), CHUNK_BYTES)
+    assert (lean.version, arrow.version) == (LEAN_VERSION, ARROW_VERSION)
+    assert lean[1:-1] == arrow[1:-1], "the header says the same of both"
+    assert opened(lean, DEFAULT_SCHEMA).equals(opened(arrow, DEFAULT_SCHEMA))
+    assert lean.payload.size < 100 < arrow.payload.size
+
+
+def test_batches_are_lean_as_far_as_their_schema_is() -> None:
+    batch = values(*range(500))
+    made = list(payloads(batch, description(), CHUNK_BYTES, NOW_US, lean=True))
+    assert len(made) > 1
+    assert {each.version for each in made} == {LEAN_VERSION}
+    assert pa.Table.from_batches([opened(each, DEFAULT_SCHEMA) for each in made]).equals(pa.Table.from_batches([batch]))
+    views = description(schema=pa.schema([("name", pa.string_view())]))
+    batch = pa.RecordBatch.from_arrays([pa.array(["a", "b"], pa.string_view())], schema=views.schema)
+    (made_of_views,) = payloads(batch, views, CHUNK_BYTES, NOW_US, lean=True)
+    assert made_of_views.version == ARROW_VERSION
+    assert opened(made_of_views, views.schema).equals(batch)
