@@ -14,11 +14,16 @@ final class Chunk {
     private static final int PAYLOAD_BYTES_MAX = 1 << 30;
     private static final int ALIGNMENT_BYTES = 64;
     private static final int MAGIC = 'K' | 'E' << 8 | 'R' << 16 | 'A' << 24;
-    private static final int VERSION = 1;
+    private static final int ARROW_VERSION = 1;
+    private static final int LEAN_VERSION = 2;
     private static final int HEADER_CRC_AT = 84;
     private static final int PLACEMENT_AT = 88;
     private static final int PLACEMENT_CRC_AT = 124;
 
+    /** Whether its payload is a lean one, and not a message of Arrow's. */
+    final boolean lean;
+    /** What the body of a lean payload was compressed with. */
+    final int codec;
     /** Header and payload, without padding: direct, little-endian, from 0 to its limit. */
     final ByteBuffer memory;
     /** Where the payload begins. */
@@ -41,6 +46,8 @@ final class Chunk {
 
     private Chunk(Stretch stretch, int at, ByteBuffer header, Position before) {
         this.stretch = stretch;
+        lean = header.get(4) == LEAN_VERSION;
+        codec = header.getInt(44);
         payloadBytes = header.getInt(8);
         recordCount = header.getInt(12);
         schemaId = header.getInt(28);
@@ -76,9 +83,9 @@ final class Chunk {
             throw corrupt("chunk header at offset " + at + " does not match its checksum");
         }
         int version = header.get(4) & 0xFF;
-        if (version != VERSION || header.getShort(6) != HEADER_BYTES) {
+        if (version != ARROW_VERSION && version != LEAN_VERSION || header.getShort(6) != HEADER_BYTES) {
             throw corrupt("chunk at offset " + at + " has format version " + version + ", this program knows "
-                    + VERSION);
+                    + LEAN_VERSION + " and older ones");
         }
         if (checksum(copied, PLACEMENT_AT, PLACEMENT_CRC_AT - PLACEMENT_AT) != header.getInt(PLACEMENT_CRC_AT)) {
             throw corrupt("chunk placement at offset " + at + " does not match its checksum");

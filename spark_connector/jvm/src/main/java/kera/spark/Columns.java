@@ -31,7 +31,8 @@ final class Columns implements AutoCloseable {
     private static final ArrayType KEYS_TYPE = DataTypes.createArrayType(DataTypes.BinaryType);
 
     private final BufferAllocator allocator;
-    private final ArrowBody body;
+    private final Body arrow;
+    private final Body lean;
     private final List<FieldLoader> loaders = new ArrayList<>();
     private final List<ConstantColumn> constants = new ArrayList<>();
     private final OrdinalColumn ordinals = new OrdinalColumn();
@@ -48,8 +49,10 @@ final class Columns implements AutoCloseable {
     Columns(byte[] arrowSchema, boolean typed, StructType wanted, String stream, int streamlet, int entry) {
         allocator = ArrowUtils.rootAllocator().newChildAllocator("kera " + stream, 0, Long.MAX_VALUE);
         try {
-            body = new ArrowBody(allocator);
-            Map<String, LoadedColumn> loaded = loaded(schemaOf(arrowSchema), typed, wanted);
+            Schema schema = schemaOf(arrowSchema);
+            Map<String, LoadedColumn> loaded = loaded(schema, typed, wanted);
+            arrow = new ArrowBody(allocator);
+            lean = new LeanBody(allocator, schema);
             columns = new ColumnVector[wanted.size()];
             for (int index = 0; index < columns.length; index++) {
                 StructField field = wanted.fields()[index];
@@ -154,20 +157,21 @@ final class Columns implements AutoCloseable {
     }
 
     private void loadPayload(Chunk chunk) {
+        Body body = chunk.lean ? lean : arrow;
         boolean whole = false;
         try {
             body.open(chunk);
             for (FieldLoader loader : loaders) {
                 int count = loader.load(body);
                 if (count != chunk.recordCount) {
-                    throw ArrowBody.corrupt(count + " values for " + chunk.recordCount + " records");
+                    throw body.corrupt(count + " values for " + chunk.recordCount + " records");
                 }
             }
             whole = true;
         } catch (KeraException | OutOfMemoryException error) {
             throw error;
-        } catch (RuntimeException error) { // of flatbuffers, or of a codec
-            KeraException corrupt = ArrowBody.corrupt(error.toString());
+        } catch (RuntimeException error) { // see Body
+            KeraException corrupt = body.corrupt(error.toString());
             corrupt.initCause(error);
             throw corrupt;
         } finally {
@@ -180,7 +184,8 @@ final class Columns implements AutoCloseable {
     /** What was loaded is not used any more. */
     void release() {
         loaders.forEach(FieldLoader::release);
-        body.release();
+        arrow.release();
+        lean.release();
     }
 
     /** Frees all there is; fails if anything of it is still referred to. */

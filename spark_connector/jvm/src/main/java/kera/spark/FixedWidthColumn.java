@@ -16,7 +16,7 @@ abstract class FixedWidthColumn extends OwnColumn implements LoadedColumn {
     }
 
     @Override
-    public int load(ArrowBody body) {
+    public int load(Body body) {
         int count = begin(body);
         data = body.data((long) count * width);
         return count;

@@ -31,7 +31,7 @@ final class LeafColumn extends ArrowColumnVector implements LoadedColumn {
     }
 
     @Override
-    public int load(ArrowBody body) {
+    public int load(Body body) {
         int count = body.node();
         int nulls = body.nulls();
         buffers.clear();
@@ -40,12 +40,12 @@ final class LeafColumn extends ArrowColumnVector implements LoadedColumn {
         }
         switch (layout) {
             case NOTHING -> { }
-            case BITS -> buffers.add(body.data((count + 7L) / 8));
+            case BITS -> buffers.add(body.data(Body.bits(count)));
             case FIXED -> buffers.add(body.data((long) count * width));
             case VARIABLE -> {
                 ArrowBuf offsets = body.offsets(count, width);
                 buffers.add(offsets);
-                buffers.add(body.data(ArrowBody.end(offsets, count, width)));
+                buffers.add(body.data(Body.end(offsets, count, width)));
             }
         }
         vector.loadFieldBuffers(new ArrowFieldNode(count, nulls), buffers);

@@ -32,16 +32,16 @@ final class ListColumn extends OwnColumn implements LoadedColumn {
     }
 
     @Override
-    public int load(ArrowBody body) {
+    public int load(Body body) {
         int count = begin(body);
         long needed = (long) count * size;
         if (width > 0) {
             offsets = body.offsets(count, width);
-            needed = ArrowBody.end(offsets, count, width);
+            needed = Body.end(offsets, count, width);
         }
         int there = elements.load(body);
         if (there < needed) {
-            throw ArrowBody.corrupt("lists of " + needed + " elements, of which there are " + there);
+            throw body.corrupt("lists of " + needed + " elements, of which there are " + there);
         }
         return count;
     }

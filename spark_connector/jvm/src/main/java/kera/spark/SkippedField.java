@@ -3,8 +3,8 @@ package kera.spark;
 /** A field that nobody wants: its buffers are passed over without a look at them. */
 record SkippedField(int nodes, int buffers, int views) implements FieldLoader {
     @Override
-    public int load(ArrowBody body) {
-        return body.skip(nodes, buffers, views);
+    public int load(Body body) {
+        return body.skip(this);
     }
 
     @Override

@@ -21,12 +21,12 @@ final class StructColumn extends OwnColumn implements LoadedColumn {
     }
 
     @Override
-    public int load(ArrowBody body) {
+    public int load(Body body) {
         int count = begin(body);
         for (FieldLoader field : fields) {
             int there = field.load(body);
             if (there < count) {
-                throw ArrowBody.corrupt(count + " structs with a field of " + there + " values");
+                throw body.corrupt(count + " structs with a field of " + there + " values");
             }
         }
         return count;

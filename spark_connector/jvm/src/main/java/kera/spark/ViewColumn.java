@@ -24,13 +24,13 @@ final class ViewColumn extends OwnColumn implements LoadedColumn {
     }
 
     @Override
-    public int load(ArrowBody body) {
+    public int load(Body body) {
         int count = begin(body);
         long bytes = (long) count * VIEW_BYTES;
         ArrowBuf stored = body.data(bytes);
         if (bytes > views.capacity()) {
             if (bytes > Integer.MAX_VALUE - VIEW_BYTES) {
-                throw ArrowBody.corrupt(count + " views");
+                throw body.corrupt(count + " views");
             }
             views = ByteBuffer.allocate((int) bytes).order(ByteOrder.LITTLE_ENDIAN);
         }
@@ -41,7 +41,7 @@ final class ViewColumn extends OwnColumn implements LoadedColumn {
         }
         long lengths = 0;
         for (int row = 0; row < count; row++) {
-            check(row);
+            check(row, body);
             lengths += views.getInt(row * VIEW_BYTES);
         }
         body.writeOut(lengths);
@@ -49,7 +49,7 @@ final class ViewColumn extends OwnColumn implements LoadedColumn {
     }
 
     /** That the view lies within its buffer. That of a null may be anything: here it gets the length 0. */
-    private void check(int row) {
+    private void check(int row, Body body) {
         int view = row * VIEW_BYTES;
         if (isNullAt(row)) {
             views.putInt(view, 0);
@@ -63,7 +63,7 @@ final class ViewColumn extends OwnColumn implements LoadedColumn {
         long offset = views.getInt(view + OFFSET_AT);
         if (length < 0 || buffer < 0 || buffer >= data.length || offset < 0
                 || offset + length > data[buffer].capacity()) {
-            throw ArrowBody.corrupt("a view of " + length + " bytes at " + offset + " of buffer " + buffer);
+            throw body.corrupt("a view of " + length + " bytes at " + offset + " of buffer " + buffer);
         }
     }
 
