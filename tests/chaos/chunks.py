@@ -2,9 +2,9 @@
 
 Any program may write a chunk. So readers must survive whatever a record batch says of itself: offsets that point beyond
 their buffers, counts that are not, text that is no text, a kilobyte that says to be a gigabyte, or whose values are one
-when each is written out (``tests.chaos.growing``). Here record batches of many schemas, plain and compressed, are
-changed at random where it hurts, and opened as the SDK opens them; and what opens is made Python values, printed as
-``kera consume`` does, and shaped as Spark's Python engine hands it on.
+when each is written out (``tests.chaos.growing``). Here record batches of many schemas, of both versions of the format,
+plain and compressed, are changed at random where it hurts, and opened as the SDK opens them; and what opens is made
+Python values, printed as ``kera consume`` does, and shaped as Spark's Python engine hands it on.
 
 Promised, and checked: each is opened, or refused with `CorruptChunk`; no process ends of it, none takes much memory.
 The work is done by children, so that one that is killed is found, and told with the seed of the chunk that did it.
@@ -24,14 +24,18 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from decimal import Decimal
+from typing import NamedTuple
 
 import pyarrow as pa
 
-from kera.core.chunk import Codec, encode_payload
+from kera.core import lean
+from kera.core.chunk import ARROW_CODECS, ARROW_VERSION, LEAN_VERSION, Codec, encode_payload
 from kera.core.errors import KeraError
-from kera.core.record_batch import decode_payload, shape_of
+from kera.core.lean.layout import body_at_of
+from kera.core.payload import open_payload
+from kera.core.record_batch import shape_of
 from kera.core.schema import DEFAULT_SCHEMA
-from tests.chaos.chunk_uses import USES
+from tests.chaos.chunk_uses import HEADER, USES
 from tests.chaos.growing import GROWING, OTHERS, growing
 
 BATCH = 2_000
@@ -93,19 +97,57 @@ def batches() -> list[pa.RecordBatch]:
     ]
 
 
-def sources() -> list[tuple[pa.RecordBatch, bytes]]:
-    """Batches and what they are as payloads, with each codec; and those that are refused as they are, `GROWING`."""
-    whole = [(batch, encode_payload(batch, codec).to_pybytes()) for batch in batches() for codec in CODECS]
-    return whole + [(batch, encode_payload(batch).to_pybytes()) for batch in map(growing, GROWING)]
+class Source(NamedTuple):
+    """A record batch as a payload that is to be spoilt."""
+
+    batch: pa.RecordBatch
+    payload: bytes
+    version: int
+    """Of the format."""
+    codec: Codec
+    body_at: int
+    """Where in the payload the values are, or what was made of them."""
 
 
-def mutated(payload: bytes, random_: random.Random) -> bytes:
-    """`payload` with some of it changed: in its metadata, its table of buffers, the numbers in its body, anywhere."""
-    data = bytearray(payload)
-    body_at = shape_of(memoryview(payload)).body_at
+def arrow_source(batch: pa.RecordBatch, codec: Codec = Codec.NONE) -> Source:
+    """As an Arrow message."""
+    payload: bytes = encode_payload(batch, codec).to_pybytes()
+    return Source(batch, payload, ARROW_VERSION, codec, shape_of(memoryview(payload)).body_at)
+
+
+def lean_source(batch: pa.RecordBatch, codec: Codec = Codec.NONE) -> Source:
+    """As a lean payload, also where an honest writer would make none."""
+    payload = lean.encode(batch, ARROW_CODECS.get(codec), bytes_max=sys.maxsize)
+    if payload is None:
+        raise ValueError("no lean payload")
+    nodes_bytes = int.from_bytes(payload[:2], "little")
+    return Source(batch, payload, LEAN_VERSION, codec, body_at_of(nodes_bytes, compressed=codec is not Codec.NONE))
+
+
+def whole() -> list[Source]:
+    """Batches that can be read, with each codec, of both versions."""
+    found = batches()
+    arrow = [arrow_source(batch, codec) for batch in found for codec in CODECS]
+    return arrow + [lean_source(batch, codec) for batch in found if lean.is_lean(batch.schema) for codec in CODECS]
+
+
+def too_large() -> list[Source]:
+    """`GROWING`, which are refused as they are."""
+    found = [growing(name) for name in GROWING]
+    return [arrow_source(batch) for batch in found] + [lean_source(each) for each in found if lean.is_lean(each.schema)]
+
+
+def sources() -> list[Source]:
+    """All that is to be spoilt."""
+    return whole() + too_large()
+
+
+def mutated(source: Source, random_: random.Random) -> bytes:
+    """The payload with some of it changed: before its body, its table of buffers, the numbers in its body, anywhere."""
+    data = bytearray(source.payload)
     for _ in range(random_.choice((1, 1, 1, 2, 4))):
-        random_.choice((_wild_number, _wild_number, _in_metadata, _bit, _bit, _byte, _cut, _swap))(
-            data, body_at, random_
+        random_.choice((_wild_number, _wild_number, _in_metadata, _in_metadata, _bit, _bit, _byte, _cut, _swap))(
+            data, source.body_at, random_
         )
         if len(data) < 16:
             return bytes(data)
@@ -122,7 +164,7 @@ def _wild_number(data: bytearray, body_at: int, random_: random.Random) -> None:
 
 def _in_metadata(data: bytearray, body_at: int, random_: random.Random) -> None:
     """A length, a count, or where something is, in the metadata."""
-    width, code = random_.choice(((2, "<h"), (4, "<i"), (8, "<q"), (8, "<q")))
+    width, code = random_.choice(((1, "<b"), (2, "<h"), (4, "<i"), (8, "<q"), (8, "<q")))
     at = random_.randrange(0, max(1, min(body_at, len(data)) - width)) // width * width
     _put(data, at, width, code, random_)
 
@@ -154,13 +196,16 @@ def _swap(data: bytearray, _: int, random_: random.Random) -> None:
     data[first : first + 16], data[second : second + 16] = data[second : second + 16], data[first : first + 16]
 
 
-CHANGES = (_wild_number, _wild_number, _wild_number, _in_metadata, _bit, _bit, _byte, _cut, _swap)
+def opened(source: Source, payload: bytes) -> pa.RecordBatch:
+    """The record batch of `payload`, which was made of `source`, as readers open it. Raises `CorruptChunk`."""
+    header = HEADER._replace(version=source.version, codec=source.codec, record_count=source.batch.num_rows)
+    return open_payload(payload, source.batch.schema, header)
 
 
-def open_as_reader(payload: bytes, schema: pa.Schema, records: int = ROWS) -> str:
-    """Open a payload as readers do, and look at all its values; what became of it, in a word."""
+def open_as_reader(source: Source, payload: bytes) -> str:
+    """Open a payload, and look at all its values; what became of it, in a word."""
     try:
-        batch = decode_payload(payload, schema, records=records)
+        batch = opened(source, payload)
     except KeraError as error:
         return error.code
     return use(batch)
@@ -183,9 +228,9 @@ def child(first: int, count: int) -> None:
         sys.stdout.write(f"{seed}\n")
         sys.stdout.flush()
         random_ = random.Random(seed)
-        batch, payload = random_.choice(from_)
+        source = random_.choice(from_)
         try:
-            outcomes[open_as_reader(mutated(payload, random_), batch.schema, batch.num_rows)] += 1
+            outcomes[open_as_reader(source, mutated(source, random_))] += 1
         except Exception as error:  # noqa: BLE001 - the parent tells which
             outcomes[f"{type(error).__name__}: {str(error)[:100]}"] += 1
             sys.stderr.write(f"seed {seed}: {error!r}\n")

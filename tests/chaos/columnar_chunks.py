@@ -17,23 +17,22 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from kera.core.chunk import Codec, Placement, encode_chunk, place_chunk
-from kera.core.record_batch import shape_of
+from kera.core.chunk import Placement, encode_chunk, place_chunk
 from kera.core.schema import DEFAULT_SCHEMA
 from kera.spark_connector.columns import HEADERS_COLUMN, RECORD_COLUMNS, columns_of
 from tests.chaos.chunk_uses import spark_has
-from tests.chaos.chunks import ROWS, mutated, sources
+from tests.chaos.chunks import Source, mutated, sources
 from tests.spark.jvm_harness import Harness, compiled, running
 from tests.spark.test_jvm_columns import question, text
 
 AT_ONCE = 250
 
 
-def crafted(payload: bytes, *, compressed: bool, typed: bool, records: int = ROWS) -> bytes:
-    """A placed chunk with these bytes, and with checksums that match."""
+def crafted(source: Source, payload: bytes) -> bytes:
+    """A placed chunk like `source`, with these bytes, and with checksums that match."""
     encoded = encode_chunk(
         pa.py_buffer(payload),
-        record_count=records,
+        record_count=source.batch.num_rows,
         stream_id=7,
         streamlet_id=3,
         schema_id=1,
@@ -43,8 +42,9 @@ def crafted(payload: bytes, *, compressed: bool, typed: bool, records: int = ROW
         created_us=0,
         min_timestamp_us=0,
         max_timestamp_us=0,
-        codec=Codec.ZSTD if compressed else Codec.NONE,
-        typed=typed,
+        codec=source.codec,
+        typed=not source.batch.schema.equals(DEFAULT_SCHEMA),
+        version=source.version,
     )
     chunk = bytearray(encoded.to_bytes())
     place_chunk(chunk, 0, Placement(1, 0, 1, 1000, 1))
@@ -56,26 +56,19 @@ def word_of(outcome: str) -> str:
     return "corrupt_chunk" if "CorruptChunk: " in outcome else outcome[:120]
 
 
-def opened(java: Harness, examples: int, seed: int) -> Iterator[tuple[int, str]]:
+def outcomes_of(java: Harness, examples: int, seed: int) -> Iterator[tuple[int, str]]:
     """Seeds, and what became of their chunks; those of one schema are asked about together."""
     batches: dict[int, list[tuple[int, bytes]]] = {}
-    found = [(batch, payload) for batch, payload in sources() if spark_has(batch.schema)]
+    found = [source for source in sources() if spark_has(source.batch.schema)]
     for each in range(seed, seed + examples):
         random_ = random.Random(each)
         at = random_.randrange(len(found))
-        batch, payload = found[at]
-        chunk = crafted(
-            mutated(payload, random_),
-            compressed=shape_of(memoryview(payload)).compressed,
-            typed=not batch.schema.equals(DEFAULT_SCHEMA),
-            records=batch.num_rows,
-        )
         waiting = batches.setdefault(at, [])
-        waiting.append((each, chunk))
+        waiting.append((each, crafted(found[at], mutated(found[at], random_))))
         if len(waiting) == AT_ONCE:
-            yield from _asked(java, found[at][0].schema, batches.pop(at))
+            yield from _asked(java, found[at].batch.schema, batches.pop(at))
     for at, waiting in batches.items():
-        yield from _asked(java, found[at][0].schema, waiting)
+        yield from _asked(java, found[at].batch.schema, waiting)
 
 
 def _asked(java: Harness, schema: pa.Schema, waiting: list[tuple[int, bytes]]) -> Iterator[tuple[int, str]]:
@@ -99,7 +92,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         command = [*compiled("ColumnsHarness", Path(folder)), folder]
         with running(command) as java:
-            for seed, outcome in opened(java, arguments.examples, arguments.seed):
+            for seed, outcome in outcomes_of(java, arguments.examples, arguments.seed):
                 word = word_of(outcome)
                 outcomes[word] += 1
                 if word not in {"read", "corrupt_chunk"} and outcomes[word] == 1:

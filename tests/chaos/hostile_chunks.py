@@ -15,7 +15,7 @@ import pyarrow as pa
 from kera.core.chunk import encode_chunk, encode_payload
 from kera.core.ids import PRODUCER_IDS
 from kera.core.schema import DEFAULT_SCHEMA
-from tests.chaos.chunks import mutated
+from tests.chaos.chunks import arrow_source, mutated
 from tests.integration.field_mutants import HEADER_FIELDS, PLACEMENT_FIELDS, with_field
 
 FOREIGN = b"of somebody"
@@ -50,9 +50,12 @@ def chunk(target: Target, producer_id: int, sequence: int, *, rows: int = ROWS, 
 
 
 def _payload(rows: int) -> bytes:
-    batch = pa.RecordBatch.from_pylist([{"timestamp": 5, "value": FOREIGN}] * rows, DEFAULT_SCHEMA)
-    payload: bytes = encode_payload(batch).to_pybytes()
+    payload: bytes = encode_payload(_batch(rows)).to_pybytes()
     return payload
+
+
+def _batch(rows: int) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([{"timestamp": 5, "value": FOREIGN}] * rows, DEFAULT_SCHEMA)
 
 
 def _framed(target: Target, producer_id: int, sequence: int, payload: bytes, *, rows: int, epoch: int = 0) -> bytes:
@@ -102,7 +105,7 @@ def _empty_between(target: Target, producer: int) -> list[bytes]:
 
 def _wild(target: Target, producer: int) -> list[bytes]:
     """Payloads whose offsets, counts and lengths are spoilt."""
-    random_, valid = random.Random(producer), _payload(ROWS)
+    random_, valid = random.Random(producer), arrow_source(_batch(ROWS))
     return [_framed(target, producer, at, mutated(valid, random_), rows=ROWS) for at in range(_SPOILT)]
 
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 from crc32c import crc32c
 
 from kera.client.types import fill_cursor, position_of
-from kera.core.chunk import Placement, encode_chunk, place_chunk
+from kera.core.chunk import ARROW_VERSION, Placement, encode_chunk, place_chunk
 from kera.core.ids import EntryId, Position
 from kera.core.push import VERSION, Decoder, Kind, Run, encode, encode_runs, numbers_of, taken_of
 from kera.core.rpc import api
@@ -37,7 +37,13 @@ SLOT_BYTES = 64 << 10
 
 
 def chunk(
-    first_record: int, *, group: int = 1, segment: int = 1, schema_id: int = 1, payload_bytes: int = 1000
+    first_record: int,
+    *,
+    group: int = 1,
+    segment: int = 1,
+    schema_id: int = 1,
+    payload_bytes: int = 1000,
+    version: int = ARROW_VERSION,
 ) -> bytes:
     """A chunk of ten records, as a broker has it; what is in it is nothing that Arrow would know."""
     payload = bytes((first_record + at) % 251 for at in range(payload_bytes))
@@ -53,6 +59,7 @@ def chunk(
         created_us=0,
         min_timestamp_us=0,
         max_timestamp_us=0,
+        version=version,
     )
     placed = bytearray(made.to_bytes())
     place_chunk(placed, 0, Placement(group, segment, ENTRY.entry, first_record, 1))

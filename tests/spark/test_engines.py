@@ -40,6 +40,19 @@ def test_each_engine_is_the_one_that_was_asked_for(by_engine: dict[str, Kera], k
     assert "KeraScan" in plan_of(kera, stream), "the columnar engine is what one gets where it is loaded"
 
 
+def test_both_engines_read_lean_chunks_among_others(
+    by_engine: dict[str, Kera], kera: Kera, stream: str, tmp_path: Path
+) -> None:
+    kera.create(stream, streamlets=2)
+    produced = kera.send(stream, range(100), flush_every=20)
+    produced += kera.send(stream, range(100, 200), flush_every=20, payload="lean")
+
+    for engine in ENGINES:
+        assert sorted(sent(by_engine[engine].read(stream))) == sorted(produced)
+        found, _ = by_engine[engine].read_new(stream, tmp_path / engine, **STRICT)
+        assert sorted(found) == sorted(produced)
+
+
 @pytest.mark.slow
 def test_the_python_data_source_may_be_registered_by_hand_where_the_jar_is(
     spark: SparkSession, by_engine: dict[str, Kera], kera: Kera, stream: str

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
+from struct import pack
 from typing import Any
 
 import pyarrow as pa
@@ -24,10 +25,26 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from kera.core.chunk import HEADER_BYTES, Codec, Placement, encode_chunk, encode_payload, place_chunk, read_header
+from kera.core import lean
+from kera.core.chunk import (
+    ARROW_VERSION,
+    HEADER_BYTES,
+    LEAN_VERSION,
+    VERSIONS,
+    Codec,
+    Placement,
+    encode_chunk,
+    encode_payload,
+    place_chunk,
+    read_header,
+)
+from kera.core.errors import CorruptChunk
+from kera.core.lean.layout import Kind, put_prefix, put_varint
+from kera.core.payload import encode_lean
 from kera.core.schema import DEFAULT_SCHEMA, schema_to_bytes
 from kera.spark_connector.columns import HEADERS_COLUMN, RECORD_COLUMNS, Shaper, columns_of
 from tests.chaos.chunk_uses import spark_has
+from tests.chaos.chunks import lean_source, mutated, opened, whole
 from tests.chaos.growing import GROWING, OTHERS, growing
 from tests.spark.jvm_harness import Harness, compiled, running
 
@@ -59,15 +76,28 @@ KEYED = records(
 )
 
 
-def chunk_of(batch: pa.RecordBatch, codec: Codec = Codec.NONE, *, typed: bool = False) -> bytes:
+def chunk_of(
+    batch: pa.RecordBatch, codec: Codec = Codec.NONE, *, typed: bool = False, version: int = ARROW_VERSION
+) -> bytes:
+    payload = encode_lean(batch, codec) if version == LEAN_VERSION else encode_payload(batch, codec)
+    assert payload is not None
+    return framed(payload, batch.num_rows, codec, typed=typed, version=version)
+
+
+def framed(payload: pa.Buffer, records: int, codec: Codec = Codec.NONE, *, typed: bool, version: int) -> bytes:
     encoded = encode_chunk(
-        encode_payload(batch, codec), record_count=batch.num_rows, stream_id=7, streamlet_id=3, schema_id=1,
+        payload, record_count=records, stream_id=7, streamlet_id=3, schema_id=1,
         producer_id=1, producer_epoch=0, sequence=0, created_us=0, min_timestamp_us=0, max_timestamp_us=0, codec=codec,
-        typed=typed,
+        typed=typed, version=version,
     )  # fmt: skip
     chunk = bytearray(encoded.to_bytes())
     place_chunk(chunk, 0, Placement(1, 0, 1, FIRST_RECORD, 1))
     return bytes(chunk)
+
+
+def versions_of(schema: pa.Schema) -> tuple[int, ...]:
+    """Of the format, those in which there are chunks of a schema."""
+    return VERSIONS if lean.is_lean(schema) else (ARROW_VERSION,)
 
 
 def question(schema: pa.Schema, wanted: StructType, *, typed: bool) -> dict[str, Any]:
@@ -104,10 +134,10 @@ def require_same(
 ) -> list[list[Any]]:
     if wanted is None:
         wanted = columns_of(batch.schema, typed=True) if typed else ALL_COLUMNS
-    chunk = chunk_of(batch, codec, typed=typed)
-    answer = loaded(java, [(chunk, 0)], batch.schema, wanted, typed=typed)
-    expected = shaped(batch, chunk, wanted, typed=typed)
-    assert answer == {"batches": [expected]}
+    chunks = [chunk_of(batch, codec, typed=typed, version=version) for version in versions_of(batch.schema)]
+    answer = loaded(java, [(chunk, 0) for chunk in chunks], batch.schema, wanted, typed=typed)
+    expected = shaped(batch, chunks[0], wanted, typed=typed)
+    assert answer == {"batches": [expected] * len(chunks)}
     return expected
 
 
@@ -135,18 +165,22 @@ def text(data: bytes) -> str:
 def test_what_would_become_gigabytes_when_it_is_written_out_is_refused(java: Harness, name: str, codec: Codec) -> None:
     batch = growing(name)
     asked = question(batch.schema, columns_of(batch.schema, typed=True), typed=True)
-    chunk = chunk_of(batch, codec, typed=True)
-    (outcome,) = java.ask(method="open", chunks=[text(chunk)], **asked)["outcomes"]
-    assert "CorruptChunk: " in outcome
-    assert "written out" in outcome or "records" in outcome
+    chunks = [chunk_of(batch, codec, typed=True)]
+    if lean.is_lean(batch.schema):
+        source = lean_source(batch, codec)
+        chunks.append(framed(pa.py_buffer(source.payload), batch.num_rows, codec, typed=True, version=LEAN_VERSION))
+    for outcome in java.ask(method="open", chunks=[text(chunk) for chunk in chunks], **asked)["outcomes"]:
+        assert "CorruptChunk: " in outcome
+        assert "written out" in outcome or "records" in outcome
 
 
 @pytest.mark.parametrize("name", [name for name in OTHERS if spark_has(OTHERS[name]().schema)])
 def test_what_only_has_such_types_is_read(java: Harness, name: str) -> None:
     batch = OTHERS[name]()
     asked = question(batch.schema, columns_of(batch.schema, typed=True), typed=True)
-    chunk = chunk_of(batch if batch.num_rows < 1 << 20 else batch.slice(0, 1000), typed=True)
-    assert java.ask(method="open", chunks=[text(chunk)], **asked)["outcomes"] == ["read"]
+    some = batch if batch.num_rows < 1 << 20 else batch.slice(0, 1000)
+    chunks = [text(chunk_of(some, typed=True, version=version)) for version in versions_of(batch.schema)]
+    assert set(java.ask(method="open", chunks=chunks, **asked)["outcomes"]) == {"read"}
 
 
 def of_type(at: pa.DataType, values: Sequence[Any]) -> pa.RecordBatch:
@@ -204,20 +238,20 @@ def test_the_payload_is_not_looked_at_for_columns_that_are_not_in_it(java: Harne
 
 @pytest.mark.parametrize("skip", [0, 1, 4, 5])
 def test_skipped_records_are_those_at_the_beginning(java: Harness, skip: int) -> None:
-    chunk = chunk_of(KEYED)
-    whole = shaped(KEYED, chunk, ALL_COLUMNS, typed=False)
+    chunk, compact = (chunk_of(KEYED, version=version) for version in VERSIONS)
+    rows = shaped(KEYED, chunk, ALL_COLUMNS, typed=False)
 
-    answer = loaded(java, [(chunk, skip), (chunk, 0)], DEFAULT_SCHEMA, ALL_COLUMNS, typed=False)
+    chunks = [(chunk, skip), (compact, skip), (chunk, 0), (compact, 0)]
+    answer = loaded(java, chunks, DEFAULT_SCHEMA, ALL_COLUMNS, typed=False)
 
-    assert answer == {"batches": [whole[skip:], whole]}
+    assert answer == {"batches": [rows[skip:], rows[skip:], rows, rows]}
 
 
-def test_skipping_holds_for_all_types(java: Harness) -> None:
-    batch = pa.RecordBatch.from_arrays(
-        [pa.array(values, at) for at, values in TYPES], names=[f"c{n}" for n in range(len(TYPES))]
-    )
+@pytest.mark.parametrize("version", VERSIONS)
+def test_skipping_holds_for_all_types(java: Harness, version: int) -> None:
+    batch = of_all_types(version)
     wanted = columns_of(batch.schema, typed=True)
-    chunk = chunk_of(batch, typed=True)
+    chunk = chunk_of(batch, typed=True, version=version)
 
     answer = loaded(java, [(chunk, 1)], batch.schema, wanted, typed=True)
 
@@ -226,11 +260,12 @@ def test_skipping_holds_for_all_types(java: Harness) -> None:
 
 def test_one_reader_loads_chunks_of_all_sizes_in_turn(java: Harness) -> None:
     batches = [KEYED, KEYED.slice(0, 0), records(value=[b"v"] * 3000), KEYED.slice(2), records(value=[None])]
-    chunks = [(chunk_of(batch, codec), 0) for batch in batches for codec in Codec]
+    kinds = [(codec, version) for codec in Codec for version in VERSIONS]
+    chunks = [(chunk_of(batch, codec, version=version), 0) for batch in batches for codec, version in kinds]
 
     answer = loaded(java, chunks, DEFAULT_SCHEMA, ALL_COLUMNS, typed=False)
 
-    expected = [shaped(batch, chunk_of(batch), ALL_COLUMNS, typed=False) for batch in batches for _ in Codec]
+    expected = [shaped(batch, chunk_of(batch), ALL_COLUMNS, typed=False) for batch in batches for _ in kinds]
     assert answer == {"batches": expected}
 
 
@@ -294,6 +329,13 @@ TYPES: list[tuple[pa.DataType, list[Any]]] = [
 ]
 
 
+def of_all_types(version: int, times: int = 1) -> pa.RecordBatch:
+    """A column of each type that there is in chunks of this version."""
+    columns = [pa.array(values * times, at) for at, values in TYPES]
+    there = [each for each in columns if version in versions_of(pa.schema([("a", each.type)]))]
+    return pa.RecordBatch.from_arrays(there, names=[f"c{n}" for n in range(len(there))])
+
+
 @pytest.mark.parametrize(("at", "values"), TYPES, ids=[str(at) for at, _ in TYPES])
 def test_a_typed_column_has_the_type_and_the_values_that_python_gives(
     java: Harness, at: pa.DataType, values: list[Any]
@@ -305,6 +347,7 @@ def test_a_typed_column_has_the_type_and_the_values_that_python_gives(
     require_same(java, of_type(at, [None] * 3))
     require_same(java, of_type(at, []))
     require_same(java, of_type(at, [*values * 5]).slice(4, 9))
+    require_same(java, of_type(at, values * 600))  # too many for a lean payload to have them packed
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf])
@@ -315,9 +358,10 @@ def test_floating_point_numbers_that_are_none(java: Harness, value: float) -> No
         assert answer == {"batches": [[["Infinity" if value > 0 else "-Infinity"], ["NaN"]]]}
 
 
-def test_columns_that_are_not_wanted_are_passed_over(java: Harness) -> None:
-    names = [f"c{n}" for n in range(len(TYPES))]
-    batch = pa.RecordBatch.from_arrays([pa.array(values, at) for at, values in TYPES], names=names)
+@pytest.mark.parametrize("version", VERSIONS)
+def test_columns_that_are_not_wanted_are_passed_over(java: Harness, version: int) -> None:
+    batch = of_all_types(version)
+    names = batch.schema.names
     everything = columns_of(batch.schema, typed=True)
     for codec in Codec:
         require_same(java, batch, everything, codec=codec)
@@ -338,9 +382,11 @@ def test_a_column_that_a_chunk_does_not_have_is_null_or_an_error(java: Harness) 
     assert answer["error"].startswith("SchemaMismatch: a chunk of stream 'events' has no column 'new'")
 
 
-def test_fields_of_structs_are_found_by_name(java: Harness) -> None:
+@pytest.mark.parametrize("version", VERSIONS)
+def test_fields_of_structs_are_found_by_name(java: Harness, version: int) -> None:
     """Spark asks for those fields of a struct only that a query uses, wherever the struct is."""
-    inner = pa.struct([("a", pa.int32()), ("b", pa.string_view()), ("c", pa.list_(pa.uint8()))])
+    words = pa.string() if version == LEAN_VERSION else pa.string_view()
+    inner = pa.struct([("a", pa.int32()), ("b", words), ("c", pa.list_(pa.uint8()))])
     batch = pa.RecordBatch.from_arrays(
         [
             pa.array([{"a": 1, "b": LONG_TEXT, "c": [1]}, None], inner),
@@ -358,12 +404,13 @@ def test_fields_of_structs_are_found_by_name(java: Harness) -> None:
         ]
     )
 
-    answer = loaded(java, [(chunk_of(batch, typed=True), 0)], batch.schema, wanted, typed=True)
+    chunk = chunk_of(batch, typed=True, version=version)
+    answer = loaded(java, [(chunk, 0)], batch.schema, wanted, typed=True)
 
     assert answer == {"batches": [[[[["k", [None]]], [[[2, 3]]], [[1]]], [None, [], None]]]}
 
     names = StructType([StructField("headers", ArrayType(StructType([StructField("key", StringType())])))])
-    answer = loaded(java, [(chunk_of(KEYED), 0)], DEFAULT_SCHEMA, names, typed=False)
+    answer = loaded(java, [(chunk_of(KEYED, version=version), 0)], DEFAULT_SCHEMA, names, typed=False)
     assert answer == {"batches": [[[[["h"], ["g"]]], [None], [[]], [[["\u00fc"]]], [[["i"]]]]]}
 
 
@@ -431,9 +478,136 @@ def test_a_chunk_of_other_bytes_is_corrupt(java: Harness) -> None:
         assert error(corrupt).startswith("CorruptChunk: chunk payload is no Arrow record batch of the expected schema")
 
 
-def flipped_everywhere(java: Harness, batch: pa.RecordBatch, codec: Codec, *, typed: bool, wanted: StructType) -> int:
+def lean_nodes(*parts: bytes, body: bytes = b"") -> pa.Buffer:
+    """A lean payload of these nodes, without compression."""
+    nodes = b"".join(parts)
+    return pa.py_buffer(put_prefix(nodes, 0, compressed=False) + body)
+
+
+NULLS, VALIDITY = bytes([Kind.NULL]), 0x20
+FIXED_8, ONE = Kind.FIXED_8, 1 << 6
+LENGTHS_1, LENGTHS_2, SAME = 2 << 6, 3 << 6, 1 << 6
+INT64 = pa.int64()
+UNFIT = {
+    "no prefix": (INT64, pa.py_buffer(b"\1")),
+    "nodes cut short": (INT64, pa.py_buffer(b"\xff\xff" + bytes(20))),
+    "no node": (INT64, lean_nodes()),
+    "a node too many": (INT64, lean_nodes(NULLS, NULLS)),
+    "another kind": (INT64, lean_nodes(bytes([Kind.FIXED_4]), body=bytes(12))),
+    "no kind": (INT64, lean_nodes(b"\x1f")),
+    "nulls with validity": (INT64, lean_nodes(bytes([VALIDITY]), body=b"\0")),
+    "one without it": (INT64, lean_nodes(bytes([FIXED_8 | ONE]), bytes(7))),
+    "too short": (INT64, lean_nodes(bytes([FIXED_8]), body=bytes(23))),
+    "too long": (INT64, lean_nodes(bytes([FIXED_8]), body=bytes(25))),
+    "no encoding": (INT64, lean_nodes(bytes([FIXED_8 | 3 << 6]))),
+    "wide deltas": (INT64, lean_nodes(bytes([FIXED_8 | 2 << 6]), bytes(8), b"\x08", body=bytes(24))),
+    "negative deltas": (INT64, lean_nodes(bytes([FIXED_8 | 2 << 6]), bytes(8), b"\xff", body=bytes(24))),
+    "a bit that is 2": (pa.bool_(), lean_nodes(bytes([Kind.BITS | ONE, 2]))),
+    "a bit that is 255": (pa.bool_(), lean_nodes(bytes([Kind.BITS | ONE, 255]))),
+    "another width": (pa.binary(4), lean_nodes(bytes([Kind.FIXED, 5]), body=bytes(15))),
+    "one of a width": (pa.binary(4), lean_nodes(bytes([Kind.FIXED | ONE, 4]), bytes(4))),
+    "an endless number": (pa.binary(), lean_nodes(bytes([Kind.BINARY | SAME]), b"\xff" * 12)),
+    "a number that is too large": (pa.large_binary(), lean_nodes(bytes([Kind.LARGE_BINARY]), put_varint(2**40 + 1))),
+    "more than offsets say": (pa.binary(), lean_nodes(bytes([Kind.BINARY]), put_varint(2**31), body=bytes(16))),
+    "uneven": (pa.binary(), lean_nodes(bytes([Kind.BINARY | SAME, 4]), body=bytes(4))),
+    "lengths that are less": (pa.binary(), lean_nodes(bytes([Kind.BINARY | LENGTHS_1, 4]), body=b"\1\1\1abcd")),
+    "lengths that are more": (pa.binary(), lean_nodes(bytes([Kind.BINARY | LENGTHS_2, 1]), body=b"\xff" * 6 + b"a")),
+    "offsets that descend": (pa.binary(), lean_nodes(bytes([Kind.BINARY, 1]), body=pack("<4i", 0, 1, 0, 1) + b"a")),
+    "offsets below": (pa.binary(), lean_nodes(bytes([Kind.BINARY, 1]), body=pack("<4i", 0, -9, 0, 1) + b"a")),
+    "offsets from 1": (pa.binary(), lean_nodes(bytes([Kind.BINARY, 1]), body=pack("<4i", 1, 1, 1, 1) + b"a")),
+    "offsets beyond": (pa.binary(), lean_nodes(bytes([Kind.BINARY, 1]), body=pack("<4i", 0, 1, 1, 2) + b"a")),
+    "offsets that end early": (pa.binary(), lean_nodes(bytes([Kind.BINARY, 2]), body=pack("<4i", 0, 1, 1, 1) + b"ab")),
+    "large offsets": (
+        pa.large_binary(),
+        lean_nodes(bytes([Kind.LARGE_BINARY, 1]), body=pack("<4q", 0, 1 << 62, -1, 1) + b"a"),
+    ),
+    "lists of too few": (pa.list_(INT64), lean_nodes(bytes([Kind.LIST | SAME, 6, FIXED_8]), body=bytes(8 * 5))),
+    "another number of each": (pa.list_(INT64, 2), lean_nodes(bytes([Kind.FIXED_LIST, 3]), NULLS)),
+    "another number of fields": (pa.struct([("a", INT64)]), lean_nodes(bytes([Kind.STRUCT, 2]), NULLS, NULLS)),
+    "a struct with an encoding": (pa.struct([("a", INT64)]), lean_nodes(bytes([Kind.STRUCT | ONE, 1]), NULLS)),
+    "a map of nulls": (pa.map_(INT64, INT64), lean_nodes(bytes([Kind.LIST | SAME, 0]), NULLS)),
+    "a map with a null": (
+        pa.map_(INT64, INT64),
+        lean_nodes(bytes([Kind.LIST | SAME, 3, Kind.STRUCT | VALIDITY, 2]), NULLS, NULLS, body=b"\1"),
+    ),
+}
+
+
+@pytest.mark.parametrize(("at", "payload"), UNFIT.values(), ids=UNFIT)
+def test_a_lean_payload_that_python_refuses_is_refused(java: Harness, at: pa.DataType, payload: pa.Buffer) -> None:
+    schema = pa.schema([("a", at)])
+    with pytest.raises(CorruptChunk):
+        lean.decode(payload, schema, records=3, codec=None, bytes_max=1 << 27, trusted=False)
+    chunk = framed(payload, 3, typed=True, version=LEAN_VERSION)
+    answer = loaded(java, [(chunk, 0)], schema, columns_of(schema, typed=True), typed=True)
+    assert answer["error"].startswith("CorruptChunk: chunk payload is no lean one of the expected schema: ")
+
+
+def test_nulls_of_a_lean_payload_are_so_within_as_well(java: Harness) -> None:
+    inner = pa.struct([("a", pa.list_(INT64, 2)), ("b", pa.map_(pa.string(), pa.bool_())), ("c", pa.string_view())])
+    schema = pa.schema([("a", pa.list_(inner, 2)), ("b", inner), ("c", pa.int16())])
+    payload = lean_nodes(NULLS, bytes([Kind.STRUCT, 3]), NULLS, NULLS, NULLS, bytes([Kind.FIXED_2 | ONE]), b"\7\0")
+    chunk = framed(payload, 2, typed=True, version=LEAN_VERSION)
+    wanted = columns_of(schema, typed=True)
+    answer = loaded(java, [(chunk, 0)], schema, wanted, typed=True)
+    assert answer == {"batches": [[[None, [None, None, None], 7]] * 2]}
+    many = framed(payload, 1 << 16, typed=True, version=LEAN_VERSION)
+    assert len(loaded(java, [(many, 0)], schema, wanted, typed=True)["batches"][0]) == 1 << 16
+
+    wide = pa.schema([("a", pa.list_(INT64, 10_000))])
+    chunk = framed(lean_nodes(NULLS), 1 << 16, typed=True, version=LEAN_VERSION)
+    answer = loaded(java, [(chunk, 0)], wide, columns_of(wide, typed=True), typed=True)
+    assert "when each is written out" in answer["error"]
+
+
+def test_records_that_take_no_bytes_are_not_endless(java: Harness) -> None:
+    schema = pa.schema([("a", INT64)])
+    payload = lean_nodes(bytes([FIXED_8 | ONE]), bytes(8))
+    for records, fits in ((1 << 16, True), ((1 << 16) + 1, False), ((1 << 32) - 1, False)):
+        chunk = framed(payload, records, typed=True, version=LEAN_VERSION)
+        (outcome,) = java.ask(
+            method="open", chunks=[text(chunk)], **question(schema, columns_of(schema, typed=True), typed=True)
+        )["outcomes"]
+        assert outcome == "read" if fits else f"that say to be {records} records" in outcome
+
+
+def test_a_spoilt_lean_payload_is_refused_where_python_refuses_it(java: Harness) -> None:
+    """But for text, which Spark takes as it is."""
+    outcomes: Counter[tuple[str, bool]] = Counter()
+    for source in whole():
+        schema, typed = source.batch.schema, not source.batch.schema.equals(DEFAULT_SCHEMA)
+        if source.version != LEAN_VERSION:
+            continue
+        payloads = [mutated(source, random.Random(seed)) for seed in range(40)]
+        chunks = [
+            framed(pa.py_buffer(each), source.batch.num_rows, source.codec, typed=typed, version=LEAN_VERSION)
+            for each in payloads
+        ]
+        wanted = columns_of(schema, typed=True) if typed else ALL_COLUMNS
+        asked = question(schema, wanted, typed=typed)
+        answer = java.ask(method="open", chunks=[text(chunk) for chunk in chunks], **asked)
+        for payload, outcome in zip(payloads, answer["outcomes"], strict=True):
+            try:
+                opened(source, payload)
+                refused = ""
+            except CorruptChunk as error:
+                refused = error.message
+            outcomes[outcome.partition(": ")[0], bool(refused)] += 1
+            assert ("CorruptChunk: " in outcome) == bool(refused) or "text that" in refused, (refused, outcome)
+    assert min(outcomes.values()) > 5
+
+
+def flipped_everywhere(
+    java: Harness,
+    batch: pa.RecordBatch,
+    codec: Codec,
+    *,
+    typed: bool,
+    wanted: StructType,
+    version: int = ARROW_VERSION,
+) -> int:
     """Flips single bits, loads and reads each time all that still loads; returns how often that was an error."""
-    chunk = chunk_of(batch, codec, typed=typed)
+    chunk = chunk_of(batch, codec, typed=typed, version=version)
     bits = range(8 * read_header(chunk).payload_bytes)
     flips = bits if len(bits) <= 4_000 else random.Random(batch.num_columns).sample(bits, 4_000)
     answer = java.ask(
@@ -444,10 +618,11 @@ def flipped_everywhere(java: Harness, batch: pa.RecordBatch, codec: Codec, *, ty
     return int(answer["corrupt"])
 
 
+@pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("codec", list(Codec))
-def test_any_flipped_bit_of_records_is_corrupt_or_harmless(java: Harness, codec: Codec) -> None:
+def test_any_flipped_bit_of_records_is_corrupt_or_harmless(java: Harness, codec: Codec, version: int) -> None:
     batch = pa.concat_batches([KEYED] * 4)
-    assert flipped_everywhere(java, batch, codec, typed=False, wanted=ALL_COLUMNS) > 0
+    assert flipped_everywhere(java, batch, codec, typed=False, wanted=ALL_COLUMNS, version=version) > 0
 
 
 @pytest.mark.parametrize(("at", "values"), TYPES, ids=[str(at) for at, _ in TYPES])
@@ -456,15 +631,16 @@ def test_any_flipped_bit_of_a_typed_column_is_corrupt_or_harmless(
 ) -> None:
     batch = of_type(at, values * 3)
     wanted = columns_of(batch.schema, typed=True)
-    assert flipped_everywhere(java, batch, Codec.NONE, typed=True, wanted=wanted) > 0
+    for version in versions_of(batch.schema):
+        assert flipped_everywhere(java, batch, Codec.NONE, typed=True, wanted=wanted, version=version) > 0
 
 
+@pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("codec", list(Codec))
-def test_a_loaded_chunk_can_be_read_whatever_becomes_of_its_bytes(java: Harness, codec: Codec) -> None:
-    names = [f"c{n}" for n in range(len(TYPES))]
-    typed = pa.RecordBatch.from_arrays([pa.array(values * 20, at) for at, values in TYPES], names=names)
+def test_a_loaded_chunk_can_be_read_whatever_becomes_of_its_bytes(java: Harness, codec: Codec, version: int) -> None:
+    typed = of_all_types(version, 20)
     for batch, wanted in ((KEYED, ALL_COLUMNS), (typed, columns_of(typed.schema, typed=True))):
-        chunk = chunk_of(batch, codec, typed=batch is typed)
+        chunk = chunk_of(batch, codec, typed=batch is typed, version=version)
         answer = java.ask(
             method="rows",
             chunks=[{"bytes": text(chunk)}],
@@ -476,8 +652,8 @@ def test_a_loaded_chunk_can_be_read_whatever_becomes_of_its_bytes(java: Harness,
 
 def test_no_spoilt_chunk_ends_the_jvm_and_each_is_read_or_refused_by_its_name(java: Harness) -> None:
     """A short run of ``make fuzz-chunks``."""
-    from tests.chaos.columnar_chunks import opened, word_of
+    from tests.chaos.columnar_chunks import outcomes_of, word_of
 
-    outcomes = Counter(word_of(outcome) for _, outcome in opened(java, 600, 7))
+    outcomes = Counter(word_of(outcome) for _, outcome in outcomes_of(java, 600, 7))
     assert set(outcomes) == {"read", "corrupt_chunk"}
     assert min(outcomes.values()) > 20

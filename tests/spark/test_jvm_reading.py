@@ -25,7 +25,7 @@ from pyspark.sql import SparkSession
 import kera.spark_connector as connector
 from kera.client import ChunkBatch, Client
 from kera.client.types import StreamDescription
-from kera.core.chunk import HEADER_BYTES, read_header
+from kera.core.chunk import HEADER_BYTES, VERSIONS, read_header
 from kera.core.ids import Position
 from kera.core.process import node_id
 from kera.core.push import ALIVE, HEAD, VERSION, Kind, encode
@@ -211,8 +211,8 @@ def fill(kera: Kera, stream: str, size: int) -> list[ChunkBatch]:
     return kera.run(lambda client: chunks_of(client, stream))
 
 
-async def append(client: Client, stream: str, size: int) -> None:
-    async with client.producer(chunk_bytes_max=8 * KIB) as producer:
+async def append(client: Client, stream: str, size: int, **settings: Any) -> None:
+    async with client.producer(chunk_bytes_max=8 * KIB, **settings) as producer:
         await producer.prepare(stream)
         for number in range(size // KIB):
             producer.send(stream, number.to_bytes(4, "little") * (KIB // 4))
@@ -304,8 +304,11 @@ def piece(start: Position, end: Position | None, **other: Any) -> dict[str, Any]
 def test_all_chunks_come_as_python_reads_them(
     jvm: Jvm, kera: Kera, stream: str, shared_memory: str, transport: str
 ) -> None:
-    chunks = fill(kera, stream, 10 * SEGMENT_BYTES)
+    fill(kera, stream, 5 * SEGMENT_BYTES)
+    kera.run(lambda client: append(client, stream, 5 * SEGMENT_BYTES, payload="lean"))
+    chunks = kera.run(lambda client: chunks_of(client, stream))
     assert len({each.start[:2] for each in chunks}) > 5
+    assert {each.header.version for each in chunks} == set(VERSIONS)
     reader = jvm.open(piece_of(kera, stream, chunks, shared_memory=shared_memory, transport=transport))
     answer = reader.next()
     assert answer.chunks == as_read(chunks)
@@ -747,6 +750,7 @@ def damaged(at: int) -> bytes:
         (damaged(100), "chunk placement at offset 0 does not match its checksum"),
         (damaged(HEADER_BYTES), "chunk payload at offset 0 does not match its checksum .stream 7, streamlet 0"),
         (damaged(CHUNK_BYTES - 1), "chunk payload at offset 0 does not match its checksum"),
+        (chunk(0, version=3), "chunk at offset 0 has format version 3, this program knows 2 and older ones"),
         (chunk(0)[:64], "chunk header cut short at offset 0"),
         (chunk(0)[:-64], "chunk at offset 0 is cut short: 960 of 1024 payload bytes"),
     ],

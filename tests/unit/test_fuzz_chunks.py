@@ -7,9 +7,7 @@ import random
 import pytest
 
 from kera.core.errors import KeraError
-from kera.core.record_batch import decode_payload
-from tests.chaos.chunks import ROWS, mutated, open_as_reader, run, sources, use
-from tests.chaos.growing import GROWING
+from tests.chaos.chunks import mutated, open_as_reader, opened, run, too_large, use, whole
 
 EXAMPLES = 3_000
 
@@ -25,16 +23,16 @@ def test_no_chunk_ends_a_reader_and_each_is_read_or_refused_by_its_name() -> Non
 
 
 def test_what_is_not_changed_is_read() -> None:
-    for batch, payload in sources()[: -len(GROWING)]:
-        found = decode_payload(payload, batch.schema, records=ROWS)
-        assert found.equals(batch)
+    for source in whole():
+        found = opened(source, source.payload)
+        assert found.equals(source.batch)
         assert use(found) == "read"
-    for batch, payload in sources()[-len(GROWING) :]:
-        assert open_as_reader(payload, batch.schema, batch.num_rows) == "corrupt_chunk"
+    for source in too_large():
+        assert open_as_reader(source, source.payload) == "corrupt_chunk"
 
 
 def test_a_seed_gives_the_same_chunk_again() -> None:
-    (_, payload), *_ = sources()
-    assert mutated(payload, random.Random(5)) == mutated(payload, random.Random(5)) != payload
-    with pytest.raises(KeraError):
-        decode_payload(payload[:100], sources()[0][0].schema)
+    for source in (whole()[0], whole()[-1]):
+        assert mutated(source, random.Random(5)) == mutated(source, random.Random(5)) != source.payload
+        with pytest.raises(KeraError):
+            opened(source, source.payload[:60])
