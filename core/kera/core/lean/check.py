@@ -51,15 +51,21 @@ def check_sizes(payload: memoryview, records: int, *, compressed: bool, bytes_ma
     layout = read_layout(payload, records, compressed=compressed, body_bytes_max=bytes_max)
     if records > max(RECORDS_WITHOUT_BYTES, _BITS * layout.body_bytes):
         raise no_payload(f"{layout.body_bytes} bytes that say to be {records} records")
+    check_written(layout, 0, compressed=compressed, bytes_max=bytes_max)
+    return layout
+
+
+def check_written(layout: Layout, null_bytes: int, *, compressed: bool, bytes_max: int) -> None:
+    """Check what values take when each is written out, and beyond that nulls, which the schema decides."""
+    written_bytes = layout.written_bytes + null_bytes
     room = bytes_max if compressed else max(bytes_max, _BITS * layout.body_bytes)
-    if layout.written_bytes > room:
+    if written_bytes > room:
         raise CorruptChunk(
-            f"the values of a chunk of {len(payload)} bytes would become {layout.written_bytes} bytes or more when each"
-            f" is written out; at most {room} are taken (decompressed_bytes_max)",
-            expanded_bytes=layout.written_bytes,
+            f"the values of a chunk with a body of {layout.body_bytes} bytes would become {written_bytes} bytes or more"
+            f" when each is written out; at most {room} are taken (decompressed_bytes_max)",
+            expanded_bytes=written_bytes,
             limit=room,
         )
-    return layout
 
 
 def check_body(body: memoryview, layout: Layout) -> None:

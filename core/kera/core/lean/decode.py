@@ -9,8 +9,8 @@ import pyarrow as pa
 from pyarrow import types
 
 from kera.core.errors import CorruptChunk
-from kera.core.lean.check import check_body, check_sizes, numbers
-from kera.core.lean.kinds import kind_of, storage_of
+from kera.core.lean.check import check_body, check_sizes, check_written, numbers
+from kera.core.lean.kinds import kind_of, null_bytes, storage_of, within
 from kera.core.lean.layout import BYTES, LARGE, WITH_PLACES, Kind, Node, Place, Places, Values, no_payload, read_layout
 
 
@@ -45,8 +45,21 @@ def decode(
         check_body(memoryview(body), layout)
     if len(layout.columns) != len(schema):
         raise no_payload(f"{len(layout.columns)} columns, the schema has {len(schema)}")
+    if not trusted:
+        beyond = sum(_null_bytes(node, field.type) for node, field in zip(layout.columns, schema, strict=True))
+        check_written(layout, beyond, compressed=compressed, bytes_max=bytes_max)
     columns = [_array(node, field.type, body) for node, field in zip(layout.columns, schema, strict=True)]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _null_bytes(node: Node, kind: pa.DataType) -> int:
+    """What nulls take beyond a byte for each, where they are all of a node."""
+    if node.kind is Kind.NULL:
+        return node.length * (null_bytes(kind) - 1)
+    if not node.fields:
+        return 0
+    kinds = within(storage_of(kind))  # if they are others, the payload is none of the schema
+    return sum(_null_bytes(each, of) for each, of in zip(node.fields, kinds, strict=False))
 
 
 def _array(node: Node, kind: pa.DataType, body: pa.Buffer) -> pa.Array:

@@ -14,8 +14,8 @@ import pyarrow as pa
 from pyarrow import types
 
 from kera.core.errors import CorruptChunk, InvalidArgument
-from kera.core.lean.check import check_sizes
-from kera.core.lean.kinds import kind_of, storage_of, within
+from kera.core.lean.check import check_sizes, check_written
+from kera.core.lean.kinds import kind_of, null_bytes, storage_of, within
 from kera.core.lean.layout import (
     BYTES,
     ENCODING_SHIFT,
@@ -76,7 +76,8 @@ def encode(batch: pa.RecordBatch, codec: str | None, *, bytes_max: int) -> bytes
         prefix = put_prefix(bytes(writer.nodes), len(body), compressed=True)
         payload = prefix + pa.compress(body, codec, asbytes=True)
     try:
-        check_sizes(memoryview(payload), batch.num_rows, compressed=codec is not None, bytes_max=bytes_max)
+        layout = check_sizes(memoryview(payload), batch.num_rows, compressed=codec is not None, bytes_max=bytes_max)
+        check_written(layout, writer.null_bytes, compressed=codec is not None, bytes_max=bytes_max)
     except CorruptChunk:
         return None
     return payload
@@ -87,6 +88,8 @@ class _Writer:
         self.nodes = bytearray()
         self.pieces: list[Any] = []
         """Of the body."""
+        self.null_bytes = 0
+        """What nulls take that are all of a column, beyond a byte for each."""
         self._end = 0
 
     def add(self, column: pa.Array) -> None:
@@ -98,6 +101,7 @@ class _Writer:
             raise InvalidArgument(f"there are no lean payloads of {column.type}", type=str(column.type))
         if kind is Kind.NULL or (count and column.null_count == count):
             self.nodes.append(Kind.NULL)
+            self.null_bytes += count * (null_bytes(column.type) - 1)
             return
         flags = 0
         if column.null_count:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pyarrow as pa
 from pyarrow import types
 
-from kera.core.lean.layout import WIDTHS, Kind
+from kera.core.lean.layout import LARGE, WIDTHS, WITH_PLACES, Kind
 
 _BITS = 8
+_VIEW_BYTES = 16
 _KINDS = (
     (Kind.NULL, types.is_null),
     (Kind.BITS, types.is_boolean),
@@ -47,3 +48,18 @@ def within(kind: pa.DataType) -> list[pa.DataType]:
     if types.is_map(kind):
         return [pa.struct([kind.key_field, kind.item_field])]
     return [kind.field(at).type for at in range(kind.num_fields)]
+
+
+def null_bytes(kind: pa.DataType) -> int:
+    """What a null of a type takes as Arrow has it, a byte at least, with what is within it."""
+    kind = storage_of(kind)
+    found = kind_of(kind)
+    if found in WITH_PLACES:
+        return 8 if found in LARGE else 4
+    if found is Kind.FIXED_LIST:
+        return 1 + kind.list_size * null_bytes(kind.value_type)
+    if found is Kind.STRUCT or types.is_union(kind):
+        return 1 + sum(map(null_bytes, within(kind)))
+    if found is None:
+        return _VIEW_BYTES
+    return 1 if found in (Kind.NULL, Kind.BITS) else max(1, kind.bit_width // _BITS)

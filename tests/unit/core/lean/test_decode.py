@@ -7,6 +7,7 @@ import pytest
 
 from kera.core.errors import CorruptChunk
 from kera.core.lean import decode, encode
+from kera.core.lean.layout import Kind, put_prefix
 
 BYTES_MAX = 1 << 20
 
@@ -70,3 +71,27 @@ def test_a_type_has_all_nulls_whatever_it_is() -> None:
     assert payload is not None
     assert len(payload) == 8
     assert decoded(payload, made.schema).equals(made)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.binary(10_000),
+        pa.list_(pa.int64(), 1000),
+        pa.struct([("a", pa.list_(pa.decimal256(50, 1), 1000))]),
+        pa.list_(pa.struct([(str(at), pa.int64()) for at in range(1000)]), 2),
+    ],
+    ids=str,
+)
+def test_nulls_that_would_be_far_more_than_they_say_are_refused_and_never_written(kind: pa.DataType) -> None:
+    nulls = put_prefix(bytes([Kind.NULL]), 0, compressed=False)
+    with pytest.raises(CorruptChunk, match="when each is written out"):
+        decoded(nulls, pa.schema([("a", kind)]), records=1000)
+    within = pa.schema([("a", pa.list_(kind, 10))])
+    with pytest.raises(CorruptChunk, match="when each is written out"):
+        decoded(put_prefix(bytes([Kind.FIXED_LIST, 10, Kind.NULL]), 0, compressed=False), within, records=100)
+    assert encode(batch(pa.nulls(1000, kind)), None, bytes_max=BYTES_MAX) is None
+    few = batch(pa.nulls(2, kind))
+    payload = encode(few, None, bytes_max=BYTES_MAX)
+    assert payload is not None
+    assert decoded(payload, few.schema).equals(few)

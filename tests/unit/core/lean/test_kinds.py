@@ -3,7 +3,7 @@
 import pyarrow as pa
 import pytest
 
-from kera.core.lean.kinds import kind_of, storage_of, within
+from kera.core.lean.kinds import kind_of, null_bytes, storage_of, within
 from kera.core.lean.layout import Kind
 
 
@@ -34,3 +34,25 @@ def test_what_is_within() -> None:
     assert within(pa.list_(pa.int8())) == [pa.int8()]
     assert within(pa.map_(pa.string(), pa.int8()))[0].num_fields == 2
     assert storage_of(pa.uuid()) == pa.binary(16)
+
+
+@pytest.mark.parametrize(
+    ("kind", "size"),
+    [
+        (pa.null(), 1),
+        (pa.bool_(), 1),
+        (pa.int16(), 2),
+        (pa.decimal256(50, 1), 32),
+        (pa.binary(0), 1),
+        (pa.uuid(), 16),
+        (pa.string(), 4),
+        (pa.large_list(pa.int8()), 8),
+        (pa.map_(pa.string(), pa.int8()), 4),
+        (pa.string_view(), 16),
+        (pa.list_(pa.int64(), 10), 81),
+        (pa.struct([("a", pa.int64()), ("b", pa.list_(pa.bool_(), 3))]), 13),
+    ],
+    ids=str,
+)
+def test_what_a_null_takes(kind: pa.DataType, size: int) -> None:
+    assert null_bytes(kind) == size
