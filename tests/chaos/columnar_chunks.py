@@ -26,6 +26,8 @@ from tests.spark.jvm_harness import Harness, compiled, running
 from tests.spark.test_jvm_columns import question, text
 
 AT_ONCE = 250
+BYTES_AT_ONCE = 32 << 20
+"""The program takes what it is asked as a line of text."""
 
 
 def crafted(source: Source, payload: bytes) -> bytes:
@@ -65,7 +67,7 @@ def outcomes_of(java: Harness, examples: int, seed: int) -> Iterator[tuple[int, 
         at = random_.randrange(len(found))
         waiting = batches.setdefault(at, [])
         waiting.append((each, crafted(found[at], mutated(found[at], random_))))
-        if len(waiting) == AT_ONCE:
+        if len(waiting) == AT_ONCE or sum(len(chunk) for _, chunk in waiting) > BYTES_AT_ONCE:
             yield from _asked(java, found[at].batch.schema, batches.pop(at))
     for at, waiting in batches.items():
         yield from _asked(java, found[at].batch.schema, waiting)

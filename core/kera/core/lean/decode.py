@@ -35,12 +35,7 @@ def decode(
         layout = check_sizes(view, records, compressed=compressed, bytes_max=bytes_max)
     body = payload.slice(layout.body_at)
     if codec is not None:
-        try:
-            body = pa.decompress(body, layout.body_bytes, codec=codec)
-        except (pa.ArrowException, OSError, ValueError) as error:
-            raise no_payload(f"its body cannot be decompressed: {error}") from error
-        if body.size != layout.body_bytes:
-            raise no_payload(f"a body of {body.size} bytes where {layout.body_bytes} were announced")
+        body = _decompressed(body, codec, layout.body_bytes)
     if not trusted:
         check_body(memoryview(body), layout)
     if len(layout.columns) != len(schema):
@@ -50,6 +45,18 @@ def decode(
         check_written(layout, beyond, compressed=compressed, bytes_max=bytes_max)
     columns = [_array(node, field.type, body) for node, field in zip(layout.columns, schema, strict=True)]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _decompressed(body: pa.Buffer, codec: str, size: int) -> pa.Buffer:
+    """What `body` becomes, as a stream: `pa.decompress` gives what an LZ4 frame lacks as whatever is in memory."""
+    try:
+        with pa.CompressedInputStream(pa.BufferReader(body), codec) as stream:
+            found, more = stream.read_buffer(size), stream.read(1)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise no_payload(f"its body cannot be decompressed: {error}") from error
+    if more or found.size != size:
+        raise no_payload(f"a body of {'more' if more else found.size} bytes where {size} were announced")
+    return found
 
 
 def _null_bytes(node: Node, kind: pa.DataType) -> int:

@@ -57,7 +57,7 @@ def null_bytes(kind: pa.DataType) -> int:
     if found in WITH_PLACES:
         return 8 if found in LARGE else 4
     if found is Kind.FIXED_LIST:
-        return 1 + kind.list_size * null_bytes(kind.value_type)
+        return 1 + int(kind.list_size) * null_bytes(kind.value_type)
     if found is Kind.STRUCT or types.is_union(kind):
         return 1 + sum(map(null_bytes, within(kind)))
     if found is None:

@@ -63,6 +63,16 @@ def test_a_compressed_body_that_is_none_is_refused(codec: str) -> None:
         assert found.equals(made), "a checksum of the codec's own frame was hit, and nothing else"
 
 
+@pytest.mark.parametrize("codec", ["lz4", "zstd"])
+@pytest.mark.parametrize("beyond", [-1, 1, 60])
+def test_a_compressed_body_that_is_not_as_long_as_it_says_is_refused(codec: str, beyond: int) -> None:
+    node, body = bytes([Kind.FIXED_1]), bytes(1000)
+    prefix = put_prefix(node, len(body) + beyond, compressed=True)
+    payload = prefix + pa.compress(body, codec, asbytes=True)
+    with pytest.raises(CorruptChunk, match=r"its body cannot be decompressed|bytes where \d+ were announced"):
+        decoded(payload, pa.schema([("a", pa.int8())]), codec, len(body) + beyond)
+
+
 def test_a_type_has_all_nulls_whatever_it_is() -> None:
     made = batch(
         pa.nulls(2, pa.list_(pa.string())), pa.nulls(2, pa.int8()), pa.nulls(2, pa.map_(pa.string(), pa.int8()))
