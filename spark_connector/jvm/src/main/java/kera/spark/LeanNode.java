@@ -35,4 +35,9 @@ record LeanNode(int count, Form form, long validityAt, long packedAt, long dataA
     static LeanNode deltas(int count, long validityAt, long packedAt, int width, byte[] least) {
         return new LeanNode(count, Form.DELTAS, validityAt, packedAt, 0, 0, width, least);
     }
+
+    static LeanNode places(int count, Form form, long validityAt, long packedAt, long dataAt, long dataBytes,
+            long total) {
+        return new LeanNode(count, form, validityAt, packedAt, dataAt, dataBytes, total, NOTHING);
+    }
 }

@@ -141,10 +141,9 @@ final class LeanNodes {
         body.writeOut((count + 1L) * width);
         if (field.fields().isEmpty()) {
             body.writeOut(total);
-            long dataAt = place(total, 1);
-            nodes.add(new LeanNode(count, form, validityAt, packedAt, dataAt, total, total, null));
+            nodes.add(LeanNode.places(count, form, validityAt, packedAt, place(total, 1), total, total));
         } else {
-            nodes.add(new LeanNode(count, form, validityAt, packedAt, 0, 0, total, null));
+            nodes.add(LeanNode.places(count, form, validityAt, packedAt, 0, 0, total));
             node(field.fields().get(0), total, depth + 1);
         }
     }
