@@ -59,11 +59,13 @@ def open_payload(
             decompressed_bytes_max=decompressed_bytes_max,
             trusted=trusted,
         )
+    if header.codec and header.codec not in ARROW_CODECS:
+        raise CorruptChunk(f"chunk has codec {header.codec}, which this program does not know", codec=header.codec)
     return lean.decode(
         payload if isinstance(payload, pa.Buffer) else pa.py_buffer(payload),
         schema,
         records=header.record_count,
-        codec=ARROW_CODECS.get(header.codec) if header.codec else None,
+        codec=ARROW_CODECS.get(header.codec),
         bytes_max=decompressed_bytes_max,
         trusted=trusted,
     )

@@ -71,3 +71,10 @@ def test_another_number_of_records_is_refused(version: int, records: int) -> Non
 def test_a_schema_with_a_type_that_is_not_lean_has_no_such_payload() -> None:
     batch = pa.RecordBatch.from_arrays([pa.array(["a"], pa.string_view())], ["a"])
     assert encode_lean(batch, Codec.NONE) is None
+
+
+def test_a_codec_that_nobody_knows_is_refused() -> None:
+    data = chunk(LEAN_VERSION)
+    header = verify_chunk(data)._replace(codec=3)
+    with pytest.raises(CorruptChunk, match="codec 3, which this program does not know"):
+        open_payload(bytes(data[HEADER_BYTES:][: header.payload_bytes]), DEFAULT_SCHEMA, header)
