@@ -7,8 +7,11 @@ Property tests (hypothesis) have two profiles:
   prints a blob that `@reproduce_failure` takes.
 """
 
+from collections.abc import Iterator
+
 import pytest
 
+from kera.core.native import native, reason
 from tests.budget import Budget
 from tests.examples import register_profiles
 
@@ -16,6 +19,20 @@ register_profiles()
 
 FOLDERS = ("spark", "integration", "property", "unit")
 """Those with the longest groups first, so that short tests fill what is left of the time of a worker."""
+
+
+@pytest.fixture(scope="module", params=["native", "python"])
+def either_core(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Runs the tests of a module twice: with the extension in C, and with what it stands for in Python."""
+    if request.param == "native":
+        if native is None:
+            pytest.skip(f"without native core: {reason}")
+        yield
+    else:
+        from tests.native_twins import python_only
+
+        with python_only(request.module):
+            yield
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -31,6 +31,8 @@ from kera.core.record_batch import decode_payload
 from kera.core.schema import DEFAULT_SCHEMA
 from tests.property.batches import BATCHES, BATCHES_AND_SLICES, DEFAULT_BATCHES, INT64
 
+pytestmark = pytest.mark.usefixtures("either_core")
+
 U32 = st.integers(0, 2**32 - 1)
 U64 = st.integers(0, 2**64 - 1)
 CODECS = st.sampled_from(Codec)

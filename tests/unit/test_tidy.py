@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 SOURCE_ROOTS: list[str] = PYPROJECT["tool"]["hatch"]["build"]["dev-mode-dirs"]
 PACKAGES: list[str] = PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["only-include"]
-BUILD_FOLDERS = {Path("spark_connector/jvm")}  # below a source root, for what is built from it
+BUILD_FOLDERS = {Path("core/native"), Path("spark_connector/jvm")}  # below a source root, for what is built from it
 
 # Folders without a file of ours. Those whose name starts with a dot are skipped too, but for CI's.
 SKIPPED_FOLDERS = {"__pycache__", "build", "dist", "metastore_db", "node_modules", "spark-warehouse", "target"}

@@ -6,8 +6,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from crc32c import crc32c
-
+from kera.core.checksum import crc32c
 from kera.core.data_dir import replace_durably
 from kera.core.errors import StartError
 

@@ -18,9 +18,8 @@ from __future__ import annotations
 import struct
 from typing import Any, NamedTuple
 
-from crc32c import crc32c
-
 from kera.core.blocks import BLOCK_BYTES
+from kera.core.checksum import crc32c
 from kera.core.errors import StartError, invariant
 
 FORMAT = 1

@@ -12,7 +12,7 @@ from bisect import bisect_left
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from kera.core.chunk import chained_checksum, verify_placed
+from kera.core.chunk import chained_checksums, verify_run
 from kera.core.errors import CorruptChunk, KeraError, RecordTooLarge, invariant
 from kera.core.rpc.limits import REPLICATED_BYTES_MAX, REQUEST_CHUNKS_MAX
 from kera.v1 import backup_pb2
@@ -103,10 +103,7 @@ class Replica:
         count = bisect_left(self.chunk_ends, length) + 1 if length else 0
         if length and (count > len(self.chunk_ends) or self.chunk_ends[count - 1] != length):
             raise CorruptChunk(f"offset {length} is no end of a chunk of {self}", length=self.length, offset=length)
-        found = start = 0
-        for end in self.chunk_ends[:count]:
-            found = chained_checksum(self.view, start, found)
-            start = end
+        found = chained_checksums(self.view, 0, self.chunk_ends[:count], 0)
         if found != checksum:
             raise CorruptChunk(
                 f"up to offset {length}, {self} has checksum {found:08x} and not {checksum:08x}", offset=length
@@ -142,17 +139,15 @@ def verify_chunks(chunks: memoryview, base: int, checksum: int) -> tuple[array[i
     Returns where each of them ends in the replica, and the checksum that goes on over them. Raises `CorruptChunk`, and
     `RecordTooLarge` for more than one write or batch has.
     """
-    ends = array("I")
-    at, end = 0, len(chunks)
-    chunks_max = REQUEST_CHUNKS_MAX if end > REPLICATED_BYTES_MAX else end
-    while at < end:
-        at, checksum = verify_placed(chunks, at, checksum)
-        ends.append(base + at)
-        if len(ends) > chunks_max:
-            raise RecordTooLarge(
-                f"{end} bytes of more than {chunks_max} chunks are too much to replicate at once",
-                limit_bytes=REPLICATED_BYTES_MAX,
-                limit_chunks=chunks_max,
-            )
-    invariant(at == end, "a chunk that was verified ends within its memory")
+    size = len(chunks)
+    chunks_max = REQUEST_CHUNKS_MAX if size > REPLICATED_BYTES_MAX else size
+    found, checksum = verify_run(chunks, base, checksum, chunks_max + 1)
+    ends = array("I", found)
+    if len(ends) > chunks_max:
+        raise RecordTooLarge(
+            f"{size} bytes of more than {chunks_max} chunks are too much to replicate at once",
+            limit_bytes=REPLICATED_BYTES_MAX,
+            limit_chunks=chunks_max,
+        )
+    invariant(not ends or ends[-1] == base + size, "a chunk that was verified ends within its memory")
     return ends, checksum

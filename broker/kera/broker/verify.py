@@ -23,13 +23,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from crc32c import crc32c
-
 from kera.broker.log.scan import SegmentScan, scan_segment
 from kera.broker.records import EntryRecord, SegmentAddress, SegmentRecord
 from kera.broker.registration import BrokerIdentity
 from kera.broker.storage.index import CHECK_TIMEOUT_S, SegmentIndex, file_checksum
 from kera.broker.storage.segment_files import segment_path
+from kera.core.checksum import crc32c
 from kera.core.errors import StartError
 from kera.core.ids import EntryId
 from kera.core.verifying import Finding, check_identity, unused

@@ -35,13 +35,15 @@ from __future__ import annotations
 
 import enum
 import struct
+from array import array
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-from crc32c import crc32c
 
+from kera.core.checksum import crc32c
 from kera.core.errors import CorruptChunk, InvalidArgument, invariant
+from kera.core.native import accelerated
 
 MAGIC = b"KERA"
 ARROW_VERSION = 1
@@ -259,6 +261,7 @@ def read_header(buffer: Any, offset: int = 0) -> ChunkHeader:
         raise CorruptChunk(f"chunk header cut short at offset {offset}", offset=offset) from None
 
 
+@accelerated(ChunkHeader)
 def verify_header(buffer: Any, offset: int = 0) -> ChunkHeader:
     """The header at `offset`, with both of its checksums verified; raises `CorruptChunk`."""
     header = read_header(buffer, offset)
@@ -288,6 +291,7 @@ def verify_header(buffer: Any, offset: int = 0) -> ChunkHeader:
     return header
 
 
+@accelerated(ChunkHeader)
 def verify_chunk(buffer: Any, offset: int = 0) -> ChunkHeader:
     """The header of the chunk at `offset`, with header and payload verified.
 
@@ -298,6 +302,7 @@ def verify_chunk(buffer: Any, offset: int = 0) -> ChunkHeader:
     return header
 
 
+@accelerated()
 def verify_payload(buffer: Any, offset: int, header: ChunkHeader) -> None:
     """Check the payload of the chunk at `offset`, whose header was verified; raises `CorruptChunk`."""
     payload_bytes = padded(header.payload_bytes)
@@ -384,6 +389,7 @@ def iterate_chunks(buffer: Any, start: int = 0, end: int | None = None) -> Itera
         offset += header.chunk_bytes
 
 
+@accelerated()
 def place_chunk(buffer: Any, offset: int, placement: Placement | tuple[int, int, int, int, int, int]) -> None:
     """Write `placement` and its checksum into the header at `offset`; done once, by the broker that appends.
 
@@ -403,6 +409,16 @@ def chained_checksum(buffer: Any, offset: int, checksum: int) -> int:
     return crc32c(buffer[offset + _CHECKSUMS_AT : offset + PLACEMENT_CRC_AT], checksum)
 
 
+@accelerated()
+def chained_checksums(buffer: Any, start: int, ends: array[int], checksum: int) -> int:
+    """`chained_checksum` over the chunks from `start` on, of which each ends where the next begins: at `ends`."""
+    for end in ends:
+        checksum = chained_checksum(buffer, start, checksum)
+        start = end
+    return checksum
+
+
+@accelerated()
 def verify_placed(view: memoryview, offset: int, checksum: int) -> tuple[int, int]:
     """Where the placed chunk at `offset` ends, with all of it verified; and `checksum` taken on over it.
 
@@ -429,3 +445,17 @@ def verify_placed(view: memoryview, offset: int, checksum: int) -> tuple[int, in
     if not header.placed:
         raise CorruptChunk(f"the chunk at offset {offset} has no placement", offset=offset)
     return offset + header.chunk_bytes, chained_checksum(view, offset, checksum)
+
+
+@accelerated()
+def verify_run(view: memoryview, base: int, checksum: int, chunks_max: int) -> tuple[bytes, int]:
+    """Where each of the placed chunks in `view` ends, behind `base`, and `checksum` taken on over them.
+
+    All of the chunks are verified as by `verify_placed`, but only the first `chunks_max`. The ends are those of an
+    ``array("I")``, as bytes.
+    """
+    ends, at = array("I"), 0
+    while at < len(view) and len(ends) < chunks_max:
+        at, checksum = verify_placed(view, at, checksum)
+        ends.append(base + at)
+    return ends.tobytes(), checksum

@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from crc32c import crc32c
-
 from kera.core.blocks import sync_directory
+from kera.core.checksum import crc32c
 from kera.core.errors import PathNotWritable, StartError
 from kera.core.telemetry import get_logger
 

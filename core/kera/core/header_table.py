@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from crc32c import crc32c
 
+from kera.core.checksum import crc32c
 from kera.core.chunk import (
     ALIGNMENT_BYTES,
     HEADER_BYTES,
@@ -26,6 +26,7 @@ from kera.core.chunk import (
     verify_header,
 )
 from kera.core.errors import CorruptChunk
+from kera.core.native import accelerated
 
 Headers = npt.NDArray[np.void]
 Column = npt.NDArray[np.int64]
@@ -45,6 +46,13 @@ def verify_headers(buffer: memoryview) -> Headers:
     """The headers of which `buffer` consists, with all their checksums verified; raises `CorruptChunk` as one does."""
     if len(buffer) % HEADER_BYTES:
         raise CorruptChunk("a chunk header is cut short", offset=len(buffer) - len(buffer) % HEADER_BYTES)
+    check_headers(buffer)
+    return np.frombuffer(buffer, dtype=HEADER)
+
+
+@accelerated()
+def check_headers(buffer: memoryview) -> None:
+    """Verify headers that are whole; raises `CorruptChunk` as one does."""
     headers = np.frombuffer(buffer, dtype=HEADER)
     starts = range(0, len(buffer), HEADER_BYTES)
     good = (
@@ -56,7 +64,6 @@ def verify_headers(buffer: memoryview) -> Headers:
     )
     for row in np.flatnonzero(~good).tolist():
         verify_header(buffer, row * HEADER_BYTES)  # raises, unless it is only that it has no placement
-    return headers
 
 
 def _checksums(checksums: Iterable[int]) -> npt.NDArray[np.uint32]:

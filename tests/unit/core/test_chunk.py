@@ -30,6 +30,8 @@ from kera.core.chunk import (
 from kera.core.errors import CorruptChunk, InvalidArgument
 from kera.core.record_batch import decode_payload
 
+pytestmark = pytest.mark.usefixtures("either_core")
+
 FIELDS: dict[str, Any] = {
     "record_count": 3,
     "stream_id": 0x0102030405060708,
@@ -222,10 +224,10 @@ def test_the_error_names_the_offset_and_what_the_chunk_was() -> None:
 
 
 def test_a_chunk_of_another_version_is_refused_and_its_version_is_named() -> None:
-    with pytest.raises(CorruptChunk, match="format version 2") as caught:
-        verify_header(with_header_fields(UNPLACED, 4, b"\2"))
+    with pytest.raises(CorruptChunk, match="format version 3") as caught:
+        verify_header(with_header_fields(UNPLACED, 4, b"\3"))
 
-    assert caught.value.attributes["version"] == 2
+    assert caught.value.attributes["version"] == 3
 
 
 def test_a_header_that_says_to_have_another_length_is_refused_and_both_lengths_are_named() -> None:

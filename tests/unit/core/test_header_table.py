@@ -16,6 +16,8 @@ from kera.core.header_table import (
 )
 from tests.unit.broker.support import ADDRESS, placed
 
+pytestmark = pytest.mark.usefixtures("either_core")
+
 CHUNKS = [placed(number, ADDRESS, first_record=7 * number, size=192 + 64 * number) for number in range(4)]
 BUFFER = b"".join(each[:HEADER_BYTES] for each in CHUNKS)
 

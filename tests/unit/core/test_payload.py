@@ -18,6 +18,8 @@ from kera.core.errors import CorruptChunk
 from kera.core.payload import check_payload, encode_lean, open_payload
 from kera.core.schema import DEFAULT_SCHEMA
 
+pytestmark = pytest.mark.usefixtures("either_core")
+
 BATCH = pa.RecordBatch.from_pylist(
     [{"timestamp": at, "keys": [b"k"], "value": b"v" * at} for at in range(5)], DEFAULT_SCHEMA
 )

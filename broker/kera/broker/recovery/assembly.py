@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from crc32c import crc32c
 
 from kera.broker.log.scan import address_of
 from kera.broker.records import Key, SegmentAddress, SegmentRecord
 from kera.broker.recovery.merge import digest_of
 from kera.broker.recovery.plan import Places
 from kera.broker.storage.disk import Disk, block_ceiling
+from kera.core.checksum import crc32c
 from kera.core.chunk import verify_chunk
 from kera.core.errors import CorruptChunk
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from kera.broker.log.segment import Segment
 from kera.broker.records import SegmentAddress
-from kera.core.chunk import chained_checksum
+from kera.core.chunk import chained_checksums
 from kera.core.done import Done
 from kera.core.errors import KeraError
 
@@ -101,10 +101,9 @@ class Batch:
     def checksum_from(self, checksum: int) -> int:
         """`checksum`, taken on over the chunks of this batch."""
         for run in self.runs.values():
-            ends, view, at = run.segment.chunk_ends, run.segment.slot.view, run.start
-            for end in ends[bisect_right(ends, at) : bisect_right(ends, run.end)]:
-                checksum = chained_checksum(view, at, checksum)
-                at = end
+            ends = run.segment.chunk_ends
+            of_run = ends[bisect_right(ends, run.start) : bisect_right(ends, run.end)]
+            checksum = chained_checksums(run.segment.slot.view, run.start, of_run, checksum)
         return checksum
 
     def finish(self, error: KeraError | None) -> None:

@@ -17,9 +17,8 @@ from __future__ import annotations
 
 import struct
 
-from crc32c import crc32c
-
 from kera.broker.records import Change, EntryRecord, Gap, OriginRecord, ProducerRecord, SegmentAddress, SegmentRecord
+from kera.core.checksum import crc32c
 from kera.core.ids import EntryId, Position
 
 GAPS_MAX = 64

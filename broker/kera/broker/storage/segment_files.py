@@ -21,8 +21,6 @@ from array import array
 from collections.abc import Iterator
 from pathlib import Path
 
-from crc32c import crc32c
-
 from kera.broker.log.scan import SegmentScan, scan_segment
 from kera.broker.records import Change, SegmentAddress, SegmentRecord
 from kera.broker.storage.disk import BLOCK_BYTES, Disk, block_ceiling
@@ -30,6 +28,7 @@ from kera.broker.storage.index import SegmentIndex
 from kera.broker.storage.index_format import delete_removal, put_segment
 from kera.broker.storage.jobs import ArriveJob, IndexJob, Job, LoadJob, StoreJob
 from kera.core.blocks import sync_directory
+from kera.core.checksum import crc32c
 from kera.core.chunk import HEADER_BYTES, padded
 from kera.core.telemetry import get_logger
 

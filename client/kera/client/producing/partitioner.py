@@ -11,8 +11,8 @@ from itertools import pairwise
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from crc32c import crc32c
 
+from kera.core.checksum import crc32c
 from kera.core.errors import SchemaMismatch
 
 

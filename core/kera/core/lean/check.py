@@ -26,6 +26,7 @@ from kera.core.lean.layout import (
     no_payload,
     read_layout,
 )
+from kera.core.native import accelerated
 
 RECORDS_WITHOUT_BYTES = 1 << 16
 """Of a payload whose columns take none: of each all values are null, or the same."""
@@ -34,7 +35,8 @@ _CONTINUED = 0x80
 _FIRST_BITS = 0xC0
 
 
-def check(payload: memoryview, records: int, *, compressed: bool, bytes_max: int) -> Layout:
+@accelerated()
+def check(payload: memoryview, records: int, *, compressed: bool, bytes_max: int) -> None:
     """Check all of a payload of so many records, of a compressed one what is before its body.
 
     Raises `CorruptChunk` if it is none, or if it would take more than `bytes_max` when it is decompressed or, as far as
@@ -43,7 +45,6 @@ def check(payload: memoryview, records: int, *, compressed: bool, bytes_max: int
     layout = check_sizes(payload, records, compressed=compressed, bytes_max=bytes_max)
     if not compressed:
         check_body(payload[layout.body_at :], layout)
-    return layout
 
 
 def check_sizes(payload: memoryview, records: int, *, compressed: bool, bytes_max: int) -> Layout:

@@ -27,9 +27,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-from crc32c import crc32c
 from google.protobuf.message import Message
 
+from kera.core.checksum import crc32c
 from kera.core.errors import ProtocolError, invariant
 from kera.core.rpc.limits import BULK_BYTES_MAX, HEAD_BYTES_MAX, check_request, check_size
 from kera.core.rpc.method import Method

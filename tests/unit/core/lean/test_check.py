@@ -11,6 +11,8 @@ from kera.core.errors import CorruptChunk
 from kera.core.lean.check import RECORDS_WITHOUT_BYTES, check
 from kera.core.lean.layout import ENCODING_SHIFT, Kind, Places, Values, put_prefix, put_varint
 
+pytestmark = pytest.mark.usefixtures("either_core")
+
 BYTES_MAX = 1 << 20
 SAME, LENGTHS_1, LENGTHS_2 = (each << ENCODING_SHIFT for each in (Places.SAME, Places.LENGTHS_1, Places.LENGTHS_2))
 ONE = Values.ONE << ENCODING_SHIFT

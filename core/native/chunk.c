@@ -1,0 +1,86 @@
+// See chunk.h.
+
+#include "chunk.h"
+
+#include "crc32c.h"
+
+#define PLACEMENT_BYTES (PLACEMENT_CRC_AT - PLACEMENT_AT)
+
+_Static_assert(sizeof(size_t) == 8, "lengths of 32 bits are added without a look at whether they fit");
+_Static_assert(HEADER_BYTES % ALIGNMENT_BYTES == 0, "so that a chunk is as long as header and padded payload");
+
+static bool is_of_known_format(const uint8_t *header)
+{
+    return memcmp(header, MAGIC, 4) == 0 && header[VERSION_AT] >= VERSION_MIN && header[VERSION_AT] <= VERSION_MAX &&
+           u16_at(header + HEADER_BYTES_AT) == HEADER_BYTES;
+}
+
+static bool has_right_header_crc(const uint8_t *header)
+{
+    return crc32c(0, header, HEADER_CRC_AT) == u32_at(header + HEADER_CRC_AT);
+}
+
+static bool has_right_placement_crc(const uint8_t *header)
+{
+    return crc32c(0, header + PLACEMENT_AT, PLACEMENT_BYTES) == u32_at(header + PLACEMENT_CRC_AT);
+}
+
+static bool is_unplaced(const uint8_t *header)
+{
+    static const uint8_t zeros[HEADER_BYTES - PLACEMENT_AT];
+    return memcmp(header + PLACEMENT_AT, zeros, sizeof zeros) == 0;
+}
+
+bool is_header(const uint8_t *header)
+{
+    return is_of_known_format(header) && has_right_header_crc(header) &&
+           (is_unplaced(header) || has_right_placement_crc(header));
+}
+
+bool is_payload(View view, size_t at, uint32_t payload_bytes, uint32_t checksum)
+{
+    uint64_t size = padded(payload_bytes);
+    return size <= PAYLOAD_BYTES_MAX && is_within(view, at, HEADER_BYTES) &&
+           is_within(view, at + HEADER_BYTES, size) && crc32c(0, view.at + at + HEADER_BYTES, size) == checksum;
+}
+
+bool pass_placed(View view, size_t *at, uint32_t *checksum)
+{
+    if (!is_within(view, *at, HEADER_BYTES))
+        return false;
+    const uint8_t *header = view.at + *at;
+    uint64_t size = padded(u32_at(header + PAYLOAD_BYTES_AT));
+    if (!is_within(view, *at + HEADER_BYTES, size) || !is_of_known_format(header) ||
+        u64_at(header + PLACEMENT_AT) == 0 || !has_right_header_crc(header) || !has_right_placement_crc(header) ||
+        crc32c(0, header + HEADER_BYTES, size) != u32_at(header + PAYLOAD_CRC_AT))
+        return false;
+    *checksum = chained(header, *checksum);
+    *at += HEADER_BYTES + size;
+    return true;
+}
+
+uint32_t chained(const uint8_t *header, uint32_t checksum)
+{
+    return crc32c(checksum, header + PAYLOAD_CRC_AT, PLACEMENT_CRC_AT - PAYLOAD_CRC_AT);
+}
+
+size_t count_chunks(View view, size_t most)
+{
+    size_t count = 0;
+    for (size_t at = 0; count < most && at < view.size; count++)
+        at += HEADER_BYTES + (is_within(view, at, HEADER_BYTES) ? padded(u32_at(view.at + at + PAYLOAD_BYTES_AT)) : 0);
+    return count;
+}
+
+void place(uint8_t *header, const Placement *placement)
+{
+    uint8_t *at = header + PLACEMENT_AT;
+    memcpy(at, &placement->group_id, 8);
+    memcpy(at + 8, &placement->segment_id, 4);
+    memcpy(at + 12, &placement->entry, 4);
+    memcpy(at + 16, &placement->first_record, 8);
+    memcpy(at + 24, &placement->broker_epoch, 8);
+    memcpy(at + 32, &placement->durable_head, 4);
+    uint32_t checksum = crc32c(0, at, PLACEMENT_BYTES);
+    memcpy(header + PLACEMENT_CRC_AT, &checksum, 4);
+}

@@ -1,0 +1,334 @@
+// See lean.h. The nodes are gone through once; what is in a node's buffers is checked when its places are known.
+
+#include "lean.h"
+
+#include "utf8.h"
+
+enum { KIND_MASK = 0x1f, VALIDITY = 0x20, ENCODING_SHIFT = 6, BODY_ALIGNMENT = 8, VARINT_BYTES_MAX = 9 };
+
+enum {
+    NULLS, BITS, FIXED_1, FIXED_2, FIXED_4, FIXED_8, FIXED_16, FIXED,
+    BINARY, TEXT, LARGE_BINARY, LARGE_TEXT, LIST, LARGE_LIST, FIXED_LIST, STRUCT, KINDS
+};
+
+enum { PLAIN, ONE, DELTAS };
+enum { OFFSETS, SAME, LENGTHS_1, LENGTHS_2 };
+
+#define SMALL_MAX (((uint64_t)1 << 31) - 1)  // what an offset of 4 bytes can say
+
+// The nodes, as far as they have been read, and the body that they are of.
+typedef struct {
+    View nodes;
+    size_t at;
+    const uint8_t *body;  // NULL: it is compressed, and nothing of it is looked at
+    uint64_t body_bytes;
+    uint64_t body_end;  // as far as the nodes say
+    uint64_t written_bytes;  // what it takes with each value written out
+} Reader;
+
+// A node that says where each of its values begins.
+typedef struct {
+    int kind;
+    int encoding;
+    uint64_t count;
+    uint64_t total;  // of all values together
+    uint64_t places_at;
+    uint64_t data_at;
+} Placed;
+
+static bool read_node(Reader *reader, uint64_t count, int depth);
+
+static bool take_byte(Reader *reader, uint8_t *byte)
+{
+    if (!is_within(reader->nodes, reader->at, 1))
+        return false;
+    *byte = reader->nodes.at[reader->at++];
+    return true;
+}
+
+static bool skip(Reader *reader, size_t size)
+{
+    if (!is_within(reader->nodes, reader->at, size))
+        return false;
+    reader->at += size;
+    return true;
+}
+
+static bool take_varint(Reader *reader, uint64_t *number)
+{
+    *number = 0;
+    for (int place = 0; place < VARINT_BYTES_MAX; place++) {
+        uint8_t byte;
+        if (!take_byte(reader, &byte))
+            return false;
+        *number |= (uint64_t)(byte & 0x7f) << 7 * place;
+        if (byte < 0x80)
+            return *number <= NODE_VALUES_MAX;
+    }
+    return false;
+}
+
+// Room for `count` values of `width` bytes each in the body, aligned to `alignment` bytes.
+static bool take_place(Reader *reader, uint64_t count, uint64_t width, uint64_t alignment, uint64_t *at)
+{
+    uint64_t size;
+    if (__builtin_mul_overflow(count, width, &size))
+        return false;
+    if (alignment > BODY_ALIGNMENT)
+        alignment = BODY_ALIGNMENT;
+    *at = (reader->body_end + alignment - 1) & ~(alignment - 1);
+    if (*at > reader->body_bytes || size > reader->body_bytes - *at)
+        return false;
+    reader->body_end = *at + size;
+    return true;
+}
+
+static uint64_t bytes_of_bits(uint64_t count)
+{
+    return (count + 7) / 8;
+}
+
+static bool is_large(int kind)
+{
+    return kind == LARGE_BINARY || kind == LARGE_TEXT || kind == LARGE_LIST;
+}
+
+static bool is_text(int kind)
+{
+    return kind == TEXT || kind == LARGE_TEXT;
+}
+
+// What one value of a FIXED_n takes; of others a byte.
+static uint64_t width_of(int kind)
+{
+    return kind >= FIXED_1 && kind <= FIXED_16 ? (uint64_t)1 << (kind - FIXED_1) : 1;
+}
+
+// -- values ---------------------------------------------------------------------------------------------------------
+
+static bool read_one(Reader *reader, int kind, uint64_t width)
+{
+    uint8_t bit;
+    if (kind != BITS)
+        return kind != FIXED && skip(reader, width);
+    return take_byte(reader, &bit) && (bit <= 1 || reader->body == NULL);
+}
+
+static bool read_deltas(Reader *reader, int kind, uint64_t count, uint64_t width)
+{
+    uint8_t delta_bytes;
+    uint64_t at;
+    if ((kind != FIXED_4 && kind != FIXED_8) || !skip(reader, width) || !take_byte(reader, &delta_bytes))
+        return false;
+    if ((delta_bytes != 1 && delta_bytes != 2 && delta_bytes != 4) || delta_bytes >= width)
+        return false;
+    return take_place(reader, count, delta_bytes, delta_bytes, &at);
+}
+
+static bool read_fixed(Reader *reader, int kind, int encoding, uint64_t count)
+{
+    uint64_t width = width_of(kind), written_bytes, at;
+    if (kind == FIXED && !take_varint(reader, &width))
+        return false;
+    if (__builtin_mul_overflow(count, width ? width : 1, &written_bytes))
+        return false;
+    reader->written_bytes += written_bytes;  // of one node less than 2^57 or what is in the body: no sum overflows
+    if (kind == NULLS)
+        return true;
+    switch (encoding) {
+    case PLAIN:
+        if (kind == BITS)
+            return take_place(reader, bytes_of_bits(count), 1, 1, &at);
+        return take_place(reader, count, width, kind == FIXED ? 1 : width, &at);
+    case ONE:
+        return read_one(reader, kind, width);
+    case DELTAS:
+        return read_deltas(reader, kind, count, width);
+    default:
+        return false;
+    }
+}
+
+// -- places ---------------------------------------------------------------------------------------------------------
+
+static uint64_t number_at(const uint8_t *numbers, uint64_t index, int width)
+{
+    const uint8_t *at = numbers + index * (uint64_t)width;
+    switch (width) {
+    case 1:
+        return *at;
+    case 2:
+        return u16_at(at);
+    case 4:
+        return u32_at(at);
+    default:
+        return u64_at(at);
+    }
+}
+
+static bool begins_within_character(const uint8_t *text, uint64_t at, uint64_t size)
+{
+    return at < size && (text[at] & 0xc0) == 0x80;
+}
+
+// `text`: NULL where it does not matter at which bytes values begin.
+static bool are_offsets(const uint8_t *numbers, const Placed *node, const uint8_t *text)
+{
+    int width = is_large(node->kind) ? 8 : 4;
+    uint64_t before = 0;
+    for (uint64_t index = 0; index <= node->count; index++) {
+        uint64_t offset = number_at(numbers, index, width);
+        // One that is negative is larger than any total.
+        if (offset < before || offset > node->total || (index == 0 && offset != 0))
+            return false;
+        if (text != NULL && begins_within_character(text, offset, node->total))
+            return false;
+        before = offset;
+    }
+    return before == node->total;
+}
+
+static bool are_lengths(const uint8_t *numbers, const Placed *node, const uint8_t *text)
+{
+    int width = node->encoding == LENGTHS_1 ? 1 : 2;
+    uint64_t start = 0;
+    for (uint64_t index = 0; index < node->count; index++) {
+        if (text != NULL && begins_within_character(text, start, node->total))
+            return false;
+        start += number_at(numbers, index, width);
+        if (start > node->total)
+            return false;
+    }
+    return start == node->total;
+}
+
+static bool are_same(const Placed *node, const uint8_t *text)
+{
+    uint64_t length = node->count ? node->total / node->count : 0;
+    if (text == NULL || length == 0)
+        return true;
+    for (uint64_t start = 0; start < node->total; start += length)
+        if (begins_within_character(text, start, node->total))
+            return false;
+    return true;
+}
+
+static bool check_places(const Reader *reader, const Placed *node)
+{
+    const uint8_t *text = NULL;
+    if (is_text(node->kind)) {
+        text = reader->body + node->data_at;
+        enum text_is found = text_is(text, node->total);
+        if (found == NO_UTF8)
+            return false;
+        if (found == ASCII)
+            text = NULL;  // each byte is a character
+    }
+    const uint8_t *numbers = reader->body + node->places_at;
+    switch (node->encoding) {
+    case SAME:
+        return are_same(node, text);
+    case OFFSETS:
+        return are_offsets(numbers, node, text);
+    default:
+        return are_lengths(numbers, node, text);
+    }
+}
+
+static bool take_places(Reader *reader, Placed *node)
+{
+    uint64_t offset_bytes = is_large(node->kind) ? 8 : 4;
+    reader->written_bytes += (node->count + 1) * offset_bytes;
+    switch (node->encoding) {
+    case SAME:
+        return node->count ? node->total % node->count == 0 : node->total == 0;
+    case OFFSETS:
+        return take_place(reader, node->count + 1, offset_bytes, offset_bytes, &node->places_at);
+    case LENGTHS_1:
+        return take_place(reader, node->count, 1, 1, &node->places_at);
+    default:
+        return take_place(reader, node->count, 2, 2, &node->places_at);
+    }
+}
+
+static bool read_placed(Reader *reader, int kind, int encoding, uint64_t count, int depth)
+{
+    Placed node = {.kind = kind, .encoding = encoding, .count = count};
+    if (!take_varint(reader, &node.total) || (!is_large(kind) && node.total > SMALL_MAX))
+        return false;
+    if (!take_places(reader, &node))
+        return false;
+    bool is_list = kind == LIST || kind == LARGE_LIST;
+    if (!is_list) {
+        reader->written_bytes += node.total;
+        if (!take_place(reader, node.total, 1, 1, &node.data_at))
+            return false;
+    }
+    if (reader->body != NULL && !check_places(reader, &node))
+        return false;
+    return !is_list || read_node(reader, node.total, depth + 1);
+}
+
+// -- nodes within nodes ---------------------------------------------------------------------------------------------
+
+static bool read_with_fields(Reader *reader, int kind, int encoding, uint64_t count, int depth)
+{
+    uint64_t size;
+    if (encoding != 0 || !take_varint(reader, &size))
+        return false;
+    reader->written_bytes += count;
+    if (kind == FIXED_LIST) {
+        uint64_t within;
+        return !__builtin_mul_overflow(count, size, &within) && read_node(reader, within, depth + 1);
+    }
+    if (size > reader->nodes.size)
+        return false;
+    for (uint64_t field = 0; field < size; field++)
+        if (!read_node(reader, count, depth + 1))
+            return false;
+    return true;
+}
+
+static bool read_node(Reader *reader, uint64_t count, int depth)
+{
+    uint8_t first;
+    uint64_t validity_at;
+    if (depth > DEPTH_MAX || count > NODE_VALUES_MAX || !take_byte(reader, &first))
+        return false;
+    int kind = first & KIND_MASK, encoding = first >> ENCODING_SHIFT;
+    if (kind >= KINDS || (kind == NULLS && first != NULLS))
+        return false;
+    if (first & VALIDITY && !take_place(reader, bytes_of_bits(count), 1, 1, &validity_at))
+        return false;
+    if (kind >= BINARY && kind <= LARGE_LIST)
+        return read_placed(reader, kind, encoding, count, depth);
+    if (kind == FIXED_LIST || kind == STRUCT)
+        return read_with_fields(reader, kind, encoding, count, depth);
+    return read_fixed(reader, kind, encoding, count);
+}
+
+bool is_lean(View payload, uint64_t records, bool compressed, uint64_t bytes_max)
+{
+    size_t nodes_at = compressed ? 6 : 2;
+    if (payload.size < nodes_at)
+        return false;
+    size_t nodes_bytes = u16_at(payload.at);
+    size_t body_at = (nodes_at + nodes_bytes + BODY_ALIGNMENT - 1) & ~(size_t)(BODY_ALIGNMENT - 1);
+    if (body_at > payload.size)
+        return false;
+    uint64_t body_bytes = compressed ? u32_at(payload.at + 2) : payload.size - body_at;
+    if (compressed && body_bytes > bytes_max)
+        return false;
+    if (records > RECORDS_WITHOUT_BYTES && records > 8 * body_bytes)
+        return false;
+    Reader reader = {
+        .nodes = {payload.at + nodes_at, nodes_bytes},
+        .body = compressed ? NULL : payload.at + body_at,
+        .body_bytes = body_bytes,
+    };
+    while (reader.at < nodes_bytes)
+        if (!read_node(&reader, records, 0))
+            return false;
+    uint64_t room = compressed || bytes_max > 8 * body_bytes ? bytes_max : 8 * body_bytes;
+    return reader.body_end == body_bytes && reader.written_bytes <= room;
+}

@@ -1,0 +1,510 @@
+// kera.core._native: the face of the C sources towards Python, see docs/native.md.
+//
+// Each function here does what one of Python does, its twin, in the cases that are as they should be. In all others it
+// calls the twin with the same arguments, which then says what is wrong: so no function here raises anything itself,
+// and whatever is out of the ordinary (arguments by name, a buffer of other items, a number that is too large) is the
+// twin's business. `bind` puts the two together. Only what a checked-for interpreter promises is used (abi3).
+
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030B0000
+#include <Python.h>
+
+#include "chunk.h"
+#include "crc32c.h"
+#include "lean.h"
+
+// Raised with each change of what a function takes, does or returns; kera/core/native.py has the same number.
+#define NATIVE_VERSION 1
+
+#ifndef SOURCES
+#define SOURCES "unknown"
+#endif
+// By which build.py knows again what it was built from.
+static const char made_of[] = "kera-native-sources:" SOURCES;
+
+// From so many bytes on, other threads may run meanwhile: to let them costs about as much as to look at so many.
+#define LARGE ((size_t)64 << 10)
+
+// -- fields of a header ---------------------------------------------------------------------------------------------
+
+typedef struct {
+    int at;
+    char type;  // as the struct module calls it
+} Field;
+
+static const Field fields[] = {
+    {0, 's'},    {4, 'B'},    {5, 'B'},    {6, 'H'},    {8, 'I'},    {12, 'I'},  {16, 'Q'}, {24, 'I'}, {28, 'I'},
+    {32, 'Q'},   {40, 'I'},   {44, 'I'},   {48, 'Q'},   {56, 'q'},   {64, 'q'},  {72, 'q'}, {80, 'I'}, {84, 'I'},
+    {88, 'Q'},   {96, 'I'},   {100, 'I'},  {104, 'Q'},  {112, 'Q'},  {120, 'I'}, {124, 'I'},
+};
+
+#define FIELDS ((Py_ssize_t)(sizeof fields / sizeof fields[0]))
+// Which of them `verify_payload` goes by.
+#define PAYLOAD_BYTES_FIELD 4
+#define PAYLOAD_CRC_FIELD 16
+
+static PyObject *magic;  // the first field's value
+
+static PyObject *value_of(const Field *field, const uint8_t *header)
+{
+    const uint8_t *at = header + field->at;
+    switch (field->type) {
+    case 's':
+        Py_INCREF(magic);
+        return magic;
+    case 'B':
+        return PyLong_FromLong(*at);
+    case 'H':
+        return PyLong_FromLong(u16_at(at));
+    case 'I':
+        return PyLong_FromUnsignedLong(u32_at(at));
+    case 'Q':
+        return PyLong_FromUnsignedLongLong(u64_at(at));
+    default:
+        return PyLong_FromLongLong((int64_t)u64_at(at));
+    }
+}
+
+// A header that was verified, as a tuple of `type`.
+static PyObject *new_header(PyTypeObject *type, const uint8_t *at)
+{
+    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    PyObject *header = allocate(type, FIELDS);
+    for (Py_ssize_t index = 0; header != NULL && index < FIELDS; index++) {
+        PyObject *value = value_of(&fields[index], at);
+        if (value == NULL)
+            Py_CLEAR(header);
+        else
+            PyTuple_SetItem(header, index, value);
+    }
+    return header;
+}
+
+// -- calls ----------------------------------------------------------------------------------------------------------
+
+// The call of a function, with the memory that it is about, when that was opened: it is closed at the end of the call.
+typedef struct {
+    PyObject *const *args;
+    Py_ssize_t count;  // of arguments without a name
+    PyObject *names;   // of the others, behind them; NULL: all are without
+    PyTypeObject *type;  // see `bind`
+    Py_buffer buffer;
+    View view;
+} Call;
+
+// What a function is here: its result, or NULL where the twin is to be asked.
+typedef PyObject *Function(Call *);
+
+// Bytes in one piece; `flags` may ask that they can be written.
+static bool open_view(Call *call, Py_ssize_t index, int flags)
+{
+    static const uint8_t nothing[1];
+    if (PyObject_GetBuffer(call->args[index], &call->buffer, flags) != 0) {
+        call->buffer.obj = NULL;
+        return false;
+    }
+    call->view.at = call->buffer.buf == NULL ? nothing : call->buffer.buf;
+    call->view.size = (size_t)call->buffer.len;
+    return true;
+}
+
+// Bytes that are counted as such: the twin slices, and what has other items is sliced by these.
+static bool open_bytes(Call *call, int flags)
+{
+    return open_view(call, 0, flags) && call->buffer.itemsize == 1;
+}
+
+static bool has_arguments(const Call *call, Py_ssize_t least, Py_ssize_t most)
+{
+    return call->names == NULL && call->count >= least && call->count <= most;
+}
+
+static bool as_u64(PyObject *object, uint64_t *number)
+{
+    *number = PyLong_AsUnsignedLongLong(object);
+    return *number != UINT64_MAX || PyErr_Occurred() == NULL;
+}
+
+static bool as_u32(PyObject *object, uint32_t *number)
+{
+    uint64_t found;
+    bool fits = as_u64(object, &found) && found <= UINT32_MAX;
+    *number = fits ? (uint32_t)found : 0;
+    return fits;
+}
+
+// A place in memory. Negative ones count from the end, which is the twin's business.
+static bool as_size(PyObject *object, size_t *number)
+{
+    Py_ssize_t found = PyLong_AsSsize_t(object);
+    *number = (size_t)found;
+    return found >= 0;
+}
+
+static PyObject *none_if(bool good)
+{
+    return good ? Py_NewRef(Py_None) : NULL;
+}
+
+static PyThreadState *let_others_run(size_t bytes)
+{
+    return bytes < LARGE ? NULL : PyEval_SaveThread();
+}
+
+static void go_on(PyThreadState *state)
+{
+    if (state != NULL)
+        PyEval_RestoreThread(state);
+}
+
+// -- checksums ------------------------------------------------------------------------------------------------------
+
+// (buffer, checksum=0)
+static PyObject *checksum_by(Call *call, uint32_t (*go)(uint32_t, const uint8_t *, size_t))
+{
+    uint32_t checksum = 0;
+    if (!has_arguments(call, 1, 2) || (call->count == 2 && !as_u32(call->args[1], &checksum)) ||
+        !open_view(call, 0, PyBUF_SIMPLE))
+        return NULL;
+    PyThreadState *state = let_others_run(call->view.size);
+    checksum = go(checksum, call->view.at, call->view.size);
+    go_on(state);
+    return PyLong_FromUnsignedLong(checksum);
+}
+
+static PyObject *of_instruction(Call *call)
+{
+    return checksum_by(call, crc32c);
+}
+
+static PyObject *of_tables(Call *call)
+{
+    return checksum_by(call, crc32c_by_tables);
+}
+
+// -- chunks ---------------------------------------------------------------------------------------------------------
+
+static bool is_payload_of(View view, size_t at, uint32_t payload_bytes, uint32_t checksum)
+{
+    PyThreadState *state = let_others_run(payload_bytes);
+    bool good = is_payload(view, at, payload_bytes, checksum);
+    go_on(state);
+    return good;
+}
+
+// (buffer, offset=0): the header there, which is good; NULL if it is not.
+static const uint8_t *good_header(Call *call, size_t *at)
+{
+    *at = 0;
+    if (!has_arguments(call, 1, 2) || (call->count == 2 && !as_size(call->args[1], at)) ||
+        !open_bytes(call, PyBUF_SIMPLE) || !is_within(call->view, *at, HEADER_BYTES))
+        return NULL;
+    const uint8_t *header = call->view.at + *at;
+    return is_header(header) ? header : NULL;
+}
+
+static PyObject *verify_header(Call *call)
+{
+    size_t at;
+    const uint8_t *header = good_header(call, &at);
+    return header == NULL ? NULL : new_header(call->type, header);
+}
+
+static PyObject *verify_chunk(Call *call)
+{
+    size_t at;
+    const uint8_t *header = good_header(call, &at);
+    if (header == NULL)
+        return NULL;
+    uint32_t payload_bytes = u32_at(header + PAYLOAD_BYTES_AT), checksum = u32_at(header + PAYLOAD_CRC_AT);
+    return is_payload_of(call->view, at, payload_bytes, checksum) ? new_header(call->type, header) : NULL;
+}
+
+static bool as_field(PyObject *header, Py_ssize_t field, uint32_t *number)
+{
+    return PyTuple_Check(header) && PyTuple_Size(header) == FIELDS && as_u32(PyTuple_GetItem(header, field), number);
+}
+
+// (buffer, offset, header)
+static PyObject *verify_payload(Call *call)
+{
+    size_t at;
+    uint32_t payload_bytes, checksum;
+    if (!has_arguments(call, 3, 3) || !as_size(call->args[1], &at) ||
+        !as_field(call->args[2], PAYLOAD_BYTES_FIELD, &payload_bytes) ||
+        !as_field(call->args[2], PAYLOAD_CRC_FIELD, &checksum) || !open_bytes(call, PyBUF_SIMPLE))
+        return NULL;
+    return none_if(is_payload_of(call->view, at, payload_bytes, checksum));
+}
+
+// (view, offset, checksum)
+static PyObject *verify_placed(Call *call)
+{
+    size_t at;
+    uint32_t checksum;
+    if (!has_arguments(call, 3, 3) || !as_size(call->args[1], &at) || !as_u32(call->args[2], &checksum) ||
+        !open_bytes(call, PyBUF_SIMPLE) || !pass_placed(call->view, &at, &checksum))
+        return NULL;
+    return Py_BuildValue("nk", (Py_ssize_t)at, (unsigned long)checksum);
+}
+
+// The ends of `chunks` placed chunks into `ends`, behind `base`; whether all of them are good. `*at`: the last of them.
+static bool pass_run(View view, uint64_t base, size_t chunks, char *ends, uint32_t *checksum, size_t *at)
+{
+    for (size_t index = 0; index < chunks; index++) {
+        if (!pass_placed(view, at, checksum) || base + *at > UINT32_MAX)
+            return false;
+        uint32_t end = (uint32_t)(base + *at);
+        memcpy(ends + index * sizeof end, &end, sizeof end);
+    }
+    return true;
+}
+
+// (view, base, checksum, chunks_max)
+static PyObject *verify_run(Call *call)
+{
+    size_t most;
+    uint32_t base, checksum;
+    if (!has_arguments(call, 4, 4) || !as_u32(call->args[1], &base) || !as_u32(call->args[2], &checksum) ||
+        !as_size(call->args[3], &most) || !open_bytes(call, PyBUF_SIMPLE))
+        return NULL;
+    size_t chunks = count_chunks(call->view, most);
+    PyObject *ends = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(chunks * sizeof(uint32_t)));
+    if (ends == NULL)
+        return NULL;
+    PyThreadState *state = let_others_run(call->view.size);
+    size_t at = 0;
+    bool good = pass_run(call->view, base, chunks, PyBytes_AsString(ends), &checksum, &at);
+    go_on(state);
+    if (good && (chunks == most || at == call->view.size))  // lengths may have changed since they were counted
+        return Py_BuildValue("Nk", ends, (unsigned long)checksum);
+    Py_DECREF(ends);
+    return NULL;
+}
+
+static bool chain_over(View view, size_t start, const Py_buffer *ends, uint32_t *checksum)
+{
+    const uint32_t *end = ends->buf;
+    for (Py_ssize_t left = ends->len; left > 0; left -= (Py_ssize_t)sizeof *end) {
+        if (!is_within(view, start, HEADER_BYTES))
+            return false;
+        *checksum = chained(view.at + start, *checksum);
+        start = *end++;
+    }
+    return true;
+}
+
+// (view, start, ends, checksum)
+static PyObject *chained_checksums(Call *call)
+{
+    size_t start;
+    uint32_t checksum;
+    Py_buffer ends;
+    if (!has_arguments(call, 4, 4) || !as_size(call->args[1], &start) || !as_u32(call->args[3], &checksum) ||
+        !open_bytes(call, PyBUF_SIMPLE) || PyObject_GetBuffer(call->args[2], &ends, PyBUF_SIMPLE) != 0)
+        return NULL;
+    bool good = ends.itemsize == sizeof(uint32_t) && chain_over(call->view, start, &ends, &checksum);
+    PyBuffer_Release(&ends);
+    return good ? PyLong_FromUnsignedLong(checksum) : NULL;
+}
+
+static bool as_placement(PyObject *object, Placement *placement)
+{
+    return PyTuple_Check(object) && PyTuple_Size(object) == 6 &&
+           as_u64(PyTuple_GetItem(object, 0), &placement->group_id) &&
+           as_u32(PyTuple_GetItem(object, 1), &placement->segment_id) &&
+           as_u32(PyTuple_GetItem(object, 2), &placement->entry) &&
+           as_u64(PyTuple_GetItem(object, 3), &placement->first_record) &&
+           as_u64(PyTuple_GetItem(object, 4), &placement->broker_epoch) &&
+           as_u32(PyTuple_GetItem(object, 5), &placement->durable_head);
+}
+
+// (buffer, offset, placement)
+static PyObject *place_chunk(Call *call)
+{
+    size_t at;
+    Placement placement;
+    if (!has_arguments(call, 3, 3) || !as_size(call->args[1], &at) || !as_placement(call->args[2], &placement) ||
+        !open_bytes(call, PyBUF_WRITABLE) || !is_within(call->view, at, HEADER_BYTES))
+        return NULL;
+    place((uint8_t *)call->buffer.buf + at, &placement);
+    return none_if(true);
+}
+
+// (buffer)
+static PyObject *check_headers(Call *call)
+{
+    if (!has_arguments(call, 1, 1) || !open_bytes(call, PyBUF_SIMPLE))
+        return NULL;
+    PyThreadState *state = let_others_run(call->view.size);
+    bool good = call->view.size % HEADER_BYTES == 0;
+    for (size_t at = 0; good && at < call->view.size; at += HEADER_BYTES)
+        good = is_header(call->view.at + at);
+    go_on(state);
+    return none_if(good);
+}
+
+// -- lean payloads --------------------------------------------------------------------------------------------------
+
+static bool is_named(const Call *call, Py_ssize_t index, const char *name)
+{
+    return PyUnicode_CompareWithASCIIString(PyTuple_GetItem(call->names, index), name) == 0;
+}
+
+// (payload, records, *, compressed, bytes_max), in this order
+static PyObject *check(Call *call)
+{
+    uint64_t records, bytes_max;
+    if (call->count != 2 || call->names == NULL || PyTuple_Size(call->names) != 2 ||
+        !is_named(call, 0, "compressed") || !is_named(call, 1, "bytes_max") || !PyBool_Check(call->args[2]) ||
+        !as_u64(call->args[1], &records) || !as_u64(call->args[3], &bytes_max) || !open_bytes(call, PyBUF_SIMPLE))
+        return NULL;
+    PyThreadState *state = let_others_run(call->view.size);
+    bool good = is_lean(call->view, records, call->args[2] == Py_True, bytes_max);
+    go_on(state);
+    return none_if(good);
+}
+
+// -- functions and their twins --------------------------------------------------------------------------------------
+
+typedef struct {
+    const char *name;
+    Function *function;
+    bool has_type;  // its result is of a type that `bind` is told
+} Known;
+
+static const Known known[] = {
+    {"crc32c", of_instruction, false},
+    {"crc32c_by_tables", of_tables, false},
+    {"verify_header", verify_header, true},
+    {"verify_chunk", verify_chunk, true},
+    {"verify_payload", verify_payload, false},
+    {"verify_placed", verify_placed, false},
+    {"verify_run", verify_run, false},
+    {"chained_checksums", chained_checksums, false},
+    {"place_chunk", place_chunk, false},
+    {"check_headers", check_headers, false},
+    {"check", check, false},
+};
+
+#define FUNCTIONS (sizeof known / sizeof known[0])
+
+static PyMethodDef callable[FUNCTIONS];  // filled at the start: all are `call_bound`, but for their names
+
+// Call a twin with the arguments of a call.
+static PyObject *ask(PyObject *twin, const Call *call)
+{
+    PyErr_Clear();  // what was found out on the way is the twin's to tell
+    Py_ssize_t named = call->names == NULL ? 0 : PyTuple_Size(call->names);
+    PyObject *answer = NULL, *by_name = PyDict_New(), *in_order = PyTuple_New(call->count);
+    bool good = by_name != NULL && in_order != NULL;
+    for (Py_ssize_t index = 0; good && index < call->count; index++)
+        good = PyTuple_SetItem(in_order, index, Py_NewRef(call->args[index])) == 0;
+    for (Py_ssize_t index = 0; good && index < named; index++)
+        good = PyDict_SetItem(by_name, PyTuple_GetItem(call->names, index), call->args[call->count + index]) == 0;
+    if (good)
+        answer = PyObject_Call(twin, in_order, by_name);
+    Py_XDECREF(in_order);
+    Py_XDECREF(by_name);
+    return answer;
+}
+
+// `self`: (twin, type or None, which of `known`)
+static PyObject *call_bound(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names)
+{
+    Call call = {.args = args, .count = count, .names = names, .type = (PyTypeObject *)PyTuple_GetItem(self, 1)};
+    PyObject *answer = known[PyLong_AsLong(PyTuple_GetItem(self, 2))].function(&call);
+    if (call.buffer.obj != NULL)
+        PyBuffer_Release(&call.buffer);
+    return answer != NULL ? answer : ask(PyTuple_GetItem(self, 0), &call);
+}
+
+static void name_callables(void)
+{
+    for (size_t index = 0; index < FUNCTIONS; index++)
+        callable[index] = (PyMethodDef){
+            .ml_name = known[index].name,
+            .ml_meth = (PyCFunction)(void (*)(void))call_bound,
+            .ml_flags = METH_FASTCALL | METH_KEYWORDS,
+        };
+}
+
+PyDoc_STRVAR(bind_doc, "bind(name, twin, type): the function of that name, which asks `twin` where it does not know.");
+
+static PyObject *bind(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    const char *name;
+    PyObject *twin, *type;
+    if (!PyArg_ParseTuple(args, "sOO", &name, &twin, &type))
+        return NULL;
+    size_t index = 0;
+    while (index < FUNCTIONS && strcmp(known[index].name, name) != 0)
+        index++;
+    if (index == FUNCTIONS)
+        return PyErr_Format(PyExc_LookupError, "there is no %s", name);
+    bool is_tuple = PyType_Check(type) && PyType_IsSubtype((PyTypeObject *)type, &PyTuple_Type);
+    if (known[index].has_type ? !is_tuple : type != Py_None)
+        return PyErr_Format(PyExc_TypeError, "%s returns no %R", name, type);
+    PyObject *self = Py_BuildValue("OOn", twin, type, (Py_ssize_t)index);
+    if (self == NULL)
+        return NULL;
+    PyObject *function = PyCFunction_NewEx(&callable[index], self, NULL);
+    Py_DECREF(self);
+    return function;
+}
+
+// -- the module -----------------------------------------------------------------------------------------------------
+
+PyDoc_STRVAR(layout_doc, "layout(): where fields of a header are, and other numbers that Python has as well");
+
+static PyObject *layout(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(nothing))
+{
+    PyObject *found = PyList_New(FIELDS);
+    for (Py_ssize_t index = 0; found != NULL && index < FIELDS; index++) {
+        PyObject *field = Py_BuildValue("iC", fields[index].at, fields[index].type);
+        if (field == NULL)
+            Py_CLEAR(found);
+        else
+            PyList_SetItem(found, index, field);
+    }
+    if (found == NULL)
+        return NULL;
+    return Py_BuildValue(
+        "{sN,s[ii],si,si,sk,si,si,si,si,si,si,si,sK,si,sK}", "fields", found, "VERSIONS", VERSION_MIN, VERSION_MAX,
+        "HEADER_BYTES", HEADER_BYTES, "ALIGNMENT_BYTES", ALIGNMENT_BYTES, "PAYLOAD_BYTES_MAX",
+        (unsigned long)PAYLOAD_BYTES_MAX, "PAYLOAD_BYTES_AT", PAYLOAD_BYTES_AT, "PAYLOAD_CRC_AT", PAYLOAD_CRC_AT,
+        "HEADER_CRC_AT", HEADER_CRC_AT, "PLACEMENT_AT", PLACEMENT_AT, "PLACEMENT_CRC_AT", PLACEMENT_CRC_AT,
+        "PAYLOAD_BYTES_FIELD", PAYLOAD_BYTES_FIELD, "PAYLOAD_CRC_FIELD", PAYLOAD_CRC_FIELD, "VALUES_MAX",
+        (unsigned long long)NODE_VALUES_MAX, "DEPTH_MAX", DEPTH_MAX, "RECORDS_WITHOUT_BYTES",
+        (unsigned long long)RECORDS_WITHOUT_BYTES);
+}
+
+static PyMethodDef functions[] = {
+    {"bind", bind, METH_VARARGS, bind_doc},
+    {"layout", layout, METH_NOARGS, layout_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+static int start(PyObject *module)
+{
+    bool instruction = crc32c_init();
+    name_callables();
+    if (magic == NULL && (magic = PyBytes_FromStringAndSize(MAGIC, 4)) == NULL)
+        return -1;
+    if (PyModule_AddIntConstant(module, "VERSION", NATIVE_VERSION) != 0 ||
+        PyModule_AddStringConstant(module, "SOURCES", strchr(made_of, ':') + 1) != 0)
+        return -1;
+    return PyModule_AddObjectRef(module, "CRC32C_BY_INSTRUCTION", instruction ? Py_True : Py_False);
+}
+
+static PyModuleDef_Slot slots[] = {{Py_mod_exec, start}, {0, NULL}};
+
+static PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "kera.core._native",
+    .m_doc = "Twins of functions of kera in C, see kera.core.native.",
+    .m_methods = functions,
+    .m_slots = slots,
+};
+
+PyMODINIT_FUNC PyInit__native(void) { return PyModuleDef_Init(&definition); }

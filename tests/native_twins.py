@@ -1,0 +1,78 @@
+"""Functions that the extension in C has, and their twins in Python: to run tests with either, and to compare them.
+
+The twins are what says what is right. `python_only` has all modules use them, so that none of them calls a function of
+the extension on its way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from types import BuiltinFunctionType, ModuleType
+from typing import Any, NamedTuple
+
+import pytest
+
+from kera.core import checksum, chunk, header_table
+from kera.core.chunk import ChunkHeader
+from kera.core.errors import KeraError
+from kera.core.native import native, reason
+
+lean_check = sys.modules["kera.core.lean.check"]  # the package has a function of this name
+MODULES = (checksum, chunk, header_table, lean_check)
+TYPES = {"verify_header": ChunkHeader, "verify_chunk": ChunkHeader}
+
+needs_native = pytest.mark.skipif(native is None, reason=f"without native core: {reason}")
+
+
+def twin_of(function: Any) -> Callable[..., Any] | None:
+    """The twin in Python of a function of the extension; None if it is no such function."""
+    bound = getattr(function, "__self__", None) if isinstance(function, BuiltinFunctionType) else None
+    return bound[0] if isinstance(bound, tuple) else None
+
+
+def accelerated(*modules: ModuleType) -> dict[str, Callable[..., Any]]:
+    """Functions of the extension that modules define or import, by their names; empty without the extension."""
+    return {name: each for module in modules for name, each in vars(module).items() if twin_of(each) is not None}
+
+
+@contextlib.contextmanager
+def python_only(*modules: ModuleType) -> Iterator[None]:
+    """Have the modules that define them, and others, use the twins in Python."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in dict.fromkeys((*MODULES, sys.modules["kera.core.lean"], *modules)):
+            for name, each in accelerated(module).items():
+                patch.setattr(module, name, twin_of(each))
+        yield
+
+
+class Outcome(NamedTuple):
+    """What came of a call."""
+
+    value: Any
+    error: tuple[Any, ...] | None
+
+
+def outcome(function: Callable[..., Any], *arguments: Any, **named: Any) -> Outcome:
+    """What comes of a call: the value, or all that can be seen of the error."""
+    try:
+        value = function(*arguments, **named)
+    except Exception as error:  # noqa: BLE001 - both are to fail in the same way, whatever it is
+        seen = error.attributes if isinstance(error, KeraError) else None
+        return Outcome(None, (type(error), str(error), seen))
+    return Outcome((type(value), value), None)
+
+
+class Refused(Exception):
+    """The extension does not know that all is well."""
+
+
+def alone(name: str) -> Callable[..., Any]:
+    """A function of the extension whose twin is not asked: `Refused` is raised instead."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise Refused
+
+    assert native is not None
+    return native.bind(name, refuse, TYPES.get(name))  # type: ignore[no-any-return]

@@ -1,0 +1,358 @@
+"""The extension in C: what it is, when it is used, and that it does what its twins in Python do."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import struct
+import subprocess
+import sys
+import tracemalloc
+from array import array
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from crc32c import crc32c
+
+from kera.core import chunk as chunk_module
+from kera.core import lean, native
+from kera.core.chunk import ChunkHeader, Placement, encode_chunk, place_chunk, verify_chunk
+from kera.core.header_table import check_headers
+from kera.core.lean import layout as lean_layout
+from tests.native_twins import (
+    MODULES,
+    TYPES,
+    Refused,
+    accelerated,
+    alone,
+    lean_check,
+    needs_native,
+    outcome,
+    python_only,
+    twin_of,
+)
+
+PLACEMENT = Placement(1 << 40, 2, 3, 1 << 41, 5, 64)
+
+
+def placed(payload: bytes, sequence: int = 0) -> bytes:
+    chunk = bytearray(
+        encode_chunk(
+            pa.py_buffer(payload),
+            record_count=3,
+            stream_id=1 << 40,
+            streamlet_id=2,
+            schema_id=3,
+            producer_id=1 << 63,
+            producer_epoch=4,
+            sequence=sequence,
+            created_us=5,
+            min_timestamp_us=-6,
+            max_timestamp_us=7,
+        ).to_bytes()
+    )
+    place_chunk(chunk, 0, PLACEMENT)
+    return bytes(chunk)
+
+
+SMALL = placed(b"small")
+LARGE = placed(bytes(range(256)) * 1024)
+RUN = SMALL + placed(b"more" * 100, 1) + placed(b"", 2)
+ENDS = array("I", [len(SMALL), len(RUN) - 128, len(RUN)])
+PAYLOAD = lean.encode(pa.record_batch({"text": ["a", "é", "ccc"], "number": [1, 2, 300]}), None, bytes_max=1 << 20)
+LARGE_PAYLOAD = lean.encode(pa.record_batch({"number": [n * n for n in range(10_000)]}), None, bytes_max=1 << 20)
+
+# --- whether it runs ---------------------------------------------------------------------------------------
+
+
+def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | environment, capture_output=True, text=True, check=True
+    )
+
+
+def test_it_can_be_left_out_and_says_so() -> None:
+    code = "from kera.core import chunk, native; print(native.native, native.describe(), type(chunk.verify_header))"
+
+    ran = run(code, KERA_NATIVE="0")
+
+    assert ran.stdout == "None without native core: KERA_NATIVE=0 <class 'function'>\n"
+    assert ran.stderr == ""
+
+
+def test_one_of_another_version_is_not_used_and_a_line_says_so() -> None:
+    fake = "import sys, types; sys.modules['kera.core._native'] = types.SimpleNamespace(VERSION=0)"
+
+    ran = run(f"{fake}\nfrom kera.core import native; print(native.native)")
+
+    assert ran.stdout == "None\n"
+    assert ran.stderr == (
+        f"kera: warning: without native core: built for another version: 0, this is {native.VERSION}; run make setup\n"
+    )
+
+
+def test_without_one_everything_is_as_without() -> None:
+    ran = run(
+        "import sys; sys.modules['kera.core._native'] = None\nfrom kera.core import native; print(native.describe())"
+    )
+
+    assert ran.stdout == "without native core: not built\n"
+    assert ran.stderr == ""
+
+
+@needs_native
+def test_it_is_used_where_it_is_built() -> None:
+    assert native.describe() == "native core"
+    assert native.native is not None
+    assert native.native.VERSION == native.VERSION
+    assert accelerated(*MODULES).keys() == {
+        "chained_checksums",
+        "check",
+        "check_headers",
+        "crc32c",
+        "place_chunk",
+        "verify_chunk",
+        "verify_header",
+        "verify_payload",
+        "verify_placed",
+        "verify_run",
+    }
+
+
+@needs_native
+def test_only_what_there_is_can_be_bound() -> None:
+    assert native.native is not None
+    bind = native.native.bind
+    with pytest.raises(LookupError, match="there is no nothing"):
+        bind("nothing", print, None)
+    for name, returned in (("verify_header", None), ("verify_header", dict), ("verify_header", 1), ("check", tuple)):
+        with pytest.raises(TypeError, match=f"{name} returns no"):
+            bind(name, print, returned)
+
+
+# --- what both know ----------------------------------------------------------------------------------------
+
+
+@needs_native
+def test_both_have_the_same_layout() -> None:
+    assert native.native is not None
+    found = native.native.layout()
+
+    fields, at = [], 0
+    for field in chunk_module._HEADER.format.removeprefix("<").replace("4s", "s"):
+        fields.append((at, field))
+        at += 4 if field == "s" else struct.calcsize("<" + field)
+    names = ChunkHeader._fields
+    assert found.pop("fields") == fields
+    assert found.pop("PAYLOAD_BYTES_FIELD") == names.index("payload_bytes")
+    assert found.pop("PAYLOAD_CRC_FIELD") == names.index("payload_crc32c")
+    assert found.pop("PAYLOAD_BYTES_AT") == fields[names.index("payload_bytes")][0]
+    assert found.pop("PAYLOAD_CRC_AT") == fields[names.index("payload_crc32c")][0]
+    assert found.pop("VERSIONS") == [min(chunk_module.VERSIONS), max(chunk_module.VERSIONS)]
+    assert len(chunk_module.VERSIONS) == max(chunk_module.VERSIONS) - min(chunk_module.VERSIONS) + 1
+    assert found.pop("VALUES_MAX") == lean_layout.VALUES_MAX
+    assert found.pop("DEPTH_MAX") == lean_layout.DEPTH_MAX
+    assert found.pop("RECORDS_WITHOUT_BYTES") == lean_check.RECORDS_WITHOUT_BYTES
+    assert found == {name: getattr(chunk_module, name) for name in found}
+    assert len(found) == 6
+
+
+# --- what is good is known without the twin ----------------------------------------------------------------
+
+GOOD: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
+    ("crc32c", (SMALL,), {}),
+    ("crc32c", (memoryview(LARGE), 7), {}),
+    ("verify_header", (SMALL,), {}),
+    ("verify_header", (memoryview(RUN), len(SMALL)), {}),
+    ("verify_chunk", (bytearray(SMALL), 0), {}),
+    ("verify_chunk", (LARGE,), {}),
+    ("verify_payload", (pa.py_buffer(LARGE), 0, verify_chunk(LARGE)), {}),
+    ("verify_placed", (memoryview(RUN), ENDS[0], 9), {}),
+    ("verify_run", (memoryview(RUN), 1000, 9, 4), {}),
+    ("verify_run", (memoryview(RUN), 0, 0, 2), {}),
+    ("verify_run", (memoryview(LARGE), 0, 0, 1), {}),
+    ("verify_run", (memoryview(b""), 0, 0, 1), {}),
+    ("chained_checksums", (memoryview(RUN), 0, ENDS, 9), {}),
+    ("chained_checksums", (RUN, 0, array("I"), 9), {}),
+    ("place_chunk", (bytearray(SMALL), 0, PLACEMENT), {}),
+    ("place_chunk", (memoryview(bytearray(SMALL)), 0, (1, 2, 3, 4, 5, 6)), {}),
+    ("check_headers", (memoryview(RUN[:128] * 5),), {}),
+    ("check_headers", (memoryview(RUN[:128] * 520),), {}),
+    ("check", (memoryview(PAYLOAD or b""), 3), {"compressed": False, "bytes_max": 1 << 20}),
+    ("check", (memoryview(LARGE_PAYLOAD or b""), 10_000), {"compressed": False, "bytes_max": 1 << 20}),
+]
+
+
+@needs_native
+@pytest.mark.parametrize(("name", "arguments", "named"), GOOD)
+def test_what_is_good_is_known_without_the_twin(name: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+    function = accelerated(*MODULES)[name]
+    with python_only():
+        expected = outcome(twin_of(function) or function, *arguments, **named)
+
+    assert expected.error is None
+    assert outcome(alone(name), *arguments, **named) == expected
+    assert outcome(function, *arguments, **named) == expected
+
+
+NOTHING_OF_THAT_KIND: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
+    ("crc32c", (), {}),
+    ("crc32c", ("text",), {}),
+    ("crc32c", (SMALL, "text"), {}),
+    ("crc32c", (SMALL, 0, -1), {}),
+    ("verify_header", (SMALL, -len(SMALL)), {}),
+    ("verify_header", (), {"buffer": SMALL}),
+    ("verify_header", (SMALL,), {"offset": 0}),
+    ("verify_header", (SMALL, 1 << 70), {}),
+    ("verify_header", (None,), {}),
+    ("verify_header", (memoryview(SMALL).cast("I"),), {}),
+    ("verify_header", (memoryview(SMALL)[::2],), {}),
+    ("verify_header", (SMALL, 0, 0), {}),
+    ("verify_header", (SMALL, True), {}),
+    ("verify_chunk", (SMALL, 2.0), {}),
+    ("verify_payload", (SMALL, 0, ()), {}),
+    ("verify_payload", (SMALL, 0, verify_chunk(SMALL)._replace(payload_bytes=-1)), {}),
+    ("verify_payload", (SMALL, 0, verify_chunk(SMALL)._replace(payload_bytes=1 << 40)), {}),
+    ("verify_payload", (SMALL, 64, verify_chunk(SMALL)), {}),
+    ("verify_payload", (SMALL, -len(SMALL), verify_chunk(SMALL)), {}),
+    ("verify_placed", (memoryview(SMALL), 0, -1), {}),
+    ("verify_run", (memoryview(RUN), 0xFFFFFFFF, 0, 4), {}),
+    ("verify_run", (memoryview(RUN), 0, 0, -1), {}),
+    ("verify_run", (memoryview(RUN + b"\0"), 0, 0, 9), {}),
+    ("chained_checksums", (memoryview(RUN), 0, [len(SMALL)], 0), {}),
+    ("chained_checksums", (memoryview(RUN), 0, array("Q", [len(SMALL)]), 0), {}),
+    ("chained_checksums", (memoryview(RUN), 0, array("I", [1 << 30, 7]), 0), {}),
+    ("place_chunk", (SMALL, 0, PLACEMENT), {}),
+    ("place_chunk", (bytearray(SMALL), 1, PLACEMENT), {}),
+    ("place_chunk", (bytearray(SMALL), 64, PLACEMENT), {}),
+    ("place_chunk", (bytearray(SMALL), -len(SMALL), PLACEMENT), {}),
+    ("place_chunk", (bytearray(SMALL), 0, PLACEMENT[:5]), {}),
+    ("place_chunk", (bytearray(SMALL), 0, list(PLACEMENT)), {}),
+    ("place_chunk", (bytearray(SMALL), 0, (1, 2, 3, 4, 5, 1 << 32)), {}),
+    ("place_chunk", (bytearray(SMALL), 0, (-1, 2, 3, 4, 5, 6)), {}),
+    ("place_chunk", (bytearray(SMALL), 0, ("1", 2, 3, 4, 5, 6)), {}),
+    ("check_headers", (memoryview(RUN[:100]),), {}),
+    ("check", (memoryview(PAYLOAD or b""), 3), {"bytes_max": 1 << 20, "compressed": False}),
+    ("check", (memoryview(PAYLOAD or b""), 3, False, 1 << 20), {}),
+    ("check", (memoryview(PAYLOAD or b""), 3), {"compressed": 0, "bytes_max": 1 << 20}),
+    ("check", (memoryview(PAYLOAD or b""), -3), {"compressed": False, "bytes_max": 1 << 20}),
+    ("check", (memoryview(PAYLOAD or b""), 3), {"compressed": False, "bytes_max": 1 << 70}),
+]
+
+
+@needs_native
+@pytest.mark.parametrize(("name", "arguments", "named"), NOTHING_OF_THAT_KIND)
+def test_arguments_of_other_kinds_are_the_twins_business(
+    name: str, arguments: tuple[Any, ...], named: dict[str, Any]
+) -> None:
+    function = accelerated(*MODULES)[name]
+    with python_only():
+        expected = outcome(twin_of(function) or function, *arguments, **named)
+
+    assert outcome(function, *arguments, **named) == expected
+
+
+def test_a_placement_that_is_none_changes_nothing() -> None:
+    for placement in ((1, 2, 3, 4, 5, 1 << 32), (1, 2, 3, 4, 5, "6")):
+        chunk = bytearray(SMALL)
+        with pytest.raises(struct.error):
+            place_chunk(chunk, 0, placement)  # type: ignore[arg-type]
+        assert chunk == SMALL
+
+
+# --- checksums ---------------------------------------------------------------------------------------------
+
+
+@needs_native
+@pytest.mark.parametrize("name", ["crc32c", "crc32c_by_tables"])
+def test_a_checksum_of_any_length_from_any_address_on_is_that_of_the_package(name: str) -> None:
+    made = alone(name)
+    data = memoryview(random.Random(1).randbytes(60_000))
+    lengths = [*range(200), 767, 768, 769, 1535, 1536, 1543, 24_575, 24_576, 24_577, 24_600, 49_152, 50_001]
+    for length in lengths:
+        for start in (0, 1, 3, 4, 7):
+            part = data[start : start + length]
+            assert made(part) == crc32c(part)
+            assert made(part, 0xDEADBEEF) == crc32c(part, 0xDEADBEEF)
+
+
+# --- memory ------------------------------------------------------------------------------------------------
+
+
+def one_and_a_bad_one(name: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> list[Callable[[], Any]]:
+    spoilt = bytearray(arguments[0])
+    if spoilt:
+        spoilt[len(spoilt) // 2] ^= 1
+        spoilt[3] ^= 1
+    function = accelerated(*MODULES)[name]
+    return [
+        lambda: outcome(function, *arguments, **named),
+        lambda: outcome(function, memoryview(bytes(spoilt)), *arguments[1:], **named),
+        lambda: outcome(alone(name), memoryview(bytes(spoilt)), *arguments[1:], **named),
+    ]
+
+
+@needs_native
+@pytest.mark.parametrize(("name", "arguments", "named"), GOOD)
+def test_nothing_is_kept_of_a_call(name: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+    calls = one_and_a_bad_one(name, arguments, named)
+    # Numbers may be immortal, and then have no count that means anything.
+    held = [each for each in (*arguments, TYPES.get(name), b"KERA") if each is not None and not isinstance(each, int)]
+
+    def rounds(number: int) -> tuple[int, int]:
+        """By how much references, and memory, become more."""
+        references, memory = sum(map(sys.getrefcount, held)), tracemalloc.get_traced_memory()[0]
+        for _ in range(number):
+            for call in calls:
+                call()
+        return sum(map(sys.getrefcount, held)) - references, tracemalloc.get_traced_memory()[0] - memory
+
+    tracemalloc.start()
+    try:
+        # What is made once, whenever that is, is not made in each of them.
+        found = [rounds(100) for _ in range(3)]
+    finally:
+        tracemalloc.stop()
+    assert min(references for references, _ in found) < 100
+    assert min(memory for _, memory in found) < 100 * 16
+
+
+@needs_native
+@pytest.mark.parametrize(("name", "arguments", "named"), GOOD)
+def test_a_buffer_is_released_after_a_call(name: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+    function = accelerated(*MODULES)[name]
+    for data in (bytearray(arguments[0]), bytearray(len(arguments[0]))):
+        outcome(function, data, *arguments[1:], **named)
+        data.append(0)  # BufferError while somebody has it
+
+
+@needs_native
+def test_a_function_that_was_bound_goes_with_what_it_was_bound_to() -> None:
+    assert native.native is not None
+    references = sys.getrefcount(ChunkHeader)
+    for _ in range(1000):
+        native.native.bind("verify_header", lambda: None, ChunkHeader)
+        native.native.layout()
+        with pytest.raises(TypeError):
+            native.native.bind("verify_header", lambda: None, None)
+    assert sys.getrefcount(ChunkHeader) - references < 20
+
+
+@needs_native
+def test_headers_are_tuples_that_garbage_collection_knows() -> None:
+    header = alone("verify_header")(SMALL)
+    assert type(header) is ChunkHeader
+    assert gc.is_tracked(header)
+    assert header == verify_chunk(SMALL)
+    assert hash(header) == hash(tuple(header))
+
+
+@needs_native
+def test_a_refusal_has_no_trace_of_what_was_found_out_on_the_way() -> None:
+    with pytest.raises(Refused) as caught:
+        alone("verify_header")(SMALL, 1 << 70)
+    assert caught.value.__context__ is None
+    assert check_headers(memoryview(b"")) is None
