@@ -38,6 +38,12 @@ WITH_JAVA := JAVA_HOME="$$(sh scripts/java.sh)" || exit 1; PYSPARK_PYTHON="$$(pw
   export JAVA_HOME PYSPARK_PYTHON; unset SPARK_HOME;
 # The columnar engine is built in place, where an editable install has it, and where spark.jars takes it from.
 BUILD_JAR := spark_connector/jvm/build.py
+# The native core likewise. Without a compiler everything is done in Python, and a line says so.
+BUILD_NATIVE := core/native/build.py
+# The same tests with the sanitizers of the compiler, in a copy of the package that is found before the tree's.
+NATIVE_ASAN := build/native-asan
+NATIVE_TESTS := tests/unit/core/test_native.py tests/unit/core/test_chunk.py tests/unit/core/test_header_table.py \
+  tests/unit/core/lean tests/property/test_native.py
 # Tests of several coordinators run a ZooKeeper of their own, on that Java.
 WITH_ZOOKEEPER := sh scripts/zookeeper.sh || exit 1;
 # Tests in one group share a worker; groups come in the order of collection, which tests/conftest.py decides.
@@ -52,9 +58,9 @@ WITH_SEED := seed="$(SEED)"; seed="$${seed:-$$(od -An -N4 -tu4 /dev/urandom | tr
 .PHONY: help setup jar demo demo-check test test-all test-bench test-fast coverage check check-all lint types proto proto-check
 .PHONY: bench bench-compare bench-log
 .PHONY: bench-replication bench-recovery bench-migration bench-push bench-spark chaos-kill chaos-replicas chaos-control
-.PHONY: chaos-network chaos-push chaos-columnar chaos-spark fuzz-log fuzz-replication fuzz-chunks constraints clean
+.PHONY: chaos-network chaos-push chaos-columnar chaos-spark fuzz-log fuzz-replication fuzz-native fuzz-chunks constraints clean
 .PHONY: bench-smoke bench-stages bench-experiments bench-fairness bench-fairness-deep bench-soak chaos-restart chaos-hostile
-.PHONY: test-spark-versions test-lakehouse
+.PHONY: test-spark-versions test-lakehouse test-native-asan
 
 # Versions of Spark that the connector works with, besides the one that is pinned.
 SPARK_VERSIONS ?= 4.0 4.1 4.2
@@ -68,8 +74,8 @@ help: ## Show this list.
 	@echo "Variables: PYTHON=$(PYTHON)  PYTEST_ARGS  PYTEST_WORKERS=$(PYTEST_WORKERS)  DEMO_ARGS  BENCH_ARGS"
 	@echo "           BENCH_LOG_ARGS  ROUNDS=$(ROUNDS)  CHAOS_ARGS  SEED  EXAMPLES=$(EXAMPLES)  TIER=$(TIER)"
 
-setup: $(STAMP) ## Create .venv with what constraints.txt pins, and install this tree into it.
-	@:
+setup: $(STAMP) ## Create .venv with what constraints.txt pins, and install this tree into it, with its native core.
+	@$(PY) $(BUILD_NATIVE) --auto
 
 # An environment knows its path and this tree's, so one that was copied or moved along with the tree is made anew.
 ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR))
@@ -111,6 +117,13 @@ coverage: jar ## Run all tests, or TIER=quick those of `make test`, and print th
 	@$(WITH_ZOOKEEPER) $(WITH_JAVA) $(if $(filter all,$(TIER)),$(WITH_SEED)) $(PYTEST) $(PARALLEL) $(TIER_$(TIER)) \
 	  --cov --cov-report= --cov-report=json:build/coverage-$(TIER).json $(PYTEST_ARGS)
 	@$(PY) -m scripts.coverage_table build/coverage-$(TIER).json
+
+test-native-asan: setup ## Test the native core with the sanitizers of the compiler: EXAMPLES random ones each, of SEED.
+	@rm -rf $(NATIVE_ASAN) && mkdir -p $(NATIVE_ASAN) && cp -R core $(NATIVE_ASAN)
+	@$(PY) $(NATIVE_ASAN)/core/native/build.py --sanitize
+	@$(WITH_SEED) PYTHONPATH="$(NATIVE_ASAN)/core" PYTHONMALLOC=malloc KERA_FUZZ_EXAMPLES="$(EXAMPLES)" \
+	  LD_PRELOAD="$$(gcc -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0 \
+	  $(PYTEST) -p no:xdist -q $(NATIVE_TESTS) --hypothesis-seed="$$seed" --timeout 0 $(PYTEST_ARGS)
 
 test-spark-versions: setup ## Test what other versions of Spark can do: fetches each, some 400 MB. SPARK_VERSIONS="4.1".
 	@$(WITH_JAVA) KERA_SPARK_VERSIONS="$(SPARK_VERSIONS)" $(PYTEST) tests/spark/test_spark_versions.py $(PYTEST_ARGS)
@@ -196,6 +209,10 @@ fuzz-replication: setup ## Run replication against backups that fail: EXAMPLES r
 	  KERA_FUZZ_EXAMPLES="$(EXAMPLES)" $(PYTEST) -p no:xdist -q tests/property/test_replication.py \
 	  --hypothesis-seed="$$seed" --timeout 0 --show-capture=no
 
+fuzz-native: setup ## Compare the native core with Python over EXAMPLES random inputs of SEED each.
+	@$(WITH_SEED) KERA_FUZZ_EXAMPLES="$(EXAMPLES)" \
+	  $(PYTEST) -p no:xdist -q tests/property/test_native.py --hypothesis-seed="$$seed" --timeout 0
+
 fuzz-chunks: jar ## Open EXAMPLES spoilt chunks, from SEED on, as the SDK and both Spark engines do: none may end a process.
 	@$(PY) -m tests.chaos.chunks --examples $(EXAMPLES) --seed "$(or $(SEED),1)"
 	@JAVA_HOME="$$(sh scripts/java.sh --compiler)" && export JAVA_HOME && PATH="$$JAVA_HOME/bin:$$PATH" \
@@ -233,5 +250,5 @@ constraints: ## Resolve the newest versions anew and write constraints.txt (then
 
 clean: ## Remove .venv, caches and build outputs.
 	rm -rf "$(VENV)" build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis .coverage
-	rm -rf spark-warehouse metastore_db derby.log spark_connector/kera/spark_connector/jars
+	rm -rf spark-warehouse metastore_db derby.log spark_connector/kera/spark_connector/jars core/kera/core/_native*.so
 	find . -path ./.git -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,16 +1,21 @@
-"""What hatchling runs while it builds the wheel: adds the jar of the Spark connector's columnar engine.
+"""What hatchling runs while it builds the wheel: adds the native core, and the jar of Spark's columnar engine.
 
-The jar is built, not kept in git, and building it takes a JDK and pyspark. The client can be built without either, for
-those who say so. The environment variable KERA_JAR decides:
+Both are built, not kept in git. Building the jar takes a JDK and pyspark, building the native core a C compiler and the
+headers of Python; the client can be built without any, for those who say so. The environment variable KERA_JAR decides:
 
     require  without the jar there is no wheel; an isolated build gets itself a pyspark for it
     (unset)  the same, without the pyspark: then the jar has to be there, or what builds it
     auto     where the jar is neither current nor can be built, the wheel has none, and a line says so
     skip     the wheel has no jar, and nothing is built
 
-So nobody publishes a wheel without the jar and does not know.
+So nobody publishes a wheel without the jar and does not know. KERA_NATIVE_BUILD, of what is missed for its speed only:
 
-An editable install uses the jar in the tree, which `make jar` builds. The sdist has the sources.
+    require  without the native core there is no wheel
+    auto     where it can be built, the wheel has it and is for this kind of machine; elsewhere a line says so
+    (unset)  the same
+    skip     the wheel is without, and for any machine
+
+An editable install uses what is in the tree, which `make setup` and `make jar` build. The sdist has the sources.
 """
 
 import importlib.util
@@ -23,6 +28,8 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 POLICIES = ("require", "auto", "skip")
+JAR_PROGRAM = Path("spark_connector", "jvm", "build.py")
+NATIVE_PROGRAM = Path("core", "native", "build.py")
 
 WAY_OUT = (
     "KERA_JAR=skip builds a wheel without the Spark connector's columnar engine;"
@@ -30,8 +37,8 @@ WAY_OUT = (
 )
 
 
-class JarHook(BuildHookInterface[Any]):
-    """Puts the jar into the wheel, as KERA_JAR says."""
+class WheelHook(BuildHookInterface[Any]):
+    """Puts what is built into the wheel, as KERA_JAR and KERA_NATIVE_BUILD say."""
 
     def dependencies(self) -> list[str]:
         """What an isolated build environment needs besides hatchling."""
@@ -41,39 +48,64 @@ class JarHook(BuildHookInterface[Any]):
         return spark
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Build the jar before the wheel is put together."""
-        if version == "editable" or policy() == "skip":
-            return
-        program = build_program(Path(self.root))
-        try:
-            program.build()
-        except program.NotPossible as error:
-            if policy() == "require":
-                error.add_note(WAY_OUT)
-                print(f"kera: error: no wheel without the jar: {error}. {WAY_OUT}", file=sys.stderr)
-                raise
-            print(f"kera: built without the Spark connector's columnar engine (see KERA_JAR): {error}", file=sys.stderr)
-            return
-        build_data["force_include"][str(program.JAR)] = f"kera/spark_connector/jars/{program.JAR.name}"
+        """Build what is built before the wheel is put together."""
+        if version != "editable":
+            add_jar(Path(self.root), build_data)
+            add_native(Path(self.root), build_data)
 
 
-def policy() -> str:
-    """What KERA_JAR says.
+def add_jar(root: Path, build_data: dict[str, Any]) -> None:
+    """Build the jar and put it into the wheel."""
+    if policy("KERA_JAR", "require") == "skip":
+        return
+    program = build_program(root, JAR_PROGRAM)
+    try:
+        program.build()
+    except program.NotPossible as error:
+        if policy("KERA_JAR", "require") == "require":
+            error.add_note(WAY_OUT)
+            print(f"kera: error: no wheel without the jar: {error}. {WAY_OUT}", file=sys.stderr)
+            raise
+        print(f"kera: built without the Spark connector's columnar engine (see KERA_JAR): {error}", file=sys.stderr)
+        return
+    build_data["force_include"][str(program.JAR)] = f"kera/spark_connector/jars/{program.JAR.name}"
+
+
+def add_native(root: Path, build_data: dict[str, Any]) -> None:
+    """Build the native core and put it into the wheel, which is of this kind of machine then."""
+    wanted = policy("KERA_NATIVE_BUILD", "auto")
+    if wanted == "skip":
+        return
+    program = build_program(root, NATIVE_PROGRAM)
+    try:
+        program.build()
+    except program.NotPossible as error:
+        print(f"kera: built without the native core (see KERA_NATIVE_BUILD): {error}", file=sys.stderr)
+        if wanted == "require":
+            raise
+        return
+    build_data["force_include"][str(program.EXTENSION)] = f"kera/core/{program.EXTENSION.name}"
+    build_data["pure_python"] = False
+    build_data["tag"] = program.platform_tag()
+
+
+def policy(variable: str, default: str) -> str:
+    """What the variable says.
 
     Raises:
         ValueError: nothing that is known.
     """
-    value = os.environ.get("KERA_JAR") or POLICIES[0]
+    value = os.environ.get(variable) or default
     if value not in POLICIES:
-        raise ValueError(f"KERA_JAR={value}: one of {', '.join(POLICIES)}")
+        raise ValueError(f"{variable}={value}: one of {', '.join(POLICIES)}")
     return value
 
 
-def build_program(root: Path) -> ModuleType:
-    """The program that builds the jar, imported from its file: the environment of a build has no kera."""
-    spec = importlib.util.spec_from_file_location("kera_jar", root / "spark_connector" / "jvm" / "build.py")
+def build_program(root: Path, path: Path) -> ModuleType:
+    """A program that builds something, imported from its file: the environment of a build has no kera."""
+    spec = importlib.util.spec_from_file_location(f"kera_{path.parent.name}", root / path)
     if spec is None or spec.loader is None:
-        raise ImportError("spark_connector/jvm/build.py is missing")
+        raise ImportError(f"{path} is missing")
     program = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(program)
     return program

@@ -1,5 +1,6 @@
 """How many examples a test takes: as many as it asks for in `make test-all`, few of them in `make test`."""
 
+import os
 from collections.abc import Iterable
 from itertools import islice
 from typing import Any
@@ -23,6 +24,11 @@ def register_profiles() -> None:
 def examples(full: int, quick: int = QUICK) -> int:
     """For `max_examples` of a test that needs `full` to find what it looks for, most of the time."""
     return full if settings().max_examples >= FULL else min(full, quick)
+
+
+def fuzz_examples(full: int, quick: int = QUICK) -> int:
+    """The same, and as many as KERA_FUZZ_EXAMPLES says, where it is set."""
+    return int(os.environ.get("KERA_FUZZ_EXAMPLES") or examples(full, quick))
 
 
 def first_quick(values: Iterable[Any], quick: int) -> list[Any]:

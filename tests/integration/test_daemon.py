@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from kera.core.daemon import ExitCode
+from kera.core.native import describe
 
 TIMEOUT_S = 30.0
 
@@ -76,6 +77,7 @@ async def test_a_daemon_says_where_it_is_and_stops_when_told(tmp_path: Path, num
 
     assert code == ExitCode.STOPPED
     assert events(lines) == ["ready", "stopping", "stopped"]
+    assert json.loads(lines[0])["core"] == describe()
 
 
 async def test_a_daemon_stops_while_it_starts(tmp_path: Path) -> None:

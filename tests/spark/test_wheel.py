@@ -14,6 +14,7 @@ from zipfile import ZipFile
 
 import pytest
 
+from kera.core.native import native
 from kera.spark_connector.engine import jar_path
 from tests.spark.support import Kera
 
@@ -90,23 +91,36 @@ def test_the_wheel_has_the_jar_of_this_tree(wheel: Path) -> None:
         assert archive.read(jars[0]) == jar_path().read_bytes()
 
 
-def test_a_wheel_can_do_without_the_jar(tmp_path: Path) -> None:
-    (built,) = hatchling("wheel", tmp_path, KERA_JAR="skip")
+@pytest.mark.skipif(native is None, reason="no native core here")
+def test_the_wheel_has_the_native_core_and_says_for_which_machines_it_is(wheel: Path, tmp_path: Path) -> None:
+    clean = installed(wheel, tmp_path / "clean")
 
+    ran = clean.run("python", "-I", "-c", "from kera.core import native; print(native.describe(), native.native)")
+
+    assert "-cp311-abi3-linux_" in wheel.name
+    assert ran.stdout.startswith("native core <module "), ran.stderr
+    assert str(clean.folder) in ran.stdout
+
+
+def test_a_wheel_can_do_without_what_is_built(tmp_path: Path) -> None:
+    (built,) = hatchling("wheel", tmp_path, KERA_JAR="skip", KERA_NATIVE_BUILD="skip")
+
+    assert built.name.endswith("-py3-none-any.whl")
     with ZipFile(built) as archive:
-        assert not [name for name in archive.namelist() if name.endswith(".jar")]
+        assert not [name for name in archive.namelist() if name.endswith((".jar", ".so"))]
 
 
-def test_the_source_distribution_has_what_the_jar_is_built_from_and_not_the_jar(tmp_path: Path) -> None:
+def test_the_source_distribution_has_what_is_built_from_it_and_not_what_comes_of_it(tmp_path: Path) -> None:
     (built,) = hatchling("sdist", tmp_path)
 
     with tarfile.open(built) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
 
     jvm = ROOT / "spark_connector" / "jvm"
-    sources = {path.relative_to(ROOT).as_posix() for path in (jvm / "src").rglob("*") if path.is_file()}
-    assert sources | {"hatch_build.py", "spark_connector/jvm/build.py"} <= names
-    assert not [name for name in names if name.endswith(".jar")]
+    paths = [*(jvm / "src").rglob("*"), *(ROOT / "core" / "native").glob("*.[ch]")]
+    sources = {path.relative_to(ROOT).as_posix() for path in paths if path.is_file()}
+    assert sources | {"hatch_build.py", "spark_connector/jvm/build.py", "core/native/build.py"} <= names
+    assert not [name for name in names if name.endswith((".jar", ".so"))]
 
 
 def test_without_extras_there_is_the_client_and_the_command_says_what_it_lacks(wheel: Path, tmp_path: Path) -> None:

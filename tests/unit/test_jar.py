@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 from zipfile import ZipFile
 
 import pytest
@@ -192,66 +191,3 @@ def test_a_java_home_without_a_compiler_is_passed_over(tree: Tree, tmp_path: Pat
 
     assert built.returncode == 0, built.stderr
     assert tree.jars() == [JAR.name]
-
-
-# --- the hook of the wheel ---------------------------------------------------------------------------------
-
-
-class NotPossible(Exception):
-    pass
-
-
-class NoJava:
-    """A program that cannot build the jar."""
-
-    NotPossible = NotPossible
-    JAR = ROOT / JAR
-
-    def build(self) -> None:
-        raise NotPossible("no JDK")
-
-
-@pytest.fixture
-def hook(monkeypatch: pytest.MonkeyPatch) -> Any:
-    spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    monkeypatch.setattr(module, "build_program", lambda _: NoJava())
-    monkeypatch.delenv("KERA_JAR", raising=False)
-    made = module.JarHook.__new__(module.JarHook)
-    monkeypatch.setattr(module.JarHook, "root", str(ROOT))
-    return made
-
-
-@pytest.mark.parametrize("policy", [None, "", "require"])
-def test_without_the_jar_there_is_no_wheel_unless_somebody_says_so(
-    hook: Any, monkeypatch: pytest.MonkeyPatch, policy: str | None
-) -> None:
-    if policy is not None:
-        monkeypatch.setenv("KERA_JAR", policy)
-    data: dict[str, Any] = {"force_include": {}}
-    with pytest.raises(Exception, match="no JDK") as caught:
-        hook.initialize("standard", data)
-    assert "KERA_JAR=skip" in "".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
-    assert data["force_include"] == {}
-
-
-@pytest.mark.parametrize("policy", ["auto", "skip"])
-def test_a_wheel_without_the_jar_is_made_for_those_who_say_so(
-    hook: Any, monkeypatch: pytest.MonkeyPatch, policy: str
-) -> None:
-    monkeypatch.setenv("KERA_JAR", policy)
-    data: dict[str, Any] = {"force_include": {}}
-    hook.initialize("standard", data)
-    assert data["force_include"] == {}
-
-
-@pytest.mark.parametrize("policy", [None, "require"])
-def test_an_editable_install_needs_no_jar(hook: Any, monkeypatch: pytest.MonkeyPatch, policy: str | None) -> None:
-    if policy is not None:
-        monkeypatch.setenv("KERA_JAR", policy)
-    hook.initialize("editable", {"force_include": {}})
-    if policy is None:
-        assert hook.dependencies() == [], "and no pyspark, which is half a gigabyte"

@@ -20,7 +20,9 @@ def _print_version(value: bool) -> None:
     if value:
         from importlib.metadata import version
 
-        print(f"kera {version('kera')}")
+        from kera.core import native
+
+        print(f"kera {version('kera')} ({native.describe()})")
         raise typer.Exit
 
 

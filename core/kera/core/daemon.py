@@ -42,6 +42,7 @@ from typing import Any, TypeVar
 
 import uvloop
 
+from kera.core import native
 from kera.core.errors import KeraError, StartError
 from kera.core.process import die_with_parent, raise_descriptor_limit
 from kera.core.settings import KeraSettings
@@ -143,7 +144,7 @@ async def _live(
         async with serve() as ready:
             serving = True
             _spare_garbage_collector()
-            log.info("ready", **ready)
+            log.info("ready", core=native.describe(), **ready)
             sys.stdout.write(json.dumps({"ready": name, "pid": os.getpid(), **ready}) + "\n")
             sys.stdout.flush()
             await stop.wait()

@@ -14,9 +14,10 @@ from collections.abc import Callable
 from typing import Any
 
 import structlog
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, Gauge, start_http_server
 
 from kera.core.errors import PortTaken, StartError
+from kera.core.native import native
 
 __all__ = ["CollectorRegistry", "configure_logging", "get_logger", "serve_metrics"]
 
@@ -77,8 +78,11 @@ def serve_metrics(
 ) -> int:
     """Serve `registry` at ``http://host:port/metrics`` from a thread of its own; returns the port (0: any free one).
 
-    Raises `PortTaken`.
+    Adds what is to be seen of each daemon. Raises `PortTaken`.
     """
+    Gauge("kera_native", "1: the native core runs; 0: all is done in Python.", registry=registry).set(
+        native is not None
+    )
     try:
         server, _ = start(port, addr=host, registry=registry)
         _bound(server, request_s, requests_max)

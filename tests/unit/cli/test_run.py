@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 import typer
@@ -12,6 +13,7 @@ import typer
 from kera.cli._run import MissingExtra, UsageError, extra, run_app, run_async
 from kera.cli.app import app as kera
 from kera.core.errors import InvalidArgument, PortTaken
+from kera.core.native import describe
 
 
 def app_that(action: object) -> typer.Typer:
@@ -128,6 +130,11 @@ def test_help_and_version_do_not_wait_for_large_packages(arguments: list[str]) -
     assert ended.returncode == 0
     assert ended.stdout
     assert ended.stderr == "[]\n"
+
+
+def test_the_version_says_which_core_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_app(kera, ["--version"]) == 0
+    assert capsys.readouterr().out == f"kera {version('kera')} ({describe()})\n"
 
 
 def test_a_group_without_a_command_shows_its_help(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ import sys
 import tracemalloc
 from array import array
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pyarrow as pa
@@ -22,6 +23,7 @@ from kera.core import lean, native
 from kera.core.chunk import ChunkHeader, Placement, encode_chunk, place_chunk, verify_chunk
 from kera.core.header_table import check_headers
 from kera.core.lean import layout as lean_layout
+from kera.core.lean.layout import ENCODING_SHIFT, Kind, Places, put_prefix
 from tests.native_twins import (
     MODULES,
     TYPES,
@@ -277,6 +279,36 @@ def test_a_checksum_of_any_length_from_any_address_on_is_that_of_the_package(nam
             part = data[start : start + length]
             assert made(part) == crc32c(part)
             assert made(part, 0xDEADBEEF) == crc32c(part, 0xDEADBEEF)
+
+
+# --- text --------------------------------------------------------------------------------------------------
+
+
+def is_utf8(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+@needs_native
+def test_text_is_utf_8_if_python_says_so() -> None:
+    check = alone("check")
+    edges = (0x00, 0x7F, 0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xBF, 0xC0, 0xFF)
+    texts = [bytes(each) for count in (1, 2) for each in product(range(0x80, 0x100), *[edges] * (count - 1))]
+    texts += [bytes(each) for each in product(range(0xE0, 0x100), edges, edges)]
+    texts += [bytes(each) for each in product(range(0xEF, 0x100), edges, (0x7F, 0x80, 0xBF, 0xC0), (0x7F, 0x80, 0xBF))]
+    wrong = []
+    for text in texts:
+        nodes = bytes([Kind.TEXT | Places.SAME << ENCODING_SHIFT, len(text)])
+        payload = memoryview(put_prefix(nodes, 0, compressed=False) + text)
+        good = outcome(check, payload, 1, compressed=False, bytes_max=1 << 20).error is None
+        if good != is_utf8(text):
+            wrong.append(text)
+
+    assert wrong == []
+    assert sum(map(is_utf8, texts)) > 100
 
 
 # --- memory ------------------------------------------------------------------------------------------------

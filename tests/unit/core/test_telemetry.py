@@ -18,6 +18,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter
 
 from kera.core.errors import PortTaken, StartError
+from kera.core.native import native
 from kera.core.telemetry import configure_logging, serve_metrics
 
 ServeMetrics = Callable[..., int]
@@ -56,6 +57,10 @@ def test_metrics_are_served_on_any_free_port(serve: ServeMetrics, registry: Coll
 
     assert port > 0
     assert "chunks_appended_total 3.0\n" in get(port)
+
+
+def test_metrics_say_whether_the_native_core_runs(serve: ServeMetrics, registry: CollectorRegistry) -> None:
+    assert f"\nkera_native {float(native is not None)}\n" in get(serve(registry, "127.0.0.1", 0))
 
 
 def test_who_connects_and_says_nothing_is_sent_away_and_makes_room(

@@ -1,0 +1,359 @@
+"""The extension in C against its twins in Python, over honest, spoilt and hostile bytes: results, effects and errors.
+
+``make fuzz-native`` runs this with as many examples as one likes, `make test-native-asan` with the sanitizers of the
+compiler.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+from crc32c import crc32c
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+
+from kera.core import lean
+from kera.core.chunk import HEADER_BYTES, Placement, encode_chunk, padded, place_chunk, read_header
+from kera.core.lean.layout import (
+    ENCODING_SHIFT,
+    LARGE,
+    NODES_BYTES_MAX,
+    TEXTS,
+    VALIDITY,
+    WIDTHS,
+    Kind,
+    Places,
+    aligned,
+    body_at_of,
+    put_prefix,
+    put_varint,
+)
+from tests.examples import fuzz_examples
+from tests.native_twins import MODULES, Outcome, accelerated, alone, needs_native, outcome, python_only, twin_of
+from tests.property.batches import BATCHES, BATCHES_AND_SLICES
+
+pytestmark = needs_native
+
+U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
+ODD = st.sampled_from((0, 1, 2, 0x7F, 0x80, 0xFF)) | st.integers(0, 255)
+BYTES_MAX = 1 << 20
+
+
+def compare(name: str, *arguments: Any, asks: bool = False, **named: Any) -> Outcome:
+    """The outcome of a function, which is that of its twin. `asks`: it may ask the twin though all is well."""
+    function = accelerated(*MODULES)[name]
+    twin = twin_of(function)
+    assert twin is not None
+    with python_only():
+        expected = outcome(twin, *arguments, **named)
+    assert outcome(function, *arguments, **named) == expected
+    by_itself = outcome(alone(name), *arguments, **named)
+    if expected.error is not None:
+        assert by_itself.error is not None, "it takes what is wrong"
+    elif not asks:
+        assert by_itself == expected, "it does not know what is good"
+    return expected
+
+
+# --- chunks ------------------------------------------------------------------------------------------------
+
+HEADERS = st.fixed_dictionaries(
+    {
+        "record_count": U32,
+        "stream_id": U64,
+        "streamlet_id": U32,
+        "schema_id": U32,
+        "producer_id": U64,
+        "producer_epoch": U32,
+        "sequence": U64,
+        "created_us": st.integers(-(2**63), 2**63 - 1),
+        "min_timestamp_us": st.integers(-(2**63), 2**63 - 1),
+        "max_timestamp_us": st.integers(-(2**63), 2**63 - 1),
+        "typed": st.booleans(),
+        "version": st.integers(1, 2),
+    }
+)
+PLACEMENTS = st.tuples(st.integers(0, 3) | U64, U32, U32, U64, U64, U32)
+
+
+@st.composite
+def chunks(draw: st.DrawFn) -> bytes:
+    """Whole chunks, most of them placed, of payloads that need be none."""
+    payload = draw(st.binary(max_size=300) | st.integers(0, 100_000).map(bytes))
+    chunk = bytearray(encode_chunk(pa.py_buffer(payload), **draw(HEADERS)).to_bytes())
+    placement = draw(st.none() | PLACEMENTS)
+    if placement is not None:
+        place_chunk(chunk, 0, placement)
+    return bytes(chunk)
+
+
+def repair(chunk: bytearray, at: int, checksums: set[str]) -> None:
+    """Make checksums of the chunk at `at` right."""
+    if len(chunk) - at < HEADER_BYTES:
+        return
+    payload = chunk[at + HEADER_BYTES :][: padded(read_header(chunk, at).payload_bytes)]
+    for name, place, covered in (
+        ("payload", 80, bytes(payload)),
+        ("header", 84, None),
+        ("placement", 124, bytes(chunk[at + 88 : at + 124])),
+    ):
+        if name in checksums:
+            checksum = crc32c(bytes(chunk[at : at + 84]) if covered is None else covered)
+            chunk[at + place : at + place + 4] = struct.pack("<I", checksum)
+
+
+REPAIRED = st.sets(st.sampled_from(("payload", "header", "placement")))
+
+
+@st.composite
+def spoilt(draw: st.DrawFn, data: bytes, starts: list[int]) -> bytearray:
+    """Bytes of chunks that begin at `starts`, of which some were changed, and some checksums repaired; cut or not."""
+    found = bytearray(data)
+    for _ in range(draw(st.integers(0, 3))):
+        start = draw(st.sampled_from(starts))
+        at = start + draw(st.integers(0, HEADER_BYTES - 1) | st.sampled_from((0, 4, 6, 8, 9, 10, 11, 88, 96, 127)))
+        if at < len(found):
+            found[at] = draw(ODD)
+        repair(found, start, draw(REPAIRED))
+    if draw(st.booleans()):
+        del found[draw(st.integers(0, len(found))) :]
+    return found
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> tuple[bytearray, list[int]]:
+    """Chunks one behind the other, spoilt or not, and where each begins."""
+    each = draw(st.lists(chunks(), min_size=1, max_size=4))
+    starts = [sum(map(len, each[:number])) for number in range(len(each))]
+    return draw(spoilt(b"".join(each), starts)), starts
+
+
+AS_BUFFER: list[Callable[[bytearray], Any]] = [bytes, bytearray, memoryview, pa.py_buffer]
+
+
+@settings(max_examples=fuzz_examples(300, 60))
+@given(runs(), st.data())
+def test_headers_payloads_and_chunks(run: tuple[bytearray, list[int]], data: st.DataObject) -> None:
+    found, starts = run
+    buffer = data.draw(st.sampled_from(AS_BUFFER))(found)
+    offset = data.draw(st.sampled_from(starts) | st.integers(-200, 400))
+    compare("verify_header", buffer, offset, asks=offset < 0)
+    compare("verify_chunk", buffer, offset, asks=offset < 0)
+    read = outcome(read_header, buffer, offset)
+    if read.error is None and offset >= 0:
+        header = read.value[1]._replace(**data.draw(st.sampled_from(({}, {}, {"payload_bytes": 7}))))
+        compare("verify_payload", buffer, offset, header)
+
+
+@settings(max_examples=fuzz_examples(300, 60))
+@given(runs(), st.data())
+def test_runs_of_placed_chunks(run: tuple[bytearray, list[int]], data: st.DataObject) -> None:
+    found, starts = run
+    view = memoryview(found)
+    checksum = data.draw(U32)
+    compare("verify_placed", view, data.draw(st.sampled_from(starts) | st.integers(0, 400)), checksum)
+    compare("verify_run", view, data.draw(st.integers(0, 9) | U32), checksum, data.draw(st.integers(0, 5)))
+    ends = array("I", data.draw(st.just([*starts[1:], len(found)]) | st.lists(st.integers(0, 1000) | U32)))
+    compare("chained_checksums", view, data.draw(st.just(0) | U32), ends, checksum, asks=True)
+
+
+@settings(max_examples=fuzz_examples(200, 40))
+@given(st.lists(chunks(), max_size=5), st.data())
+def test_tables_of_headers(each: list[bytes], data: st.DataObject) -> None:
+    headers = b"".join(chunk[:HEADER_BYTES] for chunk in each)
+    starts = [HEADER_BYTES * number for number in range(len(each))] or [0]
+    found = data.draw(spoilt(headers, starts))
+    del found[len(found) // HEADER_BYTES * HEADER_BYTES :]
+    compare("check_headers", memoryview(found))
+
+
+@settings(max_examples=fuzz_examples(200, 40))
+@given(st.binary(max_size=400), st.integers(-300, 400), st.tuples(*[st.integers(-1, 3) | U64] * 6) | PLACEMENTS)
+def test_placing(before: bytes, offset: int, numbers: tuple[int, ...]) -> None:
+    function = accelerated(*MODULES)["place_chunk"]
+    found, expected = bytearray(before), bytearray(before)
+    with python_only():
+        wanted = outcome(twin_of(function) or function, expected, offset, Placement(*numbers))
+    assert outcome(function, found, offset, Placement(*numbers)) == wanted
+    assert found == expected
+    if offset >= 0 and wanted.error is None:
+        assert outcome(alone("place_chunk"), found, offset, numbers) == wanted
+        assert found == expected
+
+
+@settings(max_examples=fuzz_examples(200, 40))
+@given(st.binary(max_size=100), st.integers(0, 70_000), U32)
+def test_checksums(data: bytes, zeros: int, before: int) -> None:
+    for part in (data, data + bytes(zeros) + data):
+        expected = crc32c(part, before)
+        for name in ("crc32c", "crc32c_by_tables"):
+            assert alone(name)(part, before) == expected
+
+
+# --- lean payloads -----------------------------------------------------------------------------------------
+
+TEXT = st.text(max_size=6) | st.sampled_from(("é", "€", "\U0001f600", "\0", "\x7f", "\u07ff", "\ud7ff", "\uffff"))
+HARD = st.sampled_from(
+    (b"\xc0\x80", b"\xc1\xbf", b"\xe0\x80\x80", b"\xe0\x9f\xbf", b"\xed\xa0\x80", b"\xf0\x80\x80\x80",
+     b"\xf0\x8f\xbf\xbf", b"\xf4\x90\x80\x80", b"\xf5\x80\x80\x80", b"\xff", b"\x80", b"\xc3", b"\xe2\x82",
+     b"\xf0\x9f\x98")
+)  # fmt: skip
+
+
+class Payload:
+    """A payload in the making: nodes, and the body as it grows."""
+
+    def __init__(self, draw: st.DrawFn) -> None:
+        self.draw = draw
+        self.nodes = bytearray()
+        self.body = bytearray()
+
+    def seldom(self) -> bool:
+        """Whether to do something else than what is right."""
+        return self.draw(st.integers(0, 39)) == 0
+
+    def put(self, data: bytes, width: int) -> None:
+        """A buffer."""
+        self.body += bytes(aligned(len(self.body), width) - len(self.body)) + data
+        if self.seldom():
+            self.body += b"\0"
+
+    def numbers(self, kind: str, numbers: list[int]) -> None:
+        """A buffer of numbers, as the struct module calls them."""
+        if numbers and self.seldom():
+            numbers[self.draw(st.integers(0, len(numbers) - 1))] += self.draw(st.sampled_from((-1, 1, 3)))
+        size = struct.calcsize(kind)
+        self.put(b"".join((number % 256**size).to_bytes(size, "little") for number in numbers), size)
+
+    def node(self, count: int, depth: int) -> None:
+        """One for so many values, with what is within it."""
+        kind = self.draw(st.sampled_from(Kind if depth < 3 else [each for each in Kind if each < Kind.LIST]))
+        encoding = self.draw(st.integers(0, 3))
+        validity = VALIDITY if kind and self.draw(st.booleans()) else 0
+        if kind in (Kind.FIXED_LIST, Kind.STRUCT, Kind.FIXED, Kind.NULL) and not self.seldom():
+            encoding = 0
+        self.nodes.append(kind | validity | encoding << ENCODING_SHIFT)
+        if validity:
+            self.put(self.draw(st.binary(min_size=-(-count // 8), max_size=-(-count // 8))), 1)
+        if kind == Kind.STRUCT:
+            fields = self.draw(st.integers(0, 2))
+            self.nodes += put_varint(fields + self.seldom())
+            for _ in range(fields):
+                self.node(count, depth + 1)
+        elif kind == Kind.FIXED_LIST:
+            size = self.draw(st.integers(0, 3))
+            self.nodes += put_varint(size)
+            self.node(count * size, depth + 1)
+        elif kind >= Kind.BINARY:
+            self.with_places(kind, encoding, count, depth)
+        else:
+            self.fixed(kind, encoding, count)
+
+    def fixed(self, kind: Kind, encoding: int, count: int) -> None:
+        """Values."""
+        width = self.draw(st.integers(0, 5)) if kind == Kind.FIXED else WIDTHS.get(kind, 1)
+        if kind == Kind.FIXED:
+            self.nodes += put_varint(width)
+        if encoding == 0 and kind:
+            self.put(bytes(-(-count // 8) if kind == Kind.BITS else count * width), 1 if kind == Kind.FIXED else width)
+        elif encoding == 1:
+            self.nodes += bytes(max(width, 1) - 1) + bytes([self.draw(st.integers(0, 1) | ODD)])
+        elif encoding == 2:
+            delta = self.draw(st.sampled_from((1, 2, 4)) | ODD)
+            self.nodes += bytes(width) + bytes([delta])
+            self.put(bytes(count * delta), delta or 1)
+
+    def with_places(self, kind: Kind, encoding: int, count: int, depth: int) -> None:
+        """Values of several lengths, and where they are."""
+        values = [
+            (self.draw(HARD) if self.seldom() else self.draw(TEXT).encode("utf-8", "replace")) for _ in range(count)
+        ]
+        if encoding == Places.SAME and values:
+            values = values[:1] * count
+        if kind in TEXTS and self.seldom():  # whole as a text, but cut within a character
+            values = [b"\xe2\x82", b"\xac" + b"".join(values), *[b""] * (count - 2)][:count]
+        lengths = [len(value) for value in values]
+        ends = [sum(lengths[:number]) for number in range(count + 1)]
+        self.nodes += put_varint(max(0, ends[-1] + self.draw(st.sampled_from((-1, 1))) * self.seldom()))
+        if encoding == Places.OFFSETS:
+            self.numbers("q" if kind in LARGE else "i", ends)
+        elif encoding != Places.SAME:
+            self.numbers("B" if encoding == Places.LENGTHS_1 else "H", lengths)
+        if kind in (Kind.LIST, Kind.LARGE_LIST):
+            self.node(ends[-1], depth + 1)
+        else:
+            self.put(b"".join(values), 1)
+
+
+@st.composite
+def payloads(draw: st.DrawFn) -> tuple[bytes, int, bool]:
+    """Payloads of any nodes, most of them right; the number of records, and whether they say to be compressed."""
+    records, compressed = draw(st.integers(0, 5)), draw(st.booleans())
+    made = Payload(draw)
+    for _ in range(draw(st.integers(0, 3))):
+        made.node(records, 0)
+    assume(len(made.nodes) <= NODES_BYTES_MAX)
+    data = bytearray(put_prefix(bytes(made.nodes), len(made.body), compressed=compressed) + made.body)
+    if made.seldom():
+        data[draw(st.integers(0, min(len(data), 40) - 1))] = draw(ODD)
+    return bytes(data), records, compressed
+
+
+def check(payload: bytes, records: int, *, compressed: bool, bytes_max: int = BYTES_MAX) -> Outcome:
+    return compare("check", memoryview(payload), records, compressed=compressed, bytes_max=bytes_max)
+
+
+@settings(max_examples=fuzz_examples(1000, 150))
+@given(payloads(), st.just(BYTES_MAX) | st.integers(0, 200))
+def test_payloads_of_any_nodes(made: tuple[bytes, int, bool], bytes_max: int) -> None:
+    payload, records, compressed = made
+    check(payload, records, compressed=compressed, bytes_max=bytes_max)
+
+
+@settings(max_examples=fuzz_examples(300, 60))
+@given(BATCHES_AND_SLICES | BATCHES, st.sampled_from((None, "lz4")), st.data())
+def test_payloads_of_batches(batch: pa.RecordBatch, codec: str | None, data: st.DataObject) -> None:
+    assume(lean.is_lean(batch.schema))
+    payload = bytearray(lean.encode(batch, codec, bytes_max=1 << 27) or b"")
+    found = check(bytes(payload), batch.num_rows, compressed=codec is not None, bytes_max=1 << 27)
+    assert found.error is None
+    for _ in range(data.draw(st.integers(1, 3))):
+        payload[data.draw(st.integers(0, min(len(payload), 64) - 1) | st.integers(0, len(payload) - 1))] = data.draw(
+            ODD
+        )
+    del payload[data.draw(st.just(len(payload)) | st.integers(0, len(payload))) :]
+    records = data.draw(st.just(batch.num_rows) | st.integers(0, 1 << 20))
+    check(bytes(payload), records, compressed=codec is not None, bytes_max=1 << 27)
+
+
+@settings(max_examples=fuzz_examples(1000, 150))
+@given(st.binary(max_size=80), st.binary(max_size=40), st.integers(0, 40) | st.integers(0, 1 << 42), st.booleans())
+@example(bytes([Kind.FIXED_LIST]) * 70, b"", 1, False)
+@example(bytes([Kind.LIST | 1 << 6, 0]) * 66, b"", 0, False)
+@example(bytes([Kind.LIST | 1 << 6, 0]) * 64 + bytes(1), b"", 0, False)
+@example(bytes([Kind.LIST | 1 << 6, 0]) * 65 + bytes(1), b"", 0, False)
+@example(bytes([Kind.FIXED_LIST]) + put_varint(1 << 40) + bytes([Kind.FIXED_LIST]) + put_varint(1 << 40), b"", 2, False)
+@example(bytes([Kind.FIXED_LIST]) + put_varint(1 << 40) + bytes([Kind.FIXED]) + put_varint(1 << 40), b"", 1, False)
+@example(bytes([Kind.LARGE_BINARY]) + put_varint(1 << 40), b"", 1, False)
+@example(bytes([Kind.TEXT | Places.LENGTHS_1 << 6, 0]), b"", 0, False)
+@example(bytes([Kind.LIST | Places.LENGTHS_2 << 6, 0, 0]), b"", 0, False)
+def test_payloads_of_any_bytes(nodes: bytes, body: bytes, records: int, compressed: bool) -> None:
+    prefix = put_prefix(nodes, len(body), compressed=compressed)
+    assert len(prefix) == body_at_of(len(nodes), compressed=compressed)
+    check(prefix + body, records, compressed=compressed)
+    check(nodes + body, records, compressed=compressed)
+
+
+@settings(max_examples=fuzz_examples(1000, 150))
+@given(st.lists(TEXT.map(lambda text: text.encode("utf-8", "replace")) | HARD | st.binary(max_size=3), max_size=12))
+def test_text_is_what_python_takes_for_it(pieces: list[bytes]) -> None:
+    text = b"".join(pieces)
+    payload = put_prefix(
+        bytes([Kind.TEXT | Places.SAME << ENCODING_SHIFT]) + put_varint(len(text)), 0, compressed=False
+    )
+    found = check(payload + text, 1, compressed=False)
+    assert (found.error is None) == (text.decode("utf-8", "ignore").encode() == text)

@@ -1,0 +1,134 @@
+"""The hook of the wheel (hatch_build.py): which wheels there are where the jar, or the native core, cannot be built."""
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+JAR = Path("jars", "some.jar")
+EXTENSION = Path("core", "_native.abi3.so")
+NATIVE = {str(EXTENSION): f"kera/core/{EXTENSION.name}"}
+
+
+class NotPossible(Exception):
+    pass
+
+
+class Program:
+    """Instead of a program that builds the jar, or the native core."""
+
+    NotPossible = NotPossible
+    JAR = JAR
+    EXTENSION = EXTENSION
+
+    def __init__(self, missing: str) -> None:
+        self._missing = missing
+
+    def build(self) -> None:
+        if self._missing:
+            raise NotPossible(self._missing)
+
+    def platform_tag(self) -> str:
+        return "cp311-abi3-linux_x86_64"
+
+
+@pytest.fixture
+def module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    for name in ("KERA_JAR", "KERA_NATIVE_BUILD"):
+        monkeypatch.delenv(name, raising=False)
+    return module
+
+
+def build(
+    module: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    version: str = "standard",
+    *,
+    jar: str | None = None,
+    native: str | None = None,
+    java: bool = True,
+    compiler: bool = True,
+) -> dict[str, Any]:
+    """What is put into a wheel with these policies, where these things are installed."""
+    missing = {module.JAR_PROGRAM: "" if java else "no JDK", module.NATIVE_PROGRAM: "" if compiler else "no compiler"}
+    monkeypatch.setattr(module, "build_program", lambda _, path: Program(missing[path]))
+    monkeypatch.setattr(module.WheelHook, "root", str(ROOT))
+    for name, policy in (("KERA_JAR", jar), ("KERA_NATIVE_BUILD", native)):
+        if policy is not None:
+            monkeypatch.setenv(name, policy)
+    data: dict[str, Any] = {"force_include": {}}
+    module.WheelHook.__new__(module.WheelHook).initialize(version, data)
+    return data
+
+
+@pytest.mark.parametrize("policy", [None, "", "require"])
+def test_without_the_jar_there_is_no_wheel_unless_somebody_says_so(
+    module: ModuleType, monkeypatch: pytest.MonkeyPatch, policy: str | None
+) -> None:
+    with pytest.raises(NotPossible, match="no JDK") as caught:
+        build(module, monkeypatch, jar=policy, java=False)
+    assert "KERA_JAR=skip" in "".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
+
+
+@pytest.mark.parametrize("policy", ["auto", "skip"])
+def test_a_wheel_without_the_jar_is_made_for_those_who_say_so(
+    module: ModuleType, monkeypatch: pytest.MonkeyPatch, policy: str
+) -> None:
+    assert build(module, monkeypatch, jar=policy, native="skip", java=False) == {"force_include": {}}
+
+
+@pytest.mark.parametrize("policy", [None, "auto", "require"])
+def test_a_wheel_with_the_native_core_is_for_one_kind_of_machine(
+    module: ModuleType, monkeypatch: pytest.MonkeyPatch, policy: str | None
+) -> None:
+    assert build(module, monkeypatch, jar="skip", native=policy) == {
+        "force_include": NATIVE,
+        "pure_python": False,
+        "tag": "cp311-abi3-linux_x86_64",
+    }
+
+
+@pytest.mark.parametrize("policy", [None, "", "auto", "skip"])
+def test_without_a_compiler_the_wheel_is_for_any_machine(
+    module: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], policy: str | None
+) -> None:
+    found = build(module, monkeypatch, jar="require", native=policy, compiler=False)
+
+    assert found == {"force_include": {str(JAR): f"kera/spark_connector/jars/{JAR.name}"}}
+    told = "" if policy == "skip" else "kera: built without the native core (see KERA_NATIVE_BUILD): no compiler\n"
+    assert capsys.readouterr().err == told
+
+
+def test_without_a_compiler_there_is_no_wheel_if_somebody_says_so(
+    module: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(NotPossible, match="no compiler"):
+        build(module, monkeypatch, jar="skip", native="require", compiler=False)
+
+
+@pytest.mark.parametrize("variables", [{"jar": "never"}, {"jar": "skip", "native": "never"}])
+def test_a_policy_that_nobody_knows_is_refused(
+    module: ModuleType, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]
+) -> None:
+    with pytest.raises(ValueError, match="=never: one of require, auto, skip"):
+        build(module, monkeypatch, **variables)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("policy", [None, "require"])
+def test_an_editable_install_needs_neither(
+    module: ModuleType, monkeypatch: pytest.MonkeyPatch, policy: str | None
+) -> None:
+    found = build(module, monkeypatch, "editable", jar=policy, native=policy, java=False, compiler=False)
+
+    assert found == {"force_include": {}}
+    if policy is None:
+        hook = module.WheelHook.__new__(module.WheelHook)
+        assert hook.dependencies() == [], "and no pyspark, which is half a gigabyte"
