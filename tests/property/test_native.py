@@ -31,6 +31,7 @@ from kera.core.lean.layout import (
     body_at_of,
     put_prefix,
     put_varint,
+    read_layout,
 )
 from tests.examples import fuzz_examples
 from tests.native_twins import MODULES, Outcome, accelerated, alone, needs_native, outcome, python_only, twin_of
@@ -61,7 +62,7 @@ def compare(name: str, *arguments: Any, asks: bool = False, **named: Any) -> Out
 
 # --- chunks ------------------------------------------------------------------------------------------------
 
-HEADERS = st.fixed_dictionaries(
+HEADERS: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
     {
         "record_count": U32,
         "stream_id": U64,
@@ -135,7 +136,7 @@ def runs(draw: st.DrawFn) -> tuple[bytearray, list[int]]:
 AS_BUFFER: list[Callable[[bytearray], Any]] = [bytes, bytearray, memoryview, pa.py_buffer]
 
 
-@settings(max_examples=fuzz_examples(300, 60))
+@settings(max_examples=fuzz_examples(300))
 @given(runs(), st.data())
 def test_headers_payloads_and_chunks(run: tuple[bytearray, list[int]], data: st.DataObject) -> None:
     found, starts = run
@@ -149,7 +150,7 @@ def test_headers_payloads_and_chunks(run: tuple[bytearray, list[int]], data: st.
         compare("verify_payload", buffer, offset, header)
 
 
-@settings(max_examples=fuzz_examples(300, 60))
+@settings(max_examples=fuzz_examples(300))
 @given(runs(), st.data())
 def test_runs_of_placed_chunks(run: tuple[bytearray, list[int]], data: st.DataObject) -> None:
     found, starts = run
@@ -161,7 +162,7 @@ def test_runs_of_placed_chunks(run: tuple[bytearray, list[int]], data: st.DataOb
     compare("chained_checksums", view, data.draw(st.just(0) | U32), ends, checksum, asks=True)
 
 
-@settings(max_examples=fuzz_examples(200, 40))
+@settings(max_examples=fuzz_examples(200))
 @given(st.lists(chunks(), max_size=5), st.data())
 def test_tables_of_headers(each: list[bytes], data: st.DataObject) -> None:
     headers = b"".join(chunk[:HEADER_BYTES] for chunk in each)
@@ -171,7 +172,7 @@ def test_tables_of_headers(each: list[bytes], data: st.DataObject) -> None:
     compare("check_headers", memoryview(found))
 
 
-@settings(max_examples=fuzz_examples(200, 40))
+@settings(max_examples=fuzz_examples(200))
 @given(st.binary(max_size=400), st.integers(-300, 400), st.tuples(*[st.integers(-1, 3) | U64] * 6) | PLACEMENTS)
 def test_placing(before: bytes, offset: int, numbers: tuple[int, ...]) -> None:
     function = accelerated(*MODULES)["place_chunk"]
@@ -185,7 +186,7 @@ def test_placing(before: bytes, offset: int, numbers: tuple[int, ...]) -> None:
         assert found == expected
 
 
-@settings(max_examples=fuzz_examples(200, 40))
+@settings(max_examples=fuzz_examples(200))
 @given(st.binary(max_size=100), st.integers(0, 70_000), U32)
 def test_checksums(data: bytes, zeros: int, before: int) -> None:
     for part in (data, data + bytes(zeros) + data):
@@ -307,14 +308,18 @@ def check(payload: bytes, records: int, *, compressed: bool, bytes_max: int = BY
     return compare("check", memoryview(payload), records, compressed=compressed, bytes_max=bytes_max)
 
 
-@settings(max_examples=fuzz_examples(1000, 150))
+@settings(max_examples=fuzz_examples(1000, 100))
 @given(payloads(), st.just(BYTES_MAX) | st.integers(0, 200))
 def test_payloads_of_any_nodes(made: tuple[bytes, int, bool], bytes_max: int) -> None:
     payload, records, compressed = made
-    check(payload, records, compressed=compressed, bytes_max=bytes_max)
+    if check(payload, records, compressed=compressed, bytes_max=bytes_max).error is None:
+        layout = read_layout(payload, records, compressed=compressed, body_bytes_max=BYTES_MAX)
+        for least in (layout.written_bytes, layout.body_bytes, layout.body_bytes * 8):
+            for most in (least - 1, least):
+                check(payload, records, compressed=compressed, bytes_max=max(0, most))
 
 
-@settings(max_examples=fuzz_examples(300, 60))
+@settings(max_examples=fuzz_examples(300))
 @given(BATCHES_AND_SLICES | BATCHES, st.sampled_from((None, "lz4")), st.data())
 def test_payloads_of_batches(batch: pa.RecordBatch, codec: str | None, data: st.DataObject) -> None:
     assume(lean.is_lean(batch.schema))
@@ -330,7 +335,7 @@ def test_payloads_of_batches(batch: pa.RecordBatch, codec: str | None, data: st.
     check(bytes(payload), records, compressed=codec is not None, bytes_max=1 << 27)
 
 
-@settings(max_examples=fuzz_examples(1000, 150))
+@settings(max_examples=fuzz_examples(1000, 100))
 @given(st.binary(max_size=80), st.binary(max_size=40), st.integers(0, 40) | st.integers(0, 1 << 42), st.booleans())
 @example(bytes([Kind.FIXED_LIST]) * 70, b"", 1, False)
 @example(bytes([Kind.LIST | 1 << 6, 0]) * 66, b"", 0, False)
@@ -340,6 +345,12 @@ def test_payloads_of_batches(batch: pa.RecordBatch, codec: str | None, data: st.
 @example(bytes([Kind.FIXED_LIST]) + put_varint(1 << 40) + bytes([Kind.FIXED]) + put_varint(1 << 40), b"", 1, False)
 @example(bytes([Kind.LARGE_BINARY]) + put_varint(1 << 40), b"", 1, False)
 @example(bytes([Kind.TEXT | Places.LENGTHS_1 << 6, 0]), b"", 0, False)
+@example(bytes([Kind.BITS]), bytes(8193), 8 * 8193, False)
+@example(bytes([Kind.BITS | 1 << 6, 0, Kind.BITS]), bytes(8193), 8 * 8193 - 7, False)
+@example(bytes([Kind.BITS | 1 << 6, 0]), b"", 1 << 16, False)
+@example(bytes([Kind.BITS | 1 << 6, 0]), b"", (1 << 16) + 1, False)
+@example(bytes([Kind.FIXED, 0]), b"", 1 << 16, False)
+@example(bytes([Kind.STRUCT, 1, Kind.FIXED_LIST]) + put_varint(9) + bytes([Kind.FIXED_1]), bytes(9 * 7300), 7300, False)
 @example(bytes([Kind.LIST | Places.LENGTHS_2 << 6, 0, 0]), b"", 0, False)
 def test_payloads_of_any_bytes(nodes: bytes, body: bytes, records: int, compressed: bool) -> None:
     prefix = put_prefix(nodes, len(body), compressed=compressed)
@@ -348,7 +359,7 @@ def test_payloads_of_any_bytes(nodes: bytes, body: bytes, records: int, compress
     check(nodes + body, records, compressed=compressed)
 
 
-@settings(max_examples=fuzz_examples(1000, 150))
+@settings(max_examples=fuzz_examples(1000, 100))
 @given(st.lists(TEXT.map(lambda text: text.encode("utf-8", "replace")) | HARD | st.binary(max_size=3), max_size=12))
 def test_text_is_what_python_takes_for_it(pieces: list[bytes]) -> None:
     text = b"".join(pieces)

@@ -33,7 +33,7 @@ BUILD_FOLDERS = {Path("core/native"), Path("spark_connector/jvm")}  # below a so
 SKIPPED_FOLDERS = {"__pycache__", "build", "dist", "metastore_db", "node_modules", "spark-warehouse", "target"}
 DOT_FOLDERS = {".ci", ".github"}
 
-CODE_SUFFIXES = {".java", ".kts", ".proto", ".py", ".scala", ".sh", ".toml", ".yaml", ".yml"}
+CODE_SUFFIXES = {".c", ".h", ".java", ".kts", ".proto", ".py", ".scala", ".sh", ".toml", ".yaml", ".yml"}
 CODE_NAMES = {"Dockerfile", "Makefile", "run"}
 
 
@@ -371,9 +371,9 @@ def test_what_is_wrong_with_a_package_is_found(tmp_path: Path) -> None:
     assert namespace_inits(tmp_path) == ["core/kera/__init__.py"]
 
 
-# --- Java ----------------------------------------------------------------------------------------------------
+# --- Java and C ----------------------------------------------------------------------------------------------
 
-JAVA_COLUMNS_MAX = 120
+COLUMNS_MAX = 120
 JAVA_TYPE = re.compile(
     r"(?:(?:public|protected|private|abstract|static|final|sealed|non-sealed) )*(?:class|@?interface|record|enum) \w"
 )
@@ -381,7 +381,7 @@ JAVA_TYPE = re.compile(
 
 def badly_laid_out(text: str) -> list[str]:
     """Lines that are too long, have a tab or end with a space."""
-    return [line for line in text.splitlines() if len(line) > JAVA_COLUMNS_MAX or "\t" in line or line != line.rstrip()]
+    return [line for line in text.splitlines() if len(line) > COLUMNS_MAX or "\t" in line or line != line.rstrip()]
 
 
 def without_javadoc(text: str) -> list[str]:
@@ -402,8 +402,9 @@ def java() -> list[Path]:
     return [path for path in files() if path.suffix == ".java"]
 
 
-def test_java_is_laid_out_like_the_rest() -> None:
+def test_java_and_c_are_laid_out_like_the_rest() -> None:
     assert violations(java(), badly_laid_out) == []
+    assert violations([path for path in files() if path.suffix in {".c", ".h"}], badly_laid_out) == []
 
 
 def test_every_java_type_has_a_comment_that_says_what_it_is() -> None:

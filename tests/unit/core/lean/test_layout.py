@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kera.core.errors import CorruptChunk
+from kera.core.lean.check import check
 from kera.core.lean.layout import (
     DEPTH_MAX,
     ENCODING_SHIFT,
@@ -17,6 +18,8 @@ from kera.core.lean.layout import (
     put_varint,
     read_layout,
 )
+
+pytestmark = pytest.mark.usefixtures("either_core")
 
 BYTES_MAX = 1 << 20
 SAME, ONE, DELTAS = (each << ENCODING_SHIFT for each in (Places.SAME, Values.ONE, Values.DELTAS))
@@ -83,8 +86,11 @@ def test_of_a_compressed_body_only_the_size_is_known() -> None:
     ],
 )
 def test_what_cannot_be_is_refused(nodes: bytes, body_bytes: int, says: str) -> None:
+    whole = payload(nodes, bytes(body_bytes))
     with pytest.raises(CorruptChunk, match=says):
-        read_layout(payload(nodes, bytes(body_bytes)), 3, compressed=False, body_bytes_max=BYTES_MAX)
+        read_layout(whole, 3, compressed=False, body_bytes_max=BYTES_MAX)
+    with pytest.raises(CorruptChunk, match=says):
+        check(memoryview(whole), 3, compressed=False, bytes_max=BYTES_MAX)
 
 
 @pytest.mark.parametrize("size", range(8))
@@ -92,6 +98,8 @@ def test_a_payload_that_is_cut_short_is_refused(size: int) -> None:
     whole = payload(bytes([Kind.FIXED_1]), b"abc")
     with pytest.raises(CorruptChunk):
         read_layout(whole[:size], 3, compressed=False, body_bytes_max=BYTES_MAX)
+    with pytest.raises(CorruptChunk):
+        check(memoryview(whole[:size]), 3, compressed=False, bytes_max=BYTES_MAX)
 
 
 @pytest.mark.parametrize("number", [0, 1, 127, 128, 300, 1 << 20, (1 << 40) - 1])
