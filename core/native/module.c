@@ -3,7 +3,7 @@
 // Each function here does what one of Python does, its twin, in the cases that are as they should be. In all others it
 // calls the twin with the same arguments, which then says what is wrong: so no function here raises anything itself,
 // and whatever is out of the ordinary (arguments by name, a buffer of other items, a number that is too large) is the
-// twin's business. `bind` puts the two together. Only what a checked-for interpreter promises is used (abi3).
+// twin's business. `bind` puts the two together. Of Python only the stable ABI is used (abi3).
 
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030B0000
@@ -22,7 +22,7 @@
 // By which build.py knows again what it was built from.
 static const char made_of[] = "kera-native-sources:" SOURCES;
 
-// From so many bytes on, other threads may run meanwhile: to let them costs about as much as to look at so many.
+// From so many bytes on other threads may run meanwhile. Fewer are gone through before any of them would have begun.
 #define LARGE ((size_t)64 << 10)
 
 // -- fields of a header ---------------------------------------------------------------------------------------------
@@ -50,8 +50,7 @@ static PyObject *value_of(const Field *field, const uint8_t *header)
     const uint8_t *at = header + field->at;
     switch (field->type) {
     case 's':
-        Py_INCREF(magic);
-        return magic;
+        return Py_NewRef(magic);
     case 'B':
         return PyLong_FromLong(*at);
     case 'H':
@@ -95,11 +94,11 @@ typedef struct {
 // What a function is here: its result, or NULL where the twin is to be asked.
 typedef PyObject *Function(Call *);
 
-// Bytes in one piece; `flags` may ask that they can be written.
-static bool open_view(Call *call, Py_ssize_t index, int flags)
+// The first argument, as bytes in one piece; `flags` may ask that they can be written.
+static bool open_view(Call *call, int flags)
 {
     static const uint8_t nothing[1];
-    if (PyObject_GetBuffer(call->args[index], &call->buffer, flags) != 0) {
+    if (PyObject_GetBuffer(call->args[0], &call->buffer, flags) != 0) {
         call->buffer.obj = NULL;
         return false;
     }
@@ -111,7 +110,7 @@ static bool open_view(Call *call, Py_ssize_t index, int flags)
 // Bytes that are counted as such: the twin slices, and what has other items is sliced by these.
 static bool open_bytes(Call *call, int flags)
 {
-    return open_view(call, 0, flags) && call->buffer.itemsize == 1;
+    return open_view(call, flags) && call->buffer.itemsize == 1;
 }
 
 static bool has_arguments(const Call *call, Py_ssize_t least, Py_ssize_t most)
@@ -164,7 +163,7 @@ static PyObject *checksum_by(Call *call, uint32_t (*go)(uint32_t, const uint8_t 
 {
     uint32_t checksum = 0;
     if (!has_arguments(call, 1, 2) || (call->count == 2 && !as_u32(call->args[1], &checksum)) ||
-        !open_view(call, 0, PyBUF_SIMPLE))
+        !open_view(call, PyBUF_SIMPLE))
         return NULL;
     PyThreadState *state = let_others_run(call->view.size);
     checksum = go(checksum, call->view.at, call->view.size);
@@ -192,29 +191,29 @@ static bool is_payload_of(View view, size_t at, uint32_t payload_bytes, uint32_t
     return good;
 }
 
-// (buffer, offset=0): the header there, which is good; NULL if it is not.
-static const uint8_t *good_header(Call *call, size_t *at)
+// (buffer, offset=0): whether there is a header that is good, which is copied: it is not to change after that.
+static bool take_header(Call *call, size_t *at, uint8_t header[HEADER_BYTES])
 {
     *at = 0;
     if (!has_arguments(call, 1, 2) || (call->count == 2 && !as_size(call->args[1], at)) ||
         !open_bytes(call, PyBUF_SIMPLE) || !is_within(call->view, *at, HEADER_BYTES))
-        return NULL;
-    const uint8_t *header = call->view.at + *at;
-    return is_header(header) ? header : NULL;
+        return false;
+    memcpy(header, call->view.at + *at, HEADER_BYTES);
+    return is_header(header);
 }
 
 static PyObject *verify_header(Call *call)
 {
     size_t at;
-    const uint8_t *header = good_header(call, &at);
-    return header == NULL ? NULL : new_header(call->type, header);
+    uint8_t header[HEADER_BYTES];
+    return take_header(call, &at, header) ? new_header(call->type, header) : NULL;
 }
 
 static PyObject *verify_chunk(Call *call)
 {
     size_t at;
-    const uint8_t *header = good_header(call, &at);
-    if (header == NULL)
+    uint8_t header[HEADER_BYTES];
+    if (!take_header(call, &at, header))
         return NULL;
     uint32_t payload_bytes = u32_at(header + PAYLOAD_BYTES_AT), checksum = u32_at(header + PAYLOAD_CRC_AT);
     return is_payload_of(call->view, at, payload_bytes, checksum) ? new_header(call->type, header) : NULL;
@@ -284,12 +283,12 @@ static PyObject *verify_run(Call *call)
 
 static bool chain_over(View view, size_t start, const Py_buffer *ends, uint32_t *checksum)
 {
-    const uint32_t *end = ends->buf;
-    for (Py_ssize_t left = ends->len; left > 0; left -= (Py_ssize_t)sizeof *end) {
+    const uint8_t *end = ends->buf;
+    for (Py_ssize_t left = ends->len; left > 0; left -= 4, end += 4) {
         if (!is_within(view, start, HEADER_BYTES))
             return false;
         *checksum = chained(view.at + start, *checksum);
-        start = *end++;
+        start = u32_at(end);
     }
     return true;
 }
@@ -301,9 +300,9 @@ static PyObject *chained_checksums(Call *call)
     uint32_t checksum;
     Py_buffer ends;
     if (!has_arguments(call, 4, 4) || !as_size(call->args[1], &start) || !as_u32(call->args[3], &checksum) ||
-        !open_bytes(call, PyBUF_SIMPLE) || PyObject_GetBuffer(call->args[2], &ends, PyBUF_SIMPLE) != 0)
+        !open_bytes(call, PyBUF_SIMPLE) || PyObject_GetBuffer(call->args[2], &ends, PyBUF_ND | PyBUF_FORMAT) != 0)
         return NULL;
-    bool good = ends.itemsize == sizeof(uint32_t) && chain_over(call->view, start, &ends, &checksum);
+    bool good = ends.format != NULL && strcmp(ends.format, "I") == 0 && chain_over(call->view, start, &ends, &checksum);
     PyBuffer_Release(&ends);
     return good ? PyLong_FromUnsignedLong(checksum) : NULL;
 }
@@ -485,26 +484,24 @@ static PyMethodDef functions[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static int start(PyObject *module)
-{
-    bool instruction = crc32c_init();
-    name_callables();
-    if (magic == NULL && (magic = PyBytes_FromStringAndSize(MAGIC, 4)) == NULL)
-        return -1;
-    if (PyModule_AddIntConstant(module, "VERSION", NATIVE_VERSION) != 0 ||
-        PyModule_AddStringConstant(module, "SOURCES", strchr(made_of, ':') + 1) != 0)
-        return -1;
-    return PyModule_AddObjectRef(module, "CRC32C_BY_INSTRUCTION", instruction ? Py_True : Py_False);
-}
-
-static PyModuleDef_Slot slots[] = {{Py_mod_exec, start}, {0, NULL}};
-
+// Not for interpreters with a lock of their own: `magic` is of all.
 static PyModuleDef definition = {
     PyModuleDef_HEAD_INIT,
     .m_name = "kera.core._native",
     .m_doc = "Twins of functions of kera in C, see kera.core.native.",
+    .m_size = -1,
     .m_methods = functions,
-    .m_slots = slots,
 };
 
-PyMODINIT_FUNC PyInit__native(void) { return PyModuleDef_Init(&definition); }
+PyMODINIT_FUNC PyInit__native(void)
+{
+    PyObject *by_instruction = crc32c_init() ? Py_True : Py_False;
+    name_callables();
+    PyObject *module = PyModule_Create(&definition);
+    if (module == NULL || (magic = PyBytes_FromStringAndSize(MAGIC, 4)) == NULL ||
+        PyModule_AddIntConstant(module, "VERSION", NATIVE_VERSION) != 0 ||
+        PyModule_AddStringConstant(module, "SOURCES", strchr(made_of, ':') + 1) != 0 ||
+        PyModule_AddObjectRef(module, "CRC32C_BY_INSTRUCTION", by_instruction) != 0)
+        Py_CLEAR(module);
+    return module;
+}

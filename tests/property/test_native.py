@@ -12,8 +12,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from crc32c import crc32c
-from hypothesis import assume, example, given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from kera.core import lean
@@ -335,28 +336,71 @@ def test_payloads_of_batches(batch: pa.RecordBatch, codec: str | None, data: st.
     check(bytes(payload), records, compressed=codec is not None, bytes_max=1 << 27)
 
 
+VARINT = st.integers(0, 300) | st.sampled_from([(1 << bits) + one for bits in (31, 40, 62) for one in (-1, 0, 1)])
+EDGES = [
+    (bytes([Kind.FIXED_LIST]) * 70, b"", 1),
+    (bytes([Kind.LIST | 1 << 6, 0]) * 66, b"", 0),
+    (bytes([Kind.LIST | 1 << 6, 0]) * 64 + bytes(1), b"", 0),
+    (bytes([Kind.LIST | 1 << 6, 0]) * 65 + bytes(1), b"", 0),
+    (bytes([Kind.TEXT | Places.LENGTHS_1 << 6, 0]), b"", 0),
+    (bytes([Kind.LIST | Places.LENGTHS_2 << 6, 0, 0]), b"", 0),
+    (bytes([Kind.BITS]), bytes(8193), 8 * 8193),
+    (bytes([Kind.BITS | 1 << 6, 0, Kind.BITS]), bytes(8193), 8 * 8193 - 7),
+    (bytes([Kind.BITS | 1 << 6, 0]), b"", 1 << 16),
+    (bytes([Kind.BITS | 1 << 6, 0]), b"", (1 << 16) + 1),
+    (bytes([Kind.LIST | 1 << 6, 0, Kind.BINARY, 0]) * 2000, bytes(8000), (1 << 16) + 1),
+    (bytes([Kind.LIST | 1 << 6, 0, Kind.BINARY, 0]) * 2100, bytes(8400), (1 << 16) + 1),
+    (bytes([Kind.FIXED, 0]), b"", 1 << 16),
+    (bytes([Kind.FIXED_1, Kind.FIXED_16]), bytes(24), 1),
+    (bytes([Kind.FIXED_1, Kind.FIXED_16]), bytes(32), 1),
+    *[
+        (bytes([kind, total]) + bytes(kind == Kind.LIST), struct.pack("<3i", *ends) + b"abc" * (kind != Kind.LIST), 2)
+        for kind in (Kind.BINARY, Kind.TEXT, Kind.LIST)
+        for total in (2, 3, 4)
+        for ends in ((0, 1, 3), (0, 3, 3), (0, 3, 2), (1, 1, 3), (0, -1, 3), (0, 0, 0))
+    ],
+    (bytes([Kind.STRUCT, 1, Kind.FIXED_LIST]) + put_varint(9) + bytes([Kind.FIXED_1]), bytes(9 * 7300), 7300),
+    *[
+        (bytes([kind]) + put_varint((1 << bits) + one) + rest, b"", records)
+        for bits in (31, 40)
+        for one in (-1, 0, 1)
+        for kind, rest, records in (
+            (Kind.FIXED, b"", 0),
+            (Kind.FIXED, b"", 1),
+            (Kind.FIXED_LIST, bytes([Kind.NULL]), 0),
+            (Kind.FIXED_LIST, bytes([Kind.NULL]), 1),
+            (Kind.FIXED_LIST, bytes([Kind.FIXED_LIST]) + put_varint(1 << 40) + bytes([Kind.FIXED, 0]), 2),
+            (Kind.FIXED_LIST, bytes([Kind.FIXED]) + put_varint(1 << 40), 1),
+            (Kind.LIST | 1 << 6, bytes([Kind.NULL]), 1),
+            (Kind.LARGE_LIST | 1 << 6, bytes([Kind.NULL]), 1),
+            (Kind.LARGE_BINARY, b"", 1),
+        )
+    ],
+]
+
+
+@pytest.mark.parametrize("bytes_max", [BYTES_MAX, 1 << 62])
+@pytest.mark.parametrize("compressed", [False, True])
+def test_payloads_at_the_edge_of_what_is_taken(*, compressed: bool, bytes_max: int) -> None:
+    for nodes, body, records in EDGES:
+        prefix = put_prefix(nodes, len(body), compressed=compressed)
+        assert len(prefix) == body_at_of(len(nodes), compressed=compressed)
+        check(prefix + body, records, compressed=compressed, bytes_max=bytes_max)
+
+
 @settings(max_examples=fuzz_examples(1000, 100))
-@given(st.binary(max_size=80), st.binary(max_size=40), st.integers(0, 40) | st.integers(0, 1 << 42), st.booleans())
-@example(bytes([Kind.FIXED_LIST]) * 70, b"", 1, False)
-@example(bytes([Kind.LIST | 1 << 6, 0]) * 66, b"", 0, False)
-@example(bytes([Kind.LIST | 1 << 6, 0]) * 64 + bytes(1), b"", 0, False)
-@example(bytes([Kind.LIST | 1 << 6, 0]) * 65 + bytes(1), b"", 0, False)
-@example(bytes([Kind.FIXED_LIST]) + put_varint(1 << 40) + bytes([Kind.FIXED_LIST]) + put_varint(1 << 40), b"", 2, False)
-@example(bytes([Kind.FIXED_LIST]) + put_varint(1 << 40) + bytes([Kind.FIXED]) + put_varint(1 << 40), b"", 1, False)
-@example(bytes([Kind.LARGE_BINARY]) + put_varint(1 << 40), b"", 1, False)
-@example(bytes([Kind.TEXT | Places.LENGTHS_1 << 6, 0]), b"", 0, False)
-@example(bytes([Kind.BITS]), bytes(8193), 8 * 8193, False)
-@example(bytes([Kind.BITS | 1 << 6, 0, Kind.BITS]), bytes(8193), 8 * 8193 - 7, False)
-@example(bytes([Kind.BITS | 1 << 6, 0]), b"", 1 << 16, False)
-@example(bytes([Kind.BITS | 1 << 6, 0]), b"", (1 << 16) + 1, False)
-@example(bytes([Kind.FIXED, 0]), b"", 1 << 16, False)
-@example(bytes([Kind.STRUCT, 1, Kind.FIXED_LIST]) + put_varint(9) + bytes([Kind.FIXED_1]), bytes(9 * 7300), 7300, False)
-@example(bytes([Kind.LIST | Places.LENGTHS_2 << 6, 0, 0]), b"", 0, False)
-def test_payloads_of_any_bytes(nodes: bytes, body: bytes, records: int, compressed: bool) -> None:
-    prefix = put_prefix(nodes, len(body), compressed=compressed)
-    assert len(prefix) == body_at_of(len(nodes), compressed=compressed)
-    check(prefix + body, records, compressed=compressed)
-    check(nodes + body, records, compressed=compressed)
+@given(
+    st.lists(st.binary(max_size=3) | VARINT.map(put_varint), max_size=12).map(b"".join),
+    st.binary(max_size=40),
+    st.integers(0, 40) | st.integers(0, 1 << 42),
+    st.booleans(),
+    st.sampled_from((BYTES_MAX, 1 << 62)),
+)
+def test_payloads_of_any_bytes(nodes: bytes, body: bytes, records: int, compressed: bool, bytes_max: int) -> None:
+    check(
+        put_prefix(nodes, len(body), compressed=compressed) + body, records, compressed=compressed, bytes_max=bytes_max
+    )
+    check(nodes + body, records, compressed=compressed, bytes_max=bytes_max)
 
 
 @settings(max_examples=fuzz_examples(1000, 100))

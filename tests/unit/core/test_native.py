@@ -72,7 +72,11 @@ LARGE_PAYLOAD = lean.encode(pa.record_batch({"number": [n * n for n in range(10_
 
 def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", code], env=os.environ | environment, capture_output=True, text=True, check=True
+        [sys.executable, "-c", code],
+        env=os.environ | {native.VARIABLE: ""} | environment,
+        capture_output=True,
+        text=True,
+        check=True,
     )
 
 
@@ -179,6 +183,7 @@ GOOD: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("verify_run", (memoryview(b""), 0, 0, 1), {}),
     ("chained_checksums", (memoryview(RUN), 0, ENDS, 9), {}),
     ("chained_checksums", (RUN, 0, array("I"), 9), {}),
+    ("chained_checksums", (RUN, 0, memoryview(b"\0" + ENDS.tobytes())[1:].cast("I"), 9), {}),
     ("place_chunk", (bytearray(SMALL), 0, PLACEMENT), {}),
     ("place_chunk", (memoryview(bytearray(SMALL)), 0, (1, 2, 3, 4, 5, 6)), {}),
     ("check_headers", (memoryview(RUN[:128] * 5),), {}),
@@ -226,6 +231,8 @@ NOTHING_OF_THAT_KIND: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("verify_run", (memoryview(RUN + b"\0"), 0, 0, 9), {}),
     ("chained_checksums", (memoryview(RUN), 0, [len(SMALL)], 0), {}),
     ("chained_checksums", (memoryview(RUN), 0, array("Q", [len(SMALL)]), 0), {}),
+    ("chained_checksums", (memoryview(RUN), 0, array("f", [1e-45, 2.0]), 0), {}),
+    ("chained_checksums", (memoryview(RUN), 0, array("i", [-len(SMALL), 7]), 0), {}),
     ("chained_checksums", (memoryview(RUN), 0, array("I", [1 << 30, 7]), 0), {}),
     ("place_chunk", (SMALL, 0, PLACEMENT), {}),
     ("place_chunk", (bytearray(SMALL), 1, PLACEMENT), {}),

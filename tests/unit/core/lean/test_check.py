@@ -44,6 +44,7 @@ def test_what_is_as_it_should_be_passes() -> None:
         (bytes([Kind.BINARY, 4]), offsets(0, 3, 1, 4) + b"abcd", "offsets"),
         (bytes([Kind.BINARY, 4]), offsets(0, 1, 1, 5) + b"abcd", "offsets"),
         (bytes([Kind.BINARY, 4]), offsets(0, -1, 1, 4) + b"abcd", "offsets"),
+        (bytes([Kind.BINARY, 4]), offsets(0, 1, 1, 3) + b"abcd", "offsets"),
         (bytes([Kind.BINARY | LENGTHS_1, 4]), bytes([1, 0, 4]) + b"abcd", "lengths that are 5 together, of 4"),
         (bytes([Kind.LIST | LENGTHS_1, 4, Kind.NULL]), bytes([1, 0, 2]), "lengths that are 3 together, of 4"),
         (bytes([Kind.TEXT, 4]), offsets(0, 1, 1, 4) + b"a\xff\xffb", "not UTF-8"),
