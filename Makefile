@@ -123,7 +123,7 @@ test-native-asan: setup ## Test the native core with the sanitizers of the compi
 	@$(PY) $(NATIVE_ASAN)/core/native/build.py --sanitize
 	@$(WITH_SEED) PYTHONPATH="$(NATIVE_ASAN)/core" PYTHONMALLOC=malloc KERA_FUZZ_EXAMPLES="$(EXAMPLES)" \
 	  LD_PRELOAD="$$(gcc -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0 \
-	  $(PYTEST) -p no:xdist -q $(NATIVE_TESTS) --hypothesis-seed="$$seed" --timeout 0 $(PYTEST_ARGS)
+	  $(PYTEST) -p no:xdist -q -s $(NATIVE_TESTS) --hypothesis-seed="$$seed" --timeout 0 $(PYTEST_ARGS)
 
 test-spark-versions: setup ## Test what other versions of Spark can do: fetches each, some 400 MB. SPARK_VERSIONS="4.1".
 	@$(WITH_JAVA) KERA_SPARK_VERSIONS="$(SPARK_VERSIONS)" $(PYTEST) tests/spark/test_spark_versions.py $(PYTEST_ARGS)
