@@ -1,5 +1,7 @@
 """The lean payload over arbitrary batches and bytes; see `kera.core.lean.layout` for what it promises."""
 
+import contextlib
+
 import pyarrow as pa
 import pytest
 from hypothesis import assume, given
@@ -64,7 +66,8 @@ def test_whatever_the_bytes_are_columns_are_valid_or_it_is_refused(
     except CorruptChunk:
         return  # of another schema, or its compressed body is none
     found.validate(full=True)
-    found.to_pylist()
+    with contextlib.suppress(OverflowError, ValueError):  # Python has no name for each time that there is
+        found.to_pylist()
 
 
 @given(st.binary(max_size=200), st.integers(0, 1 << 33), st.booleans())

@@ -44,7 +44,18 @@ def decode(
         beyond = sum(_null_bytes(node, field.type) for node, field in zip(layout.columns, schema, strict=True))
         check_written(layout, beyond, compressed=compressed, bytes_max=bytes_max)
     columns = [_array(node, field.type, body) for node, field in zip(layout.columns, schema, strict=True)]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+    batch = pa.RecordBatch.from_arrays(columns, schema=schema)
+    if not trusted:
+        _validate(batch)
+    return batch
+
+
+def _validate(batch: pa.RecordBatch) -> None:
+    """What is left is the schema's to say: whether decimals have their precision, and times are of a day."""
+    try:
+        batch.validate(full=True)
+    except pa.ArrowException as error:
+        raise no_payload(f"its values are none of the schema: {error}") from error
 
 
 def _decompressed(body: pa.Buffer, codec: str, size: int) -> pa.Buffer:

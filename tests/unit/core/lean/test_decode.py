@@ -7,7 +7,7 @@ import pytest
 
 from kera.core.errors import CorruptChunk
 from kera.core.lean import decode, encode
-from kera.core.lean.layout import Kind, put_prefix
+from kera.core.lean.layout import ENCODING_SHIFT, Kind, Values, put_prefix
 
 BYTES_MAX = 1 << 20
 
@@ -105,3 +105,13 @@ def test_nulls_that_would_be_far_more_than_they_say_are_refused_and_never_writte
     payload = encode(few, None, bytes_max=BYTES_MAX)
     assert payload is not None
     assert decoded(payload, few.schema).equals(few)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"), [(pa.decimal128(3, 1), (1 << 70).to_bytes(16, "little")), (pa.time32("s"), b"\xff" * 4)], ids=str
+)
+def test_values_that_the_type_does_not_have_are_refused(kind: pa.DataType, value: bytes) -> None:
+    one = {4: Kind.FIXED_4, 16: Kind.FIXED_16}[len(value)] | Values.ONE << ENCODING_SHIFT
+    payload = put_prefix(bytes([one]) + value, 0, compressed=False)
+    with pytest.raises(CorruptChunk, match="none of the schema"):
+        decoded(payload, pa.schema([("a", kind)]))
