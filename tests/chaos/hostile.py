@@ -419,7 +419,7 @@ class Round:
     async def drain(self, name: str, *options: str) -> None:
         """The same."""
         async with asyncio.timeout(END_S_MAX):
-            while "is empty" not in await self._kera("drain", name, *options):
+            while "is drained" not in await self._kera("drain", name, *options):
                 await asyncio.sleep(0.1)
         await self.cluster.kill(name)
         Path(self.cluster.ready[name]["arena_path"]).unlink()

@@ -33,6 +33,8 @@ class Log:
         last = self.headers[-1] if self.headers else None
         size = 128 + padded(payload_bytes)
         segment, position, first = 1, 0, 0
+        if last is not None and not last.record_count:
+            records = max(1, records)  # of several chunks without records at one place nothing tells the order
         if last is not None:
             segment, first = last.segment_id, last.first_record + last.record_count
             position = self.positions[-1] + last.chunk_bytes
