@@ -191,6 +191,7 @@ class World:
             and key in held.held
             and held.held[key].lease == lease
         }
+        valid |= {key_of(step) for step in steps if self._is_given_back(step)}
         response = at_once(self.consumer_group.consuming(request, SHAPES, self.now_s))
         if answer_lost:
             response = at_once(self.consumer_group.consuming(request, SHAPES, self.now_s))
@@ -206,6 +207,13 @@ class World:
         member.held = {key_of(lease): lease for lease in response.held}  # type: ignore[arg-type]
         member.looks = list(response.look)
         self.store()
+
+    def _is_given_back(self, step: messages.GroupStep) -> bool:
+        """Whether a member gives back what it has lost already, and nobody has had since, with nothing new to tell."""
+        streamlet = self.consumer_group.streamlets.get(key_of(step)[:2])
+        group = streamlet.groups.get(step.next.group_id) if streamlet is not None else None
+        known = group is not None and group.lease == step.lease and position_of(step.next) <= group.next
+        return step.released and known
 
     def _note_told(self, step: messages.GroupStep, *, ended: bool) -> None:
         """The coordinator knows that a member has told its user of gaps."""
