@@ -230,6 +230,7 @@ def test_a_broker_that_dies_is_told_and_ends_the_others(start_dev: StartDev, aro
     assert around.left() == []
 
 
+@pytest.mark.slow
 def test_a_broker_that_dies_is_a_warning_where_others_can_take_over(start_dev: StartDev, around: Surroundings) -> None:
     dev = start_dev("--brokers", "2", "--backups", "1", "--replication", "1")
     bootstrap = bootstrap_of(dev.read_welcome())

@@ -68,10 +68,9 @@ def total(cluster: RunningCluster, name: str) -> float:
     return samples(cluster)[f"replication_{name}_total"]
 
 
-@pytest.mark.parametrize("durability", ["replicated", pytest.param("persisted", marks=pytest.mark.slow)])
-@pytest.mark.parametrize(
-    "replication", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(3, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("durability", ["replicated", "persisted"])
+@pytest.mark.parametrize("replication", [1, 2, 3])
 async def test_everything_acknowledged_is_on_the_backups_that_are_left(
     tmp_path: Path, replication: int, durability: str
 ) -> None:

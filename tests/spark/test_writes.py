@@ -360,6 +360,7 @@ def test_a_micro_batch_that_is_run_again_adds_nothing(
 
 
 @pytest.mark.usefixtures("small_batches")
+@pytest.mark.slow
 def test_a_micro_batch_that_failed_in_the_middle_is_completed(
     kera: Kera, stream: str, texts: Texts, tmp_path: Path
 ) -> None:
