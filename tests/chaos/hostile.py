@@ -7,8 +7,8 @@ their brokers are as they are but for the checks at the door, and those that are
 
     kill           the broker's process ends, and does not come back before others have what it had
     memory         its host crashed and is back: what was only in memory is gone
-    drain          kera cluster drain, asked again until the broker is empty; then it goes, with its memory
-    drain --wait   the same, and the command ends when it is empty
+    drain          kera cluster drain, asked again until the broker is drained; then it goes, with its memory
+    drain --wait   the same, and the command ends when it is drained
 
 After each, another broker is killed: what was recovered or moved is recovered once more.
 
