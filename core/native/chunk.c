@@ -25,7 +25,7 @@ static bool has_right_placement_crc(const uint8_t *header)
     return crc32c(0, header + PLACEMENT_AT, PLACEMENT_BYTES) == u32_at(header + PLACEMENT_CRC_AT);
 }
 
-static bool is_unplaced(const uint8_t *header)
+bool is_unplaced_header(const uint8_t *header)
 {
     static const uint8_t zeros[HEADER_BYTES - PLACEMENT_AT];
     return memcmp(header + PLACEMENT_AT, zeros, sizeof zeros) == 0;
@@ -34,7 +34,7 @@ static bool is_unplaced(const uint8_t *header)
 bool is_header(const uint8_t *header)
 {
     return is_of_known_format(header) && has_right_header_crc(header) &&
-           (is_unplaced(header) || has_right_placement_crc(header));
+           (is_unplaced_header(header) || has_right_placement_crc(header));
 }
 
 bool is_payload(View view, size_t at, uint32_t payload_bytes, uint32_t checksum)

@@ -13,6 +13,7 @@
 #define MAGIC "KERA"
 #define VERSION_MIN 1
 #define VERSION_MAX 2
+#define LEAN_VERSION 2
 #define HEADER_BYTES 128
 #define ALIGNMENT_BYTES 64
 #define PAYLOAD_BYTES_MAX (1u << 30)
@@ -76,6 +77,9 @@ static inline uint64_t padded(uint32_t payload_bytes)
 
 // Whether the 128 bytes are a header of a known version whose checksums are right; without a placement, too.
 bool is_header(const uint8_t *header);
+
+// Whether no broker has written its fields of a header.
+bool is_unplaced_header(const uint8_t *header);
 
 // Whether the payload of the chunk at `at` is whole and has this checksum.
 bool is_payload(View view, size_t at, uint32_t payload_bytes, uint32_t checksum);

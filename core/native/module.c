@@ -9,12 +9,13 @@
 #define Py_LIMITED_API 0x030B0000
 #include <Python.h>
 
+#include "append.h"
 #include "chunk.h"
 #include "crc32c.h"
 #include "lean.h"
 
 // Raised with each change of what a function takes, does or returns; kera/core/native.py has the same number.
-#define NATIVE_VERSION 1
+#define NATIVE_VERSION 2
 
 #ifndef SOURCES
 #define SOURCES "unknown"
@@ -480,6 +481,7 @@ static PyObject *layout(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(nothing
 
 static PyMethodDef functions[] = {
     {"bind", bind, METH_VARARGS, bind_doc},
+    {"append_chunks", (PyCFunction)(void (*)(void))append_chunks, METH_FASTCALL, append_chunks_doc},
     {"layout", layout, METH_NOARGS, layout_doc},
     {NULL, NULL, 0, NULL},
 };
@@ -498,7 +500,7 @@ PyMODINIT_FUNC PyInit__native(void)
     PyObject *by_instruction = crc32c_init() ? Py_True : Py_False;
     name_callables();
     PyObject *module = PyModule_Create(&definition);
-    if (module == NULL || (magic = PyBytes_FromStringAndSize(MAGIC, 4)) == NULL ||
+    if (module == NULL || append_init() != 0 || (magic = PyBytes_FromStringAndSize(MAGIC, 4)) == NULL ||
         PyModule_AddIntConstant(module, "VERSION", NATIVE_VERSION) != 0 ||
         PyModule_AddStringConstant(module, "SOURCES", strchr(made_of, ':') + 1) != 0 ||
         PyModule_AddObjectRef(module, "CRC32C_BY_INSTRUCTION", by_instruction) != 0)

@@ -189,6 +189,7 @@ def test_what_it_shows_is_there_and_what_it_suggests_works(
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_brokers_stop_before_the_coordinator(start_dev: StartDev, tmp_path: Path) -> None:
     dev = start_dev("--brokers", "2", "--log-dir", tmp_path / "logs")
     dev.read_welcome()
@@ -277,6 +278,7 @@ def test_memory_that_is_not_there_is_told_in_one_line(start_dev: StartDev, aroun
     assert around.left() == []
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 def test_a_cluster_comes_back_with_its_streams(start_dev: StartDev, tmp_path: Path) -> None:
     first = start_dev("--brokers", "2", "--data-dir", tmp_path / "data")

@@ -281,14 +281,8 @@ async def refusal(client: Client, stream: str) -> KeraError:
             await producer.close()
 
 
-@pytest.mark.parametrize(
-    ("replication", "durability"),
-    [
-        pytest.param(1, "replicated", marks=pytest.mark.slow),
-        pytest.param(2, "replicated", marks=pytest.mark.slow),
-        (2, "persisted"),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("replication", "durability"), [(1, "replicated"), (2, "replicated"), (2, "persisted")])
 async def test_backups_with_full_disks_lose_nothing_and_go_on_when_there_is_room(
     small_disks: list[Path], tmp_path: Path, replication: int, durability: str
 ) -> None:

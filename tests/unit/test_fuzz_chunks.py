@@ -9,7 +9,7 @@ import pytest
 from kera.core.errors import KeraError
 from tests.chaos.chunks import mutated, open_as_reader, opened, run, too_large, use, whole
 
-EXAMPLES = 3_000
+EXAMPLES = 1_000
 
 
 @pytest.mark.timeout(120)

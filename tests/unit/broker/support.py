@@ -84,10 +84,6 @@ def batch_chunk(producer: int = 1, sequence: int = 0, *, size: int = CHUNK_BYTES
     return chunk(producer, sequence, size=HEADER_BYTES + len(data), fill=data, **fields)
 
 
-def any_payload(_chunk: memoryview, _at: int, _header: ChunkHeader) -> None:
-    """For brokers that take what `chunk` makes."""
-
-
 def placed(
     sequence: int = 0, address: SegmentAddress = ADDRESS, *, durable_head: int = 0, first_record: int = 0, **fields: Any
 ) -> bytes:
@@ -341,6 +337,7 @@ class Broker:
         turns: Turns | None = None,
         order_turns: Turns | None = None,
         pump: Callable[[], None] = lambda: None,
+        check_payloads: bool = False,
     ) -> None:
         self.engine = engine
         self.arena = engine.arena
@@ -362,7 +359,7 @@ class Broker:
             pump=pump,
             read_bytes_max=read_bytes_max,
             orders=orders,
-            check_payload=any_payload,
+            check_payloads=check_payloads,
             limits=limits,
             turns=turns,
         )

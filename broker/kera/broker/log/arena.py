@@ -71,11 +71,13 @@ class SlotContent(NamedTuple):
 class Slot:
     """Memory for one segment."""
 
-    __slots__ = ("_arena", "_u32", "_u64", "arena_offset", "index", "leases", "pins", "retired", "view")
+    __slots__ = ("_arena", "_u64", "arena_offset", "index", "leases", "pins", "retired", "row", "view")
 
     def __init__(self, arena: Arena, index: int, arena_offset: int, row: memoryview, view: memoryview) -> None:
         self._arena = arena
-        self._u64, self._u32 = row.cast("Q"), row.cast("I")
+        self._u64 = row.cast("Q")
+        self.row = row.cast("I")
+        """What it says of its segment, as numbers of 32 bits: the native core writes the heads."""
         self.index = index
         self.arena_offset = arena_offset
         """Of the slot's first byte, in the arena file."""
@@ -95,7 +97,7 @@ class Slot:
     @property
     def content(self) -> SlotContent | None:
         """The segment in this slot, as its row says; None for a free slot."""
-        u64, u32 = self._u64, self._u32
+        u64, u32 = self._u64, self.row
         if u32[_STATE] == _FREE:
             return None
         return SlotContent(
@@ -113,11 +115,11 @@ class Slot:
     @property
     def open(self) -> bool:
         """Whether its segment is still being written to."""
-        return self._u32[_STATE] == _OPEN
+        return self.row[_STATE] == _OPEN
 
     def assign(self, content: SlotContent) -> None:
         """Write down whose slot this is now."""
-        u64, u32 = self._u64, self._u32
+        u64, u32 = self._u64, self.row
         u64[_STREAM_ID], u64[_GROUP_ID], u64[_FIRST_RECORD] = content.stream_id, content.group_id, content.first_record
         u32[_STREAMLET_ID], u32[_ENTRY], u32[_SEGMENT_ID] = content.streamlet_id, content.entry, content.segment_id
         u32[_HEAD], u32[_DURABLE_HEAD] = content.head, content.durable_head
@@ -125,28 +127,28 @@ class Slot:
 
     def write_head(self, head: int) -> None:
         """What is before `head` is there."""
-        self._u32[_HEAD] = head
+        self.row[_HEAD] = head
 
     def write_durable_head(self, durable_head: int) -> None:
         """What is before `durable_head` may be read."""
-        self._u32[_DURABLE_HEAD] = durable_head
+        self.row[_DURABLE_HEAD] = durable_head
 
     def write_closed(self) -> None:
         """The segment takes no more appends."""
-        self._u32[_STATE] = _CLOSED
+        self.row[_STATE] = _CLOSED
 
     def lease(self) -> None:
         """Keep the slot's bytes as they are until `release`."""
         self.leases += 1
         if self.leases == 1:
             self._arena.leased_slots += 1
-        self._u32[_LEASES] = self.leases
+        self.row[_LEASES] = self.leases
 
     def release(self, count: int = 1) -> None:
         """End one lease, or several."""
         invariant(self.leases >= count, "a lease was released twice", slot=self.index)
         self.leases -= count
-        self._u32[_LEASES] = self.leases
+        self.row[_LEASES] = self.leases
         if not self.leases:
             self._arena.leased_slots -= 1
             self._let_go()
@@ -173,15 +175,15 @@ class Slot:
         """The segment is gone: free the slot, now or when the last lease ends."""
         invariant(not self.retired, "a slot was retired twice", slot=self.index)
         self.retired = True
-        self._u32[_STATE] = _FREE
+        self.row[_STATE] = _FREE
         if not self.leases and not self.pins:
             self._arena.reuse(self)
 
     def take_over(self) -> bool:
         """After `Arena.attach`: count the leases of the last launch as one. Returns whether there were any."""
-        self.leases = 1 if self._u32[_LEASES] else 0
+        self.leases = 1 if self.row[_LEASES] else 0
         self._arena.leased_slots += self.leases
-        self._u32[_LEASES] = self.leases
+        self.row[_LEASES] = self.leases
         return bool(self.leases)
 
     def advance_generation(self) -> None:

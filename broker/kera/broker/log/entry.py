@@ -295,7 +295,7 @@ class Entries:
     somebody asks for it. To go through all of them makes them all; who looks for what is there goes through `made`.
     """
 
-    __slots__ = ("_by_replicas", "_gone", "_made", "_ref", "_segment_index", "count")
+    __slots__ = ("_by_replicas", "_gone", "_ref", "_segment_index", "count", "made_by_index")
 
     def __init__(
         self, stream_id: int, streamlet_id: int, count: int, segment_index: SegmentLookup, made: Iterable[Entry] = ()
@@ -304,7 +304,8 @@ class Entries:
         self._ref = stream_id, streamlet_id
         self.count = count
         self._segment_index = segment_index
-        self._made = {entry.index: entry for entry in made}
+        self.made_by_index = {entry.index: entry for entry in made}
+        """See `made`."""
         self._by_replicas = False
         self._gone = False
 
@@ -312,11 +313,11 @@ class Entries:
         return self.count
 
     def __getitem__(self, index: int) -> Entry:
-        found = self._made.get(index)
+        found = self.made_by_index.get(index)
         if found is None:
             if not 0 <= index < self.count:
                 raise IndexError(f"there are {self.count} entries, not an entry {index}")
-            found = self._made[index] = Entry(EntryId(*self._ref, index), self._segment_index)
+            found = self.made_by_index[index] = Entry(EntryId(*self._ref, index), self._segment_index)
             found.by_replicas = self._by_replicas
         return found
 
@@ -326,12 +327,12 @@ class Entries:
     @property
     def made(self) -> list[Entry]:
         """Those that were ever asked for, or of which something was here: in all others there is nothing."""
-        return [self._made[index] for index in sorted(self._made)]
+        return [self.made_by_index[index] for index in sorted(self.made_by_index)]
 
     def set_by_replicas(self, by_replicas: bool) -> None:  # noqa: FBT001 - what it sets is called so
         """Set `Entry.by_replicas` of all."""
         self._by_replicas = by_replicas
-        for entry in self._made.values():
+        for entry in self.made_by_index.values():
             entry.by_replicas = by_replicas
 
     def drop(self) -> None:

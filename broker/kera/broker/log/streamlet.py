@@ -133,7 +133,8 @@ class Streamlet:
         self.producers = producers
         """How far each got, the one longest unheard of first, see `ProducerLimits.in_order`."""
         self._producer_limits = producer_limits
-        self._producers_in_order = producer_limits.in_order
+        self.producers_in_order = producer_limits.in_order
+        """See `ProducerLimits.in_order`."""
         self._producers_max = producer_limits.kept + producer_limits.spare
         self.first_epochs = first_epochs
         """See ``kera.broker.ownership.producer_fences``."""
@@ -277,7 +278,7 @@ class Streamlet:
         segment.touched_ms, segment.newest_us = self._memory.now_ms, self._memory.now_us
         entry.next_record = first_record + header.record_count
         producers = self.producers
-        if len(producers) > self._producers_in_order:
+        if len(producers) > self.producers_in_order:
             producers.pop(producer_id, None)
         producers[producer_id] = segment.producers[producer_id]
         if state is None:

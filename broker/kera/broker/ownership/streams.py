@@ -38,7 +38,7 @@ class Streams:
         self._memory = memory
         self._restart = restart
         self._replication = replication
-        self._streams: dict[int, Stream] = {}
+        self.by_id: dict[int, Stream] = {}
         self.fences = ProducerFences()
         """Of all its streamlets."""
         self.moved_starts: dict[Entry, None] = {}
@@ -54,18 +54,18 @@ class Streams:
         return self._restart.index
 
     def __iter__(self) -> Iterator[Stream]:
-        return iter(self._streams.values())
+        return iter(self.by_id.values())
 
     def __len__(self) -> int:
-        return len(self._streams)
+        return len(self.by_id)
 
     def __contains__(self, stream_id: int) -> bool:
-        return stream_id in self._streams
+        return stream_id in self.by_id
 
     def get(self, stream_id: int) -> Stream:
         """The stream with this id. Raises `UnknownStream`."""
         try:
-            return self._streams[stream_id]
+            return self.by_id[stream_id]
         except KeyError:
             raise UnknownStream(
                 f"this broker has no stream with id {stream_id}; it may have been deleted", stream_id=stream_id
@@ -130,11 +130,11 @@ class Streams:
         config = info.config
         if not (config.streamlets and config.entries and config.group_segments):
             raise InvalidArgument(f"stream {info.name!r} has an incomplete configuration", stream=info.name)
-        stream = self._streams.get(info.stream_id)
+        stream = self.by_id.get(info.stream_id)
         self._write_down(info)
         if stream is None:
             self.unknown.pop(info.stream_id, None)
-            stream = self._streams[info.stream_id] = Stream(info)
+            stream = self.by_id[info.stream_id] = Stream(info)
         elif info.config_version > stream.config_version:
             stream.alter(info)
             if stream.logs is not None:
@@ -166,7 +166,7 @@ class Streams:
         nowhere else.
         """
         stream_id = info.stream_id
-        stream = self._streams.get(stream_id)
+        stream = self.by_id.get(stream_id)
         version = assignments_version(self.index, stream_id) if stream is None else stream.assignments_version
         if info.assignments_version > version and not comes_from(info, version):
             raise Unavailable(
@@ -224,7 +224,7 @@ class Streams:
 
     def entry(self, entry_id: EntryId) -> Entry | None:
         """An entry of a streamlet of this broker."""
-        stream = self._streams.get(entry_id.stream_id)
+        stream = self.by_id.get(entry_id.stream_id)
         streamlet = stream.streamlets.get(entry_id.streamlet_id) if stream is not None else None
         return streamlet.entries[entry_id.entry] if streamlet is not None else None
 
@@ -254,7 +254,7 @@ class Streams:
 
         Yields between streamlets; the stream must not be opened meanwhile.
         """
-        stream = self._streams.pop(stream_id, None)
+        stream = self.by_id.pop(stream_id, None)
         name = str(stream_id) if stream is None else stream.name
         self._replication.drop_stream(stream_id, NotReplicated("the stream was deleted", stream=name))
         self._restart.drop_leftovers(lambda of_stream, _: of_stream == stream_id)

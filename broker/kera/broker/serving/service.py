@@ -23,10 +23,9 @@ from kera.broker.serving.limits import ServingLimits
 from kera.broker.serving.lookups import Lookups
 from kera.broker.serving.read_sessions import ReadSessions
 from kera.broker.serving.thesis_api import ThesisApi
-from kera.broker.serving.write import PayloadCheck, Writer
+from kera.broker.serving.write import Writer
 from kera.broker.storage.persistence import PersistenceManager
 from kera.core.errors import Unavailable
-from kera.core.payload import check_payload
 from kera.core.rpc import Call, Reply, Service, api
 from kera.core.rpc.method import Handler
 from kera.core.turns import Turns
@@ -46,11 +45,11 @@ class BrokerService:
         pump: Callable[[], None],
         read_bytes_max: int = READ_BYTES_MAX,
         orders: Orders | None = None,
-        check_payload: PayloadCheck = check_payload,
+        check_payloads: bool = True,
         limits: ServingLimits | None = None,
         turns: Turns | None = None,
     ) -> None:
-        """`pump`: carries out what replication wants to be done; `check_payload`: what is asked of a chunk's payload.
+        """`pump`: carries out what replication wants to be done; `check_payloads`: whether they must hold records.
 
         `orders`: by default those of any coordinator that is not older than one before it, and nothing is taken over.
         """
@@ -59,7 +58,7 @@ class BrokerService:
         self.lease = Lease()
         """To be renewed by who hears of the coordinator."""
         self.writer = Writer(
-            streams, memory, replication, counters, pump, self.lease, check_payload=check_payload, limits=limits
+            streams, memory, replication, counters, pump, self.lease, check_payloads=check_payloads, limits=limits
         )
         self.turns = turns = turns or Turns()
         self.fetches = Fetches(streams, memory, counters, turns, read_bytes_max=read_bytes_max, limits=limits)

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
+from typing import Any
 
 from kera.broker.counters import Counters
 from kera.broker.log.segment import Segment
@@ -25,11 +26,13 @@ from kera.broker.log.streamlet import Appended, Streamlet
 from kera.broker.ownership.lease import Lease
 from kera.broker.ownership.stream import Stream
 from kera.broker.ownership.streams import Streams
+from kera.broker.records import ProducerRecord
 from kera.broker.replication.manager import Replication
 from kera.broker.replication.virtual_log import VirtualLog
 from kera.broker.replication.virtual_logs import StreamLogs
 from kera.broker.replication.virtual_segment import Batch
 from kera.broker.serving.limits import ServingLimits
+from kera.broker.serving.pending_write import PendingWrite, WriteReply
 from kera.broker.storage.persistence import PersistenceManager
 from kera.core.chunk import HEADER_BYTES, ChunkHeader, check_sent, padded, verify_header, verify_payload
 from kera.core.done import nothing
@@ -42,7 +45,9 @@ from kera.core.errors import (
     NotReplicated,
     SchemaMismatch,
     Unavailable,
+    invariant,
 )
+from kera.core.native import native
 from kera.core.payload import check_payload
 from kera.core.rpc import Answer, Call, Reply
 from kera.core.rpc.limits import REQUEST_CHUNKS_MAX
@@ -53,12 +58,12 @@ _LEADER, _PERSISTED = common_pb2.DURABILITY_LEADER, common_pb2.DURABILITY_PERSIS
 _REPLICATED = common_pb2.DURABILITY_REPLICATED
 _KNOWN_LEVELS = (common_pb2.DURABILITY_UNSPECIFIED, _LEADER, _REPLICATED, _PERSISTED)
 
+RUN_BYTES_MAX = 256 << 10
+"""Of chunks that follow each other in a segment and go to backups as one: few enough for batches to become full."""
+
 _REPLACED = "a newer launch of this broker has taken over; ask the coordinator"
 
 WriteCall = Call[broker_pb2.MultiWriteChunksRequest]
-PayloadCheck = Callable[[memoryview, int, ChunkHeader], None]
-"""Looks at the payload of the chunk that begins there, whose checksums were verified; raises what is wrong with it."""
-WriteReply = Reply[broker_pb2.MultiWriteChunksResponse]
 
 
 def _too_many() -> InvalidArgument:
@@ -69,61 +74,6 @@ def _too_many() -> InvalidArgument:
 
 class _Lagging(ArenaFull):
     """There is memory, but backups have to catch up first."""
-
-
-class _Write:
-    """A request: decided chunk by chunk, then answered when what it promises holds.
-
-    What most requests leave as it is, is not set in each of them but in the class.
-    """
-
-    at = 0
-    """Where the next chunk to decide starts."""
-    decided = False
-    """Each chunk has a status."""
-    pump = False
-    """Replication may have something to do, now that chunks were decided."""
-    batches = 0
-    """How many of those in `placed` are not on backups yet."""
-    error: KeraError | None = None
-    """Why they are not."""
-    done = False
-    future: Answer[WriteReply] | None = None
-    """Of the reply, if that is not there at once."""
-    deadline_s = 0.0
-    """For room in memory."""
-
-    def __init__(
-        self, request: broker_pb2.MultiWriteChunksRequest, bulk: memoryview, go_on: Callable[[_Write], None]
-    ) -> None:
-        """`go_on` is called when it waits for backups no longer."""
-        self.request = request
-        self.level = request.durability
-        """To acknowledge at; 0: each chunk at that of its stream."""
-        self.bulk = bulk
-        self.go_on = go_on
-        self.response = broker_pb2.MultiWriteChunksResponse()
-        self.statuses = self.response.statuses
-        self.placed: list[tuple[int, Batch]] = []
-        """Statuses that wait for backups, each with what goes there."""
-        self.wanted: list[tuple[Segment, int]] = []
-        """What has to be on disk before the answer."""
-        self.waiting: list[int] = []
-        """The statuses that it concerns."""
-
-    def wait_for(self, index: int, batch: Batch) -> None:
-        """The status with this index is not an answer before backups have `batch`."""
-        self.placed.append((index, batch))
-        waiters, replicated = batch.waiters, self._replicated
-        if not waiters or waiters[-1] != replicated:
-            waiters.append(replicated)
-            self.batches += 1
-
-    def _replicated(self, error: KeraError | None) -> None:
-        self.batches -= 1
-        self.error = self.error or error
-        if not self.batches and self.decided:
-            self.go_on(self)
 
 
 class Writer:
@@ -138,10 +88,10 @@ class Writer:
         pump: Callable[[], None],
         lease: Lease,
         *,
-        check_payload: PayloadCheck = check_payload,
+        check_payloads: bool = True,
         limits: ServingLimits,
     ) -> None:
-        """`pump`: has carried out what replication wants to be done."""
+        """`pump`: has carried out what replication wants; `check_payloads`: whether payloads must hold records."""
         self._streams = streams
         self._memory = memory
         self._logs = replication.logs
@@ -150,12 +100,23 @@ class Writer:
         self._counters = counters
         self._pump_replication = pump
         self._lease = lease
-        self._check_payload = check_payload
+        self._check_payloads = check_payloads
         self._limits = limits
+        self._append_chunks: Callable[..., Any] | None = native.append_chunks if native is not None else None
+        """Of the native core; None: each chunk is appended here."""
+        self._replication_limits = replication.limits
+        self._door = (
+            streams.by_id,
+            self._log_that_takes,
+            self._replicate_run,
+            ProducerRecord,
+            min(RUN_BYTES_MAX, replication.limits.request_bytes_max, replication.limits.segment_bytes),
+            check_payloads,
+        )
         self._fenced = False
         """Nothing is acknowledged any more."""
         self._loop = asyncio.get_running_loop()
-        self._queue: deque[_Write] = deque()
+        self._queue: deque[PendingWrite] = deque()
         """Requests that wait for room, in the order in which they came."""
         self._queued_bytes = 0
         self._pump: asyncio.Task[None] | None = None
@@ -173,7 +134,7 @@ class Writer:
             )
         if request.chunk_count > REQUEST_CHUNKS_MAX:
             raise _too_many()
-        write = _Write(request, call.bulk, self._go_on)
+        write = PendingWrite(request, call.bulk, self._go_on)
         if (not self._queue and self._decide(write)) or not self._wait_for_room(write):
             self._go_on(write)
         if write.done:
@@ -181,7 +142,7 @@ class Writer:
         write.future = Answer(loop=self._loop)
         return write.future
 
-    def _wait_for_room(self, write: _Write) -> bool:
+    def _wait_for_room(self, write: PendingWrite) -> bool:
         """Queue a write for which there is no room; False when enough wait already, and it is refused."""
         rest = len(write.bulk) - write.at
         if self._queued_bytes + rest > self._limits.room_bytes_max:
@@ -210,7 +171,7 @@ class Writer:
             self._queued_bytes -= len(write.bulk)
         self._pump = None
 
-    async def _decide_when_there_is_room(self, write: _Write) -> None:
+    async def _decide_when_there_is_room(self, write: PendingWrite) -> None:
         while True:
             self._room.clear()
             if self._decide(write):
@@ -229,7 +190,7 @@ class Writer:
         self._room.set()  # who waits for room is refused
         self._logs.fail(_replaced())
 
-    def _decide(self, write: _Write) -> bool:
+    def _decide(self, write: PendingWrite) -> bool:
         """Append what can be; False when there is no room for the next chunk, True when all are decided."""
         if self._fenced:
             self._refuse_rest(write, NotOwner(_REPLACED))
@@ -241,10 +202,15 @@ class Writer:
                 self._pump_replication()
         return write.decided
 
-    def _decide_chunks(self, write: _Write) -> bool:
-        bulk = write.bulk
+    def _decide_chunks(self, write: PendingWrite) -> bool:
+        bulk, append_chunks = write.bulk, self._append_chunks
         end = len(bulk)
-        while (at := write.at) < end:
+        while True:
+            if append_chunks is not None:
+                self._append_as_usual(write, append_chunks)
+            at = write.at
+            if at >= end:
+                return True
             if len(write.statuses) >= REQUEST_CHUNKS_MAX:
                 self._refuse_rest(write, _too_many())
                 return True
@@ -260,7 +226,8 @@ class Writer:
             try:
                 verify_payload(bulk, at, header)
                 check_sent(header)
-                self._check_payload(bulk, at, header)
+                if self._check_payloads:
+                    check_payload(bulk, at, header)
                 stream, streamlet = self._owner(header)
                 self._append(write, stream, streamlet, bulk[at:chunk_end], header)
             except ArenaFull:
@@ -273,7 +240,63 @@ class Writer:
                 self._counters.not_owner += isinstance(error, NotOwner)
                 write.statuses.add(error=error_to_message(error))
             write.at = chunk_end
-        return True
+
+    def _append_as_usual(self, write: PendingWrite, append_chunks: Callable[..., Any]) -> None:
+        """Have the native core append the chunks that come next, up to one that is out of the ordinary."""
+        room, memory = REQUEST_CHUNKS_MAX - len(write.statuses), self._memory
+        write.at, statuses, chunks, records, size = append_chunks(
+            self._door, write, write.bulk, write.at, room, write.level, memory.now_ms, memory.now_us
+        )
+        if chunks:
+            write.response.MergeFromString(statuses)
+            counters = self._counters
+            counters.chunks_appended += chunks
+            counters.records_appended += records
+            counters.bytes_appended += size
+
+    def _log_that_takes(
+        self, write: PendingWrite, stream: Stream, streamlet_id: int, producer_id: int, level: int
+    ) -> tuple[VirtualLog, int] | None:
+        """Where chunks of a replicated stream go to, as long as those before take less than so many bytes.
+
+        None where it has to be said why they must not or cannot be appended.
+        """
+        logs = stream.logs
+        invariant(logs is not None, "the stream is replicated", stream=stream.name)
+        if logs is None:
+            return None
+        write.pump = True
+        log = logs.of(streamlet_id, producer_id % stream.streamlets[streamlet_id].entries.count)
+        room = self._replication_limits.lag_bytes_max - log.lag_bytes
+        if room <= 0 or not self._lease.holds:
+            return None
+        try:
+            self._check_backups(stream, logs, log, level)
+        except KeraError:
+            return None
+        return log, room
+
+    def _replicate_run(  # noqa: PLR0913, PLR0917 - what a run of chunks is
+        self,
+        write: PendingWrite,
+        stream: Stream,
+        log: VirtualLog,
+        segment: Segment,
+        start: int,
+        end: int,
+        first: int,
+        count: int,
+        level: int,
+    ) -> None:
+        """Refer to chunks that follow each other in a virtual log, and have the answer wait if their level asks for it.
+
+        `first`: of their statuses, behind those that the response has.
+        """
+        persist = _PERSISTED in (level, stream.durability)
+        batch = self._logs.append(log, segment, start, end, persist=persist)
+        if level > _LEADER:
+            at = len(write.statuses) + first
+            write.wait_for(range(at, at + count), batch)
 
     def _owner(self, header: ChunkHeader) -> tuple[Stream, Streamlet]:
         stream = self._streams.get(header.stream_id)
@@ -296,7 +319,7 @@ class Writer:
         return stream, streamlet
 
     def _append(
-        self, write: _Write, stream: Stream, streamlet: Streamlet, chunk: memoryview, header: ChunkHeader
+        self, write: PendingWrite, stream: Stream, streamlet: Streamlet, chunk: memoryview, header: ChunkHeader
     ) -> None:
         stream_level = stream.durability
         level = write.level or stream_level
@@ -358,7 +381,7 @@ class Writer:
         if logs.by_replicas or level > _LEADER or not self._backlog.shed(logs):
             raise _Lagging("backups are too far behind")
 
-    def _replicate(self, write: _Write, stream: Stream, log: VirtualLog, appended: Appended, level: int) -> None:
+    def _replicate(self, write: PendingWrite, stream: Stream, log: VirtualLog, appended: Appended, level: int) -> None:
         """Refer to a chunk in its virtual log, and have the answer wait if its level asks for that."""
         segment, persist = appended.segment, _PERSISTED in (level, stream.durability)
         batch: Batch | None = None
@@ -371,9 +394,10 @@ class Writer:
         if batch is None:
             batch = self._logs.append(log, segment, appended.position, appended.end, persist=persist)
         if level > _LEADER:
-            write.wait_for(len(write.statuses), batch)
+            index = len(write.statuses)
+            write.wait_for(range(index, index + 1), batch)
 
-    def _refuse_rest(self, write: _Write, error: KeraError | None) -> None:
+    def _refuse_rest(self, write: PendingWrite, error: KeraError | None) -> None:
         """Refuse all chunks from `write.at` on; without `error`, for want of room."""
         if error is None:
             error = ArenaFull(
@@ -390,7 +414,7 @@ class Writer:
             write.statuses.add(error=message)
         write.at, write.decided = len(write.bulk), True
 
-    def _go_on(self, write: _Write) -> None:
+    def _go_on(self, write: PendingWrite) -> None:
         """Answer a write that is decided, or wait for the next thing that it promises."""
         if write.batches:
             return
@@ -402,7 +426,7 @@ class Writer:
         else:
             self._answer(write)
 
-    def _answer(self, write: _Write) -> None:
+    def _answer(self, write: PendingWrite) -> None:
         if self._fenced:
             acknowledged = [index for index, each in enumerate(write.statuses) if not each.HasField("error")]
             self._set_errors(write, acknowledged, _replaced())
@@ -411,20 +435,21 @@ class Writer:
         if future is not None and not future.done():
             future.set_result(Reply(write.response))
 
-    def _persisted(self, write: _Write, error: KeraError | None) -> None:
+    def _persisted(self, write: PendingWrite, error: KeraError | None) -> None:
         self._set_errors(write, write.waiting, error)
         self._answer(write)
 
-    def _fill_places(self, write: _Write) -> None:
+    def _fill_places(self, write: PendingWrite) -> None:
         """On which backups each chunk is; or that it is not known."""
         statuses, told = write.statuses, set[int]()
-        for index, batch in write.placed:
+        for indexes, batch in write.placed:
             place = batch.place
             if not batch.completed or place is None:
-                self._set_errors(write, [index], write.error or NotReplicated("the chunk could not be replicated"))
+                self._set_errors(write, indexes, write.error or NotReplicated("the chunk could not be replicated"))
                 continue
             virtual_segment_id = place.virtual_segment_id
-            statuses[index].virtual_segment_id = virtual_segment_id
+            for index in indexes:
+                statuses[index].virtual_segment_id = virtual_segment_id
             if virtual_segment_id not in told:
                 told.add(virtual_segment_id)
                 segment = write.response.virtual_segments.add()
@@ -432,7 +457,7 @@ class Writer:
                 segment.backup_ids.extend(place.backups)
 
     @staticmethod
-    def _set_errors(write: _Write, indexes: list[int], error: KeraError | None) -> None:
+    def _set_errors(write: PendingWrite, indexes: Iterable[int], error: KeraError | None) -> None:
         if error is None:
             return
         for index in indexes:

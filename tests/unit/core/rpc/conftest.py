@@ -29,6 +29,17 @@ def pytest_asyncio_loop_factories(
     return {"uvloop": uvloop.new_event_loop, "asyncio": asyncio.new_event_loop}
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Of the conformance tests on asyncio's own loop, those over TCP are quick: the others repeat them."""
+    if item.path.is_relative_to(HERE / "conformance") and {"asyncio-unix", "asyncio-grpc"} & prefixes(item):
+        item.add_marker(pytest.mark.slow)
+
+
+def prefixes(item: pytest.Item) -> set[str]:
+    """Loop and transport of a test that is parametrized by both."""
+    return {"-".join(item.name.partition("[")[2].rstrip("]").split("-")[:2])}
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Bound each test of this directory."""

@@ -1,0 +1,14 @@
+// Payloads of version 1, Arrow messages: kera/core/record_batch.py says what is looked at, and why.
+#ifndef KERA_ARROW_H
+#define KERA_ARROW_H
+
+#include "chunk.h"
+
+// As in kera/core/record_batch.py.
+#define DECOMPRESSED_BYTES_MAX ((uint64_t)128 << 20)
+#define BATCH_RECORDS_WITHOUT_BYTES ((uint64_t)1 << 16)
+
+// Whether a payload is a record batch that is not compressed, of so many records, whose values its bytes can be.
+bool is_arrow(View payload, uint64_t records);
+
+#endif
