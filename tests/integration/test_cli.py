@@ -461,6 +461,7 @@ def test_bench_produce_measures_acknowledgements(kera: Kera, record_bytes: list[
     assert re.search(r"^500 B +256 KiB +[\d.]+ ", shown, re.MULTILINE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("read", [pytest.param("batches", marks=pytest.mark.slow), "records"])
 def test_bench_consume_reads_all_that_was_sent(kera: Kera, read: str) -> None:
     (result,), _ = bench(kera, "consume", "--records", "20000", "--rounds", "1", "--read", read)
@@ -490,6 +491,7 @@ def test_bench_starts_a_cluster_of_its_own_and_says_so(kera: Kera) -> None:
     assert (result["backups"], result["replication"], result["backups_cpu_s"]) == (0, 0, None)
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 def test_bench_measures_replication_on_a_cluster_of_its_own(kera: Kera) -> None:
     flags = ("--backups", "2", "--replication", "2", "--backup-memory-bytes", "128MiB")

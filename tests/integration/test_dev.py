@@ -204,6 +204,7 @@ def test_brokers_stop_before_the_coordinator(start_dev: StartDev, tmp_path: Path
     assert max(time_of("stopped", f"broker-{n}") for n in (1, 2)) < time_of("stopping", "coordinator")
 
 
+@pytest.mark.slow
 def test_a_signal_during_the_start_stops_it(start_dev: StartDev, around: Surroundings) -> None:
     dev = start_dev()
     wait_until(lambda: bool(dev.children()), "the coordinator is being started")
@@ -215,6 +216,7 @@ def test_a_signal_during_the_start_stops_it(start_dev: StartDev, around: Surroun
     assert around.left() == []
 
 
+@pytest.mark.slow
 def test_a_broker_that_dies_is_told_and_ends_the_others(start_dev: StartDev, around: Surroundings) -> None:
     dev = start_dev("--brokers", "2")
     dev.read_welcome()
@@ -330,6 +332,7 @@ def test_a_cluster_with_backups_takes_replicated_streams(start_dev: StartDev, ar
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_backups_stop_between_brokers_and_the_coordinator(start_dev: StartDev, tmp_path: Path) -> None:
     dev = start_dev(*BACKUPS, "--log-dir", tmp_path / "logs")
     dev.read_welcome()
@@ -377,6 +380,7 @@ def test_children_go_when_the_supervisor_is_killed(start_dev: StartDev, around: 
     assert list(around.shm.iterdir()) == [], "they stopped cleanly"
 
 
+@pytest.mark.slow
 def test_children_that_are_being_started_go_when_the_supervisor_is_killed(start_dev: StartDev) -> None:
     dev = start_dev()
     wait_until(lambda: bool(dev.children()), "the coordinator is being started")

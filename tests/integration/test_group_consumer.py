@@ -610,6 +610,7 @@ def test_whoever_interrupts_the_command_line_has_committed_what_was_printed(clus
             assert process.wait(timeout=60) == 130
 
 
+@pytest.mark.slow
 async def test_a_process_that_stood_still_commits_nothing_that_others_have(small_groups: RunningCluster) -> None:
     """SIGSTOP for longer than the session time-out: others go on, and what it says afterwards is refused."""
     async with contextlib.AsyncExitStack() as stack:

@@ -4,9 +4,12 @@ import asyncio
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 async def test_same_bytes_pushed_again_and_again_are_neither_copied_nor_kept() -> None:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "bench.push_loop", "--bytes", "1GB", "--stream-bytes", "32MiB"),

@@ -178,6 +178,7 @@ async def test_a_backup_that_does_not_answer_is_left_in_time(tmp_path: Path) -> 
                 await check_log(client, load)
 
 
+@pytest.mark.slow
 async def test_a_launch_that_was_fenced_acknowledges_nothing_more_and_ends(tmp_path: Path) -> None:
     with replicated_cluster(tmp_path, 2) as cluster:
         async with await Client.connect(cluster.bootstrap) as client:

@@ -3,6 +3,8 @@
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from tests.chaos import restart
 from tests.integration.control_support import (
     broker_id_of,
@@ -15,6 +17,7 @@ from tests.integration.control_support import (
 )
 
 
+@pytest.mark.slow
 async def test_a_rolling_restart_is_no_crash_and_leaves_streamlets_where_they_were(tmp_path: Path) -> None:
     async with (
         control_cluster(tmp_path, brokers=2, backups=2) as cluster,

@@ -66,6 +66,7 @@ def test_the_python_data_source_may_be_registered_by_hand_where_the_jar_is(
         assert sorted(sent(by_engine[engine].read(stream))) == sorted(produced)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

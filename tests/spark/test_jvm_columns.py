@@ -46,6 +46,7 @@ from kera.spark_connector.columns import HEADERS_COLUMN, RECORD_COLUMNS, Shaper,
 from tests.chaos.chunk_uses import spark_has
 from tests.chaos.chunks import lean_source, mutated, opened, whole
 from tests.chaos.growing import GROWING, OTHERS, growing
+from tests.examples import first_quick
 from tests.spark.jvm_harness import Harness, compiled, running
 
 pytestmark = pytest.mark.timeout(180)
@@ -160,8 +161,8 @@ def text(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
-@pytest.mark.parametrize("codec", [Codec.NONE, Codec.ZSTD])
-@pytest.mark.parametrize("name", [name for name in GROWING if spark_has(growing(name).schema)])
+@pytest.mark.parametrize("codec", [Codec.NONE, pytest.param(Codec.ZSTD, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", first_quick((name for name in GROWING if spark_has(growing(name).schema)), 2))
 def test_what_would_become_gigabytes_when_it_is_written_out_is_refused(java: Harness, name: str, codec: Codec) -> None:
     batch = growing(name)
     asked = question(batch.schema, columns_of(batch.schema, typed=True), typed=True)

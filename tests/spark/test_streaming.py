@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame
 from tests.spark.support import Kera, Sent, both_engines, columnar_first, send_mib, start, wait_until
 
 
-@both_engines
+@columnar_first
 def test_available_now_reads_what_is_there_and_a_restart_only_what_is_new(
     kera: Kera, stream: str, tmp_path: Path
 ) -> None:

@@ -109,6 +109,7 @@ def test_a_jar_that_is_current_is_left_alone_and_takes_no_compiler(tree: Tree, t
     assert tree.run("--check", isolated=True).returncode == 0, "there is no Spark that it does not fit"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changed", "content"),
     [

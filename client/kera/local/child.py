@@ -119,11 +119,13 @@ class Child:
     async def stop(self, *, grace_s: float) -> bool:
         """End the child; False when it did not obey SIGTERM within `grace_s` and was killed."""
         await self._end_watch()
-        if self.pid is None or self._process is None:
+        pid = self.pid
+        if pid is None:
             return True
+        # Not by the process's own methods: they collect how it has ended, if it has, and asyncio could not any more.
         with contextlib.suppress(ProcessLookupError):
-            self._process.terminate()
-            self._process.send_signal(signal.SIGCONT)  # one that is paused would hear of nothing
+            os.kill(pid, signal.SIGTERM)
+            os.kill(pid, signal.SIGCONT)  # one that is paused would hear of nothing
         try:
             await asyncio.wait_for(self._wait(), grace_s)
         except TimeoutError:
@@ -151,7 +153,7 @@ class Child:
     def _signal(self, number: signal.Signals) -> None:
         if self.pid is None or self._process is None:
             raise InternalError(f"{self.name} does not run")
-        self._process.send_signal(number)
+        os.kill(self.pid, number)
 
     async def _wait(self) -> None:
         # A full pipe would stop a child that prints more than it should: read on.
