@@ -14,13 +14,15 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from kera.client.producing import encoding
 from kera.core import checksum, chunk, header_table
 from kera.core.chunk import ChunkHeader
 from kera.core.errors import KeraError
 from kera.core.native import native, reason
 
 lean_check = sys.modules["kera.core.lean.check"]  # the package has a function of this name
-MODULES = (checksum, chunk, header_table, lean_check)
+lean_encode, lean_decode = sys.modules["kera.core.lean.encode"], sys.modules["kera.core.lean.decode"]
+MODULES = (checksum, chunk, header_table, lean_check, lean_encode, encoding)
 TYPES = {"verify_header": ChunkHeader, "verify_chunk": ChunkHeader}
 
 needs_native = pytest.mark.skipif(native is None, reason=f"without native core: {reason}")
@@ -41,6 +43,7 @@ def accelerated(*modules: ModuleType) -> dict[str, Callable[..., Any]]:
 def python_only(*modules: ModuleType) -> Iterator[None]:
     """Have the modules that define them, and others, use the twins in Python."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lean_decode, "native", None)
         for module in dict.fromkeys((*MODULES, sys.modules["kera.core.lean"], *modules)):
             for name, each in accelerated(module).items():
                 patch.setattr(module, name, twin_of(each))

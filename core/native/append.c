@@ -8,6 +8,7 @@
 #include "append.h"
 
 #include "arrow.h"
+#include "bytes.h"
 #include "chunk.h"
 #include "crc32c.h"
 #include "lean.h"
@@ -135,27 +136,6 @@ static PyObject *value_of(PyObject *dict, uint64_t number)
 }
 
 // -- a call ---------------------------------------------------------------------------------------------------------
-
-// Bytes that grow.
-typedef struct {
-    uint8_t *at;
-    size_t size, room;
-} Bytes;
-
-static bool make_room(Bytes *bytes, size_t more)
-{
-    if (bytes->room - bytes->size >= more)
-        return true;
-    size_t room = 2 * (bytes->size + more);
-    uint8_t *at = PyMem_Realloc(bytes->at, room);
-    if (at == NULL) {
-        PyErr_NoMemory();
-        return false;
-    }
-    bytes->at = at;
-    bytes->room = room;
-    return true;
-}
 
 // Chunks that follow each other in a segment, of one producer. All objects are references of its own.
 typedef struct {
@@ -428,8 +408,10 @@ static uint8_t *put_field(uint8_t *at, int field, uint64_t number)
 // One more of `statuses`, the third field of a response.
 static bool put_status(Append *call, const Run *run)
 {
-    if (!make_room(&call->statuses, STATUS_BYTES_MAX))
+    if (!make_room(&call->statuses, STATUS_BYTES_MAX)) {
+        PyErr_NoMemory();
         return false;
+    }
     uint8_t *start = call->statuses.at + call->statuses.size, *at = start + 2;
     at = put_field(at, 2, run->placement.entry);
     at = put_field(at, 3, run->placement.group_id);
@@ -449,7 +431,7 @@ static bool append(Append *call, const uint8_t *header)
     Run *run = &call->run;
     uint32_t bytes = chunk_bytes(header), records = u32_at(header + RECORDS_AT);
     int64_t min_time = (int64_t)u64_at(header + MIN_TIME_AT), max_time = (int64_t)u64_at(header + MAX_TIME_AT);
-    if (!put_status(call, run) || !make_room(&run->ends, sizeof(uint32_t)))
+    if (!put_status(call, run))
         return false;
     uint8_t *to = (uint8_t *)run->memory.buf + run->head;
     memcpy(to, header, HEADER_BYTES);
@@ -457,8 +439,10 @@ static bool append(Append *call, const uint8_t *header)
     run->placement.first_record = run->next_record;
     place(to, &run->placement);
     run->head += bytes;
-    memcpy(run->ends.at + run->ends.size, &run->head, sizeof run->head);
-    run->ends.size += sizeof run->head;
+    if (!put_bytes(&run->ends, &run->head, sizeof run->head)) {
+        PyErr_NoMemory();
+        return false;
+    }
     run->sequence++;
     run->next_record += records;
     run->records += records;
@@ -659,8 +643,8 @@ PyObject *append_chunks(PyObject *module, PyObject *const *args, Py_ssize_t coun
     call.bulk = (View){bulk.buf, (size_t)bulk.len};
     PyObject *result = take_chunks(&call, (size_t)chunks_max);
     close_run(&call.run);
-    PyMem_Free(call.run.ends.at);
-    PyMem_Free(call.statuses.at);
+    free_bytes(&call.run.ends);
+    free_bytes(&call.statuses);
     PyBuffer_Release(&bulk);
     return result;
 }

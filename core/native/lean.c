@@ -1,30 +1,7 @@
 // See lean.h. The nodes are gone through once; what is in a node's buffers is checked when its places are known.
 
-#include "lean.h"
-
+#include "lean_reader.h"
 #include "utf8.h"
-
-enum { KIND_MASK = 0x1f, VALIDITY = 0x20, ENCODING_SHIFT = 6, BODY_ALIGNMENT = 8, VARINT_BYTES_MAX = 9 };
-
-enum {
-    NULLS, BITS, FIXED_1, FIXED_2, FIXED_4, FIXED_8, FIXED_16, FIXED,
-    BINARY, TEXT, LARGE_BINARY, LARGE_TEXT, LIST, LARGE_LIST, FIXED_LIST, STRUCT, KINDS
-};
-
-enum { PLAIN, ONE, DELTAS };
-enum { OFFSETS, SAME, LENGTHS_1, LENGTHS_2 };
-
-#define SMALL_MAX (((uint64_t)1 << 31) - 1)  // what an offset of 4 bytes can say
-
-// The nodes, as far as they have been read, and the body that they are of.
-typedef struct {
-    View nodes;
-    size_t at;
-    const uint8_t *body;  // NULL: it is compressed, and nothing of it is looked at
-    uint64_t body_bytes;
-    uint64_t body_end;  // as far as the nodes say
-    uint64_t written_bytes;  // what it takes with each value written out
-} Reader;
 
 // A node that says where each of its values begins.
 typedef struct {
@@ -38,70 +15,9 @@ typedef struct {
 
 static bool read_node(Reader *reader, uint64_t count, int depth);
 
-static bool take_byte(Reader *reader, uint8_t *byte)
-{
-    if (!is_within(reader->nodes, reader->at, 1))
-        return false;
-    *byte = reader->nodes.at[reader->at++];
-    return true;
-}
-
-static bool skip(Reader *reader, size_t size)
-{
-    if (!is_within(reader->nodes, reader->at, size))
-        return false;
-    reader->at += size;
-    return true;
-}
-
-static bool take_varint(Reader *reader, uint64_t *number)
-{
-    *number = 0;
-    for (int place = 0; place < VARINT_BYTES_MAX; place++) {
-        uint8_t byte;
-        if (!take_byte(reader, &byte))
-            return false;
-        *number |= (uint64_t)(byte & 0x7f) << 7 * place;
-        if (byte < 0x80)
-            return *number <= NODE_VALUES_MAX;
-    }
-    return false;
-}
-
-// Room for `count` values of `width` bytes each in the body, aligned to `alignment` bytes.
-static bool take_place(Reader *reader, uint64_t count, uint64_t width, uint64_t alignment, uint64_t *at)
-{
-    uint64_t size;
-    if (__builtin_mul_overflow(count, width, &size))
-        return false;
-    if (alignment > BODY_ALIGNMENT)
-        alignment = BODY_ALIGNMENT;
-    *at = (reader->body_end + alignment - 1) & ~(alignment - 1);
-    if (*at > reader->body_bytes || size > reader->body_bytes - *at)
-        return false;
-    reader->body_end = *at + size;
-    return true;
-}
-
-static uint64_t bytes_of_bits(uint64_t count)
-{
-    return (count + 7) / 8;
-}
-
-static bool is_large(int kind)
-{
-    return kind == LARGE_BINARY || kind == LARGE_TEXT || kind == LARGE_LIST;
-}
-
 static bool is_text(int kind)
 {
     return kind == TEXT || kind == LARGE_TEXT;
-}
-
-// What one value of a FIXED_n takes; of others a byte.
-static uint64_t width_of(int kind)
-{
-    return kind >= FIXED_1 && kind <= FIXED_16 ? (uint64_t)1 << (kind - FIXED_1) : 1;
 }
 
 // -- values ---------------------------------------------------------------------------------------------------------
@@ -258,15 +174,14 @@ static bool read_placed(Reader *reader, int kind, int encoding, uint64_t count, 
         return false;
     if (!take_places(reader, &node))
         return false;
-    bool is_list = kind == LIST || kind == LARGE_LIST;
-    if (!is_list) {
+    if (!is_list(kind)) {
         reader->written_bytes += node.total;
         if (!take_place(reader, node.total, 1, 1, &node.data_at))
             return false;
     }
     if (reader->body != NULL && !check_places(reader, &node))
         return false;
-    return !is_list || read_node(reader, node.total, depth + 1);
+    return !is_list(kind) || read_node(reader, node.total, depth + 1);
 }
 
 // -- nodes within nodes ---------------------------------------------------------------------------------------------
@@ -300,7 +215,7 @@ static bool read_node(Reader *reader, uint64_t count, int depth)
         return false;
     if (first & VALIDITY && !take_place(reader, bytes_of_bits(count), 1, 1, &validity_at))
         return false;
-    if (kind >= BINARY && kind <= LARGE_LIST)
+    if (has_places(kind))
         return read_placed(reader, kind, encoding, count, depth);
     if (kind == FIXED_LIST || kind == STRUCT)
         return read_with_fields(reader, kind, encoding, count, depth);
@@ -313,7 +228,7 @@ bool is_lean(View payload, uint64_t records, bool compressed, uint64_t bytes_max
     if (payload.size < nodes_at)
         return false;
     size_t nodes_bytes = u16_at(payload.at);
-    size_t body_at = (nodes_at + nodes_bytes + BODY_ALIGNMENT - 1) & ~(size_t)(BODY_ALIGNMENT - 1);
+    size_t body_at = body_at_of(nodes_at, nodes_bytes);
     if (body_at > payload.size)
         return false;
     uint64_t body_bytes = compressed ? u32_at(payload.at + 2) : payload.size - body_at;

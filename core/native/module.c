@@ -10,12 +10,15 @@
 #include <Python.h>
 
 #include "append.h"
+#include "arrow.h"
 #include "chunk.h"
 #include "crc32c.h"
 #include "lean.h"
+#include "lean_encode.h"
+#include "lean_face.h"
 
 // Raised with each change of what a function takes, does or returns; kera/core/native.py has the same number.
-#define NATIVE_VERSION 2
+#define NATIVE_VERSION 3
 
 #ifndef SOURCES
 #define SOURCES "unknown"
@@ -365,6 +368,115 @@ static PyObject *check(Call *call)
     return none_if(good);
 }
 
+// What the Arrow PyCapsule interface gives of a batch: a tuple of its schema and its data.
+static bool open_batch(PyObject *capsules, struct ArrowSchema **schema, struct ArrowArray **array)
+{
+    if (capsules == NULL || !PyTuple_Check(capsules) || PyTuple_Size(capsules) != 2)
+        return false;
+    *schema = PyCapsule_GetPointer(PyTuple_GetItem(capsules, 0), "arrow_schema");
+    *array = PyCapsule_GetPointer(PyTuple_GetItem(capsules, 1), "arrow_array");
+    return *schema != NULL && *array != NULL && (*schema)->release != NULL && (*array)->release != NULL;
+}
+
+static PyObject *joined(const Bytes *nodes, const Bytes *body)
+{
+    PyObject *payload = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(nodes->size + body->size));
+    if (payload == NULL)
+        return NULL;
+    memcpy(PyBytes_AsString(payload), nodes->at, nodes->size);
+    if (body->size > 0)
+        memcpy(PyBytes_AsString(payload) + nodes->size, body->at, body->size);
+    return payload;
+}
+
+// The payloads of the parts of a batch that end where `ends` says; NULL: of one of them Python knows more.
+static PyObject *encode_parts(struct ArrowSchema *schema, struct ArrowArray *array, const Py_buffer *ends,
+                              uint64_t bytes_max)
+{
+    Bytes nodes = {0}, body = {0};
+    Py_ssize_t count = ends->len / (Py_ssize_t)sizeof(uint32_t);
+    PyObject *payloads = PyList_New(count);
+    uint64_t start = 0;
+    for (Py_ssize_t index = 0; payloads != NULL && index < count; index++) {
+        uint64_t end = u32_at((const uint8_t *)ends->buf + index * (Py_ssize_t)sizeof(uint32_t));
+        PyObject *payload = NULL;
+        if (start <= end && end <= (uint64_t)array->length &&
+            encode_lean(schema, array, start, end - start, bytes_max, &nodes, &body))
+            payload = joined(&nodes, &body);
+        if (payload == NULL) {
+            Py_CLEAR(payloads);
+            break;
+        }
+        PyList_SetItem(payloads, index, payload);
+        start = end;
+    }
+    free_bytes(&nodes);
+    free_bytes(&body);
+    return payloads;
+}
+
+// The values of records, one behind the other, and where each of them begins and the last one ends.
+static bool gather(PyObject *list, Bytes *offsets, Bytes *data)
+{
+    Py_ssize_t count = PyList_Size(list);
+    int32_t end = 0;
+    if (!make_room(offsets, (size_t)(count + 1) * sizeof end) || !put_bytes(offsets, &end, sizeof end))
+        return false;
+    for (Py_ssize_t index = 0; index < count; index++) {
+        char *at;
+        Py_ssize_t size;
+        PyObject *value = PyList_GetItem(list, index);
+        if (!PyBytes_CheckExact(value) || PyBytes_AsStringAndSize(value, &at, &size) != 0 || size > INT32_MAX - end)
+            return false;
+        end += (int32_t)size;
+        if (!put_bytes(data, at, (size_t)size) || !put_bytes(offsets, &end, sizeof end))
+            return false;
+    }
+    return true;
+}
+
+// (values, timestamps_us, bytes_max)
+static PyObject *encode_records(Call *call)
+{
+    uint64_t bytes_max;
+    Py_buffer times;
+    if (!has_arguments(call, 3, 3) || !PyList_Check(call->args[0]) || !as_u64(call->args[2], &bytes_max) ||
+        PyObject_GetBuffer(call->args[1], &times, PyBUF_ND | PyBUF_FORMAT) != 0)
+        return NULL;
+    Bytes offsets = {0}, data = {0}, nodes = {0}, body = {0};
+    Py_ssize_t count = PyList_Size(call->args[0]);
+    PyObject *payload = NULL;
+    bool numbers = times.format != NULL && (strcmp(times.format, "q") == 0 || strcmp(times.format, "l") == 0);
+    if (numbers && times.itemsize == 8 && times.len / 8 == count && gather(call->args[0], &offsets, &data) &&
+        encode_values(times.buf, (const int32_t *)offsets.at, data.at, (uint64_t)count, bytes_max, &nodes, &body))
+        payload = joined(&nodes, &body);
+    free_bytes(&offsets);
+    free_bytes(&data);
+    free_bytes(&nodes);
+    free_bytes(&body);
+    PyBuffer_Release(&times);
+    return payload;
+}
+
+// (batch, ends, bytes_max)
+static PyObject *encode_rows(Call *call)
+{
+    uint64_t bytes_max;
+    Py_buffer ends;
+    struct ArrowSchema *schema;
+    struct ArrowArray *array;
+    if (!has_arguments(call, 3, 3) || !as_u64(call->args[2], &bytes_max) ||
+        PyObject_GetBuffer(call->args[1], &ends, PyBUF_ND | PyBUF_FORMAT) != 0)
+        return NULL;
+    PyObject *payloads = NULL;
+    PyObject *capsules = PyObject_CallMethod(call->args[0], "__arrow_c_array__", NULL);
+    if (ends.format != NULL && strcmp(ends.format, "I") == 0 && open_batch(capsules, &schema, &array))
+        payloads = encode_parts(schema, array, &ends, bytes_max);
+    Py_XDECREF(capsules);
+    PyBuffer_Release(&ends);
+    return payloads;
+}
+
 // -- functions and their twins --------------------------------------------------------------------------------------
 
 typedef struct {
@@ -385,6 +497,8 @@ static const Known known[] = {
     {"place_chunk", place_chunk, false},
     {"check_headers", check_headers, false},
     {"check", check, false},
+    {"encode_rows", encode_rows, false},
+    {"encode_records", encode_records, false},
 };
 
 #define FUNCTIONS (sizeof known / sizeof known[0])
@@ -470,18 +584,22 @@ static PyObject *layout(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(nothing
     if (found == NULL)
         return NULL;
     return Py_BuildValue(
-        "{sN,s[ii],si,si,sk,si,si,si,si,si,si,si,sK,si,sK}", "fields", found, "VERSIONS", VERSION_MIN, VERSION_MAX,
-        "HEADER_BYTES", HEADER_BYTES, "ALIGNMENT_BYTES", ALIGNMENT_BYTES, "PAYLOAD_BYTES_MAX",
+        "{sN,s[ii],si,si,sk,si,si,si,si,si,si,si,sK,si,sK,si,si,sK,sK}", "fields", found, "VERSIONS", VERSION_MIN,
+        VERSION_MAX, "HEADER_BYTES", HEADER_BYTES, "ALIGNMENT_BYTES", ALIGNMENT_BYTES, "PAYLOAD_BYTES_MAX",
         (unsigned long)PAYLOAD_BYTES_MAX, "PAYLOAD_BYTES_AT", PAYLOAD_BYTES_AT, "PAYLOAD_CRC_AT", PAYLOAD_CRC_AT,
         "HEADER_CRC_AT", HEADER_CRC_AT, "PLACEMENT_AT", PLACEMENT_AT, "PLACEMENT_CRC_AT", PLACEMENT_CRC_AT,
         "PAYLOAD_BYTES_FIELD", PAYLOAD_BYTES_FIELD, "PAYLOAD_CRC_FIELD", PAYLOAD_CRC_FIELD, "VALUES_MAX",
         (unsigned long long)NODE_VALUES_MAX, "DEPTH_MAX", DEPTH_MAX, "RECORDS_WITHOUT_BYTES",
-        (unsigned long long)RECORDS_WITHOUT_BYTES);
+        (unsigned long long)RECORDS_WITHOUT_BYTES, "PACKED_VALUES_MAX", PACKED_VALUES_MAX, "NODES_BYTES_MAX",
+        NODES_BYTES_MAX, "DECOMPRESSED_BYTES_MAX", (unsigned long long)DECOMPRESSED_BYTES_MAX,
+        "BATCH_RECORDS_WITHOUT_BYTES", (unsigned long long)BATCH_RECORDS_WITHOUT_BYTES);
 }
 
 static PyMethodDef functions[] = {
     {"bind", bind, METH_VARARGS, bind_doc},
     {"append_chunks", (PyCFunction)(void (*)(void))append_chunks, METH_FASTCALL, append_chunks_doc},
+    {"decode_in_place", (PyCFunction)(void (*)(void))decode_in_place, METH_FASTCALL, decode_in_place_doc},
+    {"lean_type", lean_type, METH_O, lean_type_doc},
     {"layout", layout, METH_NOARGS, layout_doc},
     {NULL, NULL, 0, NULL},
 };

@@ -37,7 +37,7 @@ from kera.client import Client, Position, StreamDescription
 from kera.core.chunk import HEADER_BYTES, ChunkHeader, iterate_chunks, verify_chunk
 from kera.core.errors import CorruptChunk, DataLost, KeraError
 from kera.core.ids import EARLIEST
-from kera.core.record_batch import decode_payload
+from kera.core.payload import open_payload
 from kera.core.rpc import Channel, api
 from kera.core.rpc.frame_client import FrameChannel
 from kera.core.rpc.wire import error_from_message
@@ -207,7 +207,7 @@ def _ordinary(stream: StreamDescription, header: ChunkHeader, data: bytes, seen:
     """The values in a chunk, if it is one of ordinary writers; else it is counted."""
     payload = data[HEADER_BYTES : HEADER_BYTES + header.payload_bytes]
     try:
-        batch = decode_payload(payload, stream.schema, records=header.record_count)
+        batch = open_payload(payload, stream.schema, header)
         values: list[bytes] = batch.column("value").to_pylist()
     except CorruptChunk:
         seen.unreadable += 1

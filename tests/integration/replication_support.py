@@ -19,7 +19,7 @@ from kera.client.types import StreamDescription
 from kera.core.chunk import HEADER_BYTES, ChunkHeader, read_header
 from kera.core.header_table import as_headers
 from kera.core.ids import EntryId
-from kera.core.record_batch import decode_payload
+from kera.core.payload import open_payload
 from kera.core.rpc import api
 from kera.core.rpc.frame_client import FrameChannel
 from kera.core.settings import KIB, MIB
@@ -233,10 +233,8 @@ def check_recovered(found: Found, loads: Iterable[Writing]) -> int:
             continue
         data = found.data[chunk]
         header = read_header(data)
-        payload = memoryview(data)[HEADER_BYTES:]
-        batch = decode_payload(payload, schemas[chunk.stream_id])
-        if batch.num_rows != header.record_count:
-            raise Wrong(f"{chunk} has {batch.num_rows} records")
+        payload = memoryview(data)[HEADER_BYTES : HEADER_BYTES + header.payload_bytes]
+        batch = open_payload(payload, schemas[chunk.stream_id], header)
         for index, value in enumerate(batch.column("value").to_pylist()):
             key = EntryId(*address_of(chunk)[:3]), chunk.first_record + index
             if key in numbers:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kera.client.producing.encoding import check_rows, payloads, record_payloads, records_to_batch, timestamps
-from kera.client.producing.partitioner import primary_keys, split_by_streamlet, streamlet_of
+from kera.client.producing.partitioner import partition_by_key, primary_keys, streamlet_of
 from kera.client.producing.record_arguments import RECORD_OVERHEAD_BYTES, bytes_of, header_bytes
 from kera.client.producing.record_message import write_message
 from kera.client.producing.stream_writer import BATCH_OVERHEAD_BYTES
@@ -116,7 +116,7 @@ def test_a_key_finds_its_streamlet_in_a_batch_as_it_does_alone(
 ) -> None:
     keyless = data.draw(st.integers(0, streamlets - 1))
     batch = default_batch(records)
-    parts = split_by_streamlet(batch, primary_keys(batch.column("keys")), streamlets, keyless)
+    parts = partition_by_key(batch, primary_keys(batch.column("keys")), streamlets, keyless).parts()
     expected: dict[int, list[int]] = {}
     for row, record in enumerate(records):
         key = record["keys"][0] if record["keys"] else None

@@ -6,9 +6,11 @@ compiler.
 
 from __future__ import annotations
 
+import decimal
 import struct
 from array import array
 from collections.abc import Callable
+from random import Random
 from typing import Any
 
 import pyarrow as pa
@@ -19,6 +21,7 @@ from hypothesis import strategies as st
 
 from kera.core import lean
 from kera.core.chunk import HEADER_BYTES, Placement, encode_chunk, padded, place_chunk, read_header
+from kera.core.errors import CorruptChunk
 from kera.core.lean.layout import (
     ENCODING_SHIFT,
     LARGE,
@@ -59,6 +62,97 @@ def compare(name: str, *arguments: Any, asks: bool = False, **named: Any) -> Out
     elif not asks:
         assert by_itself == expected, "it does not know what is good"
     return expected
+
+
+# --- encoding ----------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=fuzz_examples(400, 60))
+@given(BATCHES_AND_SLICES, st.data())
+def test_payloads_are_those_of_python(batch: pa.RecordBatch, data: st.DataObject) -> None:
+    assume(lean.is_lean(batch.schema))
+    cuts = data.draw(st.lists(st.integers(0, batch.num_rows), max_size=4))
+    compare("encode_rows", batch, array("I", [*sorted(cuts), batch.num_rows]), BYTES_MAX, asks=any_map(batch.schema))
+
+
+def any_map(schema: pa.Schema) -> bool:
+    """Of maps that are parts of others Python knows more."""
+    return any(pa.types.is_map(kind) for kind in schema.types)
+
+
+NUMBERS = st.sampled_from((0, 1, 200, 255, 256, 300, 65535, 65536, 70_000, 2**32 - 1, 2**32, 2**40))
+
+
+@settings(max_examples=fuzz_examples(100, 10))
+@given(
+    st.integers(1, 3000),
+    st.integers(0, 20),
+    st.integers(0, 2**32),
+    NUMBERS,
+    st.integers(0, 400),
+    st.floats(0, 1),
+)
+def test_payloads_of_many_rows_are_those_of_python(
+    rows: int, first: int, seed: int, span: int, length: int, nulls: float
+) -> None:
+    random = Random(seed)
+
+    def column(kind: pa.DataType, value: Callable[[], Any], some_nulls: float) -> pa.Array:
+        return pa.array([None if random.random() < some_nulls else value() for _ in range(rows + first)], kind)
+
+    def text() -> bytes:
+        return bytes(random.randrange(length + 1))
+
+    columns = [
+        column(pa.int64(), lambda: 10**15 + random.randint(0, span), 0),
+        column(pa.timestamp("us"), lambda: random.randint(0, span), nulls / 2),
+        column(pa.int32(), lambda: random.randint(0, span) % 2**31, nulls / 3),
+        column(pa.binary(), text, nulls / 2),
+        column(pa.large_string(), lambda: text().decode(), 0),
+        column(pa.list_(pa.binary()), lambda: [text()[:9]] * random.randrange(3), nulls),
+        column(pa.bool_(), lambda: random.random() < nulls, nulls / 3),
+        column(pa.decimal128(9, 2), lambda: decimal.Decimal(random.randrange(999)) / 4, 0),
+    ]
+    batch = pa.RecordBatch.from_arrays(columns, [str(at) for at in range(len(columns))]).slice(first)
+    ends = sorted(random.randrange(rows + 1) for _ in range(3))
+    compare("encode_rows", batch, array("I", [*ends, rows]), 1 << 30)
+
+
+# --- decoding ----------------------------------------------------------------------------------------------
+
+
+def read(payload: bytes, batch: pa.RecordBatch, *, trusted: bool) -> pa.RecordBatch:
+    return lean.decode(
+        pa.py_buffer(payload),
+        batch.schema,
+        records=batch.num_rows,
+        codec=None,
+        bytes_max=BYTES_MAX,
+        trusted=trusted,
+    )
+
+
+@settings(max_examples=fuzz_examples(400))
+@given(st.data(), BATCHES, st.booleans())
+def test_batches_are_those_of_python(data: st.DataObject, batch: pa.RecordBatch, trusted: bool) -> None:
+    assume(lean.is_lean(batch.schema))
+    payload = bytearray(lean.encode(batch, None, bytes_max=BYTES_MAX) or b"")
+    for _ in range(data.draw(st.integers(0, 3)) if not trusted else 0):
+        payload[data.draw(st.integers(0, min(len(payload), 64) - 1))] = data.draw(ODD)
+    with python_only():
+        expected = outcome(read, bytes(payload), batch, trusted=trusted)
+    assert outcome(read, bytes(payload), batch, trusted=trusted) == expected
+
+
+@settings(max_examples=fuzz_examples(400))
+@given(st.data(), BATCHES)
+def test_any_trusted_payload_is_a_batch_or_refused(data: st.DataObject, batch: pa.RecordBatch) -> None:
+    assume(lean.is_lean(batch.schema))
+    payload = bytearray(lean.encode(batch, None, bytes_max=BYTES_MAX) or b"")
+    for _ in range(data.draw(st.integers(1, 3))):
+        payload[data.draw(st.integers(0, min(len(payload), 64) - 1))] = data.draw(ODD)
+    found = outcome(read, bytes(payload), batch, trusted=True)
+    assert found.error is None or found.error[0] is CorruptChunk
 
 
 # --- chunks ------------------------------------------------------------------------------------------------

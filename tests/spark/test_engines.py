@@ -44,7 +44,7 @@ def test_both_engines_read_lean_chunks_among_others(
     by_engine: dict[str, Kera], kera: Kera, stream: str, tmp_path: Path
 ) -> None:
     kera.create(stream, streamlets=2)
-    produced = kera.send(stream, range(100), flush_every=20)
+    produced = kera.send(stream, range(100), flush_every=20, payload="arrow")
     produced += kera.send(stream, range(100, 200), flush_every=20, payload="lean")
 
     for engine in ENGINES:

@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import ByteSize, Field
 
+from kera.core.native import native
 from kera.core.settings import KIB, MIB, KeraSettings
 
 Durability = Literal["leader", "replicated", "persisted"]
@@ -71,16 +72,22 @@ class ProducerSettings(KeraSettings):
     delivery_timeout_ms: int = Field(
         60_000, gt=0, description="How long a record may take until it is acknowledged, retries included, in ms."
     )
-    payload: Literal["arrow", "lean"] = Field(
-        "arrow",
+    payload: Literal["auto", "arrow", "lean"] = Field(
+        "auto",
         description="How the records of a chunk are written. arrow: an Arrow message, 600 bytes and more beside the"
-        " records; lean: what differs from chunk to chunk, far less where chunks are small, and more work.",
+        " records; lean: what differs from chunk to chunk, far less where chunks are small; auto: lean where the native"
+        " core is there, which makes it as quickly.",
     )
     durability: Durability | None = Field(
         None,
         description="Level to acknowledge at: leader, replicated or persisted; absent: the stream's own. A lower one is"
         " answered sooner, and read no sooner than the stream's own says.",
     )
+
+    @property
+    def lean(self) -> bool:
+        """Whether payloads are lean, see `payload`."""
+        return self.payload == "lean" or (self.payload == "auto" and native is not None)
 
 
 class ConsumerSettings(KeraSettings):

@@ -5,6 +5,8 @@ What the versions are is in ``kera.core.record_batch`` (1, an Arrow message) and
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -77,3 +79,14 @@ def encode_lean(batch: pa.RecordBatch, codec: Codec) -> pa.Buffer | None:
         return None
     made = lean.encode(batch, ARROW_CODECS.get(codec), bytes_max=DECOMPRESSED_BYTES_MAX)
     return None if made is None else pa.py_buffer(made)
+
+
+def encode_lean_rows(batch: pa.RecordBatch, ends: Sequence[int]) -> list[pa.Buffer | None]:
+    """The payloads of version 2 of the rows of a batch up to each of `ends`, from the one before, not compressed.
+
+    None where version 1 is for them, as in `encode_lean`.
+    """
+    if not lean.is_lean(batch.schema):
+        return [None] * len(ends)
+    made = lean.encode_rows(batch, array("I", ends), DECOMPRESSED_BYTES_MAX)
+    return [None if payload is None else pa.py_buffer(payload) for payload in made]

@@ -92,6 +92,8 @@ class GroupCluster(FakeCluster):
 
     async def restart_coordinator(self) -> None:
         await self.consumer_groups.close()
+        for _ in range(100):
+            await asyncio.sleep(0)  # sleep: what it had begun to write is written before the next one reads
         await self.coordinator.restart()
         self.coordinator.coordinator.state.catalog.add(self.info)
         self.consumer_groups = self.coordinator.coordinator.consumer_groups

@@ -31,7 +31,7 @@ from kera.client.types import EntryBounds, StreamDescription
 from kera.core.chunk import ChunkHeader, iterate_chunks
 from kera.core.errors import KeraError, Unavailable, Uncertain, UnknownStream
 from kera.core.ids import EntryId, Position
-from kera.core.record_batch import decode_payload
+from kera.core.payload import open_payload
 from kera.core.rpc import Answer, Channel, Method, Reply, api
 from kera.core.rpc.method import Call, Peer
 from kera.core.schema import DEFAULT_SCHEMA, schema_to_bytes
@@ -331,7 +331,9 @@ class FakeCluster:
     def stored(self, name: str = "s", streamlet: int = 0, entry: int = 0) -> pa.Table:
         """All rows of an entry."""
         schema = StreamDescription.from_message(self.infos[name]).schema
-        batches = [decode_payload(bytes(payload), schema) for _, payload in self.chunks(name, streamlet, entry)]
+        batches = [
+            open_payload(bytes(payload), schema, header) for header, payload in self.chunks(name, streamlet, entry)
+        ]
         return pa.Table.from_batches(batches, schema)
 
     def values(self, name: str = "s", streamlet: int = 0) -> list[bytes]:

@@ -176,13 +176,13 @@ async def test_nothing_is_skipped_after_a_corrupt_chunk(filled: FakeCluster, mak
 
 
 async def test_what_is_fetched_ahead_is_bounded(filled: FakeCluster, make_consumer: MakeConsumer) -> None:
-    consumer = make_consumer(filled, fetch_bytes_max=2000, prefetch_bytes_max=4000)
+    consumer = make_consumer(filled, fetch_bytes_max=800, prefetch_bytes_max=1600)
     assert await take_batches(consumer, 1) == EXPECTED[:ROWS]
-    await until(lambda: consumer.fetched_bytes >= 4000)
+    await until(lambda: consumer.fetched_bytes >= 1600)
     read = filled.counters.bytes_read
     for _ in range(100):
         await asyncio.sleep(0)
-    assert filled.counters.bytes_read == read <= 2000 + 4000 + 2000
+    assert filled.counters.bytes_read == read <= 800 + 1600 + 800
     assert await take_batches(consumer) == EXPECTED[ROWS:]
 
 

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 from crc32c import crc32c
 
-from kera.client.producing.partitioner import primary_keys, split_by_streamlet, streamlet_of
+from kera.client.producing.partitioner import partition_by_key, primary_keys, streamlet_of
 from kera.core.errors import SchemaMismatch
 from kera.core.schema import DEFAULT_SCHEMA
 
@@ -18,7 +18,7 @@ KEYLESS = 2
 def split(keys: pa.Array, streamlets: int = 4) -> dict[int, list[int]]:
     """Row numbers by streamlet."""
     batch = pa.record_batch({"row": pa.array(range(len(keys)))})
-    parts = split_by_streamlet(batch, keys, streamlets, KEYLESS)
+    parts = partition_by_key(batch, keys, streamlets, KEYLESS).parts()
     assert len({streamlet for streamlet, _ in parts}) == len(parts)
     return {streamlet: rows.column("row").to_pylist() for streamlet, rows in parts}
 

@@ -402,7 +402,7 @@ class TestBackPressure:
         with pytest.raises(BufferFull) as caught:
             producer.send("s", b"x" * 100)
         assert caught.value.attributes["limit"] == 16 << 10
-        assert 90 < accepted < 130
+        assert 90 < accepted < 170
         draining = asyncio.ensure_future(producer.drain())
         await until(lambda: bool(cluster.loopback.held))
         assert not draining.done()
@@ -580,7 +580,7 @@ class TestFailures:
     ) -> None:
         errors: list[KeraError] = [CorruptChunk("a flipped bit")]
         cluster.loopback.refuse = lambda: errors.pop() if errors else None
-        producer = make_producer(cluster, chunk_bytes_max=1024, request_bytes_max=1024)
+        producer = make_producer(cluster, chunk_bytes_max=256, request_bytes_max=256)
         first = await producer.send_batch("s", batch(b"first"))
         second = await producer.send_batch("s", batch(b"second"))
         with pytest.raises(CorruptChunk):

@@ -8,19 +8,23 @@ import random
 import struct
 import subprocess
 import sys
+import threading
 import tracemalloc
 from array import array
 from collections.abc import Callable
-from itertools import product
+from itertools import pairwise, product
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from crc32c import crc32c
 
+from kera.client.producing.encoding import records_to_batch
 from kera.core import chunk as chunk_module
-from kera.core import lean, native
+from kera.core import lean, native, record_batch
 from kera.core.chunk import ChunkHeader, Placement, encode_chunk, place_chunk, verify_chunk
+from kera.core.errors import CorruptChunk
 from kera.core.header_table import check_headers
 from kera.core.lean import layout as lean_layout
 from kera.core.lean.layout import ENCODING_SHIFT, Kind, Places, put_prefix
@@ -31,6 +35,7 @@ from tests.native_twins import (
     accelerated,
     alone,
     lean_check,
+    lean_encode,
     needs_native,
     outcome,
     python_only,
@@ -119,6 +124,8 @@ def test_it_is_used_where_it_is_built() -> None:
         "check",
         "check_headers",
         "crc32c",
+        "encode_records",
+        "encode_rows",
         "place_chunk",
         "verify_chunk",
         "verify_header",
@@ -162,11 +169,17 @@ def test_both_have_the_same_layout() -> None:
     assert found.pop("VALUES_MAX") == lean_layout.VALUES_MAX
     assert found.pop("DEPTH_MAX") == lean_layout.DEPTH_MAX
     assert found.pop("RECORDS_WITHOUT_BYTES") == lean_check.RECORDS_WITHOUT_BYTES
+    assert found.pop("PACKED_VALUES_MAX") == lean_encode.PACKED_VALUES_MAX
+    assert found.pop("NODES_BYTES_MAX") == lean_layout.NODES_BYTES_MAX
+    assert found.pop("DECOMPRESSED_BYTES_MAX") == record_batch.DECOMPRESSED_BYTES_MAX
+    assert found.pop("BATCH_RECORDS_WITHOUT_BYTES") == record_batch.RECORDS_WITHOUT_BYTES
     assert found == {name: getattr(chunk_module, name) for name in found}
     assert len(found) == 6
 
 
 # --- what is good is known without the twin ----------------------------------------------------------------
+
+BATCH = pa.record_batch({"text": ["a", None, "ccc"], "many": [[1], [], [2, 3]], "number": [7, 7, 8]})
 
 GOOD: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("crc32c", (SMALL,), {}),
@@ -398,3 +411,168 @@ def test_a_refusal_has_no_trace_of_what_was_found_out_on_the_way() -> None:
         alone("verify_header")(SMALL, 1 << 70)
     assert caught.value.__context__ is None
     assert check_headers(memoryview(b"")) is None
+
+
+# --- batches of lean payloads ------------------------------------------------------------------------------
+
+PLAIN = pa.record_batch({"number": [n * n * 10**9 for n in range(3000)], "text": ["x" * (n % 7) for n in range(3000)]})
+
+
+def decoded(buffer: pa.Buffer, batch: pa.RecordBatch) -> pa.RecordBatch:
+    return lean.decode(buffer, batch.schema, records=batch.num_rows, codec=None, bytes_max=1 << 20, trusted=True)
+
+
+def payload_of(batch: pa.RecordBatch) -> bytearray:
+    payload = lean.encode(batch, None, bytes_max=1 << 20)
+    assert payload is not None
+    return bytearray(payload)
+
+
+def is_held(memory: bytearray) -> bool:
+    try:
+        memory += b"x"
+    except BufferError:
+        return True
+    del memory[-1:]
+    return False
+
+
+@needs_native
+@pytest.mark.parametrize("batch", [BATCH, PLAIN], ids=["packed", "plain"])
+def test_a_payload_is_held_as_long_as_any_column_of_it(batch: pa.RecordBatch) -> None:
+    memory = payload_of(batch)
+    found = decoded(pa.py_buffer(memory), batch)
+    column = found.column(1)
+    assert found.equals(batch)
+    del found
+    assert is_held(memory)
+    assert column.equals(batch.column(1))
+    del column
+    assert not is_held(memory)
+
+
+@needs_native
+def test_the_last_column_may_go_on_another_thread() -> None:
+    memory = payload_of(PLAIN)
+    held = [decoded(pa.py_buffer(memory), PLAIN)]
+    thread = threading.Thread(target=held.clear)
+    thread.start()
+    thread.join()
+    assert not is_held(memory)
+
+
+@needs_native
+def test_a_payload_that_is_refused_is_not_held() -> None:
+    memory = payload_of(PLAIN)
+    for end in (0, 1, 5, len(memory) - 1):
+        cut = memory[:end]
+        with pytest.raises(CorruptChunk):
+            decoded(pa.py_buffer(cut), PLAIN)
+        assert not is_held(cut)
+
+
+@needs_native
+def test_a_batch_that_nobody_takes_is_let_go_of() -> None:
+    assert native.native is not None
+    memory, schema = payload_of(PLAIN), PLAIN.schema
+    kind = native.native.lean_type(schema)
+
+    def refuse(_address: int, _schema: pa.Schema) -> None:
+        raise Refused
+
+    with pytest.raises(Refused):
+        native.native.decode_in_place(memory, kind, schema, PLAIN.num_rows, 1 << 20, refuse)
+    assert not is_held(memory)
+
+
+@needs_native
+def test_large_columns_are_where_the_payload_is() -> None:
+    memory = payload_of(PLAIN)
+    buffer = pa.py_buffer(memory)
+    values = decoded(buffer, PLAIN).column(0).buffers()[1]
+    assert buffer.address <= values.address < buffer.address + buffer.size
+
+
+@needs_native
+def test_what_is_no_schema_is_no_type() -> None:
+    assert native.native is not None
+    assert native.native.lean_type(pa.schema([("a", pa.string_view())])) is None
+    assert native.native.lean_type(pa.schema([("a", pa.dictionary(pa.int8(), pa.string()))])) is None
+    with pytest.raises(AttributeError):
+        native.native.lean_type(7)
+    with pytest.raises(TypeError):
+        native.native.decode_in_place()
+    for kind in (None, 7):
+        with pytest.raises((TypeError, ValueError)):
+            native.native.decode_in_place(b"", kind, PLAIN.schema, 1, 1, None)
+
+
+@needs_native
+@pytest.mark.parametrize("ends", [[3], [0, 1, 1, 3], [2], []])
+@pytest.mark.parametrize("rows", [BATCH, PLAIN, BATCH.slice(1, 2).slice(0)], ids=["packed", "plain", "slice"])
+def test_payloads_of_parts_are_those_of_python(rows: pa.RecordBatch, ends: list[int]) -> None:
+    ends = [min(end, rows.num_rows) for end in ends]
+    made = alone("encode_rows")(rows, array("I", ends), 1 << 20)
+    parts = [rows.slice(start, end - start) for start, end in pairwise([0, *ends])]
+    with python_only():
+        assert made == [lean.encode(part, None, bytes_max=1 << 20) for part in parts]
+
+
+@needs_native
+@pytest.mark.parametrize("ends", [[4], [2, 1], array("Q", [3]), array("i", [3]), [3, 2**32 - 1]])
+def test_parts_that_are_none_are_the_twin_s(ends: Any) -> None:
+    with pytest.raises(Refused):
+        alone("encode_rows")(BATCH, ends if isinstance(ends, array) else array("I", ends), 1 << 20)
+
+
+RECORDS = [b"a" * n for n in (0, 1, 300, 2)]
+TIMES = array("q", [5, 5, 7, 1 << 40])
+
+
+@needs_native
+def test_a_payload_of_values_is_that_of_a_batch() -> None:
+    batch = records_to_batch(RECORDS, TIMES, None, None)
+    for times in (TIMES, np.array(TIMES)):
+        made = alone("encode_records")(RECORDS, times, 1 << 20)
+        with python_only():
+            assert made == lean.encode(batch, None, bytes_max=1 << 20)
+
+
+@needs_native
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (tuple(RECORDS), TIMES, 1 << 20),
+        ([*RECORDS[1:], None], TIMES, 1 << 20),
+        ([*RECORDS[1:], bytearray(b"x")], TIMES, 1 << 20),
+        (RECORDS[1:], TIMES, 1 << 20),
+        (RECORDS, array("d", TIMES), 1 << 20),
+        (RECORDS, array("Q", TIMES), 1 << 20),
+        (RECORDS, list(TIMES), 1 << 20),
+        (RECORDS, TIMES, -1),
+        ([b""] * 2000, array("q", [0] * 2000), 100),
+    ],
+)
+def test_records_that_are_more_than_that_are_the_twin_s(arguments: tuple[Any, ...]) -> None:
+    with pytest.raises(Refused):
+        alone("encode_records")(*arguments)
+
+
+@needs_native
+def test_nothing_is_kept_of_what_is_encoded_or_decoded() -> None:
+    def use() -> None:
+        for rows in (BATCH, PLAIN):
+            lean.encode(rows, None, bytes_max=1 << 20)
+            decoded(pa.py_buffer(payload_of(rows)), rows)
+        alone("encode_records")(RECORDS, TIMES, 1 << 20)
+        with pytest.raises(Refused):
+            alone("encode_records")([*RECORDS[1:], None], TIMES, 1 << 20)
+
+    held = (BATCH, PLAIN, BATCH.schema, RECORDS, TIMES, *RECORDS)
+    use()
+    references, memory = sum(map(sys.getrefcount, held)), pa.total_allocated_bytes()
+    for _ in range(50):
+        use()
+    gc.collect()
+    assert sum(map(sys.getrefcount, held)) == references
+    assert pa.total_allocated_bytes() == memory

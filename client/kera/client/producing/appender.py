@@ -32,7 +32,7 @@ from kera.client.cluster.asking import broker_failed, same_stream, submit_to_bro
 from kera.client.cluster.cluster import Cluster
 from kera.client.cluster.retry import RetryTime
 from kera.client.producing.encoding import Payload, check_rows, conform, payloads
-from kera.client.producing.partitioner import primary_keys, split_by_streamlet
+from kera.client.producing.partitioner import partition_by_key, primary_keys
 from kera.client.types import StreamDescription
 from kera.core.chunk import PAYLOAD_BYTES_MAX, EncodedChunk, encode_chunk
 from kera.core.errors import (
@@ -106,10 +106,10 @@ class Appender:
             keys = rows.column("keys")
             if keys.null_count == rows.num_rows:
                 return [(keyless, rows)]
-            return split_by_streamlet(rows, primary_keys(keys), count, keyless)
+            return partition_by_key(rows, primary_keys(keys), count, keyless).parts()
         if stream.key_column is None:
             return [(keyless, rows)]
-        return split_by_streamlet(rows, rows.column(stream.key_column), count, keyless)
+        return partition_by_key(rows, rows.column(stream.key_column), count, keyless).parts()
 
     async def append(self, streamlet_id: int, rows: pa.RecordBatch, sequence: int) -> AppendResult:
         """Append the first of `rows` (that conform), as many as one chunk takes, as chunk number `sequence`.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -13,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kera.client.arrow_input import NotTheSame, as_type, null_column
+from kera.client.producing.partitioner import Partition
 from kera.client.producing.record_message import write_message
 from kera.client.types import StreamDescription
 from kera.core.chunk import (
@@ -26,7 +28,9 @@ from kera.core.chunk import (
     padded,
 )
 from kera.core.errors import RecordTooLarge, SchemaMismatch
-from kera.core.payload import encode_lean
+from kera.core.lean import encode
+from kera.core.native import accelerated
+from kera.core.payload import encode_lean, encode_lean_rows
 from kera.core.record_batch import DECOMPRESSED_BYTES_MAX, is_readable
 from kera.core.schema import DEFAULT_SCHEMA
 from kera.core.written_out import may_grow
@@ -37,6 +41,8 @@ _TIMESTAMP = DEFAULT_SCHEMA.field("timestamp").type
 _REQUIRED = [at for at, field in enumerate(DEFAULT_SCHEMA) if not field.nullable]
 Timestamps: TypeAlias = "array[int] | npt.NDArray[np.int64]"
 """Microseconds since the Unix epoch."""
+TOGETHER_BYTES_MAX = 4 << 20
+"""Of chunks whose payloads are made at once: about as much memory is taken for them."""
 _FEW = 16
 """So many times are converted one by one: numpy's calls take longer."""
 
@@ -82,6 +88,13 @@ def record_payloads(
 
     `lean`: of version 2 of the format. Raises `RecordTooLarge` when a single record does not fit into a segment.
     """
+    if lean and keys is None and headers is None and stream.codec is Codec.NONE:
+        made = encode_records(values, timestamps_us, DECOMPRESSED_BYTES_MAX)
+        size = HEADER_BYTES + padded(len(made)) if made is not None else 0
+        if made is not None and size <= min(chunk_bytes_max, _limit(stream, chunk_bytes_max)):
+            ends = _ends(timestamps_us)
+            yield Payload(pa.py_buffer(made), len(values), *ends, stream.schema_id, LEAN_VERSION)
+            return
     as_message = headers is None and stream.codec is Codec.NONE and not lean
     whole = _as_message(values, timestamps_us, keys) if as_message else None
     if whole is not None and HEADER_BYTES + padded(whole.size) <= min(chunk_bytes_max, _limit(stream, chunk_bytes_max)):
@@ -89,6 +102,12 @@ def record_payloads(
     else:
         batch = records_to_batch(values, timestamps_us, keys, headers)
         yield from payloads(batch, stream, chunk_bytes_max, 0, lean=lean)
+
+
+@accelerated()
+def encode_records(values: Sequence[bytes | None], timestamps_us: Timestamps, bytes_max: int) -> bytes | None:
+    """The payload of version 2 of records with nothing but a time and a value; see `kera.core.lean.encode`."""
+    return encode(records_to_batch(values, timestamps_us, None, None), None, bytes_max=bytes_max)
 
 
 def _as_message(values: Any, timestamps_us: Timestamps, keys: Any) -> pa.Buffer | None:
@@ -229,6 +248,60 @@ def payloads(
             yield from _encoded(readable, limit, stream, now_us, lean=lean)
 
 
+def partition_payloads(
+    partition: Partition,
+    stream: StreamDescription,
+    chunk_bytes_max: int,
+    now_us: int,
+    chunk_bytes: int,
+    *,
+    lean: bool,
+) -> Iterator[tuple[int, Iterable[Payload]]]:
+    """The streamlets of a partition, each with `payloads` of its rows.
+
+    Those of streamlets with few rows are made together.
+    """
+    batch = partition.batch
+    if not lean or len(partition.ends) == 1 or stream.codec is not Codec.NONE or may_grow(stream.schema):
+        for streamlet, rows in partition.parts():
+            size = chunk_bytes if rows is batch else None
+            yield streamlet, payloads(rows, stream, chunk_bytes_max, now_us, size, lean=lean)
+        return
+    target = min(chunk_bytes_max, _limit(stream, chunk_bytes_max))
+    rows_max = max(1, batch.num_rows * TOGETHER_BYTES_MAX // chunk_bytes)
+    first = start = 0
+    while first < len(partition.ends):
+        last = max(first + 1, bisect_right(partition.ends, start + rows_max))
+        ends = partition.ends[first:last]
+        starts = [start, *ends[:-1]]
+        together: list[Payload | None] = [None]
+        if ends[-1] - start <= rows_max:
+            rows = batch.slice(start, ends[-1] - start)
+            together = _made_together(rows, [end - start for end in ends], stream, now_us)
+        for streamlet, part_start, end, payload in zip(
+            partition.streamlets[first:last], starts, ends, together, strict=True
+        ):
+            if payload is not None and HEADER_BYTES + padded(payload.payload.size) <= target:
+                yield streamlet, (payload,)
+            else:
+                part = batch.slice(part_start, end - part_start)
+                yield streamlet, payloads(part, stream, chunk_bytes_max, now_us, lean=lean)
+        first, start = last, ends[-1]
+
+
+def _made_together(
+    rows: pa.RecordBatch, ends: Sequence[int], stream: StreamDescription, now_us: int
+) -> list[Payload | None]:
+    """A payload of the rows up to each end; None where they have to be looked at by themselves."""
+    made = encode_lean_rows(rows, ends)
+    ranges = _time_ranges(rows, ends, stream, now_us)
+    starts = [0, *ends[:-1]]
+    return [
+        None if payload is None else Payload(payload, end - start, low, high, stream.schema_id, LEAN_VERSION)
+        for payload, start, end, (low, high) in zip(made, starts, ends, ranges, strict=True)
+    ]
+
+
 def _readable(batch: pa.RecordBatch, stream: StreamDescription) -> Iterator[pa.RecordBatch]:
     """`batch` in parts that readers take: a few bytes of it can be gigabytes of values that lie in the same ones."""
     rows = batch.num_rows
@@ -334,13 +407,36 @@ def too_large(size: int, limit: int, stream: StreamDescription) -> RecordTooLarg
     )
 
 
-def _time_range(batch: pa.RecordBatch, stream: StreamDescription, now_us: int) -> tuple[int, int]:
+def _times(batch: pa.RecordBatch, stream: StreamDescription) -> pa.Array | None:
+    """The times of its rows; None if they have none."""
     name = stream.timestamp_column if stream.typed else "timestamp"
     if name is None:
-        return now_us, now_us
+        return None
     times = batch.column(name)
     if times.type != _TIMESTAMP:
         times = pc.cast(times, pa.timestamp("us", tz=times.type.tz), safe=False)
+    return times
+
+
+def _time_ranges(
+    batch: pa.RecordBatch, ends: Sequence[int], stream: StreamDescription, now_us: int
+) -> list[tuple[int, int]]:
+    """The first and the last time of the rows up to each end, of which each has some."""
+    times, starts = _times(batch, stream), [0, *ends[:-1]]
+    if times is None:
+        return [(now_us, now_us)] * len(ends)
+    if times.null_count:
+        pieces = (batch.slice(start, end - start) for start, end in zip(starts, ends, strict=True))
+        return [_time_range(piece, stream, now_us) for piece in pieces]
+    numbers = np.frombuffer(times.buffers()[1], np.int64, len(times), 8 * times.offset)
+    lows, highs = (each.reduceat(numbers, starts).tolist() for each in (np.minimum, np.maximum))
+    return list(zip(lows, highs, strict=True))
+
+
+def _time_range(batch: pa.RecordBatch, stream: StreamDescription, now_us: int) -> tuple[int, int]:
+    times = _times(batch, stream)
+    if times is None:
+        return now_us, now_us
     if not times.null_count:
         # In the buffer: of a small chunk a fraction of what min_max costs, and half of what a view as an array does.
         return _ends(np.frombuffer(times.buffers()[1], np.int64, len(times), 8 * times.offset))

@@ -6,7 +6,9 @@ typed column is first brought to bytes: text as UTF-8, binary as it is, anything
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -21,15 +23,32 @@ def streamlet_of(key: bytes, streamlets: int) -> int:
     return crc32c(key) % streamlets
 
 
-def split_by_streamlet(
-    batch: pa.RecordBatch, keys: pa.Array, streamlets: int, keyless: int
-) -> list[tuple[int, pa.RecordBatch]]:
-    """`batch` cut into one batch per streamlet, rows in their order; rows without a key go to streamlet `keyless`.
+class Partition(NamedTuple):
+    """Rows by streamlet: those of each follow each other."""
+
+    batch: pa.RecordBatch
+    streamlets: Sequence[int]
+    ends: Sequence[int]
+    """Where in `batch` the rows of each streamlet end."""
+
+    def parts(self) -> list[tuple[int, pa.RecordBatch]]:
+        """The rows of each streamlet as a batch."""
+        if len(self.streamlets) == 1:
+            return [(self.streamlets[0], self.batch)]
+        bounds = pairwise([0, *self.ends])
+        return [
+            (streamlet, self.batch.slice(start, end - start))
+            for streamlet, (start, end) in zip(self.streamlets, bounds, strict=True)
+        ]
+
+
+def partition_by_key(batch: pa.RecordBatch, keys: pa.Array, streamlets: int, keyless: int) -> Partition:
+    """The rows of `batch` by streamlet, those of each in their order; rows without a key go to streamlet `keyless`.
 
     Hashes each distinct key once, so its cost hardly depends on the number of rows.
     """
     if streamlets == 1:
-        return [(0, batch)]
+        return whole(batch, 0)
     if pa.types.is_nested(keys.type):
         raise SchemaMismatch(f"a key column of type {keys.type} cannot partition a stream; use a scalar column")
     encoded = pc.dictionary_encode(keys)
@@ -40,13 +59,14 @@ def split_by_streamlet(
     order = np.argsort(places, kind="stable")
     used, starts = np.unique(places[order], return_index=True)
     if len(used) == 1:
-        return [(int(used[0]), batch)]
+        return whole(batch, int(used[0]))
     grouped = batch.take(pa.array(order))  # once, and cut: a take for each streamlet would cost as much as all rows
-    bounds = pairwise([*starts, len(order)])
-    return [
-        (int(streamlet), grouped.slice(start, end - start))
-        for streamlet, (start, end) in zip(used, bounds, strict=True)
-    ]
+    return Partition(grouped, used.tolist(), [*starts[1:].tolist(), len(order)][: len(used)])
+
+
+def whole(batch: pa.RecordBatch, streamlet: int) -> Partition:
+    """All rows of `batch` in one streamlet."""
+    return Partition(batch, (streamlet,), (batch.num_rows,))
 
 
 def primary_keys(keys: pa.Array) -> pa.Array:

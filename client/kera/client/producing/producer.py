@@ -22,7 +22,7 @@ from kera.client.arrow_input import Columns
 from kera.client.cluster.cluster import Cluster
 from kera.client.producing.accumulator import Accumulator, Pending
 from kera.client.producing.buffer import Buffer
-from kera.client.producing.encoding import payloads
+from kera.client.producing.encoding import partition_payloads
 from kera.client.producing.lane import LAST_EPOCH, Lane
 from kera.client.producing.limits import LIMITS, ProducerLimits
 from kera.client.producing.outcome import BatchDelivery, Outcome
@@ -78,7 +78,7 @@ class Producer:
         self._clock = clock or SystemClock()
         self._now_s = time.time if clock is None else lambda: clock.now_us() / 1e6
         self._chunk_bytes_max = int(settings.chunk_bytes_max)
-        self._lean = settings.payload == "lean"
+        self._lean = settings.lean
         self._request_bytes_max = int(settings.request_bytes_max)
         self._loop = asyncio.get_running_loop()
         self._writers: dict[str, StreamWriter] = {}
@@ -237,10 +237,12 @@ class Producer:
         described, parts = await self._conforming(writer, batch)
         for part, chunk_bytes in parts:
             now_us = self._clock.now_us()
-            for place, rows in writer.partition(part, streamlet):
+            partition = writer.partition(part, streamlet)
+            for place, made in partition_payloads(
+                partition, described, self._chunk_bytes_max, now_us, chunk_bytes, lean=self._lean
+            ):
                 writer.close_open_chunk(place)  # records that were sent before stay before
-                size = chunk_bytes if rows is part else None
-                for payload in payloads(rows, described, self._chunk_bytes_max, now_us, size, lean=self._lean):
+                for payload in made:
                     payload_bytes = payload.payload.size
                     if buffer.is_full(payload_bytes):
                         await buffer.wait_for_room(payload_bytes, self._close_open_chunks)

@@ -16,7 +16,7 @@ from kera.client.producing.buffer import Buffer
 from kera.client.producing.encoding import Payload, check_rows, conform, record_payloads, timestamps, too_large
 from kera.client.producing.lane import Lane, PendingChunk
 from kera.client.producing.outcome import Outcome
-from kera.client.producing.partitioner import primary_keys, split_by_streamlet
+from kera.client.producing.partitioner import Partition, partition_by_key, primary_keys, whole
 from kera.client.producing.routes import Routes
 from kera.client.producing.stream_lanes import ProducerIdentity, StreamLanes
 from kera.client.settings import ProducerSettings
@@ -47,7 +47,7 @@ class StreamWriter:
         self.open_chunks: dict[int, Accumulator] = {}
         """By streamlet: the chunk that takes its next record."""
         self._chunk_bytes_max = int(settings.chunk_bytes_max)
-        self._lean = settings.payload == "lean"
+        self._lean = settings.lean
         self._delivery_timeout_s = settings.delivery_timeout_ms / 1000
         self._linger_s = settings.linger_ms / 1000
         self._loop = asyncio.get_running_loop()
@@ -111,24 +111,24 @@ class StreamWriter:
         conforming = [conform(part, stream, now_us) for part in parts if part.num_rows]
         return [(part, check_rows(part, stream)) for part in conforming]
 
-    def partition(self, batch: pa.RecordBatch, streamlet: int | None) -> list[tuple[int, pa.RecordBatch]]:
+    def partition(self, batch: pa.RecordBatch, streamlet: int | None) -> Partition:
         """`batch` by streamlet, all of it in the one that is given."""
         if streamlet is not None:
-            return [(streamlet, batch)]
+            return whole(batch, streamlet)
         keyless = self.sticky_streamlet
         self._move_on()
         if self.streamlet_count == 1:
-            return [(0, batch)]
+            return whole(batch, 0)
         if self.stream.typed:
             if self.stream.key_column is None:
-                return [(keyless, batch)]
+                return whole(batch, keyless)
             keys = batch.column(self.stream.key_column)
         else:
             column = batch.column("keys")
             if column.null_count == batch.num_rows:
-                return [(keyless, batch)]
+                return whole(batch, keyless)
             keys = primary_keys(column)
-        return split_by_streamlet(batch, keys, self.streamlet_count, keyless)
+        return partition_by_key(batch, keys, self.streamlet_count, keyless)
 
     def _move_on(self) -> None:
         self._filling.pop(self.stream.name, None)

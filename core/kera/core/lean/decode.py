@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from pyarrow import types
 
 from kera.core.errors import CorruptChunk
-from kera.core.lean.check import check_body, check_sizes, check_written, numbers
+from kera.core.lean.check import check, check_body, check_sizes, check_written, numbers
+from kera.core.lean.encode import SCHEMAS_KEPT, is_lean
 from kera.core.lean.kinds import kind_of, null_bytes, storage_of, within
-from kera.core.lean.layout import BYTES, LARGE, WITH_PLACES, Kind, Node, Place, Places, Values, no_payload, read_layout
+from kera.core.lean.layout import (
+    BYTES,
+    LARGE,
+    NESTED,
+    WITH_PLACES,
+    Kind,
+    Node,
+    Place,
+    Places,
+    Values,
+    no_payload,
+    read_layout,
+)
+from kera.core.native import native
+
+_import = pa.RecordBatch._import_from_c  # noqa: SLF001 - what pyarrow documents for the C data interface
 
 
 def decode(
@@ -28,6 +44,10 @@ def decode(
     `codec` is Arrow's name of what the body was compressed with. `trusted`: nothing is looked at but what is needed to
     find the buffers; for what `check` was done with, or what an honest writer has made.
     """
+    if codec is None and native is not None:
+        batch = _by_native(payload, schema, records, bytes_max, trusted=trusted)
+        if batch is not None:
+            return batch
     view, compressed = memoryview(payload), codec is not None
     if trusted:
         layout = read_layout(view, records, compressed=compressed, body_bytes_max=bytes_max)
@@ -46,6 +66,52 @@ def decode(
     columns = [_array(node, field.type, body) for node, field in zip(layout.columns, schema, strict=True)]
     batch = pa.RecordBatch.from_arrays(columns, schema=schema)
     if not trusted:
+        _validate(batch)
+    return batch
+
+
+class _Known(NamedTuple):
+    """What is remembered of a schema, which is kept: to compare schemas costs more than all else of this."""
+
+    schema: pa.Schema
+    type: Any
+    """See `native.lean_type`."""
+    has_rules: bool
+    """Values of some column are not all that its bytes could be: decimals, times of a day, keys of maps."""
+
+
+_known: dict[int, _Known] = {}
+
+
+def _known_of(schema: pa.Schema) -> _Known:
+    known = _known.get(id(schema))
+    if known is None:
+        if len(_known) >= SCHEMAS_KEPT:
+            _known.clear()
+        found = native.lean_type(schema) if native is not None and is_lean(schema) else None
+        known = _known[id(schema)] = _Known(schema, found, any(map(_has_rules, schema.types)))
+    return known
+
+
+def _has_rules(kind: pa.DataType) -> bool:
+    kind = storage_of(kind)
+    if types.is_decimal(kind) or types.is_time(kind) or types.is_date64(kind) or types.is_map(kind):
+        return True
+    found = kind_of(kind)
+    return found is not None and found in NESTED and any(map(_has_rules, within(kind)))
+
+
+def _by_native(
+    payload: pa.Buffer, schema: pa.Schema, records: int, bytes_max: int, *, trusted: bool
+) -> pa.RecordBatch | None:
+    """What the native core makes of a payload; None where it has to be looked at here. Raises `CorruptChunk`."""
+    known = _known_of(schema)
+    if known.type is None:
+        return None
+    if not trusted:
+        check(memoryview(payload), records, compressed=False, bytes_max=bytes_max)
+    batch = native.decode_in_place(payload, known.type, schema, records, bytes_max, _import)  # type: ignore[union-attr]
+    if batch is not None and known.has_rules and not trusted:
         _validate(batch)
     return batch
 

@@ -6,6 +6,8 @@ so that readers have them in place. What is the same in each record takes nothin
 
 from __future__ import annotations
 
+from array import array
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ from kera.core.lean.layout import (
     ENCODING_SHIFT,
     LARGE,
     LISTS,
+    NESTED,
     NODES_BYTES_MAX,
     VALIDITY,
     WITH_DELTAS,
@@ -31,10 +34,11 @@ from kera.core.lean.layout import (
     put_prefix,
     put_varint,
 )
+from kera.core.native import accelerated
 
 PACKED_VALUES_MAX = 1024
 """A column of more is left as it is, for readers to have it in place."""
-_SCHEMAS_KEPT = 256
+SCHEMAS_KEPT = 256
 _LENGTHS_1_MAX, _LENGTHS_2_MAX = (1 << 8) - 1, (1 << 16) - 1
 
 _known: dict[int, tuple[pa.Schema, bool]] = {}
@@ -44,7 +48,7 @@ def is_lean(schema: pa.Schema) -> bool:
     """Whether there are lean payloads of a schema: not of views, unions, runs and dictionaries."""
     known = _known.get(id(schema))
     if known is None:  # by the schema itself, which is kept: to compare schemas costs more than all else of this
-        if len(_known) >= _SCHEMAS_KEPT:
+        if len(_known) >= SCHEMAS_KEPT:
             _known.clear()
         known = _known[id(schema)] = schema, all(map(_is_lean, schema.types))
     return known[1]
@@ -55,7 +59,7 @@ def _is_lean(kind: pa.DataType) -> bool:
     found = kind_of(kind)
     if found is None:
         return False
-    return found not in LISTS | {Kind.FIXED_LIST, Kind.STRUCT} or all(map(_is_lean, within(kind)))
+    return found not in NESTED or all(map(_is_lean, within(kind)))
 
 
 def encode(batch: pa.RecordBatch, codec: str | None, *, bytes_max: int) -> bytes | None:
@@ -64,6 +68,19 @@ def encode(batch: pa.RecordBatch, codec: str | None, *, bytes_max: int) -> bytes
     None when readers would not take it (see `check`), or when it has more nodes than there is room for. Raises
     `InvalidArgument` if its schema is not lean.
     """
+    if codec is not None:
+        return _encode(batch, codec, bytes_max)
+    (payload,) = encode_rows(batch, array("I", [batch.num_rows]), bytes_max)
+    return payload
+
+
+@accelerated()
+def encode_rows(batch: pa.RecordBatch, ends: array[int], bytes_max: int) -> list[bytes | None]:
+    """The lean payloads of the rows of a batch up to each of `ends`, ascending, from the one before; see `encode`."""
+    return [_encode(batch.slice(start, end - start), None, bytes_max) for start, end in pairwise([0, *ends])]
+
+
+def _encode(batch: pa.RecordBatch, codec: str | None, bytes_max: int) -> bytes | None:
     writer = _Writer()
     for column in batch.columns:
         writer.add(column)

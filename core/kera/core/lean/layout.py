@@ -106,6 +106,7 @@ WITH_DELTAS = frozenset({Kind.FIXED_4, Kind.FIXED_8})
 TEXTS = frozenset({Kind.TEXT, Kind.LARGE_TEXT})
 BYTES = frozenset({Kind.BINARY, Kind.TEXT, Kind.LARGE_BINARY, Kind.LARGE_TEXT})
 LISTS = frozenset({Kind.LIST, Kind.LARGE_LIST})
+NESTED = LISTS | {Kind.FIXED_LIST, Kind.STRUCT}
 LARGE = frozenset({Kind.LARGE_BINARY, Kind.LARGE_TEXT, Kind.LARGE_LIST})
 WITH_PLACES = BYTES | LISTS
 _SMALL_MAX = (1 << 31) - 1

@@ -1,0 +1,400 @@
+// See lean_encode.h.
+
+#include "lean_encode.h"
+
+typedef struct {
+    Bytes *nodes, *body;
+    uint64_t written_bytes;  // what it takes with each value written out
+} Writer;
+
+// Some values of an array: the first of them counted from the start of its buffers.
+typedef struct {
+    const struct ArrowSchema *schema;
+    const struct ArrowArray *array;
+    uint64_t first, count;
+} Values;
+
+static bool add(Writer *writer, Values values, int depth);
+
+static Values part_of(const Values *parent, int64_t child, uint64_t first, uint64_t count)
+{
+    const struct ArrowArray *array = parent->array->children[child];
+    return (Values){parent->schema->children[child], array, (uint64_t)array->offset + first, count};
+}
+
+static const uint8_t *buffer_of(const Values *values, int index)
+{
+    return values->array->buffers[index];
+}
+
+// -- what is written ------------------------------------------------------------------------------------------------
+
+static bool put_number(Bytes *bytes, uint64_t number)
+{
+    for (; number >= 0x80; number >>= 7)
+        if (!put_byte(bytes, (uint8_t)(number | 0x80)))
+            return false;
+    return put_byte(bytes, (uint8_t)number);
+}
+
+static bool put_node(Writer *writer, int kind, int flags, int encoding)
+{
+    return put_byte(writer->nodes, (uint8_t)(kind | flags | encoding << ENCODING_SHIFT));
+}
+
+// Zeros in the body up to the next place where something of `width` bytes may be.
+static bool align(Writer *writer, uint64_t width)
+{
+    static const uint8_t zeros[BODY_ALIGNMENT];
+    uint64_t step = width < BODY_ALIGNMENT ? width : BODY_ALIGNMENT;
+    uint64_t at = (writer->body->size + step - 1) & ~(step - 1);
+    return put_bytes(writer->body, zeros, at - writer->body->size);
+}
+
+static bool put_body(Writer *writer, const void *from, uint64_t size, uint64_t width)
+{
+    return align(writer, width) && put_bytes(writer->body, from, size);
+}
+
+// -- bits -----------------------------------------------------------------------------------------------------------
+
+static bool bit_at(const uint8_t *bits, uint64_t at)
+{
+    return bits[at / 8] >> at % 8 & 1;
+}
+
+static uint64_t count_ones(const uint8_t *bits, uint64_t first, uint64_t count)
+{
+    uint64_t ones = 0, at = first, end = first + count;
+    for (; at < end && at % 64 != 0; at++)
+        ones += bit_at(bits, at);
+    for (; end - at >= 64; at += 64)
+        ones += (uint64_t)__builtin_popcountll(u64_at(bits + at / 8));
+    for (; at < end; at++)
+        ones += bit_at(bits, at);
+    return ones;
+}
+
+// Bits as bytes of their own. What is behind the last one is as it was, or zeros, as in Python.
+static bool put_bits(Writer *writer, const uint8_t *bits, uint64_t first, uint64_t count)
+{
+    const uint8_t *from = bits + first / 8;
+    uint64_t size = bytes_of_bits(count), shift = first % 8;
+    if (shift == 0)
+        return put_bytes(writer->body, from, size);
+    if (!make_room(writer->body, size))
+        return false;
+    uint8_t *to = writer->body->at + writer->body->size;
+    memset(to, 0, size);
+    for (uint64_t at = 0; at < count; at++)
+        to[at / 8] |= (uint8_t)(bit_at(from, shift + at) << at % 8);
+    writer->body->size += size;
+    return true;
+}
+
+// -- values ---------------------------------------------------------------------------------------------------------
+
+static bool add_bits(Writer *writer, const Values *values, int flags)
+{
+    const uint8_t *bits = buffer_of(values, 1);
+    if (flags == 0 && values->count > 0) {
+        uint64_t ones = count_ones(bits, values->first, values->count);
+        if (ones == 0 || ones == values->count)
+            return put_node(writer, BITS, flags, ONE) && put_byte(writer->nodes, ones > 0);
+    }
+    return put_node(writer, BITS, flags, PLAIN) &&
+           (values->count == 0 || put_bits(writer, bits, values->first, values->count));
+}
+
+static bool are_all_one(const uint8_t *raw, uint64_t count, uint64_t width)
+{
+    // Each is equal to the one before it.
+    return memcmp(raw, raw + (count - 1) * width, width) == 0 && memcmp(raw, raw + width, (count - 1) * width) == 0;
+}
+
+static int64_t signed_at(const uint8_t *raw, uint64_t index, uint64_t width)
+{
+    return width == 4 ? (int32_t)u32_at(raw + 4 * index) : (int64_t)u64_at(raw + 8 * index);
+}
+
+// As differences from the least, if that takes less: `*done` then.
+static bool add_deltas(Writer *writer, const uint8_t *raw, uint64_t count, Column column, int flags, bool *done)
+{
+    int64_t least = signed_at(raw, 0, column.width), most = least;
+    for (uint64_t index = 1; index < count; index++) {
+        int64_t value = signed_at(raw, index, column.width);
+        least = value < least ? value : least;
+        most = value > most ? value : most;
+    }
+    uint64_t span = (uint64_t)most - (uint64_t)least;
+    uint64_t bytes = span < 1 << 8 ? 1 : span < 1 << 16 ? 2 : span < (uint64_t)1 << 32 ? 4 : 8;
+    *done = bytes < column.width;
+    if (!*done)
+        return true;
+    if (!put_node(writer, column.kind, flags, DELTAS) || !put_bytes(writer->nodes, &least, column.width) ||
+        !put_byte(writer->nodes, (uint8_t)bytes) || !align(writer, bytes) || !make_room(writer->body, count * bytes))
+        return false;
+    uint8_t *to = writer->body->at + writer->body->size;
+    for (uint64_t index = 0; index < count; index++, to += bytes) {
+        uint64_t delta = (uint64_t)signed_at(raw, index, column.width) - (uint64_t)least;
+        memcpy(to, &delta, bytes);
+    }
+    writer->body->size += count * bytes;
+    return true;
+}
+
+static bool add_fixed(Writer *writer, const Values *values, Column column, int flags)
+{
+    uint64_t count = values->count, width = column.width;
+    const uint8_t *raw = buffer_of(values, 1);
+    writer->written_bytes += count * (width ? width : 1);
+    raw = raw == NULL ? NULL : raw + values->first * width;
+    if (column.kind == FIXED)
+        return put_node(writer, FIXED, flags, PLAIN) && put_number(writer->nodes, width) &&
+               put_bytes(writer->body, raw, count * width);
+    if (count > 0 && width <= 8) {
+        bool done = false;
+        if (are_all_one(raw, count, width))
+            return put_node(writer, column.kind, flags, ONE) && put_bytes(writer->nodes, raw, width);
+        if ((column.kind == FIXED_4 || column.kind == FIXED_8) && count <= PACKED_VALUES_MAX &&
+            !add_deltas(writer, raw, count, column, flags, &done))
+            return false;
+        if (done)
+            return true;
+    }
+    return put_node(writer, column.kind, flags, PLAIN) && put_body(writer, raw, count * width, width);
+}
+
+// -- places ---------------------------------------------------------------------------------------------------------
+
+static int64_t offset_at(const uint8_t *offsets, uint64_t index, uint64_t width)
+{
+    return signed_at(offsets, index, width);
+}
+
+static bool put_lengths(Writer *writer, const uint8_t *offsets, uint64_t count, uint64_t width, uint64_t bytes)
+{
+    if (!align(writer, bytes) || !make_room(writer->body, count * bytes))
+        return false;
+    uint8_t *to = writer->body->at + writer->body->size;
+    for (uint64_t index = 0; index < count; index++, to += bytes) {
+        int64_t length = offset_at(offsets, index + 1, width) - offset_at(offsets, index, width);
+        memcpy(to, &length, bytes);
+    }
+    writer->body->size += count * bytes;
+    return true;
+}
+
+static bool put_offsets(Writer *writer, const uint8_t *offsets, uint64_t count, uint64_t width)
+{
+    int64_t first = offset_at(offsets, 0, width);
+    if (first == 0)
+        return put_body(writer, offsets, (count + 1) * width, width);
+    if (!align(writer, width) || !make_room(writer->body, (count + 1) * width))
+        return false;
+    uint8_t *to = writer->body->at + writer->body->size;
+    for (uint64_t index = 0; index <= count; index++, to += width) {
+        int64_t offset = offset_at(offsets, index, width) - first;
+        memcpy(to, &offset, width);
+    }
+    writer->body->size += (count + 1) * width;
+    return true;
+}
+
+// Where values are: the first of all of them in `*first`, and how many bytes or values they are together in `*total`.
+static bool add_places(Writer *writer, const Values *values, Column column, int flags, uint64_t *first, uint64_t *total)
+{
+    uint64_t count = values->count, width = is_large(column.kind) ? 8 : 4;
+    const uint8_t *offsets = buffer_of(values, 1);
+    int64_t least = 0, most = 0;
+    *first = *total = 0;
+    writer->written_bytes += (count + 1) * width;
+    if (count > 0) {
+        offsets += values->first * width;
+        int64_t start = offset_at(offsets, 0, width), before = start;
+        if (start < 0)
+            return false;
+        least = INT64_MAX;
+        for (uint64_t index = 1; index <= count; index++) {
+            int64_t offset = offset_at(offsets, index, width);
+            if (offset < before)
+                return false;
+            int64_t length = offset - before;
+            least = length < least ? length : least;
+            most = length > most ? length : most;
+            before = offset;
+        }
+        *first = (uint64_t)start;
+        *total = (uint64_t)(before - start);
+    }
+    bool packed = count <= PACKED_VALUES_MAX;
+    int encoding = least == most                ? SAME
+                   : packed && most <= UINT8_MAX  ? LENGTHS_1
+                   : packed && most <= UINT16_MAX ? LENGTHS_2
+                                                  : OFFSETS;
+    if (!put_node(writer, column.kind, flags, encoding) || !put_number(writer->nodes, *total))
+        return false;
+    switch (encoding) {
+    case SAME:
+        return true;
+    case OFFSETS:
+        return put_offsets(writer, offsets, count, width);
+    default:
+        return put_lengths(writer, offsets, count, width, encoding == LENGTHS_1 ? 1 : 2);
+    }
+}
+
+static bool add_entries(Writer *writer, const Values *values, uint64_t first, uint64_t total, int depth)
+{
+    Values entries = part_of(values, 0, first, total);
+    // What Python calls the keys of a map are those of the whole entries.
+    if (entries.array->offset != 0 || entries.array->n_children != 2)
+        return false;
+    writer->written_bytes += total;
+    return put_node(writer, STRUCT, 0, 0) && put_number(writer->nodes, 2) &&
+           add(writer, part_of(&entries, 0, first, total), depth + 1) &&
+           add(writer, part_of(&entries, 1, first, total), depth + 1);
+}
+
+static bool add_with_places(Writer *writer, const Values *values, Column column, int flags, int depth)
+{
+    uint64_t first, total;
+    if (!add_places(writer, values, column, flags, &first, &total))
+        return false;
+    if (column.is_map)
+        return add_entries(writer, values, first, total, depth + 1);
+    if (is_list(column.kind))
+        return add(writer, part_of(values, 0, first, total), depth + 1);
+    const uint8_t *data = buffer_of(values, 2);
+    writer->written_bytes += total;
+    return data == NULL || put_bytes(writer->body, data + first, total);
+}
+
+// -- nodes ----------------------------------------------------------------------------------------------------------
+
+static bool add_fields(Writer *writer, const Values *values, Column column, int flags, int depth)
+{
+    writer->written_bytes += values->count;
+    if (column.kind == FIXED_LIST)
+        return put_node(writer, FIXED_LIST, flags, 0) && put_number(writer->nodes, column.width) &&
+               add(writer, part_of(values, 0, values->first * column.width, values->count * column.width), depth + 1);
+    if (!put_node(writer, STRUCT, flags, 0) || !put_number(writer->nodes, (uint64_t)values->array->n_children))
+        return false;
+    for (int64_t child = 0; child < values->array->n_children; child++)
+        if (!add(writer, part_of(values, child, values->first, values->count), depth + 1))
+            return false;
+    return true;
+}
+
+// What a null takes as Arrow has it, with what is within it; 0: of a type that is not known here.
+static uint64_t null_bytes(const struct ArrowSchema *schema, int depth)
+{
+    Column column;
+    uint64_t sum = 1;
+    if (depth > DEPTH_MAX || !read_column(schema, &column))
+        return 0;
+    if (has_places(column.kind))
+        return is_large(column.kind) ? 8 : 4;
+    if (column.kind != FIXED_LIST && column.kind != STRUCT)
+        return column.kind == NULLS || column.kind == BITS || column.width == 0 ? 1 : column.width;
+    for (int64_t child = 0; child < schema->n_children; child++) {
+        uint64_t within = null_bytes(schema->children[child], depth + 1);
+        if (within == 0 || within > NODE_VALUES_MAX)
+            return 0;
+        sum += column.kind == FIXED_LIST ? column.width * within : within;
+    }
+    return sum;
+}
+
+static uint64_t count_nulls(const Values *values)
+{
+    const uint8_t *bits = values->array->n_buffers > 0 ? buffer_of(values, 0) : NULL;
+    if (values->array->null_count == 0 || bits == NULL)
+        return 0;
+    return values->count - count_ones(bits, values->first, values->count);
+}
+
+static bool add(Writer *writer, Values values, int depth)
+{
+    Column column;
+    if (depth > DEPTH_MAX || values.count > NODE_VALUES_MAX || values.array->dictionary != NULL ||
+        !read_column(values.schema, &column))
+        return false;
+    uint64_t nulls = column.kind == NULLS ? values.count : count_nulls(&values);
+    if (column.kind == NULLS || (values.count > 0 && nulls == values.count)) {
+        uint64_t bytes = null_bytes(values.schema, depth);
+        writer->written_bytes += values.count * bytes;
+        return bytes > 0 && put_byte(writer->nodes, NULLS);
+    }
+    int flags = nulls > 0 ? VALIDITY : 0;
+    if (flags && !put_bits(writer, buffer_of(&values, 0), values.first, values.count))
+        return false;
+    if (has_places(column.kind))
+        return add_with_places(writer, &values, column, flags, depth);
+    if (column.kind == FIXED_LIST || column.kind == STRUCT)
+        return add_fields(writer, &values, column, flags, depth);
+    if (column.kind == BITS) {
+        writer->written_bytes += values.count;
+        return add_bits(writer, &values, flags);
+    }
+    return add_fixed(writer, &values, column, flags);
+}
+
+// -- payloads -------------------------------------------------------------------------------------------------------
+
+static bool begin(Writer *writer)
+{
+    writer->nodes->size = writer->body->size = 0;
+    return put_bytes(writer->nodes, "\0\0", 2);  // how many bytes nodes take
+}
+
+static bool finish(Writer *writer, uint64_t count, uint64_t bytes_max)
+{
+    static const uint8_t zeros[BODY_ALIGNMENT];
+    Bytes *nodes = writer->nodes;
+    size_t nodes_bytes = nodes->size - 2;
+    if (nodes_bytes > NODES_BYTES_MAX)
+        return false;
+    memcpy(nodes->at, &nodes_bytes, 2);
+    if (!put_bytes(nodes, zeros, body_at_of(2, nodes_bytes) - nodes->size))
+        return false;
+    uint64_t bits = 8 * (uint64_t)writer->body->size;
+    return count <= (bits > RECORDS_WITHOUT_BYTES ? bits : RECORDS_WITHOUT_BYTES) &&
+           writer->written_bytes <= (bits > bytes_max ? bits : bytes_max);
+}
+
+bool encode_lean(const struct ArrowSchema *schema, const struct ArrowArray *batch, uint64_t start, uint64_t count,
+                 uint64_t bytes_max, Bytes *nodes, Bytes *body)
+{
+    Writer writer = {.nodes = nodes, .body = body};
+    Values all = {schema, batch, start, count};
+    if (batch->offset != 0 || batch->n_children != schema->n_children || count > NODE_VALUES_MAX || !begin(&writer))
+        return false;
+    for (int64_t column = 0; column < batch->n_children; column++)
+        if (!add(&writer, part_of(&all, column, start, count), 0))
+            return false;
+    return finish(&writer, count, bytes_max);
+}
+
+static bool add_column(Writer *writer, const char *format, uint64_t count, const void **buffers)
+{
+    const struct ArrowSchema schema = {.format = format};
+    const struct ArrowArray array = {.length = (int64_t)count, .n_buffers = 3, .buffers = buffers};
+    return add(writer, (Values){&schema, &array, 0, count}, 0);
+}
+
+// A list or a map, of which all are null.
+static bool add_nothing(Writer *writer, uint64_t count)
+{
+    writer->written_bytes += 4 * count;
+    return put_byte(writer->nodes, NULLS);
+}
+
+bool encode_values(const int64_t *times, const int32_t *offsets, const uint8_t *data, uint64_t count,
+                   uint64_t bytes_max, Bytes *nodes, Bytes *body)
+{
+    Writer writer = {.nodes = nodes, .body = body};
+    const void *numbers[] = {NULL, times, NULL}, *values[] = {NULL, offsets, data};
+    return begin(&writer) && add_column(&writer, "tsu:UTC", count, numbers) && add_nothing(&writer, count) &&
+           add_column(&writer, "z", count, values) && add_nothing(&writer, count) && finish(&writer, count, bytes_max);
+}

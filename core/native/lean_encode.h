@@ -1,0 +1,21 @@
+// Record batches as lean payloads: kera/core/lean/encode.py does the same, byte by byte.
+#ifndef KERA_LEAN_ENCODE_H
+#define KERA_LEAN_ENCODE_H
+
+#include "arrow_data.h"
+#include "bytes.h"
+
+// A column of more is left as it is, for readers to have it in place.
+#define PACKED_VALUES_MAX 1024
+#define NODES_BYTES_MAX 0xffff
+
+// The payload of some rows of a batch, without compression, into `payload`: false where Python knows more about it, or
+// where there is no memory. The memory of `nodes` and `body` is used again by the next one.
+bool encode_lean(const struct ArrowSchema *schema, const struct ArrowArray *batch, uint64_t start, uint64_t count,
+                 uint64_t bytes_max, Bytes *nodes, Bytes *body);
+
+// The payload of records of the default schema that have nothing but a time and a value: see kera/core/schema.py.
+bool encode_values(const int64_t *times, const int32_t *offsets, const uint8_t *data, uint64_t count,
+                   uint64_t bytes_max, Bytes *nodes, Bytes *body);
+
+#endif
