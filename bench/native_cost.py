@@ -33,7 +33,7 @@ from kera.core.chunk import (
 )
 from kera.core.header_table import verify_headers
 from kera.core.native import VARIABLE, native
-from kera.core.payload import check_payload, encode_lean
+from kera.core.payload import check_payload, encode_lean, open_payload
 from kera.core.schema import DEFAULT_SCHEMA
 
 KIB = 1024
@@ -91,7 +91,12 @@ def lean_calls(count: int) -> dict[str, Callable[[], object]]:
         raise ValueError("the default schema is lean")
     chunk = memoryview(chunk_of(payload, count, LEAN_VERSION))
     header = verify_header(chunk)
-    return {f"`check_payload`, {count} records, lean": lambda: check_payload(chunk, 0, header)}
+    batch, held = records(count), pa.py_buffer(payload)
+    return {
+        f"`check_payload`, {count} records, lean": lambda: check_payload(chunk, 0, header),
+        f"`encode_lean`, {count} records": lambda: encode_lean(batch, Codec.NONE),
+        f"`open_payload`, {count} records, lean": lambda: open_payload(held, DEFAULT_SCHEMA, header),
+    }
 
 
 def text_call(name: str, text: str) -> dict[str, Callable[[], object]]:

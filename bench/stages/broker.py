@@ -47,18 +47,25 @@ from kera.v1 import backup_pb2, broker_pb2, common_pb2
 class Writes:
     """A broker without a disk: a stream without replicas, and one with one."""
 
-    def __init__(self, root: Path, loads: Sequence[Load]) -> None:
+    def __init__(
+        self,
+        root: Path,
+        loads: Sequence[Load],
+        *,
+        memory_bytes: int = MEMORY_BYTES,
+        segment_bytes: int = SEGMENT_BYTES,
+    ) -> None:
         self.loads = loads
         shm = Path("/dev/shm")  # noqa: S108 - where arenas are
         self._arena = Arena.create(
-            shm, arena_bytes=MEMORY_BYTES, slot_bytes=SEGMENT_BYTES, data_dir=root, ephemeral=True
+            shm, arena_bytes=memory_bytes, slot_bytes=segment_bytes, data_dir=root, ephemeral=True
         )
         self._index = SegmentIndex.open(root / "index", durable=False)
         self._store = SegmentStore(root, LocalDisk(root), self._index)
-        meta = {"clean": False, "next_physical_id": 1, "slot_bytes": SEGMENT_BYTES}
+        meta = {"clean": False, "next_physical_id": 1, "slot_bytes": segment_bytes}
         self._memory = PersistenceManager(self._arena, self._index, PhysicalIds(meta), Events())
         replication = Replication(
-            ReplicationLimits(SEGMENT_BYTES), lambda _changes, done: done(None), self._memory.events
+            ReplicationLimits(segment_bytes), lambda _changes, done: done(None), self._memory.events
         )
         self._streams = Streams(self._memory, Restart(None, self._index, self._store), replication)
         replicator = Replicator(replication, node_id="", timeout_ms=60_000)
@@ -66,6 +73,7 @@ class Writes:
         service = BrokerService(
             self._streams, self._memory, replication, self._counters, pump=replicator.pump, read_bytes_max=MIB
         )
+        self.writer = service.writer
         service.registered(BROKER_ID, [], 1)
         self._connection, self._wire = daemon_connection(service.service())
         self._backup, self._backup_wire = FrameChannel("unix", "", MESSAGE_BYTES_MAX), Wire()
@@ -83,14 +91,20 @@ class Writes:
         self._index.close()
         self._arena.close()
 
+    def open(self, info: common_pb2.StreamInfo) -> int:
+        """Have a stream like that, until `drop`; returns its id."""
+        self._stream_id += 1
+        info.stream_id = self._stream_id
+        self._streams.open(info, BROKER_ID, 1)
+        return self._stream_id
+
     async def rounds(self, load: Load, samples: Samples) -> None:
         """See `Part`. Both streams are in the same memory, one after the other."""
         for replicas in (0, 1):
             await self._round(load, replicas, samples)
 
     async def _round(self, load: Load, replicas: int, samples: Samples) -> None:
-        self._stream_id += 1
-        self._streams.open(stream_info(self._stream_id, replicas=replicas), BROKER_ID, 1)
+        self.open(stream_info(1, replicas=replicas))
         sequence = 0
         for number in range(load.requests + 1):
             bulk = b"".join(
@@ -111,7 +125,7 @@ class Writes:
                 samples.requests[what][load].append(spent_ns)
         if self._counters.chunks_refused:
             raise RuntimeError(f"the broker has refused {self._counters.chunks_refused} chunks")
-        await self._drop()
+        await self.drop()
 
     def _steps(self, load: Load, bulk: memoryview, samples: Samples) -> None:
         """What a write is made of, most of it: each step for all chunks."""
@@ -152,8 +166,8 @@ class Writes:
             spent_ns += await deliver(self._backup, self._backup_wire, reply)
         return spent_ns
 
-    async def _drop(self) -> None:
-        """Free all that the round has written."""
+    async def drop(self) -> None:
+        """Free all that the last stream has."""
         self._streams.drop(self._stream_id)
         while jobs := self._memory.plan():
             for job in jobs:

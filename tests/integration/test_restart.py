@@ -67,8 +67,9 @@ async def test_broker_whose_memory_is_lost_tells_readers_the_exact_gap(tmp_path:
     with keeping_cluster(tmp_path) as cluster:
         async with await Client.connect(cluster.bootstrap) as client:
             await client.admin.create_stream("s")
-            async with client.producer() as producer:
+            async with client.producer(payload="arrow") as producer:
                 await producer.prepare("s")
+                # Of two segments, one and a half: lean ones would all be in the first.
                 before = [await producer.send("s", b"before %d" % number) for number in range(100)]
                 first_segment = [each for each in before if each.position[:2] == (1, 1)]
                 await until(lambda: metric(cluster, "segments_flushed_total") == 1)
