@@ -91,8 +91,9 @@ def maps(draw: st.DrawFn) -> common_pb2.StreamletAssignment:
     rows = []
     for broker in brokers:
         rows.append((first, broker, list(records)))
-        first += draw(st.integers(0, 3))
-        records = [record + draw(st.integers(0, 9)) for record in records]
+        groups = draw(st.integers(0, 3))
+        first += groups
+        records = [record + draw(st.integers(0, 9)) for record in records] if groups else records
     return assignment(brokers[-1], *rows)
 
 

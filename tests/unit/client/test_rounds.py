@@ -65,8 +65,8 @@ async def test_who_leaves_with_much_to_tell_does_so_in_several_requests(
     taken = await take_batches(consumer, 50)
     before = len(groups.steps)
     await consumer.close()
-    assert groups.steps[before:-1] == [1] * (len(groups.steps) - before - 1)
-    assert sum(groups.steps[before:]) in (4, 5), "of each streamlet, but for one whose only chunk came last"
+    told = [steps for steps in groups.steps[before:] if steps]  # a round may have nothing to tell
+    assert told in ([1] * 4, [1] * 5), "of each streamlet, but for one whose only chunk came last"
     again = await take_batches(make_member(), 1)
     assert again == taken[-len(again) :], "nothing else is left than the chunk that was taken last"
 
