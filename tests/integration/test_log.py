@@ -78,7 +78,8 @@ async def fill(client: Client, stream: str, size: int, first: int = 0, streamlet
     while size > 0:
         values.append(value_of(first + len(values)))
         size -= len(values[-1])
-    async with client.producer(chunk_bytes_max=16 * KIB) as producer:
+    # Of payloads that take more than their values, as what is freed is counted in these.
+    async with client.producer(chunk_bytes_max=16 * KIB, payload="arrow") as producer:
         batch = pa.record_batch({"value": pa.array(values, pa.binary())})
         return await (await producer.send_batch(stream, batch, streamlet=streamlet))
 

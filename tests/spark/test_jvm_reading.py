@@ -207,7 +207,7 @@ def kera(cluster: RunningCluster) -> Kera:
 def fill(kera: Kera, stream: str, size: int) -> list[ChunkBatch]:
     """Make a stream of so many bytes; its chunks as the Python client reads them."""
     kera.create(stream, streamlets=1)
-    kera.run(lambda client: append(client, stream, size))
+    kera.run(lambda client: append(client, stream, size, payload="arrow"))
     return kera.run(lambda client: chunks_of(client, stream))
 
 
