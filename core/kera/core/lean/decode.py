@@ -63,8 +63,11 @@ def decode(
     if not trusted:
         beyond = sum(_null_bytes(node, field.type) for node, field in zip(layout.columns, schema, strict=True))
         check_written(layout, beyond, compressed=compressed, bytes_max=bytes_max)
-    columns = [_array(node, field.type, body) for node, field in zip(layout.columns, schema, strict=True)]
-    batch = pa.RecordBatch.from_arrays(columns, schema=schema)
+    try:  # of a payload that is trusted, Arrow itself may see what is wrong
+        columns = [_array(node, field.type, body) for node, field in zip(layout.columns, schema, strict=True)]
+        batch = pa.RecordBatch.from_arrays(columns, schema=schema)
+    except pa.ArrowException as error:
+        raise _none_of_schema(error) from error
     if not trusted:
         _validate(batch)
     return batch
@@ -121,7 +124,11 @@ def _validate(batch: pa.RecordBatch) -> None:
     try:
         batch.validate(full=True)
     except pa.ArrowException as error:
-        raise no_payload(f"its values are none of the schema: {error}") from error
+        raise _none_of_schema(error) from error
+
+
+def _none_of_schema(error: pa.ArrowException) -> CorruptChunk:
+    return no_payload(f"its values are none of the schema: {error}")
 
 
 def _decompressed(body: pa.Buffer, codec: str, size: int) -> pa.Buffer:
