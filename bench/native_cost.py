@@ -36,6 +36,8 @@ from kera.core.native import VARIABLE, native
 from kera.core.payload import check_payload, encode_lean, open_payload
 from kera.core.schema import DEFAULT_SCHEMA
 
+Table = Callable[[dict[str, float], dict[str, float]], str]
+"""Makes one of what was measured in Python and natively."""
 KIB = 1024
 HEADER = 128
 PLACEMENT = (1 << 40, 2, 0, 1 << 30, 5 << 32, 64 * KIB)
@@ -139,9 +141,9 @@ def measure() -> dict[str, float]:
     return found
 
 
-def measure_elsewhere(core: str) -> dict[str, float]:
-    """The same in a process of its own; `core`: 0 without the native core, 1 with it."""
-    command = [sys.executable, "-m", "bench.native_cost", "--json"]
+def measure_elsewhere(module: str, core: str) -> dict[str, float]:
+    """What `module` measures in a process of its own; `core`: 0 without the native core, 1 with it."""
+    command = [sys.executable, "-m", module, "--json"]
     ran = subprocess.run(command, env=os.environ | {VARIABLE: core}, capture_output=True, text=True, check=True)
     found: dict[str, float] = json.loads(ran.stdout)
     return found
@@ -156,9 +158,9 @@ def table(python: dict[str, float], fast: dict[str, float]) -> str:
     return "\n".join(rows)
 
 
-def main() -> None:
-    """Measure as the command line says."""
-    parser = argparse.ArgumentParser(description="Measure the native core beside Python.")
+def beside(module: str, measure: Callable[[], dict[str, float]], table: Table, description: str) -> None:
+    """The command line of a module that measures both cores: in turns, and of each figure the least counts."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--rounds", type=int, default=3, help="how often each of them")
     parser.add_argument("--json", action="store_true", help="only the core that runs here, as JSON")
     arguments = parser.parse_args()
@@ -167,9 +169,14 @@ def main() -> None:
         return
     if native is None:
         sys.exit("there is no native core here: run make setup")
-    rounds = [(measure_elsewhere("0"), measure_elsewhere("1")) for _ in range(arguments.rounds)]
+    rounds = [(measure_elsewhere(module, "0"), measure_elsewhere(module, "1")) for _ in range(arguments.rounds)]
     python, fast = ({name: min(each[name] for each in core) for name in core[0]} for core in zip(*rounds, strict=True))
     print(table(python, fast))
+
+
+def main() -> None:
+    """Measure as the command line says."""
+    beside("bench.native_cost", measure, table, "Measure the native core beside Python.")
 
 
 if __name__ == "__main__":

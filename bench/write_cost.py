@@ -6,12 +6,7 @@ connection, no replicas and no disk. Each core runs in processes of its own, in 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
-import os
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from time import perf_counter_ns
@@ -19,11 +14,10 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from bench.native_cost import records
+from bench.native_cost import beside, records
 from bench.stages.around import BROKER_ID, stream_info
 from bench.stages.broker import Writes
 from kera.core.chunk import ARROW_VERSION, LEAN_VERSION, Codec, encode_chunk, encode_payload
-from kera.core.native import VARIABLE
 from kera.core.payload import encode_lean
 from kera.core.rpc import Call, Reply
 from kera.core.rpc.method import Peer
@@ -118,24 +112,16 @@ async def measure_kind(writes: Writes, kind: Kind) -> int:
     return min(found[1:])
 
 
-async def measure() -> dict[str, int]:
+async def measure() -> dict[str, float]:
     """Nanoseconds of each kind, with the core that runs here."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as root:
         writes = Writes(Path(root), [], memory_bytes=MEMORY_BYTES, segment_bytes=SEGMENT_BYTES)
-        found = {str(kind): await measure_kind(writes, kind) for kind in KINDS}
+        found: dict[str, float] = {str(kind): await measure_kind(writes, kind) for kind in KINDS}
         await writes.close()
         return found
 
 
-def measure_elsewhere(core: str) -> dict[str, int]:
-    """The same in a process of its own; `core`: 0 without the native core, 1 with it."""
-    command = [sys.executable, "-m", "bench.write_cost", "--json"]
-    ran = subprocess.run(command, env=os.environ | {VARIABLE: core}, capture_output=True, text=True, check=True)
-    found: dict[str, int] = json.loads(ran.stdout)
-    return found
-
-
-def table(python: dict[str, int], fast: dict[str, int]) -> str:
+def table(python: dict[str, float], fast: dict[str, float]) -> str:
     """Both, beside each other, in Markdown."""
     rows = ["| request | Python, us | native, us | a chunk, native, us | |", "|---|--:|--:|--:|--:|"]
     rows += [
@@ -147,20 +133,8 @@ def table(python: dict[str, int], fast: dict[str, int]) -> str:
 
 
 def main() -> None:
-    """Print the table; with --json only what this process measures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="measure in this process, and print nanoseconds")
-    parser.add_argument("--rounds", type=int, default=3, help="processes of each core")
-    options = parser.parse_args()
-    if options.json:
-        print(json.dumps(asyncio.run(measure())))
-        return
-    least: dict[str, dict[str, int]] = {"0": {}, "1": {}}
-    for _ in range(options.rounds):
-        for core, so_far in least.items():
-            for name, spent_ns in measure_elsewhere(core).items():
-                so_far[name] = min(spent_ns, so_far.get(name, spent_ns))
-    print(table(least["0"], least["1"]))
+    """Measure as the command line says."""
+    beside("bench.write_cost", lambda: asyncio.run(measure()), table, "Measure what a write costs, with either core.")
 
 
 if __name__ == "__main__":

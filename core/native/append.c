@@ -10,7 +10,6 @@
 #include "arrow.h"
 #include "bytes.h"
 #include "chunk.h"
-#include "crc32c.h"
 #include "lean.h"
 
 // From so many bytes of payload on other threads may run meanwhile.

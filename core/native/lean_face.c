@@ -36,16 +36,12 @@ PyObject *lean_type(PyObject *module, PyObject *schema)
     return result;
 }
 
-typedef struct {
-    Py_buffer memory;
-} Held;
-
 // The last array of a payload has gone, on whatever thread.
 static void let_go(void *argument)
 {
     PyGILState_STATE state = PyGILState_Ensure();
-    Held *held = argument;
-    PyBuffer_Release(&held->memory);
+    Py_buffer *held = argument;
+    PyBuffer_Release(held);
     PyMem_Free(held);
     PyGILState_Release(state);
 }
@@ -73,22 +69,22 @@ PyObject *decode_in_place(PyObject *module, PyObject *const *args, Py_ssize_t co
     uint64_t records = PyLong_AsUnsignedLongLong(args[3]), bytes_max = PyLong_AsUnsignedLongLong(args[4]);
     if (type == NULL || PyErr_Occurred() != NULL)
         return NULL;
-    Held *held = PyMem_Malloc(sizeof *held);
+    Py_buffer *held = PyMem_Malloc(sizeof *held);
     if (held == NULL)
         return PyErr_NoMemory();
-    if (PyObject_GetBuffer(args[0], &held->memory, PyBUF_SIMPLE) != 0) {
+    if (PyObject_GetBuffer(args[0], held, PyBUF_SIMPLE) != 0) {
         PyMem_Free(held);
         return NULL;
     }
     struct ArrowArray batch;
-    View payload = {held->memory.buf, (size_t)held->memory.len};
+    View payload = {held->buf, (size_t)held->len};
     PyThreadState *state = payload.size < LARGE ? NULL : PyEval_SaveThread();
     bool decoded = payload.at != NULL && decode_lean(payload, type, records, bytes_max, (Owner){let_go, held}, &batch);
     if (state != NULL)
         PyEval_RestoreThread(state);
     if (decoded)
         return import(args[5], args[2], &batch);
-    PyBuffer_Release(&held->memory);
+    PyBuffer_Release(held);
     PyMem_Free(held);
     Py_RETURN_NONE;
 }

@@ -31,13 +31,9 @@ def pytest_asyncio_loop_factories(
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Of the conformance tests on asyncio's own loop, those over TCP are quick: the others repeat them."""
-    if item.path.is_relative_to(HERE / "conformance") and {"asyncio-unix", "asyncio-grpc"} & prefixes(item):
+    repeats = item.name.partition("[")[2].startswith(("asyncio-unix", "asyncio-grpc"))
+    if repeats and item.path.is_relative_to(HERE / "conformance"):
         item.add_marker(pytest.mark.slow)
-
-
-def prefixes(item: pytest.Item) -> set[str]:
-    """Loop and transport of a test that is parametrized by both."""
-    return {"-".join(item.name.partition("[")[2].rstrip("]").split("-")[:2])}
 
 
 @pytest.hookimpl(trylast=True)
