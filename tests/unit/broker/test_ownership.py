@@ -87,7 +87,7 @@ def test_streamlets_of_which_a_broker_has_anything_are_held() -> None:
 def maps(draw: st.DrawFn) -> common_pb2.StreamletAssignment:
     """A streamlet that went from broker to broker, some 2 entries wide."""
     brokers = draw(st.lists(st.integers(1, 3), min_size=1, max_size=8))
-    first, records = draw(st.integers(0, 3)), [0, 0]
+    first, records = draw(st.integers(1, 4)), [0, 0]
     rows = []
     for broker in brokers:
         rows.append((first, broker, list(records)))
@@ -106,15 +106,13 @@ def test_every_group_is_at_exactly_one_broker(made: common_pb2.StreamletAssignme
     found = {broker: interval_of(holding(made, broker).intervals, group_id) for broker in (1, 2, 3)}
     having = [broker for broker, interval in found.items() if interval is not None]
 
-    empty_first = group_id == 0 and len(rows) > 1 and rows[1].first_group_id == 0
-    if not empty_first:
-        assert having == [rows[expected].broker_id]
-        interval = found[having[0]]
-        assert interval is not None
-        assert (interval.first_group_id, list(interval.first_records)) == (
-            rows[expected].first_group_id,
-            list(rows[expected].first_records),
-        )
+    assert having == [rows[expected].broker_id]
+    interval = found[having[0]]
+    assert interval is not None
+    assert (interval.first_group_id, list(interval.first_records)) == (
+        rows[expected].first_group_id,
+        list(rows[expected].first_records),
+    )
 
 
 @given(maps())

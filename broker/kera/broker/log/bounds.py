@@ -103,13 +103,19 @@ def list_groups(
 ) -> Generator[None, None, tuple[list[GroupBounds], bool]]:
     """Groups behind one, in the order of their ids; and whether there are no more to be seen.
 
-    Up to the first one of which nothing is durable: if later ones were listed before it, it would be overlooked. Yields
-    after each segment; the answer is of no one moment then, but each group that it has, was so at one.
+    Up to the first one of which nothing is durable: if later ones were listed before it, it would be overlooked. So
+    would one that is opened meanwhile, by an entry that had none left when it was asked; so none of these is listed.
+    Yields after each segment; the answer is of no one moment then, but each group that it has, was so at one.
     """
     found: list[GroupBounds] = []
+    through_id = streamlet.next_group_id - 1
     heads = {entry: entry.next_group(after_group_id) for entry in streamlet.entries.made}
     while len(found) < groups_max:
-        candidates = [(group_id, entry.index) for entry, group_id in heads.items() if group_id is not None]
+        candidates = [
+            (group_id, entry.index)
+            for entry, group_id in heads.items()
+            if group_id is not None and group_id <= through_id
+        ]
         if not candidates:
             return found, True
         group_id, index = min(candidates)
@@ -124,6 +130,7 @@ def list_groups(
 
 def group_bounds(streamlet: Streamlet, entry: Entry, group_id: int) -> Generator[None, None, GroupBounds | None]:
     """Of one group; None while nothing of it is durable, or if nothing is left of it any more."""
+    active = streamlet.is_active(group_id, entry)  # first: what comes while others run is not in what was looked at
     start = entry.start if entry.start.group_id == group_id else None
     end, first_record, record, length, whole = EARLIEST, 0, 0, 0, True
     for key, segment in entry.group_segments(group_id):
@@ -143,8 +150,7 @@ def group_bounds(streamlet: Streamlet, entry: Entry, group_id: int) -> Generator
         yield
     if not length or start is None:
         return None
-    closed = whole and not streamlet.is_active(group_id, entry)
-    return GroupBounds(group_id, entry.index, closed, start, end, first_record, record, length)
+    return GroupBounds(group_id, entry.index, whole and not active, start, end, first_record, record, length)
 
 
 def _record_at(entry: Entry, segment: Segment | SegmentRecord, end: Position) -> int:

@@ -1,0 +1,73 @@
+"""Which groups of a streamlet there are: what is said of them while chunks are appended.
+
+The streamlets here have two segments of four chunks in a group.
+"""
+
+from collections.abc import Generator
+from typing import TypeVar
+
+from kera.broker.log.bounds import GroupBounds, group_bounds, list_groups
+from tests.unit.broker.support import Engine, Log
+
+T = TypeVar("T")
+MANY = 100
+
+
+def result_of(steps: Generator[None, None, T]) -> T:
+    """What it returns, when it has come to its end."""
+    try:
+        while True:
+            next(steps)
+    except StopIteration as stopped:
+        found: T = stopped.value
+        return found
+
+
+def told(groups: list[GroupBounds]) -> list[tuple[int, int, int, int, bool]]:
+    return [(each.group_id, each.entry, each.first_record, each.next_record, each.closed) for each in groups]
+
+
+def test_groups_of_all_entries_are_listed_in_the_order_of_their_ids(engine: Engine) -> None:
+    log = Log(engine, entries=2)
+    for producer, count in ((0, 9), (1, 3)):
+        log.append_many(count, producer, record_count=1)
+
+    groups, complete = result_of(list_groups(log.streamlet, 0, MANY))
+
+    assert told(groups) == [(1, 0, 0, 8, True), (2, 0, 8, 9, False), (3, 1, 0, 3, False)]
+    assert complete
+
+
+def test_a_group_that_is_filled_while_it_is_looked_at_is_not_said_to_end_where_it_was_then(log: Log) -> None:
+    log.append_many(7, record_count=1)
+    steps = group_bounds(log.streamlet, log.entry, 1)
+    next(steps)
+    next(steps)  # after the second segment
+    log.append_many(2, record_count=1)
+
+    bounds = result_of(steps)
+
+    assert bounds is not None
+    assert told([bounds]) == [(1, 0, 0, 7, False)]
+    again = result_of(group_bounds(log.streamlet, log.entry, 1))
+    assert again is not None
+    assert told([again]) == [(1, 0, 0, 8, True)]
+
+
+def test_no_group_is_left_out_that_is_opened_while_others_are_listed(engine: Engine) -> None:
+    """Of an entry that had none left, when the other one has a later group by then."""
+    log = Log(engine, entries=2)
+    log.append_many(8, 1, record_count=1)
+    log.append_many(3, 0, record_count=1)
+    steps = list_groups(log.streamlet, 1, MANY)
+    next(steps)
+    log.append_many(1, 1, record_count=1)
+    log.append_many(6, 0, record_count=1)
+    assert log.streamlet.next_group_id == 5
+
+    groups, complete = result_of(steps)
+
+    assert [each.group_id for each in groups] == [2]
+    assert complete
+    rest, _ = result_of(list_groups(log.streamlet, 2, MANY))
+    assert told(rest) == [(3, 1, 8, 9, False), (4, 0, 8, 9, False)]
