@@ -204,6 +204,8 @@ class LogMachine(RuleBasedStateMachine):
             self.reconcile(chunk_key, log, how)
         if how != "lose_index":
             self.check_cursors(at_the_end)
+        if how.startswith("lose_"):
+            self.up.settle()  # it is written what may have been lost: killed before that, nobody knows it again
         self.check_everything()
 
     def check_cursors(self, cursors: dict[tuple[int, int], Position]) -> None:
