@@ -15,7 +15,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from bench.native_cost import beside, records
-from bench.stages.around import BROKER_ID, stream_info
+from bench.stages.around import stream_info
 from bench.stages.broker import Writes
 from kera.core.chunk import ARROW_VERSION, LEAN_VERSION, Codec, encode_chunk, encode_payload
 from kera.core.payload import encode_lean
@@ -57,7 +57,7 @@ KINDS = [
 ]
 
 
-def payload_of(kind: Kind) -> pa.Buffer:
+def payload_of(kind: Kind) -> pa.Buffer | bytes:
     """What is in each chunk."""
     batch = records(kind.records)
     payload = encode_lean(batch, Codec.NONE) if kind.lean else encode_payload(batch)
@@ -66,7 +66,7 @@ def payload_of(kind: Kind) -> pa.Buffer:
     return payload
 
 
-def bulk_of(kind: Kind, payload: pa.Buffer, stream_id: int, sequences: list[int]) -> memoryview:
+def bulk_of(kind: Kind, payload: pa.Buffer | bytes, stream_id: int, sequences: list[int]) -> memoryview:
     """The chunks of the next request."""
     pieces = []
     for number in range(kind.chunks):
@@ -92,12 +92,7 @@ def bulk_of(kind: Kind, payload: pa.Buffer, stream_id: int, sequences: list[int]
 
 async def measure_kind(writes: Writes, kind: Kind) -> int:
     """Nanoseconds of the least request; the first one opens segments, and does not count."""
-    info = stream_info(1)
-    info.config.streamlets = kind.streamlets
-    del info.assignments[:]
-    for streamlet_id in range(kind.streamlets):
-        info.assignments.add(streamlet_id=streamlet_id, broker_id=BROKER_ID, broker_epoch=1, first_group_id=1)
-    stream_id = writes.open(info)
+    stream_id = writes.open(stream_info(1, streamlets=kind.streamlets))
     payload, sequences, peer = payload_of(kind), [0] * kind.streamlets, Peer("unix", "")
     message, found = broker_pb2.MultiWriteChunksRequest(chunk_count=kind.chunks), []
     request_bytes = len(bulk_of(kind, payload, stream_id, [0] * kind.streamlets))

@@ -206,7 +206,7 @@ def chunk(
     return {
         "what": what,
         "header": header_fields(verify_header(placed)),
-        "payload": encoded.payload.to_pybytes().hex(),
+        "payload": bytes(memoryview(encoded.payload)).hex(),
         "chunk": sent.hex(),
         "placed": placed.hex(),
         "records": [{name: as_json(value) for name, value in each.items()} for each in records],

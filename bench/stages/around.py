@@ -132,24 +132,27 @@ def frame(kind: Kind, method: Method[Any, Any], number: int, message: Any, bulk:
     return b"".join(memoryview(piece) for piece in encode_frame(kind, method, number, message, bulk, MESSAGE_BYTES_MAX))
 
 
-def stream_info(stream_id: int = STREAM_ID, *, replicas: int = 0) -> common_pb2.StreamInfo:
-    """A stream of one streamlet."""
+def stream_info(stream_id: int = STREAM_ID, *, replicas: int = 0, streamlets: int = 1) -> common_pb2.StreamInfo:
+    """A stream, all of whose streamlets are here."""
     durability = common_pb2.DURABILITY_REPLICATED if replicas else common_pb2.DURABILITY_LEADER
     config = common_pb2.StreamConfig(
-        streamlets=1, entries=1, group_segments=8, durability=durability, replication=replicas, virtual_logs=1
+        streamlets=streamlets, entries=1, group_segments=8, durability=durability, replication=replicas, virtual_logs=1
     )
-    assignment = common_pb2.StreamletAssignment(broker_id=BROKER_ID, broker_epoch=1, first_group_id=1)
+    assignments = [
+        common_pb2.StreamletAssignment(streamlet_id=streamlet, broker_id=BROKER_ID, broker_epoch=1, first_group_id=1)
+        for streamlet in range(streamlets)
+    ]
     schema = common_pb2.StreamSchema(schema_id=1, arrow_schema=schema_to_bytes(DEFAULT_SCHEMA))
     return common_pb2.StreamInfo(
-        stream_id=stream_id, name="s", config=config, schemas=[schema], assignments=[assignment]
+        stream_id=stream_id, name="s", config=config, schemas=[schema], assignments=assignments
     )
 
 
 class Cluster:
     """What producers and consumers ask of a cluster; also where its brokers can be reached."""
 
-    def __init__(self, push: PushChannel | None = None) -> None:
-        """`push`: a broker pushes over this; None: it does not."""
+    def __init__(self, push: PushChannel | None = None, *, streamlets: int = 1) -> None:
+        """`push`: a broker pushes over this; None: it does not. `streamlets`: of its stream."""
         self.settings = ClientSettings()
         self.request_timeout_s = 60.0
         self.timing = Timing()
@@ -159,7 +162,7 @@ class Cluster:
         self.locality = self
         self._push = push
         broker = common_pb2.BrokerInfo(broker_id=BROKER_ID, segment_bytes=SEGMENT_BYTES, alive=True)
-        self._stream = StreamDescription.from_message(stream_info(), [broker])
+        self._stream = StreamDescription.from_message(stream_info(streamlets=streamlets), [broker])
 
     async def stream(self, _name: str) -> StreamDescription:
         """See `kera.client.cluster.cluster`; likewise all that follows."""

@@ -27,7 +27,7 @@ async def _producer(load: Load) -> AsyncIterator[tuple[Producer, Cluster]]:
     cluster.close()
 
 
-def _stored(pieces: Sequence[Any], chunks: int) -> bytes:
+def stored(pieces: Sequence[Any], chunks: int) -> bytes:
     """A broker's answer to a write."""
     response = broker_pb2.MultiWriteChunksResponse()
     for _ in range(chunks):
@@ -52,7 +52,7 @@ class Batches:
                 there_ns = since(begun_ns)
                 (request,) = cluster.wire.sent
                 cluster.wire.sent.clear()
-                answer = _stored(request, load.chunks)
+                answer = stored(request, load.chunks)
                 back_ns = await deliver(cluster.channel_made, cluster.wire, answer)
                 begun_ns = now_ns()
                 for each in pending:
@@ -92,7 +92,7 @@ class Records:
                 framed_ns = since(begun_ns)
                 (request,) = wire.sent
                 wire.sent.clear()
-                await deliver(cluster.channel_made, cluster.wire, _stored(request, 1))
+                await deliver(cluster.channel_made, cluster.wire, stored(request, 1))
                 if records >= self.RECORDS_MIN and number:
                     what = "send, a value and a key" if keyed else "send, a value"
                     samples.records[what].append(sent_ns / records)

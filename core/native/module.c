@@ -18,7 +18,7 @@
 #include "lean_face.h"
 
 // Raised with each change of what a function takes, does or returns; kera/core/native.py has the same number.
-#define NATIVE_VERSION 3
+#define NATIVE_VERSION 4
 
 #ifndef SOURCES
 #define SOURCES "unknown"
@@ -238,6 +238,48 @@ static PyObject *verify_payload(Call *call)
         !as_field(call->args[2], PAYLOAD_CRC_FIELD, &checksum) || !open_bytes(call, PyBUF_SIMPLE))
         return NULL;
     return none_if(is_payload_of(call->view, at, payload_bytes, checksum));
+}
+
+static bool put_field(const Field *field, PyObject *value, uint8_t *header)
+{
+    uint8_t *at = header + field->at;
+    uint64_t number;
+    if (field->type == 'q') {
+        int64_t found = PyLong_AsLongLong(value);
+        memcpy(at, &found, 8);
+        return found != -1 || PyErr_Occurred() == NULL;
+    }
+    size_t bytes = field->type == 'B' ? 1 : field->type == 'I' ? 4 : 8;
+    if (!as_u64(value, &number) || (bytes < 8 && number >> 8 * bytes != 0))
+        return false;
+    memcpy(at, &number, bytes);
+    return true;
+}
+
+// (payload, and the fields that a producer chooses, but for those that are about the payload's bytes)
+static PyObject *encode_header(Call *call)
+{
+    static const uint8_t padding[ALIGNMENT_BYTES];
+    static const Py_ssize_t given[] = {1, 2, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};  // of `fields`
+    static const Py_ssize_t count = sizeof given / sizeof given[0];
+    if (!has_arguments(call, count + 1, count + 1) || !open_bytes(call, PyBUF_SIMPLE) ||
+        call->view.size > PAYLOAD_BYTES_MAX)
+        return NULL;
+    uint32_t payload_bytes = (uint32_t)call->view.size;
+    uint16_t header_bytes = HEADER_BYTES;
+    uint8_t header[HEADER_BYTES] = MAGIC;
+    for (Py_ssize_t index = 0; index < count; index++)
+        if (!put_field(&fields[given[index]], call->args[index + 1], header))
+            return NULL;
+    PyThreadState *state = let_others_run(payload_bytes);
+    uint32_t checksum = crc32c(crc32c(0, call->view.at, payload_bytes), padding, padded(payload_bytes) - payload_bytes);
+    go_on(state);
+    memcpy(header + HEADER_BYTES_AT, &header_bytes, sizeof header_bytes);
+    memcpy(header + PAYLOAD_BYTES_AT, &payload_bytes, sizeof payload_bytes);
+    memcpy(header + PAYLOAD_CRC_AT, &checksum, sizeof checksum);
+    checksum = crc32c(0, header, HEADER_CRC_AT);
+    memcpy(header + HEADER_CRC_AT, &checksum, sizeof checksum);
+    return PyBytes_FromStringAndSize((const char *)header, HEADER_BYTES);
 }
 
 // (view, offset, checksum)
@@ -491,6 +533,7 @@ static const Known known[] = {
     {"verify_header", verify_header, true},
     {"verify_chunk", verify_chunk, true},
     {"verify_payload", verify_payload, false},
+    {"encode_header", encode_header, false},
     {"verify_placed", verify_placed, false},
     {"verify_run", verify_run, false},
     {"chained_checksums", chained_checksums, false},

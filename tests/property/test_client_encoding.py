@@ -50,7 +50,7 @@ def test_chunks_have_the_rows_of_the_batch_and_fit(
         assert max(map(chunk_bytes_of, rows)) > SEGMENT_BYTES
         return
     made = list(payloads(batch, stream, chunk_bytes_max, now_us=0))
-    assert all(HEADER_BYTES + padded(payload.payload.size) <= SEGMENT_BYTES for payload in made)
+    assert all(HEADER_BYTES + padded(len(payload.payload)) <= SEGMENT_BYTES for payload in made)
     decoded = [decode_payload(payload.payload, DEFAULT_SCHEMA) for payload in made]
     assert [batch.num_rows for batch in decoded] == [payload.record_count for payload in made]
     assert pa.Table.from_batches(decoded, DEFAULT_SCHEMA).equals(pa.Table.from_batches([batch], DEFAULT_SCHEMA))
@@ -87,7 +87,7 @@ def test_records_come_out_as_they_went_in(
         rows = [batch.slice(row, 1) for row in range(batch.num_rows)]
         assert max(map(chunk_bytes_of, rows)) > SEGMENT_BYTES - BATCH_OVERHEAD_BYTES
         return
-    assert all(HEADER_BYTES + padded(payload.payload.size) <= SEGMENT_BYTES for payload in made)
+    assert all(HEADER_BYTES + padded(len(payload.payload)) <= SEGMENT_BYTES for payload in made)
     decoded = [decode_payload(payload.payload, DEFAULT_SCHEMA) for payload in made]
     for each, payload in zip(decoded, made, strict=True):
         each.validate(full=True)

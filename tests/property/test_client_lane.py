@@ -115,7 +115,7 @@ class LaneMachine(RuleBasedStateMachine):
     @rule(count=st.integers(1, REQUEST_CHUNKS_MAX))
     def send(self, count: int) -> None:
         chunks: list[PendingChunk] = []
-        while self.lane.ready and len(chunks) < count:
+        while self.lane.next is not None and len(chunks) < count:
             chunks.append(self.lane.take())
         if chunks:
             self.connections[-1].append(Request(chunks, [self.content(chunk) for chunk in chunks]))
@@ -245,9 +245,8 @@ class LaneMachine(RuleBasedStateMachine):
     # -- helpers -----------------------------------------------------------------------------------------------
 
     def content(self, chunk: PendingChunk) -> tuple[int, int, int]:
-        assert chunk.encoded is not None
-        header = read_header(chunk.encoded.to_bytes())
-        number = int.from_bytes(chunk.encoded.payload.to_pybytes(), "little")
+        header = read_header(chunk.header)
+        number = int.from_bytes(memoryview(chunk.payload.payload), "little")
         assert (number, header.sequence) == (self.numbers[chunk], chunk.sequence)
         assert header.producer_epoch in self.epochs
         return number, header.producer_epoch, header.sequence

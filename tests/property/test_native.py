@@ -118,6 +118,15 @@ def test_payloads_of_many_rows_are_those_of_python(
     compare("encode_rows", batch, array("I", [*ends, rows]), 1 << 30)
 
 
+NUMBERS_OF_HEADERS = st.one_of(st.integers(-2, 2**65), st.integers(-(2**64), 2**64), NUMBERS)
+
+
+@settings(max_examples=fuzz_examples(400))
+@given(st.binary(max_size=300), st.tuples(*[NUMBERS_OF_HEADERS] * 13))
+def test_headers_are_those_of_python(payload: bytes, fields: tuple[int, ...]) -> None:
+    compare("encode_header", payload, *fields)
+
+
 # --- decoding ----------------------------------------------------------------------------------------------
 
 

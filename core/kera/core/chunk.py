@@ -176,13 +176,13 @@ class EncodedChunk(NamedTuple):
     """A chunk ready to be sent: its parts in order, for a scatter/gather write."""
 
     header: bytes
-    payload: pa.Buffer
+    payload: pa.Buffer | bytes
     padding: bytes
 
     @property
     def chunk_bytes(self) -> int:
         """Length of all parts together."""
-        return HEADER_BYTES + int(self.payload.size) + len(self.padding)
+        return HEADER_BYTES + len(self.payload) + len(self.padding)
 
     def to_bytes(self) -> bytes:
         """One contiguous copy."""
@@ -214,7 +214,7 @@ def encode_payload(batch: pa.RecordBatch, codec: Codec = Codec.NONE) -> pa.Buffe
 
 
 def encode_chunk(  # noqa: PLR0913 - the fields of a header, each named by the caller
-    payload: pa.Buffer,
+    payload: pa.Buffer | bytes,
     *,
     record_count: int,
     stream_id: int,
@@ -234,23 +234,54 @@ def encode_chunk(  # noqa: PLR0913 - the fields of a header, each named by the c
 
     Raises `InvalidArgument` when the payload is over `PAYLOAD_BYTES_MAX`.
     """
-    payload_bytes = payload.size
+    header = encode_header(
+        payload, version, flags_of(codec, typed=typed), record_count, stream_id, streamlet_id, schema_id, producer_id,
+        producer_epoch, codec, sequence, created_us, min_timestamp_us, max_timestamp_us,
+    )  # fmt: skip
+    return EncodedChunk(header, payload, padding_of(len(payload)))
+
+
+def flags_of(codec: Codec, *, typed: bool) -> int:
+    """The flags of chunks with that codec; `typed`: of a stream with a schema of its own."""
+    return (_COMPRESSED if codec else 0) | (int(Flags.TYPED) if typed else 0)
+
+
+def padding_of(payload_bytes: int) -> bytes:
+    """The zeros behind a payload."""
+    return _PADDING[: -payload_bytes % ALIGNMENT_BYTES]
+
+
+@accelerated()
+def encode_header(  # noqa: PLR0913, PLR0917 - the fields of a header, in their order
+    payload: Any,
+    version: int,
+    flags: int,
+    record_count: int,
+    stream_id: int,
+    streamlet_id: int,
+    schema_id: int,
+    producer_id: int,
+    producer_epoch: int,
+    codec: int,
+    sequence: int,
+    created_us: int,
+    min_timestamp_us: int,
+    max_timestamp_us: int,
+) -> bytes:
+    """The header of a chunk with that payload that is not placed yet; see `encode_chunk`."""
+    payload_bytes = len(payload)
     if payload_bytes > PAYLOAD_BYTES_MAX:
         raise InvalidArgument(
             f"chunk payload of {payload_bytes} bytes is over the limit of {PAYLOAD_BYTES_MAX}",
             payload_bytes=payload_bytes,
             limit=PAYLOAD_BYTES_MAX,
         )
-    padding = _PADDING[: padded(payload_bytes) - payload_bytes]
-    payload_crc = crc32c(payload)
-    if padding:
-        payload_crc = crc32c(padding, payload_crc)
-    flags = (Flags.COMPRESSED if codec else 0) | (Flags.TYPED if typed else 0)
+    payload_crc = crc32c(padding_of(payload_bytes), crc32c(payload))
     covered = _PRODUCER.pack(
         MAGIC, version, flags, HEADER_BYTES, payload_bytes, record_count, stream_id, streamlet_id, schema_id,
         producer_id, producer_epoch, codec, sequence, created_us, min_timestamp_us, max_timestamp_us, payload_crc,
     )  # fmt: skip
-    return EncodedChunk(covered + _CRC.pack(crc32c(covered)) + _UNPLACED, payload, padding)
+    return covered + _CRC.pack(crc32c(covered)) + _UNPLACED
 
 
 def read_header(buffer: Any, offset: int = 0) -> ChunkHeader:

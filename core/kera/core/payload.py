@@ -73,20 +73,18 @@ def open_payload(
     )
 
 
-def encode_lean(batch: pa.RecordBatch, codec: Codec) -> pa.Buffer | None:
+def encode_lean(batch: pa.RecordBatch, codec: Codec) -> bytes | None:
     """The payload of version 2 of a batch; None where version 1 is for it (`kera.core.lean.encode`)."""
     if not lean.is_lean(batch.schema):
         return None
-    made = lean.encode(batch, ARROW_CODECS.get(codec), bytes_max=DECOMPRESSED_BYTES_MAX)
-    return None if made is None else pa.py_buffer(made)
+    return lean.encode(batch, ARROW_CODECS.get(codec), bytes_max=DECOMPRESSED_BYTES_MAX)
 
 
-def encode_lean_rows(batch: pa.RecordBatch, ends: Sequence[int]) -> list[pa.Buffer | None]:
+def encode_lean_rows(batch: pa.RecordBatch, ends: Sequence[int]) -> Sequence[bytes | None]:
     """The payloads of version 2 of the rows of a batch up to each of `ends`, from the one before, not compressed.
 
     None where version 1 is for them, as in `encode_lean`.
     """
     if not lean.is_lean(batch.schema):
         return [None] * len(ends)
-    made = lean.encode_rows(batch, array("I", ends), DECOMPRESSED_BYTES_MAX)
-    return [None if payload is None else pa.py_buffer(payload) for payload in made]
+    return lean.encode_rows(batch, array("I", ends), DECOMPRESSED_BYTES_MAX)

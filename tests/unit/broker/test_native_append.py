@@ -153,7 +153,7 @@ def good(random: Random, **fields: Any) -> bytes:
     batch = BATCH.slice(0, rows)
     made = encode_lean(batch, codec) if version == LEAN_VERSION else encode_payload(batch, codec)
     assert made is not None
-    data = made.to_pybytes()
+    data = bytes(memoryview(made))
     header = {"record_count": rows, "codec": codec, "version": version, "max_timestamp_us": rows} | fields
     return chunk(size=HEADER_BYTES + len(data), fill=data, min_timestamp_us=0, **header)
 

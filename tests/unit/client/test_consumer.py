@@ -47,7 +47,7 @@ async def fill(cluster: FakeCluster, make_producer: MakeProducer, stream: str = 
     producer = make_producer(cluster)
     for first in range(0, CHUNKS * ROWS, ROWS):
         await producer.send_batch(stream, pa.record_batch({"value": EXPECTED[first : first + ROWS]}))
-    await producer.flush()
+        await producer.flush()  # a chunk of its own
 
 
 async def take_records(consumer: Consumer, count: int = len(EXPECTED)) -> list[bytes | None]:

@@ -777,12 +777,15 @@ class TestFailures:
     ) -> None:
         producer = make_producer(cluster, linger_ms=60_000)
         await producer.prepare("s")
-        await give(await producer.send_batch("s", batch(b"old")))
+        await producer.send_batch("s", batch(b"old"))
+        await give(producer.flush())
         cluster.infos["s"] = stream_info(stream_id=8, streamlets=2)
         await cluster.loopback.close()
         cluster.restart_broker()
-        with pytest.raises(UnknownStream):
-            await give(await producer.send_batch("s", batch(b"too late")))
+        late = await producer.send_batch("s", batch(b"too late"))
+        for told in (producer.flush(), late):
+            with pytest.raises(UnknownStream):
+                await give(told)
         gathering = producer.send("s", b"too late as well")
         assert (await producer.prepare("s")).stream_id == 8
         producer.send("s", b"new", streamlet=1)
@@ -838,7 +841,10 @@ class TestClose:
         self, cluster: FakeCluster, make_producer: MakeProducer
     ) -> None:
         cluster.loopback.default_fault = Fault.HELD
-        producer = make_producer(cluster, requests_in_flight_max=1, request_bytes_max=1, linger_ms=60_000)
+        # Chunks are so small that no batch is gathered.
+        producer = make_producer(
+            cluster, requests_in_flight_max=1, request_bytes_max=1, chunk_bytes_max=48, linger_ms=60_000
+        )
         sent = await producer.send_batch("s", batch(b"sent"))
         queued = await producer.send_batch("s", batch(b"queued"))
         gathering = producer.send("s", b"gathering")

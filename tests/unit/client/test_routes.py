@@ -32,6 +32,9 @@ from kera.core.ids import PRODUCER_EPOCHS
 from tests.unit.client.fake_support import NEVER_S, Fleet, MakeFleet
 from tests.unit.client.support import WAIT_S, until
 
+CHUNK_BYTES_MAX = 48
+"""So small that no batch is gathered, and that a record waits in its open chunk."""
+
 MakeProducer = Callable[..., Producer]
 MakeWriting = Callable[..., Awaitable["Writing"]]
 
@@ -41,6 +44,7 @@ async def make_producer() -> AsyncIterator[MakeProducer]:
     async with AsyncExitStack() as stack:
 
         def make(fleet: Fleet, *, limits: ProducerLimits = LIMITS, **settings: Any) -> Producer:
+            settings = {"chunk_bytes_max": CHUNK_BYTES_MAX, **settings}
             producer = Producer(fleet.cluster, ProducerSettings(**settings), limits=limits)
             stack.push_async_callback(producer.close, flush=False)
             return producer

@@ -8,9 +8,9 @@ import pyarrow as pa
 import pytest
 from crc32c import crc32c
 
-from kera.core import chunk as chunk_module
 from kera.core.chunk import (
     HEADER_BYTES,
+    PAYLOAD_BYTES_MAX,
     Codec,
     EncodedChunk,
     Flags,
@@ -110,8 +110,8 @@ def test_the_format_is_the_one_of_version_1() -> None:
 def test_the_parts_of_an_encoded_chunk_are_the_chunk() -> None:
     chunk = encoded()
 
-    assert chunk.payload.to_pybytes() == PAYLOAD  # as it was given: for a scatter/gather write, without a copy
-    assert chunk.header + chunk.payload.to_pybytes() + chunk.padding == chunk.to_bytes()
+    assert bytes(memoryview(chunk.payload)) == PAYLOAD  # as it was given: for a scatter/gather write, without a copy
+    assert chunk.header + bytes(memoryview(chunk.payload)) + chunk.padding == chunk.to_bytes()
     assert chunk.chunk_bytes == len(chunk.to_bytes()) == read_header(chunk.to_bytes()).chunk_bytes
 
 
@@ -124,13 +124,15 @@ def test_a_payload_is_padded_to_64_bytes(payload_bytes: int, on_disk: int) -> No
     verify_chunk(chunk)
 
 
-def test_a_payload_over_the_limit_is_refused_by_the_producer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunk_module, "PAYLOAD_BYTES_MAX", len(PAYLOAD) - 1)
+def test_a_payload_over_the_limit_is_refused_by_the_producer() -> None:
+    with (
+        mmap.mmap(-1, PAYLOAD_BYTES_MAX + 1) as pages,  # of which none is there before it is read
+        memoryview(pages) as payload,
+        pytest.raises(InvalidArgument, match="over the limit") as caught,
+    ):
+        encode_chunk(payload, **FIELDS)
 
-    with pytest.raises(InvalidArgument, match="over the limit") as caught:
-        encoded()
-
-    assert caught.value.attributes == {"payload_bytes": len(PAYLOAD), "limit": len(PAYLOAD) - 1}
+    assert caught.value.attributes == {"payload_bytes": PAYLOAD_BYTES_MAX + 1, "limit": PAYLOAD_BYTES_MAX}
 
 
 # --- damage ------------------------------------------------------------------------------------------------

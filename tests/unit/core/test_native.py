@@ -124,6 +124,7 @@ def test_it_is_used_where_it_is_built() -> None:
         "check",
         "check_headers",
         "crc32c",
+        "encode_header",
         "encode_records",
         "encode_rows",
         "place_chunk",
@@ -181,6 +182,9 @@ def test_both_have_the_same_layout() -> None:
 
 BATCH = pa.record_batch({"text": ["a", None, "ccc"], "many": [[1], [], [2, 3]], "number": [7, 7, 8]})
 
+FIELDS = (2, 2, 3, 1 << 60, 5, 6, 1 << 40, 7, 0, 9, 1 << 50, (1 << 50) - 1, (1 << 50) + 1)
+"""Of a header, as `encode_header` takes them."""
+
 GOOD: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("crc32c", (SMALL,), {}),
     ("crc32c", (memoryview(LARGE), 7), {}),
@@ -199,6 +203,9 @@ GOOD: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("chained_checksums", (RUN, 0, memoryview(b"\0" + ENDS.tobytes())[1:].cast("I"), 9), {}),
     ("place_chunk", (bytearray(SMALL), 0, PLACEMENT), {}),
     ("place_chunk", (memoryview(bytearray(SMALL)), 0, (1, 2, 3, 4, 5, 6)), {}),
+    ("encode_header", (PAYLOAD, *FIELDS), {}),
+    ("encode_header", (pa.py_buffer(LARGE), 255, 255, 1, 2**64 - 1, 2**32 - 1, 0, 2**63, 0, True, 5, -1, -2, -3), {}),
+    ("encode_header", (b"", *[0] * 13), {}),
     ("check_headers", (memoryview(RUN[:128] * 5),), {}),
     ("check_headers", (memoryview(RUN[:128] * 520),), {}),
     ("check", (memoryview(PAYLOAD or b""), 3), {"compressed": False, "bytes_max": 1 << 20}),
@@ -256,6 +263,17 @@ NOTHING_OF_THAT_KIND: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("place_chunk", (bytearray(SMALL), 0, (1, 2, 3, 4, 5, 1 << 32)), {}),
     ("place_chunk", (bytearray(SMALL), 0, (-1, 2, 3, 4, 5, 6)), {}),
     ("place_chunk", (bytearray(SMALL), 0, ("1", 2, 3, 4, 5, 6)), {}),
+    ("encode_header", (PAYLOAD, *FIELDS[:-1]), {}),
+    ("encode_header", (PAYLOAD, 256, *FIELDS[1:]), {}),
+    ("encode_header", (PAYLOAD, -1, *FIELDS[1:]), {}),
+    ("encode_header", (PAYLOAD, 2, 0, 2**32, *FIELDS[3:]), {}),
+    ("encode_header", (PAYLOAD, 2, 0, 3, 2**64, *FIELDS[4:]), {}),
+    ("encode_header", (PAYLOAD, *FIELDS[:-1], 2**63), {}),
+    ("encode_header", (PAYLOAD, *FIELDS[:-1], -(2**63) - 1), {}),
+    ("encode_header", (PAYLOAD, *FIELDS[:-1], "9"), {}),
+    ("encode_header", (PAYLOAD, *FIELDS[:-1], 9.0), {}),
+    ("encode_header", (None, *FIELDS), {}),
+    ("encode_header", (PAYLOAD, *FIELDS[:-1]), {"max_timestamp_us": 9}),
     ("check_headers", (memoryview(RUN[:100]),), {}),
     ("check", (memoryview(PAYLOAD or b""), 3), {"bytes_max": 1 << 20, "compressed": False}),
     ("check", (memoryview(PAYLOAD or b""), 3, False, 1 << 20), {}),

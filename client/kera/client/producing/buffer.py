@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from kera.client.producing.lane import PendingChunk
 from kera.client.producing.outcome import Stored
@@ -34,6 +34,11 @@ class Buffer:
         self._unfinished: set[PendingChunk] = set()
         self._room = asyncio.Event()
         self._first_error: KeraError | None = None
+
+    @property
+    def idle(self) -> bool:
+        """Whether all chunks are finished."""
+        return not self._unfinished
 
     def is_full(self, wanted_bytes: int) -> bool:
         """Whether there is no room for so much. What is larger than the buffer goes when the buffer is empty."""
@@ -62,7 +67,7 @@ class Buffer:
 
     def add(self, chunk: PendingChunk) -> None:
         """A chunk is closed and queued."""
-        size = chunk.payload.payload.size
+        size = chunk.payload_bytes
         self.left_bytes -= size
         self.queued_bytes += size + _CHUNK_COST_BYTES
         self._unfinished.add(chunk)
@@ -72,10 +77,19 @@ class Buffer:
         if chunk not in self._unfinished:
             return  # the producer was closed before the answer came
         self._unfinished.remove(chunk)
-        self.release(chunk.payload.payload.size)
+        self.release(chunk.payload_bytes)
         if isinstance(outcome, KeraError):
             self.note_error(outcome)
         chunk.delivered.settle(outcome)
+
+    def deliver(self, chunks: Sequence[PendingChunk], stored: Sequence[Stored]) -> None:
+        """Chunks that were in flight are delivered."""
+        if not self._unfinished:
+            return  # the producer was closed before the answer came
+        self._unfinished.difference_update(chunks)
+        self.release(sum([chunk.payload_bytes for chunk in chunks]))
+        for chunk, outcome in zip(chunks, stored, strict=True):
+            chunk.delivered.settle(outcome)
 
     def note_error(self, error: KeraError) -> None:
         """The next `flush` raises it, if it is the first one."""

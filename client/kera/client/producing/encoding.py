@@ -38,7 +38,7 @@ from kera.core.written_out import may_grow
 _KEYS = DEFAULT_SCHEMA.field("keys").type
 _HEADERS = DEFAULT_SCHEMA.field("headers").type
 _TIMESTAMP = DEFAULT_SCHEMA.field("timestamp").type
-_REQUIRED = [at for at, field in enumerate(DEFAULT_SCHEMA) if not field.nullable]
+_REQUIRED = [field.name for field in DEFAULT_SCHEMA if not field.nullable]
 Timestamps: TypeAlias = "array[int] | npt.NDArray[np.int64]"
 """Microseconds since the Unix epoch."""
 TOGETHER_BYTES_MAX = 4 << 20
@@ -50,7 +50,7 @@ _FEW = 16
 class Payload(NamedTuple):
     """What goes into one chunk, and what its header says about it."""
 
-    payload: pa.Buffer
+    payload: pa.Buffer | bytes
     record_count: int
     min_timestamp_us: int
     max_timestamp_us: int
@@ -93,7 +93,7 @@ def record_payloads(
         size = HEADER_BYTES + padded(len(made)) if made is not None else 0
         if made is not None and size <= min(chunk_bytes_max, _limit(stream, chunk_bytes_max)):
             ends = _ends(timestamps_us)
-            yield Payload(pa.py_buffer(made), len(values), *ends, stream.schema_id, LEAN_VERSION)
+            yield Payload(made, len(values), *ends, stream.schema_id, LEAN_VERSION)
             return
     as_message = headers is None and stream.codec is Codec.NONE and not lean
     whole = _as_message(values, timestamps_us, keys) if as_message else None
@@ -157,7 +157,7 @@ def conform(batch: pa.RecordBatch, stream: StreamDescription, now_us: int) -> pa
     except pa.ArrowInvalid as error:
         raise _mismatch(stream, f"the batch is none that Arrow calls valid: {error}") from error
     schema = stream.schema
-    if batch.schema.equals(schema) and not any(batch.column(at).null_count for at in _required(stream)):
+    if batch.schema.equals(schema) and not has_forbidden_nulls(batch, stream):
         return batch
     names = batch.schema.names
     if len(set(names)) < len(names):
@@ -187,6 +187,15 @@ def conform(batch: pa.RecordBatch, stream: StreamDescription, now_us: int) -> pa
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
+def has_forbidden_nulls(batch: pa.RecordBatch, stream: StreamDescription) -> bool:
+    """Whether a column of the stream that takes no nulls has some; it may not be there at all."""
+    for name in _required(stream):
+        at = batch.schema.get_field_index(name)
+        if at >= 0 and batch.column(at).null_count:
+            return True
+    return False
+
+
 def _left_out(field: pa.Field, count: int, stream: StreamDescription) -> pa.Array:
     """The nulls of a column that a batch does not have. Raises `SchemaMismatch` when it cannot have any."""
     if not field.nullable:
@@ -198,11 +207,11 @@ def _left_out(field: pa.Field, count: int, stream: StreamDescription) -> pa.Arra
         raise _mismatch(stream, text) from error
 
 
-def _required(stream: StreamDescription) -> Sequence[int]:
+def _required(stream: StreamDescription) -> Sequence[str]:
     """Which columns take no nulls."""
     if not stream.typed:
         return _REQUIRED
-    return [at for at, field in enumerate(stream.schema) if not field.nullable]
+    return [field.name for field in stream.schema if not field.nullable]
 
 
 def _mismatch(stream: StreamDescription, text: str) -> SchemaMismatch:
@@ -281,7 +290,7 @@ def partition_payloads(
         for streamlet, part_start, end, payload in zip(
             partition.streamlets[first:last], starts, ends, together, strict=True
         ):
-            if payload is not None and HEADER_BYTES + padded(payload.payload.size) <= target:
+            if payload is not None and HEADER_BYTES + padded(len(payload.payload)) <= target:
                 yield streamlet, (payload,)
             else:
                 part = batch.slice(part_start, end - part_start)
@@ -326,10 +335,11 @@ def _limit(stream: StreamDescription, chunk_bytes_max: int) -> int:
 def _encoded(
     batch: pa.RecordBatch, limit: int, stream: StreamDescription, now_us: int, *, lean: bool
 ) -> Iterator[Payload]:
-    payload, version = encode_lean(batch, stream.codec) if lean else None, LEAN_VERSION
+    payload: pa.Buffer | bytes | None = encode_lean(batch, stream.codec) if lean else None
+    version = LEAN_VERSION
     if payload is None:
         payload, version = encode_payload(batch, stream.codec), ARROW_VERSION
-    chunk_bytes = HEADER_BYTES + padded(payload.size)
+    chunk_bytes = HEADER_BYTES + padded(len(payload))
     if chunk_bytes <= limit:
         low, high = _time_range(batch, stream, now_us)
         yield Payload(payload, batch.num_rows, low, high, stream.schema_id, version)

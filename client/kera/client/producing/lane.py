@@ -30,32 +30,38 @@ from typing import NamedTuple
 
 from kera.client.producing.encoding import Payload
 from kera.client.producing.outcome import Outcome
-from kera.core.chunk import Codec, EncodedChunk, encode_chunk
+from kera.core.chunk import HEADER_BYTES, Codec, encode_header, flags_of, padded
 from kera.core.errors import KeraError, NotAccepted, OutOfSequence, Uncertain, invariant
 
 LAST_EPOCH = (1 << 32) - 1
 """The field of the chunk's header has 32 bits."""
 
 
-@dataclass(slots=True, eq=False)
 class PendingChunk:
-    """A chunk that is not acknowledged yet."""
+    """A chunk that is not acknowledged yet.
 
-    lane: Lane
-    payload: Payload
-    created_us: int
-    deadline_s: float
-    """On the loop's clock: after it the chunk is given up."""
-    delivered: Outcome
-    sequence: int = 0
-    encoded: EncodedChunk | None = None
-    chunk_bytes: int = 0
-    in_flight: bool = False
+    What most chunks leave as it is, is not set in each of them but in the class.
+    """
+
+    sequence = 0
+    header = b""
+    """Of the last time that it was given a sequence."""
+    in_flight = False
     """Sent, and not answered yet."""
-    uncertain: bool = False
+    uncertain = False
     """An attempt was sent and its outcome is not known."""
     cause: KeraError | None = None
     """The last error of an attempt that says what is wrong, see `_says_why`."""
+
+    def __init__(self, lane: Lane, payload: Payload, created_us: int, deadline_s: float, delivered: Outcome) -> None:
+        """`deadline_s`: on the loop's clock; after it the chunk is given up."""
+        self.lane = lane
+        self.payload = payload
+        self.created_us = created_us
+        self.deadline_s = deadline_s
+        self.delivered = delivered
+        self.payload_bytes = payload_bytes = len(payload.payload)
+        self.chunk_bytes = HEADER_BYTES + padded(payload_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +90,7 @@ class Lane:
         """`last_epoch`: the last one that the producer may use."""
         self.identity = identity
         self.producer_epoch = producer_epoch
+        self._flags = flags_of(identity.codec, typed=identity.typed)
         self.exhausted = False
         """It needs another epoch, and there is none."""
         self._last_epoch = last_epoch
@@ -102,11 +109,12 @@ class Lane:
         return not (self.waiting or self.in_flight or self._returned)
 
     @property
-    def ready(self) -> bool:
-        """Whether `take` would return a chunk."""
+    def next(self) -> PendingChunk | None:
+        """What `take` would return; None: nothing may be sent."""
         if not self.waiting or self._returned or self.exhausted:
-            return False
-        return self._hole_in_sequence is None or self._before_hole(self.waiting[0])
+            return None
+        chunk = self.waiting[0]
+        return chunk if self._hole_in_sequence is None or self._before_hole(chunk) else None
 
     @property
     def deadline_s(self) -> float | None:
@@ -117,7 +125,7 @@ class Lane:
     @property
     def ready_count(self) -> int:
         """How many times `take` can be called."""
-        return sum(map(self._before_hole, self.waiting)) if self.ready else 0
+        return 0 if self.next is None else sum(map(self._before_hole, self.waiting))
 
     def add(self, chunk: PendingChunk) -> None:
         """Take charge of a chunk: give it the next sequence and encode it."""
@@ -126,7 +134,8 @@ class Lane:
 
     def take(self) -> PendingChunk:
         """The next chunk to send."""
-        invariant(self.ready, "a lane sends nothing while it waits for chunks to come back, and nothing behind a hole")
+        if self._returned or self.exhausted or self._hole_in_sequence is not None:
+            invariant(self.next, "a lane sends nothing while it waits for what comes back, and nothing behind a hole")
         chunk = self.waiting.popleft()
         chunk.in_flight = True
         self.in_flight += 1
@@ -137,6 +146,8 @@ class Lane:
         self._epoch_used = True
         self.in_flight -= 1
         chunk.in_flight = False
+        if not self._returned and self._hole_in_sequence is None:
+            return []
         return self._all_returned()
 
     def refused(self, chunk: PendingChunk, error: KeraError, now_s: float) -> list[Failure]:
@@ -219,25 +230,13 @@ class Lane:
 
     def _encode(self, chunk: PendingChunk) -> None:
         identity, payload = self.identity, chunk.payload
-        chunk.sequence = self._next_sequence
-        self._next_sequence += 1
-        chunk.encoded = encode_chunk(
-            payload.payload,
-            record_count=payload.record_count,
-            stream_id=identity.stream_id,
-            streamlet_id=identity.streamlet_id,
-            schema_id=payload.schema_id,
-            producer_id=identity.producer_id,
-            producer_epoch=self.producer_epoch,
-            sequence=chunk.sequence,
-            created_us=chunk.created_us,
-            min_timestamp_us=payload.min_timestamp_us,
-            max_timestamp_us=payload.max_timestamp_us,
-            codec=identity.codec,
-            typed=identity.typed,
-            version=payload.version,
-        )
-        chunk.chunk_bytes = chunk.encoded.chunk_bytes
+        chunk.sequence = sequence = self._next_sequence
+        self._next_sequence = sequence + 1
+        chunk.header = encode_header(
+            payload.payload, payload.version, self._flags, payload.record_count, identity.stream_id,
+            identity.streamlet_id, payload.schema_id, identity.producer_id, self.producer_epoch, identity.codec,
+            sequence, chunk.created_us, payload.min_timestamp_us, payload.max_timestamp_us,
+        )  # fmt: skip
 
 
 def _says_why(error: KeraError) -> bool:

@@ -45,14 +45,14 @@ class Stored(NamedTuple):
 
 
 class Outcome(Awaitable[Delivery]):
-    """Of one chunk; await it for its `Delivery`, or its error."""
+    """Of one chunk; await it for its `Delivery`, or its error.
 
-    __slots__ = ("_callbacks", "_outcome", "_waiters")
+    Without __init__, as there is one for each chunk: what nobody has set is in the class.
+    """
 
-    def __init__(self) -> None:
-        self._outcome: Delivery | Stored | KeraError | None = None
-        self._waiters: list[asyncio.Future[None]] | None = None
-        self._callbacks: list[Callable[[], object]] | None = None
+    _outcome: Delivery | Stored | KeraError | None = None
+    _waiters: list[asyncio.Future[None]] | None = None
+    _callbacks: list[Callable[[], object]] | None = None
 
     def when_done(self, callback: Callable[[], object]) -> None:
         """Call `callback` in a round of the loop of its own when the outcome is known, also if that is so already."""
@@ -78,10 +78,11 @@ class Outcome(Awaitable[Delivery]):
         if self._outcome is not None:
             return
         self._outcome = outcome
-        waiters, self._waiters = self._waiters, None
-        for waiter in waiters or ():
-            if not waiter.done():
-                waiter.set_result(None)
+        if self._waiters is not None:
+            waiters, self._waiters = self._waiters, None
+            for waiter in waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
         if self._callbacks is not None:
             callbacks, self._callbacks = self._callbacks, None
             for callback in callbacks:

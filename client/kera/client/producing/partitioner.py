@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -30,6 +31,8 @@ class Partition(NamedTuple):
     streamlets: Sequence[int]
     ends: Sequence[int]
     """Where in `batch` the rows of each streamlet end."""
+    order: npt.NDArray[np.int64] | None = None
+    """Where each row was in the batch that was partitioned; None: where it is now."""
 
     def parts(self) -> list[tuple[int, pa.RecordBatch]]:
         """The rows of each streamlet as a batch."""
@@ -61,7 +64,7 @@ def partition_by_key(batch: pa.RecordBatch, keys: pa.Array, streamlets: int, key
     if len(used) == 1:
         return whole(batch, int(used[0]))
     grouped = batch.take(pa.array(order))  # once, and cut: a take for each streamlet would cost as much as all rows
-    return Partition(grouped, used.tolist(), [*starts[1:].tolist(), len(order)][: len(used)])
+    return Partition(grouped, used.tolist(), [*starts[1:].tolist(), len(order)][: len(used)], order)
 
 
 def whole(batch: pa.RecordBatch, streamlet: int) -> Partition:

@@ -18,7 +18,7 @@ from typing import Self
 import pyarrow as pa
 
 from kera.client import arguments
-from kera.client.arrow_input import Columns
+from kera.client.arrow_input import Columns, record_batches
 from kera.client.cluster.cluster import Cluster
 from kera.client.producing.accumulator import Accumulator, Pending
 from kera.client.producing.buffer import Buffer
@@ -233,8 +233,16 @@ class Producer:
         if buffer.ended:
             raise self._not_ready(stream)
         streamlet = None if streamlet is None else writer.checked_streamlet(streamlet)
+        given = [batch] if isinstance(batch, pa.RecordBatch) else record_batches(batch)
+        if len(given) == 1:
+            gathered = writer.gather(given[0], streamlet, self._clock.now_us())
+            if gathered is not None:
+                if buffer.queued_bytes >= self._request_bytes_max:
+                    await buffer.let_loop_run()
+                return gathered
         outcomes: list[Outcome] = []
-        described, parts = await self._conforming(writer, batch)
+        described, parts = await self._conforming(writer, given)
+        writer.close_gatherings()
         for part, chunk_bytes in parts:
             now_us = self._clock.now_us()
             partition = writer.partition(part, streamlet)
@@ -243,7 +251,7 @@ class Producer:
             ):
                 writer.close_open_chunk(place)  # records that were sent before stay before
                 for payload in made:
-                    payload_bytes = payload.payload.size
+                    payload_bytes = len(payload.payload)
                     if buffer.is_full(payload_bytes):
                         await buffer.wait_for_room(payload_bytes, self._close_open_chunks)
                         writer.close_open_chunk(place)
@@ -257,7 +265,7 @@ class Producer:
         return BatchDelivery(outcomes)
 
     async def _conforming(
-        self, writer: StreamWriter, batch: Columns
+        self, writer: StreamWriter, batch: Sequence[pa.RecordBatch]
     ) -> tuple[StreamDescription, list[tuple[pa.RecordBatch, int]]]:
         """The parts of a batch, and the stream as it was described when they were made."""
         known = writer.stream

@@ -31,6 +31,7 @@ from kera.client.producing.sender import Sender
 from kera.client.producing.stream_lanes import StreamLanes
 from kera.client.settings import ProducerSettings
 from kera.client.tasks import Tasks
+from kera.client.types import StreamDescription
 from kera.core.errors import ClosedError, KeraError, Unavailable, UnknownStream
 from kera.core.rpc import Channel
 from kera.core.telemetry import get_logger
@@ -49,6 +50,8 @@ class _Route:
     """How many times in a row its broker was not the owner."""
     looking: bool = False
     """The owner is being looked for."""
+    settled_in: StreamDescription | None = None
+    """The stream as it was when all was well with the lane and `sender` was that of the owner; None: that is not so."""
 
 
 class Routes:
@@ -74,6 +77,8 @@ class Routes:
         self._loop = asyncio.get_running_loop()
         self._routes: dict[Lane, _Route] = {}
         """Of the lanes that a sender serves."""
+        self.unsettled: set[Lane] = set()
+        """Lanes whose broker was not the owner when it was last asked, and those that end when nothing is in flight."""
         self._senders: dict[int, Sender] = {}
         self._searches = Tasks()
 
@@ -95,7 +100,11 @@ class Routes:
 
     def chunk_added(self, lanes: StreamLanes, lane: Lane) -> None:
         """One of `lanes` has another chunk."""
-        self._serve(lane, self._route(lanes, lane))
+        route = self._routes.get(lane)
+        if route and route.sender and route.settled_in is lanes.stream and not lane.exhausted:
+            route.sender.lane_ready(lane)  # as the last time
+        else:
+            self._serve(lane, self._route(lanes, lane))
 
     def abandon(self, lanes: StreamLanes, error: KeraError) -> None:
         """Send nothing more of a stream. What is in flight comes to its end."""
@@ -139,6 +148,8 @@ class Routes:
         route = self._routes.get(lane)
         if route is not None:
             route.attempt = 0
+            if route.lanes.deleted is None:
+                self.unsettled.discard(lane)
             if not lane.in_flight and not (lane.idle and route.lanes.deleted is None):
                 self._serve(lane, route)
 
@@ -147,8 +158,9 @@ class Routes:
         route = self._routes.get(lane)
         if route is None or route.sender is None or route.looking:
             return
-        route.looking = True
+        route.looking, route.settled_in = True, None
         route.attempt += 1
+        self.unsettled.add(lane)
         if route.attempt == 1:
             identity = lane.identity
             log.info(
@@ -193,7 +205,7 @@ class Routes:
         return sender
 
     def _leave(self, lane: Lane, route: _Route) -> None:
-        sender, route.sender = route.sender, None
+        sender, route.sender, route.settled_in = route.sender, None, None
         if sender is None:
             return
         sender.remove(lane)
@@ -214,13 +226,23 @@ class Routes:
         if error is not None:
             self._abandon(lane, error)
         elif not route.looking:
-            self._sender(lane, route).lane_ready(lane)
+            sender = self._sender(lane, route)
+            if sender.broker_id == route.lanes.owner(lane):
+                route.settled_in = route.lanes.stream
+            sender.lane_ready(lane)
 
     def _abandon(self, lane: Lane, error: KeraError) -> None:
         for failure in lane.abandon(error):
             self._buffer.finish(*failure)
-        if lane.idle and lane in self._routes:
+        route = self._routes.get(lane)
+        if route is None:
+            return
+        if lane.idle:
             self._leave(lane, self._routes.pop(lane))
+            self.unsettled.discard(lane)
+        else:
+            route.settled_in = None
+            self.unsettled.add(lane)
 
     async def _find(self, lane: Lane, route: _Route, error: KeraError) -> None:
         gone = error if isinstance(error, UnknownStream) else None

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from typing import Any, Protocol
 
 from kera.client.cluster.asking import broker_failed
 from kera.client.cluster.cluster import Cluster
 from kera.client.cluster.retry import pause_s
 from kera.client.producing.buffer import Buffer
-from kera.client.producing.lane import Lane, PendingChunk
+from kera.client.producing.lane import Failure, Lane, PendingChunk
 from kera.client.producing.limits import ProducerLimits
 from kera.client.producing.outcome import Stored
 from kera.client.settings import ProducerSettings
 from kera.client.types import durability_value
+from kera.core.chunk import padding_of
 from kera.core.errors import InternalError, KeraError, NotOwner, ProducerFenced, Unavailable, Uncertain
 from kera.core.rpc import Channel, Reply, api
 from kera.core.rpc.wire import error_from_message
@@ -26,6 +28,8 @@ log = get_logger("kera.producer")
 
 REQUEST_TIMEOUT_S_MIN = 0.05
 """What the last attempt gets of a chunk whose time is almost up."""
+JOINED_BYTES_MAX = 4 << 10
+"""Payloads of fewer bytes, on average, are copied so that a request is in one piece."""
 
 
 class LaneOwner(Protocol):
@@ -39,6 +43,11 @@ class LaneOwner(Protocol):
     @property
     def fail(self) -> Callable[[KeraError], None]:
         """The producer can send nothing more."""
+        ...
+
+    @property
+    def unsettled(self) -> AbstractSet[Lane]:
+        """The lanes that are told of each chunk that is delivered; the others, while they have more to send."""
         ...
 
     async def connect(self, sender: Sender) -> Channel | None:
@@ -154,30 +163,24 @@ class Sender:
         size = 0
         while self._lanes:
             lane = self._lanes[0]
-            while lane.ready:
-                full = len(chunks) == self._request_chunks_max
-                if full or (chunks and size + lane.waiting[0].chunk_bytes > bytes_max):
+            while (chunk := lane.next) is not None:
+                size += chunk.chunk_bytes
+                if chunks and (size > bytes_max or len(chunks) == self._request_chunks_max):
                     self._lanes.rotate(-1)  # the next request begins with another lane
                     return chunks
-                chunk = lane.take()
-                chunks.append(chunk)
-                size += chunk.chunk_bytes
+                chunks.append(lane.take())
             self._lanes.popleft()
             self._queued.discard(lane)
         return chunks
 
     def _send(self, channel: Channel, chunks: list[PendingChunk]) -> None:
         self._requests += 1
-        bulk: list[Any] = []
-        for chunk in chunks:
-            header, payload, padding = chunk.encoded  # type: ignore[misc]
-            bulk += (header, payload, padding) if padding else (header, payload)
         request = broker_pb2.MultiWriteChunksRequest(chunk_count=len(chunks), durability=self._durability)
         # Not beyond the deadline of a chunk: it is given up then, answered or not.
         left_s = min([chunk.deadline_s for chunk in chunks]) - self._loop.time()
         timeout_s = min(self._cluster.request_timeout_s, max(left_s, REQUEST_TIMEOUT_S_MIN))
         try:
-            future = channel.submit(api.MULTI_WRITE_CHUNKS, request, bulk, timeout_s=timeout_s)
+            future = channel.submit(api.MULTI_WRITE_CHUNKS, request, _bulk_of(chunks), timeout_s=timeout_s)
         except KeraError as error:
             self._requests -= 1
             self._refused(chunks, error)
@@ -200,35 +203,47 @@ class Sender:
             text = f"broker {self.broker_id} answered {len(statuses)} chunks of {len(chunks)}"
             self._refused(chunks, InternalError(text, broker_id=self.broker_id))
             return
-        places: dict[int, tuple[int, ...]] = {}
-        for place in message.virtual_segments:
-            places[place.virtual_segment_id] = tuple(place.backup_ids)
-        failed: list[tuple[PendingChunk, KeraError]] = []
-        for chunk, status in zip(chunks, statuses, strict=True):
-            if status.HasField("error"):
-                failed.append((chunk, error_from_message(status.error)))
-            else:
-                self._delivered(chunk, status, places)
+        places = {place.virtual_segment_id: tuple(place.backup_ids) for place in message.virtual_segments}
+        failed = self._stored(chunks, statuses, places)
         if failed:
             self._came_back(failed)
         else:
             self._attempt = 0
         self._pump()
 
-    def _delivered(
-        self, chunk: PendingChunk, status: broker_pb2.ChunkStatus, places: Mapping[int, tuple[int, ...]]
-    ) -> None:
-        lane = chunk.lane
-        given_up = lane.acknowledged(chunk)
-        backups = places.get(status.virtual_segment_id, ()) if places else ()
-        identity = lane.identity
-        stored = Stored(
-            identity.stream, identity.stream_id, identity.streamlet_id, chunk.payload.record_count, status, backups
-        )
-        self._buffer.finish(chunk, stored)
+    def _stored(
+        self,
+        chunks: list[PendingChunk],
+        statuses: Iterable[broker_pb2.ChunkStatus],
+        places: Mapping[int, tuple[int, ...]],
+    ) -> list[tuple[PendingChunk, KeraError]]:
+        """Chunks were answered: those that are stored are delivered, the others are returned with their errors."""
+        failed: list[tuple[PendingChunk, KeraError]] = []
+        stored: list[Stored] = []
+        given_up: list[Failure] = []
+        lanes: list[Lane] = []
+        unsettled = self._owner.unsettled
+        for chunk, status in zip(chunks, statuses, strict=True):
+            if status.HasField("error"):
+                failed.append((chunk, error_from_message(status.error)))
+                continue
+            lane = chunk.lane
+            identity = lane.identity
+            given_up += lane.acknowledged(chunk)
+            if lane.waiting or lane in unsettled:
+                lanes.append(lane)
+            backups = places.get(status.virtual_segment_id, ()) if places else ()
+            count = chunk.payload.record_count
+            stored.append(Stored(identity.stream, identity.stream_id, identity.streamlet_id, count, status, backups))
+        if failed:
+            refused = {chunk for chunk, _ in failed}
+            chunks = [chunk for chunk in chunks if chunk not in refused]
+        self._buffer.deliver(chunks, stored)
         for failure in given_up:
             self._buffer.finish(*failure)
-        self._owner.delivered(lane)
+        for lane in lanes:
+            self._owner.delivered(lane)
+        return failed
 
     def _refused(self, chunks: list[PendingChunk], error: KeraError) -> None:
         self._came_back([(chunk, error) for chunk in chunks])
@@ -309,3 +324,14 @@ class Sender:
 
     def _earliest_deadline_s(self) -> float | None:
         return min((lane.waiting[0].deadline_s for lane in self._lanes if lane.waiting), default=None)
+
+
+def _bulk_of(chunks: list[PendingChunk]) -> list[Any]:
+    """The bytes of a request, in pieces. Small ones are joined: many cost more than they weigh."""
+    pieces: list[Any] = []
+    size = 0
+    for chunk in chunks:
+        payload = chunk.payload.payload
+        size += len(payload)
+        pieces += (chunk.header, payload, padding_of(len(payload)))
+    return [b"".join(pieces)] if size < len(chunks) * JOINED_BYTES_MAX else [piece for piece in pieces if piece]

@@ -1,19 +1,33 @@
 """From records to chunks of one stream: its open chunks, one per streamlet at most, until they are closed and queued.
 
 An open chunk is closed when it is full, when it has lingered, and before anything that must come behind it. It is
-encoded then, and its lane has it; who sends it is left to `kera.client.producing.routes`.
+encoded then, and its lane has it; who sends it is left to `kera.client.producing.routes`. So it is with small batches,
+which are gathered: those for one streamlet, or those that will be partitioned.
+
+Invariant: there are open chunks, or gatherings for single streamlets, or one that will be partitioned, and never two of
+these at the same time: what comes later is sent later.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pyarrow as pa
 
-from kera.client.arrow_input import Columns, record_batches
 from kera.client.producing.accumulator import Accumulator
 from kera.client.producing.buffer import Buffer
-from kera.client.producing.encoding import Payload, check_rows, conform, record_payloads, timestamps, too_large
+from kera.client.producing.encoding import (
+    Payload,
+    check_rows,
+    conform,
+    has_forbidden_nulls,
+    partition_payloads,
+    record_payloads,
+    timestamps,
+    too_large,
+)
+from kera.client.producing.gathering import GatheredDelivery, Gathering
 from kera.client.producing.lane import Lane, PendingChunk
 from kera.client.producing.outcome import Outcome
 from kera.client.producing.partitioner import Partition, partition_by_key, primary_keys, whole
@@ -22,7 +36,11 @@ from kera.client.producing.stream_lanes import ProducerIdentity, StreamLanes
 from kera.client.settings import ProducerSettings
 from kera.client.types import StreamDescription, streamlet_number
 from kera.core.errors import InvalidArgument, KeraError, SchemaMismatch, StreamletOutOfRange, UnknownStream
+from kera.core.lean import is_lean
+from kera.core.written_out import may_grow
 
+GATHERED_ROW_BYTES = 16
+"""What a row of a gathered batch takes besides its values; estimated from above."""
 BATCH_OVERHEAD_BYTES = 1024
 """Chunk header, and what Arrow adds to a batch of one row; estimated from above."""
 
@@ -46,7 +64,17 @@ class StreamWriter:
         """Where records without keys go; moves on with each chunk."""
         self.open_chunks: dict[int, Accumulator] = {}
         """By streamlet: the chunk that takes its next record."""
+        self._gatherings: dict[int | None, Gathering] = {}
+        """Small batches by the streamlet that they are for; None: they will be partitioned."""
+        self._exact: tuple[pa.Schema, int] | None = None
+        """Columns that batches had which fit a schema of the stream, of that id, whatever their values are."""
         self._chunk_bytes_max = int(settings.chunk_bytes_max)
+        self._small_bytes_max = min(self._chunk_bytes_max, stream.segment_bytes_min or self._chunk_bytes_max) // 2
+        """A batch is gathered up to this size: so each of its rows fits into a segment."""
+        self._gathered_bytes_max = max(
+            self._chunk_bytes_max, min(int(settings.request_bytes_max), self._chunk_bytes_max * self.streamlet_count)
+        )
+        """Batches that will be partitioned are gathered up to this size."""
         self._lean = settings.lean
         self._delivery_timeout_s = settings.delivery_timeout_ms / 1000
         self._linger_s = settings.linger_ms / 1000
@@ -71,6 +99,7 @@ class StreamWriter:
         if accumulator is None or record_bytes > self._chunk_bytes_max:
             self._check(streamlet, record_bytes)
         if accumulator is None:
+            self.close_gatherings()
             accumulator = Accumulator(self.stream.name, streamlet, self._loop.time())
             self.open_chunks[streamlet] = accumulator
             self._routes.chunk_opened(self.lanes, self.lanes.lanes[streamlet])
@@ -101,13 +130,101 @@ class StreamWriter:
         self._check_streamlet(number)
         return number
 
-    def checked_parts(self, batch: Columns, now_us: int) -> list[tuple[pa.RecordBatch, int]]:
+    def gather(self, batch: pa.RecordBatch, streamlet: int | None, now_us: int) -> GatheredDelivery | None:
+        """Take a batch that is small and as it should be; None, and nothing is taken, for any other.
+
+        Nor is one that need not wait for anything.
+        """
+        if not (self._linger_s or self._gatherings) and self._buffer.idle:
+            return None
+        size, small_bytes_max = batch.get_total_buffer_size(), self._small_bytes_max
+        if size > small_bytes_max:
+            size = batch.nbytes  # of a slice the buffers are those of the whole
+        size += GATHERED_ROW_BYTES * batch.num_rows
+        if size > small_bytes_max or not batch.num_rows or self._buffer.is_full(size):
+            return None
+        conforming = self._conforming(batch, now_us)
+        if conforming is None:
+            return None
+        bytes_max = self._gathered_bytes_max if streamlet is None else self._chunk_bytes_max
+        gathering = self._gatherings.get(streamlet)
+        if (
+            gathering is None
+            or gathering.size + size + BATCH_OVERHEAD_BYTES > bytes_max
+            or not gathering.schema.equals(conforming.schema)
+        ):
+            gathering = self._open_gathering(conforming.schema, streamlet, now_us)
+        delivery = gathering.add(conforming, size, now_us)
+        self._buffer.take(size)
+        return delivery
+
+    def _conforming(self, batch: pa.RecordBatch, now_us: int) -> pa.RecordBatch | None:
+        """A batch that all is well with, in columns that need no look at the values to be those of the stream."""
+        stream = self.stream
+        if self._exact is not None and self._exact[1] == stream.schema_id and batch.schema.equals(self._exact[0]):
+            try:
+                batch.validate(full=True)
+            except pa.ArrowInvalid:
+                return None
+            return None if has_forbidden_nulls(batch, stream) else batch
+        if may_grow(stream.schema) or not is_lean(stream.schema) or not batch.num_columns:
+            return None
+        try:
+            conforming = conform(batch, stream, now_us)
+        except SchemaMismatch:
+            return None
+        if all(stream.schema.field(field.name).type == field.type for field in batch.schema):
+            self._exact = batch.schema, stream.schema_id
+            return batch
+        return conforming
+
+    def _open_gathering(self, schema: pa.Schema, streamlet: int | None, now_us: int) -> Gathering:
+        self._close_open_chunks()
+        if streamlet is None or None in self._gatherings:
+            self.close_gatherings()
+        else:
+            self._close_gathering(streamlet)  # it is full, or has other columns
+        self._filling.pop(self.stream.name, None)
+        lane = self.lanes.lanes[self.sticky_streamlet if streamlet is None else streamlet]
+        gathering = self._gatherings[streamlet] = Gathering(schema, lane, now_us, self._loop.time())
+        self._routes.chunk_opened(self.lanes, lane)
+        return gathering
+
+    def close_gatherings(self) -> None:
+        """Send the small batches that have been gathered."""
+        for streamlet in list(self._gatherings):
+            self._close_gathering(streamlet)
+
+    def _close_gathering(self, streamlet: int | None) -> None:
+        gathering = self._gatherings.pop(streamlet, None)
+        if gathering is None:
+            return
+        self._buffer.release(gathering.size)
+        stream, now_us = self.stream, gathering.created_us
+        try:
+            rows = conform(gathering.batch(with_times=not stream.typed), stream, now_us)
+            partition = self.partition(rows, streamlet)
+            chunks = [
+                (place, payload)
+                for place, made in partition_payloads(
+                    partition, stream, self._chunk_bytes_max, now_us, check_rows(rows, stream), lean=self._lean
+                )
+                for payload in made
+            ]
+        except (KeraError, pa.ArrowException, ValueError, TypeError) as error:
+            gathering.fail(self._not_encoded(error))
+            return
+        outcomes = [gathering.delivered, *(Outcome() for _ in chunks[1:])]
+        gathering.sent_as(outcomes, [payload.record_count for _, payload in chunks], partition.order)
+        for (place, payload), outcome in zip(chunks, outcomes, strict=True):
+            self.enqueue(place, payload, now_us, outcome, gathering.opened_s)
+
+    def checked_parts(self, parts: Sequence[pa.RecordBatch], now_us: int) -> list[tuple[pa.RecordBatch, int]]:
         """The parts of a batch, with the length of the chunk that each would be.
 
         All that can be wrong with a batch is found here, before any of its rows is accepted.
         """
         stream = self.stream
-        parts = record_batches(batch)
         conforming = [conform(part, stream, now_us) for part in parts if part.num_rows]
         return [(part, check_rows(part, stream)) for part in conforming]
 
@@ -142,6 +259,10 @@ class StreamWriter:
 
     def close_open_chunks(self) -> None:
         """Send what has gathered."""
+        self.close_gatherings()
+        self._close_open_chunks()
+
+    def _close_open_chunks(self) -> None:
         for accumulator in list(self.open_chunks.values()):
             self.close_chunk(accumulator)
 
@@ -154,6 +275,10 @@ class StreamWriter:
                 break  # those behind it were opened later
             if self.lanes.lanes[accumulator.streamlet] in lanes:
                 self.close_chunk(accumulator)
+                closed = True
+        for streamlet, gathering in list(self._gatherings.items()):
+            if gathering.lane in lanes and not (self._linger_s and gathering.opened_s > due_s):
+                self._close_gathering(streamlet)
                 closed = True
         return closed
 
@@ -179,7 +304,7 @@ class StreamWriter:
                 )
             )
         except (KeraError, pa.ArrowException, ValueError, TypeError) as error:
-            self._cannot_encode(accumulator, error)
+            accumulator.fail(self._not_encoded(error))
             return
         outcomes = [accumulator.delivered] + [Outcome() for _ in made[1:]]
         accumulator.split([payload.record_count for payload in made], outcomes)
@@ -187,14 +312,15 @@ class StreamWriter:
         for payload, outcome in zip(made, outcomes, strict=True):
             self.enqueue(streamlet, payload, created_us, outcome, opened_s)
 
-    def _cannot_encode(self, accumulator: Accumulator, error: Exception) -> None:
-        """`send` checks what it takes, so this is rare. We may have been called by a timer: nobody could catch it."""
+    def _not_encoded(self, error: Exception) -> KeraError:
+        """For who waits, and for `flush`.
+
+        What is taken is checked before, so this is rare. A timer may have called: nobody could catch it.
+        """
         if not isinstance(error, KeraError):
-            error = InvalidArgument(
-                f"records cannot be encoded: {error}", stream=accumulator.stream, streamlet_id=accumulator.streamlet
-            )
+            error = InvalidArgument(f"records cannot be encoded: {error}", stream=self.stream.name)
         self._buffer.note_error(error)
-        accumulator.fail(error)
+        return error
 
     def enqueue(self, streamlet: int, payload: Payload, created_us: int, outcome: Outcome, accepted_s: float) -> None:
         """Have a chunk sent: the last one of its streamlet."""
@@ -205,12 +331,16 @@ class StreamWriter:
         self._routes.chunk_added(self.lanes, lane)
 
     def open_records(self) -> int:
-        """How many records are in open chunks."""
-        return sum(len(accumulator.values) for accumulator in self.open_chunks.values())
+        """How many records are in open chunks, and gathered."""
+        in_chunks = sum(len(accumulator.values) for accumulator in self.open_chunks.values())
+        return in_chunks + sum(gathering.rows for gathering in self._gatherings.values())
 
     def abandon(self, error: KeraError) -> None:
         """Send nothing more; what has gathered fails with `error`."""
         for accumulator in self.open_chunks.values():
             accumulator.fail(error)
         self.open_chunks.clear()
+        for gathering in self._gatherings.values():
+            gathering.fail(error)
+        self._gatherings.clear()
         self._filling.pop(self.stream.name, None)
