@@ -1,7 +1,8 @@
 """What a batch costs a producer, with and without the native core: ``python -m bench.producer_cost``.
 
-From the call of `send_batch` to the frames that are given to the transport, and from the answer to what was awaited:
-no broker, and no socket. Each core runs in processes of its own, in turns; of each batch the least counts.
+From the call of `send_batch` to the frames that are given to the transport, and from the answer to what was awaited;
+and small batches one after the other, until all are delivered. No broker, and no socket. Each core runs in processes of
+its own, in turns; the least counts.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ from kera.v1 import broker_pb2
 
 RECORD_BYTES = 100
 BATCHES = 60
+SMALL_ROWS = (1, 10, 100, 1000)
+SMALL_BYTES = 20 << 20
+SMALL_BATCHES_MAX = 20_000
 _KEYS = DEFAULT_SCHEMA.field("keys").type
 
 
@@ -84,11 +88,9 @@ async def measure_kind(kind: Kind) -> tuple[int, int]:
             answered_ns, left = 0, kind.streamlets
             while left:
                 await until_sent(cluster.wire)
-                request = cluster.wire.sent.pop(0)
-                frame = memoryview(b"".join(memoryview(piece) for piece in request))
-                chunks = chunks_in(frame)
+                chunks, took_ns = await answer(cluster)
                 left -= chunks
-                answered_ns += await deliver(cluster.channel_made, cluster.wire, stored([frame], chunks))
+                answered_ns += took_ns
             begun_ns = perf_counter_ns()
             await delivery
             back.append(answered_ns + perf_counter_ns() - begun_ns)
@@ -96,13 +98,37 @@ async def measure_kind(kind: Kind) -> tuple[int, int]:
     return min(there[1:]), min(back[1:])
 
 
-def chunks_in(frame: memoryview) -> int:
-    """How many chunks are in a request."""
-    header = header_of([frame])
-    message = broker_pb2.MultiWriteChunksRequest.FromString(
-        bytes(frame[HEADER_BYTES : HEADER_BYTES + header.head_bytes])
-    )
-    return message.chunk_count
+async def answer(cluster: Any) -> tuple[int, int]:
+    """Answer the next request: its chunks are stored. How many they are, and the nanoseconds of the producer."""
+    frame = memoryview(b"".join(memoryview(piece) for piece in cluster.wire.sent.pop(0)))
+    head = frame[HEADER_BYTES : HEADER_BYTES + header_of([frame]).head_bytes]
+    chunks = broker_pb2.MultiWriteChunksRequest.FromString(bytes(head)).chunk_count
+    return chunks, await deliver(cluster.channel_made, cluster.wire, stored([frame], chunks))
+
+
+async def measure_small(rows: int) -> float:
+    """Nanoseconds of a batch of so many rows, of many that are sent one after the other."""
+    cluster: Any = Cluster()
+    batch = pa.record_batch({"value": pa.array([make_value(RECORD_BYTES)] * rows, pa.binary())})
+    batches = min(SMALL_BATCHES_MAX, SMALL_BYTES // (rows * RECORD_BYTES))
+
+    async def answers() -> None:
+        while True:
+            while cluster.wire.sent:
+                await answer(cluster)
+            await asyncio.sleep(0)
+
+    async with Producer(cluster, ProducerSettings()) as producer:
+        await producer.prepare("s")
+        answering = asyncio.create_task(answers())
+        begun_ns = perf_counter_ns()
+        for _ in range(batches):
+            await producer.send_batch("s", batch)
+        await producer.flush()
+        took_ns = perf_counter_ns() - begun_ns
+        answering.cancel()
+    cluster.close()
+    return took_ns / batches
 
 
 async def measure() -> dict[str, float]:
@@ -111,7 +137,14 @@ async def measure() -> dict[str, float]:
     for kind in KINDS:
         there_ns, back_ns = await measure_kind(kind)
         found |= {f"{kind}: send_batch": there_ns, f"{kind}: answer": back_ns}
+    for rows in SMALL_ROWS:
+        found[small_name(rows)] = await measure_small(rows)
     return found
+
+
+def small_name(rows: int) -> str:
+    """Of a figure."""
+    return f"batches of {rows:,} row{'s' * (rows > 1)}, each"
 
 
 def table(python: dict[str, float], fast: dict[str, float]) -> str:
@@ -124,6 +157,10 @@ def table(python: dict[str, float], fast: dict[str, float]) -> str:
                 f"| {name} | {python[name] / 1000:,.1f} | {fast[name] / 1000:,.1f} |"
                 f" {fast[name] / kind.streamlets / 1000:.2f} | {python[name] / fast[name]:.1f}× |"
             )
+    rows += [
+        f"| {name} | {python[name] / 1000:,.1f} | {fast[name] / 1000:,.1f} | | {python[name] / fast[name]:.1f}× |"
+        for name in map(small_name, SMALL_ROWS)
+    ]
     return "\n".join(rows)
 
 

@@ -73,18 +73,24 @@ def open_payload(
     )
 
 
-def encode_lean(batch: pa.RecordBatch, codec: Codec) -> bytes | None:
-    """The payload of version 2 of a batch; None where version 1 is for it (`kera.core.lean.encode`)."""
-    if not lean.is_lean(batch.schema):
+def encode_lean(batch: pa.RecordBatch, codec: Codec, schema: pa.Schema | None = None) -> bytes | None:
+    """The payload of version 2 of a batch; None where version 1 is for it (`kera.core.lean.encode`).
+
+    `schema`: the batch's, of who encodes many with the same one. What is known of it is found again by the object, and
+    `batch.schema` makes one each time.
+    """
+    if not lean.is_lean(schema or batch.schema):
         return None
     return lean.encode(batch, ARROW_CODECS.get(codec), bytes_max=DECOMPRESSED_BYTES_MAX)
 
 
-def encode_lean_rows(batch: pa.RecordBatch, ends: Sequence[int]) -> Sequence[bytes | None]:
+def encode_lean_rows(
+    batch: pa.RecordBatch, ends: Sequence[int], schema: pa.Schema | None = None
+) -> Sequence[bytes | None]:
     """The payloads of version 2 of the rows of a batch up to each of `ends`, from the one before, not compressed.
 
-    None where version 1 is for them, as in `encode_lean`.
+    None where version 1 is for them, and `schema`, as in `encode_lean`.
     """
-    if not lean.is_lean(batch.schema):
+    if not lean.is_lean(schema or batch.schema):
         return [None] * len(ends)
     return lean.encode_rows(batch, array("I", ends), DECOMPRESSED_BYTES_MAX)

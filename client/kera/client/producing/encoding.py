@@ -302,7 +302,7 @@ def _made_together(
     rows: pa.RecordBatch, ends: Sequence[int], stream: StreamDescription, now_us: int
 ) -> list[Payload | None]:
     """A payload of the rows up to each end; None where they have to be looked at by themselves."""
-    made = encode_lean_rows(rows, ends)
+    made = encode_lean_rows(rows, ends, stream.schema)
     ranges = _time_ranges(rows, ends, stream, now_us)
     starts = [0, *ends[:-1]]
     return [
@@ -335,7 +335,7 @@ def _limit(stream: StreamDescription, chunk_bytes_max: int) -> int:
 def _encoded(
     batch: pa.RecordBatch, limit: int, stream: StreamDescription, now_us: int, *, lean: bool
 ) -> Iterator[Payload]:
-    payload: pa.Buffer | bytes | None = encode_lean(batch, stream.codec) if lean else None
+    payload: pa.Buffer | bytes | None = encode_lean(batch, stream.codec, stream.schema) if lean else None
     version = LEAN_VERSION
     if payload is None:
         payload, version = encode_payload(batch, stream.codec), ARROW_VERSION
