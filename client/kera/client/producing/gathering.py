@@ -25,7 +25,7 @@ from kera.core.schema import DEFAULT_SCHEMA
 _TIMESTAMP = DEFAULT_SCHEMA.field("timestamp")
 
 
-class _Rows:
+class _RowStream:
     """Batches with the same columns, as an Arrow stream in memory."""
 
     def __init__(self, schema: pa.Schema) -> None:
@@ -60,9 +60,9 @@ class Gathering:
         """Of the first chunk that it becomes, or why it has become none."""
         self.size = 0
         """Estimate of its bytes, from above."""
-        self.rows = 0
+        self.row_count = 0
         self.schema = schema
-        self._rows = _Rows(schema)
+        self._stream = _RowStream(schema)
         self._times_us: list[int] = []
         self._counts: list[int] = []
         self._chunks: Sequence[Outcome] = ()
@@ -72,17 +72,17 @@ class Gathering:
 
     def add(self, batch: pa.RecordBatch, size: int, now_us: int) -> GatheredDelivery:
         """Take a batch of these columns."""
-        self._rows.add(batch)
-        first, count = self.rows, batch.num_rows
+        self._stream.add(batch)
+        first, count = self.row_count, batch.num_rows
         self._times_us.append(now_us)
         self._counts.append(count)
-        self.rows = first + count
+        self.row_count = first + count
         self.size += size
-        return GatheredDelivery(self, first, self.rows)
+        return GatheredDelivery(self, first, self.row_count)
 
     def batch(self, *, with_times: bool) -> pa.RecordBatch:
         """All rows, in the order in which they came; nothing is added after that. `with_times`: if they have none."""
-        rows = self._rows.take()
+        rows = self._stream.take()
         if not with_times or _TIMESTAMP.name in self.schema.names:
             return rows
         times = pa.array(np.repeat(self._times_us, self._counts), _TIMESTAMP.type)
@@ -103,8 +103,8 @@ class Gathering:
             places = np.arange(first, end)
         else:
             if self._places is None:
-                self._places = np.empty(self.rows, np.int64)
-                self._places[self._order] = np.arange(self.rows)
+                self._places = np.empty(self.row_count, np.int64)
+                self._places[self._order] = np.arange(self.row_count)
             places = np.sort(self._places[first:end])
         within = np.searchsorted(self._ends, places, side="right")
         chunks, starts, counts = np.unique(within, return_index=True, return_counts=True)

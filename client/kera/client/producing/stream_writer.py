@@ -333,7 +333,7 @@ class StreamWriter:
     def open_records(self) -> int:
         """How many records are in open chunks, and gathered."""
         in_chunks = sum(len(accumulator.values) for accumulator in self.open_chunks.values())
-        return in_chunks + sum(gathering.rows for gathering in self._gatherings.values())
+        return in_chunks + sum(gathering.row_count for gathering in self._gatherings.values())
 
     def abandon(self, error: KeraError) -> None:
         """Send nothing more; what has gathered fails with `error`."""
