@@ -155,6 +155,19 @@ def test_batches_are_those_of_python(data: st.DataObject, batch: pa.RecordBatch,
     assert outcome(read, bytes(payload), batch, trusted=trusted) == expected
 
 
+def touch(payload: bytes, batch: pa.RecordBatch) -> int:
+    """Read each byte of the buffers of a trusted payload. What they say is not checked: Arrow must not be asked for it."""
+    found = lean.decode(
+        pa.py_buffer(payload),
+        batch.schema,
+        records=batch.num_rows,
+        codec=None,
+        bytes_max=BYTES_MAX,
+        trusted=True,
+    )
+    return sum(sum(memoryview(buffer)) for column in found.columns for buffer in column.buffers() if buffer is not None)
+
+
 @settings(max_examples=fuzz_examples(400))
 @given(st.data(), BATCHES)
 def test_any_trusted_payload_is_a_batch_or_refused(data: st.DataObject, batch: pa.RecordBatch) -> None:
@@ -162,7 +175,7 @@ def test_any_trusted_payload_is_a_batch_or_refused(data: st.DataObject, batch: p
     payload = bytearray(lean.encode(batch, None, bytes_max=BYTES_MAX) or b"")
     for _ in range(data.draw(st.integers(1, 3))):
         payload[data.draw(st.integers(0, min(len(payload), 64) - 1))] = data.draw(ODD)
-    found = outcome(read, bytes(payload), batch, trusted=True)
+    found = outcome(touch, bytes(payload), batch)
     assert found.error is None or found.error[0] is CorruptChunk
 
 
