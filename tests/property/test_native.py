@@ -156,7 +156,7 @@ def test_batches_are_those_of_python(data: st.DataObject, batch: pa.RecordBatch,
 
 
 def touch(payload: bytes, batch: pa.RecordBatch) -> int:
-    """Read each byte of the buffers of a trusted payload. What they say is not checked: Arrow must not be asked for it."""
+    """Read each byte of the buffers of a trusted payload. What they say is not checked: Arrow is not asked."""
     found = lean.decode(
         pa.py_buffer(payload),
         batch.schema,
