@@ -7,7 +7,7 @@ import pytest
 
 from kera.broker.log.segment import Segment
 from kera.broker.log.streamlet import ProducerLimits
-from kera.core.chunk import verify_chunk
+from kera.core.chunk import HEADER_CRC_AT, verify_chunk
 from kera.core.errors import ArenaFull, KeraError, NotAccepted, OutOfSequence, ProducerFenced, RecordTooLarge
 from kera.core.ids import PRODUCER_IDS, Position
 from tests.unit.broker.support import CHUNK_BYTES, SLOT_BYTES, Engine, Log, place, position
@@ -264,6 +264,22 @@ def test_producers_longest_unheard_of_are_forgotten_but_for_those_who_chose_thei
         log.append(producer)
     assert len(log.streamlet.producers) <= 3 + 4 + 2
     assert log.append(own[0], 0).duplicate
+
+
+def test_other_records_with_a_stored_sequence_are_those_of_another_writer(log: Log) -> None:
+    log.append(fill=b"a")
+    error = refuse(log, ProducerFenced, sequence=0, fill=b"b")
+
+    assert "another writer uses producer id 1" in str(error)
+    assert log.append(sequence=0, fill=b"a").duplicate
+
+
+@pytest.mark.parametrize("at", [0, HEADER_CRC_AT - 4, HEADER_CRC_AT], ids=["magic", "checksum-of-payload", "checksum"])
+def test_a_repeat_of_a_chunk_that_was_damaged_since_is_a_repeat(log: Log, at: int) -> None:
+    log.append()
+    log.entry.tail[0].slot.view[at] ^= 1
+
+    assert log.append(sequence=0).duplicate
 
 
 # --- epochs of producers -----------------------------------------------------------------------------------

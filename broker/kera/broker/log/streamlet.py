@@ -22,8 +22,8 @@ from kera.broker.log.entry import Entries, Entry
 from kera.broker.log.intervals import Holding
 from kera.broker.log.segment import Segment
 from kera.broker.records import ProducerRecord, SegmentAddress
-from kera.core.chunk import ChunkHeader
-from kera.core.errors import OutOfSequence, ProducerFenced, RecordTooLarge
+from kera.core.chunk import ChunkHeader, verify_header
+from kera.core.errors import CorruptChunk, OutOfSequence, ProducerFenced, RecordTooLarge
 from kera.core.ids import EARLIEST, PRODUCER_IDS
 
 NO_FENCES: Mapping[int, int] = MappingProxyType({})
@@ -338,7 +338,8 @@ class Streamlet:
             if index is not None:
                 offset = segment.chunk_ends[index - 1] if index else 0
                 stored = segment.header_at(offset)
-                _refuse_impostor(stored, header)
+                if stored.payload_crc32c != header.payload_crc32c and header.producer_id not in PRODUCER_IDS:
+                    _refuse_impostor(segment, offset, header)
                 return Appended(
                     entry.index,
                     *segment.key,
@@ -380,20 +381,23 @@ class Streamlet:
             entry.wake()
 
 
-def _refuse_impostor(stored: ChunkHeader, header: ChunkHeader) -> None:
+def _refuse_impostor(segment: Segment, offset: int, header: ChunkHeader) -> None:
     """Raise `ProducerFenced` for a chunk that is no repeat, though another with its sequence is stored.
 
     To call it a repeat would acknowledge records that are nowhere. Those who choose their ids themselves send other
     records with the same sequence on purpose, and look at what is there: see ``kera.client.producing.appender``.
     """
-    if stored.payload_crc32c != header.payload_crc32c and header.producer_id not in PRODUCER_IDS:
-        raise ProducerFenced(
-            f"another writer uses producer id {header.producer_id}: what is stored in streamlet {header.streamlet_id}"
-            f" with sequence {header.sequence} are other records; each producer needs an id of its own (InitProducer)",
-            producer_id=header.producer_id,
-            streamlet_id=header.streamlet_id,
-            sequence=header.sequence,
-        )
+    try:
+        verify_header(segment.slot.view, offset)
+    except CorruptChunk:
+        return  # the file has been damaged since: what it says of the records is no reason to refuse them
+    raise ProducerFenced(
+        f"another writer uses producer id {header.producer_id}: what is stored in streamlet {header.streamlet_id}"
+        f" with sequence {header.sequence} are other records; each producer needs an id of its own (InitProducer)",
+        producer_id=header.producer_id,
+        streamlet_id=header.streamlet_id,
+        sequence=header.sequence,
+    )
 
 
 def _fenced(producer_id: int, producer_epoch: int, by_epoch: int) -> ProducerFenced:
