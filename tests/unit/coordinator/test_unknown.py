@@ -1,5 +1,7 @@
 """Streams that brokers hold and the coordinator does not know: which those are, and taking them up again."""
 
+from collections.abc import Iterable, Mapping
+
 import pytest
 
 from kera.coordinator.cluster.catalog import GROUPS_PER_LAUNCH
@@ -157,6 +159,28 @@ async def test_a_stream_that_moved_since_a_copy_goes_on_where_its_brokers_know_i
     }
     assert two.coordinator.unknown.describe_all() == []
     assert (await two.coordinator.members.heartbeat(beat(two, 1, later))).unknown_stream_ids == []
+
+
+async def test_brokers_are_told_how_a_stream_goes_on_though_a_query_comes_when_that_has_just_been_written(
+    two: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, later = await moved_since_a_copy(two)
+    state, unknown = two.coordinator.state, two.coordinator.unknown
+    write, described = state.write, list[list[coordinator_pb2.UnknownStream]]()
+
+    async def write_and_be_asked(
+        changes: Mapping[str, bytes | None], streams: Iterable[common_pb2.StreamInfo] = ()
+    ) -> None:
+        await write(changes, streams)
+        described.append(unknown.describe_all())
+
+    monkeypatch.setattr(state, "write", write_and_be_asked)
+    await all_tell(two, later.assignments[0].broker_id, later)
+
+    assert described[-1] == []
+    assert {two.brokers.streams[one, later.stream_id].assignments_version for one in (1, 2)} == {
+        later.assignments_version
+    }
 
 
 async def test_columns_that_came_since_a_copy_are_known_again(two: Cluster) -> None:

@@ -83,7 +83,7 @@ class UnknownReports:
 
     def discard(self, stream_id: int) -> None:
         """What was told of a stream is taken up."""
-        del self._told[stream_id]
+        self._told.pop(stream_id, None)  # a query may have seen that it is known by now
 
     def check_told(self, *versions: common_pb2.StreamInfo) -> None:
         """Raise `Unavailable` while a broker that lives and has a part may yet tell of something later."""
