@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from kera.core.native import native, reason
+from tests import daemon_logs
 from tests.budget import Budget
 from tests.examples import register_profiles
 
@@ -38,6 +39,7 @@ def either_core(request: pytest.FixtureRequest) -> Iterator[None]:
 def pytest_configure(config: pytest.Config) -> None:
     # The marker of pytest-xdist is known without it, too: tests also run one after the other.
     config.addinivalue_line("markers", "xdist_group(name): run on one worker")
+    config.pluginmanager.register(daemon_logs)
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Budget())
 

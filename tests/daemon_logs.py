@@ -1,0 +1,37 @@
+"""What daemons said while a test failed: part of its report, as clusters that tests share are gone when it is read."""
+
+from collections.abc import Generator, Iterable
+from pathlib import Path
+
+import pytest
+
+LINES_MAX = 15
+"""The last ones, of each daemon."""
+LINE_CHARS_MAX = 2000
+QUIET = ('"level": "info"', '"level": "debug"')
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Add the end of each daemon's log to the report of a test that failed."""
+    report = yield
+    if report.failed and isinstance(item, pytest.Function):
+        for log in sorted(set(_logs(item.funcargs.values()))):
+            if said := _last_lines(log):
+                report.sections.append((f"the end of {log.name}", said))
+    return report
+
+
+def _logs(arguments: Iterable[object]) -> Iterable[Path]:
+    """The logs of clusters that are arguments of a test, or belong to one, or are in its directory."""
+    for one in arguments:
+        cluster = getattr(one, "cluster", one)
+        directory = cluster if isinstance(cluster, Path) else getattr(cluster, "log_dir", None)
+        if isinstance(directory, Path):
+            yield from directory.rglob("*.log")
+
+
+def _last_lines(log: Path) -> str:
+    lines = log.read_text(errors="replace").splitlines()
+    loud = [line[:LINE_CHARS_MAX] for line in lines if not any(quiet in line for quiet in QUIET)]
+    return "\n".join(loud[-LINES_MAX:])
