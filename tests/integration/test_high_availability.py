@@ -182,6 +182,7 @@ async def test_when_the_leader_ends_in_a_burst_of_creations_no_stream_is_lost_or
     made = await asyncio.wait_for(asyncio.gather(*creations), TIMEOUT_S)
 
     assert await world.other_leads(leader) != leader
+    await until(lambda: leader not in world.cluster.processes)  # else it ends in the next test
     listed = await world.client.admin.list_streams()
     assert {stream.name: stream.stream_id for stream in listed} == {stream.name: stream.stream_id for stream in made}
     assert sorted(stream.name for stream in listed) == sorted(names)

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import os
 import re
+import secrets
 import shutil
 import signal
 import socket
@@ -26,6 +27,7 @@ SYNC_TICKS = 300
 """Of an ensemble: so long a server may be silent to the one that leads, and the other way round."""
 START_TIMEOUT_S = 60.0
 PORT_ATTEMPTS = 5
+PORTS = range(20_000, 32_000)
 _PR_SET_PDEATHSIG = 1
 
 
@@ -51,7 +53,7 @@ class ZooKeeper:
 
     def start(self) -> None:
         """Start the server, and wait until it serves."""
-        for _ in range(1 if self._port else PORT_ATTEMPTS):
+        for _ in range(PORT_ATTEMPTS):
             port = self._port or _free_port()
             self._parent.submit(self._launch, port).result()
             if self._wait(port):
@@ -131,7 +133,7 @@ class ZooKeeper:
             )
 
     def _wait(self, port: int) -> bool:
-        """Whether it serves; not when it has ended, as it does when someone else was faster to take the port."""
+        """Whether it serves; not when it has ended, as it does when someone else has the port."""
         assert self._process is not None
         deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline and self._process.poll() is None:
@@ -181,8 +183,10 @@ class Ensemble:
 
 
 def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+    """One that nobody gets who asks for any: the kernel gives those to whoever connects while the server is away."""
+    while True:
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", secrets.choice(PORTS))) as server:
+            return int(server.getsockname()[1])
 
 
 _libc = ctypes.CDLL(None)
