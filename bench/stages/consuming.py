@@ -108,7 +108,6 @@ class Pushes:
                     if not left:
                         break
                 samples.records["records()"].append(since(begun_ns) / count)
-            await records.aclose()
 
     @contextlib.asynccontextmanager
     async def _consumer(self) -> AsyncIterator[tuple[Consumer, PushChannel]]:

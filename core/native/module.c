@@ -11,11 +11,14 @@
 
 #include "append.h"
 #include "arrow.h"
+#include "capsules.h"
 #include "chunk.h"
 #include "crc32c.h"
 #include "lean.h"
 #include "lean_encode.h"
 #include "lean_face.h"
+#include "one_by_one.h"
+#include "records.h"
 
 // Raised with each change of what a function takes, does or returns; kera/core/native.py has the same number.
 #define NATIVE_VERSION 5
@@ -410,16 +413,6 @@ static PyObject *check(Call *call)
     return none_if(good);
 }
 
-// What the Arrow PyCapsule interface gives of a batch: a tuple of its schema and its data.
-static bool open_batch(PyObject *capsules, struct ArrowSchema **schema, struct ArrowArray **array)
-{
-    if (capsules == NULL || !PyTuple_Check(capsules) || PyTuple_Size(capsules) != 2)
-        return false;
-    *schema = PyCapsule_GetPointer(PyTuple_GetItem(capsules, 0), "arrow_schema");
-    *array = PyCapsule_GetPointer(PyTuple_GetItem(capsules, 1), "arrow_array");
-    return *schema != NULL && *array != NULL && (*schema)->release != NULL && (*array)->release != NULL;
-}
-
 static PyObject *joined(const Bytes *nodes, const Bytes *body)
 {
     PyObject *payload = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(nodes->size + body->size));
@@ -519,6 +512,14 @@ static PyObject *encode_rows(Call *call)
     return payloads;
 }
 
+// -- records ---------------------------------------------------------------------------------------------------------
+
+// (batch, stream, streamlet, entry, first)
+static PyObject *records(Call *call)
+{
+    return has_arguments(call, 5, 5) ? new_records(call->type, call->args) : NULL;
+}
+
 // -- functions and their twins --------------------------------------------------------------------------------------
 
 typedef struct {
@@ -542,6 +543,7 @@ static const Known known[] = {
     {"check", check, false},
     {"encode_rows", encode_rows, false},
     {"encode_records", encode_records, false},
+    {"records", records, true},
 };
 
 #define FUNCTIONS (sizeof known / sizeof known[0])
@@ -661,7 +663,8 @@ PyMODINIT_FUNC PyInit__native(void)
     PyObject *by_instruction = crc32c_init() ? Py_True : Py_False;
     name_callables();
     PyObject *module = PyModule_Create(&definition);
-    if (module == NULL || append_init() != 0 || (magic = PyBytes_FromStringAndSize(MAGIC, 4)) == NULL ||
+    if (module == NULL || append_init() != 0 || records_init() != 0 || one_by_one_init(module) != 0 ||
+        (magic = PyBytes_FromStringAndSize(MAGIC, 4)) == NULL ||
         PyModule_AddIntConstant(module, "VERSION", NATIVE_VERSION) != 0 ||
         PyModule_AddStringConstant(module, "SOURCES", strchr(made_of, ':') + 1) != 0 ||
         PyModule_AddObjectRef(module, "CRC32C_BY_INSTRUCTION", by_instruction) != 0)

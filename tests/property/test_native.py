@@ -19,6 +19,7 @@ from crc32c import crc32c
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from kera.client.types import Record
 from kera.core import lean
 from kera.core.chunk import HEADER_BYTES, Placement, encode_chunk, padded, place_chunk, read_header
 from kera.core.errors import CorruptChunk
@@ -39,7 +40,7 @@ from kera.core.lean.layout import (
 )
 from tests.examples import fuzz_examples
 from tests.native_twins import MODULES, Outcome, accelerated, alone, needs_native, outcome, python_only, twin_of
-from tests.property.batches import BATCHES, BATCHES_AND_SLICES
+from tests.property.batches import BATCHES, BATCHES_AND_SLICES, RECORDS, default_batch
 
 pytestmark = needs_native
 
@@ -62,6 +63,44 @@ def compare(name: str, *arguments: Any, asks: bool = False, **named: Any) -> Out
     elif not asks:
         assert by_itself == expected, "it does not know what is good"
     return expected
+
+
+# --- records -----------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=fuzz_examples(400, 60))
+@given(RECORDS.map(default_batch), st.integers(0, 12), st.integers(0, 12), st.integers(0, 2**64 - 20))
+def test_records_are_those_of_python(batch: pa.RecordBatch, start: int, rows: int, first: int) -> None:
+    moved = pa.RecordBatch.from_arrays([column.slice(start) for column in batch.columns], schema=batch.schema)
+    for part in (batch, batch.slice(start, rows), moved.slice(0, rows)):
+        function = accelerated(*MODULES)["records"]
+        twin = twin_of(function)
+        assert twin is not None
+        expected = list(twin(part, "s", 3, 1, first))
+        for each in (function, alone("records")):
+            found = list(each(part, "s", 3, 1, first))
+            assert found == expected
+            assert [type(record) for record in found] == [Record] * part.num_rows
+
+
+@settings(max_examples=fuzz_examples(200, 30))
+@given(st.sampled_from(("keys", "value", "headers")), st.lists(st.integers(-2, 6), min_size=4, max_size=4))
+def test_places_that_are_none_are_the_twins_business(column: str, places: list[int]) -> None:
+    rows = default_batch([{"timestamp": 0, "keys": [b"k"], "value": b"v", "headers": [("h", b"c")]}] * 3)
+    at = rows.schema.get_field_index(column)
+    whole = rows.column(at)
+    buffers, children = [None, pa.py_buffer(struct.pack("<4i", *places))], None
+    if column == "value":
+        buffers.append(whole.buffers()[2])
+    else:
+        children = [whole.values]
+    try:
+        spoilt = pa.Array.from_buffers(whole.type, 3, buffers, children=children)
+    except pa.ArrowInvalid:  # it is not even made
+        return
+    batch = rows.set_column(at, rows.schema.field(at), spoilt)
+    known = outcome(alone("records"), batch, "s", 0, 0, 0).error is None
+    assert known == (places == sorted(places) and places[0] >= 0 and (column == "value" or places[-1] <= 3))
 
 
 # --- encoding ----------------------------------------------------------------------------------------------

@@ -1,19 +1,24 @@
 """Chunks as records."""
 
 import datetime
+import gc
+import sys
+from array import array
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from kera.client.consuming.records import records_of
-from kera.client.types import ChunkBatch, StreamDescription
+from kera.client.types import ChunkBatch, Record, StreamDescription
 from kera.core.chunk import encode_chunk, encode_payload, read_header
 from kera.core.ids import EntryId, Position
 from kera.core.schema import DEFAULT_SCHEMA
 from tests.unit.client.support import description
 
 MIN_TIMESTAMP_US = 77
+
+pytestmark = pytest.mark.usefixtures("either_core")
 
 
 def chunk_of(batch: pa.RecordBatch, stream: StreamDescription) -> ChunkBatch:
@@ -82,6 +87,36 @@ def test_who_changes_the_headers_of_a_record_changes_no_other() -> None:
     first.headers["seen"] = b"1"  # type: ignore[index]
 
     assert second.headers == {}
+
+
+def test_a_batch_is_kept_as_long_as_there_are_records_to_come() -> None:
+    held = bytearray(b"abc")
+    values = pa.Array.from_buffers(pa.binary(), 3, [None, pa.py_buffer(array("i", range(4))), pa.py_buffer(held)])
+    arrays = [pa.array([0] * 3, DEFAULT_SCHEMA[0].type), pa.nulls(3, DEFAULT_SCHEMA[1].type), values]
+    arrays.append(pa.nulls(3, DEFAULT_SCHEMA[3].type))
+    stream = description()
+    records = records_of(chunk_of(pa.RecordBatch.from_arrays(arrays, schema=DEFAULT_SCHEMA), stream), stream)
+    del arrays, values
+
+    first = next(records)
+    assert [first.value, *(record.value for record in records)] == [b"a", b"b", b"c"]
+    assert next(records, None) is None
+    del records
+    held.extend(b"nobody looks at it any more")
+
+
+def test_a_record_that_was_given_out_is_like_any_other() -> None:
+    """Garbage collection knows it and what is in it, and its type has one reference of each."""
+    row = {"timestamp": 1, "keys": [b"k"], "value": b"v", "headers": None}
+    batch, stream = pa.RecordBatch.from_pylist([row], DEFAULT_SCHEMA), description()
+    references = sys.getrefcount(Record)
+    (record,) = records_of(chunk_of(batch, stream), stream)
+    assert record == Record("s", 3, 1, 100, 1, b"k", (b"k",), b"v", {}, None)
+    assert sys.getrefcount(Record) == references + 1
+    assert type(record) is Record
+    assert gc.is_tracked(record)
+    del record
+    assert sys.getrefcount(Record) == references
 
 
 def test_records_of_a_typed_stream_are_rows() -> None:

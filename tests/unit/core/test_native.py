@@ -128,6 +128,7 @@ def test_it_is_used_where_it_is_built() -> None:
         "encode_records",
         "encode_rows",
         "place_chunk",
+        "records",
         "verify_chunk",
         "verify_header",
         "verify_payload",

@@ -7,6 +7,7 @@ or records of them. Between entries there is no order, as between partitions.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Literal, Self, get_args
 
 from kera.client import arguments
@@ -15,6 +16,7 @@ from kera.client.cluster.fetch import Wanted
 from kera.client.consuming.chunks import Chunks
 from kera.client.consuming.committed import committed_cursors, report_cursors
 from kera.client.consuming.fetcher import Fetcher
+from kera.client.consuming.one_by_one import OneByOne
 from kera.client.consuming.records import records_of
 from kera.client.positions import Positions, check_place, check_streamlets
 from kera.client.settings import ConsumerSettings
@@ -65,7 +67,9 @@ class Consumer:
         """What ended the reading; told to everyone who asks for more."""
         self._open: ChunkBatch | None = None
         """The chunk whose records are being delivered."""
-        self._open_records: Iterator[Record] = iter(())
+        self._last_record: Iterator[Record] = iter(())
+        """Of that chunk; those before it are at hand."""
+        self._records = OneByOne(self._next_record)
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -175,7 +179,8 @@ class Consumer:
         """
         await self.start()
         if self._open is not None:  # begun as records, and not delivered to its end
-            chunk, self._open, self._open_records = self._open, None, iter(())
+            chunk, self._open = self._open, None
+            self._records.take(iter(()))
             self._positions[chunk.entry] = chunk.next
             yield chunk
         while (chunk_or_end := self._next_here(copied=False) or await self._next_chunk()) is not None:
@@ -183,23 +188,28 @@ class Consumer:
             yield chunk_or_end
             del chunk_or_end  # and with it the place in the broker's memory, though the next one may be long in coming
 
-    async def records(self) -> AsyncIterator[Record]:
+    def records(self) -> AsyncIterator[Record]:
         """Each record as Python values; see `batches` for what is raised."""
+        return self._records
+
+    async def _next_record(self) -> Record:
+        """When none is at hand: the last one of the open chunk, with which that is delivered, or the next chunk's."""
         await self.start()
         while True:
-            chunk = self._open
-            if chunk is not None:
-                last = chunk.header.first_record + chunk.batch.num_rows - 1
-                for record in self._open_records:
-                    if record.offset == last:
-                        self._open = None
-                        self._positions[chunk.entry] = chunk.next
-                    yield record
-                self._positions[chunk.entry] = chunk.next  # also of a chunk without records
-            chunk = self._open = await self._next_chunk(copied=True)
-            if chunk is None:
-                return
-            self._open_records = records_of(chunk, self._chunks.streams[chunk.entry.stream_id])
+            if self._open is not None:
+                chunk, self._open = self._open, None
+                self._positions[chunk.entry] = chunk.next
+                for record in self._last_record:
+                    return record
+            opened = await self._next_chunk(copied=True)
+            if opened is None:
+                raise StopAsyncIteration
+            self._open = opened
+            self._last_record = records_of(opened, self._chunks.streams[opened.entry.stream_id])
+            others = islice(self._last_record, max(0, opened.batch.num_rows - 1))
+            self._records.take(others)
+            for record in others:
+                return record
 
     async def _next_chunk(self, *, copied: bool = False) -> ChunkBatch | None:
         """The next chunk; None when everything that was asked for has been delivered."""
@@ -240,7 +250,8 @@ class Consumer:
         self._closed = True
         await self._fetcher.close()
         self._chunks.clear()
-        self._open, self._open_records = None, iter(())
+        self._open = None
+        self._records.take(iter(()))
 
 
 def _given(positions: Positions, streamlet_id: int, entry: int, stream: StreamDescription) -> Position:

@@ -12,23 +12,29 @@ import pyarrow.compute as pc
 
 from kera.client.consuming.values import rows_of
 from kera.client.types import ChunkBatch, Record, StreamDescription
+from kera.core.native import accelerated
 
 _as_record: Callable[[Iterable[Any]], Record] = partial(tuple.__new__, Record)
-"""What `Record._make` does, in half the time; there are as many fields as columns in `_default`."""
+"""What `Record._make` does, in half the time; there are as many fields as columns in `records`."""
 
 
 def records_of(chunk: ChunkBatch, stream: StreamDescription) -> Iterator[Record]:
-    """The records of a chunk, in order."""
-    return _typed(chunk, stream) if stream.typed else _default(chunk, stream)
-
-
-def _default(chunk: ChunkBatch, stream: StreamDescription) -> Iterator[Record]:
-    """Columns, zipped: what is done per record is done by the interpreter's own loops, and not by lines of this one."""
-    batch, first = chunk.batch, chunk.header.first_record
+    """The records of a chunk, in order, each made when it is asked for."""
+    if stream.typed:
+        return _typed(chunk, stream)
     _, streamlet, entry = chunk.entry
+    return records(chunk.batch, stream.name, streamlet, entry, chunk.header.first_record)
+
+
+@accelerated(Record)
+def records(batch: pa.RecordBatch, stream: str, streamlet: int, entry: int, first: int) -> Iterator[Record]:
+    """The rows of a batch of the default schema; `first`: the ordinal of its first one.
+
+    Columns, zipped: what is done per record is done by the interpreter's own loops, and not by lines of this one.
+    """
     keys = _keys(batch.column("keys"))
     fields = zip(
-        repeat(stream.name),
+        repeat(stream),
         repeat(streamlet),
         repeat(entry),
         range(first, first + batch.num_rows),

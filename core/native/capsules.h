@@ -1,0 +1,23 @@
+// What the Arrow PyCapsule interface gives of a batch.
+#ifndef KERA_CAPSULES_H
+#define KERA_CAPSULES_H
+
+#define PY_SSIZE_T_CLEAN
+#ifndef Py_LIMITED_API
+#define Py_LIMITED_API 0x030B0000
+#endif
+#include <Python.h>
+
+#include "arrow_data.h"
+
+// `capsules`: a tuple of its schema and its data, as `__arrow_c_array__` has returned it; NULL: it has failed.
+static inline bool open_batch(PyObject *capsules, struct ArrowSchema **schema, struct ArrowArray **array)
+{
+    if (capsules == NULL || !PyTuple_Check(capsules) || PyTuple_Size(capsules) != 2)
+        return false;
+    *schema = PyCapsule_GetPointer(PyTuple_GetItem(capsules, 0), "arrow_schema");
+    *array = PyCapsule_GetPointer(PyTuple_GetItem(capsules, 1), "arrow_array");
+    return *schema != NULL && *array != NULL && (*schema)->release != NULL && (*array)->release != NULL;
+}
+
+#endif
