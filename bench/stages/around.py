@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -27,6 +27,7 @@ from kera.core.rpc.frame_client import FrameChannel
 from kera.core.rpc.frame_server import FrameServer, ServerConnection
 from kera.core.rpc.frames import FrameHeader, Kind, decode_header, encode_frame
 from kera.core.rpc.method import Method
+from kera.core.rpc.taking import Taker
 from kera.core.schema import DEFAULT_SCHEMA, schema_to_bytes
 from kera.core.settings import MIB
 from kera.v1 import common_pb2, coordinator_pb2
@@ -222,8 +223,11 @@ def placed_chunks(load: Load) -> bytes:
     return b"".join(chunks)
 
 
-def daemon_connection(service: Service) -> tuple[ServerConnection, Wire]:
+def daemon_connection(
+    service: Service, takers: Mapping[Method[Any, Any], Taker] | None = None
+) -> tuple[ServerConnection, Wire]:
     """A client's connection to a daemon, at the daemon's side."""
-    connection, wire = FrameServer(service, bulk_bytes_max=MESSAGE_BYTES_MAX).accept("unix"), Wire()
+    server, wire = FrameServer(service, bulk_bytes_max=MESSAGE_BYTES_MAX, takers=takers), Wire()
+    connection = server.accept("unix")
     connection.connection_made(wire)
     return connection, wire

@@ -43,7 +43,8 @@ class Replicas:
         engine: Any = _BackupEngine(self._store)
         service = BackupService(engine, RequestCounters(), read_bytes_max=MIB)
         service.registered()
-        self._connection, self._wire = daemon_connection(service.service())
+        self.connection, self.wire = daemon_connection(service.service())
+        """A broker's."""
         self._virtual_segment_id = 0
 
     async def rounds(self, load: Load, samples: Samples) -> None:
@@ -68,9 +69,9 @@ class Replicas:
             offset += len(bulk)
             await next_turn()
             request = frame(Kind.REQUEST, api.REPLICATE, number, message, [bulk])
-            spent_ns = await deliver(self._connection, self._wire, request)
-            (answer,) = self._wire.sent
-            self._wire.sent.clear()
+            spent_ns = await deliver(self.connection, self.wire, request)
+            (answer,) = self.wire.sent
+            self.wire.sent.clear()
             if header_of(answer).kind != Kind.REPLY:
                 raise RuntimeError("the backup has refused a request")
             if number and (not opens or 2 * len(bulk) > SEGMENT_BYTES):

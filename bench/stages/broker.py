@@ -75,19 +75,21 @@ class Writes:
         )
         self.writer = service.writer
         service.registered(BROKER_ID, [], 1)
-        self._connection, self._wire = daemon_connection(service.service())
-        self._backup, self._backup_wire = FrameChannel("unix", "", MESSAGE_BYTES_MAX), Wire()
-        self._backup.connection_made(self._backup_wire)
+        self.connection, self.wire = daemon_connection(service.service(), service.takers())
+        """A producer's."""
+        self.backup, self.backup_wire = FrameChannel("unix", "", MESSAGE_BYTES_MAX), Wire()
+        """To the backup."""
+        self.backup.connection_made(self.backup_wire)
         replication.begin(1, [])
         replicator.begin(BROKER_ID, 1)
         replication.backups.update([common_pb2.BackupInfo(backup_id=1, node_id="other", segment_bytes=SEGMENT_BYTES)])
         replication.backup_up(1)
-        replicator._links[1] = _Link(self._backup)  # type: ignore[assignment]
+        replicator._links[1] = _Link(self.backup)  # type: ignore[assignment]
         self._stream_id = 0
 
     async def close(self) -> None:
         """Give the memory back."""
-        self._backup.connection_lost(None)
+        self.backup.connection_lost(None)
         self._index.close()
         self._arena.close()
 
@@ -117,9 +119,9 @@ class Writes:
             message = broker_pb2.MultiWriteChunksRequest(chunk_count=load.chunks)
             await next_turn()
             request = frame(Kind.REQUEST, api.MULTI_WRITE_CHUNKS, number, message, [bulk])
-            spent_ns = await deliver(self._connection, self._wire, request)
+            spent_ns = await deliver(self.connection, self.wire, request)
             spent_ns += await self._until_answered()
-            self._wire.sent.clear()
+            self.wire.sent.clear()
             if number:  # the first one opens the segment
                 what = "broker: frame to answer" + (", one copy" if replicas else "")
                 samples.requests[what][load].append(spent_ns)
@@ -146,7 +148,7 @@ class Writes:
         """Let slices go on, and answer as backups do, until the producer is answered; what that takes."""
         spent_ns = 0
         for _ in range(TURNS_MAX):
-            if self._wire.sent:
+            if self.wire.sent:
                 return spent_ns
             spent_ns += await self._answer()
             begun_ns = now_ns()
@@ -155,7 +157,7 @@ class Writes:
         raise RuntimeError("the broker has not answered")
 
     async def _answer(self) -> int:
-        sent, self._backup_wire.sent = self._backup_wire.sent, []
+        sent, self.backup_wire.sent = self.backup_wire.sent, []
         spent_ns = 0
         for pieces in sent:
             header = header_of(pieces)
@@ -163,7 +165,7 @@ class Writes:
             answer: Any = backup_pb2.ReplicateResponse() if replicate else backup_pb2.FreeReplicasResponse()
             method: Any = api.REPLICATE if replicate else api.FREE_REPLICAS
             reply = frame(Kind.REPLY, method, header.request_id, answer)
-            spent_ns += await deliver(self._backup, self._backup_wire, reply)
+            spent_ns += await deliver(self.backup, self.backup_wire, reply)
         return spent_ns
 
     async def drop(self) -> None:
@@ -176,7 +178,7 @@ class Writes:
         for _ in range(4):
             await asyncio.sleep(0)
             await self._answer()
-        self._wire.sent.clear()
+        self.wire.sent.clear()
 
 
 class _Link:

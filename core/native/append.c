@@ -8,8 +8,7 @@
 #include "append.h"
 
 #include "arrow.h"
-#include "bytes.h"
-#include "chunk.h"
+#include "frame.h"
 #include "lean.h"
 
 // From so many bytes of payload on other threads may run meanwhile.
@@ -136,45 +135,12 @@ static PyObject *value_of(PyObject *dict, uint64_t number)
 
 // -- a call ---------------------------------------------------------------------------------------------------------
 
-// Chunks that follow each other in a segment, of one producer. All objects are references of its own.
-typedef struct {
-    PyObject *stream, *streamlet, *entry, *segment, *slot, *producer, *log;
-    Py_buffer memory;
-    uint64_t stream_id, producer_id, sequence, level, next_record, records, broker_epoch;
-    uint32_t streamlet_id, schema_id, epoch, start, head;
-    int64_t min_time, max_time;
-    Placement placement;
-    Bytes ends;
-    size_t first;  // the index of its first chunk among those of the call
-    size_t room;   // of the log: a chunk is taken as long as those before it are fewer bytes
-    bool open, by_leader;
-} Run;
-
-typedef struct {
-    // Of the door: borrowed.
-    PyObject *streams, *gate, *replicate, *record_type;
-    size_t run_bytes_max;
-    bool check_payloads;
-    // Of the call: borrowed.
-    PyObject *context, *now_ms, *now_us;
-    View bulk;
-    uint64_t level;
-    // What has been done.
-    size_t at, chunks;
-    uint64_t records, bytes;
-    Bytes statuses;
-    Run run;
-} Append;
-
-// What becomes of a chunk.
-typedef enum { TAKEN, LEFT, FAILED } Outcome;
-
 static Outcome left_or_failed(void)
 {
     return PyErr_Occurred() == NULL ? LEFT : FAILED;
 }
 
-static uint32_t chunk_bytes(const uint8_t *header)
+uint32_t chunk_bytes(const uint8_t *header)
 {
     return HEADER_BYTES + (uint32_t)padded(u32_at(header + PAYLOAD_BYTES_AT));
 }
@@ -190,7 +156,7 @@ static void close_run(Run *run)
                                &run->slot,    &run->producer,  &run->log};
     for (size_t index = 0; index < sizeof references / sizeof references[0]; index++)
         Py_CLEAR(*references[index]);
-    run->ends.size = 0;
+    run->ends.size = run->held.size = run->requests = 0;
     run->open = false;
 }
 
@@ -205,6 +171,7 @@ static bool find_stream(Append *call, Run *run, const uint8_t *header)
     bool by_disk;
     if (!number_of(GET(run->stream, durability), &of_stream) || !is_true(GET(run->stream, by_disk), &by_disk))
         return false;
+    run->asked_level = call->level;
     run->level = call->level != 0 ? call->level : of_stream;
     run->by_leader = of_stream == LEADER;
     PyObject *ids = GET(run->stream, schema_ids), *id = PyLong_FromUnsignedLong(run->schema_id);
@@ -331,7 +298,7 @@ static bool pass_gate(Append *call, Run *run)
     return passed;
 }
 
-static Outcome begin_run(Append *call, const uint8_t *header)
+Outcome begin_run(Append *call, const uint8_t *header, uint32_t bytes)
 {
     Run *run = &call->run;
     run->records = 0;
@@ -341,7 +308,7 @@ static Outcome begin_run(Append *call, const uint8_t *header)
     run->memory = (Py_buffer){0};
     run->open = true;
     if (find_stream(call, run, header) && find_streamlet(run, header) && find_entry(run) &&
-        find_segment(run, chunk_bytes(header)) && pass_gate(call, run))
+        find_segment(run, bytes) && pass_gate(call, run))
         return TAKEN;
     Outcome outcome = left_or_failed();
     close_run(run);
@@ -350,17 +317,16 @@ static Outcome begin_run(Append *call, const uint8_t *header)
 
 // -- chunks ---------------------------------------------------------------------------------------------------------
 
-// Whether a chunk goes on where the run is, in the same way.
-static bool goes_on(const Append *call, const uint8_t *header)
+bool goes_on(const Append *call, const uint8_t *header, uint32_t bytes, uint32_t last_bytes)
 {
     const Run *run = &call->run;
-    uint32_t bytes = chunk_bytes(header);
     return run->open && run->stream_id == u64_at(header + STREAM_AT) &&
            run->streamlet_id == u32_at(header + STREAMLET_AT) && run->schema_id == u32_at(header + SCHEMA_AT) &&
            run->producer_id == u64_at(header + PRODUCER_AT) && run->epoch == u32_at(header + EPOCH_AT) &&
-           run->sequence == u64_at(header + SEQUENCE_AT) && bytes <= (uint32_t)run->memory.len - run->head &&
-           (run->log == NULL || (run->head - run->start + bytes <= call->run_bytes_max &&
-                                 run->head - run->start < run->room));
+           run->sequence == u64_at(header + SEQUENCE_AT) && run->asked_level == call->level &&
+           bytes <= (uint32_t)run->memory.len - run->head &&
+           (run->log == NULL || ((size_t)(run->head - run->start) + bytes <= call->run_bytes_max &&
+                                 (size_t)(run->head - run->start) + (bytes - last_bytes) < run->room));
 }
 
 // Whether the fields that a producer has chosen are as they should be (check_sent).
@@ -374,7 +340,7 @@ static bool is_sent(const uint8_t *header)
            is_unplaced_header(header);
 }
 
-static bool is_good_payload(const Append *call, const uint8_t *header)
+static bool is_trusted(const Append *call, const uint8_t *header)
 {
     uint32_t payload_bytes = u32_at(header + PAYLOAD_BYTES_AT), records = u32_at(header + RECORDS_AT);
     bool compressed = u32_at(header + CODEC_AT) != 0;
@@ -388,49 +354,41 @@ static bool is_good_payload(const Append *call, const uint8_t *header)
     return !compressed && is_arrow(payload, records);
 }
 
-static uint8_t *put_varint(uint8_t *at, uint64_t number)
+bool is_good_payload(const Append *call, const uint8_t *header)
 {
-    for (; number >= 128; number >>= 7)
-        *at++ = (uint8_t)number | 128;
-    *at++ = (uint8_t)number;
-    return at;
-}
-
-static uint8_t *put_field(uint8_t *at, int field, uint64_t number)
-{
-    if (number == 0)
-        return at;
-    *at++ = (uint8_t)(field << 3);
-    return put_varint(at, number);
+    PyThreadState *state = u32_at(header + PAYLOAD_BYTES_AT) < LARGE ? NULL : PyEval_SaveThread();
+    bool good = is_trusted(call, header);
+    if (state != NULL)
+        PyEval_RestoreThread(state);
+    return good;
 }
 
 // One more of `statuses`, the third field of a response.
-static bool put_status(Append *call, const Run *run)
+static bool put_status(Bytes *statuses, const Run *run)
 {
-    if (!make_room(&call->statuses, STATUS_BYTES_MAX)) {
+    if (!make_room(statuses, STATUS_BYTES_MAX)) {
         PyErr_NoMemory();
         return false;
     }
-    uint8_t *start = call->statuses.at + call->statuses.size, *at = start + 2;
-    at = put_field(at, 2, run->placement.entry);
-    at = put_field(at, 3, run->placement.group_id);
-    at = put_field(at, 4, run->placement.segment_id);
-    at = put_field(at, 5, run->head);
-    at = put_field(at, 6, run->next_record);
-    at = put_field(at, 7, run->level);
+    uint8_t *start = statuses->at + statuses->size, *at = start + 2;
+    at = put_number(at, 2, run->placement.entry);
+    at = put_number(at, 3, run->placement.group_id);
+    at = put_number(at, 4, run->placement.segment_id);
+    at = put_number(at, 5, run->head);
+    at = put_number(at, 6, run->next_record);
+    at = put_number(at, 7, run->level);
     start[0] = 3 << 3 | 2;
     start[1] = (uint8_t)(at - start - 2);
-    call->statuses.size += (size_t)(at - start);
+    statuses->size += (size_t)(at - start);
     return true;
 }
 
-// Copy a chunk that is good to the head of the run's segment.
-static bool append(Append *call, const uint8_t *header)
+bool append_chunk(Append *call, const uint8_t *header, Bytes *statuses)
 {
     Run *run = &call->run;
     uint32_t bytes = chunk_bytes(header), records = u32_at(header + RECORDS_AT);
     int64_t min_time = (int64_t)u64_at(header + MIN_TIME_AT), max_time = (int64_t)u64_at(header + MAX_TIME_AT);
-    if (!put_status(call, run))
+    if (!put_status(statuses, run))
         return false;
     uint8_t *to = (uint8_t *)run->memory.buf + run->head;
     memcpy(to, header, HEADER_BYTES);
@@ -537,16 +495,22 @@ static bool publish(const Run *run)
 
 static bool replicate(const Append *call, const Run *run)
 {
-    PyObject *done = PyObject_CallFunction(
-        call->replicate, "OOOOIInnK", call->context, run->stream, run->log, run->segment, (unsigned)run->start,
-        (unsigned)run->head, (Py_ssize_t)run->first, (Py_ssize_t)(call->chunks - run->first),
-        (unsigned long long)run->level);
+    size_t chunks = call->chunks - run->first;
+    PyObject *answers = call->by_request
+                            ? PyBytes_FromStringAndSize((const char *)run->held.at, (Py_ssize_t)run->held.size)
+                            : PyLong_FromSize_t(run->first);
+    PyObject *done = answers == NULL
+                         ? NULL
+                         : PyObject_CallFunction(call->replicate, "OOOOIIOnK", call->context, run->stream, run->log,
+                                                 run->segment, (unsigned)run->start, (unsigned)run->head, answers,
+                                                 (Py_ssize_t)(call->by_request ? run->requests : chunks),
+                                                 (unsigned long long)run->level);
+    Py_XDECREF(answers);
     Py_XDECREF(done);
     return done != NULL;
 }
 
-// Write what the run has come to into its objects. The head is last: who finds it finds the chunks.
-static bool end_run(Append *call)
+bool end_run(Append *call)
 {
     Run *run = &call->run;
     bool good = true;
@@ -566,42 +530,73 @@ static bool end_run(Append *call)
 
 // -- a call ---------------------------------------------------------------------------------------------------------
 
-static Outcome take_chunk(Append *call)
+bool read_chunk(const Append *call, uint8_t *header)
 {
     if (!is_within(call->bulk, call->at, HEADER_BYTES))
-        return LEFT;
-    uint8_t header[HEADER_BYTES];
+        return false;
     memcpy(header, call->bulk.at + call->at, HEADER_BYTES);
-    if (!is_header(header) || !is_sent(header) || u32_at(header + PAYLOAD_BYTES_AT) > PAYLOAD_BYTES_MAX ||
-        !is_within(call->bulk, call->at, chunk_bytes(header)))
+    return is_header(header) && is_sent(header) && u32_at(header + PAYLOAD_BYTES_AT) <= PAYLOAD_BYTES_MAX &&
+           is_within(call->bulk, call->at, chunk_bytes(header));
+}
+
+static Outcome take_chunk(Append *call, Bytes *statuses)
+{
+    uint8_t header[HEADER_BYTES];
+    if (!read_chunk(call, header))
         return LEFT;
-    if (!goes_on(call, header)) {
+    uint32_t bytes = chunk_bytes(header);
+    if (!goes_on(call, header, bytes, bytes)) {
         if (!end_run(call))
             return FAILED;
-        Outcome outcome = begin_run(call, header);
+        Outcome outcome = begin_run(call, header, bytes);
         if (outcome != TAKEN)
             return outcome;
     }
-    PyThreadState *state = u32_at(header + PAYLOAD_BYTES_AT) < LARGE ? NULL : PyEval_SaveThread();
-    bool good = is_good_payload(call, header);
-    if (state != NULL)
-        PyEval_RestoreThread(state);
-    if (!good)
+    if (!is_good_payload(call, header))
         return LEFT;
-    return append(call, header) ? TAKEN : FAILED;
+    return append_chunk(call, header, statuses) ? TAKEN : FAILED;
 }
 
 static PyObject *take_chunks(Append *call, size_t chunks_max)
 {
+    Bytes statuses = {0};
     Outcome outcome = TAKEN;
+    PyObject *result = NULL;
     while (outcome == TAKEN && call->chunks < chunks_max && call->at < call->bulk.size)
-        outcome = take_chunk(call);
-    if (outcome == FAILED || !end_run(call))
-        return NULL;
-    return Py_BuildValue("(ny#nKK)", (Py_ssize_t)call->at,
-                         call->statuses.size == 0 ? "" : (const char *)call->statuses.at,
-                         (Py_ssize_t)call->statuses.size, (Py_ssize_t)call->chunks, (unsigned long long)call->records,
-                         (unsigned long long)call->bytes);
+        outcome = take_chunk(call, &statuses);
+    if (outcome != FAILED && end_run(call))
+        result = Py_BuildValue("(ny#nKK)", (Py_ssize_t)call->at, statuses.size == 0 ? "" : (const char *)statuses.at,
+                               (Py_ssize_t)statuses.size, (Py_ssize_t)call->chunks, (unsigned long long)call->records,
+                               (unsigned long long)call->bytes);
+    free_bytes(&statuses);
+    return result;
+}
+
+bool open_door(Append *call, PyObject *door)
+{
+    Py_ssize_t run_bytes_max;
+    int check_payloads;
+    if (!PyTuple_Check(door)) {
+        PyErr_Format(PyExc_TypeError, "the door is a tuple, not %R", door);
+        return false;
+    }
+    if (!PyArg_ParseTuple(door, "O!OOO!np", &PyDict_Type, &call->streams, &call->gate, &call->replicate, &PyType_Type,
+                          &call->record_type, &run_bytes_max, &check_payloads))
+        return false;
+    if (run_bytes_max < 0) {
+        PyErr_Format(PyExc_ValueError, "a number of bytes is negative");
+        return false;
+    }
+    call->run_bytes_max = (size_t)run_bytes_max;
+    call->check_payloads = check_payloads != 0;
+    return true;
+}
+
+void close_append(Append *call)
+{
+    close_run(&call->run);
+    free_bytes(&call->run.ends);
+    free_bytes(&call->run.held);
 }
 
 const char append_chunks_doc[] = PyDoc_STR(
@@ -622,28 +617,19 @@ PyObject *append_chunks(PyObject *module, PyObject *const *args, Py_ssize_t coun
     if (count != 8)
         return PyErr_Format(PyExc_TypeError, "append_chunks takes 8 arguments, not %zd", count);
     Append call = {.context = args[1], .now_ms = args[6], .now_us = args[7]};
-    int check_payloads;
-    Py_ssize_t at = PyLong_AsSsize_t(args[3]), chunks_max = PyLong_AsSsize_t(args[4]), run_bytes_max;
+    Py_ssize_t at = PyLong_AsSsize_t(args[3]), chunks_max = PyLong_AsSsize_t(args[4]);
     call.level = PyLong_AsUnsignedLongLong(args[5]);
-    if (!PyTuple_Check(args[0]))
-        return PyErr_Format(PyExc_TypeError, "the door is a tuple, not %R", args[0]);
-    if (PyErr_Occurred() != NULL ||
-        !PyArg_ParseTuple(args[0], "O!OOO!np", &PyDict_Type, &call.streams, &call.gate, &call.replicate, &PyType_Type,
-                          &call.record_type, &run_bytes_max, &check_payloads))
+    if (PyErr_Occurred() != NULL || !open_door(&call, args[0]))
         return NULL;
-    if (at < 0 || chunks_max < 0 || run_bytes_max < 0)
-        return PyErr_Format(PyExc_ValueError, "a place or a number of chunks or bytes is negative");
+    if (at < 0 || chunks_max < 0)
+        return PyErr_Format(PyExc_ValueError, "a place or a number of chunks is negative");
     Py_buffer bulk;
     if (PyObject_GetBuffer(args[2], &bulk, PyBUF_SIMPLE) != 0)
         return NULL;
     call.at = (size_t)at;
-    call.run_bytes_max = (size_t)run_bytes_max;
-    call.check_payloads = check_payloads != 0;
     call.bulk = (View){bulk.buf, (size_t)bulk.len};
     PyObject *result = take_chunks(&call, (size_t)chunks_max);
-    close_run(&call.run);
-    free_bytes(&call.run.ends);
-    free_bytes(&call.statuses);
+    close_append(&call);
     PyBuffer_Release(&bulk);
     return result;
 }

@@ -8,6 +8,70 @@
 #endif
 #include <Python.h>
 
+#include "bytes.h"
+#include "chunk.h"
+
+// Chunks that follow each other in a segment, of one producer. All objects are references of its own.
+typedef struct {
+    PyObject *stream, *streamlet, *entry, *segment, *slot, *producer, *log;
+    Py_buffer memory;
+    uint64_t stream_id, producer_id, sequence, asked_level, level, next_record, records, broker_epoch;
+    uint32_t streamlet_id, schema_id, epoch, start, head;
+    int64_t min_time, max_time;
+    Placement placement;
+    Bytes ends;
+    size_t first;  // the index of its first chunk among those of the call
+    size_t room;   // of the log: a chunk is taken as long as those before it are fewer bytes
+    Bytes held;    // answers that wait for the log, see take.h
+    size_t requests;  // to which those are
+    bool open, by_leader;
+} Run;
+
+typedef struct {
+    // Of the door: borrowed.
+    PyObject *streams, *gate, *replicate, *record_type;
+    size_t run_bytes_max;
+    bool check_payloads;
+    // Of the call: borrowed.
+    PyObject *context, *now_ms, *now_us;
+    View bulk;
+    uint64_t level;
+    bool by_request;  // `replicate` gets the answers that wait, and not which chunks they are about
+    // What has been done.
+    size_t at, chunks;
+    uint64_t records, bytes;
+    Run run;
+} Append;
+
+// What becomes of a chunk, or of a request.
+typedef enum { TAKEN, LEFT, FAILED } Outcome;
+
+// What is the same for all calls. False: it is none, and an error is set.
+bool open_door(Append *call, PyObject *door);
+
+// At the end of a call, whatever has become of it.
+void close_append(Append *call);
+
+// The header at `call->at`, if a producer may send it and its chunk is whole.
+bool read_chunk(const Append *call, uint8_t *header);
+
+// Whether the payload at `call->at` is as its header says, and can be trusted. Other threads may run meanwhile.
+bool is_good_payload(const Append *call, const uint8_t *header);
+
+uint32_t chunk_bytes(const uint8_t *header);
+
+// Whether chunks of so many bytes, of which that is the first header, go on where the run is, in the same way.
+bool goes_on(const Append *call, const uint8_t *header, uint32_t bytes, uint32_t last_bytes);
+
+// Begin a run of which that is the first header, in a segment with room for so many bytes.
+Outcome begin_run(Append *call, const uint8_t *header, uint32_t bytes);
+
+// Copy the chunk at `call->at`, which is good, to the head of the run's segment, and pass it; its status is put there.
+bool append_chunk(Append *call, const uint8_t *header, Bytes *statuses);
+
+// Write what the run has come to into its objects. The head is last: who finds it finds the chunks.
+bool end_run(Append *call);
+
 extern const char append_chunks_doc[];
 
 // append_chunks(door, context, bulk, at, chunks_max, level, now_ms, now_us), see the doc.

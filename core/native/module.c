@@ -19,6 +19,7 @@
 #include "lean_face.h"
 #include "one_by_one.h"
 #include "records.h"
+#include "take.h"
 
 // Raised with each change of what a function takes, does or returns; kera/core/native.py has the same number.
 #define NATIVE_VERSION 5
@@ -643,6 +644,8 @@ static PyObject *layout(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(nothing
 static PyMethodDef functions[] = {
     {"bind", bind, METH_VARARGS, bind_doc},
     {"append_chunks", (PyCFunction)(void (*)(void))append_chunks, METH_FASTCALL, append_chunks_doc},
+    {"take_writes", (PyCFunction)(void (*)(void))take_writes, METH_FASTCALL, take_writes_doc},
+    {"held_answers", (PyCFunction)(void (*)(void))held_answers, METH_FASTCALL, held_answers_doc},
     {"decode_in_place", (PyCFunction)(void (*)(void))decode_in_place, METH_FASTCALL, decode_in_place_doc},
     {"lean_type", lean_type, METH_O, lean_type_doc},
     {"layout", layout, METH_NOARGS, layout_doc},

@@ -68,7 +68,12 @@ async def serve(settings: BrokerSettings) -> AsyncIterator[dict[str, Any]]:
         stack.push_async_callback(broker.close)
         service = broker.service()
 
-        frames = FrameServer(service, bulk_bytes_max=settings.message_bytes_max, connections_max=room["frames"])
+        frames = FrameServer(
+            service,
+            bulk_bytes_max=settings.message_bytes_max,
+            connections_max=room["frames"],
+            takers=broker.takers(),
+        )
         stack.push_async_callback(frames.close)
         unix_path = unix_socket_path(data_dir, "broker")
         await frames.listen_unix(unix_path)

@@ -118,6 +118,49 @@ class Turns:
         return next((each for each in self._waiting if each not in self._resting), None)
 
 
+class Share:
+    """What is done at once for a requester: after a slice of it, what comes next waits for the requester's turn."""
+
+    def __init__(
+        self,
+        turns: Turns,
+        requester: Hashable,
+        slice_s: float,
+        rested: Callable[[], None],
+        *,
+        now_s: Callable[[], float] = perf_counter,
+    ) -> None:
+        """`rested` is called when it is the requester's turn again."""
+        self.resting = False
+        """It waits for its turn."""
+        self.begin = now_s
+        """Something is about to be done; to be given to `end`."""
+        self._turns = turns
+        self._requester = requester
+        self._slice_s = slice_s
+        self._rested = rested
+        self._spent_s = 0.0
+        """Since the requester's last turn, or since others have had as long."""
+        self._ended_s = 0.0
+
+    def end(self, begun_s: float) -> bool:
+        """It is done; whether the requester has to wait now."""
+        if begun_s - self._ended_s >= self._spent_s:
+            self._spent_s = 0.0  # others have had as long
+        self._ended_s = self.begin()
+        self._spent_s += self._ended_s - begun_s
+        if self._spent_s > self._slice_s:
+            self._spent_s = 0.0
+            if not self.resting:
+                self.resting = True
+                self._turns.turn(self._requester).add_done_callback(self._turn_has_come)
+        return self.resting
+
+    def _turn_has_come(self, _turn: asyncio.Future[None]) -> None:
+        self.resting = False
+        self._rested()
+
+
 class Pace:
     """Gives way to others when a slice is used up: call `step` before each part of the work."""
 

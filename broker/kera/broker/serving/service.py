@@ -7,7 +7,7 @@ Which part handles which call is here; what each does, in the part: ``write``, `
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 from kera.broker.counters import Counters
@@ -27,7 +27,8 @@ from kera.broker.serving.write import Writer
 from kera.broker.storage.persistence import PersistenceManager
 from kera.core.errors import Unavailable
 from kera.core.rpc import Call, Reply, Service, api
-from kera.core.rpc.method import Handler
+from kera.core.rpc.method import Handler, Method
+from kera.core.rpc.taking import Taker
 from kera.core.turns import Turns
 from kera.v1 import broker_pb2, common_pb2
 
@@ -111,6 +112,10 @@ class BrokerService:
             api.OPEN_STREAMLETS: self._open_streamlets,
             api.DROP_STREAM: self._drop_stream,
         }
+
+    def takers(self) -> Mapping[Method[Any, Any], Taker]:
+        """Of methods whose requests are many and small, for connections of frames."""
+        return {api.MULTI_WRITE_CHUNKS: self.writer.taker.take}
 
     def _once_registered(self, handler: Handler) -> Handler:
         """Refuse what comes earlier: a client who was here before the restart would be told that its stream is gone."""

@@ -33,6 +33,7 @@ from kera.broker.replication.virtual_logs import StreamLogs
 from kera.broker.replication.virtual_segment import Batch
 from kera.broker.serving.limits import ServingLimits
 from kera.broker.serving.pending_write import PendingWrite, WriteReply
+from kera.broker.serving.taking import Taking, WriteTaker
 from kera.broker.storage.persistence import PersistenceManager
 from kera.core.chunk import HEADER_BYTES, ChunkHeader, check_sent, padded, verify_header, verify_payload
 from kera.core.done import nothing
@@ -113,6 +114,10 @@ class Writer:
             min(RUN_BYTES_MAX, replication.limits.request_bytes_max, replication.limits.segment_bytes),
             check_payloads,
         )
+        self.taker = WriteTaker(
+            self._door, self._logs, memory, counters, pump, lambda: not (self._queue or self._fenced)
+        )
+        """Of requests that are as usual, from connections that know of it."""
         self._fenced = False
         """Nothing is acknowledged any more."""
         self._loop = asyncio.get_running_loop()
@@ -255,7 +260,7 @@ class Writer:
             counters.bytes_appended += size
 
     def _log_that_takes(
-        self, write: PendingWrite, stream: Stream, streamlet_id: int, producer_id: int, level: int
+        self, write: PendingWrite | Taking, stream: Stream, streamlet_id: int, producer_id: int, level: int
     ) -> tuple[VirtualLog, int] | None:
         """Where chunks of a replicated stream go to, as long as those before take less than so many bytes.
 

@@ -3,6 +3,7 @@
 * ``method``: what a method, a call and a reply are; ``api``: the tables of KerA's methods.
 * ``answer``: the future of a reply; ``limits``: what bounds a message and a connection; ``handling``: how handlers are
   run; ``address``: host and port.
+* ``taking``: requests that a daemon takes from a connection's buffer, several at once.
 * ``wire``: errors as messages, and the bulk (de)serialisers.
 * ``frames`` / ``frame_server`` / ``frame_client``: length-prefixed frames over TCP and unix sockets, for the data plane
   between KerA's own parts.

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -33,16 +33,18 @@ from kera.core.rpc.frames import (
     encode_error,
     encode_frame,
     lazy_memory,
+    method_at,
 )
 from kera.core.rpc.handling import deferred_reply, error_reply, run_handler
 from kera.core.rpc.limits import BULK_BYTES_MAX, REQUESTS_IN_FLIGHT_MAX, SEND_BUFFER_BYTES_MAX, check_request
 from kera.core.rpc.method import Call, Handler, Method, Peer, Reply, Service
 from kera.core.rpc.outbox import Outbox
 from kera.core.rpc.sockets import SERVER, tune
+from kera.core.rpc.taking import Taker
 from kera.core.rpc.unix_socket import bind_unix
 from kera.core.rpc.wire import error_to_message, parse
 from kera.core.telemetry import get_logger
-from kera.core.turns import SLICE_S, Turns
+from kera.core.turns import SLICE_S, Share, Turns
 
 log = get_logger("kera.frames")
 
@@ -74,6 +76,7 @@ class _Shared:
     """What the connections of a server have in common."""
 
     methods: dict[int, tuple[Method[Any, Any], Handler]]
+    takers: dict[int, Taker]
     bulk_bytes_max: int
     connections_max: int
     timing: Timing
@@ -118,9 +121,11 @@ class FrameServer:
         bulk_bytes_max: int = BULK_BYTES_MAX,
         connections_max: int = CONNECTIONS_MAX_DEFAULT,
         timing: Timing = Timing(),
+        takers: Mapping[Method[Any, Any], Taker] | None = None,
     ) -> None:
         methods = {method.number: (method, handler) for method, handler in service.items()}
-        self._shared = _Shared(methods, bulk_bytes_max, connections_max, timing)
+        by_number = {method.number: taker for method, taker in (takers or {}).items()}
+        self._shared = _Shared(methods, by_number, bulk_bytes_max, connections_max, timing)
         self._sweeping: asyncio.TimerHandle | None = None
         self._servers: list[asyncio.Server] = []
         self._unix_paths: list[Path] = []
@@ -213,17 +218,14 @@ class ServerConnection(FrameProtocol):
         self._shared = shared
         self._peer = Peer(transport, "")
         self._waiting: set[asyncio.Future[Reply[Any]]] = set()
+        self._takers = shared.takers
+        self._held_requests = 0
+        """Whose answers a taker holds."""
         self._receive = memoryview(b"")  # reused for every large bulk; its bytes are consumed inside the handler
         self.outbox = Outbox(self._loop, shared.timing.stalled_s, self._peer_stalled)
         """Replies; those that are gathered leave when all that has arrived is handled."""
-        self._now_s, self._slice_s = shared.timing.now_s, shared.timing.slice_s
+        self._share = Share(shared.turns, self, shared.timing.slice_s, self._go_on, now_s=shared.timing.now_s)
         self._paused_by_peer = False
-        self._resting = False
-        """It waits for its turn."""
-        self._spent_s = 0.0
-        """On requests since its last turn, or since others have had as long."""
-        self._handled_s = 0.0
-        """When the last request had been handled, or begun."""
         self.active_s = self._loop.time()
         """When something had last come, at a sweep; at first, when it was made."""
         self._arrivals_swept = 0
@@ -253,12 +255,12 @@ class ServerConnection(FrameProtocol):
     @property
     def evictable(self) -> bool:
         """See `Quiet`. What has never asked anything may not keep its place by beginning to."""
-        return not self._waiting and self.outbox.empty and not (self.asked and self.unfinished)
+        return not self.requests_in_flight and self.outbox.empty and not (self.asked and self.unfinished)
 
     @property
     def requests_in_flight(self) -> int:
         """That wait for their answers."""
-        return len(self._waiting)
+        return len(self._waiting) + self._held_requests
 
     @property
     def receive_bytes(self) -> int:
@@ -331,7 +333,7 @@ class ServerConnection(FrameProtocol):
         self.abort()
 
     def _go_on(self) -> None:
-        if not (self._resting or self._paused_by_peer or len(self._waiting) >= REQUESTS_IN_FLIGHT_MAX):
+        if not (self._share.resting or self._paused_by_peer or self.requests_in_flight >= REQUESTS_IN_FLIGHT_MAX):
             self.release_frames()
 
     def allocate_bulk(self, bulk_bytes: int) -> memoryview:
@@ -356,39 +358,46 @@ class ServerConnection(FrameProtocol):
         if header.kind != _REQUEST:
             raise ProtocolError(f"peer sent a frame of kind {header.kind} and no request")
         self._frames += 1
-        begun_s = self._now_s()
-        if begun_s - self._handled_s >= self._spent_s:
-            self._spent_s = 0.0  # others have had as long
+        begun_s = self._share.begin()
         self._handle(header, head, bulk)
-        self._handled_s = self._now_s()
-        self._spent_s += self._handled_s - begun_s
-        if self._spent_s > self._slice_s:
-            self._rest()
-
-    def _rest(self) -> None:
-        """Requests have taken a slice: those behind them wait until it is this connection's turn again."""
-        self._spent_s = 0.0
-        if not self._resting:
-            self._resting = True
+        if self._share.end(begun_s):
             self.hold_frames()
-            self._shared.turns.turn(self).add_done_callback(self._rested)
 
-    def _rested(self, _turn: asyncio.Future[None]) -> None:
-        self._resting = False
-        self._go_on()
+    def take_staged(self, staging: memoryview, at: int, filled: int) -> int:
+        """See `FrameProtocol`."""
+        taker = self._takers.get(method_at(staging, at))
+        if taker is None:
+            return at
+        begun_s = self._share.begin()
+        taken = taker(self, staging[at:filled], REQUESTS_IN_FLIGHT_MAX - self.requests_in_flight)
+        if not taken.requests:
+            return at
+        self._frames += taken.requests
+        self._held_requests += taken.held
+        if taken.answers:
+            self.outbox.write([taken.answers])
+        if self._share.end(begun_s) or self.requests_in_flight >= REQUESTS_IN_FLIGHT_MAX:
+            self.hold_frames()
+        return at + taken.end
+
+    def answer(self, answers: bytes, requests: int) -> None:
+        """See `Asker`."""
+        self._held_requests -= requests
+        self.outbox.write([answers])
+        self._answered()
 
     def _handle(self, header: FrameHeader, head: memoryview | bytes, bulk: memoryview) -> None:
         known = self._shared.methods.get(header.method)
         if known is None:
             error = ProtocolError(f"unknown method {header.method}; is the peer newer?", method=header.method)
-            self._send_error(header, None, error)
+            self.outbox.write([_refusal(header, None, error)])
             return
         method, handler = known
         try:
             check_request(method, len(head), len(bulk), self.bulk_bytes_max)  # before it is looked at
             result = run_handler(handler, Call(parse(method.request, head), bulk, self._peer))
         except Exception as error:  # noqa: BLE001 - whatever a handler raises is answered
-            self._send_error(header, method, error)
+            self.outbox.write([_refusal(header, method, error)])
             return
         if isinstance(result, Reply):
             self._send(header, method, result)
@@ -399,7 +408,7 @@ class ServerConnection(FrameProtocol):
             result.when_done(finished)
         else:
             result.add_done_callback(finished)
-        if len(self._waiting) >= REQUESTS_IN_FLIGHT_MAX:
+        if self.requests_in_flight >= REQUESTS_IN_FLIGHT_MAX:
             self.hold_frames()
 
     def _finished(self, header: FrameHeader, method: Method[Any, Any], future: asyncio.Future[Reply[Any]]) -> None:
@@ -408,10 +417,14 @@ class ServerConnection(FrameProtocol):
             reply = deferred_reply(future)
         except Exception as error:  # noqa: BLE001 - as above
             if self._open:
-                self._send_error(header, method, error)
+                self.outbox.write([_refusal(header, method, error)])
         else:
             self._send(header, method, reply)
-        if not self._waiting:
+        self._answered()
+
+    def _answered(self) -> None:
+        """Something was answered that had waited."""
+        if not self.requests_in_flight:
             self.outbox.flush()
         else:  # what they wait for may have come for several of them
             self.outbox.flush_soon()
@@ -421,16 +434,17 @@ class ServerConnection(FrameProtocol):
         try:
             pieces = encode_frame(_REPLY, method, header.request_id, reply.message, reply.bulk, self.bulk_bytes_max)
         except Exception as error:  # noqa: BLE001 - too large, or what the handler returned cannot be sent
-            self._send_error(header, method, error)
+            self.outbox.write([_refusal(header, method, error)])
             return
         self.outbox.write(pieces)
-
-    def _send_error(self, header: FrameHeader, method: Method[Any, Any] | None, error: BaseException) -> None:
-        self.outbox.write([encode_error(header.method, header.request_id, error_reply(error, method))])
 
     @property
     def _open(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
+
+
+def _refusal(header: FrameHeader, method: Method[Any, Any] | None, error: BaseException) -> bytes:
+    return encode_error(header.method, header.request_id, error_reply(error, method))
 
 
 def _address(peername: Any) -> str:

@@ -45,6 +45,8 @@ NO_REQUEST = 0
 _MAGIC = b"KF"
 _COVERED = struct.Struct("<2sBBIQIII")
 _CRC = struct.Struct("<I")
+_METHOD = struct.Struct("<I")
+_METHOD_AT = 4
 _HEADER = struct.Struct(_COVERED.format + "I")
 _COVERED_BYTES = _COVERED.size
 invariant(_HEADER.size == HEADER_BYTES, "a frame header is 32 bytes")
@@ -104,6 +106,12 @@ def encode_error(method: int, request_id: int, error: common_pb2.Error) -> bytes
 def _with_header(kind: Kind, method: int, request_id: int, head: bytes, bulk_bytes: int) -> bytes:
     header = _COVERED.pack(_MAGIC, VERSION, kind, method, request_id, len(head), bulk_bytes, 0)
     return header + _CRC.pack(crc32c(header)) + head
+
+
+def method_at(view: memoryview, at: int) -> int:
+    """The method that the header at `at` has, if it is one: nothing is checked."""
+    number: int = _METHOD.unpack_from(view, at + _METHOD_AT)[0]
+    return number
 
 
 def decode_header(view: memoryview, at: int, bulk_bytes_max: int) -> FrameHeader:
@@ -166,6 +174,11 @@ class FrameProtocol(asyncio.BufferedProtocol):
         A `ProtocolError` that it raises ends the connection.
         """
         raise NotImplementedError  # abstract
+
+    def take_staged(self, staging: memoryview, at: int, filled: int) -> int:
+        """Take frames that are staged from `at` up to `filled`, at least a header; returns up to where."""
+        del staging, filled
+        return at
 
     def frames_taken(self) -> None:
         """All frames that have arrived were handled: the time to send what was gathered meanwhile."""
@@ -254,6 +267,10 @@ class FrameProtocol(asyncio.BufferedProtocol):
         staging, at, filled = self._staging, 0, self._filled
         needed = 0
         while filled - at >= HEADER_BYTES and not self._held:
+            taken_to = self.take_staged(staging, at, filled)
+            if taken_to > at:
+                at = taken_to
+                continue
             header = decode_header(staging, at, self.bulk_bytes_max)
             bulk_at = at + HEADER_BYTES + header.head_bytes
             end = bulk_at + header.bulk_bytes

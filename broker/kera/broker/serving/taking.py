@@ -1,0 +1,136 @@
+"""Requests to write that the native core carries out as they lie in a connection's buffer (``kera.core.rpc.taking``).
+
+It takes a request whose chunks all go to one segment, each the next one of a producer that is known, and those behind
+it of the same kind with it. What is decided of chunks is as in ``kera.broker.serving.write``, on whose way everything
+else goes. Answers that wait for backups are held here: as one, for all requests whose chunks are one run.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+from kera.broker.counters import Counters
+from kera.broker.log.segment import Segment
+from kera.broker.ownership.stream import Stream
+from kera.broker.replication.virtual_log import VirtualLog
+from kera.broker.replication.virtual_logs import VirtualLogs
+from kera.broker.replication.virtual_segment import Batch
+from kera.broker.storage.persistence import PersistenceManager
+from kera.core.errors import KeraError, NotReplicated
+from kera.core.native import native
+from kera.core.rpc import api
+from kera.core.rpc.frames import Kind, encode_frame
+from kera.core.rpc.limits import BULK_BYTES_MAX
+from kera.core.rpc.taking import Asker, Taken
+from kera.core.rpc.wire import error_to_message
+from kera.v1 import broker_pb2, common_pb2
+
+_PERSISTED = common_pb2.DURABILITY_PERSISTED
+_NOTHING = Taken(0, 0, 0, b"")
+_HELD = struct.Struct("<QI")
+"""Before the statuses of a request: its id, and how many bytes they are."""
+
+
+class Taking:
+    """A call of the core."""
+
+    __slots__ = ("asker", "pump")
+
+    def __init__(self, asker: Asker) -> None:
+        self.asker = asker
+        self.pump = False
+        """Replication may have something to do."""
+
+
+class WriteTaker:
+    """Carries out requests to write for the service."""
+
+    def __init__(
+        self,
+        door: tuple[Any, ...],
+        logs: VirtualLogs,
+        memory: PersistenceManager,
+        counters: Counters,
+        pump: Callable[[], None],
+        as_usual: Callable[[], bool],
+    ) -> None:
+        """`door`: of `append_chunks`; `as_usual`: whether no request has to wait or be refused for others."""
+        self._door = (*door[:2], self._hold, *door[3:])
+        self._logs = logs
+        self._memory = memory
+        self._counters = counters
+        self._pump_replication = pump
+        self._as_usual = as_usual
+        self._take_writes = native.take_writes if native is not None else None
+
+    def take(self, asker: Asker, frames: memoryview, requests_max: int) -> Taken:
+        """See `kera.core.rpc.taking.Taker`. Before the registration no stream is open, and so nothing is taken."""
+        if self._take_writes is None or not self._as_usual():
+            return _NOTHING
+        taking, memory = Taking(asker), self._memory
+        try:
+            end, requests, held, answers, chunks, records, size = self._take_writes(
+                self._door, taking, frames, asker.bulk_bytes_max, requests_max, memory.now_ms, memory.now_us
+            )
+        finally:
+            if taking.pump:
+                self._pump_replication()
+        counters = self._counters
+        counters.write_requests += requests
+        counters.chunks_appended += chunks
+        counters.records_appended += records
+        counters.bytes_appended += size
+        return Taken(end, requests, held, answers)
+
+    def _hold(  # noqa: PLR0913, PLR0917 - what a run of chunks is
+        self,
+        taking: Taking,
+        stream: Stream,
+        log: VirtualLog,
+        segment: Segment,
+        start: int,
+        end: int,
+        held: bytes,
+        requests: int,
+        level: int,
+    ) -> None:
+        """Refer to chunks that follow each other in a virtual log, and hold the answers to their requests."""
+        batch = self._logs.append(log, segment, start, end, persist=_PERSISTED in (level, stream.durability))
+        if requests:
+            batch.waiters.append(partial(_answer, taking.asker, batch, held, requests))
+
+
+def _answer(asker: Asker, batch: Batch, held: bytes, requests: int, error: KeraError | None) -> None:
+    """Backups have the chunks of so many requests, or there is an error."""
+    place = batch.place
+    if native is None or not batch.completed or place is None:
+        answers = refused_answers(held, error or NotReplicated("the chunk could not be replicated"))
+    else:
+        answers = native.held_answers(held, place.virtual_segment_id, place.backups)
+    asker.answer(answers, requests)
+
+
+def refused_answers(held: bytes, error: KeraError) -> bytes:
+    """The frames of answers that were held, when all chunks that they are about have the same error."""
+    message = error_to_message(error)
+    frames = []
+    for request_id, statuses in _held(held):
+        response = broker_pb2.MultiWriteChunksResponse.FromString(statuses)
+        for status in response.statuses:
+            status.Clear()
+            status.error.CopyFrom(message)
+        frames += encode_frame(Kind.REPLY, api.MULTI_WRITE_CHUNKS, request_id, response, (), BULK_BYTES_MAX)
+    return b"".join(frames)
+
+
+def _held(held: bytes) -> Iterator[tuple[int, bytes]]:
+    """Of each request its id and the statuses of its answer."""
+    at = 0
+    while at < len(held):
+        request_id, size = _HELD.unpack_from(held, at)
+        at += _HELD.size
+        yield request_id, held[at : at + size]
+        at += size

@@ -1,0 +1,259 @@
+// See take.h.
+//
+// A request is taken as a whole or not at all: all its chunks have to be of one run, good, and next in order. Requests
+// that follow each other go on with the run, so what is written once for a run is written once for all of them. An
+// answer is made at once, or it waits for backups: then its statuses are held, and lack only where the backups are.
+
+#include "take.h"
+
+#include "frame.h"
+
+// As in kera/core/rpc/api.py.
+#define MULTI_WRITE_CHUNKS 1
+// As in kera/core/rpc/limits.py.
+#define REQUEST_CHUNKS_MAX 1024
+
+// Fields of a request, and one more than the highest that it may have here.
+#define DURABILITY 2
+#define CHUNK_COUNT 3
+#define REQUEST_FIELDS 4
+#define LEVEL_LEADER 1
+#define LEVEL_MAX 3
+
+// What is before held statuses: the request's id, and how many bytes they are.
+#define HELD_BYTES 12
+#define STATUS_TAG (3 << 3 | 2)
+#define PLACES_TAG (4 << 3 | 2)
+#define BACKUPS_TAG (2 << 3 | 2)
+#define STATUS_SEGMENT 9
+
+typedef struct {
+    Append append;
+    size_t requests, held;  // all that were taken, and those of them whose answers wait
+    Bytes answers;
+} Take;
+
+// Whether a chunk is the next one after `count` that began with the first.
+static bool follows(const uint8_t *first, size_t count, const uint8_t *header)
+{
+    // stream, streamlet, schema, producer, epoch: side by side from 16 to 43
+    return memcmp(first + 16, header + 16, 28) == 0 && u64_at(first + 48) + count == u64_at(header + 48);
+}
+
+// Whether all chunks of a request are good, and of one run; its first header, and the bytes of its last chunk.
+static bool check_request(Append *call, uint8_t *first, uint32_t *last_bytes)
+{
+    uint8_t header[HEADER_BYTES];
+    size_t count = 0;
+    for (call->at = 0; call->at < call->bulk.size; call->at += *last_bytes, count++) {
+        if (count == REQUEST_CHUNKS_MAX || !read_chunk(call, header) || !is_good_payload(call, header) ||
+            (count > 0 && !follows(first, count, header)))
+            return false;
+        if (count == 0)
+            memcpy(first, header, HEADER_BYTES);
+        *last_bytes = chunk_bytes(header);
+    }
+    return count > 0;
+}
+
+// Append all chunks of a request, which were checked, and make its answer, or hold it.
+static bool answer_request(Take *take, const Frame *frame)
+{
+    Append *call = &take->append;
+    Run *run = &call->run;
+    bool waits = run->log != NULL && run->level > LEVEL_LEADER;
+    Bytes *to = waits ? &run->held : &take->answers;
+    size_t before = to->size, head = waits ? HELD_BYTES : FRAME_BYTES;
+    if (!make_room(to, head)) {
+        PyErr_NoMemory();
+        return false;
+    }
+    to->size += head;
+    for (call->at = 0; call->at < call->bulk.size;) {
+        uint8_t header[HEADER_BYTES];
+        memcpy(header, call->bulk.at + call->at, HEADER_BYTES);
+        if (!append_chunk(call, header, to))
+            return false;
+    }
+    uint32_t bytes = (uint32_t)(to->size - before - head);
+    if (waits) {
+        memcpy(to->at + before, &frame->request_id, sizeof frame->request_id);
+        memcpy(to->at + before + sizeof frame->request_id, &bytes, sizeof bytes);
+        run->requests++;
+        take->held++;
+    } else {
+        write_reply(to->at + before, frame->method, frame->request_id, bytes);
+    }
+    take->requests++;
+    return true;
+}
+
+static Outcome take_request(Take *take, const Frame *frame)
+{
+    Append *call = &take->append;
+    uint64_t numbers[REQUEST_FIELDS];
+    if (frame->kind != FRAME_REQUEST || frame->method != MULTI_WRITE_CHUNKS ||
+        !read_numbers(frame->head, numbers, REQUEST_FIELDS) || numbers[DURABILITY] > LEVEL_MAX ||
+        numbers[CHUNK_COUNT] > REQUEST_CHUNKS_MAX)
+        return LEFT;
+    uint8_t first[HEADER_BYTES];
+    uint32_t bytes = frame->bulk_bytes, last_bytes = 0;
+    call->bulk = frame->bulk;
+    call->level = numbers[DURABILITY];
+    if (!check_request(call, first, &last_bytes))
+        return LEFT;
+    if (!goes_on(call, first, bytes, last_bytes)) {
+        if (!end_run(call))
+            return FAILED;
+        Outcome outcome = begin_run(call, first, bytes);
+        if (outcome != TAKEN)
+            return outcome;
+        if (!goes_on(call, first, bytes, last_bytes))
+            return LEFT;  // more than fits into a run
+    }
+    return answer_request(take, frame) ? TAKEN : FAILED;
+}
+
+static PyObject *take_frames(Take *take, View frames, uint32_t bulk_bytes_max, size_t requests_max)
+{
+    Outcome outcome = TAKEN;
+    size_t at = 0;
+    Frame frame;
+    while (take->requests < requests_max && read_frame(frames, at, bulk_bytes_max, &frame)) {
+        outcome = take_request(take, &frame);
+        if (outcome != TAKEN)
+            break;
+        at += frame.bytes;
+    }
+    Append *call = &take->append;
+    if (outcome == FAILED || !end_run(call))
+        return NULL;
+    return Py_BuildValue("(nnny#nKK)", (Py_ssize_t)at, (Py_ssize_t)take->requests, (Py_ssize_t)take->held,
+                         take->answers.size == 0 ? "" : (const char *)take->answers.at,
+                         (Py_ssize_t)take->answers.size, (Py_ssize_t)call->chunks, (unsigned long long)call->records,
+                         (unsigned long long)call->bytes);
+}
+
+const char take_writes_doc[] = PyDoc_STR(
+    "take_writes(door, context, frames, bulk_bytes_max, requests_max, now_ms, now_us)\n"
+    "\n"
+    "Carry out the requests to write that `frames` begins with, up to the first of which any chunk is out of the\n"
+    "ordinary, as `append_chunks` has it, or goes elsewhere than its others. Returns where that is, how many were\n"
+    "carried out and how many of them are not answered yet, the frames of the other answers, and how many chunks,\n"
+    "records and bytes were appended.\n"
+    "\n"
+    "`door`: that of `append_chunks`, but for replicate(context, stream, log, segment, start, end, held, requests,\n"
+    "level): the answers to so many requests wait for these chunks. `held` is for `held_answers`: of each request its\n"
+    "id (u64), how many bytes its statuses are (u32), and these.");
+
+PyObject *take_writes(PyObject *module, PyObject *const *args, Py_ssize_t count)
+{
+    (void)module;
+    if (count != 7)
+        return PyErr_Format(PyExc_TypeError, "take_writes takes 7 arguments, not %zd", count);
+    Take take = {.append = {.context = args[1], .now_ms = args[5], .now_us = args[6], .by_request = true}};
+    Py_ssize_t bulk_bytes_max = PyLong_AsSsize_t(args[3]), requests_max = PyLong_AsSsize_t(args[4]);
+    if (PyErr_Occurred() != NULL || !open_door(&take.append, args[0]))
+        return NULL;
+    if (bulk_bytes_max < 0 || requests_max < 0)
+        return PyErr_Format(PyExc_ValueError, "a number of bytes or requests is negative");
+    Py_buffer frames;
+    if (PyObject_GetBuffer(args[2], &frames, PyBUF_SIMPLE) != 0)
+        return NULL;
+    uint32_t most = bulk_bytes_max > (Py_ssize_t)UINT32_MAX ? UINT32_MAX : (uint32_t)bulk_bytes_max;
+    PyObject *result = take_frames(&take, (View){frames.buf, (size_t)frames.len}, most, (size_t)requests_max);
+    close_append(&take.append);
+    free_bytes(&take.answers);
+    PyBuffer_Release(&frames);
+    return result;
+}
+
+// -- answers that waited ---------------------------------------------------------------------------------------------
+
+// Where the backups are that have a virtual segment, the last field of a response.
+static bool put_places(Bytes *places, uint64_t virtual_segment_id, PyObject *backup_ids)
+{
+    Py_ssize_t count = PyList_Check(backup_ids) ? PyList_Size(backup_ids) : -1;
+    if (count < 0 || count > 1024 || !make_room(places, ((size_t)count + 4) * NUMBER_BYTES_MAX))
+        return false;
+    uint8_t ids[1024 * NUMBER_BYTES_MAX], *ids_end = ids, start[2 * NUMBER_BYTES_MAX], *end = start;
+    for (Py_ssize_t index = 0; index < count; index++) {
+        unsigned long id = PyLong_AsUnsignedLong(PyList_GetItem(backup_ids, index));
+        if (PyErr_Occurred() != NULL)
+            return false;
+        ids_end = put_varint(ids_end, id);
+    }
+    end = put_number(end, 1, virtual_segment_id);
+    if (count > 0) {
+        *end++ = BACKUPS_TAG;
+        end = put_varint(end, (uint64_t)(ids_end - ids));
+    }
+    uint8_t *at = places->at;
+    *at++ = PLACES_TAG;
+    at = put_varint(at, (uint64_t)((end - start) + (ids_end - ids)));
+    places->size = (size_t)(at - places->at);
+    return put_bytes(places, start, (size_t)(end - start)) && put_bytes(places, ids, (size_t)(ids_end - ids));
+}
+
+// Statuses, each with its virtual segment as its last field.
+static bool put_placed(Bytes *answers, View statuses, const uint8_t *segment, size_t segment_bytes)
+{
+    for (size_t at = 0; at < statuses.size;) {
+        if (!is_within(statuses, at, 2) || statuses.at[at] != STATUS_TAG)
+            return false;
+        size_t bytes = statuses.at[at + 1];
+        if (bytes + segment_bytes > 127 || !is_within(statuses, at + 2, bytes))
+            return false;
+        uint8_t head[2] = {STATUS_TAG, (uint8_t)(bytes + segment_bytes)};
+        if (!put_bytes(answers, head, 2) || !put_bytes(answers, statuses.at + at + 2, bytes) ||
+            !put_bytes(answers, segment, segment_bytes))
+            return false;
+        at += 2 + bytes;
+    }
+    return true;
+}
+
+static bool put_answers(Bytes *answers, View held, uint64_t virtual_segment_id, const Bytes *places)
+{
+    uint8_t segment[NUMBER_BYTES_MAX];
+    size_t segment_bytes = (size_t)(put_number(segment, STATUS_SEGMENT, virtual_segment_id) - segment);
+    for (size_t at = 0; at < held.size;) {
+        if (!is_within(held, at, HELD_BYTES))
+            return false;
+        View statuses = {held.at + at + HELD_BYTES, u32_at(held.at + at + 8)};
+        if (!is_within(held, at + HELD_BYTES, statuses.size) || !make_room(answers, FRAME_BYTES))
+            return false;
+        size_t before = answers->size;
+        answers->size += FRAME_BYTES;
+        if (!put_placed(answers, statuses, segment, segment_bytes) || !put_bytes(answers, places->at, places->size))
+            return false;
+        write_reply(answers->at + before, MULTI_WRITE_CHUNKS, u64_at(held.at + at),
+                    (uint32_t)(answers->size - before - FRAME_BYTES));
+        at += HELD_BYTES + statuses.size;
+    }
+    return true;
+}
+
+const char held_answers_doc[] = PyDoc_STR(
+    "held_answers(held, virtual_segment_id, backup_ids): the frames of answers that `take_writes` has held, now that\n"
+    "the chunks are in that virtual segment on these backups.");
+
+PyObject *held_answers(PyObject *module, PyObject *const *args, Py_ssize_t count)
+{
+    (void)module;
+    if (count != 3 || !PyBytes_Check(args[0]))
+        return PyErr_Format(PyExc_TypeError, "held_answers takes bytes, a virtual segment and a list of backups");
+    uint64_t virtual_segment_id = PyLong_AsUnsignedLongLong(args[1]);
+    if (PyErr_Occurred() != NULL)
+        return NULL;
+    View held = {(const uint8_t *)PyBytes_AsString(args[0]), (size_t)PyBytes_Size(args[0])};
+    Bytes answers = {0}, places = {0};
+    PyObject *result = NULL;
+    if (put_places(&places, virtual_segment_id, args[2]) && put_answers(&answers, held, virtual_segment_id, &places))
+        result = PyBytes_FromStringAndSize((const char *)answers.at, (Py_ssize_t)answers.size);
+    else if (PyErr_Occurred() == NULL)
+        PyErr_SetString(PyExc_ValueError, "these are no answers that were held");
+    free_bytes(&answers);
+    free_bytes(&places);
+    return result;
+}

@@ -1,0 +1,226 @@
+"""What the native core is tried with: two brokers that are sent the same, good chunks and whatever may be wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import struct
+from collections.abc import Callable, Iterator
+from random import Random
+from typing import Any
+
+import pyarrow as pa
+
+from kera.broker.replication.limits import ReplicationLimits
+from kera.core.checksum import crc32c
+from kera.core.chunk import HEADER_BYTES, HEADER_CRC_AT, LEAN_VERSION, PLACEMENT_AT, VERSIONS, Codec, encode_payload
+from kera.core.ids import PRODUCER_IDS
+from kera.core.payload import encode_lean
+from kera.core.rpc import Reply
+from kera.core.schema import DEFAULT_SCHEMA
+from kera.core.settings import MIB
+from kera.v1 import common_pb2
+from tests.unit.broker.persistence_support import MakeEngine
+from tests.unit.broker.replication_support import EPOCH, ModelBackup, Wire
+from tests.unit.broker.support import BROKER_ID, Broker, chunk, stream_info
+
+LEADER, REPLICATED, PERSISTED = (
+    common_pb2.DURABILITY_LEADER,
+    common_pb2.DURABILITY_REPLICATED,
+    common_pb2.DURABILITY_PERSISTED,
+)
+STREAMS = {
+    7: {"entries": 2},
+    8: {"entries": 1, "durability": PERSISTED},
+    9: {"entries": 2, "replication": 2, "durability": REPLICATED},
+    10: {"entries": 1, "replication": 2, "durability": LEADER},
+    11: {"entries": 1, "replication": 1, "durability": PERSISTED},
+}
+STREAMLETS = 3
+"""Of each stream; the last one is another broker's."""
+SLOTS = 64
+FIELDS = (
+    (4, 1),
+    (5, 1),
+    (6, 2),
+    (8, 4),
+    (12, 4),
+    (16, 8),
+    (24, 4),
+    (28, 4),
+    (32, 8),
+    (40, 4),
+    (44, 4),
+    (48, 8),
+    (64, 8),
+    (72, 8),
+)
+"""Of a header that a producer fills: where they are, and their bytes."""
+PRODUCERS = (PRODUCER_IDS[0], PRODUCER_IDS[0] + 1, 1, 2)
+
+
+class Reader:
+    """Waits; it may be told of several chunks at once."""
+
+    def __init__(self) -> None:
+        self.told = False
+
+    def wake(self) -> None:
+        self.told = True
+
+
+class Side:
+    """One of the two brokers, with backups."""
+
+    def __init__(
+        self, make_engine: MakeEngine, *, lag_bytes_max: int = 1 << 30, pump: Callable[[], None] | None = None
+    ) -> None:
+        """`pump`: instead of the wire's own."""
+        # No batch becomes full: the native core adds runs of chunks to it, and Python each by itself.
+        limits = ReplicationLimits(MIB, lag_bytes_max=lag_bytes_max)
+        self.engine = engine = make_engine(SLOTS, random=Random(1), limits=limits)
+        engine.replication.begin(EPOCH, [])
+        self.wire = Wire(engine.replication, [ModelBackup(number + 1, segment_bytes=MIB) for number in range(2)])
+        self.wire.connect()
+        self.wire.run()
+        self.broker = Broker(engine, pump=pump or self.wire.pump, check_payloads=True)
+        self.broker.paused = True
+        owners = (*(BROKER_ID,) * (STREAMLETS - 1), BROKER_ID + 1)
+        self.broker.broker.registered(
+            BROKER_ID, [stream_info(stream_id, owners=owners, **config) for stream_id, config in STREAMS.items()]
+        )
+        self.reader = Reader()
+        for stream_id in (7, 9):
+            for entry in self.broker.streams.streamlet(stream_id, 0).entries:
+                entry.waiters.add(self.reader)  # type: ignore[arg-type]
+        self.replies: list[Any] = []
+
+    def send(self, data: list[bytes], durability: int) -> None:
+        self.reader.told = False
+        self.replies.append(self.broker.write(*data, durability=durability))
+
+    async def go_on(self) -> None:
+        self.wire.run()
+        self.engine.run()
+        await asyncio.sleep(0)
+
+    async def finish(self) -> list[bytes]:
+        async with asyncio.timeout(20):
+            while not all(isinstance(reply, Reply) or reply.done() for reply in self.replies):
+                await self.go_on()
+        return [
+            bytes((reply if isinstance(reply, Reply) else await reply).message.SerializeToString(deterministic=True))
+            for reply in self.replies
+        ]
+
+    def seen(self) -> Iterator[Any]:
+        """All that can be seen, in parts."""
+        yield dataclasses.asdict(self.broker.counters)
+        yield self.reader.told
+        for stream in self.broker.streams:
+            for streamlet in stream.streamlets.values():
+                yield streamlet.records_appended, streamlet.bytes_appended, list(streamlet.producers.items())
+                for entry in streamlet.entries:
+                    yield entry.next_record, entry.end
+                    for key, segment in sorted(entry.resident.items()):
+                        yield key, {name: seen_of(segment, name) for name in segment.__slots__ if name != "entry"}
+                        yield bytes(segment.slot.view[: segment.head]), segment.slot.content
+        for backup in self.wire.backups.values():
+            yield {id_: bytes(replica.data) for id_, replica in backup.replicas.items()}
+
+
+def seen_of(segment: Any, name: str) -> Any:
+    value = getattr(segment, name)
+    return value.index if name == "slot" else value
+
+
+BATCH = pa.RecordBatch.from_pylist([{"timestamp": n, "value": bytes([n]) * n} for n in range(30)], DEFAULT_SCHEMA)
+CODECS = (Codec.NONE, Codec.NONE, Codec.LZ4)
+
+
+def good(random: Random, **fields: Any) -> bytes:
+    """A chunk that there is nothing wrong with, but perhaps its fields."""
+    codec, version, rows = random.choice(CODECS), random.choice(VERSIONS), random.randrange(1, BATCH.num_rows)
+    batch = BATCH.slice(0, rows)
+    made = encode_lean(batch, codec) if version == LEAN_VERSION else encode_payload(batch, codec)
+    assert made is not None
+    data = bytes(memoryview(made))
+    header = {"record_count": rows, "codec": codec, "version": version, "max_timestamp_us": rows} | fields
+    return chunk(size=HEADER_BYTES + len(data), fill=data, min_timestamp_us=0, **header)
+
+
+def repaired(data: bytearray) -> bytes:
+    """With the header's checksum that its bytes have now."""
+    struct.pack_into("<I", data, HEADER_CRC_AT, crc32c(data[:HEADER_CRC_AT]))
+    return bytes(data)
+
+
+def spoilt(random: Random, data: bytes) -> bytes:
+    """Something is wrong with it, or it only looks so."""
+    changed = bytearray(data)
+    match random.randrange(6):
+        case 0:
+            changed[random.randrange(len(changed))] ^= 1 << random.randrange(8)
+            return bytes(changed)
+        case 1:
+            at = random.randrange(HEADER_CRC_AT)
+            changed[at] ^= 1 << random.randrange(8)
+            return repaired(changed)
+        case 2:
+            at = random.randrange(HEADER_BYTES, len(changed))
+            changed[at] ^= 1 << random.randrange(8)
+            struct.pack_into("<I", changed, HEADER_CRC_AT - 4, crc32c(changed[HEADER_BYTES:]))
+            return repaired(changed)
+        case 3:
+            return data[: random.randrange(len(data))]
+        case 4:
+            at, width = random.choice(FIELDS)
+            changed[at : at + width] = random.choice([bytes(width), b"\xff" * width, random.randbytes(width)])
+            return repaired(changed)
+        case _:
+            changed[PLACEMENT_AT + random.randrange(HEADER_BYTES - PLACEMENT_AT)] = 1
+            return bytes(changed)
+
+
+class Producers:
+    """What comes to the brokers: mostly what is next, in requests of any number of chunks."""
+
+    def __init__(self, random: Random, *, odd: float = 1.0) -> None:
+        """`odd`: how much of it is not, relative to the usual."""
+        self.random = random
+        self.odd = odd
+        self.following: dict[tuple[int, int, int], int] = {}
+        self.epochs: dict[int, int] = dict.fromkeys(PRODUCERS, 0)
+
+    def chunk(self, stream_id: int, streamlet_id: int, producer_id: int) -> bytes:
+        random, key = self.random, (stream_id, streamlet_id, producer_id)
+        sequence = self.following.get(key, 0)
+        kind = 1 - (1 - random.random()) / max(self.odd, 0.01)
+        if kind < 0.85:
+            self.following[key] = sequence + 1
+        elif kind < 0.9:
+            sequence = max(0, sequence + random.choice([-2, -1, 1, 1 << 40]))
+        elif kind < 0.92:
+            self.epochs[producer_id] += 1
+            self.following = {each: at for each, at in self.following.items() if each[2] != producer_id}
+            sequence = 0
+        made = good(
+            random,
+            stream_id=stream_id,
+            streamlet_id=streamlet_id,
+            producer=producer_id,
+            producer_epoch=self.epochs[producer_id],
+            sequence=sequence,
+            schema_id=1 if random.random() < 1 - 0.02 * self.odd else 2,
+        )
+        return spoilt(random, made) if random.random() < 0.03 * self.odd else made
+
+    def request(self) -> tuple[list[bytes], int]:
+        random = self.random
+        data: list[bytes] = []
+        while len(data) < random.choice([1, 2, 5, 20]):
+            stream_id = random.choice([*STREAMS, *STREAMS, 99])
+            streamlet_id = random.choice([0, 0, 0, 1, 1, 2, STREAMLETS])
+            producer_id = random.choice(PRODUCERS)
+            data += [self.chunk(stream_id, streamlet_id, producer_id) for _ in range(random.choice([1, 1, 2, 6]))]
+        return data, random.choice([0, 0, 0, LEADER, REPLICATED, PERSISTED])

@@ -1,0 +1,312 @@
+"""Requests that the native core takes from a connection's buffer, beside the way through messages and handlers.
+
+Two brokers get the same bytes over a connection each, in the same reads; one of them takes what it can. Everything that
+can be seen of them has to be equal: the frames of the answers, memory, producers, counters, and what backups have.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from random import Random
+from typing import Any
+
+import pytest
+
+from kera.broker.serving import taking, write
+from kera.broker.serving.taking import refused_answers
+from kera.core.errors import NotReplicated
+from kera.core.native import native
+from kera.core.rpc import api
+from kera.core.rpc.frame_server import FrameServer, Timing
+from kera.core.rpc.frames import HEADER_BYTES, Kind, decode_header, encode_frame
+from kera.core.rpc.limits import BULK_BYTES_MAX, REQUESTS_IN_FLIGHT_MAX
+from kera.v1 import broker_pb2
+from tests.native_twins import needs_native
+from tests.unit.broker.native_support import LEADER, PERSISTED, PRODUCERS, REPLICATED, STREAMS, Producers, Side, good
+from tests.unit.broker.persistence_support import MakeEngine
+from tests.unit.core.rpc.fake_transport import FakeTransport, feed
+
+pytestmark = needs_native
+
+READS = 60
+
+
+def frames_in(data: bytes | bytearray) -> list[tuple[int, int, bytes]]:
+    """Of each frame its request, its kind and its head."""
+    found, at, view = [], 0, memoryview(data)
+    while at < len(view):
+        header = decode_header(view, at, BULK_BYTES_MAX)
+        end = at + HEADER_BYTES + header.head_bytes
+        found.append((header.request_id, header.kind, bytes(view[at + HEADER_BYTES : end])))
+        at = end
+    return found
+
+
+def frame(number: int, data: bytes, **fields: Any) -> bytes:
+    message = broker_pb2.MultiWriteChunksRequest(**fields)
+    return b"".join(encode_frame(Kind.REQUEST, api.MULTI_WRITE_CHUNKS, number, message, [data], BULK_BYTES_MAX))
+
+
+class Connected(Side):
+    """A broker with a connection; its backups hear of it when they are told to."""
+
+    def __init__(self, make_engine: MakeEngine, *, takes: bool = True, lag_bytes_max: int = 1 << 30) -> None:
+        super().__init__(make_engine, lag_bytes_max=lag_bytes_max, pump=lambda: None)
+        broker = self.broker.broker
+        self.server = FrameServer(
+            broker.service(), timing=Timing(slice_s=60.0), takers=broker.takers() if takes else None
+        )
+        self.connection = self.server.accept("unix")
+        self.transport = FakeTransport()
+        self.connection.connection_made(self.transport)
+
+    def close(self) -> None:
+        self.transport.closed = True
+        self.connection.connection_lost(None)
+
+    def feed(self, data: bytes, *splits: int) -> None:
+        assert feed(self.connection, data, splits) == len(data)
+
+    async def go_on(self) -> None:
+        self.wire.pump()
+        await super().go_on()
+
+    async def answered(self) -> list[tuple[int, int, bytes]]:
+        """All answers that there are when nothing waits any more, in the order of their requests."""
+        async with asyncio.timeout(20):
+            while self.server.requests_in_flight:
+                await self.go_on()
+            await self.go_on()
+        return sorted(frames_in(self.transport.written))
+
+
+class Counting:
+    """The native core, and how many requests it has taken."""
+
+    def __init__(self) -> None:
+        self.requests = self.held = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(native, name)
+
+    def take_writes(self, *arguments: Any) -> Any:
+        assert native is not None
+        result = native.take_writes(*arguments)
+        self.requests += result[1]
+        self.held += result[2]
+        return result
+
+
+class Clients:
+    """What comes over the connections."""
+
+    def __init__(self, random: Random) -> None:
+        self.random = random
+        self.producers = Producers(random, odd=0.1)
+        self.number = 0
+
+    def request(self) -> bytes:
+        random = self.random
+        self.number += 1
+        if random.random() < 0.1:
+            data, durability = self.producers.request()
+        else:  # what one producer sends to one streamlet
+            where = random.choice([7, 9, 9, 9, *STREAMS]), random.choice([0, 0, 0, 0, 1]), PRODUCERS[0]
+            data = [self.producers.chunk(*where) for _ in range(random.choice([1, 1, 2, 7]))]
+            durability = random.choice([0] * 9 + [LEADER, REPLICATED if where[0] == 9 else 0])
+        fields: dict[str, Any] = {"chunk_count": len(data), "durability": durability}
+        if random.random() < 0.02:
+            fields |= random.choice(
+                [
+                    {"durability": 9},
+                    {"chunk_count": 9000},
+                    {"request_id": 1 << 63},
+                    {"chunk_count": 0},
+                    {"chunks": b"x"},
+                ]
+            )
+        if random.random() < 0.005:
+            data = []
+        return frame(self.number, b"".join(data), **fields)
+
+
+@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 60))])
+async def test_both_do_the_same_with_whatever_comes(
+    seed: int, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    random = Random(seed)
+    counting = Counting()
+    monkeypatch.setattr(taking, "native", counting)
+    by_native = Connected(make_engine)
+    monkeypatch.setattr(write, "native", None)
+    by_python = Connected(make_engine, takes=False)
+    clients = Clients(random)
+    for _ in range(READS):
+        data = b"".join(clients.request() for _ in range(random.choice([1, 1, 2, 6])))
+        splits = [random.randrange(len(data)) for _ in range(random.choice([0, 0, 1, 3]))]
+        for side in (by_native, by_python):
+            side.feed(data, *splits)
+        if random.random() < 0.3:
+            await by_native.go_on()
+            await by_python.go_on()
+        assert list(by_native.seen()) == list(by_python.seen())
+        assert by_native.server.requests_in_flight == by_python.server.requests_in_flight
+    assert await by_native.answered() == await by_python.answered()
+    assert list(by_native.seen()) == list(by_python.seen())
+    assert counting.requests > READS // 5
+    assert counting.held > READS // 10
+
+
+def next_frames(count: int, stream_id: int = 9, first: int = 0) -> bytes:
+    random = Random(1)
+    return b"".join(
+        frame(number + 1, good(random, stream_id=stream_id, producer=PRODUCERS[0], sequence=number))
+        for number in range(first, first + count)
+    )
+
+
+async def known(side: Connected, stream_id: int = 9) -> None:
+    """The producer's first chunk is there, so that those behind it are taken."""
+    side.feed(next_frames(1, stream_id))
+    await side.answered()
+    side.transport.written.clear()
+
+
+async def test_an_answer_that_waits_counts_as_a_request_in_flight(make_engine: MakeEngine) -> None:
+    side = Connected(make_engine)
+    await known(side)
+    side.feed(next_frames(5, first=1))
+    assert side.server.requests_in_flight == 5
+    assert not side.connection.evictable
+    assert not side.transport.written
+    assert [request for request, _, _ in await side.answered()] == [2, 3, 4, 5, 6]
+    assert side.server.requests_in_flight == 0
+
+
+async def test_requests_that_wait_stop_the_reading_at_the_limit(make_engine: MakeEngine) -> None:
+    side = Connected(make_engine)
+    await known(side)
+    data = next_frames(REQUESTS_IN_FLIGHT_MAX + 20, first=1)
+    taken = feed(side.connection, data)
+    assert side.server.requests_in_flight == REQUESTS_IN_FLIGHT_MAX
+    assert not side.transport.reading
+    while taken < len(data):
+        await side.go_on()
+        taken += feed(side.connection, data[taken:])
+    assert len(await side.answered()) == REQUESTS_IN_FLIGHT_MAX + 20
+
+
+@pytest.mark.parametrize("reads", [1, 3])
+async def test_answers_to_a_connection_that_is_gone_are_nobodys(make_engine: MakeEngine, reads: int) -> None:
+    side = Connected(make_engine)
+    await known(side)
+    for read in range(reads):
+        side.feed(next_frames(2, first=1 + 2 * read))
+    side.close()
+    connection = weakref.ref(side.connection)
+    del side.connection
+    assert connection() is not None, "who will be answered"
+    while any(log.busy for log in side.engine.replication.logs.streams[9].all()):
+        await side.go_on()
+    await side.go_on()
+    gc.collect()
+    assert not side.transport.written
+    assert connection() is None
+
+
+async def test_nothing_is_acknowledged_when_the_broker_was_replaced_meanwhile(make_engine: MakeEngine) -> None:
+    side = Connected(make_engine)
+    await known(side)
+    side.feed(next_frames(3, first=1))
+    side.broker.broker.writer.fence()
+    side.feed(next_frames(1, first=4))
+    responses = [
+        broker_pb2.MultiWriteChunksResponse.FromString(head) for _, _, head in frames_in(side.transport.written)
+    ]
+    codes = [status.error.code for response in responses for status in response.statuses]
+    assert sorted(codes) == ["not_owner", *["not_replicated"] * 3]
+
+
+def test_all_chunks_of_answers_that_were_held_are_refused() -> None:
+    statuses = broker_pb2.MultiWriteChunksResponse()
+    statuses.statuses.add(group_id=1)
+    statuses.statuses.add(group_id=1, position=9)
+    data = statuses.SerializeToString()
+    held = b"".join(number.to_bytes(8, "little") + len(data).to_bytes(4, "little") + data for number in (5, 6))
+    found = frames_in(refused_answers(held, NotReplicated("so it is")))
+    assert [request for request, _, _ in found] == [5, 6]
+    for _, kind, head in found:
+        assert kind == Kind.REPLY
+        response = broker_pb2.MultiWriteChunksResponse.FromString(head)
+        assert [status.error.message for status in response.statuses] == ["so it is"] * 2
+        assert [status.group_id for status in response.statuses] == [0, 0]
+
+
+@pytest.mark.parametrize("arguments", [(), (1,) * 7, ((), None, b"", 0, 0, 0, 0), ((1,) * 6, None, b"", 0, 0, 0, 0)])
+def test_a_call_that_is_none_is_refused(arguments: tuple[Any, ...]) -> None:
+    assert native is not None
+    with pytest.raises(TypeError):
+        native.take_writes(*arguments)
+
+
+@pytest.mark.parametrize("change", [{3: -1}, {4: -1}])
+def test_numbers_below_zero_are_refused(change: dict[int, int]) -> None:
+    assert native is not None
+    arguments: list[Any] = [({}, None, None, tuple, 0, True), None, b"x", 9, 1, 0, 0]
+    for index, value in change.items():
+        arguments[index] = value
+    with pytest.raises(ValueError, match="negative"):
+        native.take_writes(*arguments)
+
+
+def test_what_is_no_frame_or_no_request_to_write_is_left() -> None:
+    assert native is not None
+    whole = frame(1, good(Random(1), stream_id=7))
+    door: tuple[Any, ...] = ({}, None, None, tuple, 0, True)
+    for data in (b"", b"x" * 200, whole[:-1], whole, b"KF" + bytes(30)):
+        assert native.take_writes(door, None, data, 1 << 20, 9, 0, 0) == (0, 0, 0, b"", 0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    "held", [b"x", bytes(12 + 1), bytes(8) + b"\x02\0\0\0" + b"\x1a\x7f", bytes(8) + b"\x01\0\0\0\x1a"]
+)
+def test_what_was_never_held_is_refused(held: bytes) -> None:
+    assert native is not None
+    with pytest.raises(ValueError, match="held"):
+        native.held_answers(held, 1, [1])
+
+
+@pytest.mark.parametrize("arguments", [(), (1, 1, []), (b"", "x", []), (b"", 1, ["x"])])
+def test_a_call_for_answers_that_is_none_is_refused(arguments: tuple[Any, ...]) -> None:
+    assert native is not None
+    with pytest.raises(TypeError):
+        native.held_answers(*arguments)
+
+
+@pytest.mark.parametrize("backup_ids", [[], [1], [1, 200, (1 << 32) - 1], list(range(1, 1001))])
+@pytest.mark.parametrize("virtual_segment_id", [1, 1 << 33, (1 << 64) - 1])
+def test_answers_are_what_the_messages_would_be(backup_ids: list[int], virtual_segment_id: int) -> None:
+    assert native is not None
+    response, held = broker_pb2.MultiWriteChunksResponse(), b""
+    for number in range(3):
+        response.statuses.add(
+            entry=number,
+            group_id=1 << 62,
+            segment_id=number << 30,
+            position=64,
+            first_record=number,
+            durability=PERSISTED,
+        )
+    data = response.SerializeToString()
+    held = (7).to_bytes(8, "little") + len(data).to_bytes(4, "little") + data
+    for status in response.statuses:
+        status.virtual_segment_id = virtual_segment_id
+    response.virtual_segments.add(virtual_segment_id=virtual_segment_id, backup_ids=backup_ids)
+    expected = b"".join(encode_frame(Kind.REPLY, api.MULTI_WRITE_CHUNKS, 7, response, (), BULK_BYTES_MAX))
+    assert native.held_answers(held, virtual_segment_id, backup_ids) == expected
+
+
+def test_levels_are_those_of_the_messages() -> None:
+    assert (LEADER, REPLICATED, PERSISTED) == (1, 2, 3)
