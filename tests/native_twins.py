@@ -17,14 +17,14 @@ import pytest
 from kera.client.consuming import records
 from kera.client.producing import encoding
 from kera.client.types import Record
-from kera.core import checksum, chunk, header_table
+from kera.core import checksum, chunk, combined_checksum, header_table
 from kera.core.chunk import ChunkHeader
 from kera.core.errors import KeraError
 from kera.core.native import native, reason
 
 lean_check = sys.modules["kera.core.lean.check"]  # the package has a function of this name
 lean_encode, lean_decode = sys.modules["kera.core.lean.encode"], sys.modules["kera.core.lean.decode"]
-MODULES = (checksum, chunk, header_table, lean_check, lean_encode, encoding, records)
+MODULES = (checksum, chunk, combined_checksum, header_table, lean_check, lean_encode, encoding, records)
 TYPES = {"verify_header": ChunkHeader, "verify_chunk": ChunkHeader, "records": Record}
 
 needs_native = pytest.mark.skipif(native is None, reason=f"without native core: {reason}")

@@ -13,6 +13,7 @@
 #include "arrow.h"
 #include "capsules.h"
 #include "chunk.h"
+#include "combine.h"
 #include "crc32c.h"
 #include "lean.h"
 #include "lean_encode.h"
@@ -357,6 +358,25 @@ static PyObject *chained_checksums(Call *call)
     return good ? PyLong_FromUnsignedLong(checksum) : NULL;
 }
 
+// (view, start, ends, checksum)
+static PyObject *combined_checksum(Call *call)
+{
+    size_t start;
+    uint32_t checksum;
+    Py_buffer ends;
+    if (!has_arguments(call, 4, 4) || !as_size(call->args[1], &start) || !as_u32(call->args[3], &checksum) ||
+        !open_bytes(call, PyBUF_SIMPLE) || PyObject_GetBuffer(call->args[2], &ends, PyBUF_ND | PyBUF_FORMAT) != 0)
+        return NULL;
+    bool good = ends.format != NULL && strcmp(ends.format, "I") == 0;
+    if (good) {
+        PyThreadState *state = let_others_run(call->view.size);
+        good = combine(call->view, start, ends.buf, (size_t)ends.len / 4, &checksum);
+        go_on(state);
+    }
+    PyBuffer_Release(&ends);
+    return good ? PyLong_FromUnsignedLong(checksum) : NULL;
+}
+
 static bool as_placement(PyObject *object, Placement *placement)
 {
     return PyTuple_Check(object) && PyTuple_Size(object) == 6 &&
@@ -539,6 +559,7 @@ static const Known known[] = {
     {"verify_placed", verify_placed, false},
     {"verify_run", verify_run, false},
     {"chained_checksums", chained_checksums, false},
+    {"combined_checksum", combined_checksum, false},
     {"place_chunk", place_chunk, false},
     {"check_headers", check_headers, false},
     {"check", check, false},
@@ -664,6 +685,7 @@ static PyModuleDef definition = {
 PyMODINIT_FUNC PyInit__native(void)
 {
     PyObject *by_instruction = crc32c_init() ? Py_True : Py_False;
+    combine_init();
     name_callables();
     PyObject *module = PyModule_Create(&definition);
     if (module == NULL || append_init() != 0 || records_init() != 0 || one_by_one_init(module) != 0 ||

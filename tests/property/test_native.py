@@ -318,6 +318,7 @@ def test_runs_of_placed_chunks(run: tuple[bytearray, list[int]], data: st.DataOb
     compare("verify_run", view, data.draw(st.integers(0, 9) | U32), checksum, data.draw(st.integers(0, 5)))
     ends = array("I", data.draw(st.just([*starts[1:], len(found)]) | st.lists(st.integers(0, 1000) | U32)))
     compare("chained_checksums", view, data.draw(st.just(0) | U32), ends, checksum, asks=True)
+    compare("combined_checksum", view, data.draw(st.just(0) | U32), ends, checksum)
 
 
 @settings(max_examples=fuzz_examples(200))

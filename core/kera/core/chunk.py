@@ -60,10 +60,10 @@ _PRODUCER = struct.Struct("<4sBBHIIQIIQIIQqqqI")  # bytes 0..83
 _PLACEMENT = struct.Struct("<QIIQQI")  # bytes 88..123
 _CRC = struct.Struct("<I")
 _HEADER = struct.Struct("<4sBBHIIQIIQIIQqqqIIQIIQQII")
+PAYLOAD_CRC_AT = 80
 HEADER_CRC_AT = 84
 PLACEMENT_AT = 88
 PLACEMENT_CRC_AT = 124
-_CHECKSUMS_AT = 80
 _PLACED = struct.Struct("<QIIQQII")  # bytes 88..127
 _COVERED_AND_CRC = struct.Struct(f"<{_PLACEMENT.size}sI")  # bytes 88..127 as well
 MAX_TIMESTAMP_AT = 72
@@ -437,7 +437,7 @@ def chained_checksum(buffer: Any, offset: int, checksum: int) -> int:
     with its own crc32c is the same whatever that is). So two sequences of verified chunks with the same one are the
     same bytes in the same order, and no payload is read for it (thesis 7.3.2).
     """
-    return crc32c(buffer[offset + _CHECKSUMS_AT : offset + PLACEMENT_CRC_AT], checksum)
+    return crc32c(buffer[offset + PAYLOAD_CRC_AT : offset + PLACEMENT_CRC_AT], checksum)
 
 
 @accelerated()
@@ -471,7 +471,7 @@ def verify_placed(view: memoryview, offset: int, checksum: int) -> tuple[int, in
             and crc32c(view[offset : offset + HEADER_CRC_AT]) == header_crc
             and crc32c(view[offset + PLACEMENT_AT : offset + PLACEMENT_CRC_AT]) == placement_crc
         ):
-            return end, crc32c(view[offset + _CHECKSUMS_AT : offset + PLACEMENT_CRC_AT], checksum)
+            return end, crc32c(view[offset + PAYLOAD_CRC_AT : offset + PLACEMENT_CRC_AT], checksum)
     header = verify_chunk(view, offset)  # which says what is wrong
     if not header.placed:
         raise CorruptChunk(f"the chunk at offset {offset} has no placement", offset=offset)

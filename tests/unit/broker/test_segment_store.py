@@ -1,5 +1,6 @@
 """Segment files: written, read back, and removed; what is missing or damaged becomes a hole."""
 
+import contextlib
 import errno
 from collections.abc import Callable
 
@@ -7,11 +8,15 @@ import pytest
 
 from kera.broker.log.scan import scan_segment
 from kera.broker.log.segment import Segment
-from kera.broker.records import SegmentRecord
+from kera.broker.records import Hole, SegmentRecord
+from kera.broker.storage import segment_files
 from kera.broker.storage.index_format import delete_segment, put_removal
 from kera.broker.storage.jobs import IndexJob, LoadJob, StoreJob
 from kera.broker.storage.segment_files import chunk_ends, record_of, segment_path
-from tests.unit.broker.support import ADDRESS, CHUNK_BYTES, SLOT_BYTES, Engine, Log, placed
+from kera.core.checksum import crc32c
+from kera.core.chunk import HEADER_BYTES
+from tests.native_twins import python_only
+from tests.unit.broker.support import ADDRESS, CHUNK_BYTES, SLOT_BYTES, Engine, Log, Outcome, placed
 
 SECOND = ADDRESS._replace(segment_id=2)
 
@@ -140,6 +145,44 @@ def test_a_flipped_bit_is_a_hole_of_its_chunk(log: Log) -> None:
     assert job.error is None
     assert [(hole.start, hole.end) for hole in segment.holes] == [(CHUNK_BYTES, 2 * CHUNK_BYTES)]
     assert log.engine.memory.totals.chunks_damaged == 1
+
+
+@pytest.mark.parametrize("core", ["native", "python"])
+@pytest.mark.parametrize("at", [0, 9, 30, 82, 85, 90, 121, 126, HEADER_BYTES, CHUNK_BYTES - 1])
+def test_what_was_damaged_in_memory_before_it_was_written_is_a_hole(log: Log, at: int, core: str) -> None:
+    """The checksum of a segment is of what came, and not of what has become of it."""
+    appended = log.append_many(4)[1]
+    assert appended.segment is not None
+    appended.segment.slot.view[CHUNK_BYTES + at] ^= 4
+    with python_only(segment_files) if core == "python" else contextlib.nullcontext():
+        flushed(log, 0)
+    _, segment = load(log)
+
+    assert [(hole.start, hole.end) for hole in segment.holes] == [(CHUNK_BYTES, 2 * CHUNK_BYTES)]
+
+
+def test_the_checksum_of_a_segment_that_is_written_in_steps_is_that_of_its_file(log: Log) -> None:
+    for count, size in enumerate((384, 1024, 128, 640), 1):
+        appended = log.append(size=size)
+        assert appended.segment is not None
+        log.engine.memory.commits.persist([(appended.segment, appended.end)], Outcome())
+        log.engine.run()
+        assert log.engine.memory.totals.commits == count
+    record = flushed(log, 0)
+
+    content = log.engine.store.path(record.physical_id).read_bytes()
+    assert record.crc32c == crc32c(content[: record.length])
+
+
+def test_of_a_segment_with_damage_that_is_known_there_is_no_checksum(log: Log) -> None:
+    appended = log.append_many(4)[1]
+    assert appended.segment is not None
+    appended.segment.slot.view[CHUNK_BYTES + 300] ^= 4
+    appended.segment.holes = [Hole(CHUNK_BYTES, 2 * CHUNK_BYTES, "found at the start")]
+
+    assert flushed(log, 0).crc32c == 0
+    _, segment = load(log)
+    assert [(hole.start, hole.end) for hole in segment.holes] == [(CHUNK_BYTES, 2 * CHUNK_BYTES)]
 
 
 def gone(log: Log, physical_id: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,9 +30,11 @@ class WritePart:
     begin: int
     end: int
     """The new bytes: what is added to the checksum."""
+    chunk_ends: array[int]
+    """Of the chunks in them, from the segment's start; none when some are damaged: their checksum is not known then."""
     final: bool
     crc32c: int
-    """Over everything before `begin`; after the job, before `end`."""
+    """Over everything before `begin`; after the job, before `end`. 0: not known."""
 
 
 @dataclass(slots=True)

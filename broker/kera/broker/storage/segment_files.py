@@ -30,6 +30,7 @@ from kera.broker.storage.jobs import ArriveJob, IndexJob, Job, LoadJob, StoreJob
 from kera.core.blocks import sync_directory
 from kera.core.checksum import crc32c
 from kera.core.chunk import HEADER_BYTES, padded
+from kera.core.combined_checksum import combined_checksum
 from kera.core.telemetry import get_logger
 
 log = get_logger("kera.store")
@@ -80,8 +81,7 @@ class SegmentStore:
                 self.disk.create(path, part.reserve_bytes)
             if len(part.view):
                 self.disk.write(path, part.offset, part.view)
-            start = part.offset
-            part.crc32c = crc32c(part.view[part.begin - start : part.end - start], part.crc32c)
+            part.crc32c = combined_checksum(part.segment.slot.view, part.begin, part.chunk_ends, part.crc32c)
             if part.final and not part.create:
                 self.disk.truncate(path, block_ceiling(part.end))
             if part.final or part.create:

@@ -11,6 +11,9 @@
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_right
+
 from kera.broker.log.entry import Entry
 from kera.broker.log.segment import Segment
 from kera.broker.records import Change
@@ -181,6 +184,7 @@ class SegmentWriter:
             segment.slot.view[begin:ceiling],
             segment.stored,
             end,
+            array("I") if segment.holes else segment.chunk_ends[bisect_right(segment.chunk_ends, segment.stored) :],
             segment.closed,
             segment.crc32c,
         )
