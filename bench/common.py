@@ -21,7 +21,7 @@ import pyarrow as pa
 from pydantic import ByteSize, TypeAdapter
 
 from kera.cli.bench._cpu import cpu_model
-from kera.core.chunk import EncodedChunk, encode_chunk
+from kera.core.chunk import ARROW_VERSION, EncodedChunk, encode_chunk
 from kera.local.cluster import LocalCluster
 
 BROKER = "broker-1"
@@ -214,7 +214,7 @@ async def broker(
 
 
 def sample_chunk(
-    payload: pa.Buffer,
+    payload: pa.Buffer | bytes,
     record_count: int = 1,
     *,
     stream_id: int = 1,
@@ -222,6 +222,7 @@ def sample_chunk(
     streamlet_id: int = 0,
     producer_id: int = 1,
     sequence: int = 0,
+    version: int = ARROW_VERSION,
 ) -> EncodedChunk:
     """A chunk as a producer makes it; what is not given does not matter to who measures it."""
     return encode_chunk(
@@ -236,6 +237,7 @@ def sample_chunk(
         created_us=1,
         min_timestamp_us=1,
         max_timestamp_us=1,
+        version=version,
     )
 
 

@@ -13,10 +13,12 @@ from kera.client.producing.encoding import (
     Payload,
     check_rows,
     conform,
+    partition_payloads,
     payloads,
     record_payloads,
     records_to_batch,
 )
+from kera.client.producing.partitioner import Partition
 from kera.client.producing.record_message import write_message
 from kera.client.types import StreamDescription
 from kera.core.chunk import (
@@ -356,6 +358,23 @@ def test_records_are_lean_for_those_who_want_it() -> None:
     assert lean[1:-1] == arrow[1:-1], "the header says the same of both"
     assert opened(lean, DEFAULT_SCHEMA).equals(opened(arrow, DEFAULT_SCHEMA))
     assert len(lean.payload) < 100 < len(arrow.payload)
+
+
+@pytest.mark.parametrize("chunk_bytes_max", [1 << 10, 4 << 10, 128 << 10])
+@pytest.mark.parametrize("ends", [(2000,), (3, 4, 1500, 2000)], ids=["one streamlet", "several"])
+def test_small_lean_chunks_are_about_full(chunk_bytes_max: int, ends: tuple[int, ...]) -> None:
+    batch, stream = values(*[100] * 2000), description(segment_bytes=1 << 20)
+    partition = Partition(batch, range(7, 7 + len(ends)), ends)
+    size = check_rows(batch, stream)
+    made: dict[int, list[Payload]] = {}
+    for place, parts in partition_payloads(partition, stream, chunk_bytes_max, NOW_US, size, lean=True):
+        made.setdefault(place, []).extend(parts)
+    for place, start, end in zip(partition.streamlets, (0, *ends), ends, strict=False):
+        sizes = [HEADER_BYTES + padded(len(payload.payload)) for payload in made[place]]
+        assert max(sizes) <= chunk_bytes_max
+        assert all(size > 0.75 * chunk_bytes_max for size in sizes[:-1])
+        rows = pa.Table.from_batches([opened(payload, DEFAULT_SCHEMA) for payload in made[place]])
+        assert rows.equals(pa.Table.from_batches([batch.slice(start, end - start)]))
 
 
 def test_batches_are_lean_as_far_as_their_schema_is() -> None:

@@ -28,7 +28,7 @@ from kera.core.chunk import (
     padded,
 )
 from kera.core.errors import RecordTooLarge, SchemaMismatch
-from kera.core.lean import encode
+from kera.core.lean import encode, is_lean
 from kera.core.native import accelerated
 from kera.core.payload import encode_lean, encode_lean_rows
 from kera.core.record_batch import DECOMPRESSED_BYTES_MAX, is_readable
@@ -43,6 +43,8 @@ Timestamps: TypeAlias = "array[int] | npt.NDArray[np.int64]"
 """Microseconds since the Unix epoch."""
 TOGETHER_BYTES_MAX = 4 << 20
 """Of chunks whose payloads are made at once: about as much memory is taken for them."""
+ROWS_TOGETHER_MAX = 1024
+"""Chunks of more rows are made one by one: what each costs by itself is little beside its bytes."""
 _FEW = 16
 """So many times are converted one by one: numpy's calls take longer."""
 
@@ -227,12 +229,17 @@ def check_rows(batch: pa.RecordBatch, stream: StreamDescription) -> int:
     """
     limit, chunk_bytes = stream.segment_bytes_min, chunk_bytes_of(batch)
     if limit and chunk_bytes > limit:
-        for _ in _pieces(batch, chunk_bytes, limit, limit, stream):
+        for _ in _pieces(batch, chunk_bytes, limit, limit, stream, lean=False):
             pass
     if may_grow(stream.schema):
         for _ in _readable(batch, stream):
             pass
     return chunk_bytes
+
+
+def size_of(batch: pa.RecordBatch, *, lean: bool) -> int:
+    """What the chunk of a batch takes without compression: exactly of version 1, at most about so much of version 2."""
+    return HEADER_BYTES + padded(batch.nbytes) if lean else chunk_bytes_of(batch)
 
 
 def payloads(
@@ -252,7 +259,9 @@ def payloads(
     """
     limit = _limit(stream, chunk_bytes_max)
     target = min(chunk_bytes_max, limit)
-    for piece in _pieces(batch, chunk_bytes or chunk_bytes_of(batch), target, limit, stream):
+    lean = lean and is_lean(stream.schema)
+    size = size_of(batch, lean=lean) if lean or chunk_bytes is None else chunk_bytes
+    for piece in _pieces(batch, size, target, limit, stream, lean=lean):
         for readable in _readable(piece, stream) if may_grow(stream.schema) else (piece,):
             yield from _encoded(readable, limit, stream, now_us, lean=lean)
 
@@ -268,15 +277,18 @@ def partition_payloads(
 ) -> Iterator[tuple[int, Iterable[Payload]]]:
     """The streamlets of a partition, each with `payloads` of its rows.
 
-    Those of streamlets with few rows are made together.
+    Those of chunks with few rows are made together; a streamlet with several of them comes as often.
     """
+    target = min(chunk_bytes_max, _limit(stream, chunk_bytes_max))
+    at_once = lean and stream.codec is Codec.NONE and not may_grow(stream.schema) and is_lean(stream.schema)
+    if at_once:
+        partition = _divided(partition, target)
     batch = partition.batch
-    if not lean or len(partition.ends) == 1 or stream.codec is not Codec.NONE or may_grow(stream.schema):
+    if not at_once or len(partition.ends) == 1:
         for streamlet, rows in partition.parts():
             size = chunk_bytes if rows is batch else None
             yield streamlet, payloads(rows, stream, chunk_bytes_max, now_us, size, lean=lean)
         return
-    target = min(chunk_bytes_max, _limit(stream, chunk_bytes_max))
     rows_max = max(1, batch.num_rows * TOGETHER_BYTES_MAX // chunk_bytes)
     first = start = 0
     while first < len(partition.ends):
@@ -296,6 +308,23 @@ def partition_payloads(
                 part = batch.slice(part_start, end - part_start)
                 yield streamlet, payloads(part, stream, chunk_bytes_max, now_us, lean=lean)
         first, start = last, ends[-1]
+
+
+def _divided(partition: Partition, target: int) -> Partition:
+    """The same, with the rows of a streamlet in several parts where these make more than one chunk of few rows."""
+    batch = partition.batch
+    rows_max = max(1, batch.num_rows * (target - HEADER_BYTES) // max(1, batch.nbytes))
+    if rows_max > ROWS_TOGETHER_MAX:
+        return partition
+    streamlets: list[int] = []
+    ends: list[int] = []
+    start = 0
+    for streamlet, end in zip(partition.streamlets, partition.ends, strict=True):
+        parts = [*range(start + rows_max, end, rows_max), end]
+        streamlets += [streamlet] * len(parts)
+        ends += parts
+        start = end
+    return partition._replace(streamlets=streamlets, ends=ends)
 
 
 def _made_together(
@@ -353,7 +382,7 @@ def _encoded(
 
 
 def _pieces(
-    batch: pa.RecordBatch, size: int, target: int, limit: int, stream: StreamDescription
+    batch: pa.RecordBatch, size: int, target: int, limit: int, stream: StreamDescription, *, lean: bool
 ) -> Iterator[pa.RecordBatch]:
     rows = batch.num_rows
     if size <= target:
@@ -362,10 +391,10 @@ def _pieces(
     step = max(1, rows * target // size)
     for start in range(0, rows, step):
         piece = batch.slice(start, step)
-        size = chunk_bytes_of(piece)
+        size = size_of(piece, lean=lean)
         if size > 2 * target:  # suspicious: larger rows than the others', or a hollow column
             piece = _solid(piece)
-            size = chunk_bytes_of(piece)
+            size = size_of(piece, lean=lean)
         if size <= limit:
             yield piece
         elif piece.num_rows == 1:
@@ -373,7 +402,7 @@ def _pieces(
         else:  # rows of very different sizes
             middle = piece.num_rows // 2
             for half in (piece.slice(0, middle), piece.slice(middle)):
-                yield from _pieces(half, chunk_bytes_of(half), target, limit, stream)
+                yield from _pieces(half, size_of(half, lean=lean), target, limit, stream, lean=lean)
 
 
 def _solid(batch: pa.RecordBatch) -> pa.RecordBatch:
