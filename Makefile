@@ -57,7 +57,7 @@ WITH_SEED := seed="$(SEED)"; seed="$${seed:-$$(od -An -N4 -tu4 /dev/urandom | tr
   export KERA_FUZZ_SEED="$$seed" KERA_SLOW_NETWORK=1;
 
 .PHONY: help setup jar demo demo-check test test-all test-bench test-fast coverage check check-all lint types proto proto-check
-.PHONY: bench bench-compare bench-log
+.PHONY: bench bench-compare bench-log bench-streamlets bench-requests
 .PHONY: bench-replication bench-recovery bench-migration bench-push bench-spark chaos-kill chaos-replicas chaos-control
 .PHONY: chaos-network chaos-push chaos-columnar chaos-spark fuzz-log fuzz-replication fuzz-native fuzz-chunks constraints clean
 .PHONY: bench-smoke bench-stages bench-experiments bench-fairness bench-fairness-deep bench-soak chaos-restart chaos-hostile
@@ -156,6 +156,14 @@ bench: setup ## Measure KerA alone, all workloads: twenty minutes. BENCH_ARGS ar
 
 bench-compare: setup ## Compare with Kafka, NATS, RabbitMQ, Redis: half an hour. BENCH_ARGS are passed on.
 	@JAVA_HOME="$$(sh scripts/java.sh)" || unset JAVA_HOME; export JAVA_HOME; $(PY) -m bench.compare $(BENCH_ARGS)
+
+bench-streamlets: setup ## Compare with Kafka as requests are divided among more and more partitions: eight minutes. BENCH_ARGS.
+	@JAVA_HOME="$$(sh scripts/java.sh)" || unset JAVA_HOME; export JAVA_HOME; \
+	  $(PY) -m bench.compare --contestants kera-memory,kafka,kafka-java --rounds 3 --name streamlets \
+	  --workloads bench/workloads/streamlets $(BENCH_ARGS)
+
+bench-requests: setup ## Send small requests by a program in C, with and without the native core: two minutes. BENCH_ARGS.
+	@$(PY) -m bench.small_requests $(BENCH_ARGS)
 
 bench-experiments: setup ## Repeat the thesis's experiments: a quarter of an hour. BENCH_ARGS="--only 8.17" does some.
 	@$(PY) -m bench.experiments $(BENCH_ARGS)

@@ -2,14 +2,14 @@
 //
 //     small_requests SOCKET FRAMES FRAME_BYTES IN_FLIGHT RATE WARM_UP_S SECONDS
 //
-// FRAMES is a file of requests of FRAME_BYTES each, one for each connection that is made: a whole frame with one chunk, of
-// a producer of its own, whose sequence is 0. It is sent again and again, with the next request id and sequence, and the
-// checksums of the two headers made anew. Each connection keeps IN_FLIGHT requests unanswered; those that there is room for
-// go out with one call. With a RATE (requests a second, over the first connection only) each is due at a time, from which
-// what it took is counted, however late it was sent.
+// FRAMES is a file of requests of FRAME_BYTES each, one for each connection that is made: a whole frame with one chunk,
+// of a producer of its own, whose sequence is 0. It is sent again and again, with the next request id and sequence, and
+// the checksums of the two headers made anew. Each connection keeps IN_FLIGHT requests unanswered; those that there is
+// room for go out with one call. With a RATE (requests a second, over the first connection only) each is due at a time,
+// from which what it took is counted, however late it was sent.
 //
-// Prints a line of JSON about what was answered in SECONDS after the WARM_UP_S; `sent` is from beginning to end. Any answer
-// that is an error ends it with exit code 1 and a line on standard error.
+// Prints a line of JSON about what was answered in SECONDS after the WARM_UP_S; `sent` is from beginning to end. Any
+// answer that is an error ends it with exit code 1 and a line on standard error.
 
 #define _GNU_SOURCE
 #include <errno.h>
@@ -293,7 +293,8 @@ int main(int argc, char **argv)
     for (size_t each = 0; each < count; each++)
         sent += connections[each].next;
     qsort(latencies, timed, sizeof *latencies, ascending);
-    double cpu_s = used.ru_utime.tv_sec + used.ru_stime.tv_sec + (used.ru_utime.tv_usec + used.ru_stime.tv_usec) / 1e6;
+    double cpu_s = used.ru_utime.tv_sec + used.ru_stime.tv_sec;
+    cpu_s += (used.ru_utime.tv_usec + used.ru_stime.tv_usec) / 1e6;
     printf("{\"sent\": %llu, \"answered\": %llu, \"cpu_s\": %.6f, \"p50_us\": %.1f, \"p99_us\": %.1f}\n",
            (unsigned long long)sent, (unsigned long long)answered, cpu_s, us_at(timed, 0.5), us_at(timed, 0.99));
     return 0;

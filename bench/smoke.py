@@ -43,6 +43,7 @@ BEST: dict[str, Callable[[Iterable[float]], float]] = {
     "broker_s_per_gb": min,
     "replicated_mb_per_s": max,
     "small_mb_per_s": max,
+    "keyed_mb_per_s": max,
     "push_s_per_gb": min,
     "pull_s_per_gb": min,
     "append_m_per_core_s": max,
@@ -80,6 +81,10 @@ RATIOS: dict[str, Ratio] = {
     ),
     "small_requests": Ratio(
         "requests of 16 KiB / of 1 MiB", lambda found: found["small_mb_per_s"] / found["large_mb_per_s"]
+    ),
+    "keyed": Ratio(
+        "batches of 10,000 records with keys over 128 streamlets / requests of 1 MiB to one",
+        lambda found: found["keyed_mb_per_s"] / found["large_mb_per_s"],
     ),
     "push": Ratio("pushed / pulled, GB per core", lambda found: found["pull_s_per_gb"] / found["push_s_per_gb"]),
     "send": Ratio(
@@ -158,6 +163,8 @@ def measure(cluster: Site, seconds: float) -> Round:
     found["replicated_mb_per_s"] = sample(dataclasses.replace(LARGE, replication=1)).produced_mb_per_s
     small = Setup(chunk_bytes=16 * KIB, request_bytes=16 * KIB, requests_in_flight=64)
     found["small_mb_per_s"] = sample(small).produced_mb_per_s
+    keyed = Setup(streamlets=128, chunk_bytes=256 * KIB, batch_records=10_000)
+    found["keyed_mb_per_s"] = sample(keyed).produced_mb_per_s
     pushed = sample(dataclasses.replace(LARGE, consumer="push"), read_backlog_bytes=BACKLOG_BYTES)
     pulled = sample(dataclasses.replace(LARGE, consumer="pull"), read_backlog_bytes=BACKLOG_BYTES)
     found["push_s_per_gb"] = pushed.brokers_s_per_gb + pushed.consumers_s_per_gb

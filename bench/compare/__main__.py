@@ -39,7 +39,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """See the head of this module."""
     made = common.parser(__doc__)
     made.add_argument("--contestants", default=",".join(REGISTRY), help=f"of {', '.join(REGISTRY)}; by default all")
-    made.add_argument("--workloads", default=",".join(MAIN), help="names, or files, or all; by default the main ones")
+    made.add_argument(
+        "--workloads", default=",".join(MAIN), help="names, or files, or folders, or all; by default the main ones"
+    )
     made.add_argument("--rounds", type=int, default=5, help="of each contestant, besides one to warm up")
     made.add_argument("--quick", action="store_true", help="few and short rounds: to see that it works")
     made.add_argument("--name", default=time.strftime("%Y%m%d-%H%M%S"), help="of the folder in bench/results")

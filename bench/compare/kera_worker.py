@@ -15,9 +15,10 @@ import numpy as np
 import pyarrow as pa
 
 from bench.compare.worker import Task, Worker, due_of, make_keys, make_values, run_async, stamped
-from bench.compare.workload import DUE_BYTES
+from bench.compare.workload import DUE_BYTES, Workload
 from kera.cli.bench._payload import make_batch, records_per_chunk
 from kera.client import Client, Producer
+from kera.client.settings import ProducerSettings
 from kera.client.types import ChunkBatch
 
 DIFFERENT = 10_000
@@ -45,8 +46,8 @@ async def produce(worker: Worker) -> None:
 
 async def _batches(worker: Worker, producer: Producer, names: list[str]) -> None:
     workload = worker.workload
-    size = records_per_chunk(workload.record_bytes, int(workload.batch_bytes))
-    if workload.keys != "none":
+    size = workload.batch_records or full_chunk(workload)
+    if workload.keys != "none" and not workload.batch_records:
         size *= workload.streamlets  # keys spread it: a full chunk for each
     batch = _with_keys(make_batch(workload.record_bytes, size), worker.task)
     await worker.begin()
@@ -61,6 +62,11 @@ async def _batches(worker: Worker, producer: Producer, names: list[str]) -> None
             worker.sent(some.num_rows)
             acknowledgements.follow(delivery, some.num_rows, None if number % TIMED_EACH else given_ns)
         await producer.flush()
+
+
+def full_chunk(workload: Workload) -> int:
+    """How many of a workload's records a producer puts into a chunk."""
+    return records_per_chunk(workload.record_bytes, int(workload.batch_bytes), lean=ProducerSettings().lean)
 
 
 def _with_keys(batch: pa.RecordBatch, task: Task) -> pa.RecordBatch:

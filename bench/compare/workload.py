@@ -60,6 +60,9 @@ class Workload(BaseModel):
     send: Send = "batch"
     read: Read = "push"
     batch_bytes: ByteSize = Field(ByteSize(256 << 10), description="a full chunk or batch")
+    batch_records: int = Field(
+        0, ge=0, description="records that are given to a client at once, if it takes batches; 0: as it does best"
+    )
     linger_ms: float = Field(0.0, ge=0, description="how long an unfilled one waits")
     seconds: float = Field(gt=0, description="measured")
     warm_up_seconds: float = Field(1.0, ge=0, description="before, in each round; not counted")
@@ -115,8 +118,8 @@ def load(path: Path) -> Workload:
 
 
 def find(names: Sequence[str]) -> list[Workload]:
-    """Workloads by name, as in ``bench/workloads``, or by path. Raises `BadWorkload`."""
-    return [load(_path_of(name)) for name in names]
+    """Workloads by name, as in ``bench/workloads``, or by path, also of a folder of them. Raises `BadWorkload`."""
+    return [load(path) for name in names for path in _paths_of(name)]
 
 
 def names() -> list[str]:
@@ -128,5 +131,7 @@ def _stems(paths: Iterable[Path]) -> list[str]:
     return [path.stem for path in paths]
 
 
-def _path_of(name: str) -> Path:
-    return Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
+def _paths_of(name: str) -> list[Path]:
+    if Path(name).is_dir():
+        return sorted(Path(name).glob("*.toml"))
+    return [Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"]

@@ -14,9 +14,9 @@ from collections.abc import Awaitable
 from contextlib import AsyncExitStack
 from itertools import cycle
 
-from bench.compare.kera_worker import TIMED_EACH, consume
+from bench.compare.kera_worker import TIMED_EACH, consume, full_chunk
 from bench.compare.worker import Worker, run_async
-from kera.cli.bench._payload import make_batch, records_per_chunk
+from kera.cli.bench._payload import make_batch
 from kera.client import Client, Producer
 
 
@@ -34,7 +34,7 @@ async def produce(worker: Worker) -> None:
             for name in names:
                 await producer.prepare(name)
             producers.append(producer)
-        batch = make_batch(task.workload.record_bytes, records_per_chunk(task.workload.record_bytes, chunk_bytes))
+        batch = make_batch(task.workload.record_bytes, full_chunk(task.workload))
 
         async def send(producer: Producer) -> None:
             turn = cycle(names)

@@ -51,6 +51,8 @@ class Setup:
     """How one consumer follows all of it; None: nobody does."""
     verify: bool = True
     """Whether the consumer checks the checksums."""
+    batch_records: int = 0
+    """Records with keys that are given to the producer at once; 0: ones without, as many as fill a chunk."""
     send: Literal["batch", "record"] = "batch"
     rate: float = 0.0
     """Records per second, one by one; 0: as fast as it goes."""

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from bench.compare import figures, report
 from bench.compare.contestant import REGISTRY, Command, Failed, Role
 from bench.compare.figures import Entry, Spread, entries, merged
-from bench.compare.kera import Kera, KeraMemory, memory_bytes
+from bench.compare.kera import SEGMENT_BYTES, Kera, KeraMemory, memory_bytes
 from bench.compare.processes import Process
 from bench.compare.rounds import OTHERS, Stage, losses, run_workload
 from bench.compare.worker import (
@@ -50,6 +50,16 @@ def test_long_ones_are_workloads_as_well_and_are_not_run_unasked() -> None:
     assert len(paths) >= 2
     assert [load(path).seconds for path in paths] == [60] * len(paths)
     assert not {path.stem for path in paths} & set(names())
+
+
+def test_those_of_many_streamlets_have_room_for_their_open_segments() -> None:
+    paths = sorted((FOLDER / "streamlets").glob("*.toml"))
+    assert [each.name for each in find([str(FOLDER / "streamlets")])] == [path.stem for path in paths]
+    assert len(paths) == 8
+    assert not {path.stem for path in paths} & set(names())
+    for each in map(load, paths):
+        of_kera = {"segment_bytes": SEGMENT_BYTES, "arena_bytes": memory_bytes(each)} | each.settings.get("kera", {})
+        assert each.streamlets * of_kera["segment_bytes"] <= of_kera["arena_bytes"] / 2
 
 
 def test_a_worker_that_says_what_is_no_answer_has_failed(tmp_path: Path) -> None:

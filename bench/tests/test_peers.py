@@ -15,8 +15,8 @@ from bench.compare.peers import nats, rabbitmq, redis
 from bench.compare.peers import rabbitmq_protocol as stream
 from bench.compare.peers.install import Missing, go_program, new_packages
 from bench.compare.peers.kafka_java import KafkaJava
-from bench.compare.peers.kafka_java_worker import consumed, produced, produced_in_all
-from bench.compare.peers.kafka_worker import producer_settings
+from bench.compare.peers.kafka_java_worker import consumed, produced, produced_in_all, producer_properties
+from bench.compare.peers.kafka_worker import messages, producer_settings
 from bench.compare.peers.nats_protocol import BATCH_MAX, Acknowledgements, Messages, publish, publish_atomically
 from bench.compare.peers.peer import names
 from bench.compare.peers.raw import Batch
@@ -307,3 +307,21 @@ def test_requests_of_kafka_are_bounded_at_a_rate(rate: float, *, bounded: bool) 
     settings = {"bootstrap": "127.0.0.1:1", "acks": "all", "topics": ["some"]}
     task = Task(role="produce", index=0, workload=a_workload(rate=rate), settings=settings)
     assert ("max.in.flight.requests.per.connection" in producer_settings(Worker(task))) == bounded
+
+
+def test_a_workload_may_set_what_only_kafka_understands() -> None:
+    workload = a_workload(settings={"kafka": {"batch.size": 1280}, "kafka-java": {"max.request.size": 1 << 20}})
+    settings = {"bootstrap": "127.0.0.1:1", "acks": "1", "topics": ["some"]}
+    worker = Worker(Task(role="produce", index=0, workload=workload, settings=settings))
+    assert producer_settings(worker)["batch.size"] == 1280
+    assert producer_properties(worker)["max.request.size"] == 1 << 20
+
+
+def test_records_for_kafka_fill_a_batch_of_each_partition_in_turn_or_have_keys() -> None:
+    divided = Counter(each["partition"] for each in messages(a_workload(streamlets=1024, batch_bytes=1024), 0))
+    assert divided == dict.fromkeys(range(1024), 10)
+    many = Counter(each["partition"] for each in messages(a_workload(streamlets=1024, batch_bytes=1 << 20), 0))
+    assert len(many) == 1024
+    keyed = messages(a_workload(streamlets=16, keys="random", batch_records=5000), 0)
+    assert len(keyed) == 5000
+    assert all(each.keys() == {"value", "key"} for each in keyed)

@@ -64,7 +64,7 @@ def consumed(line: str) -> int | None:
 
 
 def producer_properties(worker: Worker) -> dict[str, object]:
-    """Large batches, which linger at least 5 ms, and a buffer of many."""
+    """Large batches, which linger at least 5 ms, and a buffer of many; a table ``[settings.kafka-java]`` has others."""
     workload, settings = worker.workload, worker.task.settings
     return {
         "bootstrap.servers": settings["bootstrap"],
@@ -74,6 +74,7 @@ def producer_properties(worker: Worker) -> dict[str, object]:
         "buffer.memory": BUFFER_BYTES,
         "max.request.size": 8 << 20,
         "enable.idempotence": "false",
+        **workload.settings.get("kafka-java", {}),
     }
 
 

@@ -11,12 +11,12 @@ import time
 from typing import Any
 
 from bench.compare.worker import Worker, due_of, make_keys, make_values, run, stamped
-from bench.compare.workload import DUE_BYTES
+from bench.compare.workload import DUE_BYTES, Workload
 
 QUEUE_BYTES = 256 << 20
 """At most so much waits in the client."""
 QUEUE_RECORDS = 1_000_000
-PREPARED = 10_000
+PREPARED, PREPARED_BYTES = 10_000, 16 << 20
 KEYS = 1 << 16
 IN_FLIGHT_AT_A_RATE = 1
 """Requests. A broker handles one of a connection at a time, with acks=all until all have it, so that more of them only
@@ -27,7 +27,10 @@ FLUSH_S = 60.0
 
 
 def producer_settings(worker: Worker) -> dict[str, Any]:
-    """Batches as the workload wants them. No compression, no idempotence: the defaults."""
+    """Batches as the workload wants them. No compression, no idempotence: the defaults.
+
+    A workload's table ``[settings.kafka]`` has others.
+    """
     workload = worker.workload
     at_a_rate = {"max.in.flight.requests.per.connection": IN_FLIGHT_AT_A_RATE} if workload.rate else {}
     return at_a_rate | {
@@ -41,6 +44,7 @@ def producer_settings(worker: Worker) -> dict[str, Any]:
         "queue.buffering.max.kbytes": QUEUE_BYTES >> 10,
         "socket.nagle.disable": True,
         "delivery.report.only.error": not workload.rate,
+        **workload.settings.get("kafka", {}),
     }
 
 
@@ -83,6 +87,18 @@ def _at_rate(worker: Worker, producer: Any, topics: list[str]) -> None:
     polling.join()
 
 
+def messages(workload: Workload, seed: int) -> list[dict[str, Any]]:
+    """What a producer sends again and again: with keys, or for each partition in turn so many as fill a batch."""
+    most = max(100, PREPARED_BYTES // workload.record_bytes)
+    run = max(1, min(int(workload.batch_bytes) // workload.record_bytes, most // workload.streamlets))
+    wanted = workload.batch_records or max(PREPARED, run * workload.streamlets)
+    values = make_values(workload.record_bytes, min(wanted, most))
+    keys = make_keys(workload, len(values), seed)
+    if keys is not None:
+        return [{"value": value, "key": key} for value, key in zip(values, keys, strict=True)]
+    return [{"value": value, "partition": at // run % workload.streamlets} for at, value in enumerate(values)]
+
+
 class _Flood:
     """As fast as it goes: what is sent, less what is in the client's queue, is acknowledged."""
 
@@ -90,15 +106,9 @@ class _Flood:
         self._worker = worker
         self._producer = producer
         self._topics = itertools.cycle(topics)
-        self._partitions = itertools.cycle(range(worker.workload.streamlets))
         self._room = min(QUEUE_RECORDS // 2, QUEUE_BYTES // 2 // worker.workload.record_bytes)
         self._sent = self._acknowledged = 0
-        count = max(100, min(PREPARED, (16 << 20) // worker.workload.record_bytes))
-        self._keys = make_keys(worker.workload, count, seed=worker.task.index)
-        self._values = make_values(worker.workload.record_bytes, count)
-        self._messages = [{"value": value} for value in self._values]
-        if self._keys is not None:
-            self._messages = [{"value": v, "key": k} for v, k in zip(self._values, self._keys, strict=True)]
+        self._messages = messages(worker.workload, worker.task.index)
 
     def run(self) -> None:
         """Until there is no more to send; then until all is acknowledged."""
@@ -120,20 +130,14 @@ class _Flood:
         self._account()
 
     def _batch(self, count: int) -> None:
-        partition = {} if self._keys else {"partition": next(self._partitions)}
-        messages = self._messages[:count]
-        queued = self._producer.produce_batch(next(self._topics), messages, on_delivery=self._failed, **partition)
+        queued = self._producer.produce_batch(next(self._topics), self._messages[:count], on_delivery=self._failed)
         if queued != count:
             raise BufferError(f"Kafka's client took {queued} of {count} records")
 
     def _each(self, count: int) -> None:
         topic, failed, produce_one = next(self._topics), self._failed, self._producer.produce
-        if self._keys is None:
-            for value in self._values[:count]:
-                produce_one(topic, value, on_delivery=failed)
-        else:
-            for value, key in zip(self._values[:count], self._keys, strict=False):
-                produce_one(topic, value, key, on_delivery=failed)
+        for message in self._messages[:count]:
+            produce_one(topic, message["value"], message.get("key"), on_delivery=failed)
 
     def _failed(self, error: object, _: object) -> None:
         if error is not None:

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from kera.cli._records import null_column
-from kera.core.chunk import chunk_bytes_of
+from kera.client.producing.encoding import size_of
 from kera.core.schema import DEFAULT_SCHEMA
 
 
@@ -34,12 +34,15 @@ def make_batch(record_bytes: int, records: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(list(columns.values()), schema=DEFAULT_SCHEMA)
 
 
-def records_per_chunk(record_bytes: int, chunk_bytes: int) -> int:
-    """The most records that a chunk of at most `chunk_bytes` takes; at least one."""
+def records_per_chunk(record_bytes: int, chunk_bytes: int, *, lean: bool = False) -> int:
+    """The most records that a producer puts into a chunk of at most `chunk_bytes`; at least one.
+
+    `lean`: of version 2 of the format.
+    """
     least, most = 1, max(2, chunk_bytes // max(1, record_bytes) + 1)
     while most - least > 1:
         middle = (least + most) // 2
-        if chunk_bytes_of(make_batch(record_bytes, middle)) <= chunk_bytes:
+        if size_of(make_batch(record_bytes, middle), lean=lean) <= chunk_bytes:
             least = middle
         else:
             most = middle
