@@ -43,7 +43,7 @@ class Replicas:
         engine: Any = _BackupEngine(self._store)
         service = BackupService(engine, RequestCounters(), read_bytes_max=MIB)
         service.registered()
-        self.connection, self.wire = daemon_connection(service.service())
+        self.connection, self.wire = daemon_connection(service.service(), service.takers())
         """A broker's."""
         self._virtual_segment_id = 0
 

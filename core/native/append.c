@@ -8,6 +8,7 @@
 #include "append.h"
 
 #include "arrow.h"
+#include "attributes.h"
 #include "frame.h"
 #include "lean.h"
 
@@ -61,77 +62,15 @@ static PyObject *row_head, *row_durable_head;
 
 int append_init(void)
 {
-    for (int index = 0; index < NAMES_COUNT; index++)
-        if ((names[index] = PyUnicode_InternFromString(texts[index])) == NULL)
-            return -1;
     row_head = PyLong_FromLong(ROW_HEAD);
     row_durable_head = PyLong_FromLong(ROW_DURABLE_HEAD);
-    return row_head == NULL || row_durable_head == NULL ? -1 : 0;
+    return row_head == NULL || row_durable_head == NULL ? -1 : intern_names(names, texts, NAMES_COUNT);
 }
 
 #define GET(object, name) PyObject_GetAttr(object, names[NAME_##name])
-
-// -- numbers and attributes -----------------------------------------------------------------------------------------
-
-// What is no such number, or missing, is an error: these objects are the broker's own.
-static bool number_of(PyObject *object, uint64_t *number)
-{
-    if (object == NULL)
-        return false;
-    *number = PyLong_AsUnsignedLongLong(object);
-    Py_DECREF(object);
-    return *number != UINT64_MAX || PyErr_Occurred() == NULL;
-}
-
-static bool signed_of(PyObject *object, int64_t *number)
-{
-    if (object == NULL)
-        return false;
-    *number = PyLong_AsLongLong(object);
-    Py_DECREF(object);
-    return *number != -1 || PyErr_Occurred() == NULL;
-}
-
-static bool is_true(PyObject *object, bool *truth)
-{
-    if (object == NULL)
-        return false;
-    int found = PyObject_IsTrue(object);
-    Py_DECREF(object);
-    *truth = found > 0;
-    return found >= 0;
-}
-
-static bool set(PyObject *object, int name, PyObject *value)
-{
-    if (value == NULL)
-        return false;
-    int failed = PyObject_SetAttr(object, names[name], value);
-    Py_DECREF(value);
-    return failed == 0;
-}
-
-static bool set_u64(PyObject *object, int name, uint64_t value)
-{
-    return set(object, name, PyLong_FromUnsignedLongLong(value));
-}
-
-static bool add_u64(PyObject *object, int name, uint64_t value)
-{
-    uint64_t before;
-    return number_of(PyObject_GetAttr(object, names[name]), &before) && set_u64(object, name, before + value);
-}
-
-// What a dict has for a number: a new reference; NULL without an error: nothing.
-static PyObject *value_of(PyObject *dict, uint64_t number)
-{
-    PyObject *key = PyLong_FromUnsignedLongLong(number);
-    if (key == NULL)
-        return NULL;
-    PyObject *found = PyDict_GetItemWithError(dict, key);
-    Py_DECREF(key);
-    return Py_XNewRef(found);
-}
+#define SET(object, name, value) set_to(object, names[NAME_##name], value)
+#define SET_NUMBER(object, name, value) set_number(object, names[NAME_##name], value)
+#define ADD_NUMBER(object, name, value) add_number(object, names[NAME_##name], value)
 
 // -- a call ---------------------------------------------------------------------------------------------------------
 
@@ -422,8 +361,8 @@ static bool set_times(const Run *run)
     return signed_of(GET(run->segment, min_timestamp_us), &least) &&
            signed_of(GET(run->segment, max_timestamp_us), &most) &&
            (run->min_time >= least ||
-            set(run->segment, NAME_min_timestamp_us, PyLong_FromLongLong(run->min_time))) &&
-           (run->max_time <= most || set(run->segment, NAME_max_timestamp_us, PyLong_FromLongLong(run->max_time)));
+            SET(run->segment, min_timestamp_us, PyLong_FromLongLong(run->min_time))) &&
+           (run->max_time <= most || SET(run->segment, max_timestamp_us, PyLong_FromLongLong(run->max_time)));
 }
 
 static bool set_record(PyObject *owner, const Run *run, PyObject *record)
@@ -481,7 +420,7 @@ static bool set_row(const Run *run, PyObject *index)
 // Readers may read all of it.
 static bool publish(const Run *run)
 {
-    if (!set_u64(run->segment, NAME_durable_head, run->head) || !set_row(run, row_durable_head))
+    if (!SET_NUMBER(run->segment, durable_head, run->head) || !set_row(run, row_durable_head))
         return false;
     bool waiting;
     if (!is_true(GET(run->entry, waiters), &waiting))
@@ -515,13 +454,13 @@ bool end_run(Append *call)
     Run *run = &call->run;
     bool good = true;
     if (run->open && run->head > run->start) {
-        good = set_ends(run) && set_u64(run->segment, NAME_head, run->head) &&
-               add_u64(run->segment, NAME_record_count, run->records) && set_times(run) && set_producer(call, run) &&
-               set(run->segment, NAME_touched_ms, Py_NewRef(call->now_ms)) &&
-               set(run->segment, NAME_newest_us, Py_NewRef(call->now_us)) &&
-               set_u64(run->entry, NAME_next_record, run->next_record) &&
-               add_u64(run->streamlet, NAME_records_appended, run->records) &&
-               add_u64(run->streamlet, NAME_bytes_appended, run->head - run->start) && set_row(run, row_head) &&
+        good = set_ends(run) && SET_NUMBER(run->segment, head, run->head) &&
+               ADD_NUMBER(run->segment, record_count, run->records) && set_times(run) && set_producer(call, run) &&
+               SET(run->segment, touched_ms, Py_NewRef(call->now_ms)) &&
+               SET(run->segment, newest_us, Py_NewRef(call->now_us)) &&
+               SET_NUMBER(run->entry, next_record, run->next_record) &&
+               ADD_NUMBER(run->streamlet, records_appended, run->records) &&
+               ADD_NUMBER(run->streamlet, bytes_appended, run->head - run->start) && set_row(run, row_head) &&
                (!run->by_leader || publish(run)) && (run->log == NULL || replicate(call, run));
     }
     close_run(run);

@@ -8,7 +8,7 @@
 #define FRAME_VERSION 1
 #define COVERED_BYTES 28
 
-bool read_frame(View view, size_t at, uint32_t bulk_bytes_max, Frame *frame)
+bool read_frame_header(View view, size_t at, Frame *frame)
 {
     if (!is_within(view, at, FRAME_BYTES))
         return false;
@@ -20,9 +20,15 @@ bool read_frame(View view, size_t at, uint32_t bulk_bytes_max, Frame *frame)
         .head_bytes = u32_at(header + 16),
         .bulk_bytes = u32_at(header + 20),
     };
-    if (memcmp(header, FRAME_MAGIC, 2) != 0 || header[2] != FRAME_VERSION ||
-        crc32c(0, header, COVERED_BYTES) != u32_at(header + COVERED_BYTES) || frame->bulk_bytes > bulk_bytes_max)
+    return memcmp(header, FRAME_MAGIC, 2) == 0 && header[2] == FRAME_VERSION &&
+           crc32c(0, header, COVERED_BYTES) == u32_at(header + COVERED_BYTES);
+}
+
+bool read_frame(View view, size_t at, uint32_t bulk_bytes_max, Frame *frame)
+{
+    if (!read_frame_header(view, at, frame) || frame->bulk_bytes > bulk_bytes_max)
         return false;
+    const uint8_t *header = view.at + at;
     size_t rest = view.size - at - FRAME_BYTES;
     if (frame->head_bytes > rest || frame->bulk_bytes > rest - frame->head_bytes)
         return false;
@@ -32,17 +38,24 @@ bool read_frame(View view, size_t at, uint32_t bulk_bytes_max, Frame *frame)
     return true;
 }
 
-void write_reply(uint8_t *to, uint32_t method, uint64_t request_id, uint32_t head_bytes)
+void write_frame_header(uint8_t *to, const Frame *frame)
 {
     memset(to, 0, FRAME_BYTES);
     memcpy(to, FRAME_MAGIC, 2);
     to[2] = FRAME_VERSION;
-    to[3] = FRAME_REPLY;
-    memcpy(to + 4, &method, sizeof method);
-    memcpy(to + 8, &request_id, sizeof request_id);
-    memcpy(to + 16, &head_bytes, sizeof head_bytes);
+    to[3] = frame->kind;
+    memcpy(to + 4, &frame->method, sizeof frame->method);
+    memcpy(to + 8, &frame->request_id, sizeof frame->request_id);
+    memcpy(to + 16, &frame->head_bytes, sizeof frame->head_bytes);
+    memcpy(to + 20, &frame->bulk_bytes, sizeof frame->bulk_bytes);
     uint32_t checksum = crc32c(0, to, COVERED_BYTES);
     memcpy(to + COVERED_BYTES, &checksum, sizeof checksum);
+}
+
+void write_reply(uint8_t *to, uint32_t method, uint64_t request_id, uint32_t head_bytes)
+{
+    Frame frame = {.kind = FRAME_REPLY, .method = method, .request_id = request_id, .head_bytes = head_bytes};
+    write_frame_header(to, &frame);
 }
 
 static bool read_varint(View message, size_t *at, uint64_t *number)

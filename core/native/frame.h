@@ -17,8 +17,13 @@ typedef struct {
     size_t bytes;  // of all of it
 } Frame;
 
+// Whether there is a header at `at`: `head`, `bulk` and `bytes` are not set.
+bool read_frame_header(View view, size_t at, Frame *frame);
+
 // Whether there is a whole frame at `at`, with a bulk of so many bytes at most.
 bool read_frame(View view, size_t at, uint32_t bulk_bytes_max, Frame *frame);
+
+void write_frame_header(uint8_t *to, const Frame *frame);
 
 // Write the header of a reply without bulk.
 void write_reply(uint8_t *to, uint32_t method, uint64_t request_id, uint32_t head_bytes);

@@ -15,11 +15,13 @@
 #include "chunk.h"
 #include "combine.h"
 #include "crc32c.h"
+#include "frame_face.h"
 #include "lean.h"
 #include "lean_encode.h"
 #include "lean_face.h"
 #include "one_by_one.h"
 #include "records.h"
+#include "replicate.h"
 #include "take.h"
 
 // Raised with each change of what a function takes, does or returns; kera/core/native.py has the same number.
@@ -535,6 +537,18 @@ static PyObject *encode_rows(Call *call)
 
 // -- records ---------------------------------------------------------------------------------------------------------
 
+// (view, at, bulk_bytes_max)
+static PyObject *decode_header(Call *call)
+{
+    return has_arguments(call, 3, 3) ? new_frame_header(call->type, call->args) : NULL;
+}
+
+// (head, kind, method, request_id, bulk_bytes)
+static PyObject *with_header(Call *call)
+{
+    return has_arguments(call, 5, 5) ? new_frame(call->args) : NULL;
+}
+
 // (batch, stream, streamlet, entry, first)
 static PyObject *records(Call *call)
 {
@@ -565,6 +579,8 @@ static const Known known[] = {
     {"check", check, false},
     {"encode_rows", encode_rows, false},
     {"encode_records", encode_records, false},
+    {"decode_header", decode_header, true},
+    {"with_header", with_header, false},
     {"records", records, true},
 };
 
@@ -666,6 +682,7 @@ static PyMethodDef functions[] = {
     {"bind", bind, METH_VARARGS, bind_doc},
     {"append_chunks", (PyCFunction)(void (*)(void))append_chunks, METH_FASTCALL, append_chunks_doc},
     {"take_writes", (PyCFunction)(void (*)(void))take_writes, METH_FASTCALL, take_writes_doc},
+    {"take_replicas", (PyCFunction)(void (*)(void))take_replicas, METH_FASTCALL, take_replicas_doc},
     {"held_answers", (PyCFunction)(void (*)(void))held_answers, METH_FASTCALL, held_answers_doc},
     {"decode_in_place", (PyCFunction)(void (*)(void))decode_in_place, METH_FASTCALL, decode_in_place_doc},
     {"lean_type", lean_type, METH_O, lean_type_doc},
@@ -688,8 +705,8 @@ PyMODINIT_FUNC PyInit__native(void)
     combine_init();
     name_callables();
     PyObject *module = PyModule_Create(&definition);
-    if (module == NULL || append_init() != 0 || records_init() != 0 || one_by_one_init(module) != 0 ||
-        (magic = PyBytes_FromStringAndSize(MAGIC, 4)) == NULL ||
+    if (module == NULL || append_init() != 0 || replicate_init() != 0 || records_init() != 0 ||
+        one_by_one_init(module) != 0 || (magic = PyBytes_FromStringAndSize(MAGIC, 4)) == NULL ||
         PyModule_AddIntConstant(module, "VERSION", NATIVE_VERSION) != 0 ||
         PyModule_AddStringConstant(module, "SOURCES", strchr(made_of, ':') + 1) != 0 ||
         PyModule_AddObjectRef(module, "CRC32C_BY_INSTRUCTION", by_instruction) != 0)

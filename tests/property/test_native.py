@@ -38,6 +38,7 @@ from kera.core.lean.layout import (
     put_varint,
     read_layout,
 )
+from kera.core.rpc.frames import with_header
 from tests.examples import fuzz_examples
 from tests.native_twins import MODULES, Outcome, accelerated, alone, needs_native, outcome, python_only, twin_of
 from tests.property.batches import BATCHES, BATCHES_AND_SLICES, RECORDS, default_batch
@@ -343,6 +344,20 @@ def test_placing(before: bytes, offset: int, numbers: tuple[int, ...]) -> None:
     if offset >= 0 and wanted.error is None:
         assert outcome(alone("place_chunk"), found, offset, numbers) == wanted
         assert found == expected
+
+
+@settings(max_examples=fuzz_examples(300))
+@given(st.tuples(st.binary(max_size=9), U32 | ODD, U32 | U64, U64, U32 | U64), st.integers(-1, 3), st.data())
+def test_frames(fields: tuple[Any, ...], at: int, data: st.DataObject) -> None:
+    made = compare("with_header", *fields)
+    if made.error is None:
+        frame = bytearray(bytes(max(at, 0)) + with_header(*fields))
+        if data.draw(st.booleans()):
+            place = data.draw(st.integers(0, len(frame) - 1))
+            frame[place] ^= data.draw(st.integers(1, 255))
+        if data.draw(st.booleans()):
+            struct.pack_into("<I", frame, len(frame) - len(fields[0]) - 4, crc32c(frame[max(at, 0) :][:28]))
+        compare("decode_header", memoryview(frame), at, data.draw(U32))
 
 
 @settings(max_examples=fuzz_examples(200))

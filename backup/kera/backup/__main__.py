@@ -56,7 +56,12 @@ async def serve(settings: BackupSettings) -> AsyncIterator[dict[str, Any]]:
         backup = BackupService(engine, counters, read_bytes_max=settings.message_bytes_max)
         service = backup.service()
 
-        frames = FrameServer(service, bulk_bytes_max=settings.message_bytes_max, connections_max=room["frames"])
+        frames = FrameServer(
+            service,
+            bulk_bytes_max=settings.message_bytes_max,
+            connections_max=room["frames"],
+            takers=backup.takers(),
+        )
         stack.push_async_callback(frames.close)
         unix_path = unix_socket_path(data_dir, "backup")
         await frames.listen_unix(unix_path)

@@ -22,6 +22,11 @@ class Replicas:
         for replicas in list(self._by_broker.values()):
             yield from list(replicas.values())
 
+    @property
+    def by_broker(self) -> dict[int, dict[int, Replica]]:
+        """By virtual segment, then; to be looked at."""
+        return self._by_broker
+
     def of_broker(self, broker_id: int) -> Mapping[int, Replica]:
         """By virtual segment."""
         return self._by_broker.get(broker_id, {})

@@ -7,7 +7,7 @@ the call, so that requests of one connection are carried out in their order, whe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -19,8 +19,10 @@ from kera.backup.reading import Streamlets, Walk
 from kera.backup.replica import Replica
 from kera.core.done import Done
 from kera.core.errors import InvalidArgument, KeraError, Unavailable
+from kera.core.native import native
 from kera.core.rpc import Answer, Call, Reply, Service, api
-from kera.core.rpc.method import Handler, ResponseT
+from kera.core.rpc.method import Handler, Method, ResponseT
+from kera.core.rpc.taking import NOTHING, Asker, Taken, Taker
 from kera.v1 import backup_pb2
 
 LIST_REPLICAS_MAX = 10_000
@@ -42,6 +44,7 @@ class BackupService:
         self._loop = asyncio.get_running_loop()
         self.answers = Answers()
         self._ready = False
+        self._take_replicas = native.take_replicas if native is not None else None
 
     def registered(self) -> None:
         """The coordinator has given this backup its id: replicas can be kept."""
@@ -56,6 +59,10 @@ class BackupService:
             api.FREE_REPLICAS: self._checked(self.free_replicas),
             api.FENCE_BROKER: self._checked(self.fence_broker),
         }
+
+    def takers(self) -> Mapping[Method[Any, Any], Taker]:
+        """Of methods whose requests are many and small, for connections of frames."""
+        return {api.REPLICATE: self.take_replicas}
 
     def _checked(self, handler: Handler) -> Handler:
         """Refuse what comes before the registration, and count what is refused."""
@@ -96,6 +103,20 @@ class BackupService:
         future: Answer[Reply[backup_pb2.ReplicateResponse]] = Answer(loop=self._loop)
         self._store.persistence.wait(kept, length, _resolving(future, lambda: Reply(_response(kept, length))))
         return future
+
+    def take_replicas(self, asker: Asker, frames: memoryview, requests_max: int) -> Taken:
+        """See `kera.core.rpc.taking.Taker`: the next chunks of replicas that are open, when no disk is waited for."""
+        if self._take_replicas is None or not self._ready:
+            return NOTHING
+        store = self._store
+        end, requests, answers, chunks, size = self._take_replicas(
+            store.epochs, store.replicas.by_broker, frames, asker.bulk_bytes_max, requests_max
+        )
+        self._counters.replicate_requests += requests
+        totals = store.persistence.totals
+        totals.chunks_appended += chunks
+        totals.bytes_appended += size
+        return Taken(end, requests, 0, answers)
 
     def free_replicas(
         self, call: Call[backup_pb2.FreeReplicasRequest]

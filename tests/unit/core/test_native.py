@@ -28,6 +28,8 @@ from kera.core.errors import CorruptChunk
 from kera.core.header_table import check_headers
 from kera.core.lean import layout as lean_layout
 from kera.core.lean.layout import ENCODING_SHIFT, Kind, Places, put_prefix
+from kera.core.rpc import frames
+from kera.core.rpc.frames import with_header
 from tests.native_twins import (
     MODULES,
     TYPES,
@@ -125,6 +127,7 @@ def test_it_is_used_where_it_is_built() -> None:
         "check_headers",
         "combined_checksum",
         "crc32c",
+        "decode_header",
         "encode_header",
         "encode_records",
         "encode_rows",
@@ -135,6 +138,7 @@ def test_it_is_used_where_it_is_built() -> None:
         "verify_payload",
         "verify_placed",
         "verify_run",
+        "with_header",
     }
 
 
@@ -187,6 +191,10 @@ BATCH = pa.record_batch({"text": ["a", None, "ccc"], "many": [[1], [], [2, 3]], 
 FIELDS = (2, 2, 3, 1 << 60, 5, 6, 1 << 40, 7, 0, 9, 1 << 50, (1 << 50) - 1, (1 << 50) + 1)
 """Of a header, as `encode_header` takes them."""
 
+FRAME = with_header(b"head", frames.Kind.REQUEST, 1, 2, 9) + bytes(9)
+SPOILT_FRAMES = [FRAME[:at] + bytes([FRAME[at] ^ 1]) + FRAME[at + 1 :] for at in range(32)]
+SPOILT_FRAMES.append(with_header(bytes((4 << 20) + 1), frames.Kind.REQUEST, 1, 2, 9))
+
 GOOD: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("crc32c", (SMALL,), {}),
     ("crc32c", (memoryview(LARGE), 7), {}),
@@ -212,6 +220,10 @@ GOOD: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("encode_header", (PAYLOAD, *FIELDS), {}),
     ("encode_header", (pa.py_buffer(LARGE), 255, 255, 1, 2**64 - 1, 2**32 - 1, 0, 2**63, 0, True, 5, -1, -2, -3), {}),
     ("encode_header", (b"", *[0] * 13), {}),
+    ("with_header", (b"head", frames.Kind.REPLY, 1, 1 << 63, 7), {}),
+    ("with_header", (b"", 255, (1 << 32) - 1, (1 << 64) - 1, (1 << 32) - 1), {}),
+    ("decode_header", (memoryview(FRAME), 0, 9), {}),
+    ("decode_header", (memoryview(b"x" + FRAME), 1, 1 << 40), {}),
     ("check_headers", (memoryview(RUN[:128] * 5),), {}),
     ("check_headers", (memoryview(RUN[:128] * 520),), {}),
     ("check", (memoryview(PAYLOAD or b""), 3), {"compressed": False, "bytes_max": 1 << 20}),
@@ -287,6 +299,23 @@ NOTHING_OF_THAT_KIND: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("encode_header", (PAYLOAD, *FIELDS[:-1], 9.0), {}),
     ("encode_header", (None, *FIELDS), {}),
     ("encode_header", (PAYLOAD, *FIELDS[:-1]), {"max_timestamp_us": 9}),
+    ("with_header", (b"", 256, 1, 1, 0), {}),
+    ("with_header", (b"", 1, 1 << 32, 1, 0), {}),
+    ("with_header", (b"", 1, -1, 1, 0), {}),
+    ("with_header", (b"", 1, 1, 1 << 64, 0), {}),
+    ("with_header", (b"", 1, 1, 1.0, 0), {}),
+    ("with_header", ("head", 1, 1, 1, 0), {}),
+    ("with_header", (bytearray(b"head"), 1, 1, 1, 0), {}),
+    ("with_header", (b"", 1, 1, 1, 1 << 32), {}),
+    ("with_header", (b"", 1, 1, 1), {}),
+    ("decode_header", (memoryview(FRAME), 0, 8), {}),
+    ("decode_header", (memoryview(FRAME), -len(FRAME), 9), {}),
+    ("decode_header", (memoryview(FRAME), 1, 9), {}),
+    ("decode_header", (memoryview(FRAME)[:31], 0, 9), {}),
+    ("decode_header", (memoryview(FRAME), 0, -1), {}),
+    ("decode_header", (memoryview(bytes(64)).cast("I"), 0, 9), {}),
+    ("decode_header", (memoryview(FRAME), 0), {}),
+    *((("decode_header", (memoryview(spoilt), 0, 9), {})) for spoilt in SPOILT_FRAMES),
     ("check_headers", (memoryview(RUN[:100]),), {}),
     ("check", (memoryview(PAYLOAD or b""), 3), {"bytes_max": 1 << 20, "compressed": False}),
     ("check", (memoryview(PAYLOAD or b""), 3, False, 1 << 20), {}),

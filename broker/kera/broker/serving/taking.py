@@ -24,12 +24,11 @@ from kera.core.native import native
 from kera.core.rpc import api
 from kera.core.rpc.frames import Kind, encode_frame
 from kera.core.rpc.limits import BULK_BYTES_MAX
-from kera.core.rpc.taking import Asker, Taken
+from kera.core.rpc.taking import NOTHING, Asker, Taken
 from kera.core.rpc.wire import error_to_message
 from kera.v1 import broker_pb2, common_pb2
 
 _PERSISTED = common_pb2.DURABILITY_PERSISTED
-_NOTHING = Taken(0, 0, 0, b"")
 _HELD = struct.Struct("<QI")
 """Before the statuses of a request: its id, and how many bytes they are."""
 
@@ -69,7 +68,7 @@ class WriteTaker:
     def take(self, asker: Asker, frames: memoryview, requests_max: int) -> Taken:
         """See `kera.core.rpc.taking.Taker`. Before the registration no stream is open, and so nothing is taken."""
         if self._take_writes is None or not self._as_usual():
-            return _NOTHING
+            return NOTHING
         taking, memory = Taking(asker), self._memory
         try:
             end, requests, held, answers, chunks, records, size = self._take_writes(

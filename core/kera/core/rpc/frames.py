@@ -31,6 +31,7 @@ from google.protobuf.message import Message
 
 from kera.core.checksum import crc32c
 from kera.core.errors import ProtocolError, invariant
+from kera.core.native import accelerated
 from kera.core.rpc.limits import BULK_BYTES_MAX, HEAD_BYTES_MAX, check_request, check_size
 from kera.core.rpc.method import Method
 from kera.v1 import common_pb2
@@ -91,19 +92,21 @@ def encode_frame(
     check = check_request if kind is Kind.REQUEST else check_size
     if not bulk:
         check(method, len(head), 0, bulk_bytes_max)
-        return [_with_header(kind, method.number, request_id, head, 0)]
+        return [with_header(head, kind, method.number, request_id, 0)]
     pieces = [piece if type(piece) is bytes else pa.py_buffer(piece) for piece in bulk]
     bulk_bytes = sum(map(len, pieces))
     check(method, len(head), bulk_bytes, bulk_bytes_max)
-    return [_with_header(kind, method.number, request_id, head, bulk_bytes), *pieces]
+    return [with_header(head, kind, method.number, request_id, bulk_bytes), *pieces]
 
 
 def encode_error(method: int, request_id: int, error: common_pb2.Error) -> bytes:
     """An error frame."""
-    return _with_header(Kind.ERROR, method, request_id, error.SerializeToString(), 0)
+    return with_header(error.SerializeToString(), Kind.ERROR, method, request_id, 0)
 
 
-def _with_header(kind: Kind, method: int, request_id: int, head: bytes, bulk_bytes: int) -> bytes:
+@accelerated()
+def with_header(head: bytes, kind: Kind, method: int, request_id: int, bulk_bytes: int) -> bytes:
+    """A frame's header, and its head behind it."""
     header = _COVERED.pack(_MAGIC, VERSION, kind, method, request_id, len(head), bulk_bytes, 0)
     return header + _CRC.pack(crc32c(header)) + head
 
@@ -114,6 +117,7 @@ def method_at(view: memoryview, at: int) -> int:
     return number
 
 
+@accelerated(FrameHeader)
 def decode_header(view: memoryview, at: int, bulk_bytes_max: int) -> FrameHeader:
     """The header at `at`; raises `ProtocolError` when it is none, or announces more than the limits."""
     fields = _HEADER.unpack_from(view, at)

@@ -33,6 +33,8 @@ class Taken(NamedTuple):
     """To the others: frames."""
 
 
+NOTHING = Taken(0, 0, 0, b"")
+
 Taker = Callable[[Asker, memoryview, int], Taken]
 """Called with what begins with a request of its method, and with how many it may take at most. An error that it raises
 is a defect, and ends the connection: nobody knows what was carried out."""
