@@ -390,11 +390,27 @@ static bool add_nothing(Writer *writer, uint64_t count)
     return put_byte(writer->nodes, NULLS);
 }
 
-bool encode_values(const int64_t *times, const int32_t *offsets, const uint8_t *data, uint64_t count,
-                   uint64_t bytes_max, Bytes *nodes, Bytes *body)
+static bool add_keys(Writer *writer, const ValuesAndKeys *records)
+{
+    if (records->lists == NULL)
+        return add_nothing(writer, records->count);
+    const void *of_keys[] = {NULL, records->key_offsets, records->key_data}, *of_lists[] = {NULL, records->lists};
+    struct ArrowSchema key_schema = {.format = "z"}, *schemas[] = {&key_schema};
+    struct ArrowArray keys = {.length = records->lists[records->count], .n_buffers = 3, .buffers = of_keys};
+    struct ArrowArray *arrays[] = {&keys};
+    const struct ArrowSchema schema = {.format = "+l", .n_children = 1, .children = schemas};
+    const struct ArrowArray lists = {
+        .length = (int64_t)records->count, .n_buffers = 2, .buffers = of_lists, .n_children = 1, .children = arrays,
+    };
+    return add(writer, (Values){&schema, &lists, 0, records->count}, 0);
+}
+
+bool encode_values(const ValuesAndKeys *records, uint64_t bytes_max, Bytes *nodes, Bytes *body)
 {
     Writer writer = {.nodes = nodes, .body = body};
-    const void *numbers[] = {NULL, times, NULL}, *values[] = {NULL, offsets, data};
-    return begin(&writer) && add_column(&writer, "tsu:UTC", count, numbers) && add_nothing(&writer, count) &&
+    uint64_t count = records->count;
+    const void *times[] = {NULL, records->times, NULL};
+    const void *values[] = {NULL, records->value_offsets, records->value_data};
+    return begin(&writer) && add_column(&writer, "tsu:UTC", count, times) && add_keys(&writer, records) &&
            add_column(&writer, "z", count, values) && add_nothing(&writer, count) && finish(&writer, count, bytes_max);
 }

@@ -14,8 +14,17 @@
 bool encode_lean(const struct ArrowSchema *schema, const struct ArrowArray *batch, uint64_t start, uint64_t count,
                  uint64_t bytes_max, Bytes *nodes, Bytes *body);
 
-// The payload of records of the default schema that have nothing but a time and a value: see kera/core/schema.py.
-bool encode_values(const int64_t *times, const int32_t *offsets, const uint8_t *data, uint64_t count,
-                   uint64_t bytes_max, Bytes *nodes, Bytes *body);
+// Records of the default schema that have nothing but a time, a value and keys: see kera/core/schema.py.
+typedef struct {
+    uint64_t count;
+    const int64_t *times;
+    const int32_t *value_offsets;
+    const uint8_t *value_data;
+    const int32_t *lists;  // where the keys of each record begin, and of the last one end; NULL: no record has any
+    const int32_t *key_offsets;
+    const uint8_t *key_data;
+} ValuesAndKeys;
+
+bool encode_values(const ValuesAndKeys *records, uint64_t bytes_max, Bytes *nodes, Bytes *body);
 
 #endif

@@ -22,7 +22,9 @@
 #include "one_by_one.h"
 #include "records.h"
 #include "replicate.h"
+#include "send.h"
 #include "take.h"
+#include "twin.h"
 
 // Raised with each change of what a function takes, does or returns; kera/core/native.py has the same number.
 #define NATIVE_VERSION 5
@@ -473,43 +475,90 @@ static PyObject *encode_parts(struct ArrowSchema *schema, struct ArrowArray *arr
     return payloads;
 }
 
-// The values of records, one behind the other, and where each of them begins and the last one ends.
-static bool gather(PyObject *list, Bytes *offsets, Bytes *data)
+// Items of bytes, one behind the other, and where each of them begins and the last one ends.
+typedef struct {
+    Bytes offsets, data;
+    int32_t end;
+} Items;
+
+static bool begin_items(Items *items)
+{
+    return put_bytes(&items->offsets, &items->end, sizeof items->end);
+}
+
+static bool put_item(Items *items, PyObject *item)
+{
+    char *at;
+    Py_ssize_t size;
+    if (!PyBytes_CheckExact(item) || PyBytes_AsStringAndSize(item, &at, &size) != 0 || size > INT32_MAX - items->end)
+        return false;
+    items->end += (int32_t)size;
+    return put_bytes(&items->data, at, (size_t)size) && put_bytes(&items->offsets, &items->end, sizeof items->end);
+}
+
+static void free_items(Items *items)
+{
+    free_bytes(&items->offsets);
+    free_bytes(&items->data);
+}
+
+static bool gather_values(PyObject *list, Items *values)
+{
+    Py_ssize_t count = PyList_Size(list);
+    bool good = make_room(&values->offsets, (size_t)(count + 1) * sizeof values->end) && begin_items(values);
+    for (Py_ssize_t index = 0; good && index < count; index++)
+        good = put_item(values, PyList_GetItem(list, index));
+    return good;
+}
+
+// The keys of records of which each has some, as tuples; `lists`: where those of each begin, and of the last one end.
+static bool gather_keys(PyObject *list, Bytes *lists, Items *keys)
 {
     Py_ssize_t count = PyList_Size(list);
     int32_t end = 0;
-    if (!make_room(offsets, (size_t)(count + 1) * sizeof end) || !put_bytes(offsets, &end, sizeof end))
-        return false;
-    for (Py_ssize_t index = 0; index < count; index++) {
-        char *at;
-        Py_ssize_t size;
-        PyObject *value = PyList_GetItem(list, index);
-        if (!PyBytes_CheckExact(value) || PyBytes_AsStringAndSize(value, &at, &size) != 0 || size > INT32_MAX - end)
-            return false;
-        end += (int32_t)size;
-        if (!put_bytes(data, at, (size_t)size) || !put_bytes(offsets, &end, sizeof end))
-            return false;
+    bool good = begin_items(keys) && put_bytes(lists, &end, sizeof end);
+    for (Py_ssize_t index = 0; good && index < count; index++) {
+        PyObject *of_record = PyList_GetItem(list, index);
+        good = PyTuple_CheckExact(of_record) && PyTuple_Size(of_record) <= INT32_MAX - end;
+        for (Py_ssize_t key = 0; good && key < PyTuple_Size(of_record); key++, end++)
+            good = put_item(keys, PyTuple_GetItem(of_record, key));
+        good = good && put_bytes(lists, &end, sizeof end);
     }
-    return true;
+    return good;
 }
 
-// (values, timestamps_us, bytes_max)
+// (values, timestamps_us, keys, bytes_max)
 static PyObject *encode_records(Call *call)
 {
     uint64_t bytes_max;
     Py_buffer times;
-    if (!has_arguments(call, 3, 3) || !PyList_Check(call->args[0]) || !as_u64(call->args[2], &bytes_max) ||
+    if (!has_arguments(call, 4, 4) || !PyList_Check(call->args[0]) || !as_u64(call->args[3], &bytes_max) ||
         PyObject_GetBuffer(call->args[1], &times, PyBUF_ND | PyBUF_FORMAT) != 0)
         return NULL;
-    Bytes offsets = {0}, data = {0}, nodes = {0}, body = {0};
+    PyObject *payload = NULL, *list = call->args[2];
     Py_ssize_t count = PyList_Size(call->args[0]);
-    PyObject *payload = NULL;
+    Items values = {0}, keys = {0};
+    Bytes lists = {0}, nodes = {0}, body = {0};
     bool numbers = times.format != NULL && (strcmp(times.format, "q") == 0 || strcmp(times.format, "l") == 0);
-    if (numbers && times.itemsize == 8 && times.len / 8 == count && gather(call->args[0], &offsets, &data) &&
-        encode_values(times.buf, (const int32_t *)offsets.at, data.at, (uint64_t)count, bytes_max, &nodes, &body))
-        payload = joined(&nodes, &body);
-    free_bytes(&offsets);
-    free_bytes(&data);
+    bool keyed = list != Py_None;
+    if (numbers && count > 0 && times.itemsize == 8 && times.len / 8 == count &&
+        gather_values(call->args[0], &values) &&
+        (!keyed || (PyList_Check(list) && PyList_Size(list) == count && gather_keys(list, &lists, &keys)))) {
+        ValuesAndKeys columns = {
+            .count = (uint64_t)count,
+            .times = times.buf,
+            .value_offsets = (const int32_t *)values.offsets.at,
+            .value_data = values.data.at,
+            .lists = (const int32_t *)lists.at,
+            .key_offsets = (const int32_t *)keys.offsets.at,
+            .key_data = keys.data.at,
+        };
+        if (encode_values(&columns, bytes_max, &nodes, &body))
+            payload = joined(&nodes, &body);
+    }
+    free_items(&values);
+    free_items(&keys);
+    free_bytes(&lists);
     free_bytes(&nodes);
     free_bytes(&body);
     PyBuffer_Release(&times);
@@ -588,24 +637,6 @@ static const Known known[] = {
 
 static PyMethodDef callable[FUNCTIONS];  // filled at the start: all are `call_bound`, but for their names
 
-// Call a twin with the arguments of a call.
-static PyObject *ask(PyObject *twin, const Call *call)
-{
-    PyErr_Clear();  // what was found out on the way is the twin's to tell
-    Py_ssize_t named = call->names == NULL ? 0 : PyTuple_Size(call->names);
-    PyObject *answer = NULL, *by_name = PyDict_New(), *in_order = PyTuple_New(call->count);
-    bool good = by_name != NULL && in_order != NULL;
-    for (Py_ssize_t index = 0; good && index < call->count; index++)
-        good = PyTuple_SetItem(in_order, index, Py_NewRef(call->args[index])) == 0;
-    for (Py_ssize_t index = 0; good && index < named; index++)
-        good = PyDict_SetItem(by_name, PyTuple_GetItem(call->names, index), call->args[call->count + index]) == 0;
-    if (good)
-        answer = PyObject_Call(twin, in_order, by_name);
-    Py_XDECREF(in_order);
-    Py_XDECREF(by_name);
-    return answer;
-}
-
 // `self`: (twin, type or None, which of `known`)
 static PyObject *call_bound(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names)
 {
@@ -613,7 +644,7 @@ static PyObject *call_bound(PyObject *self, PyObject *const *args, Py_ssize_t co
     PyObject *answer = known[PyLong_AsLong(PyTuple_GetItem(self, 2))].function(&call);
     if (call.buffer.obj != NULL)
         PyBuffer_Release(&call.buffer);
-    return answer != NULL ? answer : ask(PyTuple_GetItem(self, 0), &call);
+    return answer != NULL ? answer : ask_twin(PyTuple_GetItem(self, 0), args, count, names);
 }
 
 static void name_callables(void)
@@ -686,6 +717,7 @@ static PyMethodDef functions[] = {
     {"held_answers", (PyCFunction)(void (*)(void))held_answers, METH_FASTCALL, held_answers_doc},
     {"decode_in_place", (PyCFunction)(void (*)(void))decode_in_place, METH_FASTCALL, decode_in_place_doc},
     {"lean_type", lean_type, METH_O, lean_type_doc},
+    {"sender", sender, METH_VARARGS, sender_doc},
     {"layout", layout, METH_NOARGS, layout_doc},
     {NULL, NULL, 0, NULL},
 };
@@ -706,7 +738,8 @@ PyMODINIT_FUNC PyInit__native(void)
     name_callables();
     PyObject *module = PyModule_Create(&definition);
     if (module == NULL || append_init() != 0 || replicate_init() != 0 || records_init() != 0 ||
-        one_by_one_init(module) != 0 || (magic = PyBytes_FromStringAndSize(MAGIC, 4)) == NULL ||
+        one_by_one_init(module) != 0 || send_init(module) != 0 ||
+        (magic = PyBytes_FromStringAndSize(MAGIC, 4)) == NULL ||
         PyModule_AddIntConstant(module, "VERSION", NATIVE_VERSION) != 0 ||
         PyModule_AddStringConstant(module, "SOURCES", strchr(made_of, ':') + 1) != 0 ||
         PyModule_AddObjectRef(module, "CRC32C_BY_INSTRUCTION", by_instruction) != 0)

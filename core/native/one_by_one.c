@@ -87,7 +87,7 @@ static void let_go_of_at_hand(PyObject *self)
 static PyObject *new_at_hand(OneByOne *self, PyObject *record)
 {
     AtHand *at_hand = (AtHand *)self->spare;
-    if (at_hand == NULL || Py_REFCNT(at_hand) > 1) {
+    if (at_hand == NULL || Py_REFCNT(self->spare) > 1) {
         at_hand = (AtHand *)((allocfunc)PyType_GetSlot(at_hand_type, Py_tp_alloc))(at_hand_type, 0);
         if (at_hand == NULL) {
             Py_DECREF(record);
@@ -107,6 +107,8 @@ static PyObject *anext_of(PyObject *object)
     Py_XDECREF(records);
     if (record != NULL)
         return new_at_hand(self, record);
+    if (PyErr_Occurred() == NULL && self->more == NULL)
+        PyErr_SetNone(PyExc_StopAsyncIteration);  // it was never begun, or is being collected
     return PyErr_Occurred() == NULL ? PyObject_CallNoArgs(self->more) : NULL;
 }
 

@@ -41,7 +41,7 @@ from kera.core.lean.layout import (
 from kera.core.rpc.frames import with_header
 from tests.examples import fuzz_examples
 from tests.native_twins import MODULES, Outcome, accelerated, alone, needs_native, outcome, python_only, twin_of
-from tests.property.batches import BATCHES, BATCHES_AND_SLICES, RECORDS, default_batch
+from tests.property.batches import BATCHES, BATCHES_AND_SLICES, BYTES, INT64, RECORDS, default_batch
 
 pytestmark = needs_native
 
@@ -113,6 +113,21 @@ def test_payloads_are_those_of_python(batch: pa.RecordBatch, data: st.DataObject
     assume(lean.is_lean(batch.schema))
     cuts = data.draw(st.lists(st.integers(0, batch.num_rows), max_size=4))
     compare("encode_rows", batch, array("I", [*sorted(cuts), batch.num_rows]), BYTES_MAX, asks=any_map(batch.schema))
+
+
+@settings(max_examples=fuzz_examples(400, 60))
+@given(
+    st.lists(st.tuples(st.none() | BYTES, INT64, st.none() | st.lists(BYTES, max_size=3).map(tuple)), max_size=12),
+    st.booleans(),
+)
+def test_payloads_of_records_are_those_of_python(
+    records: list[tuple[bytes | None, int, tuple[bytes, ...] | None]], keyed: bool
+) -> None:
+    values, times, keys = [record[0] for record in records], array("q", [record[1] for record in records]), None
+    if keyed:
+        keys = [record[2] for record in records]
+    good = values and None not in values and None not in (keys or ())
+    compare("encode_records", values, times, keys, BYTES_MAX, asks=not good)
 
 
 def any_map(schema: pa.Schema) -> bool:

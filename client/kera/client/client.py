@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Literal, Self
 from weakref import WeakSet
 
 from kera.client import arguments
@@ -67,12 +67,23 @@ class Client:
         self._producers.add(producer)
         return producer
 
-    async def appender(self, stream: str, *, producer_id: int, producer_epoch: int, chunk_bytes_max: int) -> Appender:
+    async def appender(
+        self,
+        stream: str,
+        *,
+        producer_id: int,
+        producer_epoch: int,
+        chunk_bytes_max: int,
+        payload: Literal["auto", "arrow", "lean"] | None = None,
+    ) -> Appender:
         """An appender to `stream`, for writers that choose their identity and count their chunks themselves.
+
+        `payload` is that of `ProducerSettings`; None: what a producer would have without being told.
 
         The coordinator is asked what the stream is now: processes that live long may remember one that had the name
         before. Raises `UnknownStream`.
         """
+        lean = ProducerSettings.load(payload=payload).lean
         self._cluster.forget(stream)
         return Appender(
             self._cluster,
@@ -80,6 +91,7 @@ class Client:
             producer_id=producer_id,
             producer_epoch=producer_epoch,
             chunk_bytes_max=chunk_bytes_max,
+            lean=lean,
         )
 
     def consumer(

@@ -8,6 +8,7 @@ import pytest
 from kera.client import Client
 from kera.client.producing.appender import Appender, AppendResult
 from kera.client.settings import ClientSettings
+from kera.core.chunk import ARROW_VERSION, LEAN_VERSION
 from kera.core.errors import (
     InvalidArgument,
     KeraError,
@@ -20,6 +21,8 @@ from kera.core.errors import (
     UnknownStream,
 )
 from kera.core.ids import PRODUCER_IDS, EntryId, Position
+from kera.core.settings import InvalidSettings
+from kera.v1 import common_pb2
 from tests.unit.client.conftest import MakeCluster
 from tests.unit.client.support import BROKER_ID, FakeCluster, Fault, stream_info
 
@@ -51,6 +54,48 @@ async def test_a_chunk_is_stored_under_the_name_that_was_given(cluster: FakeClus
     assert cluster.values() == [b"a", b"b", b"c"]
     headers = [header for header, _ in cluster.chunks()]
     assert [(each.producer_id, each.producer_epoch, each.sequence) for each in headers] == [(NAME, 7, 0), (NAME, 7, 1)]
+
+
+@pytest.mark.parametrize("schema", [None, TYPED])
+@pytest.mark.parametrize("codec", [common_pb2.CODEC_NONE, common_pb2.CODEC_ZSTD])
+async def test_chunks_are_lean_or_not_and_have_the_same_rows(
+    make_cluster: MakeCluster, schema: pa.Schema | None, codec: int
+) -> None:
+    found = []
+    names = [f"{number:0200}" for number in range(100)]
+    infos = [stream_info(name, 7 + at, schema=schema, codec=codec) for at, name in enumerate(("lean", "arrow"))]
+    cluster: Any = make_cluster(*infos)
+    client: Any = Client(cluster)
+    for payload, version in (("lean", LEAN_VERSION), ("arrow", ARROW_VERSION)):
+        made = await client.appender(payload, producer_id=NAME, producer_epoch=1, chunk_bytes_max=4096, payload=payload)
+        columns = {"value": pa.array(names, pa.binary())} if schema is None else {"user": names, "n": range(100)}
+        left, sequence, counts = made.conform(pa.record_batch(columns)), 0, []
+        while left.num_rows:
+            counts.append((await made.append(0, left, sequence)).record_count)
+            left, sequence = left.slice(counts[-1]), sequence + 1
+        assert {header.version for header, _ in cluster.chunks(payload)} == {version}
+        stored = cluster.stored(payload)
+        assert len(counts) > 1
+        found.append(stored["value" if schema is None else "user"].to_pylist())
+    assert found[0] == found[1]
+
+
+async def test_an_appender_writes_as_producers_do(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    client: Any = Client(cluster)  # type: ignore[arg-type]
+    options: dict[str, Any] = {"producer_id": NAME, "producer_epoch": 1, "chunk_bytes_max": 1 << 20}
+    for sequence, payload in enumerate(("lean", "arrow")):
+        monkeypatch.setenv("KERA_PRODUCER_PAYLOAD", payload)
+        made = await client.appender("s", **options)
+        await made.append(0, rows(made, b"a"), sequence)
+    assert [header.version for header, _ in cluster.chunks()] == [LEAN_VERSION, ARROW_VERSION]
+    with pytest.raises(InvalidSettings, match="payload"):
+        await client.appender("s", payload="thin", **options)
+
+
+async def test_no_rows_are_no_chunk(cluster: FakeCluster) -> None:
+    with pytest.raises(InvalidArgument, match="chunk 3 would have no rows"):
+        await append(cluster, 3)
+    assert cluster.loopback.writes == []
 
 
 async def test_whoever_comes_second_with_a_sequence_is_told_where_the_first_one_is(cluster: FakeCluster) -> None:

@@ -587,13 +587,21 @@ def test_parts_that_are_none_are_the_twin_s(ends: Any) -> None:
 
 RECORDS = [b"a" * n for n in (0, 1, 300, 2)]
 TIMES = array("q", [5, 5, 7, 1 << 40])
+KEYS: list[Any] = [
+    None,
+    [(b"a",), (b"b",), (b"c",), (b"d",)],
+    [(b"",)] * 4,
+    [()] * 4,
+    [(b"a", b"bc"), (), (b"" * 300,), (b"d",)],
+]
 
 
 @needs_native
-def test_a_payload_of_values_is_that_of_a_batch() -> None:
-    batch = records_to_batch(RECORDS, TIMES, None, None)
+@pytest.mark.parametrize("keys", KEYS)
+def test_a_payload_of_values_and_keys_is_that_of_a_batch(keys: Any) -> None:
+    batch = records_to_batch(RECORDS, TIMES, keys, None)
     for times in (TIMES, np.array(TIMES)):
-        made = alone("encode_records")(RECORDS, times, 1 << 20)
+        made = alone("encode_records")(RECORDS, times, keys, 1 << 20)
         with python_only():
             assert made == lean.encode(batch, None, bytes_max=1 << 20)
 
@@ -602,15 +610,20 @@ def test_a_payload_of_values_is_that_of_a_batch() -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        (tuple(RECORDS), TIMES, 1 << 20),
-        ([*RECORDS[1:], None], TIMES, 1 << 20),
-        ([*RECORDS[1:], bytearray(b"x")], TIMES, 1 << 20),
-        (RECORDS[1:], TIMES, 1 << 20),
-        (RECORDS, array("d", TIMES), 1 << 20),
-        (RECORDS, array("Q", TIMES), 1 << 20),
-        (RECORDS, list(TIMES), 1 << 20),
-        (RECORDS, TIMES, -1),
-        ([b""] * 2000, array("q", [0] * 2000), 100),
+        (tuple(RECORDS), TIMES, None, 1 << 20),
+        ([*RECORDS[1:], None], TIMES, None, 1 << 20),
+        ([*RECORDS[1:], bytearray(b"x")], TIMES, None, 1 << 20),
+        (RECORDS[1:], TIMES, None, 1 << 20),
+        (RECORDS, array("d", TIMES), None, 1 << 20),
+        (RECORDS, array("Q", TIMES), None, 1 << 20),
+        (RECORDS, list(TIMES), None, 1 << 20),
+        (RECORDS, TIMES, None, -1),
+        ([b""] * 2000, array("q", [0] * 2000), None, 100),
+        (RECORDS, TIMES, [(b"k",)] * 3, 1 << 20),
+        (RECORDS, TIMES, ((b"k",),) * 4, 1 << 20),
+        (RECORDS, TIMES, [(b"k",)] * 3 + [None], 1 << 20),
+        (RECORDS, TIMES, [(b"k",)] * 3 + [[b"k"]], 1 << 20),
+        (RECORDS, TIMES, [(b"k",)] * 3 + [(None,)], 1 << 20),
     ],
 )
 def test_records_that_are_more_than_that_are_the_twin_s(arguments: tuple[Any, ...]) -> None:
@@ -624,12 +637,14 @@ def test_nothing_is_kept_of_what_is_encoded_or_decoded() -> None:
         for rows in (BATCH, PLAIN):
             lean.encode(rows, None, bytes_max=1 << 20)
             decoded(pa.py_buffer(payload_of(rows)), rows)
-        alone("encode_records")(RECORDS, TIMES, 1 << 20)
-        with pytest.raises(Refused):
-            alone("encode_records")([*RECORDS[1:], None], TIMES, 1 << 20)
+        for keys in KEYS:
+            alone("encode_records")(RECORDS, TIMES, keys, 1 << 20)
+            with pytest.raises(Refused):
+                alone("encode_records")([*RECORDS[1:], None], TIMES, keys, 1 << 20)
 
-    held = (BATCH, PLAIN, BATCH.schema, RECORDS, TIMES, *RECORDS)
+    held = (BATCH, PLAIN, BATCH.schema, RECORDS, TIMES, *RECORDS, *KEYS[1:])
     use()
+    gc.collect()
     references, memory = sum(map(sys.getrefcount, held)), pa.total_allocated_bytes()
     for _ in range(50):
         use()

@@ -6,14 +6,15 @@ from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from typing import Any
 
 from kera.client.producing.outcome import Outcome
+from kera.client.producing.send_path import Accepted, Gathered
 from kera.client.types import Delivery
 from kera.core.errors import KeraError
 
 
-class Pending(Awaitable[Delivery]):
+class Pending(Accepted, Awaitable[Delivery]):
     """A record that was accepted; await it for its `Delivery`."""
 
-    __slots__ = ("_accumulator", "_index")
+    __slots__ = ()
     # Without __init__, as there is one for each record: two assignments are half the price of a call.
     _accumulator: Accumulator
     _index: int
@@ -56,22 +57,10 @@ class Pending(Awaitable[Delivery]):
         outcome.when_done(known)
 
 
-class Accumulator:
+class Accumulator(Gathered):
     """Records of one chunk to come."""
 
-    __slots__ = (
-        "_parts",
-        "delivered",
-        "headers",
-        "keys",
-        "opened_s",
-        "size",
-        "stream",
-        "streamlet",
-        "times_s",
-        "timestamps_us",
-        "values",
-    )
+    __slots__ = ("_parts", "delivered", "opened_s", "stream", "streamlet", "timestamps_us")
 
     def __init__(self, stream: str, streamlet: int, opened_s: float) -> None:
         self.stream = stream
@@ -81,15 +70,12 @@ class Accumulator:
         self.delivered = Outcome()
         """Of the chunk; of its first part, if it is split."""
         self.size = 0
-        """Estimate of the chunk's bytes, from above."""
-        self.values: list[bytes | None] = []
-        self.times_s: list[float] = []
-        """When each record was accepted, on the wall clock: a float costs half of what whole microseconds do."""
+        self.values = []
+        self.times_s = []
         self.timestamps_us: dict[int, int] | None = None
         """Timestamps that were given, by index; the other records have the time when they were accepted."""
-        self.keys: list[Sequence[bytes] | None] | None = None
-        """None until the first record with a key."""
-        self.headers: list[Mapping[str, bytes] | None] | None = None
+        self.keys = None
+        self.headers = None
         self._parts: list[tuple[int, Outcome]] | None = None
 
     @property

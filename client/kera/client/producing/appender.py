@@ -71,8 +71,12 @@ class Appender:
         producer_id: int,
         producer_epoch: int,
         chunk_bytes_max: int,
+        lean: bool = False,
     ) -> None:
-        """Raises `InvalidArgument` for ids that are the coordinator's to give, and epochs of more than 32 bits."""
+        """`lean`: of version 2 of the format, as far as there is one for the schema.
+
+        Raises `InvalidArgument` for ids that are the coordinator's to give, and epochs of more than 32 bits.
+        """
         producer_id = arguments.whole("producer_id", producer_id, 0, arguments.UINT64_MAX)
         arguments.whole("producer_epoch", producer_epoch, 0, arguments.UINT64_MAX)
         arguments.whole("chunk_bytes_max", chunk_bytes_max, 1, PAYLOAD_BYTES_MAX)
@@ -86,6 +90,7 @@ class Appender:
         limit = stream.segment_bytes_min
         self.chunk_bytes_max = min(chunk_bytes_max, limit) if limit else chunk_bytes_max
         """No chunk of several records is larger."""
+        self._lean = lean
         self._cluster = cluster
 
     def conform(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -114,9 +119,10 @@ class Appender:
     async def append(self, streamlet_id: int, rows: pa.RecordBatch, sequence: int) -> AppendResult:
         """Append the first of `rows` (that conform), as many as one chunk takes, as chunk number `sequence`.
 
-        The same rows are cut in the same way each time. Raises `OutOfSequence`, `ProducerFenced`, `UnknownStream` when
-        the stream has been deleted since, `RecordTooLarge`, `StreamletOutOfRange`, and `Uncertain` or what the broker
-        said last when it has not gone well within ``retry_timeout_ms``.
+        The same rows are cut in the same way each time, by all who write lean chunks, and by all who do not. Raises
+        `InvalidArgument` when there are no rows, `OutOfSequence`, `ProducerFenced`, `UnknownStream` when the stream has
+        been deleted since, `RecordTooLarge`, `StreamletOutOfRange`, and `Uncertain` or what the broker said last when
+        it has not gone well within ``retry_timeout_ms``.
         """
         if not 0 <= streamlet_id < self.stream.config.streamlets:
             raise StreamletOutOfRange(
@@ -126,8 +132,14 @@ class Appender:
                 streamlet_id=streamlet_id,
                 streamlets=self.stream.config.streamlets,
             )
+        if not rows.num_rows:
+            raise InvalidArgument(
+                f"chunk {sequence} would have no rows; append some, or nothing under this number",
+                stream=self.stream.name,
+                streamlet_id=streamlet_id,
+            )
         now_us = _now_us()
-        payload = next(payloads(rows, self.stream, self.chunk_bytes_max, now_us))
+        payload = next(payloads(rows, self.stream, self.chunk_bytes_max, now_us, lean=self._lean))
         chunk = self._encode(streamlet_id, payload, sequence, now_us)
         patience = RetryTime(self._cluster.settings)
         while True:

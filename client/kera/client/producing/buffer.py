@@ -12,19 +12,19 @@ from collections.abc import Callable, Sequence
 
 from kera.client.producing.lane import PendingChunk
 from kera.client.producing.outcome import Stored
+from kera.client.producing.send_path import Room
 from kera.core.errors import ClosedError, KeraError, Uncertain
 
 _CHUNK_COST_BYTES = 16 << 10
 """What a chunk costs besides its bytes, in bytes: so many small ones are not queued for long before any is sent."""
 
 
-class Buffer:
+class Buffer(Room):
     """See the head of this module."""
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
         self.left_bytes = bytes_max
-        """Room. `Producer.send` takes it in place for most records; below 0 when one is larger than the buffer."""
         self.queued_bytes = 0
         """Of chunks since the event loop last had a chance to send, and what they cost besides."""
         self.failure: KeraError | None = None

@@ -90,8 +90,8 @@ def record_payloads(
 
     `lean`: of version 2 of the format. Raises `RecordTooLarge` when a single record does not fit into a segment.
     """
-    if lean and keys is None and headers is None and stream.codec is Codec.NONE:
-        made = encode_records(values, timestamps_us, DECOMPRESSED_BYTES_MAX)
+    if lean and headers is None and stream.codec is Codec.NONE:
+        made = encode_records(values, timestamps_us, keys, DECOMPRESSED_BYTES_MAX)
         size = HEADER_BYTES + padded(len(made)) if made is not None else 0
         if made is not None and size <= min(chunk_bytes_max, _limit(stream, chunk_bytes_max)):
             ends = _ends(timestamps_us)
@@ -107,9 +107,14 @@ def record_payloads(
 
 
 @accelerated()
-def encode_records(values: Sequence[bytes | None], timestamps_us: Timestamps, bytes_max: int) -> bytes | None:
-    """The payload of version 2 of records with nothing but a time and a value; see `kera.core.lean.encode`."""
-    return encode(records_to_batch(values, timestamps_us, None, None), None, bytes_max=bytes_max)
+def encode_records(
+    values: Sequence[bytes | None],
+    timestamps_us: Timestamps,
+    keys: Sequence[Sequence[bytes] | None] | None,
+    bytes_max: int,
+) -> bytes | None:
+    """The payload of version 2 of records without headers; see `kera.core.lean.encode`."""
+    return encode(records_to_batch(values, timestamps_us, keys, None), None, bytes_max=bytes_max)
 
 
 def _as_message(values: Any, timestamps_us: Timestamps, keys: Any) -> pa.Buffer | None:

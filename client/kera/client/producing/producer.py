@@ -43,6 +43,7 @@ from kera.client.types import StreamDescription
 from kera.client.unclosed import Guard, Loss
 from kera.core.clock import Clock, SystemClock
 from kera.core.errors import BufferFull, ClosedError, KeraError, SchemaMismatch, UnknownStream
+from kera.core.native import native
 from kera.core.rpc import api
 from kera.core.telemetry import get_logger
 from kera.v1 import coordinator_pb2
@@ -95,6 +96,12 @@ class Producer:
         """What the last `send` asked for that found the buffer full."""
         self._closed = False
         self._guard = Guard(self)
+        self._open_chunks: dict[str, tuple[int, dict[int, Accumulator]]] = {}
+        """By stream: how many streamlets it has, and the open chunks of its writer."""
+        if native is not None and clock is None:
+            self.__dict__["send"] = native.sender(
+                self.send, Pending, self._filling, self._open_chunks, self._buffer, self._chunk_bytes_max
+            )
 
     def __del__(self) -> None:
         guard = getattr(self, "_guard", None)
@@ -354,6 +361,7 @@ class Producer:
                 writer = self._writers[name] = StreamWriter(
                     stream, self._identity, self.settings, self._buffer, self.routes, self._filling
                 )
+                self._open_chunks[name] = writer.streamlet_count, writer.open_chunks
             return writer
 
     async def _init(self) -> ProducerIdentity:

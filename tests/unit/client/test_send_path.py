@@ -1,0 +1,181 @@
+"""`Producer.send` in C: what it takes by itself, what it asks Python about, and that nothing is kept of either."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sys
+import time
+import weakref
+from typing import Any
+
+import pytest
+
+from kera.client.producing.accumulator import Accumulator, Pending
+from kera.client.producing.buffer import Buffer
+from kera.core.native import native
+from tests.native_twins import Refused, needs_native
+from tests.unit.client.conftest import MakeProducer
+from tests.unit.client.support import WAIT_S, FakeCluster
+
+pytestmark = needs_native
+
+VALUE, KEY = b"v" * 10, b"k"
+
+
+class Open:
+    """What a producer has, with an open chunk for each of two streams."""
+
+    def __init__(self) -> None:
+        self.plain, self.keyed = Accumulator("s", 0, 0.0), Accumulator("t", 1, 0.0)
+        self.keyed.keys = []
+        self.filling: dict[str, Any] = {"s": self.plain}
+        self.chunks: dict[str, Any] = {"t": (2, {0: self.keyed, 1: self.keyed})}
+        self.buffer = Buffer(1000)
+
+    def sender(self, twin: Any = None, accepted: Any = Pending, chunk_bytes_max: int = 500) -> Any:
+        assert native is not None
+        return native.sender(twin or refuse, accepted, self.filling, self.chunks, self.buffer, chunk_bytes_max)
+
+
+def refuse(*_: Any, **__: Any) -> None:
+    raise Refused
+
+
+def test_a_value_goes_to_the_chunk_that_is_filling() -> None:
+    there = Open()
+    before_s = time.time()
+    pending = [there.sender()("s", value) for value in (VALUE, b"")]
+    chunk = there.plain
+    assert [type(each) for each in pending] == [Pending] * 2
+    assert [(each._accumulator is chunk, each._index) for each in pending] == [(True, 0), (True, 1)]
+    assert (chunk.values, chunk.keys, chunk.headers, chunk.size) == ([VALUE, b""], None, None, 74)
+    assert before_s <= chunk.times_s[0] <= chunk.times_s[1] <= time.time()
+    assert there.buffer.left_bytes == 1000 - 74
+
+
+def test_a_key_decides_the_chunk() -> None:
+    there = Open()
+    pending = there.sender()("t", VALUE, keys=KEY)
+    assert (there.keyed.values, there.keyed.keys, pending._index) == ([VALUE], [(KEY,)], 0)
+    assert (there.keyed.size, there.buffer.left_bytes) == (51, 1000 - 51)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ((), {}),
+        (("s",), {}),
+        (("s",), {"value": VALUE}),
+        (("s", VALUE, 1), {}),
+        (("s", None), {}),
+        (("s", bytearray(VALUE)), {}),
+        (("s", VALUE), {"keys": KEY}),
+        (("s", VALUE), {"headers": None}),
+        (("t", VALUE), {}),
+        (("t", VALUE), {"keys": [KEY]}),
+        (("t", VALUE), {"keys": KEY, "streamlet": 0}),
+        (("u", VALUE), {}),
+        ((7, VALUE), {}),
+        (([], VALUE), {}),
+        (("s", b"v" * 468), {}),
+        (("t", b"v" * 459), {"keys": KEY}),
+    ],
+)
+def test_all_else_is_the_twin_s_and_changes_nothing(arguments: Any, named: Any) -> None:
+    there, asked = Open(), []
+    sender = there.sender(lambda *given, **by_name: asked.append((given, by_name)))
+    assert sender(*arguments, **named) is None
+    assert asked == [(arguments, named)]
+    for chunk in (there.plain, there.keyed):
+        assert (chunk.values, chunk.times_s, chunk.size) == ([], [], 0)
+    assert there.buffer.left_bytes == 1000
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda there: setattr(there.buffer, "left_bytes", 41),
+        lambda there: setattr(there.plain, "size", 458),
+        lambda there: setattr(there.plain, "keys", []),
+        lambda there: setattr(there.plain, "headers", []),
+        lambda there: there.plain.values.append(b""),
+        lambda there: setattr(there.plain, "times_s", ()),
+        lambda there: delattr(there.plain, "values"),
+        lambda there: there.filling.update(s=object()),
+        lambda there: there.filling.clear(),
+    ],
+)
+def test_a_chunk_that_cannot_take_it_is_the_twin_s(change: Any) -> None:
+    there = Open()
+    sender = there.sender()
+    change(there)
+    with pytest.raises(Refused):
+        sender("s", VALUE)
+
+
+@pytest.mark.parametrize("chunks", [{}, {"t": 1}, {"t": (2,)}, {"t": (0, {})}, {"t": (-1, {})}, {"t": ("x", {})}])
+def test_a_key_without_a_chunk_is_the_twin_s(chunks: Any) -> None:
+    there = Open()
+    sender = there.sender()
+    there.chunks.clear()
+    there.chunks.update(chunks)
+    with pytest.raises(Refused):
+        sender("t", VALUE, keys=KEY)
+
+
+@pytest.mark.parametrize("accepted", [object, Buffer, 7])
+def test_what_is_no_type_of_what_is_accepted_is_refused(accepted: Any) -> None:
+    with pytest.raises(TypeError, match="is no type of what is accepted"):
+        Open().sender(accepted=accepted)
+
+
+def test_nothing_is_kept_of_a_call() -> None:
+    there = Open()
+    held = (VALUE, KEY, there.plain, there.keyed, there.buffer, Pending)
+    sender = there.sender(chunk_bytes_max=1 << 30)
+
+    def use() -> None:
+        there.buffer.left_bytes = 100_000
+        for _ in range(50):
+            sender("s", VALUE)
+            sender("t", VALUE, keys=KEY)
+            with pytest.raises(Refused):
+                sender("s", VALUE, keys=KEY)
+        for chunk in (there.plain, there.keyed):
+            chunk.values.clear()
+            chunk.times_s.clear()
+        assert there.keyed.keys is not None
+        there.keyed.keys.clear()
+        gc.collect()
+
+    use()
+    references = [sys.getrefcount(each) for each in held]
+    use()
+    assert [sys.getrefcount(each) for each in held] == references
+
+
+async def test_a_producer_s_send_is_it_and_goes_with_it(cluster: FakeCluster, make_producer: MakeProducer) -> None:
+    producer = make_producer(cluster, linger_ms=60_000)
+    assert vars(producer)["send"] == producer.send
+    await producer.prepare("s")
+    pending = [producer.send("s", b"%d" % number) for number in range(3)]
+    assert [each._index for each in pending] == [0, 1, 2]
+    assert producer._buffer.left_bytes == producer._buffer.bytes_max - 3 * 33
+    async with asyncio.timeout(WAIT_S):
+        await producer.flush()
+        assert [(await each).record for each in pending] == [0, 1, 2]
+    assert cluster.values() == [b"0", b"1", b"2"]
+
+
+def test_it_is_collected_with_whom_it_asks() -> None:
+    class Owner:
+        def send(self, *_: Any) -> None:
+            """Never called."""
+
+    owner = Owner()
+    owner.made = Open().sender(owner.send)  # type: ignore[attr-defined]
+    seen = weakref.ref(owner)
+    del owner
+    gc.collect()
+    assert seen() is None
