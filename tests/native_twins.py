@@ -17,7 +17,7 @@ import pytest
 from kera.client.consuming import records
 from kera.client.producing import encoding
 from kera.client.types import Record
-from kera.core import checksum, chunk, combined_checksum, header_table
+from kera.core import checksum, chunk, combined_checksum, header_table, many_chunks
 from kera.core.chunk import ChunkHeader
 from kera.core.errors import KeraError
 from kera.core.native import native, reason
@@ -26,7 +26,10 @@ from kera.core.rpc.frames import FrameHeader
 
 lean_check = sys.modules["kera.core.lean.check"]  # the package has a function of this name
 lean_encode, lean_decode = sys.modules["kera.core.lean.encode"], sys.modules["kera.core.lean.decode"]
-MODULES = (checksum, chunk, combined_checksum, header_table, lean_check, lean_encode, encoding, records, frames)
+MODULES = (
+    *(checksum, chunk, combined_checksum, header_table, many_chunks, lean_check, lean_encode, encoding, records),
+    frames,
+)
 TYPES = {"verify_header": ChunkHeader, "verify_chunk": ChunkHeader, "records": Record, "decode_header": FrameHeader}
 
 needs_native = pytest.mark.skipif(native is None, reason=f"without native core: {reason}")

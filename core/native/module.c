@@ -249,46 +249,136 @@ static PyObject *verify_payload(Call *call)
     return none_if(is_payload_of(call->view, at, payload_bytes, checksum));
 }
 
+static bool put_unsigned(const Field *field, uint64_t number, uint8_t *header)
+{
+    size_t bytes = field->type == 'B' ? 1 : field->type == 'I' ? 4 : 8;
+    if (bytes < 8 && number >> 8 * bytes != 0)
+        return false;
+    memcpy(header + field->at, &number, bytes);
+    return true;
+}
+
 static bool put_field(const Field *field, PyObject *value, uint8_t *header)
 {
-    uint8_t *at = header + field->at;
     uint64_t number;
     if (field->type == 'q') {
         int64_t found = PyLong_AsLongLong(value);
-        memcpy(at, &found, 8);
+        memcpy(header + field->at, &found, 8);
         return found != -1 || PyErr_Occurred() == NULL;
     }
-    size_t bytes = field->type == 'B' ? 1 : field->type == 'I' ? 4 : 8;
-    if (!as_u64(value, &number) || (bytes < 8 && number >> 8 * bytes != 0))
-        return false;
-    memcpy(at, &number, bytes);
-    return true;
+    return as_u64(value, &number) && put_unsigned(field, number, header);
+}
+
+// Write what a header says of the payload, and its checksum.
+static void seal(uint8_t *header, const uint8_t *payload, uint32_t payload_bytes)
+{
+    static const uint8_t padding[ALIGNMENT_BYTES];
+    uint16_t header_bytes = HEADER_BYTES;
+    uint32_t checksum = crc32c(crc32c(0, payload, payload_bytes), padding, padded(payload_bytes) - payload_bytes);
+    memcpy(header + HEADER_BYTES_AT, &header_bytes, sizeof header_bytes);
+    memcpy(header + PAYLOAD_BYTES_AT, &payload_bytes, sizeof payload_bytes);
+    memcpy(header + PAYLOAD_CRC_AT, &checksum, sizeof checksum);
+    checksum = crc32c(0, header, HEADER_CRC_AT);
+    memcpy(header + HEADER_CRC_AT, &checksum, sizeof checksum);
 }
 
 // (payload, and the fields that a producer chooses, but for those that are about the payload's bytes)
 static PyObject *encode_header(Call *call)
 {
-    static const uint8_t padding[ALIGNMENT_BYTES];
     static const Py_ssize_t given[] = {1, 2, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};  // of `fields`
     static const Py_ssize_t count = sizeof given / sizeof given[0];
     if (!has_arguments(call, count + 1, count + 1) || !open_bytes(call, PyBUF_SIMPLE) ||
         call->view.size > PAYLOAD_BYTES_MAX)
         return NULL;
     uint32_t payload_bytes = (uint32_t)call->view.size;
-    uint16_t header_bytes = HEADER_BYTES;
     uint8_t header[HEADER_BYTES] = MAGIC;
     for (Py_ssize_t index = 0; index < count; index++)
         if (!put_field(&fields[given[index]], call->args[index + 1], header))
             return NULL;
     PyThreadState *state = let_others_run(payload_bytes);
-    uint32_t checksum = crc32c(crc32c(0, call->view.at, payload_bytes), padding, padded(payload_bytes) - payload_bytes);
+    seal(header, call->view.at, payload_bytes);
     go_on(state);
-    memcpy(header + HEADER_BYTES_AT, &header_bytes, sizeof header_bytes);
-    memcpy(header + PAYLOAD_BYTES_AT, &payload_bytes, sizeof payload_bytes);
-    memcpy(header + PAYLOAD_CRC_AT, &checksum, sizeof checksum);
-    checksum = crc32c(0, header, HEADER_CRC_AT);
-    memcpy(header + HEADER_CRC_AT, &checksum, sizeof checksum);
     return PyBytes_FromStringAndSize((const char *)header, HEADER_BYTES);
+}
+
+// Of a chunk: what is its own, in `encode_chunks`.
+static const Py_ssize_t own_fields[] = {7, 5, 10, 12, 14, 15};
+#define OWN_FIELDS (sizeof own_fields / sizeof own_fields[0])
+
+// The length of all chunks with these payloads, which are bytes; 0: one of them is not, or is too long.
+static size_t bytes_of_chunks(PyObject *payloads, Py_ssize_t count)
+{
+    size_t size = 0;
+    for (Py_ssize_t index = 0; index < count; index++) {
+        PyObject *payload = PyList_GetItem(payloads, index);
+        if (!PyBytes_CheckExact(payload) || (size_t)PyBytes_Size(payload) > PAYLOAD_BYTES_MAX)
+            return 0;
+        size += HEADER_BYTES + padded((uint32_t)PyBytes_Size(payload));
+    }
+    return size <= PY_SSIZE_T_MAX ? size : 0;
+}
+
+// Write the chunks; `base`: a header with what all of them have. False: a number does not fit.
+static bool put_chunks(uint8_t *at, PyObject *payloads, Py_ssize_t count, const Py_buffer *own, const uint8_t *base)
+{
+    for (Py_ssize_t index = 0; index < count; index++) {
+        PyObject *payload = PyList_GetItem(payloads, index);
+        uint32_t bytes = (uint32_t)PyBytes_Size(payload);
+        memcpy(at, base, HEADER_BYTES);
+        for (size_t field = 0; field < OWN_FIELDS; field++) {
+            const Field *known = &fields[own_fields[field]];
+            int64_t number = ((const int64_t *)own[field].buf)[index];
+            if (known->type == 'q')
+                memcpy(at + known->at, &number, sizeof number);
+            else if (number < 0 || !put_unsigned(known, (uint64_t)number, at))
+                return false;
+        }
+        uint8_t *to = at + HEADER_BYTES;
+        memcpy(to, PyBytes_AsString(payload), bytes);
+        memset(to + bytes, 0, padded(bytes) - bytes);
+        seal(at, to, bytes);
+        at = to + padded(bytes);
+    }
+    return true;
+}
+
+// Whether it is a column of so many numbers of 8 bytes with a sign.
+static bool open_numbers(PyObject *column, Py_ssize_t count, Py_buffer *numbers)
+{
+    if (PyObject_GetBuffer(column, numbers, PyBUF_ND | PyBUF_FORMAT) != 0) {
+        numbers->obj = NULL;
+        return false;
+    }
+    const char *format = numbers->format == NULL ? "B" : numbers->format;
+    bool is_signed = strcmp(format, "q") == 0 || strcmp(format, "l") == 0;
+    return is_signed && numbers->ndim == 1 && numbers->itemsize == 8 && numbers->len / 8 == count;
+}
+
+// (payloads, six columns of what is a chunk's own, and what all have: version to created_us)
+static PyObject *encode_chunks(Call *call)
+{
+    static const Py_ssize_t given[] = {1, 2, 6, 8, 9, 11, 13};  // of `fields`
+    static const Py_ssize_t all = sizeof given / sizeof given[0];
+    if (!has_arguments(call, 1 + OWN_FIELDS + all, 1 + OWN_FIELDS + all) || !PyList_Check(call->args[0]))
+        return NULL;
+    PyObject *payloads = call->args[0], *chunks = NULL;
+    Py_ssize_t count = PyList_Size(payloads);
+    uint8_t base[HEADER_BYTES] = MAGIC;
+    Py_buffer own[OWN_FIELDS] = {0};
+    bool good = true;
+    for (Py_ssize_t index = 0; good && index < all; index++)
+        good = put_field(&fields[given[index]], call->args[1 + OWN_FIELDS + index], base);
+    for (size_t index = 0; good && index < OWN_FIELDS; index++)
+        good = open_numbers(call->args[1 + index], count, &own[index]);
+    size_t size = good ? bytes_of_chunks(payloads, count) : 0;
+    if (size > 0)
+        chunks = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)size);
+    if (chunks != NULL && !put_chunks((uint8_t *)PyBytes_AsString(chunks), payloads, count, own, base))
+        Py_CLEAR(chunks);
+    for (size_t index = 0; index < OWN_FIELDS; index++)
+        if (own[index].obj != NULL)
+            PyBuffer_Release(&own[index]);
+    return chunks;
 }
 
 // (view, offset, checksum)
@@ -619,6 +709,7 @@ static const Known known[] = {
     {"verify_chunk", verify_chunk, true},
     {"verify_payload", verify_payload, false},
     {"encode_header", encode_header, false},
+    {"encode_chunks", encode_chunks, false},
     {"verify_placed", verify_placed, false},
     {"verify_run", verify_run, false},
     {"chained_checksums", chained_checksums, false},

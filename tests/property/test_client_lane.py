@@ -24,7 +24,7 @@ from hypothesis.stateful import (
 from kera.client.producing.encoding import Payload
 from kera.client.producing.lane import Failure, Lane, LaneIdentity, PendingChunk
 from kera.client.producing.outcome import Outcome
-from kera.core.chunk import Codec, read_header
+from kera.core.chunk import Codec, encode_header, read_header
 from kera.core.errors import (
     ArenaFull,
     ClosedError,
@@ -84,6 +84,8 @@ class LaneMachine(RuleBasedStateMachine):
         self.broker = BrokerModel()
         self.connections: list[deque[Request]] = [deque()]
         """Each with the requests that the broker has not handled or the client has not taken the answer of."""
+        self.bundled: list[PendingChunk] = []
+        """Those that go before all that waits in the lane."""
         self.now_s = 0.0
         self.numbers: dict[PendingChunk, int] = {}
         self.acknowledged: set[int] = set()
@@ -106,6 +108,27 @@ class LaneMachine(RuleBasedStateMachine):
             self.numbers[chunk] = number
             self.lane.add(chunk)
 
+    @rule(count=st.integers(1, 3))
+    def add_bundled(self, count: int) -> None:
+        """A chunk each of so many bundles."""
+        for _ in range(count):
+            sequence = self.lane.join()
+            if sequence is None:
+                return
+            number = len(self.numbers)
+            payload = Payload(number.to_bytes(4, "little"), 1, 0, 0, 1)
+            chunk = PendingChunk(self.lane, payload, 0, self.now_s + 3.0, Outcome())
+            fields = (1, 0, 1, 1, 0, 1, 7, self.lane.producer_epoch, Codec.NONE, sequence, 0, 0, 0)
+            chunk.was_bundled(sequence, encode_header(payload.payload, *fields), sent=False)
+            self.numbers[chunk] = number
+            self.bundled.append(chunk)
+
+    @rule()
+    def take_bundles_apart(self) -> None:
+        bundled, self.bundled = self.bundled, []
+        for chunk in reversed(bundled):
+            self.note(self.lane.put_back(chunk))
+
     @rule()
     def time_goes_on(self) -> None:
         self.now_s += 1
@@ -114,8 +137,10 @@ class LaneMachine(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, REQUEST_CHUNKS_MAX))
     def send(self, count: int) -> None:
-        chunks: list[PendingChunk] = []
-        while self.lane.next is not None and len(chunks) < count:
+        chunks, self.bundled = self.bundled[:count], self.bundled[count:]
+        for chunk in chunks:
+            chunk.was_bundled(chunk.sequence, chunk.header, sent=True)
+        while not self.bundled and self.lane.next is not None and len(chunks) < count:
             chunks.append(self.lane.take())
         if chunks:
             self.connections[-1].append(Request(chunks, [self.content(chunk) for chunk in chunks]))
@@ -124,6 +149,7 @@ class LaneMachine(RuleBasedStateMachine):
     def cannot_connect(self, happens: bool) -> None:
         if not happens:
             return
+        self.take_bundles_apart()
         for chunk in [self.lane.take() for _ in range(self.lane.ready_count)]:
             self.refused(chunk, Unavailable("nobody listens"))
 
@@ -233,7 +259,7 @@ class LaneMachine(RuleBasedStateMachine):
             for request in queue:
                 if request.answers is None:
                     self.handle(request, ())
-        for _ in range(6 + 2 * len(self.numbers)):
+        for _ in range(6 + 3 * len(self.numbers)):
             self.all_goes_well(1)
             self.note([])
             self.stored_in_order_and_once()

@@ -8,15 +8,23 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kera.client.producing.partitioner import streamlet_of
 from kera.client.producing.producer import Producer
 from kera.client.settings import ProducerSettings
 from kera.core.errors import Unavailable
+from kera.core.schema import DEFAULT_SCHEMA
 from tests.unit.client.support import WAIT_S, FakeCluster, Fault, stream_info
 
 STREAMLETS = 3
+KEYS = [b"a", b"b", b"c", b"d", b"e"]
+_KEYS = DEFAULT_SCHEMA.field("keys").type
 FAULTS = st.lists(st.sampled_from([Fault.NONE, Fault.NOT_SENT, Fault.LOST, Fault.ANSWER_LOST]), max_size=25)
 SENDS = st.lists(
-    st.tuples(st.sampled_from(["send", "send_batch", "pause"]), st.integers(0, STREAMLETS - 1), st.integers(1, 60)),
+    st.tuples(
+        st.sampled_from(["send", "send_batch", "send_keyed", "send_keyed", "pause"]),
+        st.integers(0, STREAMLETS - 1),
+        st.integers(1, 60),
+    ),
     min_size=1,
     max_size=30,
 )
@@ -46,6 +54,13 @@ async def run(
                         producer.send("s", value, streamlet=streamlet)
                 elif kind == "send_batch":
                     await producer.send_batch("s", pa.record_batch({"value": values}), streamlet=streamlet)
+                elif kind == "send_keyed":
+                    keys = [KEYS[value[-1] % len(KEYS)] for value in values]
+                    columns = {"keys": pa.array([[key] for key in keys], _KEYS), "value": values}
+                    await producer.send_batch("s", pa.record_batch(columns))
+                    for key, value in zip(keys, values, strict=True):
+                        sent[streamlet_of(key, STREAMLETS)].append(value)
+                    continue
                 else:
                     await asyncio.sleep(0)
                     continue

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from crc32c import crc32c
@@ -180,6 +181,27 @@ NUMBERS_OF_HEADERS = st.one_of(st.integers(-2, 2**65), st.integers(-(2**64), 2**
 @given(st.binary(max_size=300), st.tuples(*[NUMBERS_OF_HEADERS] * 13))
 def test_headers_are_those_of_python(payload: bytes, fields: tuple[int, ...]) -> None:
     compare("encode_header", payload, *fields)
+
+
+COLUMNS = st.sampled_from("qqqqlQIid")
+
+
+@settings(max_examples=fuzz_examples(400))
+@given(st.data())
+def test_chunks_are_those_of_python(data: st.DataObject) -> None:
+    payloads = data.draw(st.lists(st.binary(max_size=200), min_size=1, max_size=5))
+    made: list[array[int]] = []
+    for _ in range(6):
+        kind = data.draw(COLUMNS)
+        low, high = (0, 2**16) if data.draw(st.booleans()) or kind in "QIid" else (-(2**63), 2**63 - 1)
+        count = max(0, len(payloads) + data.draw(st.sampled_from((0,) * 12 + (-1, 1))))
+        numbers = data.draw(st.lists(st.integers(low, high), min_size=count, max_size=count))
+        made.append(array(kind, numbers))
+    columns: list[Any] = [np.array(column) if at % 2 else column for at, column in enumerate(made)]
+    number = data.draw(st.sampled_from((st.integers(0, 255), NUMBERS_OF_HEADERS)))
+    common = data.draw(st.lists(number, min_size=7, max_size=7))
+    signed = all(column.typecode in "ql" for column in made)
+    compare("encode_chunks", payloads, *columns, *common, asks=not signed)
 
 
 # --- decoding ----------------------------------------------------------------------------------------------

@@ -128,6 +128,7 @@ def test_it_is_used_where_it_is_built() -> None:
         "combined_checksum",
         "crc32c",
         "decode_header",
+        "encode_chunks",
         "encode_header",
         "encode_records",
         "encode_rows",
@@ -190,6 +191,10 @@ BATCH = pa.record_batch({"text": ["a", None, "ccc"], "many": [[1], [], [2, 3]], 
 
 FIELDS = (2, 2, 3, 1 << 60, 5, 6, 1 << 40, 7, 0, 9, 1 << 50, (1 << 50) - 1, (1 << 50) + 1)
 """Of a header, as `encode_header` takes them."""
+OWN = [array("q", [number, 2**32 - 1, 0]) for number in range(3)] + [array("q", [-1, 7, 2**62]) for _ in range(3)]
+OWN[3] = array("q", [1, 2, 2**63 - 1])
+COMMON = (2, 3, 1 << 60, 4, 1 << 40, 0, 1 << 50)
+"""Of chunks, as `encode_chunks` takes what is their own, and what all of them have."""
 
 FRAME = with_header(b"head", frames.Kind.REQUEST, 1, 2, 9) + bytes(9)
 SPOILT_FRAMES = [FRAME[:at] + bytes([FRAME[at] ^ 1]) + FRAME[at + 1 :] for at in range(32)]
@@ -231,8 +236,14 @@ GOOD: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
 ]
 
 
+GOOD_CHUNKS: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
+    ("encode_chunks", ([b"", b"x" * 64, b"y" * 65], *OWN, *COMMON), {}),
+    ("encode_chunks", ([b"", b"x" * 64, b"y" * 65], *map(np.array, OWN), *COMMON), {}),
+]
+
+
 @needs_native
-@pytest.mark.parametrize(("name", "arguments", "named"), GOOD)
+@pytest.mark.parametrize(("name", "arguments", "named"), GOOD + GOOD_CHUNKS)
 def test_what_is_good_is_known_without_the_twin(name: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
     function = accelerated(*MODULES)[name]
     with python_only():
@@ -316,6 +327,20 @@ NOTHING_OF_THAT_KIND: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("decode_header", (memoryview(bytes(64)).cast("I"), 0, 9), {}),
     ("decode_header", (memoryview(FRAME), 0), {}),
     *((("decode_header", (memoryview(spoilt), 0, 9), {})) for spoilt in SPOILT_FRAMES),
+    ("encode_chunks", ([], *[array("q")] * 6, *COMMON), {}),
+    ("encode_chunks", ([b"", b"x", b"y"], *OWN[:5], *COMMON), {}),
+    ("encode_chunks", ((b"", b"x", b"y"), *OWN, *COMMON), {}),
+    ("encode_chunks", ([b"", b"x", bytearray(b"y")], *OWN, *COMMON), {}),
+    ("encode_chunks", ([b"", b"x"], *OWN, *COMMON), {}),
+    ("encode_chunks", ([b"", b"x", b"y"], *OWN[:5], array("q", [1, 2]), *COMMON), {}),
+    ("encode_chunks", ([b"", b"x", b"y"], *OWN[:5], array("i", [1, 2, 3]), *COMMON), {}),
+    ("encode_chunks", ([b"", b"x", b"y"], *OWN[:5], array("d", [1, 2, 3]), *COMMON), {}),
+    ("encode_chunks", ([b"", b"x", b"y"], *OWN[:5], [1, 2, 3], *COMMON), {}),
+    ("encode_chunks", ([b"", b"x", b"y"], *OWN[:5], np.arange(6)[::2], *COMMON), {}),
+    ("encode_chunks", ([b"", b"x", b"y"], array("q", [1, -1, 0]), *OWN[1:], *COMMON), {}),
+    ("encode_chunks", ([b"", b"x", b"y"], *OWN[:2], array("q", [1, 2**32, 0]), *OWN[3:], *COMMON), {}),
+    ("encode_chunks", ([b"", b"x", b"y"], *OWN, 256, *COMMON[1:]), {}),
+    ("encode_chunks", ([b"", b"x", b"y"], *OWN, *COMMON[:-1], "9"), {}),
     ("check_headers", (memoryview(RUN[:100]),), {}),
     ("check", (memoryview(PAYLOAD or b""), 3), {"bytes_max": 1 << 20, "compressed": False}),
     ("check", (memoryview(PAYLOAD or b""), 3, False, 1 << 20), {}),
@@ -641,8 +666,14 @@ def test_nothing_is_kept_of_what_is_encoded_or_decoded() -> None:
             alone("encode_records")(RECORDS, TIMES, keys, 1 << 20)
             with pytest.raises(Refused):
                 alone("encode_records")([*RECORDS[1:], None], TIMES, keys, 1 << 20)
+        alone("encode_chunks")(chunks, *OWN, *COMMON)
+        with pytest.raises(Refused):
+            alone("encode_chunks")(chunks, *OWN[:5], TIMES, *COMMON)
+        with pytest.raises(Refused):
+            alone("encode_chunks")([*chunks[1:], None], *OWN, *COMMON)
 
-    held = (BATCH, PLAIN, BATCH.schema, RECORDS, TIMES, *RECORDS, *KEYS[1:])
+    chunks = [b"", b"x" * 64, b"y" * 65]
+    held = (BATCH, PLAIN, BATCH.schema, RECORDS, TIMES, *RECORDS, *KEYS[1:], chunks, *chunks[1:], *OWN)
     use()
     gc.collect()
     references, memory = sum(map(sys.getrefcount, held)), pa.total_allocated_bytes()

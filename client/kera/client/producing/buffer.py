@@ -10,13 +10,16 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from kera.client.producing.bundle import Bundle
 from kera.client.producing.lane import PendingChunk
-from kera.client.producing.outcome import Stored
+from kera.client.producing.outcome import Stored, StoredBundle
 from kera.client.producing.send_path import Room
 from kera.core.errors import ClosedError, KeraError, Uncertain
 
 _CHUNK_COST_BYTES = 16 << 10
 """What a chunk costs besides its bytes, in bytes: so many small ones are not queued for long before any is sent."""
+_BUNDLED_CHUNK_COST_BYTES = 1 << 10
+"""Of one in a bundle."""
 
 
 class Buffer(Room):
@@ -32,13 +35,14 @@ class Buffer(Room):
         self.ended = False
         """Nothing more is taken: the producer is closed, or has failed."""
         self._unfinished: set[PendingChunk] = set()
+        self._bundles: set[Bundle] = set()
         self._room = asyncio.Event()
         self._first_error: KeraError | None = None
 
     @property
     def idle(self) -> bool:
         """Whether all chunks are finished."""
-        return not self._unfinished
+        return not (self._unfinished or self._bundles)
 
     def is_full(self, wanted_bytes: int) -> bool:
         """Whether there is no room for so much. What is larger than the buffer goes when the buffer is empty."""
@@ -72,6 +76,27 @@ class Buffer(Room):
         self.queued_bytes += size + _CHUNK_COST_BYTES
         self._unfinished.add(chunk)
 
+    def add_bundle(self, bundle: Bundle) -> None:
+        """Chunks are queued together."""
+        self.left_bytes -= bundle.payload_bytes
+        self.queued_bytes += bundle.payload_bytes + _BUNDLED_CHUNK_COST_BYTES * len(bundle.lanes)
+        self._bundles.add(bundle)
+
+    def deliver_bundle(self, bundle: Bundle, stored: StoredBundle) -> None:
+        """All chunks of a bundle are delivered."""
+        if bundle in self._bundles:  # else the producer was closed before the answer came
+            self._bundles.remove(bundle)
+            self.release(bundle.payload_bytes)
+            bundle.delivered.settle(stored)
+
+    def take_apart(self, bundle: Bundle) -> list[PendingChunk]:
+        """The chunks of a bundle, which finish one by one from now on."""
+        chunks = bundle.take_apart()
+        if bundle in self._bundles:
+            self._bundles.remove(bundle)
+            self._unfinished.update(chunks)
+        return chunks
+
     def finish(self, chunk: PendingChunk, outcome: Stored | KeraError) -> None:
         """`chunk` is delivered, or has failed for good."""
         if chunk not in self._unfinished:
@@ -102,8 +127,11 @@ class Buffer(Room):
 
     async def flush(self) -> None:
         """Wait until all chunks of now are finished. Raises the first error since the last time, or the failure."""
+        bundles = list(self._bundles)
         for chunk in list(self._unfinished):
             await chunk.delivered.settled()
+        for bundle in bundles:
+            await bundle.delivered.settled()
         error, self._first_error = self._first_error, None
         error = error or self.failure
         if error is not None:
@@ -113,6 +141,8 @@ class Buffer(Room):
         """Take nothing more, and give up what is not finished."""
         self.ended = True
         self._room.set()
+        for bundle in list(self._bundles):
+            self.take_apart(bundle)
         for chunk in list(self._unfinished):
             self.finish(chunk, _given_up(chunk))
 
@@ -121,6 +151,8 @@ class Buffer(Room):
         records: Counter[str] = Counter()
         for chunk in self._unfinished:
             records[chunk.lane.identity.stream] += chunk.payload.record_count
+        for bundle in self._bundles:
+            records[bundle.identity.stream] += sum(bundle.record_counts)
         return records
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -14,7 +13,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kera.client.arrow_input import NotTheSame, as_type, null_column
-from kera.client.producing.partitioner import Partition
 from kera.client.producing.record_message import write_message
 from kera.client.types import StreamDescription
 from kera.core.chunk import (
@@ -30,7 +28,7 @@ from kera.core.chunk import (
 from kera.core.errors import RecordTooLarge, SchemaMismatch
 from kera.core.lean import encode, is_lean
 from kera.core.native import accelerated
-from kera.core.payload import encode_lean, encode_lean_rows
+from kera.core.payload import encode_lean
 from kera.core.record_batch import DECOMPRESSED_BYTES_MAX, is_readable
 from kera.core.schema import DEFAULT_SCHEMA
 from kera.core.written_out import may_grow
@@ -41,10 +39,6 @@ _TIMESTAMP = DEFAULT_SCHEMA.field("timestamp").type
 _REQUIRED = [field.name for field in DEFAULT_SCHEMA if not field.nullable]
 Timestamps: TypeAlias = "array[int] | npt.NDArray[np.int64]"
 """Microseconds since the Unix epoch."""
-TOGETHER_BYTES_MAX = 4 << 20
-"""Of chunks whose payloads are made at once: about as much memory is taken for them."""
-ROWS_TOGETHER_MAX = 1024
-"""Chunks of more rows are made one by one: what each costs by itself is little beside its bytes."""
 _FEW = 16
 """So many times are converted one by one: numpy's calls take longer."""
 
@@ -93,13 +87,15 @@ def record_payloads(
     if lean and headers is None and stream.codec is Codec.NONE:
         made = encode_records(values, timestamps_us, keys, DECOMPRESSED_BYTES_MAX)
         size = HEADER_BYTES + padded(len(made)) if made is not None else 0
-        if made is not None and size <= min(chunk_bytes_max, _limit(stream, chunk_bytes_max)):
+        if made is not None and size <= min(chunk_bytes_max, limit_of(stream, chunk_bytes_max)):
             ends = _ends(timestamps_us)
             yield Payload(made, len(values), *ends, stream.schema_id, LEAN_VERSION)
             return
     as_message = headers is None and stream.codec is Codec.NONE and not lean
     whole = _as_message(values, timestamps_us, keys) if as_message else None
-    if whole is not None and HEADER_BYTES + padded(whole.size) <= min(chunk_bytes_max, _limit(stream, chunk_bytes_max)):
+    if whole is not None and HEADER_BYTES + padded(whole.size) <= min(
+        chunk_bytes_max, limit_of(stream, chunk_bytes_max)
+    ):
         yield Payload(whole, len(values), *_ends(timestamps_us), stream.schema_id)
     else:
         batch = records_to_batch(values, timestamps_us, keys, headers)
@@ -262,87 +258,13 @@ def payloads(
     for the schema. Raises `RecordTooLarge` when a single row does not fit into
     a segment.
     """
-    limit = _limit(stream, chunk_bytes_max)
+    limit = limit_of(stream, chunk_bytes_max)
     target = min(chunk_bytes_max, limit)
     lean = lean and is_lean(stream.schema)
     size = size_of(batch, lean=lean) if lean or chunk_bytes is None else chunk_bytes
     for piece in _pieces(batch, size, target, limit, stream, lean=lean):
         for readable in _readable(piece, stream) if may_grow(stream.schema) else (piece,):
             yield from _encoded(readable, limit, stream, now_us, lean=lean)
-
-
-def partition_payloads(
-    partition: Partition,
-    stream: StreamDescription,
-    chunk_bytes_max: int,
-    now_us: int,
-    chunk_bytes: int,
-    *,
-    lean: bool,
-) -> Iterator[tuple[int, Iterable[Payload]]]:
-    """The streamlets of a partition, each with `payloads` of its rows.
-
-    Those of chunks with few rows are made together; a streamlet with several of them comes as often.
-    """
-    target = min(chunk_bytes_max, _limit(stream, chunk_bytes_max))
-    at_once = lean and stream.codec is Codec.NONE and not may_grow(stream.schema) and is_lean(stream.schema)
-    if at_once:
-        partition = _divided(partition, target)
-    batch = partition.batch
-    if not at_once or len(partition.ends) == 1:
-        for streamlet, rows in partition.parts():
-            size = chunk_bytes if rows is batch else None
-            yield streamlet, payloads(rows, stream, chunk_bytes_max, now_us, size, lean=lean)
-        return
-    rows_max = max(1, batch.num_rows * TOGETHER_BYTES_MAX // chunk_bytes)
-    first = start = 0
-    while first < len(partition.ends):
-        last = max(first + 1, bisect_right(partition.ends, start + rows_max))
-        ends = partition.ends[first:last]
-        starts = [start, *ends[:-1]]
-        together: list[Payload | None] = [None]
-        if ends[-1] - start <= rows_max:
-            rows = batch.slice(start, ends[-1] - start)
-            together = _made_together(rows, [end - start for end in ends], stream, now_us)
-        for streamlet, part_start, end, payload in zip(
-            partition.streamlets[first:last], starts, ends, together, strict=True
-        ):
-            if payload is not None and HEADER_BYTES + padded(len(payload.payload)) <= target:
-                yield streamlet, (payload,)
-            else:
-                part = batch.slice(part_start, end - part_start)
-                yield streamlet, payloads(part, stream, chunk_bytes_max, now_us, lean=lean)
-        first, start = last, ends[-1]
-
-
-def _divided(partition: Partition, target: int) -> Partition:
-    """The same, with the rows of a streamlet in several parts where these make more than one chunk of few rows."""
-    batch = partition.batch
-    rows_max = max(1, batch.num_rows * (target - HEADER_BYTES) // max(1, batch.nbytes))
-    if rows_max > ROWS_TOGETHER_MAX:
-        return partition
-    streamlets: list[int] = []
-    ends: list[int] = []
-    start = 0
-    for streamlet, end in zip(partition.streamlets, partition.ends, strict=True):
-        parts = [*range(start + rows_max, end, rows_max), end]
-        streamlets += [streamlet] * len(parts)
-        ends += parts
-        start = end
-    return partition._replace(streamlets=streamlets, ends=ends)
-
-
-def _made_together(
-    rows: pa.RecordBatch, ends: Sequence[int], stream: StreamDescription, now_us: int
-) -> list[Payload | None]:
-    """A payload of the rows up to each end; None where they have to be looked at by themselves."""
-    made = encode_lean_rows(rows, ends, stream.schema)
-    ranges = _time_ranges(rows, ends, stream, now_us)
-    starts = [0, *ends[:-1]]
-    return [
-        None if payload is None else Payload(payload, end - start, low, high, stream.schema_id, LEAN_VERSION)
-        for payload, start, end, (low, high) in zip(made, starts, ends, ranges, strict=True)
-    ]
 
 
 def _readable(batch: pa.RecordBatch, stream: StreamDescription) -> Iterator[pa.RecordBatch]:
@@ -362,7 +284,8 @@ def _readable(batch: pa.RecordBatch, stream: StreamDescription) -> Iterator[pa.R
         yield from _readable(batch.slice(rows // 2), stream)
 
 
-def _limit(stream: StreamDescription, chunk_bytes_max: int) -> int:
+def limit_of(stream: StreamDescription, chunk_bytes_max: int) -> int:
+    """What a chunk's length may be at most."""
     return stream.segment_bytes_min or chunk_bytes_max
 
 
@@ -375,7 +298,7 @@ def _encoded(
         payload, version = encode_payload(batch, stream.codec), ARROW_VERSION
     chunk_bytes = HEADER_BYTES + padded(len(payload))
     if chunk_bytes <= limit:
-        low, high = _time_range(batch, stream, now_us)
+        low, high = time_range(batch, stream, now_us)
         yield Payload(payload, batch.num_rows, low, high, stream.schema_id, version)
         return
     # Compressed, what cannot be compressed is somewhat larger than before.
@@ -451,7 +374,7 @@ def too_large(size: int, limit: int, stream: StreamDescription) -> RecordTooLarg
     )
 
 
-def _times(batch: pa.RecordBatch, stream: StreamDescription) -> pa.Array | None:
+def times_of(batch: pa.RecordBatch, stream: StreamDescription) -> pa.Array | None:
     """The times of its rows; None if they have none."""
     name = stream.timestamp_column if stream.typed else "timestamp"
     if name is None:
@@ -462,23 +385,9 @@ def _times(batch: pa.RecordBatch, stream: StreamDescription) -> pa.Array | None:
     return times
 
 
-def _time_ranges(
-    batch: pa.RecordBatch, ends: Sequence[int], stream: StreamDescription, now_us: int
-) -> list[tuple[int, int]]:
-    """The first and the last time of the rows up to each end, of which each has some."""
-    times, starts = _times(batch, stream), [0, *ends[:-1]]
-    if times is None:
-        return [(now_us, now_us)] * len(ends)
-    if times.null_count:
-        pieces = (batch.slice(start, end - start) for start, end in zip(starts, ends, strict=True))
-        return [_time_range(piece, stream, now_us) for piece in pieces]
-    numbers = np.frombuffer(times.buffers()[1], np.int64, len(times), 8 * times.offset)
-    lows, highs = (each.reduceat(numbers, starts).tolist() for each in (np.minimum, np.maximum))
-    return list(zip(lows, highs, strict=True))
-
-
-def _time_range(batch: pa.RecordBatch, stream: StreamDescription, now_us: int) -> tuple[int, int]:
-    times = _times(batch, stream)
+def time_range(batch: pa.RecordBatch, stream: StreamDescription, now_us: int) -> tuple[int, int]:
+    """The first and the last time of its rows; `now_us` stands in for times that are not there."""
+    times = times_of(batch, stream)
     if times is None:
         return now_us, now_us
     if not times.null_count:

@@ -63,6 +63,10 @@ class PendingChunk:
         self.payload_bytes = payload_bytes = len(payload.payload)
         self.chunk_bytes = HEADER_BYTES + padded(payload_bytes)
 
+    def was_bundled(self, sequence: int, header: bytes, *, sent: bool) -> None:
+        """It was in a bundle up to now, with that sequence."""
+        self.sequence, self.header, self.in_flight = sequence, header, sent
+
 
 @dataclass(frozen=True, slots=True)
 class LaneIdentity:
@@ -132,6 +136,21 @@ class Lane:
         self._encode(chunk)
         self.waiting.append(chunk)
 
+    def join(self) -> int | None:
+        """The sequence of a chunk that goes in a bundle, in flight from now on; None if others have to go first."""
+        if self.waiting or self._returned or self.exhausted or self._hole_in_sequence is not None:
+            return None
+        self.in_flight += 1
+        sequence = self._next_sequence
+        self._next_sequence = sequence + 1
+        return sequence
+
+    def put_back(self, chunk: PendingChunk) -> list[Failure]:
+        """A chunk that was in a bundle was not sent: it waits, before all others. Returns those that are given up."""
+        self.in_flight -= 1
+        self.waiting.appendleft(chunk)
+        return self._all_returned()
+
     def take(self) -> PendingChunk:
         """The next chunk to send."""
         if self._returned or self.exhausted or self._hole_in_sequence is not None:
@@ -143,9 +162,13 @@ class Lane:
 
     def acknowledged(self, chunk: PendingChunk) -> list[Failure]:
         """`chunk` is stored. Returns others that are given up now."""
+        chunk.in_flight = False
+        return self.one_stored()
+
+    def one_stored(self) -> list[Failure]:
+        """The same, of a chunk that is in a bundle."""
         self._epoch_used = True
         self.in_flight -= 1
-        chunk.in_flight = False
         if not self._returned and self._hole_in_sequence is None:
             return []
         return self._all_returned()

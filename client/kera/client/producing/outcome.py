@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from kera.client.types import Delivery, durability_name
@@ -44,13 +44,33 @@ class Stored(NamedTuple):
         )
 
 
-class Outcome(Awaitable[Delivery]):
-    """Of one chunk; await it for its `Delivery`, or its error.
+class StoredBundle(NamedTuple):
+    """The same of chunks that were sent together, for different streamlets of one stream."""
+
+    stream: str
+    stream_id: int
+    streamlets: Sequence[int]
+    record_counts: Sequence[int]
+    statuses: Sequence[broker_pb2.ChunkStatus]
+    places: Mapping[int, tuple[int, ...]]
+    """The backups of virtual segments."""
+
+    def deliveries(self) -> list[Delivery]:
+        """One for each chunk, as users see it."""
+        name, stream_id, backups = self.stream, self.stream_id, self.places.get
+        return [
+            Stored(name, stream_id, streamlet, count, status, backups(status.virtual_segment_id, ())).delivery()
+            for streamlet, count, status in zip(self.streamlets, self.record_counts, self.statuses, strict=True)
+        ]
+
+
+class _Told:
+    """Something that is told once, to all who wait for it.
 
     Without __init__, as there is one for each chunk: what nobody has set is in the class.
     """
 
-    _outcome: Delivery | Stored | KeraError | None = None
+    _outcome: Any = None
     _waiters: list[asyncio.Future[None]] | None = None
     _callbacks: list[Callable[[], object]] | None = None
 
@@ -63,20 +83,20 @@ class Outcome(Awaitable[Delivery]):
         else:
             self._callbacks.append(callback)
 
-    def exception(self) -> KeraError | None:
-        """The chunk's error, if that is what became of it."""
-        if self._outcome is None:
-            raise asyncio.InvalidStateError("the outcome is not known yet")
-        return self._outcome if isinstance(self._outcome, KeraError) else None
-
     def done(self) -> bool:
         """Whether it is known."""
         return self._outcome is not None
 
-    def settle(self, outcome: Delivery | Stored | KeraError) -> None:
-        """Tell it; what is told later does not count."""
-        if self._outcome is not None:
-            return
+    def wait(self) -> Generator[Any, None, None]:
+        """For ``yield from``: until it is known, whatever it is. Who gives up waiting leaves the others waiting."""
+        if self._outcome is None:
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            if self._waiters is None:
+                self._waiters = []
+            self._waiters.append(waiter)
+            yield from waiter
+
+    def _tell(self, outcome: object) -> None:
         self._outcome = outcome
         if self._waiters is not None:
             waiters, self._waiters = self._waiters, None
@@ -88,14 +108,22 @@ class Outcome(Awaitable[Delivery]):
             for callback in callbacks:
                 asyncio.get_running_loop().call_soon(callback)
 
-    def wait(self) -> Generator[Any, None, None]:
-        """For ``yield from``: until it is known, whatever it is. Who gives up waiting leaves the others waiting."""
+
+class Outcome(_Told, Awaitable[Delivery]):
+    """Of one chunk; await it for its `Delivery`, or its error."""
+
+    _outcome: Delivery | Stored | KeraError | None = None
+
+    def exception(self) -> KeraError | None:
+        """The chunk's error, if that is what became of it."""
         if self._outcome is None:
-            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            if self._waiters is None:
-                self._waiters = []
-            self._waiters.append(waiter)
-            yield from waiter
+            raise _not_known()
+        return self._outcome if isinstance(self._outcome, KeraError) else None
+
+    def settle(self, outcome: Delivery | Stored | KeraError) -> None:
+        """Tell it; what is told later does not count."""
+        if self._outcome is None:
+            self._tell(outcome)
 
     async def settled(self) -> None:
         """Wait until it is known, whatever it is."""
@@ -108,32 +136,114 @@ class Outcome(Awaitable[Delivery]):
         if isinstance(outcome, KeraError):
             raise outcome.with_traceback(None)  # it is raised to many, and each would add to it
         if outcome is None:
-            raise asyncio.InvalidStateError("the outcome is not known yet")
+            raise _not_known()
         if isinstance(outcome, Stored):
             self._outcome = outcome = outcome.delivery()
         return outcome
+
+    def results(self) -> list[Delivery]:
+        """The same, as those of a bundle."""
+        return [self.result()]
 
     def __await__(self) -> Generator[Any, None, Delivery]:
         yield from self.wait()
         return self.result()
 
 
+class BundleOutcome(_Told):
+    """Of chunks that were sent together: all are stored, or each has an outcome of its own."""
+
+    _outcome: StoredBundle | tuple[Outcome, ...] | None = None
+    _deliveries: list[Delivery] | None = None
+
+    def settle(self, stored: StoredBundle) -> None:
+        """All of them are stored."""
+        self._tell(stored)
+
+    def take_apart(self, outcomes: Sequence[Outcome]) -> None:
+        """They have these outcomes from now on."""
+        callbacks, self._callbacks = self._callbacks, None
+        self._tell(tuple(outcomes))
+        for callback in callbacks or ():
+            self.when_done(callback)
+
+    def _waiting(self) -> Outcome | None:
+        each = self._outcome
+        if each is None or isinstance(each, StoredBundle):
+            return None
+        return next((one for one in each if not one.done()), None)
+
+    def when_done(self, callback: Callable[[], object]) -> None:
+        """See `Outcome`; likewise what follows."""
+        waiting = self._waiting()
+        if waiting is None:
+            super().when_done(callback)
+        else:
+            waiting.when_done(lambda: self.when_done(callback))
+
+    def done(self) -> bool:
+        """Whether all are known."""
+        return self._outcome is not None and self._waiting() is None
+
+    def wait(self) -> Generator[Any, None, None]:
+        """Until all are known."""
+        yield from super().wait()
+        while (waiting := self._waiting()) is not None:
+            yield from waiting.wait()
+
+    async def settled(self) -> None:
+        """Wait until all are known."""
+        await _Waited(self)
+
+    def exception(self) -> KeraError | None:
+        """The first error."""
+        each = self._outcome
+        if each is None:
+            raise _not_known()
+        if isinstance(each, StoredBundle):
+            return None
+        return next((error for one in each if (error := one.exception()) is not None), None)
+
+    def results(self) -> list[Delivery]:
+        """The deliveries. Raises the first error."""
+        each = self._outcome
+        if each is None:
+            raise _not_known()
+        if not isinstance(each, StoredBundle):
+            return [one.result() for one in each]
+        if self._deliveries is None:
+            self._deliveries = each.deliveries()
+        return self._deliveries
+
+
+class _Waited(Awaitable[None]):
+    def __init__(self, outcome: BundleOutcome) -> None:
+        self._outcome = outcome
+
+    def __await__(self) -> Generator[Any, None, None]:
+        yield from self._outcome.wait()
+
+
+def _not_known() -> asyncio.InvalidStateError:
+    return asyncio.InvalidStateError("the outcome is not known yet")
+
+
 class BatchDelivery(Awaitable[list[Delivery]]):
-    """The deliveries of the chunks that a batch became; await it for the list, in the order of the chunks.
+    """The deliveries of the chunks that a batch became; await it for the list, those of each streamlet in their order.
 
     Raises the error of the first one that has failed.
     """
 
     __slots__ = ("_outcomes",)
 
-    def __init__(self, outcomes: list[Outcome]) -> None:
+    def __init__(self, outcomes: Sequence[Outcome | BundleOutcome]) -> None:
         self._outcomes = outcomes
 
     def __await__(self) -> Generator[Any, None, list[Delivery]]:
-        deliveries = []
+        deliveries: list[Delivery] = []
         for outcome in self._outcomes:
             yield from outcome.wait()
-            deliveries.append(outcome.result())
+            deliveries += outcome.results()
         return deliveries
 
     def done(self) -> bool:
@@ -142,7 +252,7 @@ class BatchDelivery(Awaitable[list[Delivery]]):
 
     def result(self) -> list[Delivery]:
         """What awaiting it gives, without waiting. Raises the first error, or `asyncio.InvalidStateError`."""
-        return [outcome.result() for outcome in self._outcomes]
+        return [delivery for outcome in self._outcomes for delivery in outcome.results()]
 
     def exception(self) -> KeraError | None:
         """The first error, if there is one. Raises `asyncio.InvalidStateError`."""

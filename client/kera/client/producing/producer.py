@@ -22,10 +22,10 @@ from kera.client.arrow_input import Columns, record_batches
 from kera.client.cluster.cluster import Cluster
 from kera.client.producing.accumulator import Accumulator, Pending
 from kera.client.producing.buffer import Buffer
-from kera.client.producing.encoding import partition_payloads
 from kera.client.producing.lane import LAST_EPOCH, Lane
 from kera.client.producing.limits import LIMITS, ProducerLimits
-from kera.client.producing.outcome import BatchDelivery, Outcome
+from kera.client.producing.outcome import BatchDelivery, BundleOutcome, Outcome
+from kera.client.producing.partition_payloads import Payloads, partition_payloads
 from kera.client.producing.partitioner import streamlet_of
 from kera.client.producing.record_arguments import (
     RECORD_OVERHEAD_BYTES,
@@ -81,6 +81,9 @@ class Producer:
         self._chunk_bytes_max = int(settings.chunk_bytes_max)
         self._lean = settings.lean
         self._request_bytes_max = int(settings.request_bytes_max)
+        self._bundle_bytes_max = min(
+            self._request_bytes_max, cluster.settings.message_bytes_max, int(settings.buffer_bytes_max) // 4
+        )
         self._loop = asyncio.get_running_loop()
         self._writers: dict[str, StreamWriter] = {}
         self._filling: dict[str, Accumulator] = {}
@@ -247,29 +250,41 @@ class Producer:
                 if buffer.queued_bytes >= self._request_bytes_max:
                     await buffer.let_loop_run()
                 return gathered
-        outcomes: list[Outcome] = []
+        outcomes: list[Outcome | BundleOutcome] = []
         described, parts = await self._conforming(writer, given)
         writer.close_gatherings()
         for part, chunk_bytes in parts:
             now_us = self._clock.now_us()
             partition = writer.partition(part, streamlet)
-            for place, made in partition_payloads(
+            for made in partition_payloads(
                 partition, described, self._chunk_bytes_max, now_us, chunk_bytes, lean=self._lean
             ):
-                writer.close_open_chunk(place)  # records that were sent before stay before
-                for payload in made:
-                    payload_bytes = len(payload.payload)
-                    if buffer.is_full(payload_bytes):
-                        await buffer.wait_for_room(payload_bytes, self._close_open_chunks)
-                        writer.close_open_chunk(place)
-                    if buffer.ended:  # while we waited, or while the loop ran
-                        raise self._not_ready(stream)
+                if isinstance(made, Payloads):
+                    for payloads in made.cut(self._bundle_bytes_max, self._limits.request_chunks_max):
+                        await self._room_for(sum(map(len, payloads.payloads)), stream)
+                        outcomes += writer.enqueue_together(payloads, now_us, self._loop.time())
+                        await self._let_send()
+                    continue
+                place, of_place = made
+                for payload in of_place:
+                    await self._room_for(len(payload.payload), stream)
+                    writer.close_open_chunk(place)  # records that were sent before stay before
                     outcomes.append(outcome := Outcome())
                     writer.enqueue(place, payload, now_us, outcome, self._loop.time())
-                    if buffer.queued_bytes >= self._request_bytes_max:
-                        # Without it nothing is sent before the buffer is full: what has room does not wait.
-                        await buffer.let_loop_run()
+                    await self._let_send()
         return BatchDelivery(outcomes)
+
+    async def _room_for(self, payload_bytes: int, stream: str) -> None:
+        """Until so much of a batch may be queued."""
+        if self._buffer.is_full(payload_bytes):
+            await self._buffer.wait_for_room(payload_bytes, self._close_open_chunks)
+        if self._buffer.ended:  # while we waited, or while the loop ran
+            raise self._not_ready(stream)
+
+    async def _let_send(self) -> None:
+        """Without it nothing of a batch is sent before the buffer is full: what has room does not wait."""
+        if self._buffer.queued_bytes >= self._request_bytes_max:
+            await self._buffer.let_loop_run()
 
     async def _conforming(
         self, writer: StreamWriter, batch: Sequence[pa.RecordBatch]

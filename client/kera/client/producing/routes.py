@@ -25,8 +25,11 @@ from kera.client.cluster.asking import same_stream
 from kera.client.cluster.cluster import Cluster
 from kera.client.cluster.retry import route_pause_s
 from kera.client.producing.buffer import Buffer
+from kera.client.producing.bundle import Bundle
 from kera.client.producing.lane import Lane
 from kera.client.producing.limits import ProducerLimits
+from kera.client.producing.outcome import BundleOutcome
+from kera.client.producing.partition_payloads import Payloads
 from kera.client.producing.sender import Sender
 from kera.client.producing.stream_lanes import StreamLanes
 from kera.client.settings import ProducerSettings
@@ -106,8 +109,47 @@ class Routes:
         else:
             self._serve(lane, self._route(lanes, lane))
 
+    def add_bundles(
+        self, lanes: StreamLanes, payloads: Payloads, created_us: int, deadline_s: float
+    ) -> tuple[list[BundleOutcome], list[int]]:
+        """Have chunks sent together whose lanes are free and settled; those of some of `lanes`, one each.
+
+        Returns the outcomes, and the indexes of the others: they have to be added one by one.
+        """
+        stream, routes, every_lane = lanes.stream, self._routes, lanes.lanes
+        found: dict[Sender, tuple[list[int], list[Lane], list[int]]] = {}
+        others: list[int] = []
+        last: Sender | None = None
+        indexes: list[int] = []
+        of_sender: list[Lane] = []
+        sequences: list[int] = []
+        for index, streamlet in enumerate(payloads.streamlets.tolist()):
+            lane = every_lane[streamlet]
+            route = routes.get(lane)
+            sender = route.sender if route is not None and route.settled_in is stream else None
+            sequence = lane.join() if sender is not None and lane not in sender.queued else None
+            if sequence is None or sender is None:
+                others.append(index)
+                continue
+            if sender is not last:
+                indexes, of_sender, sequences = found.setdefault(sender, ([], [], []))
+                last = sender
+            indexes.append(index)
+            of_sender.append(lane)
+            sequences.append(sequence)
+        outcomes = []
+        for sender, (indexes, of_sender, sequences) in found.items():
+            part = payloads if len(indexes) == len(payloads.payloads) else payloads.some(indexes)
+            bundle = Bundle(of_sender, sequences, part, created_us, deadline_s)
+            self._buffer.add_bundle(bundle)
+            sender.send_bundle(bundle)
+            outcomes.append(bundle.delivered)
+        return outcomes, others
+
     def abandon(self, lanes: StreamLanes, error: KeraError) -> None:
         """Send nothing more of a stream. What is in flight comes to its end."""
+        for sender in self._senders.values():
+            sender.take_bundles_apart()
         for lane in lanes.lanes:
             self._abandon(lane, error)
 

@@ -1,4 +1,8 @@
-"""Requests to one broker: gathers queued chunks of all lanes, keeps several requests in flight, retries."""
+"""Requests to one broker: gathers queued chunks of all lanes, keeps several requests in flight, retries.
+
+Lanes and bundles are served in turn. A bundle goes as a whole. It is taken apart, into its lanes, when anything is not
+as it should be: no connection, a request that has failed, a chunk that was refused.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +16,10 @@ from kera.client.cluster.asking import broker_failed
 from kera.client.cluster.cluster import Cluster
 from kera.client.cluster.retry import pause_s
 from kera.client.producing.buffer import Buffer
+from kera.client.producing.bundle import Bundle
 from kera.client.producing.lane import Failure, Lane, PendingChunk
 from kera.client.producing.limits import ProducerLimits
-from kera.client.producing.outcome import Stored
+from kera.client.producing.outcome import Stored, StoredBundle
 from kera.client.settings import ProducerSettings
 from kera.client.types import durability_value
 from kera.core.chunk import padding_of
@@ -83,9 +88,10 @@ class Sender:
         self.broker_id = broker_id
         self.lanes: set[Lane] = set()
         """All that it serves, see `kera.client.producing.routes`."""
-        self._lanes: deque[Lane] = deque()
-        """Lanes that may have chunks to send, each at most once; served in turn."""
-        self._queued: set[Lane] = set()
+        self._queue: deque[Lane | Bundle] = deque()
+        """Bundles, and lanes that may have chunks to send, each at most once; served in turn."""
+        self.queued: set[Lane] = set()
+        """The lanes in the queue: a bundle that comes now is behind them."""
         self._owner = owner
         self._cluster = cluster
         self._buffer = buffer
@@ -105,18 +111,38 @@ class Sender:
 
     def lane_ready(self, lane: Lane) -> None:
         """A chunk was added to a lane."""
-        if lane not in self._queued:
-            self._queued.add(lane)
-            self._lanes.append(lane)
+        if lane not in self.queued:
+            self.queued.add(lane)
+            self._queue.append(lane)
         if not self._pump_soon:
             self._pump_soon = True
             self._loop.call_soon(self._pump)
 
+    def send_bundle(self, bundle: Bundle) -> None:
+        """Chunks were put together, of lanes that are not queued."""
+        self._queue.append(bundle)
+        if not self._pump_soon:
+            self._pump_soon = True
+            self._loop.call_soon(self._pump)
+
+    def take_bundles_apart(self) -> None:
+        """Those in the queue: their chunks wait in lanes from now on, before what came later."""
+        bundles = [each for each in self._queue if isinstance(each, Bundle)]
+        if not bundles:
+            return
+        self._queue = deque(each for each in self._queue if isinstance(each, Lane))
+        for bundle in reversed(bundles):
+            for chunk in reversed(self._buffer.take_apart(bundle)):
+                for failure in chunk.lane.put_back(chunk):
+                    self._buffer.finish(*failure)
+        for lane in (lane for bundle in bundles for lane in bundle.lanes):
+            self.lane_ready(lane)
+
     def remove(self, lane: Lane) -> None:
         """Send nothing of a lane, until it is ready again."""
-        if lane in self._queued:
-            self._queued.discard(lane)
-            self._lanes.remove(lane)
+        if lane in self.queued:
+            self.queued.discard(lane)
+            self._queue.remove(lane)
 
     def chunk_opened(self) -> None:
         """A chunk was opened: it is due when it has lingered; without linger, when nothing is in flight."""
@@ -146,70 +172,127 @@ class Sender:
             return  # the retry's timer pumps
         while self._requests < self._requests_max:
             if self._channel is None or self._channel.closed:
-                if self._lanes or self._owner.close_due_chunks(self.lanes):
+                self.take_bundles_apart()
+                if self._queue or self._owner.close_due_chunks(self.lanes):
                     self._connect()
                 return
-            chunks = self._gather(self._request_bytes_max)
-            if chunks:
-                self._send(self._channel, chunks)
+            bundles, chunks = self._gather(self._request_bytes_max)
+            if bundles or chunks:
+                self._send(self._channel, bundles, chunks)
             elif self._requests and not self._linger_ms:
                 return  # an unfilled chunk goes on filling until an answer is there: so it grows with the load
             elif not self._owner.close_due_chunks(self.lanes):
                 return
 
-    def _gather(self, bytes_max: int) -> list[PendingChunk]:
-        """Queued chunks for one request: the lanes in turn, each lane's chunks in order."""
-        chunks: list[PendingChunk] = []
-        size = 0
-        while self._lanes:
-            lane = self._lanes[0]
-            while (chunk := lane.next) is not None:
-                size += chunk.chunk_bytes
-                if chunks and (size > bytes_max or len(chunks) == self._request_chunks_max):
-                    self._lanes.rotate(-1)  # the next request begins with another lane
-                    return chunks
-                chunks.append(lane.take())
-            self._lanes.popleft()
-            self._queued.discard(lane)
-        return chunks
+    def _gather(self, bytes_max: int) -> tuple[list[Bundle], list[PendingChunk]]:
+        """What is queued, for one request: the lanes in turn, each lane's chunks in order; bundles before all of them.
 
-    def _send(self, channel: Channel, chunks: list[PendingChunk]) -> None:
+        What is in a bundle and in the queue before it is never of the same lane.
+        """
+        bundles: list[Bundle] = []
+        chunks: list[PendingChunk] = []
+        size = count = 0
+        while self._queue:
+            each = self._queue[0]
+            if isinstance(each, Bundle):
+                size, count = size + len(each.bulk), count + len(each.lanes)
+                if (bundles or chunks) and (size > bytes_max or count > self._request_chunks_max):
+                    return bundles, chunks
+                bundles.append(each)
+                each.taken()
+                self._queue.popleft()
+                continue
+            while (chunk := each.next) is not None:
+                size, count = size + chunk.chunk_bytes, count + 1
+                if count > 1 and (size > bytes_max or count > self._request_chunks_max):
+                    self._queue.rotate(-1)  # the next request begins with another lane
+                    return bundles, chunks
+                chunks.append(each.take())
+            self._queue.popleft()
+            self.queued.discard(each)
+        return bundles, chunks
+
+    def _send(self, channel: Channel, bundles: list[Bundle], chunks: list[PendingChunk]) -> None:
         self._requests += 1
-        request = broker_pb2.MultiWriteChunksRequest(chunk_count=len(chunks), durability=self._durability)
+        count = sum(len(bundle.lanes) for bundle in bundles) + len(chunks)
+        request = broker_pb2.MultiWriteChunksRequest(chunk_count=count, durability=self._durability)
         # Not beyond the deadline of a chunk: it is given up then, answered or not.
-        left_s = min([chunk.deadline_s for chunk in chunks]) - self._loop.time()
+        deadlines_s = [bundle.deadline_s for bundle in bundles] + [chunk.deadline_s for chunk in chunks]
+        left_s = min(deadlines_s) - self._loop.time()
         timeout_s = min(self._cluster.request_timeout_s, max(left_s, REQUEST_TIMEOUT_S_MIN))
+        bulk = [bundle.bulk for bundle in bundles]
+        if chunks:
+            bulk += _bulk_of(chunks)
         try:
-            future = channel.submit(api.MULTI_WRITE_CHUNKS, request, _bulk_of(chunks), timeout_s=timeout_s)
+            future = channel.submit(api.MULTI_WRITE_CHUNKS, request, bulk, timeout_s=timeout_s)
         except KeraError as error:
             self._requests -= 1
-            self._refused(chunks, error)
+            self._refused(bundles, chunks, error)
             return
-        future.when_done(lambda done: self._answered(chunks, done))
+        future.when_done(lambda done: self._answered(bundles, chunks, done))
 
     def _answered(
-        self, chunks: list[PendingChunk], done: asyncio.Future[Reply[broker_pb2.MultiWriteChunksResponse]]
+        self,
+        bundles: list[Bundle],
+        chunks: list[PendingChunk],
+        done: asyncio.Future[Reply[broker_pb2.MultiWriteChunksResponse]],
     ) -> None:
         self._requests -= 1
         error = done.exception() if not done.cancelled() else Uncertain("request was cancelled")
         if error is not None:
             if not isinstance(error, KeraError):
                 error = InternalError(f"{type(error).__name__}: {error}")
-            self._refused(chunks, error)
+            self._refused(bundles, chunks, error)
             return
         message = done.result().message
-        statuses = message.statuses
-        if len(statuses) != len(chunks):
-            text = f"broker {self.broker_id} answered {len(statuses)} chunks of {len(chunks)}"
-            self._refused(chunks, InternalError(text, broker_id=self.broker_id))
+        statuses = list(message.statuses)
+        count = sum(len(bundle.lanes) for bundle in bundles) + len(chunks)
+        if len(statuses) != count:
+            text = f"broker {self.broker_id} answered {len(statuses)} chunks of {count}"
+            self._refused(bundles, chunks, InternalError(text, broker_id=self.broker_id))
             return
         places = {place.virtual_segment_id: tuple(place.backup_ids) for place in message.virtual_segments}
+        if bundles:
+            chunks, statuses = self._bundles_stored(bundles, chunks, statuses, places)
         failed = self._stored(chunks, statuses, places)
         if failed:
             self._came_back(failed)
         else:
             self._attempt = 0
         self._pump()
+
+    def _bundles_stored(
+        self,
+        bundles: list[Bundle],
+        chunks: list[PendingChunk],
+        statuses: list[broker_pb2.ChunkStatus],
+        places: Mapping[int, tuple[int, ...]],
+    ) -> tuple[list[PendingChunk], list[broker_pb2.ChunkStatus]]:
+        """Bundles were answered, and `chunks` behind them. Returns the latter, and those of bundles with failures."""
+        apart: list[PendingChunk] = []
+        left: list[broker_pb2.ChunkStatus] = []
+        start = 0
+        for bundle in bundles:
+            end = start + len(bundle.lanes)
+            of_bundle, start = statuses[start:end], end
+            if any(status.HasField("error") for status in of_bundle):
+                apart += self._buffer.take_apart(bundle)
+                left += of_bundle
+                continue
+            identity = bundle.identity
+            self._buffer.deliver_bundle(
+                bundle,
+                StoredBundle(
+                    identity.stream, identity.stream_id, bundle.streamlets, bundle.record_counts, of_bundle, places
+                ),
+            )
+            unsettled = self._owner.unsettled
+            for lane in bundle.lanes:
+                for failure in lane.one_stored():
+                    self._buffer.finish(*failure)
+                if lane.waiting or lane in unsettled:
+                    self._owner.delivered(lane)
+        return apart + chunks, left + statuses[start:]
 
     def _stored(
         self,
@@ -245,8 +328,9 @@ class Sender:
             self._owner.delivered(lane)
         return failed
 
-    def _refused(self, chunks: list[PendingChunk], error: KeraError) -> None:
-        self._came_back([(chunk, error) for chunk in chunks])
+    def _refused(self, bundles: list[Bundle], chunks: list[PendingChunk], error: KeraError) -> None:
+        apart = [chunk for bundle in bundles for chunk in self._buffer.take_apart(bundle)]
+        self._came_back([(chunk, error) for chunk in apart + chunks])
         self._pump()
 
     def _came_back(self, failed: list[tuple[PendingChunk, KeraError]]) -> None:
@@ -320,10 +404,14 @@ class Sender:
             return
         # Records in open chunks have no deadline yet: they join, so that they are not left behind.
         self._owner.close_due_chunks(self.lanes)
-        self._came_back([(lane.take(), error) for lane in list(self._lanes) for _ in range(lane.ready_count)])
+        self.take_bundles_apart()
+        lanes = [each for each in self._queue if isinstance(each, Lane)]
+        self._came_back([(lane.take(), error) for lane in lanes for _ in range(lane.ready_count)])
 
     def _earliest_deadline_s(self) -> float | None:
-        return min((lane.waiting[0].deadline_s for lane in self._lanes if lane.waiting), default=None)
+        bundles = [each.deadline_s for each in self._queue if isinstance(each, Bundle)]
+        lanes = [each.waiting[0].deadline_s for each in self._queue if isinstance(each, Lane) and each.waiting]
+        return min(bundles + lanes, default=None)
 
 
 def _bulk_of(chunks: list[PendingChunk]) -> list[Any]:

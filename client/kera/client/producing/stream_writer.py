@@ -11,7 +11,7 @@ these at the same time: what comes later is sent later.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
@@ -22,14 +22,14 @@ from kera.client.producing.encoding import (
     check_rows,
     conform,
     has_forbidden_nulls,
-    partition_payloads,
     record_payloads,
     timestamps,
     too_large,
 )
 from kera.client.producing.gathering import GatheredDelivery, Gathering
 from kera.client.producing.lane import Lane, PendingChunk
-from kera.client.producing.outcome import Outcome
+from kera.client.producing.outcome import BundleOutcome, Outcome
+from kera.client.producing.partition_payloads import Payloads, partition_payloads
 from kera.client.producing.partitioner import Partition, partition_by_key, primary_keys, whole
 from kera.client.producing.routes import Routes
 from kera.client.producing.stream_lanes import ProducerIdentity, StreamLanes
@@ -205,11 +205,11 @@ class StreamWriter:
             rows = conform(gathering.batch(with_times=not stream.typed), stream, now_us)
             partition = self.partition(rows, streamlet)
             chunks = [
-                (place, payload)
-                for place, made in partition_payloads(
+                chunk
+                for made in partition_payloads(
                     partition, stream, self._chunk_bytes_max, now_us, check_rows(rows, stream), lean=self._lean
                 )
-                for payload in made
+                for chunk in _each(made)
             ]
         except (KeraError, pa.ArrowException, ValueError, TypeError) as error:
             gathering.fail(self._not_encoded(error))
@@ -330,6 +330,19 @@ class StreamWriter:
         self._buffer.add(chunk)
         self._routes.chunk_added(self.lanes, lane)
 
+    def enqueue_together(self, payloads: Payloads, created_us: int, accepted_s: float) -> list[Outcome | BundleOutcome]:
+        """Have chunks sent that are the last ones of their streamlets."""
+        if self.open_chunks:
+            for streamlet in payloads.streamlets.tolist():
+                self.close_open_chunk(streamlet)  # records that were sent before stay before
+        deadline_s = accepted_s + self._delivery_timeout_s
+        bundled, others = self._routes.add_bundles(self.lanes, payloads, created_us, deadline_s)
+        outcomes: list[Outcome | BundleOutcome] = [*bundled]
+        for index in others:
+            outcomes.append(outcome := Outcome())
+            self.enqueue(int(payloads.streamlets[index]), payloads.one(index), created_us, outcome, accepted_s)
+        return outcomes
+
     def open_records(self) -> int:
         """How many records are in open chunks, and gathered."""
         in_chunks = sum(len(accumulator.values) for accumulator in self.open_chunks.values())
@@ -344,3 +357,14 @@ class StreamWriter:
             gathering.fail(error)
         self._gatherings.clear()
         self._filling.pop(self.stream.name, None)
+
+
+def _each(made: Payloads | tuple[int, Iterator[Payload]]) -> Iterator[tuple[int, Payload]]:
+    """The chunks, by streamlet."""
+    if isinstance(made, Payloads):
+        for index, streamlet in enumerate(made.streamlets.tolist()):
+            yield streamlet, made.one(index)
+    else:
+        streamlet, payloads = made
+        for payload in payloads:
+            yield streamlet, payload

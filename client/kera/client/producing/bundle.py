@@ -1,0 +1,80 @@
+"""Chunks of one batch, often for many lanes, that go out together: a `PendingChunk` of each would cost more.
+
+    made ──► queued ──► sent ──all stored──► gone
+                │          │
+                └──────────┴── anything else ──► taken apart: from then on each chunk is by itself, in its lane
+
+A chunk in a bundle is in flight for its lane from the start on, with the lane's next sequence: so nothing of the lane
+is taken before it, and it is only put in when nothing of the lane waits (`Lane.join`).
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+from kera.client.producing.encoding import Payload
+from kera.client.producing.lane import Lane, PendingChunk
+from kera.client.producing.outcome import BundleOutcome, Outcome
+from kera.client.producing.partition_payloads import Payloads
+from kera.core.chunk import HEADER_BYTES, flags_of, padded
+from kera.core.many_chunks import encode_chunks
+
+
+class Bundle:
+    """See the head of this module."""
+
+    def __init__(
+        self, lanes: Sequence[Lane], sequences: Sequence[int], payloads: Payloads, created_us: int, deadline_s: float
+    ) -> None:
+        """`deadline_s`: on the loop's clock; after it the chunks are given up."""
+        self.lanes = lanes
+        self.created_us = created_us
+        self.deadline_s = deadline_s
+        self.delivered = BundleOutcome()
+        self.sent = False
+        self.identity = identity = lanes[0].identity
+        """Of one of the lanes: all of them are of one stream and producer."""
+        self.streamlets: list[int] = payloads.streamlets.tolist()
+        self.record_counts: list[int] = payloads.record_counts.tolist()
+        self._payload_bytes = [*map(len, payloads.payloads)]
+        self.payload_bytes = sum(self._payload_bytes)
+        self._payloads = payloads._replace(payloads=[])
+        self._sequences = sequences
+        self._apart: list[PendingChunk] | None = None
+        self.bulk = encode_chunks(
+            payloads.payloads, payloads.streamlets, payloads.record_counts,
+            array("q", [lane.producer_epoch for lane in lanes]), array("q", sequences),
+            payloads.min_timestamps_us, payloads.max_timestamps_us,
+            payloads.version, flags_of(identity.codec, typed=identity.typed), identity.stream_id,
+            payloads.schema_id, identity.producer_id, identity.codec, created_us,
+        )  # fmt: skip
+        """The chunks, one after the other."""
+
+    def taken(self) -> None:
+        """It is sent."""
+        self.sent = True
+
+    def take_apart(self) -> list[PendingChunk]:
+        """Its chunks, each by itself: always the same ones."""
+        if self._apart is None:
+            self._apart, at, view = [], 0, memoryview(self.bulk)
+            columns = self._payloads
+            for index, (lane, sequence, size) in enumerate(
+                zip(self.lanes, self._sequences, self._payload_bytes, strict=True)
+            ):
+                start = at + HEADER_BYTES
+                payload = Payload(
+                    bytes(view[start : start + size]),
+                    self.record_counts[index],
+                    int(columns.min_timestamps_us[index]),
+                    int(columns.max_timestamps_us[index]),
+                    columns.schema_id,
+                    columns.version,
+                )
+                chunk = PendingChunk(lane, payload, self.created_us, self.deadline_s, Outcome())
+                chunk.was_bundled(sequence, bytes(view[at:start]), sent=self.sent)
+                self._apart.append(chunk)
+                at = start + padded(size)
+            self.delivered.take_apart([chunk.delivered for chunk in self._apart])
+        return self._apart
