@@ -42,6 +42,25 @@ def aged(request: pytest.FixtureRequest, engine: Engine) -> Log:
     return log
 
 
+# --- passes ------------------------------------------------------------------------------------------------
+
+
+def test_what_has_yet_to_be_removed_does_not_count_again(aged: Log) -> None:
+    """The disk may be slower than the passes are frequent."""
+    rules = Rules(bytes_max=aged.streamlet.length_bytes - 2 * SEGMENT * CHUNK_BYTES)
+    for _ in range(3):
+        for entry, position, record in new_starts(aged.streamlet, rules, 0):
+            entry.move_start(position, record)
+            aged.engine.memory.removals.collect(entry)
+    (start,) = {entry.start for entry in aged.streamlet.entries.made}
+    assert start == Position(1, 2, SEGMENT * CHUNK_BYTES)
+
+    aged.engine.run()
+
+    assert aged.streamlet.length_bytes == rules.bytes_max
+    assert new_starts(aged.streamlet, rules, 0) == []
+
+
 # --- rules -------------------------------------------------------------------------------------------------
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from kera.broker.log.entry import Entry, length_of
 from kera.broker.log.segment import Segment
 from kera.broker.log.streamlet import Streamlet
-from kera.broker.records import Key, SegmentRecord
+from kera.broker.records import NO_SEGMENT, Key, SegmentRecord
 from kera.core.ids import Position
 from kera.v1 import common_pb2
 
@@ -69,7 +69,9 @@ def new_starts(streamlet: Streamlet, rules: Rules, now_us: int, segments_max: in
         return []
     walks = {entry: _with_age(_removable(entry, rules), now_us) for entry in streamlet.entries.made}
     heads = {entry: found for entry, walk in walks.items() if (found := next(walk, None)) is not None}
-    surplus = streamlet.length_bytes - rules.bytes_max if rules.bytes_max else 0
+    surplus = 0
+    if rules.bytes_max:
+        surplus = streamlet.length_bytes - sum(map(_leaving_bytes, streamlet.entries.made)) - rules.bytes_max
     starts: dict[Entry, NewStart] = {}
     for _ in range(segments_max):
         if not heads:
@@ -91,6 +93,16 @@ def new_starts(streamlet: Streamlet, rules: Rules, now_us: int, segments_max: in
         else:
             heads[entry] = following
     return list(starts.values())
+
+
+def _leaving_bytes(entry: Entry) -> int:
+    """Of segments before the start that are counted in its length, as they have yet to be removed."""
+    leaving, start_key = 0, (entry.start.group_id, entry.start.segment_id)
+    found = entry.following(NO_SEGMENT)
+    while found is not None and found[0] < start_key:
+        leaving += length_of(found[1])
+        found = entry.following(found[0])
+    return leaving
 
 
 def _with_age(segments: Iterator[tuple[Key, Segment | SegmentRecord]], now_us: int) -> Iterator[_Aged]:
