@@ -474,9 +474,7 @@ def position_of(cursor: common_pb2.Cursor) -> Position:
     return Position(cursor.group_id, cursor.segment_id, cursor.position)
 
 
-_DURABILITY_NAMES = {
-    value: name.removeprefix("DURABILITY_").lower() for name, value in common_pb2.Durability.items()
-}
+_DURABILITY_NAMES = {value: name.removeprefix("DURABILITY_").lower() for name, value in common_pb2.Durability.items()}
 
 
 def durability_name(value: common_pb2.Durability.ValueType) -> str:

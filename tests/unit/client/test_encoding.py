@@ -13,11 +13,11 @@ from kera.client.producing.encoding import (
     Payload,
     check_rows,
     conform,
-    partition_payloads,
     payloads,
     record_payloads,
     records_to_batch,
 )
+from kera.client.producing.partition_payloads import one_by_one, partition_payloads
 from kera.client.producing.partitioner import Partition
 from kera.client.producing.record_message import write_message
 from kera.client.types import StreamDescription
@@ -367,8 +367,9 @@ def test_small_lean_chunks_are_about_full(chunk_bytes_max: int, ends: tuple[int,
     partition = Partition(batch, range(7, 7 + len(ends)), ends)
     size = check_rows(batch, stream)
     made: dict[int, list[Payload]] = {}
-    for place, parts in partition_payloads(partition, stream, chunk_bytes_max, NOW_US, size, lean=True):
-        made.setdefault(place, []).extend(parts)
+    for parts in partition_payloads(partition, stream, chunk_bytes_max, NOW_US, size, lean=True):
+        for place, payload in one_by_one(parts):
+            made.setdefault(place, []).append(payload)
     for place, start, end in zip(partition.streamlets, (0, *ends), ends, strict=False):
         sizes = [HEADER_BYTES + padded(len(payload.payload)) for payload in made[place]]
         assert max(sizes) <= chunk_bytes_max

@@ -110,6 +110,17 @@ def partition_payloads(
         first, start = last, ends[-1]
 
 
+def one_by_one(made: Payloads | tuple[int, Iterator[Payload]]) -> Iterator[tuple[int, Payload]]:
+    """What `partition_payloads` gives, each chunk by itself, with its streamlet."""
+    if isinstance(made, Payloads):
+        for index, streamlet in enumerate(made.streamlets.tolist()):
+            yield streamlet, made.one(index)
+    else:
+        streamlet, of_streamlet = made
+        for payload in of_streamlet:
+            yield streamlet, payload
+
+
 def _divided(partition: Partition, target: int) -> Partition:
     """The same, with the rows of a streamlet in several parts where these make more than one chunk of few rows."""
     batch = partition.batch

@@ -11,7 +11,7 @@ these at the same time: what comes later is sent later.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pyarrow as pa
 
@@ -29,7 +29,7 @@ from kera.client.producing.encoding import (
 from kera.client.producing.gathering import GatheredDelivery, Gathering
 from kera.client.producing.lane import Lane, PendingChunk
 from kera.client.producing.outcome import BundleOutcome, Outcome
-from kera.client.producing.partition_payloads import Payloads, partition_payloads
+from kera.client.producing.partition_payloads import Payloads, one_by_one, partition_payloads
 from kera.client.producing.partitioner import Partition, partition_by_key, primary_keys, whole
 from kera.client.producing.routes import Routes
 from kera.client.producing.stream_lanes import ProducerIdentity, StreamLanes
@@ -209,7 +209,7 @@ class StreamWriter:
                 for made in partition_payloads(
                     partition, stream, self._chunk_bytes_max, now_us, check_rows(rows, stream), lean=self._lean
                 )
-                for chunk in _each(made)
+                for chunk in one_by_one(made)
             ]
         except (KeraError, pa.ArrowException, ValueError, TypeError) as error:
             gathering.fail(self._not_encoded(error))
@@ -357,14 +357,3 @@ class StreamWriter:
             gathering.fail(error)
         self._gatherings.clear()
         self._filling.pop(self.stream.name, None)
-
-
-def _each(made: Payloads | tuple[int, Iterator[Payload]]) -> Iterator[tuple[int, Payload]]:
-    """The chunks, by streamlet."""
-    if isinstance(made, Payloads):
-        for index, streamlet in enumerate(made.streamlets.tolist()):
-            yield streamlet, made.one(index)
-    else:
-        streamlet, payloads = made
-        for payload in payloads:
-            yield streamlet, payload
