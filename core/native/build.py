@@ -25,7 +25,16 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 EXTENSION = HERE.parent / "kera" / "core" / "_native.abi3.so"
 MARK = b"kera-native-sources:"
-OPTIONS = ["-std=c11", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra"]
+OPTIONS = [
+    "-std=c11",
+    "-O3",
+    "-fPIC",
+    "-shared",
+    "-fvisibility=hidden",
+    "-Wall",
+    "-Wextra",
+    "-Werror=implicit-function-declaration",
+]
 SANITIZERS = [
     "-fsanitize=address,undefined",
     "-fno-sanitize-recover=undefined",
