@@ -385,9 +385,11 @@ async def test_full_disk_stops_writers_only_and_until_there_is_room(
                 async with asyncio.timeout(TIMEOUT_S):
                     while not errors:
                         batch = pa.record_batch({"value": pa.array([value_of(number)] * 100, pa.binary())})
-                        outcomes: Any = (await impatient.send_batch("s", batch, streamlet=1))._outcomes
-                        results = await asyncio.gather(*outcomes, return_exceptions=True)
-                        errors += [result for result in results if isinstance(result, KeraError)]
+                        sent = await impatient.send_batch("s", batch, streamlet=1)
+                        try:
+                            await sent
+                        except KeraError as error:
+                            errors.append(error)
                 with contextlib.suppress(KeraError):
                     await impatient.flush()
             # Of chunks behind the first one that was refused, `OutOfSequence` may be the last that was heard.
