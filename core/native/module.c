@@ -19,7 +19,6 @@
 #include "lean.h"
 #include "lean_encode.h"
 #include "lean_face.h"
-#include "one_by_one.h"
 #include "records.h"
 #include "replicate.h"
 #include "send.h"
@@ -370,7 +369,7 @@ static PyObject *encode_chunks(Call *call)
         good = put_field(&fields[given[index]], call->args[1 + OWN_FIELDS + index], base);
     for (size_t index = 0; good && index < OWN_FIELDS; index++)
         good = open_numbers(call->args[1 + index], count, &own[index]);
-    size_t size = good ? bytes_of_chunks(payloads, count) : 0;
+    size_t size = good && PyList_Size(payloads) == count ? bytes_of_chunks(payloads, count) : 0;
     if (size > 0)
         chunks = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)size);
     if (chunks != NULL && !put_chunks((uint8_t *)PyBytes_AsString(chunks), payloads, count, own, base))
@@ -829,7 +828,7 @@ PyMODINIT_FUNC PyInit__native(void)
     name_callables();
     PyObject *module = PyModule_Create(&definition);
     if (module == NULL || append_init() != 0 || replicate_init() != 0 || records_init() != 0 ||
-        one_by_one_init(module) != 0 || send_init(module) != 0 ||
+        send_init(module) != 0 ||
         (magic = PyBytes_FromStringAndSize(MAGIC, 4)) == NULL ||
         PyModule_AddIntConstant(module, "VERSION", NATIVE_VERSION) != 0 ||
         PyModule_AddStringConstant(module, "SOURCES", strchr(made_of, ':') + 1) != 0 ||

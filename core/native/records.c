@@ -109,9 +109,9 @@ static PyObject *time_at(const struct ArrowArray *times, int64_t index)
 static PyObject *next_record(PyObject *self)
 {
     Records *records = (Records *)self;
-    if (records->next == records->count)
+    if (records->next >= records->count)
         return NULL;
-    int64_t row = records->first_row + records->next;
+    int64_t at = records->next++, row = records->first_row + at;  // at once: what is made below may run anything
     PyTypeObject *type = (PyTypeObject *)records->type;
     allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
     PyObject *keys = keys_at(records->columns[KEYS], row);
@@ -124,7 +124,7 @@ static PyObject *next_record(PyObject *self)
         Py_NewRef(records->stream),
         Py_NewRef(records->streamlet),
         Py_NewRef(records->entry),
-        PyLong_FromUnsignedLongLong(records->first + (uint64_t)records->next),
+        PyLong_FromUnsignedLongLong(records->first + (uint64_t)at),
         time_at(records->columns[TIMESTAMP], row),
         Py_NewRef(PyTuple_Size(keys) > 0 ? PyTuple_GetItem(keys, 0) : Py_None),
         keys,
@@ -141,7 +141,6 @@ static PyObject *next_record(PyObject *self)
         Py_DECREF(record);
         return NULL;
     }
-    records->next++;
     return record;
 }
 

@@ -164,7 +164,8 @@ static Outcome take_request(Take *take, const Frame *frame)
 {
     uint64_t numbers[REQUEST_FIELDS];
     if (frame->kind != FRAME_REQUEST || frame->method != REPLICATE || frame->bulk_bytes == 0 ||
-        frame->bulk_bytes > REPLICATED_BYTES_MAX || !read_numbers(frame->head, numbers, REQUEST_FIELDS) ||
+        frame->bulk_bytes > REPLICATED_BYTES_MAX || frame->head_bytes > 2 * NUMBER_BYTES_MAX * REQUEST_FIELDS ||
+        !read_numbers(frame->head, numbers, REQUEST_FIELDS) ||
         numbers[BROKER_ID] > UINT32_MAX || numbers[OFFSET] == 0 || numbers[OFFSET] > UINT32_MAX - frame->bulk_bytes ||
         numbers[CHECKSUM] > UINT32_MAX || numbers[PERSIST] != 0 || numbers[CLOSES] != 0)
         return LEFT;

@@ -93,6 +93,7 @@ static Outcome take_request(Take *take, const Frame *frame)
     Append *call = &take->append;
     uint64_t numbers[REQUEST_FIELDS];
     if (frame->kind != FRAME_REQUEST || frame->method != MULTI_WRITE_CHUNKS ||
+        frame->head_bytes > 2 * NUMBER_BYTES_MAX * REQUEST_FIELDS ||
         !read_numbers(frame->head, numbers, REQUEST_FIELDS) || numbers[DURABILITY] > LEVEL_MAX ||
         numbers[CHUNK_COUNT] > REQUEST_CHUNKS_MAX)
         return LEFT;

@@ -93,6 +93,20 @@ async def test_a_new_loop_over_batches_goes_on_where_the_last_one_stopped(
     assert taken == EXPECTED
 
 
+async def test_several_tasks_share_the_records_of_a_consumer(filled: FakeCluster, make_consumer: MakeConsumer) -> None:
+    consumer = make_consumer(filled, end="latest")
+    taken: list[bytes | None] = []
+
+    async def take() -> None:
+        async for record in consumer:
+            taken.append(record.value)
+            await asyncio.sleep(0)
+
+    async with asyncio.timeout(WAIT_S):
+        await asyncio.gather(*(take() for _ in range(3)))
+    assert sorted(value or b"" for value in taken) == sorted(EXPECTED)
+
+
 async def test_positions_are_where_another_consumer_goes_on(filled: FakeCluster, make_consumer: MakeConsumer) -> None:
     consumer = make_consumer(filled)
     await take_batches(consumer, 7)

@@ -89,6 +89,22 @@ async def test_rows_with_keys_are_partitioned_together(wide: FakeCluster, make_p
         assert records_of_chunks(wide, streamlet) == [len(rows)]
 
 
+async def test_records_behind_a_gathered_batch_are_stored(wide: FakeCluster, make_producer: MakeProducer) -> None:
+    """The batch takes another streamlet's turn when it closes, just before the record's chunk opens."""
+    producer = make_producer(wide)
+    sent = [b"%d" % number for number in range(12)]
+    await producer.send_batch("s", batch(sent[0]))
+    await producer.send_batch("s", batch(sent[1]))  # waits for the first one
+    pending = [producer.send("s", sent[2])]
+    await give(producer.flush())
+    pending += [producer.send("s", value) for value in sent[3:]]
+    await give(producer.flush())
+
+    deliveries = [await give(each) for each in pending]
+    assert len({(each.entry, each.record) for each in deliveries}) == len(pending)
+    assert sorted(value for streamlet in range(STREAMLETS) for value in wide.values("s", streamlet)) == sorted(sent)
+
+
 async def test_batches_for_streamlets_are_gathered_by_streamlet(wide: FakeCluster, make_producer: MakeProducer) -> None:
     producer = make_producer(wide, linger_ms=60_000)
     for number in range(6):

@@ -1,4 +1,4 @@
-"""Records one by one, of either kind."""
+"""Records one by one."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ from typing import Any
 
 import pytest
 
-from kera.client.consuming import one_by_one
+from kera.client.consuming.one_by_one import OneByOne
 
-KINDS = list(dict.fromkeys([one_by_one.OneByOne, one_by_one._OneByOne]))
-
-pytestmark = pytest.mark.parametrize("kind", KINDS)
+pytestmark = pytest.mark.parametrize("kind", [OneByOne])
 
 
 async def nothing_more() -> Any:
@@ -107,6 +105,19 @@ async def test_a_wait_that_is_given_up_loses_nothing(kind: Any) -> None:
         await waiting
     coming.put_nowait(1)
     assert await anext(found) == 1
+
+
+async def test_a_wait_that_never_begins_loses_nothing(kind: Any) -> None:
+    found = kind(nothing_more)
+    found.take(iter([1, 2, 3]))
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(anext(found), 0)
+    task = asyncio.ensure_future(anext(found))
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    del task
+    assert [each async for each in found] == [1, 2, 3]
 
 
 async def test_it_goes_with_whom_it_asks_for_more(kind: Any) -> None:

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from kera.client.producing.accumulator import Accumulator
+from kera.client.producing.buffer import Buffer
 from kera.client.producing.limits import ProducerLimits
 from kera.client.producing.outcome import Outcome
 from kera.client.producing.partitioner import streamlet_of
@@ -935,3 +936,17 @@ class TestFutureLike:
         assert (first.done(), second.done()) == (True, False)
         outcomes[1].settle(ClosedError("two"))
         await until(lambda: called == [first, second])
+
+
+async def test_room_that_is_made_by_closing_what_is_open_is_seen() -> None:
+    buffer = Buffer(100)
+    buffer.take(80)
+    async with asyncio.timeout(WAIT_S):
+        await buffer.wait_for_room(50, lambda: buffer.release(80))
+    buffer.take(80)
+
+    def fail() -> None:
+        buffer.fail(ClosedError("it has ended"))
+
+    async with asyncio.timeout(WAIT_S):
+        await buffer.wait_for_room(50, fail)

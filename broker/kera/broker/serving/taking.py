@@ -22,11 +22,14 @@ from kera.broker.storage.persistence import PersistenceManager
 from kera.core.errors import KeraError, NotReplicated
 from kera.core.native import native
 from kera.core.rpc import api
-from kera.core.rpc.frames import Kind, encode_frame
+from kera.core.rpc.frames import Kind, encode_error, encode_frame
 from kera.core.rpc.limits import BULK_BYTES_MAX
 from kera.core.rpc.taking import NOTHING, Asker, Taken
 from kera.core.rpc.wire import error_to_message
+from kera.core.telemetry import get_logger
 from kera.v1 import broker_pb2, common_pb2
+
+log = get_logger("kera.broker")
 
 _PERSISTED = common_pb2.DURABILITY_PERSISTED
 _HELD = struct.Struct("<QI")
@@ -105,10 +108,16 @@ class WriteTaker:
 def _answer(asker: Asker, batch: Batch, held: bytes, requests: int, error: KeraError | None) -> None:
     """Backups have the chunks of so many requests, or there is an error."""
     place = batch.place
-    if native is None or not batch.completed or place is None:
-        answers = refused_answers(held, error or NotReplicated("the chunk could not be replicated"))
-    else:
-        answers = native.held_answers(held, place.virtual_segment_id, place.backups)
+    try:
+        if native is None or not batch.completed or place is None:
+            answers = refused_answers(held, error or NotReplicated("the chunk could not be replicated"))
+        else:
+            answers = native.held_answers(held, place.virtual_segment_id, place.backups)
+    except Exception as failure:  # the others that wait for the batch have nothing to do with it
+        log.exception("answers cannot be made", requests=requests)
+        message = error_to_message(failure)
+        ids = [request_id for request_id, _ in _held(held)]
+        answers = b"".join(encode_error(api.MULTI_WRITE_CHUNKS.number, request_id, message) for request_id in ids)
     asker.answer(answers, requests)
 
 

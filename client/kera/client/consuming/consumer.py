@@ -6,6 +6,7 @@ or records of them. Between entries there is no order, as between partitions.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Literal, Self, get_args
@@ -68,6 +69,9 @@ class Consumer:
         self._open: ChunkBatch | None = None
         """The chunk whose records are being delivered."""
         self._last_record: Iterator[Record] = iter(())
+        self._others: Iterator[Record] = iter(())
+        """The records of the open chunk that are before the last one."""
+        self._opening = asyncio.Lock()
         """Of that chunk; those before it are at hand."""
         self._records = OneByOne(self._next_record)
         self._closed = False
@@ -180,7 +184,8 @@ class Consumer:
         await self.start()
         if self._open is not None:  # begun as records, and not delivered to its end
             chunk, self._open = self._open, None
-            self._records.take(iter(()))
+            self._others = iter(())
+            self._records.take(self._others)
             self._positions[chunk.entry] = chunk.next
             yield chunk
         while (chunk_or_end := self._next_here(copied=False) or await self._next_chunk()) is not None:
@@ -194,22 +199,23 @@ class Consumer:
 
     async def _next_record(self) -> Record:
         """When none is at hand: the last one of the open chunk, with which that is delivered, or the next chunk's."""
-        await self.start()
-        while True:
-            if self._open is not None:
-                chunk, self._open = self._open, None
-                self._positions[chunk.entry] = chunk.next
-                for record in self._last_record:
+        async with self._opening:  # each of several tasks goes on with what another one has opened meanwhile
+            await self.start()
+            while True:
+                for record in self._others:
                     return record
-            opened = await self._next_chunk(copied=True)
-            if opened is None:
-                raise StopAsyncIteration
-            self._open = opened
-            self._last_record = records_of(opened, self._chunks.streams[opened.entry.stream_id])
-            others = islice(self._last_record, max(0, opened.batch.num_rows - 1))
-            self._records.take(others)
-            for record in others:
-                return record
+                if self._open is not None:
+                    chunk, self._open = self._open, None
+                    self._positions[chunk.entry] = chunk.next
+                    for record in self._last_record:
+                        return record
+                opened = await self._next_chunk(copied=True)
+                if opened is None:
+                    raise StopAsyncIteration
+                self._open = opened
+                self._last_record = records_of(opened, self._chunks.streams[opened.entry.stream_id])
+                self._others = islice(self._last_record, max(0, opened.batch.num_rows - 1))
+                self._records.take(self._others)
 
     async def _next_chunk(self, *, copied: bool = False) -> ChunkBatch | None:
         """The next chunk; None when everything that was asked for has been delivered."""

@@ -1,7 +1,8 @@
-"""Records one by one: those that are at hand without a coroutine of their own, the next ones from who waits for them.
+"""Records one by one: those that are at hand, the next ones from who waits for them.
 
 An asynchronous generator would do the same, but what it yields comes as the value of a `StopIteration`; and one with a
-tuple in it (a `Record` is one) is made the long way, which takes as long as to make the record.
+tuple in it (a `Record` is one) is made the long way, which takes as long as to make the record. A record is taken when
+the wait for it begins: a wait that is given up before that loses none.
 """
 
 from __future__ import annotations
@@ -9,11 +10,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 from kera.client.types import Record
-from kera.core.native import native
 
 
-class _OneByOne(AsyncIterator[Record]):
-    """See the head of this module; the one in C does the same."""
+class OneByOne(AsyncIterator[Record]):
+    """See the head of this module."""
 
     def __init__(self, more: Callable[[], Awaitable[Record]]) -> None:
         """`more` is asked when nothing is at hand; it raises `StopAsyncIteration` at the end, or whatever is wrong."""
@@ -28,6 +28,3 @@ class _OneByOne(AsyncIterator[Record]):
         for record in self._at_hand:
             return record
         return await self._more()
-
-
-OneByOne: type[_OneByOne] = _OneByOne if native is None else native.OneByOne

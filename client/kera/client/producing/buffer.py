@@ -51,8 +51,10 @@ class Buffer(Room):
     async def wait_for_room(self, wanted_bytes: int, close_open_chunks: Callable[[], None]) -> None:
         """Until there is room for so much, or the end. Room comes from what is sent: nothing lingers meanwhile."""
         while self.is_full(wanted_bytes) and not self.ended:
+            self._room.clear()  # before: what is closed may fail at once, and make room
             close_open_chunks()
-            self._room.clear()
+            if not self.is_full(wanted_bytes) or self.ended:
+                break
             await self._room.wait()
 
     async def let_loop_run(self) -> None:

@@ -145,6 +145,11 @@ class Lane:
         self._next_sequence = sequence + 1
         return sequence
 
+    def leave(self) -> None:
+        """The chunk that joined last is in no bundle after all."""
+        self.in_flight -= 1
+        self._next_sequence -= 1
+
     def put_back(self, chunk: PendingChunk) -> list[Failure]:
         """A chunk that was in a bundle was not sent: it waits, before all others. Returns those that are given up."""
         self.in_flight -= 1

@@ -140,7 +140,12 @@ class Routes:
         outcomes = []
         for sender, (indexes, of_sender, sequences) in found.items():
             part = payloads if len(indexes) == len(payloads.payloads) else payloads.some(indexes)
-            bundle = Bundle(of_sender, sequences, part, created_us, deadline_s)
+            try:
+                bundle = Bundle(of_sender, sequences, part, created_us, deadline_s)
+            except BaseException:
+                for lane in reversed(of_sender):
+                    lane.leave()
+                raise
             self._buffer.add_bundle(bundle)
             sender.send_bundle(bundle)
             outcomes.append(bundle.delivered)
@@ -148,7 +153,7 @@ class Routes:
 
     def abandon(self, lanes: StreamLanes, error: KeraError) -> None:
         """Send nothing more of a stream. What is in flight comes to its end."""
-        for sender in self._senders.values():
+        for sender in list(self._senders.values()):
             sender.take_bundles_apart()
         for lane in lanes.lanes:
             self._abandon(lane, error)

@@ -135,8 +135,8 @@ class Sender:
             for chunk in reversed(self._buffer.take_apart(bundle)):
                 for failure in chunk.lane.put_back(chunk):
                     self._buffer.finish(*failure)
-        for lane in (lane for bundle in bundles for lane in bundle.lanes):
-            self.lane_ready(lane)
+        for lane in dict.fromkeys(lane for bundle in bundles for lane in bundle.lanes):
+            self._owner.ready(lane)
 
     def remove(self, lane: Lane) -> None:
         """Send nothing of a lane, until it is ready again."""

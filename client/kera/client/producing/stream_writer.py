@@ -285,6 +285,8 @@ class StreamWriter:
     def close_chunk(self, accumulator: Accumulator) -> None:
         """Encode the records of an open chunk and queue them; the next record opens another."""
         del self.open_chunks[accumulator.streamlet]
+        if self._filling.get(self.stream.name) is accumulator:
+            del self._filling[self.stream.name]
         if accumulator.streamlet == self.sticky_streamlet:
             self._move_on()
         self._buffer.release(accumulator.size)

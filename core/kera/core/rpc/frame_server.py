@@ -36,7 +36,14 @@ from kera.core.rpc.frames import (
     method_at,
 )
 from kera.core.rpc.handling import deferred_reply, error_reply, run_handler
-from kera.core.rpc.limits import BULK_BYTES_MAX, REQUESTS_IN_FLIGHT_MAX, SEND_BUFFER_BYTES_MAX, check_request
+from kera.core.rpc.limits import (
+    BULK_BYTES_MAX,
+    REQUESTS_IN_FLIGHT_MAX,
+    SEND_BUFFER_BYTES_MAX,
+    TAKEN_BYTES_MAX,
+    TAKEN_REQUESTS_MAX,
+    check_request,
+)
 from kera.core.rpc.method import Call, Handler, Method, Peer, Reply, Service
 from kera.core.rpc.outbox import Outbox
 from kera.core.rpc.sockets import SERVER, tune
@@ -309,6 +316,8 @@ class ServerConnection(FrameProtocol):
 
     def connection_lost(self, _exc: Exception | None) -> None:
         """See `asyncio.Protocol`."""
+        self._let_go_of_memory()  # who holds an answer to it may hold the connection for a while
+        self._receive = memoryview(b"")
         self._shared.connections.pop(self, None)
         self.outbox.unwatch()
         self.lost.set_result(None)
@@ -369,8 +378,12 @@ class ServerConnection(FrameProtocol):
         if taker is None:
             return at
         begun_s = self._share.begin()
-        taken = taker(self, staging[at:filled], REQUESTS_IN_FLIGHT_MAX - self.requests_in_flight)
+        upto = min(filled, at + TAKEN_BYTES_MAX)
+        requests_max = min(TAKEN_REQUESTS_MAX, REQUESTS_IN_FLIGHT_MAX - self.requests_in_flight)
+        taken = taker(self, staging[at:upto], requests_max)
         if not taken.requests:
+            if self._share.end(begun_s):
+                self.hold_frames()
             return at
         self._frames += taken.requests
         self._held_requests += taken.held

@@ -247,6 +247,12 @@ class FrameProtocol(asyncio.BufferedProtocol):
         if self._bulk_filled == len(self._bulk):
             self._take(self._finish_bulk)
 
+    def _let_go_of_memory(self) -> None:
+        """Nothing arrives any more."""
+        self._held = True
+        self._staging = self._bulk = memoryview(b"")
+        self._header, self._head = None, b""
+
     def _take(self, consume: Callable[[], None]) -> None:
         """Handle what has arrived, and end the connection if it cannot be trusted."""
         transport = self._transport
@@ -258,6 +264,10 @@ class FrameProtocol(asyncio.BufferedProtocol):
             self._held = True
             self.protocol_failed(error)
             transport.abort()
+        except BaseException:
+            self._held = True  # nobody knows how much of what has arrived was handled
+            transport.abort()
+            raise
         else:
             self.frames_taken()
 

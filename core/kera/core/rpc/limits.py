@@ -18,6 +18,9 @@ REPLICATED_BYTES_MAX = 1 << 20
 short. It is verified in one go, so more than this has at most `REQUEST_CHUNKS_MAX` chunks."""
 REQUESTS_IN_FLIGHT_MAX = 1024
 """Requests of one connection (gRPC: of one stream) that may wait for an answer; then the server stops reading."""
+TAKEN_REQUESTS_MAX = 32
+TAKEN_BYTES_MAX = 64 << 10
+"""Requests, and their bytes, that a taker is given at once: how long that took is asked only then."""
 SEND_BUFFER_BYTES_MAX = 4 << 20
 """Replies of one connection that its peer has not taken yet; then the server stops reading."""
 ERROR_TEXT_BYTES_MAX = 2048
