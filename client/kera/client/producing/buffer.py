@@ -53,8 +53,6 @@ class Buffer(Room):
         while self.is_full(wanted_bytes) and not self.ended:
             self._room.clear()  # before: what is closed may fail at once, and make room
             close_open_chunks()
-            if not self.is_full(wanted_bytes) or self.ended:
-                break
             await self._room.wait()
 
     async def let_loop_run(self) -> None:
