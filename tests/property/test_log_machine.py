@@ -30,7 +30,6 @@ from hypothesis.stateful import (
     invariant,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
 
 from kera.broker.log.arena import Slot
@@ -45,7 +44,7 @@ from kera.core.chunk import HEADER_BYTES, encode_chunk, iterate_chunks, verify_c
 from kera.core.errors import ArenaFull, DataLost, DiskFailed, DiskFull, InvalidCursor, KeraError, OutOfSequence
 from kera.core.ids import EARLIEST, Position
 from kera.v1 import common_pb2
-from tests.examples import examples
+from tests.examples import examples, run_until
 from tests.property.log_world import BROKER_ID, Crash, World
 
 SEED = int(os.environ.get("KERA_FUZZ_SEED", "1"))
@@ -710,9 +709,10 @@ class LogMachine(RuleBasedStateMachine):
 @pytest.mark.timeout(600)
 def test_the_log_keeps_its_promises_over_random_histories() -> None:
     try:
-        run_state_machine_as_test(
+        run_until(
             seed(SEED)(LogMachine),
-            settings=settings(
+            lambda: {name for name in happened.__slots__ if not getattr(happened, name)},
+            settings(
                 max_examples=EXAMPLES,
                 stateful_step_count=STEPS_PER_EXAMPLE,
                 derandomize=False,
@@ -725,4 +725,3 @@ def test_the_log_keeps_its_promises_over_random_histories() -> None:
         error.add_note(f"replay with: make fuzz-log SEED={SEED} EXAMPLES={EXAMPLES}")
         raise
     assert steps >= min(STEPS_MIN, EXAMPLES * STEPS_PER_EXAMPLE // 2)
-    assert all(getattr(happened, name) for name in happened.__slots__), happened
