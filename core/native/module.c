@@ -470,6 +470,38 @@ static PyObject *combined_checksum(Call *call)
     return good ? PyLong_FromUnsignedLong(checksum) : NULL;
 }
 
+// (data, offsets)
+static PyObject *crc32c_each(Call *call)
+{
+    Py_buffer offsets;
+    if (!has_arguments(call, 2, 2) || !open_bytes(call, PyBUF_SIMPLE) ||
+        PyObject_GetBuffer(call->args[1], &offsets, PyBUF_ND | PyBUF_FORMAT) != 0)
+        return NULL;
+    bool good = offsets.format != NULL && strchr("iI", offsets.format[0]) != NULL && offsets.format[1] == 0;
+    Py_ssize_t count = offsets.len / 4 - 1;
+    PyObject *found = good && count >= 0 ? PyBytes_FromStringAndSize(NULL, 4 * count) : NULL;
+    if (found != NULL) {
+        uint8_t *checksums = (uint8_t *)PyBytes_AsString(found);
+        const uint8_t *bounds = offsets.buf;
+        size_t start = u32_at(bounds);
+        for (Py_ssize_t index = 0; good && index < count; index++) {
+            size_t end = u32_at(bounds + 4 * (index + 1));
+            good = start <= end && end <= call->view.size;
+            if (good) {
+                uint32_t checksum = crc32c(0, call->view.at + start, end - start);
+                memcpy(checksums + 4 * index, &checksum, 4);
+            }
+            start = end;
+        }
+    }
+    PyBuffer_Release(&offsets);
+    if (found != NULL && !good) {
+        Py_DecRef(found);
+        return NULL;
+    }
+    return found;
+}
+
 static bool as_placement(PyObject *object, Placement *placement)
 {
     return PyTuple_Check(object) && PyTuple_Size(object) == 6 &&
@@ -713,6 +745,7 @@ static const Known known[] = {
     {"verify_run", verify_run, false},
     {"chained_checksums", chained_checksums, false},
     {"combined_checksum", combined_checksum, false},
+    {"crc32c_each", crc32c_each, false},
     {"place_chunk", place_chunk, false},
     {"check_headers", check_headers, false},
     {"check", check, false},

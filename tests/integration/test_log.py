@@ -72,7 +72,7 @@ def is_nowhere(delivery: Delivery) -> bool:
     return delivery.duplicate and delivery.position is None
 
 
-async def fill(client: Client, stream: str, size: int, first: int = 0, streamlet: int = 0) -> list[Delivery]:
+async def fill(client: Client, stream: str, size: int, first: int = 0, streamlet: int = 0) -> Sequence[Delivery]:
     """Write records `first`, … of `size` bytes together; the deliveries of their chunks."""
     values: list[bytes] = []
     while size > 0:
@@ -84,7 +84,7 @@ async def fill(client: Client, stream: str, size: int, first: int = 0, streamlet
         return await (await producer.send_batch(stream, batch, streamlet=streamlet))
 
 
-def part_of(deliveries: list[Delivery], part: float) -> Delivery:
+def part_of(deliveries: Sequence[Delivery], part: float) -> Delivery:
     """The chunk where this part of all records begins: chunks have different numbers of records."""
     return next(each for each in deliveries if each.record >= deliveries[-1].record * part)
 

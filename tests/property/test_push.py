@@ -304,7 +304,10 @@ class Pushing(RuleBasedStateMachine):
         assert totals.subscriptions == sum(len(reader.lanes) - len(reader.ends) for reader in self.readers)
 
     def settle(self) -> None:
-        """Everybody takes and lets go of everything, until nothing more comes."""
+        """Everybody takes and lets go of everything, until nothing more comes.
+
+        In as much time as it needs: what was loaded for readers who are gone does not stay in the others' way.
+        """
         self.written()
         runs = -1
         while runs != sum(len(reader.runs) for reader in self.readers):
@@ -314,6 +317,7 @@ class Pushing(RuleBasedStateMachine):
                 reader.take(sum(reader.outstanding))
                 reader.release(*reader.held)
                 reader.outstanding, reader.held = [], []
+            self.engine.memory.slots.expire(1 << 60)
             self.node.run()
             self.written()
         self.check_lanes()

@@ -5,7 +5,8 @@ import asyncio
 import pytest
 
 from kera.client.producing.accumulator import Accumulator
-from kera.client.producing.outcome import Outcome, Stored
+from kera.client.producing.deliveries import Stored
+from kera.client.producing.outcome import Outcome
 from kera.core.errors import ClosedError, Unavailable
 from kera.core.ids import EntryId, Position
 from kera.v1 import broker_pb2, common_pb2

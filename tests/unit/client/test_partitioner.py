@@ -77,6 +77,22 @@ def test_dictionary_and_sliced_columns_are_as_good_as_others() -> None:
     assert split(keys.slice(1)) == split(pa.array([b"a", b"b", None, b"a"], pa.binary()))
 
 
+@pytest.mark.parametrize("kind", [pa.binary(), pa.string(), pa.large_binary(), pa.int64()])
+@pytest.mark.parametrize("length", [0, 3])
+def test_a_column_of_nulls_only_and_an_empty_one(kind: pa.DataType, length: int) -> None:
+    empty = partition_by_key(pa.record_batch({"row": pa.array(range(length))}), pa.nulls(length, kind), 4, KEYLESS)
+    assert [*map(int, empty.streamlets)] == [KEYLESS] * (length > 0)
+    assert [*empty.ends] == [3] * (length > 0)
+
+
+def test_of_many_streamlets_the_highest_is_found() -> None:
+    keys = [b"%d" % number for number in range(300)]
+    for streamlets in (1 << 16, (1 << 16) + 1, 1 << 31):
+        assert split(pa.array(keys), streamlets) == {
+            streamlet_of(key, streamlets): [row] for row, key in enumerate(keys)
+        }
+
+
 @pytest.mark.parametrize(
     ("lists", "first"),
     [

@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from kera.client.producing.bundle import Bundle
+from kera.client.producing.deliveries import Stored, StoredBundle
 from kera.client.producing.lane import PendingChunk
-from kera.client.producing.outcome import Stored, StoredBundle
 from kera.client.producing.send_path import Room
 from kera.core.errors import ClosedError, KeraError, Uncertain
 

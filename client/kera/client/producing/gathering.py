@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from kera.client.producing.deliveries import Deliveries
 from kera.client.producing.lane import Lane
 from kera.client.producing.outcome import BatchDelivery, Outcome
 from kera.client.types import Delivery
@@ -135,23 +136,22 @@ class GatheredDelivery(BatchDelivery):
         """Once `delivered` of the gathering is known; before that it may not be known which they are."""
         return self._gathering.parts(self._first, self._end)
 
-    def __await__(self) -> Generator[Any, None, list[Delivery]]:
+    def __await__(self) -> Generator[Any, None, Sequence[Delivery]]:
         yield from self._gathering.delivered.wait()
-        deliveries = []
-        for outcome, first, count in self._parts():
+        for outcome, _, _ in self._parts():
             yield from outcome.wait()
-            deliveries.append(_part_of(outcome.result(), first, count))
-        return deliveries
+            outcome.result()  # raises
+        return self.result()
 
     def done(self) -> bool:
         """See `BatchDelivery`; likewise what follows."""
         return self._gathering.delivered.done() and all(outcome.done() for outcome, _, _ in self._parts())
 
-    def result(self) -> list[Delivery]:
+    def result(self) -> Sequence[Delivery]:
         """The deliveries."""
         if not self._gathering.delivered.done():
             self._gathering.delivered.result()  # raises
-        return [_part_of(outcome.result(), first, count) for outcome, first, count in self._parts()]
+        return Deliveries(_part_of(outcome.result(), first, count) for outcome, first, count in self._parts())
 
     def exception(self) -> KeraError | None:
         """The first error."""

@@ -8,60 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from typing import Any
 
-from kera.client.types import Delivery, durability_name
+from kera.client.producing.deliveries import Deliveries, Stored, StoredBundle
+from kera.client.types import Delivery
 from kera.core.errors import KeraError
-from kera.core.ids import EntryId, Position
-from kera.v1 import broker_pb2
-
-
-class Stored(NamedTuple):
-    """A broker's word that a chunk is stored; a `Delivery` is made of it when somebody asks."""
-
-    stream: str
-    stream_id: int
-    streamlet_id: int
-    record_count: int
-    status: broker_pb2.ChunkStatus
-    backups: tuple[int, ...]
-
-    def delivery(self) -> Delivery:
-        """The same, as users see it."""
-        status = self.status
-        known = bool(status.group_id)  # of a repeat, the broker may not know its place any more
-        return Delivery(
-            stream=self.stream,
-            entry=EntryId(self.stream_id, self.streamlet_id, status.entry),
-            position=Position(status.group_id, status.segment_id, status.position) if known else None,
-            record=status.first_record if known else None,
-            record_count=self.record_count,
-            durability=durability_name(status.durability),
-            duplicate=status.duplicate,
-            virtual_segment=status.virtual_segment_id,
-            backups=self.backups,
-        )
-
-
-class StoredBundle(NamedTuple):
-    """The same of chunks that were sent together, for different streamlets of one stream."""
-
-    stream: str
-    stream_id: int
-    streamlets: Sequence[int]
-    record_counts: Sequence[int]
-    statuses: Sequence[broker_pb2.ChunkStatus]
-    places: Mapping[int, tuple[int, ...]]
-    """The backups of virtual segments."""
-
-    def deliveries(self) -> list[Delivery]:
-        """One for each chunk, as users see it."""
-        name, stream_id, backups = self.stream, self.stream_id, self.places.get
-        return [
-            Stored(name, stream_id, streamlet, count, status, backups(status.virtual_segment_id, ())).delivery()
-            for streamlet, count, status in zip(self.streamlets, self.record_counts, self.statuses, strict=True)
-        ]
 
 
 class _Told:
@@ -141,7 +93,7 @@ class Outcome(_Told, Awaitable[Delivery]):
             self._outcome = outcome = outcome.delivery()
         return outcome
 
-    def results(self) -> list[Delivery]:
+    def results(self) -> list[Delivery | StoredBundle]:
         """The same, as those of a bundle."""
         return [self.result()]
 
@@ -154,7 +106,6 @@ class BundleOutcome(_Told):
     """Of chunks that were sent together: all are stored, or each has an outcome of its own."""
 
     _outcome: StoredBundle | tuple[Outcome, ...] | None = None
-    _deliveries: list[Delivery] | None = None
 
     def settle(self, stored: StoredBundle) -> None:
         """All of them are stored."""
@@ -204,16 +155,12 @@ class BundleOutcome(_Told):
             return None
         return next((error for one in each if (error := one.exception()) is not None), None)
 
-    def results(self) -> list[Delivery]:
-        """The deliveries. Raises the first error."""
+    def results(self) -> list[Delivery | StoredBundle]:
+        """What the deliveries are made of. Raises the first error."""
         each = self._outcome
         if each is None:
             raise _not_known()
-        if not isinstance(each, StoredBundle):
-            return [one.result() for one in each]
-        if self._deliveries is None:
-            self._deliveries = each.deliveries()
-        return self._deliveries
+        return [each] if isinstance(each, StoredBundle) else [one.result() for one in each]
 
 
 class _Waited(Awaitable[None]):
@@ -228,8 +175,8 @@ def _not_known() -> asyncio.InvalidStateError:
     return asyncio.InvalidStateError("the outcome is not known yet")
 
 
-class BatchDelivery(Awaitable[list[Delivery]]):
-    """The deliveries of the chunks that a batch became; await it for the list, those of each streamlet in their order.
+class BatchDelivery(Awaitable[Sequence[Delivery]]):
+    """The deliveries of the chunks that a batch became; await it for them, those of each streamlet in their order.
 
     Raises the error of the first one that has failed.
     """
@@ -239,20 +186,19 @@ class BatchDelivery(Awaitable[list[Delivery]]):
     def __init__(self, outcomes: Sequence[Outcome | BundleOutcome]) -> None:
         self._outcomes = outcomes
 
-    def __await__(self) -> Generator[Any, None, list[Delivery]]:
-        deliveries: list[Delivery] = []
+    def __await__(self) -> Generator[Any, None, Sequence[Delivery]]:
         for outcome in self._outcomes:
             yield from outcome.wait()
-            deliveries += outcome.results()
-        return deliveries
+            outcome.results()  # raises
+        return self.result()
 
     def done(self) -> bool:
         """Whether it is known what became of all chunks."""
         return all(outcome.done() for outcome in self._outcomes)
 
-    def result(self) -> list[Delivery]:
+    def result(self) -> Sequence[Delivery]:
         """What awaiting it gives, without waiting. Raises the first error, or `asyncio.InvalidStateError`."""
-        return [delivery for outcome in self._outcomes for delivery in outcome.results()]
+        return Deliveries(part for outcome in self._outcomes for part in outcome.results())
 
     def exception(self) -> KeraError | None:
         """The first error, if there is one. Raises `asyncio.InvalidStateError`."""

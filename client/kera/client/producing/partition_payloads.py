@@ -13,7 +13,7 @@ import pyarrow as pa
 from kera.client.producing.encoding import Payload, limit_of, payloads, time_range, times_of
 from kera.client.producing.partitioner import Partition
 from kera.client.types import StreamDescription
-from kera.core.chunk import ALIGNMENT_BYTES, HEADER_BYTES, LEAN_VERSION, Codec, padded
+from kera.core.chunk import ALIGNMENT_BYTES, HEADER_BYTES, LEAN_VERSION, Codec
 from kera.core.lean import is_lean
 from kera.core.payload import encode_lean_rows
 from kera.core.written_out import may_grow
@@ -151,7 +151,8 @@ def _made_together(
     With one part of a streamlet, all of it: they stay in their order.
     """
     made = encode_lean_rows(rows, ends, stream.schema)
-    fits = [payload is not None and HEADER_BYTES + padded(len(payload)) <= target for payload in made]
+    largest = target - target % ALIGNMENT_BYTES - HEADER_BYTES
+    fits = [payload is not None and len(payload) <= largest for payload in made]
     alone: list[int] = []
     if not all(fits):
         odd = {streamlet for streamlet, good in zip(streamlets, fits, strict=True) if not good}

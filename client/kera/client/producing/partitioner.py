@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kera.core.checksum import crc32c
+from kera.core.checksum import crc32c, crc32c_each
 from kera.core.errors import SchemaMismatch
 
 
@@ -48,23 +48,28 @@ class Partition(NamedTuple):
 def partition_by_key(batch: pa.RecordBatch, keys: pa.Array, streamlets: int, keyless: int) -> Partition:
     """The rows of `batch` by streamlet, those of each in their order; rows without a key go to streamlet `keyless`.
 
-    Hashes each distinct key once, so its cost hardly depends on the number of rows.
+    Has work for the interpreter only with keys that are neither text nor binary: for each distinct one.
     """
     if streamlets == 1:
         return whole(batch, 0)
     if pa.types.is_nested(keys.type):
         raise SchemaMismatch(f"a key column of type {keys.type} cannot partition a stream; use a scalar column")
-    encoded = pc.dictionary_encode(keys)
-    hashes = [keyless if key is None else streamlet_of(key, streamlets) for key in _as_bytes(encoded.dictionary)]
+    if not batch.num_rows:
+        return Partition(batch, (), ())
     small = np.uint16 if streamlets <= 1 << 16 else np.int64  # numpy sorts small numbers in linear time
-    table = np.array([*hashes, keyless], dtype=small)
-    places = table[pc.fill_null(encoded.indices, len(hashes)).to_numpy(zero_copy_only=False)]
+    places = (_hashes(keys) % streamlets).astype(small)
+    if keys.null_count:
+        places[pc.is_null(keys).to_numpy(zero_copy_only=False)] = keyless
     order = np.argsort(places, kind="stable")
-    used, starts = np.unique(places[order], return_index=True)
-    if len(used) == 1:
-        return whole(batch, int(used[0]))
-    grouped = batch.take(pa.array(order))  # once, and cut: a take for each streamlet would cost as much as all rows
-    return Partition(grouped, used.tolist(), [*starts[1:].tolist(), len(order)][: len(used)], order)
+    places = places[order]
+    ends = np.append(np.flatnonzero(places[1:] != places[:-1]) + 1, len(places))
+    if len(ends) == 1:
+        return whole(batch, int(places[0]))
+    # Once, and cut: a take for each streamlet would cost as much as all rows. Without those of nulls, which are alike.
+    rows = pa.array(order)
+    columns = [column if column.null_count == len(column) else column.take(rows) for column in batch.columns]
+    grouped = pa.RecordBatch.from_arrays(columns, schema=batch.schema)
+    return Partition(grouped, places[ends - 1].tolist(), ends.tolist(), order)
 
 
 def whole(batch: pa.RecordBatch, streamlet: int) -> Partition:
@@ -76,12 +81,29 @@ def primary_keys(keys: pa.Array) -> pa.Array:
     """The first key of each row of a ``list<binary>`` column; null for a row without keys."""
     if isinstance(keys, pa.ChunkedArray):
         keys = keys.combine_chunks()
+    if not keys.null_count and np.all(np.diff(keys.offsets) == 1):
+        return keys.flatten()  # as it mostly is
     lengths = pc.fill_null(pc.list_value_length(keys), 0)
     present = pc.greater(lengths, 0)
     rows = pc.indices_nonzero(present)
     first = pc.list_element(keys.take(rows), 0) if len(rows) else pa.array([], pa.binary())
     places = pc.if_else(present, pc.subtract(pc.cumulative_sum(pc.cast(present, pa.int64())), 1), None)
     return first.take(places)
+
+
+def _hashes(keys: pa.Array) -> npt.NDArray[np.uint32]:
+    """Of each key; of none, anything."""
+    if pa.types.is_string(keys.type) or pa.types.is_binary(keys.type):
+        _, offsets, data = keys.buffers()
+        if not len(keys) or data is None:
+            return np.zeros(len(keys), np.uint32)  # the checksum of nothing is 0
+        bounds = np.frombuffer(offsets, np.int32, len(keys) + 1, 4 * keys.offset)
+        return np.frombuffer(crc32c_each(memoryview(data), bounds), np.uint32)
+    encoded = pc.dictionary_encode(keys)
+    distinct = [0 if key is None else crc32c(key) for key in _as_bytes(encoded.dictionary)]
+    table = np.array([*distinct, 0], np.uint32)
+    indices: npt.NDArray[np.int32] = pc.fill_null(encoded.indices, len(distinct)).to_numpy(zero_copy_only=False)
+    return table[indices]
 
 
 def _as_bytes(values: pa.Array) -> list[bytes | None]:

@@ -17,9 +17,9 @@ from kera.client.cluster.cluster import Cluster
 from kera.client.cluster.retry import pause_s
 from kera.client.producing.buffer import Buffer
 from kera.client.producing.bundle import Bundle
+from kera.client.producing.deliveries import Stored, StoredBundle
 from kera.client.producing.lane import Failure, Lane, PendingChunk
 from kera.client.producing.limits import ProducerLimits
-from kera.client.producing.outcome import Stored, StoredBundle
 from kera.client.settings import ProducerSettings
 from kera.client.types import durability_value
 from kera.core.chunk import padding_of
