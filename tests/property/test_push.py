@@ -16,7 +16,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 
 from hypothesis import settings
@@ -309,9 +309,9 @@ class Pushing(RuleBasedStateMachine):
         In as much time as it needs: what was loaded for readers who are gone does not stay in the others' way.
         """
         self.written()
-        runs = -1
-        while runs != sum(len(reader.runs) for reader in self.readers):
-            runs = sum(len(reader.runs) for reader in self.readers)
+        done = None
+        while done != (now := (sum(len(reader.runs) for reader in self.readers), astuple(self.engine.memory.totals))):
+            done = now
             for reader in self.readers:
                 reader.connection.resume()
                 reader.take(sum(reader.outstanding))
