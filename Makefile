@@ -184,7 +184,7 @@ bench-stages: setup ## Measure what each stage of a chunk's way costs, beside th
 	@$(PY) -m bench.stages $(BENCH_ARGS)
 
 bench-log: setup ## Measure the log on disk: minutes, and 10 GB there. BENCH_LOG_ARGS are passed to each script.
-	@for script in log_disk log_start arena_prefault; do $(PY) -m bench.$$script $(BENCH_LOG_ARGS) || exit 1; done
+	@for script in log_disk sustained_disk log_start arena_prefault; do $(PY) -m bench.$$script $(BENCH_LOG_ARGS) || exit 1; done
 	@$(PY) -m bench.log_streams --streams 2000 --arena-bytes 16MiB $(BENCH_LOG_ARGS)
 	@$(PY) -m bench.log_catchup --bytes 4GiB --arena-bytes 512MiB --rounds 2 $(BENCH_LOG_ARGS)
 

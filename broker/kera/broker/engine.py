@@ -333,6 +333,8 @@ class LogEngine:
                 async with asyncio.timeout(flush_timeout_s):
                     await self._replicated()
                     clean = await self._flushed()
+                    while self.memory.removals.removing:
+                        await self._progress()
         self._ticking.cancel()
         if self._repairing is not None:
             self._repairing.cancel()
@@ -376,10 +378,14 @@ class LogEngine:
         while not self.memory.idle:
             if self.memory.disk.error is not None or self.memory.waits_for_replicas:
                 return False
-            self._changed.clear()
-            self._work()
-            await self._changed.wait()
+            await self._progress()
         return True
+
+    async def _progress(self) -> None:
+        """Wait until a job is done."""
+        self._changed.clear()
+        self._work()
+        await self._changed.wait()
 
 
 def _open_index(root: Path) -> tuple[SegmentIndex, bool]:

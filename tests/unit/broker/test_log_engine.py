@@ -263,7 +263,7 @@ async def test_streams_of_which_others_have_everything_leave_nothing(settings: B
         append(engine, *range(5))
     async with registered(settings, stream_info(8), elsewhere=(STREAM_ID,)) as engine:
         assert engine.restart.index.stream_ids() == {8}
-        assert list(engine.restart.store.physical_ids()) == []
+        await until(lambda: list(engine.restart.store.physical_ids()) == [])
         assert engine.streams.unknown == {}
 
 
@@ -286,7 +286,7 @@ async def test_a_stream_that_the_coordinator_does_not_know_is_dropped_when_order
     async with registered(settings) as engine:
         await dropped(engine, STREAM_ID)
         assert engine.restart.index.stream_ids() == set()
-        assert list(engine.restart.store.physical_ids()) == []
+        await until(lambda: list(engine.restart.store.physical_ids()) == [])
         assert engine.streams.unknown == {}
 
 

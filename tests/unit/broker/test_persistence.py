@@ -7,6 +7,7 @@ import pytest
 
 from kera.broker.log.retention import Rules, new_starts
 from kera.broker.records import EntryRecord
+from kera.broker.storage import segment_writer
 from kera.broker.storage.jobs import RETRY_MS, StoreJob
 from kera.core.errors import ArenaFull, DiskFailed, DiskFull, NotPersisted
 from kera.core.ids import Position
@@ -47,6 +48,21 @@ def test_segments_of_an_entry_are_flushed_in_the_order_of_the_log(engine: Engine
     jobs = engine.memory.plan()
 
     assert written(jobs) == [(1, 1), (1, 2), (2, 1), (2, 2)]
+
+
+def test_writers_wait_for_so_many_bytes_at_most_until_memory_comes_free(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = Log(engine)
+    log.append_many(5 * SEGMENT)
+    order = []
+    for bytes_max in (1, 2 * SLOT_BYTES, 2 * SLOT_BYTES):
+        monkeypatch.setattr(segment_writer, "FLUSH_BYTES_MAX", bytes_max)
+        jobs = engine.memory.plan()
+        order.append(written(jobs))
+        finish(engine, jobs)
+
+    assert order == [[(1, 1)], [(1, 2), (2, 1)], [(2, 2)]]
 
 
 def test_a_segment_that_closes_while_it_is_committed_is_flushed_before_those_behind_it(log: Log) -> None:

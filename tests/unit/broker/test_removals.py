@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from kera.broker.storage import removals
-from kera.broker.storage.jobs import RETRY_MS, IndexJob
+from kera.broker.storage.jobs import RETRY_MS, IndexJob, RemoveJob, StoreJob
 from kera.core.errors import DiskFailed, NotPersisted
 from kera.core.ids import Position
 from tests.unit.broker.persistence_support import (
@@ -276,3 +276,66 @@ def test_a_long_log_is_removed_in_several_jobs(log: Log, monkeypatch: pytest.Mon
 
     assert log.entry.stored_bytes == log.entry.stored_segments == 0
     assert list(log.engine.index.all_segments()) == []
+
+
+# --- files -------------------------------------------------------------------------------------------------
+
+
+def removal_of(log: Log) -> RemoveJob:
+    """The first of what is removed, once the index has forgotten four segments, each with a file."""
+    flushed(log, 4)
+    move_start(log, log.entry.end, log.entry.next_record)
+    (forgetting,) = log.engine.memory.plan()
+    log.engine.perform(forgetting)
+    (job,) = log.engine.memory.plan()
+    assert isinstance(job, RemoveJob)
+    return job
+
+
+def test_an_entry_is_written_to_disk_while_its_files_are_removed(log: Log) -> None:
+    removing = removal_of(log)
+    log.append_many(SEGMENT + 1)
+    (storing,) = log.engine.memory.plan()
+    assert isinstance(storing, StoreJob)
+    log.engine.perform(storing)
+
+    assert log.entry.stored_segments == 1
+    assert log.engine.memory.idle
+    log.engine.perform(removing)
+    assert list(log.engine.store.physical_ids()) == [5]
+
+
+def test_many_files_are_removed_a_few_at_a_time(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(removals, "FILES_MAX", 3)
+    job = removal_of(log)
+    assert job.physical_ids == [1, 2, 3]
+    assert log.engine.memory.plan() == [], "one after the other"
+    log.engine.perform(job)
+
+    assert list(log.engine.store.physical_ids()) == log.engine.index.removals() == [4]
+    log.engine.run()
+    assert list(log.engine.store.physical_ids()) == log.engine.index.removals() == []
+
+
+def test_files_that_could_not_be_removed_are_tried_again(log: Log) -> None:
+    engine = log.engine
+    job = removal_of(log)
+    engine.disk.remove_error = errno.EROFS
+    engine.perform(job)
+    assert engine.memory.totals.disk_errors == 1
+    assert engine.memory.plan() == []
+    assert not engine.memory.removals.removing, "nobody waits for what the next start does"
+
+    engine.disk.remove_error = 0
+    engine.memory.tick(RETRY_MS, idle_close_ms=NEVER_MS)
+    engine.run()
+    assert list(engine.store.physical_ids()) == engine.index.removals() == []
+
+
+def test_what_goes_before_it_is_written_is_not_written(log: Log) -> None:
+    log.append_many(2 * SEGMENT + 1)
+    move_start(log, Position(1, 1, SLOT_BYTES), SEGMENT)
+    log.engine.run()
+
+    assert log.engine.memory.totals.segments_flushed == 1
+    assert state(log)[0] == [(1, 2)]

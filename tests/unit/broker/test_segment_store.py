@@ -11,7 +11,7 @@ from kera.broker.log.segment import Segment
 from kera.broker.records import Hole, SegmentRecord
 from kera.broker.storage import segment_files
 from kera.broker.storage.index_format import delete_segment, put_removal
-from kera.broker.storage.jobs import IndexJob, LoadJob, StoreJob
+from kera.broker.storage.jobs import IndexJob, LoadJob, RemoveJob, StoreJob
 from kera.broker.storage.segment_files import chunk_ends, record_of, segment_path
 from kera.core.checksum import crc32c
 from kera.core.chunk import HEADER_BYTES
@@ -254,14 +254,19 @@ def test_a_removal_goes_first_from_the_index_and_then_from_the_disk(log: Log) ->
 
     assert job.error is None
     assert log.engine.index.segment(ADDRESS) is None
-    assert list(log.engine.store.physical_ids()) == []
-    assert log.engine.index.removals() == []
+    assert log.engine.index.removals() == list(log.engine.store.physical_ids()) == [record.physical_id]
+
+    removal = RemoveJob([record.physical_id])
+    log.engine.store.perform(removal)
+    assert removal.error is None
+    assert log.engine.index.removals() == list(log.engine.store.physical_ids()) == []
 
 
 def test_a_file_that_could_not_be_removed_is_remembered(log: Log) -> None:
     record = flushed(log)
     log.engine.disk.remove_error = errno.EROFS
-    job = IndexJob([delete_segment(ADDRESS), put_removal(record.physical_id)], [record.physical_id], [], [])
+    log.engine.store.perform(IndexJob([delete_segment(ADDRESS), put_removal(record.physical_id)], [], [], []))
+    job = RemoveJob([record.physical_id])
     log.engine.store.perform(job)
 
     assert job.error is not None

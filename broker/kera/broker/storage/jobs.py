@@ -61,7 +61,7 @@ class LoadJob:
 
 @dataclass(slots=True)
 class IndexJob:
-    """Change the index, then remove files."""
+    """Change the index: files that are to be removed are marked, which takes no time."""
 
     changes: list[Change]
     physical_ids: list[int]
@@ -73,6 +73,14 @@ class IndexJob:
     """Segments that go without ever having been there."""
     gone: list[SegmentAddress] = field(default_factory=list)
     """Segments of streamlets that go."""
+    error: OSError | None = None
+
+
+@dataclass(slots=True)
+class RemoveJob:
+    """Remove files that the index has marked, and the marks."""
+
+    physical_ids: list[int]
     error: OSError | None = None
 
 
@@ -91,7 +99,7 @@ class ArriveJob:
     error: OSError | None = None
 
 
-Job = StoreJob | LoadJob | IndexJob | ArriveJob
+Job = StoreJob | LoadJob | IndexJob | RemoveJob | ArriveJob
 
 
 @dataclass(slots=True)

@@ -34,7 +34,7 @@ from kera.broker.storage.disk_health import DiskHealth
 from kera.broker.storage.group_commits import GroupCommits
 from kera.broker.storage.index import SegmentIndex
 from kera.broker.storage.index_writer import IndexWriter
-from kera.broker.storage.jobs import ArriveJob, IndexJob, Job, LoadJob, StoreJob
+from kera.broker.storage.jobs import ArriveJob, IndexJob, Job, LoadJob, RemoveJob, StoreJob
 from kera.broker.storage.loads import Loads
 from kera.broker.storage.physical_ids import PhysicalIds
 from kera.broker.storage.removals import Removals
@@ -126,14 +126,11 @@ class PersistenceManager:
 
     def plan(self) -> list[Job]:
         """What to do next; each job must be performed and then given to `finished`."""
-        jobs: list[Job] = [*self.segments.plan(self.now_ms), *self.loads.plan()]
-        arrival = self.arrivals.plan(self.now_ms)
-        if arrival is not None:
-            jobs.append(arrival)
-        change = self.index_writer.plan(self.now_ms)
-        if change is not None:
-            jobs.append(change)
-        return jobs
+        change = self.index_writer.plan(self.now_ms)  # first: what goes needs not be written
+        removal = self.removals.plan(self.now_ms)
+        jobs: list[Job | None] = [change, *self.segments.plan(self.now_ms), *self.loads.plan()]
+        jobs += [self.arrivals.plan(self.now_ms), removal]
+        return [job for job in jobs if job is not None]
 
     def finished(self, job: Job) -> None:
         """A job was performed: take note, tell who waits."""
@@ -146,12 +143,15 @@ class PersistenceManager:
                 self.loads.finished(job, self.now_ms)
             case IndexJob():
                 self.index_writer.finished(job, self.now_ms)
+            case RemoveJob():
+                self.removals.finished(job, self.now_ms)
             case ArriveJob():
                 self.arrivals.finished(job, self.now_ms)
         self.events.disk_work()
 
     def _removed(self, job: IndexJob) -> None:
-        """The index has forgotten segments: memory follows."""
+        """The index has forgotten segments: memory follows, and then the files."""
+        self.removals.marked(job.physical_ids)
         for entry, key, length in job.stored:
             entry.removed(length)
             self._count_removed(length)
@@ -204,7 +204,7 @@ class PersistenceManager:
         if not self.segments.waits:
             self.disk.forget_error(now_ms)
         changes_wait = self.index_writer.has_work(quiet=not self.segments.committing)
-        wanted = self.disk.error is not None or self.loads or self.slots.room_wanted
+        wanted = self.disk.error is not None or self.removals.failed or self.loads or self.slots.room_wanted
         if changes_wait or self.arrivals.waits or wanted or self.segments.puts_off:
             self.events.disk_work()
 

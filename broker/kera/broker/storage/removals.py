@@ -1,23 +1,31 @@
 """What goes for good: by retention, truncation and deletion. Pure.
 
-From the index first and then from the disk, in one job at a time (``kera.broker.storage.index_writer``), so that what a
-crash leaves is at most a file that the index knows is to be removed. An entry of which something goes is locked
-meanwhile: there is never more than one change of its records under way.
+From the index first (``kera.broker.storage.index_writer``) and then from the disk, so that what a crash leaves is at
+most a file that the index knows is to be removed. An entry of which something goes is locked until the index has
+forgotten it, as there is never more than one change of its records under way. That takes no time. Removing large files
+does, and nobody waits for it: it is done a few at a time, beside all else.
 """
 
 from __future__ import annotations
+
+from collections import deque
 
 from kera.broker.log.entry import Entry
 from kera.broker.log.segment import Segment
 from kera.broker.storage.books import Books
 from kera.broker.storage.index import SegmentIndex
 from kera.broker.storage.index_format import delete_segment, put_entry, put_producer, stream_of, streamlet_of
-from kera.broker.storage.jobs import IndexJob
+from kera.broker.storage.jobs import RETRY_MS, IndexJob, RemoveJob
 from kera.core.done import Done, nothing
 from kera.core.ids import Position
+from kera.core.telemetry import get_logger
+
+log = get_logger("kera.persistence")
 
 REMOVALS_MAX = 512
-"""Segments removed in one job."""
+"""Segments that the index forgets in one job."""
+FILES_MAX = 16
+"""Removed in one job."""
 
 
 class Removals:
@@ -34,6 +42,11 @@ class Removals:
         """Entries whose start has moved."""
         self._files: list[int] = []
         """That the index does not know."""
+        self._marked: deque[int] = deque()
+        """Files that the index has marked for removal."""
+        self._removing = False
+        self._retry_ms = 0
+        self._totals = books.totals
 
     def collect(self, entry: Entry, done: Done = nothing) -> None:
         """Remove what is before the entry's start; `done` when it is gone for good, whatever happens after."""
@@ -63,10 +76,43 @@ class Removals:
 
     @property
     def waiting(self) -> bool:
-        """Whether there is anything to remove."""
+        """Whether the index has anything to forget."""
         return bool(self._files or self._stream_drops or self._streamlet_drops or self._collect)
 
-    # -- jobs ------------------------------------------------------------------------------------------------------
+    @property
+    def removing(self) -> bool:
+        """Whether files are being removed. What an error or the end leaves is removed by the next start."""
+        return self._removing or (bool(self._marked) and not self._retry_ms)
+
+    # -- jobs: files -----------------------------------------------------------------------------------------------
+
+    def marked(self, physical_ids: list[int]) -> None:
+        """The index has forgotten what is in these files, and knows that they are to go."""
+        self._marked += physical_ids
+
+    def plan(self, now_ms: int) -> RemoveJob | None:
+        """Which files to remove next, if any; it must be performed and then given to `finished`."""
+        if self._removing or not self._marked or now_ms < self._retry_ms:
+            return None
+        self._removing = True
+        return RemoveJob([self._marked.popleft() for _ in range(min(FILES_MAX, len(self._marked)))])
+
+    def finished(self, job: RemoveJob, now_ms: int) -> None:
+        """The job was performed: what could not be removed is tried again."""
+        self._removing = False
+        self._retry_ms = 0
+        if job.error is not None:
+            self._totals.disk_errors += 1
+            log.error("cannot remove files; it is tried again", error=str(job.error), retry_ms=RETRY_MS)
+            self._retry_ms = now_ms + RETRY_MS
+            self._marked += job.physical_ids
+
+    @property
+    def failed(self) -> bool:
+        """Whether there is something to be tried again."""
+        return self._retry_ms > 0
+
+    # -- jobs: the index -------------------------------------------------------------------------------------------
 
     def add_to(self, job: IndexJob) -> None:
         """Have a job remove what it can: what has no change under way, and not too much at once."""

@@ -26,7 +26,7 @@ from kera.broker.records import Change, SegmentAddress, SegmentRecord
 from kera.broker.storage.disk import BLOCK_BYTES, Disk, block_ceiling
 from kera.broker.storage.index import SegmentIndex
 from kera.broker.storage.index_format import delete_removal, put_segment
-from kera.broker.storage.jobs import ArriveJob, IndexJob, Job, LoadJob, StoreJob
+from kera.broker.storage.jobs import ArriveJob, IndexJob, Job, LoadJob, RemoveJob, StoreJob
 from kera.core.blocks import sync_directory
 from kera.core.checksum import crc32c
 from kera.core.chunk import HEADER_BYTES, padded
@@ -67,7 +67,9 @@ class SegmentStore:
                 case LoadJob():
                     self._load(job)
                 case IndexJob():
-                    self._change(job)
+                    self.index.commit(job.changes)
+                case RemoveJob():
+                    self.remove_files(job.physical_ids)
                 case ArriveJob():
                     self._arrive(job)
         except OSError as error:
@@ -111,11 +113,6 @@ class SegmentStore:
         scan = scan_segment(view, address=segment.address, length=segment.head)
         job.chunk_ends, job.holes = scan.chunk_ends, scan.holes
         report_damage(path, scan)
-
-    def _change(self, job: IndexJob) -> None:
-        if job.changes:
-            self.index.commit(job.changes)
-        self.remove_files(job.physical_ids)
 
     def arriving_path(self, physical_id: int) -> Path:
         """The file with this id, as long as it is not complete."""

@@ -28,6 +28,8 @@ from kera.broker.storage.slots import SegmentSlots
 
 FLUSH_SEGMENTS_MAX = 32
 """In one job: with their index records committed together."""
+FLUSH_BYTES_MAX = 8 << 20
+"""Likewise, but one segment at least. Memory comes free when a job is done, and writers wait for it: not for more."""
 
 
 class SegmentWriter:
@@ -130,9 +132,9 @@ class SegmentWriter:
         if len(ready) > 1 and self._slots.reserve_used:
             ready.sort(key=lambda segment: segment.entry.distance(segment.key) is not None)  # stable: then the oldest
         chosen: dict[Entry, list[Segment]] = {}
-        count = 0
+        count = size = 0
         for segment in ready:
-            if count >= FLUSH_SEGMENTS_MAX:
+            if count >= FLUSH_SEGMENTS_MAX or (count and size + segment.head > FLUSH_BYTES_MAX):
                 break
             entry = segment.entry
             mine = chosen.get(entry, [])
@@ -140,6 +142,7 @@ class SegmentWriter:
                 continue  # an older one of its entry comes first
             chosen.setdefault(entry, []).append(segment)
             count += 1
+            size += segment.head
         if not chosen:
             return None
         self._flushing = True
