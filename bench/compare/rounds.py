@@ -17,6 +17,7 @@ import contextlib
 import dataclasses
 import os
 import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -132,7 +133,10 @@ class Stage:
         for role, results in (("producer", produced), ("consumer", consumed)):
             for index, result in enumerate(results):
                 name = f"{role}-{index}"
-                errors += [f"{name}: {error}" for error in result.errors]
+                errors += [
+                    f"{name}: {error}" + (f" ({times} times)" if times > 1 else "")
+                    for error, times in Counter(result.errors).items()
+                ]
                 known = kept.setdefault(name, {"peak": 0, "shared": 0})
                 known["peak"] = max(known["peak"], result.peak_rss_bytes)
                 if result.cpu_s is not None:

@@ -212,15 +212,13 @@ async def test_rows_of_a_typed_stream_are_split_by_its_key_column(make_cluster: 
     assert [(at, some.num_rows) for at, some in without.split(without.conform(batch), keyless=2)] == [(2, 4)]
 
 
-@pytest.mark.parametrize(
-    ("error", "streamlet", "value"), [(StreamletOutOfRange, 1, b"a"), (RecordTooLarge, 0, bytes(1 << 20))]
-)
+@pytest.mark.parametrize(("error", "streamlet", "size"), [(StreamletOutOfRange, 1, 1), (RecordTooLarge, 0, 1 << 20)])
 async def test_what_fits_nowhere_is_refused_before_it_is_sent(
-    cluster: FakeCluster, error: type[KeraError], streamlet: int, value: bytes
+    cluster: FakeCluster, error: type[KeraError], streamlet: int, size: int
 ) -> None:
     made = await appender(cluster)
     with pytest.raises(error):
-        await made.append(streamlet, rows(made, value), 0)
+        await made.append(streamlet, rows(made, bytes(size)), 0)
 
     assert cluster.loopback.writes == []
 

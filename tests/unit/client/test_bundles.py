@@ -106,6 +106,26 @@ async def test_chunks_of_a_batch_go_together_and_each_has_its_delivery(
     await until(lambda: told == [delivery])
 
 
+async def test_rows_without_keys_go_a_chunk_to_each_streamlet_in_turn(
+    wide: FakeCluster, make_producer: MakeProducer, made: list[Bundle]
+) -> None:
+    producer = make_producer(wide, **OPTIONS)
+    values = [b"%04d" % number for number in range(400)]
+    columns = pa.record_batch({"value": [value * 25 for value in values]})
+    await ready(producer)
+    before = [len(wide.values("s", streamlet)) for streamlet in range(STREAMLETS)]
+
+    deliveries = await give(await give(producer.send_batch("s", columns)))
+
+    assert [len(bundle.lanes) for bundle in made] == [len(deliveries)]
+    assert len(deliveries) >= STREAMLETS
+    streamlets = [each.entry.streamlet_id for each in deliveries]
+    assert streamlets == [(streamlets[0] + number) % STREAMLETS for number in range(len(deliveries))]
+    rows_of = [[value[:4] for value in wide.values("s", number)[before[number] :]] for number in range(STREAMLETS)]
+    assert all(found == sorted(found) for found in rows_of)
+    assert sorted(value for found in rows_of for value in found) == values
+
+
 async def test_batches_go_one_after_the_other_with_what_is_sent_between_them(
     wide: FakeCluster, make_producer: MakeProducer, made: list[Bundle]
 ) -> None:

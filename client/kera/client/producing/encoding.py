@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from kera.client.arrow_input import NotTheSame, as_type, null_column
 from kera.client.producing.record_message import write_message
+from kera.client.producing.row_sizes import OVERHEAD_BYTES, lean_bytes_of
 from kera.client.types import StreamDescription
 from kera.core.chunk import (
     ALIGNMENT_BYTES,
@@ -238,9 +239,17 @@ def check_rows(batch: pa.RecordBatch, stream: StreamDescription) -> int:
     return chunk_bytes
 
 
+def checked_size(batch: pa.RecordBatch, stream: StreamDescription, chunk_bytes_max: int, *, lean: bool) -> int:
+    """The length of the chunk that all rows together would be, at most. Raises as `check_rows`."""
+    chunk_bytes = check_rows(batch, stream)
+    if lean and chunk_bytes > chunk_bytes_max and is_lean(stream.schema):
+        return size_of(batch, lean=True)
+    return chunk_bytes
+
+
 def size_of(batch: pa.RecordBatch, *, lean: bool) -> int:
     """What the chunk of a batch takes without compression: exactly of version 1, at most about so much of version 2."""
-    return HEADER_BYTES + padded(batch.nbytes) if lean else chunk_bytes_of(batch)
+    return HEADER_BYTES + OVERHEAD_BYTES + lean_bytes_of(batch) if lean else chunk_bytes_of(batch)
 
 
 def payloads(
@@ -254,14 +263,14 @@ def payloads(
 ) -> Iterator[Payload]:
     """`batch` as payloads of chunks of about `chunk_bytes_max`; `now_us` stands in for times that are not there.
 
-    `chunk_bytes` is what `check_rows` has returned for it; `lean`: of version 2 of the format, as far as there is one
+    `chunk_bytes`: of a chunk of all of it, if that is known; `lean`: of version 2 of the format, as far as there is one
     for the schema. Raises `RecordTooLarge` when a single row does not fit into
     a segment.
     """
     limit = limit_of(stream, chunk_bytes_max)
     target = min(chunk_bytes_max, limit)
     lean = lean and is_lean(stream.schema)
-    size = size_of(batch, lean=lean) if lean or chunk_bytes is None else chunk_bytes
+    size = size_of(batch, lean=lean) if chunk_bytes is None else chunk_bytes
     for piece in _pieces(batch, size, target, limit, stream, lean=lean):
         for readable in _readable(piece, stream) if may_grow(stream.schema) else (piece,):
             yield from _encoded(readable, limit, stream, now_us, lean=lean)

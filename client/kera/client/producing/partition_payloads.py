@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from kera.client.producing.encoding import Payload, limit_of, payloads, time_range, times_of
 from kera.client.producing.partitioner import Partition
+from kera.client.producing.row_sizes import RowSizes, lean_room
 from kera.client.types import StreamDescription
 from kera.core.chunk import ALIGNMENT_BYTES, HEADER_BYTES, LEAN_VERSION, Codec
 from kera.core.lean import is_lean
@@ -81,33 +82,42 @@ def partition_payloads(
 ) -> Iterator[Payloads | tuple[int, Iterator[Payload]]]:
     """The payloads of chunks with few rows, made together; or a streamlet, and `payloads` of some of its rows.
 
-    Those of each streamlet come in their order.
+    They come in the order of the rows.
     """
     target = min(chunk_bytes_max, limit_of(stream, chunk_bytes_max))
     at_once = lean and stream.codec is Codec.NONE and not may_grow(stream.schema) and is_lean(stream.schema)
     if at_once:
-        partition = _divided(partition, target)
-    batch = partition.batch
-    if not at_once or len(partition.ends) == 1:
+        partition = _divided(partition, target, chunk_bytes)
+    batch, ends = partition.batch, partition.ends
+    if not at_once or len(ends) == 1 or batch.num_rows > ROWS_TOGETHER_MAX * len(ends):
         for streamlet, rows in partition.parts():
             size = chunk_bytes if rows is batch else None
             yield streamlet, payloads(rows, stream, chunk_bytes_max, now_us, size, lean=lean)
         return
     rows_max = max(1, batch.num_rows * TOGETHER_BYTES_MAX // chunk_bytes)
     first = start = 0
-    while first < len(partition.ends):
-        last = max(first + 1, bisect_right(partition.ends, start + rows_max))
-        streamlets, ends = partition.streamlets[first:last], partition.ends[first:last]
-        starts, alone = [start, *ends[:-1]], list(range(last - first))
-        if ends[-1] - start <= rows_max:
-            rows = batch.slice(start, ends[-1] - start)
-            made, alone = _made_together(rows, streamlets, [end - start for end in ends], stream, target, now_us)
-            if made is not None:
-                yield made
-        for index in alone:
-            part = batch.slice(starts[index], ends[index] - starts[index])
-            yield streamlets[index], payloads(part, stream, chunk_bytes_max, now_us, lean=lean)
-        first, start = last, ends[-1]
+    while first < len(ends):
+        last = max(first + 1, bisect_right(ends, start + rows_max))
+        streamlets, bounds = partition.streamlets[first:last], [start, *ends[first:last]]
+        first, start = last, bounds[-1]
+        if start - bounds[0] <= rows_max:
+            rows = batch.slice(bounds[0], start - bounds[0])
+            made, alone = _made_together(
+                rows, streamlets, [end - bounds[0] for end in bounds[1:]], stream, target, now_us
+            )
+        else:
+            made, alone = None, {*streamlets}
+        if made is not None and not alone:
+            yield made
+            continue
+        at = 0
+        for index, streamlet in enumerate(streamlets):
+            if streamlet in alone:
+                part = batch.slice(bounds[index], bounds[index + 1] - bounds[index])
+                yield streamlet, payloads(part, stream, chunk_bytes_max, now_us, lean=lean)
+            elif made is not None:
+                yield made.some([at])
+                at += 1
 
 
 def one_by_one(made: Payloads | tuple[int, Iterator[Payload]]) -> Iterator[tuple[int, Payload]]:
@@ -121,19 +131,39 @@ def one_by_one(made: Payloads | tuple[int, Iterator[Payload]]) -> Iterator[tuple
             yield streamlet, payload
 
 
-def _divided(partition: Partition, target: int) -> Partition:
-    """The same, with the rows of a streamlet in several parts where these make more than one chunk of few rows."""
-    batch = partition.batch
-    rows_max = max(1, batch.num_rows * (target - HEADER_BYTES) // max(1, batch.nbytes))
-    if rows_max > ROWS_TOGETHER_MAX:
+def spread(
+    batch: pa.RecordBatch, chunk_bytes: int, first: int, streamlets: int, chunk_bytes_max: int, *, lean: bool
+) -> Partition:
+    """Rows that may go anywhere: a chunk for each streamlet in turn, from the `first` on.
+
+    `chunk_bytes`: of a chunk of all rows.
+    """
+    rows = batch.num_rows
+    if lean:
+        ends = RowSizes(batch).ends(0, rows, lean_room(chunk_bytes_max))
+    else:
+        step = max(1, rows * chunk_bytes_max // chunk_bytes)
+        ends = [*range(step, rows, step), rows]
+    return Partition(batch, [(first + number) % streamlets for number in range(len(ends))], ends)
+
+
+def _divided(partition: Partition, target: int, chunk_bytes: int) -> Partition:
+    """The same, with the rows of a streamlet in several parts where these make more than one chunk of few rows.
+
+    `chunk_bytes`: of a chunk of all rows.
+    """
+    batch, room = partition.batch, lean_room(target)
+    if chunk_bytes <= target or batch.num_rows * room > ROWS_TOGETHER_MAX * chunk_bytes:
+        return partition
+    sizes, start = RowSizes(batch), 0
+    if sizes.largest(partition.ends) <= room:
         return partition
     streamlets: list[int] = []
     ends: list[int] = []
-    start = 0
     for streamlet, end in zip(partition.streamlets, partition.ends, strict=True):
-        parts = [*range(start + rows_max, end, rows_max), end]
-        streamlets += [streamlet] * len(parts)
-        ends += parts
+        bounds = sizes.ends(start, end, room)
+        streamlets += [streamlet] * len(bounds)
+        ends += bounds
         start = end
     return partition._replace(streamlets=streamlets, ends=ends)
 
@@ -145,28 +175,33 @@ def _made_together(
     stream: StreamDescription,
     target: int,
     now_us: int,
-) -> tuple[Payloads | None, list[int]]:
-    """A payload of the rows up to each end; and which parts have to be looked at by themselves.
+) -> tuple[Payloads | None, set[int]]:
+    """A payload of the rows up to each end, but those of the streamlets whose parts have to be looked at.
 
-    With one part of a streamlet, all of it: they stay in their order.
+    All of such a streamlet's: they stay in their order.
     """
     made = encode_lean_rows(rows, ends, stream.schema)
     largest = target - target % ALIGNMENT_BYTES - HEADER_BYTES
-    fits = [payload is not None and len(payload) <= largest for payload in made]
-    alone: list[int] = []
-    if not all(fits):
-        odd = {streamlet for streamlet, good in zip(streamlets, fits, strict=True) if not good}
-        alone = [index for index, streamlet in enumerate(streamlets) if streamlet in odd]
-        fits = [streamlet not in odd for streamlet in streamlets]
-    good = [payload for payload, together in zip(made, fits, strict=True) if together and payload is not None]
+    alone = {
+        streamlet
+        for streamlet, payload in zip(streamlets, made, strict=True)
+        if payload is None or len(payload) > largest
+    }
+    good = [
+        payload
+        for streamlet, payload in zip(streamlets, made, strict=True)
+        if payload is not None and streamlet not in alone
+    ]
     if not good:
         return None, alone
-    up_to = np.array(ends, np.int64)
+    up_to, places = np.array(ends, np.int64), np.array(streamlets, np.int64)
     starts = np.concatenate(([0], up_to[:-1]))
     lows, highs = _time_ranges(rows, starts, up_to, stream, now_us)
-    counts, places = up_to - starts, np.array(streamlets, np.int64)
+    columns = (places, up_to - starts, lows, highs)
     if alone:
-        places, counts, lows, highs = (np.delete(each, alone) for each in (places, counts, lows, highs))
+        together = np.array([streamlet not in alone for streamlet in streamlets])
+        columns = tuple(column[together] for column in columns)
+    places, counts, lows, highs = columns
     return Payloads(places, good, counts, lows, highs, stream.schema_id), alone
 
 

@@ -255,7 +255,7 @@ class Producer:
         writer.close_gatherings()
         for part, chunk_bytes in parts:
             now_us = self._clock.now_us()
-            partition = writer.partition(part, streamlet)
+            partition = writer.partition(part, chunk_bytes, streamlet)
             for made in partition_payloads(
                 partition, described, self._chunk_bytes_max, now_us, chunk_bytes, lean=self._lean
             ):

@@ -19,7 +19,7 @@ from kera.client.producing.accumulator import Accumulator
 from kera.client.producing.buffer import Buffer
 from kera.client.producing.encoding import (
     Payload,
-    check_rows,
+    checked_size,
     conform,
     has_forbidden_nulls,
     record_payloads,
@@ -29,7 +29,7 @@ from kera.client.producing.encoding import (
 from kera.client.producing.gathering import GatheredDelivery, Gathering
 from kera.client.producing.lane import Lane, PendingChunk
 from kera.client.producing.outcome import BundleOutcome, Outcome
-from kera.client.producing.partition_payloads import Payloads, one_by_one, partition_payloads
+from kera.client.producing.partition_payloads import Payloads, one_by_one, partition_payloads, spread
 from kera.client.producing.partitioner import Partition, partition_by_key, primary_keys, whole
 from kera.client.producing.routes import Routes
 from kera.client.producing.stream_lanes import ProducerIdentity, StreamLanes
@@ -203,11 +203,12 @@ class StreamWriter:
         stream, now_us = self.stream, gathering.created_us
         try:
             rows = conform(gathering.batch(with_times=not stream.typed), stream, now_us)
-            partition = self.partition(rows, streamlet)
+            chunk_bytes = checked_size(rows, stream, self._chunk_bytes_max, lean=self._lean)
+            partition = self.partition(rows, chunk_bytes, streamlet)
             chunks = [
                 chunk
                 for made in partition_payloads(
-                    partition, stream, self._chunk_bytes_max, now_us, check_rows(rows, stream), lean=self._lean
+                    partition, stream, self._chunk_bytes_max, now_us, chunk_bytes, lean=self._lean
                 )
                 for chunk in one_by_one(made)
             ]
@@ -226,30 +227,30 @@ class StreamWriter:
         """
         stream = self.stream
         conforming = [conform(part, stream, now_us) for part in parts if part.num_rows]
-        return [(part, check_rows(part, stream)) for part in conforming]
+        return [(part, checked_size(part, stream, self._chunk_bytes_max, lean=self._lean)) for part in conforming]
 
-    def partition(self, batch: pa.RecordBatch, streamlet: int | None) -> Partition:
-        """`batch` by streamlet, all of it in the one that is given."""
+    def partition(self, batch: pa.RecordBatch, chunk_bytes: int, streamlet: int | None) -> Partition:
+        """`batch`, which would be a chunk of that length, by streamlet, all of it in the one that is given."""
         if streamlet is not None:
             return whole(batch, streamlet)
-        keyless = self.sticky_streamlet
-        self._move_on()
         if self.streamlet_count == 1:
             return whole(batch, 0)
-        if self.stream.typed:
-            if self.stream.key_column is None:
-                return whole(batch, keyless)
-            keys = batch.column(self.stream.key_column)
-        else:
-            column = batch.column("keys")
-            if column.null_count == batch.num_rows:
-                return whole(batch, keyless)
-            keys = primary_keys(column)
-        return partition_by_key(batch, keys, self.streamlet_count, keyless)
+        first, bytes_max, stream = self.sticky_streamlet, self._chunk_bytes_max, self.stream
+        keys = _keys_of(batch, stream)
+        if keys is not None:
+            self._move_on(1)
+            return partition_by_key(batch, keys, self.streamlet_count, first)
+        if chunk_bytes <= bytes_max:
+            partition = whole(batch, first)
+        else:  # a chunk for each streamlet, as of records
+            lean = self._lean and is_lean(stream.schema)
+            partition = spread(batch, chunk_bytes, first, self.streamlet_count, bytes_max, lean=lean)
+        self._move_on(len(partition.ends))
+        return partition
 
-    def _move_on(self) -> None:
+    def _move_on(self, chunks: int) -> None:
         self._filling.pop(self.stream.name, None)
-        self.sticky_streamlet = (self.sticky_streamlet + 1) % self.streamlet_count
+        self.sticky_streamlet = (self.sticky_streamlet + chunks) % self.streamlet_count
 
     def close_open_chunk(self, streamlet: int) -> None:
         """Send what has gathered for a streamlet."""
@@ -288,7 +289,7 @@ class StreamWriter:
         if self._filling.get(self.stream.name) is accumulator:
             del self._filling[self.stream.name]
         if accumulator.streamlet == self.sticky_streamlet:
-            self._move_on()
+            self._move_on(1)
         self._buffer.release(accumulator.size)
         # An accumulator is about a chunk's size, but a single record may be as large as a segment.
         chunk_bytes_max = max(accumulator.size * 2, self._chunk_bytes_max)
@@ -359,3 +360,11 @@ class StreamWriter:
             gathering.fail(error)
         self._gatherings.clear()
         self._filling.pop(self.stream.name, None)
+
+
+def _keys_of(batch: pa.RecordBatch, stream: StreamDescription) -> pa.Array | None:
+    """The keys that decide where rows go; None: there are none."""
+    if stream.typed:
+        return None if stream.key_column is None else batch.column(stream.key_column)
+    column = batch.column("keys")
+    return None if column.null_count == batch.num_rows else primary_keys(column)

@@ -1,0 +1,88 @@
+"""How many bytes rows take in payloads of format version 2, before these are made: estimated, hardly ever from below.
+
+Where a chunk ends is decided by these. A payload that turns out to be larger than there is room for is divided again.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from kera.core.chunk import HEADER_BYTES
+
+OVERHEAD_BYTES = 64
+"""Of a payload of a few columns, beside what is in them."""
+LENGTH_BYTES = 2
+"""Of a value that is text or binary."""
+
+
+def lean_room(chunk_bytes: int) -> int:
+    """What may be in the rows of a chunk of that size."""
+    return max(1, chunk_bytes - HEADER_BYTES - OVERHEAD_BYTES)
+
+
+def lean_bytes_of(batch: pa.RecordBatch) -> int:
+    """Of all rows of a batch."""
+    rows, size = batch.num_rows, 0
+    for column in batch.columns:
+        offsets = _offsets(column)
+        if offsets is not None:
+            size += int(offsets[rows]) - int(offsets[0]) + LENGTH_BYTES * rows
+        elif not _is_one_value(column):
+            size += column.nbytes
+    return size
+
+
+class RowSizes:
+    """Of each row of a batch, and of rows that follow each other."""
+
+    def __init__(self, batch: pa.RecordBatch) -> None:
+        rows, each = batch.num_rows, 0.0
+        up_to = np.zeros(rows + 1)
+        for column in batch.columns:
+            offsets = _offsets(column)
+            if offsets is not None:
+                up_to += offsets
+                each += LENGTH_BYTES
+            elif not _is_one_value(column):
+                each += column.nbytes / rows
+        self._up_to = up_to - up_to[0] + each * np.arange(rows + 1)
+        """The rows before each."""
+        self._list: list[float] | None = None
+
+    def largest(self, ends: Sequence[int]) -> float:
+        """Of the parts up to each end, which follow each other."""
+        return float(np.max(np.diff(self._up_to[[0, *ends]]), initial=0.0))
+
+    def ends(self, start: int, end: int, room: int) -> list[int]:
+        """Where to cut the rows from `start` to `end`, so that each part has room, or is one row; the last is `end`."""
+        if self._list is None:
+            self._list = self._up_to.tolist()
+        up_to, found = self._list, []
+        while start < end:
+            start = max(start + 1, bisect_right(up_to, up_to[start] + room, start, end + 1) - 1)
+            found.append(start)
+        return found or [end]
+
+
+def _offsets(column: pa.Array) -> npt.NDArray[np.int32] | None:
+    """Where the values of a column of text or binary begin, and the last one ends."""
+    kind, rows = column.type, len(column)
+    if not rows or column.null_count == rows or not (pa.types.is_string(kind) or pa.types.is_binary(kind)):
+        return None
+    return np.frombuffer(column.buffers()[1], np.int32, rows + 1, 4 * column.offset)
+
+
+def _is_one_value(column: pa.Array) -> bool:
+    """Whether all rows have the same, so that it takes nothing: no value, or one time."""
+    rows = len(column)
+    if column.null_count == rows:
+        return True
+    if column.null_count or not pa.types.is_timestamp(column.type):
+        return False
+    numbers = np.frombuffer(column.buffers()[1], np.int64, rows, 8 * column.offset)
+    return bool((numbers == numbers[0]).all())

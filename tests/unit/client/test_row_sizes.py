@@ -1,0 +1,69 @@
+"""How many bytes rows will take, and where rows without keys go."""
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from kera.client.producing.encoding import conform
+from kera.client.producing.partition_payloads import spread
+from kera.client.producing.row_sizes import OVERHEAD_BYTES, RowSizes, lean_bytes_of, lean_room
+from kera.core.chunk import HEADER_BYTES, Codec
+from kera.core.payload import encode_lean
+from kera.core.schema import DEFAULT_SCHEMA
+from tests.unit.client.support import description
+
+STREAM = description()
+COLUMNS: list[dict[str, Any]] = [
+    {"value": [b"x" * 100] * 50},
+    {"value": [b"x" * (number * 7 % 90) for number in range(50)]},
+    {"value": [None, b"x"] * 25, "timestamp": pa.array(range(50), DEFAULT_SCHEMA.field("timestamp").type)},
+    {"value": [b"x" * 30] * 50, "keys": pa.array([[b"key", b"2"]] * 50, DEFAULT_SCHEMA.field("keys").type)},
+    {"value": [None] * 50},
+    {"value": []},
+]
+
+
+def rows_of(columns: dict[str, Any]) -> pa.RecordBatch:
+    values = pa.array(columns["value"], pa.binary())
+    return conform(pa.record_batch({**columns, "value": values}), STREAM, 7)
+
+
+@pytest.mark.parametrize("columns", COLUMNS)
+@pytest.mark.parametrize(("start", "end"), [(0, 50), (3, 40), (7, 8)])
+def test_a_payload_is_no_larger_than_estimated_and_not_much_smaller(
+    columns: dict[str, Any], start: int, end: int
+) -> None:
+    batch = rows_of(columns).slice(start, end - start)
+    payload = encode_lean(batch, Codec.NONE)
+    assert payload is not None
+    estimate = lean_bytes_of(batch)
+
+    assert len(payload) <= estimate + OVERHEAD_BYTES
+    if columns in COLUMNS[:2]:
+        assert estimate <= 1.1 * len(payload) + OVERHEAD_BYTES
+    assert RowSizes(batch).largest([batch.num_rows]) == pytest.approx(estimate, abs=batch.num_rows)
+
+
+def test_rows_are_cut_where_a_chunk_is_full() -> None:
+    sizes = [10, 10, 10, 200, 5, 5, 5, 40, 10]
+    batch = pa.record_batch({"value": pa.array([b"x" * (size - 2) for size in sizes], pa.binary())})
+    found = RowSizes(batch)
+    assert found.ends(0, 9, 50) == [3, 4, 7, 9]
+    assert found.ends(4, 8, 55) == [8]
+    assert found.ends(4, 8, 1) == [5, 6, 7, 8]
+    assert found.ends(5, 5, 50) == [5]
+    assert found.largest([3, 4, 9]) == 200
+
+
+@pytest.mark.parametrize("lean", [True, False])
+def test_rows_that_may_go_anywhere_go_to_all_streamlets_in_turn(lean: bool) -> None:
+    batch = rows_of({"value": [b"x" * 100] * 100})
+    size = HEADER_BYTES + OVERHEAD_BYTES + lean_bytes_of(batch)
+    partition = spread(batch, size, 6, 8, 1024, lean=lean)
+
+    assert partition.streamlets == [(6 + number) % 8 for number in range(len(partition.ends))]
+    assert partition.ends == sorted({*partition.ends})
+    assert partition.ends[-1] == 100
+    assert partition.ends[0] == (8 if lean else 100 * 1024 // size)
+    assert lean_room(1024) == 1024 - HEADER_BYTES - OVERHEAD_BYTES
