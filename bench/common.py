@@ -77,6 +77,10 @@ class Figures:
         """The middle of the samples so far."""
         return statistics.median(self._samples[name][1])
 
+    def best(self, name: str) -> float:
+        """The largest of the samples so far."""
+        return max(self._samples[name][1])
+
     def unit(self, name: str) -> str:
         """Of the samples."""
         return self._samples[name][0]

@@ -17,7 +17,7 @@ import pytest
 from kera.client.consuming import records
 from kera.client.producing import encoding
 from kera.client.types import Record
-from kera.core import checksum, chunk, combined_checksum, header_table, many_chunks
+from kera.core import checksum, chunk, combined_checksum, header_table, joining, many_chunks
 from kera.core.chunk import ChunkHeader
 from kera.core.errors import KeraError
 from kera.core.native import native, reason
@@ -27,8 +27,8 @@ from kera.core.rpc.frames import FrameHeader
 lean_check = sys.modules["kera.core.lean.check"]  # the package has a function of this name
 lean_encode, lean_decode = sys.modules["kera.core.lean.encode"], sys.modules["kera.core.lean.decode"]
 MODULES = (
-    *(checksum, chunk, combined_checksum, header_table, many_chunks, lean_check, lean_encode, encoding, records),
-    frames,
+    *(checksum, chunk, combined_checksum, header_table, joining, many_chunks, lean_check, lean_encode),
+    *(encoding, records, frames),
 )
 TYPES = {"verify_header": ChunkHeader, "verify_chunk": ChunkHeader, "records": Record, "decode_header": FrameHeader}
 
@@ -50,7 +50,8 @@ def accelerated(*modules: ModuleType) -> dict[str, Callable[..., Any]]:
 def python_only(*modules: ModuleType) -> Iterator[None]:
     """Have the modules that define them, and others, use the twins in Python."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lean_decode, "native", None)
+        for module in (lean_decode, joining):
+            patch.setattr(module, "native", None)
         for module in dict.fromkeys((*MODULES, sys.modules["kera.core.lean"], *modules)):
             for name, each in accelerated(module).items():
                 patch.setattr(module, name, twin_of(each))

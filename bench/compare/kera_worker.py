@@ -18,8 +18,8 @@ from bench.compare.worker import Task, Worker, due_of, make_keys, make_values, r
 from bench.compare.workload import DUE_BYTES, Workload
 from kera.cli.bench._payload import make_batch, records_per_chunk
 from kera.client import Client, Producer
+from kera.client.chunk_batch import ChunkBatch
 from kera.client.settings import ProducerSettings
-from kera.client.types import ChunkBatch
 
 DIFFERENT = 10_000
 """Records with keys that are made before, and sent again and again."""

@@ -2,192 +2,25 @@
 
 #include "lean_decode.h"
 
-#include <stdatomic.h>
-#include <stdlib.h>
-
 #include "lean_reader.h"
-
-// -- types ----------------------------------------------------------------------------------------------------------
-
-static void clear_type(Type *type)
-{
-    for (int64_t child = 0; child < type->children_count; child++)
-        clear_type(&type->children[child]);
-    free(type->children);
-    *type = (Type){0};
-}
-
-static bool count_null_bytes(Type *type)
-{
-    const Column *column = &type->column;
-    uint64_t within = 1;
-    for (int64_t child = 0; child < type->children_count; child++)
-        within += column->kind == FIXED_LIST ? column->width * type->children[child].null_bytes
-                                             : type->children[child].null_bytes;
-    if (has_places(column->kind))
-        type->null_bytes = is_large(column->kind) ? 8 : 4;
-    else if (column->kind == STRUCT || column->kind == FIXED_LIST)
-        type->null_bytes = within;
-    else
-        type->null_bytes = column->width ? column->width : 1;
-    return type->null_bytes <= NODE_VALUES_MAX;
-}
-
-static bool read_type(const struct ArrowSchema *schema, Type *type, int depth)
-{
-    if (depth > DEPTH_MAX || !read_column(schema, &type->column) || schema->n_children < 0)
-        return false;
-    bool nested = is_list(type->column.kind) || type->column.kind == FIXED_LIST;
-    if (nested ? schema->n_children != 1 : schema->n_children != 0 && type->column.kind != STRUCT)
-        return false;
-    if (schema->n_children > 0) {
-        type->children = calloc((size_t)schema->n_children, sizeof *type->children);
-        if (type->children == NULL)
-            return false;
-        type->children_count = schema->n_children;
-    }
-    for (int64_t child = 0; child < schema->n_children; child++)
-        if (!read_type(schema->children[child], &type->children[child], depth + 1))
-            return false;
-    return count_null_bytes(type);
-}
-
-Type *new_type(const struct ArrowSchema *schema)
-{
-    Type *type = calloc(1, sizeof *type);
-    if (type != NULL && !(read_type(schema, type, 0) && type->column.kind == STRUCT)) {
-        free_type(type);
-        return NULL;
-    }
-    return type;
-}
-
-void free_type(Type *type)
-{
-    clear_type(type);
-    free(type);
-}
-
-// -- memory ---------------------------------------------------------------------------------------------------------
-
-// What arrays of one payload have in common; gone when the last of them is released.
-typedef struct Piece {
-    struct Piece *before;
-    uint64_t unused;  // so that what follows is aligned to 16 bytes
-} Piece;
-
-typedef struct {
-    Piece *pieces;
-    Owner owner;
-    atomic_long arrays;
-} Block;
-
-static void *take(Block *block, uint64_t size)
-{
-    Piece *piece = malloc(sizeof *piece + size);
-    if (piece == NULL)
-        return NULL;
-    piece->before = block->pieces;
-    block->pieces = piece;
-    return piece + 1;
-}
-
-static void *take_zeros(Block *block, uint64_t size)
-{
-    void *zeros = take(block, size);
-    return zeros == NULL ? NULL : memset(zeros, 0, size);
-}
-
-static void free_block(Block *block)
-{
-    for (Piece *piece = block->pieces, *before; piece != NULL; piece = before) {
-        before = piece->before;
-        free(piece);
-    }
-    free(block);
-}
-
-static void release(struct ArrowArray *array)
-{
-    Block *block = array->private_data;
-    for (int64_t child = 0; child < array->n_children; child++)
-        if (array->children[child]->release != NULL)
-            array->children[child]->release(array->children[child]);
-    array->release = NULL;
-    if (atomic_fetch_sub(&block->arrays, 1) == 1) {
-        Owner owner = block->owner;
-        free_block(block);
-        owner.let_go(owner.argument);
-    }
-}
 
 // -- arrays ---------------------------------------------------------------------------------------------------------
 
 typedef struct {
     Reader reader;
     Block *block;
-    uint64_t room;  // what all may become
 } Decoder;
-
-#define BUFFERS_MAX 3
-
-// An array with room for its buffers and children, which have no children of their own yet.
-static bool make_array(Decoder *decoder, struct ArrowArray *array, uint64_t length, int64_t buffers, int64_t children)
-{
-    Block *block = decoder->block;
-    *array = (struct ArrowArray){
-        .length = (int64_t)length,
-        .n_buffers = buffers,
-        .buffers = take_zeros(block, BUFFERS_MAX * sizeof(void *)),
-        .private_data = block,
-    };
-    if (array->buffers == NULL)
-        return false;
-    if (children > 0) {
-        struct ArrowArray *made = take_zeros(block, (uint64_t)children * sizeof *made);
-        array->children = take_zeros(block, (uint64_t)children * sizeof(void *));
-        if (made == NULL || array->children == NULL)
-            return false;
-        for (int64_t child = 0; child < children; child++)
-            array->children[child] = &made[child];
-        array->n_children = children;
-    }
-    return true;
-}
-
-// So many bytes more, as Arrow has them.
-static bool count_written(Decoder *decoder, uint64_t count, uint64_t width)
-{
-    uint64_t bytes;
-    if (__builtin_mul_overflow(count, width, &bytes) || bytes > decoder->room - decoder->reader.written_bytes)
-        return false;
-    decoder->reader.written_bytes += bytes;
-    return true;
-}
 
 static bool zeros(Decoder *decoder, struct ArrowArray *array, int buffer, uint64_t size)
 {
     return (array->buffers[buffer] = take_zeros(decoder->block, size)) != NULL;
 }
 
-static int64_t buffers_of(const Column *column)
-{
-    switch (column->kind) {
-    case NULLS:
-        return 0;
-    case STRUCT:
-    case FIXED_LIST:
-        return 1;
-    default:
-        return has_places(column->kind) && !is_list(column->kind) ? 3 : 2;
-    }
-}
-
 // All values are null, whatever the type is. What that takes has been counted.
 static bool make_nulls(Decoder *decoder, const Type *type, uint64_t count, struct ArrowArray *array)
 {
     const Column *column = &type->column;
-    if (!make_array(decoder, array, count, buffers_of(column), type->children_count))
+    if (!make_array(decoder->block, array, count, buffers_of(column), type->children_count))
         return false;
     array->null_count = (int64_t)count;
     if (column->kind != NULLS && !zeros(decoder, array, 0, bytes_of_bits(count)))
@@ -210,12 +43,6 @@ static const uint8_t *in_body(const Decoder *decoder, uint64_t at)
 }
 
 // -- values ---------------------------------------------------------------------------------------------------------
-
-static const uint8_t *take_inline(Reader *reader, size_t size)
-{
-    const uint8_t *at = reader->nodes.at + reader->at;
-    return skip(reader, size) ? at : NULL;
-}
 
 static bool decode_one(Decoder *decoder, const Column *column, uint64_t count, struct ArrowArray *array)
 {
@@ -266,7 +93,7 @@ static bool decode_fixed(Decoder *decoder, const Type *type, int encoding, uint6
     uint64_t width = column->width, at;
     if (column->kind == FIXED && (!take_varint(&decoder->reader, &width) || width != column->width))
         return false;
-    if (!count_written(decoder, count, width ? width : 1))
+    if (!count_written(&decoder->reader, count, width ? width : 1))
         return false;
     switch (encoding) {
     case PLAIN:
@@ -285,11 +112,6 @@ static bool decode_fixed(Decoder *decoder, const Type *type, int encoding, uint6
 }
 
 // -- places ---------------------------------------------------------------------------------------------------------
-
-static uint64_t offset_at(const uint8_t *offsets, uint64_t index, uint64_t width)
-{
-    return width == 4 ? u32_at(offsets + 4 * index) : u64_at(offsets + 8 * index);
-}
 
 static void put_offset(uint8_t *offsets, uint64_t index, uint64_t width, uint64_t offset)
 {
@@ -344,11 +166,11 @@ static bool decode_with_places(Decoder *decoder, const Type *type, int encoding,
     int kind = type->column.kind;
     uint64_t total, at;
     if (!take_varint(&decoder->reader, &total) || (!is_large(kind) && total > SMALL_MAX) ||
-        !count_written(decoder, count + 1, is_large(kind) ? 8 : 4) ||
+        !count_written(&decoder->reader, count + 1, is_large(kind) ? 8 : 4) ||
         !decode_places(decoder, kind, encoding, count, total, array))
         return false;
     if (!is_list(kind)) {
-        if (!count_written(decoder, total, 1) || !take_place(&decoder->reader, total, 1, 1, &at))
+        if (!count_written(&decoder->reader, total, 1) || !take_place(&decoder->reader, total, 1, 1, &at))
             return false;
         array->buffers[2] = in_body(decoder, at);
         return true;
@@ -367,7 +189,7 @@ static bool decode_with_fields(Decoder *decoder, const Type *type, int encoding,
 {
     bool is_struct = type->column.kind == STRUCT;
     uint64_t size, within = count;
-    if (encoding != 0 || !take_varint(&decoder->reader, &size) || !count_written(decoder, count, 1) ||
+    if (encoding != 0 || !take_varint(&decoder->reader, &size) || !count_written(&decoder->reader, count, 1) ||
         size != (is_struct ? (uint64_t)type->children_count : type->column.width) ||
         (!is_struct && __builtin_mul_overflow(count, size, &within)))
         return false;
@@ -385,9 +207,9 @@ static bool decode_node(Decoder *decoder, const Type *type, uint64_t count, int 
         return false;
     int kind = first & KIND_MASK, encoding = first >> ENCODING_SHIFT;
     if (first == NULLS)
-        return count_written(decoder, count, type->null_bytes) && make_nulls(decoder, type, count, array);
+        return count_written(&decoder->reader, count, type->null_bytes) && make_nulls(decoder, type, count, array);
     if (kind != type->column.kind || kind == NULLS ||
-        !make_array(decoder, array, count, buffers_of(&type->column), type->children_count))
+        !make_array(decoder->block, array, count, buffers_of(&type->column), type->children_count))
         return false;
     if (first & VALIDITY) {
         if (!take_place(&decoder->reader, bytes_of_bits(count), 1, 1, &at))
@@ -402,43 +224,26 @@ static bool decode_node(Decoder *decoder, const Type *type, uint64_t count, int 
     return decode_fixed(decoder, type, encoding, count, array);
 }
 
-// They are whole: let each be released.
-static void arm(Block *block, struct ArrowArray *array)
-{
-    array->release = release;
-    atomic_fetch_add(&block->arrays, 1);
-    for (int64_t child = 0; child < array->n_children; child++)
-        arm(block, array->children[child]);
-}
-
 static bool decode_columns(Decoder *decoder, const Type *type, uint64_t records, struct ArrowArray *batch)
 {
-    if (!make_array(decoder, batch, records, 1, type->children_count))
+    if (!make_array(decoder->block, batch, records, 1, type->children_count))
         return false;
     for (int64_t column = 0; column < type->children_count; column++)
         if (!decode_node(decoder, &type->children[column], records, 0, batch->children[column]))
             return false;
-    return decoder->reader.at == decoder->reader.nodes.size && decoder->reader.body_end == decoder->reader.body_bytes;
+    return is_read(&decoder->reader);
 }
 
 bool decode_lean(View payload, const Type *type, uint64_t records, uint64_t bytes_max, Owner owner,
                  struct ArrowArray *batch)
 {
-    if (payload.size < 2)
+    Reader reader;
+    if (!open_reader(payload, bytes_max, &reader))
         return false;
-    size_t nodes_bytes = u16_at(payload.at), body_at = body_at_of(2, nodes_bytes);
-    if (body_at > payload.size)
-        return false;
-    uint64_t body_bytes = payload.size - body_at;
-    Block *block = calloc(1, sizeof *block);
+    Block *block = new_block(owner);
     if (block == NULL)
         return false;
-    block->owner = owner;
-    Decoder decoder = {
-        .reader = {.nodes = {payload.at + 2, nodes_bytes}, .body = payload.at + body_at, .body_bytes = body_bytes},
-        .block = block,
-        .room = bytes_max > 8 * body_bytes ? bytes_max : 8 * body_bytes,
-    };
+    Decoder decoder = {.reader = reader, .block = block};
     if (!decode_columns(&decoder, type, records, batch)) {
         free_block(block);
         return false;

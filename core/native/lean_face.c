@@ -2,7 +2,9 @@
 
 #include "lean_face.h"
 
+#include "bytes.h"
 #include "lean_decode.h"
+#include "lean_join.h"
 
 // From so many bytes on other threads may run meanwhile.
 #define LARGE ((size_t)64 << 10)
@@ -87,4 +89,128 @@ PyObject *decode_in_place(PyObject *module, PyObject *const *args, Py_ssize_t co
     PyBuffer_Release(held);
     PyMem_Free(held);
     Py_RETURN_NONE;
+}
+
+// -- chunks that follow each other ----------------------------------------------------------------------------------
+
+#define RECORD_COUNT_AT 12
+#define SCHEMA_ID_AT 28
+#define CODEC_AT 44
+#define MIN_TIMESTAMP_AT 64
+#define MAX_TIMESTAMP_AT 72
+#define FIRST_RECORD_AT 104
+// Of a placement, what chunks of one segment have in common: group, segment and entry.
+#define PLACE_BYTES 16
+
+typedef struct {
+    View chunks;
+    size_t at;
+    const Type *type;
+    uint32_t schema_id;
+    bool verify, trusted;
+    uint64_t joined_bytes_max, bytes_max;
+    Joined *joined;
+    // Of the chunks that have been joined:
+    Bytes headers;
+    uint64_t records, bytes;
+    int64_t min_timestamp_us, max_timestamp_us;
+} Run;
+
+static bool follows(const uint8_t *header, const uint8_t *before)
+{
+    return memcmp(header + PLACEMENT_AT, before + PLACEMENT_AT, PLACE_BYTES) == 0 &&
+           u64_at(header + FIRST_RECORD_AT) == u64_at(before + FIRST_RECORD_AT) + u32_at(before + RECORD_COUNT_AT);
+}
+
+// Whether the chunk of which this is the header can be joined, and all is as its checksums say.
+static bool is_joinable(const Run *run, const uint8_t *header)
+{
+    uint32_t payload_bytes = u32_at(header + PAYLOAD_BYTES_AT);
+    return memcmp(header, MAGIC, 4) == 0 && header[VERSION_AT] == LEAN_VERSION &&
+           u16_at(header + HEADER_BYTES_AT) == HEADER_BYTES && payload_bytes <= JOINED_PAYLOAD_BYTES_MAX &&
+           u32_at(header + CODEC_AT) == 0 && u32_at(header + SCHEMA_ID_AT) == run->schema_id &&
+           is_within(run->chunks, run->at + HEADER_BYTES, padded(payload_bytes)) &&
+           (!run->verify || (is_header(header) && is_payload(run->chunks, run->at, payload_bytes,
+                                                             u32_at(header + PAYLOAD_CRC_AT)))) &&
+           (run->headers.size == 0 || follows(header, run->headers.at + run->headers.size - HEADER_BYTES));
+}
+
+// Join what can be joined, which may be one chunk, or none; false: Python is to be asked.
+static bool join_run(Run *run)
+{
+    uint8_t header[HEADER_BYTES];  // a copy: it is not to change any more
+    while (run->records < JOINED_RECORDS_MAX && run->bytes < run->joined_bytes_max &&
+           is_within(run->chunks, run->at, HEADER_BYTES)) {
+        memcpy(header, run->chunks.at + run->at, HEADER_BYTES);
+        if (!is_joinable(run, header))
+            break;
+        View payload = {run->chunks.at + run->at + HEADER_BYTES, u32_at(header + PAYLOAD_BYTES_AT)};
+        uint64_t records = u32_at(header + RECORD_COUNT_AT), written_bytes;
+        if (!run->trusted && !is_lean(payload, records, false, run->bytes_max))
+            break;
+        if (!join_payload(run->joined, run->type, payload, records, run->bytes_max, &written_bytes) ||
+            !put_bytes(&run->headers, header, HEADER_BYTES))
+            return false;
+        int64_t least = (int64_t)u64_at(header + MIN_TIMESTAMP_AT), most = (int64_t)u64_at(header + MAX_TIMESTAMP_AT);
+        run->min_timestamp_us = least < run->min_timestamp_us ? least : run->min_timestamp_us;
+        run->max_timestamp_us = most > run->max_timestamp_us ? most : run->max_timestamp_us;
+        run->records += records;
+        run->bytes += HEADER_BYTES + written_bytes;
+        run->at += HEADER_BYTES + padded((uint32_t)payload.size);
+    }
+    return true;
+}
+
+const char join_chunks_doc[] = PyDoc_STR(
+    "join_chunks(chunks, at, type, schema, schema_id, verify, trusted, joined_bytes_max, bytes_max, importer)\n"
+    "\n"
+    "What `kera.core.joining.Joined` has; () where these are not several; None where Python knows more about it.\n"
+    "`type` and importer as of `decode_in_place`.");
+
+static PyObject *joined_of(Run *run, PyObject *schema, PyObject *importer)
+{
+    struct ArrowArray batch;
+    PyThreadState *state = PyEval_SaveThread();
+    bool known = join_run(run), several = run->headers.size > HEADER_BYTES;
+    bool joined = known && several && finish_joined(run->joined, run->type, &batch);
+    PyEval_RestoreThread(state);
+    if (known && !several)
+        return PyTuple_New(0);
+    if (!joined)
+        Py_RETURN_NONE;
+    run->joined = NULL;  // it is the batch's
+    PyObject *found = import(importer, schema, &batch);
+    if (found == NULL)
+        return NULL;
+    return Py_BuildValue("Ny#nLL", found, (const char *)run->headers.at, (Py_ssize_t)run->headers.size,
+                         (Py_ssize_t)run->at, (long long)run->min_timestamp_us, (long long)run->max_timestamp_us);
+}
+
+PyObject *join_chunks(PyObject *module, PyObject *const *args, Py_ssize_t count)
+{
+    (void)module;
+    if (count != 10)
+        return PyErr_Format(PyExc_TypeError, "join_chunks takes 10 arguments, not %zd", count);
+    Run run = {
+        .at = PyLong_AsSize_t(args[1]),
+        .type = PyCapsule_GetPointer(args[2], type_name),
+        .schema_id = (uint32_t)PyLong_AsUnsignedLong(args[4]),
+        .verify = args[5] == Py_True,
+        .trusted = args[6] == Py_True,
+        .joined_bytes_max = PyLong_AsUnsignedLongLong(args[7]),
+        .bytes_max = PyLong_AsUnsignedLongLong(args[8]),
+        .min_timestamp_us = INT64_MAX,
+        .max_timestamp_us = INT64_MIN,
+    };
+    Py_buffer held;
+    if (PyErr_Occurred() != NULL || PyObject_GetBuffer(args[0], &held, PyBUF_SIMPLE) != 0)
+        return NULL;
+    run.chunks = (View){held.buf, (size_t)held.len};
+    run.joined = new_joined(run.type);
+    PyObject *found = run.joined == NULL ? PyErr_NoMemory() : joined_of(&run, args[3], args[9]);
+    if (run.joined != NULL)
+        free_joined(run.joined);
+    free_bytes(&run.headers);
+    PyBuffer_Release(&held);
+    return found;
 }

@@ -1,4 +1,4 @@
-// What Python calls for lean payloads that become record batches; see lean_decode.h.
+// What Python calls for lean payloads that become record batches; see lean_decode.h and lean_join.h.
 #ifndef KERA_LEAN_FACE_H
 #define KERA_LEAN_FACE_H
 
@@ -8,10 +8,17 @@
 #endif
 #include <Python.h>
 
+// As in kera/core/joining.py.
+#define JOINED_PAYLOAD_BYTES_MAX ((uint32_t)16 << 10)
+#define JOINED_RECORDS_MAX ((uint64_t)64 << 10)
+
 extern const char lean_type_doc[];
 PyObject *lean_type(PyObject *module, PyObject *schema);
 
 extern const char decode_in_place_doc[];
 PyObject *decode_in_place(PyObject *module, PyObject *const *args, Py_ssize_t count);
+
+extern const char join_chunks_doc[];
+PyObject *join_chunks(PyObject *module, PyObject *const *args, Py_ssize_t count);
 
 #endif

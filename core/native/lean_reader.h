@@ -12,7 +12,32 @@ typedef struct {
     uint64_t body_bytes;
     uint64_t body_end;  // as far as the nodes say
     uint64_t written_bytes;  // what it takes with each value written out
+    uint64_t room;  // what it may take, see `count_written`
 } Reader;
+
+// Begin with a payload without compression that is to become `bytes_max` at most, or as much as its bytes may be.
+static inline bool open_reader(View payload, uint64_t bytes_max, Reader *reader)
+{
+    if (payload.size < 2)
+        return false;
+    size_t nodes_bytes = u16_at(payload.at), body_at = body_at_of(2, nodes_bytes);
+    if (body_at > payload.size)
+        return false;
+    uint64_t body_bytes = payload.size - body_at;
+    *reader = (Reader){
+        .nodes = {payload.at + 2, nodes_bytes},
+        .body = payload.at + body_at,
+        .body_bytes = body_bytes,
+        .room = bytes_max > 8 * body_bytes ? bytes_max : 8 * body_bytes,
+    };
+    return true;
+}
+
+// Whether all nodes have been read, and are of this body.
+static inline bool is_read(const Reader *reader)
+{
+    return reader->at == reader->nodes.size && reader->body_end == reader->body_bytes;
+}
 
 static inline bool take_byte(Reader *reader, uint8_t *byte)
 {
@@ -30,6 +55,13 @@ static inline bool skip(Reader *reader, size_t size)
     return true;
 }
 
+// So many bytes that are among the nodes; NULL: they are not there.
+static inline const uint8_t *take_inline(Reader *reader, size_t size)
+{
+    const uint8_t *at = reader->nodes.at + reader->at;
+    return skip(reader, size) ? at : NULL;
+}
+
 static inline bool take_varint(Reader *reader, uint64_t *number)
 {
     *number = 0;
@@ -44,6 +76,11 @@ static inline bool take_varint(Reader *reader, uint64_t *number)
     return false;
 }
 
+static inline uint64_t offset_at(const uint8_t *offsets, uint64_t index, uint64_t width)
+{
+    return width == 4 ? u32_at(offsets + 4 * index) : u64_at(offsets + 8 * index);
+}
+
 // Room for `count` values of `width` bytes each in the body, aligned to `alignment` bytes.
 static inline bool take_place(Reader *reader, uint64_t count, uint64_t width, uint64_t alignment, uint64_t *at)
 {
@@ -56,6 +93,16 @@ static inline bool take_place(Reader *reader, uint64_t count, uint64_t width, ui
     if (*at > reader->body_bytes || size > reader->body_bytes - *at)
         return false;
     reader->body_end = *at + size;
+    return true;
+}
+
+// So many bytes more, as Arrow has them.
+static inline bool count_written(Reader *reader, uint64_t count, uint64_t width)
+{
+    uint64_t bytes;
+    if (__builtin_mul_overflow(count, width, &bytes) || bytes > reader->room - reader->written_bytes)
+        return false;
+    reader->written_bytes += bytes;
     return true;
 }
 

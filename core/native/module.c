@@ -821,7 +821,7 @@ static PyObject *layout(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(nothing
     if (found == NULL)
         return NULL;
     return Py_BuildValue(
-        "{sN,s[ii],si,si,sk,si,si,si,si,si,si,si,sK,si,sK,si,si,sK,sK}", "fields", found, "VERSIONS", VERSION_MIN,
+        "{sN,s[ii],si,si,sk,si,si,si,si,si,si,si,sK,si,sK,si,si,sK,sK,sI,sK}", "fields", found, "VERSIONS", VERSION_MIN,
         VERSION_MAX, "HEADER_BYTES", HEADER_BYTES, "ALIGNMENT_BYTES", ALIGNMENT_BYTES, "PAYLOAD_BYTES_MAX",
         (unsigned long)PAYLOAD_BYTES_MAX, "PAYLOAD_BYTES_AT", PAYLOAD_BYTES_AT, "PAYLOAD_CRC_AT", PAYLOAD_CRC_AT,
         "HEADER_CRC_AT", HEADER_CRC_AT, "PLACEMENT_AT", PLACEMENT_AT, "PLACEMENT_CRC_AT", PLACEMENT_CRC_AT,
@@ -829,7 +829,8 @@ static PyObject *layout(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(nothing
         (unsigned long long)NODE_VALUES_MAX, "DEPTH_MAX", DEPTH_MAX, "RECORDS_WITHOUT_BYTES",
         (unsigned long long)RECORDS_WITHOUT_BYTES, "PACKED_VALUES_MAX", PACKED_VALUES_MAX, "NODES_BYTES_MAX",
         NODES_BYTES_MAX, "DECOMPRESSED_BYTES_MAX", (unsigned long long)DECOMPRESSED_BYTES_MAX,
-        "BATCH_RECORDS_WITHOUT_BYTES", (unsigned long long)BATCH_RECORDS_WITHOUT_BYTES);
+        "BATCH_RECORDS_WITHOUT_BYTES", (unsigned long long)BATCH_RECORDS_WITHOUT_BYTES, "JOINED_PAYLOAD_BYTES_MAX",
+        (unsigned int)JOINED_PAYLOAD_BYTES_MAX, "JOINED_RECORDS_MAX", (unsigned long long)JOINED_RECORDS_MAX);
 }
 
 static PyMethodDef functions[] = {
@@ -839,6 +840,7 @@ static PyMethodDef functions[] = {
     {"take_replicas", (PyCFunction)(void (*)(void))take_replicas, METH_FASTCALL, take_replicas_doc},
     {"held_answers", (PyCFunction)(void (*)(void))held_answers, METH_FASTCALL, held_answers_doc},
     {"decode_in_place", (PyCFunction)(void (*)(void))decode_in_place, METH_FASTCALL, decode_in_place_doc},
+    {"join_chunks", (PyCFunction)(void (*)(void))join_chunks, METH_FASTCALL, join_chunks_doc},
     {"lean_type", lean_type, METH_O, lean_type_doc},
     {"sender", sender, METH_VARARGS, sender_doc},
     {"layout", layout, METH_NOARGS, layout_doc},

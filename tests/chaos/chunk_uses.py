@@ -10,8 +10,9 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from kera.cli._format import RecordOrigin, for_terminal, json_formatter, text_formatter
+from kera.client.chunk_batch import ChunkBatch
 from kera.client.consuming.records import records_of
-from kera.client.types import ChunkBatch, StreamDescription
+from kera.client.types import StreamDescription
 from kera.core.chunk import ChunkHeader
 from kera.core.errors import SchemaMismatch
 from kera.core.ids import EARLIEST, EntryId

@@ -87,7 +87,11 @@ class Reader:
                     self._stream,
                     start=self._positions,
                     settings=ConsumerSettings(
-                        shared_memory="always", fetch_wait_ms=50, prefetch_bytes_max=128 * KIB, fetch_bytes_max=64 * KIB
+                        shared_memory="always",
+                        joined_bytes_max=0,
+                        fetch_wait_ms=50,
+                        prefetch_bytes_max=128 * KIB,
+                        fetch_bytes_max=64 * KIB,
                     ),
                 ) as consumer:
                     await self._read(consumer)

@@ -25,6 +25,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group(group))
 
 
+@pytest.fixture
+def chunks_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Consumers put no small chunks together: for tests that look at chunks."""
+    monkeypatch.setenv("KERA_CONSUMER_JOINED_BYTES_MAX", "0")
+
+
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[RunningCluster]:
     """Two brokers with small segments for all tests that kill none of them; each uses streams of its own."""

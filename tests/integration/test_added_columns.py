@@ -12,6 +12,8 @@ from kera.core.errors import SchemaMismatch
 from kera.local.cluster import RunningCluster
 from tests.integration.support import keeping_cluster
 
+pytestmark = pytest.mark.usefixtures("chunks_alone")
+
 COLUMNS = pa.schema([pa.field("user", pa.string()), pa.field("fare", pa.int32(), nullable=False)])
 TIP = pa.schema([("tip", pa.float64()), ("tags", pa.list_(pa.string()))])
 

@@ -15,6 +15,8 @@ from kera.core.errors import InvalidArgument, InvalidCursor, StreamletOutOfRange
 from kera.core.settings import KIB, MIB
 from kera.local.cluster import LocalCluster, RunningCluster
 
+pytestmark = pytest.mark.usefixtures("chunks_alone")
+
 TIMEOUT_S = 30.0
 NEVER_MS = 60_000
 """A wait that, if it ran to its end, would fail the test."""

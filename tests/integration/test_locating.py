@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
+import pytest
+
 from kera.client import EARLIEST, ChunkBatch, ChunkPlace, ChunkQuery, Client, Position
 from kera.core.settings import KIB, MIB
 from tests.integration.control_support import (
@@ -19,6 +21,8 @@ from tests.integration.control_support import (
     control_cluster,
 )
 from tests.integration.support import value_of
+
+pytestmark = pytest.mark.usefixtures("chunks_alone")
 
 RECORDS = 1500
 """In each interval: more than a broker's memory."""

@@ -30,6 +30,8 @@ from tests.integration.support import (
     value_of,
 )
 
+pytestmark = pytest.mark.usefixtures("chunks_alone")
+
 ARENA_BYTES = 4 * MIB
 SEGMENT_BYTES = 64 * KIB
 

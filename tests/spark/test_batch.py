@@ -297,8 +297,14 @@ def test_records_are_the_same_in_place_and_as_copies(kera: Kera, stream: str, sh
 @columnar_first
 @pytest.mark.parametrize(("shared_memory", "in_place"), [("auto", True), ("never", False)])
 def test_a_task_on_a_brokers_node_reads_in_its_memory_if_it_may(
-    kera: Kera, stream: str, caplog: pytest.LogCaptureFixture, shared_memory: str, in_place: bool
+    kera: Kera,
+    stream: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    shared_memory: str,
+    in_place: bool,
 ) -> None:
+    monkeypatch.setenv("KERA_CONSUMER_JOINED_BYTES_MAX", "0")  # small chunks are put together as copies
     kera.create(stream)
     kera.send(stream, range(100), flush_every=10)
     options = {"kera.bootstrap.servers": kera.bootstrap, "subscribe": stream, "sharedMemory": shared_memory}

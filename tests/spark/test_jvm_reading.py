@@ -220,7 +220,9 @@ async def append(client: Client, stream: str, size: int, **settings: Any) -> Non
 
 
 async def chunks_of(client: Client, stream: str) -> list[ChunkBatch]:
-    async with client.consumer(stream, start="earliest", end="latest", shared_memory="never") as consumer:
+    async with client.consumer(
+        stream, start="earliest", end="latest", shared_memory="never", joined_bytes_max=0
+    ) as consumer:
         return [each async for each in consumer.batches()]
 
 

@@ -181,15 +181,16 @@ def test_as_bytes_typed_streams_are_read_beside_others(kera: Kera, stream: str, 
         send(kera, f"{stream}-typed", range(4))
         add_columns(kera, f"{stream}-typed")
         send(kera, f"{stream}-typed", range(4, 6), added=True)
-        wait_for(query, found, 5)
+        send(kera, f"{stream}-typed", range(6, 7), added=True)
+        wait_for(query, found, 6)
     finally:
         query.stop()
     rows = all_of(found)
     assert [bytes(row[2]) for row in rows[:3]] == [b"v0", b"v1", b"v2"]
-    assert [row[0::3] for row in rows[3:]] == [(f"{stream}-typed", 0), (f"{stream}-typed", 4)]
+    assert [row[0::3] for row in rows[3:]] == [(f"{stream}-typed", offset) for offset in (0, 4, 6)]
     assert [[tuple(header) for header in row[4]] for row in rows[3:]] == [
         [("content-type", bytearray(b"application/vnd.apache.arrow.stream"))]
-    ] * 2
+    ] * 3
     tables = [pa.ipc.open_stream(bytes(row[2])).read_all() for row in rows[3:]]
-    assert [table["fare"].to_pylist() for table in tables] == [[0, 1, 2, 3], [4, 5]]
+    assert [table["fare"].to_pylist() for table in tables] == [[0, 1, 2, 3], [4, 5], [6]]
     assert tables[1]["tip"].to_pylist() == [2.0, 2.5]

@@ -137,6 +137,8 @@ async def _consume(
     corrupt_chunks: str,
 ) -> None:
     settings: dict[str, Any] = {"corrupt_chunks": corrupt_chunks}
+    if count is not None:
+        settings["joined_bytes_max"] = 0  # what is printed of a batch in part is not committed
     async with connected(bootstrap) as client:
         stream = await client.describe(name)
         formatter = _formatter(stream, as_json, template, printable=sys.stdout.isatty() and not raw)

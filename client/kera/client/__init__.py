@@ -21,6 +21,7 @@ from kera.client.admin.control import (
     StreamletMove,
 )
 from kera.client.admin.locating import ChunkPlace, ChunkQuery, SegmentBounds
+from kera.client.chunk_batch import ChunkBatch
 from kera.client.client import Client
 from kera.client.consuming.consumer import Consumer
 from kera.client.consuming.group_consumer import GroupConsumer
@@ -33,7 +34,6 @@ from kera.client.types import (
     Assignment,
     BackupDescription,
     BrokerDescription,
-    ChunkBatch,
     ClusterDescription,
     Delivery,
     EntryBounds,

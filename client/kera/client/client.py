@@ -10,6 +10,7 @@ from weakref import WeakSet
 from kera.client import arguments
 from kera.client.admin.admin import Admin
 from kera.client.admin.locating import ChunkPlace, ChunkQuery, SegmentBounds, locate, positions_at, segments
+from kera.client.chunk_batch import ChunkBatch
 from kera.client.cluster.cluster import Cluster
 from kera.client.cluster.fetch import Wanted
 from kera.client.consuming.chunks import Chunks
@@ -23,7 +24,7 @@ from kera.client.positions import Positions, check_position
 from kera.client.producing.appender import Appender
 from kera.client.producing.producer import Producer
 from kera.client.settings import ClientSettings, ConsumerSettings, ProducerSettings
-from kera.client.types import ChunkBatch, EntryBounds, StreamDescription
+from kera.client.types import EntryBounds, StreamDescription
 from kera.core.ids import EntryId, Position
 
 READ_BYTES_MAX = 4 << 20

@@ -118,6 +118,11 @@ class ConsumerSettings(KeraSettings):
         description="How to treat a chunk whose records cannot be read, though its header can. skip: it counts as"
         " one without records, and a warning names it.",
     )
+    joined_bytes_max: ByteSize = Field(
+        ByteSize(256 * KIB),
+        description="Lean chunks of up to 16 KiB that follow each other come as one batch, which is a copy, until it"
+        " has so many bytes. 0: each chunk by itself.",
+    )
     decompressed_bytes_max: ByteSize = Field(
         ByteSize(128 * MIB),
         gt=0,

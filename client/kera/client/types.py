@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from kera.client import arguments
 from kera.client.settings import Durability
-from kera.core.chunk import ALIGNMENT_BYTES, ChunkHeader, Codec
+from kera.core.chunk import ALIGNMENT_BYTES, Codec
 from kera.core.errors import InvalidArgument, StreamletOutOfRange
 from kera.core.ids import EntryId, Position
 from kera.core.schema import schema_from_bytes
@@ -368,55 +368,6 @@ class EntryBounds:
             length_bytes=info.length_bytes,
             lost=(position_of(info.lost_from), position_of(info.lost_to)) if info.HasField("lost_to") else None,
         )
-
-
-class PushedSlot:
-    """The place in a broker's memory where pushed chunks lie, as it was when they came."""
-
-    __slots__ = ("_generation", "_generations", "_slot")
-
-    def __init__(self, generations: Sequence[int], slot: int, generation: int) -> None:
-        """`generations`: of all slots, as the broker counts them now."""
-        self._generations = generations
-        self._slot = slot
-        self._generation = generation
-
-    @property
-    def intact(self) -> bool:
-        """Whether the same segment is there still."""
-        return self._generations[self._slot] == self._generation
-
-
-class ChunkBatch(NamedTuple):
-    """The records of one chunk, in place: the columns refer to the memory they were received in, or the broker's.
-
-    In the broker's memory they stay as they are while the client is open, the broker runs, and anything of them is in
-    use; see `intact` and `Client.close`.
-    """
-
-    batch: pa.RecordBatch
-    header: ChunkHeader
-    start: Position
-    next: Position
-    """Where the chunk after this one starts."""
-    entry: EntryId
-    slot: PushedSlot | None = None
-    """Where the columns lie in the broker's memory; None: in memory of this process."""
-
-    @property
-    def pushed(self) -> bool:
-        """Whether the columns lie in the broker's memory."""
-        return self.slot is not None
-
-    @property
-    def intact(self) -> bool:
-        """Whether the columns are what they were.
-
-        That can end only when the broker has died, or the connection to it is gone: then its memory is used again some
-        time, and the columns are of bytes of any kind. Whoever keeps a batch asks here before looking at it again, and
-        once more when done; if it is not intact, it is read again from `start`.
-        """
-        return self.slot is None or self.slot.intact
 
 
 MaybeNone: TypeAlias = Any

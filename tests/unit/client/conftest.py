@@ -85,7 +85,13 @@ async def make_member(groups: GroupCluster) -> AsyncIterator[MakeMember]:
     async with AsyncExitStack() as stack:
 
         def make(*, on_lost: Any = None, steps_max: int = STEPS_MAX, **settings: Any) -> GroupConsumer:
-            given = {"fetch_wait_ms": 20, "heartbeat_interval_ms": 20, "commit_interval_ms": 20, **settings}
+            given = {
+                "fetch_wait_ms": 20,
+                "heartbeat_interval_ms": 20,
+                "commit_interval_ms": 20,
+                "joined_bytes_max": 0,
+                **settings,
+            }
             consumer = GroupConsumer(
                 groups,  # type: ignore[arg-type]
                 "app",

@@ -21,6 +21,9 @@ EXPECTED = [b"%d" % number for number in range(CHUNKS * ROWS)]
 
 MakeConsumer = Callable[..., Consumer]
 
+together = pytest.mark.parametrize("joined_bytes_max", [0, 1 << 20], ids=["alone", "together"])
+"""Whether small chunks come together."""
+
 
 @pytest.fixture
 async def make_consumer() -> AsyncIterator[MakeConsumer]:
@@ -29,7 +32,7 @@ async def make_consumer() -> AsyncIterator[MakeConsumer]:
         def make(
             cluster: FakeCluster, *streams: str, start: Any = "earliest", end: Any = "latest", **settings: Any
         ) -> Consumer:
-            options = ConsumerSettings(**{"fetch_wait_ms": 0, **settings})
+            options = ConsumerSettings(**{"fetch_wait_ms": 0, "joined_bytes_max": 0, **settings})
             consumer = Consumer(cluster, streams or ("s",), options, start=start, end=end)  # type: ignore[arg-type]
             stack.push_async_callback(consumer.close)
             return consumer
@@ -72,11 +75,12 @@ async def take_batches(consumer: Consumer, count: int = CHUNKS) -> list[bytes | 
     return taken
 
 
+@together
 @pytest.mark.parametrize("count", [1, ROWS, ROWS + 1, 7, len(EXPECTED)])
 async def test_a_new_loop_goes_on_where_the_last_one_stopped(
-    filled: FakeCluster, make_consumer: MakeConsumer, count: int
+    filled: FakeCluster, make_consumer: MakeConsumer, count: int, joined_bytes_max: int
 ) -> None:
-    consumer, taken = make_consumer(filled), []
+    consumer, taken = make_consumer(filled, joined_bytes_max=joined_bytes_max), []
     while some := await take_records(consumer, count):
         taken += some
     assert taken == EXPECTED
@@ -114,11 +118,12 @@ async def test_positions_are_where_another_consumer_goes_on(filled: FakeCluster,
     assert await take_batches(following) == EXPECTED[7 * ROWS :]
 
 
+@together
 @pytest.mark.parametrize(("delivered", "expected"), [(ROWS, ROWS), (ROWS + 1, ROWS), (2 * ROWS - 1, ROWS), (0, 0)])
 async def test_a_chunk_is_delivered_with_its_last_record(
-    filled: FakeCluster, make_consumer: MakeConsumer, delivered: int, expected: int
+    filled: FakeCluster, make_consumer: MakeConsumer, delivered: int, expected: int, joined_bytes_max: int
 ) -> None:
-    consumer = make_consumer(filled)
+    consumer = make_consumer(filled, joined_bytes_max=joined_bytes_max)
     await consumer.start()
     if delivered:
         await take_records(consumer, delivered)
@@ -126,10 +131,11 @@ async def test_a_chunk_is_delivered_with_its_last_record(
     assert await take_records(following) == EXPECTED[expected:]
 
 
+@together
 async def test_a_chunk_begun_as_records_is_given_whole_as_a_batch(
-    filled: FakeCluster, make_consumer: MakeConsumer
+    filled: FakeCluster, make_consumer: MakeConsumer, joined_bytes_max: int
 ) -> None:
-    consumer = make_consumer(filled)
+    consumer = make_consumer(filled, joined_bytes_max=joined_bytes_max)
     await take_records(consumer, ROWS + 2)
     assert await take_batches(consumer) == EXPECTED[ROWS:]
 

@@ -8,13 +8,22 @@ import pyarrow as pa
 import pytest
 from pydantic import ByteSize
 
+from kera.client.chunk_batch import ChunkBatch
 from kera.client.cluster.fetch import Fetched, NewerSchema, Wanted, batches_of
 from kera.client.cluster.read_session import ReadSession
 from kera.client.settings import ConsumerSettings
-from kera.client.types import ChunkBatch
-from kera.core.chunk import HEADER_BYTES, Codec, encode_chunk, encode_payload, place_chunk
+from kera.core.chunk import (
+    ARROW_VERSION,
+    HEADER_BYTES,
+    LEAN_VERSION,
+    Codec,
+    encode_chunk,
+    encode_payload,
+    place_chunk,
+)
 from kera.core.errors import CorruptChunk, DataLost, SchemaMismatch, UnknownStream
 from kera.core.ids import EARLIEST, EntryId, Position
+from kera.core.payload import encode_lean
 from kera.core.schema import DEFAULT_SCHEMA
 from tests.unit.client.conftest import MakeProducer
 from tests.unit.client.support import FakeCluster, description
@@ -22,6 +31,8 @@ from tests.unit.client.support import FakeCluster, description
 ENTRY = EntryId(7, 0, 0)
 EVERYTHING = 1 << 24
 STREAM = description()
+EACH = ConsumerSettings(joined_bytes_max=ByteSize(0))
+"""Small chunks are not put together."""
 
 
 @dataclass(eq=False)
@@ -45,7 +56,7 @@ async def fetch(
 
 
 def chunks(fetched: Fetched) -> list[ChunkBatch]:
-    return list(batches_of(fetched, STREAM, ConsumerSettings()))
+    return list(batches_of(fetched, STREAM, EACH))
 
 
 def values(batches: Sequence[ChunkBatch]) -> list[bytes]:
@@ -127,17 +138,17 @@ async def test_a_lost_range_tells_the_gap(filled: FakeCluster) -> None:
 async def test_another_schema_is_refused(filled: FakeCluster) -> None:
     fetched = await fetch(filled)
     with pytest.raises(SchemaMismatch, match="has none of that number"):
-        list(batches_of(fetched, replace(STREAM, schema_id=2), ConsumerSettings()))
+        list(batches_of(fetched, replace(STREAM, schema_id=2), EACH))
 
 
 async def test_what_has_a_newer_schema_is_told_with_what_is_left_to_open(filled: FakeCluster) -> None:
     fetched = await fetch(filled)
-    known = list(batches_of(fetched, STREAM, ConsumerSettings()))
+    known = list(batches_of(fetched, STREAM, EACH))
     older = replace(STREAM, schema_id=0)
     with pytest.raises(NewerSchema) as newer:
-        list(batches_of(fetched, older, ConsumerSettings()))
+        list(batches_of(fetched, older, EACH))
     assert newer.value.schema_id == 1
-    left = list(batches_of(newer.value.rest, STREAM, ConsumerSettings()))
+    left = list(batches_of(newer.value.rest, STREAM, EACH))
     assert [chunk.start for chunk in left] == [chunk.start for chunk in known]
 
 
@@ -145,7 +156,7 @@ async def test_a_flipped_bit_is_found_and_what_is_before_it_is_read(cluster: Fak
     found = chunks(await fetch(filled))
     (segment,) = (segment for segment in cluster.segments() if segment.key == found[5].start[:2])
     segment.slot.view[found[5].start.offset + HEADER_BYTES + 100] ^= 1
-    reading = batches_of(await fetch(filled), STREAM, ConsumerSettings())
+    reading = batches_of(await fetch(filled), STREAM, EACH)
     assert values([next(reading) for _ in range(5)]) == values(found[:5])
     with pytest.raises(CorruptChunk):
         next(reading)
@@ -154,7 +165,9 @@ async def test_a_flipped_bit_is_found_and_what_is_before_it_is_read(cluster: Fak
 # --- chunks that their headers do not fit, or that cannot be read -----------------------------------------------------
 
 
-def crafted(payload: bytes, records: int, first_record: int = 0, sequence: int = 0) -> bytes:
+def crafted(
+    payload: bytes, records: int, first_record: int = 0, sequence: int = 0, version: int = ARROW_VERSION
+) -> bytes:
     """A placed chunk whose checksums are right, whatever is in it."""
     encoded = encode_chunk(
         pa.py_buffer(payload),
@@ -168,6 +181,7 @@ def crafted(payload: bytes, records: int, first_record: int = 0, sequence: int =
         created_us=1,
         min_timestamp_us=1,
         max_timestamp_us=1,
+        version=version,
     )
     data = bytearray(encoded.to_bytes())
     place_chunk(data, 0, (1, 1, 0, first_record, 9, 0))
@@ -199,7 +213,7 @@ def test_a_chunk_that_cannot_be_read_is_named_with_its_place_and_the_way_out(whi
     payload, records = WRONG[which]
     data = crafted(GOOD, 2) + crafted(payload, records, 2)
     fetched = Fetched(ENTRY, Position(1, 1, 0), Position(1, 1, len(data)), [pa.py_buffer(data)], 0, None)
-    reading = batches_of(fetched, STREAM, ConsumerSettings())
+    reading = batches_of(fetched, STREAM, EACH)
     good = next(reading)
     with pytest.raises(CorruptChunk, match='corrupt_chunks="skip"') as refused:
         next(reading)
@@ -214,7 +228,7 @@ def test_it_counts_as_one_without_records_if_the_reader_says_so(which: str) -> N
     payload, records = WRONG[which]
     data = crafted(payload, records) + crafted(GOOD, 2, records)
     fetched = Fetched(ENTRY, Position(1, 1, 0), Position(1, 1, len(data)), [pa.py_buffer(data)], 0, None)
-    bad, good = batches_of(fetched, STREAM, ConsumerSettings(corrupt_chunks="skip"))
+    bad, good = batches_of(fetched, STREAM, EACH.model_copy(update={"corrupt_chunks": "skip"}))
     assert (bad.batch.num_rows, bad.header.record_count, bad.next) == (0, records, good.start)
     assert good.batch.column("value").to_pylist() == [b"first", b"other"]
     assert good.next == Position(1, 1, len(data))
@@ -240,7 +254,7 @@ def test_where_the_header_is_damaged_nobody_knows_where_the_next_chunk_is() -> N
     data[20] ^= 1
     fetched = Fetched(ENTRY, Position(1, 1, 0), Position(1, 1, len(data)), [pa.py_buffer(bytes(data))], 0, None)
     with pytest.raises(CorruptChunk):
-        list(batches_of(fetched, STREAM, ConsumerSettings(corrupt_chunks="skip")))
+        list(batches_of(fetched, STREAM, EACH.model_copy(update={"corrupt_chunks": "skip"})))
 
 
 def test_a_chunk_that_would_become_too_large_is_refused_before_it_does() -> None:
@@ -254,4 +268,68 @@ def test_a_chunk_that_would_become_too_large_is_refused_before_it_does() -> None
         list(batches_of(fetched, STREAM, ConsumerSettings(decompressed_bytes_max=ByteSize(4 << 20))))
     assert refused.value.attributes["limit"] == 4 << 20
     assert pa.total_allocated_bytes() - before < 1 << 20
-    assert len(list(batches_of(fetched, STREAM, ConsumerSettings()))) == 1
+    assert len(list(batches_of(fetched, STREAM, EACH))) == 1
+
+
+# --- small chunks, put together ---------------------------------------------------------------------------------------
+
+
+def lean_ones(counts: Sequence[int]) -> bytes:
+    """Chunks of so many records each; their values are numbered."""
+    data, record = b"", 0
+    for sequence, count in enumerate(counts):
+        rows = [{"timestamp": 1, "value": b"%d" % (record + each)} for each in range(count)]
+        payload = encode_lean(pa.RecordBatch.from_pylist(rows, DEFAULT_SCHEMA), Codec.NONE)
+        data += crafted(payload or b"", count, record, sequence, version=LEAN_VERSION)
+        record += count
+    return data
+
+
+def fetched_of(data: bytes) -> Fetched:
+    return Fetched(ENTRY, Position(1, 1, 0), Position(1, 1, len(data)), [pa.py_buffer(data)], 0, None)
+
+
+def test_small_chunks_come_together_and_each_is_known() -> None:
+    fetched = fetched_of(lean_ones([1, 3, 2]))
+    each = chunks(fetched)
+    (all_of_them,) = batches_of(fetched, STREAM, ConsumerSettings())
+    assert (all_of_them.start, all_of_them.next) == (each[0].start, fetched.next)
+    assert values([all_of_them]) == values(each) == [b"%d" % number for number in range(6)]
+    assert all_of_them.headers == [chunk.header for chunk in each]
+    assert (all_of_them.chunks, each[0].chunks) == (3, 1)
+    assert all_of_them.header.chunk_bytes == fetched.size_bytes
+    assert list(all_of_them.ends()) == [end for chunk in each for end in chunk.ends()]
+    assert not all_of_them.pushed
+
+
+def test_the_rest_of_what_came_together_is_as_if_it_had_begun_there() -> None:
+    fetched = fetched_of(lean_ones([1, 3, 2, 5]))
+    each = chunks(fetched)
+    (all_of_them,) = batches_of(fetched, STREAM, ConsumerSettings())
+    for number, chunk in enumerate(each):
+        rest = all_of_them.rest(chunk.start)
+        assert values([rest]) == values(each[number:])
+        assert rest.headers == [left.header for left in each[number:]]
+        assert (rest.start, rest.next) == (chunk.start, fetched.next)
+        assert rest.header.first_record == chunk.header.first_record
+        assert rest.header.chunk_bytes == sum(left.header.chunk_bytes for left in each[number:])
+    assert each[1].rest(each[1].start) is each[1]
+
+
+def test_what_is_damaged_ends_what_comes_together() -> None:
+    data = bytearray(lean_ones([2, 2, 2, 2, 2]))
+    at = chunks(fetched_of(bytes(data)))[2].start.offset + HEADER_BYTES + 20
+    data[at] ^= 1
+    settings = ConsumerSettings(corrupt_chunks="skip")
+    first, bad, rest = batches_of(fetched_of(bytes(data)), STREAM, settings)
+    assert values([first]) == [b"0", b"1", b"2", b"3"]
+    assert (bad.batch.num_rows, bad.start, bad.next) == (0, first.next, rest.start)
+    assert values([rest]) == [b"6", b"7", b"8", b"9"]
+
+
+def test_what_comes_together_has_the_newest_columns() -> None:
+    added = pa.schema([*DEFAULT_SCHEMA, pa.field("more", pa.int64())])
+    newer = replace(STREAM, schema=added, schema_id=2, earlier_schemas={1: DEFAULT_SCHEMA})
+    (found,) = batches_of(fetched_of(lean_ones([1, 2])), newer, ConsumerSettings())
+    assert found.batch.schema == added
+    assert found.batch["more"].to_pylist() == [None] * 3

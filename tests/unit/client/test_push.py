@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from kera.client.chunk_batch import ChunkBatch, PushedSlot
 from kera.client.client import Client
 from kera.client.cluster import fetch
 from kera.client.cluster.fetch import Overwritten, Wanted, batches_of
@@ -22,7 +23,7 @@ from kera.client.consuming.consumer import Consumer
 from kera.client.consuming.records import records_of
 from kera.client.settings import ConsumerSettings
 from kera.client.testing import StoredChunk
-from kera.client.types import ChunkBatch, PushedSlot, Record, StreamDescription
+from kera.client.types import Record, StreamDescription
 from kera.core.errors import DataLost, InvalidArgument, InvalidCursor, KeraError, NotOwner, Unavailable
 from kera.core.ids import EARLIEST, EntryId, Position
 from kera.core.push import VERSION
@@ -52,7 +53,7 @@ async def make_consumer(fleet: PushFleet) -> AsyncIterator[MakeConsumer]:
 
         def make(of: PushFleet = fleet, **options: Any) -> Consumer:
             start, end = options.pop("start", "earliest"), options.pop("end", None)
-            settings = ConsumerSettings(**{"fetch_wait_ms": 60_000, **options})
+            settings = ConsumerSettings(**{"fetch_wait_ms": 60_000, "joined_bytes_max": 0, **options})
             consumer = Consumer(of.cluster, ("s",), settings, start=start, end=end)
             stack.push_async_callback(consumer.close)
             return consumer

@@ -9,8 +9,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from kera.client.chunk_batch import ChunkBatch
 from kera.client.consuming.records import records_of
-from kera.client.types import ChunkBatch, Record, StreamDescription
+from kera.client.types import Record, StreamDescription
 from kera.core.chunk import encode_chunk, encode_payload, read_header
 from kera.core.ids import EntryId, Position
 from kera.core.schema import DEFAULT_SCHEMA

@@ -22,7 +22,7 @@ from crc32c import crc32c
 
 from kera.client.producing.encoding import records_to_batch
 from kera.core import chunk as chunk_module
-from kera.core import lean, native, record_batch
+from kera.core import joining, lean, native, record_batch
 from kera.core.chunk import ChunkHeader, Placement, encode_chunk, place_chunk, verify_chunk
 from kera.core.errors import CorruptChunk
 from kera.core.header_table import check_headers
@@ -182,6 +182,8 @@ def test_both_have_the_same_layout() -> None:
     assert found.pop("NODES_BYTES_MAX") == lean_layout.NODES_BYTES_MAX
     assert found.pop("DECOMPRESSED_BYTES_MAX") == record_batch.DECOMPRESSED_BYTES_MAX
     assert found.pop("BATCH_RECORDS_WITHOUT_BYTES") == record_batch.RECORDS_WITHOUT_BYTES
+    assert found.pop("JOINED_PAYLOAD_BYTES_MAX") == joining.JOINED_PAYLOAD_BYTES_MAX
+    assert found.pop("JOINED_RECORDS_MAX") == joining.JOINED_RECORDS_MAX
     assert found == {name: getattr(chunk_module, name) for name in found}
     assert len(found) == 6
 
@@ -601,6 +603,10 @@ def test_what_is_no_schema_is_no_type() -> None:
     for kind in (None, 7):
         with pytest.raises((TypeError, ValueError)):
             native.native.decode_in_place(b"", kind, PLAIN.schema, 1, 1, None)
+        with pytest.raises((TypeError, ValueError)):
+            native.native.join_chunks(b"", 0, kind, PLAIN.schema, 1, True, False, 1, 1, None)
+    with pytest.raises(TypeError):
+        native.native.join_chunks()
 
 
 @needs_native

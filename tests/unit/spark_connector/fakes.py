@@ -52,6 +52,7 @@ class Chunk(NamedTuple):
     entry: EntryId
     memory: FakeClient | None
     """The broker's, if it lies there."""
+    chunks: int = 1
 
     @property
     def pushed(self) -> bool:
@@ -166,6 +167,7 @@ class FakeClient:
         """Where chunks were looked for."""
         self.commit_error: KeraError | None = None
         self.shared_memory: set[str] = set()
+        self.joined_bytes_max: set[int] = set()
         """What ranges were read with."""
 
     @property
@@ -247,6 +249,7 @@ class FakeClient:
     ) -> AsyncIterator[Chunk]:
         self.read_ranges_open += 1
         self.shared_memory.add(settings.shared_memory)
+        self.joined_bytes_max.add(settings.joined_bytes_max)
         try:
             found = self.stream(stream)
             found.require(streamlet_id, start)

@@ -190,6 +190,7 @@ def test_whole_chunks_of_a_typed_stream_are_rows_that_have_them_as_arrow(cluster
     assert [pa.ipc.open_stream(row["value"]).read_all()["n"].to_pylist() for row in rows] == [[3, 4], [5, 6]]
     assert [(row["key"], row["stream"], row["offset"]) for row in rows] == [(None, "numbers", 3), (None, "numbers", 5)]
     assert rows[0]["headers"] == [{"key": "content-type", "value": b"application/vnd.apache.arrow.stream"}]
+    assert cluster.joined_bytes_max == {0}, "which chunks would come together is another matter each time"
 
 
 def test_what_was_taken_is_let_go_before_the_next_is_waited_for(cluster: FakeClient) -> None:

@@ -254,8 +254,9 @@ class ConsumeWorker:
 
     async def _read_batches(self, consumer: Consumer) -> None:
         async for chunk in consumer.batches():
+            # Of small chunks that came together it is the latency of the first, which no other one exceeds.
             self._latencies.add(time.time_ns() - chunk.header.created_us * 1000, chunk.batch.num_rows)
-            self._chunks += 1
+            self._chunks += chunk.chunks
             self._records += chunk.batch.num_rows
             self._record_bytes += chunk.batch.num_rows * self._task.record_bytes
             self._last_ns = time.monotonic_ns()

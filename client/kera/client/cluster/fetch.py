@@ -12,11 +12,13 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from kera.client.arrow_input import null_column
+from kera.client.chunk_batch import ChunkBatch, PushedSlot
 from kera.client.settings import ConsumerSettings
-from kera.client.types import ChunkBatch, PushedSlot, StreamDescription
+from kera.client.types import StreamDescription
 from kera.core.chunk import HEADER_BYTES, ChunkHeader, read_header, verify_chunk, verify_header
 from kera.core.errors import CorruptChunk, KeraError, SchemaMismatch
 from kera.core.ids import EntryId, Position
+from kera.core.joining import join_chunks, joined_schema
 from kera.core.payload import open_payload
 from kera.core.telemetry import get_logger
 
@@ -83,6 +85,71 @@ class NewerSchema(Exception):
         self.schema_id = schema_id
 
 
+class _Opened(NamedTuple):
+    """Chunks whose records have been found."""
+
+    header: ChunkHeader
+    batch: pa.RecordBatch
+    copied: bool
+    headers: bytes = b""
+    """Of each chunk, if they are several."""
+
+
+class _Opener:
+    """Opens chunks of a stream as the settings say; all batches have the newest columns known."""
+
+    def __init__(self, stream: StreamDescription, settings: ConsumerSettings) -> None:
+        self._stream = stream
+        self._verify, self._trusted = settings.verify_checksums, not settings.validate_chunks
+        self._open_header = verify_chunk if settings.verify_checksums else read_header
+        self._decompressed_bytes_max = int(settings.decompressed_bytes_max)
+        self._joined_bytes_max = int(settings.joined_bytes_max)
+
+    def several(self, view: memoryview, at: int) -> _Opened | None:
+        """The chunks from `at` on, if they are small ones that can be joined. What is wrong is left to `one`."""
+        schema_id = joined_schema(view, at) if self._joined_bytes_max else 0
+        schema = self._stream.schema_of(schema_id)
+        if not schema_id or schema is None:
+            return None
+        joined = join_chunks(
+            view,
+            at,
+            schema,
+            schema_id,
+            verify=self._verify,
+            trusted=self._trusted,
+            joined_bytes_max=self._joined_bytes_max,
+            bytes_max=self._decompressed_bytes_max,
+        )
+        if joined is None:
+            return None
+        return _Opened(joined.header(at), self._widened(joined.batch, schema), copied=True, headers=joined.headers)
+
+    def one(self, view: memoryview, buffer: pa.Buffer, at: int, *, copied: bool) -> _Opened:
+        """The chunk at `at`; `view` is of `buffer`. Raises `CorruptChunk`, `SchemaMismatch`."""
+        header = self._open_header(view, at)
+        schema = self._stream.schema_of(header.schema_id)
+        if schema is None:
+            raise SchemaMismatch(
+                f"chunk has schema {header.schema_id}, stream {self._stream.name!r} has none of that number",
+                stream=self._stream.name,
+                stream_id=header.stream_id,
+                schema_id=header.schema_id,
+            )
+        payload = buffer.slice(at + HEADER_BYTES, header.payload_bytes)
+        batch = open_payload(
+            payload.to_pybytes() if copied else payload,
+            schema,
+            header,
+            decompressed_bytes_max=self._decompressed_bytes_max,
+            trusted=self._trusted,
+        )
+        return _Opened(header, self._widened(batch, schema), copied)
+
+    def _widened(self, batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+        return batch if schema is self._stream.schema else widened(batch, self._stream.schema)
+
+
 def batches_of(
     fetched: Fetched,
     stream: StreamDescription,
@@ -90,9 +157,10 @@ def batches_of(
     *,
     copying: Callable[[], bool] = bool,
 ) -> Iterator[ChunkBatch]:
-    """Each chunk of what has come as a batch in place. Raises `CorruptChunk`, `Overwritten` and `NewerSchema`.
+    """Each chunk of what has come as a batch in place, or several small ones as a copy (``joined_bytes_max``).
 
-    A chunk whose header is right and whose records cannot be read is one without records, if the `settings` say so.
+    Raises `CorruptChunk`, `Overwritten` and `NewerSchema`. A chunk whose header is right and whose records cannot be
+    read is one without records, if the `settings` say so.
 
     A chunk that is older than columns of the `stream` has nulls there: all batches have the newest columns known.
 
@@ -101,31 +169,15 @@ def batches_of(
     values, so what is overwritten meanwhile could end the process.
     """
     entry, start, slot = fetched.entry, fetched.start, fetched.slot
-    open_header = verify_chunk if settings.verify_checksums else read_header
-    decompressed_bytes_max, trusted = int(settings.decompressed_bytes_max), not settings.validate_chunks
+    opener = _Opener(stream, settings)
     for number, buffer in enumerate(fetched.buffers):
         at, size = 0, buffer.size
         view = memoryview(buffer)  # headers are read from it in half the time
         while at < size:
             try:
-                header = open_header(view, at)
-                schema = stream.schema_of(header.schema_id)
-                if schema is None:
-                    raise SchemaMismatch(
-                        f"chunk has schema {header.schema_id}, stream {stream.name!r} has none of that number",
-                        stream=stream.name,
-                        stream_id=header.stream_id,
-                        schema_id=header.schema_id,
-                    )
-                payload = buffer.slice(at + HEADER_BYTES, header.payload_bytes)
-                copied = slot is not None and copying()
-                batch = open_payload(
-                    payload.to_pybytes() if copied else payload,
-                    schema,
-                    header,
-                    decompressed_bytes_max=decompressed_bytes_max,
-                    trusted=trusted,
-                )
+                opened = opener.several(view, at)
+                if opened is None:
+                    opened = opener.one(view, buffer, at, copied=slot is not None and copying())
             except KeraError as error:
                 if slot is not None and not slot.intact:
                     raise Overwritten(Wanted(entry, start, fetched.next)) from None
@@ -140,19 +192,19 @@ def batches_of(
                 if settings.corrupt_chunks == "fail" or not _ends_within(view, at, header):
                     raise corrupt from error
                 log.warning("a chunk cannot be read and is left out", **corrupt.attributes)
-                schema, copied = stream.schema, True
-                batch = pa.RecordBatch.from_pylist([], schema)
+                opened = _Opened(header, pa.RecordBatch.from_pylist([], stream.schema), copied=True)
             if slot is not None and not slot.intact:  # after the look at the bytes: they may have been others'
                 raise Overwritten(Wanted(entry, start, fetched.next))
+            header = opened.header
             group_id, segment_id, offset = start
             if header.segment_id != segment_id or header.group_id != group_id:
                 group_id, segment_id, offset = header.group_id, header.segment_id, 0
                 start = Position(group_id, segment_id, offset)
             chunk_bytes = header.chunk_bytes
             following = Position(group_id, segment_id, offset + chunk_bytes)
-            if schema is not stream.schema:
-                batch = widened(batch, stream.schema)
-            yield ChunkBatch(batch, header, start, following, entry, None if copied else slot)
+            yield ChunkBatch(
+                opened.batch, header, start, following, entry, None if opened.copied else slot, opened.headers
+            )
             start = following
             at += chunk_bytes
 

@@ -30,10 +30,11 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
+from kera.client.chunk_batch import PushedSlot
 from kera.client.cluster.batches import batched
 from kera.client.cluster.fetch import Fetched, Wanted
 from kera.client.cluster.push_returns import RETURN_DELAY_S, Returns
-from kera.client.types import PushedSlot, fill_cursor, position_of
+from kera.client.types import fill_cursor, position_of
 from kera.core.errors import KeraError, ProtocolError, Unavailable
 from kera.core.ids import Position
 from kera.core.push import (

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import chain
 
+from kera.client.chunk_batch import ChunkBatch
 from kera.client.cluster.cluster import Cluster
 from kera.client.cluster.fetch import Fetched, NewerSchema, Overwritten, Wanted, batches_of
 from kera.client.consuming.fetcher import Fetcher
 from kera.client.settings import ConsumerSettings
-from kera.client.types import ChunkBatch, StreamDescription
+from kera.client.types import StreamDescription
 
 
 class Chunks:

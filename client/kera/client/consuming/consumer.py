@@ -12,6 +12,7 @@ from itertools import islice
 from typing import Literal, Self, get_args
 
 from kera.client import arguments
+from kera.client.chunk_batch import ChunkBatch
 from kera.client.cluster.cluster import Cluster
 from kera.client.cluster.fetch import Wanted
 from kera.client.consuming.chunks import Chunks
@@ -21,7 +22,7 @@ from kera.client.consuming.one_by_one import OneByOne
 from kera.client.consuming.records import records_of
 from kera.client.positions import Positions, check_place, check_streamlets
 from kera.client.settings import ConsumerSettings
-from kera.client.types import ChunkBatch, Record, StreamDescription
+from kera.client.types import Record, StreamDescription
 from kera.core.errors import ClosedError, InvalidArgument, KeraError
 from kera.core.ids import EARLIEST, EntryId, Position
 
@@ -68,11 +69,15 @@ class Consumer:
         """What ended the reading; told to everyone who asks for more."""
         self._open: ChunkBatch | None = None
         """The chunk whose records are being delivered."""
-        self._last_record: Iterator[Record] = iter(())
-        self._others: Iterator[Record] = iter(())
-        """The records of the open chunk that are before the last one."""
+        self._open_records: Iterator[Record] = iter(())
+        self._ends: Iterator[tuple[int, Position]] = iter(())
+        """See `ChunkBatch.ends`: of what comes behind `_span`, if small chunks have come together."""
+        self._span = (0, 0, EARLIEST)
+        """Of the chunk that is being delivered: its first and last record, and where the next one starts."""
+        self._at_hand: Iterator[Record] = iter(())
+        """Its records but the last one."""
         self._opening = asyncio.Lock()
-        """Of that chunk; those before it are at hand."""
+        """Of a chunk; the records at hand need none."""
         self._records = OneByOne(self._next_record)
         self._closed = False
 
@@ -167,7 +172,7 @@ class Consumer:
             await report_cursors(self._cluster, self._settings.consumer_group, stream, delivered)
 
     async def batches(self) -> AsyncIterator[ChunkBatch]:
-        """Each chunk as an Arrow batch in place.
+        """Each chunk as an Arrow batch in place; small ones several together (the setting ``joined_bytes_max``).
 
         On the broker's node that place is the broker's memory (the setting ``shared_memory``), and it is kept for as
         long as anything of the batch is in use. That ends when the broker dies: it may use the memory again some
@@ -183,9 +188,8 @@ class Consumer:
         """
         await self.start()
         if self._open is not None:  # begun as records, and not delivered to its end
-            chunk, self._open = self._open, None
-            self._others = iter(())
-            self._records.take(self._others)
+            chunk = self._open.rest(self._positions[self._open.entry])
+            self._forget_open()
             self._positions[chunk.entry] = chunk.next
             yield chunk
         while (chunk_or_end := self._next_here(copied=False) or await self._next_chunk()) is not None:
@@ -198,24 +202,44 @@ class Consumer:
         return self._records
 
     async def _next_record(self) -> Record:
-        """When none is at hand: the last one of the open chunk, with which that is delivered, or the next chunk's."""
+        """When none is at hand: the last one of a chunk, with which that is delivered, or the next chunk's first."""
         async with self._opening:  # each of several tasks goes on with what another one has opened meanwhile
             await self.start()
             while True:
-                for record in self._others:
+                for record in self._at_hand:
                     return record
-                if self._open is not None:
-                    chunk, self._open = self._open, None
-                    self._positions[chunk.entry] = chunk.next
-                    for record in self._last_record:
-                        return record
-                opened = await self._next_chunk(copied=True)
-                if opened is None:
-                    raise StopAsyncIteration
-                self._open = opened
-                self._last_record = records_of(opened, self._chunks.streams[opened.entry.stream_id])
-                self._others = islice(self._last_record, max(0, opened.batch.num_rows - 1))
-                self._records.take(self._others)
+                if self._open is None:
+                    await self._open_next()
+                    continue
+                first, last, behind = self._span
+                self._positions[self._open.entry] = behind
+                record_or_none = next(self._open_records, None) if first <= last else None
+                self._next_end(last + 1)
+                if record_or_none is not None:
+                    return record_or_none
+
+    async def _open_next(self) -> None:
+        """Begin with the records of the next chunk; raises `StopAsyncIteration` at the end."""
+        opened = await self._next_chunk(copied=True)
+        if opened is None:
+            raise StopAsyncIteration
+        self._open = opened
+        self._open_records = records_of(opened, self._chunks.streams[opened.entry.stream_id])
+        self._ends = opened.ends()
+        self._next_end(opened.header.first_record)
+
+    def _next_end(self, first: int) -> None:
+        """Have the records of the open chunk up to its end at hand, but for the last one; or of the next with it."""
+        for last, behind in self._ends:
+            self._span = first, last, behind
+            self._at_hand = islice(self._open_records, max(0, last - first))
+            self._records.take(self._at_hand)
+            return
+        self._forget_open()
+
+    def _forget_open(self) -> None:
+        self._open, self._open_records, self._at_hand = None, iter(()), iter(())
+        self._records.take(self._at_hand)
 
     async def _next_chunk(self, *, copied: bool = False) -> ChunkBatch | None:
         """The next chunk; None when everything that was asked for has been delivered."""
@@ -256,8 +280,7 @@ class Consumer:
         self._closed = True
         await self._fetcher.close()
         self._chunks.clear()
-        self._open = None
-        self._records.take(iter(()))
+        self._forget_open()
 
 
 def _given(positions: Positions, streamlet_id: int, entry: int, stream: StreamDescription) -> Position:

@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequen
 from typing import Any, Self, TypeVar
 
 from kera.client import arguments
+from kera.client.chunk_batch import ChunkBatch
 from kera.client.cluster.cluster import Cluster
 from kera.client.consuming.chunks import Chunks
 from kera.client.consuming.fetcher import Fetcher
@@ -27,7 +28,7 @@ from kera.client.consuming.ranges import Arrived
 from kera.client.consuming.records import records_of
 from kera.client.consuming.rounds import Rounds
 from kera.client.tasks import Tasks
-from kera.client.types import ChunkBatch, Record
+from kera.client.types import Record
 from kera.client.unclosed import Guard, Loss
 from kera.core.clock import Clock, SystemClock
 from kera.core.errors import ClosedError, DataLost, InvalidArgument, KeraError
@@ -136,7 +137,7 @@ class GroupConsumer:
         self._tasks.start(self._rounds.run())
 
     async def batches(self) -> AsyncIterator[ChunkBatch]:
-        """Each chunk as an Arrow batch in place.
+        """Each chunk as an Arrow batch in place; small ones several together (the setting ``joined_bytes_max``).
 
         Raises `LeaseLost` once when groups have gone to others, unless there is `on_lost`: what was delivered of them
         and not committed is read by others again. Raises `DataLost` once for each gap, see the setting
@@ -150,6 +151,7 @@ class GroupConsumer:
             chunk, self._open, self._open_records = self._open, None, iter(())
             lease = self._leases.in_hand
             if lease is not None and not lease.lost:
+                chunk = chunk.rest(lease.delivered.next)
                 self._deliver(lease, chunk)
                 yield chunk
                 self._caller_is_back()
@@ -168,13 +170,18 @@ class GroupConsumer:
         while True:
             chunk, lease = self._open, self._leases.in_hand
             if chunk is not None and lease is not None:
-                last = chunk.header.first_record + chunk.batch.num_rows - 1
+                final, ends = chunk.header.first_record + chunk.batch.num_rows - 1, chunk.ends()
+                last, behind = next(ends)
                 for record in self._open_records:
                     if lease.lost:
                         break  # others have the rest
-                    if record.offset == last:
+                    while record.offset > last:
+                        last, behind = next(ends)
+                    if record.offset == final:
                         self._open = None
                         self._deliver(lease, chunk)
+                    elif record.offset == last:
+                        lease.deliver(behind, last + 1)
                     self._liveness.caller_works()
                     yield record
                     if self._liveness.caller_waits():
@@ -261,7 +268,7 @@ class GroupConsumer:
 
     def _deliver(self, lease: Lease, chunk: ChunkBatch) -> None:
         """A chunk goes to the caller."""
-        lease.deliver(chunk)
+        lease.deliver(chunk.next, chunk.header.first_record + chunk.header.record_count)
         self._leases.take_in_hand(lease)
         self._rounds.delivered(chunk.header.chunk_bytes)
         self._liveness.caller_works()

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from kera.client.cluster.intervals import start_of_group
 from kera.client.consuming.ranges import Range
-from kera.client.types import ChunkBatch, fill_cursor, position_of
+from kera.client.types import fill_cursor, position_of
 from kera.core.errors import DataLost
 from kera.core.ids import EntryId, Position
 from kera.v1 import consumer_group_pb2
@@ -91,10 +91,9 @@ class Lease:
         """All of it is processed."""
         return self.ended and self.processed == self.delivered
 
-    def deliver(self, chunk: ChunkBatch) -> None:
-        """A chunk goes to the caller."""
-        header = chunk.header
-        self.delivered = self.delivered._replace(next=chunk.next, record=header.first_record + header.record_count)
+    def deliver(self, position: Position, record: int) -> None:
+        """All before `position`, where the record with that ordinal is, goes to the caller."""
+        self.delivered = self.delivered._replace(next=position, record=record)
 
     def step(self) -> consumer_group_pb2.GroupStep:
         """How far it is, as the coordinator is told."""

@@ -10,8 +10,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kera.client.chunk_batch import ChunkBatch
 from kera.client.consuming.values import rows_of
-from kera.client.types import ChunkBatch, Record, StreamDescription
+from kera.client.types import Record, StreamDescription
 from kera.core.native import accelerated
 
 _as_record: Callable[[Iterable[Any]], Record] = partial(tuple.__new__, Record)
@@ -70,7 +71,8 @@ def _headers(column: pa.Array) -> list[dict[str, bytes]]:
 def _typed(chunk: ChunkBatch, stream: StreamDescription) -> Iterator[Record]:
     batch, first = chunk.batch, chunk.header.first_record
     _, streamlet, entry = chunk.entry
-    times: list[int | None] = [chunk.header.min_timestamp_us] * batch.num_rows
+    earliest = [header.min_timestamp_us for header in chunk.headers for _ in range(header.record_count)]
+    times: list[int | None] = [None] * batch.num_rows
     if stream.timestamp_column is not None:
         column = batch.column(stream.timestamp_column)
         times = pc.cast(column, pa.timestamp("us", tz=column.type.tz), safe=False).cast(pa.int64()).to_pylist()
@@ -83,7 +85,7 @@ def _typed(chunk: ChunkBatch, stream: StreamDescription) -> Iterator[Record]:
             streamlet=streamlet,
             entry=entry,
             offset=first + index,
-            timestamp_us=chunk.header.min_timestamp_us if time_us is None else time_us,
+            timestamp_us=earliest[index] if time_us is None else time_us,
             key=encoded,
             keys=() if encoded is None else (encoded,),
             value=None,

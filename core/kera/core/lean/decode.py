@@ -27,7 +27,7 @@ from kera.core.lean.layout import (
 )
 from kera.core.native import native
 
-_import = pa.RecordBatch._import_from_c  # noqa: SLF001 - what pyarrow documents for the C data interface
+import_batch = pa.RecordBatch._import_from_c  # noqa: SLF001 - what pyarrow documents for the C data interface
 
 
 def decode(
@@ -69,11 +69,11 @@ def decode(
     except pa.ArrowException as error:
         raise _none_of_schema(error) from error
     if not trusted:
-        _validate(batch)
+        validate(batch)
     return batch
 
 
-class _Known(NamedTuple):
+class Known(NamedTuple):
     """What is remembered of a schema, which is kept: to compare schemas costs more than all else of this."""
 
     schema: pa.Schema
@@ -83,16 +83,17 @@ class _Known(NamedTuple):
     """Values of some column are not all that its bytes could be: decimals, times of a day, keys of maps."""
 
 
-_known: dict[int, _Known] = {}
+_known: dict[int, Known] = {}
 
 
-def _known_of(schema: pa.Schema) -> _Known:
+def known_of(schema: pa.Schema) -> Known:
+    """What is known of a schema."""
     known = _known.get(id(schema))
     if known is None:
         if len(_known) >= SCHEMAS_KEPT:
             _known.clear()
         found = native.lean_type(schema) if native is not None and is_lean(schema) else None
-        known = _known[id(schema)] = _Known(schema, found, any(map(_has_rules, schema.types)))
+        known = _known[id(schema)] = Known(schema, found, any(map(_has_rules, schema.types)))
     return known
 
 
@@ -108,19 +109,22 @@ def _by_native(
     payload: pa.Buffer, schema: pa.Schema, records: int, bytes_max: int, *, trusted: bool
 ) -> pa.RecordBatch | None:
     """What the native core makes of a payload; None where it has to be looked at here. Raises `CorruptChunk`."""
-    known = _known_of(schema)
+    known = known_of(schema)
     if known.type is None:
         return None
     if not trusted:
         check(memoryview(payload), records, compressed=False, bytes_max=bytes_max)
-    batch = native.decode_in_place(payload, known.type, schema, records, bytes_max, _import)  # type: ignore[union-attr]
+    batch = native.decode_in_place(payload, known.type, schema, records, bytes_max, import_batch)  # type: ignore[union-attr]
     if batch is not None and known.has_rules and not trusted:
-        _validate(batch)
+        validate(batch)
     return batch
 
 
-def _validate(batch: pa.RecordBatch) -> None:
-    """What is left is the schema's to say: whether decimals have their precision, and times are of a day."""
+def validate(batch: pa.RecordBatch) -> None:
+    """What is left is the schema's to say: whether decimals have their precision, and times are of a day.
+
+    Raises `CorruptChunk`.
+    """
     try:
         batch.validate(full=True)
     except pa.ArrowException as error:
@@ -141,6 +145,13 @@ def _decompressed(body: pa.Buffer, codec: str, size: int) -> pa.Buffer:
     if more or found.size != size:
         raise no_payload(f"a body of {'more' if more else found.size} bytes where {size} were announced")
     return found
+
+
+def written_bytes(payload: pa.Buffer, schema: pa.Schema, records: int) -> int:
+    """What the values take when each is written out, of a payload without compression that can be decoded."""
+    layout = read_layout(memoryview(payload), records, compressed=False, body_bytes_max=0)
+    beyond = sum(_null_bytes(node, field.type) for node, field in zip(layout.columns, schema, strict=True))
+    return layout.written_bytes + beyond
 
 
 def _null_bytes(node: Node, kind: pa.DataType) -> int:

@@ -1,9 +1,9 @@
 """The executors' side: the records of one partition as Arrow batches.
 
-Chunks come as the producers made them. Small ones are put together, because each batch that Spark takes costs it some
-100 µs: with batches of 100 records a noop sink takes 2.3 M records/s, with 1,000 3.1, with 10,000 and more 5.5
-(local[2], 100-byte values). Large ones are handed on as they are, without a copy: so the bounds are below the 10,000
-records with which Spark is at its best.
+Chunks come as the producers made them, or as `kera.client` puts very small ones together. Small batches are put
+together once more, because each batch that Spark takes costs it some 100 µs: with batches of 100 records a noop sink
+takes 2.3 M records/s, with 1,000 3.1, with 10,000 and more 5.5 (local[2], 100-byte values). Large ones are handed on as
+they are, without a copy: so the bounds are below the 10,000 records with which Spark is at its best.
 
 The chunks of a partition are followed over all brokers that have some of them (`kera.client`), wherever they have gone
 since it was planned; what a crashed broker had is waited for while it is being recovered. Where a broker is on the
@@ -21,9 +21,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
@@ -67,12 +67,12 @@ def read_partition(options: ReadOptions, partition: InputPartition, wanted: Stru
     left, shared_memory = piece, options.shared_memory
     while True:
         again: Position | None = None
-        for gathered in _fetched(options.bootstrap, left, shared_memory, losses):
+        for gathered in _fetched(options, left, shared_memory, losses):
             batches = _shaped(shape, gathered)
             if batches is None:
                 again = gathered[0].start
                 break
-            chunk_count += len(gathered)
+            chunk_count += sum(chunk.chunks for chunk in gathered)
             pushed_count += sum(chunk.pushed for chunk in gathered)
             records += sum(chunk.batch.num_rows for chunk in gathered)
             while batches:
@@ -87,15 +87,24 @@ def read_partition(options: ReadOptions, partition: InputPartition, wanted: Stru
     log.debug("%s: %d chunks, %d of them in the broker's memory", _named(piece), chunk_count, pushed_count)
 
 
-def _fetched(bootstrap: str, piece: Piece, shared_memory: SharedMemory, losses: Losses) -> Iterator[list[ChunkBatch]]:
-    return shared(bootstrap).iterate(lambda client: _gathered(client, piece, shared_memory, losses), BATCHES_AHEAD)
+def _fetched(
+    options: ReadOptions, piece: Piece, shared_memory: SharedMemory, losses: Losses
+) -> Iterator[list[ChunkBatch]]:
+    settings: dict[str, Any] = {"shared_memory": shared_memory}
+    if _rows_are_chunks(options, piece):
+        settings["joined_bytes_max"] = 0
+    return shared(options.bootstrap).iterate(lambda client: _gathered(client, piece, settings, losses), BATCHES_AHEAD)
+
+
+def _rows_are_chunks(options: ReadOptions, piece: Piece) -> bool:
+    return piece.typed and options.on_mismatch == "bytes"
 
 
 def _shaper(
     options: ReadOptions, piece: Piece, wanted: StructType
 ) -> Callable[[list[ChunkBatch]], Iterator[pa.RecordBatch]]:
     """What makes batches for Spark of chunks that follow each other."""
-    if piece.typed and options.on_mismatch == "bytes":
+    if _rows_are_chunks(options, piece):
         whole = ChunkShaper(wanted, stream=piece.stream)
         return lambda gathered: (whole.shape(chunk.batch, chunk.header) for chunk in gathered)
     shaper = Shaper(wanted, stream=piece.stream, typed=piece.typed)
@@ -153,15 +162,14 @@ def _named(piece: Piece) -> str:
 
 
 async def _gathered(
-    client: Client, piece: Piece, shared_memory: SharedMemory, losses: Losses
+    client: Client, piece: Piece, settings: Mapping[str, Any], losses: Losses
 ) -> AsyncGenerator[list[ChunkBatch], None]:
     """The partition's chunks, so many at a time that they make a batch of a good size."""
     from kera.client import ConsumerSettings
 
-    settings = ConsumerSettings.load(shared_memory=shared_memory)
     gathered: list[ChunkBatch] = []
     records = length_bytes = 0
-    async with contextlib.aclosing(chunks(client, piece, settings, losses)) as source:
+    async with contextlib.aclosing(chunks(client, piece, ConsumerSettings.load(**settings), losses)) as source:
         async for fetched in source:
             chunk = _from_first_record(_up_to_stop(fetched, piece), piece)
             if gathered and chunk.header.first_record != gathered[-1].header.first_record + gathered[-1].batch.num_rows:
@@ -192,8 +200,8 @@ def _from_first_record(chunk: ChunkBatch, piece: Piece) -> ChunkBatch:
 
 
 def _up_to_stop(chunk: ChunkBatch, piece: Piece) -> ChunkBatch:
-    """`chunk` without the records of the next micro-batch, if it is the one that the piece ends within."""
-    if piece.stop is None or chunk.start != piece.stop.position:
+    """`chunk` without the records of the next micro-batch, if the piece ends within it."""
+    if piece.stop is None or chunk.next <= piece.stop.position:
         return chunk
     count = min(max(piece.stop.record - chunk.header.first_record, 0), chunk.header.record_count)
     return chunk._replace(batch=chunk.batch.slice(0, count), header=chunk.header._replace(record_count=count))

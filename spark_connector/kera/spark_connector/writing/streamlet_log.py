@@ -86,7 +86,7 @@ class StreamletLog:
 
         appender = self._appender
         name = appender.producer_id, appender.producer_epoch, sequence
-        settings = ConsumerSettings.load(shared_memory="never")
+        settings = ConsumerSettings.load(shared_memory="never", joined_bytes_max=0)
         found = self._client.read_range(
             appender.stream.name, self._streamlet_id, entry.entry, start, end, settings=settings
         )

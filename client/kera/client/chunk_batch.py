@@ -1,0 +1,102 @@
+"""What consumers give of chunks: their records as an Arrow batch, with what is known of where they are."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from kera.core.chunk import HEADER_BYTES, ChunkHeader, padded, read_header
+from kera.core.ids import EntryId, Position
+
+
+class PushedSlot:
+    """The place in a broker's memory where pushed chunks lie, as it was when they came."""
+
+    __slots__ = ("_generation", "_generations", "_slot")
+
+    def __init__(self, generations: Sequence[int], slot: int, generation: int) -> None:
+        """`generations`: of all slots, as the broker counts them now."""
+        self._generations = generations
+        self._slot = slot
+        self._generation = generation
+
+    @property
+    def intact(self) -> bool:
+        """Whether the same segment is there still."""
+        return self._generations[self._slot] == self._generation
+
+
+_SIZES = struct.Struct(f"<8xII{HEADER_BYTES - 16}x")
+"""Of a chunk header: length of the payload, records."""
+
+
+class ChunkBatch(NamedTuple):
+    """The records of one chunk, in place: the columns refer to the memory they were received in, or the broker's.
+
+    In the broker's memory they stay as they are while the client is open, the broker runs, and anything of them is in
+    use; see `intact` and `Client.close`. Small chunks that follow each other come together, as a copy
+    (``joined_bytes_max``): then `header` says what one chunk with all their records would, `headers` what each says.
+    """
+
+    batch: pa.RecordBatch
+    header: ChunkHeader
+    start: Position
+    next: Position
+    """Where the chunk after this one starts."""
+    entry: EntryId
+    slot: PushedSlot | None = None
+    """Where the columns lie in the broker's memory; None: in memory of this process."""
+    joined: bytes = b""
+    """The headers of the chunks, if they are several."""
+
+    @property
+    def chunks(self) -> int:
+        """How many they are."""
+        return len(self.joined) // HEADER_BYTES or 1
+
+    @property
+    def headers(self) -> list[ChunkHeader]:
+        """Of each chunk."""
+        return [read_header(self.joined, at) for at in range(0, len(self.joined), HEADER_BYTES)] or [self.header]
+
+    def ends(self) -> Iterator[tuple[int, Position]]:
+        """Of each chunk: the ordinal of its last record, and where the chunk after it starts."""
+        behind, (group_id, segment_id, offset) = self.header.first_record, self.start
+        for payload_bytes, records in _SIZES.iter_unpack(self.joined):
+            behind += records
+            offset += HEADER_BYTES + padded(payload_bytes)
+            yield behind - 1, Position(group_id, segment_id, offset)
+        if not self.joined:
+            yield behind + self.batch.num_rows - 1, self.next
+
+    def rest(self, position: Position) -> ChunkBatch:
+        """The chunks from `position` on, which is where one of them starts, or before all of them."""
+        if position <= self.start:
+            return self
+        passed, last = next((number, last) for number, (last, end) in enumerate(self.ends(), 1) if end == position)
+        given = last + 1 - self.header.first_record
+        batch = self.batch.slice(given)
+        header = self.header._replace(
+            first_record=last + 1,
+            record_count=batch.num_rows,
+            payload_bytes=self.next.offset - position.offset - HEADER_BYTES,
+        )
+        return self._replace(batch=batch, header=header, start=position, joined=self.joined[passed * HEADER_BYTES :])
+
+    @property
+    def pushed(self) -> bool:
+        """Whether the columns lie in the broker's memory."""
+        return self.slot is not None
+
+    @property
+    def intact(self) -> bool:
+        """Whether the columns are what they were.
+
+        That can end only when the broker has died, or the connection to it is gone: then its memory is used again some
+        time, and the columns are of bytes of any kind. Whoever keeps a batch asks here before looking at it again, and
+        once more when done; if it is not intact, it is read again from `start`.
+        """
+        return self.slot is None or self.slot.intact
