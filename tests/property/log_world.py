@@ -86,6 +86,16 @@ class SimulatedDisk:
                 file[offset + at : offset + at + SECTOR_BYTES] = data[at : at + SECTOR_BYTES]
         raise Crash
 
+    def overwrite(self, path: Path, data: memoryview) -> None:
+        del self.files.setdefault(path, bytearray())[len(data) :]
+        self.write(path, 0, data)
+
+    def move(self, path: Path, to: Path) -> None:
+        if self.before_change():
+            raise Crash
+        assert to not in self.files
+        self.files[to] = self.files.pop(path)
+
     def read(self, path: Path, offset: int, into: memoryview) -> int:
         self._error()
         try:
@@ -114,7 +124,10 @@ class SimulatedDisk:
         return 0
 
     def length(self, path: Path) -> int:
-        return len(self.files[path])
+        try:
+            return len(self.files[path])
+        except KeyError:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from None
 
 
 class CrashingIndex(SegmentIndex):
@@ -169,7 +182,7 @@ class World:
         assert isinstance(index, CrashingIndex)
         index.disk = self.disk
         self.index = index
-        self.store = SegmentStore(Path("/log"), self.disk, index)
+        self.store = SegmentStore(Path("/log"), self.disk, index, spare_bytes_min=1)
         arena = Arena.attach(self.root, self.root)
         self.restart = Restart(arena, index, self.store)
         self.restart.look(index_whole=True, slot_bytes=SLOT_BYTES)

@@ -4,6 +4,7 @@
     log/index                       copied record by record, by a process that may crash; nothing is written there
     log/segments                    each record's file by its checksum; where that differs, chunk by chunk
     log/arriving                    not looked at: files of segments that have yet to come whole from backups
+    log/spare                       not looked at: files to be written over
     in each entry                   ordinals of records without a gap
 
 Promises: nothing in the directory is changed; damage is reported and never raised; one segment is in memory at a time.

@@ -12,7 +12,7 @@ from kera.broker.records import Hole, SegmentRecord
 from kera.broker.storage import segment_files
 from kera.broker.storage.index_format import delete_segment, put_removal
 from kera.broker.storage.jobs import IndexJob, LoadJob, RemoveJob, StoreJob
-from kera.broker.storage.segment_files import chunk_ends, record_of, segment_path
+from kera.broker.storage.segment_files import SegmentStore, chunk_ends, record_of, segment_path
 from kera.core.checksum import crc32c
 from kera.core.chunk import HEADER_BYTES
 from tests.native_twins import python_only
@@ -272,6 +272,38 @@ def test_a_file_that_could_not_be_removed_is_remembered(log: Log) -> None:
     assert job.error is not None
     assert log.engine.index.segment(ADDRESS) is None
     assert log.engine.index.removals() == [record.physical_id]
+
+
+def test_a_disk_that_takes_nothing_gets_back_what_is_kept_to_be_written_over(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record, engine = flushed(log), log.engine
+    store = SegmentStore(engine.root, engine.disk, engine.index, spare_bytes_min=1)
+    store.perform(RemoveJob([record.physical_id]))
+    assert engine.disk.names(engine.root / "spare") == [store.path(record.physical_id).name]
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no room")
+
+    monkeypatch.setattr(engine.index, "commit", fail)
+    job = StoreJob([], [], {}, commit=False)
+    store.perform(job)
+    assert job.error is not None
+    assert engine.disk.names(engine.root / "spare") == []
+
+
+def test_a_segment_that_was_removed_while_it_was_read_is_not_called_damaged(
+    log: Log, caplog: pytest.LogCaptureFixture
+) -> None:
+    record = flushed(log)
+    overwrite(log, record.physical_id, 0, b"another segment's")
+    log.engine.memory.loads.load(log.entry, (1, 1))
+    (job,) = log.engine.memory.plan()
+    assert isinstance(job, LoadJob)
+    job.segment.dropped = True
+    log.engine.perform(job)
+
+    assert (job.holes, log.engine.memory.totals.chunks_damaged, caplog.messages) == ([], 0, [])
 
 
 # --- looking at files --------------------------------------------------------------------------------------

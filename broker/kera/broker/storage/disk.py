@@ -40,6 +40,14 @@ class Disk(Protocol):
         """Write `data`, whole blocks, at `offset`; durable when this returns."""
         ...
 
+    def overwrite(self, path: Path, data: memoryview) -> None:
+        """Make a file of `data`, whole blocks, or one consist of it; durable but for its name when this returns."""
+        ...
+
+    def move(self, path: Path, to: Path) -> None:
+        """Give a file another name, which no other has, in a directory made if need be; durable."""
+        ...
+
     def read(self, path: Path, offset: int, into: memoryview) -> int:
         """Read into `into`, whole blocks, from `offset` on; returns how many bytes there were."""
         ...
@@ -75,9 +83,7 @@ class LocalDisk:
 
     def create(self, path: Path, reserve_bytes: int) -> None:
         """See `Disk`."""
-        if not path.parent.is_dir():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            sync_directory(path.parent.parent)
+        _make_directory(path.parent)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
             if reserve_bytes:
@@ -101,6 +107,28 @@ class LocalDisk:
                 written += count
         finally:
             os.close(fd)
+
+    def overwrite(self, path: Path, data: memoryview) -> None:
+        """See `Disk`."""
+        _make_directory(path.parent)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            length = os.fstat(fd).st_size
+            if length < len(data):
+                self._calls.reserve(fd, 0, len(data))
+            elif length > len(data):
+                os.ftruncate(fd, len(data))
+                os.fdatasync(fd)
+        finally:
+            os.close(fd)
+        self.write(path, 0, data)
+
+    def move(self, path: Path, to: Path) -> None:
+        """See `Disk`."""
+        _make_directory(to.parent)
+        path.rename(to)
+        sync_directory(to.parent)
+        sync_directory(path.parent)
 
     def read(self, path: Path, offset: int, into: memoryview) -> int:
         """See `Disk`."""
@@ -139,3 +167,9 @@ class LocalDisk:
     def length(self, path: Path) -> int:
         """See `Disk`."""
         return path.stat().st_size
+
+
+def _make_directory(path: Path) -> None:
+    if not path.is_dir():
+        path.mkdir(parents=True, exist_ok=True)
+        sync_directory(path.parent)

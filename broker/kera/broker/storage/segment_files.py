@@ -2,6 +2,7 @@
 
     <root>/index/                    see ``kera.broker.storage.index``
     <root>/segments/00000a/000000002b1f.segment
+    <root>/spare/                    see ``kera.broker.storage.spares``
     <root>/arriving/000000002b1f.segment             of what is being recovered: not complete, removed by a start
 
 A segment file has the chunks of one segment from its first byte on, and zeros up to the end of the last block. Its name
@@ -27,6 +28,7 @@ from kera.broker.storage.disk import BLOCK_BYTES, Disk, block_ceiling
 from kera.broker.storage.index import SegmentIndex
 from kera.broker.storage.index_format import delete_removal, put_segment
 from kera.broker.storage.jobs import ArriveJob, IndexJob, Job, LoadJob, RemoveJob, StoreJob
+from kera.broker.storage.spares import SPARE_BYTES_MIN, Spares
 from kera.core.blocks import sync_directory
 from kera.core.checksum import crc32c
 from kera.core.chunk import HEADER_BYTES, padded
@@ -45,10 +47,11 @@ _PLACE = struct.Struct("<8xI4xQI60xQII")
 class SegmentStore:
     """See the head of this module."""
 
-    def __init__(self, root: Path, disk: Disk, index: SegmentIndex) -> None:
+    def __init__(self, root: Path, disk: Disk, index: SegmentIndex, spare_bytes_min: int = SPARE_BYTES_MIN) -> None:
         self.root = root
         self.disk = disk
         self.index = index
+        self._spares = Spares(root / "spare", disk, spare_bytes_min)
 
     def path(self, physical_id: int) -> Path:
         """The file with this id."""
@@ -74,15 +77,21 @@ class SegmentStore:
                     self._arrive(job)
         except OSError as error:
             job.error = error
+            if isinstance(job, StoreJob):
+                with contextlib.suppress(OSError):
+                    self._spares.clear()  # the disk may be full of them
 
     def _write(self, job: StoreJob) -> None:
         changes: list[Change] = list(job.changes)
         for part in job.parts:
             path = self.path(part.physical_id)
-            if part.create:
-                self.disk.create(path, part.reserve_bytes)
-            if len(part.view):
-                self.disk.write(path, part.offset, part.view)
+            if part.create and part.final:
+                self._spares.write(path, part.view)
+            else:
+                if part.create:
+                    self.disk.create(path, part.reserve_bytes)
+                if len(part.view):
+                    self.disk.write(path, part.offset, part.view)
             part.crc32c = combined_checksum(part.segment.slot.view, part.begin, part.chunk_ends, part.crc32c)
             if part.final and not part.create:
                 self.disk.truncate(path, block_ceiling(part.end))
@@ -110,6 +119,8 @@ class SegmentStore:
             if ends is not None:
                 job.chunk_ends = ends
                 return
+        if segment.dropped:
+            return  # removed meanwhile: its file may be another's
         scan = scan_segment(view, address=segment.address, length=segment.head)
         job.chunk_ends, job.holes = scan.chunk_ends, scan.holes
         report_damage(path, scan)
@@ -142,7 +153,7 @@ class SegmentStore:
     def remove_files(self, physical_ids: list[int]) -> None:
         """Remove files that the index has marked for removal, and the marks."""
         for physical_id in physical_ids:
-            self.disk.remove(self.path(physical_id))
+            self._spares.remove(self.path(physical_id))
         if physical_ids:
             self.index.commit([delete_removal(physical_id) for physical_id in physical_ids])
 
