@@ -44,11 +44,13 @@ def chunk(
     schema_id: int = 1,
     payload_bytes: int = 1000,
     version: int = ARROW_VERSION,
+    payload: pa.Buffer | None = None,
 ) -> bytes:
-    """A chunk of ten records, as a broker has it; what is in it is nothing that Arrow would know."""
-    payload = bytes((first_record + at) % 251 for at in range(payload_bytes))
+    """A chunk of ten records, as a broker has it; unless there is a `payload`, nothing that Arrow would know."""
+    if payload is None:
+        payload = pa.py_buffer(bytes((first_record + at) % 251 for at in range(payload_bytes)))
     made = encode_chunk(
-        pa.py_buffer(payload),
+        payload,
         record_count=10,
         stream_id=ENTRY.stream_id,
         streamlet_id=ENTRY.streamlet_id,

@@ -39,6 +39,7 @@ from kera.core.chunk import (
     read_header,
 )
 from kera.core.errors import CorruptChunk
+from kera.core.joining import JOINED_PAYLOAD_BYTES_MAX
 from kera.core.lean.layout import Kind, put_prefix, put_varint
 from kera.core.payload import encode_lean
 from kera.core.schema import DEFAULT_SCHEMA, schema_to_bytes
@@ -118,11 +119,14 @@ def loaded(
     return java.ask(method="rows", chunks=given, **question(schema, wanted, typed=typed))
 
 
-def shaped(batch: pa.RecordBatch, chunk: bytes, wanted: StructType, *, typed: bool) -> list[list[Any]]:
-    """What Python makes of the same."""
-    (shaped,) = Shaper(wanted, stream="events", typed=typed).shape([batch], read_header(chunk))
+def shaped(
+    batches: pa.RecordBatch | list[pa.RecordBatch], chunk: bytes, wanted: StructType, *, typed: bool
+) -> list[list[Any]]:
+    """What Python makes of the same, of which `chunk` is the first."""
+    batches = batches if isinstance(batches, list) else [batches]
+    (shaped,) = Shaper(wanted, stream="events", typed=typed).shape(batches, read_header(chunk))
     columns = [[plain(value) for value in column] for column in shaped.columns]
-    return [list(row) for row in zip(*columns, strict=True)] if columns else [[]] * batch.num_rows
+    return [list(row) for row in zip(*columns, strict=True)] if columns else [[]] * sum(map(len, batches))
 
 
 def require_same(
@@ -139,7 +143,25 @@ def require_same(
     answer = loaded(java, [(chunk, 0) for chunk in chunks], batch.schema, wanted, typed=typed)
     expected = shaped(batch, chunks[0], wanted, typed=typed)
     assert answer == {"batches": [expected] * len(chunks)}
+    if lean.is_lean(batch.schema) and {*batch.schema.names, "key"} & {*wanted.names}:
+        require_same_together(java, batch, wanted, typed=typed)
     return expected
+
+
+def require_same_together(java: Harness, batch: pa.RecordBatch, wanted: StructType, *, typed: bool) -> None:
+    """As small chunks that follow each other, with nulls in some of them, and of all encodings there are."""
+    middle = batch.num_rows // 2
+    parts = [batch.slice(middle), batch, batch.slice(0, 0), batch.slice(0, middle), batch.slice(0, 1), batch]
+    if all(field.nullable for field in batch.schema):
+        nulls = [pa.nulls(3, kind) for kind in batch.schema.types]
+        parts.insert(1, pa.RecordBatch.from_arrays(nulls, schema=batch.schema))
+    first, *behind = chunks = [chunk_of(part, typed=typed, version=LEAN_VERSION) for part in parts]
+    if max(map(len, chunks)) > JOINED_PAYLOAD_BYTES_MAX:
+        return
+    for skip in (0, 1):
+        given = [{"bytes": text(first), "skip": skip, "behind": [text(chunk) for chunk in behind]}]
+        answer = java.ask(method="rows", chunks=given, **question(batch.schema, wanted, typed=typed))
+        assert answer == {"batches": [shaped(parts, first, wanted, typed=typed)[skip:]]}
 
 
 def plain(value: pa.Scalar) -> Any:
@@ -612,16 +634,22 @@ def flipped_everywhere(
     wanted: StructType,
     version: int = ARROW_VERSION,
 ) -> int:
-    """Flips single bits, loads and reads each time all that still loads; returns how often that was an error."""
+    """Flips single bits, loads and reads each time all that still loads; returns how often that was an error.
+
+    A chunk that can be joined with others has one behind it, too.
+    """
     chunk = chunk_of(batch, codec, typed=typed, version=version)
     bits = range(8 * read_header(chunk).payload_bytes)
     flips = bits if len(bits) <= 4_000 else random.Random(batch.num_columns).sample(bits, 4_000)
-    answer = java.ask(
-        method="flip", chunk=text(chunk), flips=list(flips), **question(batch.schema, wanted, typed=typed)
-    )
-    assert "error" not in answer, json.dumps(answer)
-    assert answer["corrupt"] + answer["read"] == len(flips)
-    return int(answer["corrupt"])
+    asked = {"chunk": text(chunk), "flips": list(flips), **question(batch.schema, wanted, typed=typed)}
+    answers = [java.ask(method="flip", **asked)]
+    if version == LEAN_VERSION and codec == Codec.NONE:
+        answers.append(java.ask(method="flip", behind=[text(chunk)], **asked))
+    for answer in answers:
+        assert "error" not in answer, json.dumps(answer)
+        assert answer["corrupt"] + answer["read"] == len(flips)
+        assert answer["corrupt"] == answers[0]["corrupt"]
+    return int(answers[0]["corrupt"])
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -18,6 +18,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+import pyarrow as pa
 import pyspark
 import pytest
 from pyspark.sql import SparkSession
@@ -25,8 +26,9 @@ from pyspark.sql import SparkSession
 import kera.spark_connector as connector
 from kera.client import ChunkBatch, Client
 from kera.client.types import StreamDescription
-from kera.core.chunk import HEADER_BYTES, VERSIONS, read_header
+from kera.core.chunk import ARROW_VERSION, HEADER_BYTES, LEAN_VERSION, VERSIONS, Codec, encode_payload, read_header
 from kera.core.ids import Position
+from kera.core.payload import encode_lean
 from kera.core.process import node_id
 from kera.core.push import ALIVE, HEAD, VERSION, Kind, encode
 from kera.core.schema import DEFAULT_SCHEMA, schema_to_bytes
@@ -603,6 +605,36 @@ def test_a_row_that_was_overwritten_before_it_was_copied_comes_once_from_elsewhe
     found = [_outcome(coming)["offset"]]
     found += [reader.do("row", within=0)["offset"] for _ in range(count - 3)]
     assert found == list(range(2, count))
+
+
+def test_small_chunks_at_hand_are_one_batch_within_the_bounds_of_the_piece(jvm: Jvm, broker: FakeBroker) -> None:
+    """It begins and ends within a chunk; one of them is of version 1, and records are missing behind that."""
+    versions = {0: LEAN_VERSION, 10: LEAN_VERSION, 20: LEAN_VERSION, 30: ARROW_VERSION, 50: LEAN_VERSION}
+    content = [small_chunk(first, version=version) for first, version in versions.items()]
+    content += [small_chunk(60), small_chunk(70)]
+    *_, last, end = (Position(1, 1, offset) for offset in itertools.accumulate(map(len, content)))
+    bounds = {"first_record": 3, "stop": [*last, 76], "records": 27 + 10 + 26}
+    schema = base64.b64encode(schema_to_bytes(DEFAULT_SCHEMA)).decode()
+    broker.put(0, b"".join(content))
+    reader = jvm.open(piece(at(0), end, broker=place_of(broker), schema=schema, **bounds), op="open_batches")
+    coming = reader.ask("batch")
+    pushing = broker.greet()
+    pushing.subscribed()
+    pushing.push(run(0, end.offset))
+    pushing.end(Reason.REACHED, end)
+    batches = [_outcome(coming)["rows"], *(reader.do("batch")["rows"] for _ in range(3))]
+    expected = [range(3, 30), range(30, 40), range(50, 76), range(0)]
+    assert batches == [[[number, str(number)] for number in numbers] for numbers in expected]
+
+
+def small_chunk(first_record: int, *, version: int = LEAN_VERSION) -> bytes:
+    """Values are the ordinals of the records."""
+    numbers = range(first_record, first_record + 10)
+    batch = pa.RecordBatch.from_pylist(
+        [{"timestamp": 1, "value": b"%d" % number} for number in numbers], DEFAULT_SCHEMA
+    )
+    payload = encode_lean(batch, Codec.NONE) if version == LEAN_VERSION else encode_payload(batch)
+    return chunk(first_record, version=version, payload=payload)
 
 
 def test_what_was_overwritten_before_it_was_looked_at_is_pulled(jvm: Jvm, broker: FakeBroker) -> None:

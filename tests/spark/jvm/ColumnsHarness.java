@@ -16,10 +16,13 @@ import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.nio.file.StandardOpenOption;
+import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.Base64;
 import java.util.Iterator;
+import java.util.List;
 import java.util.Random;
+import java.util.function.UnaryOperator;
 import org.apache.spark.sql.catalyst.InternalRow;
 import org.apache.spark.sql.catalyst.expressions.SpecializedGetters;
 import org.apache.spark.sql.catalyst.util.ArrayData;
@@ -107,7 +110,7 @@ final class ColumnsHarness {
             for (JsonNode each : request.get("chunks")) {
                 Guarded memory = new Guarded(folder, Base64.getDecoder().decode(each.get("bytes").asText()));
                 Chunk chunk = memory.chunk();
-                ColumnarBatch batch = columns.load(chunk, each.path("skip").asInt());
+                ColumnarBatch batch = columns.load(chunk, each.path("skip").asInt(), behind(each));
                 for (int seed = 0; seed < scribbles; seed++) {
                     memory.scribble(chunk, seed);
                     readAnyway(batch, wanted);
@@ -134,7 +137,7 @@ final class ColumnsHarness {
                 byte before = memory.bytes.get(at);
                 memory.bytes.put(at, (byte) (before ^ 1 << flip.asInt() % Byte.SIZE));
                 try {
-                    readAnyway(columns.load(chunk, 0), wanted);
+                    readAnyway(columns.load(chunk, 0, behind(request)), wanted);
                     read++;
                 } catch (KeraException error) {
                     if (!error.getMessage().startsWith("CorruptChunk: ")) {
@@ -156,13 +159,23 @@ final class ColumnsHarness {
         for (JsonNode each : request.get("chunks")) {
             Guarded memory = new Guarded(folder, Base64.getDecoder().decode(each.asText()));
             try (Columns columns = columns(request, wanted)) {
-                readAnyway(columns.load(memory.chunk(), 0), wanted);
+                readAnyway(columns.load(memory.chunk(), 0, behind(request)), wanted);
                 outcomes.add("read");
             } catch (Throwable error) {
                 outcomes.add(error.toString());
             }
         }
         System.gc(); // each chunk has a mapping of its own
+    }
+
+    /** What gives the chunks that are behind another one, if there are any. */
+    private UnaryOperator<Chunk> behind(JsonNode request) throws IOException {
+        List<Chunk> chunks = new ArrayList<>();
+        for (JsonNode each : request.path("behind")) {
+            chunks.add(new Guarded(folder, Base64.getDecoder().decode(each.asText())).chunk());
+        }
+        Iterator<Chunk> left = chunks.iterator();
+        return before -> left.hasNext() ? left.next() : null;
     }
 
     private static Columns columns(JsonNode request, StructType wanted) {

@@ -19,6 +19,7 @@ import org.apache.arrow.memory.util.MemoryUtil;
 import org.apache.spark.sql.catalyst.expressions.UnsafeProjection;
 import org.apache.spark.sql.types.DataTypes;
 import org.apache.spark.sql.types.StructType;
+import org.apache.spark.sql.vectorized.ColumnarBatch;
 
 /** Has readers do what lines of JSON on standard input say, each in a thread of its own; answers on standard output. */
 final class Reading {
@@ -33,6 +34,7 @@ final class Reading {
     });
     private PieceReader reader;
     private KeraRealTimeReader rows;
+    private KeraColumnarReader batches;
     private Chunk last;
     private volatile boolean reading;
 
@@ -68,6 +70,8 @@ final class Reading {
                 case "again" -> reader.again(last);
                 case "open_rows" -> openRows(command);
                 case "row" -> row(command, answer);
+                case "open_batches" -> openBatches(command);
+                case "batch" -> batch(answer);
                 case "intact" -> answer.put("intact", last.intact());
                 case "close" -> close(answer);
                 default -> throw new IllegalArgumentException(command.toString());
@@ -104,6 +108,27 @@ final class Reading {
         boolean there = rows.nextWithTimeout(command.get("within").asLong()).hasRecord();
         answer.put("offset", there ? rows.get().getLong(0) : -1);
         answer.put("place", rows.getOffset().toString());
+    }
+
+    private void openBatches(JsonNode command) {
+        StructType wanted =
+                new StructType().add("offset", DataTypes.LongType).add("value", DataTypes.BinaryType);
+        Piece piece = Piece.parse(command.get("piece").toString());
+        batches = new KeraColumnarReader(piece, wanted, () -> Service.shared(""));
+    }
+
+    /** The rows of the next batch, by ordinals and values; none behind the last one. */
+    private void batch(ObjectNode answer) throws Exception {
+        ArrayNode rows = answer.putArray("rows");
+        if (!batches.next()) {
+            batches.close();
+            return;
+        }
+        ColumnarBatch batch = batches.get();
+        for (int row = 0; row < batch.numRows(); row++) {
+            String value = new String(batch.column(1).getBinary(row), StandardCharsets.UTF_8);
+            rows.addArray().add(batch.column(0).getLong(row)).add(value);
+        }
     }
 
     /** At most {@code count} chunks; fewer where there are no more, or none within {@code within} ms. */

@@ -90,6 +90,11 @@ abstract class Body {
         }
     }
 
+    /** What has been counted so. */
+    final long writtenOut() {
+        return writtenOutBytes;
+    }
+
     /** Lets go of the chunk and of all copies. Columns that were loaded must not be read any more. */
     void release() {
         for (ArrowBuf each : owned) {
@@ -101,10 +106,15 @@ abstract class Body {
 
     /** The payload of `chunk`, which has a body of so many bytes. */
     final ArrowBuf begin(Chunk chunk, long bodyBytes, boolean compressed) {
+        beginCounting(bodyBytes, compressed);
+        return own(allocator.wrapForeignAllocation(new Lent(chunk)));
+    }
+
+    /** What is counted from here on is of a body of so many bytes. */
+    final void beginCounting(long bodyBytes, boolean compressed) {
         decompressedBytes = 0;
         writtenOutBytes = 0;
         room = compressed ? DECOMPRESSED_BYTES_MAX : Math.max(DECOMPRESSED_BYTES_MAX, Byte.SIZE * bodyBytes);
-        return own(allocator.wrapForeignAllocation(new Lent(chunk)));
     }
 
     /** What the `bytes` bytes at `at` become when they are decompressed, which must be `size` bytes. */

@@ -10,6 +10,8 @@ import org.apache.arrow.memory.util.MemoryUtil;
 final class Chunk {
 
     static final int HEADER_BYTES = 128;
+    /** The SDK's, see {@code kera.core.joining}. */
+    private static final int SMALL_PAYLOAD_BYTES_MAX = 16 << 10;
 
     private static final int PAYLOAD_BYTES_MAX = 1 << 30;
     private static final int ALIGNMENT_BYTES = 64;
@@ -115,6 +117,24 @@ final class Chunk {
     /** Length of the whole chunk: header, payload, padding. */
     int chunkBytes() {
         return chunkBytes(payloadBytes);
+    }
+
+    /** Whether it is of the kind that is joined with others: in place, what it costs would be more than a copy does. */
+    boolean isSmall() {
+        return lean && codec == 0 && payloadBytes <= SMALL_PAYLOAD_BYTES_MAX;
+    }
+
+    /** Whether what is at {@code at} of its stretch looks like a small chunk that follows this one. */
+    boolean isFollowedBySmall(int at) {
+        ByteBuffer bytes = stretch.bytes();
+        return bytes.limit() - at >= HEADER_BYTES
+                && bytes.get(at + 4) == LEAN_VERSION
+                && bytes.getInt(at + 44) == 0
+                && Integer.compareUnsigned(bytes.getInt(at + 8), SMALL_PAYLOAD_BYTES_MAX) <= 0
+                && bytes.getInt(at + 28) == schemaId
+                && bytes.getLong(at + 88) == start.group()
+                && bytes.getInt(at + 96) == start.segment()
+                && bytes.getLong(at + 104) == firstRecord + recordCount;
     }
 
     /** Whether the bytes are still this chunk's. To be asked after they were looked at; true for copies. */

@@ -5,6 +5,7 @@ import java.util.ArrayList;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.function.UnaryOperator;
 import org.apache.arrow.memory.BufferAllocator;
 import org.apache.arrow.memory.OutOfMemoryException;
 import org.apache.arrow.vector.types.pojo.Field;
@@ -33,6 +34,7 @@ final class Columns implements AutoCloseable {
     private final BufferAllocator allocator;
     private final Body arrow;
     private final Body lean;
+    private final JoinedBody joined;
     private final List<FieldLoader> loaders = new ArrayList<>();
     private final List<ConstantColumn> constants = new ArrayList<>();
     private final OrdinalColumn ordinals = new OrdinalColumn();
@@ -53,6 +55,7 @@ final class Columns implements AutoCloseable {
             Map<String, LoadedColumn> loaded = loaded(schema, typed, wanted);
             arrow = new ArrowBody(allocator);
             lean = new LeanBody(allocator, schema);
+            joined = new JoinedBody(allocator, schema);
             columns = new ColumnVector[wanted.size()];
             for (int index = 0; index < columns.length; index++) {
                 StructField field = wanted.fields()[index];
@@ -129,16 +132,15 @@ final class Columns implements AutoCloseable {
     }
 
     /**
-     * The columns of `chunk`, in place; the payload is not touched if none of them is in it.
+     * The columns of `chunk`, in place; the payload is not touched if none of them is in it. If it is a small one,
+     * those of the chunks behind it, too, as a copy.
      *
      * @param skip how many records to leave out at its beginning
+     * @param more what gives the small chunk behind one, null if there is none
      */
-    ColumnarBatch load(Chunk chunk, int skip) {
+    ColumnarBatch load(Chunk chunk, int skip, UnaryOperator<Chunk> more) {
         release();
-        int rows = chunk.recordCount;
-        if (!loaders.isEmpty()) {
-            loadPayload(chunk);
-        }
+        int rows = loaders.isEmpty() ? chunk.recordCount : loadPayload(chunk, more);
         ordinals.begin(chunk.firstRecord);
         constants.forEach(constant -> constant.begin(rows));
         if (firstKeys != null) {
@@ -156,18 +158,26 @@ final class Columns implements AutoCloseable {
         return new ColumnarBatch(shifted, left);
     }
 
-    private void loadPayload(Chunk chunk) {
-        Body body = chunk.lean ? lean : arrow;
+    /** Returns how many records these are. */
+    private int loadPayload(Chunk chunk, UnaryOperator<Chunk> more) {
+        int rows = chunk.recordCount;
+        Chunk behind = chunk.isSmall() ? more.apply(chunk) : null;
+        Body body = behind != null ? joined : chunk.lean ? lean : arrow;
         boolean whole = false;
         try {
             body.open(chunk);
+            for (; behind != null; behind = joined.isFull() ? null : more.apply(behind)) {
+                joined.add(behind);
+                rows += behind.recordCount;
+            }
             for (FieldLoader loader : loaders) {
                 int count = loader.load(body);
-                if (count != chunk.recordCount) {
-                    throw body.corrupt(count + " values for " + chunk.recordCount + " records");
+                if (count != rows) {
+                    throw body.corrupt(count + " values for " + rows + " records");
                 }
             }
             whole = true;
+            return rows;
         } catch (KeraException | OutOfMemoryException error) {
             throw error;
         } catch (RuntimeException error) { // see Body
@@ -186,6 +196,7 @@ final class Columns implements AutoCloseable {
         loaders.forEach(FieldLoader::release);
         arrow.release();
         lean.release();
+        joined.release();
     }
 
     /** Frees all there is; fails if anything of it is still referred to. */

@@ -5,6 +5,7 @@ import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.function.Supplier;
+import java.util.function.UnaryOperator;
 
 import org.apache.spark.sql.connector.metric.CustomTaskMetric;
 import org.apache.spark.sql.connector.read.PartitionReader;
@@ -15,7 +16,7 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * One task's read: a batch per chunk, made where the chunk lies.
+ * One task's read: a batch per chunk, made where the chunk lies; small chunks at hand become one batch together.
  *
  * <p>Promises: it gives exactly the records that the piece was planned with, or an error; with
  * {@code failOnDataLoss=false} those that are left, and a warning. Bytes that a broker has used again before Spark got
@@ -35,6 +36,8 @@ final class KeraColumnarReader implements PartitionReader<ColumnarBatch> {
     /** What Spark has in its hands; null before the first and after the last. */
     private Chunk taken;
     private ColumnarBatch batch;
+    /** Of the chunks that the batch was made of. */
+    private Chunk last;
     private long records;
     private boolean closed;
 
@@ -68,7 +71,7 @@ final class KeraColumnarReader implements PartitionReader<ColumnarBatch> {
     public boolean next() throws IOException {
         requireTakenIntact();
         Chunk chunk = reader.next();
-        while (chunk != null && !take(chunk)) {
+        while (chunk != null && !take(chunk, this::following)) {
             chunk = reader.next();
         }
         if (chunk == null) {
@@ -85,7 +88,7 @@ final class KeraColumnarReader implements PartitionReader<ColumnarBatch> {
      */
     Chunk nextWithin(long timeoutMs) throws IOException {
         Chunk chunk = reader.nextWithin(timeoutMs);
-        return chunk == null || take(chunk) ? chunk : nextWithin(0);
+        return chunk == null || take(chunk, alone -> null) ? chunk : nextWithin(0);
     }
 
     /** What follows begins with `chunk` again, which was given last. */
@@ -94,13 +97,20 @@ final class KeraColumnarReader implements PartitionReader<ColumnarBatch> {
         reader.again(chunk);
     }
 
-    /** Make a batch of `chunk`; false: it was not there any more, and comes again. */
-    private boolean take(Chunk chunk) {
+    private Chunk following(Chunk before) {
+        Chunk found = reader.following(before);
+        last = found == null ? before : found;
+        return found;
+    }
+
+    /** Make a batch of `chunk`, and of those that `more` gives; false: it was not there any more, and comes again. */
+    private boolean take(Chunk chunk, UnaryOperator<Chunk> more) {
+        last = chunk;
         boolean first = chunk.start.equals(piece.start); // which may begin with records that are not of this piece
         long before = first ? piece.firstRecord - chunk.firstRecord : 0;
         int skip = (int) Math.max(0, Math.min(before, chunk.recordCount));
         try {
-            batch = load(chunk, skip);
+            batch = load(chunk, skip, more);
         } catch (RuntimeException error) {
             if (chunk.intact()) { // or what could not be loaded was not the chunk
                 throw error;
@@ -110,7 +120,7 @@ final class KeraColumnarReader implements PartitionReader<ColumnarBatch> {
             reader.again(chunk);
             return false;
         }
-        if (chunk.start.equals(piece.stop)) { // the rest of it is of the next micro-batch
+        if (last.start.equals(piece.stop)) { // the rest of it is of the next micro-batch
             long wantedRecords = piece.stopRecord - chunk.firstRecord - skip;
             batch.setNumRows((int) Math.max(0, Math.min(wantedRecords, batch.numRows())));
         }
@@ -118,7 +128,7 @@ final class KeraColumnarReader implements PartitionReader<ColumnarBatch> {
         return true;
     }
 
-    private ColumnarBatch load(Chunk chunk, int skip) {
+    private ColumnarBatch load(Chunk chunk, int skip, UnaryOperator<Chunk> more) {
         if (wanted.isEmpty()) {
             return new ColumnarBatch(new ColumnVector[0], chunk.recordCount - skip);
         }
@@ -126,7 +136,7 @@ final class KeraColumnarReader implements PartitionReader<ColumnarBatch> {
             loaded.release();
         }
         loaded = columnsOf(chunk.schemaId);
-        return loaded.load(chunk, skip);
+        return loaded.load(chunk, skip, more);
     }
 
     @Override

@@ -33,6 +33,10 @@ final class LeanBody extends Body {
 
     @Override
     KeraException corrupt(String what) {
+        return corruptPayload(what);
+    }
+
+    static KeraException corruptPayload(String what) {
         return new KeraException("CorruptChunk", "chunk payload is no lean one of the expected schema: " + what, false);
     }
 
@@ -43,22 +47,14 @@ final class LeanBody extends Body {
             throw corrupt("unknown compression");
         }
         int prefixBytes = Short.BYTES + (compressed ? Integer.BYTES : 0);
-        if (chunk.payloadBytes < prefixBytes) {
-            throw corrupt("it is cut short");
-        }
-        int nodesBytes = Platform.getShort(null, chunk.payloadAddress) & 0xFFFF;
-        long bodyAt = prefixBytes + nodesBytes + ALIGNMENT_BYTES - 1 & -ALIGNMENT_BYTES;
+        int nodesBytes = nodesBytes(chunk, prefixBytes);
+        long bodyAt = bodyAt(prefixBytes, nodesBytes);
         long stored = chunk.payloadBytes - bodyAt;
-        if (stored < 0) {
-            throw corrupt("nodes of " + nodesBytes + " bytes, in " + chunk.payloadBytes);
-        }
         long bodyBytes = compressed
                 ? Integer.toUnsignedLong(Platform.getInt(null, chunk.payloadAddress + Short.BYTES))
                 : stored;
         int records = chunk.recordCount;
-        if (records < 0 || records > Math.max(RECORDS_WITHOUT_BYTES, Byte.SIZE * bodyBytes)) {
-            throw corrupt(bodyBytes + " bytes that say to be " + Integer.toUnsignedString(records) + " records");
-        }
+        requireRecords(records, bodyBytes);
         ArrowBuf payload = begin(chunk, bodyBytes, compressed);
         byte[] prefix = new byte[nodesBytes];
         payload.getBytes(prefixBytes, prefix);
@@ -67,6 +63,28 @@ final class LeanBody extends Body {
                 ? decompressed(payload, bodyAt, stored, bodyBytes, chunk.codec == ZSTD)
                 : payload.slice(bodyAt, bodyBytes);
         next = 0;
+    }
+
+    /** Bytes of the nodes, which are behind so many others and before a body that begins within the payload. */
+    static int nodesBytes(Chunk chunk, int prefixBytes) {
+        if (chunk.payloadBytes < prefixBytes) {
+            throw corruptPayload("it is cut short");
+        }
+        int nodesBytes = Platform.getShort(null, chunk.payloadAddress) & 0xFFFF;
+        if (bodyAt(prefixBytes, nodesBytes) > chunk.payloadBytes) {
+            throw corruptPayload("nodes of " + nodesBytes + " bytes, in " + chunk.payloadBytes);
+        }
+        return nodesBytes;
+    }
+
+    static long bodyAt(int prefixBytes, int nodesBytes) {
+        return prefixBytes + nodesBytes + ALIGNMENT_BYTES - 1 & -ALIGNMENT_BYTES;
+    }
+
+    static void requireRecords(int records, long bodyBytes) {
+        if (records < 0 || records > Math.max(RECORDS_WITHOUT_BYTES, Byte.SIZE * bodyBytes)) {
+            throw corruptPayload(bodyBytes + " bytes that say to be " + Integer.toUnsignedString(records) + " records");
+        }
     }
 
     @Override
@@ -120,13 +138,16 @@ final class LeanBody extends Body {
         return found;
     }
 
-    /** The least value with what each is more. */
     private ArrowBuf summed() {
+        ArrowBuf found = scratch((long) node.count() * node.inline().length);
+        sum(node, inPlace(node.packedAt(), node.count() * node.total()).memoryAddress(), found.memoryAddress());
+        return found;
+    }
+
+    /** Writes the least value of `node`, with what each is more, from `to` on. */
+    static void sum(LeanNode node, long from, long to) {
         int width = node.inline().length;
         int deltaBytes = (int) node.total();
-        long from = inPlace(node.packedAt(), (long) node.count() * deltaBytes).memoryAddress();
-        ArrowBuf found = scratch((long) node.count() * width);
-        long to = found.memoryAddress();
         if (width == Integer.BYTES) {
             int least = Platform.getInt(node.inline(), Platform.BYTE_ARRAY_OFFSET);
             for (int row = 0; row < node.count(); row++) {
@@ -138,7 +159,6 @@ final class LeanBody extends Body {
                 Platform.putLong(null, to + (long) row * width, least + unsigned(from, row, deltaBytes));
             }
         }
-        return found;
     }
 
     @Override
@@ -183,7 +203,7 @@ final class LeanBody extends Body {
         return found;
     }
 
-    private static long unsigned(long address, int at, int width) {
+    static long unsigned(long address, int at, int width) {
         return switch (width) {
             case 1 -> Platform.getByte(null, address + at) & 0xFFL;
             case 2 -> Platform.getShort(null, address + 2L * at) & 0xFFFFL;
@@ -191,7 +211,7 @@ final class LeanBody extends Body {
         };
     }
 
-    private static void put(long address, int at, int width, long number) {
+    static void put(long address, int at, int width, long number) {
         if (width == Integer.BYTES) {
             Platform.putInt(null, address + 4L * at, (int) number);
         } else {

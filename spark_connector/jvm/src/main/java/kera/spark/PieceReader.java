@@ -3,6 +3,7 @@ package kera.spark;
 import java.io.Closeable;
 import java.io.IOException;
 import java.io.InterruptedIOException;
+import java.io.UncheckedIOException;
 import java.net.ProtocolException;
 import java.nio.channels.ClosedByInterruptException;
 import java.nio.file.Files;
@@ -82,6 +83,21 @@ final class PieceReader implements Closeable {
      */
     Chunk nextWithin(long timeoutMs) throws IOException {
         return next(Deadline.afterMs(timeoutMs));
+    }
+
+    /**
+     * The chunk behind {@code last}, which was given last and stays, if it is at hand and both are small; else null. It
+     * must be asked whether it is {@link Chunk#intact}, as the others.
+     */
+    Chunk following(Chunk last) {
+        if (stretch == null || at == stretch.bytes().limit() || atEnd() || !last.isFollowedBySmall(at)) {
+            return null;
+        }
+        try {
+            return inStretch();
+        } catch (IOException error) {
+            throw new UncheckedIOException(error);
+        }
     }
 
     /** Whether the piece has given all that there will be. */
