@@ -27,7 +27,9 @@ import pyarrow as pa
 
 from bench.common import IN_MEMORY, Figures, broker, directory, parser, say, size
 from kera.broker.storage.disk import LocalDisk
+from kera.cli.bench._payload import records_per_chunk
 from kera.client import Client
+from kera.client.settings import ProducerSettings
 from kera.core.settings import MIB
 
 RECORD_BYTES = 100
@@ -81,7 +83,7 @@ class RawDisk:
 async def send(client: Client, name: str, arguments: argparse.Namespace) -> tuple[float, list[float]]:
     """MB/s of values that were acknowledged, and how long that took each batch, in ms."""
     await client.admin.create_stream(name, retention_bytes=arguments.retention_bytes)
-    rows = arguments.batch_bytes // RECORD_BYTES - 2
+    rows = records_per_chunk(RECORD_BYTES, arguments.batch_bytes, lean=ProducerSettings().lean)
     values = pa.Array.from_buffers(
         pa.binary(),
         rows,
