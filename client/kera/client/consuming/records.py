@@ -71,7 +71,9 @@ def _headers(column: pa.Array) -> list[dict[str, bytes]]:
 def _typed(chunk: ChunkBatch, stream: StreamDescription) -> Iterator[Record]:
     batch, first = chunk.batch, chunk.header.first_record
     _, streamlet, entry = chunk.entry
-    earliest = [header.min_timestamp_us for header in chunk.headers for _ in range(header.record_count)]
+    earliest = [chunk.header.min_timestamp_us] * batch.num_rows
+    if chunk.joined:
+        earliest = [header.min_timestamp_us for header in chunk.headers for _ in range(header.record_count)]
     times: list[int | None] = [None] * batch.num_rows
     if stream.timestamp_column is not None:
         column = batch.column(stream.timestamp_column)
