@@ -151,6 +151,13 @@ async def _live(
     except asyncio.CancelledError:
         if not stop.is_set():
             raise
+    finally:
+        # The end of the loop puts handlers back that end the process: a signal that is repeated changes nothing.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        for number in _SIGNALS:
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
 
 
 def _spare_garbage_collector() -> None:
