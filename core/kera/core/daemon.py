@@ -153,11 +153,13 @@ async def _live(
             raise
     finally:
         # The end of the loop puts handlers back that end the process: a signal that is repeated changes nothing.
-        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-        for number in _SIGNALS:
-            loop.remove_signal_handler(number)
-            signal.signal(number, signal.SIG_IGN)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+        # Not after an error: then no deadline runs, and the first signal is to start it.
+        if stop.is_set():
+            signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+            for number in _SIGNALS:
+                loop.remove_signal_handler(number)
+                signal.signal(number, signal.SIG_IGN)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
 
 
 def _spare_garbage_collector() -> None:

@@ -61,5 +61,6 @@ class Spares:
 
     def clear(self) -> None:
         """Make room."""
-        while self._paths:
-            self._disk.remove(self._paths.pop())
+        with contextlib.suppress(IndexError):  # another thread may have taken the last one
+            while True:
+                self._disk.remove(self._paths.pop())
