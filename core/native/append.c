@@ -1,9 +1,9 @@
 // See append.h.
 //
 // This does what kera.broker.serving.write, Streamlet.append and Segment.append do for the next chunk of a producer
-// that is known, to an open segment that has room. Their objects stay what they are, and nothing of them is remembered
-// between two calls: a run of chunks that go to one segment is counted here, and written into its objects at its end.
-// At the first chunk that is anything else, it stops: that chunk is Python's.
+// that is known, to an open segment that has room. A run of chunks that go to one segment is counted here, and written
+// into their objects (see progress.h) at its end. At the first chunk that is anything else, it stops: that chunk is
+// Python's.
 
 #include "append.h"
 
@@ -47,30 +47,20 @@
 // -- names ----------------------------------------------------------------------------------------------------------
 
 #define NAMES(name)                                                                                                    \
-    name(address) name(broker_epoch) name(by_disk) name(bytes_appended) name(chunk_ends) name(closed) name(count)      \
-    name(durability) name(durable_head) name(entries) name(first_epochs) name(frombytes) name(head)  \
-    name(logs) name(made_by_index) name(max_timestamp_us) name(min_timestamp_us) name(newest_us) name(next_record)     \
-    name(producers) name(producers_in_order) name(record_count) name(records_appended) name(row) name(schema_ids)      \
-    name(slot) name(streamlets) name(tail) name(takes_chunks) name(touched_ms) name(view) name(waiters) name(wake)
+    name(by_disk) name(durability) name(logs) name(schema_ids) name(streamlets) name(wake)
 
 #define AS_MEMBER(name) NAME_##name,
 #define AS_TEXT(name) #name,
 enum { NAMES(AS_MEMBER) NAMES_COUNT };
 static const char *const texts[] = {NAMES(AS_TEXT)};
 static PyObject *names[NAMES_COUNT];
-static PyObject *row_head, *row_durable_head;
 
 int append_init(void)
 {
-    row_head = PyLong_FromLong(ROW_HEAD);
-    row_durable_head = PyLong_FromLong(ROW_DURABLE_HEAD);
-    return row_head == NULL || row_durable_head == NULL ? -1 : intern_names(names, texts, NAMES_COUNT);
+    return intern_names(names, texts, NAMES_COUNT);
 }
 
 #define GET(object, name) PyObject_GetAttr(object, names[NAME_##name])
-#define SET(object, name, value) set_to(object, names[NAME_##name], value)
-#define SET_NUMBER(object, name, value) set_number(object, names[NAME_##name], value)
-#define ADD_NUMBER(object, name, value) add_number(object, names[NAME_##name], value)
 
 // -- a call ---------------------------------------------------------------------------------------------------------
 
@@ -86,129 +76,107 @@ uint32_t chunk_bytes(const uint8_t *header)
 
 // -- the start of a run ---------------------------------------------------------------------------------------------
 
+static void forget_stream(Run *run)
+{
+    Py_CLEAR(run->stream);
+    Py_CLEAR(run->streamlets);
+}
+
 static void close_run(Run *run)
 {
     if (!run->open)
         return;
-    PyBuffer_Release(&run->memory);
-    PyObject **references[] = {&run->stream,  &run->streamlet, &run->entry, &run->segment,
-                               &run->slot,    &run->producer,  &run->log};
-    for (size_t index = 0; index < sizeof references / sizeof references[0]; index++)
-        Py_CLEAR(*references[index]);
+    Py_CLEAR(run->streamlet);
+    Py_CLEAR(run->entry);
+    Py_CLEAR(run->segment);
+    Py_CLEAR(run->log);
+    if (run->called)
+        forget_stream(run);
+    run->called = false;
     run->ends.size = run->held.size = run->requests = 0;
     run->open = false;
 }
 
-// The stream, if chunks of it are taken here as this one is to be.
+// The stream, if chunks of it are taken here as this one is to be. That of the last run is known, unless Python has
+// run since.
 static bool find_stream(Append *call, Run *run, const uint8_t *header)
 {
-    run->stream_id = u64_at(header + STREAM_AT);
-    run->schema_id = u32_at(header + SCHEMA_AT);
-    if ((run->stream = value_of(call->streams, run->stream_id)) == NULL)
-        return false;
-    uint64_t of_stream;
+    uint64_t stream_id = u64_at(header + STREAM_AT), of_stream;
+    uint32_t schema_id = u32_at(header + SCHEMA_AT);
+    if (run->stream != NULL && run->stream_id == stream_id && run->schema_id == schema_id &&
+        run->asked_level == call->level)
+        return true;
+    forget_stream(run);
     bool by_disk;
-    if (!number_of(GET(run->stream, durability), &of_stream) || !is_true(GET(run->stream, by_disk), &by_disk))
+    PyObject *stream = value_of(call->streams, stream_id);
+    if (stream == NULL)
         return false;
+    run->stream = stream;
+    run->stream_id = stream_id;
+    run->schema_id = schema_id;
+    if (!number_of(GET(stream, durability), &of_stream) || !is_true(GET(stream, by_disk), &by_disk) ||
+        (run->streamlets = GET(stream, streamlets)) == NULL) {
+        forget_stream(run);
+        return false;
+    }
     run->asked_level = call->level;
     run->level = call->level != 0 ? call->level : of_stream;
     run->by_leader = of_stream == LEADER;
-    PyObject *ids = GET(run->stream, schema_ids), *id = PyLong_FromUnsignedLong(run->schema_id);
-    int known = ids == NULL || id == NULL ? -1 : PySet_Contains(ids, id);
+    PyObject *logs = GET(stream, logs), *ids = GET(stream, schema_ids), *id = PyLong_FromUnsignedLong(schema_id);
+    int known = logs == NULL || ids == NULL || id == NULL ? -1 : PySet_Contains(ids, id);
+    run->replicated = logs != Py_None;
+    Py_XDECREF(logs);
     Py_XDECREF(ids);
     Py_XDECREF(id);
-    return known == 1 && !(by_disk && (run->level == PERSISTED || of_stream == PERSISTED));
+    if (known == 1 && !(by_disk && (run->level == PERSISTED || of_stream == PERSISTED)))
+        return true;
+    forget_stream(run);
+    return false;
 }
 
-// The streamlet, if it takes this chunk next of its producer.
-static bool find_streamlet(Run *run, const uint8_t *header)
+// The streamlet, if it takes this chunk next of its producer, and the entry where that goes.
+static bool find_streamlet(Append *call, Run *run, const uint8_t *header)
 {
     run->streamlet_id = u32_at(header + STREAMLET_AT);
     run->producer_id = u64_at(header + PRODUCER_AT);
     run->epoch = u32_at(header + EPOCH_AT);
     run->sequence = u64_at(header + SEQUENCE_AT);
-    PyObject *streamlets = GET(run->stream, streamlets);
-    if (streamlets == NULL)
+    run->streamlet = value_of(run->streamlets, run->streamlet_id);
+    StreamletProgress *streamlet = as_streamlet(run->streamlet);
+    bool fenced;
+    if (streamlet == NULL || !streamlet->takes_chunks || streamlet->first_epochs == NULL ||
+        !is_true(Py_NewRef(streamlet->first_epochs), &fenced) || fenced)
         return false;
-    run->streamlet = value_of(streamlets, run->streamlet_id);
-    Py_DECREF(streamlets);
-    bool takes, fenced;
-    uint64_t in_order;
-    if (run->streamlet == NULL || !is_true(GET(run->streamlet, takes_chunks), &takes) || !takes ||
-        !is_true(GET(run->streamlet, first_epochs), &fenced) || fenced ||
-        !number_of(GET(run->streamlet, producers_in_order), &in_order))
+    ProducerPlace *place =
+        find_place(run->streamlet, call->record_type, run->producer_id, run->epoch, run->sequence);
+    if (place == NULL)
         return false;
-    PyObject *producers = GET(run->streamlet, producers);
-    if (producers == NULL)
-        return false;
-    run->producer = PyLong_FromUnsignedLongLong(run->producer_id);
-    PyObject *state = run->producer == NULL ? NULL : PyDict_GetItemWithError(producers, run->producer);
-    uint64_t epoch, following;
-    bool next = state != NULL && (uint64_t)PyDict_Size(producers) <= in_order && PyTuple_Size(state) == 2 &&
-                number_of(Py_NewRef(PyTuple_GetItem(state, 0)), &epoch) &&
-                number_of(Py_NewRef(PyTuple_GetItem(state, 1)), &following) && epoch == run->epoch &&
-                following == run->sequence;
-    Py_DECREF(producers);
-    return next;
+    run->entry = Py_NewRef(place->entry);
+    return true;
 }
 
-// The last item of a list.
-static PyObject *last_of(PyObject *list)
-{
-    Py_ssize_t size = list == NULL ? 0 : PyList_Size(list);
-    PyObject *last = size > 0 ? Py_XNewRef(PyList_GetItem(list, size - 1)) : NULL;
-    Py_XDECREF(list);
-    return last;
-}
-
-static bool find_entry(Run *run)
-{
-    PyObject *entries = GET(run->streamlet, entries);
-    PyObject *made = entries == NULL ? NULL : GET(entries, made_by_index);
-    uint64_t count;
-    if (made != NULL && number_of(GET(entries, count), &count) && count > 0)
-        run->entry = value_of(made, run->producer_id % count);
-    Py_XDECREF(made);
-    Py_XDECREF(entries);
-    return run->entry != NULL;
-}
-
-// The open segment of the entry, and its memory, if it has room for so many bytes.
+// The open segment of the entry, if it has room for so many bytes.
 static bool find_segment(Run *run, uint32_t bytes)
 {
-    bool closed;
-    uint64_t head, durable_head, group_id, segment_id, entry;
-    run->segment = last_of(GET(run->entry, tail));
-    if (run->segment == NULL || !is_true(GET(run->segment, closed), &closed) || closed ||
-        !number_of(GET(run->segment, head), &head) || !number_of(GET(run->segment, durable_head), &durable_head) ||
-        !number_of(GET(run->entry, next_record), &run->next_record) ||
-        !number_of(GET(run->streamlet, broker_epoch), &run->broker_epoch))
+    const EntryProgress *entry = (EntryProgress *)run->entry;
+    Py_ssize_t segments = entry->tail == NULL || !PyList_Check(entry->tail) ? 0 : PyList_Size(entry->tail);
+    if (segments == 0)
         return false;
-    PyObject *address = GET(run->segment, address);
-    bool good = address != NULL && PyTuple_Size(address) == 5 &&
-                number_of(Py_NewRef(PyTuple_GetItem(address, 2)), &entry) &&
-                number_of(Py_NewRef(PyTuple_GetItem(address, 3)), &group_id) &&
-                number_of(Py_NewRef(PyTuple_GetItem(address, 4)), &segment_id);
-    Py_XDECREF(address);
-    if (!good || (run->slot = GET(run->segment, slot)) == NULL)
+    run->segment = Py_NewRef(PyList_GetItem(entry->tail, segments - 1));
+    const SegmentProgress *segment = as_segment(run->segment);
+    if (segment == NULL || segment->closed || segment->dropped || !map_segment(run->segment) ||
+        segment->head > segment->memory_bytes || bytes > segment->memory_bytes - segment->head)
         return false;
-    PyObject *view = GET(run->slot, view);
-    bool there = view != NULL && PyObject_GetBuffer(view, &run->memory, PyBUF_WRITABLE) == 0;
-    Py_XDECREF(view);
-    if (!there)
-        return false;
-    if ((uint64_t)run->memory.len > UINT32_MAX || head > (uint64_t)run->memory.len ||
-        bytes > (uint64_t)run->memory.len - head) {
-        PyBuffer_Release(&run->memory);
-        return false;
-    }
-    run->start = run->head = (uint32_t)head;
+    run->memory = segment->memory;
+    run->memory_bytes = segment->memory_bytes;
+    run->start = run->head = (uint32_t)segment->head;
+    run->next_record = entry->next_record;
     run->placement = (Placement){
-        .group_id = group_id,
-        .segment_id = (uint32_t)segment_id,
-        .entry = (uint32_t)entry,
-        .broker_epoch = run->broker_epoch,
-        .durable_head = (uint32_t)durable_head,
+        .group_id = segment->group_id,
+        .segment_id = segment->segment_id,
+        .entry = segment->entry,
+        .broker_epoch = ((StreamletProgress *)run->streamlet)->broker_epoch,
+        .durable_head = (uint32_t)segment->durable_head,
     };
     return true;
 }
@@ -216,13 +184,9 @@ static bool find_segment(Run *run, uint32_t bytes)
 // Of a stream that is replicated: its log, if that takes chunks now.
 static bool pass_gate(Append *call, Run *run)
 {
-    PyObject *logs = GET(run->stream, logs);
-    if (logs == NULL)
-        return false;
-    bool replicated = logs != Py_None;
-    Py_DECREF(logs);
-    if (!replicated)
+    if (!run->replicated)
         return run->level != REPLICATED;
+    run->called = true;
     PyObject *answer = PyObject_CallFunction(call->gate, "OOIKK", call->context, run->stream,
                                              (unsigned)run->streamlet_id, (unsigned long long)run->producer_id,
                                              (unsigned long long)run->level);
@@ -244,10 +208,9 @@ Outcome begin_run(Append *call, const uint8_t *header, uint32_t bytes)
     run->min_time = INT64_MAX;
     run->max_time = INT64_MIN;
     run->first = call->chunks;
-    run->memory = (Py_buffer){0};
     run->open = true;
-    if (find_stream(call, run, header) && find_streamlet(run, header) && find_entry(run) &&
-        find_segment(run, bytes) && pass_gate(call, run))
+    if (find_stream(call, run, header) && find_streamlet(call, run, header) && find_segment(run, bytes) &&
+        pass_gate(call, run))
         return TAKEN;
     Outcome outcome = left_or_failed();
     close_run(run);
@@ -263,7 +226,7 @@ bool goes_on(const Append *call, const uint8_t *header, uint32_t bytes, uint32_t
            run->streamlet_id == u32_at(header + STREAMLET_AT) && run->schema_id == u32_at(header + SCHEMA_AT) &&
            run->producer_id == u64_at(header + PRODUCER_AT) && run->epoch == u32_at(header + EPOCH_AT) &&
            run->sequence == u64_at(header + SEQUENCE_AT) && run->asked_level == call->level &&
-           bytes <= (uint32_t)run->memory.len - run->head &&
+           bytes <= run->memory_bytes - run->head &&
            (run->log == NULL || ((size_t)(run->head - run->start) + bytes <= call->run_bytes_max &&
                                  (size_t)(run->head - run->start) + (bytes - last_bytes) < run->room));
 }
@@ -329,7 +292,7 @@ bool append_chunk(Append *call, const uint8_t *header, Bytes *statuses)
     int64_t min_time = (int64_t)u64_at(header + MIN_TIME_AT), max_time = (int64_t)u64_at(header + MAX_TIME_AT);
     if (!put_status(statuses, run))
         return false;
-    uint8_t *to = (uint8_t *)run->memory.buf + run->head;
+    uint8_t *to = run->memory + run->head;
     memcpy(to, header, HEADER_BYTES);
     memcpy(to + HEADER_BYTES, call->bulk.at + call->at + HEADER_BYTES, bytes - HEADER_BYTES);
     run->placement.first_record = run->next_record;
@@ -355,78 +318,29 @@ bool append_chunk(Append *call, const uint8_t *header, Bytes *statuses)
 
 // -- the end of a run -----------------------------------------------------------------------------------------------
 
-static bool set_times(const Run *run)
+// What is in a segment, as far as others look at it: the head is last, as who finds it finds the chunks.
+static void set_segment(const Append *call, const Run *run)
 {
-    int64_t least, most;
-    return signed_of(GET(run->segment, min_timestamp_us), &least) &&
-           signed_of(GET(run->segment, max_timestamp_us), &most) &&
-           (run->min_time >= least ||
-            SET(run->segment, min_timestamp_us, PyLong_FromLongLong(run->min_time))) &&
-           (run->max_time <= most || SET(run->segment, max_timestamp_us, PyLong_FromLongLong(run->max_time)));
-}
-
-static bool set_record(PyObject *owner, const Run *run, PyObject *record)
-{
-    PyObject *producers = GET(owner, producers);
-    bool good = producers != NULL && PyDict_SetItem(producers, run->producer, record) == 0;
-    Py_XDECREF(producers);
-    return good;
-}
-
-// How far the producer has got, at the segment and at the streamlet.
-static bool set_producer(const Append *call, const Run *run)
-{
-    PyTypeObject *type = (PyTypeObject *)call->record_type;
-    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-    PyObject *record = allocate(type, 2);
-    if (record == NULL)
-        return false;
-    PyObject *epoch = PyLong_FromUnsignedLong(run->epoch), *following = PyLong_FromUnsignedLongLong(run->sequence);
-    bool good = epoch != NULL && following != NULL;
-    if (good) {
-        PyTuple_SetItem(record, 0, epoch);
-        PyTuple_SetItem(record, 1, following);
-        good = set_record(run->segment, run, record) && set_record(run->streamlet, run, record);
-    } else {
-        Py_XDECREF(epoch);
-        Py_XDECREF(following);
-    }
-    Py_DECREF(record);
-    return good;
-}
-
-static bool set_ends(const Run *run)
-{
-    PyObject *ends = GET(run->segment, chunk_ends);
-    PyObject *bytes = PyBytes_FromStringAndSize((const char *)run->ends.at, (Py_ssize_t)run->ends.size);
-    PyObject *done = ends == NULL || bytes == NULL
-                         ? NULL
-                         : PyObject_CallMethodObjArgs(ends, names[NAME_frombytes], bytes, NULL);
-    Py_XDECREF(ends);
-    Py_XDECREF(bytes);
-    Py_XDECREF(done);
-    return done != NULL;
-}
-
-static bool set_row(const Run *run, PyObject *index)
-{
-    PyObject *row = GET(run->slot, row), *head = PyLong_FromUnsignedLong(run->head);
-    bool good = row != NULL && head != NULL && PyObject_SetItem(row, index, head) == 0;
-    Py_XDECREF(row);
-    Py_XDECREF(head);
-    return good;
+    SegmentProgress *segment = (SegmentProgress *)run->segment;
+    segment->record_count += run->records;
+    segment->min_timestamp_us = run->min_time < segment->min_timestamp_us ? run->min_time : segment->min_timestamp_us;
+    segment->max_timestamp_us = run->max_time > segment->max_timestamp_us ? run->max_time : segment->max_timestamp_us;
+    segment->touched_ms = call->now_ms;
+    segment->newest_us = call->now_us;
+    segment->head = run->head;
+    __atomic_store_n(segment->row + ROW_HEAD, run->head, __ATOMIC_RELEASE);
 }
 
 // Readers may read all of it.
-static bool publish(const Run *run)
+static bool publish(Run *run)
 {
-    if (!SET_NUMBER(run->segment, durable_head, run->head) || !set_row(run, row_durable_head))
-        return false;
-    bool waiting;
-    if (!is_true(GET(run->entry, waiters), &waiting))
-        return false;
-    if (!waiting)
+    SegmentProgress *segment = (SegmentProgress *)run->segment;
+    segment->durable_head = run->head;
+    __atomic_store_n(segment->row + ROW_DURABLE_HEAD, run->head, __ATOMIC_RELEASE);
+    PyObject *waiters = ((EntryProgress *)run->entry)->waiters;
+    if (waiters == NULL || PySet_Size(waiters) == 0)
         return true;
+    run->called = true;
     PyObject *done = PyObject_CallMethodObjArgs(run->entry, names[NAME_wake], NULL);
     Py_XDECREF(done);
     return done != NULL;
@@ -454,14 +368,18 @@ bool end_run(Append *call)
     Run *run = &call->run;
     bool good = true;
     if (run->open && run->head > run->start) {
-        good = set_ends(run) && SET_NUMBER(run->segment, head, run->head) &&
-               ADD_NUMBER(run->segment, record_count, run->records) && set_times(run) && set_producer(call, run) &&
-               SET(run->segment, touched_ms, Py_NewRef(call->now_ms)) &&
-               SET(run->segment, newest_us, Py_NewRef(call->now_us)) &&
-               SET_NUMBER(run->entry, next_record, run->next_record) &&
-               ADD_NUMBER(run->streamlet, records_appended, run->records) &&
-               ADD_NUMBER(run->streamlet, bytes_appended, run->head - run->start) && set_row(run, row_head) &&
-               (!run->by_leader || publish(run)) && (run->log == NULL || replicate(call, run));
+        Reached reached = {.producer_id = run->producer_id, .following = run->sequence, .epoch = run->epoch};
+        good = note_ends((SegmentProgress *)run->segment, (const uint32_t *)run->ends.at,
+                         run->ends.size / sizeof(uint32_t)) &&
+               note_reached(run->segment, run->streamlet, call->record_type, &reached);
+        if (good) {
+            StreamletProgress *streamlet = (StreamletProgress *)run->streamlet;
+            streamlet->records_appended += run->records;
+            streamlet->bytes_appended += run->head - run->start;
+            ((EntryProgress *)run->entry)->next_record = run->next_record;
+            set_segment(call, run);
+            good = (!run->by_leader || publish(run)) && (run->log == NULL || replicate(call, run));
+        }
     }
     close_run(run);
     return good;
@@ -534,6 +452,7 @@ bool open_door(Append *call, PyObject *door)
 void close_append(Append *call)
 {
     close_run(&call->run);
+    forget_stream(&call->run);
     free_bytes(&call->run.ends);
     free_bytes(&call->run.held);
 }
@@ -555,7 +474,7 @@ PyObject *append_chunks(PyObject *module, PyObject *const *args, Py_ssize_t coun
     (void)module;
     if (count != 8)
         return PyErr_Format(PyExc_TypeError, "append_chunks takes 8 arguments, not %zd", count);
-    Append call = {.context = args[1], .now_ms = args[6], .now_us = args[7]};
+    Append call = {.context = args[1], .now_ms = PyLong_AsLongLong(args[6]), .now_us = PyLong_AsLongLong(args[7])};
     Py_ssize_t at = PyLong_AsSsize_t(args[3]), chunks_max = PyLong_AsSsize_t(args[4]);
     call.level = PyLong_AsUnsignedLongLong(args[5]);
     if (PyErr_Occurred() != NULL || !open_door(&call, args[0]))

@@ -10,13 +10,15 @@
 
 #include "bytes.h"
 #include "chunk.h"
+#include "progress.h"
 
 // Chunks that follow each other in a segment, of one producer. All objects are references of its own.
 typedef struct {
-    PyObject *stream, *streamlet, *entry, *segment, *slot, *producer, *log;
-    Py_buffer memory;
+    PyObject *stream, *streamlets;  // these two stay for the next run
+    PyObject *streamlet, *entry, *segment, *log;
+    uint8_t *memory;
     uint64_t stream_id, producer_id, sequence, asked_level, level, next_record, records, broker_epoch;
-    uint32_t streamlet_id, schema_id, epoch, start, head;
+    uint32_t streamlet_id, schema_id, epoch, start, head, memory_bytes;
     int64_t min_time, max_time;
     Placement placement;
     Bytes ends;
@@ -24,7 +26,8 @@ typedef struct {
     size_t room;   // of the log: a chunk is taken as long as those before it are fewer bytes
     Bytes held;    // answers that wait for the log, see take.h
     size_t requests;  // to which those are
-    bool open, by_leader;
+    bool open, by_leader, replicated;
+    bool called;  // Python, which may have changed the stream
 } Run;
 
 typedef struct {
@@ -33,7 +36,8 @@ typedef struct {
     size_t run_bytes_max;
     bool check_payloads;
     // Of the call: borrowed.
-    PyObject *context, *now_ms, *now_us;
+    PyObject *context;
+    int64_t now_ms, now_us;
     View bulk;
     uint64_t level;
     bool by_request;  // `replicate` gets the answers that wait, and not which chunks they are about

@@ -26,7 +26,7 @@
 #include "twin.h"
 
 // Raised with each change of what a function takes, does or returns; kera/core/native.py has the same number.
-#define NATIVE_VERSION 5
+#define NATIVE_VERSION 6
 
 #ifndef SOURCES
 #define SOURCES "unknown"
@@ -863,7 +863,7 @@ PyMODINIT_FUNC PyInit__native(void)
     name_callables();
     PyObject *module = PyModule_Create(&definition);
     if (module == NULL || append_init() != 0 || replicate_init() != 0 || records_init() != 0 ||
-        send_init(module) != 0 ||
+        send_init(module) != 0 || progress_init(module) != 0 ||
         (magic = PyBytes_FromStringAndSize(MAGIC, 4)) == NULL ||
         PyModule_AddIntConstant(module, "VERSION", NATIVE_VERSION) != 0 ||
         PyModule_AddStringConstant(module, "SOURCES", strchr(made_of, ':') + 1) != 0 ||

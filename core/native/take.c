@@ -152,7 +152,10 @@ PyObject *take_writes(PyObject *module, PyObject *const *args, Py_ssize_t count)
     (void)module;
     if (count != 7)
         return PyErr_Format(PyExc_TypeError, "take_writes takes 7 arguments, not %zd", count);
-    Take take = {.append = {.context = args[1], .now_ms = args[5], .now_us = args[6], .by_request = true}};
+    Take take = {.append = {.context = args[1],
+                            .now_ms = PyLong_AsLongLong(args[5]),
+                            .now_us = PyLong_AsLongLong(args[6]),
+                            .by_request = true}};
     Py_ssize_t bulk_bytes_max = PyLong_AsSsize_t(args[3]), requests_max = PyLong_AsSsize_t(args[4]);
     if (PyErr_Occurred() != NULL || !open_door(&take.append, args[0]))
         return NULL;

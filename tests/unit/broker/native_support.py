@@ -11,6 +11,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from kera.broker.log.progress import SegmentProgress
+from kera.broker.log.segment import Segment
 from kera.broker.replication.limits import ReplicationLimits
 from kera.core.checksum import crc32c
 from kera.core.chunk import HEADER_BYTES, HEADER_CRC_AT, LEAN_VERSION, PLACEMENT_AT, VERSIONS, Codec, encode_payload
@@ -57,6 +59,9 @@ FIELDS = (
 )
 """Of a header that a producer fills: where they are, and their bytes."""
 PRODUCERS = (PRODUCER_IDS[0], PRODUCER_IDS[0] + 1, 1, 2)
+
+
+SEGMENT_FIELDS = {*Segment.__slots__, *(name for name in dir(SegmentProgress) if not name.startswith("_"))} - {"entry"}
 
 
 class Reader:
@@ -123,7 +128,7 @@ class Side:
                 for entry in streamlet.entries:
                     yield entry.next_record, entry.end
                     for key, segment in sorted(entry.resident.items()):
-                        yield key, {name: seen_of(segment, name) for name in segment.__slots__ if name != "entry"}
+                        yield key, {name: seen_of(segment, name) for name in SEGMENT_FIELDS}
                         yield bytes(segment.slot.view[: segment.head]), segment.slot.content
         for backup in self.wire.backups.values():
             yield {id_: bytes(replica.data) for id_, replica in backup.replicas.items()}

@@ -19,6 +19,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 
+from kera.broker.log.progress import EntryProgress
 from kera.broker.log.segment import Segment, SegmentState
 from kera.broker.records import (
     NO_SEGMENT,
@@ -43,7 +44,7 @@ class EntryListener:
         raise NotImplementedError  # abstract: the service's waiter holds a future
 
 
-class Entry:
+class Entry(EntryProgress):
     """See the head of this module."""
 
     __slots__ = (
@@ -53,7 +54,6 @@ class Entry:
         "index",
         "last_stored",
         "log_id",
-        "next_record",
         "readers",
         "resident",
         "segment_index",
@@ -63,8 +63,6 @@ class Entry:
         "stored_end",
         "stored_record",
         "stored_segments",
-        "tail",
-        "waiters",
     )
 
     def __init__(self, log_id: EntryId, segment_index: SegmentLookup, record: EntryRecord | None = None) -> None:
@@ -76,7 +74,6 @@ class Entry:
         """Position of the first byte that is there; `EARLIEST` when nothing ever was."""
         self.start_record = record.start_record
         self.next_record = max(record.next_record, record.start_record)
-        """Ordinal of the next record."""
         self.stored_record = self.next_record
         """Ordinal behind the stored part."""
         self.stored_bytes = record.stored_bytes
@@ -87,11 +84,10 @@ class Entry:
         self.gaps = list(record.gaps)
         self.by_replicas = False
         """The durable head moves when backups have what is before it, and only that much goes to disk."""
-        self.tail: list[Segment] = []
+        self.tail = []
         self.resident: dict[Key, Segment] = {}
         """What is in memory or on its way there: the tail, and stored segments that are kept or were loaded."""
-        self.waiters: set[EntryListener] = set()
-        """Readers to wake when the durable head moves."""
+        self.waiters = set()
         self.readers: dict[int, Key] = {}
         """Where each connected reader is."""
         self.committed: dict[str, Position] = {}

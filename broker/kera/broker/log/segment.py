@@ -26,6 +26,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from kera.broker.log.arena import Slot, SlotContent
+from kera.broker.log.progress import SegmentProgress
 from kera.broker.log.scan import SegmentScan
 from kera.broker.records import Hole, ProducerRecord, SegmentAddress, SegmentRecord
 from kera.core.chunk import ChunkHeader, place_chunk, read_header
@@ -55,34 +56,23 @@ class SegmentState(enum.Enum):
     """On its way back into memory."""
 
 
-class Segment:
+class Segment(SegmentProgress):
     """One logical segment of a group, in a slot of the arena."""
 
     __slots__ = (
         "abandoned",
         "address",
         "busy",
-        "chunk_ends",
-        "closed",
         "crc32c",
-        "dropped",
-        "durable_head",
         "entry",
         "first_record",
-        "head",
         "holes",
         "in_index",
         "loading",
-        "max_timestamp_us",
-        "min_timestamp_us",
-        "newest_us",
         "opened_ms",
         "physical_id",
-        "producers",
-        "record_count",
         "slot",
         "stored",
-        "touched_ms",
     )
 
     def __init__(self, entry: Entry, address: SegmentAddress, slot: Slot, first_record: int) -> None:
@@ -91,22 +81,16 @@ class Segment:
         self.slot = slot
         self.first_record = first_record
         """Ordinal of its first record within the entry."""
-        self.head = 0
-        """Where the next chunk goes: bytes from the start of the slot."""
-        self.durable_head = 0
-        """Up to where readers may read."""
+        self.head = self.durable_head = 0
         self.closed = False
         self.record_count = 0
         self.min_timestamp_us = _NO_MIN
         self.max_timestamp_us = _NO_MAX
         self.newest_us = 0
-        """When the newest chunk was appended here, by the broker's clock."""
         self.chunk_ends = array("I")
-        """Where each chunk ends, ascending: 4 bytes per chunk, and a read need not walk headers."""
         self.holes: list[Hole] = []
         """Damage that was found when it was loaded."""
-        self.producers: dict[int, ProducerRecord] = {}
-        """Who has appended, and up to which sequence: goes into the index with the segment."""
+        self.producers = {}
         self.physical_id = 0
         """Of its file; 0: none yet."""
         self.stored = 0
@@ -121,11 +105,9 @@ class Segment:
         """Being written to disk."""
         self.loading = False
         self.dropped = False
-        """Removed while it was busy."""
         self.opened_ms = 0
         """When it was opened, on the monotonic clock."""
         self.touched_ms = 0
-        """When something was last appended, on the monotonic clock."""
 
     @classmethod
     def open(cls, entry: Entry, address: SegmentAddress, slot: Slot, first_record: int) -> Segment:

@@ -20,6 +20,7 @@ from typing import NamedTuple, Protocol
 from kera.broker.log.arena import Slot
 from kera.broker.log.entry import Entries, Entry
 from kera.broker.log.intervals import Holding
+from kera.broker.log.progress import StreamletProgress
 from kera.broker.log.segment import Segment
 from kera.broker.records import ProducerRecord, SegmentAddress
 from kera.core.chunk import ChunkHeader, verify_header
@@ -108,7 +109,7 @@ class Memory(Protocol):
         ...
 
 
-class Streamlet:
+class Streamlet(StreamletProgress):
     """One partition of a stream on this broker."""
 
     def __init__(  # noqa: PLR0913 - what a streamlet is made of
@@ -131,23 +132,19 @@ class Streamlet:
         self.entries = entries
         self.next_group_id = next_group_id
         self.producers = producers
-        """How far each got, the one longest unheard of first, see `ProducerLimits.in_order`."""
         self._producer_limits = producer_limits
         self.producers_in_order = producer_limits.in_order
         """See `ProducerLimits.in_order`."""
         self._producers_max = producer_limits.kept + producer_limits.spare
         self.first_epochs = first_epochs
-        """See ``kera.broker.ownership.producer_fences``."""
         self._group_segments = group_segments
         self._memory = memory
         self.sealed = False
         """It is about to move: nothing more is taken, though nobody else owns it yet."""
         self.takes_chunks = True
-        """It is owned, and not sealed."""
         self.bytes_appended = self.records_appended = self.bytes_read = 0
         """Since the last report to the coordinator."""
         self.broker_epoch = held.broker_epoch
-        """Of the launch that took, or takes, its chunks."""
         self.hold(held)
 
     # -- ownership -------------------------------------------------------------------------------------------------
