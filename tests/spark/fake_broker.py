@@ -6,6 +6,7 @@ And a planner's service that answers what it was told beforehand.
 import json
 import mmap
 import socket
+import struct
 import sys
 from collections.abc import Iterator, Sequence
 from importlib.metadata import version
@@ -228,6 +229,33 @@ class Answering:
         (wanted,) = self.asked().ranges
         return position_of(wanted.start)
 
+    def asked_to_write(self) -> bytes:
+        """The chunk of the next request."""
+        header = decode_header(memoryview(self._exactly(FRAME_HEADER_BYTES)), 0, BULK_BYTES_MAX)
+        assert (header.kind, header.method) == (FrameKind.REQUEST, api.MULTI_WRITE_CHUNKS.number)
+        self.request_id = header.request_id
+        request = broker_pb2.MultiWriteChunksRequest.FromString(self._exactly(header.head_bytes))
+        assert request == broker_pb2.MultiWriteChunksRequest(chunk_count=1)
+        return self._exactly(header.bulk_bytes)
+
+    def status(self, *, request_id: int | None = None, copies: int = 1, bulk: bytes = b"", **status: Any) -> None:
+        """Say what became of a chunk."""
+        message = broker_pb2.MultiWriteChunksResponse(statuses=[broker_pb2.ChunkStatus(**status)] * copies)
+        number = self.request_id if request_id is None else request_id
+        pieces = encode_frame(
+            FrameKind.REPLY, api.MULTI_WRITE_CHUNKS, number, message, [bulk] if bulk else [], BULK_BYTES_MAX
+        )
+        self.send(b"".join(bytes(piece) for piece in pieces))
+
+    def receive(self, size: int) -> bytes:
+        """So many bytes of whatever comes."""
+        return self._exactly(size)
+
+    def reset(self) -> None:
+        """Be gone at once, whatever is under way."""
+        self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self._connection.close()
+
     def answer(
         self,
         following: Position,
@@ -294,7 +322,9 @@ class FakeService:
         self._asked = folder / "asked"
         self._asked.touch()
         (folder / "answers").write_text(json.dumps(answers))
-        self.program.write_text(_SERVICE.format(python=sys.executable, folder=str(folder), version=version("kera")))
+        self.program.write_text(
+            _SERVICE.format(python=sys.executable, folder=str(folder), version=version("kera"), methods=_ANSWERED)
+        )
         self.program.chmod(0o755)
 
     @property
@@ -303,6 +333,7 @@ class FakeService:
         return [json.loads(line) for line in self._asked.read_text().splitlines()]
 
 
+_ANSWERED = ("route", "route_write", "stored_rows")
 _SERVICE = """#!/bin/sh
 ''"exec" "{python}" "$0"
 import json, sys
@@ -314,6 +345,6 @@ for line in sys.stdin:
     else:
         with open({folder!r} + "/asked", "a") as asked:
             asked.write(line)
-        answer = answers.pop(0) if request["method"] == "route" else {{"result": {{}}}}
+        answer = answers.pop(0) if request["method"] in {methods!r} else {{"result": {{}}}}
     print(json.dumps({{"id": request["id"], **answer}}), flush=True)
 """

@@ -4,11 +4,14 @@ They lie in ``tests/spark/jvm``, in the engine's own package, and are compiled a
 is not current.
 """
 
+import itertools
 import json
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -71,3 +74,55 @@ def running(command: Sequence[str]) -> Iterator[Harness]:
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         yield Harness(process)
     assert process.returncode == 0
+
+
+class Threads:
+    """A program that does what lines of JSON say, each of its objects in a thread of its own; see ``Reading.java``."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self._process = process
+        self._numbers = itertools.count(1)
+        self._waiting: dict[int, Future[dict[str, Any]]] = {}
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            answer = json.loads(line)
+            self._waiting.pop(answer["id"]).set_result(answer)
+
+    def ask(self, of: str, op: str, **arguments: Any) -> "Future[dict[str, Any]]":
+        """Have the object of that name begin something; its outcome comes."""
+        number = next(self._numbers)
+        future = self._waiting[number] = Future()
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"id": number, "of": of, "op": op, **arguments}) + "\n")
+        self._process.stdin.flush()
+        return future
+
+
+def outcome(future: "Future[dict[str, Any]]", timeout_s: float) -> dict[str, Any]:
+    """What an object has answered. What it has thrown is a `RuntimeError` with its class and text."""
+    answer = future.result(timeout_s)
+    if "error" in answer:
+        raise RuntimeError(answer["error"])
+    return answer
+
+
+@contextmanager
+def threads(name: str, folder: Path) -> "Iterator[subprocess.Popen[str]]":
+    """The process of such a program, compiled into `folder`, without a warning of the compiler."""
+    libraries = f"{JAR}:{SPARK_JARS}"
+    subprocess.run([sys.executable, str(BUILD)], check=True)
+    source = SOURCES / f"{name}.java"
+    warnings = ["-Xlint:all,-path", "-Werror"]
+    subprocess.run(["javac", "--release", "17", *warnings, "-cp", libraries, "-d", folder, source], check=True)
+    opened = [f"--add-opens={package}=ALL-UNNAMED" for package in OPENED]
+    with subprocess.Popen(
+        ["java", *opened, "-Xmx256m", "-XX:+UseSerialGC", "-cp", f"{folder}:{libraries}", f"kera.spark.{name}"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        yield process
+        process.kill()

@@ -6,7 +6,6 @@ The readers are the real ones. A Java program (``jvm/Reading.java``) has them do
 import base64
 import contextlib
 import itertools
-import json
 import shutil
 import socket
 import subprocess
@@ -50,6 +49,7 @@ from tests.spark.fake_broker import (
     run,
     with_checksum,
 )
+from tests.spark.jvm_harness import Threads, outcome, threads
 from tests.spark.support import Kera, wait_until
 
 HERE = Path(__file__).parent
@@ -63,30 +63,12 @@ PUSHED_AND_PULLED = pytest.mark.parametrize(
 Reason = push_pb2.PushEnd
 
 
-class Jvm:
+class Jvm(Threads):
     """The Java program, and what it answers."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
-        self._numbers = itertools.count(1)
+        super().__init__(process)
         self._names = itertools.count(1)
-        self._waiting: dict[int, Future[dict[str, Any]]] = {}
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            answer = json.loads(line)
-            self._waiting.pop(answer["id"]).set_result(answer)
-
-    def ask(self, reader: str, op: str, **arguments: Any) -> Future[dict[str, Any]]:
-        """Begin something; its outcome comes."""
-        number = next(self._numbers)
-        future = self._waiting[number] = Future()
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"id": number, "reader": reader, "op": op, **arguments}) + "\n")
-        self._process.stdin.flush()
-        return future
 
     def open(
         self,
@@ -170,28 +152,13 @@ class Coming:
 
 
 def _outcome(future: Future[dict[str, Any]]) -> dict[str, Any]:
-    answer = future.result(2 * TIMEOUT_S)
-    if "error" in answer:
-        raise RuntimeError(answer["error"])
-    return answer
+    return outcome(future, 2 * TIMEOUT_S)
 
 
 @pytest.fixture(scope="module")
 def jvm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jvm]:
-    classes = tmp_path_factory.mktemp("classes")
-    source = HERE / "jvm" / "Reading.java"
-    libraries = f"{JAR}:{SPARK_JARS}"
-    warnings = ["-Xlint:all,-path", "-Werror"]
-    subprocess.run(["javac", "--release", "17", *warnings, "-cp", libraries, "-d", classes, source], check=True)
-    opened = ["--add-opens=java.base/java.nio=ALL-UNNAMED", "-Xmx256m", "-XX:+UseSerialGC"]
-    with subprocess.Popen(
-        ["java", *opened, "-cp", f"{classes}:{libraries}", "kera.spark.Reading"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
+    with threads("Reading", tmp_path_factory.mktemp("classes")) as process:
         yield Jvm(process)
-        process.kill()
 
 
 @pytest.fixture(scope="module")

@@ -7,9 +7,11 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
@@ -18,10 +20,14 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from kera.client import Client, Record
 from kera.client.producing.partitioner import streamlet_of
 from tests.chaos import spark_job
-from tests.spark.support import Kera, wait_until
+from tests.spark.support import Kera, both_engines, wait_until
 
 UTC = datetime.UTC
+FAILED = (PySparkException, Py4JJavaError)
+"""What a job ends with that fails in Python, or in the JVM."""
 STREAMLETS = 4
+
+columnar = pytest.mark.parametrize("engine", ["columnar"], indirect=True)
 
 
 def written(kera: Kera, stream: str) -> list[Record]:
@@ -41,7 +47,7 @@ def numbers(kera: Kera, stream: str) -> Counter[int]:
 
 def save(kera: Kera, frame: DataFrame, stream: str | None, *, mode: str = "append", **options: str) -> None:
     writer = frame.write.format("kera").option("kera.bootstrap.servers", kera.bootstrap).mode(mode)
-    writer.options(**options).save(stream)
+    writer.option("engine", kera.engine).options(**options).save(stream)
 
 
 def counting(kera: Kera, rows: int, partitions: int = 2) -> DataFrame:
@@ -118,6 +124,7 @@ class Texts:
 
     def writer(self, frame: DataFrame, **options: str) -> DataStreamWriter:
         writer = frame.writeStream.format("kera").option("kera.bootstrap.servers", self._kera.bootstrap)
+        writer = writer.option("engine", self._kera.engine)
         return writer.options(**options).option("checkpointLocation", str(self.checkpoint)).trigger(availableNow=True)
 
     def forget_last_commit(self) -> int:
@@ -137,6 +144,7 @@ def texts(kera: Kera, tmp_path: Path) -> Texts:
 # --- columns -----------------------------------------------------------------------------------------------
 
 
+@both_engines
 def test_records_come_in_with_all_that_their_columns_say(kera: Kera, stream: str) -> None:
     kera.create(stream)
     when = datetime.datetime(2024, 1, 31, 12, 30, 15, 123456, tzinfo=UTC)
@@ -156,6 +164,7 @@ def test_records_come_in_with_all_that_their_columns_say(kera: Kera, stream: str
     assert (second.value, second.key, second.timestamp_us, second.headers) == (None, None, micros, {})
 
 
+@both_engines
 def test_rows_with_a_key_go_where_a_producer_would_send_them(kera: Kera, stream: str) -> None:
     kera.create(stream, streamlets=STREAMLETS)
     frame = counting(kera, 200).withColumn("key", F.concat(F.lit("k"), F.col("value") % 10))
@@ -168,6 +177,7 @@ def test_rows_with_a_key_go_where_a_producer_would_send_them(kera: Kera, stream:
     assert all(record.key == b"k%d" % (int(record.value or b"") % 10) for record in records)
 
 
+@both_engines
 def test_rows_without_a_key_go_to_one_streamlet_per_partition(kera: Kera, stream: str) -> None:
     kera.create(stream, streamlets=STREAMLETS)
 
@@ -213,6 +223,7 @@ def test_rows_say_to_which_stream_and_streamlet_they_go(kera: Kera, stream: str)
         kera.delete(stream + "-other")
 
 
+@both_engines
 @pytest.mark.parametrize(
     ("column", "message"),
     [
@@ -232,6 +243,7 @@ def test_columns_that_do_not_fit_are_told_before_the_query_runs(
     assert written(kera, stream) == []
 
 
+@both_engines
 @pytest.mark.parametrize(
     ("how", "message"),
     [
@@ -249,9 +261,13 @@ def test_what_cannot_be_is_refused(kera: Kera, stream: str, how: dict[str, str],
     assert message in str(raised.value)
 
 
+@both_engines
 def test_a_stream_that_is_not_there_is_named(kera: Kera, stream: str) -> None:
     with pytest.raises(PySparkException, match=f"there is no stream '{stream}'; create it first: kera stream create"):
         save(kera, counting(kera, 3), stream)
+
+
+def test_a_stream_that_rows_name_and_that_is_not_there_is_named(kera: Kera, stream: str) -> None:
     with pytest.raises(PySparkException, match=f"there is no stream '{stream}'; create it first: kera stream create"):
         save(kera, counting(kera, 3).withColumn("stream", F.lit(stream)), None)
 
@@ -263,6 +279,7 @@ def test_a_null_where_the_stream_takes_none_is_an_error(kera: Kera, stream: str)
         save(kera, kera.spark.sql("select cast(null as bigint) n"), stream)
 
 
+@both_engines
 def test_a_frame_without_rows_writes_nothing(kera: Kera, stream: str) -> None:
     kera.create(stream)
 
@@ -271,6 +288,7 @@ def test_a_frame_without_rows_writes_nothing(kera: Kera, stream: str) -> None:
     assert written(kera, stream) == []
 
 
+@both_engines
 def test_many_large_rows_fill_many_chunks_and_segments(kera: Kera, stream: str) -> None:
     kera.create(stream, streamlets=2)
     frame = kera.spark.range(3000, numPartitions=2).select(
@@ -282,9 +300,31 @@ def test_many_large_rows_fill_many_chunks_and_segments(kera: Kera, stream: str) 
     assert numbers(kera, stream) == Counter(range(3000))
 
 
+@columnar
+@pytest.mark.parametrize(
+    ("options", "named", "what"),
+    [
+        ({"schema": pa.schema([("value", pa.string())])}, True, "streams with a schema of their own"),
+        ({"codec": "lz4"}, True, "streams that are compressed"),
+        ({}, False, "rows that each name their stream"),
+    ],
+)
+def test_what_the_columnar_engine_does_not_write_is_said_with_the_way_out(
+    kera: Kera, stream: str, options: dict[str, Any], what: str, *, named: bool
+) -> None:
+    kera.create(stream, **options)
+    frame = counting(kera, 3)
+
+    with pytest.raises(PySparkException) as raised:
+        save(kera, frame if named else frame.withColumn("stream", F.lit(stream)), stream if named else None)
+    assert f"option engine: the columnar engine does not write {what}" in str(raised.value)
+    assert "set it to python, and Python workers write them" in str(raised.value)
+
+
 # --- batches again -----------------------------------------------------------------------------------------
 
 
+@both_engines
 def test_two_writes_of_the_same_rows_are_two_writes(kera: Kera, stream: str) -> None:
     kera.create(stream)
     for _ in range(2):
@@ -293,17 +333,19 @@ def test_two_writes_of_the_same_rows_are_two_writes(kera: Kera, stream: str) -> 
     assert numbers(kera, stream) == Counter(dict.fromkeys(range(10), 2))
 
 
+@both_engines
 def test_a_write_with_a_transaction_adds_its_rows_once(kera: Kera, stream: str) -> None:
     kera.create(stream)
     for version in ("7", "7", "8", "8"):
         save(kera, counting(kera, 50), stream, txnAppId="job", txnVersion=version)
 
     assert numbers(kera, stream) == Counter(dict.fromkeys(range(50), 2))
-    with pytest.raises(PySparkException, match="higher txnVersion of this txnAppId"):
+    with pytest.raises(FAILED, match="higher txnVersion of this txnAppId"):
         save(kera, counting(kera, 50), stream, txnAppId="job", txnVersion="7")
     assert numbers(kera, stream).total() == 100
 
 
+@both_engines
 @pytest.mark.usefixtures("small_batches")
 @pytest.mark.parametrize("reordered", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_write_that_failed_in_the_middle_is_completed_by_its_repeat(
@@ -313,7 +355,7 @@ def test_a_write_that_failed_in_the_middle_is_completed_by_its_repeat(
     frame = counting(kera, 50_000).select(F.rpad("value", 100, " ").alias("value"), F.col("value").alias("key"))
     # More than the other task has: so some are of the one that fails.
     frame = failing_once(kera, stream, tmp_path, after=25_000)(shuffled(frame) if reordered else frame)
-    with pytest.raises(PySparkException, match="this task fails once"):
+    with pytest.raises(FAILED, match="this task fails once"):
         save(kera, frame, stream, txnAppId="job", txnVersion="1")
     assert numbers(kera, stream).total() > 25_000
 
@@ -325,6 +367,7 @@ def test_a_write_that_failed_in_the_middle_is_completed_by_its_repeat(
 # --- streaming ---------------------------------------------------------------------------------------------
 
 
+@both_engines
 def test_a_streaming_query_writes_each_micro_batch(kera: Kera, stream: str, texts: Texts) -> None:
     kera.create(stream, streamlets=2)
     for first in (0, 100, 200):
@@ -337,6 +380,7 @@ def test_a_streaming_query_writes_each_micro_batch(kera: Kera, stream: str, text
     assert len({record.streamlet for record in written(kera, stream)}) == 2, "keyless rows of batches are spread"
 
 
+@both_engines
 @pytest.mark.parametrize("reordered", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_micro_batch_that_is_run_again_adds_nothing(
     kera: Kera, stream: str, texts: Texts, *, reordered: bool
@@ -359,6 +403,26 @@ def test_a_micro_batch_that_is_run_again_adds_nothing(
     assert numbers(kera, stream) == Counter([*range(1100), *twice])
 
 
+@pytest.mark.parametrize("engines", [("python", "columnar"), ("columnar", "python")])
+def test_a_micro_batch_is_completed_by_the_other_engine(
+    kera: Kera, stream: str, texts: Texts, engines: tuple[str, str]
+) -> None:
+    kera.create(stream, streamlets=2)
+    first, second = engines
+    frame = texts.frame().repartition(2, "value").select("value", F.col("value").alias("key"))
+    texts.add([*range(500), *range(50)])
+    texts.write(frame, stream, engine=first)
+    assert texts.forget_last_commit() == 0
+    before = written(kera, stream)
+
+    texts.write(shuffled(frame), stream, engine=second)
+
+    assert written(kera, stream) == before
+    texts.add(range(500, 600))
+    texts.write(frame, stream, engine=second)
+    assert numbers(kera, stream) == Counter([*range(600), *range(50)])
+
+
 @pytest.mark.usefixtures("small_batches")
 @pytest.mark.slow
 def test_a_micro_batch_that_failed_in_the_middle_is_completed(
@@ -377,6 +441,7 @@ def test_a_micro_batch_that_failed_in_the_middle_is_completed(
     assert numbers(kera, stream) == Counter(range(40_000))
 
 
+@both_engines
 def test_a_query_that_would_replace_what_was_written_is_refused(kera: Kera, stream: str, texts: Texts) -> None:
     kera.create(stream)
     texts.add([1, 2, 2])
@@ -387,6 +452,7 @@ def test_a_query_that_would_replace_what_was_written_is_refused(kera: Kera, stre
         query.awaitTermination()
 
 
+@both_engines
 def test_updates_are_written_by_batches_with_the_number_of_the_micro_batch(
     kera: Kera, stream: str, texts: Texts
 ) -> None:
@@ -407,6 +473,7 @@ def test_updates_are_written_by_batches_with_the_number_of_the_micro_batch(
     assert sorted((each["value"], each["count"]) for each in found) == [("1", 1), ("1", 2), ("2", 2), ("2", 4)]
 
 
+@both_engines
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -425,6 +492,7 @@ def test_a_streaming_query_that_cannot_be_written_ends_with_the_reason(
     assert message in str(raised.value)
 
 
+@both_engines
 def test_what_was_read_can_be_written_as_it_is(kera: Kera, stream: str, tmp_path: Path) -> None:
     copy = stream + "-copy"
     kera.create(stream, streamlets=2)
@@ -432,6 +500,7 @@ def test_what_was_read_can_be_written_as_it_is(kera: Kera, stream: str, tmp_path
     sent = kera.send(stream, range(300))
     frame = kera.stream(stream, startingOffsets="earliest", includeHeaders="true").drop("stream")
     writer = frame.writeStream.format("kera").option("kera.bootstrap.servers", kera.bootstrap)
+    writer = writer.option("engine", kera.engine)
     try:
         writer.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).start(copy).awaitTermination()
 

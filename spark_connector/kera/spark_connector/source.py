@@ -20,8 +20,9 @@ from pyspark.sql.types import StructType
 
 from kera.core.errors import InvalidArgument
 from kera.spark_connector.columns import columns_of_all
+from kera.spark_connector.options.engines import LOAD_ENGINE
 from kera.spark_connector.options.names import ENGINE, HEADERS
-from kera.spark_connector.options.reading import LOAD_ENGINE, ReadOptions, parse_read_options
+from kera.spark_connector.options.reading import ReadOptions, parse_read_options
 from kera.spark_connector.portal import Portal
 from kera.spark_connector.reading.batch import KeraBatchReader
 from kera.spark_connector.reading.metadata import COLUMNS, KeraMetadataReader

@@ -47,7 +47,7 @@ final class Reading {
         BufferedReader lines = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
         for (String line = lines.readLine(); line != null; line = lines.readLine()) {
             JsonNode command = JSON.readTree(line);
-            Reading of = READERS.computeIfAbsent(command.get("reader").asText(), name -> new Reading());
+            Reading of = READERS.computeIfAbsent(command.get("of").asText(), name -> new Reading());
             if (command.get("op").asText().equals("interrupt")) {
                 while (!of.reading) { // what has not begun could not be interrupted
                     Thread.onSpinWait();

@@ -56,6 +56,16 @@ def test_what_cannot_be_is_an_error_that_says_how_to_get_out(options: dict[str, 
     assert message in raised.value.message
 
 
+def test_the_engine_is_one_of_three_and_the_columnar_one_needs_its_jar() -> None:
+    assert parse().engine == "auto"
+    for engine in ("auto", "Python"):
+        parse(engine=engine).check_engine()
+    with pytest.raises(InvalidArgument, match="option engine: must be auto or python or columnar; it is 'jvm'"):
+        parse(engine="jvm")
+    with pytest.raises(InvalidArgument, match="option engine: the columnar engine is not on Spark's class path"):
+        parse(engine="columnar").check_engine()
+
+
 def test_a_stream_is_never_overwritten() -> None:
     with pytest.raises(InvalidArgument, match=r'use \.mode\("append"\)'):
         parse().check_batch(overwrite=True)

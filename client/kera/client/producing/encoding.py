@@ -370,16 +370,20 @@ def _is_hollow(column: pa.Array) -> bool:
 
 def too_large(size: int, limit: int, stream: StreamDescription) -> RecordTooLarge:
     """The error for a record that fits into no segment, or into no request."""
-    if stream.message_bytes_max and limit == stream.message_bytes_max & -ALIGNMENT_BYTES:
-        what = f"a request ({limit} bytes); split it, or set message_bytes_max higher, of the client and of brokers"
-    else:
-        what = f"a segment of stream {stream.name!r} ({limit} bytes)"
-        what += "; split it, or run brokers with a larger --segment-bytes"
     return RecordTooLarge(
-        f"record of {size} bytes does not fit into {what}",
+        f"record of {size} bytes does not fit into {room_in_words(limit, stream)}",
         stream=stream.name,
         record_bytes=size,
         limit=limit,
+    )
+
+
+def room_in_words(limit: int, stream: StreamDescription) -> str:
+    """What a record has to fit into, and what can be done when it does not."""
+    if stream.message_bytes_max and limit == stream.message_bytes_max & -ALIGNMENT_BYTES:
+        return f"a request ({limit} bytes); split it, or set message_bytes_max higher, of the client and of brokers"
+    return (
+        f"a segment of stream {stream.name!r} ({limit} bytes); split it, or run brokers with a larger --segment-bytes"
     )
 
 

@@ -61,5 +61,5 @@ STREAM = "stream"
 APP_ID = "txnAppId"
 VERSION = "txnVersion"
 
-WRITING = (BOOTSTRAP, PATH, STREAM, APP_ID, VERSION)
+WRITING = (BOOTSTRAP, PATH, STREAM, APP_ID, VERSION, ENGINE)
 """All options for writing, in their canonical case."""

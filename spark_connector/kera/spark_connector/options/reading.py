@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar, cast
 
+from kera.spark_connector.options.engines import Engine, engine_of, not_loaded
 from kera.spark_connector.options.names import (
     ASSIGN,
     BOOTSTRAP,
@@ -85,16 +86,9 @@ _GROUP = re.compile(r"[A-Za-z0-9._-]+")
 
 SharedMemory = Literal["auto", "always", "never"]
 Metadata = Literal["streams", "partitions"]
-Engine = Literal["auto", "python", "columnar"]
 OnMismatch = Literal["fail", "skip", "bytes"]
 _AUTO: Literal["auto"] = "auto"
 _FAIL: Literal["fail"] = "fail"
-
-LOAD_ENGINE = (
-    "To have it, make the session with kera.spark_connector.configure(builder), or start Spark with"
-    " --jars $(python -m kera.spark_connector jar)"
-)
-"""How the columnar engine comes to Spark; for errors and warnings."""
 
 
 @dataclass(frozen=True)
@@ -169,11 +163,7 @@ class ReadOptions:
     def check_engine(self) -> None:
         """Raise `InvalidArgument` when Spark comes to Python, and must not: the JVM would have taken the query."""
         if self.engine == "columnar" and self.metadata is None:
-            raise wrong(
-                ENGINE,
-                f"the columnar engine is not on Spark's class path. {LOAD_ENGINE}. Or leave the option out",
-                self.engine,
-            )
+            raise not_loaded(self.engine)
 
 
 def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
@@ -305,7 +295,7 @@ def _shared_memory(option: str, text: str) -> SharedMemory:
 
 
 def _engine_of(given: Mapping[str, str]) -> Engine:
-    engine = cast("Engine", choice(ENGINE, given.get(ENGINE, _AUTO), ("auto", "python", "columnar")))
+    engine = engine_of(given)
     if engine == "columnar" and ON_MISMATCH in given and _on_mismatch(ON_MISMATCH, given[ON_MISMATCH]) == "bytes":
         raise wrong(ENGINE, f"with {ON_MISMATCH}=bytes Python reads: leave the option out, or set it to python", engine)
     return engine

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kera.core.errors import InvalidArgument
+from kera.spark_connector.options.engines import Engine, engine_of, not_loaded
 from kera.spark_connector.options.names import (
     APP_ID,
     ASSIGN,
-    BOOTSTRAP,
     PATH,
     PATTERN,
     READING,
@@ -23,7 +23,7 @@ from kera.spark_connector.options.values import bootstrap_of, take
 SPARKS_OWN = ("checkpointLocation", "queryName")
 """Spark hands over these, too: they are for itself."""
 FOR_READING = {
-    **dict.fromkeys(set(READING) - {BOOTSTRAP, PATH}, "is for reading"),
+    **dict.fromkeys(set(READING) - set(WRITING), "is for reading"),
     **dict.fromkeys((SUBSCRIBE, PATTERN, ASSIGN), f"is for reading; to write, use {STREAM}"),
 }
 VERSION_MAX = (1 << 32) - 2
@@ -42,6 +42,12 @@ class WriteOptions:
     """Under which name a batch is written; None: under one that nobody will use again."""
     version: int
     """Which of the batches of this name it is."""
+    engine: Engine = "auto"
+
+    def check_engine(self) -> None:
+        """Raise `InvalidArgument` when Spark comes to Python, and must not: the JVM would have taken the query."""
+        if self.engine == "columnar":
+            raise not_loaded(self.engine)
 
     def check_batch(self, *, overwrite: bool) -> None:
         """Raise `InvalidArgument` for what cannot be done by a batch query."""
@@ -77,7 +83,7 @@ def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
     if (app_id is None) != (VERSION not in given):
         missing = APP_ID if app_id is None else VERSION
         raise InvalidArgument(f"options {APP_ID} and {VERSION} go together; {missing} is missing", option=missing)
-    return WriteOptions(bootstrap_of(given), names[0] if names else None, app_id, _version(given))
+    return WriteOptions(bootstrap_of(given), names[0] if names else None, app_id, _version(given), engine_of(given))
 
 
 def _version(given: Mapping[str, str]) -> int:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from kera.spark_connector.planning import Piece, Tail
     from kera.spark_connector.reading.streaming import KeraStreamReader
     from kera.spark_connector.service.routing import Router
+    from kera.spark_connector.service.writes import WriteRouter
     from kera.spark_connector.spark_api import ReadLimit
 
 Params = Mapping[str, Any]
@@ -40,6 +41,7 @@ class Service:
         self._streams: dict[int, _Stream] = {}
         self._opened = 0
         self._routers: dict[str, Router] = {}
+        self._write_routers: dict[str, WriteRouter] = {}
         self._lock = threading.Lock()
         self._methods: dict[str, Callable[[Params], dict[str, Any]]] = {
             "hello": self._hello,
@@ -48,6 +50,9 @@ class Service:
             "open": self._open,
             "close": self._close,
             "route": self._route,
+            "open_write": self._open_write,
+            "route_write": self._route_write,
+            "stored_rows": self._stored_rows,
         }
         self._of_streams: dict[str, Callable[[_Stream, Params], dict[str, Any]]] = {
             "initial_offset": _initial_offset,
@@ -117,6 +122,34 @@ class Service:
         with self._lock:
             router = self._routers.setdefault(bootstrap, Router())
         return shared(bootstrap).call(lambda client: router.route(client, asked))
+
+    def _open_write(self, params: Params) -> dict[str, Any]:
+        from kera.spark_connector.service.writes import open_write
+
+        return open_write(
+            params["options"],
+            _columns(params),
+            overwrite=bool(params["overwrite"]),
+            query=params.get("query"),
+            name=str(params["name"]),
+            partitions=int(params["partitions"]),
+        )
+
+    def _route_write(self, params: Params) -> dict[str, Any]:
+        from kera.spark_connector.portal import shared
+        from kera.spark_connector.service.writes import WriteRouter, failures_of
+
+        bootstrap, failed = str(params["bootstrap"]), failures_of(params)
+        writer, stream, stream_id = str(params["writer"]), str(params["stream"]), int(params["stream_id"])
+        with self._lock:
+            router = self._write_routers.setdefault(bootstrap, WriteRouter())
+        return shared(bootstrap).call(lambda client: router.route(client, writer, stream, stream_id, failed))
+
+    def _stored_rows(self, params: Params) -> dict[str, Any]:
+        from kera.spark_connector.portal import shared
+        from kera.spark_connector.service.writes import stored_rows
+
+        return shared(str(params["bootstrap"])).call(lambda client: stored_rows(client, params))
 
     # -- streams -----------------------------------------------------------------------------------------------
 

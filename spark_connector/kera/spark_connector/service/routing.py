@@ -115,15 +115,16 @@ def decide(asked: Asked, error: KeraError, patience: RetryTime, now_s: float) ->
     return Skip(to, error.message)
 
 
-async def _pause_about(pause_s: float) -> None:
-    await asyncio.sleep(random.uniform(pause_s / 2, pause_s))  # not all tasks at once
+async def pause_about(pause_s: float) -> None:
+    """Wait for about so long: not all tasks are to come at once."""
+    await asyncio.sleep(random.uniform(pause_s / 2, pause_s))
 
 
 class Router:
     """Answers tasks about the streams of one cluster. Belongs to the event loop of its client."""
 
     def __init__(
-        self, *, readers_max: int = READERS_MAX, pause: Callable[[float], Awaitable[None]] = _pause_about
+        self, *, readers_max: int = READERS_MAX, pause: Callable[[float], Awaitable[None]] = pause_about
     ) -> None:
         self._readers_max = readers_max
         self._pause = pause

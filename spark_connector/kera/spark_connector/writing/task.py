@@ -229,13 +229,18 @@ class TaskWriter:
                 continue
             error = outlet.sending.exception()
             if isinstance(error, ProducerFenced):
-                raise ProducerFenced(
-                    "a later batch of this query, or a higher txnVersion of this txnAppId, has been written already:"
-                    f" this one is out of date ({error.message})",
-                    **error.attributes,
-                ) from error
+                raise out_of_date(error) from error
             if error is not None:
                 raise error
+
+
+def out_of_date(error: ProducerFenced) -> ProducerFenced:
+    """The error of a task that has been shut out, in words of those who write with Spark."""
+    return ProducerFenced(
+        "a later batch of this query, or a higher txnVersion of this txnAppId, has been written already: this one is"
+        f" out of date ({error.message})",
+        **error.attributes,
+    )
 
 
 def no_such_stream(name: str) -> UnknownStream:

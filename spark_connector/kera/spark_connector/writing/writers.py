@@ -40,7 +40,7 @@ from kera.spark_connector.writing.columns import check
 from kera.spark_connector.writing.task import Name, TaskWriter, Written, no_such_stream
 
 if TYPE_CHECKING:
-    from kera.client import Client
+    from kera.client import Client, StreamDescription
 
 LOOK_UP_TIMEOUT_MS = 10_000
 """How long a query goes on trying to reach the coordinator before it starts."""
@@ -57,6 +57,7 @@ class KeraBatchWriter(DataSourceArrowWriter):
     def __init__(self, options: Mapping[str, str], given: StructType, *, overwrite: bool) -> None:
         """Made on the driver. Raises what is wrong with options and columns."""
         self._options = parse_write_options(options)
+        self._options.check_engine()
         self._options.check_batch(overwrite=overwrite)
         self._given = given
         self._name = self._options.app_id or uuid.uuid4().hex
@@ -81,6 +82,7 @@ class KeraStreamWriter(StreamArrowWriter):
     def __init__(self, options: Mapping[str, str], given: StructType, *, overwrite: bool) -> None:
         """Made on the driver, for each micro-batch anew. Raises what is wrong with options and columns."""
         self._options = parse_write_options(options)
+        self._options.check_engine()
         self._options.check_streaming(overwrite=overwrite)
         self._given = given
         check_target(self._options, given)
@@ -109,11 +111,14 @@ def task_name(kind: str, name: str, partition: int, version: int) -> Name:
     )
 
 
-def check_target(options: WriteOptions, given: StructType) -> None:
-    """Raise what is wrong with the columns `given`, or that there is no such stream."""
+def check_target(options: WriteOptions, given: StructType) -> StreamDescription | None:
+    """Raise what is wrong with the columns `given`, or that there is no such stream.
+
+    Gives the stream; None: each row names one.
+    """
     if options.stream is None:
         check(given, None)
-        return
+        return None
     name = options.stream
 
     with contextlib.closing(Portal(options.bootstrap, retry_timeout_ms=LOOK_UP_TIMEOUT_MS)) as portal:
@@ -122,6 +127,7 @@ def check_target(options: WriteOptions, given: StructType) -> None:
         except UnknownStream as error:
             raise no_such_stream(name) from error
     check(given, description)
+    return description
 
 
 def write_rows(

@@ -24,9 +24,9 @@ import org.slf4j.LoggerFactory;
 /**
  * What {@code format("kera")} means where the jar is loaded: the columnar engine, or the Python data source.
  *
- * <p>Writes, lists of metadata and {@code engine=python} are the Python data source's, as without the jar. Spark makes
- * one KeraSource per DataFrame. Whether a table is to be read or written it does not say, so the engine is chosen when
- * columns are asked for or a scan is built: both are of reads only.
+ * <p>Lists of metadata and {@code engine=python} are the Python data source's, as without the jar, and so are writes
+ * unless {@code engine=columnar}. Spark makes one KeraSource per DataFrame. Whether a table is to be read or written it
+ * does not say, so the engine is chosen when columns are asked for, or a scan or a write is built.
  */
 public final class KeraSource implements TableProvider, DataSourceRegister {
     static final String NAME = "kera";
@@ -121,6 +121,11 @@ public final class KeraSource implements TableProvider, DataSourceRegister {
                     + " Option engine=python says that this is meant", missing.get());
         }
         return false;
+    }
+
+    /** Whether the columnar engine is to write: only where it is asked for. What is missing for it is an error. */
+    static boolean isColumnarWrite(CaseInsensitiveStringMap options) {
+        return engine(options).equals(COLUMNAR) && isColumnar(options);
     }
 
     /** Whether the options leave it to the environment: what they say wrongly, Python refuses with its own words. */

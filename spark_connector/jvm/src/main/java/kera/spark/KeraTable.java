@@ -13,7 +13,7 @@ import org.apache.spark.sql.connector.write.WriteBuilder;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 
-/** Streams that the columnar engine may read; writes, and reads where it cannot run, are the Python table's. */
+/** Streams that the columnar engine may read and write; where it cannot run, or is not meant to, the Python table. */
 final class KeraTable implements SupportsRead, SupportsWrite {
     private final StructType columns;
     private final KeraPythonTable pythonTable;
@@ -53,6 +53,9 @@ final class KeraTable implements SupportsRead, SupportsWrite {
 
     @Override
     public WriteBuilder newWriteBuilder(LogicalWriteInfo info) {
-        return pythonTable.newWriteBuilder(info);
+        if (!KeraSource.isColumnarWrite(info.options())) {
+            return pythonTable.newWriteBuilder(info);
+        }
+        return new KeraWrite.Builder(info, Service.driverPython());
     }
 }

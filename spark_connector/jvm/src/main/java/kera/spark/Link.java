@@ -14,6 +14,8 @@ import java.nio.channels.ClosedByInterruptException;
 import java.nio.channels.SelectionKey;
 import java.nio.channels.Selector;
 import java.nio.channels.SocketChannel;
+import java.util.ArrayDeque;
+import java.util.Deque;
 import java.util.concurrent.TimeUnit;
 
 import jdk.net.ExtendedSocketOptions;
@@ -32,7 +34,7 @@ final class Link implements Pool.Idle {
     private final SocketChannel channel;
     private final Selector selector;
     private final SelectionKey key;
-    private ByteBuffer unsent = ByteBuffer.allocate(0);
+    private final Deque<ByteBuffer> unsent = new ArrayDeque<>();
 
     private Link(String address, SocketChannel channel) throws IOException {
         this.address = address;
@@ -134,19 +136,21 @@ final class Link implements Pool.Idle {
         return address;
     }
 
-    /** Send all that remains of {@code message}, now or while something is waited for. */
+    /** Send all that remains of {@code message}, which is not to change, now or while something is waited for. */
     void send(ByteBuffer message) throws IOException {
-        ByteBuffer all = message;
-        if (unsent.hasRemaining()) {
-            all = ByteBuffer.allocate(unsent.remaining() + message.remaining()).put(unsent).put(message).flip();
-        }
-        unsent = all;
+        unsent.addLast(message);
         flush();
     }
 
     private void flush() throws IOException {
         try {
-            channel.write(unsent);
+            while (!unsent.isEmpty()) {
+                channel.write(unsent.peekFirst());
+                if (unsent.peekFirst().hasRemaining()) {
+                    return;
+                }
+                unsent.removeFirst();
+            }
         } catch (ClosedByInterruptException error) {
             throw error;
         } catch (IOException error) {
@@ -162,9 +166,7 @@ final class Link implements Pool.Idle {
     int receive(ByteBuffer into, long deadline) throws IOException {
         while (true) {
             requireUninterrupted();
-            if (unsent.hasRemaining()) {
-                flush();
-            }
+            flush();
             int count;
             try {
                 count = channel.read(into);
@@ -182,7 +184,7 @@ final class Link implements Pool.Idle {
             if (Deadline.passed(deadline)) {
                 return 0;
             }
-            await(unsent.hasRemaining() ? SelectionKey.OP_READ | SelectionKey.OP_WRITE : SelectionKey.OP_READ,
+            await(unsent.isEmpty() ? SelectionKey.OP_READ : SelectionKey.OP_READ | SelectionKey.OP_WRITE,
                     deadline);
         }
     }
@@ -203,7 +205,7 @@ final class Link implements Pool.Idle {
     @Override
     public boolean usable() {
         try {
-            return !unsent.hasRemaining() && channel.read(ByteBuffer.allocate(1)) == 0;
+            return unsent.isEmpty() && channel.read(ByteBuffer.allocate(1)) == 0;
         } catch (IOException error) {
             return false;
         }

@@ -6,8 +6,6 @@ import java.io.InterruptedIOException;
 import java.io.UncheckedIOException;
 import java.net.ProtocolException;
 import java.nio.channels.ClosedByInterruptException;
-import java.nio.file.Files;
-import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Map;
@@ -34,7 +32,6 @@ final class PieceReader implements Closeable {
     /** A broker that could not push is asked for copies for so long, unless the piece has an end: then to that. */
     private static final long PUSH_AGAIN_MS = 1_000;
     private static final Logger LOG = LoggerFactory.getLogger(PieceReader.class);
-    private static final String NODE_ID = nodeId();
     /** Push sockets that could not be used, and that was said. */
     private static final Set<String> TOLD = ConcurrentHashMap.newKeySet();
 
@@ -265,7 +262,7 @@ final class PieceReader implements Closeable {
             route();
             return;
         }
-        boolean local = broker.nodeId().equals(NODE_ID);
+        boolean local = broker.isOnThisNode();
         if (canPush(local)) {
             try {
                 source = new PushChannel(piece, broker, next);
@@ -408,15 +405,4 @@ final class PieceReader implements Closeable {
     }
 
     /** See {@code kera.core.process.node_id}. */
-    private static String nodeId() {
-        return kernel("hostname", "") + "/" + kernel("random/boot_id", "unknown-boot");
-    }
-
-    private static String kernel(String name, String otherwise) {
-        try {
-            return Files.readString(Path.of("/proc/sys/kernel", name)).strip();
-        } catch (IOException error) {
-            return otherwise;
-        }
-    }
 }

@@ -18,6 +18,9 @@ final class Wire {
     private static final int FIXED32 = 5;
     private static final int VARINT_BITS_MAX = 64;
 
+    /** A request to write one chunk, at the level of its stream: {@code MultiWriteChunksRequest}. */
+    static final byte[] ONE_CHUNK = new Writer().varint(3, 1).done();
+
     private Wire() {
     }
 
@@ -41,6 +44,10 @@ final class Wire {
 
     /** {@code MultiReadChunksResponse} to a request with one range. */
     record ReadResponse(Position next, long lengthBytes, Failure error) {
+    }
+
+    /** {@code ChunkStatus}; {@code position} is null where the broker does not know it. */
+    record ChunkStatus(Failure error, int entry, Position position, boolean duplicate) {
     }
 
     static byte[] readRequest(Piece piece, Position start, int waitMs) {
@@ -151,6 +158,46 @@ final class Wire {
             }
         }
         return new ReadResponse(next, lengthBytes, error);
+    }
+
+    /** The status of the one chunk that was sent. What failed as a whole is a status with an error. */
+    static ChunkStatus writeResponse(byte[] data) throws ProtocolException {
+        Reader in = new Reader(data, 0, data.length);
+        Failure whole = null;
+        ChunkStatus status = null;
+        while (in.next()) {
+            switch (in.field) {
+                case 2 -> whole = failure(in.message());
+                case 3 -> {
+                    if (status != null) {
+                        throw new ProtocolException("an answer has more statuses than chunks were sent");
+                    }
+                    status = chunkStatus(in.message());
+                }
+                default -> in.skip();
+            }
+        }
+        if (whole != null) {
+            return new ChunkStatus(whole, 0, null, false);
+        }
+        if (status == null) {
+            throw new ProtocolException("an answer has no status");
+        }
+        return status;
+    }
+
+    private static ChunkStatus chunkStatus(Reader in) throws ProtocolException {
+        Failure error = null;
+        long[] numbers = new long[9];
+        while (in.next()) {
+            switch (in.field) {
+                case 1 -> error = failure(in.message());
+                case 2, 3, 4, 5, 8 -> numbers[in.field] = in.varint();
+                default -> in.skip();
+            }
+        }
+        Position position = numbers[3] == 0 ? null : new Position(numbers[3], (int) numbers[4], (int) numbers[5]);
+        return new ChunkStatus(error, (int) numbers[2], position, numbers[8] != 0);
     }
 
     static Failure failure(byte[] data) throws ProtocolException {

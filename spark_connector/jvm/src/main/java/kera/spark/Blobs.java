@@ -1,0 +1,86 @@
+package kera.spark;
+
+import java.util.Arrays;
+
+import com.fasterxml.jackson.databind.JsonNode;
+import org.apache.spark.unsafe.Platform;
+
+/** Values of bytes, one behind the other, that become more; some may be null. */
+final class Blobs {
+
+    static final int NULL = -1;
+
+    private byte[] bytes = new byte[1 << 10];
+    private int[] lengths = new int[1 << 6];
+    private int size;
+    private int count;
+    private int nulls;
+
+    /** From their JSON, see {@code rows_as_json} of {@code service/writes.py}. */
+    static Blobs parse(JsonNode node) {
+        Blobs made = new Blobs();
+        made.bytes = Numbers.bytes(node.get("bytes"));
+        made.size = made.bytes.length;
+        made.lengths = Numbers.ints(node.get("lengths"));
+        made.count = made.lengths.length;
+        for (int length : made.lengths) {
+            made.nulls += length == NULL ? 1 : 0;
+        }
+        return made;
+    }
+
+    /** One more: {@code length} bytes of an object, or of memory, as Spark names their place. */
+    void add(Object base, long offset, int length) {
+        grow(length);
+        if (base instanceof byte[] array) {
+            System.arraycopy(array, (int) (offset - Platform.BYTE_ARRAY_OFFSET), bytes, size, length);
+        } else {
+            Platform.copyMemory(base, offset, bytes, Platform.BYTE_ARRAY_OFFSET + size, length);
+        }
+        lengths[count++] = length;
+        size += length;
+    }
+
+    void addNull() {
+        grow(0);
+        lengths[count++] = NULL;
+        nulls++;
+    }
+
+    private void grow(int more) {
+        if (bytes.length - size < more) {
+            bytes = Arrays.copyOf(bytes, Math.max(Math.addExact(size, more), 2 * bytes.length));
+        }
+        if (count == lengths.length) {
+            lengths = Arrays.copyOf(lengths, Math.max(1 << 6, 2 * count));
+        }
+    }
+
+    void clear() {
+        size = 0;
+        count = 0;
+        nulls = 0;
+    }
+
+    int count() {
+        return count;
+    }
+
+    int nulls() {
+        return nulls;
+    }
+
+    /** Of all values together. */
+    int size() {
+        return size;
+    }
+
+    byte[] bytes() {
+        return bytes;
+    }
+
+    /** Of each value, {@link #NULL} for none. */
+    int[] lengths() {
+        return lengths;
+    }
+}

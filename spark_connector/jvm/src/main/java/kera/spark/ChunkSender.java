@@ -1,0 +1,274 @@
+package kera.spark;
+
+import java.io.Closeable;
+import java.io.IOException;
+import java.io.InterruptedIOException;
+import java.nio.ByteBuffer;
+import java.nio.ByteOrder;
+import java.nio.channels.ClosedByInterruptException;
+import java.util.ArrayList;
+import java.util.LinkedHashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.UUID;
+import java.util.function.Supplier;
+import java.util.zip.CRC32C;
+
+import com.fasterxml.jackson.databind.JsonNode;
+import com.fasterxml.jackson.databind.node.ArrayNode;
+import com.fasterxml.jackson.databind.node.ObjectNode;
+import org.apache.spark.TaskContext;
+
+/**
+ * Appends the rows of outlets, one chunk of each at a time, at whoever owns their streamlets: compare-and-append, as in
+ * {@code client/producing/appender.py}. Whatever fails is told to the service, which waits, and says whom to send it to
+ * again, or raises what ends the task.
+ *
+ * <p>Belongs to the thread of a task, and has none of its own: answers are taken when it is told to look for them.
+ */
+final class ChunkSender implements Closeable {
+
+    private static final int CHUNK_HEADER_BYTES = 128;
+    private static final int HEADER_CRC_AT = 84;
+    private static final int PLACEMENT_BYTES = 40;
+    private static final int ALIGNMENT_BYTES = 64;
+    private static final byte[] MAGIC = {'K', 'E', 'R', 'A'};
+    private static final byte LEAN_VERSION = 2;
+    private static final int PAYLOAD_AT = Frames.HEADER_BYTES + Wire.ONE_CHUNK.length + CHUNK_HEADER_BYTES;
+    /** So often it is looked whether a task that waits is still wanted. */
+    private static final long LOOK_MS = 500;
+
+    private final WriteTarget target;
+    private final long producerId;
+    private final int producerEpoch;
+    private final Supplier<Service> service;
+    private final String writer = UUID.randomUUID().toString();
+    private final LeanEncoder encoder = new LeanEncoder();
+    private final Map<Integer, WriteConnection> connections = new LinkedHashMap<>();
+    private List<Broken> broken = new ArrayList<>();
+
+    /** A chunk that was not acknowledged, and why. */
+    private record Broken(Outlet outlet, Wire.Failure failure) {
+    }
+
+    ChunkSender(WriteTarget target, long producerId, int producerEpoch, Supplier<Service> service) {
+        this.target = target;
+        this.producerId = producerId;
+        this.producerEpoch = producerEpoch;
+        this.service = service;
+    }
+
+    /** Have the rows of {@code outlet} sent that wait, if that is not under way. */
+    void start(Outlet outlet) throws IOException {
+        if (outlet.frame == null && outlet.first() != null) {
+            send(outlet);
+            settle();
+        }
+    }
+
+    /** Take the answers that are there, and send what may be sent then. */
+    void look() throws IOException {
+        for (int brokerId : new ArrayList<>(connections.keySet())) {
+            look(brokerId, Deadline.afterMs(0));
+        }
+        settle();
+    }
+
+    /** Wait for an answer. */
+    void await() throws IOException {
+        TaskContext task = TaskContext.get();
+        if (task != null) {
+            task.killTaskIfInterrupted();
+        }
+        int first = 0;
+        WriteConnection oldest = null;
+        for (Map.Entry<Integer, WriteConnection> each : connections.entrySet()) {
+            WriteConnection other = each.getValue();
+            if (other.waits() && (oldest == null || other.deadline() - oldest.deadline() < 0)) {
+                first = each.getKey();
+                oldest = other;
+            }
+        }
+        if (oldest == null) {
+            throw new IllegalStateException("nothing is under way");
+        }
+        look(first, Deadline.earlier(oldest.deadline(), Deadline.afterMs(LOOK_MS)));
+        look();
+    }
+
+    /** Take answers of a broker: wait for the first one until then. */
+    private void look(int brokerId, long until) throws IOException {
+        WriteConnection connection = connections.get(brokerId);
+        if (connection == null || !connection.waits()) {
+            return;
+        }
+        try {
+            WriteConnection.Answer answer = connection.receive(until);
+            while (answer != null) {
+                take(answer);
+                answer = connection.waits() ? connection.receive(Deadline.afterMs(0)) : null;
+            }
+            if (connection.waits() && Deadline.passed(connection.deadline())) {
+                throw new IOException("no answer from " + connection.address() + " to MultiWriteChunks within "
+                        + connection.timeoutSeconds() + " s");
+            }
+        } catch (InterruptedIOException | ClosedByInterruptException error) {
+            throw error;
+        } catch (IOException error) {
+            lost(brokerId, error);
+        }
+    }
+
+    private void lost(int brokerId, IOException error) {
+        WriteConnection connection = connections.remove(brokerId);
+        if (connection == null) {
+            return; // which has been said
+        }
+        Wire.Failure failure = new Wire.Failure("uncertain", error.getMessage(), true, Map.of());
+        connection.abandon().forEach(outlet -> broken.add(new Broken(outlet, failure)));
+    }
+
+    private void take(WriteConnection.Answer answer) throws IOException {
+        Outlet outlet = answer.outlet();
+        Wire.ChunkStatus status = answer.status();
+        if (status.error() != null) {
+            broken.add(new Broken(outlet, status.error()));
+            return;
+        }
+        if (status.duplicate()) {
+            found(outlet, status);
+        } else {
+            outlet.stored(false);
+        }
+        outlet.progressed = true;
+        Buffers.give(outlet.frame);
+        outlet.frame = null;
+        if (outlet.first() != null) {
+            send(outlet);
+        }
+    }
+
+    /** There was such a chunk: an earlier attempt's, or this one, after an answer that was lost. */
+    private void found(Outlet outlet, Wire.ChunkStatus status) {
+        ObjectNode params = about(Service.JSON.createObjectNode()).put("streamlet", outlet.streamlet)
+                .put("entry", status.entry()).put("producer_id", producerId)
+                .put("producer_epoch", Integer.toUnsignedLong(producerEpoch)).put("sequence", outlet.sequence())
+                .put("timed", outlet.first().timed());
+        params.set("position", status.position() == null ? null : status.position().toJson());
+        params.set("after", outlet.found == null ? null : outlet.found.toJson());
+        JsonNode answer = service.get().call("stored_rows", params);
+        if (answer.get("rows").isNull()) { // retention has taken it: what it had is not known any more
+            outlet.stored(true);
+        } else {
+            outlet.found = Position.parse(answer.get("end"));
+            outlet.stored(Rows.parse(answer.get("rows")));
+        }
+    }
+
+    private ObjectNode about(ObjectNode params) {
+        return params.put("bootstrap", target.bootstrap()).put("stream", target.stream())
+                .put("stream_id", target.streamId());
+    }
+
+    // -- sending ---------------------------------------------------------------------------------------------------
+
+    /** Send the first rows that wait, or the chunk that was made of them, to the owner of the streamlet. */
+    private void send(Outlet outlet) throws IOException {
+        if (outlet.frame == null) {
+            outlet.frame = encoded(outlet);
+        }
+        Broker broker = target.owner(outlet.streamlet);
+        WriteConnection connection = connections.get(broker.brokerId());
+        try {
+            if (connection == null) {
+                connection = new WriteConnection(target, broker);
+                connections.put(broker.brokerId(), connection);
+            }
+        } catch (InterruptedIOException | ClosedByInterruptException error) {
+            throw error;
+        } catch (IOException error) {
+            broken.add(new Broken(outlet, Wire.Failure.unavailable(error.getMessage())));
+            return;
+        }
+        try {
+            connection.send(outlet);
+        } catch (InterruptedIOException | ClosedByInterruptException error) {
+            throw error;
+        } catch (IOException error) {
+            lost(broker.brokerId(), error);
+        }
+    }
+
+    /** Have all that has failed sent again. */
+    private void settle() throws IOException {
+        while (!broken.isEmpty()) {
+            List<Broken> failed = broken;
+            broken = new ArrayList<>();
+            route(failed);
+            for (Broken each : failed) {
+                send(each.outlet);
+            }
+        }
+    }
+
+    private void route(List<Broken> failed) {
+        ObjectNode params = about(Service.JSON.createObjectNode()).put("writer", writer);
+        ArrayNode each = params.putArray("failed");
+        for (Broken one : failed) {
+            ObjectNode about = each.addObject().put("streamlet", one.outlet.streamlet)
+                    .put("progressed", one.outlet.progressed);
+            about.putObject("error").put("code", one.failure.code()).put("message", one.failure.message())
+                    .set("attributes", Service.JSON.valueToTree(one.failure.attributes()));
+            one.outlet.progressed = false;
+        }
+        JsonNode answer = service.get().call("route_write", params);
+        target.learn(answer);
+        for (int index = 0; index < failed.size(); index++) {
+            target.owners()[failed.get(index).outlet.streamlet] = answer.get("owners").get(index).asInt();
+        }
+    }
+
+    // -- chunks ----------------------------------------------------------------------------------------------------
+
+    /** The frame with the next chunk of {@code outlet}, but for the frame's header, which each sending has anew. */
+    private ByteBuffer encoded(Outlet outlet) {
+        Rows rows = outlet.first();
+        long nowUs = System.currentTimeMillis() * 1000;
+        long room = PAYLOAD_AT + LeanEncoder.OVERHEAD_BYTES + rows.bytes() + ALIGNMENT_BYTES;
+        ByteBuffer frame = Buffers.take(Math.toIntExact(room)).order(ByteOrder.LITTLE_ENDIAN);
+        encoder.encode(rows, nowUs, frame.position(PAYLOAD_AT));
+        int payloadBytes = frame.position() - PAYLOAD_AT;
+        while ((frame.position() - PAYLOAD_AT) % ALIGNMENT_BYTES != 0) {
+            frame.put((byte) 0);
+        }
+        frame.flip();
+        int chunkBytes = frame.limit() - PAYLOAD_AT + CHUNK_HEADER_BYTES;
+        if (chunkBytes > target.chunkBytesMax()) {
+            Buffers.give(frame);
+            throw new KeraException("RecordTooLarge",
+                    "record of " + chunkBytes + " bytes does not fit into " + target.room(), false);
+        }
+        int headerAt = PAYLOAD_AT - CHUNK_HEADER_BYTES;
+        frame.position(headerAt - Wire.ONE_CHUNK.length).put(Wire.ONE_CHUNK);
+        frame.put(MAGIC).put(LEAN_VERSION).put((byte) 0).putShort((short) CHUNK_HEADER_BYTES).putInt(payloadBytes)
+                .putInt(rows.count()).putLong(target.streamId()).putInt(outlet.streamlet).putInt(target.schemaId())
+                .putLong(producerId).putInt(producerEpoch).putInt(0).putLong(outlet.sequence()).putLong(nowUs)
+                .putLong(encoder.timeMin()).putLong(encoder.timeMax())
+                .putInt(checksum(frame, PAYLOAD_AT, frame.limit()));
+        frame.putInt(checksum(frame, headerAt, headerAt + HEADER_CRC_AT)).put(new byte[PLACEMENT_BYTES]);
+        return frame;
+    }
+
+    private static int checksum(ByteBuffer of, int from, int to) {
+        CRC32C crc = new CRC32C();
+        crc.update(of.duplicate().limit(to).position(from));
+        return (int) crc.getValue();
+    }
+
+    /** Send nothing more. */
+    @Override
+    public void close() {
+        connections.values().forEach(WriteConnection::finish);
+        connections.clear();
+    }
+}

@@ -1,0 +1,49 @@
+package kera.spark;
+
+import org.apache.spark.sql.catalyst.InternalRow;
+import org.apache.spark.sql.connector.write.DataWriter;
+import org.apache.spark.sql.connector.write.DataWriterFactory;
+import org.apache.spark.sql.connector.write.streaming.StreamingDataWriterFactory;
+import org.apache.spark.sql.types.StructType;
+
+/** Makes the writers of tasks; it goes to the executors. */
+final class KeraWriterFactory implements DataWriterFactory, StreamingDataWriterFactory {
+    private static final long serialVersionUID = 1L;
+
+    private final StructType given;
+    private final String target;
+    private final long[] producerIds;
+    private final long version;
+    private final String driverPython;
+
+    /** {@code version} of a batch; {@code target} is the JSON of a {@link WriteTarget}; ids are by partition. */
+    KeraWriterFactory(StructType given, String target, long[] producerIds, long version, String driverPython) {
+        this.given = given;
+        this.target = target;
+        this.producerIds = producerIds;
+        this.version = version;
+        this.driverPython = driverPython;
+    }
+
+    @Override
+    public DataWriter<InternalRow> createWriter(int partitionId, long taskId) {
+        return writer(partitionId, version);
+    }
+
+    @Override
+    public DataWriter<InternalRow> createWriter(int partitionId, long taskId, long epochId) {
+        return writer(partitionId, epochId);
+    }
+
+    /** As {@code task_name} of {@code writing/writers.py} names it. */
+    private DataWriter<InternalRow> writer(int partitionId, long number) {
+        Environment.missingForReading().ifPresent(missing -> {
+            throw new KeraException("EngineUnavailable", missing, false);
+        });
+        WriteTarget known = WriteTarget.parse(target);
+        int keyless = (int) ((partitionId + number) % known.streamlets());
+        ChunkSender sender = new ChunkSender(known, producerIds[partitionId], (int) (number + 1),
+                () -> Service.shared(Service.executorPython(driverPython)));
+        return new KeraDataWriter(known, new RowGatherer(given, known, keyless), sender);
+    }
+}

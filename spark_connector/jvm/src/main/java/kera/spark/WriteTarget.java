@@ -1,0 +1,52 @@
+package kera.spark;
+
+import java.util.HashMap;
+import java.util.Map;
+
+import com.fasterxml.jackson.core.JsonProcessingException;
+import com.fasterxml.jackson.databind.JsonNode;
+
+/**
+ * The stream that rows are written to, as {@code open_write} of {@code service/writes.py} describes it.
+ *
+ * @param chunkBytes rows are gathered until they are so many; a chunk of several is at most twice as large
+ * @param chunkBytesMax no chunk can be larger
+ * @param room what a record has to fit into, in words
+ * @param owners the broker of each streamlet, as far as is known; it changes
+ */
+record WriteTarget(String bootstrap, String stream, long streamId, int schemaId, int streamlets, int chunkBytes,
+        long chunkBytesMax, String room, long requestTimeoutMs, long connectTimeoutMs, String transport,
+        Map<Integer, Broker> brokers, int[] owners) {
+
+    /** From its JSON text. */
+    static WriteTarget parse(String json) {
+        try {
+            JsonNode node = Service.JSON.readTree(json);
+            int streamlets = node.get("streamlets").asInt();
+            WriteTarget made = new WriteTarget(node.get("bootstrap").asText(), node.get("stream").asText(),
+                    node.get("stream_id").asLong(), node.get("schema_id").asInt(), streamlets,
+                    node.get("chunk_bytes").asInt(), node.get("chunk_bytes_max").asLong(), node.get("room").asText(),
+                    node.get("request_timeout_ms").asLong(), node.get("connect_timeout_ms").asLong(),
+                    node.get("transport").asText(), new HashMap<>(), new int[streamlets]);
+            for (int streamlet = 0; streamlet < streamlets; streamlet++) {
+                made.owners[streamlet] = node.get("owners").get(streamlet).asInt();
+            }
+            made.learn(node);
+            return made;
+        } catch (JsonProcessingException error) {
+            throw new IllegalArgumentException("not a stream to write to: " + error.getOriginalMessage(), error);
+        }
+    }
+
+    /** The brokers that an answer of the service names can be reached as it says. */
+    void learn(JsonNode answer) {
+        for (JsonNode each : answer.get("brokers")) {
+            Broker broker = Broker.parse(each);
+            brokers.put(broker.brokerId(), broker);
+        }
+    }
+
+    Broker owner(int streamlet) {
+        return brokers.get(owners[streamlet]);
+    }
+}

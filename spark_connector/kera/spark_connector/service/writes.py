@@ -1,0 +1,284 @@
+"""What the columnar engine asks when it writes: where to, and what follows from all that is out of the ordinary.
+
+The engine gathers rows, makes chunks of them and appends these by itself, with the protocol of
+`kera.spark_connector.writing.streamlet_writer`. It asks here
+
+* `Writes.open_write`, once for a batch or a micro-batch: what is wrong with options and columns, and where streamlets
+  are;
+* `Writes.route_write` when chunks were not acknowledged: how long to wait, who has the streamlets now, or that it is
+  over. All that is what the client of Python would do (`kera.client.producing.appender`);
+* `Writes.stored_rows` when a chunk was there already: what is in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kera.core.chunk import Codec
+from kera.core.errors import (
+    InvalidArgument,
+    KeraError,
+    OutOfSequence,
+    ProducerFenced,
+    Unavailable,
+    Uncertain,
+    error_from_wire,
+)
+from kera.core.ids import EntryId, Position
+from kera.spark_connector.options.names import ENGINE
+from kera.spark_connector.options.writing import parse_write_options
+from kera.spark_connector.service.pieces import broker_as_json
+from kera.spark_connector.service.routing import pause_about
+from kera.spark_connector.writing.stored_chunks import StoredChunks
+from kera.spark_connector.writing.task import CHUNK_BYTES, CHUNKS_PER_SEGMENT, out_of_date
+from kera.spark_connector.writing.writers import check_target, task_name
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+    from kera.client import Client, StreamDescription
+    from kera.client.cluster.retry import RetryTime
+
+STREAMLETS_MAX = 100_000
+"""Of so many that failed it is remembered for how long. Who is forgotten is as patient as at the beginning."""
+DESCRIBE_TIMEOUT_S = 2.0
+"""After it, what was known before has to do."""
+LOOK_TIMEOUT_S = 5.0
+"""A broker that gives no sign of life is not waited for any longer."""
+
+
+class Failed(NamedTuple):
+    """A chunk that was not acknowledged."""
+
+    streamlet: int
+    progressed: bool
+    """Whether something of the streamlet was acknowledged since it failed the last time."""
+    error: KeraError
+
+
+def open_write(
+    given: Mapping[str, str], columns: StructType, *, overwrite: bool, query: str | None, name: str, partitions: int
+) -> dict[str, Any]:
+    """Where the rows of a write go; raises what is wrong with it, and `InvalidArgument` for what is left to Python.
+
+    `query`: the id of the streaming query; None: it is a batch, called `name` unless the options say otherwise.
+    """
+    from kera.client import ClientSettings
+    from kera.client.producing.encoding import room_in_words
+
+    options = parse_write_options(given)
+    if query is None:
+        options.check_batch(overwrite=overwrite)
+    else:
+        options.check_streaming(overwrite=overwrite)
+    stream = check_target(options, columns)
+    if stream is None:
+        raise _pythons("rows that each name their stream in a column")
+    if stream.typed:
+        raise _pythons(f"streams with a schema of their own, as '{stream.name}' has")
+    if stream.codec is not Codec.NONE:
+        raise _pythons(f"streams that are compressed, as '{stream.name}' is")
+    named = ("batch", options.app_id or name) if query is None else ("query", query)
+    client, limit = ClientSettings.load(), stream.segment_bytes_min
+    return {
+        "bootstrap": options.bootstrap,
+        "stream": stream.name,
+        "stream_id": stream.stream_id,
+        "schema_id": stream.schema_id,
+        "streamlets": stream.config.streamlets,
+        "chunk_bytes": min(CHUNK_BYTES, limit // CHUNKS_PER_SEGMENT) if limit else CHUNK_BYTES,
+        "chunk_bytes_max": limit or 2 * CHUNK_BYTES,
+        "room": room_in_words(limit or 2 * CHUNK_BYTES, stream),
+        "request_timeout_ms": client.request_timeout_ms,
+        "connect_timeout_ms": client.connect_timeout_ms,
+        "transport": client.transport,
+        "version": options.version,
+        # As numbers of 64 bits with a sign, which is what Java has.
+        "producer_ids": [task_name(*named, number, 0).producer_id - (1 << 64) for number in range(partitions)],
+    } | _owners(stream, range(stream.config.streamlets))
+
+
+def _pythons(what: str) -> InvalidArgument:
+    return InvalidArgument(
+        f"option {ENGINE}: the columnar engine does not write {what}. Leave the option out, or set it to python, and"
+        " Python workers write them",
+        option=ENGINE,
+    )
+
+
+def _owners(stream: StreamDescription, streamlets: Sequence[int]) -> dict[str, Any]:
+    """The brokers of these streamlets, and which is whose."""
+    brokers: dict[int, dict[str, Any]] = {}
+    owners = []
+    for streamlet in streamlets:
+        broker = stream.broker_of(streamlet)
+        if broker is None:
+            raise Unavailable(f"the broker of stream {stream.name!r} is not known", stream=stream.name)
+        brokers.setdefault(broker.broker_id, broker_as_json(broker))
+        owners.append(broker.broker_id)
+    return {"brokers": list(brokers.values()), "owners": owners}
+
+
+class WriteRouter:
+    """Where chunks go that were not acknowledged. Lives on the event loop of a portal."""
+
+    def __init__(
+        self, *, streamlets_max: int = STREAMLETS_MAX, pause: Callable[[float], Awaitable[None]] = pause_about
+    ) -> None:
+        self._streamlets_max = streamlets_max
+        self._pause = pause
+        self._patience: OrderedDict[tuple[str, int], RetryTime] = OrderedDict()
+        """By writer and streamlet, the one that has failed last at the end."""
+        self._seen: dict[str, StreamDescription] = {}
+        """Streams as they were last seen."""
+        self._looking: set[asyncio.Task[None]] = set()
+
+    async def route(
+        self, client: Client, writer: str, stream: str, stream_id: int, failed: Sequence[Failed]
+    ) -> dict[str, Any]:
+        """Whom to send them to now, when it is time; raises what ends the task."""
+        while True:
+            pause_s = max(self._pause_s(writer, each) for each in failed)
+            if any(isinstance(each.error, (Unavailable, Uncertain)) for each in failed):
+                self._look_for(client, stream)
+            await self._pause(pause_s)
+            try:
+                return _owners(await self._stream(client, stream, stream_id), [each.streamlet for each in failed])
+            except Unavailable as error:
+                failed = [each._replace(error=error, progressed=False) for each in failed]
+
+    async def _stream(self, client: Client, name: str, stream_id: int) -> StreamDescription:
+        """What the coordinator says, or has said last. Raises `UnknownStream`, `Unavailable`."""
+        from kera.client.cluster.asking import same_stream
+
+        try:
+            async with asyncio.timeout(DESCRIBE_TIMEOUT_S):
+                found = same_stream(await client.admin.describe_stream(name), stream_id)
+        except (TimeoutError, Unavailable, Uncertain):
+            seen = self._seen.get(name)
+            if seen is None or seen.stream_id != stream_id:
+                raise Unavailable(f"the coordinator does not say where stream {name!r} is", stream=name) from None
+            return seen
+        self._seen[name] = found
+        return found
+
+    def _pause_s(self, writer: str, failed: Failed) -> float:
+        from kera.client import ClientSettings
+        from kera.client.cluster.asking import of_broker
+        from kera.client.cluster.retry import RetryTime
+
+        key = writer, failed.streamlet
+        patience = self._patience.pop(key, None)
+        if patience is None or failed.progressed:
+            patience = RetryTime(ClientSettings.load())
+        self._patience[key] = patience
+        if len(self._patience) > self._streamlets_max:
+            self._patience.popitem(last=False)
+        error = of_broker(failed.error)
+        # To wait would not bring back what is missing: nobody but the writer could send it.
+        final = isinstance(error, OutOfSequence)
+        pause_s = None if final else patience.failed(error, asyncio.get_running_loop().time())
+        if pause_s is None:
+            raise out_of_date(error) if isinstance(error, ProducerFenced) else error
+        return pause_s
+
+    def _look_for(self, client: Client, stream: str) -> None:
+        """Have the client go to the brokers meanwhile: if one is not there, the coordinator hears of it."""
+        if self._looking:
+            return
+
+        async def look() -> None:
+            with contextlib.suppress(KeraError, TimeoutError):
+                async with asyncio.timeout(LOOK_TIMEOUT_S):
+                    await client.bounds(stream)
+
+        task = asyncio.get_running_loop().create_task(look())
+        self._looking.add(task)
+        task.add_done_callback(self._looking.discard)
+
+
+def failures_of(params: Mapping[str, Any]) -> list[Failed]:
+    """From their JSON."""
+    return [
+        Failed(
+            int(each["streamlet"]),
+            bool(each["progressed"]),
+            error_from_wire(
+                str(each["error"]["code"]), str(each["error"]["message"]), dict(each["error"].get("attributes") or {})
+            ),
+        )
+        for each in params["failed"]
+    ]
+
+
+async def stored_rows(client: Client, params: Mapping[str, Any]) -> dict[str, Any]:
+    """The rows of a chunk that is there, and where it ends; without rows if it has been removed since."""
+    from kera.client import ClientSettings
+    from kera.client.cluster.retry import retrying
+
+    streamlet, sequence = int(params["streamlet"]), int(params["sequence"])
+    chunks = StoredChunks(
+        client,
+        str(params["stream"]),
+        streamlet,
+        int(params["producer_id"]) % (1 << 64),
+        int(params["producer_epoch"]),
+    )
+    entry = EntryId(int(params["stream_id"]), streamlet, int(params["entry"]))
+    position, after = _position(params.get("position")), _position(params.get("after"))
+    found = await retrying(lambda: chunks.find(entry, position, sequence, after), ClientSettings.load())
+    if found is None:
+        return {"rows": None}
+    return {"rows": rows_as_json(found.batch, timed=bool(params["timed"])), "end": list(found.next)}
+
+
+def _position(given: Sequence[int] | None) -> Position | None:
+    return None if given is None else Position(*given)
+
+
+def rows_as_json(batch: pa.RecordBatch, *, timed: bool) -> dict[str, Any]:
+    """The columns of the default schema as the engine keeps rows: lengths, -1 of a null, and bytes, in base64."""
+    keys, headers = batch.column("keys"), batch.column("headers")
+    names, contents = _entries(headers)
+    return {
+        "count": batch.num_rows,
+        "times": _encoded(pc.cast(batch.column("timestamp"), pa.int64())) if timed else None,
+        "values": _blobs(batch.column("value")),
+        "key_counts": _lengths(pc.list_value_length(keys)),
+        "keys": _blobs(keys.flatten()),
+        "header_counts": _lengths(pc.list_value_length(_as_lists(headers))),
+        "header_names": _blobs(pc.cast(names, pa.binary())),
+        "header_values": _blobs(contents),
+    }
+
+
+def _as_lists(headers: pa.MapArray) -> pa.Array:
+    return headers.cast(pa.list_(headers.type.field(0)))
+
+
+def _entries(headers: pa.MapArray) -> tuple[pa.Array, pa.Array]:
+    names, contents = _as_lists(headers).flatten().flatten()
+    return names, contents
+
+
+def _blobs(column: pa.Array) -> dict[str, str]:
+    return {
+        "lengths": _lengths(pc.binary_length(column)),
+        "bytes": base64.b64encode(b"".join(column.drop_null().to_pylist())).decode(),
+    }
+
+
+def _lengths(lengths: pa.Array) -> str:
+    return _encoded(pc.cast(pc.fill_null(lengths, -1), pa.int32()))
+
+
+def _encoded(numbers: pa.Array) -> str:
+    return base64.b64encode(numbers.to_numpy(zero_copy_only=False).tobytes()).decode()

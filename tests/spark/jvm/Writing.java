@@ -1,0 +1,156 @@
+package kera.spark;
+
+import java.io.BufferedReader;
+import java.io.InputStreamReader;
+import java.io.PrintStream;
+import java.nio.charset.StandardCharsets;
+import java.util.Base64;
+import java.util.Map;
+import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.ExecutorService;
+import java.util.concurrent.Executors;
+
+import com.fasterxml.jackson.databind.JsonNode;
+import com.fasterxml.jackson.databind.ObjectMapper;
+import com.fasterxml.jackson.databind.node.ObjectNode;
+import org.apache.spark.sql.catalyst.InternalRow;
+import org.apache.spark.sql.catalyst.expressions.GenericInternalRow;
+import org.apache.spark.sql.catalyst.util.ArrayBasedMapData;
+import org.apache.spark.sql.catalyst.util.ArrayData;
+import org.apache.spark.sql.catalyst.util.GenericArrayData;
+import org.apache.spark.sql.types.ArrayType;
+import org.apache.spark.sql.types.BinaryType;
+import org.apache.spark.sql.types.DataType;
+import org.apache.spark.sql.types.IntegerType;
+import org.apache.spark.sql.types.MapType;
+import org.apache.spark.sql.types.StringType;
+import org.apache.spark.sql.types.StructType;
+import org.apache.spark.unsafe.types.UTF8String;
+
+/** Has writers do what lines of JSON on standard input say, each in a thread of its own; answers on standard output. */
+final class Writing {
+    private static final ObjectMapper JSON = new ObjectMapper();
+    private static final Map<String, Writing> WRITERS = new ConcurrentHashMap<>();
+    private static PrintStream answers;
+
+    private final ExecutorService thread = Executors.newSingleThreadExecutor(run -> {
+        Thread made = new Thread(run);
+        made.setDaemon(true);
+        return made;
+    });
+    private StructType columns;
+    private KeraDataWriter writer;
+    private volatile boolean busy;
+
+    private Writing() {
+    }
+
+    public static void main(String[] arguments) throws Exception {
+        answers = System.out;
+        System.setOut(System.err); // loggers write there
+        BufferedReader lines = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
+        for (String line = lines.readLine(); line != null; line = lines.readLine()) {
+            JsonNode command = JSON.readTree(line);
+            Writing of = WRITERS.computeIfAbsent(command.get("of").asText(), name -> new Writing());
+            if (command.get("op").asText().equals("interrupt")) {
+                while (!of.busy) { // what has not begun could not be interrupted
+                    Thread.onSpinWait();
+                }
+                of.thread.shutdownNow();
+                answer(JSON.createObjectNode().set("id", command.get("id")));
+            } else {
+                of.thread.submit(() -> of.obey(command));
+            }
+        }
+    }
+
+    private void obey(JsonNode command) {
+        ObjectNode answer = JSON.createObjectNode();
+        answer.set("id", command.get("id"));
+        busy = true;
+        try {
+            switch (command.get("op").asText()) {
+                case "open" -> open(command);
+                case "write" -> write(command);
+                case "commit" -> commit(answer);
+                case "abort" -> writer.abort();
+                case "threads" -> answer.put("threads", Thread.activeCount());
+                default -> throw new IllegalArgumentException(command.toString());
+            }
+        } catch (Throwable error) {
+            answer.put("error", error.getClass().getSimpleName() + ": " + error.getMessage());
+        }
+        busy = false;
+        answer(answer);
+    }
+
+    private static void answer(JsonNode answer) {
+        synchronized (answers) {
+            answers.println(answer);
+            answers.flush();
+        }
+    }
+
+    private void open(JsonNode command) {
+        columns = StructType.fromDDL(command.get("columns").asText());
+        WriteTarget target = WriteTarget.parse(command.get("target").toString());
+        String python = command.get("python").asText();
+        ChunkSender sender = new ChunkSender(target, command.get("producer_id").asLong(),
+                command.get("producer_epoch").asInt(), () -> Service.shared(python));
+        writer = new KeraDataWriter(target, new RowGatherer(columns, target, command.get("keyless").asInt()), sender);
+    }
+
+    /** Rows, all of them so many {@code times}. */
+    private void write(JsonNode command) throws Exception {
+        for (int time = 0; time < command.path("times").asInt(1); time++) {
+            for (JsonNode row : command.get("rows")) {
+                writer.write((InternalRow) value(row, columns));
+            }
+        }
+    }
+
+    private void commit(ObjectNode answer) throws Exception {
+        KeraWritten written = writer.commit();
+        writer.close();
+        answer.put("appended", written.appended()).put("found", written.found()).put("surplus", written.surplus());
+    }
+
+    /** What Spark has for a value: bytes are in base64, structs and maps are lists. */
+    private static Object value(JsonNode given, DataType type) {
+        if (given.isNull()) {
+            return null;
+        }
+        if (type instanceof BinaryType) {
+            return Base64.getDecoder().decode(given.asText());
+        }
+        if (type instanceof StringType) {
+            return UTF8String.fromBytes(Base64.getDecoder().decode(given.asText()));
+        }
+        if (type instanceof IntegerType) {
+            return given.asInt();
+        }
+        if (type instanceof ArrayType array) {
+            return values(given, array.elementType());
+        }
+        if (type instanceof MapType map) {
+            return new ArrayBasedMapData(
+                    values(given.get(0), map.keyType()), values(given.get(1), map.valueType()));
+        }
+        if (type instanceof StructType struct) {
+            Object[] fields = new Object[struct.size()];
+            for (int field = 0; field < fields.length; field++) {
+                fields[field] = value(given.get(field), struct.apply(field).dataType());
+            }
+            return new GenericInternalRow(fields);
+        }
+        return given.asLong();
+    }
+
+    private static ArrayData values(JsonNode given, DataType type) {
+        Object[] values = new Object[given.size()];
+        for (int each = 0; each < values.length; each++) {
+            values[each] = value(given.get(each), type);
+        }
+        return new GenericArrayData(values);
+    }
+}
