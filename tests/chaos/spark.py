@@ -6,7 +6,7 @@ one of these at a random moment, with SIGKILL:
 
 * ``driver``: Spark's driver with its JVM, which is started again with the same checkpoint. Its Python workers may live
   on for a moment, and write;
-* ``worker``: one of the Python processes that belong to the job: tasks, or the one that plans. A query that ends of it
+* ``worker``: one of the Python processes that belong to the job: tasks, or one that plans. A query that ends of it
   is started again;
 * ``broker``: the broker of both streams, which is started again with what is in its memory.
 
@@ -61,7 +61,8 @@ class Wrong(Exception):
 class Job:
     """The Spark job, whichever launch of it."""
 
-    def __init__(self, bootstrap: str, folder: Path) -> None:
+    def __init__(self, bootstrap: str, folder: Path, engine: str) -> None:
+        """`engine`: who writes."""
         self._argv = [
             sys.executable,
             "-m",
@@ -70,6 +71,8 @@ class Job:
             SOURCE,
             TARGET,
             str(folder / "checkpoint"),
+            "--engine",
+            engine,
         ]
         self._log_path = folder / "job.log"
         self._process: subprocess.Popen[bytes] | None = None
@@ -271,10 +274,10 @@ async def numbers(client: Client) -> Counter[int]:
     return found
 
 
-def run_all(rounds: int, seed: int, folder: Path) -> str:
-    """A cluster, a job, all rounds. Raises `Wrong`."""
+def run_all(rounds: int, seed: int, folder: Path, engine: str = "python") -> str:
+    """A cluster, a job that writes with `engine`, all rounds. Raises `Wrong`."""
     with keeping_cluster(folder / "cluster", arena_bytes=ARENA_BYTES, segment_bytes=SEGMENT_BYTES) as cluster:
-        job = Job(cluster.bootstrap, folder)
+        job = Job(cluster.bootstrap, folder, engine)
         try:
             return asyncio.run(run(rounds, seed, cluster, job))
         except BaseException:
@@ -289,17 +292,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--seed", type=int, default=secrets.randbits(32), help="of the moments; printed")
+    parser.add_argument("--engine", choices=("python", "columnar"), default="python", help="who writes to the stream")
     parser.add_argument("--keep", type=Path, help="folder for logs and checkpoint, which stays")
     arguments = parser.parse_args()
     configure_logging("error", daemon="chaos")  # that clients try again is what is wanted
-    print(f"{arguments.rounds} rounds, seed {arguments.seed}", flush=True)
+    print(f"{arguments.rounds} rounds, seed {arguments.seed}, written by {arguments.engine}", flush=True)
     with tempfile.TemporaryDirectory(prefix="kera-chaos-") as temporary:
         folder = arguments.keep or Path(temporary)
         try:
-            told = run_all(arguments.rounds, arguments.seed, folder)
+            told = run_all(arguments.rounds, arguments.seed, folder, arguments.engine)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the verdict
             print(f"FAILED: {error!r}")
-            print(f"again: make chaos-spark ROUNDS={arguments.rounds} CHAOS_ARGS='--seed {arguments.seed}'")
+            chaos_args = f"--seed {arguments.seed} --engine {arguments.engine}"
+            print(f"again: make chaos-spark ROUNDS={arguments.rounds} CHAOS_ARGS='{chaos_args}'")
             return 1
     print(f"PASSED: every number came out exactly once: {told}")
     return 0

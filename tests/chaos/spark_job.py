@@ -18,6 +18,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.streaming.query import StreamingQuery
 
+from kera.spark_connector import configure
 from tests.spark.support import with_kera
 
 PARTITIONS = 3
@@ -25,8 +26,10 @@ RECORDS_PER_TRIGGER = 2_000
 TASK_ATTEMPTS = 8
 
 
-def start(spark: SparkSession, bootstrap: str, source: str, target: str, checkpoint: Path) -> StreamingQuery:
-    """The query. Started again with the same checkpoint it goes on."""
+def start(
+    spark: SparkSession, bootstrap: str, source: str, target: str, checkpoint: Path, engine: str
+) -> StreamingQuery:
+    """The query, written by `engine`. Started again with the same checkpoint it goes on."""
     records = (
         spark.readStream.format("kera")
         .option("kera.bootstrap.servers", bootstrap)
@@ -42,6 +45,7 @@ def start(spark: SparkSession, bootstrap: str, source: str, target: str, checkpo
         .writeStream.format("kera")
         .option("kera.bootstrap.servers", bootstrap)
         .option("checkpointLocation", str(checkpoint))
+        .option("engine", engine)
         .start(target)
     )
 
@@ -60,6 +64,7 @@ def main() -> None:
     for name in ("bootstrap", "source", "target"):
         parser.add_argument(name)
     parser.add_argument("checkpoint", type=Path)
+    parser.add_argument("--engine", choices=("python", "columnar"), default="python")
     arguments = parser.parse_args()
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
@@ -71,8 +76,13 @@ def main() -> None:
         "spark.ui.showConsoleProgress": "false",
     }.items():
         builder = builder.config(name, value)
+    if arguments.engine == "columnar":
+        builder = configure(builder)
     spark = with_kera(builder.getOrCreate())
-    start(spark, arguments.bootstrap, arguments.source, arguments.target, arguments.checkpoint).awaitTermination()
+    query = start(
+        spark, arguments.bootstrap, arguments.source, arguments.target, arguments.checkpoint, arguments.engine
+    )
+    query.awaitTermination()
 
 
 if __name__ == "__main__":
