@@ -5,6 +5,7 @@ And a planner's service that answers what it was told beforehand.
 
 import json
 import mmap
+import select
 import socket
 import struct
 import sys
@@ -250,6 +251,11 @@ class Answering:
     def receive(self, size: int) -> bytes:
         """So many bytes of whatever comes."""
         return self._exactly(size)
+
+    def is_silent(self, time_s: float = 0.1) -> bool:
+        """Whether nothing comes for a moment."""
+        readable, _, _ = select.select([self._connection], [], [], time_s)
+        return not readable
 
     def reset(self) -> None:
         """Be gone at once, whatever is under way."""

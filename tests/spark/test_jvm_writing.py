@@ -691,6 +691,26 @@ def test_a_task_waits_when_its_broker_does(writers: Writers) -> None:
     assert done(committing)["appended"] == 500
 
 
+def test_so_many_chunks_are_under_way_and_no_more(writers: Writers) -> None:
+    count = 200
+    writer = writers.open("value binary, streamlet int", streamlets=count, request_timeout_ms=60_000)
+    writer.do("write", rows=[[text(b"v"), number] for number in range(count)])
+    committing = writer.begin("commit")
+    connection = writers.broker.frames()
+    ids = []
+    for _ in range(64):
+        connection.asked_to_write()
+        ids.append(connection.request_id)
+    assert connection.is_silent()
+    for number in range(64, count):
+        connection.status(request_id=ids.pop(0))
+        assert read(connection.asked_to_write())[0].streamlet_id == number
+        ids.append(connection.request_id)
+    for number in ids:
+        connection.status(request_id=number)
+    assert done(committing)["appended"] == count
+
+
 def test_an_interrupt_ends_the_wait_and_leaves_no_thread(writers: Writers) -> None:
     before = writers.threads()
     writer = writers.open(VALUES)

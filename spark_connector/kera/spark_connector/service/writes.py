@@ -35,11 +35,12 @@ from kera.core.errors import (
 from kera.core.ids import EntryId, Position
 from kera.spark_connector.options.names import ENGINE
 from kera.spark_connector.options.writing import parse_write_options
+from kera.spark_connector.portal import shared
 from kera.spark_connector.service.pieces import broker_as_json
 from kera.spark_connector.service.routing import pause_about
 from kera.spark_connector.writing.stored_chunks import StoredChunks
 from kera.spark_connector.writing.task import CHUNK_BYTES, CHUNKS_PER_SEGMENT, out_of_date
-from kera.spark_connector.writing.writers import check_target, task_name
+from kera.spark_connector.writing.writers import target_of, task_name
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -79,7 +80,7 @@ def open_write(
         options.check_batch(overwrite=overwrite)
     else:
         options.check_streaming(overwrite=overwrite)
-    stream = check_target(options, columns)
+    stream = target_of(options, columns, shared(options.bootstrap))
     if stream is None:
         raise _pythons("rows that each name their stream in a column")
     if stream.typed:

@@ -111,21 +111,22 @@ def task_name(kind: str, name: str, partition: int, version: int) -> Name:
     )
 
 
-def check_target(options: WriteOptions, given: StructType) -> StreamDescription | None:
-    """Raise what is wrong with the columns `given`, or that there is no such stream.
+def check_target(options: WriteOptions, given: StructType) -> None:
+    """Raise what is wrong with the columns `given`, or that there is no such stream."""
+    with contextlib.closing(Portal(options.bootstrap, retry_timeout_ms=LOOK_UP_TIMEOUT_MS)) as portal:
+        target_of(options, given, portal)
 
-    Gives the stream; None: each row names one.
-    """
+
+def target_of(options: WriteOptions, given: StructType, portal: Portal) -> StreamDescription | None:
+    """The stream that is written to; None: each row names one. Raises the same as `check_target`."""
     if options.stream is None:
         check(given, None)
         return None
     name = options.stream
-
-    with contextlib.closing(Portal(options.bootstrap, retry_timeout_ms=LOOK_UP_TIMEOUT_MS)) as portal:
-        try:
-            description = portal.call(lambda client: client.admin.describe_stream(name))
-        except UnknownStream as error:
-            raise no_such_stream(name) from error
+    try:
+        description = portal.call(lambda client: client.admin.describe_stream(name))
+    except UnknownStream as error:
+        raise no_such_stream(name) from error
     check(given, description)
     return description
 

@@ -6,7 +6,9 @@ import java.io.InterruptedIOException;
 import java.nio.ByteBuffer;
 import java.nio.ByteOrder;
 import java.nio.channels.ClosedByInterruptException;
+import java.util.ArrayDeque;
 import java.util.ArrayList;
+import java.util.Deque;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
@@ -35,6 +37,9 @@ final class ChunkSender implements Closeable {
     private static final byte[] MAGIC = {'K', 'E', 'R', 'A'};
     private static final byte LEAN_VERSION = 2;
     private static final int PAYLOAD_AT = Frames.HEADER_BYTES + Wire.ONE_CHUNK.length + CHUNK_HEADER_BYTES;
+    /** So many chunks are under way at once, of so many bytes, and at least one. */
+    private static final int UNDER_WAY_MAX = 64;
+    private static final long UNDER_WAY_BYTES_MAX = 16 << 20;
     /** So often it is looked whether a task that waits is still wanted. */
     private static final long LOOK_MS = 500;
 
@@ -46,6 +51,10 @@ final class ChunkSender implements Closeable {
     private final LeanEncoder encoder = new LeanEncoder();
     private final Map<Integer, WriteConnection> connections = new LinkedHashMap<>();
     private List<Broken> broken = new ArrayList<>();
+    /** Outlets with rows that wait, none of whose chunks is under way. */
+    private final Deque<Outlet> ready = new ArrayDeque<>();
+    private int underWay;
+    private long underWayBytes;
 
     /** A chunk that was not acknowledged, and why. */
     private record Broken(Outlet outlet, Wire.Failure failure) {
@@ -60,8 +69,9 @@ final class ChunkSender implements Closeable {
 
     /** Have the rows of {@code outlet} sent that wait, if that is not under way. */
     void start(Outlet outlet) throws IOException {
-        if (outlet.frame == null && outlet.first() != null) {
-            send(outlet);
+        if (outlet.idle()) {
+            ready.addLast(outlet);
+            outlet.begun = true;
             settle();
         }
     }
@@ -128,7 +138,7 @@ final class ChunkSender implements Closeable {
         connection.abandon().forEach(outlet -> broken.add(new Broken(outlet, failure)));
     }
 
-    private void take(WriteConnection.Answer answer) throws IOException {
+    private void take(WriteConnection.Answer answer) {
         Outlet outlet = answer.outlet();
         Wire.ChunkStatus status = answer.status();
         if (status.error() != null) {
@@ -141,10 +151,13 @@ final class ChunkSender implements Closeable {
             outlet.stored(false);
         }
         outlet.progressed = true;
+        underWay--;
+        underWayBytes -= outlet.frame.limit();
         Buffers.give(outlet.frame);
         outlet.frame = null;
-        if (outlet.first() != null) {
-            send(outlet);
+        outlet.begun = outlet.first() != null;
+        if (outlet.begun) {
+            ready.addLast(outlet);
         }
     }
 
@@ -172,11 +185,34 @@ final class ChunkSender implements Closeable {
 
     // -- sending ---------------------------------------------------------------------------------------------------
 
-    /** Send the first rows that wait, or the chunk that was made of them, to the owner of the streamlet. */
-    private void send(Outlet outlet) throws IOException {
-        if (outlet.frame == null) {
-            outlet.frame = encoded(outlet);
+    /** Have sent what may be sent, and again all that has failed. */
+    private void settle() throws IOException {
+        while (!broken.isEmpty() || mayBegin()) {
+            while (mayBegin()) {
+                Outlet outlet = ready.removeFirst();
+                outlet.frame = encoded(outlet);
+                underWay++;
+                underWayBytes += outlet.frame.limit();
+                send(outlet);
+            }
+            List<Broken> failed = broken;
+            broken = new ArrayList<>();
+            if (!failed.isEmpty()) {
+                route(failed);
+            }
+            for (Broken each : failed) {
+                send(each.outlet);
+            }
         }
+    }
+
+    private boolean mayBegin() {
+        boolean room = underWay < UNDER_WAY_MAX && underWayBytes < UNDER_WAY_BYTES_MAX;
+        return !ready.isEmpty() && (room || underWay == 0);
+    }
+
+    /** Send the chunk of {@code outlet} to the owner of the streamlet. */
+    private void send(Outlet outlet) throws IOException {
         Broker broker = target.owner(outlet.streamlet);
         WriteConnection connection = connections.get(broker.brokerId());
         try {
@@ -196,18 +232,6 @@ final class ChunkSender implements Closeable {
             throw error;
         } catch (IOException error) {
             lost(broker.brokerId(), error);
-        }
-    }
-
-    /** Have all that has failed sent again. */
-    private void settle() throws IOException {
-        while (!broken.isEmpty()) {
-            List<Broken> failed = broken;
-            broken = new ArrayList<>();
-            route(failed);
-            for (Broken each : failed) {
-                send(each.outlet);
-            }
         }
     }
 

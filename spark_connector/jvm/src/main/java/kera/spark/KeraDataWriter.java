@@ -13,13 +13,13 @@ import org.apache.spark.sql.connector.write.DataWriter;
  *
  * <p>When a chunk is full depends on nothing but the rows that came before: so an attempt that gets the same rows in
  * the same order makes the same chunks, and finds them stored without a look at single rows. The streamlets' chunks are
- * under way side by side, one of each. What is gathered is at most {@link #GATHERED_BYTES_MAX} and a row, what waits to
- * be sent at most {@link #WAITING_BYTES_MAX} and as much again.
+ * under way side by side, one of each. What is gathered is at most {@link #GATHERED_BYTES_MAX} and a row; while more
+ * than {@link #WAITING_BYTES_MAX} waits to be stored, nothing is gathered.
  */
 final class KeraDataWriter implements DataWriter<InternalRow> {
 
     private static final long GATHERED_BYTES_MAX = 32 << 20;
-    private static final long WAITING_BYTES_MAX = 32 << 20;
+    private static final long WAITING_BYTES_MAX = 16 << 20;
     /** So often it is looked for answers. */
     private static final long LOOK_BYTES = 64 << 10;
     /** Of so many streamlets the memory of rows is used again; of more it would be too much. */

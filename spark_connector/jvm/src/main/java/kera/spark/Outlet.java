@@ -13,7 +13,9 @@ final class Outlet {
     final int streamlet;
     /** Rows that are being gathered. */
     Rows open;
-    /** The chunk that was made of the first rows that wait, and its frame; null: none was. */
+    /** Whether rows that wait are about to be sent, or under way. */
+    boolean begun;
+    /** The chunk that was made of the first rows that wait, in its frame, while it is under way; null: none is. */
     ByteBuffer frame;
     /** When it was sent. */
     long sent;
@@ -59,6 +61,11 @@ final class Outlet {
     /** The rows that the next chunk is made of; null: none wait. */
     Rows first() {
         return waiting.peekFirst();
+    }
+
+    /** Whether rows wait that nobody sends. */
+    boolean idle() {
+        return !begun && !waiting.isEmpty();
     }
 
     /** Of the rows that wait. */
