@@ -29,7 +29,7 @@ async def _producer(load: Load) -> AsyncIterator[tuple[Producer, Cluster]]:
 
 def stored(pieces: Sequence[Any], chunks: int) -> bytes:
     """A broker's answer to a write."""
-    response = broker_pb2.MultiWriteChunksResponse()
+    response = broker_pb2.MultiWriteChunksResponse(all_stored=chunks > 1)
     for _ in range(chunks):
         response.statuses.add(group_id=1, segment_id=1, position=4096, first_record=1000, durability=1)
     return frame(Kind.REPLY, api.MULTI_WRITE_CHUNKS, header_of(pieces).request_id, response)

@@ -75,13 +75,18 @@ static uint64_t count_ones(const uint8_t *bits, uint64_t first, uint64_t count)
     return ones;
 }
 
-// Bits as bytes of their own. What is behind the last one is as it was, or zeros, as in Python.
+// Bits as bytes of their own; behind the last one are zeros.
 static bool put_bits(Writer *writer, const uint8_t *bits, uint64_t first, uint64_t count)
 {
     const uint8_t *from = bits + first / 8;
     uint64_t size = bytes_of_bits(count), shift = first % 8;
-    if (shift == 0)
-        return put_bytes(writer->body, from, size);
+    if (shift == 0) {
+        if (!put_bytes(writer->body, from, size))
+            return false;
+        if (count % 8 != 0)
+            writer->body->at[writer->body->size - 1] &= (uint8_t)((1 << count % 8) - 1);
+        return true;
+    }
     if (!make_room(writer->body, size))
         return false;
     uint8_t *to = writer->body->at + writer->body->size;

@@ -13,6 +13,7 @@
 #include "arrow.h"
 #include "capsules.h"
 #include "chunk.h"
+#include "chunks_of_rows.h"
 #include "combine.h"
 #include "crc32c.h"
 #include "frame_face.h"
@@ -304,25 +305,24 @@ static PyObject *encode_header(Call *call)
 static const Py_ssize_t own_fields[] = {7, 5, 10, 12, 14, 15};
 #define OWN_FIELDS (sizeof own_fields / sizeof own_fields[0])
 
-// The length of all chunks with these payloads, which are bytes; 0: one of them is not, or is too long.
-static size_t bytes_of_chunks(PyObject *payloads, Py_ssize_t count)
+// The length of all chunks with payloads of these lengths; -1: one of them is none, or is too long.
+static Py_ssize_t bytes_of_chunks(const int64_t *payload_bytes, Py_ssize_t count)
 {
-    size_t size = 0;
+    uint64_t size = 0;
     for (Py_ssize_t index = 0; index < count; index++) {
-        PyObject *payload = PyList_GetItem(payloads, index);
-        if (!PyBytes_CheckExact(payload) || (size_t)PyBytes_Size(payload) > PAYLOAD_BYTES_MAX)
-            return 0;
-        size += HEADER_BYTES + padded((uint32_t)PyBytes_Size(payload));
+        if (payload_bytes[index] < 0 || payload_bytes[index] > PAYLOAD_BYTES_MAX || size > PY_SSIZE_T_MAX / 2)
+            return -1;
+        size += HEADER_BYTES + padded((uint32_t)payload_bytes[index]);
     }
-    return size <= PY_SSIZE_T_MAX ? size : 0;
+    return (Py_ssize_t)size;
 }
 
-// Write the chunks; `base`: a header with what all of them have. False: a number does not fit.
-static bool put_chunks(uint8_t *at, PyObject *payloads, Py_ssize_t count, const Py_buffer *own, const uint8_t *base)
+// Write the headers of chunks; `base`: one with what all of them have. False: a number does not fit.
+static bool put_headers(uint8_t *at, const int64_t *payload_bytes, Py_ssize_t count, const Py_buffer *own,
+                        const uint8_t *base)
 {
     for (Py_ssize_t index = 0; index < count; index++) {
-        PyObject *payload = PyList_GetItem(payloads, index);
-        uint32_t bytes = (uint32_t)PyBytes_Size(payload);
+        uint32_t bytes = (uint32_t)payload_bytes[index];
         memcpy(at, base, HEADER_BYTES);
         for (size_t field = 0; field < OWN_FIELDS; field++) {
             const Field *known = &fields[own_fields[field]];
@@ -332,11 +332,8 @@ static bool put_chunks(uint8_t *at, PyObject *payloads, Py_ssize_t count, const 
             else if (number < 0 || !put_unsigned(known, (uint64_t)number, at))
                 return false;
         }
-        uint8_t *to = at + HEADER_BYTES;
-        memcpy(to, PyBytes_AsString(payload), bytes);
-        memset(to + bytes, 0, padded(bytes) - bytes);
-        seal(at, to, bytes);
-        at = to + padded(bytes);
+        seal(at, at + HEADER_BYTES, bytes);
+        at += HEADER_BYTES + padded(bytes);
     }
     return true;
 }
@@ -353,31 +350,29 @@ static bool open_numbers(PyObject *column, Py_ssize_t count, Py_buffer *numbers)
     return is_signed && numbers->ndim == 1 && numbers->itemsize == 8 && numbers->len / 8 == count;
 }
 
-// (payloads, six columns of what is a chunk's own, and what all have: version to created_us)
-static PyObject *encode_chunks(Call *call)
+// (chunks, payload_bytes, six columns of what is a chunk's own, and what all have: version to created_us)
+static PyObject *seal_chunks(Call *call)
 {
     static const Py_ssize_t given[] = {1, 2, 6, 8, 9, 11, 13};  // of `fields`
     static const Py_ssize_t all = sizeof given / sizeof given[0];
-    if (!has_arguments(call, 1 + OWN_FIELDS + all, 1 + OWN_FIELDS + all) || !PyList_Check(call->args[0]))
+    if (!has_arguments(call, 2 + OWN_FIELDS + all, 2 + OWN_FIELDS + all) || !open_bytes(call, PyBUF_WRITABLE))
         return NULL;
-    PyObject *payloads = call->args[0], *chunks = NULL;
-    Py_ssize_t count = PyList_Size(payloads);
+    Py_ssize_t count = PyObject_Size(call->args[1]);
     uint8_t base[HEADER_BYTES] = MAGIC;
-    Py_buffer own[OWN_FIELDS] = {0};
-    bool good = true;
+    Py_buffer own[OWN_FIELDS] = {0}, sizes = {0};
+    bool good = count >= 0 && open_numbers(call->args[1], count, &sizes);
     for (Py_ssize_t index = 0; good && index < all; index++)
-        good = put_field(&fields[given[index]], call->args[1 + OWN_FIELDS + index], base);
+        good = put_field(&fields[given[index]], call->args[2 + OWN_FIELDS + index], base);
     for (size_t index = 0; good && index < OWN_FIELDS; index++)
-        good = open_numbers(call->args[1 + index], count, &own[index]);
-    size_t size = good && PyList_Size(payloads) == count ? bytes_of_chunks(payloads, count) : 0;
-    if (size > 0)
-        chunks = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)size);
-    if (chunks != NULL && !put_chunks((uint8_t *)PyBytes_AsString(chunks), payloads, count, own, base))
-        Py_CLEAR(chunks);
+        good = open_numbers(call->args[2 + index], count, &own[index]);
+    good = good && bytes_of_chunks(sizes.buf, count) == call->buffer.len &&
+           put_headers(call->buffer.buf, sizes.buf, count, own, base);
     for (size_t index = 0; index < OWN_FIELDS; index++)
         if (own[index].obj != NULL)
             PyBuffer_Release(&own[index]);
-    return chunks;
+    if (sizes.obj != NULL)
+        PyBuffer_Release(&sizes);
+    return none_if(good);
 }
 
 // (view, offset, checksum)
@@ -570,32 +565,6 @@ static PyObject *joined(const Bytes *nodes, const Bytes *body)
     return payload;
 }
 
-// The payloads of the parts of a batch that end where `ends` says; NULL: of one of them Python knows more.
-static PyObject *encode_parts(struct ArrowSchema *schema, struct ArrowArray *array, const Py_buffer *ends,
-                              uint64_t bytes_max)
-{
-    Bytes nodes = {0}, body = {0};
-    Py_ssize_t count = ends->len / (Py_ssize_t)sizeof(uint32_t);
-    PyObject *payloads = PyList_New(count);
-    uint64_t start = 0;
-    for (Py_ssize_t index = 0; payloads != NULL && index < count; index++) {
-        uint64_t end = u32_at((const uint8_t *)ends->buf + index * (Py_ssize_t)sizeof(uint32_t));
-        PyObject *payload = NULL;
-        if (start <= end && end <= (uint64_t)array->length &&
-            encode_lean(schema, array, start, end - start, bytes_max, &nodes, &body))
-            payload = joined(&nodes, &body);
-        if (payload == NULL) {
-            Py_CLEAR(payloads);
-            break;
-        }
-        PyList_SetItem(payloads, index, payload);
-        start = end;
-    }
-    free_bytes(&nodes);
-    free_bytes(&body);
-    return payloads;
-}
-
 // Items of bytes, one behind the other, and where each of them begins and the last one ends.
 typedef struct {
     Bytes offsets, data;
@@ -686,23 +655,50 @@ static PyObject *encode_records(Call *call)
     return payload;
 }
 
-// (batch, ends, bytes_max)
-static PyObject *encode_rows(Call *call)
+// (batch, bytes_max)
+static PyObject *encode_plain(Call *call)
 {
     uint64_t bytes_max;
-    Py_buffer ends;
     struct ArrowSchema *schema;
     struct ArrowArray *array;
-    if (!has_arguments(call, 3, 3) || !as_u64(call->args[2], &bytes_max) ||
-        PyObject_GetBuffer(call->args[1], &ends, PyBUF_ND | PyBUF_FORMAT) != 0)
+    if (!has_arguments(call, 2, 2) || !as_u64(call->args[1], &bytes_max))
         return NULL;
-    PyObject *payloads = NULL;
+    PyObject *payload = NULL;
+    Bytes nodes = {0}, body = {0};
     PyObject *capsules = PyObject_CallMethod(call->args[0], "__arrow_c_array__", NULL);
-    if (ends.format != NULL && strcmp(ends.format, "I") == 0 && open_batch(capsules, &schema, &array))
-        payloads = encode_parts(schema, array, &ends, bytes_max);
+    if (open_batch(capsules, &schema, &array) &&
+        encode_lean(schema, array, 0, (uint64_t)array->length, bytes_max, &nodes, &body))
+        payload = joined(&nodes, &body);
+    free_bytes(&nodes);
+    free_bytes(&body);
+    Py_XDECREF(capsules);
+    return payload;
+}
+
+// (batch, order, ends, bytes_max)
+static PyObject *begin_chunks(Call *call)
+{
+    uint64_t bytes_max;
+    Py_buffer ends, order = {0};
+    struct ArrowSchema *schema;
+    struct ArrowArray *array;
+    if (!has_arguments(call, 4, 4) || !as_u64(call->args[3], &bytes_max) ||
+        PyObject_GetBuffer(call->args[2], &ends, PyBUF_ND | PyBUF_FORMAT) != 0)
+        return NULL;
+    PyObject *made = NULL;
+    PyObject *capsules = PyObject_CallMethod(call->args[0], "__arrow_c_array__", NULL);
+    if (ends.format != NULL && strcmp(ends.format, "I") == 0 && open_batch(capsules, &schema, &array)) {
+        const uint32_t *bounds = ends.buf;
+        size_t count = (size_t)ends.len / sizeof *bounds;
+        Py_ssize_t rows = count > 0 ? (Py_ssize_t)bounds[count - 1] : 0;
+        if (call->args[1] == Py_None || open_numbers(call->args[1], rows, &order))
+            made = begin_all_chunks(schema, array, order.buf, bounds, count, bytes_max);
+    }
+    if (order.obj != NULL)
+        PyBuffer_Release(&order);
     Py_XDECREF(capsules);
     PyBuffer_Release(&ends);
-    return payloads;
+    return made;
 }
 
 // -- records ---------------------------------------------------------------------------------------------------------
@@ -740,7 +736,7 @@ static const Known known[] = {
     {"verify_chunk", verify_chunk, true},
     {"verify_payload", verify_payload, false},
     {"encode_header", encode_header, false},
-    {"encode_chunks", encode_chunks, false},
+    {"seal_chunks", seal_chunks, false},
     {"verify_placed", verify_placed, false},
     {"verify_run", verify_run, false},
     {"chained_checksums", chained_checksums, false},
@@ -749,7 +745,8 @@ static const Known known[] = {
     {"place_chunk", place_chunk, false},
     {"check_headers", check_headers, false},
     {"check", check, false},
-    {"encode_rows", encode_rows, false},
+    {"encode_plain", encode_plain, false},
+    {"begin_chunks", begin_chunks, false},
     {"encode_records", encode_records, false},
     {"decode_header", decode_header, true},
     {"with_header", with_header, false},

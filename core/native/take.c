@@ -26,6 +26,8 @@
 #define PLACES_TAG (4 << 3 | 2)
 #define BACKUPS_TAG (2 << 3 | 2)
 #define STATUS_SEGMENT 9
+// What is said of several statuses, behind all else: none has an error.
+static const uint8_t all_stored[] = {5 << 3, 1};
 
 typedef struct {
     Append append;
@@ -69,11 +71,16 @@ static bool answer_request(Take *take, const Frame *frame)
         return false;
     }
     to->size += head;
+    size_t chunks_before = call->chunks;
     for (call->at = 0; call->at < call->bulk.size;) {
         uint8_t header[HEADER_BYTES];
         memcpy(header, call->bulk.at + call->at, HEADER_BYTES);
         if (!append_chunk(call, header, to))
             return false;
+    }
+    if (!waits && call->chunks - chunks_before > 1 && !put_bytes(to, all_stored, sizeof all_stored)) {
+        PyErr_NoMemory();
+        return false;
     }
     uint32_t bytes = (uint32_t)(to->size - before - head);
     if (waits) {
@@ -199,10 +206,11 @@ static bool put_places(Bytes *places, uint64_t virtual_segment_id, PyObject *bac
     return put_bytes(places, start, (size_t)(end - start)) && put_bytes(places, ids, (size_t)(ids_end - ids));
 }
 
-// Statuses, each with its virtual segment as its last field.
-static bool put_placed(Bytes *answers, View statuses, const uint8_t *segment, size_t segment_bytes)
+// Statuses, each with its virtual segment as its last field; how many they are.
+static bool put_placed(Bytes *answers, View statuses, const uint8_t *segment, size_t segment_bytes, size_t *count)
 {
-    for (size_t at = 0; at < statuses.size;) {
+    *count = 0;
+    for (size_t at = 0; at < statuses.size; ++*count) {
         if (!is_within(statuses, at, 2) || statuses.at[at] != STATUS_TAG)
             return false;
         size_t bytes = statuses.at[at + 1];
@@ -227,9 +235,11 @@ static bool put_answers(Bytes *answers, View held, uint64_t virtual_segment_id, 
         View statuses = {held.at + at + HELD_BYTES, u32_at(held.at + at + 8)};
         if (!is_within(held, at + HELD_BYTES, statuses.size) || !make_room(answers, FRAME_BYTES))
             return false;
-        size_t before = answers->size;
+        size_t before = answers->size, count;
         answers->size += FRAME_BYTES;
-        if (!put_placed(answers, statuses, segment, segment_bytes) || !put_bytes(answers, places->at, places->size))
+        if (!put_placed(answers, statuses, segment, segment_bytes, &count) ||
+            !put_bytes(answers, places->at, places->size) ||
+            (count > 1 && !put_bytes(answers, all_stored, sizeof all_stored)))
             return false;
         write_reply(answers->at + before, MULTI_WRITE_CHUNKS, u64_at(held.at + at),
                     (uint32_t)(answers->size - before - FRAME_BYTES));

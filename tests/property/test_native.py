@@ -112,8 +112,14 @@ def test_places_that_are_none_are_the_twins_business(column: str, places: list[i
 @given(BATCHES_AND_SLICES, st.data())
 def test_payloads_are_those_of_python(batch: pa.RecordBatch, data: st.DataObject) -> None:
     assume(lean.is_lean(batch.schema))
-    cuts = data.draw(st.lists(st.integers(0, batch.num_rows), max_size=4))
-    compare("encode_rows", batch, array("I", [*sorted(cuts), batch.num_rows]), BYTES_MAX, asks=any_map(batch.schema))
+    rows = batch.num_rows
+    cuts = data.draw(st.lists(st.integers(0, rows), max_size=4))
+    compare("begin_chunks", batch, None, array("I", [*sorted(cuts), rows]), BYTES_MAX, asks=any_map(batch.schema))
+    compare("encode_plain", batch, BYTES_MAX, asks=any_map(batch.schema))
+    order = np.array(data.draw(st.lists(st.integers(0, rows - 1), max_size=12)) if rows else [], np.int64)
+    cuts = data.draw(st.lists(st.integers(0, len(order)), max_size=4))
+    # What Arrow puts below nulls of lists of fixed length is its own affair.
+    compare("begin_chunks", batch, order, array("I", [*sorted(cuts), len(order)]), BYTES_MAX, asks=True)
 
 
 @settings(max_examples=fuzz_examples(400, 60))
@@ -171,7 +177,9 @@ def test_payloads_of_many_rows_are_those_of_python(
     ]
     batch = pa.RecordBatch.from_arrays(columns, [str(at) for at in range(len(columns))]).slice(first)
     ends = sorted(random.randrange(rows + 1) for _ in range(3))
-    compare("encode_rows", batch, array("I", [*ends, rows]), 1 << 30)
+    compare("begin_chunks", batch, None, array("I", [*ends, rows]), 1 << 30)
+    order = np.array([random.randrange(rows) for _ in range(rows)])
+    compare("begin_chunks", batch, order, array("I", [*ends, rows]), 1 << 30)
 
 
 NUMBERS_OF_HEADERS = st.one_of(st.integers(-2, 2**65), st.integers(-(2**64), 2**64), NUMBERS)
@@ -201,7 +209,25 @@ def test_chunks_are_those_of_python(data: st.DataObject) -> None:
     number = data.draw(st.sampled_from((st.integers(0, 255), NUMBERS_OF_HEADERS)))
     common = data.draw(st.lists(number, min_size=7, max_size=7))
     signed = all(column.typecode in "ql" for column in made)
-    compare("encode_chunks", payloads, *columns, *common, asks=not signed)
+    sizes = array("q", map(len, payloads))
+    if data.draw(st.integers(0, 9)) == 0:
+        sizes[-1] += data.draw(st.sampled_from((1, 64, -1, -300, 2**62)))
+    blank = bytearray().join(bytes(HEADER_BYTES) + payload.ljust(padded(len(payload)), b"\0") for payload in payloads)
+    function = accelerated(*MODULES)["seal_chunks"]
+    twin, of_twin = twin_of(function), bytearray(blank)
+    assert twin is not None
+    with python_only():
+        expected = outcome(twin, of_twin, sizes, *columns, *common)
+    both, by_itself = bytearray(blank), bytearray(blank)
+    assert outcome(function, both, sizes, *columns, *common) == expected
+    alone_found = outcome(alone("seal_chunks"), by_itself, sizes, *columns, *common)
+    if expected.error is not None:
+        assert alone_found.error is not None, "it takes what is wrong"
+        return
+    assert both == of_twin
+    if signed:
+        assert alone_found == expected, "it does not know what is good"
+        assert by_itself == of_twin
 
 
 # --- decoding ----------------------------------------------------------------------------------------------

@@ -5,8 +5,6 @@ What the versions are is in ``kera.core.record_batch`` (1, an Arrow message) and
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -82,15 +80,3 @@ def encode_lean(batch: pa.RecordBatch, codec: Codec, schema: pa.Schema | None = 
     if not lean.is_lean(schema or batch.schema):
         return None
     return lean.encode(batch, ARROW_CODECS.get(codec), bytes_max=DECOMPRESSED_BYTES_MAX)
-
-
-def encode_lean_rows(
-    batch: pa.RecordBatch, ends: Sequence[int], schema: pa.Schema | None = None
-) -> Sequence[bytes | None]:
-    """The payloads of version 2 of the rows of a batch up to each of `ends`, from the one before, not compressed.
-
-    None where version 1 is for them, and `schema`, as in `encode_lean`.
-    """
-    if not lean.is_lean(schema or batch.schema):
-        return [None] * len(ends)
-    return lean.encode_rows(batch, array("I", ends), DECOMPRESSED_BYTES_MAX)

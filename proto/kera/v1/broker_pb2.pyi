@@ -61,7 +61,10 @@ class MultiWriteChunksResponse(_message.Message):
     ERROR_FIELD_NUMBER: _builtins.int
     STATUSES_FIELD_NUMBER: _builtins.int
     VIRTUAL_SEGMENTS_FIELD_NUMBER: _builtins.int
+    ALL_STORED_FIELD_NUMBER: _builtins.int
     request_id: _builtins.int
+    all_stored: _builtins.bool
+    """Set only if no status has an error: who has sent many chunks need not look at each. It may be missing all the same."""
     @_builtins.property
     def error(self) -> _common_pb2.Error:
         """Set when the request as a whole could not be read; then there are no statuses."""
@@ -81,10 +84,11 @@ class MultiWriteChunksResponse(_message.Message):
         error: _common_pb2.Error | None = ...,
         statuses: _abc.Iterable[Global___ChunkStatus] | None = ...,
         virtual_segments: _abc.Iterable[Global___VirtualSegmentPlaces] | None = ...,
+        all_stored: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "request_id", b"request_id", "statuses", b"statuses", "virtual_segments", b"virtual_segments"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_stored", b"all_stored", "error", b"error", "request_id", b"request_id", "statuses", b"statuses", "virtual_segments", b"virtual_segments"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

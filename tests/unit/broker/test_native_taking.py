@@ -304,6 +304,7 @@ def test_answers_are_what_the_messages_would_be(backup_ids: list[int], virtual_s
     for status in response.statuses:
         status.virtual_segment_id = virtual_segment_id
     response.virtual_segments.add(virtual_segment_id=virtual_segment_id, backup_ids=backup_ids)
+    response.all_stored = len(response.statuses) > 1
     expected = b"".join(encode_frame(Kind.REPLY, api.MULTI_WRITE_CHUNKS, 7, response, (), BULK_BYTES_MAX))
     assert native.held_answers(held, virtual_segment_id, backup_ids) == expected
 

@@ -177,6 +177,7 @@ async def test_of_a_bundle_whose_answer_has_an_error_the_others_are_stored(
         which = next(spoilt, None) if len(answer.statuses) == STREAMLETS else None
         if which is not None:
             answer.statuses[which].CopyFrom(broker_pb2.ChunkStatus(error=error_to_message(ArenaFull("no room"))))
+            answer.all_stored = False
 
     wide.loopback.amend = amend
     deliveries = [await give(await give(producer.send_batch("s", batch(READY + ROWS * number)))) for number in (0, 1)]

@@ -12,7 +12,7 @@ import threading
 import tracemalloc
 from array import array
 from collections.abc import Callable
-from itertools import pairwise, product
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,7 @@ from kera.core.errors import CorruptChunk
 from kera.core.header_table import check_headers
 from kera.core.lean import layout as lean_layout
 from kera.core.lean.layout import ENCODING_SHIFT, Kind, Places, put_prefix
+from kera.core.many_chunks import begin_chunks
 from kera.core.rpc import frames
 from kera.core.rpc.frames import with_header
 from tests.native_twins import (
@@ -122,6 +123,7 @@ def test_it_is_used_where_it_is_built() -> None:
     assert native.native is not None
     assert native.native.VERSION == native.VERSION
     assert accelerated(*MODULES).keys() == {
+        "begin_chunks",
         "chained_checksums",
         "check",
         "check_headers",
@@ -129,12 +131,12 @@ def test_it_is_used_where_it_is_built() -> None:
         "crc32c",
         "crc32c_each",
         "decode_header",
-        "encode_chunks",
         "encode_header",
+        "encode_plain",
         "encode_records",
-        "encode_rows",
         "place_chunk",
         "records",
+        "seal_chunks",
         "verify_chunk",
         "verify_header",
         "verify_payload",
@@ -197,7 +199,7 @@ FIELDS = (2, 2, 3, 1 << 60, 5, 6, 1 << 40, 7, 0, 9, 1 << 50, (1 << 50) - 1, (1 <
 OWN = [array("q", [number, 2**32 - 1, 0]) for number in range(3)] + [array("q", [-1, 7, 2**62]) for _ in range(3)]
 OWN[3] = array("q", [1, 2, 2**63 - 1])
 COMMON = (2, 3, 1 << 60, 4, 1 << 40, 0, 1 << 50)
-"""Of chunks, as `encode_chunks` takes what is their own, and what all of them have."""
+"""Of chunks, as `seal_chunks` takes what is their own, and what all of them have."""
 
 FRAME = with_header(b"head", frames.Kind.REQUEST, 1, 2, 9) + bytes(9)
 SPOILT_FRAMES = [FRAME[:at] + bytes([FRAME[at] ^ 1]) + FRAME[at + 1 :] for at in range(32)]
@@ -242,9 +244,19 @@ GOOD: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
 ]
 
 
+SIZES = array("q", [0, 64, 65])
+
+
+def unsealed() -> bytearray:
+    """Chunks with payloads of these sizes, without headers."""
+    payloads = [b"", b"x" * 64, b"y" * 65]
+    return bytearray().join(bytes(128) + payload + bytes(-len(payload) % 64) for payload in payloads)
+
+
 GOOD_CHUNKS: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
-    ("encode_chunks", ([b"", b"x" * 64, b"y" * 65], *OWN, *COMMON), {}),
-    ("encode_chunks", ([b"", b"x" * 64, b"y" * 65], *map(np.array, OWN), *COMMON), {}),
+    ("seal_chunks", (unsealed(), SIZES, *OWN, *COMMON), {}),
+    ("seal_chunks", (memoryview(unsealed()), np.array(SIZES), *map(np.array, OWN), *COMMON), {}),
+    ("seal_chunks", (bytearray(), *[array("q")] * 7, *COMMON), {}),
 ]
 
 
@@ -340,20 +352,21 @@ NOTHING_OF_THAT_KIND: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("decode_header", (memoryview(bytes(64)).cast("I"), 0, 9), {}),
     ("decode_header", (memoryview(FRAME), 0), {}),
     *((("decode_header", (memoryview(spoilt), 0, 9), {})) for spoilt in SPOILT_FRAMES),
-    ("encode_chunks", ([], *[array("q")] * 6, *COMMON), {}),
-    ("encode_chunks", ([b"", b"x", b"y"], *OWN[:5], *COMMON), {}),
-    ("encode_chunks", ((b"", b"x", b"y"), *OWN, *COMMON), {}),
-    ("encode_chunks", ([b"", b"x", bytearray(b"y")], *OWN, *COMMON), {}),
-    ("encode_chunks", ([b"", b"x"], *OWN, *COMMON), {}),
-    ("encode_chunks", ([b"", b"x", b"y"], *OWN[:5], array("q", [1, 2]), *COMMON), {}),
-    ("encode_chunks", ([b"", b"x", b"y"], *OWN[:5], array("i", [1, 2, 3]), *COMMON), {}),
-    ("encode_chunks", ([b"", b"x", b"y"], *OWN[:5], array("d", [1, 2, 3]), *COMMON), {}),
-    ("encode_chunks", ([b"", b"x", b"y"], *OWN[:5], [1, 2, 3], *COMMON), {}),
-    ("encode_chunks", ([b"", b"x", b"y"], *OWN[:5], np.arange(6)[::2], *COMMON), {}),
-    ("encode_chunks", ([b"", b"x", b"y"], array("q", [1, -1, 0]), *OWN[1:], *COMMON), {}),
-    ("encode_chunks", ([b"", b"x", b"y"], *OWN[:2], array("q", [1, 2**32, 0]), *OWN[3:], *COMMON), {}),
-    ("encode_chunks", ([b"", b"x", b"y"], *OWN, 256, *COMMON[1:]), {}),
-    ("encode_chunks", ([b"", b"x", b"y"], *OWN, *COMMON[:-1], "9"), {}),
+    ("seal_chunks", (unsealed(), SIZES, *OWN[:5], *COMMON), {}),
+    ("seal_chunks", (bytes(unsealed()), SIZES, *OWN, *COMMON), {}),
+    ("seal_chunks", (unsealed()[1:], SIZES, *OWN, *COMMON), {}),
+    ("seal_chunks", (unsealed(), SIZES[:2], *OWN, *COMMON), {}),
+    ("seal_chunks", (unsealed(), array("q", [0, -64, 65]), *OWN, *COMMON), {}),
+    ("seal_chunks", (unsealed(), array("q", [0, 64, 2**62]), *OWN, *COMMON), {}),
+    ("seal_chunks", (unsealed(), SIZES, *OWN[:5], array("q", [1, 2]), *COMMON), {}),
+    ("seal_chunks", (unsealed(), SIZES, *OWN[:5], array("i", [1, 2, 3]), *COMMON), {}),
+    ("seal_chunks", (unsealed(), SIZES, *OWN[:5], array("d", [1, 2, 3]), *COMMON), {}),
+    ("seal_chunks", (unsealed(), SIZES, *OWN[:5], [1, 2, 3], *COMMON), {}),
+    ("seal_chunks", (unsealed(), SIZES, *OWN[:5], np.arange(6)[::2], *COMMON), {}),
+    ("seal_chunks", (unsealed(), SIZES, array("q", [1, -1, 0]), *OWN[1:], *COMMON), {}),
+    ("seal_chunks", (unsealed(), SIZES, *OWN[:2], array("q", [1, 2**32, 0]), *OWN[3:], *COMMON), {}),
+    ("seal_chunks", (unsealed(), SIZES, *OWN, 256, *COMMON[1:]), {}),
+    ("seal_chunks", (unsealed(), SIZES, *OWN, *COMMON[:-1], "9"), {}),
     ("check_headers", (memoryview(RUN[:100]),), {}),
     ("check", (memoryview(PAYLOAD or b""), 3), {"bytes_max": 1 << 20, "compressed": False}),
     ("check", (memoryview(PAYLOAD or b""), 3, False, 1 << 20), {}),
@@ -612,19 +625,31 @@ def test_what_is_no_schema_is_no_type() -> None:
 @needs_native
 @pytest.mark.parametrize("ends", [[3], [0, 1, 1, 3], [2], []])
 @pytest.mark.parametrize("rows", [BATCH, PLAIN, BATCH.slice(1, 2).slice(0)], ids=["packed", "plain", "slice"])
-def test_payloads_of_parts_are_those_of_python(rows: pa.RecordBatch, ends: list[int]) -> None:
-    ends = [min(end, rows.num_rows) for end in ends]
-    made = alone("encode_rows")(rows, array("I", ends), 1 << 20)
-    parts = [rows.slice(start, end - start) for start, end in pairwise([0, *ends])]
+@pytest.mark.parametrize("order", [None, [2, 0, 1], [1, 1, 1]])
+def test_payloads_of_parts_are_those_of_python(rows: pa.RecordBatch, ends: list[int], order: list[int] | None) -> None:
+    bounds = array("I", [min(end, rows.num_rows) for end in ends])
+    last = bounds[-1] if bounds else 0
+    numbers = None if order is None else np.resize(np.array(order) % rows.num_rows, last)
+    made = alone("begin_chunks")(rows, numbers, bounds, 1 << 20)
+    twin = twin_of(begin_chunks)
+    assert twin is not None
     with python_only():
-        assert made == [lean.encode(part, None, bytes_max=1 << 20) for part in parts]
+        assert made == twin(rows, numbers, bounds, 1 << 20)
 
 
 @needs_native
 @pytest.mark.parametrize("ends", [[4], [2, 1], array("Q", [3]), array("i", [3]), [3, 2**32 - 1]])
-def test_parts_that_are_none_are_the_twin_s(ends: Any) -> None:
+@pytest.mark.parametrize("order", [None, np.array([0, 1, 2])])
+def test_parts_that_are_none_are_the_twin_s(ends: Any, order: Any) -> None:
     with pytest.raises(Refused):
-        alone("encode_rows")(BATCH, ends if isinstance(ends, array) else array("I", ends), 1 << 20)
+        alone("begin_chunks")(BATCH, order, ends if isinstance(ends, array) else array("I", ends), 1 << 20)
+
+
+@needs_native
+@pytest.mark.parametrize("order", [[0, 3], [-1, 0], [0], [0, 1, 2], np.array([0, 1], np.int32), [0, 2**40]])
+def test_rows_that_are_none_are_the_twin_s(order: Any) -> None:
+    with pytest.raises(Refused):
+        alone("begin_chunks")(BATCH, np.asarray(order), array("I", [2]), 1 << 20)
 
 
 RECORDS = [b"a" * n for n in (0, 1, 300, 2)]
@@ -673,24 +698,31 @@ def test_records_that_are_more_than_that_are_the_twin_s(arguments: tuple[Any, ..
         alone("encode_records")(*arguments)
 
 
+ORDER, ENDS = np.array([2, 0, 1]), array("I", [1, 3])
+
+
 @needs_native
 def test_nothing_is_kept_of_what_is_encoded_or_decoded() -> None:
     def use() -> None:
         for rows in (BATCH, PLAIN):
             lean.encode(rows, None, bytes_max=1 << 20)
             decoded(pa.py_buffer(payload_of(rows)), rows)
+            for order in (None, ORDER):
+                alone("begin_chunks")(rows, order, ENDS, 1 << 20)
+            with pytest.raises(Refused):
+                alone("begin_chunks")(rows, ORDER[::-1], ENDS, 1 << 20)
         for keys in KEYS:
             alone("encode_records")(RECORDS, TIMES, keys, 1 << 20)
             with pytest.raises(Refused):
                 alone("encode_records")([*RECORDS[1:], None], TIMES, keys, 1 << 20)
-        alone("encode_chunks")(chunks, *OWN, *COMMON)
+        alone("seal_chunks")(chunks, SIZES, *OWN, *COMMON)
         with pytest.raises(Refused):
-            alone("encode_chunks")(chunks, *OWN[:5], TIMES, *COMMON)
+            alone("seal_chunks")(chunks, SIZES, *OWN[:5], TIMES, *COMMON)
         with pytest.raises(Refused):
-            alone("encode_chunks")([*chunks[1:], None], *OWN, *COMMON)
+            alone("seal_chunks")(chunks, SIZES[1:], *OWN, *COMMON)
 
-    chunks = [b"", b"x" * 64, b"y" * 65]
-    held = (BATCH, PLAIN, BATCH.schema, RECORDS, TIMES, *RECORDS, *KEYS[1:], chunks, *chunks[1:], *OWN)
+    chunks = unsealed()
+    held = (BATCH, PLAIN, BATCH.schema, RECORDS, TIMES, *RECORDS, *KEYS[1:], chunks, SIZES, ORDER, ENDS, *OWN)
     use()
     gc.collect()
     references, memory = sum(map(sys.getrefcount, held)), pa.total_allocated_bytes()

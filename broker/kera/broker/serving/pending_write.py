@@ -29,6 +29,8 @@ class PendingWrite:
     """How many of those in `placed` are not on backups yet."""
     error: KeraError | None = None
     """Why they are not."""
+    refused = False
+    """A status has an error."""
     done = False
     future: Answer[WriteReply] | None = None
     """Of the reply, if that is not there at once."""

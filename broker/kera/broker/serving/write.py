@@ -244,6 +244,7 @@ class Writer:
                 self._counters.chunks_refused += 1
                 self._counters.not_owner += isinstance(error, NotOwner)
                 write.statuses.add(error=error_to_message(error))
+                write.refused = True
             write.at = chunk_end
 
     def _append_as_usual(self, write: PendingWrite, append_chunks: Callable[..., Any]) -> None:
@@ -417,7 +418,7 @@ class Writer:
         message = error_to_message(error)
         for _ in range(missing):
             write.statuses.add(error=message)
-        write.at, write.decided = len(write.bulk), True
+        write.at, write.decided, write.refused = len(write.bulk), True, True
 
     def _go_on(self, write: PendingWrite) -> None:
         """Answer a write that is decided, or wait for the next thing that it promises."""
@@ -435,6 +436,8 @@ class Writer:
         if self._fenced:
             acknowledged = [index for index, each in enumerate(write.statuses) if not each.HasField("error")]
             self._set_errors(write, acknowledged, _replaced())
+        if not write.refused and len(write.statuses) > 1:
+            write.response.all_stored = True
         write.done = True
         future = write.future
         if future is not None and not future.done():
@@ -469,6 +472,7 @@ class Writer:
             status = write.statuses[index]
             status.Clear()
             status.error.CopyFrom(error_to_message(error))
+            write.refused = True
 
 
 def _replaced() -> NotReplicated:

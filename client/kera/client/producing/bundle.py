@@ -13,12 +13,11 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-from kera.client.producing.encoding import Payload
 from kera.client.producing.lane import Lane, PendingChunk
 from kera.client.producing.outcome import BundleOutcome, Outcome
 from kera.client.producing.partition_payloads import Payloads
-from kera.core.chunk import HEADER_BYTES, flags_of, padded
-from kera.core.many_chunks import encode_chunks
+from kera.core.chunk import HEADER_BYTES, flags_of
+from kera.core.many_chunks import seal_chunks
 
 
 class Bundle:
@@ -37,13 +36,13 @@ class Bundle:
         """Of one of the lanes: all of them are of one stream and producer."""
         self.streamlets: list[int] = payloads.streamlets.tolist()
         self.record_counts: list[int] = payloads.record_counts.tolist()
-        self._payload_bytes = [*map(len, payloads.payloads)]
-        self.payload_bytes = sum(self._payload_bytes)
-        self._payloads = payloads._replace(payloads=[])
+        self.payload_bytes = int(payloads.payload_bytes.sum())
+        self._payloads = payloads
         self._sequences = sequences
         self._apart: list[PendingChunk] | None = None
-        self.bulk = encode_chunks(
-            payloads.payloads, payloads.streamlets, payloads.record_counts,
+        self.bulk = payloads.chunks
+        seal_chunks(
+            self.bulk, payloads.payload_bytes, payloads.streamlets, payloads.record_counts,
             array("q", [lane.producer_epoch for lane in lanes]), array("q", sequences),
             payloads.min_timestamps_us, payloads.max_timestamps_us,
             payloads.version, flags_of(identity.codec, typed=identity.typed), identity.stream_id,
@@ -58,23 +57,12 @@ class Bundle:
     def take_apart(self) -> list[PendingChunk]:
         """Its chunks, each by itself: always the same ones."""
         if self._apart is None:
-            self._apart, at, view = [], 0, memoryview(self.bulk)
-            columns = self._payloads
-            for index, (lane, sequence, size) in enumerate(
-                zip(self.lanes, self._sequences, self._payload_bytes, strict=True)
-            ):
-                start = at + HEADER_BYTES
-                payload = Payload(
-                    bytes(view[start : start + size]),
-                    self.record_counts[index],
-                    int(columns.min_timestamps_us[index]),
-                    int(columns.max_timestamps_us[index]),
-                    columns.schema_id,
-                    columns.version,
-                )
+            self._apart, start = [], 0
+            for lane, sequence, payload in zip(self.lanes, self._sequences, self._payloads.all(), strict=True):
                 chunk = PendingChunk(lane, payload, self.created_us, self.deadline_s, Outcome())
-                chunk.was_bundled(sequence, bytes(view[at:start]), sent=self.sent)
+                header = bytes(self.bulk[start : start + HEADER_BYTES])
+                chunk.was_bundled(sequence, header, sent=self.sent)
                 self._apart.append(chunk)
-                at = start + padded(size)
+                start += chunk.chunk_bytes
             self.delivered.take_apart([chunk.delivered for chunk in self._apart])
         return self._apart

@@ -47,12 +47,14 @@ class StoredBundle(NamedTuple):
     streamlets: Sequence[int]
     record_counts: Sequence[int]
     statuses: Sequence[broker_pb2.ChunkStatus]
+    """Of all chunks that were answered with them; theirs begin with the `first`."""
+    first: int
     places: Mapping[int, tuple[int, ...]]
     """The backups of virtual segments."""
 
     def delivery(self, index: int) -> Delivery:
         """That of one of the chunks, as users see it."""
-        status = self.statuses[index]
+        status = self.statuses[self.first + index]
         backups = self.places.get(status.virtual_segment_id, ())
         count, streamlet = self.record_counts[index], self.streamlets[index]
         return Stored(self.stream, self.stream_id, streamlet, count, status, backups).delivery()
@@ -68,7 +70,9 @@ class Deliveries(Sequence[Delivery]):
 
     def __init__(self, parts: Iterable[Delivery | StoredBundle]) -> None:
         self._parts = [*parts]
-        self._ends = [*accumulate(len(part.statuses) if isinstance(part, StoredBundle) else 1 for part in self._parts)]
+        self._ends = [
+            *accumulate(len(part.streamlets) if isinstance(part, StoredBundle) else 1 for part in self._parts)
+        ]
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
@@ -87,7 +91,7 @@ class Deliveries(Sequence[Delivery]):
         part = self._parts[which]
         if isinstance(part, Delivery):
             return part
-        return part.delivery(at - self._ends[which] + len(part.statuses))
+        return part.delivery(at - self._ends[which] + len(part.streamlets))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and [*self] == [*other]

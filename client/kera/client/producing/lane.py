@@ -25,6 +25,7 @@ behind a hole is taken.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -154,7 +155,7 @@ class Lane:
         """A chunk that was in a bundle was not sent: it waits, before all others. Returns those that are given up."""
         self.in_flight -= 1
         self.waiting.appendleft(chunk)
-        return self._all_returned()
+        return self.line_up()
 
     def take(self) -> PendingChunk:
         """The next chunk to send."""
@@ -168,15 +169,20 @@ class Lane:
     def acknowledged(self, chunk: PendingChunk) -> list[Failure]:
         """`chunk` is stored. Returns others that are given up now."""
         chunk.in_flight = False
-        return self.one_stored()
-
-    def one_stored(self) -> list[Failure]:
-        """The same, of a chunk that is in a bundle."""
         self._epoch_used = True
         self.in_flight -= 1
-        if not self._returned and self._hole_in_sequence is None:
-            return []
-        return self._all_returned()
+        return self.line_up() if self._returned or self._hole_in_sequence is not None else []
+
+    @staticmethod
+    def bundle_stored(lanes: Iterable[Lane]) -> list[Lane]:
+        """The chunks of a bundle are stored, one of each of `lanes`. Returns those that are to `line_up`, or wait."""
+        found = []
+        for lane in lanes:  # of a thousand, so there is no call for each
+            lane._epoch_used = True  # noqa: SLF001 - its own class
+            lane.in_flight -= 1
+            if lane.waiting or lane._returned or lane._hole_in_sequence is not None:  # noqa: SLF001
+                found.append(lane)
+        return found
 
     def refused(self, chunk: PendingChunk, error: KeraError, now_s: float) -> list[Failure]:
         """`chunk` came back. Returns the chunks that are given up now; if it is not among them it is sent again."""
@@ -193,7 +199,7 @@ class Lane:
             failures.append(Failure(chunk, self._final(chunk, error)))
             if self._before_hole(chunk):
                 self._hole_in_sequence = failures[0]
-        return failures + self._all_returned()
+        return failures + self.line_up()
 
     def abandon(self, error: KeraError) -> list[Failure]:
         """Give up all that is not in flight: nothing is sent any more. Returns it."""
@@ -217,7 +223,7 @@ class Lane:
     def _before_hole(self, chunk: PendingChunk) -> bool:
         return self._hole_in_sequence is None or chunk.sequence < self._hole_in_sequence.chunk.sequence
 
-    def _all_returned(self) -> list[Failure]:
+    def line_up(self) -> list[Failure]:
         """When nothing is in flight any more: line up what came back, in a new epoch if the old one is at its end."""
         if self.in_flight:
             return []

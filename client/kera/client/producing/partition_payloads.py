@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +15,10 @@ from kera.client.producing.encoding import Payload, limit_of, payloads, time_ran
 from kera.client.producing.partitioner import Partition
 from kera.client.producing.row_sizes import RowSizes, lean_room
 from kera.client.types import StreamDescription
-from kera.core.chunk import ALIGNMENT_BYTES, HEADER_BYTES, LEAN_VERSION, Codec
+from kera.core.chunk import ALIGNMENT_BYTES, HEADER_BYTES, LEAN_VERSION, Codec, padded
 from kera.core.lean import is_lean
-from kera.core.payload import encode_lean_rows
+from kera.core.many_chunks import NOT_LEAN, begin_chunks
+from kera.core.record_batch import DECOMPRESSED_BYTES_MAX
 from kera.core.written_out import may_grow
 
 TOGETHER_BYTES_MAX = 4 << 20
@@ -30,30 +32,46 @@ class Payloads(NamedTuple):
     """What goes into some chunks, in columns; see `Payload`."""
 
     streamlets: _Numbers
-    payloads: list[bytes]
+    chunks: memoryview
+    """The payloads in their places, with room for the headers; see ``kera.core.many_chunks``."""
+    payload_bytes: _Numbers
     record_counts: _Numbers
     min_timestamps_us: _Numbers
     max_timestamps_us: _Numbers
     schema_id: int
     version: int = LEAN_VERSION
 
-    def one(self, index: int) -> Payload:
-        """That of one of the chunks."""
-        return Payload(
-            self.payloads[index],
-            int(self.record_counts[index]),
-            int(self.min_timestamps_us[index]),
-            int(self.max_timestamps_us[index]),
-            self.schema_id,
-            self.version,
-        )
+    def ends(self) -> _Numbers:
+        """Where each chunk ends."""
+        return np.cumsum(HEADER_BYTES + (self.payload_bytes + ALIGNMENT_BYTES - 1 & -ALIGNMENT_BYTES))
 
-    def some(self, which: Sequence[int] | slice) -> Payloads:
-        """Those at these indexes."""
-        payloads = self.payloads
+    def all(self) -> Iterator[Payload]:
+        """Each by itself."""
+        columns = (self.payload_bytes, self.record_counts, self.min_timestamps_us, self.max_timestamps_us)
+        at = HEADER_BYTES
+        for size, count, low, high in zip(*(column.tolist() for column in columns), strict=True):
+            yield Payload(bytes(self.chunks[at : at + size]), count, low, high, self.schema_id, self.version)
+            at += padded(size) + HEADER_BYTES
+
+    def part(self, first: int, last: int) -> Payloads:
+        """Some that follow each other, up to the `last`."""
+        starts = np.concatenate(([0], self.ends()))
+        return self._columns(slice(first, last), self.chunks[int(starts[first]) : int(starts[last])])
+
+    def some(self, chosen: Sequence[int] | npt.NDArray[np.bool_]) -> Payloads:
+        """Those that are chosen, as chunks that follow each other again."""
+        which, ends = np.asarray(chosen), self.ends()
+        starts = np.concatenate(([0], ends[:-1]))
+        pieces = [
+            self.chunks[start:end] for start, end in zip(starts[which].tolist(), ends[which].tolist(), strict=True)
+        ]
+        return self._columns(which, memoryview(bytearray().join(pieces)))
+
+    def _columns(self, which: npt.NDArray[Any] | slice, chunks: memoryview) -> Payloads:
         return self._replace(
             streamlets=self.streamlets[which],
-            payloads=payloads[which] if isinstance(which, slice) else [payloads[index] for index in which],
+            chunks=chunks,
+            payload_bytes=self.payload_bytes[which],
             record_counts=self.record_counts[which],
             min_timestamps_us=self.min_timestamps_us[which],
             max_timestamps_us=self.max_timestamps_us[which],
@@ -61,13 +79,15 @@ class Payloads(NamedTuple):
 
     def cut(self, bytes_max: int, chunks_max: int) -> Iterator[Payloads]:
         """The same in parts of which each is so many chunks at most, of so many bytes, or a single one."""
-        sizes = (HEADER_BYTES + ALIGNMENT_BYTES - 1 + np.array([*map(len, self.payloads)])) & -ALIGNMENT_BYTES
-        ends = np.cumsum(sizes)
-        start, count = 0, len(ends)
+        count = len(self.streamlets)
+        if count <= chunks_max and len(self.chunks) <= bytes_max:
+            yield self
+            return
+        ends, start = self.ends(), 0
         while start < count:
             before = ends[start - 1] if start else 0
             end = max(start + 1, min(start + chunks_max, int(np.searchsorted(ends, before + bytes_max, "right"))))
-            yield self if end - start == count else self.some(slice(start, end))
+            yield self.part(start, end)
             start = end
 
 
@@ -88,43 +108,39 @@ def partition_payloads(
     at_once = lean and stream.codec is Codec.NONE and not may_grow(stream.schema) and is_lean(stream.schema)
     if at_once:
         partition = _divided(partition, target, chunk_bytes)
-    batch, ends = partition.batch, partition.ends
-    if not at_once or len(ends) == 1 or batch.num_rows > ROWS_TOGETHER_MAX * len(ends):
+    ends, row_count = partition.ends, partition.batch.num_rows
+    if not at_once or len(ends) == 1 or row_count > ROWS_TOGETHER_MAX * len(ends):
         for streamlet, rows in partition.parts():
-            size = chunk_bytes if rows is batch else None
+            size = chunk_bytes if rows.num_rows == row_count else None
             yield streamlet, payloads(rows, stream, chunk_bytes_max, now_us, size, lean=lean)
         return
-    rows_max = max(1, batch.num_rows * TOGETHER_BYTES_MAX // chunk_bytes)
+    rows_max = max(1, row_count * TOGETHER_BYTES_MAX // chunk_bytes)
     first = start = 0
     while first < len(ends):
         last = max(first + 1, bisect_right(ends, start + rows_max))
-        streamlets, bounds = partition.streamlets[first:last], [start, *ends[first:last]]
-        first, start = last, bounds[-1]
-        if start - bounds[0] <= rows_max:
-            rows = batch.slice(bounds[0], start - bounds[0])
-            made, alone = _made_together(
-                rows, streamlets, [end - bounds[0] for end in bounds[1:]], stream, target, now_us
-            )
-        else:
-            made, alone = None, {*streamlets}
+        part = partition.rows(start, ends[last - 1])._replace(
+            streamlets=partition.streamlets[first:last], ends=[end - start for end in ends[first:last]]
+        )
+        made, alone = None, {*part.streamlets}
+        if ends[last - 1] - start <= rows_max:
+            made, alone = _made_together(part, stream, target, now_us)
+        first, start = last, ends[last - 1]
         if made is not None and not alone:
             yield made
             continue
         at = 0
-        for index, streamlet in enumerate(streamlets):
+        for streamlet, rows in part.parts():
             if streamlet in alone:
-                part = batch.slice(bounds[index], bounds[index + 1] - bounds[index])
-                yield streamlet, payloads(part, stream, chunk_bytes_max, now_us, lean=lean)
+                yield streamlet, payloads(rows, stream, chunk_bytes_max, now_us, lean=lean)
             elif made is not None:
-                yield made.some([at])
+                yield made.part(at, at + 1)
                 at += 1
 
 
 def one_by_one(made: Payloads | tuple[int, Iterator[Payload]]) -> Iterator[tuple[int, Payload]]:
     """What `partition_payloads` gives, each chunk by itself, with its streamlet."""
     if isinstance(made, Payloads):
-        for index, streamlet in enumerate(made.streamlets.tolist()):
-            yield streamlet, made.one(index)
+        yield from zip(made.streamlets.tolist(), made.all(), strict=True)
     else:
         streamlet, of_streamlet = made
         for payload in of_streamlet:
@@ -144,7 +160,8 @@ def spread(
     else:
         step = max(1, rows * chunk_bytes_max // chunk_bytes)
         ends = [*range(step, rows, step), rows]
-    return Partition(batch, [(first + number) % streamlets for number in range(len(ends))], ends)
+    places = [number % streamlets for number in range(first, first + len(ends))]
+    return Partition(batch, places, ends, sized=lean)
 
 
 def _divided(partition: Partition, target: int, chunk_bytes: int) -> Partition:
@@ -152,10 +169,11 @@ def _divided(partition: Partition, target: int, chunk_bytes: int) -> Partition:
 
     `chunk_bytes`: of a chunk of all rows.
     """
-    batch, room = partition.batch, lean_room(target)
-    if chunk_bytes <= target or batch.num_rows * room > ROWS_TOGETHER_MAX * chunk_bytes:
+    room, row_count = lean_room(target), partition.batch.num_rows
+    if partition.sized or chunk_bytes <= target or row_count * room > ROWS_TOGETHER_MAX * chunk_bytes:
         return partition
-    sizes, start = RowSizes(batch), 0
+    grouped = partition.grouped()
+    sizes, start = RowSizes(grouped.batch), 0
     if sizes.largest(partition.ends) <= room:
         return partition
     streamlets: list[int] = []
@@ -165,56 +183,47 @@ def _divided(partition: Partition, target: int, chunk_bytes: int) -> Partition:
         streamlets += [streamlet] * len(bounds)
         ends += bounds
         start = end
-    return partition._replace(streamlets=streamlets, ends=ends)
+    return grouped._replace(streamlets=streamlets, ends=ends)
 
 
 def _made_together(
-    rows: pa.RecordBatch,
-    streamlets: Sequence[int],
-    ends: Sequence[int],
-    stream: StreamDescription,
-    target: int,
-    now_us: int,
+    partition: Partition, stream: StreamDescription, target: int, now_us: int
 ) -> tuple[Payloads | None, set[int]]:
     """A payload of the rows up to each end, but those of the streamlets whose parts have to be looked at.
 
     All of such a streamlet's: they stay in their order.
     """
-    made = encode_lean_rows(rows, ends, stream.schema)
+    chunks, sizes = begin_chunks(partition.batch, partition.order, array("I", partition.ends), DECOMPRESSED_BYTES_MAX)
+    payload_bytes, streamlets = np.frombuffer(sizes, np.int64), np.array(partition.streamlets, np.int64)
+    ends = np.array(partition.ends, np.int64)
+    starts = np.concatenate(([0], ends[:-1]))
+    lows, highs = _time_ranges(partition, starts, ends, stream, now_us)
+    there = payload_bytes != NOT_LEAN
+    columns = (streamlets, payload_bytes, ends - starts, lows, highs)
+    if not there.all():
+        columns = tuple(column[there] for column in columns)
+    places, sizes_there, counts, lows, highs = columns
+    made = Payloads(places, memoryview(chunks), sizes_there, counts, lows, highs, stream.schema_id)
     largest = target - target % ALIGNMENT_BYTES - HEADER_BYTES
-    alone = {
-        streamlet
-        for streamlet, payload in zip(streamlets, made, strict=True)
-        if payload is None or len(payload) > largest
-    }
-    good = [
-        payload
-        for streamlet, payload in zip(streamlets, made, strict=True)
-        if payload is not None and streamlet not in alone
-    ]
-    if not good:
-        return None, alone
-    up_to, places = np.array(ends, np.int64), np.array(streamlets, np.int64)
-    starts = np.concatenate(([0], up_to[:-1]))
-    lows, highs = _time_ranges(rows, starts, up_to, stream, now_us)
-    columns = (places, up_to - starts, lows, highs)
+    alone = {*streamlets[~there].tolist(), *places[sizes_there > largest].tolist()}
     if alone:
-        together = np.array([streamlet not in alone for streamlet in streamlets])
-        columns = tuple(column[together] for column in columns)
-    places, counts, lows, highs = columns
-    return Payloads(places, good, counts, lows, highs, stream.schema_id), alone
+        together = ~np.isin(places, [*alone])
+        return (made.some(together) if together.any() else None), alone
+    return made, alone
 
 
 def _time_ranges(
-    rows: pa.RecordBatch, starts: _Numbers, ends: _Numbers, stream: StreamDescription, now_us: int
+    partition: Partition, starts: _Numbers, ends: _Numbers, stream: StreamDescription, now_us: int
 ) -> tuple[_Numbers, _Numbers]:
     """The first and the last time of the rows up to each end, of which each has some."""
-    times = times_of(rows, stream)
+    times = times_of(partition.batch, stream)
     if times is None:
         return np.full(len(ends), now_us, np.int64), np.full(len(ends), now_us, np.int64)
     if times.null_count:
-        pieces = (rows.slice(start, end - start) for start, end in zip(starts.tolist(), ends.tolist(), strict=True))
-        lows, highs = zip(*(time_range(piece, stream, now_us) for piece in pieces), strict=True)
+        ranges = (time_range(rows, stream, now_us) for _, rows in partition.parts())
+        lows, highs = zip(*ranges, strict=True)
         return np.array(lows, np.int64), np.array(highs, np.int64)
     numbers = np.frombuffer(times.buffers()[1], np.int64, len(times), 8 * times.offset)
+    if partition.order is not None:
+        numbers = numbers[partition.order]
     return np.minimum.reduceat(numbers, starts), np.maximum.reduceat(numbers, starts)

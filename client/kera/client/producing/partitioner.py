@@ -25,22 +25,43 @@ def streamlet_of(key: bytes, streamlets: int) -> int:
 
 
 class Partition(NamedTuple):
-    """Rows by streamlet: those of each follow each other."""
+    """Rows by streamlet."""
 
     batch: pa.RecordBatch
     streamlets: Sequence[int]
     ends: Sequence[int]
-    """Where in `batch` the rows of each streamlet end."""
+    """Where the rows of each streamlet end."""
     order: npt.NDArray[np.int64] | None = None
-    """Where each row was in the batch that was partitioned; None: where it is now."""
+    """Which row of `batch` is the next one, so that those of a streamlet follow each other; None: as they are."""
+    sized: bool = False
+    """The rows of each fit into a chunk."""
+
+    def grouped(self) -> Partition:
+        """The same, with its rows in this order.
+
+        They are taken once, and cut: a take for each streamlet would cost as much as all rows.
+        """
+        if self.order is None:
+            return self
+        batch, rows = self.batch, pa.array(self.order)
+        # Without the columns of nulls, which are alike.
+        columns = [column if column.null_count == len(column) else column.take(rows) for column in batch.columns]
+        return self._replace(batch=pa.RecordBatch.from_arrays(columns, schema=batch.schema), order=None)
+
+    def rows(self, start: int, end: int) -> Partition:
+        """Some of the rows, by their order, as those of one streamlet or of several."""
+        if self.order is None:
+            return self._replace(batch=self.batch.slice(start, end - start))
+        return self._replace(order=self.order[start:end])
 
     def parts(self) -> list[tuple[int, pa.RecordBatch]]:
         """The rows of each streamlet as a batch."""
+        batch = self.grouped().batch
         if len(self.streamlets) == 1:
-            return [(self.streamlets[0], self.batch)]
+            return [(self.streamlets[0], batch)]
         bounds = pairwise([0, *self.ends])
         return [
-            (streamlet, self.batch.slice(start, end - start))
+            (streamlet, batch.slice(start, end - start))
             for streamlet, (start, end) in zip(self.streamlets, bounds, strict=True)
         ]
 
@@ -65,11 +86,7 @@ def partition_by_key(batch: pa.RecordBatch, keys: pa.Array, streamlets: int, key
     ends = np.append(np.flatnonzero(places[1:] != places[:-1]) + 1, len(places))
     if len(ends) == 1:
         return whole(batch, int(places[0]))
-    # Once, and cut: a take for each streamlet would cost as much as all rows. Without those of nulls, which are alike.
-    rows = pa.array(order)
-    columns = [column if column.null_count == len(column) else column.take(rows) for column in batch.columns]
-    grouped = pa.RecordBatch.from_arrays(columns, schema=batch.schema)
-    return Partition(grouped, places[ends - 1].tolist(), ends.tolist(), order)
+    return Partition(batch, places[ends - 1].tolist(), ends.tolist(), order)
 
 
 def whole(batch: pa.RecordBatch, streamlet: int) -> Partition:

@@ -261,7 +261,7 @@ class Producer:
             ):
                 if isinstance(made, Payloads):
                     for payloads in made.cut(self._bundle_bytes_max, self._limits.request_chunks_max):
-                        await self._room_for(sum(map(len, payloads.payloads)), stream)
+                        await self._room_for(int(payloads.payload_bytes.sum()), stream)
                         outcomes += writer.enqueue_together(payloads, now_us, self._loop.time())
                         await self._let_send()
                     continue

@@ -139,7 +139,7 @@ class Routes:
             sequences.append(sequence)
         outcomes = []
         for sender, (indexes, of_sender, sequences) in found.items():
-            part = payloads if len(indexes) == len(payloads.payloads) else payloads.some(indexes)
+            part = payloads if len(indexes) == len(payloads.streamlets) else payloads.some(indexes)
             try:
                 bundle = Bundle(of_sender, sequences, part, created_us, deadline_s)
             except BaseException:

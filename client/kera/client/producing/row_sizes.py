@@ -52,6 +52,8 @@ class RowSizes:
                 each += column.nbytes / rows
         self._up_to = up_to - up_to[0] + each * np.arange(rows + 1)
         """The rows before each."""
+        self._same = rows > 0 and bool((np.diff(up_to) == (up_to[-1] - up_to[0]) / rows).all())
+        """Whether all rows are of one size."""
         self._list: list[float] | None = None
 
     def largest(self, ends: Sequence[int]) -> float:
@@ -60,6 +62,9 @@ class RowSizes:
 
     def ends(self, start: int, end: int, room: int) -> list[int]:
         """Where to cut the rows from `start` to `end`, so that each part has room, or is one row; the last is `end`."""
+        if self._same:
+            step = max(1, int(room / self._up_to[1])) if self._up_to[1] else end
+            return [*range(start + step, end, step), end]
         if self._list is None:
             self._list = self._up_to.tolist()
         up_to, found = self._list, []

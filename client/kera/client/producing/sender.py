@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from kera.client.cluster.asking import broker_failed
@@ -51,7 +50,7 @@ class LaneOwner(Protocol):
         ...
 
     @property
-    def unsettled(self) -> AbstractSet[Lane]:
+    def unsettled(self) -> set[Lane]:
         """The lanes that are told of each chunk that is delivered; the others, while they have more to send."""
         ...
 
@@ -245,7 +244,7 @@ class Sender:
             self._refused(bundles, chunks, error)
             return
         message = done.result().message
-        statuses = list(message.statuses)
+        statuses: Sequence[broker_pb2.ChunkStatus] = message.statuses
         count = sum(len(bundle.lanes) for bundle in bundles) + len(chunks)
         if len(statuses) != count:
             text = f"broker {self.broker_id} answered {len(statuses)} chunks of {count}"
@@ -253,7 +252,7 @@ class Sender:
             return
         places = {place.virtual_segment_id: tuple(place.backup_ids) for place in message.virtual_segments}
         if bundles:
-            chunks, statuses = self._bundles_stored(bundles, chunks, statuses, places)
+            chunks, statuses = self._bundles_stored(bundles, chunks, statuses, places, all_stored=message.all_stored)
         failed = self._stored(chunks, statuses, places)
         if failed:
             self._came_back(failed)
@@ -265,34 +264,47 @@ class Sender:
         self,
         bundles: list[Bundle],
         chunks: list[PendingChunk],
-        statuses: list[broker_pb2.ChunkStatus],
+        statuses: Sequence[broker_pb2.ChunkStatus],
         places: Mapping[int, tuple[int, ...]],
+        *,
+        all_stored: bool,
     ) -> tuple[list[PendingChunk], list[broker_pb2.ChunkStatus]]:
-        """Bundles were answered, and `chunks` behind them. Returns the latter, and those of bundles with failures."""
+        """Bundles were answered, and `chunks` behind them. Returns the latter, and those of bundles with failures.
+
+        `all_stored`: there are none, which saves a look at each.
+        """
         apart: list[PendingChunk] = []
         left: list[broker_pb2.ChunkStatus] = []
         start = 0
         for bundle in bundles:
             end = start + len(bundle.lanes)
-            of_bundle, start = statuses[start:end], end
-            if any(status.HasField("error") for status in of_bundle):
+            first, start = start, end
+            if not all_stored and any(status.HasField("error") for status in statuses[first:end]):
                 apart += self._buffer.take_apart(bundle)
-                left += of_bundle
+                left += statuses[first:end]
                 continue
             identity = bundle.identity
             self._buffer.deliver_bundle(
                 bundle,
                 StoredBundle(
-                    identity.stream, identity.stream_id, bundle.streamlets, bundle.record_counts, of_bundle, places
+                    identity.stream,
+                    identity.stream_id,
+                    bundle.streamlets,
+                    bundle.record_counts,
+                    statuses,
+                    first,
+                    places,
                 ),
             )
-            unsettled = self._owner.unsettled
-            for lane in bundle.lanes:
-                for failure in lane.one_stored():
+            for lane in Lane.bundle_stored(bundle.lanes):
+                for failure in lane.line_up():
                     self._buffer.finish(*failure)
-                if lane.waiting or lane in unsettled:
+                if lane.waiting:
                     self._owner.delivered(lane)
-        return apart + chunks, left + statuses[start:]
+            if self._owner.unsettled:
+                for lane in self._owner.unsettled.intersection(bundle.lanes):
+                    self._owner.delivered(lane)
+        return apart + chunks, left + list(statuses[start:])
 
     def _stored(
         self,

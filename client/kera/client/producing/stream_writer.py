@@ -341,9 +341,10 @@ class StreamWriter:
         deadline_s = accepted_s + self._delivery_timeout_s
         bundled, others = self._routes.add_bundles(self.lanes, payloads, created_us, deadline_s)
         outcomes: list[Outcome | BundleOutcome] = [*bundled]
-        for index in others:
-            outcomes.append(outcome := Outcome())
-            self.enqueue(int(payloads.streamlets[index]), payloads.one(index), created_us, outcome, accepted_s)
+        if others:
+            for streamlet, payload in one_by_one(payloads.some(others)):
+                outcomes.append(outcome := Outcome())
+                self.enqueue(streamlet, payload, created_us, outcome, accepted_s)
         return outcomes
 
     def open_records(self) -> int:

@@ -140,6 +140,7 @@ class FakeBroker:
                 status.durability = stream.message.config.durability
             except KeraError as error:
                 status.error.CopyFrom(error_to_message(error))
+        response.all_stored = not any(status.HasField("error") for status in response.statuses)
         self._changes.wake()
         return Reply(response)
 

@@ -6,8 +6,6 @@ so that readers have them in place. What is the same in each record takes nothin
 
 from __future__ import annotations
 
-from array import array
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -68,16 +66,13 @@ def encode(batch: pa.RecordBatch, codec: str | None, *, bytes_max: int) -> bytes
     None when readers would not take it (see `check`), or when it has more nodes than there is room for. Raises
     `InvalidArgument` if its schema is not lean.
     """
-    if codec is not None:
-        return _encode(batch, codec, bytes_max)
-    (payload,) = encode_rows(batch, array("I", [batch.num_rows]), bytes_max)
-    return payload
+    return encode_plain(batch, bytes_max) if codec is None else _encode(batch, codec, bytes_max)
 
 
 @accelerated()
-def encode_rows(batch: pa.RecordBatch, ends: array[int], bytes_max: int) -> list[bytes | None]:
-    """The lean payloads of the rows of a batch up to each of `ends`, ascending, from the one before; see `encode`."""
-    return [_encode(batch.slice(start, end - start), None, bytes_max) for start, end in pairwise([0, *ends])]
+def encode_plain(batch: pa.RecordBatch, bytes_max: int) -> bytes | None:
+    """The same without compression."""
+    return _encode(batch, None, bytes_max)
 
 
 def _encode(batch: pa.RecordBatch, codec: str | None, bytes_max: int) -> bytes | None:
@@ -225,9 +220,9 @@ class _Writer:
 
 
 def _bits(buffer: pa.Buffer, offset: int, count: int) -> npt.NDArray[np.uint8]:
-    """`count` bits from that one on, as bytes of their own."""
+    """`count` bits from that one on, as bytes of their own; behind the last one are zeros."""
     first, size = offset // 8, -(-(offset % 8 + count) // 8)
     held = np.frombuffer(buffer, np.uint8, size, first)
-    if offset % 8 == 0:
+    if offset % 8 == 0 and count % 8 == 0:
         return held
     return np.packbits(np.unpackbits(held, bitorder="little")[offset % 8 : offset % 8 + count], bitorder="little")
