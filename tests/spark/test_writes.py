@@ -305,7 +305,6 @@ def test_many_large_rows_fill_many_chunks_and_segments(kera: Kera, stream: str) 
     ("options", "named", "what"),
     [
         ({"schema": pa.schema([("value", pa.string())])}, True, "streams with a schema of their own"),
-        ({"codec": "lz4"}, True, "streams that are compressed"),
         ({}, False, "rows that each name their stream"),
     ],
 )
@@ -319,6 +318,19 @@ def test_what_the_columnar_engine_does_not_write_is_said_with_the_way_out(
         save(kera, frame if named else frame.withColumn("stream", F.lit(stream)), stream if named else None)
     assert f"option engine: the columnar engine does not write {what}" in str(raised.value)
     assert "set it to python, and Python workers write them" in str(raised.value)
+
+
+@pytest.mark.parametrize("codec", ["lz4", "zstd"])
+@both_engines
+def test_a_stream_may_be_compressed(kera: Kera, stream: str, codec: str) -> None:
+    kera.create(stream, codec=codec, streamlets=2)
+    value = F.rpad(F.col("value"), 100, " ").alias("value")
+
+    save(kera, counting(kera, 20_000).select(value, F.col("value").alias("key")), stream)
+
+    assert numbers(kera, stream) == Counter(range(20_000))
+    read = kera.read(stream).select(F.trim(F.col("value").cast("string")).alias("value"))
+    assert sorted(int(row.value) for row in read.collect()) == list(range(20_000))
 
 
 # --- batches again -----------------------------------------------------------------------------------------

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kera.core.chunk import Codec
 from kera.core.errors import (
     InvalidArgument,
     KeraError,
@@ -85,8 +84,6 @@ def open_write(
         raise _pythons("rows that each name their stream in a column")
     if stream.typed:
         raise _pythons(f"streams with a schema of their own, as '{stream.name}' has")
-    if stream.codec is not Codec.NONE:
-        raise _pythons(f"streams that are compressed, as '{stream.name}' is")
     named = ("batch", options.app_id or name) if query is None else ("query", query)
     client, limit = ClientSettings.load(), stream.segment_bytes_min
     return {
@@ -94,6 +91,7 @@ def open_write(
         "stream": stream.name,
         "stream_id": stream.stream_id,
         "schema_id": stream.schema_id,
+        "codec": int(stream.codec),
         "streamlets": stream.config.streamlets,
         "chunk_bytes": min(CHUNK_BYTES, limit // CHUNKS_PER_SEGMENT) if limit else CHUNK_BYTES,
         "chunk_bytes_max": limit or 2 * CHUNK_BYTES,

@@ -36,6 +36,7 @@ final class ChunkSender implements Closeable {
     private static final int ALIGNMENT_BYTES = 64;
     private static final byte[] MAGIC = {'K', 'E', 'R', 'A'};
     private static final byte LEAN_VERSION = 2;
+    private static final byte COMPRESSED = 1;
     private static final int PAYLOAD_AT = Frames.HEADER_BYTES + Wire.ONE_CHUNK.length + CHUNK_HEADER_BYTES;
     /** So many chunks are under way at once, of so many bytes, and at least one. */
     private static final int UNDER_WAY_MAX = 64;
@@ -258,9 +259,9 @@ final class ChunkSender implements Closeable {
     private ByteBuffer encoded(Outlet outlet) {
         Rows rows = outlet.first();
         long nowUs = System.currentTimeMillis() * 1000;
-        long room = PAYLOAD_AT + LeanEncoder.OVERHEAD_BYTES + rows.bytes() + ALIGNMENT_BYTES;
+        long room = PAYLOAD_AT + LeanEncoder.bound(rows.bytes(), target.codec()) + ALIGNMENT_BYTES;
         ByteBuffer frame = Buffers.take(Math.toIntExact(room)).order(ByteOrder.LITTLE_ENDIAN);
-        encoder.encode(rows, nowUs, frame.position(PAYLOAD_AT));
+        encoder.encode(rows, nowUs, target.codec(), frame.position(PAYLOAD_AT));
         int payloadBytes = frame.position() - PAYLOAD_AT;
         while ((frame.position() - PAYLOAD_AT) % ALIGNMENT_BYTES != 0) {
             frame.put((byte) 0);
@@ -274,9 +275,9 @@ final class ChunkSender implements Closeable {
         }
         int headerAt = PAYLOAD_AT - CHUNK_HEADER_BYTES;
         frame.position(headerAt - Wire.ONE_CHUNK.length).put(Wire.ONE_CHUNK);
-        frame.put(MAGIC).put(LEAN_VERSION).put((byte) 0).putShort((short) CHUNK_HEADER_BYTES).putInt(payloadBytes)
+        frame.put(MAGIC).put(LEAN_VERSION).put(target.codec() == Compression.NONE ? 0 : COMPRESSED).putShort((short) CHUNK_HEADER_BYTES).putInt(payloadBytes)
                 .putInt(rows.count()).putLong(target.streamId()).putInt(outlet.streamlet).putInt(target.schemaId())
-                .putLong(producerId).putInt(producerEpoch).putInt(0).putLong(outlet.sequence()).putLong(nowUs)
+                .putLong(producerId).putInt(producerEpoch).putInt(target.codec()).putLong(outlet.sequence()).putLong(nowUs)
                 .putLong(encoder.timeMin()).putLong(encoder.timeMax())
                 .putInt(checksum(frame, PAYLOAD_AT, frame.limit()));
         frame.putInt(checksum(frame, headerAt, headerAt + HEADER_CRC_AT)).put(new byte[PLACEMENT_BYTES]);

@@ -12,7 +12,7 @@ final class LeanEncoder {
     /** A column of more is left as it is, for readers to have it in place. */
     private static final int PACKED_VALUES_MAX = 1024;
     /** All nodes of the four columns, and what is before and between them. */
-    static final int OVERHEAD_BYTES = 256;
+    private static final int OVERHEAD_BYTES = 256;
 
     private static final int NULL = 0;
     private static final int FIXED_8 = 5;
@@ -32,6 +32,8 @@ final class LeanEncoder {
     private final ByteBuffer nodes = ByteBuffer.allocate(OVERHEAD_BYTES).order(ByteOrder.LITTLE_ENDIAN);
     private ByteBuffer out;
     private int bodyAt;
+    /** For payloads that are to be compressed. */
+    private ByteBuffer plain = ByteBuffer.allocate(0);
     /** Of the rows that were encoded last. */
     private long timeMin;
     private long timeMax;
@@ -44,8 +46,33 @@ final class LeanEncoder {
         return timeMax;
     }
 
+    /** What the payload of rows of so many bytes takes at most. */
+    static long bound(long bytes, int codec) {
+        long plain = bytes + OVERHEAD_BYTES;
+        return codec == Compression.NONE ? plain : Compression.bound(plain);
+    }
+
     /** Put the payload of {@code rows} where {@code into} is; rows without a time are of {@code nowUs}. */
-    void encode(Rows rows, long nowUs, ByteBuffer into) {
+    void encode(Rows rows, long nowUs, int codec, ByteBuffer into) {
+        if (codec == Compression.NONE) {
+            encode(rows, nowUs, into);
+            return;
+        }
+        long room = rows.bytes() + OVERHEAD_BYTES;
+        if (plain.capacity() < room) {
+            plain = ByteBuffer.allocate(Math.toIntExact(room)).order(ByteOrder.LITTLE_ENDIAN);
+        }
+        encode(rows, nowUs, plain.clear());
+        int bodyBytes = plain.position() - bodyAt;
+        int start = into.position();
+        into.putShort((short) nodes.limit()).putInt(bodyBytes).put(nodes.rewind());
+        while ((into.position() - start & 7) != 0) {
+            into.put((byte) 0);
+        }
+        Compression.compress(codec, plain.array(), bodyAt, bodyBytes, into);
+    }
+
+    private void encode(Rows rows, long nowUs, ByteBuffer into) {
         out = into;
         measure(rows, nowUs);
         nodes.clear();

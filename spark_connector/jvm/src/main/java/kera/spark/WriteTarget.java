@@ -14,8 +14,8 @@ import com.fasterxml.jackson.databind.JsonNode;
  * @param room what a record has to fit into, in words
  * @param owners the broker of each streamlet, as far as is known; it changes
  */
-record WriteTarget(String bootstrap, String stream, long streamId, int schemaId, int streamlets, int chunkBytes,
-        long chunkBytesMax, String room, long requestTimeoutMs, long connectTimeoutMs, String transport,
+record WriteTarget(String bootstrap, String stream, long streamId, int schemaId, int codec, int streamlets,
+        int chunkBytes, long chunkBytesMax, String room, long requestTimeoutMs, long connectTimeoutMs, String transport,
         Map<Integer, Broker> brokers, int[] owners) {
 
     /** From its JSON text. */
@@ -24,8 +24,9 @@ record WriteTarget(String bootstrap, String stream, long streamId, int schemaId,
             JsonNode node = Service.JSON.readTree(json);
             int streamlets = node.get("streamlets").asInt();
             WriteTarget made = new WriteTarget(node.get("bootstrap").asText(), node.get("stream").asText(),
-                    node.get("stream_id").asLong(), node.get("schema_id").asInt(), streamlets,
-                    node.get("chunk_bytes").asInt(), node.get("chunk_bytes_max").asLong(), node.get("room").asText(),
+                    node.get("stream_id").asLong(), node.get("schema_id").asInt(), node.get("codec").asInt(),
+                    streamlets, node.get("chunk_bytes").asInt(), node.get("chunk_bytes_max").asLong(),
+                    node.get("room").asText(),
                     node.get("request_timeout_ms").asLong(), node.get("connect_timeout_ms").asLong(),
                     node.get("transport").asText(), new HashMap<>(), new int[streamlets]);
             for (int streamlet = 0; streamlet < streamlets; streamlet++) {
