@@ -2,6 +2,8 @@
 
     java_job.py BOOTSTRAP STREAM ENGINE...
 
+Of an engine that is told as ``write:ENGINE`` it has the values of the stream written to one called ``STREAM-copy``.
+
 It is started by Spark's JVM (`tests.spark.submitting`), which decides about everything else. The first line it prints
 says which Java that is, once Spark has answered a query of its own; then there is one per read, all of them JSON.
 """
@@ -34,6 +36,13 @@ def read(spark: SparkSession, bootstrap: str, stream: str, engine: str) -> dict[
     return {"values": values, "columns": "ColumnarToRow" in plan.queryExecution().executedPlan().toString()}
 
 
+def copy(spark: SparkSession, bootstrap: str, stream: str, engine: str) -> None:
+    """Write the values of the stream to another one."""
+    frame = spark.read.format("kera").option("kera.bootstrap.servers", bootstrap).load(stream).select("key", "value")
+    writer = frame.write.format("kera").option("kera.bootstrap.servers", bootstrap).option("engine", engine)
+    writer.mode("append").save(f"{stream}-copy")
+
+
 def main() -> None:
     """Do as the command line says."""
     bootstrap, stream, *engines = sys.argv[1:]
@@ -42,7 +51,10 @@ def main() -> None:
     assert spark.range(10, numPartitions=2).selectExpr("sum(id % 7) as sum").collect()[0]["sum"] == 24
     report(java=jvm.System.getProperty("java.specification.version"))
     for engine in engines:
-        report(engine=engine, **read(spark, bootstrap, stream, engine))
+        if engine.startswith("write:"):
+            copy(spark, bootstrap, stream, engine.removeprefix("write:"))
+        else:
+            report(engine=engine, **read(spark, bootstrap, stream, engine))
     report(executors=spark.sparkContext._jsc.sc().statusTracker().getExecutorInfos().__len__() - 1)
 
 

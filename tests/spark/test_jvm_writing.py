@@ -779,6 +779,30 @@ def stored(kera: Kera, stream: str) -> Counter[int]:
     return kera.run(read)
 
 
+def test_a_task_goes_on_where_a_streamlet_has_moved(jvm: Threads, kera: Kera, stream: str) -> None:
+    kera.create(stream, streamlets=1)
+    writer = attempt(jvm, kera, stream, "moving", chunk_bytes=10_000)
+    for first in range(0, 1_000, 250):
+        rows = [[None, text(b"%d" % number)] for number in range(first, first + 250)]
+        writer.do("write", rows=rows)
+        move(kera, stream)
+
+    assert writer.do("commit")["appended"] == 1_000
+    assert stored(kera, stream) == Counter(range(1_000))
+
+
+def move(kera: Kera, stream: str) -> None:
+    """The only streamlet of a stream goes to the other broker."""
+
+    async def move(client: Client) -> None:
+        described = await client.admin.describe_stream(stream)
+        brokers = {broker.broker_id for broker in (await client.admin.describe_cluster()).brokers}
+        (other,) = brokers - {described.assignments[0].broker_id}
+        await client.admin.move_streamlet(stream, 0, other)
+
+    kera.run(move)
+
+
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)])
 def test_attempts_side_by_side_and_one_after_the_other_store_each_row_once(
     jvm: Threads, kera: Kera, stream: str, seed: int

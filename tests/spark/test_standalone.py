@@ -13,14 +13,17 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 JOB = Path(__file__).with_name("java_job.py")
 
 
-def test_executors_read_with_the_jar_that_the_application_brings(kera: Kera, stream: str, tmp_path: Path) -> None:
+def test_executors_read_and_write_with_the_jar_that_the_application_brings(
+    kera: Kera, stream: str, tmp_path: Path
+) -> None:
     kera.create(stream, streamlets=4)
+    kera.create(f"{stream}-copy", streamlets=3)
     sent = kera.send(stream, range(1000), flush_every=50)
     java, options = java_of_tests(), module_options(kera.spark)
 
     with standalone(tmp_path / "cluster", java, options) as cluster:
         done = submit(
-            *(JOB, kera.bootstrap, stream, "columnar"),
+            *(JOB, kera.bootstrap, stream, "columnar", "write:columnar"),
             java=java,
             options=options,
             folder=tmp_path,
@@ -35,3 +38,5 @@ def test_executors_read_with_the_jar_that_the_application_brings(kera: Kera, str
         {"executors": 2},
     ]
     assert all(copies), "an executor has no jar of its own"
+    written = kera.read(f"{stream}-copy").collect()
+    assert sorted((row.key, row.value) for row in written) == sorted((record.key, record.value) for record in sent)

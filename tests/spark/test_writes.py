@@ -289,6 +289,16 @@ def test_a_frame_without_rows_writes_nothing(kera: Kera, stream: str) -> None:
 
 
 @both_engines
+def test_partitions_may_be_many_and_some_of_them_empty(kera: Kera, stream: str) -> None:
+    kera.create(stream, streamlets=STREAMLETS)
+    frame = counting(kera, 200, partitions=40).where(F.col("value") % 20 < 7)
+
+    save(kera, frame, stream)
+
+    assert numbers(kera, stream) == Counter(number for number in range(200) if number % 20 < 7)
+
+
+@both_engines
 def test_many_large_rows_fill_many_chunks_and_segments(kera: Kera, stream: str) -> None:
     kera.create(stream, streamlets=2)
     frame = kera.spark.range(3000, numPartitions=2).select(
@@ -317,7 +327,56 @@ def test_what_the_columnar_engine_does_not_write_is_said_with_the_way_out(
     with pytest.raises(PySparkException) as raised:
         save(kera, frame if named else frame.withColumn("stream", F.lit(stream)), stream if named else None)
     assert f"option engine: the columnar engine does not write {what}" in str(raised.value)
-    assert "set it to python, and Python workers write them" in str(raised.value)
+    assert "set it to python, and Python workers write" in str(raised.value)
+
+
+@pytest.fixture
+def auto_is_columnar(kera: Kera) -> Iterator[None]:
+    kera.spark.conf.set("spark.kera.autoWrites", "columnar")
+    yield
+    kera.spark.conf.unset("spark.kera.autoWrites")
+
+
+def planned_write(kera: Kera, frame: DataFrame, stream: str) -> str:
+    """What Spark would say of a write."""
+    jvm: Any = kera.spark._jvm
+    options = {"kera.bootstrap.servers": kera.bootstrap, "stream": stream, "engine": kera.engine}
+    schema = frame._jdf.schema()
+    given = jvm.org.apache.spark.sql.util.CaseInsensitiveStringMap(options)
+    info = jvm.org.apache.spark.sql.connector.write.LogicalWriteInfoImpl(
+        "query", schema, given, *[jvm.java.util.Optional.empty()] * 2
+    )
+    gateway: Any = kera.spark.sparkContext._gateway
+    transforms = gateway.new_array(jvm.org.apache.spark.sql.connector.expressions.Transform, 0)
+    return str(
+        jvm.kera.spark.KeraSource().getTable(schema, transforms, options).newWriteBuilder(info).build().description()
+    )
+
+
+@pytest.mark.parametrize("engine", ["auto", "python", "columnar"], indirect=True)
+def test_python_writes_unless_the_columnar_engine_is_asked_for(kera: Kera, stream: str, engine: str) -> None:
+    kera.create(stream)
+
+    planned = planned_write(kera, counting(kera, 1), stream)
+
+    assert ("KeraWrite columnar" in planned) == (engine == "columnar")
+
+
+@pytest.mark.usefixtures("auto_is_columnar")
+@pytest.mark.parametrize("typed", [False, True])
+def test_where_auto_means_the_columnar_engine_python_writes_what_that_does_not(
+    kera: Kera, stream: str, *, typed: bool
+) -> None:
+    kera.create(stream, schema=pa.schema([("value", pa.string())]) if typed else None)
+    frame = counting(kera, 30)
+    assert ("KeraWrite columnar" in planned_write(kera, frame, stream)) == (not typed)
+
+    save(kera, frame, stream)
+
+    rows = [record.row["value"] if record.row else (record.value or b"").decode() for record in written(kera, stream)]
+    assert Counter(rows) == Counter(map(str, range(30)))
+    with pytest.raises(PySparkException, match="a stream only grows"):
+        save(kera, frame, stream, mode="overwrite")
 
 
 @pytest.mark.parametrize("codec", ["lz4", "zstd"])

@@ -50,6 +50,7 @@ class Service:
             "open": self._open,
             "close": self._close,
             "route": self._route,
+            "can_write": self._can_write,
             "open_write": self._open_write,
             "route_write": self._route_write,
             "stored_rows": self._stored_rows,
@@ -122,6 +123,11 @@ class Service:
         with self._lock:
             router = self._routers.setdefault(bootstrap, Router())
         return shared(bootstrap).call(lambda client: router.route(client, asked))
+
+    def _can_write(self, params: Params) -> dict[str, Any]:
+        from kera.spark_connector.service.writes import can_write
+
+        return {"can": can_write(params["options"], _columns(params))}
 
     def _open_write(self, params: Params) -> dict[str, Any]:
         from kera.spark_connector.service.writes import open_write

@@ -80,10 +80,13 @@ def open_write(
     else:
         options.check_streaming(overwrite=overwrite)
     stream = target_of(options, columns, shared(options.bootstrap))
-    if stream is None:
-        raise _pythons("rows that each name their stream in a column")
-    if stream.typed:
-        raise _pythons(f"streams with a schema of their own, as '{stream.name}' has")
+    obstacle = _obstacle(stream)
+    if stream is None or obstacle is not None:
+        raise InvalidArgument(
+            f"option {ENGINE}: the columnar engine does not write {obstacle}. Leave the option out, or set it to"
+            " python, and Python workers write",
+            option=ENGINE,
+        )
     named = ("batch", options.app_id or name) if query is None else ("query", query)
     client, limit = ClientSettings.load(), stream.segment_bytes_min
     return {
@@ -105,12 +108,26 @@ def open_write(
     } | _owners(stream, range(stream.config.streamlets))
 
 
-def _pythons(what: str) -> InvalidArgument:
-    return InvalidArgument(
-        f"option {ENGINE}: the columnar engine does not write {what}. Leave the option out, or set it to python, and"
-        " Python workers write them",
-        option=ENGINE,
-    )
+def can_write(given: Mapping[str, str], columns: StructType) -> bool:
+    """Whether the columnar engine takes a write; not what is wrong, which Python says in its own words."""
+    try:
+        options = parse_write_options(given)
+        return _obstacle(target_of(options, columns, shared(options.bootstrap))) is None
+    except KeraError:
+        return False
+
+
+def _obstacle(stream: StreamDescription | None) -> str | None:
+    """What of a write the engine does not take."""
+    from kera.client import ClientSettings
+
+    if stream is None:
+        return "rows that each name their stream in a column"
+    if stream.typed:
+        return f"streams with a schema of their own, as '{stream.name}' has"
+    if ClientSettings.load().transport == "grpc" or not all(each.frames_address for each in stream.brokers.values()):
+        return "over gRPC"
+    return None
 
 
 def _owners(stream: StreamDescription, streamlets: Sequence[int]) -> dict[str, Any]:

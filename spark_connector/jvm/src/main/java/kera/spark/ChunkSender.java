@@ -275,10 +275,11 @@ final class ChunkSender implements Closeable {
         }
         int headerAt = PAYLOAD_AT - CHUNK_HEADER_BYTES;
         frame.position(headerAt - Wire.ONE_CHUNK.length).put(Wire.ONE_CHUNK);
-        frame.put(MAGIC).put(LEAN_VERSION).put(target.codec() == Compression.NONE ? 0 : COMPRESSED).putShort((short) CHUNK_HEADER_BYTES).putInt(payloadBytes)
+        byte flags = target.codec() == Compression.NONE ? 0 : COMPRESSED;
+        frame.put(MAGIC).put(LEAN_VERSION).put(flags).putShort((short) CHUNK_HEADER_BYTES).putInt(payloadBytes)
                 .putInt(rows.count()).putLong(target.streamId()).putInt(outlet.streamlet).putInt(target.schemaId())
-                .putLong(producerId).putInt(producerEpoch).putInt(target.codec()).putLong(outlet.sequence()).putLong(nowUs)
-                .putLong(encoder.timeMin()).putLong(encoder.timeMax())
+                .putLong(producerId).putInt(producerEpoch).putInt(target.codec()).putLong(outlet.sequence())
+                .putLong(nowUs).putLong(encoder.timeMin()).putLong(encoder.timeMax())
                 .putInt(checksum(frame, PAYLOAD_AT, frame.limit()));
         frame.putInt(checksum(frame, headerAt, headerAt + HEADER_CRC_AT)).put(new byte[PLACEMENT_BYTES]);
         return frame;

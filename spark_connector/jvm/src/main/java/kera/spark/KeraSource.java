@@ -38,6 +38,10 @@ public final class KeraSource implements TableProvider, DataSourceRegister {
     private static final String AUTO = "auto";
     private static final String COLUMNAR = "columnar";
 
+    /** What {@code auto} means when a stream is written to: {@code columnar} where that can be, or {@code python}. */
+    private static final String AUTO_WRITES = "spark.kera.autoWrites";
+    private static final String AUTO_WRITES_DEFAULT = PYTHON;
+
     private static final Logger LOG = LoggerFactory.getLogger(KeraSource.class);
     /** The Pythons whose lack of something was said; with {@code auto} they are not tried again. */
     private static final Set<String> LACKING = ConcurrentHashMap.newKeySet();
@@ -123,9 +127,19 @@ public final class KeraSource implements TableProvider, DataSourceRegister {
         return false;
     }
 
-    /** Whether the columnar engine is to write: only where it is asked for. What is missing for it is an error. */
+    /** Whether the columnar engine is to write, if it can: where it is asked for, or {@code auto} means it. */
     static boolean isColumnarWrite(CaseInsensitiveStringMap options) {
-        return engine(options).equals(COLUMNAR) && isColumnar(options);
+        String engine = engine(options);
+        if (engine.equals(AUTO)) {
+            String writes = SparkSession.active().conf().get(AUTO_WRITES, AUTO_WRITES_DEFAULT);
+            engine = writes.strip().toLowerCase(Locale.ROOT);
+        }
+        return engine.equals(COLUMNAR) && isColumnar(options);
+    }
+
+    /** Whether nothing but the columnar engine will do. */
+    static boolean requiresColumnar(CaseInsensitiveStringMap options) {
+        return engine(options).equals(COLUMNAR);
     }
 
     /** Whether the options leave it to the environment: what they say wrongly, Python refuses with its own words. */

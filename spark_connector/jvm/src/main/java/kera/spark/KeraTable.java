@@ -56,6 +56,7 @@ final class KeraTable implements SupportsRead, SupportsWrite {
         if (!KeraSource.isColumnarWrite(info.options())) {
             return pythonTable.newWriteBuilder(info);
         }
-        return new KeraWrite.Builder(info, Service.driverPython());
+        boolean required = KeraSource.requiresColumnar(info.options());
+        return new KeraWrite.Builder(info, Service.driverPython(), required ? null : pythonTable);
     }
 }

@@ -42,11 +42,14 @@ final class KeraWrite implements Write {
     static final class Builder implements SupportsTruncate {
         private final LogicalWriteInfo info;
         private final String python;
+        private final KeraPythonTable otherwise;
         private boolean overwrite;
 
-        Builder(LogicalWriteInfo info, String python) {
+        /** {@code otherwise} writes what this engine does not; null: that is an error. */
+        Builder(LogicalWriteInfo info, String python, KeraPythonTable otherwise) {
             this.info = info;
             this.python = python;
+            this.otherwise = otherwise;
         }
 
         @Override
@@ -57,7 +60,16 @@ final class KeraWrite implements Write {
 
         @Override
         public Write build() {
-            return new KeraWrite(info, overwrite, python);
+            if (otherwise == null || canWrite()) {
+                return new KeraWrite(info, overwrite, python);
+            }
+            WriteBuilder builder = otherwise.newWriteBuilder(info);
+            return overwrite ? ((SupportsTruncate) builder).truncate().build() : builder.build();
+        }
+
+        private boolean canWrite() {
+            return KeraAnalysisException.translating(() -> Service.shared(python).call("can_write", params(info)))
+                    .get("can").asBoolean();
         }
     }
 
@@ -78,15 +90,20 @@ final class KeraWrite implements Write {
 
     /** {@code query}: the id of a streaming query; null: a batch, called {@code name} unless its options say more. */
     private KeraWriterFactory factory(String query, String name, int partitions) {
-        ObjectNode params = Service.JSON.createObjectNode().put("schema", info.schema().json())
-                .put("overwrite", overwrite).put("query", query).put("name", name).put("partitions", partitions);
-        info.options().forEach(params.putObject("options")::put);
+        ObjectNode params = params(info).put("overwrite", overwrite).put("query", query).put("name", name)
+                .put("partitions", partitions);
         JsonNode opened = KeraAnalysisException.translating(() -> Service.shared(python).call("open_write", params));
         long[] producerIds = new long[partitions];
         Arrays.setAll(producerIds, partition -> opened.get("producer_ids").get(partition).asLong());
         ((ObjectNode) opened).remove("producer_ids");
         return new KeraWriterFactory(
                 info.schema(), opened.toString(), producerIds, opened.get("version").asLong(), python);
+    }
+
+    private static ObjectNode params(LogicalWriteInfo info) {
+        ObjectNode params = Service.JSON.createObjectNode().put("schema", info.schema().json());
+        info.options().forEach(params.putObject("options")::put);
+        return params;
     }
 
     private static void report(WriterCommitMessage[] messages, String about) {
