@@ -128,6 +128,11 @@ class FakeBroker:
         """The next who asks for copies."""
         return Answering(self._accept(self._frames))
 
+    def is_idle(self, time_s: float) -> bool:
+        """Whether nobody wants copies or sends chunks for a moment."""
+        readable, _, _ = select.select([self._frames], [], [], time_s)
+        return not readable
+
     def _accept(self, listening: socket.socket) -> socket.socket:
         connection, _ = listening.accept()
         connection.settimeout(TIMEOUT_S)
@@ -307,12 +312,13 @@ class Answering:
         self._connection.shutdown(socket.SHUT_RDWR)
 
     def _exactly(self, size: int) -> bytes:
-        data = b""
-        while len(data) < size:
-            more = self._connection.recv(size - len(data))
-            assert more, "the reader is gone"
-            data += more
-        return data
+        data = bytearray(size)
+        missing = memoryview(data)
+        while missing:
+            count = self._connection.recv_into(missing)
+            assert count, "the reader is gone"
+            missing = missing[count:]
+        return bytes(data)
 
 
 def with_checksum(header: bytes) -> bytes:

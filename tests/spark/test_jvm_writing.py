@@ -699,6 +699,32 @@ def test_a_task_waits_when_its_broker_does(writers: Writers) -> None:
     assert done(committing)["appended"] == 500
 
 
+def test_a_chunk_that_was_cut_off_while_the_task_was_away_is_sent_whole_when_it_comes_back(writers: Writers) -> None:
+    """A broker does not wait for long for the rest of what has begun to come; a task may be away for longer each time.
+
+    The chunk is more than sockets keep.
+    """
+    limits = {"chunk_bytes": 12_000_000, "chunk_bytes_max": 64 * MIB, "request_timeout_ms": 60_000}
+    writer = writers.open(VALUES, moved_to(writers.broker), **limits)
+    row = [text(bytes(1_000_000))]
+    writing = writer.begin("write", rows=[row], times=12)
+    connection = writers.broker.frames()
+    connection.receive(1_000)
+    done(writing)
+    connection.reset()
+    assert writers.broker.is_idle(0.3), "nothing is done while the task is away"
+
+    writing = writer.begin("write", rows=[row])
+    connection = writers.broker.frames()
+    assert len(connection.asked_to_write()) > 12_000_000
+    done(writing)
+    connection.status()
+    committing = writer.begin("commit")
+    connection.asked_to_write()
+    connection.status()
+    assert done(committing)["appended"] == 13
+
+
 def test_so_many_chunks_are_under_way_and_no_more(writers: Writers) -> None:
     count = 200
     writer = writers.open("value binary, streamlet int", streamlets=count, request_timeout_ms=60_000)

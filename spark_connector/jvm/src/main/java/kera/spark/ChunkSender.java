@@ -43,6 +43,8 @@ final class ChunkSender implements Closeable {
     private static final long UNDER_WAY_BYTES_MAX = 16 << 20;
     /** So often it is looked whether a task that waits is still wanted. */
     private static final long LOOK_MS = 500;
+    /** A task that was away for longer may be away for very long. */
+    private static final long SLOW_NANOS = Deadline.nanos(100);
 
     private final WriteTarget target;
     private final long producerId;
@@ -56,6 +58,8 @@ final class ChunkSender implements Closeable {
     private final Deque<Outlet> ready = new ArrayDeque<>();
     private int underWay;
     private long underWayBytes;
+    /** When the task went on with its rows last. */
+    private long wentOn = System.nanoTime();
 
     /** A chunk that was not acknowledged, and why. */
     private record Broken(Outlet outlet, Wire.Failure failure) {
@@ -74,6 +78,7 @@ final class ChunkSender implements Closeable {
             ready.addLast(outlet);
             outlet.begun = true;
             settle();
+            goOn();
         }
     }
 
@@ -83,6 +88,32 @@ final class ChunkSender implements Closeable {
             look(brokerId, Deadline.afterMs(0));
         }
         settle();
+        goOn();
+    }
+
+    /**
+     * A fast task comes by again at once, and what is not sent yet goes out then. One that was away for long may be so
+     * again, for longer than a broker waits for the rest of a chunk: it stays until all is sent.
+     */
+    private void goOn() throws IOException {
+        boolean slow = System.nanoTime() - wentOn > SLOW_NANOS;
+        while (slow && !drained()) {
+            settle();
+        }
+        wentOn = System.nanoTime();
+    }
+
+    private boolean drained() throws IOException {
+        for (int brokerId : new ArrayList<>(connections.keySet())) {
+            try {
+                connections.get(brokerId).drain();
+            } catch (InterruptedIOException | ClosedByInterruptException error) {
+                throw error;
+            } catch (IOException error) {
+                lost(brokerId, error);
+            }
+        }
+        return broken.isEmpty();
     }
 
     /** Wait for an answer. */

@@ -158,6 +158,16 @@ final class Link implements Pool.Idle {
         }
     }
 
+    /** Wait until all is sent; false: it is not by then. */
+    boolean sent(long deadline) throws IOException {
+        flush();
+        while (!unsent.isEmpty() && !Deadline.passed(deadline)) {
+            await(SelectionKey.OP_WRITE, deadline);
+            flush();
+        }
+        return unsent.isEmpty();
+    }
+
     private IOException lost(String reason, IOException cause) {
         return new IOException("connection to " + address + " was lost: " + reason, cause);
     }
@@ -198,7 +208,7 @@ final class Link implements Pool.Idle {
 
     private static void requireUninterrupted() throws InterruptedIOException {
         if (Thread.currentThread().isInterrupted()) {
-            throw new InterruptedIOException("interrupted while reading");
+            throw new InterruptedIOException("interrupted while waiting for a broker");
         }
     }
 

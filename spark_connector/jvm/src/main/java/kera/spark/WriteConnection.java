@@ -41,6 +41,13 @@ final class WriteConnection {
         link.send(frame.position(0));
     }
 
+    /** Wait until all chunks are sent. */
+    void drain() throws IOException {
+        if (waits() && !link.sent(deadline())) {
+            throw new IOException(link.address() + " does not take what it is sent within " + timeoutSeconds() + " s");
+        }
+    }
+
     /** Whether answers are outstanding. */
     boolean waits() {
         return !asked.isEmpty();
