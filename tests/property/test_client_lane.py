@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
+import numpy as np
 import pyarrow as pa
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -23,6 +24,7 @@ from hypothesis.stateful import (
 
 from kera.client.producing.encoding import Payload
 from kera.client.producing.lane import Failure, Lane, LaneIdentity, PendingChunk
+from kera.client.producing.lane_columns import NOBODY, LaneColumns
 from kera.client.producing.outcome import Outcome
 from kera.core.chunk import Codec, encode_header, read_header
 from kera.core.errors import (
@@ -40,6 +42,8 @@ FOR_EVER_S = float("inf")
 RARELY = st.sampled_from([False, False, False, True])
 """Of rules that are equally likely, some would leave little for others to happen in."""
 REQUEST_CHUNKS_MAX = 3
+HERE = np.zeros(1, np.int64)
+"""The lane's streamlet, as that of the only chunk of a bundle."""
 
 
 @dataclass
@@ -95,7 +99,9 @@ class LaneMachine(RuleBasedStateMachine):
     def start(self, epoch: int, epochs: int) -> None:
         identity = LaneIdentity(stream="s", stream_id=1, streamlet_id=0, producer_id=7, codec=Codec.NONE, typed=False)
         self.epochs = range(epoch, epoch + epochs)
-        self.lane = Lane(identity, epoch, last_epoch=self.epochs[-1])
+        self.columns = LaneColumns(1, epoch)
+        self.columns.settle(0, 5)
+        self.lane = Lane(identity, self.columns, last_epoch=self.epochs[-1])
 
     # -- the consumer group ---------------------------------------------------------------------------------------
 
@@ -112,9 +118,9 @@ class LaneMachine(RuleBasedStateMachine):
     def add_bundled(self, count: int) -> None:
         """A chunk each of so many bundles."""
         for _ in range(count):
-            sequence = self.lane.join()
-            if sequence is None:
+            if self.columns.brokers(HERE).tolist() == [NOBODY]:
                 return
+            _, (sequence,) = (column.tolist() for column in self.columns.join(HERE))
             number = len(self.numbers)
             payload = Payload(number.to_bytes(4, "little"), 1, 0, 0, 1)
             chunk = PendingChunk(self.lane, payload, 0, self.now_s + 3.0, Outcome())
@@ -239,6 +245,13 @@ class LaneMachine(RuleBasedStateMachine):
         self.acknowledged.clear()
 
     # -- what is promised --------------------------------------------------------------------------------------
+
+    @invariant()
+    def bundles_know_whether_it_is_busy(self) -> None:
+        lane = self.lane
+        waits = bool(lane.waiting or lane._returned) or lane.exhausted or lane._hole_in_sequence is not None
+        assert self.columns.busy[0] == waits
+        assert self.columns.in_flight[0] >= 0
 
     @invariant()
     def stored_in_order_and_once(self) -> None:

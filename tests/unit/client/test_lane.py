@@ -5,6 +5,7 @@ import pytest
 
 from kera.client.producing.encoding import Payload
 from kera.client.producing.lane import Lane, LaneIdentity, PendingChunk
+from kera.client.producing.lane_columns import LaneColumns
 from kera.client.producing.outcome import Outcome
 from kera.core.chunk import Codec, read_header
 from kera.core.errors import (
@@ -24,7 +25,7 @@ LATE_S = 11.0
 
 @pytest.fixture
 def lane() -> Lane:
-    return Lane(LaneIdentity("s", 1, 0, 7, Codec.NONE, typed=False), producer_epoch=1)
+    return Lane(LaneIdentity("s", 1, 0, 7, Codec.NONE, typed=False), LaneColumns(1, producer_epoch=1))
 
 
 async def chunk(lane: Lane, deadline_s: float = DEADLINE_S) -> PendingChunk:

@@ -79,7 +79,7 @@ class Buffer(Room):
     def add_bundle(self, bundle: Bundle) -> None:
         """Chunks are queued together."""
         self.left_bytes -= bundle.payload_bytes
-        self.queued_bytes += bundle.payload_bytes + _BUNDLED_CHUNK_COST_BYTES * len(bundle.lanes)
+        self.queued_bytes += bundle.payload_bytes + _BUNDLED_CHUNK_COST_BYTES * bundle.chunk_count
         self._bundles.add(bundle)
 
     def deliver_bundle(self, bundle: Bundle, stored: StoredBundle) -> None:
@@ -152,7 +152,7 @@ class Buffer(Room):
         for chunk in self._unfinished:
             records[chunk.lane.identity.stream] += chunk.payload.record_count
         for bundle in self._bundles:
-            records[bundle.identity.stream] += sum(bundle.record_counts)
+            records[bundle.identity.stream] += int(bundle.record_counts.sum())
         return records
 
 

@@ -5,17 +5,16 @@
                 └──────────┴── anything else ──► taken apart: from then on each chunk is by itself, in its lane
 
 A chunk in a bundle is in flight for its lane from the start on, with the lane's next sequence: so nothing of the lane
-is taken before it, and it is only put in when nothing of the lane waits (`Lane.join`).
+is taken before it, and it is only put in when nothing of the lane waits (`LaneColumns.busy`).
 """
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Sequence
-
 from kera.client.producing.lane import Lane, PendingChunk
+from kera.client.producing.lane_columns import Numbers
 from kera.client.producing.outcome import BundleOutcome, Outcome
 from kera.client.producing.partition_payloads import Payloads
+from kera.client.producing.stream_lanes import StreamLanes
 from kera.core.chunk import HEADER_BYTES, flags_of
 from kera.core.many_chunks import seal_chunks
 
@@ -24,31 +23,47 @@ class Bundle:
     """See the head of this module."""
 
     def __init__(
-        self, lanes: Sequence[Lane], sequences: Sequence[int], payloads: Payloads, created_us: int, deadline_s: float
+        self,
+        lanes: StreamLanes,
+        epochs: Numbers,
+        sequences: Numbers,
+        payloads: Payloads,
+        created_us: int,
+        deadline_s: float,
     ) -> None:
-        """`deadline_s`: on the loop's clock; after it the chunks are given up."""
-        self.lanes = lanes
+        """`epochs`, `sequences`: of the chunks; `deadline_s`: on the loop's clock; after it they are given up."""
+        self._lanes = lanes
+        self.columns = lanes.columns
         self.created_us = created_us
         self.deadline_s = deadline_s
         self.delivered = BundleOutcome()
         self.sent = False
-        self.identity = identity = lanes[0].identity
+        self.chunk_count = len(payloads.streamlets)
+        self.streamlets = payloads.streamlets
+        self.record_counts = payloads.record_counts
+        self.identity = identity = lanes.lanes[int(payloads.streamlets[0])].identity
         """Of one of the lanes: all of them are of one stream and producer."""
-        self.streamlets: list[int] = payloads.streamlets.tolist()
-        self.record_counts: list[int] = payloads.record_counts.tolist()
         self.payload_bytes = int(payloads.payload_bytes.sum())
         self._payloads = payloads
         self._sequences = sequences
         self._apart: list[PendingChunk] | None = None
         self.bulk = payloads.chunks
         seal_chunks(
-            self.bulk, payloads.payload_bytes, payloads.streamlets, payloads.record_counts,
-            array("q", [lane.producer_epoch for lane in lanes]), array("q", sequences),
+            self.bulk, payloads.payload_bytes, payloads.streamlets, payloads.record_counts, epochs, sequences,
             payloads.min_timestamps_us, payloads.max_timestamps_us,
             payloads.version, flags_of(identity.codec, typed=identity.typed), identity.stream_id,
             payloads.schema_id, identity.producer_id, identity.codec, created_us,
         )  # fmt: skip
         """The chunks, one after the other."""
+
+    def lane(self, streamlet: int) -> Lane:
+        """One of the stream's."""
+        return self._lanes.lanes[streamlet]
+
+    @property
+    def lanes(self) -> list[Lane]:
+        """Those of the chunks; one may come several times."""
+        return [*map(self.lane, self.streamlets.tolist())]
 
     def taken(self) -> None:
         """It is sent."""
@@ -58,7 +73,8 @@ class Bundle:
         """Its chunks, each by itself: always the same ones."""
         if self._apart is None:
             self._apart, start = [], 0
-            for lane, sequence, payload in zip(self.lanes, self._sequences, self._payloads.all(), strict=True):
+            numbers = self._sequences.tolist()
+            for lane, sequence, payload in zip(self.lanes, numbers, self._payloads.all(), strict=True):
                 chunk = PendingChunk(lane, payload, self.created_us, self.deadline_s, Outcome())
                 header = bytes(self.bulk[start : start + HEADER_BYTES])
                 chunk.was_bundled(sequence, header, sent=self.sent)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple, overload
 
+from kera.client.producing.lane_columns import Numbers
 from kera.client.types import Delivery, durability_name
 from kera.core.ids import EntryId, Position
 from kera.v1 import broker_pb2
@@ -44,8 +45,8 @@ class StoredBundle(NamedTuple):
 
     stream: str
     stream_id: int
-    streamlets: Sequence[int]
-    record_counts: Sequence[int]
+    streamlets: Numbers
+    record_counts: Numbers
     statuses: Sequence[broker_pb2.ChunkStatus]
     """Of all chunks that were answered with them; theirs begin with the `first`."""
     first: int
@@ -56,7 +57,7 @@ class StoredBundle(NamedTuple):
         """That of one of the chunks, as users see it."""
         status = self.statuses[self.first + index]
         backups = self.places.get(status.virtual_segment_id, ())
-        count, streamlet = self.record_counts[index], self.streamlets[index]
+        count, streamlet = int(self.record_counts[index]), int(self.streamlets[index])
         return Stored(self.stream, self.stream_id, streamlet, count, status, backups).delivery()
 
 

@@ -25,11 +25,11 @@ behind a hole is taken.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from kera.client.producing.encoding import Payload
+from kera.client.producing.lane_columns import LaneColumns
 from kera.client.producing.outcome import Outcome
 from kera.core.chunk import HEADER_BYTES, Codec, encode_header, flags_of, padded
 from kera.core.errors import KeraError, NotAccepted, OutOfSequence, Uncertain, invariant
@@ -91,22 +91,31 @@ class Failure(NamedTuple):
 class Lane:
     """See the head of this module."""
 
-    def __init__(self, identity: LaneIdentity, producer_epoch: int, *, last_epoch: int = LAST_EPOCH) -> None:
-        """`last_epoch`: the last one that the producer may use."""
+    def __init__(
+        self, identity: LaneIdentity, columns: LaneColumns, at: int = 0, *, last_epoch: int = LAST_EPOCH
+    ) -> None:
+        """Its numbers are in `columns`, at this place; `last_epoch`: the last one that the producer may use."""
         self.identity = identity
-        self.producer_epoch = producer_epoch
+        self._columns = columns
+        self._at = at
         self._flags = flags_of(identity.codec, typed=identity.typed)
         self.exhausted = False
         """It needs another epoch, and there is none."""
         self._last_epoch = last_epoch
-        self._epoch_used = False
-        """Something of this epoch is stored, or may be."""
         self.waiting: deque[PendingChunk] = deque()
-        self.in_flight = 0
         self._returned: list[tuple[PendingChunk, KeraError]] = []
         self._hole_in_sequence: Failure | None = None
         """The first chunk that was given up in this epoch."""
-        self._next_sequence = 0
+
+    @property
+    def in_flight(self) -> int:
+        """How many chunks are sent and not answered, or in a bundle."""
+        return self._columns.in_flight[self._at]
+
+    @property
+    def producer_epoch(self) -> int:
+        """That of the chunks that come next."""
+        return self._columns.producer_epoch[self._at]
 
     @property
     def idle(self) -> bool:
@@ -136,24 +145,11 @@ class Lane:
         """Take charge of a chunk: give it the next sequence and encode it."""
         self._encode(chunk)
         self.waiting.append(chunk)
-
-    def join(self) -> int | None:
-        """The sequence of a chunk that goes in a bundle, in flight from now on; None if others have to go first."""
-        if self.waiting or self._returned or self.exhausted or self._hole_in_sequence is not None:
-            return None
-        self.in_flight += 1
-        sequence = self._next_sequence
-        self._next_sequence = sequence + 1
-        return sequence
-
-    def leave(self) -> None:
-        """The chunk that joined last is in no bundle after all."""
-        self.in_flight -= 1
-        self._next_sequence -= 1
+        self._columns.busy[self._at] = True
 
     def put_back(self, chunk: PendingChunk) -> list[Failure]:
         """A chunk that was in a bundle was not sent: it waits, before all others. Returns those that are given up."""
-        self.in_flight -= 1
+        self._columns.in_flight[self._at] -= 1
         self.waiting.appendleft(chunk)
         return self.line_up()
 
@@ -163,33 +159,25 @@ class Lane:
             invariant(self.next, "a lane sends nothing while it waits for what comes back, and nothing behind a hole")
         chunk = self.waiting.popleft()
         chunk.in_flight = True
-        self.in_flight += 1
+        self._columns.in_flight[self._at] += 1
+        if not self.waiting and self._hole_in_sequence is None:
+            self._columns.busy[self._at] = False
         return chunk
 
     def acknowledged(self, chunk: PendingChunk) -> list[Failure]:
         """`chunk` is stored. Returns others that are given up now."""
         chunk.in_flight = False
-        self._epoch_used = True
-        self.in_flight -= 1
+        self._columns.epoch_used[self._at] = True
+        self._columns.in_flight[self._at] -= 1
         return self.line_up() if self._returned or self._hole_in_sequence is not None else []
-
-    @staticmethod
-    def bundle_stored(lanes: Iterable[Lane]) -> list[Lane]:
-        """The chunks of a bundle are stored, one of each of `lanes`. Returns those that are to `line_up`, or wait."""
-        found = []
-        for lane in lanes:  # of a thousand, so there is no call for each
-            lane._epoch_used = True  # noqa: SLF001 - its own class
-            lane.in_flight -= 1
-            if lane.waiting or lane._returned or lane._hole_in_sequence is not None:  # noqa: SLF001
-                found.append(lane)
-        return found
 
     def refused(self, chunk: PendingChunk, error: KeraError, now_s: float) -> list[Failure]:
         """`chunk` came back. Returns the chunks that are given up now; if it is not among them it is sent again."""
-        self.in_flight -= 1
+        self._columns.in_flight[self._at] -= 1
         chunk.in_flight = False
         chunk.uncertain = chunk.uncertain or isinstance(error, Uncertain)
-        self._epoch_used = self._epoch_used or not isinstance(error, NotAccepted)
+        if not isinstance(error, NotAccepted):
+            self._columns.epoch_used[self._at] = True
         if _says_why(error):
             chunk.cause = error
         failures = []
@@ -206,6 +194,7 @@ class Lane:
         chunks = [*(chunk for chunk, _ in self._returned), *self.waiting]
         self._returned.clear()
         self.waiting.clear()
+        self._note_whether_busy()
         return [Failure(chunk, self._final(chunk, error)) for chunk in chunks]
 
     def _final(self, chunk: PendingChunk, error: KeraError) -> KeraError:
@@ -225,6 +214,16 @@ class Lane:
 
     def line_up(self) -> list[Failure]:
         """When nothing is in flight any more: line up what came back, in a new epoch if the old one is at its end."""
+        failures = self._lined_up()
+        self._note_whether_busy()
+        return failures
+
+    def _note_whether_busy(self) -> None:
+        self._columns.busy[self._at] = (
+            bool(self.waiting or self._returned) or self.exhausted or self._hole_in_sequence is not None
+        )
+
+    def _lined_up(self) -> list[Failure]:
         if self.in_flight:
             return []
         if self._returned:
@@ -252,23 +251,25 @@ class Lane:
         return [Failure(chunk, error) for chunk in doubtful]
 
     def _new_epoch(self) -> None:
-        if self._epoch_used and self.producer_epoch >= self._last_epoch:
+        columns, at = self._columns, self._at
+        if columns.epoch_used[at] and columns.producer_epoch[at] >= self._last_epoch:
             self.exhausted = True
             return
         self._hole_in_sequence = None
-        self.producer_epoch += self._epoch_used
-        self._epoch_used = False
-        self._next_sequence = 0
+        columns.producer_epoch[at] += columns.epoch_used[at]
+        columns.epoch_used[at] = False
+        columns.next_sequence[at] = 0
         for chunk in self.waiting:
             self._encode(chunk)
 
     def _encode(self, chunk: PendingChunk) -> None:
         identity, payload = self.identity, chunk.payload
-        chunk.sequence = sequence = self._next_sequence
-        self._next_sequence = sequence + 1
+        columns, at = self._columns, self._at
+        chunk.sequence = sequence = columns.next_sequence[at]
+        columns.next_sequence[at] = sequence + 1
         chunk.header = encode_header(
             payload.payload, payload.version, self._flags, payload.record_count, identity.stream_id,
-            identity.streamlet_id, payload.schema_id, identity.producer_id, self.producer_epoch, identity.codec,
+            identity.streamlet_id, payload.schema_id, identity.producer_id, columns.producer_epoch[at], identity.codec,
             sequence, chunk.created_us, payload.min_timestamp_us, payload.max_timestamp_us,
         )  # fmt: skip
 

@@ -21,12 +21,15 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+
 from kera.client.cluster.asking import same_stream
 from kera.client.cluster.cluster import Cluster
 from kera.client.cluster.retry import route_pause_s
 from kera.client.producing.buffer import Buffer
 from kera.client.producing.bundle import Bundle
 from kera.client.producing.lane import Lane
+from kera.client.producing.lane_columns import NOBODY
 from kera.client.producing.limits import ProducerLimits
 from kera.client.producing.outcome import BundleOutcome
 from kera.client.producing.partition_payloads import Payloads
@@ -116,40 +119,31 @@ class Routes:
 
         Returns the outcomes, and the indexes of the others: they have to be added one by one.
         """
-        stream, routes, every_lane = lanes.stream, self._routes, lanes.lanes
-        found: dict[Sender, tuple[list[int], list[Lane], list[int]]] = {}
-        others: list[int] = []
-        last: Sender | None = None
-        indexes: list[int] = []
-        of_sender: list[Lane] = []
-        sequences: list[int] = []
-        for index, streamlet in enumerate(payloads.streamlets.tolist()):
-            lane = every_lane[streamlet]
-            route = routes.get(lane)
-            sender = route.sender if route is not None and route.settled_in is stream else None
-            sequence = lane.join() if sender is not None and lane not in sender.queued else None
-            if sequence is None or sender is None:
-                others.append(index)
+        streamlets, columns = payloads.streamlets, lanes.columns
+        brokers = columns.brokers(streamlets)
+        outcomes: list[BundleOutcome] = []
+        for broker_id in [*dict.fromkeys(brokers.tolist())]:
+            sender = self._senders.get(broker_id)
+            if sender is None:
+                brokers[brokers == broker_id] = NOBODY
                 continue
-            if sender is not last:
-                indexes, of_sender, sequences = found.setdefault(sender, ([], [], []))
-                last = sender
-            indexes.append(index)
-            of_sender.append(lane)
-            sequences.append(sequence)
-        outcomes = []
-        for sender, (indexes, of_sender, sequences) in found.items():
-            part = payloads if len(indexes) == len(payloads.streamlets) else payloads.some(indexes)
+            goes = brokers == broker_id
+            if sender.queued:  # what is in the queue already goes before all of a bundle
+                goes &= [lanes.lanes[streamlet] not in sender.queued for streamlet in streamlets.tolist()]
+                brokers[(brokers == broker_id) & ~goes] = NOBODY
+                if not goes.any():
+                    continue
+            part = payloads if goes.all() else payloads.some(goes)
+            epochs, sequences = columns.join(part.streamlets)
             try:
-                bundle = Bundle(of_sender, sequences, part, created_us, deadline_s)
+                bundle = Bundle(lanes, epochs, sequences, part, created_us, deadline_s)
             except BaseException:
-                for lane in reversed(of_sender):
-                    lane.leave()
+                columns.leave(part.streamlets)
                 raise
             self._buffer.add_bundle(bundle)
             sender.send_bundle(bundle)
             outcomes.append(bundle.delivered)
-        return outcomes, others
+        return outcomes, np.flatnonzero(brokers == NOBODY).tolist()
 
     def abandon(self, lanes: StreamLanes, error: KeraError) -> None:
         """Send nothing more of a stream. What is in flight comes to its end."""
@@ -205,7 +199,8 @@ class Routes:
         route = self._routes.get(lane)
         if route is None or route.sender is None or route.looking:
             return
-        route.looking, route.settled_in = True, None
+        route.looking = True
+        _settle(route, lane, None)
         route.attempt += 1
         self.unsettled.add(lane)
         if route.attempt == 1:
@@ -252,7 +247,9 @@ class Routes:
         return sender
 
     def _leave(self, lane: Lane, route: _Route) -> None:
-        sender, route.sender, route.settled_in = route.sender, None, None
+        sender = route.sender
+        _settle(route, lane, None)
+        route.sender = None
         if sender is None:
             return
         sender.remove(lane)
@@ -275,7 +272,7 @@ class Routes:
         elif not route.looking:
             sender = self._sender(lane, route)
             if sender.broker_id == route.lanes.owner(lane):
-                route.settled_in = route.lanes.stream
+                _settle(route, lane, sender)
             sender.lane_ready(lane)
 
     def _abandon(self, lane: Lane, error: KeraError) -> None:
@@ -288,7 +285,7 @@ class Routes:
             self._leave(lane, self._routes.pop(lane))
             self.unsettled.discard(lane)
         else:
-            route.settled_in = None
+            _settle(route, lane, None)
             self.unsettled.add(lane)
 
     async def _find(self, lane: Lane, route: _Route, error: KeraError) -> None:
@@ -303,3 +300,10 @@ class Routes:
         finally:
             route.looking = False
         self.ready(lane)
+
+
+def _settle(route: _Route, lane: Lane, sender: Sender | None) -> None:
+    """All is well with a lane, which that sender serves; None: that is not so."""
+    route.settled_in = route.lanes.stream if sender is not None else None
+    broker_id = sender.broker_id if sender is not None else NOBODY
+    route.lanes.columns.settle(lane.identity.streamlet_id, broker_id)

@@ -194,7 +194,7 @@ class Sender:
         while self._queue:
             each = self._queue[0]
             if isinstance(each, Bundle):
-                size, count = size + len(each.bulk), count + len(each.lanes)
+                size, count = size + len(each.bulk), count + each.chunk_count
                 if (bundles or chunks) and (size > bytes_max or count > self._request_chunks_max):
                     return bundles, chunks
                 bundles.append(each)
@@ -213,7 +213,7 @@ class Sender:
 
     def _send(self, channel: Channel, bundles: list[Bundle], chunks: list[PendingChunk]) -> None:
         self._requests += 1
-        count = sum(len(bundle.lanes) for bundle in bundles) + len(chunks)
+        count = sum(bundle.chunk_count for bundle in bundles) + len(chunks)
         request = broker_pb2.MultiWriteChunksRequest(chunk_count=count, durability=self._durability)
         # Not beyond the deadline of a chunk: it is given up then, answered or not.
         deadlines_s = [bundle.deadline_s for bundle in bundles] + [chunk.deadline_s for chunk in chunks]
@@ -245,7 +245,7 @@ class Sender:
             return
         message = done.result().message
         statuses: Sequence[broker_pb2.ChunkStatus] = message.statuses
-        count = sum(len(bundle.lanes) for bundle in bundles) + len(chunks)
+        count = sum(bundle.chunk_count for bundle in bundles) + len(chunks)
         if len(statuses) != count:
             text = f"broker {self.broker_id} answered {len(statuses)} chunks of {count}"
             self._refused(bundles, chunks, InternalError(text, broker_id=self.broker_id))
@@ -277,7 +277,7 @@ class Sender:
         left: list[broker_pb2.ChunkStatus] = []
         start = 0
         for bundle in bundles:
-            end = start + len(bundle.lanes)
+            end = start + bundle.chunk_count
             first, start = start, end
             if not all_stored and any(status.HasField("error") for status in statuses[first:end]):
                 apart += self._buffer.take_apart(bundle)
@@ -296,7 +296,7 @@ class Sender:
                     places,
                 ),
             )
-            for lane in Lane.bundle_stored(bundle.lanes):
+            for lane in map(bundle.lane, bundle.columns.stored(bundle.streamlets)):
                 for failure in lane.line_up():
                     self._buffer.finish(*failure)
                 if lane.waiting:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from kera.client.producing.lane import Lane, LaneIdentity
+from kera.client.producing.lane_columns import LaneColumns
 from kera.client.types import StreamDescription
 from kera.core.errors import UnknownStream
 
@@ -25,12 +26,14 @@ class StreamLanes:
         self.stream = stream
         self.deleted: UnknownStream | None = None
         """Says that the stream is not there any more."""
+        self.columns = LaneColumns(stream.config.streamlets, identity.first_epoch)
         self.lanes = [
             Lane(
                 LaneIdentity(
                     stream.name, stream.stream_id, streamlet, identity.producer_id, stream.codec, stream.typed
                 ),
-                identity.first_epoch,
+                self.columns,
+                streamlet,
                 last_epoch=identity.last_epoch,
             )
             for streamlet in range(stream.config.streamlets)
@@ -45,7 +48,9 @@ class StreamLanes:
         if stream.is_older_than(self.stream):
             return False
         moved = stream.assignments != self.stream.assignments
-        self.stream = stream
+        if stream is not self.stream:
+            self.stream = stream
+            self.columns.unsettle()
         return moved
 
     def delete(self, error: UnknownStream) -> None:
