@@ -44,7 +44,9 @@ BUILD_NATIVE := core/native/build.py
 NATIVE_ASAN := build/native-asan
 NATIVE_TESTS := tests/unit/core/test_native.py tests/unit/core/test_chunk.py tests/unit/core/test_header_table.py \
   tests/unit/core/lean tests/unit/core/test_joining.py tests/unit/broker/test_native_append.py \
-  tests/unit/broker/test_write.py tests/property/test_native.py tests/property/test_lean.py tests/property/test_joining.py
+  tests/unit/broker/test_native_taking.py tests/unit/backup/test_native_taking.py tests/unit/broker/test_write.py \
+  tests/unit/client/test_bundles.py tests/property/test_native.py tests/property/test_lean.py \
+  tests/property/test_joining.py
 # Tests of several coordinators run a ZooKeeper of their own, on that Java.
 WITH_ZOOKEEPER := sh scripts/zookeeper.sh || exit 1;
 # Tests in one group share a worker; groups come in the order of collection, which tests/conftest.py decides.

@@ -139,7 +139,8 @@ def _join_one_by_one(
             header = verify_chunk(chunks, at) if verify else read_header(chunks, at)
             payload_at = at + HEADER_BYTES
             payload = pa.py_buffer(chunks[payload_at : payload_at + header.payload_bytes])
-            if not _can_join(header, schema_id, headers[-1:]) or payload.size != header.payload_bytes:
+            whole = at + header.chunk_bytes <= len(chunks)
+            if not whole or not _can_join(header, schema_id, headers[-1:]):
                 break
             batch = lean.decode(
                 payload, schema, records=header.record_count, codec=None, bytes_max=bytes_max, trusted=trusted

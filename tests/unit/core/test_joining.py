@@ -135,6 +135,12 @@ def test_a_run_ends_before_a_chunk_that_is_cut_short(left: int) -> None:
     assert count(joined(b"".join(GOOD[:3]) + GOOD[3][:left])) == 3
 
 
+def test_a_chunk_without_all_of_its_padding_is_cut_short() -> None:
+    payload_bytes = int.from_bytes(GOOD[2][8:12], "little")
+    assert len(GOOD[2]) > HEADER_BYTES + payload_bytes
+    assert count(joined(b"".join(GOOD[:2]) + GOOD[2][:-1], verify=False)) == 2
+
+
 def test_a_run_ends_when_it_is_large_enough() -> None:
     data = b"".join(run_of([rows(b"v" * 1000)] * 50))
     assert count(joined(data)) == 50
