@@ -82,18 +82,21 @@ class Load(NamedTuple):
 
 
 class NoCompiler(Exception):
-    """The load generator cannot be made; the message says what to install."""
+    """What is in C cannot be made; the message says what to install."""
+
+
+def compiler() -> list[str]:
+    """The command of a C compiler. Raises `NoCompiler`."""
+    for words in map(shlex.split, (os.environ.get("CC", ""), "cc", "gcc", "clang")):
+        if words and shutil.which(words[0]):
+            return words
+    raise NoCompiler("a part of this is in C, and there is no compiler: apt install gcc libc6-dev")
 
 
 def compile_load(folder: Path) -> Path:
     """The load generator, made in `folder`. Raises `NoCompiler`."""
-    for words in map(shlex.split, (os.environ.get("CC", ""), "cc", "gcc", "clang")):
-        if words and shutil.which(words[0]):
-            break
-    else:
-        raise NoCompiler("the load generator is a program in C, and there is no compiler: apt install gcc libc6-dev")
     made = folder / "small_requests"
-    command = [*words, "-std=c11", "-O2", f"-I{ROOT / 'core/native'}", *map(str, SOURCES), "-o", str(made)]
+    command = [*compiler(), "-std=c11", "-O2", f"-I{ROOT / 'core/native'}", *map(str, SOURCES), "-o", str(made)]
     subprocess.run(command, check=True)
     return made
 
