@@ -27,7 +27,10 @@ NOT_LEAN = -1
 
 @accelerated()
 def begin_chunks(
-    batch: pa.RecordBatch, order: npt.NDArray[np.int64] | None, ends: array[int], bytes_max: int
+    batch: pa.RecordBatch,
+    order: npt.NDArray[np.int64] | None,
+    ends: array[int] | npt.NDArray[np.uint32],
+    bytes_max: int,
 ) -> tuple[bytearray, bytes]:
     """Chunks of the rows up to each of `ends`, ascending, from the one before: payloads as `lean.encode` makes them.
 
@@ -36,7 +39,7 @@ def begin_chunks(
     that cannot be lean there is nothing but `NOT_LEAN`.
     """
     chunks, sizes = bytearray(), array("q")
-    for start, end in pairwise([0, *ends]):
+    for start, end in pairwise([0, *ends.tolist()]):
         part = batch.slice(start, end - start) if order is None else batch.take(pa.array(order[start:end]))
         payload = lean.encode(part, None, bytes_max=bytes_max)
         sizes.append(NOT_LEAN if payload is None else len(payload))

@@ -364,7 +364,7 @@ def test_records_are_lean_for_those_who_want_it() -> None:
 @pytest.mark.parametrize("ends", [(2000,), (3, 4, 1500, 2000)], ids=["one streamlet", "several"])
 def test_small_lean_chunks_are_about_full(chunk_bytes_max: int, ends: tuple[int, ...]) -> None:
     batch, stream = values(*[100] * 2000), description(segment_bytes=1 << 20)
-    partition = Partition(batch, range(7, 7 + len(ends)), ends)
+    partition = Partition(batch, np.arange(7, 7 + len(ends)), np.array(ends))
     size = check_rows(batch, stream)
     made: dict[int, list[Payload]] = {}
     for parts in partition_payloads(partition, stream, chunk_bytes_max, NOW_US, size, lean=True):

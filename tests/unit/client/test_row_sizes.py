@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -42,18 +43,27 @@ def test_a_payload_is_no_larger_than_estimated_and_not_much_smaller(
     assert len(payload) <= estimate + OVERHEAD_BYTES
     if columns in COLUMNS[:2]:
         assert estimate <= 1.1 * len(payload) + OVERHEAD_BYTES
-    assert RowSizes(batch).largest([batch.num_rows]) == pytest.approx(estimate, abs=batch.num_rows)
+    assert RowSizes(batch).largest(np.array([batch.num_rows])) == pytest.approx(estimate, abs=batch.num_rows)
 
 
 def test_rows_are_cut_where_a_chunk_is_full() -> None:
     sizes = [10, 10, 10, 200, 5, 5, 5, 40, 10]
     batch = pa.record_batch({"value": pa.array([b"x" * (size - 2) for size in sizes], pa.binary())})
     found = RowSizes(batch)
-    assert found.ends(0, 9, 50) == [3, 4, 7, 9]
-    assert found.ends(4, 8, 55) == [8]
-    assert found.ends(4, 8, 1) == [5, 6, 7, 8]
-    assert found.ends(5, 5, 50) == [5]
-    assert found.largest([3, 4, 9]) == 200
+    assert found.ends(0, 9, 50).tolist() == [3, 4, 7, 9]
+    assert found.ends(4, 8, 55).tolist() == [8]
+    assert found.ends(4, 8, 1).tolist() == [5, 6, 7, 8]
+    assert found.ends(5, 5, 50).tolist() == [5]
+    assert found.largest(np.array([3, 4, 9])) == 200
+
+
+@pytest.mark.parametrize("room", [1, 9, 10, 25, 80, 1000])
+def test_rows_of_one_size_are_cut_where_others_would_be(room: int) -> None:
+    values = [b"x" * 8] * 8
+    same = RowSizes(pa.record_batch({"value": pa.array(values, pa.binary())}))
+    other = RowSizes(pa.record_batch({"value": pa.array([*values, b""], pa.binary())}))
+    for start, end in [(0, 8), (3, 8), (2, 5), (4, 4)]:
+        assert same.ends(start, end, room).tolist() == other.ends(start, end, room).tolist()
 
 
 @pytest.mark.parametrize("lean", [True, False])
@@ -62,8 +72,9 @@ def test_rows_that_may_go_anywhere_go_to_all_streamlets_in_turn(lean: bool) -> N
     size = HEADER_BYTES + OVERHEAD_BYTES + lean_bytes_of(batch)
     partition = spread(batch, size, 6, 8, 1024, lean=lean)
 
-    assert partition.streamlets == [(6 + number) % 8 for number in range(len(partition.ends))]
-    assert partition.ends == sorted({*partition.ends})
-    assert partition.ends[-1] == 100
-    assert partition.ends[0] == (8 if lean else 100 * 1024 // size)
+    ends = partition.ends.tolist()
+    assert partition.streamlets.tolist() == [(6 + number) % 8 for number in range(len(ends))]
+    assert ends == sorted({*ends})
+    assert ends[-1] == 100
+    assert ends[0] == (8 if lean else 100 * 1024 // size)
     assert lean_room(1024) == 1024 - HEADER_BYTES - OVERHEAD_BYTES

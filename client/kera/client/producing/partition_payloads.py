@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -13,7 +11,7 @@ import pyarrow as pa
 
 from kera.client.producing.encoding import Payload, limit_of, payloads, time_range, times_of
 from kera.client.producing.partitioner import Partition
-from kera.client.producing.row_sizes import RowSizes, lean_room
+from kera.client.producing.row_sizes import RowSizes, cut_evenly, lean_room
 from kera.client.types import StreamDescription
 from kera.core.chunk import ALIGNMENT_BYTES, HEADER_BYTES, LEAN_VERSION, Codec, padded
 from kera.core.lean import is_lean
@@ -117,14 +115,15 @@ def partition_payloads(
     rows_max = max(1, row_count * TOGETHER_BYTES_MAX // chunk_bytes)
     first = start = 0
     while first < len(ends):
-        last = max(first + 1, bisect_right(ends, start + rows_max))
-        part = partition.rows(start, ends[last - 1])._replace(
-            streamlets=partition.streamlets[first:last], ends=[end - start for end in ends[first:last]]
+        last = max(first + 1, int(np.searchsorted(ends, start + rows_max, "right")))
+        end = int(ends[last - 1])
+        part = partition.rows(start, end)._replace(
+            streamlets=partition.streamlets[first:last], ends=ends[first:last] - start
         )
-        made, alone = None, {*part.streamlets}
-        if ends[last - 1] - start <= rows_max:
+        made, alone = None, {*part.streamlets.tolist()}
+        if end - start <= rows_max:
             made, alone = _made_together(part, stream, target, now_us)
-        first, start = last, ends[last - 1]
+        first, start = last, end
         if made is not None and not alone:
             yield made
             continue
@@ -158,10 +157,8 @@ def spread(
     if lean:
         ends = RowSizes(batch).ends(0, rows, lean_room(chunk_bytes_max))
     else:
-        step = max(1, rows * chunk_bytes_max // chunk_bytes)
-        ends = [*range(step, rows, step), rows]
-    places = [number % streamlets for number in range(first, first + len(ends))]
-    return Partition(batch, places, ends, sized=lean)
+        ends = cut_evenly(0, rows, rows * chunk_bytes_max // chunk_bytes)
+    return Partition(batch, np.arange(first, first + len(ends)) % streamlets, ends, sized=lean)
 
 
 def _divided(partition: Partition, target: int, chunk_bytes: int) -> Partition:
@@ -176,14 +173,12 @@ def _divided(partition: Partition, target: int, chunk_bytes: int) -> Partition:
     sizes, start = RowSizes(grouped.batch), 0
     if sizes.largest(partition.ends) <= room:
         return partition
-    streamlets: list[int] = []
-    ends: list[int] = []
-    for streamlet, end in zip(partition.streamlets, partition.ends, strict=True):
-        bounds = sizes.ends(start, end, room)
-        streamlets += [streamlet] * len(bounds)
-        ends += bounds
+    bounds = []
+    for end in partition.ends.tolist():
+        bounds.append(sizes.ends(start, end, room))
         start = end
-    return grouped._replace(streamlets=streamlets, ends=ends)
+    streamlets = np.repeat(partition.streamlets, [*map(len, bounds)])
+    return grouped._replace(streamlets=streamlets, ends=np.concatenate(bounds))
 
 
 def _made_together(
@@ -193,9 +188,9 @@ def _made_together(
 
     All of such a streamlet's: they stay in their order.
     """
-    chunks, sizes = begin_chunks(partition.batch, partition.order, array("I", partition.ends), DECOMPRESSED_BYTES_MAX)
-    payload_bytes, streamlets = np.frombuffer(sizes, np.int64), np.array(partition.streamlets, np.int64)
-    ends = np.array(partition.ends, np.int64)
+    batch, streamlets, ends = partition.batch, partition.streamlets, partition.ends
+    chunks, sizes = begin_chunks(batch, partition.order, ends.astype(np.uint32), DECOMPRESSED_BYTES_MAX)
+    payload_bytes = np.frombuffer(sizes, np.int64)
     starts = np.concatenate(([0], ends[:-1]))
     lows, highs = _time_ranges(partition, starts, ends, stream, now_us)
     there = payload_bytes != NOT_LEAN

@@ -6,7 +6,6 @@ typed column is first brought to bytes: text as UTF-8, binary as it is, anything
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -15,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kera.client.producing.lane_columns import Numbers
 from kera.core.checksum import crc32c, crc32c_each
 from kera.core.errors import SchemaMismatch
 
@@ -28,10 +28,10 @@ class Partition(NamedTuple):
     """Rows by streamlet."""
 
     batch: pa.RecordBatch
-    streamlets: Sequence[int]
-    ends: Sequence[int]
+    streamlets: Numbers
+    ends: Numbers
     """Where the rows of each streamlet end."""
-    order: npt.NDArray[np.int64] | None = None
+    order: Numbers | None = None
     """Which row of `batch` is the next one, so that those of a streamlet follow each other; None: as they are."""
     sized: bool = False
     """The rows of each fit into a chunk."""
@@ -57,12 +57,13 @@ class Partition(NamedTuple):
     def parts(self) -> list[tuple[int, pa.RecordBatch]]:
         """The rows of each streamlet as a batch."""
         batch = self.grouped().batch
-        if len(self.streamlets) == 1:
-            return [(self.streamlets[0], batch)]
-        bounds = pairwise([0, *self.ends])
+        streamlets = self.streamlets.tolist()
+        if len(streamlets) == 1:
+            return [(streamlets[0], batch)]
+        bounds = pairwise([0, *self.ends.tolist()])
         return [
             (streamlet, batch.slice(start, end - start))
-            for streamlet, (start, end) in zip(self.streamlets, bounds, strict=True)
+            for streamlet, (start, end) in zip(streamlets, bounds, strict=True)
         ]
 
 
@@ -76,7 +77,7 @@ def partition_by_key(batch: pa.RecordBatch, keys: pa.Array, streamlets: int, key
     if pa.types.is_nested(keys.type):
         raise SchemaMismatch(f"a key column of type {keys.type} cannot partition a stream; use a scalar column")
     if not batch.num_rows:
-        return Partition(batch, (), ())
+        return Partition(batch, _numbers(), _numbers())
     small = np.uint16 if streamlets <= 1 << 16 else np.int64  # numpy sorts small numbers in linear time
     places = (_hashes(keys) % streamlets).astype(small)
     if keys.null_count:
@@ -86,12 +87,16 @@ def partition_by_key(batch: pa.RecordBatch, keys: pa.Array, streamlets: int, key
     ends = np.append(np.flatnonzero(places[1:] != places[:-1]) + 1, len(places))
     if len(ends) == 1:
         return whole(batch, int(places[0]))
-    return Partition(batch, places[ends - 1].tolist(), ends.tolist(), order)
+    return Partition(batch, places[ends - 1].astype(np.int64), ends, order)
 
 
 def whole(batch: pa.RecordBatch, streamlet: int) -> Partition:
     """All rows of `batch` in one streamlet."""
-    return Partition(batch, (streamlet,), (batch.num_rows,))
+    return Partition(batch, _numbers(streamlet), _numbers(batch.num_rows))
+
+
+def _numbers(*numbers: int) -> Numbers:
+    return np.array(numbers, np.int64)
 
 
 def primary_keys(keys: pa.Array) -> pa.Array:

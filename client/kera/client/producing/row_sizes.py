@@ -6,7 +6,6 @@ Where a chunk ends is decided by these. A payload that turns out to be larger th
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -56,22 +55,27 @@ class RowSizes:
         """Whether all rows are of one size."""
         self._list: list[float] | None = None
 
-    def largest(self, ends: Sequence[int]) -> float:
+    def largest(self, ends: npt.NDArray[np.int64]) -> float:
         """Of the parts up to each end, which follow each other."""
-        return float(np.max(np.diff(self._up_to[[0, *ends]]), initial=0.0))
+        return float(np.max(np.diff(self._up_to[ends], prepend=self._up_to[0]), initial=0.0))
 
-    def ends(self, start: int, end: int, room: int) -> list[int]:
+    def ends(self, start: int, end: int, room: int) -> npt.NDArray[np.int64]:
         """Where to cut the rows from `start` to `end`, so that each part has room, or is one row; the last is `end`."""
         if self._same:
-            step = max(1, int(room / self._up_to[1])) if self._up_to[1] else end
-            return [*range(start + step, end, step), end]
+            return cut_evenly(start, end, int(room / self._up_to[1]) if self._up_to[1] else end - start)
         if self._list is None:
             self._list = self._up_to.tolist()
         up_to, found = self._list, []
         while start < end:
             start = max(start + 1, bisect_right(up_to, up_to[start] + room, start, end + 1) - 1)
             found.append(start)
-        return found or [end]
+        return np.array(found or [end], np.int64)
+
+
+def cut_evenly(start: int, end: int, rows_max: int) -> npt.NDArray[np.int64]:
+    """Where to cut rows into parts of so many, or of one; the last is `end`."""
+    cuts = np.arange(start, end, max(1, rows_max), dtype=np.int64)
+    return np.append(cuts[1:], end)
 
 
 def _offsets(column: pa.Array) -> npt.NDArray[np.int32] | None:
