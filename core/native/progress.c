@@ -7,6 +7,7 @@
 #include <structmember.h>
 
 #include "attributes.h"
+#include "types.h"
 
 static PyTypeObject *streamlet_type, *entry_type, *segment_type;
 
@@ -195,7 +196,7 @@ bool map_segment(PyObject *object)
     return true;
 }
 
-static bool add_ends(PyObject *chunk_ends, const uint32_t *ends, size_t count)
+bool add_ends(PyObject *chunk_ends, const uint32_t *ends, size_t count)
 {
     if (count == 0)
         return true;
@@ -329,13 +330,6 @@ static int set_streamlet_producers(PyObject *self, PyObject *producers, void *cl
 
 // -- types ----------------------------------------------------------------------------------------------------------
 
-static void free_object(PyObject *self)
-{
-    PyTypeObject *type = Py_TYPE(self);
-    ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
-    Py_DECREF(type);
-}
-
 static int clear_segment(PyObject *self)
 {
     SegmentProgress *segment = (SegmentProgress *)self;
@@ -423,17 +417,10 @@ static void let_go_of_streamlet(PyObject *self)
 
 static PyTypeObject *add_type(PyObject *module, const char *name, size_t size, PyType_Slot *slots)
 {
-    PyType_Spec spec = {
-        .name = name,
-        .basicsize = (int)size,
-        .flags = (unsigned int)(Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE |
-                                Py_TPFLAGS_BASETYPE),
-        .slots = slots,
-    };
-    PyObject *type = PyType_FromSpec(&spec);
-    if (type != NULL && PyModule_AddObjectRef(module, strrchr(name, '.') + 1, type) != 0)
+    PyTypeObject *type = make_type(name, size, Py_TPFLAGS_BASETYPE, slots);
+    if (type != NULL && PyModule_AddObjectRef(module, strrchr(name, '.') + 1, (PyObject *)type) != 0)
         Py_CLEAR(type);
-    return (PyTypeObject *)type;
+    return type;
 }
 
 #define OF(type, kind, field) {#field, kind, offsetof(type, field), 0, NULL}

@@ -77,6 +77,9 @@ ProducerPlace *find_place(PyObject *streamlet, PyObject *record_type, uint64_t p
 // What does not change of an open segment, its memory above all. False: an error.
 bool map_segment(PyObject *segment);
 
+// More ends behind those in an array of Python's. False: an error.
+bool add_ends(PyObject *chunk_ends, const uint32_t *ends, size_t count);
+
 // Note where chunks of a segment end. False: an error, and nothing has changed.
 bool note_ends(SegmentProgress *segment, const uint32_t *ends, size_t count);
 

@@ -9,6 +9,7 @@
 #include "bytes.h"
 #include "chunk.h"
 #include "frame.h"
+#include "progress.h"
 
 // As in kera/core/rpc/api.py.
 #define REPLICATE 201
@@ -31,7 +32,7 @@
 #define REPLICATED_BYTES_MAX ((size_t)1 << 20)
 
 #define NAMES(name)                                                                                                    \
-    name(checksum) name(chunk_count) name(chunk_ends) name(closed) name(durable_length) name(error) name(frombytes)    \
+    name(checksum) name(chunk_count) name(chunk_ends) name(closed) name(durable_length) name(error)    \
     name(length) name(sealed) name(view)
 
 #define AS_MEMBER(name) NAME_##name,
@@ -118,14 +119,9 @@ static bool copy_chunks(PyObject *replica, uint64_t offset, View chunks)
 static bool set_ends(const Take *take, PyObject *replica)
 {
     PyObject *ends = GET(replica, chunk_ends);
-    PyObject *bytes = PyBytes_FromStringAndSize((const char *)take->ends.at, (Py_ssize_t)take->ends.size);
-    PyObject *done = ends == NULL || bytes == NULL
-                         ? NULL
-                         : PyObject_CallMethodObjArgs(ends, names[NAME_frombytes], bytes, NULL);
+    bool good = ends != NULL && add_ends(ends, (const uint32_t *)take->ends.at, take->ends.size / sizeof(uint32_t));
     Py_XDECREF(ends);
-    Py_XDECREF(bytes);
-    Py_XDECREF(done);
-    return done != NULL;
+    return good;
 }
 
 static bool answer(Take *take, const Frame *frame, PyObject *replica, uint64_t length)

@@ -11,6 +11,7 @@
 
 #include "crc32c.h"
 #include "twin.h"
+#include "types.h"
 
 // As in kera/client/producing/record_arguments.py.
 #define RECORD_OVERHEAD_BYTES 32
@@ -213,13 +214,6 @@ PyObject *sender(PyObject *module, PyObject *args)
 
 // -- types ----------------------------------------------------------------------------------------------------------
 
-static void free_object(PyObject *self)
-{
-    PyTypeObject *type = Py_TYPE(self);
-    ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
-    Py_DECREF(type);
-}
-
 static int clear_gathered(PyObject *self)
 {
     Gathered *chunk = (Gathered *)self;
@@ -297,17 +291,6 @@ static void let_go_of_sender(PyObject *self)
     Py_XDECREF(sender->open_chunks);
     Py_XDECREF(sender->room);
     free_object(self);
-}
-
-static PyTypeObject *make_type(const char *name, size_t size, unsigned long flags, PyType_Slot *slots)
-{
-    PyType_Spec spec = {
-        .name = name,
-        .basicsize = (int)size,
-        .flags = (unsigned int)(Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE | flags),
-        .slots = slots,
-    };
-    return (PyTypeObject *)PyType_FromSpec(&spec);
 }
 
 static int traverse_room(PyObject *self, visitproc visit, void *arg)

@@ -34,7 +34,7 @@ def begin_chunks(
 ) -> tuple[bytearray, bytes]:
     """Chunks of the rows up to each of `ends`, ascending, from the one before: payloads as `lean.encode` makes them.
 
-    `order`: all rows of the batch by number, which are taken in this order; None: as they are. Returns the chunks, one
+    `order`: which rows, by number, up to the last of `ends`; None: as they are. Returns the chunks, one
     after the other, with zeros instead of headers, and how many bytes each payload is, as numbers of 64 bits. Of one
     that cannot be lean there is nothing but `NOT_LEAN`.
     """
@@ -70,9 +70,9 @@ def seal_chunks(  # noqa: PLR0913, PLR0917 - as of `encode_header`
 
     Raises `InvalidArgument` if chunks with such payloads take another number of bytes.
     """
-    view, at = memoryview(chunks), 0
+    view = memoryview(chunks)
     own = (streamlet_ids, record_counts, producer_epochs, sequences, min_timestamps_us, max_timestamps_us)
-    places = list(places_of(payload_bytes))
+    places = list(_places_of(payload_bytes))
     if (places[-1][1] if places else 0) != len(view):
         raise InvalidArgument(f"{len(view)} bytes are not {len(places)} chunks with these payloads")
     for (start, _), size, (streamlet_id, record_count, producer_epoch, sequence, low, high) in zip(
@@ -85,7 +85,7 @@ def seal_chunks(  # noqa: PLR0913, PLR0917 - as of `encode_header`
         )  # fmt: skip
 
 
-def places_of(payload_bytes: Numbers) -> Iterator[tuple[int, int]]:
+def _places_of(payload_bytes: Numbers) -> Iterator[tuple[int, int]]:
     """Where chunks with payloads of these lengths, which follow each other, begin and end."""
     start = 0
     for size in payload_bytes.tolist():

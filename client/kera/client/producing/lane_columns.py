@@ -39,6 +39,10 @@ class LaneColumns:
         """All is well with a lane, and that broker has its streamlet; `NOBODY`: that is not so."""
         self._settled[streamlet] = broker_id
 
+    def is_settled(self, streamlet: int) -> bool:
+        """Whether it is known who has it."""
+        return bool(self._settled[streamlet] != NOBODY)
+
     def unsettle(self) -> None:
         """Of no lane it is known where its chunks go."""
         self._settled.fill(NOBODY)

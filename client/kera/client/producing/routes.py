@@ -37,7 +37,6 @@ from kera.client.producing.sender import Sender
 from kera.client.producing.stream_lanes import StreamLanes
 from kera.client.settings import ProducerSettings
 from kera.client.tasks import Tasks
-from kera.client.types import StreamDescription
 from kera.core.errors import ClosedError, KeraError, Unavailable, UnknownStream
 from kera.core.rpc import Channel
 from kera.core.telemetry import get_logger
@@ -56,8 +55,6 @@ class _Route:
     """How many times in a row its broker was not the owner."""
     looking: bool = False
     """The owner is being looked for."""
-    settled_in: StreamDescription | None = None
-    """The stream as it was when all was well with the lane and `sender` was that of the owner; None: that is not so."""
 
 
 class Routes:
@@ -107,7 +104,7 @@ class Routes:
     def chunk_added(self, lanes: StreamLanes, lane: Lane) -> None:
         """One of `lanes` has another chunk."""
         route = self._routes.get(lane)
-        if route and route.sender and route.settled_in is lanes.stream and not lane.exhausted:
+        if route and route.sender and lanes.is_settled(lane) and not lane.exhausted:
             route.sender.lane_ready(lane)  # as the last time
         else:
             self._serve(lane, self._route(lanes, lane))
@@ -200,7 +197,7 @@ class Routes:
         if route is None or route.sender is None or route.looking:
             return
         route.looking = True
-        _settle(route, lane, None)
+        route.lanes.unsettle(lane)
         route.attempt += 1
         self.unsettled.add(lane)
         if route.attempt == 1:
@@ -248,7 +245,7 @@ class Routes:
 
     def _leave(self, lane: Lane, route: _Route) -> None:
         sender = route.sender
-        _settle(route, lane, None)
+        route.lanes.unsettle(lane)
         route.sender = None
         if sender is None:
             return
@@ -272,7 +269,7 @@ class Routes:
         elif not route.looking:
             sender = self._sender(lane, route)
             if sender.broker_id == route.lanes.owner(lane):
-                _settle(route, lane, sender)
+                route.lanes.settle(lane, sender.broker_id)
             sender.lane_ready(lane)
 
     def _abandon(self, lane: Lane, error: KeraError) -> None:
@@ -285,7 +282,7 @@ class Routes:
             self._leave(lane, self._routes.pop(lane))
             self.unsettled.discard(lane)
         else:
-            _settle(route, lane, None)
+            route.lanes.unsettle(lane)
             self.unsettled.add(lane)
 
     async def _find(self, lane: Lane, route: _Route, error: KeraError) -> None:
@@ -300,10 +297,3 @@ class Routes:
         finally:
             route.looking = False
         self.ready(lane)
-
-
-def _settle(route: _Route, lane: Lane, sender: Sender | None) -> None:
-    """All is well with a lane, which that sender serves; None: that is not so."""
-    route.settled_in = route.lanes.stream if sender is not None else None
-    broker_id = sender.broker_id if sender is not None else NOBODY
-    route.lanes.columns.settle(lane.identity.streamlet_id, broker_id)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from kera.client.producing.lane import Lane, LaneIdentity
-from kera.client.producing.lane_columns import LaneColumns
+from kera.client.producing.lane_columns import NOBODY, LaneColumns
 from kera.client.types import StreamDescription
 from kera.core.errors import UnknownStream
 
@@ -42,6 +42,18 @@ class StreamLanes:
     def owner(self, lane: Lane) -> int:
         """The broker that has a lane's streamlet."""
         return self.stream.assignments[lane.identity.streamlet_id].broker_id
+
+    def settle(self, lane: Lane, broker_id: int) -> None:
+        """All is well with a lane, as the stream is now: that broker has its streamlet, and serves it."""
+        self.columns.settle(lane.identity.streamlet_id, broker_id)
+
+    def unsettle(self, lane: Lane) -> None:
+        """That is not so any more."""
+        self.columns.settle(lane.identity.streamlet_id, NOBODY)
+
+    def is_settled(self, lane: Lane) -> bool:
+        """Whether it is so."""
+        return self.columns.is_settled(lane.identity.streamlet_id)
 
     def update(self, stream: StreamDescription) -> bool:
         """The stream looks like this now, unless that is older; whether streamlets have moved."""
