@@ -76,10 +76,10 @@ static bool read_varint(View message, size_t *at, uint64_t *number)
 bool read_numbers(View message, uint64_t *numbers, uint64_t fields)
 {
     memset(numbers, 0, (size_t)fields * sizeof *numbers);
-    uint64_t tag, number;
+    uint64_t number;
     for (size_t at = 0; at < message.size;) {
-        if (!read_varint(message, &at, &tag) || (tag & 7) != 0 || tag >> 3 == 0 || tag >> 3 >= fields ||
-            !read_varint(message, &at, &number))
+        uint8_t tag = message.at[at++];  // one byte: a longer one may be no tag to protobuf
+        if ((tag & (128 | 7)) != 0 || tag >> 3 == 0 || tag >> 3 >= fields || !read_varint(message, &at, &number))
             return false;
         numbers[tag >> 3] = number;
     }

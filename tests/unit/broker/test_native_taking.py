@@ -20,7 +20,7 @@ from kera.core.errors import NotReplicated
 from kera.core.native import native
 from kera.core.rpc import api
 from kera.core.rpc.frame_server import FrameServer, Timing
-from kera.core.rpc.frames import HEADER_BYTES, Kind, decode_header, encode_frame
+from kera.core.rpc.frames import HEADER_BYTES, Kind, decode_header, encode_frame, with_header
 from kera.core.rpc.limits import BULK_BYTES_MAX, REQUESTS_IN_FLIGHT_MAX
 from kera.v1 import broker_pb2
 from tests.native_twins import needs_native
@@ -196,6 +196,17 @@ async def test_requests_that_wait_stop_the_reading_at_the_limit(make_engine: Mak
         await side.go_on()
         taken += feed(side.connection, data[taken:])
     assert len(await side.answered()) == REQUESTS_IN_FLIGHT_MAX + 20
+
+
+@pytest.mark.parametrize("message", [b"\x98\x80\x80\x80\x80\x00\x01", b"\x98\x80\x80\x80\x80\x80\x80\x80\x80\x00\x01"])
+async def test_a_message_whose_tag_is_too_long_is_refused_as_by_protobuf(
+    message: bytes, make_engine: MakeEngine
+) -> None:
+    side = Connected(make_engine)
+    await known(side)
+    chunk = good(Random(1), stream_id=9, producer=PRODUCERS[0], sequence=1)
+    side.feed(with_header(message, Kind.REQUEST, api.MULTI_WRITE_CHUNKS.number, 2, len(chunk)) + chunk)
+    assert [(request, kind) for request, kind, _ in await side.answered()] == [(2, Kind.ERROR)]
 
 
 @pytest.mark.parametrize("reads", [1, 3])
