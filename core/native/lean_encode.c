@@ -381,6 +381,36 @@ bool encode_lean(const struct ArrowSchema *schema, const struct ArrowArray *batc
     return finish(&writer, count, bytes_max);
 }
 
+// A column that the batch does not have: see `encode_completed`.
+static bool add_missing(Writer *writer, int64_t source, int64_t time_us, uint64_t count)
+{
+    if (source != ONE_TIME) {
+        writer->written_bytes += count * (uint64_t)(ONE_TIME - source);
+        return put_byte(writer->nodes, NULLS);
+    }
+    writer->written_bytes += count * sizeof time_us;
+    return put_node(writer, FIXED_8, 0, ONE) && put_bytes(writer->nodes, &time_us, sizeof time_us);
+}
+
+bool encode_completed(const struct ArrowSchema *schema, const struct ArrowArray *batch, const int64_t *sources,
+                      size_t columns, int64_t time_us, uint64_t bytes_max, Bytes *nodes, Bytes *body)
+{
+    Writer writer = {.nodes = nodes, .body = body};
+    uint64_t count = (uint64_t)batch->length;
+    Values all = {schema, batch, 0, count};
+    if (batch->offset != 0 || batch->n_children != schema->n_children || count == 0 || count > NODE_VALUES_MAX ||
+        !begin(&writer))
+        return false;
+    for (size_t column = 0; column < columns; column++) {
+        int64_t source = sources[column];
+        if (source >= batch->n_children || source < ONE_TIME - NULL_BYTES_MAX ||
+            !(source >= 0 ? add(&writer, part_of(&all, source, 0, count), 0)
+                          : add_missing(&writer, source, time_us, count)))
+            return false;
+    }
+    return finish(&writer, count, bytes_max);
+}
+
 static bool add_column(Writer *writer, const char *format, uint64_t count, const void **buffers)
 {
     const struct ArrowSchema schema = {.format = format};

@@ -14,6 +14,13 @@
 bool encode_lean(const struct ArrowSchema *schema, const struct ArrowArray *batch, uint64_t start, uint64_t count,
                  uint64_t bytes_max, Bytes *nodes, Bytes *body);
 
+// The same of all rows of a batch, with columns that it does not have: `sources` says where each column comes from. One
+// of the batch's by its number; `ONE_TIME`: the same time for all rows; below: nulls, of `ONE_TIME - source` bytes each.
+#define ONE_TIME (-1)
+#define NULL_BYTES_MAX ((int64_t)1 << 20)
+bool encode_completed(const struct ArrowSchema *schema, const struct ArrowArray *batch, const int64_t *sources,
+                      size_t columns, int64_t time_us, uint64_t bytes_max, Bytes *nodes, Bytes *body);
+
 // Records of the default schema that have nothing but a time, a value and keys: see kera/core/schema.py.
 typedef struct {
     uint64_t count;

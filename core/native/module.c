@@ -27,7 +27,7 @@
 #include "twin.h"
 
 // Raised with each change of what a function takes, does or returns; kera/core/native.py has the same number.
-#define NATIVE_VERSION 7
+#define NATIVE_VERSION 8
 
 #ifndef SOURCES
 #define SOURCES "unknown"
@@ -675,6 +675,36 @@ static PyObject *encode_plain(Call *call)
     return payload;
 }
 
+#define COLUMNS_MAX 64  // of more Python makes the payload
+
+// (batch, sources, time_us, bytes_max)
+static PyObject *encode_completed_batch(Call *call)
+{
+    int64_t sources[COLUMNS_MAX];
+    uint64_t bytes_max;
+    struct ArrowSchema *schema;
+    struct ArrowArray *array;
+    if (!has_arguments(call, 4, 4) || !PyTuple_Check(call->args[1]) || PyTuple_Size(call->args[1]) > COLUMNS_MAX ||
+        !as_u64(call->args[3], &bytes_max))
+        return NULL;
+    size_t columns = (size_t)PyTuple_Size(call->args[1]);
+    for (size_t column = 0; column < columns; column++)
+        sources[column] = PyLong_AsLongLong(PyTuple_GetItem(call->args[1], (Py_ssize_t)column));
+    int64_t time_us = PyLong_AsLongLong(call->args[2]);
+    if (PyErr_Occurred() != NULL)
+        return NULL;
+    PyObject *payload = NULL;
+    Bytes nodes = {0}, body = {0};
+    PyObject *capsules = PyObject_CallMethod(call->args[0], "__arrow_c_array__", NULL);
+    if (open_batch(capsules, &schema, &array) &&
+        encode_completed(schema, array, sources, columns, time_us, bytes_max, &nodes, &body))
+        payload = joined(&nodes, &body);
+    free_bytes(&nodes);
+    free_bytes(&body);
+    Py_XDECREF(capsules);
+    return payload;
+}
+
 // (batch, order, ends, bytes_max)
 static PyObject *begin_chunks(Call *call)
 {
@@ -746,6 +776,7 @@ static const Known known[] = {
     {"check_headers", check_headers, false},
     {"check", check, false},
     {"encode_plain", encode_plain, false},
+    {"encode_completed", encode_completed_batch, false},
     {"begin_chunks", begin_chunks, false},
     {"encode_records", encode_records, false},
     {"decode_header", decode_header, true},

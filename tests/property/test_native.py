@@ -40,6 +40,7 @@ from kera.core.lean.layout import (
     read_layout,
 )
 from kera.core.rpc.frames import with_header
+from kera.core.schema import DEFAULT_SCHEMA
 from tests.examples import fuzz_examples
 from tests.native_twins import MODULES, Outcome, accelerated, alone, needs_native, outcome, python_only, twin_of
 from tests.property.batches import BATCHES, BATCHES_AND_SLICES, BYTES, INT64, RECORDS, default_batch
@@ -49,6 +50,7 @@ pytestmark = needs_native
 U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
 ODD = st.sampled_from((0, 1, 2, 0x7F, 0x80, 0xFF)) | st.integers(0, 255)
 BYTES_MAX = 1 << 20
+TIME = DEFAULT_SCHEMA.field("timestamp").type
 
 
 def compare(name: str, *arguments: Any, asks: bool = False, **named: Any) -> Outcome:
@@ -120,6 +122,31 @@ def test_payloads_are_those_of_python(batch: pa.RecordBatch, data: st.DataObject
     cuts = data.draw(st.lists(st.integers(0, len(order)), max_size=4))
     # What Arrow puts below nulls of lists of fixed length is its own affair.
     compare("begin_chunks", batch, order, array("I", [*sorted(cuts), len(order)]), BYTES_MAX, asks=True)
+
+
+@settings(max_examples=fuzz_examples(400, 60))
+@given(BATCHES_AND_SLICES, INT64, st.data())
+def test_payloads_with_columns_that_a_batch_does_not_have_are_those_of_python(
+    batch: pa.RecordBatch, time_us: int, data: st.DataObject
+) -> None:
+    assume(lean.is_lean(batch.schema) and batch.num_rows)
+    missing = st.just(lean.ONE_TIME) | st.sampled_from([*batch.schema.types, pa.string()]).map(lean.no_values)
+    given_columns = [st.integers(0, batch.num_columns - 1)] if batch.num_columns else []
+    sources = tuple(data.draw(st.lists(st.one_of(missing, *given_columns), max_size=6)))
+    compare("encode_completed", batch, sources, time_us, BYTES_MAX, asks=any_map(batch.schema))
+    payload = lean.encode_completed(batch, sources, time_us, BYTES_MAX)
+    if not sources or payload is None:
+        return
+    columns = [
+        batch.column(source)
+        if source >= 0
+        else pa.repeat(pa.scalar(time_us, TIME), batch.num_rows)
+        if source == lean.ONE_TIME
+        else pa.nulls(batch.num_rows)
+        for source in sources
+    ]
+    whole = pa.RecordBatch.from_arrays(columns, [str(at) for at in range(len(columns))])
+    assert payload == lean.encode(whole, None, bytes_max=BYTES_MAX)
 
 
 @settings(max_examples=fuzz_examples(400, 60))

@@ -10,7 +10,7 @@ Promises: only the form of a value changes and never the value itself, so that r
     decimals                      ->  ones with at least as many digits before and behind the point
 
 What has the right type is not copied. Whether a type is taken depends on the types, and for units of time on the values
-as well. Nulls, and columns that are missing or too many, are left to `kera.client.producing.encoding.conform`.
+as well. Nulls, and columns that are missing or too many, are left to `kera.client.producing.conforming.conform`.
 """
 
 from __future__ import annotations

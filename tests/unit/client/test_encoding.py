@@ -9,10 +9,10 @@ import pyarrow as pa
 import pytest
 
 from kera.client.arrow_input import as_type, null_column
+from kera.client.producing.conforming import conform
 from kera.client.producing.encoding import (
     Payload,
     check_rows,
-    conform,
     payloads,
     record_payloads,
     records_to_batch,

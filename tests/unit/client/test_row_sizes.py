@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from kera.client.producing.encoding import conform
+from kera.client.producing.conforming import conform
 from kera.client.producing.partition_payloads import spread
 from kera.client.producing.row_sizes import OVERHEAD_BYTES, RowSizes, lean_bytes_of, lean_room
 from kera.core.chunk import HEADER_BYTES, Codec

@@ -131,6 +131,7 @@ def test_it_is_used_where_it_is_built() -> None:
         "crc32c",
         "crc32c_each",
         "decode_header",
+        "encode_completed",
         "encode_header",
         "encode_plain",
         "encode_records",

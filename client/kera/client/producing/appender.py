@@ -31,7 +31,8 @@ from kera.client import arguments
 from kera.client.cluster.asking import broker_failed, same_stream, submit_to_broker
 from kera.client.cluster.cluster import Cluster
 from kera.client.cluster.retry import RetryTime
-from kera.client.producing.encoding import Payload, check_rows, conform, payloads
+from kera.client.producing.conforming import Conformer
+from kera.client.producing.encoding import Payload, check_rows, payloads
 from kera.client.producing.partitioner import partition_by_key, primary_keys
 from kera.client.types import StreamDescription
 from kera.core.chunk import PAYLOAD_BYTES_MAX, EncodedChunk, encode_chunk
@@ -91,14 +92,15 @@ class Appender:
         self.chunk_bytes_max = min(chunk_bytes_max, limit) if limit else chunk_bytes_max
         """No chunk of several records is larger."""
         self._lean = lean
+        self._conformer = Conformer()
         self._cluster = cluster
 
     def conform(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """`batch` with the columns of the stream; see `kera.client.producing.encoding.conform`.
+        """`batch` with the columns of the stream; see `kera.client.producing.conforming.conform`.
 
         Raises `SchemaMismatch`, and `RecordTooLarge` for a row that fits into no segment.
         """
-        rows = conform(batch, self.stream, _now_us())
+        rows = self._conformer.conform(batch, self.stream, _now_us())
         check_rows(rows, self.stream)
         return rows
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from array import array
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -12,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kera.client.arrow_input import NotTheSame, as_type, null_column
+from kera.client.arrow_input import null_column
 from kera.client.producing.record_message import write_message
 from kera.client.producing.row_sizes import OVERHEAD_BYTES, lean_bytes_of
 from kera.client.types import StreamDescription
@@ -26,7 +25,7 @@ from kera.core.chunk import (
     encode_payload,
     padded,
 )
-from kera.core.errors import RecordTooLarge, SchemaMismatch
+from kera.core.errors import RecordTooLarge
 from kera.core.lean import encode, is_lean
 from kera.core.native import accelerated
 from kera.core.payload import encode_lean
@@ -37,7 +36,6 @@ from kera.core.written_out import may_grow
 _KEYS = DEFAULT_SCHEMA.field("keys").type
 _HEADERS = DEFAULT_SCHEMA.field("headers").type
 _TIMESTAMP = DEFAULT_SCHEMA.field("timestamp").type
-_REQUIRED = [field.name for field in DEFAULT_SCHEMA if not field.nullable]
 Timestamps: TypeAlias = "array[int] | npt.NDArray[np.int64]"
 """Microseconds since the Unix epoch."""
 _FEW = 16
@@ -146,80 +144,6 @@ def records_to_batch(
         ],
         schema=DEFAULT_SCHEMA,
     )
-
-
-def conform(batch: pa.RecordBatch, stream: StreamDescription, now_us: int) -> pa.RecordBatch:
-    """`batch` with exactly the columns of the stream's schema, in its order.
-
-    Columns that may be null are added where they are missing; so is the timestamp of the default schema. What has the
-    right type is not copied; of the others those are converted that keep all their values (`arrow_input.as_type`).
-    Raises `SchemaMismatch` for anything else that differs, and for values that readers would refuse, such as text that
-    is not UTF-8: a batch may have been made of any memory.
-    """
-    try:
-        batch.validate(full=True)
-    except pa.ArrowInvalid as error:
-        raise _mismatch(stream, f"the batch is none that Arrow calls valid: {error}") from error
-    schema = stream.schema
-    if batch.schema.equals(schema) and not has_forbidden_nulls(batch, stream):
-        return batch
-    names = batch.schema.names
-    if len(set(names)) < len(names):
-        raise _mismatch(stream, f"the batch has several columns {Counter(names).most_common(1)[0][0]!r}")
-    extra = set(names) - set(schema.names)
-    if extra:
-        raise _mismatch(stream, f"has no column {min(extra)!r}")
-    arrays = []
-    for field in schema:
-        at = batch.schema.get_field_index(field.name)
-        if at >= 0:
-            column = batch.column(at)
-            if column.type != field.type:
-                try:
-                    column = as_type(column, field.type)
-                except NotTheSame as error:
-                    why = f": {error}" if str(error) else ""
-                    text = f"column {field.name!r} is {field.type}, the batch has {column.type}{why}"
-                    raise _mismatch(stream, text) from error
-            if not field.nullable and column.null_count:
-                raise _mismatch(stream, f"column {field.name!r} takes no nulls, the batch has {column.null_count}")
-            arrays.append(column)
-        elif not stream.typed and field.name == "timestamp":
-            arrays.append(pa.repeat(pa.scalar(now_us, _TIMESTAMP), batch.num_rows))
-        else:
-            arrays.append(_left_out(field, batch.num_rows, stream))
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-def has_forbidden_nulls(batch: pa.RecordBatch, stream: StreamDescription) -> bool:
-    """Whether a column of the stream that takes no nulls has some; it may not be there at all."""
-    for name in _required(stream):
-        at = batch.schema.get_field_index(name)
-        if at >= 0 and batch.column(at).null_count:
-            return True
-    return False
-
-
-def _left_out(field: pa.Field, count: int, stream: StreamDescription) -> pa.Array:
-    """The nulls of a column that a batch does not have. Raises `SchemaMismatch` when it cannot have any."""
-    if not field.nullable:
-        raise _mismatch(stream, f"needs column {field.name!r}")
-    try:
-        return null_column(count, field.type)
-    except pa.ArrowNotImplementedError as error:
-        text = f"needs column {field.name!r}: Arrow makes no nulls of type {field.type}"
-        raise _mismatch(stream, text) from error
-
-
-def _required(stream: StreamDescription) -> Sequence[str]:
-    """Which columns take no nulls."""
-    if not stream.typed:
-        return _REQUIRED
-    return [field.name for field in stream.schema if not field.nullable]
-
-
-def _mismatch(stream: StreamDescription, text: str) -> SchemaMismatch:
-    return SchemaMismatch(f"stream {stream.name!r}: {text}", stream=stream.name, schema_id=stream.schema_id)
 
 
 def check_rows(batch: pa.RecordBatch, stream: StreamDescription) -> int:

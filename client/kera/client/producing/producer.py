@@ -22,6 +22,7 @@ from kera.client.arrow_input import Columns, record_batches
 from kera.client.cluster.cluster import Cluster
 from kera.client.producing.accumulator import Accumulator, Pending
 from kera.client.producing.buffer import Buffer
+from kera.client.producing.encoding import Payload
 from kera.client.producing.lane import LAST_EPOCH, Lane
 from kera.client.producing.limits import LIMITS, ProducerLimits
 from kera.client.producing.outcome import BatchDelivery, BundleOutcome, Outcome
@@ -250,6 +251,10 @@ class Producer:
                 if buffer.queued_bytes >= self._request_bytes_max:
                     await buffer.let_loop_run()
                 return gathered
+            now_us = self._clock.now_us()
+            chunk = writer.whole_chunk(given[0], streamlet, now_us)
+            if chunk is not None:
+                return BatchDelivery([await self._accept(writer, *chunk, now_us)])
         outcomes: list[Outcome | BundleOutcome] = []
         described, parts = await self._conforming(writer, given)
         writer.close_gatherings()
@@ -267,12 +272,17 @@ class Producer:
                     continue
                 place, of_place = made
                 for payload in of_place:
-                    await self._room_for(len(payload.payload), stream)
-                    writer.close_open_chunk(place)  # records that were sent before stay before
-                    outcomes.append(outcome := Outcome())
-                    writer.enqueue(place, payload, now_us, outcome, self._loop.time())
-                    await self._let_send()
+                    outcomes.append(await self._accept(writer, place, payload, now_us))
         return BatchDelivery(outcomes)
+
+    async def _accept(self, writer: StreamWriter, streamlet: int, payload: Payload, now_us: int) -> Outcome:
+        """Have a chunk of a batch sent, when there is room for it."""
+        outcome = Outcome()
+        await self._room_for(len(payload.payload), writer.stream.name)
+        writer.close_open_chunk(streamlet)  # records that were sent before stay before
+        writer.enqueue(streamlet, payload, now_us, outcome, self._loop.time())
+        await self._let_send()
+        return outcome
 
     async def _room_for(self, payload_bytes: int, stream: str) -> None:
         """Until so much of a batch may be queued."""

@@ -17,24 +17,19 @@ import pyarrow as pa
 
 from kera.client.producing.accumulator import Accumulator
 from kera.client.producing.buffer import Buffer
-from kera.client.producing.encoding import (
-    Payload,
-    checked_size,
-    conform,
-    has_forbidden_nulls,
-    record_payloads,
-    timestamps,
-    too_large,
-)
+from kera.client.producing.conforming import Conformer, conform
+from kera.client.producing.encoding import Payload, checked_size, limit_of, record_payloads, timestamps, too_large
 from kera.client.producing.gathering import GatheredDelivery, Gathering
 from kera.client.producing.lane import Lane, PendingChunk
 from kera.client.producing.outcome import BundleOutcome, Outcome
 from kera.client.producing.partition_payloads import Payloads, one_by_one, partition_payloads, spread
 from kera.client.producing.partitioner import Partition, partition_by_key, primary_keys, whole
 from kera.client.producing.routes import Routes
+from kera.client.producing.row_sizes import OVERHEAD_BYTES
 from kera.client.producing.stream_lanes import ProducerIdentity, StreamLanes
 from kera.client.settings import ProducerSettings
 from kera.client.types import StreamDescription, streamlet_number
+from kera.core.chunk import HEADER_BYTES, padded
 from kera.core.errors import InvalidArgument, KeraError, SchemaMismatch, StreamletOutOfRange, UnknownStream
 from kera.core.lean import is_lean
 from kera.core.written_out import may_grow
@@ -66,8 +61,7 @@ class StreamWriter:
         """By streamlet: the chunk that takes its next record."""
         self._gatherings: dict[int | None, Gathering] = {}
         """Small batches by the streamlet that they are for; None: they will be partitioned."""
-        self._exact: tuple[pa.Schema, int] | None = None
-        """Columns that batches had which fit a schema of the stream, of that id, whatever their values are."""
+        self._conformer = Conformer()
         self._chunk_bytes_max = int(settings.chunk_bytes_max)
         self._small_bytes_max = min(self._chunk_bytes_max, stream.segment_bytes_min or self._chunk_bytes_max) // 2
         """A batch is gathered up to this size: so each of its rows fits into a segment."""
@@ -160,23 +154,16 @@ class StreamWriter:
 
     def _conforming(self, batch: pa.RecordBatch, now_us: int) -> pa.RecordBatch | None:
         """A batch that all is well with, in columns that need no look at the values to be those of the stream."""
-        stream = self.stream
-        if self._exact is not None and self._exact[1] == stream.schema_id and batch.schema.equals(self._exact[0]):
-            try:
-                batch.validate(full=True)
-            except pa.ArrowInvalid:
-                return None
-            return None if has_forbidden_nulls(batch, stream) else batch
+        stream, conformer = self.stream, self._conformer
         if may_grow(stream.schema) or not is_lean(stream.schema) or not batch.num_columns:
             return None
+        if conformer.takes(batch, stream):
+            return batch
         try:
-            conforming = conform(batch, stream, now_us)
+            conforming = conformer.conform(batch, stream, now_us)
         except SchemaMismatch:
             return None
-        if all(stream.schema.field(field.name).type == field.type for field in batch.schema):
-            self._exact = batch.schema, stream.schema_id
-            return batch
-        return conforming
+        return batch if conformer.takes(batch, stream) else conforming
 
     def _open_gathering(self, schema: pa.Schema, streamlet: int | None, now_us: int) -> Gathering:
         self._close_open_chunks()
@@ -220,13 +207,28 @@ class StreamWriter:
         for (place, payload), outcome in zip(chunks, outcomes, strict=True):
             self.enqueue(place, payload, now_us, outcome, gathering.opened_s)
 
+    def whole_chunk(self, batch: pa.RecordBatch, streamlet: int | None, now_us: int) -> tuple[int, Payload] | None:
+        """A batch as one chunk, and its streamlet, if that is easily seen; None, and nothing is changed, if not."""
+        limit = min(self._chunk_bytes_max, limit_of(self.stream, self._chunk_bytes_max)) - HEADER_BYTES
+        if not self._lean or not batch.num_rows or batch.nbytes + OVERHEAD_BYTES > limit:
+            return None
+        keyless = streamlet is None and self.streamlet_count > 1
+        payload = self._conformer.payload(batch, self.stream, now_us, keyless=keyless)
+        if payload is None or padded(len(payload.payload)) > limit:
+            return None
+        self.close_gatherings()
+        if keyless:
+            streamlet = self.sticky_streamlet
+            self._move_on(1)
+        return streamlet or 0, payload
+
     def checked_parts(self, parts: Sequence[pa.RecordBatch], now_us: int) -> list[tuple[pa.RecordBatch, int]]:
         """The parts of a batch, with the length of the chunk that each would be.
 
         All that can be wrong with a batch is found here, before any of its rows is accepted.
         """
         stream = self.stream
-        conforming = [conform(part, stream, now_us) for part in parts if part.num_rows]
+        conforming = [self._conformer.conform(part, stream, now_us) for part in parts if part.num_rows]
         return [(part, checked_size(part, stream, self._chunk_bytes_max, lean=self._lean)) for part in conforming]
 
     def partition(self, batch: pa.RecordBatch, chunk_bytes: int, streamlet: int | None) -> Partition:

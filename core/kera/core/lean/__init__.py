@@ -2,7 +2,7 @@
 
 The schema is known by its id, so a payload has only what differs from chunk to chunk. Others use
 
-* `encode` to make one of a record batch (`is_lean`: of which schemas that can be done),
+* `encode` to make one of a record batch (`is_lean`: of which schemas that can be done), or `encode_completed`,
 * `check` to find out, in one pass and without a schema, whether readers can trust one,
 * `decode` to have its columns as Arrow arrays, the large ones in place.
 
@@ -11,6 +11,6 @@ The schema is known by its id, so a payload has only what differs from chunk to 
 
 from kera.core.lean.check import check
 from kera.core.lean.decode import decode
-from kera.core.lean.encode import encode, is_lean
+from kera.core.lean.encode import ONE_TIME, encode, encode_completed, is_lean, no_values
 
-__all__ = ["check", "decode", "encode", "is_lean"]
+__all__ = ["ONE_TIME", "check", "decode", "encode", "encode_completed", "is_lean", "no_values"]

@@ -33,10 +33,14 @@ from kera.core.lean.layout import (
     put_varint,
 )
 from kera.core.native import accelerated
+from kera.core.schema import DEFAULT_SCHEMA
 
 PACKED_VALUES_MAX = 1024
 """A column of more is left as it is, for readers to have it in place."""
+ONE_TIME = -1
+"""See `encode_completed`."""
 SCHEMAS_KEPT = 256
+_TIME = DEFAULT_SCHEMA.field("timestamp").type
 _LENGTHS_1_MAX, _LENGTHS_2_MAX = (1 << 8) - 1, (1 << 16) - 1
 
 _known: dict[int, tuple[pa.Schema, bool]] = {}
@@ -75,10 +79,37 @@ def encode_plain(batch: pa.RecordBatch, bytes_max: int) -> bytes | None:
     return _encode(batch, None, bytes_max)
 
 
+@accelerated()
+def encode_completed(batch: pa.RecordBatch, sources: tuple[int, ...], time_us: int, bytes_max: int) -> bytes | None:
+    """The same of a batch with columns that it does not have, which are not made for that.
+
+    `sources`: of each column of the payload, the number of the batch's; `ONE_TIME`: `time_us` for all rows;
+    `no_values`: nulls.
+    """
+    writer = _Writer()
+    for source in sources:
+        if source >= 0:
+            writer.add(batch.column(source))
+        elif source == ONE_TIME:
+            writer.add(pa.repeat(pa.scalar(time_us, _TIME), batch.num_rows))
+        else:
+            writer.add_nulls(batch.num_rows, ONE_TIME - source)
+    return _written(writer, batch.num_rows, None, bytes_max)
+
+
+def no_values(kind: pa.DataType) -> int:
+    """What `encode_completed` is told of a column of this type that a batch does not have."""
+    return ONE_TIME - null_bytes(kind)
+
+
 def _encode(batch: pa.RecordBatch, codec: str | None, bytes_max: int) -> bytes | None:
     writer = _Writer()
     for column in batch.columns:
         writer.add(column)
+    return _written(writer, batch.num_rows, codec, bytes_max)
+
+
+def _written(writer: _Writer, rows: int, codec: str | None, bytes_max: int) -> bytes | None:
     if len(writer.nodes) > NODES_BYTES_MAX:
         return None
     body = b"".join(writer.pieces)
@@ -88,7 +119,7 @@ def _encode(batch: pa.RecordBatch, codec: str | None, bytes_max: int) -> bytes |
         prefix = put_prefix(bytes(writer.nodes), len(body), compressed=True)
         payload = prefix + pa.compress(body, codec, asbytes=True)
     try:
-        layout = check_sizes(memoryview(payload), batch.num_rows, compressed=codec is not None, bytes_max=bytes_max)
+        layout = check_sizes(memoryview(payload), rows, compressed=codec is not None, bytes_max=bytes_max)
         check_written(layout, writer.null_bytes, compressed=codec is not None, bytes_max=bytes_max)
     except CorruptChunk:
         return None
@@ -112,8 +143,7 @@ class _Writer:
         if kind is None:
             raise InvalidArgument(f"there are no lean payloads of {column.type}", type=str(column.type))
         if kind is Kind.NULL or (count and column.null_count == count):
-            self.nodes.append(Kind.NULL)
-            self.null_bytes += count * (null_bytes(column.type) - 1)
+            self.add_nulls(count, null_bytes(column.type))
             return
         flags = 0
         if column.null_count:
@@ -133,6 +163,11 @@ class _Writer:
             self._bits(column, flags)
         else:
             self._fixed(column, kind, flags)
+
+    def add_nulls(self, count: int, bytes_of_each: int) -> None:
+        """A node of nothing but nulls."""
+        self.nodes.append(Kind.NULL)
+        self.null_bytes += count * (bytes_of_each - 1)
 
     def _bits(self, column: pa.Array, flags: int) -> None:
         values = _bits(column.buffers()[1], column.offset, len(column))
