@@ -14,8 +14,9 @@
 bool encode_lean(const struct ArrowSchema *schema, const struct ArrowArray *batch, uint64_t start, uint64_t count,
                  uint64_t bytes_max, Bytes *nodes, Bytes *body);
 
-// The same of all rows of a batch, with columns that it does not have: `sources` says where each column comes from. One
-// of the batch's by its number; `ONE_TIME`: the same time for all rows; below: nulls, of `ONE_TIME - source` bytes each.
+// The same of all rows of a batch, with columns that it does not have: `sources` says where each column comes from. By
+// its number, it is one of the batch's; `ONE_TIME`: the same time for all rows; below that: nulls, of which each takes
+// `ONE_TIME - source` bytes.
 #define ONE_TIME (-1)
 #define NULL_BYTES_MAX ((int64_t)1 << 20)
 bool encode_completed(const struct ArrowSchema *schema, const struct ArrowArray *batch, const int64_t *sources,

@@ -135,6 +135,21 @@ class Conformer:
         low, high = time_range(batch, stream, now_us) if fit.timed else (now_us, now_us)
         return Payload(made, batch.num_rows, low, high, stream.schema_id, LEAN_VERSION)
 
+    def small(self, batch: pa.RecordBatch, stream: StreamDescription, now_us: int) -> pa.RecordBatch | None:
+        """A batch that all is well with, in columns that need no look at the values to be those of the stream.
+
+        None: it is none that is gathered with others.
+        """
+        if may_grow(stream.schema) or not is_lean(stream.schema) or not batch.num_columns:
+            return None
+        if self.takes(batch, stream):
+            return batch
+        try:
+            conforming = self.conform(batch, stream, now_us)
+        except SchemaMismatch:
+            return None
+        return batch if self.takes(batch, stream) else conforming
+
     def takes(self, batch: pa.RecordBatch, stream: StreamDescription) -> bool:
         """Whether all is well with a batch that has the columns of the one before, which needed no conversion."""
         return self._fitting(batch, stream) is not None

@@ -32,7 +32,6 @@ from kera.client.types import StreamDescription, streamlet_number
 from kera.core.chunk import HEADER_BYTES, padded
 from kera.core.errors import InvalidArgument, KeraError, SchemaMismatch, StreamletOutOfRange, UnknownStream
 from kera.core.lean import is_lean
-from kera.core.written_out import may_grow
 
 GATHERED_ROW_BYTES = 16
 """What a row of a gathered batch takes besides its values; estimated from above."""
@@ -137,7 +136,7 @@ class StreamWriter:
         size += GATHERED_ROW_BYTES * batch.num_rows
         if size > small_bytes_max or not batch.num_rows or self._buffer.is_full(size):
             return None
-        conforming = self._conforming(batch, now_us)
+        conforming = self._conformer.small(batch, self.stream, now_us)
         if conforming is None:
             return None
         bytes_max = self._gathered_bytes_max if streamlet is None else self._chunk_bytes_max
@@ -151,19 +150,6 @@ class StreamWriter:
         delivery = gathering.add(conforming, size, now_us)
         self._buffer.take(size)
         return delivery
-
-    def _conforming(self, batch: pa.RecordBatch, now_us: int) -> pa.RecordBatch | None:
-        """A batch that all is well with, in columns that need no look at the values to be those of the stream."""
-        stream, conformer = self.stream, self._conformer
-        if may_grow(stream.schema) or not is_lean(stream.schema) or not batch.num_columns:
-            return None
-        if conformer.takes(batch, stream):
-            return batch
-        try:
-            conforming = conformer.conform(batch, stream, now_us)
-        except SchemaMismatch:
-            return None
-        return batch if conformer.takes(batch, stream) else conforming
 
     def _open_gathering(self, schema: pa.Schema, streamlet: int | None, now_us: int) -> Gathering:
         self._close_open_chunks()
