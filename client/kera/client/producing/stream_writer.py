@@ -130,10 +130,8 @@ class StreamWriter:
         """
         if not (self._linger_s or self._gatherings) and self._buffer.idle:
             return None
-        size, small_bytes_max = batch.get_total_buffer_size(), self._small_bytes_max
-        if size > small_bytes_max:
-            size = batch.nbytes  # of a slice the buffers are those of the whole
-        size += GATHERED_ROW_BYTES * batch.num_rows
+        small_bytes_max = self._small_bytes_max
+        size = _bytes_of(batch, small_bytes_max) + GATHERED_ROW_BYTES * batch.num_rows
         if size > small_bytes_max or not batch.num_rows or self._buffer.is_full(size):
             return None
         conforming = self._conformer.small(batch, self.stream, now_us)
@@ -196,7 +194,7 @@ class StreamWriter:
     def whole_chunk(self, batch: pa.RecordBatch, streamlet: int | None, now_us: int) -> tuple[int, Payload] | None:
         """A batch as one chunk, and its streamlet, if that is easily seen; None, and nothing is changed, if not."""
         limit = min(self._chunk_bytes_max, limit_of(self.stream, self._chunk_bytes_max)) - HEADER_BYTES
-        if not self._lean or not batch.num_rows or batch.nbytes + OVERHEAD_BYTES > limit:
+        if not self._lean or not batch.num_rows or _bytes_of(batch, limit) + OVERHEAD_BYTES > limit:
             return None
         keyless = streamlet is None and self.streamlet_count > 1
         payload = self._conformer.payload(batch, self.stream, now_us, keyless=keyless)
@@ -349,6 +347,12 @@ class StreamWriter:
             gathering.fail(error)
         self._gatherings.clear()
         self._filling.pop(self.stream.name, None)
+
+
+def _bytes_of(batch: pa.RecordBatch, limit: int) -> int:
+    """What its rows take. Up to `limit` what its buffers take is good enough: of a slice those are of the whole."""
+    size: int = batch.get_total_buffer_size()
+    return size if size <= limit else int(batch.nbytes)
 
 
 def _keys_of(batch: pa.RecordBatch, stream: StreamDescription) -> pa.Array | None:
