@@ -16,8 +16,16 @@ import numpy as np
 from kera.backup.frames import Layout
 from kera.backup.log_file import BlockDisk
 from kera.core.blocks import BLOCK_BYTES, block_ceiling
-from kera.core.chunk import ALIGNMENT_BYTES, HEADER_BYTES, MAGIC, ChunkHeader, verify_header, verify_payload
+from kera.core.chunk import (
+    ALIGNMENT_BYTES,
+    HEADER_BYTES,
+    MAGIC,
+    ChunkHeader,
+    verify_header,
+    verify_payload,
+)
 from kera.core.errors import CorruptChunk
+from kera.core.newer_format import unknown_version
 
 WINDOW_BYTES = 1 << 20
 """Read from a disk in one go, where everything counts."""
@@ -48,6 +56,8 @@ class Walk:
     """Where damage begins that was come upon."""
     ends: list[int] = field(default_factory=list)
     """Of all chunks that are whole, wanted or not."""
+    unknown_version: int = 0
+    """Of a chunk that a newer program has written: to all else it is damage. 0: none was come upon."""
 
 
 def memory_window(view: memoryview, length: int) -> Window:
@@ -122,7 +132,9 @@ def walk(
             elif end - at >= SKIPPED_BYTES_MIN:
                 ahead = HEADER_BYTES
             following, kept = end, HEADER_BYTES if headers_only else end - at
-        except CorruptChunk:
+        except CorruptChunk as error:
+            if not searching:
+                result.unknown_version = result.unknown_version or unknown_version(error)
             if not searching and (at > offset or offset == 0):
                 result.damaged.append(at)
             resumed = _end_of_damaged(view, base, at, length)

@@ -19,6 +19,7 @@ from kera.backup.replica import Frame, Replica, ReplicaId
 from kera.core.blocks import BLOCK_BYTES, block_ceiling
 from kera.core.chunk import chained_checksum
 from kera.core.errors import StartError
+from kera.core.newer_format import refuse_unknown_version
 from kera.core.telemetry import get_logger
 
 log = get_logger("kera.restart")
@@ -117,7 +118,7 @@ def _check_identity(disk: BlockDisk, header: FrameHeader, identity: tuple[int, s
 
 
 def rebuild(scans: Sequence[DiskScan], states: Sequence[DiskState], layout: Layout) -> Restart:
-    """Make replicas of the headers; frames that hold none are given back. Raises ``OSError``."""
+    """Make replicas of the headers; frames that hold none are given back. Raises `StartError`, and ``OSError``."""
     restart = Restart()
     latest: dict[ReplicaId, tuple[int, int]] = {}
     for scan in scans:
@@ -185,6 +186,7 @@ def _cut_torn_write(
     view = window(0, header.length)
     vouched = header.vouched_length
     tail = walk(memory_window(view, header.length), header.length, offset=vouched, streamlets=NONE_OF_THEM)
+    refuse_unknown_version(disk.name, tail.unknown_version)
     checksum, start = header.vouched_checksum, vouched
     for end in tail.ends:
         checksum = chained_checksum(view, start, checksum)
@@ -201,6 +203,7 @@ def _cut_torn_write(
         )
         replica.length, replica.checksum, replica.closed = vouched, header.vouched_checksum, False
     whole = walk(memory_window(view, replica.length), replica.length, streamlets=NONE_OF_THEM)
+    refuse_unknown_version(disk.name, whole.unknown_version)
     replica.chunk_count = len(whole.ends) + len(whole.damaged)
     note_damage(replica, whole.damaged, disk.name)
     found.chunks_damaged += len(whole.damaged)

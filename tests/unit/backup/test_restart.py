@@ -1,11 +1,15 @@
 """What a start makes of what it finds on the disks."""
 
+import struct
+
 import pytest
 
 from kera.backup.frames import FrameHeader, Layout, decode_header, encode_file_header
 from kera.backup.jobs import WriteReplicasJob
 from kera.backup.restart import scan_disk
 from kera.core.blocks import BLOCK_BYTES
+from kera.core.checksum import crc32c
+from kera.core.chunk import HEADER_CRC_AT, VERSIONS
 from kera.core.errors import CorruptChunk, StartError
 from tests.unit.backup.support import (
     BROKER_ID,
@@ -266,6 +270,28 @@ def test_a_file_of_a_newer_version_stops_the_start(disk: FakeDisk, monkeypatch: 
     monkeypatch.undo()
     with pytest.raises(StartError, match="has format 2, this version knows 1"):
         scan_disk(disk, 0, Layout(SEGMENT_BYTES), IDENTITY)
+
+
+def of_newer_version(disk: FakeDisk, at: int) -> None:
+    """Make the chunk at `at` of the disk one that a newer program has written."""
+    number, offset = divmod(at, BLOCK_BYTES)
+    block = bytearray(disk.block(number))
+    block[offset + 4] = max(VERSIONS) + 1
+    struct.pack_into("<I", block, offset + HEADER_CRC_AT, crc32c(bytes(block[offset : offset + HEADER_CRC_AT])))
+    disk.synced[number] = bytes(block)
+
+
+@pytest.mark.parametrize("at", [0, 1024, 2048])
+def test_chunks_of_a_newer_version_stop_the_start_and_stay(backup: FakeBackup, disk: FakeDisk, at: int) -> None:
+    segment = Segment()
+    commit(backup, segment, A, B)
+    commit(backup, segment, C)
+    of_newer_version(disk, DATA_AT + at)
+    before = dict(disk.synced)
+
+    with pytest.raises(StartError, match="newer program: it has chunks of format version 3"):
+        backup.restarted()
+    assert disk.synced == before
 
 
 def test_what_was_refused_leaves_nothing_to_find(backup: FakeBackup) -> None:

@@ -2,6 +2,7 @@
 
 import errno
 import shutil
+import struct
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +20,8 @@ from kera.broker.storage.index_format import delete_segment, put_entry, put_remo
 from kera.broker.storage.index_repair import StartFindings
 from kera.broker.storage.restart import LOST_GROUPS_MAX, Restart
 from kera.broker.storage.segment_files import SegmentStore
-from kera.core.chunk import verify_header
+from kera.core.checksum import crc32c
+from kera.core.chunk import HEADER_CRC_AT, VERSIONS, verify_header
 from kera.core.errors import DataLost, InvalidCursor, StartError
 from kera.core.ids import EARLIEST, Position
 from kera.v1 import common_pb2
@@ -672,6 +674,45 @@ def test_a_repair_does_not_bring_back_what_was_removed(launches: Launches) -> No
 
     assert read_all(log) == (list(range(SEGMENT, 3 * SEGMENT)), [Position(2, 1, SLOT_BYTES)])
     assert list(launches.engine.store.physical_ids()) == [2, 3]
+
+
+def of_newer_version(segment: memoryview | bytearray, at: int) -> None:
+    """Make the chunk at `at` one that a newer program has written."""
+    segment[at + 4] = max(VERSIONS) + 1
+    struct.pack_into("<I", segment, at + HEADER_CRC_AT, crc32c(bytes(segment[at : at + HEADER_CRC_AT])))
+
+
+@pytest.mark.parametrize("at", [0, CHUNK_BYTES, 2 * CHUNK_BYTES])
+def test_chunks_of_a_newer_version_in_memory_stop_the_start_and_stay(launches: Launches, at: int) -> None:
+    log = launches.begin()
+    log.append_many(3)
+    of_newer_version(log.entry.tail[0].slot.view, at)
+    launches.kill()
+    before = launches.engine.arena.path.read_bytes()
+
+    with pytest.raises(StartError, match="newer program: it has chunks of format version 3"):
+        launches.start()
+    assert launches.engine.arena.path.read_bytes() == before
+
+
+@pytest.mark.parametrize("index", ["whole", "gone"])
+@pytest.mark.parametrize("at", [0, CHUNK_BYTES, 2 * CHUNK_BYTES])
+def test_chunks_of_a_newer_version_in_a_file_stop_the_start_and_stay(launches: Launches, at: int, index: str) -> None:
+    log = launches.begin()
+    log.append_many(3)
+    commit(log)
+    launches.lose_host()
+    path = launches.engine.store.path(1)
+    content = bytearray(path.read_bytes())
+    of_newer_version(content, at)
+    path.write_bytes(content)
+    if index == "gone":
+        shutil.rmtree(launches.root / "index")
+
+    for _ in range(2):
+        with pytest.raises(StartError, match="newer program: it has chunks of format version 3"):
+            launches.start()
+        assert path.read_bytes() == content
 
 
 def test_segments_that_are_larger_than_those_of_this_launch_stop_the_start(launches: Launches) -> None:

@@ -42,6 +42,15 @@ def spans(found: SegmentScan) -> list[tuple[int, int]]:
     return [(hole.start, hole.end) for hole in found.holes]
 
 
+@pytest.mark.parametrize("length", [None, 3 * CHUNK_BYTES])
+def test_a_chunk_of_an_unknown_version_is_told_from_damage(length: int | None) -> None:
+    known, unknown = placed(0), placed(1, version=9)
+
+    assert scan(filled(known, unknown, placed(2)), length=length).unknown_version == 9
+    assert scan(flip(filled(known, unknown, placed(2)), CHUNK_BYTES + 9), length=length).unknown_version == 0
+    assert scan(flip(filled(known, placed(1), placed(2)), CHUNK_BYTES + 4), length=length).unknown_version == 0
+
+
 # --- whole segments ----------------------------------------------------------------------------------------
 
 

@@ -19,8 +19,16 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from kera.broker.records import Hole, SegmentAddress
-from kera.core.chunk import ALIGNMENT_BYTES, HEADER_BYTES, MAGIC, ChunkHeader, verify_header, verify_payload
+from kera.core.chunk import (
+    ALIGNMENT_BYTES,
+    HEADER_BYTES,
+    MAGIC,
+    ChunkHeader,
+    verify_header,
+    verify_payload,
+)
 from kera.core.errors import CorruptChunk
+from kera.core.newer_format import unknown_version
 
 _MAGIC = int.from_bytes(MAGIC, "little")
 
@@ -40,6 +48,8 @@ class SegmentScan:
     """Of the chunks that are whole, in order."""
     address: SegmentAddress | None = None
     """As the chunks say; None when there is none."""
+    unknown_version: int = 0
+    """Of a chunk that a newer program has written: to all else it is damage, or torn. 0: there is none."""
 
     @property
     def record_count(self) -> int:
@@ -73,8 +83,12 @@ def scan_segment(
     bad: list[Hole] = []
     at = 0
     while at < limit:
-        header, reason = _chunk_at(view, at, limit, result.address)
-        if header is not None:
+        try:
+            header = _chunk_at(view, at, limit, result.address)
+        except CorruptChunk as error:
+            reason = error.message
+            result.unknown_version = result.unknown_version or unknown_version(error)
+        else:
             if result.address is None:
                 result.address = address_of(header)
             found.append((at, header))
@@ -108,18 +122,15 @@ def scan_segment(
     return result
 
 
-def _chunk_at(view: memoryview, at: int, limit: int, address: SegmentAddress | None) -> tuple[ChunkHeader | None, str]:
-    """The whole chunk at `at`, or why there is none."""
-    try:
-        header = verify_header(view[:limit], at)
-        if not header.placed or (address is not None and address_of(header) != address):
-            return None, f"the chunk at offset {at} belongs to another segment"
-        if at + header.chunk_bytes > limit:
-            return None, f"the chunk at offset {at} is cut short"
-        verify_payload(view, at, header)
-    except CorruptChunk as error:
-        return None, error.message
-    return header, ""
+def _chunk_at(view: memoryview, at: int, limit: int, address: SegmentAddress | None) -> ChunkHeader:
+    """The whole chunk at `at`; raises `CorruptChunk`."""
+    header = verify_header(view[:limit], at)
+    if not header.placed or (address is not None and address_of(header) != address):
+        raise CorruptChunk(f"the chunk at offset {at} belongs to another segment", offset=at)
+    if at + header.chunk_bytes > limit:
+        raise CorruptChunk(f"the chunk at offset {at} is cut short", offset=at)
+    verify_payload(view, at, header)
+    return header
 
 
 def _resume(view: memoryview, at: int, limit: int, address: SegmentAddress | None) -> int | None:

@@ -30,6 +30,7 @@ from kera.broker.storage.segment_files import SegmentStore, record_of, report_da
 from kera.core.chunk import ALIGNMENT_BYTES
 from kera.core.errors import StartError
 from kera.core.ids import EARLIEST, EntryId, Position
+from kera.core.newer_format import refuse_unknown_version
 from kera.core.telemetry import get_logger
 
 log = get_logger("kera.restart")
@@ -175,6 +176,7 @@ class Restart:
             scan = None
             if (record is None or record.open) and content.head:
                 scan = scan_segment(slot.view, address=address, length=content.head)
+                refuse_unknown_version(str(self.arena.path), scan.unknown_version)
             if scan is None or not scan.headers:
                 slot.retire()  # it is on disk, or was never written to
                 continue

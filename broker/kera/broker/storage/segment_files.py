@@ -33,6 +33,7 @@ from kera.core.blocks import sync_directory
 from kera.core.checksum import crc32c
 from kera.core.chunk import HEADER_BYTES, padded
 from kera.core.combined_checksum import combined_checksum
+from kera.core.newer_format import refuse_unknown_version
 from kera.core.telemetry import get_logger
 
 log = get_logger("kera.store")
@@ -168,13 +169,15 @@ class SegmentStore:
         durable: int = 0,
         finished: bool = True,
     ) -> SegmentScan:
-        """Look at all chunks of a file, see `scan_segment`. Raises ``OSError``."""
+        """Look at all chunks of a file, see `scan_segment`. Raises ``OSError``, and `StartError` if it is newer."""
         path = self.path(physical_id)
         expected = block_ceiling(durable)  # a file that was cut short misses what was there, and not what never was
         buffer = memoryview(mmap.mmap(-1, max(BLOCK_BYTES, expected, block_ceiling(self.disk.length(path)))))
         size = max(expected, self.disk.read(path, 0, buffer))
         view = buffer if length is not None else buffer[:size]
-        return scan_segment(view, address=address, length=length, durable=durable, finished=finished)
+        scan = scan_segment(view, address=address, length=length, durable=durable, finished=finished)
+        refuse_unknown_version(str(path), scan.unknown_version)
+        return scan
 
     def physical_ids(self, *, first: int = 0) -> Iterator[int]:
         """The files that are there, from `first` on, ascending."""
