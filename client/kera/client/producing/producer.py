@@ -44,6 +44,7 @@ from kera.client.types import StreamDescription
 from kera.client.unclosed import Guard, Loss
 from kera.core.clock import Clock, SystemClock
 from kera.core.errors import BufferFull, ClosedError, KeraError, SchemaMismatch, UnknownStream
+from kera.core.freed_memory import keep_freed_memory
 from kera.core.native import native
 from kera.core.rpc import api
 from kera.core.telemetry import get_logger
@@ -75,6 +76,7 @@ class Producer:
         *,
         limits: ProducerLimits = LIMITS,
     ) -> None:
+        keep_freed_memory()
         self._cluster = cluster
         self.settings = settings
         self._clock = clock or SystemClock()

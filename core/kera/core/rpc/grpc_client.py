@@ -12,8 +12,9 @@ import grpc
 import grpc.aio
 
 from kera.core.errors import InternalError, KeraError, ProtocolError, Unavailable, Uncertain
+from kera.core.freed_memory import keep_freed_memory
 from kera.core.rpc.answer import Answer
-from kera.core.rpc.grpc_options import ERROR_METADATA, client_options, keep_freed_memory
+from kera.core.rpc.grpc_options import ERROR_METADATA, client_options
 from kera.core.rpc.limits import BULK_BYTES_MAX, REQUESTS_IN_FLIGHT_MAX, check_request
 from kera.core.rpc.method import Method, Reply, RequestT, ResponseT
 from kera.core.rpc.wire import error_from_message, parse, parse_with_bulk, serialize_with_bulk

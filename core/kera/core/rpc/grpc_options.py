@@ -21,8 +21,6 @@ HANDSHAKE_MS = 5_000
 """For the first words of HTTP/2. Who only connects holds a descriptor for no longer."""
 _FIELD_OVERHEAD_BYTES = 64
 """Tag and length of the bulk field, and the request id, come on top of the two limits."""
-_LARGEST_LEARNT_BYTES = 31 << 20
-"""glibc learns from freed blocks of up to 32 MiB, with what it adds to them."""
 
 
 def channel_options(bulk_bytes_max: int = BULK_BYTES_MAX) -> list[tuple[str, Any]]:
@@ -89,14 +87,3 @@ def client_options(bulk_bytes_max: int = BULK_BYTES_MAX) -> list[tuple[str, Any]
         ("grpc.max_reconnect_backoff_ms", 1000),
         ("grpc.use_local_subchannel_pool", 1),
     ]
-
-
-def keep_freed_memory() -> None:
-    """Have the process keep memory that it frees, for the next message; for either end of a bulk stream.
-
-    gRPC takes new memory for each message, several times. By default glibc gives what is freed back to the kernel, and
-    faulting it in again, page by page, costs as much as several copies. But when a block is freed that was mapped by
-    itself, glibc expects more of its size: it takes up to that from the heap from then on, and lets twice as much lie
-    free there. One such block, never touched, is enough. Elsewhere than with glibc this does nothing.
-    """
-    bytes(_LARGEST_LEARNT_BYTES)

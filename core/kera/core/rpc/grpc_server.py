@@ -19,6 +19,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from kera.core.errors import InternalError, PortTaken, ProtocolError, RecordTooLarge, Unavailable
+from kera.core.freed_memory import keep_freed_memory
 from kera.core.rpc.address import join_address
 from kera.core.rpc.connections import CONNECTIONS_MAX_DEFAULT
 from kera.core.rpc.grpc_options import (
@@ -26,7 +27,6 @@ from kera.core.rpc.grpc_options import (
     CONNECTION_CALLS_MAX_DEFAULT,
     ERROR_METADATA,
     HANDSHAKE_MS,
-    keep_freed_memory,
     server_options,
 )
 from kera.core.rpc.grpc_untaken import UNTAKEN_LIMITS, Untaken, UntakenLimits

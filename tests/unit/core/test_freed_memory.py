@@ -1,4 +1,4 @@
-"""What both ends of a gRPC connection do to their process."""
+"""What becomes of memory that a process frees."""
 
 import os
 import platform
@@ -9,7 +9,7 @@ import pytest
 
 COUNT_FAULTS = """
 import resource, sys
-from kera.core.rpc.grpc_options import keep_freed_memory
+from kera.core.freed_memory import keep_freed_memory
 if sys.argv[1] == "keep":
     keep_freed_memory()
 
