@@ -202,12 +202,12 @@ def _first_keys(keys: pa.ListArray) -> pa.Array:
     return keys.values.take(pa.array(starts, mask=lengths == 0))
 
 
-def _keys_to_json(keys: list[bytes] | None) -> dict[str, Any]:
+def _keys_to_json(keys: list[bytes | None] | None) -> dict[str, Any]:
     if not keys:
         return {}
     if len(keys) == 1:
         return _bytes_to_json("key", keys[0])
-    return {"keys": [key.decode(errors="replace") for key in keys]}
+    return {"keys": [_text_or_null(key) for key in keys]}
 
 
 def _bytes_to_json(name: str, value: bytes | None) -> dict[str, Any]:
@@ -220,13 +220,17 @@ def _bytes_to_json(name: str, value: bytes | None) -> dict[str, Any]:
         return {name + "_base64": base64.b64encode(value).decode()}
 
 
-def _headers_to_json(headers: list[tuple[str, bytes]]) -> dict[str, str]:
-    return {name: value.decode(errors="replace") for name, value in headers}
+def _headers_to_json(headers: list[tuple[str, bytes | None]]) -> dict[str, str | None]:
+    return {name: _text_or_null(value) for name, value in headers}
 
 
-def _iso(moment: datetime.datetime | int) -> str | int:
-    """A time as text; one that `datetime` does not have, as the number that it is."""
-    if isinstance(moment, int):
+def _text_or_null(value: bytes | None) -> str | None:
+    return None if value is None else value.decode(errors="replace")
+
+
+def _iso(moment: datetime.datetime | int | None) -> str | int | None:
+    """A time as text; one that `datetime` does not have, as the number that it is; none, as a strange producer has."""
+    if moment is None or isinstance(moment, int):
         return moment
     return moment.astimezone(datetime.UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 

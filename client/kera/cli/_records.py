@@ -50,7 +50,7 @@ def json_to_batch(block: bytes, first_line: int = 1) -> pa.RecordBatch:
     """A record per JSON object in the lines of `block`, with ``key``, ``value``, ``headers``, ``timestamp``.
 
     A timestamp is microseconds since the epoch or ISO 8601; without one it is now. Keys, values and headers
-    that are no strings are stored as JSON. Raises `SchemaMismatch` naming the line, counted from
+    that are no strings are stored as JSON, and null as null. Raises `SchemaMismatch` naming the line, counted from
     `first_line`.
     """
     now_us = time.time_ns() // 1000
@@ -109,7 +109,7 @@ def _batch(values: pa.Array, keys: pa.Array) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([now, keys, values, null_column(count, _HEADERS)], schema=DEFAULT_SCHEMA)
 
 
-_Columns = tuple[int, list[bytes], bytes | None, list[tuple[str, bytes]] | None]
+_Columns = tuple[int, list[bytes | None], bytes | None, list[tuple[str, bytes | None]] | None]
 """Of a record: timestamp, keys, value, headers."""
 
 
@@ -127,9 +127,9 @@ def _parse_record(line: bytes, now_us: int) -> _Columns:
         raise ValueError("headers must be an object")
     return (
         _timestamp_us(record.get("timestamp"), now_us),
-        [_to_bytes(key) for key in keys],
+        [_bytes_or_null(key) for key in keys],
         _bytes_of(record, "value"),
-        None if headers is None else [(name, _to_bytes(value)) for name, value in headers.items()],
+        None if headers is None else [(name, _bytes_or_null(value)) for name, value in headers.items()],
     )
 
 
@@ -137,7 +137,10 @@ def _bytes_of(record: dict[str, Any], name: str) -> bytes | None:
     encoded = record.get(name + "_base64")
     if encoded is not None:
         return base64.b64decode(encoded, validate=True)
-    value = record.get(name)
+    return _bytes_or_null(record.get(name))
+
+
+def _bytes_or_null(value: Any) -> bytes | None:
     return None if value is None else _to_bytes(value)
 
 

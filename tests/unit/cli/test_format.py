@@ -108,10 +108,26 @@ def test_json_has_the_record_and_its_place() -> None:
     ]
 
 
+def test_what_is_null_is_null_in_json_too() -> None:
+    nothing = {"timestamp": None, "value": None, "keys": [None, b"a"], "headers": [("h", None)]}
+    nullable = pa.schema([field.with_nullable(True) for field in DEFAULT_SCHEMA])
+    line = bytes(json_formatter(stream())(pa.RecordBatch.from_pylist([nothing], nullable), PLACE))
+
+    place = {"stream": "demo", "streamlet": 3, "entry": 1, "offset": 41}
+    assert json.loads(line) == {
+        **place,
+        "timestamp": None,
+        "keys": [None, "a"],
+        "value": None,
+        "headers": {"h": None},
+    }
+
+
 def test_what_consume_prints_as_json_can_be_produced_again() -> None:
     for batch in (
         RECORDS,
         records({"key_base64": "/w==", "value": "x", "headers": {"a": "b"}, "timestamp": 9}),
+        records({"keys": ["a", None], "headers": {"a": None, "b": "null"}, "timestamp": 9}),
     ):
         assert json_to_batch(bytes(json_formatter(stream())(batch, PLACE))).equals(batch)
 
