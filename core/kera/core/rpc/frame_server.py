@@ -407,6 +407,8 @@ class ServerConnection(FrameProtocol):
             return
         method, handler = known
         try:
+            if bulk and not method.bulk:
+                raise ProtocolError(f"{method.name} takes no chunks, and {len(bulk)} bytes of them came")
             check_request(method, len(head), len(bulk), self.bulk_bytes_max)  # before it is looked at
             result = run_handler(handler, Call(parse(method.request, head), bulk, self._peer))
         except Exception as error:  # noqa: BLE001 - whatever a handler raises is answered

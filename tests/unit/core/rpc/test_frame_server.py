@@ -21,6 +21,7 @@ from kera.core.rpc.frames import (
     decode_header,
     encode_error,
     encode_frame,
+    with_header,
 )
 from kera.core.rpc.limits import BULK_BYTES_MAX, REQUESTS_IN_FLIGHT_MAX, SEND_BUFFER_BYTES_MAX
 from kera.core.rpc.outbox import GATHERED_BYTES_MAX
@@ -31,9 +32,11 @@ from tests.unit.core.rpc.transports import (
     ECHO,
     HOST,
     TIMEOUT_S,
+    UNARY,
     Closing,
     EchoRequest,
     EchoResponse,
+    UnaryResponse,
     answer,
     echo,
     eventually,
@@ -373,6 +376,21 @@ async def test_a_request_that_is_no_message_is_answered_and_ends_nothing(harness
     assert (header.kind, header.request_id) == (Kind.ERROR, 1)
     assert type(error_from_message(common_pb2.Error.FromString(head))) is ProtocolError
     assert (await client.receive())[0].request_id == 2
+
+
+async def test_chunks_for_a_method_that_takes_none_are_the_callers_error_and_no_defect(harness: Harness) -> None:
+    await harness.serve({UNARY: lambda _: Reply(UnaryResponse())})
+    client = await harness.connect()
+    with capture_logs() as logs:
+        await client.send(with_header(b"", Kind.REQUEST, UNARY.number, 1, MIB) + bytes(MIB))
+        header, head, _ = await client.receive()
+    error = error_from_message(common_pb2.Error.FromString(head))
+    assert (header.kind, header.request_id, type(error)) == (Kind.ERROR, 1, ProtocolError)
+    assert "Unary takes no chunks" in error.message
+    assert not logs, "or whoever likes would fill the log"
+
+    await client.send(with_header(b"", Kind.REQUEST, UNARY.number, 2, 0))
+    assert (await client.receive())[0].kind == Kind.REPLY, "the connection goes on"
 
 
 @pytest.mark.parametrize("bulk_bytes", [0, 10, MIB])
