@@ -655,19 +655,27 @@ static PyObject *encode_records(Call *call)
     return payload;
 }
 
-// (batch, bytes_max)
-static PyObject *encode_plain(Call *call)
+#define COLUMNS_MAX 64  // of more Python makes the payload
+
+// Where columns come from that a batch does not have, see `encode_completed`.
+typedef struct {
+    int64_t sources[COLUMNS_MAX];
+    size_t columns;
+    int64_t time_us;
+} Completion;
+
+static PyObject *payload_of(PyObject *batch, const Completion *completion, uint64_t bytes_max)
 {
-    uint64_t bytes_max;
     struct ArrowSchema *schema;
     struct ArrowArray *array;
-    if (!has_arguments(call, 2, 2) || !as_u64(call->args[1], &bytes_max))
-        return NULL;
     PyObject *payload = NULL;
     Bytes nodes = {0}, body = {0};
-    PyObject *capsules = PyObject_CallMethod(call->args[0], "__arrow_c_array__", NULL);
+    PyObject *capsules = PyObject_CallMethod(batch, "__arrow_c_array__", NULL);
     if (open_batch(capsules, &schema, &array) &&
-        encode_lean(schema, array, 0, (uint64_t)array->length, bytes_max, &nodes, &body))
+        (completion == NULL
+             ? encode_lean(schema, array, 0, (uint64_t)array->length, bytes_max, &nodes, &body)
+             : encode_completed(schema, array, completion->sources, completion->columns, completion->time_us,
+                                bytes_max, &nodes, &body)))
         payload = joined(&nodes, &body);
     free_bytes(&nodes);
     free_bytes(&body);
@@ -675,34 +683,28 @@ static PyObject *encode_plain(Call *call)
     return payload;
 }
 
-#define COLUMNS_MAX 64  // of more Python makes the payload
+// (batch, bytes_max)
+static PyObject *encode_plain(Call *call)
+{
+    uint64_t bytes_max;
+    if (!has_arguments(call, 2, 2) || !as_u64(call->args[1], &bytes_max))
+        return NULL;
+    return payload_of(call->args[0], NULL, bytes_max);
+}
 
 // (batch, sources, time_us, bytes_max)
 static PyObject *encode_completed_batch(Call *call)
 {
-    int64_t sources[COLUMNS_MAX];
+    Completion completion;
     uint64_t bytes_max;
-    struct ArrowSchema *schema;
-    struct ArrowArray *array;
     if (!has_arguments(call, 4, 4) || !PyTuple_Check(call->args[1]) || PyTuple_Size(call->args[1]) > COLUMNS_MAX ||
         !as_u64(call->args[3], &bytes_max))
         return NULL;
-    size_t columns = (size_t)PyTuple_Size(call->args[1]);
-    for (size_t column = 0; column < columns; column++)
-        sources[column] = PyLong_AsLongLong(PyTuple_GetItem(call->args[1], (Py_ssize_t)column));
-    int64_t time_us = PyLong_AsLongLong(call->args[2]);
-    if (PyErr_Occurred() != NULL)
-        return NULL;
-    PyObject *payload = NULL;
-    Bytes nodes = {0}, body = {0};
-    PyObject *capsules = PyObject_CallMethod(call->args[0], "__arrow_c_array__", NULL);
-    if (open_batch(capsules, &schema, &array) &&
-        encode_completed(schema, array, sources, columns, time_us, bytes_max, &nodes, &body))
-        payload = joined(&nodes, &body);
-    free_bytes(&nodes);
-    free_bytes(&body);
-    Py_XDECREF(capsules);
-    return payload;
+    completion.columns = (size_t)PyTuple_Size(call->args[1]);
+    for (size_t column = 0; column < completion.columns; column++)
+        completion.sources[column] = PyLong_AsLongLong(PyTuple_GetItem(call->args[1], (Py_ssize_t)column));
+    completion.time_us = PyLong_AsLongLong(call->args[2]);
+    return PyErr_Occurred() == NULL ? payload_of(call->args[0], &completion, bytes_max) : NULL;
 }
 
 // (batch, order, ends, bytes_max)
