@@ -77,7 +77,7 @@ def running(command: Sequence[str]) -> Iterator[Harness]:
 
 
 class Threads:
-    """A program that does what lines of JSON say, each of its objects in a thread of its own; see ``Reading.java``."""
+    """A program that does what lines of JSON say, each of its objects in a thread of its own; see ``Obedient.java``."""
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self._process = process
@@ -114,9 +114,9 @@ def threads(name: str, folder: Path) -> "Iterator[subprocess.Popen[str]]":
     """The process of such a program, compiled into `folder`, without a warning of the compiler."""
     libraries = f"{JAR}:{SPARK_JARS}"
     subprocess.run([sys.executable, str(BUILD)], check=True)
-    source = SOURCES / f"{name}.java"
+    sources = [SOURCES / f"{each}.java" for each in ("Obedient", name)]
     warnings = ["-Xlint:all,-path", "-Werror"]
-    subprocess.run(["javac", "--release", "17", *warnings, "-cp", libraries, "-d", folder, source], check=True)
+    subprocess.run(["javac", "--release", "17", *warnings, "-cp", libraries, "-d", folder, *sources], check=True)
     opened = [f"--add-opens={package}=ALL-UNNAMED" for package in OPENED]
     with subprocess.Popen(
         ["java", *opened, "-Xmx256m", "-XX:+UseSerialGC", "-cp", f"{folder}:{libraries}", f"kera.spark.{name}"],

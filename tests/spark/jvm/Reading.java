@@ -1,18 +1,10 @@
 package kera.spark;
 
-import java.io.BufferedReader;
-import java.io.InputStreamReader;
-import java.io.PrintStream;
 import java.nio.ByteBuffer;
 import java.nio.charset.StandardCharsets;
-import java.util.Map;
-import java.util.concurrent.ConcurrentHashMap;
-import java.util.concurrent.ExecutorService;
-import java.util.concurrent.Executors;
 import java.util.zip.CRC32C;
 
 import com.fasterxml.jackson.databind.JsonNode;
-import com.fasterxml.jackson.databind.ObjectMapper;
 import com.fasterxml.jackson.databind.node.ArrayNode;
 import com.fasterxml.jackson.databind.node.ObjectNode;
 import org.apache.arrow.memory.util.MemoryUtil;
@@ -21,71 +13,30 @@ import org.apache.spark.sql.types.DataTypes;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.vectorized.ColumnarBatch;
 
-/** Has readers do what lines of JSON on standard input say, each in a thread of its own; answers on standard output. */
-final class Reading {
-    private static final ObjectMapper JSON = new ObjectMapper();
-    private static final Map<String, Reading> READERS = new ConcurrentHashMap<>();
-    private static PrintStream answers;
-
-    private final ExecutorService thread = Executors.newSingleThreadExecutor(run -> {
-        Thread made = new Thread(run);
-        made.setDaemon(true);
-        return made;
-    });
+/** Has readers do what lines of JSON say. */
+final class Reading extends Obedient {
     private PieceReader reader;
     private KeraRealTimeReader rows;
     private KeraColumnarReader batches;
     private Chunk last;
-    private volatile boolean reading;
-
-    private Reading() {
-    }
 
     public static void main(String[] arguments) throws Exception {
-        answers = System.out;
-        System.setOut(System.err); // loggers write there
-        BufferedReader lines = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
-        for (String line = lines.readLine(); line != null; line = lines.readLine()) {
-            JsonNode command = JSON.readTree(line);
-            Reading of = READERS.computeIfAbsent(command.get("of").asText(), name -> new Reading());
-            if (command.get("op").asText().equals("interrupt")) {
-                while (!of.reading) { // what has not begun could not be interrupted
-                    Thread.onSpinWait();
-                }
-                of.thread.shutdownNow();
-                answer(JSON.createObjectNode().set("id", command.get("id")));
-            } else {
-                of.thread.submit(() -> of.obey(command));
-            }
-        }
+        serve(Reading::new);
     }
 
-    private void obey(JsonNode command) {
-        ObjectNode answer = JSON.createObjectNode();
-        answer.set("id", command.get("id"));
-        try {
-            switch (command.get("op").asText()) {
-                case "open" -> open(command);
-                case "next" -> next(command, answer);
-                case "again" -> reader.again(last);
-                case "open_rows" -> openRows(command);
-                case "row" -> row(command, answer);
-                case "open_batches" -> openBatches(command);
-                case "batch" -> batch(answer);
-                case "intact" -> answer.put("intact", last.intact());
-                case "close" -> close(answer);
-                default -> throw new IllegalArgumentException(command.toString());
-            }
-        } catch (Throwable error) {
-            answer.put("error", error.getClass().getSimpleName() + ": " + error.getMessage());
-        }
-        answer(answer);
-    }
-
-    private static void answer(JsonNode answer) {
-        synchronized (answers) {
-            answers.println(answer);
-            answers.flush();
+    @Override
+    void obey(JsonNode command, ObjectNode answer) throws Exception {
+        switch (command.get("op").asText()) {
+            case "open" -> open(command);
+            case "next" -> next(command, answer);
+            case "again" -> reader.again(last);
+            case "open_rows" -> openRows(command);
+            case "row" -> row(command, answer);
+            case "open_batches" -> openBatches(command);
+            case "batch" -> batch(answer);
+            case "intact" -> answer.put("intact", last.intact());
+            case "close" -> close(answer);
+            default -> throw new IllegalArgumentException(command.toString());
         }
     }
 
@@ -133,7 +84,6 @@ final class Reading {
 
     /** At most {@code count} chunks; fewer where there are no more, or none within {@code within} ms. */
     private void next(JsonNode command, ObjectNode answer) throws Exception {
-        reading = true;
         ArrayNode chunks = answer.putArray("chunks");
         while (chunks.size() < command.path("count").asInt(Integer.MAX_VALUE)) {
             last = command.has("within") ? reader.nextWithin(command.get("within").asLong()) : reader.next();
@@ -142,7 +92,6 @@ final class Reading {
             }
             chunks.add(told(last));
         }
-        reading = false;
         answer.put("ended", reader.ended());
     }
 

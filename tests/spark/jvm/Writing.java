@@ -1,17 +1,8 @@
 package kera.spark;
 
-import java.io.BufferedReader;
-import java.io.InputStreamReader;
-import java.io.PrintStream;
-import java.nio.charset.StandardCharsets;
 import java.util.Base64;
-import java.util.Map;
-import java.util.concurrent.ConcurrentHashMap;
-import java.util.concurrent.ExecutorService;
-import java.util.concurrent.Executors;
 
 import com.fasterxml.jackson.databind.JsonNode;
-import com.fasterxml.jackson.databind.ObjectMapper;
 import com.fasterxml.jackson.databind.node.ObjectNode;
 import org.apache.spark.sql.catalyst.InternalRow;
 import org.apache.spark.sql.catalyst.expressions.GenericInternalRow;
@@ -27,67 +18,24 @@ import org.apache.spark.sql.types.StringType;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.unsafe.types.UTF8String;
 
-/** Has writers do what lines of JSON on standard input say, each in a thread of its own; answers on standard output. */
-final class Writing {
-    private static final ObjectMapper JSON = new ObjectMapper();
-    private static final Map<String, Writing> WRITERS = new ConcurrentHashMap<>();
-    private static PrintStream answers;
-
-    private final ExecutorService thread = Executors.newSingleThreadExecutor(run -> {
-        Thread made = new Thread(run);
-        made.setDaemon(true);
-        return made;
-    });
+/** Has writers do what lines of JSON say. */
+final class Writing extends Obedient {
     private StructType columns;
     private KeraDataWriter writer;
-    private volatile boolean busy;
-
-    private Writing() {
-    }
 
     public static void main(String[] arguments) throws Exception {
-        answers = System.out;
-        System.setOut(System.err); // loggers write there
-        BufferedReader lines = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
-        for (String line = lines.readLine(); line != null; line = lines.readLine()) {
-            JsonNode command = JSON.readTree(line);
-            Writing of = WRITERS.computeIfAbsent(command.get("of").asText(), name -> new Writing());
-            if (command.get("op").asText().equals("interrupt")) {
-                while (!of.busy) { // what has not begun could not be interrupted
-                    Thread.onSpinWait();
-                }
-                of.thread.shutdownNow();
-                answer(JSON.createObjectNode().set("id", command.get("id")));
-            } else {
-                of.thread.submit(() -> of.obey(command));
-            }
-        }
+        serve(Writing::new);
     }
 
-    private void obey(JsonNode command) {
-        ObjectNode answer = JSON.createObjectNode();
-        answer.set("id", command.get("id"));
-        busy = true;
-        try {
-            switch (command.get("op").asText()) {
-                case "open" -> open(command);
-                case "write" -> write(command);
-                case "commit" -> commit(answer);
-                case "abort" -> writer.abort();
-                case "threads" -> answer.put("threads", Thread.activeCount());
-                default -> throw new IllegalArgumentException(command.toString());
-            }
-        } catch (Throwable error) {
-            answer.put("error", error.getClass().getSimpleName() + ": " + error.getMessage());
-        }
-        busy = false;
-        answer(answer);
-    }
-
-    private static void answer(JsonNode answer) {
-        synchronized (answers) {
-            answers.println(answer);
-            answers.flush();
+    @Override
+    void obey(JsonNode command, ObjectNode answer) throws Exception {
+        switch (command.get("op").asText()) {
+            case "open" -> open(command);
+            case "write" -> write(command);
+            case "commit" -> commit(answer);
+            case "abort" -> writer.abort();
+            case "threads" -> answer.put("threads", Thread.activeCount());
+            default -> throw new IllegalArgumentException(command.toString());
         }
     }
 
