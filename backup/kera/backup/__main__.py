@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -16,13 +15,15 @@ from kera.backup.metrics import BackupCollector, RequestCounters
 from kera.backup.registration import BackupDirectory, BackupRegistration
 from kera.backup.service import BackupService
 from kera.backup.settings import BackupSettings
+from kera.core.clock import Clock
 from kera.core.daemon import run_daemon, run_from_environment
 from kera.core.loop_lag import LoopLag
-from kera.core.process import descriptor_limit, node_id
+from kera.core.process import descriptor_limit
 from kera.core.rpc.address import advertised_address, host_of, join_address, unix_socket_path
 from kera.core.rpc.connections import connections_max, parts_of
 from kera.core.rpc.frame_server import FrameServer
 from kera.core.rpc.grpc_server import GrpcServer
+from kera.core.runtime import MACHINE, OpenInterface, Runtime
 from kera.core.settings import setting
 from kera.core.telemetry import get_logger, serve_metrics
 from kera.v1 import common_pb2
@@ -39,18 +40,20 @@ HANDOVER_CHECK_S = 0.02
 
 
 @asynccontextmanager
-async def serve(settings: BackupSettings) -> AsyncIterator[dict[str, Any]]:
+async def serve(
+    settings: BackupSettings, runtime: Runtime = MACHINE, *, open_interface: OpenInterface = GrpcServer
+) -> AsyncIterator[dict[str, Any]]:
     """Start a backup, yield where it is, stop it."""
     async with AsyncExitStack() as stack:
         room = parts_of(connections_max(settings.connections_max, descriptor_limit()), CONNECTION_WEIGHTS)
         data_dir = settings.data_dir.expanduser().absolute()
         with setting("advertised_address"):  # before anything is made
             advertised_address(settings.advertised_address, settings.host, settings.port or 1)
-        directory = BackupDirectory(data_dir)
+        directory = BackupDirectory(data_dir, runtime.new_id)
         stack.callback(directory.close)
         # What ties it to the coordinator ends last: as long as it writes to its disks, it says that it is there.
         ties = await stack.enter_async_context(AsyncExitStack())
-        engine = await Engine.start(settings, data_dir, directory.load())
+        engine = await Engine.start(settings, data_dir, directory.load(), runtime.clock)
         stack.push_async_callback(engine.close)
         counters = RequestCounters()
         backup = BackupService(engine, counters, read_bytes_max=settings.message_bytes_max)
@@ -66,7 +69,7 @@ async def serve(settings: BackupSettings) -> AsyncIterator[dict[str, Any]]:
         unix_path = unix_socket_path(data_dir, "backup")
         await frames.listen_unix(unix_path)
         frames_port = await frames.listen_tcp(settings.host, settings.frames_port)
-        grpc_server = GrpcServer([service], bulk_bytes_max=settings.message_bytes_max, connections_max=room["grpc"])
+        grpc_server = open_interface([service], bulk_bytes_max=settings.message_bytes_max, connections_max=room["grpc"])
         stack.push_async_callback(grpc_server.close)
         grpc_port = await grpc_server.listen(settings.host, settings.port)
         with setting("advertised_address"):
@@ -88,11 +91,11 @@ async def serve(settings: BackupSettings) -> AsyncIterator[dict[str, Any]]:
             metrics_port = serve_metrics(registry, settings.host, settings.metrics_port)
             ready["metrics_address"] = join_address(settings.host, metrics_port)
 
-        registration = BackupRegistration(settings.coordinator, directory, settings.backup_id)
+        registration = BackupRegistration(settings.coordinator, directory, settings.backup_id, runtime=runtime)
         ties.push_async_callback(registration.close)
         free = engine.free
         info = common_pb2.BackupInfo(
-            node_id=node_id(),
+            node_id=runtime.node_id(),
             rack=settings.rack,
             segment_bytes=settings.segment_bytes,
             memory_bytes=settings.memory_bytes,
@@ -111,17 +114,17 @@ async def serve(settings: BackupSettings) -> AsyncIterator[dict[str, Any]]:
         ties.callback(tasks.create_task(registration.keep_alive(lambda: engine.free)).cancel)
         yield ready
         if settings.handover_ms and not settings.ephemeral:
-            await _hand_over(registration, engine, settings.handover_ms)
+            await _hand_over(registration, engine, settings.handover_ms, runtime.clock)
 
 
-async def _hand_over(registration: BackupRegistration, engine: Engine, handover_ms: int) -> None:
+async def _hand_over(registration: BackupRegistration, engine: Engine, handover_ms: int, clock: Clock) -> None:
     """This launch was told to stop, and the backup will start again: brokers go on at others meanwhile."""
-    begun_s = time.monotonic()
+    begun_s = clock.monotonic_s()
     if await registration.leave():
         await asyncio.sleep(min(BEATS_UNTIL_TOLD * registration.heartbeat_interval_s, handover_ms / 1000))
         while engine.replicas_open:
             await asyncio.sleep(HANDOVER_CHECK_S)
-            if time.monotonic() >= begun_s + handover_ms / 1000:
+            if clock.monotonic_s() >= begun_s + handover_ms / 1000:
                 break
     await registration.stops()
     log.info("handed over; starting again is no crash for a time", replicas_open=engine.replicas_open)

@@ -10,6 +10,7 @@ from typing import ClassVar, NamedTuple
 
 from kera.core import data_dir, registration
 from kera.core.rpc import api
+from kera.core.runtime import MACHINE, Runtime
 from kera.v1 import common_pb2, coordinator_pb2
 
 
@@ -35,8 +36,10 @@ class Free(NamedTuple):
 class BackupRegistration(registration.Registration):
     """One launch of a backup, as the coordinator knows it."""
 
-    def __init__(self, coordinator: str, directory: BackupDirectory, chosen_id: int = 0) -> None:
-        super().__init__(coordinator, directory, chosen_id)
+    def __init__(
+        self, coordinator: str, directory: BackupDirectory, chosen_id: int = 0, *, runtime: Runtime = MACHINE
+    ) -> None:
+        super().__init__(coordinator, directory, chosen_id, runtime=runtime)
         self.backup_id = 0
         self.backup_epoch = 0
         self.cluster_id = ""

@@ -15,6 +15,7 @@ from kera.broker.engine import LogEngine
 from kera.broker.heartbeat import HeartbeatReport
 from kera.broker.metrics import BrokerCollector
 from kera.broker.ownership.coordinator_epoch import CoordinatorEpoch
+from kera.broker.ownership.lease import Lease
 from kera.broker.ownership.orders import Orders
 from kera.broker.ownership.unknown import UnknownReport
 from kera.broker.registration import BrokerDirectory, BrokerRegistration
@@ -25,11 +26,12 @@ from kera.broker.settings import BrokerSettings
 from kera.core.daemon import run_daemon, run_from_environment
 from kera.core.errors import StaleEpoch
 from kera.core.loop_lag import LoopLag
-from kera.core.process import descriptor_limit, node_id
+from kera.core.process import descriptor_limit
 from kera.core.rpc.address import advertised_address, host_of, join_address, unix_socket_path
 from kera.core.rpc.connections import connections_max, parts_of
 from kera.core.rpc.frame_server import FrameServer
 from kera.core.rpc.grpc_server import GrpcServer
+from kera.core.runtime import MACHINE, OpenInterface, Runtime
 from kera.core.settings import setting
 from kera.core.telemetry import get_logger, serve_metrics
 from kera.v1 import common_pb2
@@ -41,18 +43,20 @@ log = get_logger("kera.broker")
 
 
 @asynccontextmanager
-async def serve(settings: BrokerSettings) -> AsyncIterator[dict[str, Any]]:
+async def serve(
+    settings: BrokerSettings, runtime: Runtime = MACHINE, *, open_interface: OpenInterface = GrpcServer
+) -> AsyncIterator[dict[str, Any]]:
     """Start a broker, yield where it is, stop it."""
     async with AsyncExitStack() as stack:
         room = parts_of(connections_max(settings.connections_max, descriptor_limit()), CONNECTION_WEIGHTS)
         data_dir = settings.data_dir.expanduser().absolute()
         with setting("advertised_address"):  # before anything is made
             advertised_address(settings.advertised_address, settings.host, settings.port or 1)
-        directory = BrokerDirectory(data_dir)
+        directory = BrokerDirectory(data_dir, runtime.new_id)
         stack.callback(directory.close)
         # What ties it to the coordinator ends last: as long as it writes to its disk, it says that it is there.
         ties = await stack.enter_async_context(AsyncExitStack())
-        engine = await LogEngine.start(settings, data_dir)
+        engine = await LogEngine.start(settings, data_dir, runtime)
         stack.push_async_callback(engine.close)
         arena, counters, pushed = engine.arena, Counters(), PushTotals()
         leader = CoordinatorEpoch()
@@ -64,6 +68,7 @@ async def serve(settings: BrokerSettings) -> AsyncIterator[dict[str, Any]]:
             pump=engine.replicator.pump,
             read_bytes_max=settings.message_bytes_max,
             orders=Orders(engine.streams, engine.memory, engine.takeovers, coordinator=leader),
+            lease=Lease(runtime.clock.boottime_s),
         )
         stack.push_async_callback(broker.close)
         service = broker.service()
@@ -86,7 +91,7 @@ async def serve(settings: BrokerSettings) -> AsyncIterator[dict[str, Any]]:
         stack.push_async_callback(push.close)
         push_path = unix_socket_path(data_dir, "push")
         push.bind(push_path)
-        grpc_server = GrpcServer([service], bulk_bytes_max=settings.message_bytes_max, connections_max=room["grpc"])
+        grpc_server = open_interface([service], bulk_bytes_max=settings.message_bytes_max, connections_max=room["grpc"])
         stack.push_async_callback(grpc_server.close)
         grpc_port = await grpc_server.listen(settings.host, settings.port)
         with setting("advertised_address"):
@@ -113,16 +118,18 @@ async def serve(settings: BrokerSettings) -> AsyncIterator[dict[str, Any]]:
             report=HeartbeatReport(
                 engine.streams,
                 engine.takeovers.progress,
+                monotonic_s=runtime.clock.monotonic_s,
                 replication=engine.replication,
                 unknown=UnknownReport(engine.streams, lambda: leader.value),
             ),
             lease=broker.lease,
             fences=engine.streams.fences,
             chosen_id=settings.broker_id,
+            runtime=runtime,
         )
         ties.push_async_callback(registration.close)
         info = common_pb2.BrokerInfo(
-            node_id=node_id(),
+            node_id=runtime.node_id(),
             grpc_address=ready["grpc_address"],
             frames_address=ready["frames_address"],
             frames_unix_path=ready["frames_unix_path"],

@@ -40,11 +40,11 @@ from kera.broker.storage.persistence import PersistenceManager
 from kera.broker.storage.physical_ids import PhysicalIds
 from kera.broker.storage.restart import Restart
 from kera.broker.storage.segment_files import SegmentStore
-from kera.core.clock import Clock, SystemClock
+from kera.core.clock import Clock
 from kera.core.errors import PathNotWritable, StartError
 from kera.core.ids import EntryId
 from kera.core.lineage import comes_from
-from kera.core.process import node_id
+from kera.core.runtime import MACHINE, Runtime
 from kera.core.telemetry import get_logger
 from kera.v1 import common_pb2
 
@@ -70,10 +70,11 @@ class LogEngine:
         arena: Arena,
         restart: Restart,
         memory: PersistenceManager,
-        clock: Clock,
+        runtime: Runtime,
         rebuild_limits: RebuildLimits | None = None,
         tick_s: float = TICK_S,
     ) -> None:
+        clock, node_id = runtime.clock, runtime.node_id()
         self.arena = arena
         self.restart = restart
         self.memory = memory
@@ -83,11 +84,12 @@ class LogEngine:
             memory.events,
             exists=self._exists,
             spared=lambda stream_id: stream_id in self.streams.unknown,
-            node_id=node_id(),
+            node_id=node_id,
             now_ms=memory.now_ms,
+            random=runtime.random,
         )
         self.streams = Streams(memory, restart, self.replication)
-        self.replicator = Replicator(self.replication, node_id=node_id(), timeout_ms=settings.backup_timeout_ms)
+        self.replicator = Replicator(self.replication, node_id=node_id, timeout_ms=settings.backup_timeout_ms)
         self.takeovers = Takeovers(
             restart,
             memory,
@@ -95,7 +97,7 @@ class LogEngine:
             self.replication,
             backups=lambda: self.replicator.known_backups,
             broker_id=lambda: self.replicator.broker_id,
-            node_id=node_id(),
+            node_id=node_id,
             limits=rebuild_limits or RebuildLimits(),
         )
         self._settings = settings
@@ -119,13 +121,13 @@ class LogEngine:
         cls,
         settings: BrokerSettings,
         data_dir: Path,
-        clock: Clock | None = None,
+        runtime: Runtime = MACHINE,
         *,
         rebuild_limits: RebuildLimits | None = None,
         tick_s: float = TICK_S,
     ) -> LogEngine:
         """Open the log in `data_dir`, which belongs to this process. Raises `StartError` and what it has below it."""
-        clock = clock or SystemClock()
+        clock = runtime.clock
         begun_s = clock.monotonic_s()
         root = data_dir / "log"
         # Memory that names a new directory is of one that was at its place before: what is in it is nobody's any more.
@@ -138,7 +140,7 @@ class LogEngine:
         await asyncio.to_thread(restart.look, index_whole=whole, slot_bytes=settings.segment_bytes)
         if arena is not None and _differs(arena, settings):
             log.info("memory is of another size than before: putting what it holds on disk", path=str(arena.path))
-            await cls._drain(settings, arena, restart, clock)
+            await cls._drain(settings, arena, restart, runtime)
             arena = None
             restart = Restart(None, index, store, restart.found)
         if arena is None:
@@ -150,7 +152,7 @@ class LogEngine:
                 ephemeral=settings.ephemeral,
             )
         memory = await _memory(arena, index, settings.segment_bytes, clock, settings.flush_delay_ms)
-        engine = cls(settings, arena, restart, memory, clock, rebuild_limits, tick_s)
+        engine = cls(settings, arena, restart, memory, runtime, rebuild_limits, tick_s)
         log.info(
             "log opened",
             seconds=round(clock.monotonic_s() - begun_s, 3),
@@ -159,10 +161,10 @@ class LogEngine:
         return engine
 
     @classmethod
-    async def _drain(cls, settings: BrokerSettings, arena: Arena, restart: Restart, clock: Clock) -> None:
+    async def _drain(cls, settings: BrokerSettings, arena: Arena, restart: Restart, runtime: Runtime) -> None:
         """Put everything in an arena on disk, however long that takes, and remove it. Raises `StartError`."""
-        memory = await _memory(arena, restart.index, arena.slot_bytes, clock)
-        engine = cls(settings, arena, restart, memory, clock)
+        memory = await _memory(arena, restart.index, arena.slot_bytes, runtime.clock)
+        engine = cls(settings, arena, restart, memory, runtime)
         if not await engine._stop(close_index=False, flush_timeout_s=None):
             await asyncio.to_thread(restart.index.close, clean=False)
             raise StartError(

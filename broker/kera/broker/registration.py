@@ -18,6 +18,7 @@ from kera.core.data_dir import FORMAT
 from kera.core.errors import InvalidArgument, PathNotWritable, StaleEpoch, UnknownLaunch
 from kera.core.registration import CALL_TIMEOUT_S, TIMING, RegistrationTiming
 from kera.core.rpc import api
+from kera.core.runtime import MACHINE, Runtime
 from kera.core.telemetry import get_logger
 from kera.v1 import common_pb2, coordinator_pb2
 
@@ -55,6 +56,7 @@ class BrokerRegistration(registration.Registration):
         fences: ProducerFences | None = None,
         chosen_id: int = 0,
         timing: RegistrationTiming = TIMING,
+        runtime: Runtime = MACHINE,
     ) -> None:
         """`on_backups` gets all backups there are, alive or not, with each answer of the coordinator.
 
@@ -62,7 +64,7 @@ class BrokerRegistration(registration.Registration):
         renewed by each answer, and `fences` noted.
         """
         self._leader = leader or CoordinatorEpoch()
-        super().__init__(coordinator, directory, chosen_id, hurry=self._leader.wanted, timing=timing)
+        super().__init__(coordinator, directory, chosen_id, hurry=self._leader.wanted, timing=timing, runtime=runtime)
         self._on_backups = on_backups
         self._report = report
         self._lease = lease or Lease()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from time import perf_counter
 from typing import Protocol
 
 from kera.core.turns import SLICE_S
@@ -28,6 +27,10 @@ class Timer(Protocol):
 
 class Loop(Protocol):
     """What is needed of an event loop."""
+
+    def time(self) -> float:
+        """Seconds on its clock."""
+        ...
 
     def call_soon(self, callback: Callable[[], object], /) -> object:
         """Call in the next round."""
@@ -60,13 +63,13 @@ class Slices:
 
     def _round(self) -> None:
         self._scheduled = False
-        until_s = perf_counter() + self._slice_s
+        until_s = self._loop.time() + self._slice_s
         try:
             for _ in range(len(self._steps)):  # each once: what they begin is for the next round
                 step, _ = self._steps.popitem(last=False)
                 if step():
                     self._steps[step] = None  # behind the others
-                if perf_counter() >= until_s:
+                if self._loop.time() >= until_s:
                     break
         finally:
             self._schedule()

@@ -26,6 +26,7 @@ from kera.client.producing.producer import Producer
 from kera.client.settings import ClientSettings, ConsumerSettings, ProducerSettings
 from kera.client.types import EntryBounds, StreamDescription
 from kera.core.ids import EntryId, Position
+from kera.core.runtime import MACHINE, Runtime
 
 READ_BYTES_MAX = 4 << 20
 
@@ -49,12 +50,15 @@ class Client:
         self.admin = Admin(cluster)
 
     @classmethod
-    async def connect(cls, bootstrap: str, settings: ClientSettings | None = None) -> Client:
+    async def connect(
+        cls, bootstrap: str, settings: ClientSettings | None = None, *, runtime: Runtime = MACHINE
+    ) -> Client:
         """A client of the cluster whose coordinators are at `bootstrap`: ``host:port``, several with commas.
 
-        Connections are made when they are needed; a cluster that is not there shows at the first call.
+        Connections are made when they are needed; a cluster that is not there shows at the first call. `runtime`: what
+        the client gets from outside of its process, if that is not this machine.
         """
-        return cls(Cluster(bootstrap, settings or ClientSettings.load()))
+        return cls(Cluster(bootstrap, settings or ClientSettings.load(), runtime=runtime))
 
     async def __aenter__(self) -> Self:
         return self
@@ -64,7 +68,9 @@ class Client:
 
     def producer(self, settings: ProducerSettings | None = None, **overrides: Any) -> Producer:
         """A producer; `overrides` are fields of `ProducerSettings`."""
-        producer = Producer(self._cluster, _merged(ProducerSettings, settings, overrides))
+        runtime = self._cluster.runtime
+        clock = None if runtime is MACHINE else runtime.clock
+        producer = Producer(self._cluster, _merged(ProducerSettings, settings, overrides), clock)
         self._producers.add(producer)
         return producer
 

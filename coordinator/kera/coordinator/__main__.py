@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -23,7 +23,6 @@ from kera.coordinator.store.leadership import Alone, Election, Leadership
 from kera.coordinator.store.lmdb_store import LmdbStore
 from kera.coordinator.store.metadata import MetadataStore
 from kera.coordinator.store.metadata_copy import MetadataCopy, put_back
-from kera.core.clock import SystemClock
 from kera.core.daemon import run_daemon, run_from_environment
 from kera.core.loop_lag import LoopLag
 from kera.core.process import descriptor_limit
@@ -31,6 +30,7 @@ from kera.core.rpc import Service, api
 from kera.core.rpc.address import is_everywhere, join_address, split_address
 from kera.core.rpc.connections import connections_max
 from kera.core.rpc.grpc_server import GrpcServer
+from kera.core.runtime import MACHINE, OpenInterface, Runtime
 from kera.core.settings import InvalidSettings, setting
 from kera.core.telemetry import CollectorRegistry, serve_metrics
 
@@ -42,12 +42,20 @@ SWITCH_INTERVAL_S = 0.0001
 The thread that writes metadata waits so long each time that it comes back from the kernel, several times for a write,
 and with it whoever has asked for that. Brokers have more to do in their loops, and would lose by it (docs/bench.md).
 """
+OpenStore = Callable[[CoordinatorSettings, AsyncExitStack], Awaitable[tuple[MetadataStore, Callable[[str], Election]]]]
+"""Where the metadata are, and the election of who may lead, for a coordinator at an address."""
 METHODS = (*api.COORDINATOR_METHODS, *api.CONSUMER_GROUPS_METHODS)
 
 
 @asynccontextmanager
-async def serve(settings: CoordinatorSettings) -> AsyncIterator[dict[str, Any]]:
-    """Start a coordinator, yield where it is, stop it."""
+async def serve(
+    settings: CoordinatorSettings,
+    runtime: Runtime = MACHINE,
+    *,
+    open_interface: OpenInterface = GrpcServer,
+    open_store: OpenStore | None = None,
+) -> AsyncIterator[dict[str, Any]]:
+    """Start a coordinator, yield where it is, stop it. `open_store`: by default what the settings say."""
     if settings.advertised_address:
         with setting("advertised_address"):
             split_address(settings.advertised_address)
@@ -58,11 +66,15 @@ async def serve(settings: CoordinatorSettings) -> AsyncIterator[dict[str, Any]]:
         )
     connections = connections_max(settings.connections_max, descriptor_limit())
     async with AsyncExitStack() as stack:
-        store, election_of = await _store(settings, stack)
+        store, election_of = await (open_store or _store)(settings, stack)
         registry = CollectorRegistry()
         metrics = CoordinatorMetrics(registry)
-        leadership = Leadership(lambda store, epoch: _office(settings, metrics, store, epoch))
-        server = GrpcServer(
+        leadership = Leadership(
+            lambda store, epoch: _office(settings, runtime, metrics, store, epoch),
+            now=runtime.clock.boottime_s,
+            wall_us=runtime.clock.now_us,
+        )
+        server = open_interface(
             [leadership.service(METHODS, metrics.observe)],
             connections_max=connections,
             connection_calls_max=CONNECTION_CALLS_MAX,
@@ -118,21 +130,22 @@ async def restore(settings: CoordinatorSettings, data: bytes, *, force: bool) ->
 
 @asynccontextmanager
 async def _office(
-    settings: CoordinatorSettings, metrics: CoordinatorMetrics, store: MetadataStore, epoch: int
+    settings: CoordinatorSettings, runtime: Runtime, metrics: CoordinatorMetrics, store: MetadataStore, epoch: int
 ) -> AsyncIterator[Service]:
     """What leads, for as long as it does."""
     async with AsyncExitStack() as stack:
-        brokers = GrpcBrokerCalls(timeout_ms=settings.broker_timeout_ms)
+        brokers = GrpcBrokerCalls(timeout_ms=settings.broker_timeout_ms, channel=runtime.channel)
         stack.push_async_callback(brokers.close)
-        backups = GrpcBackupCalls(timeout_ms=settings.broker_timeout_ms)
+        backups = GrpcBackupCalls(timeout_ms=settings.broker_timeout_ms, channel=runtime.channel)
         stack.push_async_callback(backups.close)
         coordinator = await Coordinator.load(
             store,
             brokers,
             backups,
-            SystemClock(),
+            runtime.clock,
             settings,
             coordinator_epoch=epoch,
+            new_id=runtime.new_id,
             observe_phase=metrics.observe_phase,
             observe_move=metrics.observe_move,
         )

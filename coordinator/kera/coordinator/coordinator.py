@@ -30,7 +30,6 @@ several coordinators leads, and when another one has to load anew, to ``leadersh
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable
 from typing import Any
 
@@ -62,6 +61,7 @@ from kera.core.clock import Clock
 from kera.core.errors import InvalidArgument
 from kera.core.rpc import api
 from kera.core.rpc.method import Method
+from kera.core.runtime import random_id
 from kera.core.telemetry import get_logger
 from kera.v1 import coordinator_pb2 as messages
 
@@ -124,7 +124,7 @@ class Coordinator:
         self._copying = Changing()
 
     @classmethod
-    async def load(
+    async def load(  # noqa: PLR0913 - what it is made of, and who is told
         cls,
         store: MetadataStore,
         brokers: BrokerCalls,
@@ -133,6 +133,7 @@ class Coordinator:
         settings: CoordinatorSettings,
         *,
         coordinator_epoch: int = 1,
+        new_id: Callable[[], str] = random_id,
         observe_phase: ObservePhase = lambda *_: None,
         observe_move: ObserveMove = lambda *_: None,
     ) -> Coordinator:
@@ -143,7 +144,7 @@ class Coordinator:
         """
         state = State(await Ledger.load(store), brokers, backups, clock, settings, coordinator_epoch)
         if state.ledger.get(CLUSTER_ID) is None:
-            await state.write({CLUSTER_ID: uuid.uuid4().hex.encode()})
+            await state.write({CLUSTER_ID: new_id().encode()})
         state.load()
         self = cls(state, observe_phase=observe_phase, observe_move=observe_move)
         for part in (

@@ -12,9 +12,9 @@ from itertools import count
 
 from kera.core.errors import InvalidArgument, KeraError, NotLeader, Unavailable, Uncertain
 from kera.core.rpc.address import split_address
-from kera.core.rpc.grpc_client import GrpcChannel
 from kera.core.rpc.limits import BULK_BYTES_MAX
-from kera.core.rpc.method import Method, RequestT, ResponseT, call
+from kera.core.rpc.method import Channel, Method, RequestT, ResponseT, call
+from kera.core.runtime import MACHINE, OpenChannel
 
 __all__ = ["LEARNED_MAX", "Coordinators"]
 
@@ -28,12 +28,15 @@ for something must hold up neither other calls nor each other."""
 class Coordinators:
     """The coordinators of one cluster. Belongs to an event loop."""
 
-    def __init__(self, addresses: str, *, bulk_bytes_max: int = BULK_BYTES_MAX) -> None:
+    def __init__(
+        self, addresses: str, *, bulk_bytes_max: int = BULK_BYTES_MAX, channel: OpenChannel = MACHINE.channel
+    ) -> None:
         """`addresses` are ``host:port``, several with commas. Raises `InvalidArgument`."""
         self.addresses = _addresses(addresses)
         self._bulk_bytes_max = bulk_bytes_max
+        self._open = channel
         self._learned: list[str] = []
-        self._channels: dict[tuple[str, int], GrpcChannel] = {}
+        self._channels: dict[tuple[str, int], Channel] = {}
         """By address and number: 0, and one for some conversations each."""
         self._conversations: dict[str, int] = {}
         """Over which connection each goes, from 1."""
@@ -113,7 +116,7 @@ class Coordinators:
         key = address, self._connection_of(conversation)
         channel = self._channels.get(key)
         if channel is None:
-            channel = self._channels[key] = GrpcChannel(address, bulk_bytes_max=self._bulk_bytes_max)
+            channel = self._channels[key] = self._open(address, bulk_bytes_max=self._bulk_bytes_max)
         return await call(channel, method, message, timeout_s=timeout_s)
 
     def _connection_of(self, conversation: str) -> int:

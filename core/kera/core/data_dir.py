@@ -11,7 +11,7 @@ import contextlib
 import fcntl
 import json
 import os
-import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Self
 from kera.core.blocks import sync_directory
 from kera.core.checksum import crc32c
 from kera.core.errors import PathNotWritable, StartError
+from kera.core.runtime import random_id
 from kera.core.telemetry import get_logger
 
 log = get_logger("kera.data_dir")
@@ -99,9 +100,9 @@ class DataDirectory:
     data_pattern: ClassVar[str | None] = None
     """What matches it below the directory is data of a daemon that had an identity; None: the daemon checks itself."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, new_id: Callable[[], str] = random_id) -> None:
         self.path = path
-        self.directory_id = uuid.uuid4().hex
+        self.directory_id = new_id()
         """See `Identity.directory_id`; that of the files, once they are read."""
         self.coordinator_epoch = 0
         """See `Identity.coordinator_epoch`; likewise."""

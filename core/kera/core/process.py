@@ -46,6 +46,11 @@ def descriptor_limit() -> int:
     return _DESCRIPTORS_UNLIMITED if soft == resource.RLIM_INFINITY else soft
 
 
+def process_name() -> str:
+    """Names this process for people: where it runs, and as which."""
+    return f"{socket.gethostname()}/{os.getpid()}"
+
+
 def node_id(boot_id_path: Path = BOOT_ID_PATH) -> str:
     """Names the host since its last boot: processes with the same one can share memory and unix sockets."""
     try:

@@ -7,12 +7,10 @@ registration is in ``kera.core.data_dir``.
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
 
-from kera.core.clock import boottime_s
 from kera.core.coordinators import Coordinators
 from kera.core.data_dir import DataDirectory
 from kera.core.errors import (
@@ -28,6 +26,7 @@ from kera.core.errors import (
 from kera.core.repeated import Repeated
 from kera.core.rpc import api
 from kera.core.rpc.method import Method, RequestT, ResponseT
+from kera.core.runtime import MACHINE, Runtime
 from kera.core.settings import InvalidSettings
 from kera.core.telemetry import get_logger
 from kera.v1 import coordinator_pb2
@@ -76,6 +75,7 @@ class Registration:
         *,
         hurry: asyncio.Event | None = None,
         timing: RegistrationTiming = TIMING,
+        runtime: Runtime = MACHINE,
     ) -> None:
         """`coordinator` is ``host:port``, several with commas; `chosen_id` what a new daemon wants for its id (0: any).
 
@@ -87,18 +87,19 @@ class Registration:
         self._directory = directory
         self._hurry = hurry or asyncio.Event()
         self._timing = timing
+        self._boottime_s = runtime.clock.boottime_s
         try:
-            self._coordinators = Coordinators(coordinator)
+            self._coordinators = Coordinators(coordinator, channel=runtime.channel)
         except InvalidArgument as error:
             raise InvalidSettings(f"coordinator: {error.message}", **error.attributes) from error
-        self.launch_id = uuid.uuid4().hex
+        self.launch_id = runtime.new_id()
         self._chosen_id = chosen_id
         self.id_is_chosen = False
         """This daemon is new, and `identify` has said which id it wants."""
         self.heartbeat_interval_s = 1.0
         self.last_sent_s = 0.0
-        """When the last request that was answered had been sent, by `boottime_s`: so long the coordinator knows of
-        us, at least."""
+        """When the last request that was answered had been sent, by the boot-time clock: so long the coordinator
+        knows of us, at least."""
         self.stopping = False
         """Heartbeats only say that this launch is still there: it takes nothing any more, nor what it is told."""
 
@@ -227,19 +228,19 @@ class Registration:
         None: nobody could be told, or this launch is not the current one. Then its absence counts as a crash.
         """
         timeout_s = request.wait_ms / 1000 + ANNOUNCE_TIMEOUT_S
-        deadline_s = boottime_s() + ANNOUNCE_TIMEOUT_S
+        deadline_s = self._boottime_s() + ANNOUNCE_TIMEOUT_S
         while True:
             try:
                 return await self._call(api.PREPARE_RESTART, request, timeout_s)
             except KeraError as error:
-                again = isinstance(error, NotLeader | Unavailable | Uncertain) and boottime_s() < deadline_s
+                again = isinstance(error, NotLeader | Unavailable | Uncertain) and self._boottime_s() < deadline_s
                 if not again:
                     log.warning("the coordinator does not know of this restart", error=error.message)
                     return None
             await asyncio.sleep(self._timing.retry_interval_s)
 
     async def _call(self, method: Method[RequestT, ResponseT], request: RequestT, timeout_s: float) -> ResponseT:
-        sent_s = boottime_s()
+        sent_s = self._boottime_s()
         answer = await self._coordinators.ask(method, request, timeout_s=timeout_s)
         self.last_sent_s = max(self.last_sent_s, sent_s)
         return answer

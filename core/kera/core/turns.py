@@ -43,7 +43,8 @@ def at_once(steps: Generator[None, None, T]) -> T:
 class Turns:
     """Belongs to one event loop."""
 
-    def __init__(self, slice_s: float = SLICE_S, *, now: Callable[[], float] = perf_counter) -> None:
+    def __init__(self, slice_s: float = SLICE_S, *, now: Callable[[], float] | None = None) -> None:
+        """`now`: a clock of seconds; by default the loop's."""
         self._slice_s = slice_s
         self._now = now
         self._waiting: dict[Hashable, deque[asyncio.Future[None]]] = {}
@@ -89,7 +90,7 @@ class Turns:
     def _give(self, loop: asyncio.AbstractEventLoop) -> None:
         """One turn, and the next one in the loop's next round."""
         self._handle = None
-        now_s = self._now()
+        now_s = self._now() if self._now is not None else loop.time()
         self._note_rests(now_s)
         while (requester := self._next()) is not None:
             queue = self._waiting.pop(requester)
@@ -168,7 +169,8 @@ class Pace:
         self._turns = turns
         self._requester = requester
         self._slice_s = slice_s
-        self._until_s = perf_counter() + slice_s
+        self._now_s = asyncio.get_running_loop().time
+        self._until_s = self._now_s() + slice_s
 
     async def run(self, steps: Generator[None, None, T]) -> T:
         """Drive `steps` to their end from now on, and return what they return."""
@@ -179,13 +181,13 @@ class Pace:
                 except StopIteration as end:
                     result: T = end.value
                     return result
-                if perf_counter() >= self._until_s:
+                if self._now_s() >= self._until_s:
                     await self.step()
         finally:
             steps.close()
 
     async def step(self) -> None:
         """Go on at once, or when it is the requester's turn again."""
-        if perf_counter() >= self._until_s:
+        if self._now_s() >= self._until_s:
             await self._turns.turn(self._requester)
-            self._until_s = perf_counter() + self._slice_s
+            self._until_s = self._now_s() + self._slice_s

@@ -34,6 +34,9 @@ class FakeLoop:
         self.timers: list[FakeTimer] = []
         self.now_s = 0.0
 
+    def time(self) -> float:
+        return self.now_s
+
     def call_soon(self, callback: Callable[[], object]) -> None:
         self.soon.append(callback)
 

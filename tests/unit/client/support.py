@@ -2,6 +2,7 @@
 
 import asyncio
 import enum
+import itertools
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -34,6 +35,7 @@ from kera.core.ids import EntryId, Position
 from kera.core.payload import open_payload
 from kera.core.rpc import Answer, Channel, Method, Reply, api
 from kera.core.rpc.method import Call, Peer
+from kera.core.runtime import MACHINE
 from kera.core.schema import DEFAULT_SCHEMA, schema_to_bytes
 from kera.v1 import broker_pb2, common_pb2, consumer_group_pb2, coordinator_pb2
 
@@ -233,6 +235,8 @@ class FakeCluster:
         self.settings = ClientSettings(retry_backoff_ms=1, retry_timeout_ms=10_000)
         self.request_timeout_s = 10.0
         self.timing = Timing()
+        self.runtime = MACHINE
+        self.session_ids = itertools.count(1)
         self.locality = Locality("here", self.settings, self.timing)
         self.arena = Arena.create(
             directory, arena_bytes=slots * segment_bytes, slot_bytes=segment_bytes, data_dir=directory, ephemeral=True

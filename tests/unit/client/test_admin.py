@@ -11,12 +11,15 @@ from kera.client.settings import ClientSettings
 from kera.client.types import BackupDescription, StreamDescription
 from kera.core.errors import InvalidArgument
 from kera.core.rpc import Method, api
+from kera.core.runtime import MACHINE
 from kera.v1 import common_pb2, coordinator_pb2
 from tests.unit.client.support import description, stream_info
 
 
 class Asked:
     """A cluster that notes what the coordinator is asked."""
+
+    runtime = MACHINE
 
     def __init__(self) -> None:
         self.requests: list[Any] = []

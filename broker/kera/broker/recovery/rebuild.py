@@ -22,7 +22,6 @@ Writing, syncing and checking run on threads; all else belongs to the event loop
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -231,11 +230,11 @@ class Rebuild:
             self._loop.call_later(self._order_rest_s, self._order)
 
     def _order(self) -> None:
-        begun_s = time.perf_counter()
+        begun_s = self._loop.time()
         self._ordering = False
         lengths = {address: target.record.length for address, target in self._targets.items()}
         self._schedule.order(lengths, self._cursor)
-        self._order_rest_s = min(ORDER_REST * (time.perf_counter() - begun_s), ORDER_REST_S_MAX)
+        self._order_rest_s = min(ORDER_REST * (self._loop.time() - begun_s), ORDER_REST_S_MAX)
         self._more_to_read.set()
 
     def _cursor(self, entry_id: EntryId) -> Position:

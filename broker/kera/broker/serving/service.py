@@ -49,6 +49,7 @@ class BrokerService:
         check_payloads: bool = True,
         limits: ServingLimits | None = None,
         turns: Turns | None = None,
+        lease: Lease | None = None,
     ) -> None:
         """`pump`: carries out what replication wants to be done; `check_payloads`: whether they must hold records.
 
@@ -56,7 +57,7 @@ class BrokerService:
         """
         limits = limits or ServingLimits()
         self.orders = orders or Orders(streams, memory, coordinator=CoordinatorEpoch(confirmed=False))
-        self.lease = Lease()
+        self.lease = lease or Lease()
         """To be renewed by who hears of the coordinator."""
         self.writer = Writer(
             streams, memory, replication, counters, pump, self.lease, check_payloads=check_payloads, limits=limits

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Sequence
 from typing import Literal
 
@@ -86,7 +85,8 @@ class Admin:
         """
         request = coordinator_pb2.CreateStreamRequest(
             name=arguments.text("name", name, "the name of a stream"),
-            creation_id=uuid.uuid4().hex,  # so that an attempt after one without an answer finds what that one made
+            # So that an attempt after one without an answer finds what that one made.
+            creation_id=self._cluster.runtime.new_id(),
             config=common_pb2.StreamConfig(
                 streamlets=_count("streamlets", streamlets),
                 brokers=_count("brokers", brokers),

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import count
 from typing import Any, NamedTuple
 
 from kera.client import arguments
@@ -35,10 +36,10 @@ from kera.client.types import (
 from kera.core.coordinators import Coordinators
 from kera.core.errors import InvalidArgument, KeraError, SchemaMismatch, Unavailable, Uncertain, UnknownStream
 from kera.core.ids import EntryId, Position
-from kera.core.process import node_id
 from kera.core.rpc import Channel, Method, api
 from kera.core.rpc.method import RequestT, ResponseT
 from kera.core.rpc.wire import error_from_message
+from kera.core.runtime import MACHINE, Runtime
 from kera.v1 import broker_pb2, common_pb2, coordinator_pb2
 
 REPORT_REASON_CHARS_MAX = 500
@@ -92,18 +93,26 @@ class Cluster:
         *,
         timing: Timing | None = None,
         coordinators: Coordinators | None = None,
+        runtime: Runtime = MACHINE,
     ) -> None:
         """`coordinators`: asked instead of those at `bootstrap`."""
         arguments.text("bootstrap", bootstrap, "addresses of coordinators, host:port with commas between them")
         self.settings = settings
         self.timing = timing or Timing()
-        here = node_id()
+        self.runtime = runtime
+        here = runtime.node_id()
         self.locality = Locality(here, settings, self.timing)
         """Whose memory can be read in place."""
         self._connections = Connections(
-            here, settings, report_again_s=self.timing.report_again_s, report=self._report_broker
+            here,
+            settings,
+            report_again_s=self.timing.report_again_s,
+            report=self._report_broker,
+            open_channel=runtime.channel,
         )
-        self._coordinators = coordinators or Coordinators(bootstrap, bulk_bytes_max=settings.message_bytes_max)
+        self._coordinators = coordinators or Coordinators(
+            bootstrap, bulk_bytes_max=settings.message_bytes_max, channel=runtime.channel
+        )
         self._streams: dict[str, StreamDescription] = {}
         """Those that nobody has called stale."""
         self._newest: dict[str, StreamDescription] = {}
@@ -113,6 +122,8 @@ class Cluster:
         self._forgotten: set[str] = set()
         """Those that were called stale since the question was last asked."""
         self._tasks = Tasks()
+        self.session_ids = count(1)
+        """For reading sessions: they share connections."""
 
     @property
     def request_timeout_s(self) -> float:

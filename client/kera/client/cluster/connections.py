@@ -16,8 +16,8 @@ from kera.client.types import BrokerDescription, StreamDescription
 from kera.core.errors import KeraError, Unavailable, Uncertain
 from kera.core.rpc import Channel, api
 from kera.core.rpc.frame_client import FrameChannel
-from kera.core.rpc.grpc_client import GrpcChannel
 from kera.core.rpc.method import call
+from kera.core.runtime import MACHINE, OpenChannel
 from kera.v1 import broker_pb2
 
 
@@ -37,12 +37,14 @@ class Connections:
         *,
         report_again_s: float,
         report: Callable[[BrokerDescription, Unavailable], None],
+        open_channel: OpenChannel = MACHINE.channel,
     ) -> None:
         """`report`: tells the coordinator, without waiting, that a broker cannot be reached; of the same launch of a
         broker not more often than every `report_again_s`.
         """
         self._node_id = node_id
         self._settings = settings
+        self._open_channel = open_channel
         self._report_again_s = report_again_s
         self._report = report
         self._reported: dict[int, tuple[int, float]] = {}
@@ -129,7 +131,7 @@ class Connections:
             return await FrameChannel.connect_tcp(
                 broker.frames_address, timeout_s=timeout_s, bulk_bytes_max=bulk_bytes_max
             )
-        channel = GrpcChannel(broker.grpc_address, bulk_bytes_max=bulk_bytes_max)
+        channel = self._open_channel(broker.grpc_address, bulk_bytes_max=bulk_bytes_max)
         try:
             # It connects with the first call. Without one, a broker that is just away would be "found" here, and with
             # the slowest transport for good.

@@ -21,8 +21,6 @@ from kera.core.rpc import Channel, api
 from kera.core.rpc.wire import error_from_message
 from kera.v1 import broker_pb2
 
-_numbers = itertools.count(1)
-
 
 class Item(Protocol):
     """A range, with where it is now."""
@@ -54,13 +52,14 @@ class ReadSession(Generic[ItemT]):
         consumer_group: str = "",
         items: Iterable[ItemT] = (),
         *,
+        session_id: int = 1,
         ranges_max: int = RANGES_MAX,
     ) -> None:
-        """`ranges_max`: of one request."""
+        """`session_id`: that no other session over the connection has; `ranges_max`: of one request."""
         self._channel = channel
         self._ranges_max = ranges_max
         self._consumer_group = consumer_group
-        self._session_id = next(_numbers)
+        self._session_id = session_id
         self._step = 0
         self._handles = itertools.count(1)
         self._items: dict[int, ItemT] = {}

@@ -297,7 +297,12 @@ class _PullReader:
             try:
                 if self._session is None:
                     channel = await fetcher.cluster.channel(fetcher.stream(self.home), self.home[1])
-                    self._session = ReadSession(channel, fetcher.settings.consumer_group, self._waiting)
+                    self._session = ReadSession(
+                        channel,
+                        fetcher.settings.consumer_group,
+                        self._waiting,
+                        session_id=next(fetcher.cluster.session_ids),
+                    )
                 told = await self._read(self._session)
             except KeraError as error:
                 lost = self._waiting if self._session is None else self._session.items

@@ -11,7 +11,6 @@ What the caller has processed is committed from time to time; with ``commit_inte
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from typing import Any, Self, TypeVar
 
@@ -30,7 +29,7 @@ from kera.client.consuming.rounds import Rounds
 from kera.client.tasks import Tasks
 from kera.client.types import Record
 from kera.client.unclosed import Guard, Loss
-from kera.core.clock import Clock, SystemClock
+from kera.core.clock import Clock
 from kera.core.errors import ClosedError, DataLost, InvalidArgument, KeraError
 from kera.core.ids import Position
 from kera.core.telemetry import get_logger
@@ -69,12 +68,12 @@ class GroupConsumer:
             raise InvalidArgument("a consumer needs a stream")
         if not consumer_group:
             raise InvalidArgument("consumers that share streams need the name of their consumer group")
-        self.member_id = uuid.uuid4().hex
+        self.member_id = cluster.runtime.new_id()
         self.consumer_group = consumer_group
         self._cluster = cluster
         self._names = tuple(dict.fromkeys(streams))
         self._settings = settings = settings.model_copy(update={"consumer_group": consumer_group})
-        clock = clock or SystemClock()
+        clock = clock or cluster.runtime.clock
         self._tasks = Tasks(self._fail)
         self._chunks = Chunks(cluster, settings)
         self._fetcher = Fetcher(cluster, settings)

@@ -8,8 +8,6 @@ coordinator until there is something for this member.
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
 from collections.abc import Iterable, Mapping
 
 from kera.client.cluster.cluster import Cluster
@@ -162,7 +160,7 @@ class Rounds:
         return consumer_group_pb2.ConsumeRoundRequest(
             consumer_group=self._settings.consumer_group,
             member_id=self._member_id,
-            client=f"{socket.gethostname()}/{os.getpid()}",
+            client=self._cluster.runtime.process_name(),
             session_timeout_ms=self._settings.session_timeout_ms,
             progress_timeout_ms=self._settings.progress_timeout_ms,
             busy_ms=self._liveness.busy_ms,

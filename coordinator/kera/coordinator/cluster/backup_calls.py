@@ -7,6 +7,7 @@ from typing import Protocol
 
 from kera.coordinator.cluster.peers import Peers
 from kera.core.rpc import api
+from kera.core.runtime import MACHINE, OpenChannel
 from kera.v1 import backup_pb2, common_pb2
 
 
@@ -37,8 +38,8 @@ class BackupCalls(Protocol):
 class GrpcBackupCalls:
     """See `BackupCalls`; over the backups' open interface."""
 
-    def __init__(self, *, timeout_ms: int) -> None:
-        self._peers = Peers(timeout_ms=timeout_ms)
+    def __init__(self, *, timeout_ms: int, channel: OpenChannel = MACHINE.channel) -> None:
+        self._peers = Peers(timeout_ms=timeout_ms, channel=channel)
 
     async def fence(self, backup: common_pb2.BackupInfo, broker_id: int, before_epoch: int) -> None:
         """See `BackupCalls.fence`."""

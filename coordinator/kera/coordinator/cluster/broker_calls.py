@@ -9,6 +9,7 @@ from typing import Protocol
 from kera.coordinator.cluster.peers import Peers, cannot_be_reached
 from kera.core.rpc import api
 from kera.core.rpc.address import split_address
+from kera.core.runtime import MACHINE, OpenChannel
 from kera.v1 import broker_pb2, common_pb2
 
 __all__ = ["TAKE_OVER_TIMEOUT_S", "BrokerCalls", "GrpcBrokerCalls", "cannot_be_reached"]
@@ -70,9 +71,9 @@ class BrokerCalls(Protocol):
 class GrpcBrokerCalls:
     """See `BrokerCalls`; over the brokers' open interface."""
 
-    def __init__(self, *, timeout_ms: int) -> None:
+    def __init__(self, *, timeout_ms: int, channel: OpenChannel = MACHINE.channel) -> None:
         self._timeout_s = timeout_ms / 1000
-        self._peers = Peers(timeout_ms=timeout_ms)
+        self._peers = Peers(timeout_ms=timeout_ms, channel=channel)
 
     async def open_streamlets(
         self,

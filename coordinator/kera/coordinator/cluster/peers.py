@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from kera.core.errors import Unavailable, Uncertain
-from kera.core.rpc.grpc_client import GrpcChannel
-from kera.core.rpc.method import Method, RequestT, ResponseT, call
+from kera.core.rpc.method import Channel, Method, RequestT, ResponseT, call
+from kera.core.runtime import MACHINE, OpenChannel
 
 
 class Peers:
     """Calls daemons over their open interface."""
 
-    def __init__(self, *, timeout_ms: int) -> None:
+    def __init__(self, *, timeout_ms: int, channel: OpenChannel = MACHINE.channel) -> None:
         self._timeout_s = timeout_ms / 1000
-        self._channels: dict[str, GrpcChannel] = {}
+        self._channels: dict[str, Channel] = {}
+        self._open = channel
 
     async def call(
         self, address: str, method: Method[RequestT, ResponseT], message: RequestT, *, timeout_s: float | None = None
@@ -20,7 +21,7 @@ class Peers:
         """Raises `Unavailable`, `Uncertain` or what the daemon answers."""
         channel = self._channels.get(address)
         if channel is None:
-            channel = self._channels[address] = GrpcChannel(address)
+            channel = self._channels[address] = self._open(address)
         try:
             return await call(channel, method, message, timeout_s=timeout_s or self._timeout_s)
         except (Unavailable, Uncertain) as error:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Callable, Iterable, Sequence
 
 from kera.coordinator.cluster.catalog import with_assignments
@@ -193,9 +192,10 @@ class Recoveries:
             self._soon = None
         if self._state.lost.done() or self._closed or self._state.catching_up:
             return
-        begun_s = time.perf_counter()
+        now_s = asyncio.get_running_loop().time
+        begun_s = now_s()
         self._advance()
-        self._rest_s = min(ADVANCE_REST * (time.perf_counter() - begun_s), ADVANCE_REST_S_MAX)
+        self._rest_s = min(ADVANCE_REST * (now_s() - begun_s), ADVANCE_REST_S_MAX)
 
     def _advance(self) -> None:
         self.records.forget_earlier_launches()

@@ -18,7 +18,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 from kera.core.errors import PathNotWritable, PortTaken, ProtocolError, Unavailable
@@ -74,8 +73,8 @@ class Timing:
     """For which a peer may take nothing of the replies that wait for it; on the loop's clock."""
     slice_s: float = SLICE_S
     """For which the requests of one connection are handled while others wait."""
-    now_s: Callable[[], float] = perf_counter
-    """The clock of slices."""
+    now_s: Callable[[], float] | None = None
+    """The clock of slices; by default the loop's."""
 
 
 @dataclass(slots=True)
@@ -231,7 +230,8 @@ class ServerConnection(FrameProtocol):
         self._receive = memoryview(b"")  # reused for every large bulk; its bytes are consumed inside the handler
         self.outbox = Outbox(self._loop, shared.timing.stalled_s, self._peer_stalled)
         """Replies; those that are gathered leave when all that has arrived is handled."""
-        self._share = Share(shared.turns, self, shared.timing.slice_s, self._go_on, now_s=shared.timing.now_s)
+        now_s = shared.timing.now_s or self._loop.time
+        self._share = Share(shared.turns, self, shared.timing.slice_s, self._go_on, now_s=now_s)
         self._paused_by_peer = False
         self.active_s = self._loop.time()
         """When something had last come, at a sweep; at first, when it was made."""

@@ -54,7 +54,7 @@ def _short(text: str) -> str:
 
 def error_from_message(message: common_pb2.Error) -> KeraError:
     """The error that travelled as `message`."""
-    return error_from_wire(message.code, message.message, dict(message.attributes))
+    return error_from_wire(message.code, message.message, dict(sorted(message.attributes.items())))
 
 
 def parse(message_type: type[MessageT], data: Any) -> MessageT:

@@ -1,0 +1,82 @@
+"""What a process has from outside of itself: time, names for what it makes, its node, and connections over gRPC.
+
+Daemons and the SDK get a `Runtime` where they are wired. It is the machine's own, unless somebody runs them elsewhere:
+a simulation gives each process clocks that it sets, ids from a seed, a node of its own and connections over a network
+that is not there. What goes through the event loop (its time, sockets, threads) is the loop's to replace, and the order
+in which clients try again is drawn from the module `random`, as nothing depends on it.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Protocol
+
+from kera.core.clock import Clock, SystemClock
+from kera.core.process import node_id, process_name
+from kera.core.rpc.connections import CONNECTIONS_MAX_DEFAULT
+from kera.core.rpc.grpc_client import GrpcChannel
+from kera.core.rpc.grpc_options import CONNECTION_CALLS_MAX_DEFAULT
+from kera.core.rpc.limits import BULK_BYTES_MAX
+from kera.core.rpc.method import Channel, Service
+
+
+class OpenChannel(Protocol):
+    """Makes connections over the open interface."""
+
+    def __call__(self, address: str, *, bulk_bytes_max: int = BULK_BYTES_MAX) -> Channel:
+        """One to ``host:port``, which is made, and made again, when something is sent."""
+        ...
+
+
+class OpenServer(Protocol):
+    """Serves the open interface."""
+
+    async def listen(self, host: str, port: int) -> int:
+        """Serve on `host`:`port` (0: any free one); returns the port. Raises `PortTaken`."""
+        ...
+
+    async def close(self, grace_s: float = 0.5) -> None:
+        """Stop accepting, give calls in progress `grace_s` seconds, then end them."""
+        ...
+
+
+class OpenInterface(Protocol):
+    """Makes servers of the open interface."""
+
+    def __call__(
+        self,
+        services: Sequence[Service],
+        *,
+        bulk_bytes_max: int = BULK_BYTES_MAX,
+        connections_max: int = CONNECTIONS_MAX_DEFAULT,
+        connection_calls_max: int = CONNECTION_CALLS_MAX_DEFAULT,
+    ) -> OpenServer:
+        """One server for any number of services, which does not listen yet."""
+        ...
+
+
+def random_id() -> str:
+    """An id that nobody else has."""
+    return uuid.uuid4().hex
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """See the head of this module."""
+
+    clock: Clock = field(default_factory=SystemClock)
+    new_id: Callable[[], str] = random_id
+    node_id: Callable[[], str] = node_id
+    """See `kera.core.process.node_id`."""
+    process_name: Callable[[], str] = process_name
+    """See `kera.core.process.process_name`."""
+    channel: OpenChannel = GrpcChannel
+    random: Random = field(default_factory=Random)
+    """For choices among equals."""
+
+
+MACHINE = Runtime()
+"""The machine's own."""
