@@ -1,0 +1,59 @@
+"""What clients of a cluster have done and seen, as they saw it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class Place(NamedTuple):
+    """Where a record is in a stream."""
+
+    streamlet_id: int
+    entry: int
+    record: int
+    """Its ordinal within the entry."""
+
+    def __str__(self) -> str:
+        return f"streamlet {self.streamlet_id}, entry {self.entry}, record {self.record}"
+
+
+class Value(NamedTuple):
+    """What a record holds: who has sent it, and which of that producer's records it is."""
+
+    producer: str
+    number: int
+
+    def to_bytes(self) -> bytes:
+        """As it is sent."""
+        return f"{self.producer}/{self.number}".encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes | None) -> Value:
+        """As it was read. Raises ``ValueError`` for what is none."""
+        producer, slash, number = (data or b"").decode().rpartition("/")
+        if not slash:
+            raise ValueError(f"a record holds {data!r}, which nobody has sent")
+        return cls(producer, int(number))
+
+    def __str__(self) -> str:
+        return f"{self.producer}/{self.number}"
+
+
+@dataclass(slots=True)
+class History:
+    """Of one stream."""
+
+    sent: set[Value] = field(default_factory=set)
+    """That were given to a producer; what becomes of them is not known until they are in one of the following."""
+    acknowledged: dict[Value, Place | None] = field(default_factory=dict)
+    """With the place that the producer was told; None: it was told none."""
+    refused: set[Value] = field(default_factory=set)
+    """Of which a producer was told that they are not stored."""
+    read: dict[str, list[tuple[Place, Value]]] = field(default_factory=lambda: defaultdict(list))
+    """By reader, in the order in which they came; each reader has begun with the oldest record of each entry."""
+    processed: dict[str, set[Value]] = field(default_factory=lambda: defaultdict(set))
+    """By consumer group: what its members were given."""
+    stored: list[tuple[Place, Value]] = field(default_factory=list)
+    """What is there at the end, when everything was acknowledged or given up: each entry from its beginning on."""

@@ -1,0 +1,73 @@
+"""``python -m tests.simulation --seed 7``, or ``--seeds 100`` of them, from ``--seed`` on; see ``make sim``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections import Counter
+
+from tests.simulation.world.run import Outcome, run
+
+LINES_SHOWN = 200
+
+
+def main() -> int:
+    """Run them; returns 1 if any has failed."""
+    parser = argparse.ArgumentParser(prog="make sim", description=__doc__)
+    parser.add_argument("--seed", type=int, default=1, help="the first one")
+    parser.add_argument("--seeds", type=int, default=1, help="how many")
+    parser.add_argument("--digests", action="store_true", help="print of each seed its digest, and nothing else")
+    parser.add_argument("--trace", action="store_true", help="print the whole trace, also of a good run")
+    parser.add_argument("--keep-going", action="store_true", help="do not end with the first seed that fails")
+    arguments = parser.parse_args()
+    if os.environ.get("PYTHONHASHSEED") != "0":  # the order of sets of names is the seed's, too
+        os.environ["PYTHONHASHSEED"] = "0"
+        os.execv(sys.executable, [sys.executable, "-m", "tests.simulation", *sys.argv[1:]])
+    failed: list[int] = []
+    done = 0
+    totals, faults = Counter[str](), Counter[str]()
+    for seed in range(arguments.seed, arguments.seed + arguments.seeds):
+        outcome = run(seed)
+        done += 1
+        totals.update(
+            records=outcome.records,
+            virtual_s=round(outcome.virtual_s),
+            real_ms=round(outcome.real_s * 1000),
+            events=outcome.events,
+        )
+        faults.update(outcome.faults)
+        if outcome.problems:
+            failed.append(seed)
+        if arguments.digests:
+            print(seed, outcome.digest, "failed" if outcome.problems else "good", flush=True)
+        elif outcome.problems or arguments.trace:
+            _tell(outcome, whole=arguments.trace)
+        if outcome.problems and not arguments.keep_going:
+            break
+    if not arguments.digests:
+        real_s = totals["real_ms"] / 1000
+        print(
+            f"{done} seeds from {arguments.seed}: {len(failed)} failed {failed or ''};"
+            f" {totals['records']} records, {totals['virtual_s']} virtual seconds in {real_s:.1f} s"
+            f" ({totals['virtual_s'] / max(real_s, 1e-3):.0f} times as fast), {totals['events']} events"
+        )
+        print("faults:", ", ".join(f"{count} {kind}" for kind, count in sorted(faults.items())) or "none")
+    return min(1, len(failed))
+
+
+def _tell(outcome: Outcome, *, whole: bool) -> None:
+    lines = outcome.lines if whole else outcome.lines[-LINES_SHOWN:]
+    if not whole:
+        print(*outcome.plan.lines(), sep="\n")
+        print(f"… the last {len(lines)} lines of {len(outcome.lines)}; all of them with --trace")
+    print(*lines, sep="\n")
+    print(f"seed {outcome.plan.seed}: {outcome.digest}")
+    for problem in outcome.problems:
+        print("PROBLEM", problem)
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    os._exit(code)  # what was killed in the last run must not be ended now, which Python would try

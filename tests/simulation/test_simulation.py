@@ -1,0 +1,33 @@
+"""Some seeds of the simulation, in a process of their own; and that a seed is a run, byte for byte."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SEEDS = 20
+SEEDS_TWICE = 3
+
+
+def simulate(*arguments: str) -> str:
+    """What a run prints. What was killed in it must not be ended by the process of the tests."""
+    command = [sys.executable, "-m", "tests.simulation", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("first", range(1, 1 + SEEDS, SEEDS // 2))
+def test_the_cluster_keeps_its_promises_whatever_befalls_it(first: int) -> None:
+    assert f"{SEEDS // 2} seeds from {first}: 0 failed" in simulate("--seed", str(first), "--seeds", str(SEEDS // 2))
+
+
+def test_a_seed_is_a_run_byte_for_byte() -> None:
+    arguments = ("--digests", "--seed", "101", "--seeds", str(SEEDS_TWICE))
+    first, second = simulate(*arguments), simulate(*arguments)
+    assert len(first.splitlines()) == SEEDS_TWICE
+    assert first == second

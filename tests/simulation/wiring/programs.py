@@ -1,0 +1,110 @@
+"""The real daemons and clients, as programs of simulated processes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from pydantic import ByteSize
+
+from kera.backup import __main__ as backup
+from kera.backup.settings import BackupSettings
+from kera.broker import __main__ as broker
+from kera.broker.settings import BrokerSettings
+from kera.client import Client
+from kera.client.settings import ClientSettings
+from kera.coordinator import __main__ as coordinator
+from kera.coordinator.settings import CoordinatorSettings
+from kera.core.runtime import Runtime
+from tests.simulation.engine.process import Machine
+from tests.simulation.wiring.open_interface import FramedChannel, FramedServer
+
+COORDINATOR_PORT = 7400
+SEGMENT_BYTES = 8 << 10
+KIB = 1 << 10
+MIB = 1 << 20
+
+Serving = AbstractAsyncContextManager[Mapping[str, Any]]
+
+
+def runtime_of(machine: Machine, random: Random) -> Runtime:
+    """What a process on a machine gets from outside."""
+    return Runtime(
+        clock=machine.clock,
+        new_id=lambda: f"{random.getrandbits(128):032x}",
+        node_id=lambda: machine.name,
+        process_name=lambda: f"{machine.name}/1",
+        channel=FramedChannel,
+        random=random,
+    )
+
+
+def coordinator_on(machine: Machine, directory: Path, runtime: Runtime, **settings: Any) -> Serving:
+    """A coordinator with a store of its own, which leads alone."""
+    return coordinator.serve(
+        CoordinatorSettings(
+            host=machine.address,
+            port=COORDINATOR_PORT,
+            data_dir=directory,
+            metadata_bytes_max=ByteSize(16 * MIB),
+            **settings,
+        ),
+        runtime,
+        open_interface=FramedServer,
+    )
+
+
+def broker_on(machine: Machine, directory: Path, coordinators: str, runtime: Runtime, **settings: Any) -> Serving:
+    """A broker."""
+    shared = directory / "shm"
+    shared.mkdir(exist_ok=True)
+    return broker.serve(
+        BrokerSettings(
+            coordinator=coordinators,
+            host=machine.address,
+            data_dir=directory / "data",
+            shm_dir=shared,
+            segment_bytes=ByteSize(SEGMENT_BYTES),
+            arena_bytes=ByteSize(64 * SEGMENT_BYTES),
+            **settings,
+        ),
+        runtime,
+        open_interface=FramedServer,
+    )
+
+
+def backup_on(machine: Machine, directory: Path, coordinators: str, runtime: Runtime, **settings: Any) -> Serving:
+    """A backup."""
+    return backup.serve(
+        BackupSettings(
+            coordinator=coordinators,
+            host=machine.address,
+            data_dir=directory / "data",
+            segment_bytes=ByteSize(SEGMENT_BYTES),
+            memory_bytes=ByteSize(64 * SEGMENT_BYTES),
+            disk_bytes_max=ByteSize(64 * MIB),
+            **settings,
+        ),
+        runtime,
+        open_interface=FramedServer,
+    )
+
+
+@asynccontextmanager
+async def client_on(coordinators: str, runtime: Runtime, **settings: Any) -> AsyncIterator[Client]:
+    """A client of the cluster, which knows nobody of it but the coordinators."""
+    async with await Client.connect(coordinators, ClientSettings(**settings), runtime=runtime) as client:
+        yield client
+
+
+async def until_stopped(
+    serving: Callable[[], Serving], ready: Callable[[Mapping[str, Any]], None], stop: asyncio.Event
+) -> None:
+    """Serve until somebody wants it to end, and end orderly."""
+    async with serving() as there:
+        ready(there)
+        await stop.wait()

@@ -1,0 +1,178 @@
+"""The cluster of a simulation: machines with the real daemons, and somebody who starts them again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from kera.core.runtime import Runtime
+from tests.simulation.engine.clocks import MachineClock
+from tests.simulation.engine.network import Network
+from tests.simulation.engine.process import Machine, Process
+from tests.simulation.engine.scheduler import Scheduler
+from tests.simulation.engine.trace import Trace
+from tests.simulation.wiring import programs
+from tests.simulation.wiring.directories import Directories
+from tests.simulation.world.plan import Plan
+
+AGAIN_S = 0.5
+"""After which a daemon that has ended by itself is started again."""
+SETTINGS: dict[str, dict[str, Any]] = {
+    "coordinator": {},
+    "broker": {"idle_close_ms": 3000, "repair_delay_ms": 3000, "reader_grace_ms": 2000},
+    "backup": {},
+}
+
+
+class Daemon:
+    """A machine with a daemon on it, over all its launches."""
+
+    def __init__(self, cluster: Cluster, machine: Machine, kind: str) -> None:
+        self.machine = machine
+        self.name = machine.name
+        self.kind = kind
+        self.process: Process | None = None
+        self.ready: Mapping[str, Any] | None = None
+        """What the present launch has said of itself; None: it is not ready."""
+        self.wanted = True
+        """It is to be started again when it is gone."""
+        self.launches = 0
+        self._cluster = cluster
+        self._stop: asyncio.Event | None = None
+
+    def start(self) -> None:
+        """Launch it, unless it is there."""
+        if self.process is not None and self.process.alive:
+            return
+        cluster = self._cluster
+        if self.launches:
+            cluster.directories.renew(self.name)
+        self.launches += 1
+        process = self.process = cluster.process(self.machine, f"{self.name}")
+        runtime = cluster.runtime(self.machine, self.launches)
+        self.ready = None
+
+        async def main() -> None:
+            stop = self._stop = asyncio.Event()
+            await programs.until_stopped(
+                lambda: self._serving(runtime), lambda there: self._is_ready(process, there), stop
+            )
+
+        process.start(main)
+        cluster.scheduler.after(AGAIN_S, self._look, process)
+
+    def _serving(self, runtime: Runtime) -> programs.Serving:
+        directory = self._cluster.directories.of(self.name)
+        settings = SETTINGS[self.kind]
+        if self.kind == "coordinator":
+            return programs.coordinator_on(self.machine, directory, runtime, **settings)
+        serve = programs.broker_on if self.kind == "broker" else programs.backup_on
+        return serve(self.machine, directory, self._cluster.coordinators, runtime, **settings)
+
+    def _is_ready(self, process: Process, there: Mapping[str, Any]) -> None:
+        if process is self.process:
+            self.ready = there
+            process.trace.note(self.name, "is ready")
+
+    def _look(self, process: Process) -> None:
+        """Start it again if it has ended by itself."""
+        if process is not self.process or not self.wanted:
+            return
+        if process.alive:
+            self._cluster.scheduler.after(AGAIN_S, self._look, process)
+        else:
+            self.start()
+
+    def stop(self) -> None:
+        """Have it end orderly, as for a restart."""
+        self.wanted = False
+        if self._stop is not None and self.process is not None and self.process.alive:
+            self.process.trace.note(self.name, "is told to stop")
+            self.process.loop.call_soon(self._stop.set)
+
+    def kill(self) -> None:
+        """It is gone at once."""
+        self.wanted = False
+        self.ready = None
+        if self.process is not None:
+            self.process.kill()
+
+    def back(self) -> None:
+        """It is wanted again: what was killed or stopped is started, what was paused goes on."""
+        self.wanted = True
+        if self.process is not None and self.process.loop.paused:
+            self.process.resume()
+        if self.process is None or not self.process.alive:
+            self.start()
+        else:
+            self._cluster.scheduler.after(AGAIN_S, self._look, self.process)
+
+    @property
+    def serves(self) -> bool:
+        """Whether it is there and ready."""
+        return self.ready is not None and self.process is not None and self.process.alive
+
+
+class Cluster:
+    """All machines: those of daemons, and those of clients."""
+
+    def __init__(self, plan: Plan, scheduler: Scheduler, trace: Trace, root: Path) -> None:
+        self.plan = plan
+        self.scheduler = scheduler
+        self.trace = trace
+        self.network = Network(scheduler)
+        self.network.weather.delay_s = plan.delay_s
+        self.network.weather.pieces = plan.pieces
+        self.directories = Directories(root)
+        self.defects: list[str] = []
+        self.processes: list[Process] = []
+        """All there ever were: what is left of those that are gone must not end by itself."""
+        self.machines: dict[str, Machine] = {}
+        self._random = Random(f"cluster {plan.seed}")
+        self._daemon_random = Random(f"daemons {plan.seed}")
+        for kind, names in enumerate(
+            (plan.coordinator_names, plan.broker_names, plan.backup_names, [*plan.client_names, "operator"])
+        ):
+            for number, name in enumerate(names, 1):
+                rate = 1 + plan.drift * self._random.uniform(-1, 1)
+                clock = MachineClock(lambda: scheduler.now_s, rate, self._random.uniform(-1, 1))
+                machine = Machine(self.network, name, f"10.0.{kind}.{number}", clock)
+                self.machines[name] = self.network.machines[machine.address] = machine
+        self.daemons = {
+            name: Daemon(self, self.machines[name], name.rpartition("-")[0])
+            for name in (*plan.coordinator_names, *plan.broker_names, *plan.backup_names)
+        }
+        self.coordinators = ",".join(
+            f"{self.machines[name].address}:{programs.COORDINATOR_PORT}" for name in plan.coordinator_names
+        )
+
+    def process(self, machine: Machine, name: str) -> Process:
+        """A new one, that is not started yet."""
+        process = Process(self.scheduler, machine, name, self.trace, self.defects.append)
+        self.processes.append(process)
+        return process
+
+    def runtime(self, machine: Machine, launch: int) -> Runtime:
+        """What a process gets from outside."""
+        return programs.runtime_of(machine, Random(f"{self.plan.seed} {machine.name} {launch}"))
+
+    def run_client(self, name: str, main: Callable[[Runtime], Coroutine[Any, Any, Any]]) -> Process:
+        """Run a program on a client's machine."""
+        machine = self.machines[name]
+        process = self.process(machine, name)
+        runtime = self.runtime(machine, len(self.processes))
+        process.start(lambda: main(runtime))
+        return process
+
+    def start(self) -> None:
+        """Start all daemons."""
+        for daemon in self.daemons.values():
+            daemon.start()
+
+    @property
+    def serves(self) -> bool:
+        """Whether all daemons are there and ready."""
+        return all(daemon.serves for daemon in self.daemons.values())

@@ -1,0 +1,108 @@
+"""What befalls the cluster, carried out: the faults of a plan, and their ends."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from kera.core.errors import KeraError
+from kera.core.runtime import Runtime
+from tests.simulation.wiring import programs
+from tests.simulation.world.cluster import Cluster
+from tests.simulation.world.plan import Fault
+from tests.simulation.world.workload import STREAM
+
+
+class Faults:
+    """See the head of this module."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self.counts: Counter[str] = Counter()
+        """By kind."""
+
+    def schedule(self, begun_s: float) -> None:
+        """Have all of them come, counted from a time."""
+        for fault in self._cluster.plan.faults:
+            self._cluster.scheduler.at(begun_s + fault.at_s, self._begin, fault)
+
+    def _begin(self, fault: Fault) -> None:
+        cluster, network = self._cluster, self._cluster.network
+        cluster.trace.note("FAULT", str(fault))
+        self.counts[fault.kind] += 1
+        name = fault.targets[0]
+        machine = cluster.machines[name]
+        ways = self._ways(fault)
+        match fault.kind:
+            case "kill":
+                cluster.daemons[name].kill()
+            case "stop":
+                cluster.daemons[name].stop()
+            case "pause":
+                process = cluster.daemons[name].process
+                if process is not None and process.alive:
+                    process.pause()
+            case "cut" | "cut one way" | "isolate":
+                network.cut(ways)
+            case "slow way":
+                network.weather.slow |= dict.fromkeys(ways, fault.amount)
+            case "reset":
+                for end in list(machine.transports):
+                    network.reset(end)
+            case "set clock":
+                machine.clock.jump(fault.amount)
+            case "slow disk":
+                machine.slowness = fault.amount
+            case "move":
+                self._move(name, int(fault.amount))
+        cluster.scheduler.after(fault.lasts_s, self._end, fault)
+
+    def _ways(self, fault: Fault) -> set[tuple[str, str]]:
+        name = fault.targets[0]
+        if fault.kind == "isolate":
+            others = [each for each in self._cluster.machines if each != name]
+            return {(name, each) for each in others} | {(each, name) for each in others}
+        if len(fault.targets) < 2:
+            return set()
+        other = fault.targets[1]
+        return {(name, other)} if fault.kind == "cut one way" else {(name, other), (other, name)}
+
+    def _end(self, fault: Fault) -> None:
+        cluster, network = self._cluster, self._cluster.network
+        name = fault.targets[0]
+        match fault.kind:
+            case "kill" | "stop" | "pause":
+                cluster.daemons[name].back()
+            case "cut" | "cut one way" | "isolate":
+                network.heal(self._ways(fault))
+            case "slow way":
+                for way in self._ways(fault):
+                    network.weather.slow.pop(way, None)
+            case "slow disk":
+                cluster.machines[name].slowness = 1.0
+
+    def end_all(self) -> None:
+        """From now on all is well."""
+        cluster = self._cluster
+        cluster.trace.note("FAULT", "no more of them")
+        cluster.network.heal()
+        cluster.network.weather.slow.clear()
+        for daemon in cluster.daemons.values():
+            daemon.back()
+        for machine in cluster.machines.values():
+            machine.slowness = 1.0
+
+    def _move(self, to: str, streamlet: int) -> None:
+        """What an operator does; it may well be refused."""
+        cluster = self._cluster
+        ready = cluster.daemons[to].ready
+
+        async def main(runtime: Runtime) -> None:
+            if ready is None:
+                return
+            async with programs.client_on(cluster.coordinators, runtime, retry_timeout_ms=3000) as client:
+                try:
+                    await client.admin.move_streamlet(STREAM, streamlet, int(ready["broker_id"]))
+                except KeraError as error:
+                    cluster.trace.note("operator", f"could not move streamlet {streamlet} to {to}: {error!r}")
+
+        cluster.run_client("operator", main)

@@ -1,0 +1,185 @@
+"""What a seed stands for: the cluster, its load, and the faults. Drawn at once, before anything runs.
+
+Faults are drawn by swarm testing: each seed leaves some kinds out, and the others come often. So that nothing may be
+lost by right, what is killed leaves enough copies: see `Plan.may_kill_backups`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from random import Random
+from typing import NamedTuple
+
+KINDS = (
+    "kill",
+    "stop",
+    "pause",
+    "cut",
+    "cut one way",
+    "isolate",
+    "slow way",
+    "reset",
+    "set clock",
+    "slow disk",
+    "move",
+)
+"""Of faults, and of what operators do meanwhile."""
+KIND_LIKELY = 0.5
+"""How likely a seed has a kind."""
+
+
+class Fault(NamedTuple):
+    """Something that befalls the cluster."""
+
+    at_s: float
+    kind: str
+    lasts_s: float
+    """Until what is down comes back, what is cut is mended, and so on."""
+    targets: tuple[str, ...]
+    """Names of machines; what they mean depends on the kind."""
+    amount: float = 0.0
+
+    def __str__(self) -> str:
+        amount = f" ({self.amount:+.3f})" if self.amount else ""
+        return f"{self.kind}: {', '.join(self.targets)} for {self.lasts_s:.2f} s{amount}"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """See the head of this module."""
+
+    seed: int
+    coordinators: int
+    brokers: int
+    backups: int
+    streamlets: int
+    entries: int
+    replication: int
+    durability: str
+    producers: int
+    readers: int
+    members: int
+    """Of the consumer group."""
+    records: int
+    """That each producer sends."""
+    record_bytes: int
+    burst: int
+    """Records that a producer sends before it waits for their acknowledgements."""
+    delay_s: float
+    pieces: float
+    drift: float
+    """How much faster or slower clocks are, at most."""
+    load_s: float
+    """For which producers send, and faults come."""
+    kinds: tuple[str, ...]
+    faults: tuple[Fault, ...]
+
+    @property
+    def may_kill_backups(self) -> bool:
+        """What they have in memory goes with them: only what is acknowledged from their disks may be killed freely."""
+        return self.durability == "persisted"
+
+    def lines(self) -> Iterator[str]:
+        """For people."""
+        yield (
+            f"seed {self.seed}: {self.coordinators} coordinators, {self.brokers} brokers, {self.backups} backups;"
+            f" {self.streamlets} streamlets of {self.entries} entries, {self.replication} replicas, {self.durability};"
+            f" {self.producers} producers of {self.records} records, {self.readers} readers, {self.members} members"
+        )
+        yield f"kinds: {', '.join(self.kinds) or 'none'}"
+        for fault in self.faults:
+            yield f"{fault.at_s:8.3f}  {fault}"
+
+    @property
+    def coordinator_names(self) -> list[str]:
+        """Of the machines."""
+        return [f"coordinator-{number}" for number in range(1, self.coordinators + 1)]
+
+    @property
+    def broker_names(self) -> list[str]:
+        """Likewise."""
+        return [f"broker-{number}" for number in range(1, self.brokers + 1)]
+
+    @property
+    def backup_names(self) -> list[str]:
+        """Likewise."""
+        return [f"backup-{number}" for number in range(1, self.backups + 1)]
+
+    @property
+    def client_names(self) -> list[str]:
+        """Likewise."""
+        kinds = ("producer", self.producers), ("reader", self.readers), ("member", self.members)
+        return [f"{kind}-{number}" for kind, count in kinds for number in range(1, count + 1)]
+
+
+def draw(seed: int) -> Plan:
+    """The plan of a seed."""
+    random = Random(f"plan {seed}")
+    replication = random.choice((0, 1, 1, 2, 2))
+    kinds = tuple(kind for kind in KINDS if random.random() < KIND_LIKELY)
+    plan = Plan(
+        seed=seed,
+        coordinators=1,
+        brokers=random.randint(1 if replication == 0 else 2, 3),
+        backups=replication + random.randint(0, 1) if replication else 0,
+        streamlets=random.choice((1, 2, 4, 6)),
+        entries=random.choice((1, 1, 2)),
+        replication=replication,
+        durability=random.choice(("leader", "persisted") if replication == 0 else ("replicated", "persisted")),
+        producers=random.randint(1, 3),
+        readers=random.randint(1, 2),
+        members=random.randint(0, 2),
+        records=random.choice((30, 100, 300)),
+        record_bytes=random.choice((0, 100, 1000)),
+        burst=random.choice((1, 10, 100)),
+        delay_s=random.choice((0.0001, 0.0005, 0.003)),
+        pieces=random.choice((0.0, 0.0, 0.05)),
+        drift=random.choice((0.0, 0.0, 0.001, 0.02)),
+        load_s=random.choice((10.0, 20.0, 30.0)),
+        kinds=kinds,
+        faults=(),
+    )
+    return _with_faults(plan, random)
+
+
+def _with_faults(plan: Plan, random: Random) -> Plan:
+    faults: list[Fault] = []
+    every_s = random.choice((1.0, 3.0, 8.0))
+    at_s = 2.0 + random.expovariate(1 / every_s)
+    while plan.kinds and at_s < plan.load_s:
+        fault = _fault(plan, random, random.choice(plan.kinds), at_s)
+        if fault is not None:
+            faults.append(fault)
+        at_s += random.expovariate(1 / every_s)
+    return Plan(**{name: getattr(plan, name) for name in Plan.__slots__} | {"faults": tuple(faults)})
+
+
+def _fault(  # noqa: PLR0911 - one for each kind
+    plan: Plan, random: Random, kind: str, at_s: float
+) -> Fault | None:
+    """One of a kind; None when the cluster has nothing that it could befall."""
+    servers = [*plan.coordinator_names, *plan.broker_names, *plan.backup_names]
+    everyone = [*servers, *plan.client_names]
+    lasts_s = random.choice((0.1, 1.0, 3.0, 12.0)) * (0.5 + random.random())
+    match kind:
+        case "kill":
+            mortal = [*plan.coordinator_names, *plan.broker_names]
+            if plan.may_kill_backups:
+                mortal += plan.backup_names
+            return Fault(at_s, kind, lasts_s, (random.choice(mortal),))
+        case "stop" | "pause" | "isolate" | "slow disk":
+            amount = random.choice((5.0, 50.0)) if kind == "slow disk" else 0.0
+            return Fault(at_s, kind, lasts_s, (random.choice(servers),), amount)
+        case "cut" | "cut one way":
+            return Fault(at_s, kind, lasts_s, tuple(random.sample(everyone, 2)))
+        case "slow way":
+            return Fault(at_s, kind, lasts_s, tuple(random.sample(everyone, 2)), random.choice((0.02, 0.2, 1.0)))
+        case "reset":
+            return Fault(at_s, kind, 0.0, (random.choice(everyone),))
+        case "set clock":
+            return Fault(at_s, kind, 0.0, (random.choice(servers),), random.choice((-7200.0, -3.0, 3.0, 86_400.0)))
+        case "move" if plan.brokers > 1:
+            streamlet = random.randrange(plan.streamlets)
+            return Fault(at_s, kind, 0.0, (random.choice(plan.broker_names),), streamlet + 1)
+    return None

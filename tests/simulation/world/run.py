@@ -1,0 +1,223 @@
+"""One run: a cluster and its clients under the faults of a seed, until all is well again, and what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import random
+import sys
+import tempfile
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from kera.client.checking.verdict import violations
+from kera.core.runtime import Runtime
+from tests.simulation.engine.loop import ProcessLoop
+from tests.simulation.engine.process import Process
+from tests.simulation.engine.scheduler import Scheduler
+from tests.simulation.engine.trace import Trace
+from tests.simulation.world.cluster import Cluster
+from tests.simulation.world.faults import Faults
+from tests.simulation.world.plan import Plan, draw
+from tests.simulation.world.workload import GROUP, Workload, programs_of
+
+START_S = 30.0
+"""In which a cluster without faults has started, and has its stream."""
+CALM_S = 120.0
+"""In which all is well again once faults have ended: everything is acknowledged, and was read by all who read."""
+END_S = 5.0
+"""In which clients that are closed have left nothing."""
+HERE = Path("/proc/self/cwd")
+"""The directory of a run under a name that is the same in each: daemons tell each other of theirs."""
+SHARED_MEMORY = Path("/dev/shm")
+
+
+@dataclass(slots=True)
+class Outcome:
+    """Of a run."""
+
+    plan: Plan
+    digest: str = ""
+    """Of all that has happened."""
+    problems: list[str] = field(default_factory=list)
+    """Promises that were not kept; none: it was a good run."""
+    lines: list[str] = field(default_factory=list)
+    """Of the trace."""
+    faults: Counter[str] = field(default_factory=Counter)
+    records: int = 0
+    """That were acknowledged."""
+    recoveries: int = 0
+    virtual_s: float = 0.0
+    real_s: float = 0.0
+    events: int = 0
+
+
+def run(seed: int) -> Outcome:
+    """Run a seed."""
+    return carry_out(draw(seed))
+
+
+def carry_out(plan: Plan) -> Outcome:
+    """Run a plan."""
+    before = Path.cwd()
+    with tempfile.TemporaryDirectory(prefix="kera-simulation-", dir=SHARED_MEMORY, ignore_cleanup_errors=True) as root:
+        os.chdir(root)
+        try:
+            with _alone(plan.seed):
+                return _simulated(plan, HERE)
+        finally:
+            os.chdir(before)
+
+
+def _simulated(plan: Plan, root: Path) -> Outcome:
+    outcome = Outcome(plan)
+    scheduler = Scheduler(plan.seed)
+    trace = Trace(lambda: scheduler.now_s)
+    for line in plan.lines():
+        trace.note("PLAN", line)
+    begun_s = time.perf_counter()
+    with _logged(trace, outcome):
+        _Run(Cluster(plan, scheduler, trace, root), outcome).go()
+    outcome.real_s = time.perf_counter() - begun_s
+    outcome.virtual_s, outcome.events = scheduler.now_s, scheduler.events
+    outcome.digest, outcome.lines = trace.digest, list(trace.lines)
+    return outcome
+
+
+class _Run:
+    def __init__(self, cluster: Cluster, outcome: Outcome) -> None:
+        self._cluster = cluster
+        self._outcome = outcome
+        self._workload = Workload(cluster)
+        self._faults = Faults(cluster)
+        self._clients: dict[str, Process] = {}
+
+    def go(self) -> None:
+        """All of it."""
+        cluster, outcome, scheduler = self._cluster, self._outcome, self._cluster.scheduler
+        cluster.start()
+        if not self._reach("the cluster has started", lambda: cluster.serves, START_S):
+            return
+        if not self._do("the stream was made", self._workload.create, START_S):
+            return
+        for name, program in programs_of(self._workload, cluster.plan).items():
+            self._clients[name] = cluster.run_client(name, program)
+        self._faults.schedule(scheduler.now_s)
+        scheduler.run_until(lambda: bool(cluster.defects), scheduler.now_s + cluster.plan.load_s)
+        self._faults.end_all()
+        self._calm()
+        outcome.faults = self._faults.counts
+        outcome.records = len(self._workload.history.acknowledged)
+        outcome.problems += cluster.defects
+
+    def _calm(self) -> None:
+        history, plan = self._workload.history, self._cluster.plan
+        producers = {name for name in plan.client_names if name.startswith("producer")}
+        readers = [name for name in plan.client_names if name.startswith("reader")]
+        if not (
+            self._reach("all daemons are back", lambda: self._cluster.serves, CALM_S)
+            and self._reach("everything is acknowledged", lambda: self._workload.produced == producers, CALM_S)
+            and self._do("everything was read back", self._workload.read_back, CALM_S)
+        ):
+            return
+        everything = len(history.stored)
+        wanted = [("readers have everything", lambda: all(len(history.read[name]) >= everything for name in readers))]
+        if plan.members:
+            wanted.append(
+                (
+                    "the consumer group has everything",
+                    lambda: history.acknowledged.keys() <= history.processed[GROUP],
+                )
+            )
+        for what, reached in wanted:
+            if not self._reach(what, reached, CALM_S):
+                break
+        self._outcome.problems += violations(history)
+        self._end_clients()
+
+    def _end_clients(self) -> None:
+        for name, process in self._clients.items():
+            if process.error is not None:
+                self._outcome.problems.append(f"{name} ended with {process.error!r}")
+            process.cancel()
+        names = self._cluster.plan.client_names
+
+        def gone() -> bool:
+            return not any(self._cluster.machines[name].transports for name in names)
+
+        self._reach("clients that were closed have left no connection", gone, END_S)
+
+    def _reach(self, what: str, reached: Callable[[], bool], within_s: float) -> bool:
+        cluster = self._cluster
+        scheduler = cluster.scheduler
+        scheduler.run_until(lambda: bool(cluster.defects) or reached(), scheduler.now_s + within_s)
+        if cluster.defects:
+            return False
+        if not reached():
+            self._outcome.problems.append(f"not within {within_s:g} s: {what}")
+            cluster.trace.note("PROBLEM", f"not within {within_s:g} s: {what}")
+            return False
+        cluster.trace.note("WORLD", what)
+        return True
+
+    def _do(self, what: str, task: Callable[[Runtime], Any], within_s: float) -> bool:
+        process = self._cluster.run_client("operator", task)
+        if not self._reach(what, lambda: process.ended, within_s):
+            return False
+        if process.error is not None:
+            self._outcome.problems.append(f"{what}: {process.error!r}")
+        return process.error is None
+
+
+@contextmanager
+def _alone(seed: int) -> Iterator[None]:
+    """Nothing that is not the run's decides: neither chance, nor when garbage is collected."""
+    before, hook = random.getstate(), sys.unraisablehook
+    random.seed(seed)
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        random.setstate(before)
+        # What was killed has not ended, and cannot now: that it says so is of no interest.
+        sys.unraisablehook = lambda _: None
+        gc.enable()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            while gc.collect():
+                pass  # the end of one lets go of others
+        sys.unraisablehook = hook
+
+
+@contextmanager
+def _logged(trace: Trace, outcome: Outcome) -> Iterator[None]:
+    """What the daemons log goes into the trace; what they call an error in themselves is a problem."""
+
+    def note(_logger: Any, level: str, event: MutableMapping[str, Any]) -> Any:
+        what, error = event.pop("event"), event.pop("exc_info", None)
+        loop = asyncio._get_running_loop()
+        who = loop.process_name if isinstance(loop, ProcessLoop) else "thread"
+        told = " ".join(f"{name}={value}" for name, value in event.items())
+        trace.note(who, f"{level}: {what} {told}{f' {error!r}' if error else ''}")
+        if error:
+            outcome.problems.append(f"{who} logged {what}: {error!r}")
+        raise structlog.DropEvent
+
+    before = structlog.get_config()
+    structlog.configure(
+        processors=[note], wrapper_class=structlog.make_filtering_bound_logger(20), cache_logger_on_first_use=False
+    )
+    try:
+        yield
+    finally:
+        structlog.configure(**before)
