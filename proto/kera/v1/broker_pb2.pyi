@@ -938,21 +938,27 @@ class ListGroupsResponse(_message.Message):
 
     GROUPS_FIELD_NUMBER: _builtins.int
     COMPLETE_FIELD_NUMBER: _builtins.int
+    END_GROUP_ID_FIELD_NUMBER: _builtins.int
     complete: _builtins.bool
-    """There are none behind these at this broker, so far."""
+    """There are none behind these in that interval, so far."""
+    end_group_id: _builtins.int
+    """From this one on groups are at another broker; 0: they come to this one, so far."""
     @_builtins.property
     def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupBounds]:
-        """In the order of their ids; of this broker's intervals only."""
+        """In the order of their ids; only of the interval that the first of them belongs to. What another broker has is
+        not passed over.
+        """
 
     def __init__(
         self,
         *,
         groups: _abc.Iterable[Global___GroupBounds] | None = ...,
         complete: _builtins.bool = ...,
+        end_group_id: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["complete", b"complete", "groups", b"groups"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["complete", b"complete", "end_group_id", b"end_group_id", "groups", b"groups"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -57,6 +57,8 @@ class Brokers:
         self.failures: dict[int, Exception] = {}
         self.settings = ClientSettings(retry_backoff_ms=1, retry_timeout_ms=20)
         self.forgotten = 0
+        self.end_group_id = 0
+        """From which on brokers say that groups are at another one."""
 
     async def stream(self, name: str) -> StreamDescription:
         if name != "s":
@@ -89,7 +91,9 @@ class Brokers:
                     future.set_result(Reply(brokers.bounds()))
                 else:
                     rest = [each for each in brokers.groups[broker_id] if each.group_id > request.after_group_id]
-                    answer = broker_pb2.ListGroupsResponse(groups=rest[:PAGE], complete=len(rest) <= PAGE)
+                    answer = broker_pb2.ListGroupsResponse(
+                        groups=rest[:PAGE], complete=len(rest) <= PAGE, end_group_id=brokers.end_group_id
+                    )
                     future.set_result(Reply(answer))
                 return future
 
@@ -115,6 +119,23 @@ async def test_groups_of_all_intervals_are_told_in_order() -> None:
     (seen,) = (await look(brokers, after=13)).seen
     assert (ids(seen), seen.after_group_id) == ([14, 20, 21], 13)
     assert [group.start.entry for group in await list_groups(brokers, "s", 0)] == [0] * 11  # type: ignore[arg-type]
+
+
+async def test_a_streamlet_that_has_moved_since_is_looked_for_anew() -> None:
+    brokers = Brokers((1, 3))
+    brokers.groups[3] = [group(1), group(2)]
+    brokers.end_group_id = 3
+    assert not await look(brokers)
+    assert brokers.forgotten == 1
+    moved = Brokers((1, 3), (3, 4))
+    moved.groups = {3: brokers.groups[3], 4: [group(3)]}
+    moved.end_group_id = 3
+    brokers.info, brokers.groups = moved.info, moved.groups
+    with pytest.raises(NotOwner):
+        await list_groups(brokers, "s", 0)  # type: ignore[arg-type]
+    moved.end_group_id = 0
+    (seen,) = (await look(moved)).seen
+    assert ids(seen) == [1, 2, 3]
 
 
 async def test_an_interval_with_nothing_left_is_passed_over() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from kera.broker.log.bounds import end_of, lag_bytes, lag_records, list_groups, oldest_us, ordinal_at
 from kera.broker.log.entry import Entry
+from kera.broker.log.intervals import interval_of
 from kera.broker.log.read_plan import entry_of, first_record, interval_at, resolve
 from kera.broker.log.streamlet import Streamlet
 from kera.broker.ownership.streams import Streams
@@ -73,17 +74,24 @@ class Descriptions:
         return response
 
     async def list_groups(self, call: Call[broker_pb2.ListGroupsRequest]) -> Reply[broker_pb2.ListGroupsResponse]:
-        """Groups of this broker's intervals with their durable bounds, in order."""
+        """Groups of one of this broker's intervals with their durable bounds, in order."""
         return Reply(await self._turns.run(self._groups(call.message), id(call.peer)))
 
     def _groups(self, request: broker_pb2.ListGroupsRequest) -> Generator[None, None, broker_pb2.ListGroupsResponse]:
         streamlet = self._streamlet(request)
+        interval = interval_of(streamlet.intervals, request.after_group_id + 1)
+        if interval is None:
+            return broker_pb2.ListGroupsResponse(complete=True, end_group_id=request.after_group_id + 1)
         groups, complete = yield from list_groups(
             streamlet, request.after_group_id, min(request.groups_max or GROUPS_MAX, GROUPS_MAX)
         )
         self._streamlet(request)  # it may have been dropped, and its groups with it: then they were not all
-        response = broker_pb2.ListGroupsResponse(complete=complete)
-        for group in groups:
+        # Who believes that all groups are here would pass over those that another broker has in between.
+        here = [group for group in groups if group.group_id < interval.end_group_id]
+        response = broker_pb2.ListGroupsResponse(
+            complete=complete or len(here) < len(groups), end_group_id=interval.end_group_id if interval.closed else 0
+        )
+        for group in here:
             row = response.groups.add(
                 group_id=group.group_id,
                 entry=group.entry,

@@ -10,13 +10,13 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from kera.client.cluster.asking import ask_broker
+from kera.client.cluster.asking import ask_broker, broker_failed
 from kera.client.cluster.cluster import Cluster
 from kera.client.cluster.intervals import merged_bounds
 from kera.client.cluster.retry import retrying
 from kera.client.tasks import Tasks
 from kera.client.types import EntryBounds, Interval, StreamDescription, fill_cursor, position_of
-from kera.core.errors import KeraError
+from kera.core.errors import KeraError, NotOwner
 from kera.core.ids import EARLIEST, EntryId
 from kera.core.rpc import api
 from kera.core.telemetry import get_logger
@@ -222,7 +222,10 @@ async def _list_interval(
     interval: Interval,
     last_id: int | None,
 ) -> bool:
-    """Add the groups of an interval up to `last_id`; whether it was told to its end."""
+    """Add the groups of an interval up to `last_id`; whether it was told to its end.
+
+    Raises `NotOwner` when the last interval that is known is not the last one any more.
+    """
     from_id = max(seen.through_group_id, interval.first_group_id - 1)
     while True:
         request = broker_pb2.ListGroupsRequest(
@@ -243,6 +246,13 @@ async def _list_interval(
             elif not group.closed:
                 return False  # nothing of it can be read yet; it may be lost yet, and its id be another group's
             from_id = seen.through_group_id = group.group_id
+        if last_id is None and answer.end_group_id:
+            moved = NotOwner(
+                f"groups of streamlet {seen.streamlet_id} from {answer.end_group_id} on are at another broker",
+                streamlet_id=seen.streamlet_id,
+                group_id=answer.end_group_id,
+            )
+            raise broker_failed(cluster, stream.name, moved)
         if answer.complete or not answer.groups or (last_id is not None and answer.groups[-1].group_id >= last_id):
             break
     if last_id is not None:
