@@ -58,6 +58,44 @@ class OpenInterface(Protocol):
         ...
 
 
+class Heartbeats(Protocol):
+    """Says that a member of a consumer group lives, beside the event loop, which its user's code may block."""
+
+    @property
+    def heard_s(self) -> float:
+        """When the last word was sent that was answered, on the boot-time clock."""
+        ...
+
+    def answered(self, sent_s: float) -> None:
+        """The coordinator has answered what was sent then, by other ways."""
+        ...
+
+    def start(self) -> None:
+        """Begin."""
+        ...
+
+    def stop(self) -> None:
+        """End; returns at once."""
+        ...
+
+
+class MakeHeartbeats(Protocol):
+    """Makes those of one member."""
+
+    def __call__(
+        self,
+        addresses: Sequence[str],
+        *,
+        consumer_group: str,
+        member_id: str,
+        interval_s: float,
+        busy_ms: Callable[[], int],
+        clock: Clock,
+    ) -> Heartbeats:
+        """To the coordinators at `addresses`; `busy_ms`: for how long the member has been in its user's code."""
+        ...
+
+
 def random_id() -> str:
     """An id that nobody else has."""
     return uuid.uuid4().hex
@@ -74,6 +112,8 @@ class Runtime:
     process_name: Callable[[], str] = process_name
     """See `kera.core.process.process_name`."""
     channel: OpenChannel = GrpcChannel
+    heartbeats: MakeHeartbeats | None = None
+    """None: from a thread, see `kera.client.consuming.keep_alive`."""
     random: Random = field(default_factory=Random)
     """For choices among equals."""
 

@@ -21,6 +21,7 @@ from kera.coordinator import __main__ as coordinator
 from kera.coordinator.settings import CoordinatorSettings
 from kera.core.runtime import Runtime
 from tests.simulation.engine.process import Machine
+from tests.simulation.wiring.heartbeats import LoopHeartbeats
 from tests.simulation.wiring.open_interface import FramedChannel, FramedServer
 
 COORDINATOR_PORT = 7400
@@ -39,6 +40,7 @@ def runtime_of(machine: Machine, random: Random) -> Runtime:
         node_id=lambda: machine.name,
         process_name=lambda: f"{machine.name}/1",
         channel=FramedChannel,
+        heartbeats=LoopHeartbeats,
         random=random,
     )
 

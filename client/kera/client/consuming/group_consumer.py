@@ -20,6 +20,7 @@ from kera.client.cluster.cluster import Cluster
 from kera.client.consuming.chunks import Chunks
 from kera.client.consuming.fetcher import Fetcher
 from kera.client.consuming.group_consumer_settings import GroupConsumerSettings
+from kera.client.consuming.keep_alive import KeepAlive
 from kera.client.consuming.lease import Lease
 from kera.client.consuming.leases import STEPS_MAX, Leases, LostGroup
 from kera.client.consuming.liveness import Liveness
@@ -83,6 +84,7 @@ class GroupConsumer:
             clock,
             consumer_group=consumer_group,
             member_id=self.member_id,
+            heartbeats=cluster.runtime.heartbeats or KeepAlive,
         )
         self._leases = Leases(
             consumer_group,

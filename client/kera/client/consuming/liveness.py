@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from kera.client.consuming.group_consumer_settings import GroupConsumerSettings
 from kera.client.consuming.keep_alive import KeepAlive
 from kera.core.clock import Clock
+from kera.core.runtime import MakeHeartbeats
 
 
 class Liveness:
-    """Of one member, with the thread that sends its heartbeats."""
+    """Of one member, with what sends its heartbeats: a thread, unless `heartbeats` makes something else."""
 
     def __init__(
         self,
@@ -25,10 +26,11 @@ class Liveness:
         *,
         consumer_group: str,
         member_id: str,
+        heartbeats: MakeHeartbeats = KeepAlive,
     ) -> None:
         self._settings = settings
         self._clock = clock
-        self._keep_alive = KeepAlive(
+        self._keep_alive = heartbeats(
             coordinators,
             consumer_group=consumer_group,
             member_id=member_id,
