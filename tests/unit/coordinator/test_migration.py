@@ -1,4 +1,5 @@
 import asyncio
+import gc
 
 import pytest
 
@@ -233,6 +234,28 @@ async def test_a_caller_that_gives_up_does_not_stop_a_move_halfway(two: Cluster)
     await two.coordinator.close()
 
     assert (owner(two), await moves(two)) == (2, [])
+
+
+async def test_what_becomes_of_a_move_whose_caller_is_gone_is_logged_and_no_unseen_exception(
+    two: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unseen: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unseen.append(context["message"]))
+    two.brokers.answering.clear()
+    two.brokers.asked.clear()
+    move = asyncio.create_task(two.coordinator.migration.move("orders", 0, 2))
+    await two.brokers.asked.wait()
+    move.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await move
+    two.brokers.failures[1] = Unavailable("nothing got to disk in time")
+    two.brokers.answering.set()
+    await two.coordinator.state.close()
+    del move
+    gc.collect()
+
+    assert unseen == []
+    assert "an operation whose caller is gone has failed" in capsys.readouterr().err
 
 
 def migration(cluster: Cluster, **limits: int) -> Migration:

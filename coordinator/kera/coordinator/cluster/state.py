@@ -229,7 +229,11 @@ class State:
         task = asyncio.create_task(operation)
         self._operations.add(task)
         task.add_done_callback(self._operations.discard)
-        return await asyncio.shield(task)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            task.add_done_callback(_ended_unseen)
+            raise
 
     async def close(self) -> None:
         """Let changes that have begun end, which takes bounded time."""
@@ -308,3 +312,12 @@ class State:
 async def all_of(calls: Iterable[Coroutine[Any, Any, None]]) -> list[BaseException | None]:
     """Wait for all calls; the error of each, or None."""
     return list(await asyncio.gather(*calls, return_exceptions=True))
+
+
+def _ended_unseen(task: asyncio.Task[Any]) -> None:
+    """Nobody waits for an operation any more: what has become of it is told here."""
+    error = None if task.cancelled() else task.exception()
+    if isinstance(error, KeraError):
+        log.warning("an operation whose caller is gone has failed", error=error.message)
+    elif error is not None:
+        log.error("an operation whose caller is gone has failed", exc_info=error)
