@@ -138,6 +138,7 @@ WALL_CLOCK = {
     "coordinator/kera/coordinator/recovery/records.py": "when recoveries began or were cancelled, as shown",
     "coordinator/kera/coordinator/operations/streams.py": "when a stream was created, as shown",
     "core/kera/core/clock.py": "the one behind the protocol",
+    "core/kera/core/monitoring/monitor.py": "what time it is here, for those who compare clocks",
     "demo/feeder.py": "compared with when Spark says that it was done",
     "demo/progress.py": "compared with what the feeder wrote; shown",
     "spark_connector/kera/spark_connector/reading/batch.py": "a start of now-5m is that long before now",

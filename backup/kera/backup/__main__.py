@@ -8,24 +8,23 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
-from prometheus_client import CollectorRegistry
-
 from kera.backup.engine import Engine
+from kera.backup.health import watch_disks, watch_registration
 from kera.backup.metrics import BackupCollector, RequestCounters
 from kera.backup.registration import BackupDirectory, BackupRegistration
 from kera.backup.service import BackupService
 from kera.backup.settings import BackupSettings
 from kera.core.clock import Clock
 from kera.core.daemon import run_daemon, run_from_environment
-from kera.core.loop_lag import LoopLag
+from kera.core.monitoring.monitor import Monitor
 from kera.core.process import descriptor_limit
-from kera.core.rpc.address import advertised_address, host_of, join_address, unix_socket_path
+from kera.core.rpc.address import advertised_address, host_of, unix_socket_path
 from kera.core.rpc.connections import connections_max, parts_of
 from kera.core.rpc.frame_server import FrameServer
 from kera.core.rpc.grpc_server import GrpcServer
 from kera.core.runtime import MACHINE, OpenInterface, Runtime
 from kera.core.settings import setting
-from kera.core.telemetry import get_logger, serve_metrics
+from kera.core.telemetry import get_logger
 from kera.v1 import common_pb2
 
 CONNECTION_WEIGHTS = {"frames": 3, "grpc": 1}
@@ -49,10 +48,14 @@ async def serve(
         data_dir = settings.data_dir.expanduser().absolute()
         with setting("advertised_address"):  # before anything is made
             advertised_address(settings.advertised_address, settings.host, settings.port or 1)
+        log_dirs = [each.expanduser().absolute() for each in settings.log_dirs]
+        monitor = stack.enter_context(Monitor("backup", [data_dir, *log_dirs], runtime=runtime))
+        metrics = monitor.serve(settings.host, settings.metrics_port)
         directory = BackupDirectory(data_dir, runtime.new_id)
         stack.callback(directory.close)
         # What ties it to the coordinator ends last: as long as it writes to its disks, it says that it is there.
         ties = await stack.enter_async_context(AsyncExitStack())
+        monitor.health.starting("it reads what is on its disks")
         engine = await Engine.start(settings, data_dir, directory.load(), runtime.clock)
         stack.push_async_callback(engine.close)
         counters = RequestCounters()
@@ -69,30 +72,22 @@ async def serve(
         unix_path = unix_socket_path(data_dir, "backup")
         await frames.listen_unix(unix_path)
         frames_port = await frames.listen_tcp(settings.host, settings.frames_port)
-        grpc_server = open_interface([service], bulk_bytes_max=settings.message_bytes_max, connections_max=room["grpc"])
+        grpc_server = open_interface(
+            [service, monitor.service()], bulk_bytes_max=settings.message_bytes_max, connections_max=room["grpc"]
+        )
         stack.push_async_callback(grpc_server.close)
         grpc_port = await grpc_server.listen(settings.host, settings.port)
-        with setting("advertised_address"):
-            grpc_address = advertised_address(settings.advertised_address, settings.host, grpc_port)
-        with setting("advertised_frames_address"):
-            frames_host = settings.advertised_frames_address or host_of(settings.advertised_address)
-            frames_address = advertised_address(frames_host, settings.host, frames_port)
         ready: dict[str, Any] = {
-            "grpc_address": grpc_address,
-            "frames_address": frames_address,
+            **_addresses(settings, grpc_port, frames_port),
             "frames_unix_path": str(unix_path),
+            **metrics,
         }
-        if settings.metrics_port is not None:
-            registry = CollectorRegistry()
-            registry.register(BackupCollector(counters, engine))
-            lag = LoopLag()
-            stack.callback(lag.close)
-            registry.register(lag)
-            metrics_port = serve_metrics(registry, settings.host, settings.metrics_port)
-            ready["metrics_address"] = join_address(settings.host, metrics_port)
+        monitor.add(BackupCollector(counters, engine))
+        watch_disks(monitor.health, engine)
 
         registration = BackupRegistration(settings.coordinator, directory, settings.backup_id, runtime=runtime)
         ties.push_async_callback(registration.close)
+        watch_registration(monitor.health, registration, runtime.clock)
         free = engine.free
         info = common_pb2.BackupInfo(
             node_id=runtime.node_id(),
@@ -112,9 +107,21 @@ async def serve(
         ready["backup_id"] = registration.backup_id
         tasks = await ties.enter_async_context(asyncio.TaskGroup())
         ties.callback(tasks.create_task(registration.keep_alive(lambda: engine.free)).cancel)
+        monitor.health.started()
         yield ready
+        monitor.health.stopping()
         if settings.handover_ms and not settings.ephemeral:
             await _hand_over(registration, engine, settings.handover_ms, runtime.clock)
+
+
+def _addresses(settings: BackupSettings, grpc_port: int, frames_port: int) -> dict[str, str]:
+    """Where others reach it."""
+    with setting("advertised_address"):
+        grpc_address = advertised_address(settings.advertised_address, settings.host, grpc_port)
+    with setting("advertised_frames_address"):
+        frames_host = settings.advertised_frames_address or host_of(settings.advertised_address)
+        frames_address = advertised_address(frames_host, settings.host, frames_port)
+    return {"grpc_address": grpc_address, "frames_address": frames_address}
 
 
 async def _hand_over(registration: BackupRegistration, engine: Engine, handover_ms: int, clock: Clock) -> None:

@@ -8,10 +8,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
-from prometheus_client import CollectorRegistry
-
 from kera.broker.counters import Counters, PushTotals
 from kera.broker.engine import LogEngine
+from kera.broker.health import watch_log, watch_registration
 from kera.broker.heartbeat import HeartbeatReport
 from kera.broker.metrics import BrokerCollector
 from kera.broker.ownership.coordinator_epoch import CoordinatorEpoch
@@ -25,15 +24,15 @@ from kera.broker.serving.service import BrokerService
 from kera.broker.settings import BrokerSettings
 from kera.core.daemon import run_daemon, run_from_environment
 from kera.core.errors import StaleEpoch
-from kera.core.loop_lag import LoopLag
+from kera.core.monitoring.monitor import Monitor
 from kera.core.process import descriptor_limit
-from kera.core.rpc.address import advertised_address, host_of, join_address, unix_socket_path
+from kera.core.rpc.address import advertised_address, host_of, unix_socket_path
 from kera.core.rpc.connections import connections_max, parts_of
 from kera.core.rpc.frame_server import FrameServer
 from kera.core.rpc.grpc_server import GrpcServer
 from kera.core.runtime import MACHINE, OpenInterface, Runtime
 from kera.core.settings import setting
-from kera.core.telemetry import get_logger, serve_metrics
+from kera.core.telemetry import get_logger
 from kera.v1 import common_pb2
 
 CONNECTION_WEIGHTS = {"frames": 2, "grpc": 1, "push": 1}
@@ -52,10 +51,13 @@ async def serve(
         data_dir = settings.data_dir.expanduser().absolute()
         with setting("advertised_address"):  # before anything is made
             advertised_address(settings.advertised_address, settings.host, settings.port or 1)
+        monitor = stack.enter_context(Monitor("broker", [data_dir], runtime=runtime))
+        metrics = monitor.serve(settings.host, settings.metrics_port)
         directory = BrokerDirectory(data_dir, runtime.new_id)
         stack.callback(directory.close)
         # What ties it to the coordinator ends last: as long as it writes to its disk, it says that it is there.
         ties = await stack.enter_async_context(AsyncExitStack())
+        monitor.health.starting("it reads what is on its disk and in its memory")
         engine = await LogEngine.start(settings, data_dir, runtime)
         stack.push_async_callback(engine.close)
         arena, counters, pushed = engine.arena, Counters(), PushTotals()
@@ -91,24 +93,20 @@ async def serve(
         stack.push_async_callback(push.close)
         push_path = unix_socket_path(data_dir, "push")
         push.bind(push_path)
-        grpc_server = open_interface([service], bulk_bytes_max=settings.message_bytes_max, connections_max=room["grpc"])
+        grpc_server = open_interface(
+            [service, monitor.service()], bulk_bytes_max=settings.message_bytes_max, connections_max=room["grpc"]
+        )
         stack.push_async_callback(grpc_server.close)
         grpc_port = await grpc_server.listen(settings.host, settings.port)
-        with setting("advertised_address"):
-            grpc_address = advertised_address(settings.advertised_address, settings.host, grpc_port)
-        with setting("advertised_frames_address"):
-            frames_host = settings.advertised_frames_address or host_of(settings.advertised_address)
-            frames_address = advertised_address(frames_host, settings.host, frames_port)
         ready: dict[str, Any] = {
-            "grpc_address": grpc_address,
-            "frames_address": frames_address,
+            **_addresses(settings, grpc_port, frames_port),
             "frames_unix_path": str(unix_path),
             "push_unix_path": str(push_path),
             "arena_path": str(arena.path),
+            **metrics,
         }
-        if settings.metrics_port is not None:
-            collector = BrokerCollector(counters, pushed, engine)
-            ready["metrics_address"] = _metrics_served(stack, settings.host, settings.metrics_port, collector)
+        monitor.add(BrokerCollector(counters, pushed, broker.latencies, engine))
+        watch_log(monitor.health, engine)
 
         registration = BrokerRegistration(
             settings.coordinator,
@@ -128,6 +126,7 @@ async def serve(
             runtime=runtime,
         )
         ties.push_async_callback(registration.close)
+        watch_registration(monitor.health, registration, broker.lease, runtime.clock)
         info = common_pb2.BrokerInfo(
             node_id=runtime.node_id(),
             grpc_address=ready["grpc_address"],
@@ -156,19 +155,21 @@ async def serve(
         tasks = await ties.enter_async_context(asyncio.TaskGroup())
         for told in (registration.keep_alive, engine.replicator.until_fenced):
             ties.callback(tasks.create_task(_until_replaced(told, broker)).cancel)
+        monitor.health.started()
         yield ready
+        monitor.health.stopping()
         if settings.handover_ms and not settings.ephemeral:
             await _hand_over(registration, broker, settings.handover_ms)
 
 
-def _metrics_served(stack: AsyncExitStack, host: str, port: int, collector: BrokerCollector) -> str:
-    """Serve metrics until `stack` ends; returns where."""
-    lag = LoopLag()
-    stack.callback(lag.close)
-    registry = CollectorRegistry()
-    registry.register(collector)
-    registry.register(lag)
-    return join_address(host, serve_metrics(registry, host, port))
+def _addresses(settings: BrokerSettings, grpc_port: int, frames_port: int) -> dict[str, str]:
+    """Where others reach it."""
+    with setting("advertised_address"):
+        grpc_address = advertised_address(settings.advertised_address, settings.host, grpc_port)
+    with setting("advertised_frames_address"):
+        frames_host = settings.advertised_frames_address or host_of(settings.advertised_address)
+        frames_address = advertised_address(frames_host, settings.host, frames_port)
+    return {"grpc_address": grpc_address, "frames_address": frames_address}
 
 
 async def _hand_over(registration: BrokerRegistration, broker: BrokerService, handover_ms: int) -> None:

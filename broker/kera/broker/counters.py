@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from kera.core.monitoring.histogram import LatencyHistogram
 from kera.v1 import push_pb2
 
 
@@ -21,6 +22,17 @@ class Counters:
     bytes_read: int = 0
     not_owner: int = 0
     writes_without_lease: int = 0
+
+
+@dataclass(slots=True)
+class Latencies:
+    """How long requests took, from when they were handled to their answers."""
+
+    appends: LatencyHistogram = field(default_factory=LatencyHistogram)
+    """Answered at once."""
+    appends_waited: LatencyHistogram = field(default_factory=LatencyHistogram)
+    reads: LatencyHistogram = field(default_factory=LatencyHistogram)
+    reads_waited: LatencyHistogram = field(default_factory=LatencyHistogram)
 
 
 @dataclass(slots=True)

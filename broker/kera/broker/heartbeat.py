@@ -75,8 +75,12 @@ class HeartbeatReport:
         for stream in self._streams:  # of which there may be ten thousand: messages are only made of what is told
             for streamlet in stream.streamlets.values():
                 if streamlet.bytes_appended or streamlet.bytes_read:
-                    total_bytes += streamlet.bytes_appended
-                    loads.append(_load_of(streamlet))
+                    load = _load_of(streamlet)
+                    loads.append(load)
+                    total_bytes += load[2]
+                    stream.bytes_appended += load[2]
+                    stream.records_appended += load[3]
+                    stream.bytes_read += load[4]
                 if len(streamlet.intervals) > 1 or not streamlet.owned:
                     moved.append(streamlet)
         self._add_empty(request, moved)

@@ -4,11 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from kera.broker.counters import Counters, PushTotals
+from kera.broker.counters import Counters, Latencies, PushTotals
 from kera.broker.engine import LogEngine
+from kera.broker.log.bounds import lag_records
+from kera.broker.ownership.stream import Stream
+from kera.core.errors import KeraError
+from kera.core.monitoring.sources import Steps
+
+STREAMS_MAX = 2000
+"""Streams with series of their own: the first ones by name. How many are left out is a metric, too."""
+VIRTUAL_LOGS_MAX = 4000
+CONSUMER_GROUPS_MAX = 2000
+"""Pairs of a consumer group and a stream."""
+ENTRIES_MAX = 20_000
+"""Looked at for the lag of consumer groups."""
 
 _HELP = {
     "write_requests": "multiWriteChunks requests",
@@ -79,19 +90,52 @@ _FOUND_HELP = {
 }
 
 
-class BrokerCollector(Collector):
+class BrokerCollector:
     """Counters and gauges of one broker."""
 
-    def __init__(self, counters: Counters, pushed: PushTotals, engine: LogEngine) -> None:
+    def __init__(
+        self,
+        counters: Counters,
+        pushed: PushTotals,
+        latencies: Latencies,
+        engine: LogEngine,
+        *,
+        streams_max: int = STREAMS_MAX,
+        virtual_logs_max: int = VIRTUAL_LOGS_MAX,
+        consumer_groups_max: int = CONSUMER_GROUPS_MAX,
+        entries_max: int = ENTRIES_MAX,
+    ) -> None:
         self._counters = counters
         self._pushed = pushed
+        self._latencies = latencies
         self._engine = engine
+        self._streams_max = streams_max
+        self._virtual_logs_max = virtual_logs_max
+        self._consumer_groups_max = consumer_groups_max
+        self._entries_max = entries_max
 
-    def collect(self) -> Iterator[Metric]:
-        """See `Collector`."""
+    def steps(self, *, everything: bool) -> Steps:
+        """See `Source`."""
+        families = list(self._totals())
+        yield
+        families += self._replication()
+        yield
+        families += yield from self._over_streams()
+        if everything:
+            # By name: a stream that is shown is shown again, unless one before it comes.
+            streams = sorted(self._engine.streams, key=lambda stream: stream.name)
+            shown = streams[: self._streams_max]
+            yield
+            families += yield from self._of_streams(shown, len(streams))
+            families += yield from self._of_virtual_logs(shown)
+            families += yield from self._of_consumer_groups(shown)
+        return families
+
+    def _totals(self) -> Iterator[Metric]:
         for name, text in _HELP.items():
             yield CounterMetricFamily(f"kera_broker_{name}", text, value=getattr(self._counters, name))
         yield from self._push()
+        yield from self._latency()
         engine = self._engine
         arena, memory, found = engine.arena, engine.memory, engine.restart.found
         yield GaugeMetricFamily("kera_broker_arena_slots", "segments that fit into memory", value=arena.slot_count)
@@ -111,7 +155,6 @@ class BrokerCollector(Collector):
             "bytes of them when the broker started",
             value=sum(held.bytes for held in engine.streams.unknown.values()),
         )
-        yield self._streamlets()
         states = GaugeMetricFamily("kera_broker_segments", "segments in memory, by state", labels=["state"])
         for state, count in memory.segments_by_state().items():
             states.add_metric([state], count)
@@ -120,10 +163,29 @@ class BrokerCollector(Collector):
             yield CounterMetricFamily(f"kera_broker_{name}", text, value=getattr(memory.totals, name))
         for name, text in _FOUND_HELP.items():
             yield GaugeMetricFamily(f"kera_broker_start_{name}", text, value=getattr(found, name))
-        yield from self._replication()
         yield from self._recovery()
         failing = memory.disk.error is not None
         yield GaugeMetricFamily("kera_broker_disk_failing", "1 while the disk takes no data", value=int(failing))
+
+    def _latency(self) -> Iterator[Metric]:
+        appends = HistogramMetricFamily(
+            "kera_broker_append_seconds",
+            "from when a request to write is handled to when it is answered, by when that was: at once, or later, when"
+            " it had waited for backups, for the disk or for room",
+            labels=["answered"],
+        )
+        reads = HistogramMetricFamily(
+            "kera_broker_fetch_seconds",
+            "the same of requests to read; later: when it had waited for chunks to come or to be loaded, or for others",
+            labels=["answered"],
+        )
+        for family, at_once, later in (
+            (appends, self._latencies.appends, self._latencies.appends_waited),
+            (reads, self._latencies.reads, self._latencies.reads_waited),
+        ):
+            at_once.add_to(family, ["at_once"])
+            later.add_to(family, ["later"])
+            yield family
 
     def _push(self) -> Iterator[Metric]:
         pushed = self._pushed
@@ -135,20 +197,6 @@ class BrokerCollector(Collector):
         for reason, count in pushed.ends.items():
             ends.add_metric([reason], count)
         yield ends
-
-    def _streamlets(self) -> Metric:
-        counts = {"owned": 0, "sealed": 0, "held": 0}
-        for stream in self._engine.streams:
-            for streamlet in stream.streamlets.values():
-                counts["sealed" if streamlet.sealed else "owned" if streamlet.owned else "held"] += 1
-        family = GaugeMetricFamily(
-            "kera_broker_streamlets",
-            "streamlets here: owned, sealed to be moved, and those of which there are older groups only",
-            labels=["state"],
-        )
-        for state, count in counts.items():
-            family.add_metric([state], count)
-        return family
 
     def _recovery(self) -> Iterator[Metric]:
         totals = self._engine.takeovers.totals
@@ -182,15 +230,105 @@ class BrokerCollector(Collector):
             "pieces of segments that no virtual segment covers yet",
             value=len(replication.backlog.extents),
         )
-        labels = ["stream_id", "virtual_log"]
-        lag_bytes = GaugeMetricFamily(
-            "kera_broker_replication_lag_bytes", "bytes that backups do not have", labels=labels
+
+    def _over_streams(self) -> Steps:
+        """What is added up over all streams."""
+        counts = {"owned": 0, "sealed": 0, "held": 0}
+        lag_bytes = in_flight = lag_ms = 0
+        now_ms = self._engine.replication.logs.now_ms
+        for stream in list(self._engine.streams):
+            for streamlet in stream.streamlets.values():
+                counts["sealed" if streamlet.sealed else "owned" if streamlet.owned else "held"] += 1
+            for log in stream.logs.all() if stream.logs is not None else ():
+                if log.lag_bytes or not log.settled:
+                    lag_bytes += log.lag_bytes
+                    in_flight += log.in_flight
+                    lag_ms = max(lag_ms, log.lag_ms(now_ms))
+            yield
+        family = GaugeMetricFamily(
+            "kera_broker_streamlets",
+            "streamlets here: owned, sealed to be moved, and those of which there are older groups only",
+            labels=["state"],
         )
-        lag_ms = GaugeMetricFamily("kera_broker_replication_lag_ms", "age of the oldest of them", labels=labels)
-        in_flight = GaugeMetricFamily("kera_broker_replication_in_flight", "batches under way", labels=labels)
-        for lag in replication.logs.lag():
-            of = [str(lag.stream_id), str(lag.log_id)]
-            lag_bytes.add_metric(of, lag.lag_bytes)
-            lag_ms.add_metric(of, lag.lag_ms)
-            in_flight.add_metric(of, lag.in_flight)
-        yield from (lag_bytes, lag_ms, in_flight)
+        for state, count in counts.items():
+            family.add_metric([state], count)
+        return [
+            family,
+            GaugeMetricFamily("kera_broker_replication_lag_bytes", "bytes that backups do not have", value=lag_bytes),
+            GaugeMetricFamily("kera_broker_replication_lag_ms", "age of the oldest of them", value=lag_ms),
+            GaugeMetricFamily("kera_broker_replication_in_flight", "batches under way", value=in_flight),
+        ]
+
+    def _of_streams(self, streams: list[Stream], count: int) -> Steps:
+        labels = ["stream"]
+        appended = CounterMetricFamily(
+            "kera_broker_stream_bytes_appended", "bytes appended, as of the last heartbeat", labels=labels
+        )
+        records = CounterMetricFamily(
+            "kera_broker_stream_records_appended", "records appended, likewise", labels=labels
+        )
+        read = CounterMetricFamily("kera_broker_stream_bytes_read", "bytes read, likewise", labels=labels)
+        streamlets = GaugeMetricFamily("kera_broker_stream_streamlets", "streamlets owned here", labels=labels)
+        for stream in streams:
+            name = [stream.name]
+            appended.add_metric(name, stream.bytes_appended)
+            records.add_metric(name, stream.records_appended)
+            read.add_metric(name, stream.bytes_read)
+            streamlets.add_metric(name, sum(each.owned for each in stream.streamlets.values()))
+            yield
+        left_out = _left_out("streams", count - len(streams))
+        return [appended, records, read, streamlets, left_out]
+
+    def _of_virtual_logs(self, streams: list[Stream]) -> Steps:
+        labels = ["stream", "virtual_log"]
+        lag_bytes = GaugeMetricFamily("kera_broker_virtual_log_lag_bytes", "bytes that backups lack", labels=labels)
+        lag_ms = GaugeMetricFamily("kera_broker_virtual_log_lag_ms", "age of the oldest of them", labels=labels)
+        in_flight = GaugeMetricFamily("kera_broker_virtual_log_in_flight", "batches under way", labels=labels)
+        now_ms, room, left_out = self._engine.replication.logs.now_ms, self._virtual_logs_max, 0
+        for stream in streams:
+            logs = stream.logs.all() if stream.logs is not None else []
+            for log in logs[:room]:
+                of = [stream.name, str(log.log_id)]
+                lag_bytes.add_metric(of, log.lag_bytes)
+                lag_ms.add_metric(of, log.lag_ms(now_ms))
+                in_flight.add_metric(of, log.in_flight)
+            shown = min(len(logs), room)
+            room -= shown
+            left_out += len(logs) - shown
+            yield
+        return [lag_bytes, lag_ms, in_flight, _left_out("virtual_logs", left_out, "of the streams that are shown")]
+
+    def _of_consumer_groups(self, streams: list[Stream]) -> Steps:
+        lags: dict[tuple[str, str], int] = {}
+        looked = left_out = 0
+        for stream in streams:
+            for streamlet in list(stream.streamlets.values()):
+                if looked >= self._entries_max:
+                    left_out += 1
+                    continue
+                for entry in list(streamlet.entries.made):
+                    looked += 1
+                    for name, position in list(entry.committed.items()):
+                        key = name, stream.name
+                        if key not in lags and len(lags) >= self._consumer_groups_max:
+                            left_out += 1
+                            continue
+                        try:
+                            records = lag_records(streamlet, entry, position)
+                        except KeraError:  # what was committed is there no more
+                            continue
+                        lags[key] = lags.get(key, 0) + records
+                        yield  # one may walk through a thousand segments
+            yield
+        family = GaugeMetricFamily(
+            "kera_broker_consumer_group_lag_records",
+            "records here that a consumer group has not committed, of entries in which it has committed a cursor",
+            labels=["consumer_group", "stream"],
+        )
+        for key, count in lags.items():
+            family.add_metric([*key], count)
+        return [family, _left_out("consumer_group_lags", left_out, "cursors, or streamlets that were not looked at")]
+
+
+def _left_out(what: str, count: int, of: str = "in /metrics/all, as there are too many") -> Metric:
+    return GaugeMetricFamily(f"kera_broker_{what}_left_out", f"{what.replace('_', ' ')} not shown: {of}", value=count)

@@ -16,6 +16,7 @@ from typing import Any
 from kera.coordinator.cluster.backup_calls import GrpcBackupCalls
 from kera.coordinator.cluster.broker_calls import GrpcBrokerCalls
 from kera.coordinator.coordinator import Coordinator
+from kera.coordinator.health import watch_leadership
 from kera.coordinator.metrics import CoordinatorMetrics
 from kera.coordinator.service import coordinator_service
 from kera.coordinator.settings import CoordinatorSettings
@@ -24,7 +25,7 @@ from kera.coordinator.store.lmdb_store import LmdbStore
 from kera.coordinator.store.metadata import MetadataStore
 from kera.coordinator.store.metadata_copy import MetadataCopy, put_back
 from kera.core.daemon import run_daemon, run_from_environment
-from kera.core.loop_lag import LoopLag
+from kera.core.monitoring.monitor import Monitor
 from kera.core.process import descriptor_limit
 from kera.core.rpc import Service, api
 from kera.core.rpc.address import is_everywhere, join_address, split_address
@@ -32,7 +33,6 @@ from kera.core.rpc.connections import connections_max
 from kera.core.rpc.grpc_server import GrpcServer
 from kera.core.runtime import MACHINE, OpenInterface, Runtime
 from kera.core.settings import InvalidSettings, setting
-from kera.core.telemetry import CollectorRegistry, serve_metrics
 
 CONNECTION_CALLS_MAX = 8
 """Calls of one connection under way at once: what others wait for while it sends as many as it can."""
@@ -66,28 +66,32 @@ async def serve(
         )
     connections = connections_max(settings.connections_max, descriptor_limit())
     async with AsyncExitStack() as stack:
+        monitor = stack.enter_context(
+            Monitor(
+                "coordinator",
+                [] if settings.zookeeper else [settings.data_dir.expanduser().absolute()],
+                runtime=runtime,
+            )
+        )
+        ready: dict[str, Any] = dict(monitor.serve(settings.host, settings.metrics_port))
+        monitor.health.starting("it opens the store of the metadata")
         store, election_of = await (open_store or _store)(settings, stack)
-        registry = CollectorRegistry()
-        metrics = CoordinatorMetrics(registry)
+        metrics = CoordinatorMetrics(monitor.registry)
+        monitor.add(metrics)
         leadership = Leadership(
             lambda store, epoch: _office(settings, runtime, metrics, store, epoch),
             now=runtime.clock.boottime_s,
             wall_us=runtime.clock.now_us,
         )
         server = open_interface(
-            [leadership.service(METHODS, metrics.observe)],
+            [leadership.service(METHODS, metrics.observe), monitor.service()],
             connections_max=connections,
             connection_calls_max=CONNECTION_CALLS_MAX,
         )
         stack.push_async_callback(server.close)
         port = await server.listen(settings.host, settings.port)
-        ready: dict[str, Any] = {"grpc_address": f"{settings.host}:{port}"}
-        if settings.metrics_port is not None:
-            lag = LoopLag()
-            stack.callback(lag.close)
-            registry.register(lag)
-            metrics_port = serve_metrics(registry, settings.host, settings.metrics_port)
-            ready["metrics_address"] = f"{settings.host}:{metrics_port}"
+        ready = {"grpc_address": join_address(settings.host, port), **ready}
+        watch_leadership(monitor.health, leadership, metrics.catching_up)
         # One that is alone sends nobody anywhere; where it listens everywhere, its name says more than 0.0.0.0.
         host = socket.gethostname() if is_everywhere(settings.host) else settings.host
         address = settings.advertised_address or join_address(host, port)
@@ -96,7 +100,9 @@ async def serve(
         stack.callback(running.cancel)
         if not settings.zookeeper:
             await leadership.until_first_term()
+        monitor.health.started()
         yield ready
+        monitor.health.stopping()
 
 
 async def _store(

@@ -6,11 +6,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.metrics_core import GaugeMetricFamily
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from kera.coordinator.consumer_groups.registry import ConsumerGroupRegistry
 from kera.coordinator.coordinator import Coordinator
 from kera.coordinator.recovery.decide import word
+from kera.core.monitoring.sources import Steps
 from kera.v1 import coordinator_pb2
 
 CONSUMER_GROUPS_MAX = 1000
@@ -27,7 +29,7 @@ class CoordinatorMetrics:
 
     def __init__(self, registry: CollectorRegistry, *, consumer_groups_max: int = CONSUMER_GROUPS_MAX) -> None:
         self._leading: Coordinator | None = None
-        registry.register(_OfConsumerGroups(lambda: self._leading, consumer_groups_max))
+        self._consumer_groups_max = consumer_groups_max
         registry.register(_OfRecoveries(lambda: self._leading))
 
         def of_leader(look: Callable[[Coordinator], float]) -> Callable[[], float]:
@@ -86,6 +88,26 @@ class CoordinatorMetrics:
         leading = Gauge("kera_coordinator_leading", "1 for the coordinator that leads, else 0.", registry=registry)
         leading.set_function(of_leader(lambda _: 1.0))
 
+    def steps(self, *, everything: bool) -> Steps:
+        """See `Source`. What is counted as it happens, the registry has."""
+        leader = self._leading
+        consumer_groups = leader.consumer_groups.registry if leader is not None else None
+        families: list[Metric] = [
+            GaugeMetricFamily(
+                "kera_coordinator_consumer_groups",
+                "Consumer groups that exist.",
+                value=len(consumer_groups) if consumer_groups is not None else 0,
+            )
+        ]
+        yield
+        if everything and consumer_groups is not None:
+            families += _of_consumer_groups(consumer_groups, self._consumer_groups_max)
+        return families
+
+    def catching_up(self) -> str:
+        """For what the metadata of one that leads wait; empty if for nothing."""
+        return self._leading.state.catching_up if self._leading is not None else ""
+
     @contextmanager
     def leading(self, coordinator: Coordinator) -> Iterator[None]:
         """While it leads, its state is what is shown."""
@@ -115,31 +137,25 @@ def _members_restarting(leader: Coordinator) -> int:
     return sum(one.restarting for one in brokers) + sum(one.restarting for one in backups)
 
 
-class _OfConsumerGroups(Collector):
-    """Looks at the consumer groups when metrics are asked for."""
-
-    def __init__(self, leading: Callable[[], Coordinator | None], groups_max: int) -> None:
-        self._leading = leading
-        self._groups_max = groups_max
-
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        """The families, with a series for each consumer group up to the limit."""
-        leader = self._leading()
-        consumer_groups = leader.consumer_groups.registry if leader is not None else None
-        count = GaugeMetricFamily("kera_coordinator_consumer_groups", "Consumer groups that exist.")
-        count.add_metric([], len(consumer_groups) if consumer_groups is not None else 0)
-        consumers = GaugeMetricFamily(
-            "kera_coordinator_consumer_group_members", "Consumers that take part.", labels=("consumer_group",)
-        )
-        held = GaugeMetricFamily(
-            "kera_coordinator_consumer_group_leases",
-            "Groups of segments that consumers read now.",
-            labels=("consumer_group",),
-        )
-        for name, members, groups in consumer_groups.holdings(self._groups_max) if consumer_groups is not None else ():
-            consumers.add_metric([name], members)
-            held.add_metric([name], groups)
-        yield from (count, consumers, held)
+def _of_consumer_groups(consumer_groups: ConsumerGroupRegistry, groups_max: int) -> list[Metric]:
+    """A series for each consumer group, up to the limit."""
+    consumers = GaugeMetricFamily(
+        "kera_coordinator_consumer_group_members", "Consumers that take part.", labels=("consumer_group",)
+    )
+    held = GaugeMetricFamily(
+        "kera_coordinator_consumer_group_leases",
+        "Groups of segments that consumers read now.",
+        labels=("consumer_group",),
+    )
+    for name, members, groups in consumer_groups.holdings(groups_max):
+        consumers.add_metric([name], members)
+        held.add_metric([name], groups)
+    left_out = GaugeMetricFamily(
+        "kera_coordinator_consumer_groups_left_out",
+        "Consumer groups without series of their own, as there are too many.",
+        value=max(0, len(consumer_groups) - groups_max),
+    )
+    return [consumers, held, left_out]
 
 
 class _OfRecoveries(Collector):

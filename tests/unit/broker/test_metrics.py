@@ -3,9 +3,8 @@ from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any
 
-from prometheus_client import CollectorRegistry, generate_latest
-
 from kera.broker.counters import Counters, PushTotals
+from kera.broker.heartbeat import HeartbeatReport
 from kera.broker.metrics import (
     _FOUND_HELP,
     _HELP,
@@ -20,10 +19,13 @@ from kera.broker.recovery.progress import RecoveryTotals
 from kera.broker.replication.virtual_segment import ReplicationTotals
 from kera.broker.storage.index_repair import StartFindings
 from kera.broker.storage.jobs import RETRY_MS, DiskTotals
-from tests.unit.broker.support import BROKER_ID, Broker, Engine, chunk, stream_info
+from kera.core.rpc import Call, api
+from kera.v1 import coordinator_pb2
+from tests.metrics import values
+from tests.unit.broker.support import BROKER_ID, STREAM_ID, Broker, Engine, chunk, read_range, stream_info
 
 
-def metrics(broker: Broker) -> dict[str, float]:
+def metrics(broker: Broker, *, everything: bool = False, **limits: int) -> dict[str, float]:
     engine: Any = SimpleNamespace(
         arena=broker.arena,
         memory=broker.engine.memory,
@@ -32,10 +34,10 @@ def metrics(broker: Broker) -> dict[str, float]:
         streams=broker.streams,
         takeovers=SimpleNamespace(totals=RecoveryTotals(segments_to_come=3)),
     )
-    registry = CollectorRegistry()
-    registry.register(BrokerCollector(broker.counters, broker.pushed, engine))
-    lines = generate_latest(registry).decode().splitlines()
-    return {name: float(value) for name, value in (line.split() for line in lines if not line.startswith("#"))}
+    return values(
+        BrokerCollector(broker.counters, broker.pushed, broker.broker.latencies, engine, **limits),
+        everything=everything,
+    )
 
 
 def test_every_counter_is_explained_and_none_else() -> None:
@@ -60,7 +62,8 @@ async def test_metrics_tell_of_now(engine: Engine) -> None:
     after = metrics(broker)
 
     assert after["kera_broker_recovery_segments_to_come"] == 3
-    assert changes(before, after) == {
+    told = {name: by for name, by in changes(before, after).items() if "_seconds_" not in name}
+    assert told == {
         "kera_broker_write_requests_total": 1,
         "kera_broker_chunks_appended_total": 1,
         "kera_broker_records_appended_total": 5,
@@ -101,3 +104,73 @@ async def test_metrics_tell_what_the_start_has_found(engine: Engine) -> None:
     engine.restart.found.torn_bytes = 17
 
     assert metrics(broker)["kera_broker_start_torn_bytes"] == 17
+
+
+async def test_requests_are_counted_by_how_long_they_took(engine: Engine) -> None:
+    broker = Broker(engine, stream_info())
+    broker.append(chunk(1, 0))
+    broker.append(chunk(1, 1))
+    request = api.MULTI_READ_CHUNKS.request(ranges=[read_range()])
+    broker.service[api.MULTI_READ_CHUNKS](Call(request, memoryview(b""), broker.peer))
+    found = metrics(broker)
+
+    assert found['kera_broker_append_seconds_count{answered="at_once"}'] == 2
+    assert found['kera_broker_append_seconds_bucket{answered="at_once",le="+Inf"}'] == 2
+    assert found['kera_broker_append_seconds_sum{answered="at_once"}'] > 0
+    assert found['kera_broker_append_seconds_count{answered="later"}'] == 0
+    assert found['kera_broker_fetch_seconds_count{answered="at_once"}'] == 1
+
+
+async def test_streams_have_series_of_their_own_where_everything_is_asked_for(engine: Engine) -> None:
+    broker = Broker(engine, stream_info(), stream_info(STREAM_ID + 1))
+    first, second = (stream.name for stream in broker.streams)
+    broker.append(chunk(1, 0, record_count=5), chunk(1, 1, record_count=5))
+    HeartbeatReport(broker.streams).fill(coordinator_pb2.HeartbeatRequest())
+    found = metrics(broker, everything=True)
+
+    assert not any("stream=" in name for name in metrics(broker))
+    assert found[f'kera_broker_stream_records_appended_total{{stream="{first}"}}'] == 10
+    assert found[f'kera_broker_stream_records_appended_total{{stream="{second}"}}'] == 0
+    assert found[f'kera_broker_stream_bytes_appended_total{{stream="{first}"}}'] == 2048
+    assert found["kera_broker_streams_left_out"] == 0
+
+
+async def test_what_a_heartbeat_has_told_is_added_up(engine: Engine) -> None:
+    broker = Broker(engine, stream_info())
+    (stream,) = broker.streams
+    for sequence in range(3):
+        broker.append(chunk(1, sequence, record_count=2))
+        HeartbeatReport(broker.streams).fill(coordinator_pb2.HeartbeatRequest())
+
+    assert metrics(broker, everything=True)[f'kera_broker_stream_records_appended_total{{stream="{stream.name}"}}'] == 6
+
+
+async def test_series_are_bounded_and_what_is_left_out_is_told(engine: Engine) -> None:
+    infos = [stream_info(number) for number in range(1, 6)]
+    for info in infos:
+        info.name = f"stream-{info.stream_id}"
+    broker = Broker(engine, *infos)
+    found = metrics(broker, everything=True, streams_max=2)
+
+    assert found["kera_broker_streams"] == 5
+    assert found["kera_broker_streams_left_out"] == 3
+    assert sorted(name for name in found if name.startswith("kera_broker_stream_streamlets")) == [
+        'kera_broker_stream_streamlets{stream="stream-1"}',
+        'kera_broker_stream_streamlets{stream="stream-2"}',
+    ]
+
+
+async def test_consumer_groups_have_their_lag_where_they_have_committed(engine: Engine) -> None:
+    broker = Broker(engine, stream_info())
+    (stream,) = broker.streams
+    broker.append(*(chunk(1, sequence, record_count=4) for sequence in range(3)))
+    entry = stream.streamlets[0].entries.made[0]
+    for name, chunks in (("slow", 1), ("done", 3)):
+        entry.committed[name] = entry.end._replace(offset=chunks * entry.end.offset // 3)
+    found = metrics(broker, everything=True)
+
+    assert found[f'kera_broker_consumer_group_lag_records{{consumer_group="slow",stream="{stream.name}"}}'] == 8
+    assert found[f'kera_broker_consumer_group_lag_records{{consumer_group="done",stream="{stream.name}"}}'] == 0
+    bounded = metrics(broker, everything=True, consumer_groups_max=1)
+    assert sum(name.startswith("kera_broker_consumer_group_lag_records") for name in bounded) == 1
+    assert bounded["kera_broker_consumer_group_lags_left_out"] == 1

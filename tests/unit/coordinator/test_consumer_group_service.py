@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry
 
 from kera.coordinator.consumer_groups.registry import CONSUMER_GROUPS, NAME_CHARS_MAX
 from kera.coordinator.consumer_groups.service import PAUSE_S_MIN, TICK_S, ConsumerGroups
@@ -16,6 +16,7 @@ from kera.coordinator.store.metadata import MetadataStoreFull
 from kera.core.errors import InvalidArgument, UnknownStream
 from kera.v1 import common_pb2, coordinator_pb2
 from kera.v1 import consumer_group_pb2 as messages
+from tests.metrics import shown
 from tests.unit.coordinator.fake_cluster import Cluster
 
 TIMEOUT_S = 20.0
@@ -365,11 +366,8 @@ async def test_those_who_are_not_known_are_told(service: Service) -> None:
 
 
 async def test_metrics_have_consumers_and_what_they_hold(service: Service) -> None:
-    registry = CollectorRegistry()
-    made = CoordinatorMetrics(registry)
-    assert "kera_coordinator_consumer_groups 0.0" in generate_latest(registry).decode(), (
-        "a coordinator that does not lead"
-    )
+    made = CoordinatorMetrics(CollectorRegistry())
+    assert "kera_coordinator_consumer_groups 0.0" in shown(made), "a coordinator that does not lead"
     consumer_groups = service.cluster.coordinator.consumer_groups
     await service.consumer_groups.close()
     service.consumer_groups = consumer_groups
@@ -377,14 +375,18 @@ async def test_metrics_have_consumers_and_what_they_hold(service: Service) -> No
     await service.round("b")
     await service.round("c", consumer_group="other")
     with made.leading(service.cluster.coordinator):
-        text = generate_latest(registry).decode()
+        text, totals = shown(made), shown(made, everything=False)
+    assert "kera_coordinator_consumer_groups 2.0" in totals
+    assert "consumer_group=" not in totals
     assert "kera_coordinator_consumer_groups 2.0" in text
     assert 'kera_coordinator_consumer_group_members{consumer_group="app"} 2.0' in text
     assert 'kera_coordinator_consumer_group_leases{consumer_group="app"} 2.0' in text
     assert 'kera_coordinator_consumer_group_leases{consumer_group="other"} 0.0' in text
-    fewer = CollectorRegistry()
-    with CoordinatorMetrics(fewer, consumer_groups_max=1).leading(service.cluster.coordinator):
-        text = generate_latest(fewer).decode()
+    assert "kera_coordinator_consumer_groups_left_out 0.0" in text
+    fewer = CoordinatorMetrics(CollectorRegistry(), consumer_groups_max=1)
+    with fewer.leading(service.cluster.coordinator):
+        text = shown(fewer)
+    assert "kera_coordinator_consumer_groups_left_out 1.0" in text
     assert "kera_coordinator_consumer_groups 2.0" in text
     assert '{consumer_group="other"}' not in text
 

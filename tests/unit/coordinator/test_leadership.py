@@ -30,6 +30,7 @@ LEASE_S = 0.1
 
 
 class FakeElection:
+    problem = ""
     alone = False
 
     def __init__(self) -> None:

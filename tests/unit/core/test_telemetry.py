@@ -1,103 +1,13 @@
-"""Logs are lines on standard error; metrics are served over HTTP."""
+"""Logs are lines on standard error."""
 
-import contextlib
 import json
-import socket
 import subprocess
 import sys
-import threading
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterator
-from functools import partial
-from typing import Any
-from wsgiref.simple_server import WSGIServer
 
-import prometheus_client
 import pytest
-from prometheus_client import CollectorRegistry, Counter
 
-from kera.core.errors import PortTaken, StartError
-from kera.core.native import native
-from kera.core.telemetry import configure_logging, serve_metrics
-
-ServeMetrics = Callable[..., int]
-
-
-@pytest.fixture
-def serve() -> Iterator[ServeMetrics]:
-    """A daemon serves metrics until it ends; here the servers end with the test."""
-    started: list[tuple[WSGIServer, threading.Thread]] = []
-
-    def start(*arguments: Any, **options: Any) -> tuple[WSGIServer, threading.Thread]:
-        started.append(prometheus_client.start_http_server(*arguments, **options))
-        return started[-1]
-
-    yield partial(serve_metrics, start=start)
-    for server, thread in started:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-
-@pytest.fixture
-def registry() -> CollectorRegistry:
-    registry = CollectorRegistry()
-    Counter("chunks_appended", "Chunks.", registry=registry).inc(3)
-    return registry
-
-
-def get(port: int) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as response:
-        return str(response.read().decode())
-
-
-def test_metrics_are_served_on_any_free_port(serve: ServeMetrics, registry: CollectorRegistry) -> None:
-    port = serve(registry, "127.0.0.1", 0)
-
-    assert port > 0
-    assert "chunks_appended_total 3.0\n" in get(port)
-
-
-def test_metrics_say_whether_the_native_core_runs(serve: ServeMetrics, registry: CollectorRegistry) -> None:
-    assert f"\nkera_native {float(native is not None)}\n" in get(serve(registry, "127.0.0.1", 0))
-
-
-def test_who_connects_and_says_nothing_is_sent_away_and_makes_room(
-    serve: ServeMetrics, registry: CollectorRegistry
-) -> None:
-    port = serve(registry, "127.0.0.1", 0, request_s=0.2, requests_max=2)
-    with contextlib.ExitStack() as stack:
-        silent = [stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20)) for _ in range(3)]
-        for each in reversed(silent):
-            assert each.recv(1) == b"", "it is closed: the last one at once, the others in time"
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as response:
-            assert response.status == 200
-
-
-def test_metrics_are_served_on_the_port_asked_for(registry: CollectorRegistry) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-
-    assert serve_metrics(registry, "127.0.0.1", port) == port
-    assert "chunks_appended_total" in get(port)
-
-
-def test_two_registries_of_one_process_do_not_mix(serve: ServeMetrics, registry: CollectorRegistry) -> None:
-    first, second = (serve(each, "127.0.0.1", 0) for each in (registry, CollectorRegistry()))
-
-    assert "chunks_appended_total" in get(first)
-    assert "chunks_appended_total" not in get(second)
-
-
-def test_a_port_that_is_taken_is_named(serve: ServeMetrics, registry: CollectorRegistry) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1]
-
-        with pytest.raises(PortTaken, match=f"metrics: cannot listen on 127.0.0.1:{port}: Address already in use") as e:
-            serve(registry, "127.0.0.1", port)
-
-    assert e.value.attributes == {"host": "127.0.0.1", "port": port}
+from kera.core.errors import StartError
+from kera.core.telemetry import configure_logging
 
 
 # Logging is a matter of the whole process, so each of these is one of its own.

@@ -20,6 +20,8 @@ class Stream:
         """Those of which this broker has anything, its own and those of which it has older groups."""
         self.logs: StreamLogs | None = None
         """Its virtual logs, if it is replicated."""
+        self.bytes_appended = self.records_appended = self.bytes_read = 0
+        """Since it was opened here, as far as heartbeats have told."""
         self.assignments_version = 0
         """Of the assignments that are carried out here."""
         self.alter(info)

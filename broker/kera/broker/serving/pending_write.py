@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from time import perf_counter
 
 from kera.broker.log.segment import Segment
 from kera.broker.replication.virtual_segment import Batch
@@ -46,6 +47,7 @@ class PendingWrite:
         """To acknowledge at; 0: each chunk at that of its stream."""
         self.bulk = bulk
         self.go_on = go_on
+        self.begun_s = perf_counter()
         self.response = broker_pb2.MultiWriteChunksResponse()
         self.statuses = self.response.statuses
         self.placed: list[tuple[range, Batch]] = []

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from time import perf_counter
 from typing import Any
 
-from kera.broker.counters import Counters
+from kera.broker.counters import Counters, Latencies
 from kera.broker.ownership.coordinator_epoch import CoordinatorEpoch
 from kera.broker.ownership.lease import Lease
 from kera.broker.ownership.orders import Orders
@@ -59,8 +60,17 @@ class BrokerService:
         self.orders = orders or Orders(streams, memory, coordinator=CoordinatorEpoch(confirmed=False))
         self.lease = lease or Lease()
         """To be renewed by who hears of the coordinator."""
+        self.latencies = Latencies()
         self.writer = Writer(
-            streams, memory, replication, counters, pump, self.lease, check_payloads=check_payloads, limits=limits
+            streams,
+            memory,
+            replication,
+            counters,
+            self.latencies,
+            pump,
+            self.lease,
+            check_payloads=check_payloads,
+            limits=limits,
         )
         self.turns = turns = turns or Turns()
         self.fetches = Fetches(streams, memory, counters, turns, read_bytes_max=read_bytes_max, limits=limits)
@@ -130,7 +140,17 @@ class BrokerService:
 
     def _read(self, call: ReadCall) -> ReadReply | Awaitable[ReadReply]:
         """Read from ranges that the request names, or from those of a session."""
-        return (self.sessions if call.message.session_id else self.fetches).read(call)
+        begun_s = perf_counter()
+        answer = (self.sessions if call.message.session_id else self.fetches).read(call)
+        if not isinstance(answer, Reply):
+            return self._read_later(answer, begun_s)
+        self.latencies.reads.observe(perf_counter() - begun_s)
+        return answer
+
+    async def _read_later(self, answer: Awaitable[ReadReply], begun_s: float) -> ReadReply:
+        reply = await answer
+        self.latencies.reads_waited.observe(perf_counter() - begun_s)
+        return reply
 
     # -- from the coordinator ----------------------------------------------------------------------------------
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator
 from functools import partial
+from time import perf_counter
 from typing import Any
 
-from kera.broker.counters import Counters
+from kera.broker.counters import Counters, Latencies
 from kera.broker.log.segment import Segment
 from kera.broker.ownership.stream import Stream
 from kera.broker.replication.virtual_log import VirtualLog
@@ -39,10 +40,11 @@ _HELD = struct.Struct("<QI")
 class Taking:
     """A call of the core."""
 
-    __slots__ = ("asker", "pump")
+    __slots__ = ("asker", "begun_s", "pump")
 
     def __init__(self, asker: Asker) -> None:
         self.asker = asker
+        self.begun_s = perf_counter()
         self.pump = False
         """Replication may have something to do."""
 
@@ -56,6 +58,7 @@ class WriteTaker:
         logs: VirtualLogs,
         memory: PersistenceManager,
         counters: Counters,
+        latencies: Latencies,
         pump: Callable[[], None],
         as_usual: Callable[[], bool],
     ) -> None:
@@ -64,6 +67,7 @@ class WriteTaker:
         self._logs = logs
         self._memory = memory
         self._counters = counters
+        self._latencies = latencies
         self._pump_replication = pump
         self._as_usual = as_usual
         self._take_writes = native.take_writes if native is not None else None
@@ -81,6 +85,8 @@ class WriteTaker:
             if taking.pump:
                 self._pump_replication()
         counters = self._counters
+        if requests > held:
+            self._latencies.appends.observe(perf_counter() - taking.begun_s, requests - held)
         counters.write_requests += requests
         counters.chunks_appended += chunks
         counters.records_appended += records
@@ -102,11 +108,15 @@ class WriteTaker:
         """Refer to chunks that follow each other in a virtual log, and hold the answers to their requests."""
         batch = self._logs.append(log, segment, start, end, persist=_PERSISTED in (level, stream.durability))
         if requests:
-            batch.waiters.append(partial(_answer, taking.asker, batch, held, requests))
+            batch.waiters.append(partial(self._answer, taking, batch, held, requests))
+
+    def _answer(self, taking: Taking, batch: Batch, held: bytes, requests: int, error: KeraError | None) -> None:
+        """Backups have the chunks of so many requests, or there is an error."""
+        _answer(taking.asker, batch, held, requests, error)
+        self._latencies.appends_waited.observe(perf_counter() - taking.begun_s, requests)
 
 
 def _answer(asker: Asker, batch: Batch, held: bytes, requests: int, error: KeraError | None) -> None:
-    """Backups have the chunks of so many requests, or there is an error."""
     place = batch.place
     try:
         if native is None or not batch.completed or place is None:

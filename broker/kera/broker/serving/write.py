@@ -18,9 +18,10 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
+from time import perf_counter
 from typing import Any
 
-from kera.broker.counters import Counters
+from kera.broker.counters import Counters, Latencies
 from kera.broker.log.segment import Segment
 from kera.broker.log.streamlet import Appended, Streamlet
 from kera.broker.ownership.lease import Lease
@@ -80,12 +81,13 @@ class _Lagging(ArenaFull):
 class Writer:
     """Handles writes for the service."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a writer needs
         self,
         streams: Streams,
         memory: PersistenceManager,
         replication: Replication,
         counters: Counters,
+        latencies: Latencies,
         pump: Callable[[], None],
         lease: Lease,
         *,
@@ -99,6 +101,7 @@ class Writer:
         self._backlog = replication.backlog
         self._backups = replication.backups
         self._counters = counters
+        self._latencies = latencies
         self._pump_replication = pump
         self._lease = lease
         self._check_payloads = check_payloads
@@ -115,7 +118,7 @@ class Writer:
             check_payloads,
         )
         self.taker = WriteTaker(
-            self._door, self._logs, memory, counters, pump, lambda: not (self._queue or self._fenced)
+            self._door, self._logs, memory, counters, latencies, pump, lambda: not (self._queue or self._fenced)
         )
         """Of requests that are as usual, from connections that know of it."""
         self._fenced = False
@@ -143,6 +146,7 @@ class Writer:
         if (not self._queue and self._decide(write)) or not self._wait_for_room(write):
             self._go_on(write)
         if write.done:
+            self._latencies.appends.observe(perf_counter() - write.begun_s)
             return Reply(write.response)
         write.future = Answer(loop=self._loop)
         return write.future
@@ -441,6 +445,7 @@ class Writer:
         write.done = True
         future = write.future
         if future is not None and not future.done():
+            self._latencies.appends_waited.observe(perf_counter() - write.begun_s)
             future.set_result(Reply(write.response))
 
     def _persisted(self, write: PendingWrite, error: KeraError | None) -> None:

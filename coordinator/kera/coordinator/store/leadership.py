@@ -83,6 +83,11 @@ class Election(Protocol):
         """Addresses of the coordinators that run, as far as is known; the first one leads."""
         ...
 
+    @property
+    def problem(self) -> str:
+        """Why it cannot be found out who leads; empty if nothing is wrong."""
+        ...
+
     async def win(self) -> None:
         """Wait until this one may lead."""
         ...
@@ -104,6 +109,7 @@ class Alone:
 
     alone = True
     lease_s = math.inf
+    problem = ""
 
     def __init__(self, address: str) -> None:
         self.leader = address
@@ -207,6 +213,17 @@ class Leadership:
     def leading(self) -> bool:
         """Whether this coordinator leads, and can prove it."""
         return self._term is not None and self._term.proven
+
+    @property
+    def leader(self) -> str:
+        """Address of who leads, as far as is known, if it is another one."""
+        leader = self._election.leader if self._election else ""
+        return "" if leader == self._address else leader
+
+    @property
+    def problem(self) -> str:
+        """Why this coordinator can neither lead nor say who does; empty if nothing is wrong."""
+        return (self._election.problem if self._election else "") or self._said
 
     async def until_first_term(self) -> None:
         """Wait until this coordinator has begun to lead for the first time."""
@@ -332,8 +349,8 @@ class Leadership:
         return reply
 
     def _not_leader(self) -> NotLeader:
-        leader = self._election.leader if self._election else ""
-        if leader in {"", self._address}:
+        leader = self.leader
+        if not leader:
             return NotLeader("no coordinator leads at the moment; ask again", leader="")
         return NotLeader(f"the coordinator at {leader} leads", leader=leader)
 

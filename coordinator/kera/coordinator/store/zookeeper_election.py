@@ -72,6 +72,11 @@ class ZooKeeperElection:
         """See `Election.coordinators`."""
         return list(dict.fromkeys(self._candidates.values()))
 
+    @property
+    def problem(self) -> str:
+        """See `Election.problem`."""
+        return self._said
+
     async def win(self) -> None:
         """See `Election.win`."""
         while True:
@@ -84,6 +89,7 @@ class ZooKeeperElection:
                 elif not await self._session.owns(node):
                     await self._session.delete(node)  # of an earlier session: it goes away any moment
                 elif self._is_first(node):
+                    self._said = ""
                     return
                 else:
                     with contextlib.suppress(TimeoutError):

@@ -7,11 +7,13 @@ from kera.v1 import backup_pb2 as backup
 from kera.v1 import broker_pb2 as broker
 from kera.v1 import consumer_group_pb2 as consumer_group
 from kera.v1 import coordinator_pb2 as coordinator
+from kera.v1 import daemon_pb2 as daemon
 
 BACKUP = "kera.v1.Backup"
 BROKER = "kera.v1.Broker"
 CONSUMER_GROUPS = "kera.v1.ConsumerGroups"
 COORDINATOR = "kera.v1.Coordinator"
+DAEMON = "kera.v1.Daemon"
 
 MULTI_WRITE_CHUNKS = Method(
     BROKER, "MultiWriteChunks", 1, broker.MultiWriteChunksRequest, broker.MultiWriteChunksResponse, bulk=True
@@ -253,3 +255,7 @@ CONSUMER_GROUPS_METHODS = (
     RESET_CONSUMER_GROUP,
     DELETE_CONSUMER_GROUP,
 )
+
+DESCRIBE_DAEMON = Method(DAEMON, "DescribeDaemon", 401, daemon.DescribeDaemonRequest, daemon.DescribeDaemonResponse)
+
+DAEMON_METHODS = (DESCRIBE_DAEMON,)

@@ -6,20 +6,28 @@ import pytest
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 
 from kera.core.rpc import Method
-from kera.core.rpc.api import BACKUP_METHODS, BROKER_METHODS, CONSUMER_GROUPS_METHODS, COORDINATOR_METHODS
-from kera.v1 import backup_pb2, broker_pb2, consumer_group_pb2, coordinator_pb2
+from kera.core.rpc.api import (
+    BACKUP_METHODS,
+    BROKER_METHODS,
+    CONSUMER_GROUPS_METHODS,
+    COORDINATOR_METHODS,
+    DAEMON_METHODS,
+)
+from kera.v1 import backup_pb2, broker_pb2, consumer_group_pb2, coordinator_pb2, daemon_pb2
 
 ALL: tuple[Method[Any, Any], ...] = (
     *BROKER_METHODS,
     *COORDINATOR_METHODS,
     *BACKUP_METHODS,
     *CONSUMER_GROUPS_METHODS,
+    *DAEMON_METHODS,
 )
 SERVICES: list[ServiceDescriptor] = [
     *broker_pb2.DESCRIPTOR.services_by_name.values(),
     *coordinator_pb2.DESCRIPTOR.services_by_name.values(),
     *backup_pb2.DESCRIPTOR.services_by_name.values(),
     *consumer_group_pb2.DESCRIPTOR.services_by_name.values(),
+    *daemon_pb2.DESCRIPTOR.services_by_name.values(),
 ]
 
 
@@ -92,6 +100,7 @@ def test_the_numbers_in_frames_never_change() -> None:
         "DescribeConsumerGroup": 306,
         "ResetConsumerGroup": 307,
         "DeleteConsumerGroup": 308,
+        "DescribeDaemon": 401,
     }
 
 

@@ -1,0 +1,46 @@
+"""Whether this backup can do its work: what its readiness is made of. Looks at the parts, and decides nothing."""
+
+from __future__ import annotations
+
+from kera.backup.engine import Engine
+from kera.backup.registration import BackupRegistration
+from kera.core.clock import Clock
+from kera.core.monitoring.health import Finding, Health, concern, well, wrong
+
+
+def watch_disks(health: Health, engine: Engine) -> None:
+    """What there is to say of its disks and its memory, once they are open."""
+
+    def disks() -> Finding:
+        every = engine.store.persistence.disks
+        failing = [f"{disk.name}: {disk.error}" for disk in every if disk.error is not None]
+        full = [disk.name for disk in every if disk.error is None and disk.room_bytes < disk.layout.segment_bytes]
+        troubles = [*failing, *(f"{name}: no room" for name in full)]
+        if len(troubles) == len(every):
+            return wrong(f"no disk takes replicas ({'; '.join(troubles)}); make room, or replace it")
+        if troubles:
+            return concern(f"{len(troubles)} of {len(every)} disks take no replicas: {'; '.join(troubles)}")
+        return well("all take replicas")
+
+    def memory() -> Finding:
+        slots = engine.store.slots
+        return well(f"{slots.free} of {slots.count} replicas' worth is free")
+
+    health.add("disks", disks)
+    health.add("memory", memory)
+
+
+def watch_registration(health: Health, registration: BackupRegistration, clock: Clock) -> None:
+    """What there is to say of its tie to the coordinator, which is made next.
+
+    Brokers use a backup also while the coordinator is away.
+    """
+
+    def coordinator() -> Finding:
+        if not registration.backup_epoch:
+            return wrong("this backup is not registered yet; is there a coordinator that leads?")
+        silent_s = clock.boottime_s() - registration.last_sent_s
+        return well(f"registered as backup {registration.backup_id}; last answer {silent_s:.1f} s ago")
+
+    health.add("coordinator", coordinator)
+    health.starting("it registers with the coordinator")

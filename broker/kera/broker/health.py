@@ -1,0 +1,55 @@
+"""Whether this broker can do its work: what its readiness is made of. Looks at the parts, and decides nothing."""
+
+from __future__ import annotations
+
+from kera.broker.engine import LogEngine
+from kera.broker.ownership.lease import Lease
+from kera.broker.registration import BrokerRegistration
+from kera.core.clock import Clock
+from kera.core.monitoring.health import Finding, Health, concern, well, wrong
+
+
+def watch_log(health: Health, engine: LogEngine) -> None:
+    """What there is to say of a log that is open."""
+
+    def disk() -> Finding:
+        error = engine.memory.disk.error
+        return well("it takes data") if error is None else wrong(engine.memory.disk.full(error).message)
+
+    def recovery() -> Finding:
+        to_come = engine.takeovers.totals.segments_to_come
+        if to_come:
+            return concern(f"{to_come} segments of lost brokers are still on backups only; readers wait for those")
+        return concern("recovered data are being replicated") if engine.takeovers.active else well("none is under way")
+
+    def replication() -> Finding:
+        deficient = len(engine.replication.coverage.deficient)
+        backlog = len(engine.replication.backlog.extents)
+        if deficient or backlog:
+            return concern(
+                f"{deficient} virtual segments have too few replicas, {backlog} pieces of segments have none yet:"
+                " they are being made, if there are enough backups"
+            )
+        return well("all that is closed has its replicas")
+
+    health.add("disk", disk)
+    health.add("recovery", recovery)
+    health.add("replication", replication)
+
+
+def watch_registration(health: Health, registration: BrokerRegistration, lease: Lease, clock: Clock) -> None:
+    """What there is to say of its tie to the coordinator, which is made next."""
+
+    def coordinator() -> Finding:
+        if not registration.broker_epoch:
+            return wrong("this broker is not registered yet; is there a coordinator that leads?")
+        silent_s = clock.boottime_s() - registration.last_sent_s
+        if not lease.holds:
+            return wrong(
+                f"no answer of the coordinator for {silent_s:.1f} s, so no chunks are taken for replicated streams;"
+                " see whether a coordinator leads, and can be reached from here"
+            )
+        return well(f"registered as broker {registration.broker_id}; last answer {silent_s:.1f} s ago")
+
+    health.add("coordinator", coordinator)
+    health.starting("it registers with the coordinator, and opens its streams")

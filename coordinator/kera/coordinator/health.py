@@ -1,0 +1,27 @@
+"""Whether this coordinator can do its work: it leads, or stands by. Looks at the parts, and decides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kera.coordinator.store.leadership import Leadership
+from kera.core.monitoring.health import Finding, Health, concern, well, wrong
+
+
+def watch_leadership(health: Health, leadership: Leadership, catching_up: Callable[[], str]) -> None:
+    """`catching_up`: for what the metadata of one that leads wait; empty if for nothing.
+
+    One that waits for brokers is ready: they could not get to it otherwise where those who are not ready get no calls.
+    """
+
+    def role() -> Finding:
+        if leadership.leading:
+            waits = catching_up()
+            return concern(f"leads, and {waits}") if waits else well("leads")
+        if leadership.problem:
+            return wrong(f"does not lead: {leadership.problem}")
+        if leadership.leader:
+            return well(f"stands by; the coordinator at {leadership.leader} leads")
+        return wrong("no coordinator is known to lead; if this lasts, see the logs of all of them, and the store")
+
+    health.add("leadership", role)

@@ -1,0 +1,63 @@
+"""Which program this is: version, commit, native core."""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import re
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import NamedTuple
+
+from kera.core.native import native
+
+COMMIT_VARIABLE = "KERA_COMMIT"
+"""Set where a package or an image is built from a commit, as the package itself does not know it."""
+_COMMIT = re.compile(r"[0-9a-f]{7,64}")
+_SHOWN = 12
+
+
+class Build(NamedTuple):
+    """See the head of this module."""
+
+    version: str
+    commit: str
+    """Its first digits; empty where nobody knows."""
+    native: bool
+    python: str
+
+
+@functools.cache
+def this_build() -> Build:
+    """Of this process."""
+    try:
+        number = version("kera")
+    except PackageNotFoundError:  # run from a tree that is not installed
+        number = "unknown"
+    commit = os.environ.get(COMMIT_VARIABLE, "") or commit_of(Path(__file__))
+    return Build(number, commit[:_SHOWN], native is not None, platform.python_version())
+
+
+def commit_of(path: Path) -> str:
+    """The commit of the source tree that `path` is in; empty if it is in none."""
+    tree = next((each for each in path.resolve().parents if (each / "pyproject.toml").is_file()), None)
+    try:
+        git = (tree or path) / ".git"
+        if git.is_file():  # a further work tree of a repository
+            git = (git.parent / git.read_text(encoding="utf-8").removeprefix("gitdir:").strip()).resolve()
+        head = (git / "HEAD").read_text(encoding="utf-8").strip()
+        if head.startswith("ref:"):
+            head = _resolved(git, head.removeprefix("ref:").strip())
+    except OSError:
+        return ""
+    return head if _COMMIT.fullmatch(head) else ""
+
+
+def _resolved(git: Path, name: str) -> str:
+    common = git / "commondir"
+    root = (git / common.read_text(encoding="utf-8").strip()).resolve() if common.is_file() else git
+    if (root / name).is_file():
+        return (root / name).read_text(encoding="utf-8").strip()
+    lines = (root / "packed-refs").read_text(encoding="utf-8").splitlines()
+    return next((line.split()[0] for line in lines if line.endswith(f" {name}")), "")

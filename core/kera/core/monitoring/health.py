@@ -1,0 +1,86 @@
+"""What a daemon says about itself: whether it can do its work, and if not, why.
+
+A daemon adds a look for each thing that its work needs. Belongs to the daemon's event loop.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from typing import NamedTuple
+
+from kera.v1 import daemon_pb2
+
+
+class State(enum.Enum):
+    """How bad it is."""
+
+    OK = "ok"
+    WARNING = "warning"
+    """The daemon does its work, and is ready; somebody should look at this."""
+    PROBLEM = "problem"
+    """The daemon cannot do its work, or not all of it: it is not ready."""
+
+
+class Finding(NamedTuple):
+    """What a look has found."""
+
+    state: State
+    text: str
+    """For people: what is wrong, and what helps; of what is well, as much as one would like to know."""
+
+
+class Check(NamedTuple):
+    """What is said of one thing."""
+
+    name: str
+    state: State
+    text: str
+
+    def to_message(self) -> daemon_pb2.HealthCheck:
+        """Its wire form."""
+        state = daemon_pb2.HealthState.Value(f"HEALTH_STATE_{self.state.name}")
+        return daemon_pb2.HealthCheck(name=self.name, state=state, text=self.text)
+
+
+def well(text: str = "ok") -> Finding:
+    """Nothing is wrong."""
+    return Finding(State.OK, text)
+
+
+def concern(text: str) -> Finding:
+    """See `State.WARNING`."""
+    return Finding(State.WARNING, text)
+
+
+def wrong(text: str) -> Finding:
+    """See `State.PROBLEM`."""
+    return Finding(State.PROBLEM, text)
+
+
+class Health:
+    """See the head of this module. A daemon is not ready before `started`, nor from `stopping` on."""
+
+    def __init__(self) -> None:
+        self._state = wrong("it is starting")
+        self._looks: dict[str, Callable[[], Finding]] = {}
+
+    def starting(self, what: str) -> None:
+        """What it is doing, as long as that may take long."""
+        self._state = wrong(f"it is starting: {what}")
+
+    def started(self) -> None:
+        """It serves."""
+        self._state = well("it serves")
+
+    def stopping(self) -> None:
+        """It is about to end."""
+        self._state = wrong("it is stopping: what it has is handed over to others, and written to disk")
+
+    def add(self, name: str, look: Callable[[], Finding]) -> None:
+        """`look` is called whenever somebody asks, and may not take long."""
+        self._looks[name] = look
+
+    def checks(self) -> list[Check]:
+        """All of them, now."""
+        return [Check("state", *self._state), *(Check(name, *look()) for name, look in self._looks.items())]

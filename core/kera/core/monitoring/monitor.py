@@ -1,0 +1,201 @@
+"""One daemon as it is watched: its health, its metrics, and, where a port is set, both over HTTP.
+
+    /livez         200: the daemon's event loop turns; 503: it has not for `STUCK_S`: restart the process
+    /readyz        200: it can do its work; 503: it cannot, and why. Lines of text, or JSON if that is asked for
+    /metrics       totals of the daemon
+    /metrics/all   the same, and what there is for each stream, as far as the sources' limits allow
+
+What the loop owns is read in the loop. Text is made of it on the server's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Coroutine, Sequence
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+from kera.core.loop_lag import LoopLag
+from kera.core.monitoring.build import this_build
+from kera.core.monitoring.health import Check, Health, State, wrong
+from kera.core.monitoring.http_server import LIMITS, HttpServer, Limits, Request, Response, Route, text
+from kera.core.monitoring.sources import Aside, Fixed, OfProcess, Registered, Source, room_of
+from kera.core.rpc import Call, Reply, Service, api
+from kera.core.rpc.address import join_address
+from kera.core.runtime import MACHINE, Runtime
+from kera.core.turns import Turns
+from kera.v1 import daemon_pb2
+
+T = TypeVar("T")
+
+STUCK_S = 10.0
+"""Longer than anything that is planned keeps a loop: who restarts a daemon because of this loses what is in flight."""
+READY_S = 2.0
+"""For the loop to say whether the daemon is ready."""
+COLLECT_S = 8.0
+"""For the loop to collect metrics."""
+PROCESS_S = 1.0
+"""For what needs no loop, as a file system may hang."""
+_SIGNS = {State.OK: "+", State.WARNING: "!", State.PROBLEM: "-"}
+
+
+class Monitor:
+    """See the head of this module. Made in the daemon's loop; `close` it last."""
+
+    def __init__(
+        self,
+        role: str,
+        directories: Sequence[Path] = (),
+        *,
+        runtime: Runtime = MACHINE,
+        limits: Limits = LIMITS,
+        stuck_s: float = STUCK_S,
+    ) -> None:
+        """`role`: coordinator, broker or backup; `directories`: whose file systems the daemon writes to."""
+        self.health = Health()
+        self.registry = CollectorRegistry()
+        """For what is counted by `prometheus_client` itself."""
+        self._loop = asyncio.get_running_loop()
+        self._lag: LoopLag | None = None
+        """Measured if somebody may ask."""
+        self._sources: list[Source] = [Registered(self.registry)]
+        self._process = OfProcess(directories)
+        self._directories = directories
+        self._role = role
+        self._runtime = runtime
+        self._clock = runtime.clock
+        self._begun_s = self._clock.monotonic_s()
+        self._looking = Aside("kera-process-metrics")
+        self._looking_at_room = Aside("kera-file-systems")
+        self._turns = Turns()
+        self._stuck_s = stuck_s
+        self._scrapes_s = 0.0
+        self._server: HttpServer | None = None
+        self._limits = limits
+
+    def add(self, source: Source) -> None:
+        """Show what it collects, from now on."""
+        self._sources.append(source)
+
+    def serve(self, host: str, port: int | None) -> dict[str, str]:
+        """Answer on `host`:`port` (0: any free one, None: nowhere) from now on; returns where. Raises `PortTaken`."""
+        if port is None:
+            return {}
+        self._lag = LoopLag()
+        self.registry.register(self._lag)
+        self._server = HttpServer(
+            {
+                "/livez": Route(self._livez, "probes"),
+                "/readyz": Route(self._readyz, "probes"),
+                "/metrics": Route(self._metrics, "metrics"),
+                "/metrics/all": Route(self._metrics_all, "metrics"),
+            },
+            self._limits,
+        )
+        return {"metrics_address": join_address(host, self._server.listen(host, port))}
+
+    def close(self) -> None:
+        """Answer no more."""
+        if self._server is not None:
+            self._server.close()
+        if self._lag is not None:
+            self._lag.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- in the daemon's loop --------------------------------------------------------------------------------------
+
+    async def collect(self, *, everything: bool) -> list[Metric]:
+        """What the sources have, but for the process."""
+        families: list[Metric] = []
+        for source in self._sources:
+            families += await self._turns.run(source.steps(everything=everything), self)
+        return families
+
+    def service(self) -> Service:
+        """What a daemon's gRPC server answers about it."""
+        return {api.DESCRIBE_DAEMON: self._describe}
+
+    async def _describe(self, _: Call[daemon_pb2.DescribeDaemonRequest]) -> Reply[daemon_pb2.DescribeDaemonResponse]:
+        rooms = await self._looking_at_room.run(lambda: room_of(self._directories), PROCESS_S)
+        build = this_build()
+        response = daemon_pb2.DescribeDaemonResponse(
+            role=self._role,
+            version=build.version,
+            commit=build.commit,
+            native=build.native,
+            node_id=self._runtime.node_id(),
+            uptime_ms=round((self._clock.monotonic_s() - self._begun_s) * 1000),
+            checks=[each.to_message() for each in self.health.checks()],
+            file_systems=[daemon_pb2.FileSystem(**room._asdict()) for room in rooms],
+        )
+        response.now_us = self._clock.now_us()  # last: who asks compares it with the middle of its waiting
+        return Reply(response)
+
+    async def _checks(self) -> list[Check]:
+        return self.health.checks()
+
+    # -- on the server's thread ------------------------------------------------------------------------------------
+
+    async def _ask(self, coroutine: Coroutine[Any, Any, T], timeout_s: float) -> T:
+        """Have the loop run it. Raises `TimeoutError`."""
+        asked = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        async with asyncio.timeout(timeout_s):
+            return await asyncio.wrap_future(asked)
+
+    @property
+    def _still_s(self) -> float:
+        return self._lag.still_s if self._lag is not None else 0.0
+
+    def _still(self) -> str:
+        return f"the event loop has not turned for {self._still_s:.1f} s"
+
+    async def _livez(self, _: Request) -> Response:
+        if self._still_s >= self._stuck_s:
+            return text(HTTPStatus.SERVICE_UNAVAILABLE, f"{self._still()}; restart this process")
+        return text(HTTPStatus.OK, "live")
+
+    async def _readyz(self, request: Request) -> Response:
+        try:
+            checks = await self._ask(self._checks(), READY_S)
+        except TimeoutError:
+            checks = [Check("loop", *wrong(self._still()))]
+        ready = all(each.state is not State.PROBLEM for each in checks)
+        status = HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE
+        if "application/json" in request.fields.get("accept", ""):
+            found = [{"name": each.name, "state": each.state.value, "text": each.text} for each in checks]
+            document = {"ready": ready, "checks": found}
+            return Response(status, json.dumps(document).encode() + b"\n", "application/json")
+        lines = [f"[{_SIGNS[each.state]}] {each.name}: {each.text}" for each in checks]
+        return text(status, "\n".join(["ready" if ready else "not ready", *lines]))
+
+    async def _metrics(self, _: Request) -> Response:
+        return await self._rendered(everything=False)
+
+    async def _metrics_all(self, _: Request) -> Response:
+        return await self._rendered(everything=True)
+
+    async def _rendered(self, *, everything: bool) -> Response:
+        begun_s = time.monotonic()
+        process = await self._looking.run(self._process.collect, PROCESS_S)
+        try:
+            families = await self._ask(self.collect(everything=everything), COLLECT_S)
+        except TimeoutError:
+            return text(HTTPStatus.SERVICE_UNAVAILABLE, f"metrics cannot be collected: {self._still()}")
+        last = GaugeMetricFamily(
+            "kera_scrape_seconds", "how long the scrape before this one took to be made", value=self._scrapes_s
+        )
+        body = await asyncio.to_thread(generate_latest, Fixed([*process, *families, last]))
+        self._scrapes_s = time.monotonic() - begun_s
+        return Response(HTTPStatus.OK, body, CONTENT_TYPE_LATEST)
