@@ -129,6 +129,7 @@ WALL_CLOCK = {
     "client/kera/cli/bench/_worker.py": "latency from when a chunk was made, in another process",
     "client/kera/cli/consume.py": "--since 5m is that long before now",
     "client/kera/cli/group.py": "how old the oldest unread record is, as shown",
+    "client/kera/client/admin/daemons.py": "how far the clocks of daemons are off",
     "client/kera/client/producing/appender.py": "timestamps of records that have none",
     "client/kera/client/producing/producer.py": "timestamps of records that have none",
     "coordinator/kera/coordinator/__main__.py": "epochs are above what the clock says, too",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from kera.cli import bench, cluster, consume, daemons, dev, group, inspect, produce, stream, verify
+from kera.cli import bench, cluster, consume, daemons, dev, doctor, group, inspect, produce, stream, verify
 
 app = typer.Typer(
     name="kera",
@@ -35,6 +35,7 @@ def _kera(
 
 daemons.register(app)
 app.command("dev")(dev.dev)
+app.command("doctor")(doctor.doctor)
 app.add_typer(stream.app, name="stream")
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(group.app, name="group")

@@ -17,7 +17,7 @@ from kera.cli._client import BOOTSTRAP_OPTION, JSON_OPTION, connected
 from kera.cli._run import UsageError, extra, run_async
 from kera.cli._sizes import format_size
 from kera.cli._table import fields, format_time, plural, table
-from kera.core.errors import InvalidArgument
+from kera.core.errors import InvalidArgument, KeraError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -28,6 +28,8 @@ app = typer.Typer(
     help="Inspect the cluster, move streamlets, drain members, back up the metadata.", no_args_is_help=True
 )
 
+HEALTH_WORDS = ("healthy", "degraded", "broken")
+"""By how bad the worst finding is."""
 POLL_INTERVAL_S = 0.5
 """Between two polls of the progress."""
 
@@ -119,6 +121,31 @@ def _life(member: BrokerDescription | BackupDescription) -> str:
     if member.draining:
         life.append("draining")
     return ", ".join(life)
+
+
+@app.command()
+def health(bootstrap: str = BOOTSTRAP_OPTION, as_json: bool = JSON_OPTION) -> int:
+    """Check the cluster: exit code 0 if it is healthy, 1 if it is degraded, 2 if it is broken or cannot be reached.
+
+    Asks the coordinator and all daemons, and says what to do.
+    """
+    return run_async(_health(bootstrap, as_json))
+
+
+async def _health(bootstrap: str, as_json: bool) -> int:
+    from kera.cli.diagnosis import asking, cluster, findings
+
+    try:
+        found = cluster.health(await asking.look(bootstrap))
+    except KeraError as error:
+        found = cluster.unreachable(bootstrap, error)
+    severity = findings.worst(found)
+    word = HEALTH_WORDS[severity]
+    if as_json:
+        print(json.dumps({"health": word, "findings": findings.document(found)}, indent=2))
+    else:
+        print(word, *findings.lines(found), sep="\n")
+    return int(severity)
 
 
 @app.command()

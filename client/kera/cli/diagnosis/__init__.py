@@ -1,0 +1,7 @@
+"""What ``kera cluster health`` and ``kera doctor`` find, and how they say it.
+
+findings  ok, warning or problem, with what to do: as text, as JSON, as an exit code
+asking    asks the coordinator and each daemon
+cluster   judges what they have said; pure
+host      looks at this machine, and judges it
+"""

@@ -1,0 +1,55 @@
+"""Asks the coordinator, and each daemon that it knows, how they are."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, NamedTuple
+
+from kera.cli._client import connected
+from kera.core.errors import KeraError
+
+if TYPE_CHECKING:
+    from kera.client import ClusterDescription, RecoveryDescription, StreamDescription
+    from kera.client.admin.daemons import DaemonDescription
+
+ASKED_AT_ONCE = 32
+
+
+class Picture(NamedTuple):
+    """What they have said."""
+
+    cluster: ClusterDescription
+    recoveries: list[RecoveryDescription]
+    streams: list[StreamDescription]
+    daemons: dict[str, DaemonDescription | KeraError]
+    """By name, as ``broker 2``; of those that should be there."""
+
+
+async def look(bootstrap: str) -> Picture:
+    """Raises `KeraError` when no coordinator that leads can be reached."""
+    async with connected(bootstrap, patient=False) as client:
+        cluster = await client.admin.describe_cluster()
+        recoveries = await client.admin.recoveries()
+        streams = await client.admin.list_streams()
+    coordinators = cluster.coordinators or tuple(bootstrap.split(",")[:1])
+    addresses = {f"coordinator {address}": address for address in coordinators}
+    addresses |= {f"broker {each.broker_id}": each.grpc_address for each in cluster.brokers if each.alive}
+    addresses |= {f"backup {each.backup_id}": each.grpc_address for each in cluster.backups if each.alive}
+    return Picture(cluster, recoveries, streams, await describe_all(addresses))
+
+
+async def describe_all(addresses: dict[str, str]) -> dict[str, DaemonDescription | KeraError]:
+    """What each says, or why it does not."""
+    from kera.client.admin.daemons import describe_daemon
+
+    room = asyncio.Semaphore(ASKED_AT_ONCE)
+
+    async def describe(address: str) -> DaemonDescription | KeraError:
+        async with room:
+            try:
+                return await describe_daemon(address)
+            except KeraError as error:
+                return error
+
+    said = await asyncio.gather(*(describe(address) for address in addresses.values()))
+    return dict(zip(addresses, said, strict=True))

@@ -1,0 +1,233 @@
+"""Judges what a cluster's daemons have said. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from kera.cli._sizes import format_size
+from kera.cli._table import plural
+from kera.cli.diagnosis.findings import Finding, Severity, ok, problem, warning
+from kera.core.errors import KeraError
+
+if TYPE_CHECKING:
+    from kera.cli.diagnosis.asking import Picture
+    from kera.client import BackupDescription, BrokerDescription
+    from kera.client.admin.daemons import DaemonDescription
+
+FREE_PART_MIN = 0.10
+"""Of a file system: with less, it is nearly full."""
+FREE_PART_LEAST = 0.02
+"""With less, it is about to take nothing."""
+CLOCK_MS_MAX = 500
+"""Clocks that differ by more: retention by age and what is read by time are off by that."""
+NAMED_MAX = 5
+"""Streams that are named; the others are counted."""
+ENDED = {"done", "cancelled"}
+
+
+def health(picture: Picture) -> list[Finding]:
+    """Of a cluster whose coordinator has answered."""
+    return [
+        *_coordinators(picture),
+        *_members(picture),
+        *_streamlets(picture),
+        *_recoveries(picture),
+        *_daemons(picture),
+        *_disks(picture),
+        *_versions(picture),
+    ]
+
+
+def installed(picture: Picture) -> list[Finding]:
+    """What is looked at once after a cluster was set up: everybody is there and can be reached, versions, clocks."""
+    absent = [each for each in _members(picture) if each.severity]
+    return [*absent, *_reached(picture), *_versions(picture), *_clocks(picture)]
+
+
+def unreachable(bootstrap: str, error: KeraError) -> list[Finding]:
+    """Of one whose coordinator has not."""
+    advice = (
+        "see whether coordinators run, and whether --bootstrap (KERA_BOOTSTRAP) names them; then look at their logs"
+    )
+    return [problem("coordinator", f"none that leads answers at {bootstrap}: {error.message}", advice)]
+
+
+def _described(picture: Picture) -> dict[str, DaemonDescription]:
+    return {name: said for name, said in picture.daemons.items() if not isinstance(said, KeraError)}
+
+
+def _coordinators(picture: Picture) -> Iterator[Finding]:
+    cluster = picture.cluster
+    others = len(cluster.coordinators) - 1
+    leader = cluster.coordinators[0] if cluster.coordinators else "the one that was asked"
+    yield ok("coordinator", f"{leader} leads" + (f", {plural(others, 'other')} can take over" if others > 0 else ""))
+    if cluster.catching_up:
+        yield warning(
+            "metadata", cluster.catching_up, "start all brokers that have data; see restored metadata in docs"
+        )
+    if cluster.unknown_streams:
+        count = plural(len(cluster.unknown_streams), "stream")
+        yield warning("metadata", f"{count} that brokers hold are missing or older there", "kera cluster adopt")
+
+
+def _members(picture: Picture) -> Iterator[Finding]:
+    brokers, backups = picture.cluster.brokers, picture.cluster.backups
+    if not any(each.alive for each in brokers):
+        yield problem("brokers", f"none of {len(brokers)} is alive: nothing can be written or read", "start brokers")
+    for broker in brokers:
+        yield _member(f"broker {broker.broker_id}", f"broker-{broker.broker_id}", broker)
+    for backup in backups:
+        yield _member(f"backup {backup.backup_id}", f"backup-{backup.backup_id}", backup)
+    needed = max((each.config.replication for each in picture.streams), default=0)
+    alive = sum(each.alive and not each.draining for each in backups)
+    if alive < needed:
+        yield problem(
+            "backups",
+            f"{alive} can be used, and there are streams with {plural(needed, 'replica')}: their writers wait",
+            f"start {plural(needed - alive, 'more backup')}",
+        )
+
+
+def _member(name: str, argument: str, member: BrokerDescription | BackupDescription) -> Finding:
+    where = member.node_id.partition("/")[0]
+    if member.alive and member.restarting:
+        return warning(name, "is stopping, in order to start again", "wait until it is back")
+    if member.alive and member.draining:
+        return warning(name, "is being drained", f"kera cluster drain {argument} shows how far it is")
+    if member.alive:
+        return ok(name, "is alive")
+    if member.restarting:
+        left = f"{member.grace_left_ms / 1000:.0f} s"
+        return warning(name, f"is restarting; counts as lost in {left}", f"start it on {where} with its data directory")
+    return warning(
+        name,
+        "is lost",
+        f"start it on {where} with its data directory; if it is gone for good: kera cluster forget {argument}",
+    )
+
+
+def _streamlets(picture: Picture) -> Iterator[Finding]:
+    alive = {each.broker_id for each in picture.cluster.brokers if each.alive}
+    expected = {each.broker_id for each in picture.cluster.brokers if each.restarting} - alive
+    total, absent, away = 0, Counter[str](), Counter[str]()
+    for stream in picture.streams:
+        for assignment in stream.assignments.values():
+            total += 1
+            if assignment.broker_id in expected:
+                away[stream.name] += 1
+            elif assignment.broker_id not in alive:
+                absent[stream.name] += 1
+    if absent:
+        yield problem(
+            "streamlets",
+            f"{absent.total()} of {total} have no broker that is alive: {_names(absent)}",
+            "start the brokers that are lost; of replicated streams others take over, see kera cluster recoveries",
+        )
+    if away:
+        text = f"{away.total()} of {total} wait for a broker that restarts: {_names(away)}"
+        yield warning("streamlets", text, "wait until it is back")
+    if not absent and not away:
+        yield ok("streamlets", f"all {total} of {plural(len(picture.streams), 'stream')} have a broker that is alive")
+
+
+def _names(streams: Counter[str]) -> str:
+    shown = ", ".join(sorted(streams)[:NAMED_MAX])
+    return shown + (f" and {plural(len(streams) - NAMED_MAX, 'other stream')}" if len(streams) > NAMED_MAX else "")
+
+
+def _recoveries(picture: Picture) -> Iterator[Finding]:
+    for each in picture.recoveries:
+        if each.phase not in ENDED:
+            waits = f"; waits for {', '.join(each.waits_for)}" if each.waits_for else ""
+            text = (
+                f"{each.phase.replace('_', ' ')}: {each.streamlets_readable} of"
+                f" {plural(each.streamlets_total, 'streamlet')} can be read{waits}"
+            )
+            advice = (
+                "start what it waits for" if each.waits_for else "wait; kera cluster recoveries shows how far it is"
+            )
+            yield warning(f"recovery of broker {each.broker_id}", text, advice)
+        if each.records_lost:
+            yield warning(
+                f"recovery of broker {each.broker_id}",
+                f"{plural(each.records_lost, 'record')} may be lost: no replica has them",
+                "start the backups that are lost, and look at the brokers' logs",
+            )
+
+
+def _reached(picture: Picture) -> Iterator[Finding]:
+    for name, said in picture.daemons.items():
+        if isinstance(said, KeraError):
+            yield _not_reached(name, said)
+        else:
+            yield ok(name, f"answers at {said.address}")
+
+
+def _not_reached(name: str, error: KeraError) -> Finding:
+    return warning(
+        name,
+        f"does not answer from here: {error.message}",
+        "see whether its address can be reached from this machine (advertised_address, firewalls), and its version",
+    )
+
+
+def _daemons(picture: Picture) -> Iterator[Finding]:
+    for name, said in picture.daemons.items():
+        if isinstance(said, KeraError):
+            yield _not_reached(name, said)
+            continue
+        for check in said.checks:
+            if check.state in {"warning", "problem"}:
+                # One daemon that is not ready is a degraded cluster: whether that is worse, streamlets say.
+                yield warning(name, f"{check.name}: {check.text}", f"look at the log of {name}, at {said.address}")
+
+
+def _disks(picture: Picture) -> Iterator[Finding]:
+    fullest = 1.0
+    for name, said in _described(picture).items():
+        for room in said.file_systems:
+            part = room.free_bytes / room.size_bytes if room.size_bytes else 1.0
+            fullest = min(fullest, part)
+            if part < FREE_PART_MIN:
+                severity = Severity.PROBLEM if part < FREE_PART_LEAST else Severity.WARNING
+                yield Finding(
+                    severity,
+                    name,
+                    f"{room.path}: {format_size(room.free_bytes)} of {format_size(room.size_bytes)} are free",
+                    "add room, or set retention (kera stream alter), or delete streams",
+                )
+    if fullest >= FREE_PART_MIN:
+        yield ok("disks", f"the fullest one has {fullest:.0%} free")
+
+
+def _versions(picture: Picture) -> Iterator[Finding]:
+    described = _described(picture)
+    versions = Counter(said.version + (f" ({said.commit})" if said.commit else "") for said in described.values())
+    if len(versions) > 1:
+        text = ", ".join(f"{count} of {version}" for version, count in versions.most_common())
+        yield warning("versions", text, "finish the rolling restart: all daemons should have the same")
+    elif versions:
+        yield ok("versions", f"all daemons are {next(iter(versions))}")
+    without = [name for name, said in described.items() if not said.native]
+    if without:
+        text = f"does not run at {', '.join(without[:NAMED_MAX])}, which are several times as slow"
+        yield warning("native core", text, "install a package that was built with it; see docs/native.md")
+
+
+def _clocks(picture: Picture) -> Iterator[Finding]:
+    described = _described(picture)
+    off = {
+        name: said for name, said in described.items() if abs(said.clock_ahead_ms) - said.clock_unsure_ms > CLOCK_MS_MAX
+    }
+    for name, said in off.items():
+        direction = "ahead of" if said.clock_ahead_ms > 0 else "behind"
+        yield warning(
+            name,
+            f"its clock is {abs(said.clock_ahead_ms) / 1000:.2f} s {direction} this machine's",
+            "synchronize clocks (chrony, systemd-timesyncd), here and there",
+        )
+    if described and not off:
+        worst_ms = max(abs(said.clock_ahead_ms) for said in described.values())
+        yield ok("clocks", f"within {worst_ms:.0f} ms of this machine's")

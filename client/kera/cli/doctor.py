@@ -1,0 +1,62 @@
+"""``kera doctor``: looks at this machine before daemons run here, or at a cluster after it was set up."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from kera.cli._client import JSON_OPTION
+from kera.cli._run import interruptible, run_async
+from kera.cli._sizes import parse_size
+
+if TYPE_CHECKING:
+    from kera.cli.diagnosis.findings import Finding
+
+DATA_DIR = Path("~/.local/share/kera")
+PORTS = [7400]
+"""Others are chosen by the system, unless they are set."""
+
+
+def doctor(
+    bootstrap: str = typer.Option(
+        "", "--bootstrap", "-b", metavar="HOST:PORT", help="Check the cluster there from here, instead of this machine."
+    ),
+    data_dir: list[Path] = typer.Option(
+        [DATA_DIR], "--data-dir", help="Data directory, or disk, to check; repeatable."
+    ),
+    arena_bytes: str = typer.Option("512MiB", "--arena-bytes", help="Memory that the broker is to have."),
+    port: list[int] = typer.Option(PORTS, "--port", min=1, max=65535, help="Port that is to be free; repeatable."),
+    as_json: bool = JSON_OPTION,
+) -> int:
+    """Check whether KerA would run well on this machine, or, with --bootstrap, whether a cluster was set up well.
+
+    Each finding is ok, a warning or a problem, with what to do. Exit code 0 if all are ok, 1 with warnings, 2 with
+    problems.
+    """
+    from kera.cli.diagnosis import findings, host
+
+    if bootstrap:
+        found = run_async(_of_cluster(bootstrap))
+    else:
+        size = parse_size(arena_bytes, name="--arena-bytes")
+        with interruptible():
+            found = host.checkup(data_dir, size, port)
+    severity = findings.worst(found)
+    if as_json:
+        print(json.dumps({"worst": severity.word, "findings": findings.document(found)}, indent=2))
+    else:
+        print(*findings.lines(found), sep="\n")
+    return int(severity)
+
+
+async def _of_cluster(bootstrap: str) -> list[Finding]:
+    from kera.cli.diagnosis import asking, cluster
+    from kera.core.errors import KeraError
+
+    try:
+        return cluster.installed(await asking.look(bootstrap))
+    except KeraError as error:
+        return cluster.unreachable(bootstrap, error)

@@ -1,0 +1,77 @@
+"""Health of a cluster of real daemons: over HTTP, and by `kera cluster health`."""
+
+import json
+import urllib.error
+import urllib.request
+from typing import Any
+
+import pytest
+
+from kera.local.cluster import LocalCluster
+from tests.integration.command_line import run_kera
+from tests.integration.support import TIMEOUT_S
+
+pytestmark = pytest.mark.timeout(180)
+METRICS = {f"KERA_{kind}_METRICS_PORT": "0" for kind in ("BROKER", "BACKUP", "COORDINATOR")}
+DAEMONS = ("coordinator", "broker-1", "broker-2", "backup-1")
+
+
+def get(cluster: Any, daemon: str, path: str) -> tuple[int, str]:
+    url = f"http://{cluster.ready[daemon]['metrics_address']}{path}"
+    try:
+        with urllib.request.urlopen(url, timeout=TIMEOUT_S) as response:
+            return response.status, response.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def health(cluster: Any) -> tuple[int, dict[str, Any]]:
+    done = run_kera("cluster", "health", "--json", "--bootstrap", cluster.bootstrap)
+    return done.returncode, json.loads(done.stdout)
+
+
+def test_a_cluster_is_healthy_then_degraded_then_broken() -> None:
+    with LocalCluster.running(brokers=2, backups=1, env=METRICS) as cluster:
+        for daemon in DAEMONS:
+            assert get(cluster, daemon, "/livez") == (200, "live\n")
+            status, text = get(cluster, daemon, "/readyz")
+            assert status == 200, text
+            assert text.startswith("ready\n[+] state: it serves\n")
+            assert "kera_build_info{" in get(cluster, daemon, "/metrics")[1]
+            assert get(cluster, daemon, "/metrics/all")[0] == 200
+            assert get(cluster, daemon, "/")[0] == 404
+
+        bootstrap = ("--bootstrap", cluster.bootstrap)
+        assert (
+            run_kera("stream", "create", "orders", "--streamlets", "2", "--replication", "0", *bootstrap).returncode
+            == 0
+        )
+        assert run_kera("produce", "orders", *bootstrap, stdin=b"a\nb\n").returncode == 0
+        assert 'kera_broker_stream_streamlets{stream="orders"} 1.0' in get(cluster, "broker-1", "/metrics/all")[1]
+        code, told = health(cluster)
+        assert (code, told["health"]) == (0, "healthy"), told
+        doctor = run_kera("doctor", *bootstrap)
+        assert doctor.returncode == 0, doctor.stdout
+
+        cluster.kill("backup-1")
+        told = until(cluster, 1)
+        assert ("warning", "backup 1") in subjects(told)
+        cluster.kill("broker-1")
+        told = until(cluster, 2)
+        assert ("problem", "streamlets") in subjects(told)
+        address = cluster.bootstrap
+    gone = run_kera("cluster", "health", "--bootstrap", address)
+    assert gone.returncode == 2
+    assert gone.stdout.startswith(b"broken\n")
+
+
+def subjects(told: dict[str, Any]) -> list[tuple[str, str]]:
+    return [(each["severity"], each["subject"]) for each in told["findings"]]
+
+
+def until(cluster: Any, wanted: int) -> dict[str, Any]:
+    """What is told when the exit code is as it should be; the test's time-out bounds it."""
+    while (found := health(cluster))[0] != wanted:
+        pass
+    return found[1]

@@ -1,0 +1,248 @@
+"""`kera cluster health` and `kera doctor --bootstrap`: what is found, and how it is said."""
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+from kera.cli._client import connecting_by
+from kera.cli._run import run_app
+from kera.cli.app import app
+from kera.cli.diagnosis import asking
+from kera.cli.diagnosis.asking import Picture
+from kera.cli.diagnosis.cluster import health, installed
+from kera.cli.diagnosis.findings import Finding, Severity, document, lines, ok, problem, warning, worst
+from kera.client import BackupDescription, BrokerDescription, ClusterDescription, RecoveryDescription
+from kera.client.admin.daemons import DaemonCheck, DaemonDescription, FileSystemRoom
+from kera.client.types import Assignment
+from kera.core.errors import Unavailable
+
+GIB = 1 << 30
+
+
+def broker(broker_id: int, **fields: Any) -> BrokerDescription:
+    alive = fields.pop("alive", True)
+    return BrokerDescription(broker_id, "node/boot", f"b:{broker_id}", "", "", 8 << 20, 1 << 28, alive=alive, **fields)
+
+
+def backup(backup_id: int, **fields: Any) -> BackupDescription:
+    made = BackupDescription(
+        backup_id, "node/boot", "", f"k:{backup_id}", "", "", 8 << 20, 1 << 28, GIB, 1 << 28, GIB, alive=True
+    )
+    return dataclasses.replace(made, **fields)
+
+
+def daemon(**fields: Any) -> DaemonDescription:
+    settings: dict[str, Any] = {
+        "address": "b:1",
+        "role": "broker",
+        "version": "1.0",
+        "commit": "",
+        "native": True,
+        "node_id": "node/boot",
+        "uptime_ms": 1000,
+        "clock_ahead_ms": 1.0,
+        "clock_unsure_ms": 0.5,
+        "checks": (DaemonCheck("state", "ok", "it serves"),),
+        "file_systems": (FileSystemRoom("/data", 100 * GIB, 60 * GIB),),
+    }
+    return DaemonDescription(**{**settings, **fields})
+
+
+class Stream:
+    """What is asked of a stream's description."""
+
+    def __init__(self, name: str, *owners: int, replication: int = 0) -> None:
+        self.name = name
+        self.config = self
+        self.replication = replication
+        self.assignments = {number: Assignment(owner, 1, 1) for number, owner in enumerate(owners)}
+
+
+def picture(**fields: Any) -> Picture:
+    members = {"brokers": [broker(1), broker(2)], "backups": [backup(1)], "coordinators": ("c:1",)}
+    cluster = ClusterDescription("c1", **{**members, **fields.pop("cluster", {})})
+    streams: list[Any] = fields.pop("streams", [Stream("orders", 1, 2, replication=1)])
+    daemons = fields.pop("daemons", {"broker 1": daemon(), "coordinator c:1": daemon(role="coordinator")})
+    return Picture(cluster, fields.pop("recoveries", []), streams, daemons)
+
+
+def recovery(**fields: Any) -> RecoveryDescription:
+    zeros: dict[str, Any] = {field.name: 0 for field in dataclasses.fields(RecoveryDescription)}
+    said = {"broker_id": 2, "cause": "dead", "phase": "recovering", "waits_for": [], "owner_ids": [1]}
+    return RecoveryDescription(**{**zeros, **said, **fields})
+
+
+def bad(findings: list[Finding]) -> list[tuple[str, str]]:
+    return [(each.severity.word, each.subject) for each in findings if each.severity]
+
+
+def test_a_cluster_in_which_nothing_is_wrong_is_healthy() -> None:
+    found = health(picture())
+    assert bad(found) == []
+    assert {each.subject for each in found} >= {
+        "coordinator",
+        "broker 2",
+        "backup 1",
+        "streamlets",
+        "disks",
+        "versions",
+    }
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"cluster": {"brokers": [broker(1), broker(2), broker(3, alive=False)]}}, [("warning", "broker 3")]),
+        ({"cluster": {"brokers": [broker(1), broker(2, draining=True)]}}, [("warning", "broker 2")]),
+        (
+            {"cluster": {"brokers": [broker(1), broker(2, alive=False, restarting=True, grace_left_ms=41_000)]}},
+            [("warning", "broker 2"), ("warning", "streamlets")],
+        ),
+        (
+            {"cluster": {"brokers": [broker(1), broker(2, alive=False)]}},
+            [("warning", "broker 2"), ("problem", "streamlets")],
+        ),
+        (
+            {"cluster": {"brokers": []}, "streams": []},
+            [("problem", "brokers")],
+        ),
+        (
+            {"cluster": {"backups": [backup(1, alive=False)]}},
+            [("warning", "backup 1"), ("problem", "backups")],
+        ),
+        ({"cluster": {"catching_up": "the metadata are older"}}, [("warning", "metadata")]),
+        ({"recoveries": [recovery()]}, [("warning", "recovery of broker 2")]),
+        ({"recoveries": [recovery(phase="done", records_lost=7)]}, [("warning", "recovery of broker 2")]),
+        ({"recoveries": [recovery(phase="done")]}, []),
+        ({"daemons": {"broker 1": daemon(), "broker 2": daemon(version="1.1")}}, [("warning", "versions")]),
+        ({"daemons": {"broker 1": daemon(native=False)}}, [("warning", "native core")]),
+        ({"daemons": {"broker 1": Unavailable("refused")}}, [("warning", "broker 1")]),
+        (
+            {"daemons": {"broker 1": daemon(checks=(DaemonCheck("disk", "problem", "it is full"),))}},
+            [("warning", "broker 1")],
+        ),
+        (
+            {"daemons": {"backup 1": daemon(checks=(DaemonCheck("disks", "warning", "1 of 2"),))}},
+            [("warning", "backup 1")],
+        ),
+        (
+            {"daemons": {"broker 1": daemon(file_systems=(FileSystemRoom("/data", 100, 9),))}},
+            [("warning", "broker 1")],
+        ),
+        (
+            {"daemons": {"broker 1": daemon(file_systems=(FileSystemRoom("/data", 100, 1),))}},
+            [("problem", "broker 1")],
+        ),
+    ],
+)
+def test_what_is_wrong_is_found(fields: dict[str, Any], expected: list[tuple[str, str]]) -> None:
+    found = health(picture(**fields))
+    assert bad(found) == expected
+    assert all(each.advice for each in found if each.severity), "what is wrong says what to do"
+
+
+def test_streams_without_a_broker_are_named_and_the_others_counted() -> None:
+    streams = [Stream(f"stream-{number}", 9, 9) for number in range(7)]
+    (found,) = (each for each in health(picture(streams=streams)) if each.subject == "streamlets")
+    assert found.text == (
+        "14 of 14 have no broker that is alive: stream-0, stream-1, stream-2, stream-3, stream-4 and 2 other streams"
+    )
+
+
+def test_the_doctor_compares_clocks_as_far_as_they_can_be_known() -> None:
+    daemons = {
+        "broker 1": daemon(clock_ahead_ms=-2000.0, clock_unsure_ms=10.0),
+        "broker 2": daemon(clock_ahead_ms=700.0, clock_unsure_ms=600.0),
+        "broker 3": Unavailable("refused"),
+    }
+    found = installed(picture(daemons=daemons))
+    assert bad(found) == [("warning", "broker 3"), ("warning", "broker 1")]
+    assert "its clock is 2.00 s behind this machine's" in [each.text for each in found]
+    assert bad(installed(picture())) == []
+    assert bad(installed(picture(cluster={"brokers": [broker(1), broker(2, alive=False)]}))) == [
+        ("warning", "broker 2")
+    ]
+
+
+def test_the_worst_comes_first_with_what_to_do_below() -> None:
+    found = [ok("a", "fine"), warning("bb", "slow", "wait"), problem("c", "gone", "start it")]
+    assert lines(found) == [
+        "problem  c   gone",
+        "             → start it",
+        "warning  bb  slow",
+        "             → wait",
+        "ok       a   fine",
+    ]
+    assert worst(found) is Severity.PROBLEM
+    assert worst([]) is Severity.OK
+    assert document(found)[1] == {"severity": "warning", "subject": "bb", "text": "slow", "advice": "wait"}
+
+
+class FakeAdmin:
+    def __init__(self, said: Picture) -> None:
+        self.admin = self
+        self._said = said
+
+    async def describe_cluster(self) -> ClusterDescription:
+        return self._said.cluster
+
+    async def recoveries(self) -> list[RecoveryDescription]:
+        return self._said.recoveries
+
+    async def list_streams(self) -> list[Any]:
+        return self._said.streams
+
+
+@contextlib.contextmanager
+def answering(monkeypatch: pytest.MonkeyPatch, said: Picture | Unavailable) -> Iterator[None]:
+    @contextlib.asynccontextmanager
+    async def connected(_: str, **__: Any) -> AsyncIterator[FakeAdmin]:
+        if isinstance(said, Unavailable):
+            raise said
+        yield FakeAdmin(said)
+
+    async def describe_all(addresses: dict[str, str]) -> dict[str, Any]:
+        assert not isinstance(said, Unavailable)
+        assert set(addresses) >= set(said.daemons)
+        return said.daemons
+
+    monkeypatch.setattr(asking, "describe_all", describe_all)
+    with connecting_by(connected):
+        yield
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "word"),
+    [
+        (picture(), 0, "healthy"),
+        (picture(recoveries=[recovery()]), 1, "degraded"),
+        (picture(streams=[Stream("orders", 9)]), 2, "broken"),
+        (Unavailable("no coordinator can be reached"), 2, "broken"),
+    ],
+)
+def test_the_exit_code_says_how_the_cluster_is(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    said: Picture | Unavailable,
+    code: int,
+    word: str,
+) -> None:
+    with answering(monkeypatch, said):
+        assert run_app(app, ["cluster", "health"]) == code
+        assert capsys.readouterr().out.splitlines()[0] == word
+        assert run_app(app, ["cluster", "health", "--json"]) == code
+        told = json.loads(capsys.readouterr().out)
+    assert told["health"] == word
+    assert told["findings"]
+
+
+def test_the_doctor_of_a_cluster_that_is_not_there(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with answering(monkeypatch, Unavailable("no coordinator can be reached")):
+        assert run_app(app, ["doctor", "--bootstrap", "h:1"]) == 2
+    assert "none that leads answers at h:1: no coordinator can be reached" in capsys.readouterr().out
