@@ -34,6 +34,7 @@ def main() -> int:
             records=outcome.records,
             virtual_s=round(outcome.virtual_s),
             real_ms=round(outcome.real_s * 1000),
+            cpu_ms=round(outcome.cpu_s * 1000),
             events=outcome.events,
         )
         faults.update(outcome.faults)
@@ -46,11 +47,12 @@ def main() -> int:
         if outcome.problems and not arguments.keep_going:
             break
     if not arguments.digests:
-        real_s = totals["real_ms"] / 1000
+        real_s, cpu_s = totals["real_ms"] / 1000, totals["cpu_ms"] / 1000
         print(
             f"{done} seeds from {arguments.seed}: {len(failed)} failed {failed or ''};"
-            f" {totals['records']} records, {totals['virtual_s']} virtual seconds in {real_s:.1f} s"
-            f" ({totals['virtual_s'] / max(real_s, 1e-3):.0f} times as fast), {totals['events']} events"
+            f" {totals['records']} records, {totals['virtual_s']} virtual seconds in {real_s:.1f} s,"
+            f" {cpu_s:.1f} s of a processor ({totals['virtual_s'] / max(cpu_s, 1e-3):.0f} times as fast),"
+            f" {totals['events']} events"
         )
         print("faults:", ", ".join(f"{count} {kind}" for kind, count in sorted(faults.items())) or "none")
     return min(1, len(failed))

@@ -22,6 +22,7 @@ from kera.broker.serving.push import Push
 from kera.broker.serving.push_server import PushServer
 from kera.broker.serving.service import BrokerService
 from kera.broker.settings import BrokerSettings
+from kera.broker.storage.index import CopyIndex
 from kera.core.daemon import run_daemon, run_from_environment
 from kera.core.errors import StaleEpoch
 from kera.core.monitoring.monitor import Monitor
@@ -43,7 +44,11 @@ log = get_logger("kera.broker")
 
 @asynccontextmanager
 async def serve(
-    settings: BrokerSettings, runtime: Runtime = MACHINE, *, open_interface: OpenInterface = GrpcServer
+    settings: BrokerSettings,
+    runtime: Runtime = MACHINE,
+    *,
+    open_interface: OpenInterface = GrpcServer,
+    copy_index: CopyIndex | None = None,
 ) -> AsyncIterator[dict[str, Any]]:
     """Start a broker, yield where it is, stop it."""
     async with AsyncExitStack() as stack:
@@ -58,7 +63,7 @@ async def serve(
         # What ties it to the coordinator ends last: as long as it writes to its disk, it says that it is there.
         ties = await stack.enter_async_context(AsyncExitStack())
         monitor.health.starting("it reads what is on its disk and in its memory")
-        engine = await LogEngine.start(settings, data_dir, runtime)
+        engine = await LogEngine.start(settings, data_dir, runtime, copy_index=copy_index)
         stack.push_async_callback(engine.close)
         arena, counters, pushed = engine.arena, Counters(), PushTotals()
         leader = CoordinatorEpoch()

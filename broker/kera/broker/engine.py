@@ -34,7 +34,7 @@ from kera.broker.replication.virtual_index import virtual_segments
 from kera.broker.settings import BrokerSettings
 from kera.broker.steady_time import SteadyTime
 from kera.broker.storage.disk import LocalDisk
-from kera.broker.storage.index import FORMAT, SegmentIndex
+from kera.broker.storage.index import FORMAT, CopyIndex, SegmentIndex
 from kera.broker.storage.jobs import Job
 from kera.broker.storage.persistence import PersistenceManager
 from kera.broker.storage.physical_ids import PhysicalIds
@@ -125,6 +125,7 @@ class LogEngine:
         *,
         rebuild_limits: RebuildLimits | None = None,
         tick_s: float = TICK_S,
+        copy_index: CopyIndex | None = None,
     ) -> LogEngine:
         """Open the log in `data_dir`, which belongs to this process. Raises `StartError` and what it has below it."""
         clock = runtime.clock
@@ -132,7 +133,7 @@ class LogEngine:
         root = data_dir / "log"
         # Memory that names a new directory is of one that was at its place before: what is in it is nobody's any more.
         new = not root.exists() and not any((data_dir / name).exists() for name in BrokerIdentity.names())
-        index, whole = await asyncio.to_thread(_open_index, root)
+        index, whole = await asyncio.to_thread(_open_index, root, copy_index)
         store = SegmentStore(root, LocalDisk(root), index)
         arena = None if new else Arena.attach(settings.shm_dir, data_dir)
         remove_orphans(settings.shm_dir, data_dir)
@@ -390,10 +391,10 @@ class LogEngine:
         await self._changed.wait()
 
 
-def _open_index(root: Path) -> tuple[SegmentIndex, bool]:
+def _open_index(root: Path, copying: CopyIndex | None) -> tuple[SegmentIndex, bool]:
     try:
         root.mkdir(parents=True, exist_ok=True)
-        return SegmentIndex.open_checked(root / "index")
+        return SegmentIndex.open_checked(root / "index", copying)
     except OSError as error:
         raise PathNotWritable(
             f"cannot write the log in {root}: {error.strerror}; choose another --data-dir", path=str(root)

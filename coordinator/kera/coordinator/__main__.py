@@ -42,7 +42,9 @@ SWITCH_INTERVAL_S = 0.0001
 The thread that writes metadata waits so long each time that it comes back from the kernel, several times for a write,
 and with it whoever has asked for that. Brokers have more to do in their loops, and would lose by it (docs/bench.md).
 """
-OpenStore = Callable[[CoordinatorSettings, AsyncExitStack], Awaitable[tuple[MetadataStore, Callable[[str], Election]]]]
+OpenStore = Callable[
+    [CoordinatorSettings, Runtime, AsyncExitStack], Awaitable[tuple[MetadataStore, Callable[[str], Election]]]
+]
 """Where the metadata are, and the election of who may lead, for a coordinator at an address."""
 METHODS = (*api.COORDINATOR_METHODS, *api.CONSUMER_GROUPS_METHODS)
 
@@ -75,7 +77,7 @@ async def serve(
         )
         ready: dict[str, Any] = dict(monitor.serve(settings.host, settings.metrics_port))
         monitor.health.starting("it opens the store of the metadata")
-        store, election_of = await (open_store or _store)(settings, stack)
+        store, election_of = await (open_store or _store)(settings, runtime, stack)
         metrics = CoordinatorMetrics(monitor.registry)
         monitor.add(metrics)
         leadership = Leadership(
@@ -106,7 +108,7 @@ async def serve(
 
 
 async def _store(
-    settings: CoordinatorSettings, stack: AsyncExitStack
+    settings: CoordinatorSettings, runtime: Runtime, stack: AsyncExitStack
 ) -> tuple[MetadataStore, Callable[[str], Election]]:
     """Where the metadata are, and the election of who may lead, for a coordinator at an address."""
     if not settings.zookeeper:
@@ -120,7 +122,9 @@ async def _store(
 
     with setting("zookeeper"):
         where = ZooKeeperAddress.parse(settings.zookeeper)
-    session = await ZooKeeperSession.connect(where, session_timeout_ms=settings.zookeeper_session_timeout_ms)
+    session = await ZooKeeperSession.connect(
+        where, session_timeout_ms=settings.zookeeper_session_timeout_ms, new_id=runtime.new_id
+    )
     stack.push_async_callback(session.close)
     store = await ZooKeeperStore.open(session)
     stack.push_async_callback(store.close)
@@ -130,7 +134,7 @@ async def _store(
 async def restore(settings: CoordinatorSettings, data: bytes, *, force: bool) -> MetadataCopy:
     """Put a copy of metadata back where a coordinator with these settings keeps them; none may run there."""
     async with AsyncExitStack() as stack:
-        store, _ = await _store(settings, stack)
+        store, _ = await _store(settings, MACHINE, stack)
         return await put_back(store, data, force=force)
 
 

@@ -87,6 +87,7 @@ class Registration:
         self._directory = directory
         self._hurry = hurry or asyncio.Event()
         self._timing = timing
+        self._clock = runtime.clock
         self._boottime_s = runtime.clock.boottime_s
         try:
             self._coordinators = Coordinators(coordinator, channel=runtime.channel)
@@ -153,7 +154,7 @@ class Registration:
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
-        waiting = Repeated(log)
+        waiting = Repeated(log, self._clock)
         while True:
             try:
                 answer = await self._call(method, request, CALL_TIMEOUT_S)

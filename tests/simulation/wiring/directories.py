@@ -30,8 +30,9 @@ class Directories:
     def renew(self, name: str) -> None:
         """The process is gone, and another one may begin with what it has left."""
         path, aside = self._root / name, self._root / f"{name}.gone-{next(self._aside)}"
-        path.rename(aside)
-        _copy(aside, path)
+        if path.exists():
+            path.rename(aside)
+            _copy(aside, path)
 
     def wipe(self, name: str) -> None:
         """The machine has lost everything."""

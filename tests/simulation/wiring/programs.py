@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -15,12 +15,18 @@ from kera.backup import __main__ as backup
 from kera.backup.settings import BackupSettings
 from kera.broker import __main__ as broker
 from kera.broker.settings import BrokerSettings
+from kera.broker.storage.index_copy import copy_intact
 from kera.client import Client
 from kera.client.settings import ClientSettings
 from kera.coordinator import __main__ as coordinator
 from kera.coordinator.settings import CoordinatorSettings
+from kera.coordinator.store.leadership import Election
+from kera.coordinator.store.metadata import MetadataStore
+from kera.coordinator.store.zookeeper_election import ZooKeeperElection
+from kera.coordinator.store.zookeeper_store import ZooKeeperStore
 from kera.core.runtime import Runtime
 from tests.simulation.engine.process import Machine
+from tests.simulation.wiring import zookeeper
 from tests.simulation.wiring.heartbeats import LoopHeartbeats
 from tests.simulation.wiring.open_interface import FramedChannel, FramedServer
 
@@ -42,6 +48,38 @@ def runtime_of(machine: Machine, random: Random) -> Runtime:
         channel=FramedChannel,
         heartbeats=LoopHeartbeats,
         random=random,
+    )
+
+
+async def zookeeper_on(machine: Machine, tree: zookeeper.Tree) -> None:
+    """A ZooKeeper with what it has on its disk."""
+    await zookeeper.Server(tree, machine.address).serve()
+
+
+def coordinator_of(machine: Machine, directory: Path, address: str, runtime: Runtime, **settings: Any) -> Serving:
+    """One of several coordinators, with the ZooKeeper at `address`."""
+
+    async def open_store(
+        settings: CoordinatorSettings, runtime: Runtime, stack: AsyncExitStack
+    ) -> tuple[MetadataStore, Callable[[str], Election]]:
+        timeout_ms = settings.zookeeper_session_timeout_ms
+        session: Any = await zookeeper.Session.connect(address, session_timeout_ms=timeout_ms, new_id=runtime.new_id)
+        stack.push_async_callback(session.close)
+        store = await ZooKeeperStore.open(session)
+        stack.push_async_callback(store.close)
+        return store, lambda own: ZooKeeperElection(session, own)
+
+    return coordinator.serve(
+        CoordinatorSettings(
+            host=machine.address,
+            port=COORDINATOR_PORT,
+            data_dir=directory,
+            zookeeper=f"{address}:{zookeeper.PORT}",
+            **settings,
+        ),
+        runtime,
+        open_interface=FramedServer,
+        open_store=open_store,
     )
 
 
@@ -76,6 +114,7 @@ def broker_on(machine: Machine, directory: Path, coordinators: str, runtime: Run
         ),
         runtime,
         open_interface=FramedServer,
+        copy_index=copy_intact,
     )
 
 

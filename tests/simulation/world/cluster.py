@@ -14,7 +14,7 @@ from tests.simulation.engine.network import Network
 from tests.simulation.engine.process import Machine, Process
 from tests.simulation.engine.scheduler import Scheduler
 from tests.simulation.engine.trace import Trace
-from tests.simulation.wiring import programs
+from tests.simulation.wiring import programs, zookeeper
 from tests.simulation.wiring.directories import Directories
 from tests.simulation.world.plan import Plan
 
@@ -55,18 +55,25 @@ class Daemon:
         runtime = cluster.runtime(self.machine, self.launches)
         self.ready = None
 
+        async def zookeeper_main() -> None:
+            self._is_ready(process, {})
+            await programs.zookeeper_on(self.machine, cluster.tree)
+
         async def main() -> None:
             stop = self._stop = asyncio.Event()
             await programs.until_stopped(
                 lambda: self._serving(runtime), lambda there: self._is_ready(process, there), stop
             )
 
-        process.start(main)
+        process.start(zookeeper_main if self.kind == "zookeeper" else main)
         cluster.scheduler.after(AGAIN_S, self._look, process)
 
     def _serving(self, runtime: Runtime) -> programs.Serving:
         directory = self._cluster.directories.of(self.name)
         settings = SETTINGS[self.kind]
+        if self.kind == "coordinator" and self._cluster.plan.zookeeper_names:
+            address = self._cluster.machines["zookeeper-1"].address
+            return programs.coordinator_of(self.machine, directory, address, runtime, **settings)
         if self.kind == "coordinator":
             return programs.coordinator_on(self.machine, directory, runtime, **settings)
         serve = programs.broker_on if self.kind == "broker" else programs.backup_on
@@ -89,7 +96,9 @@ class Daemon:
     def stop(self) -> None:
         """Have it end orderly, as for a restart."""
         self.wanted = False
-        if self._stop is not None and self.process is not None and self.process.alive:
+        if self.kind == "zookeeper":
+            self.kill()
+        elif self._stop is not None and self.process is not None and self.process.alive:
             self.process.trace.note(self.name, "is told to stop")
             self.process.loop.call_soon(self._stop.set)
 
@@ -127,14 +136,25 @@ class Cluster:
         self.network.weather.delay_s = plan.delay_s
         self.network.weather.pieces = plan.pieces
         self.directories = Directories(root)
+        self.tree = zookeeper.Tree()
+        """What ZooKeeper has on its disk."""
         self.defects: list[str] = []
         self.processes: list[Process] = []
         """All there ever were: what is left of those that are gone must not end by itself."""
         self.machines: dict[str, Machine] = {}
+        self.clients: dict[str, Process] = {}
+        """By name of their machines; so is what they run."""
+        self.programs: dict[str, Callable[[Runtime], Coroutine[Any, Any, Any]]] = {}
         self._random = Random(f"cluster {plan.seed}")
         self._daemon_random = Random(f"daemons {plan.seed}")
         for kind, names in enumerate(
-            (plan.coordinator_names, plan.broker_names, plan.backup_names, [*plan.client_names, "operator"])
+            (
+                plan.coordinator_names,
+                plan.broker_names,
+                plan.backup_names,
+                [*plan.client_names, "operator"],
+                plan.zookeeper_names,
+            )
         ):
             for number, name in enumerate(names, 1):
                 rate = 1 + plan.drift * self._random.uniform(-1, 1)
@@ -143,7 +163,12 @@ class Cluster:
                 self.machines[name] = self.network.machines[machine.address] = machine
         self.daemons = {
             name: Daemon(self, self.machines[name], name.rpartition("-")[0])
-            for name in (*plan.coordinator_names, *plan.broker_names, *plan.backup_names)
+            for name in (
+                *plan.zookeeper_names,
+                *plan.coordinator_names,
+                *plan.broker_names,
+                *plan.backup_names,
+            )
         }
         self.coordinators = ",".join(
             f"{self.machines[name].address}:{programs.COORDINATOR_PORT}" for name in plan.coordinator_names
@@ -165,7 +190,22 @@ class Cluster:
         process = self.process(machine, name)
         runtime = self.runtime(machine, len(self.processes))
         process.start(lambda: main(runtime))
+        self.clients[name], self.programs[name] = process, main
         return process
+
+    def kill(self, name: str) -> None:
+        """A daemon or a client is gone at once."""
+        if name in self.daemons:
+            self.daemons[name].kill()
+        else:
+            self.clients[name].kill()
+
+    def back(self, name: str) -> None:
+        """It is there again; a client has forgotten everything."""
+        if name in self.daemons:
+            self.daemons[name].back()
+        elif not (self.clients[name].alive or self.clients[name].ended):
+            self.run_client(name, self.programs[name])
 
     def start(self) -> None:
         """Start all daemons."""

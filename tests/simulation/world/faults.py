@@ -34,7 +34,7 @@ class Faults:
         ways = self._ways(fault)
         match fault.kind:
             case "kill":
-                cluster.daemons[name].kill()
+                cluster.kill(name)
             case "stop":
                 cluster.daemons[name].stop()
             case "pause":
@@ -71,7 +71,7 @@ class Faults:
         name = fault.targets[0]
         match fault.kind:
             case "kill" | "stop" | "pause":
-                cluster.daemons[name].back()
+                cluster.back(name)
             case "cut" | "cut one way" | "isolate":
                 network.heal(self._ways(fault))
             case "slow way":
@@ -86,8 +86,8 @@ class Faults:
         cluster.trace.note("FAULT", "no more of them")
         cluster.network.heal()
         cluster.network.weather.slow.clear()
-        for daemon in cluster.daemons.values():
-            daemon.back()
+        for name in (*cluster.daemons, *cluster.plan.client_names):
+            cluster.back(name)
         for machine in cluster.machines.values():
             machine.slowness = 1.0
 

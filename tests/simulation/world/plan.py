@@ -97,6 +97,11 @@ class Plan:
         return [f"coordinator-{number}" for number in range(1, self.coordinators + 1)]
 
     @property
+    def zookeeper_names(self) -> list[str]:
+        """Likewise; several coordinators have one."""
+        return ["zookeeper-1"] if self.coordinators > 1 else []
+
+    @property
     def broker_names(self) -> list[str]:
         """Likewise."""
         return [f"broker-{number}" for number in range(1, self.brokers + 1)]
@@ -120,7 +125,7 @@ def draw(seed: int) -> Plan:
     kinds = tuple(kind for kind in KINDS if random.random() < KIND_LIKELY)
     plan = Plan(
         seed=seed,
-        coordinators=1,
+        coordinators=random.choice((1, 1, 2, 3)),
         brokers=random.randint(1 if replication == 0 else 2, 3),
         backups=replication + random.randint(0, 1) if replication else 0,
         streamlets=random.choice((1, 2, 4, 6)),
@@ -130,13 +135,13 @@ def draw(seed: int) -> Plan:
         producers=random.randint(1, 3),
         readers=random.randint(1, 2),
         members=random.randint(0, 2),
-        records=random.choice((30, 100, 300)),
+        records=random.choice((20, 60, 150)),
         record_bytes=random.choice((0, 100, 1000)),
         burst=random.choice((1, 10, 100)),
         delay_s=random.choice((0.0001, 0.0005, 0.003)),
         pieces=random.choice((0.0, 0.0, 0.05)),
         drift=random.choice((0.0, 0.0, 0.001, 0.02)),
-        load_s=random.choice((10.0, 20.0, 30.0)),
+        load_s=random.choice((10.0, 20.0, 40.0)),
         kinds=kinds,
         faults=(),
     )
@@ -159,12 +164,13 @@ def _fault(  # noqa: PLR0911 - one for each kind
     plan: Plan, random: Random, kind: str, at_s: float
 ) -> Fault | None:
     """One of a kind; None when the cluster has nothing that it could befall."""
-    servers = [*plan.coordinator_names, *plan.broker_names, *plan.backup_names]
+    servers = [*plan.zookeeper_names, *plan.coordinator_names, *plan.broker_names, *plan.backup_names]
     everyone = [*servers, *plan.client_names]
     lasts_s = random.choice((0.1, 1.0, 3.0, 12.0)) * (0.5 + random.random())
     match kind:
         case "kill":
-            mortal = [*plan.coordinator_names, *plan.broker_names]
+            mortal = [*plan.zookeeper_names, *plan.coordinator_names, *plan.broker_names]
+            mortal += [name for name in plan.client_names if name.startswith("member")]
             if plan.may_kill_backups:
                 mortal += plan.backup_names
             return Fault(at_s, kind, lasts_s, (random.choice(mortal),))

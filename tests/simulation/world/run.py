@@ -22,7 +22,6 @@ import structlog
 from kera.client.checking.verdict import violations
 from kera.core.runtime import Runtime
 from tests.simulation.engine.loop import ProcessLoop
-from tests.simulation.engine.process import Process
 from tests.simulation.engine.scheduler import Scheduler
 from tests.simulation.engine.trace import Trace
 from tests.simulation.world.cluster import Cluster
@@ -58,6 +57,7 @@ class Outcome:
     recoveries: int = 0
     virtual_s: float = 0.0
     real_s: float = 0.0
+    cpu_s: float = 0.0
     events: int = 0
 
 
@@ -84,10 +84,10 @@ def _simulated(plan: Plan, root: Path) -> Outcome:
     trace = Trace(lambda: scheduler.now_s)
     for line in plan.lines():
         trace.note("PLAN", line)
-    begun_s = time.perf_counter()
+    begun_s, begun_cpu_s = time.perf_counter(), time.process_time()
     with _logged(trace, outcome):
         _Run(Cluster(plan, scheduler, trace, root), outcome).go()
-    outcome.real_s = time.perf_counter() - begun_s
+    outcome.real_s, outcome.cpu_s = time.perf_counter() - begun_s, time.process_time() - begun_cpu_s
     outcome.virtual_s, outcome.events = scheduler.now_s, scheduler.events
     outcome.digest, outcome.lines = trace.digest, list(trace.lines)
     return outcome
@@ -99,7 +99,6 @@ class _Run:
         self._outcome = outcome
         self._workload = Workload(cluster)
         self._faults = Faults(cluster)
-        self._clients: dict[str, Process] = {}
 
     def go(self) -> None:
         """All of it."""
@@ -110,7 +109,7 @@ class _Run:
         if not self._do("the stream was made", self._workload.create, START_S):
             return
         for name, program in programs_of(self._workload, cluster.plan).items():
-            self._clients[name] = cluster.run_client(name, program)
+            cluster.run_client(name, program)
         self._faults.schedule(scheduler.now_s)
         scheduler.run_until(lambda: bool(cluster.defects), scheduler.now_s + cluster.plan.load_s)
         self._faults.end_all()
@@ -145,11 +144,12 @@ class _Run:
         self._end_clients()
 
     def _end_clients(self) -> None:
-        for name, process in self._clients.items():
+        names = self._cluster.plan.client_names
+        for name in names:
+            process = self._cluster.clients[name]
             if process.error is not None:
                 self._outcome.problems.append(f"{name} ended with {process.error!r}")
             process.cancel()
-        names = self._cluster.plan.client_names
 
         def gone() -> bool:
             return not any(self._cluster.machines[name].transports for name in names)

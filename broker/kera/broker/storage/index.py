@@ -19,7 +19,7 @@ import struct
 import subprocess
 import sys
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,14 @@ READERS_MAX = 64
 CHECK_TIMEOUT_S = 300.0
 
 
+CopyIndex = Callable[[Path, Path], dict[str, int]]
+"""Copies the intact records of an index, and reports, as ``kera.broker.storage.index_copy``."""
+
+
+class CopyFailed(Exception):
+    """Whoever copied has ended before its end."""
+
+
 class SegmentIndex:
     """The index of one broker; see the head of this module. `open` makes it."""
 
@@ -83,11 +91,12 @@ class SegmentIndex:
         return cls(path, environment)
 
     @classmethod
-    def open_checked(cls, path: Path) -> tuple[SegmentIndex, bool]:
+    def open_checked(cls, path: Path, copying: CopyIndex | None = None) -> tuple[SegmentIndex, bool]:
         """Open the index in `path` after making sure that nothing in it can harm; and whether all of it was there.
 
         After a clean stop its checksum is compared. Otherwise a process of its own copies what is intact: damaged pages
-        of LMDB can crash whoever follows them. False when records were damaged or are gone: then it must be repaired.
+        of LMDB can crash whoever follows them; or `copying` does that. False when records were damaged or are gone:
+        then it must be repaired.
         """
         data, checksum = path / "data.mdb", path / "data.crc32"
         whole = True
@@ -96,7 +105,7 @@ class SegmentIndex:
             expected = checksum.read_bytes() if checksum.exists() else b""
             checksum.unlink(missing_ok=True)
             if expected != file_checksum(data).encode():
-                whole = _copy_intact(path)
+                whole = _copy_intact(path, copying or copy_apart)
         elif checksum.exists():
             checksum.unlink()
             whole = False
@@ -280,19 +289,27 @@ def _reserve(path: Path) -> None:
         os.close(fd)
 
 
-def _copy_intact(path: Path) -> bool:
+def copy_apart(source: Path, target: Path) -> dict[str, int]:
+    """See ``kera.broker.storage.index_copy``, in a process of its own. Raises `CopyFailed`."""
+    command = [sys.executable, "-m", "kera.broker.storage.index_copy", str(source), str(target)]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=CHECK_TIMEOUT_S, check=False)  # noqa: S603 - ourselves
+        if done.returncode == 0:
+            report: dict[str, int] = json.loads(done.stdout)
+            return report
+    except (subprocess.TimeoutExpired, ValueError) as error:
+        raise CopyFailed(str(error)) from error
+    raise CopyFailed(done.stderr.decode(errors="replace").strip()[-500:] or f"exit code {done.returncode}")
+
+
+def _copy_intact(path: Path, copying: CopyIndex) -> bool:
     """Replace the index by a copy of its intact records; returns whether that was all of it."""
     copy = path.with_name(path.name + ".copy")
     shutil.rmtree(copy, ignore_errors=True)
-    command = [sys.executable, "-m", "kera.broker.storage.index_copy", str(path), str(copy)]
     try:
-        done = subprocess.run(command, capture_output=True, timeout=CHECK_TIMEOUT_S, check=False)  # noqa: S603 - ourselves
-        report = json.loads(done.stdout) if done.returncode == 0 else None
-        reason = done.stderr.decode(errors="replace").strip()[-500:] or f"exit code {done.returncode}"
-    except (subprocess.TimeoutExpired, ValueError) as error:
-        report, reason = None, str(error)
-    if report is None:
-        log.error("index is damaged; it is made anew from the segments", path=str(path), reason=reason)
+        report = copying(path, copy)
+    except CopyFailed as error:
+        log.error("index is damaged; it is made anew from the segments", path=str(path), reason=str(error))
         shutil.rmtree(copy, ignore_errors=True)
         (path / "data.mdb").unlink()
         return False

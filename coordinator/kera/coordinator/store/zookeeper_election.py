@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import uuid
 from typing import Any
 
 from kera.coordinator.store.metadata import Check, MetadataStoreFailed, MetadataStoreFull
@@ -47,7 +46,7 @@ class ZooKeeperElection:
         self._address = address
         self._poll_interval_s = poll_interval_s
         self._path = candidates_path(session.root)
-        self._id = uuid.uuid4().hex
+        self._id = session.new_id()
         """Finds our node, also when the connection broke before we heard its whole name."""
         self._candidates: dict[str, str] = {}
         """Address by node, the one that leads first."""

@@ -43,6 +43,7 @@ from kazoo.protocol.states import KeeperState
 from kera.coordinator.store.metadata import MetadataStoreFailed, MetadataStoreFull
 from kera.core.errors import InternalError, InvalidArgument, StartError
 from kera.core.rpc.address import split_address
+from kera.core.runtime import random_id
 from kera.core.telemetry import get_logger
 
 log = get_logger("kera.zookeeper")
@@ -141,9 +142,13 @@ class ZooKeeperAddress(NamedTuple):
 class ZooKeeperSession:
     """A session, and the next one when it expires. Belongs to one event loop; made with `connect`."""
 
-    def __init__(self, address: ZooKeeperAddress, *, session_timeout_ms: int) -> None:
+    def __init__(
+        self, address: ZooKeeperAddress, *, session_timeout_ms: int, new_id: Callable[[], str] = random_id
+    ) -> None:
+        """`new_id`: names what is made, as nobody else does."""
         self.root = address.root
         self.hosts = address.hosts
+        self.new_id = new_id
         self.timeout_s = session_timeout_ms / 1000
         """After so long without a sign of us ZooKeeper ends the session, or later."""
         self.request_timeout_s = self.timeout_s
@@ -186,10 +191,15 @@ class ZooKeeperSession:
 
     @classmethod
     async def connect(
-        cls, address: ZooKeeperAddress, *, session_timeout_ms: int, connect_timeout_s: float = CONNECT_TIMEOUT_S
+        cls,
+        address: ZooKeeperAddress,
+        *,
+        session_timeout_ms: int,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S,
+        new_id: Callable[[], str] = random_id,
     ) -> ZooKeeperSession:
         """A session with the ensemble at `address`. Raises `ZooKeeperUnreachable`."""
-        self = cls(address, session_timeout_ms=session_timeout_ms)
+        self = cls(address, session_timeout_ms=session_timeout_ms, new_id=new_id)
         connected = self._client.start_async()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + connect_timeout_s

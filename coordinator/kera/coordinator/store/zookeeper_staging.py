@@ -9,7 +9,6 @@ as that, too, depends on ``revision``, they are still the same then.
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import Iterator
 
 from kera.coordinator.store.metadata import MetadataStoreFailed, MetadataStoreFull, VersionConflict, Write, conflict
@@ -36,7 +35,7 @@ class StagedWrites:
         await self.carry_out()
         for left in await self._transactions.children(self._staged):  # by those who ended before they had decided
             await self._remove(f"{self._staged}/{left}")
-        name = uuid.uuid4().hex
+        name = self._session.new_id()
         directory = f"{self._staged}/{name}"
         parts = [f"{directory}/{number:08x}" for number, _ in enumerate(self._parts(writes))]
 

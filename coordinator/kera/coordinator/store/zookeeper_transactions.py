@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 from kera.coordinator.store.metadata import Check, MetadataStoreFailed, StoredRecord, Write, conflict
@@ -55,7 +54,7 @@ class ZooKeeperTransactions:
         """
         session, loop = self._session, asyncio.get_running_loop()
         deadline = loop.time() + session.request_timeout_s
-        write_id = uuid.uuid4().hex.encode()
+        write_id = session.new_id().encode()
         uncertain = False
         while True:
             if look is not None and not uncertain:

@@ -1,0 +1,153 @@
+"""Deliberate defects, and how many seeds it takes to find each: ``python -m tests.simulation.mutants``.
+
+Each is a copy of the tree in which a few lines are other ones, run without the native core. What no seed finds is a
+hole in the simulation, or in its checker; docs/testing.md has the table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("core", "broker", "backup", "coordinator", "client", "proto", "tests/simulation")
+
+
+class Mutant(NamedTuple):
+    """A defect: in files, what becomes of lines that are there once."""
+
+    name: str
+    changes: tuple[tuple[str, str, str], ...]
+
+
+BROKER, BACKUP, CLIENT = "broker/kera/broker/", "backup/kera/backup/", "client/kera/client/"
+MUTANTS = (
+    Mutant(
+        "a chunk that is sent again is stored again",
+        (
+            (
+                BROKER + "log/streamlet.py",
+                "        if sequence < expected:\n            return self._find",
+                "        if sequence < 0:\n            return self._find",
+            ),
+        ),
+    ),
+    Mutant(
+        "a move loses how far producers got",
+        (
+            (
+                BROKER + "ownership/sealing.py",
+                "in list(streamlet.producers.items()):",
+                "in list(streamlet.producers.items())[:0]:",
+            ),
+        ),
+    ),
+    Mutant(
+        "a recovery loses how far producers got",
+        ((BROKER + "recovery/plan.py", "_note_producers(plan.chunks, result.producers)", "pass"),),
+    ),
+    Mutant(
+        "readers see what is not replicated",
+        ((BROKER + "log/read_plan.py", "segment.durable_head", "segment.head"),),
+    ),
+    Mutant(
+        "a broker that restarts throws its memory away",
+        (
+            (
+                BROKER + "engine.py",
+                "arena = None if new else Arena.attach(settings.shm_dir, data_dir)",
+                "arena = None",
+            ),
+        ),
+    ),
+    Mutant(
+        "groups of several intervals are listed as if all were here",
+        (
+            (BROKER + "serving/descriptions.py", "if group.group_id < interval.end_group_id]", "if group.group_id]"),
+            (
+                BROKER + "serving/descriptions.py",
+                "end_group_id=interval.end_group_id if interval.closed else 0",
+                "end_group_id=0",
+            ),
+        ),
+    ),
+    Mutant(
+        "neither a lease nor a fence keeps a lost broker from acknowledging",
+        (
+            (BROKER + "ownership/lease.py", "return self._now_s() < self.until_s", "return True"),
+            (BACKUP + "store.py", "        if broker_epoch < known:\n", "        if broker_epoch < 0:\n"),
+        ),
+    ),
+    Mutant(
+        "one of several backups is enough for an acknowledgement",
+        ((BROKER + "replication/virtual_log.py", "batch.missing.discard(backup_id)", "batch.missing.clear()"),),
+    ),
+    Mutant(
+        "what is not acknowledged is sent as something new",
+        (
+            (
+                CLIENT + "producing/lane.py",
+                "        if error.retriable and now_s < chunk.deadline_s:",
+                "        if isinstance(error, NotAccepted) and error.retriable and now_s < chunk.deadline_s:",
+            ),
+        ),
+    ),
+)
+
+
+def copy_of(mutant: Mutant, target: Path) -> None:
+    """Make the tree with the defect. Raises ``ValueError`` if what is to change is not there."""
+    shutil.rmtree(target, ignore_errors=True)
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, target / package, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    (target / "tests/__init__.py").touch()
+    for name, before, after in mutant.changes:
+        path = target / name
+        text = path.read_text(encoding="utf-8")
+        if before not in text:
+            raise ValueError(f"{mutant.name}: {name} has no {before!r}")
+        path.write_text(text.replace(before, after), encoding="utf-8")
+
+
+def found_at(target: Path, first: int, seeds: int) -> tuple[int | None, str]:
+    """The first seed that fails in a copy, and what was wrong there."""
+    paths = [target / package for package in PACKAGES if package != "tests/simulation"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, [target, *paths])), "KERA_NATIVE": "0"}
+    command = [sys.executable, "-m", "tests.simulation", "--seed", str(first), "--seeds", str(seeds)]
+    done = subprocess.run(command, cwd=target, env=environment, capture_output=True, text=True, check=False)
+    failed = re.search(r"1 failed \[(\d+)\]", done.stdout)
+    problem = re.search(r"^PROBLEM (.*)", done.stdout, re.MULTILINE)
+    if failed is None and done.returncode:
+        raise ValueError(f"the simulation did not run: {done.stderr[-2000:]}")
+    return (int(failed[1]) if failed else None), (problem[1] if problem else "")
+
+
+def main() -> int:
+    """Print the table; returns how many were not found."""
+    parser = argparse.ArgumentParser(prog="make sim-mutants", description=__doc__)
+    parser.add_argument("--seed", type=int, default=1, help="the first one")
+    parser.add_argument("--seeds", type=int, default=500, help="how many, of each mutant")
+    parser.add_argument("--only", default="", help="those with this in their names")
+    arguments = parser.parse_args()
+    missed = 0
+    for number, mutant in enumerate(MUTANTS):
+        if arguments.only not in mutant.name:
+            continue
+        target = ROOT / "build" / "mutants" / str(number)
+        copy_of(mutant, target)
+        seed, problem = found_at(target, arguments.seed, arguments.seeds)
+        missed += seed is None
+        told = f"not within {arguments.seeds} seeds" if seed is None else f"seed {seed}: {problem}"
+        print(f"{mutant.name} | {told}", flush=True)
+        shutil.rmtree(target)
+    return missed
+
+
+if __name__ == "__main__":
+    sys.exit(main())
