@@ -64,7 +64,7 @@ WITH_SEED := seed="$(SEED)"; seed="$${seed:-$$(od -An -N4 -tu4 /dev/urandom | tr
 .PHONY: bench-replication bench-recovery bench-migration bench-push bench-spark chaos-kill chaos-replicas chaos-control
 .PHONY: chaos-network chaos-push chaos-columnar chaos-spark fuzz-log fuzz-replication fuzz-native fuzz-chunks constraints clean
 .PHONY: bench-smoke bench-stages bench-experiments bench-fairness bench-fairness-deep bench-soak chaos-restart chaos-hostile
-.PHONY: test-spark-versions test-lakehouse test-native-asan sim
+.PHONY: test-spark-versions test-lakehouse test-native-asan sim sim-mutants
 
 # Versions of Spark that the connector works with, besides the one that is pinned.
 SPARK_VERSIONS ?= 4.0 4.1 4.2
@@ -119,6 +119,9 @@ test-fast: setup ## Run the unit and property tests: no daemons, no Spark.
 
 sim: setup ## Simulate the whole cluster, from SEED on (1), SEEDS of them (1). SIM_ARGS=--trace prints all of it.
 	@$(PY) -m tests.simulation --seed "$(or $(SEED),1)" --seeds "$(or $(SEEDS),1)" $(SIM_ARGS)
+
+sim-mutants: setup ## Find deliberate defects by simulation, SEEDS of each at most (500). SIM_ARGS are passed on.
+	@$(PY) -m tests.simulation.mutants --seeds "$(or $(SEEDS),500)" $(SIM_ARGS)
 
 coverage: jar ## Run all tests, or TIER=quick those of `make test`, and print the share of lines and branches per package.
 	@$(WITH_ZOOKEEPER) $(WITH_JAVA) $(if $(filter all,$(TIER)),$(WITH_SEED)) $(PYTEST) $(PARALLEL) $(TIER_$(TIER)) \
