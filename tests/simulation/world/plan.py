@@ -138,7 +138,7 @@ def draw(seed: int) -> Plan:
         records=random.choice((20, 60, 150)),
         record_bytes=random.choice((0, 100, 1000)),
         burst=random.choice((1, 10, 100)),
-        delay_s=random.choice((0.0001, 0.0005, 0.003)),
+        delay_s=random.choice((0.0003, 0.003, 0.02)),
         pieces=random.choice((0.0, 0.0, 0.05)),
         drift=random.choice((0.0, 0.0, 0.001, 0.02)),
         load_s=random.choice((10.0, 20.0, 40.0)),
@@ -150,7 +150,7 @@ def draw(seed: int) -> Plan:
 
 def _with_faults(plan: Plan, random: Random) -> Plan:
     faults: list[Fault] = []
-    every_s = random.choice((1.0, 3.0, 8.0))
+    every_s = random.choice((0.3, 1.0, 3.0))
     at_s = 2.0 + random.expovariate(1 / every_s)
     while plan.kinds and at_s < plan.load_s:
         fault = _fault(plan, random, random.choice(plan.kinds), at_s)
