@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import heapq
+from collections.abc import Generator, Iterator
+from itertools import islice
+from operator import attrgetter
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
@@ -13,11 +16,13 @@ from kera.broker.ownership.stream import Stream
 from kera.core.errors import KeraError
 from kera.core.monitoring.sources import Steps
 
-STREAMS_MAX = 2000
+STREAMS_MAX = 1000
 """Streams with series of their own: the first ones by name. How many are left out is a metric, too."""
-VIRTUAL_LOGS_MAX = 4000
-CONSUMER_GROUPS_MAX = 2000
+VIRTUAL_LOGS_MAX = 2000
+CONSUMER_GROUPS_MAX = 1000
 """Pairs of a consumer group and a stream."""
+SORTED_AT_ONCE = 256
+_NAME = attrgetter("name")
 ENTRIES_MAX = 20_000
 """Looked at for the lag of consumer groups."""
 
@@ -122,11 +127,8 @@ class BrokerCollector:
         yield
         families += yield from self._over_streams()
         if everything:
-            # By name: a stream that is shown is shown again, unless one before it comes.
-            streams = sorted(self._engine.streams, key=lambda stream: stream.name)
-            shown = streams[: self._streams_max]
-            yield
-            families += yield from self._of_streams(shown, len(streams))
+            shown, count = yield from self._first_streams()
+            families += yield from self._of_streams(shown, count)
             families += yield from self._of_virtual_logs(shown)
             families += yield from self._of_consumer_groups(shown)
         return families
@@ -258,6 +260,15 @@ class BrokerCollector:
             GaugeMetricFamily("kera_broker_replication_lag_ms", "age of the oldest of them", value=lag_ms),
             GaugeMetricFamily("kera_broker_replication_in_flight", "batches under way", value=in_flight),
         ]
+
+    def _first_streams(self) -> Generator[None, None, tuple[list[Stream], int]]:
+        """By name: a stream that is shown is shown again, unless others come before it. Also how many there are."""
+        streams = list(self._engine.streams)
+        runs = []
+        for start in range(0, len(streams), SORTED_AT_ONCE):
+            runs.append(sorted(streams[start : start + SORTED_AT_ONCE], key=_NAME))
+            yield
+        return list(islice(heapq.merge(*runs, key=_NAME), self._streams_max)), len(streams)
 
     def _of_streams(self, streams: list[Stream], count: int) -> Steps:
         labels = ["stream"]

@@ -34,6 +34,7 @@ log = get_logger("kera.monitoring")
 REST = 3
 """After an answer took so long to make, for so many times as long none is made in its lane."""
 REST_S_MIN = 0.005
+REST_S_MAX = 2.0
 
 _REQUEST = re.compile(rb"([A-Z]{1,20}) (/[!-~]*) HTTP/1\.[01]")
 _FIELD = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\t -~\x80-\xff]*)")
@@ -294,4 +295,4 @@ class _Lane:
                 return await answer(request)
             finally:
                 now_s = loop.time()
-                self._until_s = now_s + max(REST_S_MIN, REST * (now_s - begun_s))
+                self._until_s = now_s + min(max(REST_S_MIN, REST * (now_s - begun_s)), REST_S_MAX)

@@ -20,13 +20,13 @@ from typing import Any, Self, TypeVar
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from kera.core.loop_lag import LoopLag
 from kera.core.monitoring.build import this_build
 from kera.core.monitoring.health import Check, Health, State, wrong
 from kera.core.monitoring.http_server import LIMITS, HttpServer, Limits, Request, Response, Route, text
-from kera.core.monitoring.sources import Aside, Fixed, OfProcess, Registered, Source, room_of
+from kera.core.monitoring.sources import Aside, OfProcess, Registered, Source, rendered, room_of
 from kera.core.rpc import Call, Reply, Service, api
 from kera.core.rpc.address import join_address
 from kera.core.runtime import MACHINE, Runtime
@@ -95,7 +95,7 @@ class Monitor:
                 "/livez": Route(self._livez, "probes"),
                 "/readyz": Route(self._readyz, "probes"),
                 "/metrics": Route(self._metrics, "metrics"),
-                "/metrics/all": Route(self._metrics_all, "metrics"),
+                "/metrics/all": Route(self._metrics_all, "everything"),
             },
             self._limits,
         )
@@ -196,6 +196,6 @@ class Monitor:
         last = GaugeMetricFamily(
             "kera_scrape_seconds", "how long the scrape before this one took to be made", value=self._scrapes_s
         )
-        body = await asyncio.to_thread(generate_latest, Fixed([*process, *families, last]))
+        body = await asyncio.to_thread(rendered, [*process, *families, last])
         self._scrapes_s = time.monotonic() - begun_s
         return Response(HTTPStatus.OK, body, CONTENT_TYPE_LATEST)

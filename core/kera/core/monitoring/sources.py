@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import os
+import re
 import threading
+import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
@@ -18,6 +21,11 @@ from prometheus_client.registry import Collector
 from kera.core.monitoring.build import this_build
 
 T = TypeVar("T")
+
+SAMPLES_AT_ONCE = 100
+"""Some 0.3 ms of work."""
+PAUSE_S = 0.0002
+_HEADING = re.compile(rb"^# .*\n", re.MULTILINE)
 
 Steps = Generator[None, None, list[Metric]]
 """Yields wherever it may be interrupted; see ``kera.core.turns``."""
@@ -56,6 +64,22 @@ class Fixed:
     def collect(self) -> Iterator[Metric]:
         """The families."""
         yield from self._families
+
+
+def rendered(families: Iterable[Metric]) -> bytes:
+    """As Prometheus reads them. For a thread of its own, which lets others have the interpreter every few samples:
+    else each of their turns would wait for Python's switch interval, 5 ms.
+    """
+    parts = []
+    for family in families:
+        for start in range(0, max(1, len(family.samples)), SAMPLES_AT_ONCE):
+            part = copy.copy(family)
+            part.samples = family.samples[start : start + SAMPLES_AT_ONCE]
+            text = generate_latest(Fixed([part]))
+            parts.append(text if not start else _HEADING.sub(b"", text))
+            if len(family.samples) > SAMPLES_AT_ONCE:
+                time.sleep(PAUSE_S)
+    return b"".join(parts)
 
 
 class FileSystemRoom(NamedTuple):

@@ -9,16 +9,17 @@ import urllib.request
 from collections.abc import AsyncIterator
 
 import pytest
-from prometheus_client import Counter
+from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 
 from kera.core.monitoring.build import this_build
 from kera.core.monitoring.health import concern, well, wrong
 from kera.core.monitoring.monitor import Monitor
-from kera.core.monitoring.sources import Aside, Steps
+from kera.core.monitoring.sources import SAMPLES_AT_ONCE, Aside, Fixed, Steps, rendered
 from kera.core.native import native
 from kera.core.rpc import Call, Reply
 from kera.core.rpc.method import Peer
+from kera.core.turns import at_once
 from kera.v1 import daemon_pb2
 
 pytestmark = pytest.mark.timeout(60)
@@ -214,3 +215,15 @@ async def test_what_hangs_takes_one_thread_however_often_it_is_asked() -> None:
     go_on.set()
     while not await aside.run(hangs, WAIT_S):
         await asyncio.sleep(0)
+
+
+def test_what_is_rendered_in_parts_is_what_it_is_in_one() -> None:
+    registry = CollectorRegistry()
+    counter = Counter("chunks", "Chunks,\nin lines.", ["stream"], registry=registry)
+    for number in range(3 * SAMPLES_AT_ONCE):
+        counter.labels(f"# HELP me\n# {number}").inc(number)
+    families = [*registry.collect(), *at_once(OfStreams(2 * SAMPLES_AT_ONCE).steps(everything=True))]
+    for family in families:
+        family.samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
+
+    assert rendered(families) == generate_latest(Fixed(families))
