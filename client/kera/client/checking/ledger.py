@@ -1,0 +1,404 @@
+"""What clients have done and seen, for a long load: about thirty bytes a record, and checked as it comes.
+
+It finds what `kera.client.checking.verdict` finds in a history of some thousand records (a test compares the two), and
+what can only be seen while the load is on: a durable end that goes back, a place that held something else before.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from kera.client.checking.history import Place
+from kera.client.checking.numbers import (
+    PRODUCERS_MAX,
+    RECORDS_MAX,
+    STRANGE,
+    UNSEEN,
+    Column,
+    Finding,
+    Numbers,
+    packed,
+    unpacked,
+)
+
+EVIDENCE_MAX = 5
+"""Cases of each kind that are kept in full; the others are counted."""
+MOMENT_S = 1.0
+"""How exactly it is known when something was read first."""
+BEYOND_MAX = 1 << 20
+"""An ordinal may be so far beyond the number of records that were sent: others may have written some as well."""
+SENT, ACKNOWLEDGED, REFUSED = range(3)
+_NOWHERE = -1
+
+Entry = tuple[int, int]
+"""Streamlet, and entry in it."""
+
+
+class _Producer:
+    """What became of a producer's records, by number."""
+
+    __slots__ = ("acknowledged_ms", "place", "processed", "state", "stored_at")
+
+    def __init__(self) -> None:
+        self.state = Column(np.uint8, SENT)
+        self.place = Column(np.int64, _NOWHERE)
+        """Where it was told that they are."""
+        self.acknowledged_ms = Column(np.uint32, 0)
+        self.processed = Column(np.bool_, 0)
+        self.stored_at = Column(np.int64, _NOWHERE)
+        """Where they are at the end."""
+
+    def grow(self, count: int) -> None:
+        for column in (self.state, self.place, self.acknowledged_ms, self.processed):
+            column.grow(count)
+
+    @property
+    def acknowledged(self) -> npt.NDArray[np.bool_]:
+        return np.asarray(self.state.values == ACKNOWLEDGED)
+
+
+class _Seen:
+    """What was seen in an entry, by ordinal."""
+
+    __slots__ = ("moments", "values")
+
+    def __init__(self) -> None:
+        self.values = Column(np.int64, UNSEEN)
+        self.moments: list[tuple[int, float]] = []
+        """Up to which ordinal somebody had read, and when; ascending, and one a second."""
+
+    def note(self, end: int, now_s: float) -> None:
+        known, known_s = self.moments[-1] if self.moments else (0, -MOMENT_S)
+        if end > known and now_s >= known_s + MOMENT_S:
+            self.moments.append((end, now_s))
+        elif end > known:
+            self.moments[-1] = end, known_s
+
+    def when(self, record: int) -> float | None:
+        """When somebody read it first, as far as that was noted."""
+        low, high = 0, len(self.moments)
+        while low < high:
+            middle = (low + high) // 2
+            if self.moments[middle][0] > record:
+                high = middle
+            else:
+                low = middle + 1
+        return self.moments[low][1] if low < len(self.moments) else None
+
+
+class Ledger:
+    """Of one stream. Times are seconds since the beginning, as `now_s` tells them."""
+
+    def __init__(self, now_s: Callable[[], float], *, may_lose: bool = False) -> None:
+        """`may_lose`: what is acknowledged may be lost if that is told, as at level leader."""
+        self._now_s = now_s
+        self._may_lose = may_lose
+        self._producers: list[_Producer] = []
+        self._seen: dict[Entry, _Seen] = defaultdict(_Seen)
+        self._next: dict[str, dict[Entry, int]] = defaultdict(dict)
+        """By reader and entry: the ordinal that is to come."""
+        self._acknowledged_to: dict[Entry, int] = {}
+        self._ends: dict[Entry, tuple[tuple[int, ...], int, float]] = {}
+        """By entry: the durable end as it was seen last, the ordinal there, and when."""
+        self._told_lost: set[Entry] = set()
+        self._last_stored: dict[tuple[int, int, int], int] = {}
+        self._stored = False
+        self._kept: dict[str, list[Finding]] = {}
+        self.counts: Counter[str] = Counter()
+        """Findings by kind."""
+        self.sent = self.acknowledged = self.refused = self.uncertain = self.processed_again = 0
+        self.uncertain_stored = self.lost_as_told = 0
+        """Of the records without an acknowledgement those that are there; acknowledged ones that are gone, and told."""
+
+    # -- producers ---------------------------------------------------------------------------------------------
+
+    def add_producer(self) -> int:
+        """Its number. A producer that goes on with a new identity is another one: there is no order between the two."""
+        if len(self._producers) == PRODUCERS_MAX:
+            raise OverflowError(f"more than {PRODUCERS_MAX} producers")
+        self._producers.append(_Producer())
+        return len(self._producers) - 1
+
+    def send(self, producer: int) -> int:
+        """The number of the record that a producer is about to send."""
+        each = self._producers[producer]
+        number = each.state.size
+        each.grow(number + 1)
+        self.sent += 1
+        return number
+
+    def acknowledge(self, producer: int, number: int, place: Place | None) -> None:
+        """A producer was told that a record is stored; None: not where."""
+        each = self._producers[producer]
+        each.state.values[number] = ACKNOWLEDGED
+        each.acknowledged_ms.values[number] = round(self._now_s() * 1000)
+        self.acknowledged += 1
+        if place is not None:
+            each.place.values[number] = _packed_place(place)
+            entry = place.streamlet_id, place.entry
+            self._acknowledged_to[entry] = max(self._acknowledged_to.get(entry, 0), place.record + 1)
+
+    def refuse(self, producer: int, number: int) -> None:
+        """A producer was told that a record is not stored."""
+        self._producers[producer].state.values[number] = REFUSED
+        self.refused += 1
+
+    def give_up(self) -> None:
+        """A producer was told that nobody knows: it may be there or not."""
+        self.uncertain += 1
+
+    # -- readers -----------------------------------------------------------------------------------------------
+
+    def read(self, reader: str, entry: Entry, first: int, values: Numbers, strange: Callable[[int], str]) -> None:
+        """A reader has seen these records, the first of them with this ordinal; `strange`: one of them, for people."""
+        if not self._follows(reader, entry, first, len(values)):
+            return
+        self._is_ours(entry, first, values, strange)
+        seen, end = self._seen[entry], first + len(values)
+        seen.values.grow(end)
+        seen.note(end, self._now_s())
+        there = seen.values.values[first:end]
+        unseen = there == UNSEEN
+        for at in np.flatnonzero(~unseen & (there != values)):
+            place = Place(*entry, first + int(at))
+            before, now = _name(int(there[at])), _name(int(values[at]))
+            text = f"{reader} has read {now} at {place}, where {before} was read before"
+            self._note("changed", text, int(there[at]), place, seen.when(place.record))
+        there[unseen] = values[unseen]
+
+    def store(self, entry: Entry, first: int, values: Numbers, strange: Callable[[int], str]) -> None:
+        """Likewise, of whoever reads everything at the end."""
+        self._stored = True
+        self.read("the last reader", entry, first, values, strange)
+        ordinals = np.arange(first, first + len(values), dtype=np.int64)
+        known = self._known(values)
+        producers = values >> 40
+        for producer in np.unique(producers[known]):
+            mine = known & (producers == producer)
+            self._store_of(int(producer), entry, values[mine] & (RECORDS_MAX - 1), ordinals[mine])
+
+    def _store_of(self, producer: int, entry: Entry, numbers: Numbers, ordinals: Numbers) -> None:
+        stored_at = self._producers[producer].stored_at
+        stored_at.grow(self._producers[producer].state.size)
+        places = _packed_place(Place(*entry, 0)) + ordinals
+        repeated = stored_at.values[numbers] != _NOWHERE
+        first_of: npt.NDArray[np.bool_] = np.zeros(len(numbers), np.bool_)
+        first_of[np.unique(numbers, return_index=True)[1]] = True
+        fresh = ~repeated & first_of
+        stored_at.values[numbers[fresh]] = places[fresh]
+        for at in np.flatnonzero(~fresh):
+            number, place = int(numbers[at]), Place(*entry, int(ordinals[at]))
+            elsewhere = _place(int(stored_at.values[number]))
+            text = f"{_name(packed(producer, number))} is at {elsewhere} and at {place}"
+            self._note("stored twice", text, packed(producer, number), place)
+        key = (*entry, producer)
+        before = np.concatenate(([self._last_stored.get(key, -1)], numbers[:-1]))
+        for at in np.flatnonzero(numbers < before):
+            number, place = int(numbers[at]), Place(*entry, int(ordinals[at]))
+            text = f"{_name(packed(producer, number))} at {place} comes behind record {before[at]} of its producer"
+            self._note("out of order", text, packed(producer, number), place)
+        self._last_stored[key] = int(numbers[-1])
+
+    def process(self, values: Numbers) -> None:
+        """A member of the consumer group was given these records."""
+        known = self._known(values)
+        producers = values >> 40
+        for producer in np.unique(producers[known]):
+            numbers = values[known & (producers == producer)] & (RECORDS_MAX - 1)
+            processed = self._producers[int(producer)].processed.values
+            self.processed_again += int(np.count_nonzero(processed[numbers]))
+            processed[numbers] = True
+
+    def _follows(self, reader: str, entry: Entry, first: int, count: int) -> bool:
+        expected = self._next[reader].get(entry, 0)
+        if first != expected and entry not in self._told_lost:
+            place = Place(*entry, first)
+            text = f"{reader} went from record {expected - 1} to {first} of streamlet {entry[0]}, entry {entry[1]}"
+            self._note("gap" if first > expected else "came again", text, None, place, self._now_s())
+        self._next[reader][entry] = first + count
+        return first + count <= self.sent + BEYOND_MAX
+
+    def _known(self, values: Numbers) -> npt.NDArray[np.bool_]:
+        """Which of them were sent."""
+        sent = np.array([each.state.size for each in self._producers] or [0], np.int64)
+        producers = np.clip(values >> 40, 0, len(sent) - 1)
+        known = (values >= 0) & (values >> 40 < len(self._producers))
+        return np.asarray(known & ((values & (RECORDS_MAX - 1)) < sent[producers]))
+
+    def _is_ours(self, entry: Entry, first: int, values: Numbers, strange: Callable[[int], str]) -> None:
+        known = self._known(values)
+        seen = self._seen[entry].values
+        for at in np.flatnonzero(~known):
+            place, value = Place(*entry, first + int(at)), int(values[at])
+            if place.record < seen.size and seen.values[place.record] == value:
+                continue  # another reader has told
+            what = strange(int(at)) if value == STRANGE else _name(value)
+            text = f"{what} is at {place}: was it written by somebody else?"
+            self._note("never sent", text, None, place, self._now_s())
+
+    # -- durable ends ------------------------------------------------------------------------------------------
+
+    def floors(self) -> dict[Entry, int]:
+        """Where the ends of entries must be, if somebody asks now: behind all that is acknowledged, or was read."""
+        found = dict(self._acknowledged_to)
+        for entries in self._next.values():
+            for entry, record in entries.items():
+                found[entry] = max(found.get(entry, 0), record)
+        return found
+
+    def ends_at(
+        self, entry: Entry, position: tuple[int, ...], record: int, floor: int, lost: tuple[object, object] | None
+    ) -> None:
+        """Where the durable end of an entry is; `floor`: where it had to be; `lost`: told as lost there."""
+        if lost is not None:
+            self.tell_lost(entry, f"from {lost[0]} to {lost[1]}")
+        before = self._ends.get(entry)
+        if entry not in self._told_lost:
+            where = f"streamlet {entry[0]}, entry {entry[1]}"
+            if before is not None and (position < before[0] or record < before[1]):
+                text = f"the end of {where} was at record {before[1]}, and is at {record}"
+                self._note("end went back", text, None, Place(*entry, record), before[2])
+            elif record < floor:
+                text = f"the end of {where} is at record {record}, when {floor} were acknowledged or read"
+                self._note("end behind", text, None, Place(*entry, record), self._now_s())
+        self._ends[entry] = position, record, self._now_s()
+
+    def tell_lost(self, entry: Entry, what: str) -> None:
+        """The cluster says that some of an entry is lost; places in it may have new records behind that."""
+        if entry in self._told_lost:
+            return
+        self._told_lost.add(entry)
+        self._seen[entry] = _Seen()
+        if not self._may_lose:
+            text = f"the cluster told that data of streamlet {entry[0]}, entry {entry[1]} are lost, {what}"
+            self._note("told as lost", text, None, Place(*entry, 0), self._now_s())
+
+    def is_told_lost(self, entry: Entry) -> bool:
+        """Whether the cluster has told that."""
+        return entry in self._told_lost
+
+    def note(self, kind: str, text: str) -> None:
+        """Something else is wrong."""
+        self._note(kind, text, None, None, self._now_s())
+
+    # -- the verdict -------------------------------------------------------------------------------------------
+
+    @property
+    def settled(self) -> int:
+        """Records of which it is known what became of them, or that nobody knows."""
+        return self.acknowledged + self.refused + self.uncertain
+
+    def next_of(self, reader: str) -> dict[Entry, int]:
+        """By entry, which record comes next."""
+        return self._next[reader]
+
+    @property
+    def memory_bytes(self) -> int:
+        """That it takes for records, with what is kept free for more."""
+        columns = [each.values for each in self._seen.values()]
+        for producer in self._producers:
+            columns += [
+                producer.state,
+                producer.place,
+                producer.acknowledged_ms,
+                producer.processed,
+                producer.stored_at,
+            ]
+        return sum(column.memory_bytes for column in columns)
+
+    def unprocessed(self) -> int:
+        """Acknowledged records that no member of the consumer group was given."""
+        return sum(int(np.count_nonzero(each.acknowledged & ~each.processed.values)) for each in self._producers)
+
+    def close(self, *, group: bool) -> None:
+        """Look at what only the end shows. `group`: there is a consumer group."""
+        for producer, each in enumerate(self._producers):
+            each.stored_at.grow(each.state.size)
+            if self._stored:
+                self._close_stored(producer, each)
+            if group:
+                for number in np.flatnonzero(each.acknowledged & ~each.processed.values):
+                    text = f"{_name(packed(producer, int(number)))} was acknowledged; no member was given it"
+                    self._note_acknowledged("not processed", text, producer, int(number))
+        if self._stored:
+            self._close_seen()
+
+    def _close_stored(self, producer: int, each: _Producer) -> None:
+        stored, places = each.stored_at.values, each.place.values
+        missing = stored == _NOWHERE
+        for number in np.flatnonzero(each.acknowledged & missing):
+            told = int(places[number])
+            if self._may_lose and self._told_lost and (told == _NOWHERE or _place(told)[:2] in self._told_lost):
+                self.lost_as_told += 1
+                continue
+            where = "a place that was not told" if told == _NOWHERE else str(_place(told))
+            text = f"{_name(packed(producer, int(number)))} was acknowledged at {where}, and is not there"
+            self._note_acknowledged("lost", text, producer, int(number))
+        for number in np.flatnonzero(each.acknowledged & ~missing & (places != _NOWHERE) & (places != stored)):
+            told_place, place = _place(int(places[number])), _place(int(stored[number]))
+            if told_place[:2] not in self._told_lost:
+                text = f"{_name(packed(producer, int(number)))} was acknowledged at {told_place}, and is at {place}"
+                self._note_acknowledged("misplaced", text, producer, int(number))
+        for number in np.flatnonzero((each.state.values == REFUSED) & ~missing):
+            place = _place(int(stored[number]))
+            text = f"{_name(packed(producer, int(number)))} was refused, and is at {place}"
+            self._note("refused, yet stored", text, packed(producer, int(number)), place)
+        self.uncertain_stored += int(np.count_nonzero((each.state.values == SENT) & ~missing))
+
+    def _close_seen(self) -> None:
+        stored = self._next["the last reader"]
+        for entry, seen in sorted(self._seen.items()):
+            end = stored.get(entry, 0)
+            for at in np.flatnonzero(seen.values.values[end:] != UNSEEN):
+                place, value = Place(*entry, end + int(at)), int(seen.values.values[end + at])
+                text = f"{_name(value)} was read at {place}, and is not there at the end"
+                self._note("vanished", text, value, place, seen.when(place.record))
+
+    @property
+    def findings(self) -> list[Finding]:
+        """What is wrong, a few of each kind; see `counts`."""
+        return [each for found in self._kept.values() for each in found]
+
+    def lines(self) -> Iterator[str]:
+        """The findings for people."""
+        for kind, found in self._kept.items():
+            yield from (f"{kind}: {each.text}{_when(each)}" for each in found)
+            if self.counts[kind] > len(found):
+                yield f"{kind}: and {self.counts[kind] - len(found):,} more"
+
+    def _note_acknowledged(self, kind: str, text: str, producer: int, number: int) -> None:
+        each = self._producers[producer]
+        told = int(each.place.values[number])
+        place = None if told == _NOWHERE else _place(told)
+        self._note(kind, text, packed(producer, number), place, int(each.acknowledged_ms.values[number]) / 1000)
+
+    def _note(self, kind: str, text: str, value: int | None, place: Place | None, seconds: float | None = None) -> None:
+        self.counts[kind] += 1
+        kept = self._kept.setdefault(kind, [])
+        if len(kept) < EVIDENCE_MAX:
+            producer, number = (None, None) if value is None or value < 0 else unpacked(value)
+            streamlet, entry, record = place or (None, None, None)
+            kept.append(Finding(kind, text, producer, number, streamlet, entry, record, seconds))
+
+
+def _when(finding: Finding) -> str:
+    return "" if finding.seconds is None else f" ({finding.seconds:.3f} s)"
+
+
+def _name(value: int) -> str:
+    if value < 0:
+        return "a record of somebody else"
+    producer, number = unpacked(value)
+    return f"record {number} of producer {producer}"
+
+
+def _packed_place(place: Place) -> int:
+    return place.streamlet_id << 48 | place.entry << 40 | place.record
+
+
+def _place(value: int) -> Place:
+    return Place(value >> 48, value >> 40 & 0xFF, value & (RECORDS_MAX - 1))

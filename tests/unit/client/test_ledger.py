@@ -1,0 +1,266 @@
+"""The checker of long loads: each kind of finding by itself, and random histories judged as by the other checker."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from kera.client.checking.history import History, Place, Value
+from kera.client.checking.ledger import EVIDENCE_MAX, Entry, Ledger
+from kera.client.checking.numbers import STRANGE, VALUE_BYTES, Values, packed
+from kera.client.checking.verdict import violations
+
+HERE = (0, 0)
+
+
+def values(*records: tuple[int, int]) -> np.ndarray:
+    return np.array([packed(*record) if record[0] >= 0 else STRANGE for record in records], np.int64)
+
+
+def told(_: int) -> str:
+    return "b'else'"
+
+
+class Seen:
+    """A ledger with three records of a producer, acknowledged where they are; all else is the test's."""
+
+    def __init__(self, *, may_lose: bool = False) -> None:
+        self.now_s = 1.0
+        self.ledger = Ledger(lambda: self.now_s, may_lose=may_lose)
+        self.ledger.add_producer()
+        for number in range(3):
+            assert self.ledger.send(0) == number
+            self.ledger.acknowledge(0, number, Place(0, 0, number))
+
+    def read(self, *records: tuple[int, int], first: int = 0, reader: str = "r") -> None:
+        self.ledger.read(reader, HERE, first, values(*records), told)
+
+    def store(self, *records: tuple[int, int], first: int = 0, entry: Entry = HERE) -> None:
+        self.ledger.store(entry, first, values(*records), told)
+
+    def found(self, *, group: bool = False) -> dict[str, int]:
+        self.ledger.close(group=group)
+        return dict(self.ledger.counts)
+
+
+ALL = (0, 0), (0, 1), (0, 2)
+
+
+def test_what_keeps_every_promise_has_no_finding() -> None:
+    seen = Seen()
+    seen.read(*ALL)
+    seen.ledger.process(values(*ALL))
+    seen.ledger.ends_at(HERE, (1, 1, 0), 3, 3, None)
+    seen.store(*ALL)
+    assert seen.found(group=True) == {}
+    assert (seen.ledger.sent, seen.ledger.acknowledged) == (3, 3)
+
+
+def test_an_acknowledged_record_that_is_gone_is_lost_with_its_place_and_time() -> None:
+    seen = Seen()
+    seen.store(*ALL[:2])
+    assert seen.found() == {"lost": 1}
+    (finding,) = seen.ledger.findings
+    assert finding[2:] == (0, 2, 0, 0, 2, 1.0)
+    assert list(seen.ledger.lines()) == [
+        "lost: record 2 of producer 0 was acknowledged at streamlet 0, entry 0, record 2, and is not there (1.000 s)"
+    ]
+
+
+def test_a_record_that_is_there_twice_is_told_within_a_chunk_and_across() -> None:
+    seen = Seen()
+    seen.store((0, 0), (0, 1), (0, 1), (0, 2))
+    assert seen.found()["stored twice"] == 1
+    seen = Seen()
+    seen.store(*ALL)
+    seen.store((0, 2), entry=(1, 0))
+    assert seen.found() == {"stored twice": 1}
+
+
+def test_a_record_that_is_elsewhere_than_its_producer_was_told_is_told() -> None:
+    seen = Seen()
+    seen.store(*ALL[:2])
+    seen.store((0, 2), entry=(1, 0))
+    assert seen.found() == {"misplaced": 1}
+
+
+def test_records_of_a_producer_out_of_order_are_told_within_a_chunk_and_across() -> None:
+    seen = Seen()
+    seen.store((0, 1), (0, 0), (0, 2))
+    assert seen.found() == {"out of order": 1, "misplaced": 2}
+    seen = Seen()
+    seen.store((0, 1), (0, 2))
+    seen.store((0, 0), first=2)
+    assert seen.found()["out of order"] == 1
+
+
+def test_what_was_refused_may_not_be_there_and_what_is_uncertain_may() -> None:
+    seen = Seen()
+    for what in (seen.ledger.refuse, lambda *_: seen.ledger.give_up()):
+        what(0, seen.ledger.send(0))
+    seen.store(*ALL, (0, 3), (0, 4))
+    assert seen.found() == {"refused, yet stored": 1}
+    assert seen.ledger.uncertain_stored == 1
+    assert seen.ledger.settled == seen.ledger.sent == 5
+
+
+def test_records_that_nobody_sent_are_told_once_with_what_they_hold() -> None:
+    seen = Seen()
+    seen.read(*ALL, (-1, 0))
+    seen.store(*ALL, (-1, 0), (0, 7))
+    assert seen.found() == {"never sent": 2}
+    assert "b'else' is at streamlet 0, entry 0, record 3" in next(seen.ledger.lines())
+
+
+def test_a_place_that_held_another_record_before_has_changed() -> None:
+    seen = Seen()
+    seen.read(*ALL)
+    seen.now_s = 9.0
+    seen.read((0, 0), (0, 2), (0, 1), reader="s")
+    assert seen.ledger.counts == {"changed": 2}
+    assert seen.ledger.findings[0].seconds == 1.0
+
+
+def test_what_a_reader_has_seen_and_is_not_there_at_the_end_has_vanished() -> None:
+    seen = Seen()
+    seen.ledger.give_up()
+    seen.ledger.send(0)
+    seen.read(*ALL, (0, 3))
+    seen.store(*ALL)
+    assert seen.found() == {"vanished": 1}
+
+
+def test_a_reader_that_leaves_something_out_or_gets_it_again_is_told() -> None:
+    seen = Seen()
+    seen.read((0, 0))
+    seen.read((0, 2), first=2)
+    assert seen.ledger.counts == {"gap": 1}
+    seen.read((0, 2), first=2)
+    assert seen.ledger.counts == {"gap": 1, "came again": 1}
+
+
+def test_a_group_must_be_given_all_that_was_acknowledged_and_may_be_given_it_twice() -> None:
+    seen = Seen()
+    seen.ledger.process(values(*ALL[:2]))
+    seen.ledger.process(values(*ALL[:1]))
+    assert seen.ledger.unprocessed() == 1
+    assert seen.ledger.processed_again == 1
+    assert seen.found(group=True) == {"not processed": 1}
+
+
+def test_a_durable_end_must_not_go_back_nor_be_before_what_was_acknowledged() -> None:
+    seen = Seen()
+    assert seen.ledger.floors() == {HERE: 3}
+    seen.ledger.ends_at(HERE, (1, 1, 64), 2, 3, None)
+    assert seen.ledger.counts == {"end behind": 1}
+    seen.ledger.ends_at(HERE, (1, 1, 0), 3, 3, None)
+    assert seen.ledger.counts == {"end behind": 1, "end went back": 1}
+
+
+@pytest.mark.parametrize("may_lose", [False, True])
+def test_a_loss_that_is_told_is_one_nevertheless_unless_the_level_allows_it(may_lose: bool) -> None:
+    seen = Seen(may_lose=may_lose)
+    seen.read(*ALL)
+    seen.ledger.ends_at(HERE, (1, 1, 0), 3, 0, None)
+    seen.ledger.ends_at(HERE, (2, 1, 0), 1, 3, ((1, 1, 0), (2, 1, 0)))
+    assert seen.ledger.is_told_lost(HERE)
+    seen.store((0, 0))
+    assert seen.found() == ({} if may_lose else {"told as lost": 1, "lost": 2})
+    assert seen.ledger.lost_as_told == (2 if may_lose else 0)
+
+
+def test_many_cases_of_a_kind_are_counted() -> None:
+    seen = Seen()
+    for _ in range(EVIDENCE_MAX + 4):
+        seen.ledger.acknowledge(0, seen.ledger.send(0), None)
+    seen.store(*ALL)
+    assert seen.found() == {"lost": EVIDENCE_MAX + 4}
+    assert list(seen.ledger.lines())[EVIDENCE_MAX:] == ["lost: and 4 more"]
+
+
+def test_an_ordinal_beyond_all_bounds_takes_no_memory() -> None:
+    seen = Seen()
+    seen.read((0, 0), first=1 << 39)
+    assert seen.ledger.counts == {"gap": 1}
+
+
+def test_a_ledger_takes_some_thirty_bytes_a_record() -> None:
+    ledger = Ledger(lambda: 0.0)
+    ledger.add_producer()
+    count = 100_000
+    for number in range(count):
+        ledger.send(0)
+        ledger.acknowledge(0, number, Place(0, 0, number))
+    every = np.arange(count, dtype=np.int64)
+    ledger.store(HERE, 0, every, told)
+    ledger.process(every)
+    assert ledger.memory_bytes / count < 50
+
+
+def test_values_are_recognized_in_columns_of_any_kind() -> None:
+    made = Values("01234567", VALUE_BYTES + 2)
+    ours = [made.make(3, 4), made.make(32_767, 999_999_999_999)]
+    expected = [packed(3, 4), packed(32_767, 999_999_999_999)]
+    assert list(made.recognize(pa.array(ours, pa.binary()))) == expected
+    assert list(made.recognize(pa.array(ours, pa.large_binary()))) == expected
+    mixed = pa.array([None, b"else", *ours, ours[0][:-1] + b"x", b"x" * len(ours[0]), None], pa.binary())
+    assert list(made.recognize(mixed)) == [STRANGE, STRANGE, *expected, STRANGE, STRANGE, STRANGE]
+    assert list(made.recognize(mixed[2:4])) == expected
+    assert list(made.recognize(pa.array([None, None], pa.binary()))) == [STRANGE] * 2
+    assert list(Values("other!!!", VALUE_BYTES + 2).recognize(pa.array(ours))) == [STRANGE] * 2
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_it_judges_random_histories_as_the_other_checker_does(seed: int) -> None:
+    chance = random.Random(seed)
+    history, ledger = History(), Ledger(lambda: 0.0)
+    entries: list[list[tuple[int, int]]] = [[], []]
+    for producer in range(2):
+        ledger.add_producer()
+        for _ in range(chance.randrange(6)):
+            record, entry = (producer, ledger.send(producer)), chance.randrange(2)
+            history.sent.add(_value(record))
+            fate = chance.choice(("acknowledged", "acknowledged", "refused", "stored", "unknown"))
+            if fate in ("acknowledged", "stored"):
+                entries[entry].append(record)
+            if fate == "acknowledged":
+                place = chance.choice((Place(0, entry, len(entries[entry]) - 1), None))
+                history.acknowledged[_value(record)] = place
+                ledger.acknowledge(*record, place)
+            elif fate == "refused":
+                history.refused.add(_value(record))
+                ledger.refuse(*record)
+    stored = [list(each) for each in entries]
+    read = [each[: chance.randrange(len(each) + 1)] for each in entries]
+    for each in chance.choice(([], stored, read)):  # what is wrong, if anything is
+        _spoil(each, chance)
+    processed = {record for each in stored for record in each if chance.random() < 0.95}
+    for entry in range(2):
+        history.read["r"] += [(Place(0, entry, at), _value(record)) for at, record in enumerate(read[entry])]
+        history.stored += [(Place(0, entry, at), _value(record)) for at, record in enumerate(stored[entry])]
+        ledger.read("r", (0, entry), 0, values(*read[entry]), told)
+        ledger.store((0, entry), 0, values(*stored[entry]), told)
+    history.processed["g"] = {_value(record) for record in processed}
+    ledger.process(values(*processed))
+    ledger.close(group=True)
+    assert bool(ledger.counts) == bool(violations(history)), (ledger.counts, violations(history))
+
+
+def _value(record: tuple[int, int]) -> Value:
+    return Value(f"{record[0]}", record[1])
+
+
+def _spoil(records: list[tuple[int, int]], chance: random.Random) -> None:
+    """Have a record missing, twice, elsewhere, or one there that nobody has sent."""
+    match chance.randrange(5):
+        case 0 if records:
+            records.pop()
+        case 1 if records:
+            records.append(chance.choice(records))
+        case 2:
+            chance.shuffle(records)
+        case 3:
+            records.append((0, 99))
