@@ -86,11 +86,14 @@ def silence_stdout() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def run_async(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run on uvloop. Ctrl-C cancels `coroutine`, lets it clean up, and ends the command with code 130."""
+def run_async(coroutine: Coroutine[Any, Any, T], *, logged_from: int = logging.WARNING) -> T:
+    """Run on uvloop. Ctrl-C cancels `coroutine`, lets it clean up, and ends the command with code 130.
+
+    `logged_from`: the level from which on what libraries log is shown.
+    """
     import uvloop
 
-    _configure_logging()
+    _configure_logging(logged_from)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_interruptible(coroutine))
@@ -132,13 +135,13 @@ def interruptible() -> Iterator[None]:
         raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
-def _configure_logging() -> None:
-    """What libraries log from warnings up goes to standard error, in the form of our errors."""
+def _configure_logging(level: int) -> None:
+    """What libraries log from `level` up goes to standard error, in the form of our errors."""
     import structlog
 
     structlog.configure(
         processors=[structlog.processors.add_log_level, _log_line],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+        wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
 

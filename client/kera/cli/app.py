@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from kera.cli import bench, cluster, consume, daemons, dev, doctor, group, inspect, produce, stream, verify
+from kera.cli import bench, check, cluster, consume, daemons, dev, doctor, group, inspect, produce, stream, verify
 
 app = typer.Typer(
     name="kera",
@@ -42,5 +42,6 @@ app.add_typer(group.app, name="group")
 app.command("produce")(produce.produce)
 app.command("consume")(consume.consume)
 app.add_typer(bench.app, name="bench")
+app.command("check")(check.check)
 app.command("verify")(verify.verify)
 app.command("inspect")(inspect.inspect)

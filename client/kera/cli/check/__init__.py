@@ -1,0 +1,103 @@
+"""``kera check``: whether a live cluster keeps what it promises, while a load is on and things are killed.
+
+`_workload` has the clients and `_kills` the commands, `_run` goes from one step to the next, and `_report` shows what
+came of it. What was seen is kept and judged in `kera.client.checking.ledger`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+
+import typer
+
+from kera.cli._client import BOOTSTRAP_OPTION, JSON_OPTION
+from kera.cli._run import UsageError, fail, run_async
+from kera.core.errors import KeraError
+
+EXIT_NOT_CHECKED = 2
+
+
+def check(
+    minutes: float | None = typer.Option(None, "--minutes", metavar="N", help="How long the load is on."),
+    seconds: float | None = typer.Option(None, "--seconds", metavar="N", help="Likewise, in seconds. Default: 60."),
+    kill: list[str] = typer.Option(
+        [],
+        "--kill",
+        metavar="COMMAND",
+        help="Shell command to run while the load is on, again and again; of several, one after the other.",
+    ),
+    kill_every: float | None = typer.Option(
+        None, "--kill-every", metavar="SECONDS", help="How often --kill is run. Default: 30."
+    ),
+    stream: str | None = typer.Option(
+        None, "--stream", metavar="NAME", help="An empty stream that is there. Default: one that is made for the check."
+    ),
+    streamlets: int | None = typer.Option(None, "--streamlets", metavar="N", help="Of its stream. Default: 4."),
+    entries: int | None = typer.Option(None, "--entries", metavar="N", help="Of each streamlet. Default: 1."),
+    replication: int | None = typer.Option(
+        None, "--replication", min=0, metavar="N", help="Backups per record. Default: the cluster's."
+    ),
+    durability: str | None = typer.Option(
+        None, "--durability", metavar="LEVEL", help="leader, replicated or persisted. Default: as for any stream."
+    ),
+    producers: int = typer.Option(2, "--producers", min=1, max=1000, metavar="N", help="How many write."),
+    readers: int = typer.Option(
+        2, "--readers", min=0, max=1000, metavar="N", help="How many follow; every other one in the brokers' memory."
+    ),
+    members: int = typer.Option(2, "--members", min=0, max=1000, metavar="N", help="Consumers of a consumer group."),
+    rate: float = typer.Option(1000.0, "--rate", metavar="N", help="Records a second, of all producers together."),
+    record_bytes: int = typer.Option(100, "--record-bytes", metavar="N", help="Size of a record's value."),
+    within: float = typer.Option(
+        60.0,
+        "--within",
+        metavar="SECONDS",
+        help="After the load and the last --kill, all is to be acknowledged and read within this time.",
+    ),
+    seed: int | None = typer.Option(None, "--seed", metavar="N", help="Of what chance decides; it is printed."),
+    keep: bool = typer.Option(False, "--keep", help="Keep the stream. It is kept anyway when something is wrong."),
+    as_json: bool = JSON_OPTION,
+    bootstrap: str = BOOTSTRAP_OPTION,
+) -> int:
+    """Check that a cluster keeps its promises, under a load and whatever --kill does to it.
+
+    Producers send unique records; readers and a consumer group follow. In the end each acknowledged record must be
+    there once, in its producer's order; nothing that was read may have changed or vanished; the group must have been
+    given everything; and all must go on in time. Ctrl-C ends the load and checks what there is. The exit code is 0 if
+    everything was kept, 1 if something was not, and 2 if that could not be checked.
+    """
+    from kera.cli.check._options import checked, seconds_of
+
+    options = checked(
+        seconds=seconds_of(minutes, seconds),
+        stream=stream,
+        streamlets=streamlets,
+        entries=entries,
+        replication=replication,
+        durability=durability,
+        producers=producers,
+        readers=readers,
+        members=members,
+        rate=rate,
+        record_bytes=record_bytes,
+        kill=kill,
+        kill_every_s=kill_every,
+        within_s=within,
+        seed=seed,
+        keep=keep,
+    )
+    # Without a use for us, and it writes a line whenever a command is run.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+    from kera.cli.check._report import EXIT_CODES, progress_of, to_json, to_text
+    from kera.cli.check._run import carry_out
+
+    try:
+        # That clients try again is what is wanted here: it is counted.
+        outcome = run_async(carry_out(options, bootstrap, progress_of), logged_from=logging.ERROR)
+    except UsageError:
+        raise
+    except KeraError as error:
+        return fail(error.message, EXIT_NOT_CHECKED)
+    print(json.dumps(to_json(outcome), indent=2) if as_json else to_text(outcome))
+    return EXIT_CODES[outcome.verdict]

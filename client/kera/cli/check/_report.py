@@ -1,0 +1,145 @@
+"""What is shown of a check: a line while it goes on, the figures and the evidence at its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import sys
+from collections.abc import AsyncIterator
+from typing import Any
+
+from kera.cli._durations import format_ms
+from kera.cli._table import fields, plural
+from kera.cli.check._kills import Kill
+from kera.cli.check._run import Check, Outcome
+
+PROGRESS_INTERVAL_S = 0.2
+EXIT_CODES = {"kept": 0, "violated": 1, "not checked": 2}
+OUTPUT_LINES_MAX = 3
+"""Of a command's output that people are shown."""
+
+
+@contextlib.asynccontextmanager
+async def progress_of(check: Check) -> AsyncIterator[None]:
+    """One line on the terminal, updated in place; nothing if standard error is not a terminal."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    showing = asyncio.create_task(_show(check))
+    try:
+        yield
+    finally:
+        showing.cancel()
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+async def _show(check: Check) -> None:
+    while True:
+        print(f"\r{progress_line(check)}\x1b[K", end="", file=sys.stderr, flush=True)
+        await asyncio.sleep(PROGRESS_INTERVAL_S)
+
+
+def progress_line(check: Check) -> str:
+    """How far a check is."""
+    ledger, kills = check.ledger, check.kills.done
+    text = f"{check.now_s():.0f} s, {check.doing}: {ledger.sent:,} sent, {ledger.acknowledged:,} acknowledged"
+    if kills:
+        text += f", {plural(len(kills), 'command')}"
+    quiet_s = check.now_s() - check.acknowledgements.last_s
+    if quiet_s >= 1 and not check.shared.stopping.is_set():
+        text += f", none for {quiet_s:.0f} s"
+    if ledger.counts:
+        text += f", {ledger.counts.total():,} WRONG"
+    return text
+
+
+def to_text(outcome: Outcome) -> str:
+    """Figures, evidence and verdict, for people."""
+    lines = [fields(_figures(outcome))]
+    if outcome.lines:
+        lines += ["", *outcome.lines]
+    return "\n".join([*lines, "", _verdict(outcome)])
+
+
+def _figures(outcome: Outcome) -> list[tuple[str, object]]:
+    options, config = outcome.options, outcome.stream.config
+    backups = plural(config.replication, "backup")
+    stream = (
+        f"{outcome.stream.name}: {plural(config.streamlets, 'streamlet')}, durability {config.durability}, {backups}"
+    )
+    load = f"{outcome.load_s:.1f} s, {plural(options.producers, 'producer')}, {options.rate:g} records/s"
+    load += f", seed {options.seed}" + (", ended by Ctrl-C" if outcome.interrupted else "")
+    records = f"{outcome.sent:,} sent: {outcome.acknowledged:,} acknowledged, {outcome.refused:,} refused,"
+    records += f" {outcome.uncertain:,} uncertain"
+    if outcome.uncertain_stored:
+        records += f", of which {outcome.uncertain_stored:,} are there"
+    if outcome.lost_as_told:
+        records += f"; {outcome.lost_as_told:,} acknowledged ones are lost, as the cluster told"
+    figures: list[tuple[str, object]] = [
+        ("stream", stream + (", kept" if outcome.kept else "")),
+        ("load", load),
+        ("records", records),
+        (
+            "pause",
+            f"{outcome.longest_pause_s:.2f} s without an acknowledgement, from {outcome.longest_pause_from_s:.1f} s on",
+        ),
+    ]
+    if options.readers:
+        pushed = options.readers - outcome.pulling
+        figures.append(("readers", f"{outcome.pulling} pulled, {pushed} read in the brokers' memory"))
+    if options.members:
+        again = f"{outcome.processed_again:,} records more than once"
+        figures.append(("group", f"{plural(options.members, 'member')}, given {again}"))
+    figures.append(("ends", f"looked at {plural(outcome.ends_looked, 'time')}"))
+    if outcome.calm_s is not None:
+        figures.append(
+            ("calm", f"all acknowledged and read {outcome.calm_s:.2f} s after the load and the last command")
+        )
+    if outcome.kills:
+        figures.append(("commands", "\n".join(map(_kill_line, outcome.kills))))
+    if outcome.notes:
+        notes = ", ".join(f"{what} {count:,}" for what, count in outcome.notes.items())
+        figures.append(("tried again", notes))
+    return figures
+
+
+def _kill_line(kill: Kill) -> str:
+    took = "" if kill.ended_s is None else f" after {format_ms(round(1000 * (kill.ended_s - kill.begun_s)))}"
+    ended = "ended by the check" if kill.exit_code is None else f"exit code {kill.exit_code}{took}"
+    lines = [f"  {line}" for line in kill.output.splitlines()[-OUTPUT_LINES_MAX:]]
+    return "\n".join([f"at {kill.begun_s:.1f} s: {kill.command}: {ended}", *lines])
+
+
+def _verdict(outcome: Outcome) -> str:
+    match outcome.verdict:
+        case "kept":
+            return (
+                f"kept: {outcome.acknowledged - outcome.lost_as_told:,} acknowledged records are there, once, in the"
+                " order of their producers, and nothing that was read has changed"
+            )
+        case "violated":
+            return (
+                f"VIOLATED: {plural(sum(outcome.counts.values()), 'finding')}; once more:"
+                f" kera check {outcome.options.repeated}"
+            )
+    return f"not checked: {outcome.impossible}"
+
+
+def to_json(outcome: Outcome) -> dict[str, Any]:
+    """The same for programs."""
+    config = outcome.stream.config
+    shown = dataclasses.asdict(dataclasses.replace(outcome, stream=None))  # type: ignore[arg-type]
+    del shown["lines"]
+    shown["findings"] = [finding._asdict() for finding in outcome.findings]
+    return {
+        "verdict": outcome.verdict,
+        **shown,
+        "stream": {
+            "name": outcome.stream.name,
+            "streamlets": config.streamlets,
+            "entries": config.entries,
+            "replication": config.replication,
+            "durability": config.durability,
+        },
+    }

@@ -1,0 +1,286 @@
+"""A check from its beginning to its end: the stream, the load, the calm after it, reading back, and the verdict."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from kera.cli._client import connected
+from kera.cli._run import UsageError
+from kera.cli.check._kills import Kill, Kills
+from kera.cli.check._options import Options
+from kera.cli.check._workload import Acknowledgements, Looking, Member, Reading, Sending, Shared, strange
+from kera.client.checking.ledger import Ledger
+from kera.client.checking.numbers import TOKEN_BYTES, Finding, Values
+from kera.core.errors import CorruptChunk, KeraError
+
+if TYPE_CHECKING:
+    from kera.client import Client, StreamDescription
+
+SETTLED_EVERY_S = 0.1
+"""How often it is looked whether all is acknowledged, read and processed."""
+LAST_READER = "the last reader"
+
+
+@dataclass(slots=True)
+class Outcome:
+    """Of a check: the verdict, and what it rests on."""
+
+    options: Options
+    stream: StreamDescription
+    impossible: str | None = None
+    """Why it could not be checked; None: it was."""
+    interrupted: bool = False
+    load_s: float = 0.0
+    calm_s: float | None = None
+    """From the end of the load and of the last command until all was acknowledged, read and processed; None: not."""
+    sent: int = 0
+    acknowledged: int = 0
+    refused: int = 0
+    uncertain: int = 0
+    uncertain_stored: int = 0
+    lost_as_told: int = 0
+    processed_again: int = 0
+    longest_pause_s: float = 0.0
+    longest_pause_from_s: float = 0.0
+    ends_looked: int = 0
+    pulling: int = 0
+    """Readers that have pulled everything; the others were pushed to."""
+    kills: list[Kill] = field(default_factory=list)
+    notes: dict[str, int] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+    lines: list[str] = field(default_factory=list)
+    """The findings for people."""
+    kept: bool = False
+    """The stream is still there."""
+
+    @property
+    def verdict(self) -> str:
+        """What it all comes to."""
+        if self.impossible is not None:
+            return "not checked"
+        return "violated" if self.counts else "kept"
+
+
+class Check:
+    """One check."""
+
+    def __init__(self, options: Options, bootstrap: str, stream: StreamDescription) -> None:
+        self._options = options
+        self._stream = stream
+        self._begun_s = time.monotonic()
+        durability = stream.config.durability
+        self.ledger = Ledger(self.now_s, may_lose=durability == "leader")
+        self.shared = Shared(options, bootstrap, stream.name, stream.stream_id, stream.config.streamlets)
+        self.acknowledgements = Acknowledgements(self.now_s)
+        self.kills = Kills(options, self.now_s)
+        self.looking = Looking(self.shared, self.ledger)
+        self.doing = "the load is on"
+        self._unread: str | None = None
+        """Why what is stored in the end could not be read."""
+        self._values = Values(secrets.token_hex(TOKEN_BYTES // 2), options.value_bytes)
+        self._sending = [
+            Sending(self.shared, self.ledger, self._values, self.acknowledgements, number)
+            for number in range(1, options.producers + 1)
+        ]
+        self._reading = [
+            Reading(self.shared, self.ledger, self._values, self.looking, number)
+            for number in range(1, options.readers + 1)
+        ]
+        self._members = [
+            Member(self.shared, self.ledger, self._values, number, stream.name)
+            for number in range(1, options.members + 1)
+        ]
+
+    def now_s(self) -> float:
+        """Since the beginning."""
+        return time.monotonic() - self._begun_s
+
+    async def run(self) -> Outcome:
+        """All of it. Ctrl-C ends the load, and a second one the check."""
+        outcome = Outcome(self._options, self._stream)
+        followers: list[Reading | Member | Looking] = [*self._reading, *self._members, self.looking]
+        async with asyncio.TaskGroup() as tasks:
+            others = [tasks.create_task(each.run()) for each in followers]
+            sending = [tasks.create_task(each.run()) for each in self._sending]
+            killing = tasks.create_task(self.kills.run())
+            try:
+                await self._load(outcome, killing)
+                if self.shared.impossible is None:
+                    await self._calm(outcome, sending)
+            finally:
+                for task in (*sending, *others, killing):
+                    task.cancel()
+        self.acknowledgements.end(outcome.load_s)
+        if self.shared.impossible is None:
+            await self._read_back()
+        self._judge(outcome)
+        return outcome
+
+    async def _load(self, outcome: Outcome, killing: asyncio.Task[None]) -> None:
+        """Until it is over, somebody presses Ctrl-C, or there is nothing to check any more."""
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._options.seconds):
+                    await self.shared.stopping.wait()
+        except asyncio.CancelledError:
+            if (this := asyncio.current_task()) is not None:
+                this.uncancel()
+            outcome.interrupted = True
+        self.shared.stopping.set()
+        outcome.load_s = self.now_s()
+        self.doing = "the load has ended; waiting for the last command"
+        if outcome.interrupted or self.shared.impossible is not None:
+            killing.cancel()
+        await asyncio.wait([killing], timeout=self._options.within_s)
+        killing.cancel()
+        await asyncio.wait([killing])
+
+    async def _calm(self, outcome: Outcome, sending: list[asyncio.Task[None]]) -> None:
+        """Until all is acknowledged, read and processed, or the bound is over."""
+        self.doing = "the load has ended; waiting until all is acknowledged and read"
+        begun_s = max(outcome.load_s, self.kills.last_end_s)
+        missing = "all"
+        try:
+            async with asyncio.timeout(max(0.0, begun_s + self._options.within_s - self.now_s())):
+                missing = "an answer to each record that was sent"
+                await asyncio.wait(sending)
+                missing = "where the stream ends"
+                async with self.shared.connected() as client:
+                    ends = await self._ends(client)
+                for reader in self._reading:
+                    missing = f"that {reader.name} has read all"
+                    await self._until(lambda name=reader.name: self._has(name, ends))  # type: ignore[misc]
+                if self._members:
+                    missing = "that the consumer group has processed all"
+                    await self._until(lambda: self.ledger.unprocessed() == 0)
+                outcome.calm_s = max(0.0, self.now_s() - begun_s)
+        except TimeoutError:
+            self.ledger.note("not in time", f"not within {self._options.within_s:g} s: {missing}")
+
+    async def _ends(self, client: Client) -> dict[tuple[int, int], int]:
+        while self.shared.impossible is None:
+            try:
+                return await self.looking.look(client)
+            except KeraError as error:
+                await self.shared.failed("durable ends", error)
+        return {}
+
+    def _has(self, reader: str, ends: dict[tuple[int, int], int]) -> bool:
+        there = self.ledger.next_of(reader)
+        return all(there.get(entry, 0) >= end for entry, end in ends.items())
+
+    async def _until(self, reached: Callable[[], bool]) -> None:
+        while not reached():
+            if self.shared.impossible is not None:
+                return
+            await asyncio.sleep(SETTLED_EVERY_S)
+
+    async def _read_back(self) -> None:
+        """Everything that is stored in the end."""
+        self.doing = "reading back"
+        shared = self.shared
+        try:
+            async with shared.connected() as client:
+                await self.looking.look(client)
+                if shared.impossible is not None:
+                    return
+                consumer = client.consumer(shared.stream, start="earliest", end="latest", shared_memory="never")
+                async with consumer:
+                    async for chunk in consumer.batches():
+                        column, entry = chunk.batch.column("value"), (chunk.entry.streamlet_id, chunk.entry.entry)
+                        values = self._values.recognize(column)
+                        self.ledger.store(entry, chunk.header.first_record, values, partial(strange, column))
+        except CorruptChunk as error:
+            self.ledger.note("corrupt", f"{LAST_READER}: {error.message}")
+        except KeraError as error:
+            self._unread = f"what is stored in the end could not be read: {error.message}"
+
+    def _judge(self, outcome: Outcome) -> None:
+        ledger = self.ledger
+        impossible = self.shared.impossible
+        if impossible is None:
+            self.doing = "comparing"
+            ledger.close(group=bool(self._members))
+            if self._unread is not None and not ledger.counts:  # else what was found until then is enough
+                impossible = self._unread
+            elif not ledger.acknowledged:
+                impossible = "nothing was acknowledged"
+            elif self.kills.done and all(kill.exit_code != 0 for kill in self.kills.done):
+                impossible = f"no --kill command has succeeded: {_ending(self.kills.done[-1])}"
+        outcome.impossible = impossible
+        outcome.sent, outcome.acknowledged = ledger.sent, ledger.acknowledged
+        outcome.refused, outcome.uncertain = ledger.refused, ledger.sent - ledger.acknowledged - ledger.refused
+        outcome.uncertain_stored, outcome.lost_as_told = ledger.uncertain_stored, ledger.lost_as_told
+        outcome.processed_again = ledger.processed_again
+        outcome.longest_pause_s = self.acknowledgements.longest_s
+        outcome.longest_pause_from_s = self.acknowledgements.longest_from_s
+        outcome.ends_looked, outcome.kills = self.looking.looked, self.kills.done
+        outcome.pulling = sum(not each.pushed for each in self._reading)
+        outcome.notes = dict(sorted(self.shared.notes.items()))
+        outcome.findings, outcome.counts, outcome.lines = ledger.findings, dict(ledger.counts), list(ledger.lines())
+
+
+def _ending(kill: Kill) -> str:
+    ended = "was ended, as it took too long" if kill.exit_code is None else f"ended with {kill.exit_code}"
+    return f"{kill.command!r} {ended}" + (f": {kill.output.splitlines()[-1]}" if kill.output else "")
+
+
+Watching = Callable[[Check], contextlib.AbstractAsyncContextManager[None]]
+
+
+async def carry_out(options: Options, bootstrap: str, watching: Watching) -> Outcome:
+    """Check a cluster; `watching` shows how it goes. Raises `UsageError`, and `KeraError` if it cannot begin."""
+    async with connected(bootstrap) as client:
+        stream = await _stream(client, options)
+        check = Check(options, bootstrap, stream)
+        outcome: Outcome | None = None
+        try:
+            async with watching(check):
+                outcome = await check.run()
+        finally:
+            # Evidence stays; and so does what is another's by now, or was there before.
+            evidence = options.keep or (outcome is not None and outcome.verdict == "violated")
+            if options.stream is None and not evidence and not check.shared.gone:
+                await _remove(client, stream, options)
+            elif outcome is not None:
+                outcome.kept = not check.shared.gone
+    return outcome
+
+
+async def _stream(client: Client, options: Options) -> StreamDescription:
+    if options.stream is None:
+        return await client.admin.create_stream(
+            f"kera-check-{secrets.token_hex(4)}",
+            streamlets=options.streamlets,
+            entries=options.entries,
+            replication=options.replication,
+            durability=options.durability,
+        )
+    stream = await client.admin.describe_stream(options.stream)
+    if stream.typed:
+        raise UsageError(f"--stream: {stream.name} is typed; a check sends bytes")
+    config = stream.config
+    if config.retention_ms or config.retention_bytes or config.retention_consumed:
+        raise UsageError(f"--stream: {stream.name} has rules of retention, and what they remove cannot be checked")
+    bounds = await client.bounds(stream.name)
+    records = sum(entry.next_record for entries in bounds.values() for entry in entries)
+    if records:
+        raise UsageError(f"--stream: {stream.name} has, or had, {records:,} records; a check needs an empty one")
+    return stream
+
+
+async def _remove(client: Client, stream: StreamDescription, options: Options) -> None:
+    removals: list[Coroutine[Any, Any, None]] = [client.admin.delete_stream(stream.name)]
+    if options.members:
+        removals.append(client.admin.delete_consumer_group(stream.name))
+    for removal in removals:
+        with contextlib.suppress(KeraError):  # nothing that the verdict depends on
+            await removal

@@ -1,0 +1,352 @@
+"""The clients of a check: producers, readers and members of a consumer group, and who looks at the durable ends.
+
+Each has a client of its own, with its own connections. They go on through everything that passes: what fails is counted
+in `Shared.notes`, and begun again. What cannot pass, such as a stream that is gone, ends the load (`Shared.give_up`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from functools import partial
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from kera.cli._client import connected
+from kera.client.checking.history import Place
+from kera.client.checking.ledger import Ledger
+from kera.client.checking.numbers import Values
+from kera.core.errors import BufferFull, CorruptChunk, DataLost, KeraError, NotAccepted, UnknownStream
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kera.cli.check._options import Options
+    from kera.client import ChunkBatch, Producer
+
+TICK_S = 0.02
+"""How often a producer sends."""
+OPEN_MAX = 10_000
+"""Records of a producer that wait for an answer; then it waits as well."""
+AGAIN_S = 0.5
+"""Until something that has failed is begun again."""
+LOOK_EVERY_S = 1.0
+"""How often somebody looks at the durable ends."""
+STRANGE_BYTES_MAX = 40
+"""Of somebody else's value that are told."""
+
+
+class Shared:
+    """What all of them have in common."""
+
+    def __init__(self, options: Options, bootstrap: str, stream: str, stream_id: int, streamlets: int) -> None:
+        self.options = options
+        self.bootstrap = bootstrap
+        self.stream = stream
+        self.stream_id = stream_id
+        self.streamlets = streamlets
+        self.stopping = asyncio.Event()
+        """No more is to be sent."""
+        self.impossible: str | None = None
+        """Why the stream cannot be checked."""
+        self.gone = False
+        self.notes: Counter[str] = Counter()
+        """What has failed and was begun again, by whom and with which error."""
+
+    def give_up(self, why: str, *, gone: bool = False) -> None:
+        """The stream cannot be checked; `gone`: it is not there any more, whatever has its name."""
+        self.gone |= gone
+        if self.impossible is None:
+            self.impossible = why
+        self.stopping.set()
+
+    async def failed(self, who: str, error: KeraError) -> None:
+        """Something has failed that may pass; returns when it is to be begun again."""
+        if isinstance(error, UnknownStream):
+            self.give_up(f"stream {self.stream!r} has been deleted meanwhile", gone=True)
+        self.notes[f"{who}: {error.code}"] += 1
+        await asyncio.sleep(AGAIN_S)
+
+    def connected(self) -> Any:
+        """A client; nothing that it is asked for waits for longer than the bound."""
+        within_ms = max(1000, round(1000 * self.options.within_s))
+        return connected(self.bootstrap, retry_timeout_ms=within_ms, request_timeout_ms=5000)
+
+
+class Acknowledgements:
+    """When they came, and the longest time without one."""
+
+    def __init__(self, now_s: Callable[[], float]) -> None:
+        self._now_s = now_s
+        self.first_s: float | None = None
+        self.last_s = 0.0
+        self.longest_s = 0.0
+        self.longest_from_s = 0.0
+
+    def note(self) -> None:
+        """One has come."""
+        now_s = self._now_s()
+        if self.first_s is None:
+            self.first_s = now_s
+        elif now_s - self.last_s > self.longest_s:
+            self.longest_s, self.longest_from_s = now_s - self.last_s, self.last_s
+        self.last_s = now_s
+
+    def end(self, now_s: float) -> None:
+        """The load has ended: a time without one that goes on counts as well."""
+        if now_s - self.last_s > self.longest_s:
+            self.longest_s, self.longest_from_s = now_s - self.last_s, self.last_s
+
+
+class Sending:
+    """A producer: sends at its rate, each record to a streamlet that its seed decides."""
+
+    def __init__(
+        self, shared: Shared, ledger: Ledger, values: Values, acknowledgements: Acknowledgements, number: int
+    ) -> None:
+        self._shared = shared
+        self._ledger = ledger
+        self._values = values
+        self._acknowledgements = acknowledgements
+        self._name = f"producer {number}"
+        self._random = Random(f"{shared.options.seed} {self._name}")
+        self._rate = shared.options.rate / shared.options.producers
+        self._share = int(shared.options.rate * shared.options.seconds / shared.options.producers)
+        self._sent = 0
+        self.open = 0
+        """Records that wait for an answer."""
+        self._settled = asyncio.Event()
+
+    async def run(self) -> None:
+        """Until the load ends, and everything has an answer."""
+        shared = self._shared
+        begun_s = asyncio.get_running_loop().time()
+        async with shared.connected() as client:
+            while not shared.stopping.is_set():
+                # Behind one that has failed comes another one: what of it is under way may yet be stored, at any place.
+                producer_number = self._ledger.add_producer()
+                timeout_ms = max(1000, round(1000 * shared.options.within_s))
+                producer = client.producer(delivery_timeout_ms=timeout_ms)
+                try:
+                    await producer.prepare(shared.stream)
+                    await self._send(producer, producer_number, begun_s)
+                    await self._settle()
+                except KeraError as error:
+                    await shared.failed(self._name, error)
+                finally:
+                    await producer.close(flush=False)
+
+    async def _send(self, producer: Producer, number: int, begun_s: float) -> None:
+        shared, loop = self._shared, asyncio.get_running_loop()
+        while not shared.stopping.is_set():
+            due = min(self._share, int((loop.time() - begun_s) * self._rate)) - self._sent
+            for _ in range(min(due, OPEN_MAX - self.open)):
+                await self._send_one(producer, number)
+            await asyncio.sleep(TICK_S)
+
+    async def _send_one(self, producer: Producer, producer_number: int) -> None:
+        number = self._ledger.send(producer_number)
+        value, streamlet = self._values.make(producer_number, number), self._random.randrange(self._shared.streamlets)
+        self._sent += 1
+        try:
+            try:
+                pending = producer.send(self._shared.stream, value, streamlet=streamlet)
+            except BufferFull:
+                await producer.drain()
+                pending = producer.send(self._shared.stream, value, streamlet=streamlet)
+        except KeraError:
+            self._ledger.refuse(producer_number, number)
+            raise
+        self.open += 1
+        pending.add_done_callback(partial(self._answered, producer_number, number))
+
+    def _answered(self, producer_number: int, number: int, pending: Any) -> None:
+        self.open -= 1
+        if not self.open:
+            self._settled.set()
+        error = pending.exception()
+        if error is None:
+            delivery = pending.result()
+            place = None
+            if delivery.record is not None:
+                place = Place(delivery.entry.streamlet_id, delivery.entry.entry, delivery.record)
+            self._ledger.acknowledge(producer_number, number, place)
+            self._acknowledgements.note()
+            return
+        self._shared.notes[f"{self._name}: {error.code}"] += 1
+        if isinstance(error, NotAccepted):
+            self._ledger.refuse(producer_number, number)
+        else:
+            self._ledger.give_up()
+        if isinstance(error, UnknownStream):
+            self._shared.give_up(f"stream {self._shared.stream!r} has been deleted meanwhile", gone=True)
+
+    async def _settle(self) -> None:
+        while self.open:
+            self._settled.clear()
+            await self._settled.wait()
+
+
+class Reading:
+    """A reader: everything from the beginning, as it comes."""
+
+    def __init__(self, shared: Shared, ledger: Ledger, values: Values, looking: Looking, number: int) -> None:
+        self._shared = shared
+        self._ledger = ledger
+        self._values = values
+        self._looking = looking
+        self.pushes = bool(number % 2)
+        """Whether it reads in the broker's memory, where that is on this host; else it pulls."""
+        self.pushed = False
+        """Whether it has."""
+        self.name = f"reader {number}"
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        shared = self._shared
+        positions: dict[int, list[Any]] | None = None
+        async with shared.connected() as client:
+            while shared.impossible is None:
+                consumer = client.consumer(
+                    shared.stream,
+                    start=positions or "earliest",
+                    shared_memory="auto" if self.pushes else "never",
+                )
+                again: ChunkBatch | None = None
+                try:
+                    async for chunk in consumer.batches():
+                        if not self._take(chunk):
+                            again = chunk
+                            break
+                        del chunk  # not held while nothing comes
+                except DataLost as error:
+                    positions = await self._behind(error, consumer.positions(), client)
+                    continue
+                except CorruptChunk as error:
+                    self._ledger.note("corrupt", f"{self.name}: {error.message}")
+                    return
+                except KeraError as error:
+                    await shared.failed(self.name, error)
+                finally:
+                    await consumer.close()
+                positions = consumer.positions() or positions
+                if again is not None and positions:
+                    positions[again.entry.streamlet_id][again.entry.entry] = again.start
+
+    def _take(self, chunk: ChunkBatch) -> bool:
+        """Note what a chunk holds; False: the broker has used its memory again meanwhile."""
+        column, entry = chunk.batch.column("value"), (chunk.entry.streamlet_id, chunk.entry.entry)
+        values = self._values.recognize(column)
+        if not chunk.intact:
+            return False
+        self.pushed |= chunk.pushed
+        self._ledger.read(self.name, entry, chunk.header.first_record, values, partial(strange, column))
+        return True
+
+    async def _behind(self, error: DataLost, positions: dict[int, list[Any]], client: Any) -> dict[int, list[Any]]:
+        """Where to go on behind what is gone. That is wrong, unless the durable ends tell of a loss as well."""
+        lost = error.attributes
+        entry = lost["streamlet_id"], lost.get("entry", 0)
+        try:
+            await self._looking.look(client)
+        except KeraError as failure:
+            await self._shared.failed(self.name, failure)
+            return positions
+        if self._shared.impossible is None and not self._ledger.is_told_lost(entry):
+            self._ledger.note("gone", f"{self.name} was told: {error.message}")
+        positions[entry[0]][entry[1]] = lost["available_from"]
+        await self._shared.failed(self.name, error)
+        return positions
+
+
+class Member:
+    """One of the consumer group."""
+
+    def __init__(self, shared: Shared, ledger: Ledger, values: Values, number: int, consumer_group: str) -> None:
+        self._shared = shared
+        self._ledger = ledger
+        self._values = values
+        self._consumer_group = consumer_group
+        self._shared_memory = "auto" if number % 2 else "never"
+        self._name = f"member {number}"
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        shared = self._shared
+        async with shared.connected() as client:
+            while shared.impossible is None:
+                consumer = client.group_consumer(
+                    self._consumer_group,
+                    shared.stream,
+                    on_lost=lambda _: None,
+                    on_data_lost="skip",
+                    shared_memory=self._shared_memory,
+                )
+                try:
+                    async for chunk in consumer.batches():
+                        values = self._values.recognize(chunk.batch.column("value"))
+                        if chunk.intact:
+                            self._ledger.process(values)
+                        else:  # others get it again, as it is not committed
+                            break
+                        del chunk
+                except KeraError as error:
+                    await shared.failed(self._name, error)
+                finally:
+                    await consumer.close()
+
+
+class Looking:
+    """Looks at the durable ends, again and again, and whether it is the same stream still."""
+
+    def __init__(self, shared: Shared, ledger: Ledger) -> None:
+        self._shared = shared
+        self._ledger = ledger
+        self._turn = asyncio.Lock()
+        self.looked = 0
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        async with self._shared.connected() as client:
+            while self._shared.impossible is None:
+                try:
+                    await self.look(client)
+                except KeraError as error:
+                    await self._shared.failed("durable ends", error)
+                await asyncio.sleep(LOOK_EVERY_S)
+
+    async def look(self, client: Any) -> dict[tuple[int, int], int]:
+        """By entry, which record comes next."""
+        async with self._turn:  # an answer that is older than another one must not be taken for a later one
+            return await self._look(client)
+
+    async def _look(self, client: Any) -> dict[tuple[int, int], int]:
+        shared, floors = self._shared, self._ledger.floors()
+        bounds = await client.bounds(shared.stream)
+        stream = await client.admin.describe_stream(shared.stream)
+        if stream.stream_id != shared.stream_id:
+            ids = f"its id was {shared.stream_id}, and is {stream.stream_id}"
+            shared.give_up(f"stream {shared.stream!r} has been deleted and made anew meanwhile: {ids}", gone=True)
+            return {}
+        found = {}
+        for streamlet, entries in bounds.items():
+            for number, each in enumerate(entries):
+                entry = streamlet, number
+                if each.first_record > 0 and each.lost is None:
+                    shared.give_up(
+                        f"{each.first_record:,} records of streamlet {streamlet}, entry {number} have been removed"
+                        " meanwhile, by retention or truncation"
+                    )
+                    return {}
+                self._ledger.ends_at(entry, tuple(each.end), each.next_record, floors.get(entry, 0), each.lost)
+                found[entry] = each.next_record
+        self.looked += 1
+        return found
+
+
+def strange(column: Any, at: int) -> str:
+    """Somebody else's value, for people."""
+    value = column[at].as_py()
+    if value is None:
+        return "a record without a value"
+    return f"a value of {len(value):,} bytes, {value[:STRANGE_BYTES_MAX]!r},"

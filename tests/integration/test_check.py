@@ -1,0 +1,162 @@
+"""`kera check` against real daemons: a cluster that is killed and keeps all, and streams that others tamper with."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kera.cli.check._options import Options
+from kera.cli.check._run import Check, Outcome, carry_out
+from kera.client import Client
+from kera.local.cluster import RunningCluster
+from tests.integration.command_line import run_kera
+from tests.integration.killing import killing_command
+from tests.integration.shared_cluster import SharedCluster
+
+pytestmark = pytest.mark.timeout(120)
+LOAD_S = 100.0
+"""More than a test takes: what is done to its stream ends the load, or the test does."""
+Tampering = Callable[[Client, str], Coroutine[Any, Any, Any]]
+
+
+@pytest.mark.parametrize("durability", ["replicated", pytest.param("persisted", marks=pytest.mark.slow)])
+def test_a_cluster_whose_brokers_are_killed_keeps_its_promises(
+    shared_members: SharedCluster, tmp_path: Path, durability: str
+) -> None:
+    asyncio.run(shared_members.make_whole())
+    names = iter(["broker-1", "broker-2", "broker-3"])
+
+    def kill() -> str:
+        name = next(names)
+        asyncio.run(shared_members.kill(name))
+        asyncio.run(shared_members.restart(name))
+        return f"{name} is back"
+
+    with killing_command(tmp_path, kill) as command:
+        ended = run_kera(
+            *("check", "--bootstrap", shared_members.bootstrap, "--json", "--seconds", "9", "--rate", "500"),
+            *("--replication", "1", "--durability", durability, "--entries", "2", "--readers", "2", "--members", "2"),
+            *("--kill", command, "--kill-every", "3", "--seed", "1"),
+        )
+    shown = json.loads(ended.stdout)
+    assert (ended.returncode, shown["verdict"]) == (0, "kept"), shown
+    assert [(kill["exit_code"], kill["output"]) for kill in shown["kills"]] == [
+        (0, "broker-1 is back"),
+        (0, "broker-2 is back"),
+    ]
+    assert shown["acknowledged"] > 1000
+    assert shown["calm_s"] is not None
+    assert shown["ends_looked"] > 1
+    assert shown["longest_pause_s"] > 0
+    assert asyncio.run(streams_of(shared_members.bootstrap)) == []
+
+
+async def streams_of(bootstrap: str) -> list[str]:
+    async with await Client.connect(bootstrap) as client:
+        return [stream.name for stream in await client.admin.list_streams()]
+
+
+async def tampered(cluster: RunningCluster, name: str, tamper: Tampering) -> Outcome:
+    """The outcome of a check of a stream with which something is done as soon as it has acknowledged records."""
+
+    @contextlib.asynccontextmanager
+    async def watching(check: Check) -> AsyncIterator[None]:
+        async def act() -> None:
+            while check.ledger.acknowledged < 100:
+                await asyncio.sleep(0.01)
+            await tamper(client, name)
+            check.shared.stopping.set()
+
+        acting = asyncio.create_task(act())
+        yield
+        await acting
+
+    async with await Client.connect(cluster.bootstrap) as client:
+        await client.admin.create_stream(name, streamlets=2, durability="leader")
+        outcome = await carry_out(Options(LOAD_S, stream=name, rate=500.0, within_s=20.0), cluster.bootstrap, watching)
+        with contextlib.suppress(Exception):
+            await client.admin.delete_stream(name)
+    return outcome
+
+
+async def test_records_of_somebody_else_are_found(cluster: RunningCluster) -> None:
+    async def write(client: Client, name: str) -> None:
+        async with client.producer() as producer:
+            await producer.prepare(name)
+            await producer.send(name, b"a stranger", streamlet=1)
+
+    outcome = await tampered(cluster, "check-stranger", write)
+    assert outcome.verdict == "violated"
+    assert outcome.counts == {"never sent": 1}
+    assert re.match(
+        r"never sent: a value of 10 bytes, b'a stranger', is at streamlet 1, entry 0, record \d+: was it written by"
+        r" somebody else\? \(\d",
+        outcome.lines[0],
+    )
+    assert outcome.kept
+
+
+async def test_a_stream_that_is_deleted_and_made_anew_cannot_be_checked(cluster: RunningCluster) -> None:
+    async def make_anew(client: Client, name: str) -> None:
+        await client.admin.delete_stream(name)
+        await client.admin.create_stream(name, streamlets=2)
+
+    outcome = await tampered(cluster, "check-anew", make_anew)
+    assert outcome.verdict == "not checked"
+    assert outcome.impossible is not None
+    assert "'check-anew' has been deleted" in outcome.impossible
+    assert not outcome.kept
+
+
+async def test_a_stream_from_which_records_are_removed_cannot_be_checked(cluster: RunningCluster) -> None:
+    async def truncate(client: Client, name: str) -> None:
+        await client.admin.truncate_stream(name, "latest")
+
+    outcome = await tampered(cluster, "check-truncated", truncate)
+    assert outcome.verdict == "not checked"
+    assert outcome.impossible is not None
+    assert re.fullmatch(
+        r"[\d,]+ records of streamlet \d, entry 0 have been removed meanwhile, by retention or truncation",
+        outcome.impossible,
+    )
+
+
+def test_ctrl_c_ends_the_load_and_checks_what_there_is(cluster: RunningCluster) -> None:
+    argv = [sys.executable, "-m", "kera.cli", "check", "--minutes", "10", "--rate", "200"]
+    environment = {**os.environ, "KERA_BOOTSTRAP": cluster.bootstrap}
+    with subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        while not any(asyncio.run(stored_in_checks(cluster.bootstrap))):  # until the time-out of the test
+            assert process.poll() is None
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate()
+    assert (process.returncode, err) == (0, b"")
+    assert ", ended by Ctrl-C\n" in out.decode()
+    assert out.decode().splitlines()[-1].startswith("kept: ")
+
+
+async def stored_in_checks(bootstrap: str) -> list[int]:
+    """Records in each stream that a check has made."""
+    async with await Client.connect(bootstrap) as client:
+        names = [name for name in await streams_of(bootstrap) if name.startswith("kera-check-")]
+        found = [await client.bounds(name) for name in names]
+    return [sum(entry.next_record for entries in each.values() for entry in entries) for each in found]
+
+
+def test_a_cluster_that_cannot_be_reached_cannot_be_checked() -> None:
+    ended = run_kera("check", "--bootstrap", "127.0.0.1:1")
+    assert ended.returncode == 2
+    assert ended.stderr.decode().startswith("kera: error: ")
+    assert ended.stdout == b""

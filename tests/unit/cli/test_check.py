@@ -1,0 +1,243 @@
+"""`kera check` without a cluster: options that make no sense, commands, figures and verdicts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import time
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from kera.cli._client import connecting_by
+from kera.cli._run import run_app
+from kera.cli.app import app
+from kera.cli.check._kills import Kill, Kills, moments
+from kera.cli.check._options import Options
+from kera.cli.check._report import EXIT_CODES, to_json, to_text
+from kera.cli.check._run import Outcome
+from kera.client.checking.numbers import Finding
+from kera.client.types import StreamConfig, StreamDescription
+from kera.core.errors import Unavailable
+
+CONFIG = StreamConfig(streamlets=4, brokers=2, entries=1, group_segments=16, durability="replicated", codec="none")
+
+
+class Stream:
+    name = "checked"
+    config = CONFIG
+    typed = False
+
+
+STREAM = cast("StreamDescription", Stream())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--minutes", "1", "--seconds", "5"], "--minutes and --seconds are mutually exclusive"),
+        (["--minutes", "0"], "--minutes must be above 0, and is 0"),
+        (["--seconds", "-1"], "--seconds must be above 0, and is -1"),
+        (["--seconds", "nan"], "--seconds must be above 0, and is nan"),
+        (["--minutes", "inf"], "--minutes must be above 0, and is inf"),
+        (["--rate", "0"], "--rate must be above 0, and is 0"),
+        (["--within", "0"], "--within must be above 0, and is 0"),
+        (["--streamlets", "0"], "--streamlets must be from 1 to 16,384, and is 0"),
+        (["--entries", "65"], "--entries must be from 1 to 64, and is 65"),
+        (["--record-bytes", "27"], "--record-bytes must be from 28 to 1,048,576, and is 27"),
+        (["--durability", "some"], "--durability: 'some' is none of leader, replicated, persisted"),
+        (
+            ["--stream", "there", "--replication", "0"],
+            "--replication is for a stream that the check makes; --stream names one that is there",
+        ),
+        (["--kill", " "], "--kill must not be empty"),
+        (["--kill-every", "5"], "--kill-every needs --kill"),
+        (["--kill", "true", "--kill-every", "0"], "--kill-every must be above 0, and is 0"),
+        (
+            ["--seconds", "20", "--kill", "true"],
+            "no --kill would come: the load is on for 20 s, and --kill-every is 30",
+        ),
+        (
+            ["--minutes", "6000", "--rate", "1000"],
+            "that is 360,000,000 records, and a check takes 100,000,000: lower --rate, or the time",
+        ),
+        (
+            ["--rate", "0.1", "--seconds", "10"],
+            "that is 1 records for 2 producers: raise --rate, or the time",
+        ),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(
+    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_app(app, ["check", *arguments]) == 2
+    assert capsys.readouterr().err == f"kera: error: {told}\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("producers", "0"), ("readers", "-1"), ("members", "-1"), ("replication", "-1"), ("seconds", "ten")],
+)
+def test_numbers_that_are_none_are_refused(name: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_app(app, ["check", f"--{name}", value]) == 2
+    assert f"--{name}" in capsys.readouterr().err
+
+
+def test_a_cluster_that_is_not_there_cannot_be_checked(capsys: pytest.CaptureFixture[str]) -> None:
+    def connected(_: str, **__: Any) -> Any:
+        raise Unavailable("nobody answers at h:1")
+
+    with connecting_by(connected):
+        assert run_app(app, ["check"]) == 2
+    assert capsys.readouterr().err == "kera: error: nobody answers at h:1\n"
+
+
+class Fake:
+    """A client, and its admin, of a cluster with a stream that cannot be checked."""
+
+    def __init__(self, stream: Any, next_record: int = 0) -> None:
+        self.admin = self
+        self._stream = stream
+        self._next_record = next_record
+
+    async def describe_stream(self, _: str) -> Any:
+        return self._stream
+
+    async def bounds(self, _: str) -> dict[int, list[Any]]:
+        return {0: [type("Bounds", (), {"next_record": self._next_record})]}
+
+
+def stream_with(**changed: Any) -> Any:
+    return type("Changed", (Stream,), changed)()
+
+
+@pytest.mark.parametrize(
+    ("client", "told"),
+    [
+        (Fake(stream_with(typed=True)), "--stream: checked is typed; a check sends bytes"),
+        (
+            Fake(stream_with(config=StreamConfig(1, 1, 1, 1, "leader", "none", retention_ms=5))),
+            "--stream: checked has rules of retention, and what they remove cannot be checked",
+        ),
+        (Fake(STREAM, 7), "--stream: checked has, or had, 7 records; a check needs an empty one"),
+    ],
+)
+def test_a_stream_that_cannot_be_checked_is_refused(
+    client: Fake, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @contextlib.asynccontextmanager
+    async def connected(_: str, **__: Any) -> AsyncIterator[Any]:
+        yield client
+
+    with connecting_by(connected):
+        assert run_app(app, ["check", "--stream", "checked"]) == 2
+    assert capsys.readouterr().err == f"kera: error: {told}\n"
+
+
+# --- commands ------------------------------------------------------------------------------------------------
+
+
+def test_commands_come_as_often_as_was_asked_for_and_at_the_same_moments_again() -> None:
+    options = Options(100.0, kill=("true",), kill_every_s=30.0, seed=3)
+    times = list(moments(options))
+    assert times == list(moments(options))
+    assert [30 * number - 15 <= at <= 30 * number for number, at in enumerate(times, 1)] == [True] * 3
+    assert list(moments(Options(100.0))) == []
+    assert times != list(moments(Options(100.0, kill=("true",), kill_every_s=30.0, seed=4)))
+
+
+async def run_commands(commands: Sequence[str], **options: Any) -> list[Kill]:
+    begun_s = time.monotonic()
+    kills = Kills(Options(kill=tuple(commands), **options), lambda: time.monotonic() - begun_s)
+    await kills.run()
+    return kills.done
+
+
+@pytest.mark.timeout(30)
+def test_commands_are_run_in_turn_and_what_they_said_is_kept() -> None:
+    commands = ["echo one $KERA_CHECK_KILL", "echo two $KERA_CHECK_KILL >&2; exit 3"]
+    done = asyncio.run(run_commands(commands, seconds=0.4, kill_every_s=0.1))
+    assert [(kill.command, kill.exit_code, kill.output) for kill in done] == [
+        (commands[0], 0, "one 1"),
+        (commands[1], 3, "two 2"),
+        (commands[0], 0, "one 3"),
+    ]
+    assert all(kill.ended_s is not None and kill.ended_s >= kill.begun_s for kill in done)
+
+
+@pytest.mark.timeout(30)
+def test_a_command_that_does_not_end_is_ended_with_all_that_it_has_started(tmp_path: Path) -> None:
+    async def run() -> list[Kill]:
+        kills = Kills(
+            Options(0.3, kill=(f"sleep 600 & echo $! > {tmp_path}/pid; wait",), kill_every_s=0.2), lambda: 1.0
+        )
+        running = asyncio.create_task(kills.run())
+        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text().strip():
+            await asyncio.sleep(0.01)
+        running.cancel()
+        await asyncio.wait([running])
+        return kills.done
+
+    (kill,) = asyncio.run(run())
+    assert kill.exit_code is None
+    pid = int((tmp_path / "pid").read_text())
+    while True:  # until it is gone, which the time-out of the test bounds
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            break
+        if state == "Z":
+            break
+        os.sched_yield()
+
+
+# --- what is shown -------------------------------------------------------------------------------------------
+
+
+def outcome(**changed: Any) -> Outcome:
+    options = Options(60.0, seed=7, kill=("reboot",), kill_every_s=30.0)
+    made = Outcome(options, STREAM, load_s=60.0, calm_s=0.5, sent=100, acknowledged=98, uncertain=2, pulling=1)
+    made.kills = [Kill("reboot", 30.5, 31.0, 0, "done")]
+    for name, value in changed.items():
+        setattr(made, name, value)
+    return made
+
+
+def test_what_was_kept_is_told_with_its_figures() -> None:
+    text = to_text(outcome(uncertain_stored=1, longest_pause_s=1.234, longest_pause_from_s=30.6))
+    assert EXIT_CODES[outcome().verdict] == 0
+    assert "records   100 sent: 98 acknowledged, 0 refused, 2 uncertain, of which 1 are there\n" in text
+    assert "pause     1.23 s without an acknowledgement, from 30.6 s on\n" in text
+    assert "commands  at 30.5 s: reboot: exit code 0 after 500 ms\n            done" in text
+    assert text.splitlines()[-1].startswith("kept: 98 acknowledged records are there, once,")
+
+
+def test_what_was_violated_is_told_with_the_evidence_and_how_to_begin_again() -> None:
+    wrong = outcome(lines=["lost: record 3 of producer 0 …"], counts={"lost": 1}, kept=True)
+    text = to_text(wrong)
+    assert EXIT_CODES[wrong.verdict] == 1
+    assert "\n\nlost: record 3 of producer 0 …\n\nVIOLATED: 1 finding; once more: kera check --seconds 60" in text
+    assert text.endswith("--seed 7 --kill reboot --kill-every 30")
+    assert "stream    checked: 4 streamlets, durability replicated, 0 backups, kept\n" in text
+
+
+def test_what_could_not_be_checked_says_why() -> None:
+    text = to_text(outcome(impossible="nothing was acknowledged", counts={"gap": 1}))
+    assert EXIT_CODES[outcome(impossible="x", counts={"gap": 1}).verdict] == 2
+    assert text.splitlines()[-1] == "not checked: nothing was acknowledged"
+
+
+def test_all_of_it_is_there_for_programs() -> None:
+    finding = Finding("lost", "text", 0, 3, 1, 0, 17, 2.5)
+    shown = json.loads(json.dumps(to_json(outcome(findings=[finding], counts={"lost": 1}))))
+    assert shown["verdict"] == "violated"
+    assert shown["findings"] == [finding._asdict()]
+    assert shown["stream"]["name"] == "checked"
+    assert shown["kills"][0] == {
+        "command": "reboot", "begun_s": 30.5, "ended_s": 31.0, "exit_code": 0, "output": "done"
+    }  # fmt: skip
+    assert shown["options"]["seed"] == 7
