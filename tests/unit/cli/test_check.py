@@ -20,6 +20,7 @@ from kera.cli.check._kills import Kill, Kills, moments
 from kera.cli.check._options import Options
 from kera.cli.check._report import EXIT_CODES, to_json, to_text
 from kera.cli.check._run import Outcome
+from kera.cli.check._workload import Acknowledgements
 from kera.client.checking.numbers import Finding
 from kera.client.types import StreamConfig, StreamDescription
 from kera.core.errors import Unavailable
@@ -170,6 +171,23 @@ def test_commands_are_run_in_turn_and_what_they_said_is_kept() -> None:
 
 
 @pytest.mark.timeout(30)
+def test_who_stops_has_the_command_that_runs_come_to_its_end_and_no_other_one(tmp_path: Path) -> None:
+    async def run() -> list[Kill]:
+        command = f"touch {tmp_path}/begun; while [ ! -e {tmp_path}/stopped ]; do :; done; echo well"
+        kills = Kills(Options(0.9, kill=(command,), kill_every_s=0.2), lambda: 1.0)
+        running = asyncio.create_task(kills.run())
+        while not (tmp_path / "begun").exists():
+            await asyncio.sleep(0.01)
+        kills.stop()
+        (tmp_path / "stopped").touch()
+        await running
+        return kills.done
+
+    (kill,) = asyncio.run(run())
+    assert (kill.exit_code, kill.output) == (0, "well")
+
+
+@pytest.mark.timeout(30)
 def test_a_command_that_does_not_end_is_ended_with_all_that_it_has_started(tmp_path: Path) -> None:
     async def run() -> list[Kill]:
         kills = Kills(
@@ -195,6 +213,16 @@ def test_a_command_that_does_not_end_is_ended_with_all_that_it_has_started(tmp_p
         os.sched_yield()
 
 
+def test_the_longest_pause_is_that_of_a_streamlet() -> None:
+    times = iter((1.0, 1.5, 3.0, 4.0, 4.5))
+    pauses = Acknowledgements(lambda: next(times))
+    for streamlet in (0, 1, 0, 1, 0):
+        pauses.note(streamlet)
+    assert (pauses.longest_s, pauses.longest_from_s, pauses.longest_of) == (2.5, 1.5, 1)
+    pauses.end(9.0)
+    assert (pauses.longest_s, pauses.longest_from_s, pauses.longest_of) == (5.0, 4.0, 1)
+
+
 # --- what is shown -------------------------------------------------------------------------------------------
 
 
@@ -208,10 +236,11 @@ def outcome(**changed: Any) -> Outcome:
 
 
 def test_what_was_kept_is_told_with_its_figures() -> None:
-    text = to_text(outcome(uncertain_stored=1, longest_pause_s=1.234, longest_pause_from_s=30.6))
+    text = to_text(outcome(uncertain_stored=1, longest_pause_s=1.234, longest_pause_from_s=30.6, longest_pause_of=2))
     assert EXIT_CODES[outcome().verdict] == 0
     assert "records   100 sent: 98 acknowledged, 0 refused, 2 uncertain, of which 1 are there\n" in text
-    assert "pause     1.23 s without an acknowledgement, from 30.6 s on\n" in text
+    pause = "1.23 s at most, in which streamlet 2 had no answer, from 30.6 s on"
+    assert f"pause     {pause}\n" in text
     assert "commands  at 30.5 s: reboot: exit code 0 after 500 ms\n            done" in text
     assert text.splitlines()[-1].startswith("kept: 98 acknowledged records are there, once,")
 

@@ -6,9 +6,12 @@ import asyncio
 import contextlib
 import os
 import signal
+import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from random import Random
+from typing import IO
 
 from kera.cli.check._options import Options
 
@@ -44,42 +47,41 @@ class Kills:
     def __init__(self, options: Options, now_s: Callable[[], float]) -> None:
         self._options = options
         self._now_s = now_s
+        self._stopping = asyncio.Event()
         self.done: list[Kill] = []
+
+    def stop(self) -> None:
+        """Run no more of them; one that runs goes on."""
+        self._stopping.set()
 
     async def run(self) -> None:
         """All of them; whoever cancels it ends the command that runs."""
         for number, at_s in enumerate(moments(self._options)):
-            await asyncio.sleep(max(0.0, at_s - self._now_s()))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, at_s - self._now_s())):
+                    await self._stopping.wait()
+            if self._stopping.is_set():
+                return
             await self._kill(self._options.kill[number % len(self._options.kill)])
 
     async def _kill(self, command: str) -> None:
         kill = Kill(command, self._now_s())
         self.done.append(kill)
         environment = {**os.environ, NUMBER_VARIABLE: str(len(self.done))}
-        # In a session of its own: Ctrl-C is for us, and a command that is to start something again is not cut short.
-        beginning = asyncio.ensure_future(
-            asyncio.create_subprocess_shell(
-                command,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,
-                start_new_session=True,
-                env=environment,
-            )
-        )
-        try:
-            process = await asyncio.shield(beginning)
-        except asyncio.CancelledError:
-            await _end(await beginning)
-            raise
-        reading = asyncio.create_task(_read(process.stdout, kill))
-        try:
-            kill.exit_code = await process.wait()
-            kill.ended_s = self._now_s()
-        finally:
-            await _end(process)
-            await asyncio.wait([reading], timeout=1.0)  # what the command has left running may hold its output open
-            reading.cancel()
+        with tempfile.TemporaryFile() as output:
+            process = _begin(command, output, environment)
+            waiting = asyncio.ensure_future(asyncio.to_thread(process.wait))
+            try:
+                kill.exit_code = await asyncio.shield(waiting)
+                kill.ended_s = self._now_s()
+            except asyncio.CancelledError:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                await waiting
+                raise
+            finally:
+                output.seek(max(0, output.seek(0, os.SEEK_END) - OUTPUT_BYTES_MAX))
+                kill.output = output.read().decode(errors="replace").strip()
 
     @property
     def last_end_s(self) -> float:
@@ -87,16 +89,16 @@ class Kills:
         return max((kill.ended_s or kill.begun_s for kill in self.done), default=0.0)
 
 
-async def _end(process: asyncio.subprocess.Process) -> None:
-    """End a command, with all that it has started, unless it has ended by itself."""
-    if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
+def _begin(command: str, output: IO[bytes], environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    """Start a command in a session of its own: Ctrl-C is for us, and what starts something again is not cut short.
 
-
-async def _read(output: asyncio.StreamReader | None, kill: Kill) -> None:
-    kept = b""
-    while output is not None and (data := await output.read(OUTPUT_BYTES_MAX)):
-        kept = (kept + data)[-OUTPUT_BYTES_MAX:]
-        kill.output = kept.decode(errors="replace").strip()
+    The event loop's way would run what libraries with threads do at a fork, of which a command has died.
+    """
+    return subprocess.Popen(  # noqa: S603 - it is what was asked for
+        ["/bin/sh", "-c", command],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        env=environment,
+    )

@@ -80,10 +80,7 @@ def _figures(outcome: Outcome) -> list[tuple[str, object]]:
         ("stream", stream + (", kept" if outcome.kept else "")),
         ("load", load),
         ("records", records),
-        (
-            "pause",
-            f"{outcome.longest_pause_s:.2f} s without an acknowledgement, from {outcome.longest_pause_from_s:.1f} s on",
-        ),
+        ("pause", _pause(outcome)),
     ]
     if options.readers:
         pushed = options.readers - outcome.pulling
@@ -102,6 +99,15 @@ def _figures(outcome: Outcome) -> list[tuple[str, object]]:
         notes = ", ".join(f"{what} {count:,}" for what, count in outcome.notes.items())
         figures.append(("tried again", notes))
     return figures
+
+
+def _pause(outcome: Outcome) -> str:
+    if outcome.longest_pause_of is None:
+        return "none: there were no acknowledgements, or one"
+    return (
+        f"{outcome.longest_pause_s:.2f} s at most, in which streamlet {outcome.longest_pause_of} had no answer,"
+        f" from {outcome.longest_pause_from_s:.1f} s on"
+    )
 
 
 def _kill_line(kill: Kill) -> str:

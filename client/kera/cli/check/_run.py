@@ -48,7 +48,9 @@ class Outcome:
     lost_as_told: int = 0
     processed_again: int = 0
     longest_pause_s: float = 0.0
+    """Of a streamlet, without an acknowledgement."""
     longest_pause_from_s: float = 0.0
+    longest_pause_of: int | None = None
     ends_looked: int = 0
     pulling: int = 0
     """Readers that have pulled everything; the others were pushed to."""
@@ -75,6 +77,7 @@ class Check:
     def __init__(self, options: Options, bootstrap: str, stream: StreamDescription) -> None:
         self._options = options
         self._stream = stream
+        self.consumer_group = f"kera-check-{secrets.token_hex(4)}" if options.stream else stream.name
         self._begun_s = time.monotonic()
         durability = stream.config.durability
         self.ledger = Ledger(self.now_s, may_lose=durability == "leader")
@@ -95,7 +98,7 @@ class Check:
             for number in range(1, options.readers + 1)
         ]
         self._members = [
-            Member(self.shared, self.ledger, self._values, number, stream.name)
+            Member(self.shared, self.ledger, self._values, number, self.consumer_group)
             for number in range(1, options.members + 1)
         ]
 
@@ -137,8 +140,7 @@ class Check:
         self.shared.stopping.set()
         outcome.load_s = self.now_s()
         self.doing = "the load has ended; waiting for the last command"
-        if outcome.interrupted or self.shared.impossible is not None:
-            killing.cancel()
+        self.kills.stop()
         await asyncio.wait([killing], timeout=self._options.within_s)
         killing.cancel()
         await asyncio.wait([killing])
@@ -222,6 +224,7 @@ class Check:
         outcome.processed_again = ledger.processed_again
         outcome.longest_pause_s = self.acknowledgements.longest_s
         outcome.longest_pause_from_s = self.acknowledgements.longest_from_s
+        outcome.longest_pause_of = self.acknowledgements.longest_of
         outcome.ends_looked, outcome.kills = self.looking.looked, self.kills.done
         outcome.pulling = sum(not each.pushed for each in self._reading)
         outcome.notes = dict(sorted(self.shared.notes.items()))
@@ -248,8 +251,10 @@ async def carry_out(options: Options, bootstrap: str, watching: Watching) -> Out
         finally:
             # Evidence stays; and so does what is another's by now, or was there before.
             evidence = options.keep or (outcome is not None and outcome.verdict == "violated")
+            if not evidence and options.members:
+                await _without_error(client.admin.delete_consumer_group(check.consumer_group))
             if options.stream is None and not evidence and not check.shared.gone:
-                await _remove(client, stream, options)
+                await _without_error(client.admin.delete_stream(stream.name))
             elif outcome is not None:
                 outcome.kept = not check.shared.gone
     return outcome
@@ -277,10 +282,7 @@ async def _stream(client: Client, options: Options) -> StreamDescription:
     return stream
 
 
-async def _remove(client: Client, stream: StreamDescription, options: Options) -> None:
-    removals: list[Coroutine[Any, Any, None]] = [client.admin.delete_stream(stream.name)]
-    if options.members:
-        removals.append(client.admin.delete_consumer_group(stream.name))
-    for removal in removals:
-        with contextlib.suppress(KeraError):  # nothing that the verdict depends on
-            await removal
+async def _without_error(removal: Coroutine[Any, Any, None]) -> None:
+    """The verdict does not depend on it."""
+    with contextlib.suppress(KeraError):
+        await removal

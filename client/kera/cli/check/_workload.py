@@ -74,28 +74,33 @@ class Shared:
 
 
 class Acknowledgements:
-    """When they came, and the longest time without one."""
+    """When they came, and the longest time that a streamlet was without one."""
 
     def __init__(self, now_s: Callable[[], float]) -> None:
         self._now_s = now_s
-        self.first_s: float | None = None
+        self._last_s: dict[int, float] = {}
+        """By streamlet."""
         self.last_s = 0.0
         self.longest_s = 0.0
         self.longest_from_s = 0.0
+        self.longest_of: int | None = None
+        """Which streamlet that was."""
 
-    def note(self) -> None:
+    def note(self, streamlet: int) -> None:
         """One has come."""
-        now_s = self._now_s()
-        if self.first_s is None:
-            self.first_s = now_s
-        elif now_s - self.last_s > self.longest_s:
-            self.longest_s, self.longest_from_s = now_s - self.last_s, self.last_s
-        self.last_s = now_s
+        now_s = self.last_s = self._now_s()
+        self._look(streamlet, now_s)
+        self._last_s[streamlet] = now_s
 
     def end(self, now_s: float) -> None:
         """The load has ended: a time without one that goes on counts as well."""
-        if now_s - self.last_s > self.longest_s:
-            self.longest_s, self.longest_from_s = now_s - self.last_s, self.last_s
+        for streamlet in self._last_s:
+            self._look(streamlet, now_s)
+
+    def _look(self, streamlet: int, now_s: float) -> None:
+        since_s = self._last_s.get(streamlet, now_s)
+        if now_s - since_s > self.longest_s:
+            self.longest_s, self.longest_from_s, self.longest_of = now_s - since_s, since_s, streamlet
 
 
 class Sending:
@@ -171,7 +176,7 @@ class Sending:
             if delivery.record is not None:
                 place = Place(delivery.entry.streamlet_id, delivery.entry.entry, delivery.record)
             self._ledger.acknowledge(producer_number, number, place)
-            self._acknowledgements.note()
+            self._acknowledgements.note(delivery.entry.streamlet_id)
             return
         self._shared.notes[f"{self._name}: {error.code}"] += 1
         if isinstance(error, NotAccepted):
