@@ -31,7 +31,7 @@ def killing_command(directory: Path, kill: Callable[[], str]) -> Iterator[str]:
     thread.start()
     quoted = [shlex.quote(str(path)) for path in (request, reply)]
     try:
-        yield f"echo kill > {quoted[0]}; read code text < {quoted[1]}; echo $text; exit $code"
+        yield f'echo kill > {quoted[0]}; read -r code text < {quoted[1]}; echo "$text"; exit $code'
     finally:
         request.write_text(STOP)
         thread.join()
