@@ -32,6 +32,7 @@ def main() -> int:
         done += 1
         totals.update(
             records=outcome.records,
+            repeats=outcome.repeats,
             virtual_s=round(outcome.virtual_s),
             real_ms=round(outcome.real_s * 1000),
             cpu_ms=round(outcome.cpu_s * 1000),
@@ -50,7 +51,8 @@ def main() -> int:
         real_s, cpu_s = totals["real_ms"] / 1000, totals["cpu_ms"] / 1000
         print(
             f"{done} seeds from {arguments.seed}: {len(failed)} failed {failed or ''};"
-            f" {totals['records']} records, {totals['virtual_s']} virtual seconds in {real_s:.1f} s,"
+            f" {totals['records']} records, {totals['repeats']} of them sent again though they had come,"
+            f" {totals['virtual_s']} virtual seconds in {real_s:.1f} s,"
             f" {cpu_s:.1f} s of a processor ({totals['virtual_s'] / max(cpu_s, 1e-3):.0f} times as fast),"
             f" {totals['events']} events"
         )

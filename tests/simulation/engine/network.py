@@ -169,9 +169,9 @@ class Network:
             end.timed_out()
 
     def reset(self, end: SimulatedTransport) -> None:
-        """Something between the two ends forgets the connection."""
-        for each in (end, end.peer):
-            each.arrived("reset", b"")
+        """One end loses the connection; the other one hears of it after all that was under way to it."""
+        end.arrived("reset", b"")
+        self.carry(end, "reset", b"")
 
     # -- connections -------------------------------------------------------------------------------------------
 

@@ -177,12 +177,15 @@ def _fault(  # noqa: PLR0911 - one for each kind
         case "stop" | "pause" | "isolate" | "slow disk":
             amount = random.choice((5.0, 50.0)) if kind == "slow disk" else 0.0
             return Fault(at_s, kind, lasts_s, (random.choice(servers),), amount)
+        case "cut one way" if random.random() < 0.5:  # answers are lost, and what was asked for is done
+            producers = [name for name in plan.client_names if name.startswith("producer")]
+            return Fault(at_s, kind, lasts_s, (random.choice(plan.broker_names), random.choice(producers)))
         case "cut" | "cut one way":
             return Fault(at_s, kind, lasts_s, tuple(random.sample(everyone, 2)))
         case "slow way":
             return Fault(at_s, kind, lasts_s, tuple(random.sample(everyone, 2)), random.choice((0.02, 0.2, 1.0)))
         case "reset":
-            return Fault(at_s, kind, 0.0, (random.choice(everyone),))
+            return Fault(at_s, kind, 0.0, (random.choice([*plan.broker_names, *plan.client_names]),))
         case "set clock":
             return Fault(at_s, kind, 0.0, (random.choice(servers),), random.choice((-7200.0, -3.0, 3.0, 86_400.0)))
         case "move" if plan.brokers > 1:

@@ -54,7 +54,8 @@ class Outcome:
     faults: Counter[str] = field(default_factory=Counter)
     records: int = 0
     """That were acknowledged."""
-    recoveries: int = 0
+    repeats: int = 0
+    """That had arrived already when they were sent again."""
     virtual_s: float = 0.0
     real_s: float = 0.0
     cpu_s: float = 0.0
@@ -116,6 +117,7 @@ class _Run:
         self._calm()
         outcome.faults = self._faults.counts
         outcome.records = len(self._workload.history.acknowledged)
+        outcome.repeats = self._workload.repeats
         outcome.problems += cluster.defects
 
     def _calm(self) -> None:

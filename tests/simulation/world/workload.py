@@ -31,8 +31,8 @@ class Workload:
         self.history = History()
         self.produced: set[str] = set()
         """Producers that have had an answer to everything."""
-        self.acknowledged_s = 0.0
-        """When something was acknowledged last."""
+        self.repeats = 0
+        """Records that had arrived already when they were sent again, as producers were told."""
 
     def connected(self, runtime: Runtime) -> Any:
         """A client."""
@@ -89,7 +89,7 @@ class Workload:
             if delivery.record is not None:
                 place = Place(delivery.entry.streamlet_id, delivery.entry.entry, delivery.record)
             history.acknowledged[value] = place
-            self.acknowledged_s = self._cluster.scheduler.now_s
+            self.repeats += delivery.duplicate
 
     def reader(self, name: str) -> Program:
         """Reads everything from the beginning on, as it comes."""
