@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SEEDS = 20
+SEEDS = 18
 SEEDS_TWICE = 3
 
 
