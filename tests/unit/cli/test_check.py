@@ -21,7 +21,7 @@ from kera.cli.check._options import Options
 from kera.cli.check._report import EXIT_CODES, to_json, to_text
 from kera.cli.check._run import Outcome
 from kera.cli.check._workload import Acknowledgements
-from kera.client.checking.numbers import Finding
+from kera.client.checking.findings import Finding
 from kera.client.types import StreamConfig, StreamDescription
 from kera.core.errors import Unavailable
 

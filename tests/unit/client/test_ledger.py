@@ -8,8 +8,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from kera.client.checking.findings import EVIDENCE_MAX
 from kera.client.checking.history import History, Place, Value
-from kera.client.checking.ledger import EVIDENCE_MAX, Entry, Ledger
+from kera.client.checking.ledger import Entry, Ledger
 from kera.client.checking.numbers import STRANGE, VALUE_BYTES, Values, packed
 from kera.client.checking.verdict import violations
 
@@ -43,7 +44,7 @@ class Seen:
 
     def found(self, *, group: bool = False) -> dict[str, int]:
         self.ledger.close(group=group)
-        return dict(self.ledger.counts)
+        return dict(self.ledger.findings.counts)
 
 
 ALL = (0, 0), (0, 1), (0, 2)
@@ -63,9 +64,9 @@ def test_an_acknowledged_record_that_is_gone_is_lost_with_its_place_and_time() -
     seen = Seen()
     seen.store(*ALL[:2])
     assert seen.found() == {"lost": 1}
-    (finding,) = seen.ledger.findings
+    (finding,) = seen.ledger.findings.kept
     assert finding[2:] == (0, 2, 0, 0, 2, 1.0)
-    assert list(seen.ledger.lines()) == [
+    assert list(seen.ledger.findings.lines()) == [
         "lost: record 2 of producer 0 was acknowledged at streamlet 0, entry 0, record 2, and is not there (1.000 s)"
     ]
 
@@ -104,7 +105,7 @@ def test_what_was_refused_may_not_be_there_and_what_is_uncertain_may() -> None:
     seen.store(*ALL, (0, 3), (0, 4))
     assert seen.found() == {"refused, yet stored": 1}
     assert seen.ledger.uncertain_stored == 1
-    assert seen.ledger.settled == seen.ledger.sent == 5
+    assert (seen.ledger.sent, seen.ledger.refused, seen.ledger.uncertain) == (5, 1, 1)
 
 
 def test_records_that_nobody_sent_are_told_once_with_what_they_hold() -> None:
@@ -112,7 +113,7 @@ def test_records_that_nobody_sent_are_told_once_with_what_they_hold() -> None:
     seen.read(*ALL, (-1, 0))
     seen.store(*ALL, (-1, 0), (0, 7))
     assert seen.found() == {"never sent": 2}
-    assert "b'else' is at streamlet 0, entry 0, record 3" in next(seen.ledger.lines())
+    assert "b'else' is at streamlet 0, entry 0, record 3" in next(seen.ledger.findings.lines())
 
 
 def test_a_place_that_held_another_record_before_has_changed() -> None:
@@ -120,8 +121,8 @@ def test_a_place_that_held_another_record_before_has_changed() -> None:
     seen.read(*ALL)
     seen.now_s = 9.0
     seen.read((0, 0), (0, 2), (0, 1), reader="s")
-    assert seen.ledger.counts == {"changed": 2}
-    assert seen.ledger.findings[0].seconds == 1.0
+    assert seen.ledger.findings.counts == {"changed": 2}
+    assert seen.ledger.findings.kept[0].seconds == 1.0
 
 
 def test_what_a_reader_has_seen_and_is_not_there_at_the_end_has_vanished() -> None:
@@ -137,9 +138,9 @@ def test_a_reader_that_leaves_something_out_or_gets_it_again_is_told() -> None:
     seen = Seen()
     seen.read((0, 0))
     seen.read((0, 2), first=2)
-    assert seen.ledger.counts == {"gap": 1}
+    assert seen.ledger.findings.counts == {"gap": 1}
     seen.read((0, 2), first=2)
-    assert seen.ledger.counts == {"gap": 1, "came again": 1}
+    assert seen.ledger.findings.counts == {"gap": 1, "came again": 1}
 
 
 def test_a_group_must_be_given_all_that_was_acknowledged_and_may_be_given_it_twice() -> None:
@@ -155,9 +156,9 @@ def test_a_durable_end_must_not_go_back_nor_be_before_what_was_acknowledged() ->
     seen = Seen()
     assert seen.ledger.floors() == {HERE: 3}
     seen.ledger.ends_at(HERE, (1, 1, 64), 2, 3, None)
-    assert seen.ledger.counts == {"end behind": 1}
+    assert seen.ledger.findings.counts == {"end behind": 1}
     seen.ledger.ends_at(HERE, (1, 1, 0), 3, 3, None)
-    assert seen.ledger.counts == {"end behind": 1, "end went back": 1}
+    assert seen.ledger.findings.counts == {"end behind": 1, "end went back": 1}
 
 
 @pytest.mark.parametrize("may_lose", [False, True])
@@ -178,13 +179,13 @@ def test_many_cases_of_a_kind_are_counted() -> None:
         seen.ledger.acknowledge(0, seen.ledger.send(0), None)
     seen.store(*ALL)
     assert seen.found() == {"lost": EVIDENCE_MAX + 4}
-    assert list(seen.ledger.lines())[EVIDENCE_MAX:] == ["lost: and 4 more"]
+    assert list(seen.ledger.findings.lines())[EVIDENCE_MAX:] == ["lost: and 4 more"]
 
 
 def test_an_ordinal_beyond_all_bounds_takes_no_memory() -> None:
     seen = Seen()
     seen.read((0, 0), first=1 << 39)
-    assert seen.ledger.counts == {"gap": 1}
+    assert seen.ledger.findings.counts == {"gap": 1}
 
 
 def test_a_ledger_takes_some_thirty_bytes_a_record() -> None:
@@ -246,7 +247,7 @@ def test_it_judges_random_histories_as_the_other_checker_does(seed: int) -> None
     history.processed["g"] = {_value(record) for record in processed}
     ledger.process(values(*processed))
     ledger.close(group=True)
-    assert bool(ledger.counts) == bool(violations(history)), (ledger.counts, violations(history))
+    assert bool(ledger.findings.counts) == bool(violations(history)), (ledger.findings.counts, violations(history))
 
 
 def _value(record: tuple[int, int]) -> Value:

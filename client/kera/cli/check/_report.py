@@ -49,8 +49,8 @@ def progress_line(check: Check) -> str:
     quiet_s = check.now_s() - check.acknowledgements.last_s
     if quiet_s >= 1 and not check.shared.stopping.is_set():
         text += f", none for {quiet_s:.0f} s"
-    if ledger.counts:
-        text += f", {ledger.counts.total():,} WRONG"
+    if ledger.findings.counts:
+        text += f", {ledger.findings.counts.total():,} WRONG"
     return text
 
 

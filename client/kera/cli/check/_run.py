@@ -16,8 +16,9 @@ from kera.cli._run import UsageError
 from kera.cli.check._kills import Kill, Kills
 from kera.cli.check._options import Options
 from kera.cli.check._workload import Acknowledgements, Looking, Member, Reading, Sending, Shared, strange
+from kera.client.checking.findings import Finding
 from kera.client.checking.ledger import Ledger
-from kera.client.checking.numbers import TOKEN_BYTES, Finding, Values
+from kera.client.checking.numbers import TOKEN_BYTES, Values
 from kera.core.errors import CorruptChunk, KeraError
 
 if TYPE_CHECKING:
@@ -154,18 +155,21 @@ class Check:
             async with asyncio.timeout(max(0.0, begun_s + self._options.within_s - self.now_s())):
                 missing = "an answer to each record that was sent"
                 await asyncio.wait(sending)
-                missing = "where the stream ends"
+                missing = "anybody who tells where the stream ends"
                 async with self.shared.connected() as client:
                     ends = await self._ends(client)
                 for reader in self._reading:
-                    missing = f"that {reader.name} has read all"
+                    missing = f"all of the stream at {reader.name}"
                     await self._until(lambda name=reader.name: self._has(name, ends))  # type: ignore[misc]
                 if self._members:
-                    missing = "that the consumer group has processed all"
+                    missing = "all that was acknowledged at the consumer group"
                     await self._until(lambda: self.ledger.unprocessed() == 0)
                 outcome.calm_s = max(0.0, self.now_s() - begun_s)
         except TimeoutError:
-            self.ledger.note("not in time", f"not within {self._options.within_s:g} s: {missing}")
+            self.ledger.note(
+                "not in time",
+                f"{self._options.within_s:g} s after the load and the last command there was not yet {missing}",
+            )
 
     async def _ends(self, client: Client) -> dict[tuple[int, int], int]:
         while self.shared.impossible is None:
@@ -204,6 +208,8 @@ class Check:
             self.ledger.note("corrupt", f"{LAST_READER}: {error.message}")
         except KeraError as error:
             self._unread = f"what is stored in the end could not be read: {error.message}"
+            if self.ledger.findings.counts:  # then it is one more of them
+                self.ledger.note("not read back", error.message)
 
     def _judge(self, outcome: Outcome) -> None:
         ledger = self.ledger
@@ -211,7 +217,7 @@ class Check:
         if impossible is None:
             self.doing = "comparing"
             ledger.close(group=bool(self._members))
-            if self._unread is not None and not ledger.counts:  # else what was found until then is enough
+            if self._unread is not None and not ledger.findings.counts:  # else what was found until then is enough
                 impossible = self._unread
             elif not ledger.acknowledged:
                 impossible = "nothing was acknowledged"
@@ -228,7 +234,11 @@ class Check:
         outcome.ends_looked, outcome.kills = self.looking.looked, self.kills.done
         outcome.pulling = sum(not each.pushed for each in self._reading)
         outcome.notes = dict(sorted(self.shared.notes.items()))
-        outcome.findings, outcome.counts, outcome.lines = ledger.findings, dict(ledger.counts), list(ledger.lines())
+        outcome.findings, outcome.counts, outcome.lines = (
+            ledger.findings.kept,
+            dict(ledger.findings.counts),
+            list(ledger.findings.lines()),
+        )
 
 
 def _ending(kill: Kill) -> str:

@@ -6,12 +6,13 @@ what can only be seen while the load is on: a durable end that goes back, a plac
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 
+from kera.client.checking.findings import Findings
 from kera.client.checking.history import Place
 from kera.client.checking.numbers import (
     PRODUCERS_MAX,
@@ -19,14 +20,11 @@ from kera.client.checking.numbers import (
     STRANGE,
     UNSEEN,
     Column,
-    Finding,
     Numbers,
     packed,
     unpacked,
 )
 
-EVIDENCE_MAX = 5
-"""Cases of each kind that are kept in full; the others are counted."""
 MOMENT_S = 1.0
 """How exactly it is known when something was read first."""
 BEYOND_MAX = 1 << 20
@@ -107,9 +105,8 @@ class Ledger:
         self._told_lost: set[Entry] = set()
         self._last_stored: dict[tuple[int, int, int], int] = {}
         self._stored = False
-        self._kept: dict[str, list[Finding]] = {}
-        self.counts: Counter[str] = Counter()
-        """Findings by kind."""
+        self.findings = Findings()
+        self._note = self.findings.add
         self.sent = self.acknowledged = self.refused = self.uncertain = self.processed_again = 0
         self.uncertain_stored = self.lost_as_told = 0
         """Of the records without an acknowledgement those that are there; acknowledged ones that are gone, and told."""
@@ -287,11 +284,6 @@ class Ledger:
 
     # -- the verdict -------------------------------------------------------------------------------------------
 
-    @property
-    def settled(self) -> int:
-        """Records of which it is known what became of them, or that nobody knows."""
-        return self.acknowledged + self.refused + self.uncertain
-
     def next_of(self, reader: str) -> dict[Entry, int]:
         """By entry, which record comes next."""
         return self._next[reader]
@@ -358,35 +350,11 @@ class Ledger:
                 text = f"{_name(value)} was read at {place}, and is not there at the end"
                 self._note("vanished", text, value, place, seen.when(place.record))
 
-    @property
-    def findings(self) -> list[Finding]:
-        """What is wrong, a few of each kind; see `counts`."""
-        return [each for found in self._kept.values() for each in found]
-
-    def lines(self) -> Iterator[str]:
-        """The findings for people."""
-        for kind, found in self._kept.items():
-            yield from (f"{kind}: {each.text}{_when(each)}" for each in found)
-            if self.counts[kind] > len(found):
-                yield f"{kind}: and {self.counts[kind] - len(found):,} more"
-
     def _note_acknowledged(self, kind: str, text: str, producer: int, number: int) -> None:
         each = self._producers[producer]
         told = int(each.place.values[number])
         place = None if told == _NOWHERE else _place(told)
         self._note(kind, text, packed(producer, number), place, int(each.acknowledged_ms.values[number]) / 1000)
-
-    def _note(self, kind: str, text: str, value: int | None, place: Place | None, seconds: float | None = None) -> None:
-        self.counts[kind] += 1
-        kept = self._kept.setdefault(kind, [])
-        if len(kept) < EVIDENCE_MAX:
-            producer, number = (None, None) if value is None or value < 0 else unpacked(value)
-            streamlet, entry, record = place or (None, None, None)
-            kept.append(Finding(kind, text, producer, number, streamlet, entry, record, seconds))
-
-
-def _when(finding: Finding) -> str:
-    return "" if finding.seconds is None else f" ({finding.seconds:.3f} s)"
 
 
 def _name(value: int) -> str:

@@ -6,7 +6,7 @@ fixed width that people can read too. So a column of values becomes an array of 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -111,18 +111,3 @@ class Column:
     def memory_bytes(self) -> int:
         """That it takes."""
         return self._array.nbytes
-
-
-class Finding(NamedTuple):
-    """Something that is wrong."""
-
-    kind: str
-    text: str
-    producer: int | None = None
-    number: int | None = None
-    streamlet: int | None = None
-    entry: int | None = None
-    record: int | None = None
-    """Its ordinal in the entry."""
-    seconds: float | None = None
-    """When it was acknowledged or seen, counted from the beginning."""

@@ -1,0 +1,62 @@
+"""What is wrong with a history: a few cases of each kind in full, the others counted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from kera.client.checking.history import Place
+from kera.client.checking.numbers import unpacked
+
+EVIDENCE_MAX = 5
+"""Cases of each kind that are kept in full; the others are counted."""
+
+
+class Finding(NamedTuple):
+    """Something that is wrong."""
+
+    kind: str
+    text: str
+    producer: int | None = None
+    number: int | None = None
+    streamlet: int | None = None
+    entry: int | None = None
+    record: int | None = None
+    """Its ordinal in the entry."""
+    seconds: float | None = None
+    """When it was acknowledged or seen, counted from the beginning."""
+
+
+class Findings:
+    """Of one history, in the order in which their kinds came."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, list[Finding]] = {}
+        self.counts: Counter[str] = Counter()
+        """By kind."""
+
+    def add(self, kind: str, text: str, value: int | None, place: Place | None, seconds: float | None = None) -> None:
+        """One more; `value`: the packed number of the record, if it is about one of ours."""
+        self.counts[kind] += 1
+        kept = self._kept.setdefault(kind, [])
+        if len(kept) < EVIDENCE_MAX:
+            producer, number = (None, None) if value is None or value < 0 else unpacked(value)
+            streamlet, entry, record = place or (None, None, None)
+            kept.append(Finding(kind, text, producer, number, streamlet, entry, record, seconds))
+
+    @property
+    def kept(self) -> list[Finding]:
+        """Those that are told in full."""
+        return [each for found in self._kept.values() for each in found]
+
+    def lines(self) -> Iterator[str]:
+        """All of them for people."""
+        for kind, found in self._kept.items():
+            yield from (f"{kind}: {each.text}{_when(each)}" for each in found)
+            if self.counts[kind] > len(found):
+                yield f"{kind}: and {self.counts[kind] - len(found):,} more"
+
+
+def _when(finding: Finding) -> str:
+    return "" if finding.seconds is None else f" ({finding.seconds:.3f} s)"
