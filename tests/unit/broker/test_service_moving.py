@@ -499,6 +499,14 @@ async def test_groups_are_listed_up_to_where_another_broker_has_them(cluster: Cl
     assert told == [([(1, True, 0, 2, 2048)], 2), ([], 2), ([(3, False, 5, 6, 1024)], 0), ([], 0)]
 
 
+async def test_there_are_no_groups_behind_the_last_id(cluster: Cluster) -> None:
+    cluster.send(1)
+    last = (1 << 64) - 1
+    request = api.LIST_GROUPS.request(stream_id=STREAM_ID, after_group_id=last)
+    answer = await cluster.brokers[1].ask(api.LIST_GROUPS, request)
+    assert (answer.complete, [*answer.groups], answer.end_group_id) == (True, [], last)
+
+
 async def test_a_truncation_at_a_later_interval_removes_the_older_ones(cluster: Cluster) -> None:
     cluster.send(5)
     await cluster.move(2)

@@ -7,7 +7,7 @@ from typing import Any
 
 from kera.broker.log.bounds import end_of, lag_bytes, lag_records, list_groups, oldest_us, ordinal_at
 from kera.broker.log.entry import Entry
-from kera.broker.log.intervals import interval_of
+from kera.broker.log.intervals import NO_END, interval_of
 from kera.broker.log.read_plan import entry_of, first_record, interval_at, resolve
 from kera.broker.log.streamlet import Streamlet
 from kera.broker.ownership.streams import Streams
@@ -81,7 +81,8 @@ class Descriptions:
         streamlet = self._streamlet(request)
         interval = interval_of(streamlet.intervals, request.after_group_id + 1)
         if interval is None:
-            return broker_pb2.ListGroupsResponse(complete=True, end_group_id=request.after_group_id + 1)
+            end = min(request.after_group_id + 1, NO_END - 1)  # a foreign client may ask behind the last id there is
+            return broker_pb2.ListGroupsResponse(complete=True, end_group_id=end)
         groups, complete = yield from list_groups(
             streamlet, request.after_group_id, min(request.groups_max or GROUPS_MAX, GROUPS_MAX)
         )
