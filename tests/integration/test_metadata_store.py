@@ -4,6 +4,7 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -120,8 +121,8 @@ async def nothing(_: Transaction) -> None:
 class Session(ZooKeeperSession):
     """One with which tests interfere, and which counts."""
 
-    def __init__(self, address: ZooKeeperAddress, *, session_timeout_ms: int) -> None:
-        super().__init__(address, session_timeout_ms=session_timeout_ms)
+    def __init__(self, address: ZooKeeperAddress, **options: Any) -> None:
+        super().__init__(address, **options)
         self.before: Callable[[Transaction], Awaitable[None]] = nothing
         """Called before a transaction is sent."""
         self.after: Callable[[Transaction], Awaitable[None]] = nothing
