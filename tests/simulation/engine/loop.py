@@ -27,8 +27,8 @@ JOB_S_MEAN = 0.0008
 """What a thread takes for a job, on average."""
 
 
-class SimulatedTask(asyncio.Task[Any]):
-    """A task whose place in a set depends on when it was made, and not on where it is in memory."""
+class _Numbered:
+    """Has a place in a set that depends on when it was made, and not on where it is in memory."""
 
     serial: int
 
@@ -41,18 +41,12 @@ class SimulatedTask(asyncio.Task[Any]):
         return self.serial
 
 
-class SimulatedFuture(asyncio.Future[Any]):
-    """See `SimulatedTask`."""
+class SimulatedTask(_Numbered, asyncio.Task[Any]):
+    """See `_Numbered`."""
 
-    serial: int
 
-    def __new__(cls, *_arguments: Any, **named: Any) -> Self:
-        self = super().__new__(cls)
-        self.serial = named["loop"].serial()
-        return self
-
-    def __hash__(self) -> int:
-        return self.serial
+class SimulatedFuture(_Numbered, asyncio.Future[Any]):
+    """See `_Numbered`."""
 
 
 class ProcessLoop(asyncio.AbstractEventLoop):
