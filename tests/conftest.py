@@ -10,6 +10,7 @@ Property tests (hypothesis) have two profiles:
 from collections.abc import Iterator
 
 import pytest
+import structlog
 
 from kera.core.native import native, reason
 from tests import daemon_logs
@@ -20,6 +21,14 @@ register_profiles()
 
 FOLDERS = ("spark", "integration", "property", "unit")
 """Those with the longest groups first, so that short tests fill what is left of the time of a worker."""
+
+
+@pytest.fixture(autouse=True)
+def logging_ends_with_the_test() -> Iterator[None]:
+    """Commands and daemons in this process set where logs go, to a standard error that is closed with their test."""
+    before = structlog.get_config()
+    yield
+    structlog.configure(**before)
 
 
 @pytest.fixture(scope="module", params=["native", "python"])
