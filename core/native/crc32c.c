@@ -27,6 +27,7 @@
 #define POLYNOMIAL 0x82f63b78u
 #define LONG_PART 8192
 #define SHORT_PART 256
+#define AHEAD 1024
 
 typedef uint32_t Table[256];
 
@@ -133,10 +134,15 @@ three_parts(uint64_t state, const uint8_t **at, const uint8_t *end, size_t part,
     while ((size_t)(end - *at) >= 3 * part) {
         uint64_t second = 0, third = 0;
         const uint8_t *first_end = *at + part;
-        for (const uint8_t *word = *at; word < first_end; word += 8) {
-            state = step_8(state, word);
-            second = step_8(second, word + part);
-            third = step_8(third, word + 2 * part);
+        for (const uint8_t *word = *at; word < first_end; word += 64) {
+            __builtin_prefetch(word + AHEAD);
+            __builtin_prefetch(word + part + AHEAD);
+            __builtin_prefetch(word + 2 * part + AHEAD);
+            for (int byte = 0; byte < 64; byte += 8) {
+                state = step_8(state, word + byte);
+                second = step_8(second, word + part + byte);
+                third = step_8(third, word + 2 * part + byte);
+            }
         }
         state = moved(over, state) ^ second;
         state = moved(over, state) ^ third;

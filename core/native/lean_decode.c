@@ -2,6 +2,7 @@
 
 #include "lean_decode.h"
 
+#include "lean_numbers.h"
 #include "lean_reader.h"
 
 // -- arrays ---------------------------------------------------------------------------------------------------------
@@ -58,8 +59,7 @@ static bool decode_one(Decoder *decoder, const Column *column, uint64_t count, s
     if (column->kind == BITS)
         memset(to, *one ? 0xff : 0, size);
     else
-        for (uint64_t index = 0; index < count; index++)
-            memcpy(to + index * width, one, width);
+        repeat_value(to, one, width, count);
     return true;
 }
 
@@ -77,13 +77,7 @@ static bool decode_deltas(Decoder *decoder, const Column *column, uint64_t count
     if (to == NULL)
         return false;
     array->buffers[1] = to;
-    const uint8_t *from = in_body(decoder, at);
-    for (uint64_t index = 0; index < count; index++, from += bytes, to += width) {
-        uint64_t value = 0;
-        memcpy(&value, from, bytes);
-        value += least;
-        memcpy(to, &value, width);
-    }
+    add_deltas(to, least, in_body(decoder, at), bytes, width, count);
     return true;
 }
 
@@ -113,11 +107,6 @@ static bool decode_fixed(Decoder *decoder, const Type *type, int encoding, uint6
 
 // -- places ---------------------------------------------------------------------------------------------------------
 
-static void put_offset(uint8_t *offsets, uint64_t index, uint64_t width, uint64_t offset)
-{
-    memcpy(offsets + index * width, &offset, width);
-}
-
 // Offsets of values of the same length, or of those that have it in `bytes` bytes each.
 static bool write_offsets(Decoder *decoder, const uint8_t *lengths, uint64_t bytes, uint64_t count, uint64_t total,
                           uint64_t width, struct ArrowArray *array)
@@ -126,15 +115,8 @@ static bool write_offsets(Decoder *decoder, const uint8_t *lengths, uint64_t byt
     if (offsets == NULL)
         return false;
     array->buffers[1] = offsets;
-    uint64_t offset = 0, same = count ? total / count : 0;
-    put_offset(offsets, 0, width, 0);
-    for (uint64_t index = 0; index < count; index++) {
-        offset += lengths == NULL ? same : bytes == 1 ? lengths[index] : u16_at(lengths + 2 * index);
-        if (offset > total)
-            return false;
-        put_offset(offsets, index + 1, width, offset);
-    }
-    return offset == total;
+    memset(offsets, 0, width);
+    return write_ends(offsets + width, lengths, bytes, count ? total / count : 0, width, 0, count) == total;
 }
 
 static bool decode_places(Decoder *decoder, int kind, int encoding, uint64_t count, uint64_t total,

@@ -3,6 +3,7 @@
 #include "lean_join.h"
 
 #include "bytes.h"
+#include "lean_numbers.h"
 #include "lean_reader.h"
 
 // A column, or what is within one.
@@ -133,8 +134,8 @@ static bool put_same_offsets(Joined *to, uint64_t width, uint64_t count)
 {
     uint64_t last = offset_at(to->values.at, to->values.size / width - 1, width);
     uint8_t *offsets = more_numbers(&to->values, width, count);
-    for (uint64_t index = 0; offsets != NULL && index < count; index++)
-        put_number(offsets, index, width, last);
+    if (offsets != NULL)
+        write_ends(offsets, NULL, 0, 0, width, last, count);
     return offsets != NULL;
 }
 
@@ -165,8 +166,8 @@ static bool join_one(Reader *reader, const Column *column, uint64_t count, Joine
     if (column->kind == BITS)
         return put_bits(&to->values, to->length, NULL, *one ? 0xff : 0, count);
     uint8_t *values = more_numbers(&to->values, width, count);
-    for (uint64_t index = 0; values != NULL && index < count; index++)
-        memcpy(values + index * width, one, width);
+    if (values != NULL)
+        repeat_value(values, one, width, count);
     return values != NULL;
 }
 
@@ -180,9 +181,8 @@ static bool join_deltas(Reader *reader, const Column *column, uint64_t count, Jo
         return false;
     uint8_t *values = more_numbers(&to->values, width, count);
     memcpy(&least, one, width);
-    const uint8_t *from = reader->body + at;
-    for (uint64_t index = 0; values != NULL && index < count; index++, from += bytes)
-        put_number(values, index, width, least + (bytes == 1 ? *from : bytes == 2 ? u16_at(from) : u32_at(from)));
+    if (values != NULL)
+        add_deltas(values, least, reader->body + at, bytes, width, count);
     return values != NULL;
 }
 
@@ -217,21 +217,22 @@ static bool join_places(Reader *reader, int kind, int encoding, uint64_t count, 
                         Joined *to)
 {
     uint64_t width = offset_bytes_of(kind), bytes = encoding == OFFSETS ? width : encoding == LENGTHS_1 ? 1 : 2;
-    uint64_t end = 0, same = count ? total / count : 0, at = 0;
+    uint64_t end = 0, at = 0;
     if (!is_large(kind) && before + total > SMALL_MAX)
         return false;
     if (encoding != SAME && !take_place(reader, encoding == OFFSETS ? count + 1 : count, bytes, bytes, &at))
         return false;
-    const uint8_t *numbers = reader->body + at;
+    const uint8_t *numbers = encoding == SAME ? NULL : reader->body + at;
     uint8_t *offsets = more_numbers(&to->values, width, count);
-    if (offsets == NULL || (encoding == OFFSETS && offset_at(numbers, 0, width) != 0))
+    if (offsets == NULL)
+        return false;
+    if (encoding != OFFSETS)
+        return write_ends(offsets, numbers, bytes, count ? total / count : 0, width, before, count) == before + total;
+    if (offset_at(numbers, 0, width) != 0)
         return false;
     for (uint64_t index = 0; index < count; index++) {
         uint64_t start = end;
-        end = encoding == SAME        ? start + same
-              : encoding == OFFSETS   ? offset_at(numbers, index + 1, width)
-              : encoding == LENGTHS_1 ? start + numbers[index]
-                                      : start + u16_at(numbers + 2 * index);
+        end = offset_at(numbers, index + 1, width);
         if (end < start || end > total)
             return false;
         put_number(offsets, index, width, before + end);

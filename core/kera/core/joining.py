@@ -28,7 +28,7 @@ from kera.core.chunk import (
 )
 from kera.core.errors import CorruptChunk
 from kera.core.header_table import table
-from kera.core.lean.decode import import_batch, known_of, validate, written_bytes
+from kera.core.lean.decode import Known, import_batch, known_of, validate, written_bytes
 from kera.core.native import native
 from kera.core.settings import KIB
 
@@ -97,7 +97,7 @@ def join_chunks(
             return None
         if found is not None:
             joined = Joined(*found)
-            if trusted or not known.has_rules or _is_valid(joined.batch):
+            if trusted or _is_valid(joined.batch, known):
                 return joined
     return _join_one_by_one(
         chunks,
@@ -111,9 +111,9 @@ def join_chunks(
     )
 
 
-def _is_valid(batch: pa.RecordBatch) -> bool:
+def _is_valid(batch: pa.RecordBatch, known: Known) -> bool:
     try:
-        validate(batch)
+        validate(batch, known)
     except CorruptChunk:
         return False
     return True

@@ -69,7 +69,7 @@ def decode(
     except pa.ArrowException as error:
         raise _none_of_schema(error) from error
     if not trusted:
-        validate(batch)
+        validate(batch, known_of(schema))
     return batch
 
 
@@ -79,8 +79,8 @@ class Known(NamedTuple):
     schema: pa.Schema
     type: Any
     """See `native.lean_type`."""
-    has_rules: bool
-    """Values of some column are not all that its bytes could be: decimals, times of a day, keys of maps."""
+    ruled: tuple[int, ...]
+    """Columns whose values are not all that their bytes could be: decimals, times of a day, keys of maps."""
 
 
 _known: dict[int, Known] = {}
@@ -93,7 +93,8 @@ def known_of(schema: pa.Schema) -> Known:
         if len(_known) >= SCHEMAS_KEPT:
             _known.clear()
         found = native.lean_type(schema) if native is not None and is_lean(schema) else None
-        known = _known[id(schema)] = Known(schema, found, any(map(_has_rules, schema.types)))
+        ruled = tuple(column for column, kind in enumerate(schema.types) if _has_rules(kind))
+        known = _known[id(schema)] = Known(schema, found, ruled)
     return known
 
 
@@ -115,18 +116,21 @@ def _by_native(
     if not trusted:
         check(memoryview(payload), records, compressed=False, bytes_max=bytes_max)
     batch = native.decode_in_place(payload, known.type, schema, records, bytes_max, import_batch)  # type: ignore[union-attr]
-    if batch is not None and known.has_rules and not trusted:
-        validate(batch)
+    if batch is not None and not trusted:
+        validate(batch, known)
     return batch
 
 
-def validate(batch: pa.RecordBatch) -> None:
+def validate(batch: pa.RecordBatch, known: Known) -> None:
     """What is left is the schema's to say: whether decimals have their precision, and times are of a day.
 
     Raises `CorruptChunk`.
     """
     try:
-        batch.validate(full=True)
+        for index in known.ruled:
+            column = batch.column(index)
+            if column.null_count < len(column):
+                column.validate(full=True)
     except pa.ArrowException as error:
         raise _none_of_schema(error) from error
 
