@@ -60,7 +60,7 @@ WITH_SEED := seed="$(SEED)"; seed="$${seed:-$$(od -An -N4 -tu4 /dev/urandom | tr
   export KERA_FUZZ_SEED="$$seed" KERA_SLOW_NETWORK=1;
 
 .PHONY: help setup jar demo demo-check test test-all test-bench test-fast coverage check check-all lint types proto proto-check
-.PHONY: bench bench-compare bench-log bench-streamlets bench-requests
+.PHONY: bench bench-compare bench-log bench-streamlets bench-requests bench-real-time
 .PHONY: bench-replication bench-recovery bench-migration bench-push bench-spark chaos-kill chaos-replicas chaos-control
 .PHONY: chaos-network chaos-push chaos-columnar chaos-spark fuzz-log fuzz-replication fuzz-native fuzz-chunks constraints clean
 .PHONY: bench-smoke bench-stages bench-experiments bench-fairness bench-fairness-deep bench-soak chaos-restart chaos-hostile
@@ -211,6 +211,9 @@ bench-push: jar ## Measure push against pull: copies, local consumers, Spark; ha
 	@$(PY) -m bench.push_loop
 	@$(PY) -m bench.locality
 	@$(WITH_JAVA) $(PY) -m bench.spark_read $(BENCH_ARGS)
+
+bench-real-time: jar ## Measure Spark's real-time mode, with Kafka where there is one; four minutes. Takes a JDK. BENCH_ARGS.
+	@$(WITH_JAVA) JAVA_HOME="$$(sh scripts/java.sh --compiler)" $(PY) -m bench.spark_real_time $(BENCH_ARGS)
 
 bench-spark: jar ## Measure Spark with both engines, and with Kafka where there is one; a quarter of an hour. BENCH_ARGS.
 	@$(WITH_JAVA) $(PY) -m bench.spark_engines $(BENCH_ARGS)

@@ -205,7 +205,8 @@ class Bench:
             for number in range(records // per_chunk):
                 await producer.send_batch(stream, block, streamlet=number % PARTITIONS)
 
-    def _create(self, stream: str, contestant: Contestant) -> None:
+    def create(self, stream: str, contestant: Contestant) -> None:
+        """Make a stream, or a topic."""
         if contestant.kind == "kafka":
             assert self._kafka is not None  # noqa: S101 - it has a contestant
             self._kafka.create(stream, PARTITIONS)
@@ -235,7 +236,7 @@ class Bench:
             self._latency_of(by_name[name], f"due-{number}", self._arguments.seconds if counts else 1.0, counts=counts)
 
     def _latency_of(self, contestant: Contestant, stream: str, seconds: float, *, counts: bool) -> None:
-        self._create(stream, contestant)
+        self.create(stream, contestant)
         arrivals = Arrivals()
         query = (
             contestant.load(self._spark.readStream, stream)
@@ -245,7 +246,7 @@ class Bench:
             .start()
         )
         try:
-            with self._producer(contestant, stream, self._arguments.warm_up + seconds) as producer:
+            with self.producer(contestant, stream, self._arguments.warm_up + seconds) as producer:
                 query.processAllAvailable()  # it runs
                 producer.go()
                 time.sleep(self._arguments.warm_up)
@@ -281,7 +282,8 @@ class Bench:
         add(f"micro-batches, {contestant.name}: producer late by at most", late_s * 1e3, "ms")
 
     @contextlib.contextmanager
-    def _producer(self, contestant: Contestant, stream: str, seconds: float) -> Iterator[DueProducer]:
+    def producer(self, contestant: Contestant, stream: str, seconds: float) -> Iterator[DueProducer]:
+        """A producer of the system at hand, connected."""
         argv = [sys.executable, "-m", "bench.due", contestant.kind, contestant.bootstrap, stream]
         argv += ["--rate", str(self._arguments.rate), "--seconds", str(seconds)]
         if self._parts is not None:
