@@ -14,12 +14,18 @@ typedef struct {
     uint64_t first, count;
 } Values;
 
-static bool add(Writer *writer, Values values, int depth);
+static bool add(Writer *writer, const Values *values, int depth);
 
 static Values part_of(const Values *parent, int64_t child, uint64_t first, uint64_t count)
 {
     const struct ArrowArray *array = parent->array->children[child];
     return (Values){parent->schema->children[child], array, (uint64_t)array->offset + first, count};
+}
+
+static bool add_child(Writer *writer, const Values *parent, int64_t child, uint64_t first, uint64_t count, int depth)
+{
+    Values values = part_of(parent, child, first, count);
+    return add(writer, &values, depth);
 }
 
 static const uint8_t *buffer_of(const Values *values, int index)
@@ -257,8 +263,8 @@ static bool add_entries(Writer *writer, const Values *values, uint64_t first, ui
         return false;
     writer->written_bytes += total;
     return put_node(writer, STRUCT, 0, 0) && put_number(writer->nodes, 2) &&
-           add(writer, part_of(&entries, 0, first, total), depth + 1) &&
-           add(writer, part_of(&entries, 1, first, total), depth + 1);
+           add_child(writer, &entries, 0, first, total, depth + 1) &&
+           add_child(writer, &entries, 1, first, total, depth + 1);
 }
 
 static bool add_with_places(Writer *writer, const Values *values, Column column, int flags, int depth)
@@ -269,7 +275,7 @@ static bool add_with_places(Writer *writer, const Values *values, Column column,
     if (column.is_map)
         return add_entries(writer, values, first, total, depth + 1);
     if (is_list(column.kind))
-        return add(writer, part_of(values, 0, first, total), depth + 1);
+        return add_child(writer, values, 0, first, total, depth + 1);
     const uint8_t *data = buffer_of(values, 2);
     writer->written_bytes += total;
     return data == NULL || put_bytes(writer->body, data + first, total);
@@ -282,11 +288,11 @@ static bool add_fields(Writer *writer, const Values *values, Column column, int 
     writer->written_bytes += values->count;
     if (column.kind == FIXED_LIST)
         return put_node(writer, FIXED_LIST, flags, 0) && put_number(writer->nodes, column.width) &&
-               add(writer, part_of(values, 0, values->first * column.width, values->count * column.width), depth + 1);
+               add_child(writer, values, 0, values->first * column.width, values->count * column.width, depth + 1);
     if (!put_node(writer, STRUCT, flags, 0) || !put_number(writer->nodes, (uint64_t)values->array->n_children))
         return false;
     for (int64_t child = 0; child < values->array->n_children; child++)
-        if (!add(writer, part_of(values, child, values->first, values->count), depth + 1))
+        if (!add_child(writer, values, child, values->first, values->count, depth + 1))
             return false;
     return true;
 }
@@ -319,30 +325,30 @@ static uint64_t count_nulls(const Values *values)
     return values->count - count_ones(bits, values->first, values->count);
 }
 
-static bool add(Writer *writer, Values values, int depth)
+static bool add(Writer *writer, const Values *values, int depth)
 {
     Column column;
-    if (depth > DEPTH_MAX || values.count > NODE_VALUES_MAX || values.array->dictionary != NULL ||
-        !read_column(values.schema, &column))
+    if (depth > DEPTH_MAX || values->count > NODE_VALUES_MAX || values->array->dictionary != NULL ||
+        !read_column(values->schema, &column))
         return false;
-    uint64_t nulls = column.kind == NULLS ? values.count : count_nulls(&values);
-    if (column.kind == NULLS || (values.count > 0 && nulls == values.count)) {
-        uint64_t bytes = null_bytes(values.schema, depth);
-        writer->written_bytes += values.count * bytes;
+    uint64_t nulls = column.kind == NULLS ? values->count : count_nulls(values);
+    if (column.kind == NULLS || (values->count > 0 && nulls == values->count)) {
+        uint64_t bytes = null_bytes(values->schema, depth);
+        writer->written_bytes += values->count * bytes;
         return bytes > 0 && put_byte(writer->nodes, NULLS);
     }
     int flags = nulls > 0 ? VALIDITY : 0;
-    if (flags && !put_bits(writer, buffer_of(&values, 0), values.first, values.count))
+    if (flags && !put_bits(writer, buffer_of(values, 0), values->first, values->count))
         return false;
     if (has_places(column.kind))
-        return add_with_places(writer, &values, column, flags, depth);
+        return add_with_places(writer, values, column, flags, depth);
     if (column.kind == FIXED_LIST || column.kind == STRUCT)
-        return add_fields(writer, &values, column, flags, depth);
+        return add_fields(writer, values, column, flags, depth);
     if (column.kind == BITS) {
-        writer->written_bytes += values.count;
-        return add_bits(writer, &values, flags);
+        writer->written_bytes += values->count;
+        return add_bits(writer, values, flags);
     }
-    return add_fixed(writer, &values, column, flags);
+    return add_fixed(writer, values, column, flags);
 }
 
 // -- payloads -------------------------------------------------------------------------------------------------------
@@ -376,7 +382,7 @@ bool encode_lean(const struct ArrowSchema *schema, const struct ArrowArray *batc
     if (batch->offset != 0 || batch->n_children != schema->n_children || count > NODE_VALUES_MAX || !begin(&writer))
         return false;
     for (int64_t column = 0; column < batch->n_children; column++)
-        if (!add(&writer, part_of(&all, column, start, count), 0))
+        if (!add_child(&writer, &all, column, start, count, 0))
             return false;
     return finish(&writer, count, bytes_max);
 }
@@ -404,7 +410,7 @@ bool encode_completed(const struct ArrowSchema *schema, const struct ArrowArray 
     for (size_t column = 0; column < columns; column++) {
         int64_t source = sources[column];
         if (source >= batch->n_children || source < ONE_TIME - NULL_BYTES_MAX ||
-            !(source >= 0 ? add(&writer, part_of(&all, source, 0, count), 0)
+            !(source >= 0 ? add_child(&writer, &all, source, 0, count, 0)
                           : add_missing(&writer, source, time_us, count)))
             return false;
     }
@@ -415,7 +421,7 @@ static bool add_column(Writer *writer, const char *format, uint64_t count, const
 {
     const struct ArrowSchema schema = {.format = format};
     const struct ArrowArray array = {.length = (int64_t)count, .n_buffers = 3, .buffers = buffers};
-    return add(writer, (Values){&schema, &array, 0, count}, 0);
+    return add(writer, &(Values){&schema, &array, 0, count}, 0);
 }
 
 // A list or a map, of which all are null.
@@ -437,7 +443,7 @@ static bool add_keys(Writer *writer, const ValuesAndKeys *records)
     const struct ArrowArray lists = {
         .length = (int64_t)records->count, .n_buffers = 2, .buffers = of_lists, .n_children = 1, .children = arrays,
     };
-    return add(writer, (Values){&schema, &lists, 0, records->count}, 0);
+    return add(writer, &(Values){&schema, &lists, 0, records->count}, 0);
 }
 
 bool encode_values(const ValuesAndKeys *records, uint64_t bytes_max, Bytes *nodes, Bytes *body)
