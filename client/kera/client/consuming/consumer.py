@@ -13,6 +13,7 @@ from typing import Literal, Self, get_args
 
 from kera.client import arguments
 from kera.client.chunk_batch import ChunkBatch
+from kera.client.cluster.batches import batched
 from kera.client.cluster.cluster import Cluster
 from kera.client.cluster.fetch import Wanted
 from kera.client.consuming.chunks import Chunks
@@ -28,6 +29,9 @@ from kera.core.ids import EARLIEST, EntryId, Position
 
 Start = Literal["earliest", "latest", "committed"]
 End = Literal["latest"]
+
+LOOKED_UP_AT_ONCE_MAX = 64
+"""Streams: of ten thousand, one after the other would take half a minute."""
 
 
 class Consumer:
@@ -95,21 +99,22 @@ class Consumer:
         if self._closed:
             raise ClosedError("the consumer is closed")
         wanted: list[tuple[StreamDescription, Wanted]] = []
-        for name in self._names:
-            stream = await self._cluster.stream(name)
-            self._chunks.streams[stream.stream_id] = stream
-            for item in await self._ranges(stream):
-                self._positions[item.entry] = item.start
-                if item.end is None or item.start < item.end:
-                    wanted.append((stream, item))
+        for names in batched(self._names, LOOKED_UP_AT_ONCE_MAX):
+            for stream, ranges in await asyncio.gather(*map(self._look_up, names)):
+                self._chunks.streams[stream.stream_id] = stream
+                for item in ranges:
+                    self._positions[item.entry] = item.start
+                    if item.end is None or item.start < item.end:
+                        wanted.append((stream, item))
         self._started = True
         for stream, item in wanted:
             self._fetcher.add(stream, item)
 
-    async def _ranges(self, stream: StreamDescription) -> list[Wanted]:
-        """What to read of each entry, those included that have nothing to read."""
+    async def _look_up(self, name: str) -> tuple[StreamDescription, list[Wanted]]:
+        """What to read of each entry of a stream, those included that have nothing to read."""
         needs_bounds = self._start == "latest" or self._end == "latest"
-        bounds = await self._cluster.bounds(stream.name) if needs_bounds else {}
+        bounds = await self._cluster.bounds(name) if needs_bounds else {}
+        stream = await self._cluster.stream(name)  # known by now, if it was asked for its bounds
         committed: Mapping[EntryId, Position] = {}
         if self._start == "committed":
             committed = await committed_cursors(self._cluster, self._settings.consumer_group, stream)
@@ -129,7 +134,7 @@ class Consumer:
         for given in (self._start, self._end):
             if isinstance(given, Mapping):
                 check_streamlets(given, stream)
-        return ranges
+        return stream, ranges
 
     def positions(self, stream: str | None = None) -> dict[int, list[Position]]:
         """Where to go on after what was delivered so far, per streamlet and entry; can be given as a new `start`.
