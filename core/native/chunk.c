@@ -72,15 +72,22 @@ size_t count_chunks(View view, size_t most)
     return count;
 }
 
-void place(uint8_t *header, const Placement *placement)
+static void put_u64(uint8_t *to, uint64_t number)
 {
-    uint8_t *at = header + PLACEMENT_AT;
-    memcpy(at, &placement->group_id, 8);
-    memcpy(at + 8, &placement->segment_id, 4);
-    memcpy(at + 12, &placement->entry, 4);
-    memcpy(at + 16, &placement->first_record, 8);
-    memcpy(at + 24, &placement->broker_epoch, 8);
-    memcpy(at + 32, &placement->durable_head, 4);
-    uint32_t checksum = crc32c(0, at, PLACEMENT_BYTES);
-    memcpy(header + PLACEMENT_CRC_AT, &checksum, 4);
+    memcpy(to, &number, sizeof number);
+}
+
+// The checksum is taken of a copy, and each word is written and read as a whole: a processor that cannot pass on what it
+// has just stored waits until that has reached a segment's memory, which nobody has touched for long.
+void place(uint8_t *header, const Placement *placement, uint64_t first_record)
+{
+    uint64_t group = placement->group_id, where = placement->segment_id | (uint64_t)placement->entry << 32;
+    uint64_t epoch = placement->broker_epoch, head = placement->durable_head;
+    const uint64_t words[] = {group, where, first_record, epoch, head};
+    uint64_t checksum = crc32c(0, (const uint8_t *)words, PLACEMENT_BYTES);
+    put_u64(header + PLACEMENT_AT, group);
+    put_u64(header + PLACEMENT_AT + 8, where);
+    put_u64(header + PLACEMENT_AT + 16, first_record);
+    put_u64(header + PLACEMENT_AT + 24, epoch);
+    put_u64(header + PLACEMENT_AT + 32, head | checksum << 32);
 }

@@ -33,12 +33,11 @@ typedef struct {
     size_t size;
 } View;
 
-// Where a broker puts a chunk.
+// Where a broker puts chunks.
 typedef struct {
     uint64_t group_id;
     uint32_t segment_id;
     uint32_t entry;
-    uint64_t first_record;
     uint64_t broker_epoch;
     uint32_t durable_head;
 } Placement;
@@ -94,6 +93,6 @@ uint32_t chained(const uint8_t *header, uint32_t checksum);
 size_t count_chunks(View view, size_t most);
 
 // Write a placement and its checksum into a header.
-void place(uint8_t *header, const Placement *placement);
+void place(uint8_t *header, const Placement *placement, uint64_t first_record);
 
 #endif

@@ -497,13 +497,13 @@ static PyObject *crc32c_each(Call *call)
     return found;
 }
 
-static bool as_placement(PyObject *object, Placement *placement)
+static bool as_placement(PyObject *object, Placement *placement, uint64_t *first_record)
 {
     return PyTuple_Check(object) && PyTuple_Size(object) == 6 &&
            as_u64(PyTuple_GetItem(object, 0), &placement->group_id) &&
            as_u32(PyTuple_GetItem(object, 1), &placement->segment_id) &&
            as_u32(PyTuple_GetItem(object, 2), &placement->entry) &&
-           as_u64(PyTuple_GetItem(object, 3), &placement->first_record) &&
+           as_u64(PyTuple_GetItem(object, 3), first_record) &&
            as_u64(PyTuple_GetItem(object, 4), &placement->broker_epoch) &&
            as_u32(PyTuple_GetItem(object, 5), &placement->durable_head);
 }
@@ -513,10 +513,12 @@ static PyObject *place_chunk(Call *call)
 {
     size_t at;
     Placement placement;
-    if (!has_arguments(call, 3, 3) || !as_size(call->args[1], &at) || !as_placement(call->args[2], &placement) ||
-        !open_bytes(call, PyBUF_WRITABLE) || !is_within(call->view, at, HEADER_BYTES))
+    uint64_t first_record;
+    if (!has_arguments(call, 3, 3) || !as_size(call->args[1], &at) ||
+        !as_placement(call->args[2], &placement, &first_record) || !open_bytes(call, PyBUF_WRITABLE) ||
+        !is_within(call->view, at, HEADER_BYTES))
         return NULL;
-    place((uint8_t *)call->buffer.buf + at, &placement);
+    place((uint8_t *)call->buffer.buf + at, &placement, first_record);
     return none_if(true);
 }
 
