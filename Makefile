@@ -62,7 +62,7 @@ WITH_SEED := seed="$(SEED)"; seed="$${seed:-$$(od -An -N4 -tu4 /dev/urandom | tr
 .PHONY: help setup jar demo demo-check test test-all test-bench test-fast coverage check check-all lint types proto proto-check
 .PHONY: bench bench-compare bench-log bench-streamlets bench-requests bench-real-time
 .PHONY: bench-replication bench-recovery bench-migration bench-push bench-spark chaos-kill chaos-replicas chaos-control
-.PHONY: chaos-network chaos-push chaos-columnar chaos-spark fuzz-log fuzz-replication fuzz-native fuzz-chunks constraints clean
+.PHONY: chaos-network chaos-silence chaos-push chaos-columnar chaos-spark fuzz-log fuzz-replication fuzz-native fuzz-chunks constraints clean
 .PHONY: bench-smoke bench-stages bench-experiments bench-fairness bench-fairness-deep bench-soak chaos-restart chaos-hostile
 .PHONY: test-spark-versions test-lakehouse test-native-asan sim sim-mutants
 
@@ -248,7 +248,10 @@ chaos-replicas: setup ## Kill backups and brokers under load, ROUNDS times, and 
 chaos-control: setup ## Kill and freeze daemons under load and in drains, ROUNDS times. CHAOS_ARGS are passed on.
 	@$(PY) -m tests.chaos.control --rounds $(ROUNDS) $(CHAOS_ARGS)
 
-chaos-network: setup ## Cut hosts off silently under load, for CUTS seconds each (root). CHAOS_ARGS are passed on.
+chaos-network: setup ## Break the network between each two roles, ROUNDS times (root). SEED, CHAOS_ARGS are passed on.
+	@$(PY) -m tests.chaos.partitions --rounds $(ROUNDS) $(if $(SEED),--seed $(SEED)) $(CHAOS_ARGS)
+
+chaos-silence: setup ## Cut hosts off silently under load, for CUTS seconds each (root). CHAOS_ARGS are passed on.
 	@$(PY) -m tests.chaos.network --cuts $(CUTS) $(CHAOS_ARGS)
 
 chaos-restart: setup ## Restart every daemon under load, one by one, ROUNDS times: no recovery. CHAOS_ARGS are passed on.

@@ -115,6 +115,13 @@ def hosts(*names: str) -> Iterator[list[Host]]:
 
 
 @contextmanager
+def host_alone(name: str, number: int) -> Iterator[Host]:
+    """A host without a network card; whoever makes one for it gives it its address."""
+    with _host(name, number, None) as host:
+        yield host
+
+
+@contextmanager
 def _host(name: str, number: int, switch_keeper: int | None) -> Iterator[Host]:
     # What keeps the namespaces ends with its standard input, and so with this process.
     keeper = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Cut hosts off, silently, while clients produce and consume: ``make chaos-network CUTS=8,30,60``.
+"""Cut hosts off, silently, while clients produce and consume: ``make chaos-silence CUTS=8,30,60``.
 
 Three hosts in network namespaces of this machine (``tests.namespaces``): the coordinator and a backup; two brokers; a
 producer and a consumer. A cut has the switch drop every packet from and to one host, and tells nobody: connections

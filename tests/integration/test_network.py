@@ -1,4 +1,5 @@
-"""A network that goes silent: producers and consumers go on when it is back. The short form of ``make chaos-network``.
+"""A network that goes silent: producers and consumers go on when it is back. The short forms of
+``make chaos-network`` and ``make chaos-silence``.
 
 Real cuts need hosts of their own, and so rights that not everybody has. What runs anywhere is a proxy that stops in the
 middle of a connection: there the kernels at both ends see nothing wrong, and only requests without an answer tell.
@@ -16,11 +17,26 @@ from kera.core.rpc.address import split_address
 from kera.core.rpc.frame_client import FrameChannel
 from kera.local.cluster import RunningCluster
 from tests.chaos import network
+from tests.chaos.partitions import (
+    BACKUP,
+    BROKER,
+    CLIENT,
+    COORDINATOR,
+    CUT,
+    DELAY,
+    FROM,
+    HALF_OPEN,
+    LOSS,
+    Break,
+    Totals,
+    run,
+)
 from tests.integration.support import Follower, load, until
 from tests.namespaces import why_not
 
 CUT_S = 7.0
 """By itself, TCP would next try 12.6 s after the beginning of the cut."""
+BREAK_S = 2.0
 PIECE_BYTES = 1 << 16
 REQUEST_TIMEOUT_MS = 3_000
 GOES_ON_S = 15.0
@@ -33,6 +49,24 @@ async def test_clients_whose_host_was_cut_off_go_on_when_it_is_back(tmp_path: Pa
     where = [(network.WORK, CUT_S)]
     async for done in network.cuts(tmp_path, where, transport="tcp", replication=1):
         assert max(done.acked_s, done.read_s) <= network.GOES_ON_S, str(done)
+
+
+async def test_all_goes_on_when_links_between_roles_are_healed(tmp_path: Path) -> None:
+    if (reason := why_not()) is not None:
+        pytest.skip(reason)
+    work, brokers, backups = "clients", ("broker-1", "broker-2"), ("backup-1", "backup-2")
+    rounds = [
+        Break((CLIENT, BROKER), FROM, (work,), brokers[:1], BREAK_S),
+        Break((BROKER, BACKUP), CUT, brokers, backups[:1], BREAK_S),
+        Break((BROKER, COORDINATOR), HALF_OPEN, brokers, ("coordinator",), BREAK_S),
+        Break((CLIENT, BROKER), LOSS, (work,), brokers, BREAK_S, loss=0.1),
+        Break((BROKER, BACKUP), DELAY, brokers, backups, BREAK_S),
+    ]
+    totals = Totals()
+    await run(rounds, tmp_path, 1, totals)
+    assert len(totals.rounds) == len(rounds)
+    assert totals.acknowledged > 0
+    assert totals.rounds[2].restarted == ("coordinator",)
 
 
 class Proxy:

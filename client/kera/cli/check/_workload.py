@@ -92,6 +92,10 @@ class Acknowledgements:
         self._look(streamlet, now_s)
         self._last_s[streamlet] = now_s
 
+    def since_s(self, streamlets: int) -> float:
+        """From when on each of so many streamlets has had one; 0: one has had none."""
+        return min(self._last_s.values()) if len(self._last_s) == streamlets else 0.0
+
     def end(self, now_s: float) -> None:
         """The load has ended: a time without one that goes on counts as well."""
         for streamlet in self._last_s:
