@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from kera.core.errors import (
     UnknownStream,
 )
 from kera.core.ids import Position
+from kera.core.rpc.address import split_address
 from tests.unit.client.support import WAIT_S, until
 
 DOCS = Path(__file__).parents[3] / "docs" / "testing-your-code.md"
@@ -133,6 +135,21 @@ class TestFaults:
             cluster.brokers[1].refuse_all(None)
             await producer.send("s", b"kept")
             assert cluster.stream("s").values() == [b"kept"]
+
+    @pytest.mark.parametrize("grpc", [False, True])
+    async def test_nobody_else_answers_where_a_broker_has_crashed(self, grpc: bool) -> None:
+        async with FakeCluster(grpc=grpc) as cluster:
+            broker = cluster.brokers[1]
+            addresses = {split_address(each) for each in (broker.info.frames_address, broker.info.grpc_address)}
+            await broker.crash()
+            for address in addresses:
+                with socket.socket() as other, pytest.raises(OSError, match="in use"):
+                    other.bind(address)
+                with pytest.raises(ConnectionRefusedError):
+                    await asyncio.open_connection(*address)
+            await broker.restart()
+        for address in addresses:
+            (await asyncio.start_server(lambda *_: None, *address)).close()  # let go with the cluster
 
     async def test_a_crash_is_outlasted_by_a_take_over(self) -> None:
         async with FakeCluster(brokers=2) as cluster:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
 from typing import Any
 
 from kera.client.testing.reads import Reads
@@ -12,6 +14,7 @@ from kera.client.types import position_of
 from kera.core.chunk import iterate_chunks
 from kera.core.errors import InvalidArgument, KeraError
 from kera.core.rpc import Call, Reply, api
+from kera.core.rpc.address import split_address
 from kera.core.rpc.frame_server import FrameServer
 from kera.core.rpc.grpc_server import GrpcServer
 from kera.core.rpc.wire import error_to_message
@@ -35,6 +38,8 @@ class FakeBroker:
         self._reads = Reads(broker_id, streams)
         self._grpc = grpc
         self._servers: list[FrameServer | GrpcServer] = []
+        self._held: list[socket.socket] = []
+        """Ports at which it was reached before it crashed: nobody else may answer there."""
         self._reading = 0
 
     # -- what a test does with it ------------------------------------------------------------------------------
@@ -61,9 +66,14 @@ class FakeBroker:
 
     async def crash(self) -> None:
         """Break all connections and take no others. What was stored is still there after `restart`."""
+        if not self.running:
+            return
         self.info.alive = False
         servers, self._servers = self._servers, []
         await asyncio.gather(*(server.close(grace_s=0) for server in servers))
+        for address in {self.info.frames_address, self.info.grpc_address}:
+            with contextlib.suppress(OSError):  # somebody was quicker
+                self._held.append(_held(address))
 
     async def restart(self) -> None:
         """Listen again, at another port, as a new launch. Raises `InvalidArgument` if it still runs."""
@@ -71,6 +81,12 @@ class FakeBroker:
             raise InvalidArgument(f"broker {self.broker_id} still runs: crash it first")
         self.info.broker_epoch += 1
         await self.start()
+
+    async def close(self) -> None:
+        """Crash for good, and let go of the ports."""
+        await self.crash()
+        while self._held:
+            self._held.pop().close()
 
     # -- what a test sees of it --------------------------------------------------------------------------------
 
@@ -168,3 +184,15 @@ class FakeBroker:
             self._reads.stream(cursor.stream_id).streamlets[cursor.streamlet_id].truncate(position_of(cursor))
             response.results.add(start=cursor)
         return Reply(response)
+
+
+def _held(address: str) -> socket.socket:
+    """A port that is taken, and at which nobody listens."""
+    held = socket.socket()
+    try:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections that have just ended do not matter
+        held.bind(split_address(address))
+    except OSError:
+        held.close()
+        raise
+    return held

@@ -62,7 +62,7 @@ class FakeCluster:
         """Close the clients, without flushing, and all connections."""
         self._state = _State.CLOSED
         await asyncio.gather(*(client.close(flush=False) for client in self._clients), return_exceptions=True)
-        await asyncio.gather(*(broker.crash() for broker in self.brokers.values()))
+        await asyncio.gather(*(broker.close() for broker in self.brokers.values()))
         await self.coordinator.close()
 
     @property
