@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import sys
 from collections import Counter
@@ -27,6 +28,8 @@ def main() -> int:
     failed: list[int] = []
     done = 0
     totals, faults = Counter[str](), Counter[str]()
+    gc.collect()
+    gc.freeze()  # what was imported need not be looked through after each seed
     for seed in range(arguments.seed, arguments.seed + arguments.seeds):
         outcome = run(seed)
         done += 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from tests.simulation.engine.scheduler import Scheduler
 
 EPOCH_US = 1_700_000_000_000_000
 """What the wall clocks show when a simulation begins, those that are right."""
@@ -11,20 +11,20 @@ EPOCH_US = 1_700_000_000_000_000
 class MachineClock:
     """See `kera.core.clock.Clock`. All three go at the same rate; the wall clock also jumps."""
 
-    def __init__(self, now_s: Callable[[], float], rate: float = 1.0, wall_offset_s: float = 0.0) -> None:
-        """`now_s`: the simulation's time; `rate`: seconds of this clock in one of its seconds."""
-        self._now_s = now_s
+    def __init__(self, scheduler: Scheduler, rate: float = 1.0, wall_offset_s: float = 0.0) -> None:
+        """`rate`: seconds of this clock in one of the simulation's."""
+        self._scheduler = scheduler
         self.rate = rate
         self._wall_offset_us = round(wall_offset_s * 1e6)
         self._boot_s = 1000.0  # nobody may take 0 for the beginning of time
 
     def now_us(self) -> int:
         """See `Clock.now_us`."""
-        return EPOCH_US + self._wall_offset_us + round(self._now_s() * self.rate * 1e6)
+        return EPOCH_US + self._wall_offset_us + round(self._scheduler.now_s * self.rate * 1e6)
 
     def monotonic_s(self) -> float:
         """See `Clock.monotonic_s`."""
-        return self._boot_s + self._now_s() * self.rate
+        return self._boot_s + self._scheduler.now_s * self.rate
 
     def boottime_s(self) -> float:
         """See `Clock.boottime_s`."""

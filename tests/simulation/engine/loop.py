@@ -11,9 +11,9 @@ import asyncio
 import socket
 from asyncio import events
 from collections import deque
-from collections.abc import Callable
-from contextvars import Context
-from typing import TYPE_CHECKING, Any, Self, TypeVarTuple
+from collections.abc import Callable, Sequence
+from contextvars import Context, copy_context
+from typing import TYPE_CHECKING, Any, TypeVarTuple
 
 if TYPE_CHECKING:
     from tests.simulation.engine.process import Process
@@ -28,17 +28,17 @@ JOB_S_MEAN = 0.0008
 
 
 class _Numbered:
-    """Has a place in a set that depends on when it was made, and not on where it is in memory."""
+    """Has a place in a set that depends on when it first came into one, and not on where it is in memory."""
 
-    serial: int
+    _serial = 0
 
-    def __new__(cls, *_arguments: Any, **named: Any) -> Self:
-        self = super().__new__(cls)
-        self.serial = named["loop"].serial()
-        return self
+    if TYPE_CHECKING:
+        get_loop: Callable[[], ProcessLoop]
 
     def __hash__(self) -> int:
-        return self.serial
+        if not self._serial:
+            self._serial = self.get_loop().serial()
+        return self._serial
 
 
 class SimulatedTask(_Numbered, asyncio.Task[Any]):
@@ -47,6 +47,34 @@ class SimulatedTask(_Numbered, asyncio.Task[Any]):
 
 class SimulatedFuture(_Numbered, asyncio.Future[Any]):
     """See `_Numbered`."""
+
+
+class SimulatedHandle(asyncio.TimerHandle):
+    """Asyncio's, without what it asks the loop for whenever one is made or cancelled."""
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        when: float,
+        callback: Callable[..., object],
+        args: Sequence[Any],
+        loop: ProcessLoop,
+        context: Context | None,
+    ) -> None:
+        self._when = when
+        self._callback: Any = callback
+        self._args: Any = args
+        self._loop: Any = loop
+        self._context = copy_context() if context is None else context
+        self._cancelled = False
+        self._repr: Any = None
+        self._source_traceback: Any = None
+
+    def cancel(self) -> None:
+        """See `asyncio.Handle`. That a timer was cancelled is found out when its time has come."""
+        self._cancelled = True
+        self._callback = self._args = None
 
 
 class ProcessLoop(asyncio.AbstractEventLoop):
@@ -58,15 +86,13 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         self._network = process.machine.network
         self._clock = process.machine.clock
         self.serial = process.scheduler.serial
-        self._ready: deque[asyncio.Handle] = deque()
+        self._ready: deque[SimulatedHandle] = deque()
         self._turn_due = False
         self._free_s = 0.0
         """Until when the process is busy."""
         self.stopped = False
         """Nothing runs any more, for ever: the process is gone."""
         self.paused = False
-        self.tasks: set[asyncio.Task[Any]] = set()
-        """That have not ended."""
 
     # -- time and turns ----------------------------------------------------------------------------------------
 
@@ -77,7 +103,7 @@ class ProcessLoop(asyncio.AbstractEventLoop):
     def call_soon(
         self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.Handle:
-        handle = asyncio.Handle(callback, args, self, context)
+        handle = SimulatedHandle(0.0, callback, args, self, context)
         self._ready.append(handle)
         if not self._turn_due:
             self._wake()
@@ -96,15 +122,12 @@ class ProcessLoop(asyncio.AbstractEventLoop):
     def call_at(
         self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        handle = asyncio.TimerHandle(when, callback, args, self, context)
+        handle = SimulatedHandle(when, callback, args, self, context)
         self._scheduler.at(self._clock.when_s(when), self._timer_due, handle)
         return handle
 
-    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """Asyncio's handles call this. It is found out when the time has come."""
-
-    def _timer_due(self, handle: asyncio.TimerHandle) -> None:
-        if not (self.stopped or handle.cancelled()):
+    def _timer_due(self, handle: SimulatedHandle) -> None:
+        if not (handle._cancelled or self.stopped):
             self._ready.append(handle)
             if not self._turn_due:
                 self._wake()
@@ -112,7 +135,10 @@ class ProcessLoop(asyncio.AbstractEventLoop):
     def _wake(self) -> None:
         if not (self.stopped or self.paused):
             self._turn_due = True
-            self._scheduler.at(self._free_s, self._turn)
+            if self._free_s > self._scheduler.now_s:
+                self._scheduler.at(self._free_s, self._turn)
+            else:
+                self._scheduler.next(self._turn)
 
     def _turn(self) -> None:
         if self.stopped or self.paused:
@@ -125,8 +151,11 @@ class ProcessLoop(asyncio.AbstractEventLoop):
                 count = len(ready)
                 for _ in range(count):
                     handle = ready.popleft()
-                    if not handle._cancelled:  # likewise, as the next line
-                        handle._run()
+                    if not handle._cancelled:
+                        try:
+                            handle._context.run(handle._callback, *handle._args)
+                        except Exception as error:  # noqa: BLE001 - as asyncio does
+                            self._process.failed(f"in {handle!r}", error)
                 self._free_s = scheduler.now_s + (TURN_S + count * HANDLE_S) * (0.5 + scheduler.random.random())
                 if not (ready and scheduler.pass_until(self._free_s)):
                     break
@@ -148,10 +177,7 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         return SimulatedFuture(loop=self)
 
     def create_task(self, coro: Any, *, name: str | None = None, context: Context | None = None) -> asyncio.Task[Any]:
-        task = SimulatedTask(coro, loop=self, name=name or f"task-{self.serial()}", context=context)
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
-        return task
+        return SimulatedTask(coro, loop=self, name=name or "task", context=context)
 
     def run_in_executor(  # type: ignore[override]  # a future, as of all loops that there are
         self, executor: Any, func: Callable[..., Any], *args: Any

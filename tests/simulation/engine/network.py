@@ -12,6 +12,7 @@ import errno
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
+from math import log
 from typing import Any
 
 from tests.simulation.engine.process import Machine, Process
@@ -80,6 +81,7 @@ class Network:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
+        self._lot = scheduler.random.random
         self.weather = Weather()
         self.window_bytes = 1 << 20
         self.machines: dict[str, Machine] = {}
@@ -118,8 +120,9 @@ class Network:
     def _delay_s(self, source: Machine, target: Machine) -> float:
         if source is target:
             return 5e-6
-        extra_s = self.weather.slow.get((source.name, target.name), 0.0)
-        return extra_s + self.scheduler.random.expovariate(1 / self.weather.delay_s) + 20e-6
+        slow = self.weather.slow
+        extra_s = slow.get((source.name, target.name), 0.0) if slow else 0.0
+        return extra_s - log(1.0 - self._lot()) * self.weather.delay_s + 20e-6
 
     def read_bytes(self, most: int) -> int:
         """How much of what has come is read now."""
@@ -132,7 +135,7 @@ class Network:
 
     def is_cut(self, source: Machine, target: Machine) -> bool:
         """Whether nothing comes from one machine to another."""
-        return (source.name, target.name) in self._cut
+        return bool(self._cut) and (source.name, target.name) in self._cut
 
     def cut(self, ways: set[tuple[str, str]]) -> None:
         """Nothing comes over these any more."""

@@ -81,7 +81,7 @@ class Process:
         self.error = None if main.cancelled() else main.exception()
         self.trace.note(self.name, "ended" if self.error is None else f"ended with {self.error!r}")
         self.ended = True
-        for task in sorted(self.loop.tasks, key=hash):
+        for task in sorted(asyncio.all_tasks(self.loop), key=hash):
             task.cancel()
         self.scheduler.after(0.001, self._gone)
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import struct
+import zlib
 from collections import deque
 from collections.abc import Callable
 
 LINES_KEPT = 20_000
+_MARK = struct.Struct("<dQQH")
 
 
 class Trace:
@@ -25,9 +28,10 @@ class Trace:
         self.count += 1
         self._digest.update(line.encode())
 
-    def mark(self, *what: object) -> None:
-        """Something happened that only counts for the digest: there is too much of it to read."""
-        self._digest.update(repr((self._now_s(), *what)).encode())
+    def mark(self, serial: int, data: bytes) -> None:
+        """An end of a connection got this. It only counts for the digest: there is too much of it to read."""
+        # Maps in messages are in any order, so the order of bytes does not count: the lower half is their sum.
+        self._digest.update(_MARK.pack(self._now_s(), serial, len(data), zlib.adler32(data) & 0xFFFF))
 
     @property
     def digest(self) -> str:

@@ -186,8 +186,7 @@ class SimulatedTransport(asyncio.Transport):
             self._read_soon()
         else:
             self._inbox.append(data)
-            # Maps in messages are in any order, so the order of bytes does not count.
-            self.process.trace.mark(self.process.name, self._serial, len(data), sum(data))
+            self.process.trace.mark(self._serial, data)
             self._read_soon()
 
     def timed_out(self) -> None:

@@ -158,7 +158,7 @@ class Cluster:
         ):
             for number, name in enumerate(names, 1):
                 rate = 1 + plan.drift * self._random.uniform(-1, 1)
-                clock = MachineClock(lambda: scheduler.now_s, rate, self._random.uniform(-1, 1))
+                clock = MachineClock(scheduler, rate, self._random.uniform(-1, 1))
                 machine = Machine(self.network, name, f"10.0.{kind}.{number}", clock)
                 self.machines[name] = self.network.machines[machine.address] = machine
         self.daemons = {
