@@ -89,11 +89,16 @@ class Network:
         self._cut: set[tuple[str, str]] = set()
         """Ways, by names of machines, over which nothing comes."""
         self._client_ports = count(50_000)
+        self.watch: Callable[[SimulatedTransport, bytes], bool] = lambda _sender, _data: False
+        """Is shown all that is sent; true: that is lost, and the connection with it."""
 
     # -- what it does to what is sent --------------------------------------------------------------------------
 
     def carry(self, sender: SimulatedTransport, kind: str, data: bytes) -> None:
         """Bring something to the other end, after what was sent before it."""
+        if kind == "data" and self.watch(sender, data):
+            self.scheduler.after(0.0, self.reset, sender)
+            return
         arrives_s = max(self.scheduler.now_s + self._delay_s(sender.machine, sender.peer.machine), sender.arrives_s)
         sender.arrives_s = arrives_s
         self.scheduler.at(arrives_s, self._arrive, sender, kind, data)

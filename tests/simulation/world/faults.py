@@ -6,7 +6,9 @@ from collections import Counter
 
 from kera.core.errors import KeraError
 from kera.core.runtime import Runtime
+from tests.simulation.engine.transports import SimulatedTransport
 from tests.simulation.wiring import programs
+from tests.simulation.world.aimed import MOMENTS, SENDER, Aim, Aims
 from tests.simulation.world.cluster import Cluster
 from tests.simulation.world.plan import Fault
 from tests.simulation.world.workload import STREAM
@@ -19,11 +21,14 @@ class Faults:
         self._cluster = cluster
         self.counts: Counter[str] = Counter()
         """By kind."""
+        self._aims = Aims()
+        cluster.network.watch = self._aims.meet
 
     def schedule(self, begun_s: float) -> None:
         """Have all of them come, counted from a time."""
         for fault in self._cluster.plan.faults:
-            self._cluster.scheduler.at(begun_s + fault.at_s, self._begin, fault)
+            begin = self._aim if fault.kind == "aim" else self._begin
+            self._cluster.scheduler.at(begun_s + fault.at_s, begin, fault)
 
     def _begin(self, fault: Fault) -> None:
         cluster, network = self._cluster, self._cluster.network
@@ -56,6 +61,24 @@ class Faults:
                 self._move(name, int(fault.amount))
         cluster.scheduler.after(fault.lasts_s, self._end, fault)
 
+    def _aim(self, fault: Fault) -> None:
+        self._cluster.trace.note("FAULT", str(fault))
+        moment = fault.targets[0]
+        passed = abs(int(fault.amount)) - 1
+        self._aims.add(Aim(MOMENTS[moment], passed, fault.amount < 0, lambda sender: self._strike(fault, sender)))
+
+    def _strike(self, fault: Fault, sender: SimulatedTransport) -> None:
+        cluster, plan = self._cluster, self._cluster.plan
+        moment, blow, who = fault.targets
+        self.counts["aimed"] += 1
+        name = (sender if who == SENDER else sender.peer).machine.name
+        cluster.trace.note("FAULT", f"aimed at when {moment}: {blow} {name}")
+        if blow == "kill" and name not in plan.mortal:
+            blow = "pause"
+        if blow == "pause" and name not in cluster.daemons:
+            blow = "isolate"
+        self._begin(Fault(cluster.scheduler.now_s, blow, fault.lasts_s, (name,)))
+
     def _ways(self, fault: Fault) -> set[tuple[str, str]]:
         name = fault.targets[0]
         if fault.kind == "isolate":
@@ -84,6 +107,7 @@ class Faults:
         """From now on all is well."""
         cluster = self._cluster
         cluster.trace.note("FAULT", "no more of them")
+        self._aims.clear()
         cluster.network.heal()
         cluster.network.weather.slow.clear()
         for name in (*cluster.daemons, *cluster.plan.client_names):

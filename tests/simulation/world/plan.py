@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import NamedTuple
 
+from tests.simulation.world.aimed import MOMENTS, RECEIVER, SENDER
+
 KINDS = (
     "kill",
     "stop",
@@ -23,8 +25,12 @@ KINDS = (
     "set clock",
     "slow disk",
     "move",
+    "aim",
 )
 """Of faults, and of what operators do meanwhile."""
+AIMS_FOR_EACH = 4
+"""Faults that are aimed come as often as so many other kinds together."""
+BLOWS = ("kill", "kill", "pause", "isolate", "reset")
 KIND_LIKELY = 0.5
 """How likely a seed has a kind."""
 
@@ -79,6 +85,13 @@ class Plan:
     def may_kill_backups(self) -> bool:
         """What they have in memory goes with them: only what is acknowledged from their disks may be killed freely."""
         return self.durability == "persisted"
+
+    @property
+    def mortal(self) -> list[str]:
+        """Machines on which processes may be killed. Producers are not: what they have sent nobody would know."""
+        names = [*self.zookeeper_names, *self.coordinator_names, *self.broker_names]
+        names += [name for name in self.client_names if name.startswith("member")]
+        return names + (self.backup_names if self.may_kill_backups else [])
 
     def lines(self) -> Iterator[str]:
         """For people."""
@@ -152,8 +165,9 @@ def _with_faults(plan: Plan, random: Random) -> Plan:
     faults: list[Fault] = []
     every_s = random.choice((0.3, 1.0, 3.0))
     at_s = 2.0 + random.expovariate(1 / every_s)
-    while plan.kinds and at_s < plan.load_s:
-        fault = _fault(plan, random, random.choice(plan.kinds), at_s)
+    kinds = [kind for kind in plan.kinds for _ in range(AIMS_FOR_EACH if kind == "aim" else 1)]
+    while kinds and at_s < plan.load_s:
+        fault = _fault(plan, random, random.choice(kinds), at_s)
         if fault is not None:
             faults.append(fault)
         at_s += random.expovariate(1 / every_s)
@@ -169,11 +183,10 @@ def _fault(  # noqa: PLR0911 - one for each kind
     lasts_s = random.choice((0.1, 1.0, 3.0, 12.0)) * (0.5 + random.random())
     match kind:
         case "kill":
-            mortal = [*plan.zookeeper_names, *plan.coordinator_names, *plan.broker_names]
-            mortal += [name for name in plan.client_names if name.startswith("member")]
-            if plan.may_kill_backups:
-                mortal += plan.backup_names
-            return Fault(at_s, kind, lasts_s, (random.choice(mortal),))
+            return Fault(at_s, kind, lasts_s, (random.choice(plan.mortal),))
+        case "aim":
+            aim = random.choice(list(MOMENTS)), random.choice(BLOWS), random.choice((SENDER, RECEIVER))
+            return Fault(at_s, kind, lasts_s, aim, random.choice((1, 1, 1, 2, 5)) * random.choice((1, 1, -1)))
         case "stop" | "pause" | "isolate" | "slow disk":
             amount = random.choice((5.0, 50.0)) if kind == "slow disk" else 0.0
             return Fault(at_s, kind, lasts_s, (random.choice(servers),), amount)

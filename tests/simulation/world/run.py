@@ -186,6 +186,7 @@ def _alone(seed: int) -> Iterator[None]:
     before, hook = random.getstate(), sys.unraisablehook
     random.seed(seed)
     gc.collect()
+    gc.freeze()  # what was there before need not be looked through again
     gc.disable()
     try:
         yield
@@ -198,6 +199,7 @@ def _alone(seed: int) -> Iterator[None]:
             warnings.simplefilter("ignore")
             while gc.collect():
                 pass  # the end of one lets go of others
+        gc.unfreeze()
         sys.unraisablehook = hook
 
 

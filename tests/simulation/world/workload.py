@@ -65,9 +65,10 @@ class Workload:
                 await producer.prepare(STREAM)
                 pause_s = plan.load_s * plan.burst / plan.records
                 for first in range(0, plan.records, plan.burst):
+                    if first:
+                        await asyncio.sleep(pause_s)  # sleep: virtual time, over which the load comes
                     numbers = range(first, min(first + plan.burst, plan.records))
                     await asyncio.gather(*(self._send(producer, Value(name, number)) for number in numbers))
-                    await asyncio.sleep(pause_s)  # sleep: virtual time, over which the load comes
             self.produced.add(name)
             self._cluster.trace.note(name, "has sent everything")
 

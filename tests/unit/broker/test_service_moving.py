@@ -235,6 +235,24 @@ async def test_a_streamlet_that_comes_back_goes_on_where_the_other_broker_stoppe
     assert [each.broker_id for each in cluster.info.assignments[0].intervals] == [1, 2, 1]
 
 
+async def test_groups_go_on_behind_those_of_another_broker_that_wrote_none(cluster: Cluster) -> None:
+    cluster.send(2)
+    state = await cluster.seal(1)
+    state.next_group_id = 1 << 24  # as after a recovery
+    cluster.info = assign(cluster.info, 2, [(1, 1, []), (1 << 24, 2, [2])], first_group_id=1 << 24)
+    await cluster.open(2, state)
+    await cluster.open(1)
+    _, following = await cluster.read_once(EARLIEST)
+    assert following == Position(1 << 24, 1, 0)
+    await cluster.move(1)
+
+    assert await cluster.read_once(following) == ([], following)
+    (status,) = cluster.owner.append(chunk(1, 2))
+    assert (status.group_id, status.first_record) == (1 << 24, 2)
+    found, _ = await cluster.read_once(following)
+    assert found == [(1, 2)]
+
+
 async def test_a_reader_is_sent_from_interval_to_interval(cluster: Cluster) -> None:
     cluster.send(2)
     await cluster.move(2)

@@ -62,6 +62,8 @@ class StreamletOpener:
         """
         if state is not None and not streamlet.owned:
             streamlet.learn(producers_of(state))
+            # Readers may have been sent there, though the last owner has written nothing, and left no interval.
+            streamlet.next_group_id = max(streamlet.next_group_id, state.next_group_id)
         if taken_over and held.owned and not streamlet.owned:
             index, ref = self._restart.index, (streamlet.stream_id, streamlet.streamlet_id)
             origin = index.origin(*ref)

@@ -1,0 +1,115 @@
+"""Faults that come at a moment when something is under way, as bad days have them.
+
+A moment is a message between two machines, by its method: a broker has taken records and hands them to a backup, an
+answer is on its way to a producer, a broker is told to open what another one had. The fault befalls the one that has
+sent it, or the one it is for, and the message itself may be lost. Nothing in the product knows of it: messages are
+recognized by the headers of frames, as the network carries them.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from kera.core.rpc import api
+from kera.core.rpc.frames import HEADER_BYTES, Kind
+from kera.core.rpc.method import Method
+from tests.simulation.engine.transports import SimulatedTransport
+
+_FRAME = struct.Struct("<2sBBIQII")
+
+
+class Moment(NamedTuple):
+    """A message that goes from one machine to another."""
+
+    kind: Kind
+    methods: tuple[int, ...]
+
+
+def _requests(*methods: Method[Any, Any]) -> Moment:
+    return Moment(Kind.REQUEST, tuple(method.number for method in methods))
+
+
+def _replies(*methods: Method[Any, Any]) -> Moment:
+    return Moment(Kind.REPLY, tuple(method.number for method in methods))
+
+
+MOMENTS = {
+    "records are sent": _requests(api.MULTI_WRITE_CHUNKS),
+    "records are replicated": _requests(api.REPLICATE),
+    "a backup has records": _replies(api.REPLICATE),
+    "records are acknowledged": _replies(api.MULTI_WRITE_CHUNKS),
+    "records are read": _replies(api.MULTI_READ_CHUNKS),
+    "streamlets are opened": _requests(api.OPEN_STREAMLETS),
+    "streamlets are open": _replies(api.OPEN_STREAMLETS),
+    "streamlets are sealed": _replies(api.SEAL_STREAMLETS),
+    "streamlets are handed over": _requests(api.TAKE_OVER),
+    "streamlets are taken over": _replies(api.TAKE_OVER),
+    "a broker is fenced": _replies(api.FENCE_BROKER),
+    "replicas are listed": _replies(api.LIST_REPLICAS),
+    "replicas are read": _replies(api.READ_REPLICA),
+    "replicas are freed": _requests(api.FREE_REPLICAS),
+    "a broker registers": _replies(api.REGISTER_BROKER),
+    "a backup registers": _replies(api.REGISTER_BACKUP),
+    "a streamlet is to move": _requests(api.MOVE_STREAMLET),
+    "cursors are committed": _requests(api.COMMIT_CURSORS),
+    "cursors were committed": _replies(api.COMMIT_CURSORS),
+    "members are told what is theirs": _replies(api.CONSUME_ROUND),
+    "a member keeps its leases": _replies(api.KEEP_ALIVE),
+}
+SENDER, RECEIVER = "sender", "receiver"
+
+
+class Aim(NamedTuple):
+    """What is waited for."""
+
+    moment: Moment
+    passed: int
+    """Messages of the kind that go by before."""
+    is_lost: bool
+    """The message itself; its connection breaks with it."""
+    strike: Callable[[SimulatedTransport], None]
+    """Called as an event of its own, with the end that has sent it."""
+
+
+class Aims:
+    """All that is waited for: looks at what the network carries."""
+
+    def __init__(self) -> None:
+        self._waiting: list[Aim] = []
+
+    def add(self, aim: Aim) -> None:
+        """Wait for it."""
+        self._waiting.append(aim)
+
+    def clear(self) -> None:
+        """Wait for nothing any more."""
+        self._waiting.clear()
+
+    def meet(self, sender: SimulatedTransport, data: bytes) -> bool:
+        """Look at what is sent, for `Network.watch`; whether it is lost."""
+        if not self._waiting or sender.machine is sender.peer.machine:
+            return False
+        is_lost = False
+        for kind, method in frames_of(data):
+            for number, aim in enumerate(self._waiting):
+                if kind != aim.moment.kind or method not in aim.moment.methods:
+                    continue
+                if aim.passed:
+                    self._waiting[number] = aim._replace(passed=aim.passed - 1)
+                else:
+                    del self._waiting[number]
+                    sender.network.scheduler.after(0.0, aim.strike, sender)
+                    is_lost |= aim.is_lost
+                break
+        return is_lost
+
+
+def frames_of(data: bytes) -> Iterator[tuple[int, int]]:
+    """Kind and method of each frame that begins in what is sent at once."""
+    at = 0
+    while len(data) - at >= HEADER_BYTES and data[at : at + 2] == b"KF":
+        _, _, kind, method, _, head_bytes, bulk_bytes = _FRAME.unpack_from(data, at)
+        yield kind, method
+        at += HEADER_BYTES + head_bytes + bulk_bytes
