@@ -62,6 +62,7 @@ class SimulatedTransport(asyncio.Transport):
         self._closing = False
         self.gone = False
         """The process does not know it any more."""
+        self._lost_by: OSError | None = None
         self._unsent: deque[bytes] = deque()
         self._unsent_bytes = 0
         self._high, self._low = HIGH_WATER_BYTES, HIGH_WATER_BYTES // 4
@@ -89,6 +90,8 @@ class SimulatedTransport(asyncio.Transport):
         """The connection is made, and this end is `protocol`'s."""
         self._protocol = protocol
         protocol.connection_made(self)
+        if self.gone:  # it was lost before anybody had it
+            self.loop.call_soon(protocol.connection_lost, self._lost_by)
         self._read_soon()
 
     def write(self, data: Any) -> None:
@@ -251,7 +254,7 @@ class SimulatedTransport(asyncio.Transport):
     def _break(self, error: OSError | None) -> None:
         if self.gone:
             return
-        self._closing = True
+        self._closing, self._lost_by = True, error
         if error is None or isinstance(error, TimeoutError):
             self.network.carry(self, "reset", b"")
         self._forget()
