@@ -1,4 +1,4 @@
-"""What hatchling runs while it builds the wheel: adds the native core, and the jar of Spark's columnar engine.
+"""What hatchling runs while it builds the wheel: adds the native core, the jar of Spark's columnar engine, the commit.
 
 Both are built, not kept in git. Building the jar takes a JDK and pyspark, building the native core a C compiler and the
 headers of Python; the client can be built without any, for those who say so. The environment variable KERA_JAR decides:
@@ -15,11 +15,15 @@ So nobody publishes a wheel without the jar and does not know. KERA_NATIVE_BUILD
     (unset)  the same
     skip     the wheel is without, and for any machine
 
+The commit is written down in both, if it is known: KERA_COMMIT, or that of the tree. A wheel that is built from the
+sdist has the sdist's.
+
 An editable install uses what is in the tree, which `make setup` and `make jar` build. The sdist has the sources.
 """
 
 import importlib.util
 import os
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -30,6 +34,9 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 POLICIES = ("require", "auto", "skip")
 JAR_PROGRAM = Path("spark_connector", "jvm", "build.py")
 NATIVE_PROGRAM = Path("core", "native", "build.py")
+COMMIT_OF_SDIST = "COMMIT"
+COMMIT_OF_WHEEL = "kera/core/COMMIT"
+GIT_TIMEOUT_S = 30
 
 WAY_OUT = (
     "KERA_JAR=skip builds a wheel without the Spark connector's columnar engine;"
@@ -37,21 +44,49 @@ WAY_OUT = (
 )
 
 
-class WheelHook(BuildHookInterface[Any]):
-    """Puts what is built into the wheel, as KERA_JAR and KERA_NATIVE_BUILD say."""
+class Hook(BuildHookInterface[Any]):
+    """Puts what is built into the wheel, as KERA_JAR and KERA_NATIVE_BUILD say; and the commit, also into the sdist."""
 
     def dependencies(self) -> list[str]:
         """What an isolated build environment needs besides hatchling."""
-        if os.environ.get("KERA_JAR") != "require":
+        if os.environ.get("KERA_JAR") != "require" or self.target_name == "sdist":
             return []  # not by default: this is asked for editable installs, too, which need no jar
         spark: list[str] = self.metadata.core.optional_dependencies["spark"]
         return spark
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Build what is built before the wheel is put together."""
-        if version != "editable":
-            add_jar(Path(self.root), build_data)
-            add_native(Path(self.root), build_data)
+        root = Path(self.root)
+        if self.target_name == "sdist":
+            add_commit(root, COMMIT_OF_SDIST, build_data)
+        elif version != "editable":
+            add_commit(root, COMMIT_OF_WHEEL, build_data)
+            add_jar(root, build_data)
+            add_native(root, build_data)
+
+
+def add_commit(root: Path, name: str, build_data: dict[str, Any]) -> None:
+    """Write down of which commit this is, if anybody knows."""
+    commit = os.environ.get("KERA_COMMIT") or commit_of(root)
+    if commit:
+        written = root / "build" / "COMMIT"
+        written.parent.mkdir(exist_ok=True)
+        written.write_text(commit + "\n", encoding="utf-8")
+        build_data["force_include"][str(written)] = name
+
+
+def commit_of(root: Path) -> str:
+    """The commit of an unpacked sdist, or of a work tree; empty for neither."""
+    if (root / COMMIT_OF_SDIST).is_file():
+        return (root / COMMIT_OF_SDIST).read_text(encoding="utf-8").strip()
+    if not (root / ".git").exists():  # git would look in the folders above
+        return ""
+    command = ["git", "-C", str(root), "rev-parse", "HEAD"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, check=False, timeout=GIT_TIMEOUT_S)
+    except OSError:  # without git nobody can say
+        return ""
+    return found.stdout.strip() if found.returncode == 0 else ""
 
 
 def add_jar(root: Path, build_data: dict[str, Any]) -> None:

@@ -27,6 +27,7 @@ class Mutant(NamedTuple):
 
 
 BROKER, BACKUP, CLIENT = "broker/kera/broker/", "backup/kera/backup/", "client/kera/client/"
+COORDINATOR = "coordinator/kera/coordinator/"
 MUTANTS = (
     Mutant(
         "a chunk that is sent again is stored again",
@@ -95,6 +96,118 @@ MUTANTS = (
                 CLIENT + "producing/lane.py",
                 "        if error.retriable and now_s < chunk.deadline_s:",
                 "        if isinstance(error, NotAccepted) and error.retriable and now_s < chunk.deadline_s:",
+            ),
+        ),
+    ),
+    Mutant(
+        "the answer of a replica that was given up counts for the one in its place",
+        (
+            (
+                BROKER + "replication/virtual_log.py",
+                "        if batch.place is not place:\n            return []",
+                "        if batch.place is None:\n            return []",
+            ),
+        ),
+    ),
+    Mutant(
+        "a recovery gives a group again",
+        (
+            (
+                BROKER + "recovery/plan.py",
+                "result.next_group_id = max(groups) + 1 +",
+                "result.next_group_id = max(groups) +",
+            ),
+        ),
+    ),
+    Mutant(
+        "a streamlet that comes back gives groups that readers have passed",
+        (
+            (
+                BROKER + "ownership/opener.py",
+                "streamlet.next_group_id = max(streamlet.next_group_id, state.next_group_id)",
+                "pass",
+            ),
+        ),
+    ),
+    Mutant(
+        "assignments that are older than known ones are taken",
+        (
+            (
+                BROKER + "ownership/streams.py",
+                "if info.assignments_version < stream.assignments_version:",
+                "if info.assignments_version < 0:",
+            ),
+            (
+                BROKER + "ownership/orders.py",
+                "and info.assignments_version < self._streams.get(info.stream_id).assignments_version",
+                "and info.assignments_version < 0",
+            ),
+        ),
+    ),
+    Mutant(
+        "what a consumer group has read goes on where nobody was",
+        ((COORDINATOR + "consumer_groups/commits.py", "group.done = step.finished", "group.done = True"),),
+    ),
+    Mutant(
+        "a member that is gone keeps its groups",
+        (
+            (
+                COORDINATOR + "consumer_groups/members.py",
+                "            return True\n        return self.busy",
+                "            return False\n        return self.busy",
+            ),
+        ),
+    ),
+    Mutant(
+        "a streamlet that is sealed for a move takes chunks",
+        ((BROKER + "log/streamlet.py", "self.sealed, self.takes_chunks = True, False", "self.sealed = True"),),
+    ),
+    Mutant(
+        "a move does not say how many records there were",
+        (
+            (
+                BROKER + "ownership/sealing.py",
+                "next_records=[entry.next_record for",
+                "next_records=[0 * entry.next_record for",
+            ),
+        ),
+    ),
+    Mutant(
+        "a restart forgets how far producers got",
+        (
+            (
+                BROKER + "storage/restart.py",
+                "        producers = self.index.producers(stream_id, streamlet_id)\n        numbers",
+                "        producers = {}\n        numbers",
+            ),
+        ),
+    ),
+    Mutant(
+        "a virtual segment is closed before backups have all of it",
+        (
+            (
+                BROKER + "replication/virtual_log.py",
+                "if place.closing is not None or place.pending:",
+                "if place.closing is not None:",
+            ),
+        ),
+    ),
+    Mutant(
+        "backups take chunks of a broker that was replaced",
+        ((BACKUP + "store.py", "        if broker_epoch < known:\n", "        if broker_epoch < 0:\n"),),
+    ),
+    Mutant(
+        "a coordinator that was deposed goes on writing",
+        (
+            (
+                COORDINATOR + "store/leadership.py",
+                "return not self.over.is_set() and self._now() < self._proven_until_s",
+                "return True",
+            ),
+            (
+                COORDINATOR + "store/leadership.py",
+                "self._store.write(self._term.guard, *writes)",
+                "self._store.write(*writes)",
             ),
         ),
     ),

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from kera.core.monitoring.build import commit_of
+
 ROOT = Path(__file__).resolve().parents[2]
 JAR = Path("jars", "some.jar")
 EXTENSION = Path("core", "_native.abi3.so")
@@ -42,7 +44,7 @@ def module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    for name in ("KERA_JAR", "KERA_NATIVE_BUILD"):
+    for name in ("KERA_JAR", "KERA_NATIVE_BUILD", "KERA_COMMIT"):
         monkeypatch.delenv(name, raising=False)
     return module
 
@@ -52,6 +54,7 @@ def build(
     monkeypatch: pytest.MonkeyPatch,
     version: str = "standard",
     *,
+    target: str = "wheel",
     jar: str | None = None,
     native: str | None = None,
     java: bool = True,
@@ -60,12 +63,14 @@ def build(
     """What is put into a wheel with these policies, where these things are installed."""
     missing = {module.JAR_PROGRAM: "" if java else "no JDK", module.NATIVE_PROGRAM: "" if compiler else "no compiler"}
     monkeypatch.setattr(module, "build_program", lambda _, path: Program(missing[path]))
-    monkeypatch.setattr(module.WheelHook, "root", str(ROOT))
+    monkeypatch.setattr(module.Hook, "root", str(ROOT))
+    monkeypatch.setattr(module.Hook, "target_name", target)
+    monkeypatch.setattr(module, "commit_of", lambda _: "")
     for name, policy in (("KERA_JAR", jar), ("KERA_NATIVE_BUILD", native)):
         if policy is not None:
             monkeypatch.setenv(name, policy)
     data: dict[str, Any] = {"force_include": {}}
-    module.WheelHook.__new__(module.WheelHook).initialize(version, data)
+    module.Hook.__new__(module.Hook).initialize(version, data)
     return data
 
 
@@ -130,5 +135,35 @@ def test_an_editable_install_needs_neither(
 
     assert found == {"force_include": {}}
     if policy is None:
-        hook = module.WheelHook.__new__(module.WheelHook)
+        hook = module.Hook.__new__(module.Hook)
         assert hook.dependencies() == [], "and no pyspark, which is half a gigabyte"
+
+
+# -- the commit -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("target", ["wheel", "sdist"])
+def test_the_commit_is_written_down_in_a_package(
+    module: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, target: str
+) -> None:
+    monkeypatch.setenv("KERA_COMMIT", "0123abc")
+    data: dict[str, Any] = {"force_include": {}}
+    name = {"wheel": module.COMMIT_OF_WHEEL, "sdist": module.COMMIT_OF_SDIST}[target]
+    module.add_commit(tmp_path, name, data)
+
+    ((written, place),) = data["force_include"].items()
+    assert (Path(written).read_text(), place) == ("0123abc\n", name)
+
+
+def test_a_package_of_which_nobody_knows_the_commit_has_none(
+    module: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert build(module, monkeypatch, target="sdist") == {"force_include": {}}
+
+
+def test_the_commit_is_that_of_the_sdist_or_of_the_work_tree(module: ModuleType, tmp_path: Path) -> None:
+    assert module.commit_of(tmp_path) == ""
+    (tmp_path / "COMMIT").write_text("0123abc\n")
+    assert module.commit_of(tmp_path) == "0123abc"
+    if (ROOT / ".git").exists():
+        assert module.commit_of(ROOT) == commit_of(ROOT)

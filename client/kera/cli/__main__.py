@@ -11,6 +11,11 @@ import sys
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
+    if (sys.argv[1:] if arguments is None else arguments) == ["--version"]:  # without what all commands need
+        from kera.core.monitoring.build import describe
+
+        print(describe())
+        return 0
     try:
         from kera.cli.app import app
     except ModuleNotFoundError as error:

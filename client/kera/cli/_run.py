@@ -6,7 +6,6 @@ that needs none, `extra` for a block that imports what an optional extra install
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import os
@@ -91,6 +90,8 @@ def run_async(coroutine: Coroutine[Any, Any, T], *, logged_from: int = logging.W
 
     `logged_from`: the level from which on what libraries log is shown.
     """
+    import asyncio
+
     import uvloop
 
     _configure_logging(logged_from)
@@ -106,6 +107,8 @@ async def _interruptible(coroutine: Coroutine[Any, Any, T]) -> T:
 
     `asyncio.Runner` does that, too; but with uvloop the interrupt was now and then raised in the middle of the work.
     """
+    import asyncio
+
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     interrupted = False
 

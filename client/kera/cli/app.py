@@ -18,11 +18,9 @@ app = typer.Typer(
 
 def _print_version(value: bool) -> None:
     if value:
-        from importlib.metadata import version
+        from kera.core.monitoring.build import describe
 
-        from kera.core import native
-
-        print(f"kera {version('kera')} ({native.describe()})")
+        print(describe())
         raise typer.Exit
 
 

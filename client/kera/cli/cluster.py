@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import json
 import os
@@ -245,6 +244,8 @@ def _member(text: str) -> tuple[str, int]:
 
 
 async def _drain(bootstrap: str, kind: str, member_id: int, undo: bool, wait: bool, as_json: bool) -> None:
+    import asyncio
+
     async with connected(bootstrap) as client:
         ask = client.admin.drain_broker if kind == "broker" else client.admin.drain_backup
         status, told = await ask(member_id, undo=undo), list[str]()
@@ -386,6 +387,8 @@ def restore(
 
 
 async def _restore(file: Path, where: dict[str, object], force: bool) -> None:
+    import asyncio
+
     with extra("server"):
         from kera.coordinator.__main__ import restore as put_back
         from kera.coordinator.settings import CoordinatorSettings

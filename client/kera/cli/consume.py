@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import datetime
 import enum
@@ -23,6 +22,8 @@ from kera.cli._run import UsageError, run_async, silence_stdout
 from kera.core.errors import CorruptChunk
 
 if TYPE_CHECKING:
+    import asyncio
+
     from kera.cli._format import Formatter
     from kera.client import ChunkBatch, Consumer, EntryId, GroupConsumer, StreamDescription
 
@@ -136,6 +137,8 @@ async def _consume(
     raw: bool,
     corrupt_chunks: str,
 ) -> None:
+    import asyncio
+
     settings: dict[str, Any] = {"corrupt_chunks": corrupt_chunks}
     if count is not None:
         settings["joined_bytes_max"] = 0  # what is printed of a batch in part is not committed
@@ -235,6 +238,8 @@ def _write_all(data: Any) -> None:
 @contextlib.contextmanager
 def _cancelled_when_reader_closes(task: asyncio.Future[None]) -> Iterator[asyncio.Event]:
     """Cancel `task` when the reader of our pipe closes it (``| head``), even if no record arrives."""
+    import asyncio
+
     gone, loop, fd = asyncio.Event(), asyncio.get_running_loop(), sys.stdout.fileno()
 
     def note() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 import sys
 import textwrap
@@ -17,6 +16,8 @@ from kera.cli._sizes import format_size, parse_size
 from kera.cli._table import fields, plural
 
 if TYPE_CHECKING:
+    import asyncio
+
     from kera.local.cluster import ChildDeath, LocalCluster
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -76,6 +77,8 @@ def dev(
 
 
 async def _run(cluster: LocalCluster) -> int:
+    import asyncio
+
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for number in _SIGNALS:
         loop.add_signal_handler(number, stop.set)
@@ -98,6 +101,8 @@ async def _run(cluster: LocalCluster) -> int:
 
 async def _watch(cluster: LocalCluster, stopping: asyncio.Future[Any]) -> int:
     """Wait until the user stops the cluster, or a daemon has died that no other can replace."""
+    import asyncio
+
     while True:
         death = asyncio.ensure_future(cluster.wait())
         await asyncio.wait([death, stopping], return_when=asyncio.FIRST_COMPLETED)

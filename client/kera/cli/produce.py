@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 import time
 from collections.abc import Callable
@@ -15,6 +14,8 @@ from kera.cli._client import BOOTSTRAP_OPTION, connected
 from kera.cli._run import UsageError, run_async
 
 if TYPE_CHECKING:
+    import asyncio
+
     import pyarrow as pa
 
     from kera.client import Producer, StreamDescription
@@ -52,6 +53,8 @@ def produce(
 
 
 async def _produce(bootstrap: str, name: str, key_separator: str | None, as_json: bool, durability: str | None) -> None:
+    import asyncio
+
     async with connected(bootstrap) as client:
         description = await client.describe(name)
         to_batch = _converter(description, key_separator, as_json)
@@ -94,6 +97,7 @@ class _Sender:
     """Sends batches, counts acknowledged records, and keeps the first error."""
 
     def __init__(self, producer: Producer, stream: str) -> None:
+
         self._producer = producer
         self._stream = stream
         self._waits: set[asyncio.Task[None]] = set()
@@ -105,6 +109,8 @@ class _Sender:
 
     async def send(self, batch: pa.RecordBatch, input_bytes: int) -> None:
         """Hand over `batch` when there is room for it."""
+        import asyncio
+
         if self._error is not None:
             raise self._error
         if self._started_s is None:
@@ -127,6 +133,8 @@ class _Sender:
 
     async def finish(self) -> None:
         """Wait for all acknowledgements and print their number. Raises the first error."""
+        import asyncio
+
         try:
             await self._producer.flush()
             if self._waits:

@@ -10,9 +10,11 @@ from importlib.metadata import version
 import pytest
 import typer
 
+from kera.cli.__main__ import main
 from kera.cli._run import MissingExtra, UsageError, extra, run_app, run_async
 from kera.cli.app import app as kera
 from kera.core.errors import InvalidArgument, PortTaken
+from kera.core.monitoring.build import this_build
 from kera.core.native import describe
 
 
@@ -103,7 +105,7 @@ def run_main(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("package", "arguments", "extra_name"),
     [
-        ("typer", ["--version"], "cli"),
+        ("typer", ["--help"], "cli"),
         ("lmdb", ["coordinator"], "server"),
         ("hdrh", ["bench", "produce"], "cli"),
     ],
@@ -123,7 +125,7 @@ def test_without_an_extra_the_command_says_what_to_install(package: str, argumen
 def test_help_and_version_do_not_wait_for_large_packages(arguments: list[str]) -> None:
     report = (
         "import atexit\n"
-        "large = ('pyarrow', 'grpc', 'numpy', 'pydantic_settings', 'structlog', 'rich')\n"
+        "large = ('asyncio', 'pyarrow', 'grpc', 'numpy', 'pydantic_settings', 'structlog', 'rich')\n"
         "atexit.register(lambda: print([name for name in large if name in sys.modules], file=sys.stderr))"
     )
     ended = run_main(report, *arguments)
@@ -132,9 +134,10 @@ def test_help_and_version_do_not_wait_for_large_packages(arguments: list[str]) -
     assert ended.stderr == "[]\n"
 
 
-def test_the_version_says_which_core_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_app(kera, ["--version"]) == 0
-    assert capsys.readouterr().out == f"kera {version('kera')} ({describe()})\n"
+def test_the_version_says_which_commit_and_which_core_run(capsys: pytest.CaptureFixture[str]) -> None:
+    commit = this_build().commit or "unknown"
+    assert run_app(kera, ["--version"]) == 0 == main(["--version"])
+    assert capsys.readouterr().out == 2 * f"kera {version('kera')} (commit {commit}, {describe()})\n"
 
 
 def test_a_group_without_a_command_shows_its_help(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import platform
@@ -10,10 +11,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
 
-from kera.core.native import native
+from kera.core import native as native_core
 
 COMMIT_VARIABLE = "KERA_COMMIT"
-"""Set where a package or an image is built from a commit, as the package itself does not know it."""
+"""Set where who starts a program knows better; else it is what was written down when the package was built."""
+_WRITTEN = Path(__file__).parents[1] / "COMMIT"
+"""Only in a package: hatch_build.py writes it."""
 _COMMIT = re.compile(r"[0-9a-f]{7,64}")
 _SHOWN = 12
 
@@ -35,8 +38,14 @@ def this_build() -> Build:
         number = version("kera")
     except PackageNotFoundError:  # run from a tree that is not installed
         number = "unknown"
-    commit = os.environ.get(COMMIT_VARIABLE, "") or commit_of(Path(__file__))
-    return Build(number, commit[:_SHOWN], native is not None, platform.python_version())
+    commit = os.environ.get(COMMIT_VARIABLE, "") or _written() or commit_of(Path(__file__))
+    return Build(number, commit[:_SHOWN], native_core.native is not None, platform.python_version())
+
+
+def _written() -> str:
+    with contextlib.suppress(OSError):
+        return _WRITTEN.read_text(encoding="utf-8").strip()
+    return ""
 
 
 def commit_of(path: Path) -> str:
@@ -52,6 +61,13 @@ def commit_of(path: Path) -> str:
     except OSError:
         return ""
     return head if _COMMIT.fullmatch(head) else ""
+
+
+def describe() -> str:
+    """This program in one line, for people: ``kera 0.1.0 (commit 1f2e3d4c5b6a, native core)``."""
+    build = this_build()
+    commit = f"commit {build.commit}" if build.commit else "commit unknown"
+    return f"kera {build.version} ({commit}, {native_core.describe()})"
 
 
 def _resolved(git: Path, name: str) -> str:

@@ -1,0 +1,80 @@
+"""``make dist``: what is published is complete, checked, and works where it is installed."""
+
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+
+from kera.core.monitoring.build import commit_of
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # an index may be slow, and pyspark is large
+
+ROOT = Path(__file__).parents[2]
+DIST_TIMEOUT_S = 800
+START_TIMEOUT_S = 60
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("dist") / "out"
+    command = [sys.executable, "-m", "scripts.dist", "--out", str(out)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=DIST_TIMEOUT_S, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert "PASSED" in done.stdout
+    return out
+
+
+def test_there_are_a_wheel_for_many_machines_an_sdist_and_a_bill_of_materials(dist: Path) -> None:
+    (wheel,) = dist.glob("*.whl")
+
+    assert "-cp311-abi3-manylinux" in wheel.name
+    assert {path.name for path in dist.iterdir()} == {wheel.name, "kera-0.1.0.cdx.json", "kera-0.1.0.tar.gz"}
+
+
+def test_both_tell_of_which_commit_they_are(dist: Path) -> None:
+    commit = commit_of(ROOT)
+    (wheel,), (sdist,) = dist.glob("*.whl"), dist.glob("*.tar.gz")
+
+    with ZipFile(wheel) as archive:
+        assert archive.read("kera/core/COMMIT").decode().strip() == commit
+    with tarfile.open(sdist) as sources:
+        told = sources.extractfile("kera-0.1.0/COMMIT")
+        assert told is not None
+        assert told.read().decode().strip() == commit
+
+
+def test_the_bill_of_materials_names_what_users_get_and_nothing_that_developers_use(dist: Path) -> None:
+    bill = json.loads((dist / "kera-0.1.0.cdx.json").read_text())
+    versions = {each["name"]: each["version"] for each in bill["components"]}
+
+    assert bill["bomFormat"] == "CycloneDX"
+    assert {"pyarrow", "grpcio", "lmdb", "kazoo", "typer", "pyspark"} <= versions.keys()
+    assert not {"pytest", "mypy", "ruff", "twine"} & versions.keys()
+    assert all(versions.values())
+
+
+def test_the_wheel_works_at_a_path_with_a_space(dist: Path, tmp_path: Path) -> None:
+    (wheel,) = dist.glob("*.whl")
+    folder = tmp_path / "some users" / "an environment"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], timeout=START_TIMEOUT_S, check=True)
+    pip: list[str | Path] = [sys.executable, "-m", "pip", "--quiet", "--python", folder / "bin" / "python", "install"]
+    pip += ["-c", ROOT / "constraints.txt", f"{wheel}[server,cli]"]
+    subprocess.run(pip, timeout=DIST_TIMEOUT_S, check=True)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "KERA_"))}
+
+    def kera(*arguments: str) -> str:
+        # The first line of the program names the interpreter, and a kernel ends that at the space.
+        command = [str(folder / "bin" / "kera"), *arguments]
+        done = subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=START_TIMEOUT_S, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert kera("--version").startswith(f"kera 0.1.0 (commit {commit_of(ROOT)[:12]}, native core")
+    assert "Run a whole cluster" in kera("dev", "--help")
