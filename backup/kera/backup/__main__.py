@@ -51,12 +51,12 @@ async def serve(
         log_dirs = [each.expanduser().absolute() for each in settings.log_dirs]
         monitor = stack.enter_context(Monitor("backup", [data_dir, *log_dirs], runtime=runtime))
         metrics = monitor.serve(settings.host, settings.metrics_port)
-        directory = BackupDirectory(data_dir, runtime.new_id)
+        directory = BackupDirectory(data_dir, runtime.new_id, runtime.files)
         stack.callback(directory.close)
         # What ties it to the coordinator ends last: as long as it writes to its disks, it says that it is there.
         ties = await stack.enter_async_context(AsyncExitStack())
         monitor.health.starting("it reads what is on its disks")
-        engine = await Engine.start(settings, data_dir, directory.load(), runtime.clock)
+        engine = await Engine.start(settings, data_dir, directory.load(), runtime)
         stack.push_async_callback(engine.close)
         counters = RequestCounters()
         backup = BackupService(engine, counters, read_bytes_max=settings.message_bytes_max)

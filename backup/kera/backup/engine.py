@@ -27,8 +27,9 @@ from kera.backup.restart import Restart, rebuild, scan_disk
 from kera.backup.settings import BackupSettings
 from kera.backup.slots import Slots
 from kera.backup.store import ReplicaStore
-from kera.core.clock import Clock, SystemClock
+from kera.core.blocks import FileCalls
 from kera.core.errors import PathNotWritable
+from kera.core.runtime import MACHINE, Runtime
 from kera.core.settings import GIB
 from kera.core.telemetry import get_logger
 
@@ -56,7 +57,7 @@ class Engine:
         states: list[DiskState],
         slots: Slots,
         restart: Restart,
-        clock: Clock,
+        runtime: Runtime,
     ) -> None:
         """`fences`: broker epochs that are refused, as their file has them. `identity`: id and cluster.
 
@@ -79,7 +80,7 @@ class Engine:
         self._data_dir = data_dir
         self._fences = fences
         self._fencing = asyncio.Lock()
-        self._clock = clock
+        self._clock, self._files = runtime.clock, runtime.files
         self._performer = Performer(disks, layout)
         self._loop = asyncio.get_running_loop()
         self._pool = ThreadPoolExecutor(JOBS_PER_DISK * len(disks), "kera-disk")
@@ -93,17 +94,17 @@ class Engine:
 
     @classmethod
     async def start(
-        cls, settings: BackupSettings, data_dir: Path, identity: tuple[int, str], clock: Clock | None = None
+        cls, settings: BackupSettings, data_dir: Path, identity: tuple[int, str], runtime: Runtime = MACHINE
     ) -> Engine:
         """Open the logs of the backup `identity` (id and cluster). Raises `StartError` and what it has below it."""
-        clock = clock or SystemClock()
+        clock, files = runtime.clock, runtime.files
         begun_s = clock.monotonic_s()
         layout = Layout(settings.segment_bytes)
         fences = await asyncio.to_thread(load_fences, data_dir)
         async with contextlib.AsyncExitStack() as stack:
             disks: list[LogFile] = []
             for directory in settings.log_dirs or [data_dir / "log"]:
-                disks.append(await asyncio.to_thread(_open, directory.expanduser().absolute()))
+                disks.append(await asyncio.to_thread(_open, directory.expanduser().absolute(), files))
                 stack.callback(disks[-1].close)
             states = [_state(number, disk, layout, settings) for number, disk in enumerate(disks)]
             scanning = [
@@ -127,7 +128,7 @@ class Engine:
                 states=states,
                 slots=slots,
                 restart=restart,
-                clock=clock,
+                runtime=runtime,
             )
             stack.pop_all()
         log.info(
@@ -187,7 +188,7 @@ class Engine:
                 return
             fences = {**self._fences, broker_id: broker_epoch}
             try:
-                await asyncio.to_thread(store_fences, self._data_dir, fences)
+                await asyncio.to_thread(store_fences, self._data_dir, fences, self._files)
             except OSError as error:
                 raise disk_error(error, str(self._data_dir)) from error
             self._fences = fences
@@ -242,9 +243,9 @@ class Engine:
         return True
 
 
-def _open(directory: Path) -> LogFile:
+def _open(directory: Path, calls: FileCalls) -> LogFile:
     try:
-        return LogFile(directory)
+        return LogFile(directory, calls=calls)
     except OSError as error:
         raise PathNotWritable(
             f"cannot write replicas in {directory}: {error.strerror}; choose another --log-dirs", path=str(directory)

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from kera.core.blocks import FILE_CALLS, FileCalls
 from kera.core.checksum import crc32c
 from kera.core.data_dir import replace_durably
 from kera.core.errors import StartError
@@ -32,11 +33,11 @@ def load_fences(directory: Path) -> dict[int, int]:
     raise StartError(f"{path} has format {found}, this version knows {FORMAT}; use a newer version", path=str(path))
 
 
-def store_fences(directory: Path, fences: Mapping[int, int]) -> None:
+def store_fences(directory: Path, fences: Mapping[int, int], calls: FileCalls = FILE_CALLS) -> None:
     """Replace the file; durable when this returns. Raises ``OSError``."""
     named = {str(broker_id): epoch for broker_id, epoch in sorted(fences.items())}
     content = {"format": FORMAT, "fences": named, "crc32c": _checksum(FORMAT, named)}
-    replace_durably(directory / NAME, json.dumps(content).encode())
+    replace_durably(directory / NAME, json.dumps(content).encode(), calls)
 
 
 def _checksum(version: int, fences: Mapping[str, int]) -> str:

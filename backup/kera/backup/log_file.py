@@ -85,18 +85,18 @@ class LogFile:
         """
         if not directory.is_dir():
             directory.mkdir(parents=True, exist_ok=True)
-            sync_directory(directory.parent)
+            sync_directory(directory.parent, calls)
         path = directory / NAME
         self.name = str(path)
         self._calls, self._punch_hole = calls, punch_hole
-        self._direct = direct_flag(directory) if direct else 0
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | self._direct, 0o600)
+        self._direct = direct_flag(directory, calls) if direct else 0
+        self._fd = calls.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | self._direct, 0o600)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            os.close(self._fd)
+            calls.close(self._fd)
             raise StartError(f"another backup uses {path}; choose another --log-dirs", path=str(path)) from error
-        sync_directory(directory)
+        sync_directory(directory, calls)
 
     def write(self, offset: int, pieces: Sequence[memoryview]) -> None:
         """See `BlockDisk`."""
@@ -113,13 +113,13 @@ class LogFile:
 
     def sync(self) -> None:
         """See `BlockDisk`."""
-        os.fdatasync(self._fd)
+        self._calls.sync(self._fd)
 
     def read(self, offset: int, into: memoryview) -> int:
         """See `BlockDisk`."""
         done = 0
         while done < len(into):
-            count = os.preadv(self._fd, [into[done:]], offset + done)
+            count = self._calls.read(self._fd, [into[done:]], offset + done)
             done += count
             if count == 0 or count % BLOCK_BYTES:
                 break
@@ -154,7 +154,7 @@ class LogFile:
 
     def close(self) -> None:
         """Close the file."""
-        os.close(self._fd)
+        self._calls.close(self._fd)
 
 
 def aligned(length: int) -> memoryview:

@@ -25,7 +25,7 @@ from kera.backup.frames import FrameHeader, Layout, decode_file_header, decode_h
 from kera.backup.log_file import NAME, LogFile, aligned
 from kera.backup.reading import disk_window, memory_window, walk
 from kera.backup.registration import BackupIdentity
-from kera.core.blocks import BLOCK_BYTES, block_ceiling
+from kera.core.blocks import BLOCK_BYTES, FILE_CALLS, block_ceiling
 from kera.core.chunk import ALIGNMENT_BYTES, ChunkHeader, chained_checksum, read_header, verify_header
 from kera.core.errors import CorruptChunk, StartError
 from kera.core.verifying import Finding, check_identity, unused
@@ -67,7 +67,7 @@ class _ReadOnly(LogFile):
     def __init__(self, path: Path) -> None:
         """Raises ``OSError``."""
         self.name = str(path)
-        self._direct = 0
+        self._direct, self._calls = 0, FILE_CALLS
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
 

@@ -22,7 +22,7 @@ from kera.broker.serving.push import Push
 from kera.broker.serving.push_server import PushServer
 from kera.broker.serving.service import BrokerService
 from kera.broker.settings import BrokerSettings
-from kera.broker.storage.index import CopyIndex
+from kera.broker.storage.index import OpenIndex, SegmentIndex
 from kera.core.daemon import run_daemon, run_from_environment
 from kera.core.errors import StaleEpoch
 from kera.core.monitoring.monitor import Monitor
@@ -48,7 +48,7 @@ async def serve(
     runtime: Runtime = MACHINE,
     *,
     open_interface: OpenInterface = GrpcServer,
-    copy_index: CopyIndex | None = None,
+    open_index: OpenIndex = SegmentIndex.open_checked,
 ) -> AsyncIterator[dict[str, Any]]:
     """Start a broker, yield where it is, stop it."""
     async with AsyncExitStack() as stack:
@@ -58,12 +58,12 @@ async def serve(
             advertised_address(settings.advertised_address, settings.host, settings.port or 1)
         monitor = stack.enter_context(Monitor("broker", [data_dir], runtime=runtime))
         metrics = monitor.serve(settings.host, settings.metrics_port)
-        directory = BrokerDirectory(data_dir, runtime.new_id)
+        directory = BrokerDirectory(data_dir, runtime.new_id, runtime.files)
         stack.callback(directory.close)
         # What ties it to the coordinator ends last: as long as it writes to its disk, it says that it is there.
         ties = await stack.enter_async_context(AsyncExitStack())
         monitor.health.starting("it reads what is on its disk and in its memory")
-        engine = await LogEngine.start(settings, data_dir, runtime, copy_index=copy_index)
+        engine = await LogEngine.start(settings, data_dir, runtime, open_index=open_index)
         stack.push_async_callback(engine.close)
         arena, counters, pushed = engine.arena, Counters(), PushTotals()
         leader = CoordinatorEpoch()

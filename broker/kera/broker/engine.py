@@ -34,7 +34,7 @@ from kera.broker.replication.virtual_index import virtual_segments
 from kera.broker.settings import BrokerSettings
 from kera.broker.steady_time import SteadyTime
 from kera.broker.storage.disk import LocalDisk
-from kera.broker.storage.index import FORMAT, CopyIndex, SegmentIndex
+from kera.broker.storage.index import FORMAT, OpenIndex, SegmentIndex
 from kera.broker.storage.jobs import Job
 from kera.broker.storage.persistence import PersistenceManager
 from kera.broker.storage.physical_ids import PhysicalIds
@@ -125,7 +125,7 @@ class LogEngine:
         *,
         rebuild_limits: RebuildLimits | None = None,
         tick_s: float = TICK_S,
-        copy_index: CopyIndex | None = None,
+        open_index: OpenIndex = SegmentIndex.open_checked,
     ) -> LogEngine:
         """Open the log in `data_dir`, which belongs to this process. Raises `StartError` and what it has below it."""
         clock = runtime.clock
@@ -133,8 +133,8 @@ class LogEngine:
         root = data_dir / "log"
         # Memory that names a new directory is of one that was at its place before: what is in it is nobody's any more.
         new = not root.exists() and not any((data_dir / name).exists() for name in BrokerIdentity.names())
-        index, whole = await asyncio.to_thread(_open_index, root, copy_index)
-        store = SegmentStore(root, LocalDisk(root), index)
+        index, whole = await asyncio.to_thread(_open_index, root, open_index)
+        store = SegmentStore(root, LocalDisk(root, runtime.files), index, calls=runtime.files)
         arena = None if new else Arena.attach(settings.shm_dir, data_dir)
         remove_orphans(settings.shm_dir, data_dir)
         restart = Restart(arena, index, store)
@@ -391,10 +391,10 @@ class LogEngine:
         await self._changed.wait()
 
 
-def _open_index(root: Path, copying: CopyIndex | None) -> tuple[SegmentIndex, bool]:
+def _open_index(root: Path, opening: OpenIndex) -> tuple[SegmentIndex, bool]:
     try:
         root.mkdir(parents=True, exist_ok=True)
-        return SegmentIndex.open_checked(root / "index", copying)
+        return opening(root / "index")
     except OSError as error:
         raise PathNotWritable(
             f"cannot write the log in {root}: {error.strerror}; choose another --data-dir", path=str(root)

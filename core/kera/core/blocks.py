@@ -6,6 +6,7 @@ Who writes what, and when it is durable, is left to the daemons.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -17,11 +18,21 @@ BLOCK_BYTES = 4096
 
 
 class FileCalls(NamedTuple):
-    """The calls of the operating system that fail on a full or foreign file system."""
+    """The calls of the operating system that change files, and decide what survives a loss of power.
+
+    A simulation puts its own in their place: those of a disk that fails, is full, or forgets what was not synced.
+    """
 
     open: Callable[..., int] = os.open
+    close: Callable[[int], None] = os.close
     reserve: Callable[[int, int, int], None] = os.posix_fallocate
+    read: Callable[..., int] = os.preadv
     write: Callable[..., int] = os.pwritev
+    truncate: Callable[[int | Path, int], None] = os.truncate
+    sync: Callable[[int], None] = os.fdatasync
+    """The content of a file is durable, or the names in a directory."""
+    rename: Callable[[Path, Path], None] = os.replace
+    remove: Callable[[Path], None] = os.unlink
     lock: Callable[[int, int], None] = fcntl.flock
 
 
@@ -46,20 +57,21 @@ def direct_flag(directory: Path, calls: FileCalls = FILE_CALLS) -> int:
     """
     probe = directory / ".direct"
     try:
-        os.close(calls.open(probe, os.O_RDWR | os.O_CREAT | os.O_DIRECT | os.O_CLOEXEC, 0o600))
+        calls.close(calls.open(probe, os.O_RDWR | os.O_CREAT | os.O_DIRECT | os.O_CLOEXEC, 0o600))
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
         return 0
     finally:
-        probe.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            calls.remove(probe)
     return os.O_DIRECT
 
 
-def sync_directory(path: Path) -> None:
+def sync_directory(path: Path, calls: FileCalls = FILE_CALLS) -> None:
     """Make names in a directory durable: what was created, renamed and removed there. Raises ``OSError``."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fd = calls.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(fd)
+        calls.sync(fd)
     finally:
-        os.close(fd)
+        calls.close(fd)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from kera.core.blocks import sync_directory
+from kera.core.blocks import FILE_CALLS, FileCalls, sync_directory
 from kera.core.checksum import crc32c
 from kera.core.errors import PathNotWritable, StartError
 from kera.core.runtime import random_id
@@ -100,8 +100,9 @@ class DataDirectory:
     data_pattern: ClassVar[str | None] = None
     """What matches it below the directory is data of a daemon that had an identity; None: the daemon checks itself."""
 
-    def __init__(self, path: Path, new_id: Callable[[], str] = random_id) -> None:
+    def __init__(self, path: Path, new_id: Callable[[], str] = random_id, calls: FileCalls = FILE_CALLS) -> None:
         self.path = path
+        self._calls = calls
         self.directory_id = new_id()
         """See `Identity.directory_id`; that of the files, once they are read."""
         self.coordinator_epoch = 0
@@ -186,19 +187,23 @@ class DataDirectory:
         with contextlib.suppress(OSError):
             if path.read_bytes() == data:
                 return  # as at almost every start: a full disk is no reason to fail it
-        replace_durably(path, data)
+        replace_durably(path, data, self._calls)
 
     def close(self) -> None:
         """Release the lock."""
         os.close(self._lock)
 
 
-def replace_durably(path: Path, data: bytes) -> None:
+def replace_durably(path: Path, data: bytes, calls: FileCalls = FILE_CALLS) -> None:
     """Put `data` into the file at `path`: all of it or, after a crash, what was there before. Raises ``OSError``."""
     temporary = path.with_suffix(".tmp")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    sync_directory(path.parent)  # the new name is in there
+    fd = calls.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    try:
+        written = 0
+        while written < len(data):
+            written += calls.write(fd, [data[written:]], written)
+        calls.sync(fd)
+    finally:
+        calls.close(fd)
+    calls.rename(temporary, path)
+    sync_directory(path.parent, calls)  # the new name is in there

@@ -1,9 +1,9 @@
-"""What a process has from outside of itself: time, names for what it makes, its node, and connections over gRPC.
+"""What a process has from outside of itself: time, names for what it makes, its node, files, connections over gRPC.
 
 Daemons and the SDK get a `Runtime` where they are wired. It is the machine's own, unless somebody runs them elsewhere:
-a simulation gives each process clocks that it sets, ids from a seed, a node of its own and connections over a network
-that is not there. What goes through the event loop (its time, sockets, threads) is the loop's to replace, and the order
-in which clients try again is drawn from the module `random`, as nothing depends on it.
+a simulation gives each process clocks that it sets, ids from a seed, a node of its own, a disk that fails, and
+connections over a network that is not there. What goes through the event loop (its time, sockets, threads) is the
+loop's to replace, and the order in which clients try again is drawn from the module `random`, as nothing depends on it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Protocol
 
+from kera.core.blocks import FILE_CALLS, FileCalls
 from kera.core.clock import Clock, SystemClock
 from kera.core.process import node_id, process_name
 from kera.core.rpc.connections import CONNECTIONS_MAX_DEFAULT
@@ -114,6 +115,8 @@ class Runtime:
     channel: OpenChannel = GrpcChannel
     heartbeats: MakeHeartbeats | None = None
     """None: from a thread, see `kera.client.consuming.keep_alive`."""
+    files: FileCalls = FILE_CALLS
+    """How daemons change what is on their disks; the databases of LMDB have calls of their own."""
     random: Random = field(default_factory=Random)
     """For choices among equals."""
 

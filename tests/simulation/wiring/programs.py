@@ -15,6 +15,7 @@ from kera.backup import __main__ as backup
 from kera.backup.settings import BackupSettings
 from kera.broker import __main__ as broker
 from kera.broker.settings import BrokerSettings
+from kera.broker.storage.index import SegmentIndex
 from kera.broker.storage.index_copy import copy_intact
 from kera.client import Client
 from kera.client.settings import ClientSettings
@@ -114,7 +115,7 @@ def broker_on(machine: Machine, directory: Path, coordinators: str, runtime: Run
         ),
         runtime,
         open_interface=FramedServer,
-        copy_index=copy_intact,
+        open_index=lambda path: SegmentIndex.open_checked(path, copy_intact),
     )
 
 

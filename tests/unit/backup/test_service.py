@@ -271,7 +271,7 @@ async def test_a_disk_that_cannot_be_read_is_told(settings: BackupSettings, monk
     async with connected(settings) as channel:
         await send(channel, Segment().next(A, close=True, persist=True), A)
         with monkeypatch.context() as patched:
-            patched.setattr(os, "preadv", fail)
+            patched.setattr(LogFile, "read", fail)
             with pytest.raises(DiskFailed, match=r"replicas\.log"):
                 await read(channel)
         assert await content(channel) == A
@@ -279,7 +279,7 @@ async def test_a_disk_that_cannot_be_read_is_told(settings: BackupSettings, monk
 
 async def test_a_reader_that_is_gone_holds_nothing(settings: BackupSettings, monkeypatch: pytest.MonkeyPatch) -> None:
     entered, go_on = threading.Event(), threading.Event()
-    really = os.preadv
+    really = LogFile.read
 
     def slowly(*arguments: Any) -> int:
         entered.set()
@@ -291,7 +291,7 @@ async def test_a_reader_that_is_gone_holds_nothing(settings: BackupSettings, mon
         path = str(settings.data_dir / "backup.sock")
         reader = await FrameChannel.connect_unix(path, timeout_s=5)
         with monkeypatch.context() as patched:
-            patched.setattr(os, "preadv", slowly)
+            patched.setattr(LogFile, "read", slowly)
             reading = asyncio.ensure_future(read(reader))
             await asyncio.to_thread(entered.wait, 10)
             await reader.close()

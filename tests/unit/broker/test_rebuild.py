@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from collections.abc import Callable
 from functools import partial
 from itertools import count
@@ -19,6 +21,7 @@ from kera.broker.recovery.rebuild import Rebuild, RebuildLimits, keep_doing
 from kera.broker.recovery.scan import ReplicasToRead, Scanned, VirtualKey
 from kera.broker.recovery.survey import Materials
 from kera.broker.storage.disk import LocalDisk
+from kera.core.blocks import FILE_CALLS, FileCalls
 from kera.core.chunk import read_header
 from kera.core.errors import KeraError, Unavailable
 from kera.core.header_table import table
@@ -40,7 +43,13 @@ def record_of(first_record: int, chunks: int = 1) -> SegmentRecord:
 class World:
     """Segments that are to come, and what a rebuild needs of a broker."""
 
-    def __init__(self, root: Path, records: dict[SegmentAddress, SegmentRecord] | None = None) -> None:
+    def __init__(
+        self,
+        root: Path,
+        records: dict[SegmentAddress, SegmentRecord] | None = None,
+        calls: FileCalls = FILE_CALLS,
+        limits: RebuildLimits = LIMITS,
+    ) -> None:
         self.records = records or {FIRST: record_of(0, chunks=2)}
         self.backups: list[common_pb2.BackupInfo] = []
         self.found: Materials = Materials([], Scanned())
@@ -52,7 +61,10 @@ class World:
             segment=self.records.get, segments_of_streamlet=lambda *_: iter(list(self.records.items()))
         )
         store: Any = SimpleNamespace(
-            index=index, disk=LocalDisk(root), arriving_path=lambda number: root / "arriving" / f"{number}"
+            index=index,
+            disk=LocalDisk(root, calls),
+            arriving_path=lambda number: root / "arriving" / f"{number}",
+            calls=calls,
         )
         memory: Any = SimpleNamespace(
             ids=SimpleNamespace(take=partial(next, count(5))), arrivals=SimpleNamespace(install=self.install)
@@ -69,7 +81,7 @@ class World:
             find=lambda _: self.entry,
             backups=lambda: self.backups,
             rescan=self.rescan,
-            limits=LIMITS,
+            limits=limits,
         )
 
     def install(self, _entry: Any, key: Key, record: SegmentRecord, done: Callable[[KeraError | None], None]) -> None:
@@ -158,6 +170,42 @@ async def test_segments_of_one_replica_are_read_from_a_backup_that_is_back(tmp_p
     await world.rebuild.close()
     for backup in (damaged, whole):
         await backup.server.close()
+
+
+async def test_what_the_disk_has_not_made_durable_comes_once_more(tmp_path: Path) -> None:
+    """A disk tells only once that it has lost something: that the next sync succeeds says nothing of the file."""
+    chunks = [placed(number, FIRST, first_record=number) for number in range(2)]
+    merge = StreamletMerge(Known(*REF, 1, (Interval(0),)), {})
+    merge.add(table([read_header(each) for each in chunks]), closed=True)
+    backup = FakeBackup(1)
+    await backup.start()
+    backup.replicas[1] = b"".join(chunks), True
+    synced: list[str] = []
+
+    def sync(fd: int) -> None:
+        name = Path(f"/proc/self/fd/{fd}").readlink().name
+        synced.append(name)
+        if synced.count("5") == 1 and name == "5":
+            os.pwrite(fd, bytes(2 * CHUNK_BYTES), 0)  # as if its memory had been given to something else
+            raise OSError(errno.EIO, "Input/output error")
+
+    world = World(
+        tmp_path,
+        calls=FileCalls(sync=sync),
+        limits=RebuildLimits(retry_s=0.01, rescan_s=0.01, assembled_bytes_max=0),
+    )
+    world.backups = [backup.message]
+    replicas = ReplicasToRead(KEY, 0, 2 * CHUNK_BYTES, (1,), first={FIRST})
+    world.found = Materials([merge], Scanned({KEY: replicas}))
+    world.begin(world.found)
+    await world.until(lambda: world.readable)
+
+    record = world.records[FIRST]
+    assert (synced.count("5"), record.physical_id) == (1, 6)
+    assert world.rebuild.book.totals.chunks_lost == 0
+    assert (tmp_path / "arriving" / "6").read_bytes()[: 2 * CHUNK_BYTES] == b"".join(chunks)
+    await world.rebuild.close()
+    await backup.server.close()
 
 
 async def test_a_streamlet_that_is_gone_is_got_no_more(tmp_path: Path) -> None:

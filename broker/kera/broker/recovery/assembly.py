@@ -25,6 +25,7 @@ from kera.broker.records import Key, SegmentAddress, SegmentRecord
 from kera.broker.recovery.merge import digest_of
 from kera.broker.recovery.plan import Places
 from kera.broker.storage.disk import Disk, block_ceiling
+from kera.core.blocks import FILE_CALLS, FileCalls
 from kera.core.checksum import crc32c
 from kera.core.chunk import verify_chunk
 from kera.core.errors import CorruptChunk
@@ -133,7 +134,9 @@ class Taken(NamedTuple):
     wrong: str
 
 
-def put_in_place(chunks: memoryview, targets: Mapping[SegmentAddress, Target], assembly: Assembly) -> Taken:
+def put_in_place(
+    chunks: memoryview, targets: Mapping[SegmentAddress, Target], assembly: Assembly, calls: FileCalls = FILE_CALLS
+) -> Taken:
     """Put the chunks of an answer in their places. Raises ``OSError``."""
     taken: list[tuple[Target, int]] = []
     pieces: list[tuple[Target, int, int, int]] = []
@@ -160,7 +163,7 @@ def put_in_place(chunks: memoryview, targets: Mapping[SegmentAddress, Target], a
         memory = assembly.begin(target)
         try:
             if memory is None:
-                _write(target.path, chunks[start:end], position)
+                _write(target.path, chunks[start:end], position, calls)
             else:
                 memory[position : position + end - start] = chunks[start:end]
         finally:
@@ -168,37 +171,41 @@ def put_in_place(chunks: memoryview, targets: Mapping[SegmentAddress, Target], a
     return Taken(taken, wrong)
 
 
-def _write(path: Path, data: memoryview, position: int) -> None:
+def _write(path: Path, data: memoryview, position: int, calls: FileCalls) -> None:
     try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd = calls.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except FileNotFoundError:
         path.parent.mkdir(parents=True, exist_ok=True)
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd = calls.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         while data:
-            count = os.pwrite(fd, data, position)
+            count = calls.write(fd, [data], position)
             data, position = data[count:], position + count
     finally:
-        os.close(fd)
+        calls.close(fd)
 
 
-def make_durable(targets: Iterable[Target], disk: Disk) -> list[int]:
-    """Make files durable; returns their checksums. Raises ``OSError``."""
+def make_durable(targets: Iterable[Target], disk: Disk, calls: FileCalls = FILE_CALLS) -> list[int]:
+    """Make files durable; returns their checksums.
+
+    Raises ``OSError``: then nobody knows what is in those that were not put together in memory, and to try again would
+    not tell, as a disk reports only once that it has lost something.
+    """
     checksums = []
     for target in targets:
         memory, length = target.memory, target.record.length
         target.path.parent.mkdir(parents=True, exist_ok=True)
-        fd = os.open(target.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd = calls.open(target.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             if memory is not None:
                 checksum = crc32c(memory[:length])
                 disk.write(target.path, 0, memory[: block_ceiling(length)])
             else:
-                os.ftruncate(fd, block_ceiling(length))
+                calls.truncate(fd, block_ceiling(length))
                 checksum = _checksum(fd, length)
-                os.fsync(fd)
+                calls.sync(fd)
         finally:
-            os.close(fd)
+            calls.close(fd)
         checksums.append(int(checksum))
     return checksums
 

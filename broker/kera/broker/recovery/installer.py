@@ -28,7 +28,7 @@ BATCH_MAX = 4
 class Installer:
     """See the head of this module. Belongs to one event loop."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what it asks, and whom it tells
         self,
         store: SegmentStore,
         memory: PersistenceManager,
@@ -38,9 +38,10 @@ class Installer:
         find: Callable[[SegmentAddress], Entry | None],
         on_installed: Callable[[Target], None],
         on_gone: Callable[[Target], None],
+        on_unsure: Callable[[Target], None],
         retry_s: float,
     ) -> None:
-        """`on_gone`: a segment was removed before it was installed."""
+        """`on_gone`: a segment was removed before it was installed; `on_unsure`: nobody knows what its file has."""
         self._store = store
         self._memory = memory
         self._assembly = assembly
@@ -48,6 +49,7 @@ class Installer:
         self._find = find
         self._on_installed = on_installed
         self._on_gone = on_gone
+        self._on_unsure = on_unsure
         self._retry_s = retry_s
         self._complete: deque[Target] = deque()
         self._more = asyncio.Event()
@@ -70,7 +72,7 @@ class Installer:
         failing = UNEXPECTED
         try:
             run = asyncio.get_running_loop().run_in_executor
-            checksums = await run(self._threads, make_durable, batch, self._store.disk)
+            checksums = await run(self._threads, make_durable, batch, self._store.disk, self._store.calls)
             failing = ""
         except OSError as error:
             log.error("cannot sync what is recovered; it is tried again", error=str(error))
@@ -78,8 +80,11 @@ class Installer:
         finally:
             self.failing = failing
             if failing:
-                self._complete.extend(batch)
+                self._complete.extend(target for target in batch if target.memory is not None)
         if checksums is None:
+            for target in batch:
+                if target.memory is None:
+                    self._on_unsure(target)
             await asyncio.sleep(self._retry_s)
             return
         for target, checksum in zip(batch, checksums, strict=True):

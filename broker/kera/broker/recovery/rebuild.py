@@ -136,6 +136,7 @@ class Rebuild:
             find=find,
             on_installed=self._installed,
             on_gone=self._discard,
+            on_unsure=self._get_again,
             retry_s=limits.retry_s,
         )
         self._targets: dict[SegmentAddress, Target] = {}
@@ -210,6 +211,14 @@ class Rebuild:
         entry = self._find(address)
         return entry is not None and entry.exists((address.group_id, address.segment_id))
 
+    def _get_again(self, target: Target) -> None:
+        """The disk has not made a file durable: all of it has to come once more, into another one."""
+        if self._targets.get(target.address) is target:
+            self._begin_anew(target, {target.address: target.places}, Scanned())
+            self._schedule.again(target.address, self._installer.failing)
+        else:
+            self._discard(target)
+
     def _add(
         self,
         records: Mapping[SegmentAddress, SegmentRecord],
@@ -271,10 +280,7 @@ class Rebuild:
     def _discard(self, target: Target) -> None:
         """A segment is removed before it has come."""
         self._forget(target)
-        self._remove_file(target)
-
-    def _remove_file(self, target: Target) -> None:
-        self._loop.run_in_executor(self._threads, lambda: target.path.unlink(missing_ok=True))
+        self._loop.run_in_executor(self._threads, self._store.disk.remove, target.path)
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
@@ -308,7 +314,7 @@ class Rebuild:
     async def _take(self, chunks: memoryview) -> str:
         """Put the chunks of an answer in their places; returns what is wrong with them. Raises errors of the disk."""
         run = self._loop.run_in_executor
-        taken = await run(self._threads, put_in_place, chunks, self._targets, self._assembly)
+        taken = await run(self._threads, put_in_place, chunks, self._targets, self._assembly, self._store.calls)
         for target, number in taken.chunks:
             if not target.here[number]:
                 target.here[number] = 1
@@ -384,10 +390,10 @@ class Rebuild:
         self._order_soon()
 
     def _begin_anew(self, target: Target, places: Mapping[SegmentAddress, Places], scanned: Scanned) -> None:
-        """Where some chunks of a segment are was not known before."""
+        """Where some chunks of a segment are was not known before, or what has come of it is lost."""
         del self._targets[target.address]
         self._assembly.release(target)
-        self._remove_file(target)
+        self._loop.run_in_executor(self._threads, self._store.disk.remove, target.path)
         self._add({target.address: target.record}, places, scanned)
 
     def _wait_or_give_up(self, target: Target, away: Mapping[int, str]) -> None:

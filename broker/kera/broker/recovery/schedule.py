@@ -66,6 +66,12 @@ class Schedule:
             for each in (self._replicas, self._taken, self._failed, self._queue, self._urgent):
                 each.clear()
 
+    def again(self, address: SegmentAddress, reason: str) -> None:
+        """What has come of a segment is lost: all that has chunks of it is to be read once more, after `retry`."""
+        for key in self._sources.get(address, ()):
+            self._replicas[key].tried.clear()
+            self._failed[key] = reason
+
     # -- order -----------------------------------------------------------------------------------------------------
 
     def order(self, lengths: Mapping[SegmentAddress, int], cursor: Callable[[EntryId], Position]) -> None:

@@ -83,21 +83,21 @@ class LocalDisk:
 
     def create(self, path: Path, reserve_bytes: int) -> None:
         """See `Disk`."""
-        _make_directory(path.parent)
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        self._make_directory(path.parent)
+        fd = self._calls.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
             if reserve_bytes:
                 self._calls.reserve(fd, 0, reserve_bytes)  # a full disk shows here, and not in the middle of a write
         except OSError:
-            path.unlink(missing_ok=True)
+            self.remove(path)
             raise
         finally:
-            os.close(fd)
-        sync_directory(path.parent)
+            self._calls.close(fd)
+        sync_directory(path.parent, self._calls)
 
     def write(self, path: Path, offset: int, data: memoryview) -> None:
         """See `Disk`."""
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | self.direct)
+        fd = self._calls.open(path, os.O_RDWR | os.O_CLOEXEC | self.direct)
         try:
             written = 0
             while written < len(data):
@@ -106,52 +106,52 @@ class LocalDisk:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
                 written += count
         finally:
-            os.close(fd)
+            self._calls.close(fd)
 
     def overwrite(self, path: Path, data: memoryview) -> None:
         """See `Disk`."""
-        _make_directory(path.parent)
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._make_directory(path.parent)
+        fd = self._calls.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             length = os.fstat(fd).st_size
             if length < len(data):
                 self._calls.reserve(fd, 0, len(data))
             elif length > len(data):
-                os.ftruncate(fd, len(data))
-                os.fdatasync(fd)
+                self._calls.truncate(fd, len(data))
+                self._calls.sync(fd)
         finally:
-            os.close(fd)
+            self._calls.close(fd)
         self.write(path, 0, data)
 
     def move(self, path: Path, to: Path) -> None:
         """See `Disk`."""
-        _make_directory(to.parent)
-        path.rename(to)
-        sync_directory(to.parent)
-        sync_directory(path.parent)
+        self._make_directory(to.parent)
+        self._calls.rename(path, to)
+        sync_directory(to.parent, self._calls)
+        sync_directory(path.parent, self._calls)
 
     def read(self, path: Path, offset: int, into: memoryview) -> int:
         """See `Disk`."""
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | self.direct)
+        fd = self._calls.open(path, os.O_RDONLY | os.O_CLOEXEC | self.direct)
         try:
             done = 0
             while done < len(into):
-                count = os.preadv(fd, [into[done:]], offset + done)
+                count = self._calls.read(fd, [into[done:]], offset + done)
                 done += count
                 if count == 0 or count % BLOCK_BYTES:
                     break
             return done
         finally:
-            os.close(fd)
+            self._calls.close(fd)
 
     def truncate(self, path: Path, length: int) -> None:
         """See `Disk`."""
-        os.truncate(path, length)
+        self._calls.truncate(path, length)
 
     def remove(self, path: Path) -> None:
         """See `Disk`."""
         with contextlib.suppress(FileNotFoundError):
-            path.unlink()
+            self._calls.remove(path)
 
     def names(self, path: Path) -> list[str]:
         """See `Disk`."""
@@ -168,8 +168,7 @@ class LocalDisk:
         """See `Disk`."""
         return path.stat().st_size
 
-
-def _make_directory(path: Path) -> None:
-    if not path.is_dir():
-        path.mkdir(parents=True, exist_ok=True)
-        sync_directory(path.parent)
+    def _make_directory(self, path: Path) -> None:
+        if not path.is_dir():
+            path.mkdir(parents=True, exist_ok=True)
+            sync_directory(path.parent, self._calls)

@@ -62,6 +62,10 @@ CHECK_TIMEOUT_S = 300.0
 
 CopyIndex = Callable[[Path, Path], dict[str, int]]
 """Copies the intact records of an index, and reports, as ``kera.broker.storage.index_copy``."""
+OpenEnvironment = Callable[..., lmdb.Environment]
+"""Opens a database, as `lmdb.open`, which it is if nobody says otherwise."""
+OpenIndex = Callable[[Path], "tuple[SegmentIndex, bool]"]
+"""See `SegmentIndex.open_checked`."""
 
 
 class CopyFailed(Exception):
@@ -78,12 +82,12 @@ class SegmentIndex:
         """There is a checksum of the last launch, which it writes last of all: it ended in good order."""
 
     @classmethod
-    def open(cls, path: Path, *, durable: bool = True) -> SegmentIndex:
+    def open(cls, path: Path, *, durable: bool = True, environment_of: OpenEnvironment | None = None) -> SegmentIndex:
         """Open the index in `path`, or make it. Raises `StartError`."""
         path.mkdir(parents=True, exist_ok=True)
         _reserve(path / "lock.mdb")
         try:
-            environment = lmdb.open(
+            environment = (environment_of or lmdb.open)(
                 str(path), map_size=MAP_BYTES, mode=0o600, sync=durable, metasync=durable, max_readers=READERS_MAX
             )
         except lmdb.Error as error:
@@ -91,7 +95,12 @@ class SegmentIndex:
         return cls(path, environment)
 
     @classmethod
-    def open_checked(cls, path: Path, copying: CopyIndex | None = None) -> tuple[SegmentIndex, bool]:
+    def open_checked(
+        cls,
+        path: Path,
+        copying: CopyIndex | None = None,
+        environment_of: OpenEnvironment | None = None,
+    ) -> tuple[SegmentIndex, bool]:
         """Open the index in `path` after making sure that nothing in it can harm; and whether all of it was there.
 
         After a clean stop its checksum is compared. Otherwise a process of its own copies what is intact: damaged pages
@@ -109,7 +118,7 @@ class SegmentIndex:
         elif checksum.exists():
             checksum.unlink()
             whole = False
-        index = cls.open(path)
+        index = cls.open(path, environment_of=environment_of)
         index.was_closed = was_closed
         return index, whole
 

@@ -29,7 +29,7 @@ from kera.broker.storage.index import SegmentIndex
 from kera.broker.storage.index_format import delete_removal, put_segment
 from kera.broker.storage.jobs import ArriveJob, IndexJob, Job, LoadJob, RemoveJob, StoreJob
 from kera.broker.storage.spares import SPARE_BYTES_MIN, Spares
-from kera.core.blocks import sync_directory
+from kera.core.blocks import FILE_CALLS, FileCalls, sync_directory
 from kera.core.checksum import crc32c
 from kera.core.chunk import HEADER_BYTES, padded
 from kera.core.combined_checksum import combined_checksum
@@ -48,8 +48,16 @@ _PLACE = struct.Struct("<8xI4xQI60xQII")
 class SegmentStore:
     """See the head of this module."""
 
-    def __init__(self, root: Path, disk: Disk, index: SegmentIndex, spare_bytes_min: int = SPARE_BYTES_MIN) -> None:
+    def __init__(
+        self,
+        root: Path,
+        disk: Disk,
+        index: SegmentIndex,
+        spare_bytes_min: int = SPARE_BYTES_MIN,
+        calls: FileCalls = FILE_CALLS,
+    ) -> None:
         self.root = root
+        self.calls = calls
         self.disk = disk
         self.index = index
         self._spares = Spares(root / "spare", disk, spare_bytes_min)
@@ -138,18 +146,18 @@ class SegmentStore:
                 path = self.path(physical_id)
                 if not path.parent.is_dir():
                     path.parent.mkdir(parents=True, exist_ok=True)
-                    sync_directory(path.parent.parent)
+                    sync_directory(path.parent.parent, self.calls)
                 with contextlib.suppress(FileNotFoundError):  # the job is done again
-                    self.arriving_path(physical_id).replace(path)
+                    self.calls.rename(self.arriving_path(physical_id), path)
                 directories.add(path.parent)
             for directory in directories:
-                sync_directory(directory)
+                sync_directory(directory, self.calls)
         self.index.commit(job.changes, job.meta)
 
     def clear_arriving(self) -> None:
         """Remove what was not complete when the last launch ended. Raises ``OSError``."""
         for path in sorted((self.root / "arriving").glob("*")):
-            path.unlink(missing_ok=True)
+            self.calls.remove(path)
 
     def remove_files(self, physical_ids: list[int]) -> None:
         """Remove files that the index has marked for removal, and the marks."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,6 +37,8 @@ from kera.core.errors import StartError
 FORMAT = 1
 _FORMAT_KEY = b"format"
 _VERSION = struct.Struct(">Q")
+OpenEnvironment = Callable[..., lmdb.Environment]
+"""Opens a database, as `lmdb.open`, which it is if nobody says otherwise."""
 
 
 class LmdbStore:
@@ -45,21 +47,30 @@ class LmdbStore:
     Raises `PathNotWritable`, `DataDirInUse`, `UnknownFormat` or `StartError`.
     """
 
-    def __init__(self, data_dir: Path, *, bytes_max: int, committing: ThreadPoolExecutor | None = None) -> None:
+    def __init__(
+        self,
+        data_dir: Path,
+        *,
+        bytes_max: int,
+        committing: ThreadPoolExecutor | None = None,
+        environment_of: OpenEnvironment | None = None,
+    ) -> None:
         """`committing`: the one thread that commits; it ends with the store."""
         self._directory = DataDir(data_dir)
         self._path = self._directory.path / "metadata"
         self._bytes_max = bytes_max
         self._committing = committing or ThreadPoolExecutor(1, thread_name_prefix="kera-metadata")
         try:
-            self._open()
+            self._open(environment_of)
         except BaseException:
             self._directory.close()
             raise
 
-    def _open(self) -> None:
+    def _open(self, environment_of: OpenEnvironment | None) -> None:
         try:
-            self._environment = lmdb.open(str(self._path), map_size=self._bytes_max, max_dbs=2, mode=0o600)
+            self._environment = (environment_of or lmdb.open)(
+                str(self._path), map_size=self._bytes_max, max_dbs=2, mode=0o600
+            )
             try:
                 self._check_format()
                 self._records = self._environment.open_db(b"records")
