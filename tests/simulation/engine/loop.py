@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 from contextvars import Context, copy_context
 from typing import TYPE_CHECKING, Any, TypeVarTuple
 
+from tests.simulation.engine.disk import PowerLost
+
 if TYPE_CHECKING:
     from tests.simulation.engine.process import Process
 
@@ -154,6 +156,9 @@ class ProcessLoop(asyncio.AbstractEventLoop):
                     if not handle._cancelled:
                         try:
                             handle._context.run(handle._callback, *handle._args)
+                        except PowerLost:
+                            ready.clear()
+                            return
                         except Exception as error:  # noqa: BLE001 - as asyncio does
                             self._process.failed(f"in {handle!r}", error)
                 self._free_s = scheduler.now_s + (TURN_S + count * HANDLE_S) * (0.5 + scheduler.random.random())

@@ -13,6 +13,9 @@ import stat
 from itertools import count
 from pathlib import Path
 
+MEMORY = "shm"
+"""Where a process has shared memory, in its directory."""
+
 
 class Directories:
     """Of one simulation; below one directory on shared memory."""
@@ -33,6 +36,10 @@ class Directories:
         if path.exists():
             path.rename(aside)
             _copy(aside, path)
+
+    def forget_memory(self, name: str) -> None:
+        """What a process has in shared memory is gone."""
+        shutil.rmtree(self._root / name / MEMORY, ignore_errors=True)
 
     def wipe(self, name: str) -> None:
         """The machine has lost everything."""

@@ -21,13 +21,16 @@ from kera.client import Client
 from kera.client.settings import ClientSettings
 from kera.coordinator import __main__ as coordinator
 from kera.coordinator.settings import CoordinatorSettings
-from kera.coordinator.store.leadership import Election
+from kera.coordinator.store.leadership import Alone, Election
+from kera.coordinator.store.lmdb_store import LmdbStore, OpenEnvironment
 from kera.coordinator.store.metadata import MetadataStore
 from kera.coordinator.store.zookeeper_election import ZooKeeperElection
 from kera.coordinator.store.zookeeper_store import ZooKeeperStore
+from kera.core.blocks import FileCalls
 from kera.core.runtime import Runtime
 from tests.simulation.engine.process import Machine
 from tests.simulation.wiring import zookeeper
+from tests.simulation.wiring.directories import MEMORY
 from tests.simulation.wiring.heartbeats import LoopHeartbeats
 from tests.simulation.wiring.open_interface import FramedChannel, FramedServer
 
@@ -39,7 +42,7 @@ MIB = 1 << 20
 Serving = AbstractAsyncContextManager[Mapping[str, Any]]
 
 
-def runtime_of(machine: Machine, random: Random) -> Runtime:
+def runtime_of(machine: Machine, random: Random, files: FileCalls) -> Runtime:
     """What a process on a machine gets from outside."""
     return Runtime(
         clock=machine.clock,
@@ -49,6 +52,7 @@ def runtime_of(machine: Machine, random: Random) -> Runtime:
         channel=FramedChannel,
         heartbeats=LoopHeartbeats,
         random=random,
+        files=files,
     )
 
 
@@ -84,8 +88,18 @@ def coordinator_of(machine: Machine, directory: Path, address: str, runtime: Run
     )
 
 
-def coordinator_on(machine: Machine, directory: Path, runtime: Runtime, **settings: Any) -> Serving:
+def coordinator_on(
+    machine: Machine, directory: Path, runtime: Runtime, environment_of: OpenEnvironment, **settings: Any
+) -> Serving:
     """A coordinator with a store of its own, which leads alone."""
+
+    async def open_store(
+        settings: CoordinatorSettings, _runtime: Runtime, stack: AsyncExitStack
+    ) -> tuple[MetadataStore, Callable[[str], Election]]:
+        store = LmdbStore(settings.data_dir, bytes_max=settings.metadata_bytes_max, environment_of=environment_of)
+        stack.push_async_callback(store.close)
+        return store, Alone
+
     return coordinator.serve(
         CoordinatorSettings(
             host=machine.address,
@@ -96,12 +110,20 @@ def coordinator_on(machine: Machine, directory: Path, runtime: Runtime, **settin
         ),
         runtime,
         open_interface=FramedServer,
+        open_store=open_store,
     )
 
 
-def broker_on(machine: Machine, directory: Path, coordinators: str, runtime: Runtime, **settings: Any) -> Serving:
+def broker_on(
+    machine: Machine,
+    directory: Path,
+    coordinators: str,
+    runtime: Runtime,
+    environment_of: OpenEnvironment,
+    **settings: Any,
+) -> Serving:
     """A broker."""
-    shared = directory / "shm"
+    shared = directory / MEMORY
     shared.mkdir(exist_ok=True)
     return broker.serve(
         BrokerSettings(
@@ -115,7 +137,7 @@ def broker_on(machine: Machine, directory: Path, coordinators: str, runtime: Run
         ),
         runtime,
         open_interface=FramedServer,
-        open_index=lambda path: SegmentIndex.open_checked(path, copy_intact),
+        open_index=lambda path: SegmentIndex.open_checked(path, copy_intact, environment_of),
     )
 
 

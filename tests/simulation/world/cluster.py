@@ -8,8 +8,11 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from kera.core.blocks import FILE_CALLS, FileCalls
 from kera.core.runtime import Runtime
 from tests.simulation.engine.clocks import MachineClock
+from tests.simulation.engine.databases import Environment
+from tests.simulation.engine.disk import MachineDisk
 from tests.simulation.engine.network import Network
 from tests.simulation.engine.process import Machine, Process
 from tests.simulation.engine.scheduler import Scheduler
@@ -40,6 +43,7 @@ class Daemon:
         self.wanted = True
         """It is to be started again when it is gone."""
         self.launches = 0
+        self.disk = cluster.disk(self)
         self._cluster = cluster
         self._stop: asyncio.Event | None = None
 
@@ -52,7 +56,7 @@ class Daemon:
             cluster.directories.renew(self.name)
         self.launches += 1
         process = self.process = cluster.process(self.machine, f"{self.name}")
-        runtime = cluster.runtime(self.machine, self.launches)
+        runtime = cluster.runtime(self.machine, self.launches, self.disk.calls())
         self.ready = None
 
         async def zookeeper_main() -> None:
@@ -74,10 +78,17 @@ class Daemon:
         if self.kind == "coordinator" and self._cluster.plan.zookeeper_names:
             address = self._cluster.machines["zookeeper-1"].address
             return programs.coordinator_of(self.machine, directory, address, runtime, **settings)
+        random = Random(f"{self._cluster.plan.seed} {self.name} {self.launches}")
+
+        def environment_of(path: str, **options: Any) -> Any:
+            return Environment(self.disk, random, path, options)
+
         if self.kind == "coordinator":
-            return programs.coordinator_on(self.machine, directory, runtime, **settings)
-        serve = programs.broker_on if self.kind == "broker" else programs.backup_on
-        return serve(self.machine, directory, self._cluster.coordinators, runtime, **settings)
+            return programs.coordinator_on(self.machine, directory, runtime, environment_of, **settings)
+        coordinators = self._cluster.coordinators
+        if self.kind == "broker":
+            return programs.broker_on(self.machine, directory, coordinators, runtime, environment_of, **settings)
+        return programs.backup_on(self.machine, directory, coordinators, runtime, **settings)
 
     def _is_ready(self, process: Process, there: Mapping[str, Any]) -> None:
         if process is self.process:
@@ -108,6 +119,13 @@ class Daemon:
         self.ready = None
         if self.process is not None:
             self.process.kill()
+
+    def power_lost(self) -> None:
+        """It is gone, and so is what was not synced, and all that was in memory."""
+        self.kill()
+        self._cluster.directories.forget_memory(self.name)
+        names, blocks = self.disk.power_lost()
+        self._cluster.trace.note(self.name, f"has lost power, {names} names and {blocks} blocks")
 
     def back(self) -> None:
         """It is wanted again: what was killed or stopped is started, what was paused goes on."""
@@ -180,9 +198,14 @@ class Cluster:
         self.processes.append(process)
         return process
 
-    def runtime(self, machine: Machine, launch: int) -> Runtime:
+    def runtime(self, machine: Machine, launch: int, files: FileCalls = FILE_CALLS) -> Runtime:
         """What a process gets from outside."""
-        return programs.runtime_of(machine, Random(f"{self.plan.seed} {machine.name} {launch}"))
+        return programs.runtime_of(machine, Random(f"{self.plan.seed} {machine.name} {launch}"), files)
+
+    def disk(self, daemon: Daemon) -> MachineDisk:
+        """Of a daemon's machine."""
+        kept, random = self.directories.of(f"{daemon.name}.kept"), Random(f"disk {self.plan.seed} {daemon.name}")
+        return MachineDisk(kept, random, daemon.power_lost)
 
     def run_client(self, name: str, main: Callable[[Runtime], Coroutine[Any, Any, Any]]) -> Process:
         """Run a program on a client's machine."""

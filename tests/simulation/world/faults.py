@@ -8,6 +8,7 @@ from kera.core.errors import KeraError
 from kera.core.runtime import Runtime
 from tests.simulation.engine.transports import SimulatedTransport
 from tests.simulation.wiring import programs
+from tests.simulation.world import disk_faults
 from tests.simulation.world.aimed import MOMENTS, SENDER, Aim, Aims
 from tests.simulation.world.cluster import Cluster
 from tests.simulation.world.plan import Fault
@@ -21,6 +22,7 @@ class Faults:
         self._cluster = cluster
         self.counts: Counter[str] = Counter()
         """By kind."""
+        self._disks = disk_faults.DiskFaults(cluster)
         self._aims = Aims()
         cluster.network.watch = self._aims.meet
 
@@ -37,6 +39,7 @@ class Faults:
         name = fault.targets[0]
         machine = cluster.machines[name]
         ways = self._ways(fault)
+        self._disks.begin(fault)
         match fault.kind:
             case "kill":
                 cluster.kill(name)
@@ -92,6 +95,7 @@ class Faults:
     def _end(self, fault: Fault) -> None:
         cluster, network = self._cluster, self._cluster.network
         name = fault.targets[0]
+        self._disks.end(fault)
         match fault.kind:
             case "kill" | "stop" | "pause":
                 cluster.back(name)
@@ -110,6 +114,7 @@ class Faults:
         self._aims.clear()
         cluster.network.heal()
         cluster.network.weather.slow.clear()
+        self._disks.end_all()
         for name in (*cluster.daemons, *cluster.plan.client_names):
             cluster.back(name)
         for machine in cluster.machines.values():

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import NamedTuple
 
+from tests.simulation.world import disk_faults
 from tests.simulation.world.aimed import MOMENTS, RECEIVER, SENDER
 
 KINDS = (
@@ -26,6 +27,7 @@ KINDS = (
     "slow disk",
     "move",
     "aim",
+    *disk_faults.KINDS,
 )
 """Of faults, and of what operators do meanwhile."""
 AIMS_FOR_EACH = 4
@@ -181,6 +183,10 @@ def _fault(  # noqa: PLR0911 - one for each kind
     servers = [*plan.zookeeper_names, *plan.coordinator_names, *plan.broker_names, *plan.backup_names]
     everyone = [*servers, *plan.client_names]
     lasts_s = random.choice((0.1, 1.0, 3.0, 12.0)) * (0.5 + random.random())
+    if kind in disk_faults.KINDS:
+        befallen = disk_faults.targets(plan, random, kind)
+        operations = random.randint(0, disk_faults.OPERATIONS_MAX) if kind == disk_faults.MIDDLE else 0
+        return Fault(at_s, kind, lasts_s, befallen, operations) if befallen else None
     match kind:
         case "kill":
             return Fault(at_s, kind, lasts_s, (random.choice(plan.mortal),))

@@ -1,0 +1,66 @@
+"""Names that are not durable yet: files made, renamed and removed, in the order in which a journal has them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from random import Random
+from typing import NamedTuple
+
+
+class _Change(NamedTuple):
+    directory: Path
+    undo: Callable[[], None]
+    kept: Path | None
+    """Another name of a file that has lost its own, until that is durable."""
+
+
+class Names:
+    """See the head of this module."""
+
+    def __init__(self, root: Path) -> None:
+        """`root`: where files that may come back are kept."""
+        self._root = root
+        self._numbers = count(1)
+        self._changes: list[_Change] = []
+
+    def keep(self, path: Path) -> Path | None:
+        """Give a file that is about to lose its name another one; None: there is none."""
+        kept = self._root / f"{next(self._numbers)}"
+        self._root.mkdir(exist_ok=True)
+        try:
+            os.link(path, kept)
+        except FileNotFoundError:
+            return None
+        return kept
+
+    def changed(self, path: Path, undo: Callable[[], None], kept: Path | None = None) -> None:
+        """A name has come, or has gone."""
+        self._changes.append(_Change(path.parent, undo, kept))
+
+    def synced(self, directory: Path) -> None:
+        """The names in a directory are durable, and with them all changes before the last one there."""
+        found = [number for number, change in enumerate(self._changes) if change.directory == directory]
+        if found:
+            _forget(self._changes[: found[-1] + 1])
+            del self._changes[: found[-1] + 1]
+
+    def lost(self, random: Random) -> int:
+        """Power is lost: undo some of the last changes; returns how many."""
+        kept = random.randint(0, len(self._changes))
+        undone = self._changes[kept:]
+        for change in reversed(undone):
+            change.undo()
+        _forget(self._changes[:kept])
+        self._changes.clear()
+        return len(undone)
+
+
+def _forget(changes: list[_Change]) -> None:
+    for change in changes:
+        if change.kept is not None:
+            with suppress(FileNotFoundError):
+                change.kept.unlink()

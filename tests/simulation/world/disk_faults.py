@@ -1,0 +1,90 @@
+"""What befalls disks: power that is lost, of one machine or of all at once, errors, and no room.
+
+Nothing is lost by right: power is lost only where what is acknowledged is elsewhere, or on the disk; and a disk that
+fails is none on which a process that is told to stop has to put what nobody else may have.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections import Counter
+from random import Random
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.simulation.world.cluster import Cluster
+    from tests.simulation.world.plan import Fault, Plan
+
+POWER, BLACKOUT, MIDDLE, FULL, BROKEN = (
+    "power lost",
+    "power of all lost",
+    "power lost in the middle",
+    "disk full",
+    "disk broken",
+)
+KINDS = (POWER, BLACKOUT, MIDDLE, FULL, BROKEN)
+OPERATIONS_MAX = 40
+"""That a disk still carries out before power is lost."""
+_ERRORS = {FULL: errno.ENOSPC, BROKEN: errno.EIO}
+
+
+def targets(plan: Plan, random: Random, kind: str) -> tuple[str, ...]:
+    """Whom it befalls; nobody when it may not be."""
+    mortal = [*plan.coordinator_names]
+    if plan.replication or plan.durability == "persisted":
+        mortal += plan.broker_names
+    if plan.may_kill_backups:
+        mortal += plan.backup_names
+    match kind:
+        case "power of all lost":
+            return tuple(mortal) if plan.durability == "persisted" else ()
+        case "power lost" | "power lost in the middle":
+            return (random.choice(mortal),)
+    failing = [*plan.broker_names, *(plan.coordinator_names if plan.coordinators == 1 else [])]
+    if plan.may_kill_backups or "stop" not in plan.kinds:
+        failing += plan.backup_names
+    return (random.choice(failing),)
+
+
+class DiskFaults:
+    """They come and go."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._failing: Counter[str] = Counter()
+        """How many faults the disk of a machine has."""
+
+    def begin(self, fault: Fault) -> None:
+        """It comes, if it is of a disk."""
+        if fault.kind not in KINDS:
+            return
+        for name in fault.targets:
+            daemon = self._cluster.daemons[name]
+            match fault.kind:
+                case "power lost" | "power of all lost":
+                    daemon.power_lost()
+                case "power lost in the middle":
+                    daemon.disk.operations_left = int(fault.amount)
+                case _:
+                    daemon.disk.error = _ERRORS[fault.kind]
+                    self._failing[name] += 1
+
+    def end(self, fault: Fault) -> None:
+        """It is over, likewise."""
+        if fault.kind not in KINDS:
+            return
+        for name in fault.targets:
+            disk = self._cluster.daemons[name].disk
+            disk.operations_left = None
+            if fault.kind in _ERRORS:
+                self._failing[name] -= 1
+                if self._failing[name] <= 0:
+                    disk.error = 0
+            else:
+                self._cluster.back(name)
+
+    def end_all(self) -> None:
+        """All disks work from now on."""
+        for daemon in self._cluster.daemons.values():
+            daemon.disk.operations_left, daemon.disk.error = None, 0
+        self._failing.clear()
