@@ -1,0 +1,170 @@
+"""The dashboards of Grafana, described once and written as JSON: ``python deploy/grafana/dashboards.py``.
+
+A panel is a title, what it plots, and the unit. A test compares `kera.json` with what is made here, and each name of a
+metric with what daemons and the rules of deploy/prometheus really have.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+OUT = Path(__file__).with_name("kera.json")
+COLUMNS, WIDTH, HEIGHT = 24, 8, 8
+
+
+class Panel(NamedTuple):
+    """A time series, or several."""
+
+    title: str
+    queries: dict[str, str]
+    """By legend."""
+    unit: str = "short"
+    help: str = ""
+
+
+class Row(NamedTuple):
+    """Panels about one thing."""
+
+    title: str
+    panels: tuple[Panel, ...]
+
+
+ROWS = (
+    Row(
+        "The cluster",
+        (
+            Panel(
+                "Members that are alive",
+                {
+                    "brokers": "max(kera_coordinator_brokers_alive)",
+                    "backups": "max(kera_coordinator_backups_alive)",
+                    "restarting": "max(kera_coordinator_members_restarting)",
+                },
+            ),
+            Panel(
+                "Alerts that fire",
+                {"{{alertname}}": 'sum by (alertname) (ALERTS{alertname=~"Kera.*", alertstate="firing"})'},
+            ),
+            Panel(
+                "Recoveries under way",
+                {"{{phase}}": 'sum by (phase) (kera_coordinator_recoveries{phase!~"done|cancelled"})'},
+                help="of brokers that were lost",
+            ),
+            Panel("Written", {"{{instance}}": "kera:broker_bytes_appended:rate1m"}, "Bps"),
+            Panel("Read, as copies and in place", {"{{instance}}": "kera:broker_bytes_read:rate1m"}, "Bps"),
+            Panel("Written, by stream", {"{{stream}}": "topk(10, kera:stream_bytes_appended:rate5m)"}, "Bps"),
+        ),
+    ),
+    Row(
+        "What clients feel",
+        (
+            Panel(
+                "Writes, p99 at the broker",
+                {"{{instance}}, {{answered}}": "kera:broker_append_seconds:p99"},
+                "s",
+                "answered later: they have waited for backups, the disk or room",
+            ),
+            Panel("Reads of what is there, p99 at the broker", {"{{instance}}": "kera:broker_fetch_seconds:p99"}, "s"),
+            Panel(
+                "Lag of consumer groups",
+                {"{{consumer_group}} in {{stream}}": "topk(10, kera:consumer_group_lag_records)"},
+            ),
+            Panel("Chunks refused", {"{{instance}}": "rate(kera_broker_chunks_refused_total[1m])"}, "ops"),
+            Panel("Chunks sent again", {"{{instance}}": "rate(kera_broker_chunks_duplicate_total[1m])"}, "ops"),
+            Panel(
+                "Loaded from disk for readers", {"{{instance}}": "rate(kera_broker_segments_loaded_total[1m])"}, "ops"
+            ),
+        ),
+    ),
+    Row(
+        "Replication",
+        (
+            Panel("Not replicated yet", {"{{instance}}": "kera_broker_replication_lag_bytes"}, "bytes"),
+            Panel("Age of the oldest of it", {"{{instance}}": "kera_broker_replication_lag_ms"}, "ms"),
+            Panel("Virtual segments that lack replicas", {"{{instance}}": "kera_broker_virtual_segments_deficient"}),
+            Panel("Backups that a broker reaches", {"{{instance}}": "kera_broker_backups_up"}),
+            Panel(
+                "Room in backups' memory", {"{{instance}}": "kera_backup_slots_free / kera_backup_slots"}, "percentunit"
+            ),
+            Panel("Group commits of backups", {"{{instance}}": "rate(kera_backup_commits_total[1m])"}, "ops"),
+        ),
+    ),
+    Row(
+        "Hosts",
+        (
+            Panel("Loops: the worst wait", {"{{job}} {{instance}}": "kera_loop_lag_seconds"}, "s"),
+            Panel("Cores", {"{{job}} {{instance}}": 'rate(process_cpu_seconds_total{job=~"kera-.*"}[1m])'}),
+            Panel("Disks, free", {"{{instance}} {{path}}": "kera:filesystem_free:ratio"}, "percentunit"),
+            Panel("Memory", {"{{job}} {{instance}}": 'process_resident_memory_bytes{job=~"kera-.*"}'}, "bytes"),
+            Panel("Segments in memory", {"{{instance}} {{state}}": "kera_broker_segments"}),
+            Panel(
+                "Errors of disks",
+                {"{{instance}}": 'rate({__name__=~"kera_(broker|backup)_disk_errors_total"}[5m])'},
+                "ops",
+            ),
+        ),
+    ),
+)
+
+
+def dashboard() -> dict[str, Any]:
+    """All rows as Grafana has them."""
+    panels: list[dict[str, Any]] = []
+    y = 0
+    for row in ROWS:
+        panels.append({"type": "row", "title": row.title, "gridPos": {"x": 0, "y": y, "w": COLUMNS, "h": 1}})
+        y += 1
+        for number, panel in enumerate(row.panels):
+            place = {
+                "x": number * WIDTH % COLUMNS,
+                "y": y + number * WIDTH // COLUMNS * HEIGHT,
+                "w": WIDTH,
+                "h": HEIGHT,
+            }
+            panels.append(_time_series(panel, place))
+        y += -(-len(row.panels) * WIDTH // COLUMNS) * HEIGHT
+    for number, made in enumerate(panels, start=1):
+        made["id"] = number
+    source = {"name": "datasource", "type": "datasource", "query": "prometheus", "label": "Prometheus"}
+    return {
+        "uid": "kera",
+        "title": "KerA",
+        "tags": ["kera"],
+        "schemaVersion": 39,
+        "editable": True,
+        "refresh": "15s",
+        "time": {"from": "now-1h", "to": "now"},
+        "templating": {"list": [source]},
+        "panels": panels,
+    }
+
+
+def _time_series(panel: Panel, place: dict[str, int]) -> dict[str, Any]:
+    source = {"type": "prometheus", "uid": "${datasource}"}
+    targets = [
+        {"refId": chr(ord("A") + number), "datasource": source, "expr": query, "legendFormat": legend}
+        for number, (legend, query) in enumerate(panel.queries.items())
+    ]
+    return {
+        "type": "timeseries",
+        "title": panel.title,
+        "description": panel.help,
+        "datasource": source,
+        "gridPos": place,
+        "fieldConfig": {"defaults": {"unit": panel.unit, "min": 0}, "overrides": []},
+        "options": {"legend": {"displayMode": "list", "placement": "bottom"}, "tooltip": {"mode": "multi"}},
+        "targets": targets,
+    }
+
+
+def text() -> str:
+    """As it is in `kera.json`."""
+    return json.dumps(dashboard(), indent=2) + "\n"
+
+
+if __name__ == "__main__":
+    OUT.write_text(text(), encoding="utf-8")
+    sys.exit(0)

@@ -1,0 +1,107 @@
+#!/bin/sh
+# Installs daemons of KerA on this host, for systemd: program, user, settings, units. Run it on each host; again after
+# an upgrade. What is there of settings stays.
+#
+#   sudo ./install.sh --wheel kera-0.1.0-….whl --address 10.0.0.1 --coordinator 10.0.0.1:7400 coordinator broker backup
+#   sudo ./install.sh --wheel kera-0.1.0-….whl --address 10.0.0.2 --coordinator 10.0.0.1:7400 broker backup
+#
+#   --wheel FILE         what is installed, or a version of the package index ("kera==0.1.0")
+#   --address ADDRESS    at which other hosts reach this one
+#   --coordinator LIST   host:port of the coordinator; of each, separated by commas, if there are several
+#   --zookeeper LIST     of a ZooKeeper ensemble, if there are to be several coordinators
+#   --root DIR           install below this directory, as for an image or a trial: no user is made, nothing is started
+#   --program FILE       use this `kera` in place of installing one (with --root)
+set -eu
+
+here="$(cd "$(dirname "$0")" && pwd)"
+units="$here/../systemd"
+wheel= address= coordinator= zookeeper= root= program= daemons=
+
+fail() {
+    echo "install: error: $*" >&2
+    exit 2
+}
+
+say() {
+    echo "install: $*"
+}
+
+while [ $# -gt 0 ]; do
+    case "$1" in
+    --wheel | --address | --coordinator | --zookeeper | --root | --program)
+        [ $# -ge 2 ] || fail "$1 needs a value"
+        case "$2" in *'"'* | *'|'* | *'&'* | *'\'*) fail "$1: no quotes, and none of | & \\ in $2" ;; esac
+        name="${1#--}"
+        eval "$name=\$2"
+        shift 2
+        ;;
+    coordinator | broker | backup)
+        daemons="$daemons $1"
+        shift
+        ;;
+    -h | --help)
+        sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0"
+        exit 0
+        ;;
+    *) fail "unknown: $1 (see --help)" ;;
+    esac
+done
+[ -n "$daemons" ] || fail "which daemons? coordinator, broker, backup, or several of them"
+[ -n "$address" ] || fail "--address is missing: where other hosts reach this one"
+[ -n "$coordinator" ] || fail "--coordinator is missing: host:port, the same on all hosts"
+case "$coordinator" in *:*) ;; *) fail "--coordinator needs a port: $coordinator:7400?" ;; esac
+case "$address" in 0.0.0.0 | '::' | *:*) fail "--address is the address of this host, without a port: $address" ;; esac
+[ -n "$wheel" ] || [ -n "$program" ] || fail "--wheel is missing: the file, or a version such as kera==0.1.0"
+[ -z "$program" ] || [ -n "$root" ] || fail "--program is for --root"
+[ -n "$root" ] || [ "$(id -u)" = 0 ] || fail "only root may install below /: use sudo, or --root DIR"
+
+if [ -z "$program" ]; then
+    python="$(command -v python3)" || fail "there is no python3: apt-get install python3 python3-venv"
+    "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || fail "Python 3.11 or newer is needed: $("$python" -V)"
+    say "installing $wheel to $root/opt/kera"
+    mkdir -p "$root/opt"
+    "$python" -m venv "$root/opt/kera" || fail "no environment could be made: apt-get install python3-venv"
+    "$root/opt/kera/bin/pip" install --quiet --disable-pip-version-check --upgrade "$wheel[server,cli]"
+    program="$root/opt/kera/bin/kera"
+fi
+say "this is $("$program" --version)"
+
+if [ -z "$root" ]; then
+    install -D -m 644 "$units/kera.sysusers" /usr/lib/sysusers.d/kera.conf
+    systemd-sysusers kera.conf
+fi
+
+settings="$root/etc/kera/kera.toml"
+if [ -e "$settings" ]; then
+    say "settings stay as they are: $settings"
+else
+    mkdir -p "$root/etc/kera"
+    sed -e "s|^host = .*|host = \"$address\"|" \
+        -e "s|^coordinator = \"[^\"]*\"|coordinator = \"$coordinator\"|" \
+        -e "s|^port = 7400|port = ${coordinator##*:}|" \
+        "$units/kera.toml" >"$settings.new"
+    if [ -n "$zookeeper" ]; then
+        sed -i "s|^\[coordinator\]|[coordinator]\nzookeeper = \"$zookeeper\"|" "$settings.new"
+    fi
+    mv "$settings.new" "$settings"
+    say "settings are in $settings"
+fi
+
+for daemon in $daemons; do
+    install -D -m 644 "$units/kera-$daemon.service" "$root/etc/systemd/system/kera-$daemon.service"
+    mkdir -p "$root/var/lib/kera/$daemon"
+    if [ -n "$root" ]; then
+        upper="$(echo "$daemon" | tr a-z A-Z)"
+        say "to start it: KERA_${upper}_DATA_DIR=$root/var/lib/kera/$daemon $program $daemon --config $settings"
+    fi
+done
+
+if [ -z "$root" ]; then
+    chown -R kera:kera /var/lib/kera
+    systemctl daemon-reload
+    for daemon in $daemons; do
+        systemctl enable "kera-$daemon.service"
+        systemctl restart "kera-$daemon.service"
+    done
+    say "how it is: systemctl status 'kera-*'; kera cluster health --bootstrap $coordinator"
+fi

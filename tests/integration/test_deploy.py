@@ -1,0 +1,345 @@
+"""What deploy/ has: units, settings and script of hosts, alerts and dashboards; and the runbooks that use them."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import tomllib
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from kera.client import Client
+from kera.core.process import DIE_WITH_PARENT_VARIABLE
+from kera.core.settings import MIB
+from kera.local.cluster import LocalCluster
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
+RULES = DEPLOY / "prometheus" / "kera.rules.yml"
+RUNBOOKS = ROOT / "docs" / "runbooks.md"
+EXPOSURE_MAX = 20
+"""Of 100: what systemd-analyze calls "OK" ends there."""
+HEADROOM_GIB = 2
+TIMEOUT_S = 60.0
+SMALL = {"KERA_BROKER_ARENA_BYTES": "64MiB", "KERA_BACKUP_MEMORY_BYTES": "64MiB"}
+
+
+def run(*command: str | Path, environment: dict[str, str] | None = None) -> str:
+    """What a command prints. Fails with what it says if it fails."""
+    done = subprocess.run(
+        command, env=os.environ | (environment or {}), capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def needs(program: str) -> str:
+    """A program of the machine, or the test is skipped."""
+    found = shutil.which(program)
+    if found is None:
+        pytest.skip(f"{program} is not installed")
+    return found
+
+
+def settings_of(unit: Path) -> dict[str, str]:
+    """What a unit says, the last of each."""
+    lines = [line.partition("=") for line in unit.read_text().splitlines() if "=" in line and line[:1] != "#"]
+    return {name: value for name, _, value in lines}
+
+
+def environment_of(unit: Path) -> dict[str, str]:
+    """What a unit sets for its daemon."""
+    found = re.findall(r"^Environment=(\w+)=(.*)$", unit.read_text(), re.MULTILINE)
+    return dict(found)
+
+
+# -- units ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
+def test_a_unit_is_right_and_lets_a_daemon_do_little(unit: Path, tmp_path: Path) -> None:
+    analyze = needs("systemd-analyze")
+    here = tmp_path / unit.name
+    here.write_text(unit.read_text().replace("/opt/kera/bin/kera", sys.executable))
+
+    assert run(analyze, "verify", "--man=no", here).strip() == ""
+    run(analyze, "security", "--offline=yes", "--no-pager", f"--threshold={EXPOSURE_MAX}", unit)
+
+
+@pytest.mark.parametrize(("name", "variable"), [("broker", "ARENA_BYTES"), ("backup", "MEMORY_BYTES")])
+def test_the_memory_of_a_unit_is_what_its_daemon_takes_and_two_gib(name: str, variable: str) -> None:
+    unit = DEPLOY / "systemd" / f"kera-{name}.service"
+    taken = environment_of(unit)[f"KERA_{name.upper()}_{variable}"]
+    most = settings_of(unit)["MemoryMax"]
+
+    assert int(most.removesuffix("G")) == int(taken.removesuffix("GiB")) + HEADROOM_GIB
+
+
+def test_a_stop_has_the_time_that_it_may_take() -> None:
+    for name, least_s in (("broker", 48), ("backup", 48), ("coordinator", 8)):
+        unit = settings_of(DEPLOY / "systemd" / f"kera-{name}.service")
+        assert int(unit["TimeoutStopSec"].removesuffix("s")) > least_s
+
+
+# -- the script of hosts ----------------------------------------------------------------------------------------
+
+
+class Host:
+    """A directory and an address that stand for a host; its daemons run as their units say."""
+
+    def __init__(self, root: Path, address: str) -> None:
+        self.root = root
+        self.address = address
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def install(self, arguments: list[str]) -> None:
+        """Run the script, and start what it has installed, as systemd would."""
+        program = Path(sys.executable).with_name("kera")
+        at = arguments.index("--wheel")
+        arguments = [*arguments[:at], "--program", str(program), *arguments[at + 2 :]]
+        run(DEPLOY / "hosts" / "install.sh", "--root", self.root, *arguments)
+        for unit in sorted(
+            (self.root / "etc/systemd/system").glob("*.service"), key=lambda each: "coord" not in each.stem
+        ):
+            name = unit.stem.removeprefix("kera-")
+            command = settings_of(unit)["ExecStart"].replace("/opt/kera/bin/kera", str(program))
+            command = command.replace("/etc/kera", str(self.root / "etc/kera"))
+            own = {
+                key: value.replace("/var/lib", f"{self.root}/var/lib") for key, value in environment_of(unit).items()
+            }
+            log = (self.root / f"{name}.log").open("wb")
+            with log:
+                self.processes[name] = subprocess.Popen(
+                    shlex.split(command),
+                    env=os.environ | own | SMALL | {DIE_WITH_PARENT_VARIABLE: "1"},
+                    stdout=log,
+                    stderr=log,
+                )
+            until(lambda name=name: b'"ready"' in (self.root / f"{name}.log").read_bytes())  # type: ignore[misc]
+
+    def dies(self) -> None:
+        """Its daemons are gone at once, and its disks with them."""
+        for process in self.processes.values():
+            process.kill()
+            process.wait()
+        shutil.rmtree(self.root)
+
+    def stop(self) -> None:
+        """As when it shuts down."""
+        for name in sorted(self.processes, key=lambda each: "coord" in each):
+            process = self.processes[name]
+            process.send_signal(signal.SIGTERM)
+            process.wait(TIMEOUT_S)
+
+
+def until(condition: Callable[[], bool], timeout_s: float = TIMEOUT_S) -> None:
+    """Wait for a condition."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def commands_of(section: str) -> Iterator[str]:
+    """Those that are in a section of the runbooks, line by line."""
+    text = RUNBOOKS.read_text().split(f"\n## {section}\n")[1].split("\n## ")[0]
+    for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL):
+        yield from block.strip().splitlines()
+
+
+class Hosts:
+    """Carries out the runbooks: addresses of 10.0.0 are ones of this machine."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._environment = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+        self.by_number: dict[int, Host] = {}
+
+    def carry_out(self, line: str) -> str:
+        """One command; what it prints."""
+        line = re.sub(r"10\.0\.0\.(\d)", lambda found: f"127.77.0.{found[1]}", line)
+        if line.startswith("export "):
+            name, _, value = line.removeprefix("export ").partition("=")
+            self._environment[name] = value
+            return ""
+        if line.startswith("sudo deploy/hosts/install.sh "):
+            arguments = shlex.split(line)[2:]
+            address = arguments[arguments.index("--address") + 1]
+            number = int(address.rpartition(".")[2])
+            host = self.by_number[number] = Host(self._folder / f"host-{number}", address)
+            host.install(arguments)
+            return ""
+        return run("sh", "-c", line, environment=self._environment)
+
+    def health(self) -> int:
+        """The exit code of `kera cluster health`."""
+        command = ["kera", "cluster", "health"]
+        return subprocess.run(
+            command, env=os.environ | self._environment, capture_output=True, timeout=TIMEOUT_S, check=False
+        ).returncode
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_runbook_makes_a_cluster_of_three_hosts_and_replaces_one_that_is_gone(tmp_path: Path) -> None:
+    if any(_taken(7400 + offset) for offset in range(5)):
+        pytest.skip("the ports of a real cluster are taken here")
+    hosts = Hosts(tmp_path)
+    try:
+        said = {line: hosts.carry_out(line) for line in commands_of("From three machines to a cluster")}
+        assert said["kera cluster health"].startswith("healthy")
+        assert "hello" in said["kera consume orders --until-end"]
+
+        hosts.carry_out("seq 10000 | kera produce orders")
+        hosts.by_number.pop(3).dies()
+        until(lambda: hosts.health() != 0)
+        first, *rest = commands_of("A host is gone")
+        assert first == "kera cluster health"  # which says that it is not healthy
+        until(lambda: _is_over(hosts.carry_out("kera cluster recoveries --json")))
+        for line in rest:
+            hosts.carry_out(line)
+        until(lambda: hosts.health() == 0)
+        records = hosts.carry_out("kera consume orders --until-end").splitlines()
+        assert len([line for line in records if line]) >= 10_001
+        until(lambda: "127.77.0.4" in hosts.carry_out("kera cluster describe"))
+    finally:
+        for host in sorted(hosts.by_number.values(), key=lambda each: "coordinator" in each.processes):
+            host.stop()
+
+
+def _is_over(recoveries: str) -> bool:
+    return '"broker_id": 3' in recoveries and not re.search(r'"phase": "(?!done)', recoveries)
+
+
+def _taken(port: int) -> bool:
+    with socket.socket() as trial:
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            trial.bind(("127.77.0.1", port))
+        except OSError:
+            return True
+        return False
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ("", "which daemons?"),
+        ("broker", "--address is missing"),
+        ("broker --address 10.0.0.1", "--coordinator is missing"),
+        ("broker --address 10.0.0.1 --coordinator 10.0.0.1", "needs a port"),
+        ("broker --address 0.0.0.0 --coordinator 10.0.0.1:7400 --wheel w", "address of this host"),
+        ("broker --address 10.0.0.1 --coordinator 10.0.0.1:7400", "--wheel is missing"),
+        ("broker --address 10.0.0.1 --coordinator 10.0.0.1:7400 --program kera", "--program is for --root"),
+        ("server --address 10.0.0.1", "unknown: server"),
+        ("broker --address", "--address needs a value"),
+        ("broker --address 'a|b'", "no quotes"),
+    ],
+)
+def test_the_script_says_what_is_wrong_and_does_nothing(arguments: str, says: str, tmp_path: Path) -> None:
+    command: list[str | Path] = [DEPLOY / "hosts" / "install.sh", *shlex.split(arguments)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_settings_that_are_there_stay(tmp_path: Path) -> None:
+    program = Path(sys.executable).with_name("kera")
+    command: list[str | Path] = [DEPLOY / "hosts" / "install.sh", "--root", tmp_path, "--program", program]
+    command += ["--address", "10.0.0.7"]
+    command += ["--coordinator", "10.0.0.1:7500,10.0.0.2:7500", "broker"]
+    run(*command, "--zookeeper", "10.0.0.9:2181")
+    settings = tmp_path / "etc/kera/kera.toml"
+    made = tomllib.loads(settings.read_text())
+    settings.write_text(settings.read_text() + "# mine\n")
+
+    assert "stay" in run(*command)
+    assert settings.read_text().endswith("# mine\n")
+    assert made["coordinator"]["zookeeper"] == "10.0.0.9:2181"
+    assert made["coordinator"]["port"] == 7500
+    assert made["broker"]["coordinator"] == made["backup"]["coordinator"] == "10.0.0.1:7500,10.0.0.2:7500"
+    assert {each["host"] for each in made.values()} == {"10.0.0.7"}
+
+
+# -- alerts and dashboards --------------------------------------------------------------------------------------
+
+
+def test_promtool_finds_rules_and_configuration_right_and_alerts_fire_when_they_should() -> None:
+    promtool = needs("promtool")
+
+    run(promtool, "check", "config", DEPLOY / "prometheus" / "prometheus.yml")
+    run(promtool, "test", "rules", DEPLOY / "prometheus" / "kera.rules.test.yml")
+
+
+def test_each_alert_names_a_section_of_the_runbooks() -> None:
+    rules, runbooks = RULES.read_text(), RUNBOOKS.read_text()
+    titles = re.findall(r"^## (.*)$", runbooks, re.MULTILINE)
+    sections = {re.sub(r"[^a-z ]", "", title.lower()).replace(" ", "-") for title in titles}
+    named = re.findall(r"runbook: docs/runbooks\.md#(\S+)", rules)
+
+    assert len(named) == len(re.findall(r"- alert:", rules)) > 0
+    assert set(named) <= sections
+    assert all(name in runbooks for name in re.findall(r"- alert: (\w+)", rules))
+
+
+def dashboards() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("dashboards", DEPLOY / "grafana" / "dashboards.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_dashboard_is_the_one_that_is_described() -> None:
+    assert (DEPLOY / "grafana" / "kera.json").read_text() == dashboards().text()
+
+
+async def test_alerts_and_dashboards_ask_for_metrics_that_there_are(tmp_path: Path) -> None:
+    asked = set(re.findall(r"\bkera_\w+", RULES.read_text() + dashboards().text()))
+    served = {"metrics_port": 0}
+    cluster = LocalCluster(
+        backups=1,
+        replication=1,
+        data_dir=tmp_path / "data",
+        arena_bytes=32 * MIB,
+        backup_memory_bytes=32 * MIB,
+        segment_bytes=MIB,
+        coordinator_settings=served,
+        broker_settings=served,
+        backup_settings=served,
+    )
+    async with cluster, await Client.connect(cluster.bootstrap) as client:
+        await client.admin.create_stream("s")
+        async with client.producer() as producer:
+            await producer.prepare("s")
+            await producer.send("s", b"a")
+        async with client.consumer("s", start="earliest", end="latest", consumer_group="g") as consumer:
+            assert [record.value async for record in consumer] == [b"a"]
+            await consumer.commit()
+        text = "".join([await asyncio.to_thread(_scraped, each["metrics_address"]) for each in cluster.ready.values()])
+
+    assert asked
+    assert asked <= set(re.findall(r"^(\w+)", text, re.MULTILINE))
+
+
+def _scraped(address: str) -> str:
+    with urllib.request.urlopen(f"http://{address}/metrics/all", timeout=TIMEOUT_S) as answer:
+        text: str = answer.read().decode()
+    return text
