@@ -207,7 +207,7 @@ class LogEngine:
             recover_before = broker_epoch
         elif recovered_before_epoch is None and any(each.stream_id not in keep for each in found):
             spare_before = broker_epoch
-        ids.remember(recover_before_epoch=recover_before, spare_before_epoch=spare_before)
+        ids.remember(recover_before_epoch=recover_before, spare_before_epoch=spare_before, lost_memory=False)
         await asyncio.to_thread(self._index.commit, [], ids.meta)
         self.replication.begin(
             broker_epoch, found, recover_before_epoch=recover_before, spare_before_epoch=spare_before
@@ -413,6 +413,7 @@ async def _memory(
         "first_unsettled_id": found.get("next_physical_id", 1),
         "recover_before_epoch": found.get("recover_before_epoch", 0),
         "spare_before_epoch": found.get("spare_before_epoch", 0),
+        "lost_memory": found.get("lost_memory", False),
     }
     await asyncio.to_thread(index.commit, [], meta)
     return PersistenceManager(

@@ -139,6 +139,30 @@ async def test_what_was_written_is_there_after_a_kill(settings: BrokerSettings) 
         assert await read_all(engine) == list(range(9))
 
 
+@pytest.mark.parametrize("killed", [True, False])
+async def test_memory_that_was_lost_is_lost_until_the_coordinator_knows(
+    settings: BrokerSettings, *, killed: bool
+) -> None:
+    """A launch that ends before it has registered leaves memory, or a clean end, that says nothing of what was lost."""
+    engine = await LogEngine.start(settings, settings.data_dir)
+    engine.streams.open(stream_info(), BROKER_ID)
+    append(engine, 0)
+    await kill(engine)
+    for path in settings.shm_dir.iterdir():
+        path.unlink()
+    for _ in range(2):
+        engine = await LogEngine.start(settings, settings.data_dir)
+        assert engine.restart.found.lost_memory
+        await (kill(engine) if killed else engine.close())
+    engine = await LogEngine.start(settings, settings.data_dir)
+    assert engine.restart.found.lost_memory
+    await engine.own([], BROKER_ID, 7)
+    await kill(engine)
+    engine = await LogEngine.start(settings, settings.data_dir)
+    assert not engine.restart.found.lost_memory
+    await engine.close()
+
+
 @pytest.mark.parametrize(("slots", "slot_bytes"), [(4, SLOT_BYTES), (SLOTS, 2 * SLOT_BYTES)])
 async def test_memory_of_another_size_is_emptied_to_the_disk_first(
     settings: BrokerSettings, slots: int, slot_bytes: int

@@ -102,13 +102,15 @@ class Restart:
             )
         self.found.attached = self.arena is not None
         ended_well = meta.get("clean", False) or self.index.was_closed
-        self.found.lost_memory = self.arena is None and bool(meta) and not ended_well
+        # A launch that has found it lost, and has not told anybody yet, leaves memory in which there is nothing.
+        known_as_lost = meta.get("lost_memory", False)
+        self.found.lost_memory = known_as_lost or (self.arena is None and bool(meta) and not ended_well)
         self.store.remove_files(self.index.removals())
         self.store.clear_arriving()
         self._look_at_arena()
         self._look_at_open_files()
         self._adopt_strays(meta)
-        if self.found.lost_memory:
+        if self.found.lost_memory and not known_as_lost:
             self._remember_loss()
 
     def _adopt_strays(self, meta: dict[str, Any]) -> None:
@@ -237,7 +239,7 @@ class Restart:
         return entry_with(entry, address, record)
 
     def _remember_loss(self) -> None:
-        """Write down that nobody knows what was behind the stored part of each entry."""
+        """Write down that nobody knows what was behind the stored part of each entry, and has told the coordinator."""
         last_groups: dict[tuple[int, int], int] = defaultdict(int)
         records = {entry: self.index.entry(entry) or EntryRecord() for entry in self.index.entries()}
         for entry, record in records.items():
@@ -251,7 +253,7 @@ class Restart:
                 end = Position(record.last_group_id, record.last_segment_id, last.length if last else 0)
             gap = Gap(max(record.start, end), Position(last_groups[entry[:2]] + LOST_GROUPS_MAX, 1, 0))
             changes.append(put_entry(entry, record._replace(gaps=with_gap(record.gaps, gap))))
-        self.index.commit(changes)
+        self.index.commit(changes, dict(self.index.meta(), lost_memory=True))
 
     # -- handing over ----------------------------------------------------------------------------------------------
 
