@@ -66,10 +66,10 @@ class FakeBroker:
 
     async def crash(self) -> None:
         """Break all connections and take no others. What was stored is still there after `restart`."""
-        if not self.running:
-            return
         self.info.alive = False
         servers, self._servers = self._servers, []
+        if not servers:
+            return
         await asyncio.gather(*(server.close(grace_s=0) for server in servers))
         for address in {self.info.frames_address, self.info.grpc_address}:
             with contextlib.suppress(OSError):  # somebody was quicker

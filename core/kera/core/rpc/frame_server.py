@@ -57,6 +57,8 @@ log = get_logger("kera.frames")
 _REQUEST, _REPLY = Kind.REQUEST, Kind.REPLY
 """Finding a member of an enumeration takes longer than looking at it, and is done for each frame."""
 REFUSALS_LOGGED_S = 10.0
+_ACCEPTED_TURNS = 3
+"""Of the loop, after which a connection that the kernel had accepted before the end is known, and ended with the others."""
 _ABORT_S = 1.0
 """An aborted connection is gone in the loop's next round; this only bounds a wait that would be for ever."""
 
@@ -204,6 +206,8 @@ class FrameServer:
         for path in self._unix_paths:
             with contextlib.suppress(OSError):
                 path.unlink()
+        for _ in range(_ACCEPTED_TURNS):
+            await asyncio.sleep(0)
         connections = list(self._shared.connections)
         if not connections:
             return
