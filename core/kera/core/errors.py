@@ -213,7 +213,7 @@ class ArenaFull(NotAccepted):
 
 
 class DiskFull(NotAccepted):
-    """The broker's disk has no room, or fails; it goes on by itself when there is room again."""
+    """The disk of a broker or coordinator has no room, or fails; it goes on by itself when there is room again."""
 
     code = "disk_full"
     retriable = True

@@ -572,6 +572,34 @@ async def test_a_recovery_waits_for_what_another_one_has_taken_over_to_be_opened
     await third.stop()
 
 
+async def test_what_an_owner_that_was_lost_had_yet_to_open_is_taken_over_with_the_rest(world: Cluster) -> None:
+    """Its next launch has nothing to open: the streamlet was lost with that owner, and would wait for ever."""
+    info, stored = await written(world, 5)
+    third = world.nodes[3]
+    for lost in (1, 3):
+        await third.start(world.epoch())
+        source = common_pb2.RecoverySource(broker_id=lost, before_epoch=third.epoch)
+        request = broker_pb2.TakeOverRequest(
+            source=source,
+            streams=[broker_pb2.TakeOverStream(stream=info, streamlet_ids=[0])],
+            backups=[backup.info for backup in world.backups],
+        )
+        response = (await third.ask(api.TAKE_OVER, request)).message
+        assert not response.waits_for
+        (streamlet,) = response.streamlets
+        changed = taken_over(info.assignments[0], lost, 3, third.epoch, next_group_id=streamlet.state.next_group_id)
+        info.assignments_version += 1
+        info.assignments[0].CopyFrom(changed)
+        info.assignments[0].sources.append(source)
+        if lost == 1:
+            await third.kill(memory=True)
+    await third.ask(api.OPEN_STREAMLETS, broker_pb2.OpenStreamletsRequest(stream=info))
+
+    await third.until_restored()
+    assert [data for entry in range(info.config.entries) for data in (await third.read(entry=entry))[0]] == stored
+    await third.stop()
+
+
 async def test_a_streamlet_with_older_groups_here_grows_by_those_that_are_recovered(world: Cluster) -> None:
     first, second = world.nodes[1], world.nodes[2]
     moved, state, (stored, end, newer) = await moved_from_second_to_first(world)

@@ -11,7 +11,7 @@ import pytest
 from kera.coordinator.store.data_dir import DataDir, DataDirInUse
 from kera.coordinator.store.lmdb_store import LmdbStore
 from kera.coordinator.store.metadata import MetadataStoreFailed, MetadataStoreFull, StoredRecord, UnknownFormat, Write
-from kera.core.errors import PathNotWritable, StartError
+from kera.core.errors import DiskFull, PathNotWritable, StartError
 
 MIB = 1 << 20
 
@@ -98,7 +98,7 @@ async def test_a_disk_without_room_refuses_the_write_says_so_and_the_store_goes_
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, before[1]))
     try:
         for _ in range(2):
-            with pytest.raises(MetadataStoreFull, match="no room for metadata"):
+            with pytest.raises(DiskFull, match="no room for metadata"):
                 await store.write(Write("a", b"2", 1), Write("b", b"x" * 300_000, 0))
         assert await store.list("") == {"a": StoredRecord(b"1", 1)}
         await store.write(Write("a", b"2", 1))

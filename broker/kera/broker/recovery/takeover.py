@@ -152,7 +152,10 @@ class Takeovers:
                     raise InvalidArgument(f"stream {item.stream.name!r} has no streamlet {streamlet_id}")
                 ref = item.stream.stream_id, streamlet_id
                 sources = frozenset({source, *launches(assignment.sources)})
-                if assignment.broker_id == self._broker_id() and not self._committed(ref, sources - {source}):
+                # The owner may be an earlier launch of ours that was lost itself: then nothing of it is to be opened.
+                stays = assignment.broker_id != source[0] or assignment.broker_epoch >= source[1]
+                ours = stays and assignment.broker_id == self._broker_id()
+                if ours and not self._committed(ref, sources - {source}):
                     # What was found of those would not be in what is found now: this is about the source's groups.
                     unopened.append(
                         f"streamlet {streamlet_id} of stream {item.stream.name!r} has yet to be opened here with what"

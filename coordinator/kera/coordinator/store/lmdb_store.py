@@ -32,7 +32,7 @@ from kera.coordinator.store.metadata import (
     check_writes,
     conflict,
 )
-from kera.core.errors import StartError
+from kera.core.errors import DiskFull, KeraError, StartError
 
 FORMAT = 1
 _FORMAT_KEY = b"format"
@@ -124,8 +124,9 @@ class LmdbStore:
             self._carry_out(writes)
         except lmdb.Error as error:
             if self._is_as_before(writes):
-                full = isinstance(error, lmdb.MapFullError | lmdb.DiskError)
-                raise MetadataStoreFull(
+                full = isinstance(error, lmdb.MapFullError)
+                kind: type[KeraError] = MetadataStoreFull if full else DiskFull  # which goes on by itself
+                raise kind(
                     f"no room for metadata{'' if full else ', or a failing disk,'} in {self._path}: {error}"
                     f"{self._hint(error)}",
                     path=str(self._path),

@@ -67,7 +67,7 @@ class MetadataStore(Protocol):
     async def write(self, *writes: Write | Check) -> None:
         """Put and delete records, all or none, and only if all versions are as expected.
 
-        Raises `VersionConflict`, `MetadataStoreFull` or `MetadataStoreFailed`.
+        Raises `VersionConflict`, `MetadataStoreFull`, `DiskFull` or `MetadataStoreFailed`.
 
         A write that has begun is carried out even if the caller is cancelled.
         """
