@@ -58,7 +58,7 @@ _REQUEST, _REPLY = Kind.REQUEST, Kind.REPLY
 """Finding a member of an enumeration takes longer than looking at it, and is done for each frame."""
 REFUSALS_LOGGED_S = 10.0
 _ACCEPTED_TURNS = 3
-"""Of the loop, after which a connection that the kernel had accepted before the end is known, and ends with the rest."""
+"""Of the loop, after which a connection that the kernel has accepted before the end is known."""
 _ABORT_S = 1.0
 """An aborted connection is gone in the loop's next round; this only bounds a wait that would be for ever."""
 
