@@ -20,8 +20,12 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from pydantic import BaseModel
 
+from kera.backup.settings import BackupSettings
+from kera.broker.settings import BrokerSettings
 from kera.client import Client
+from kera.coordinator.settings import CoordinatorSettings
 from kera.core.process import DIE_WITH_PARENT_VARIABLE
 from kera.core.settings import MIB
 from kera.local.cluster import LocalCluster
@@ -277,6 +281,29 @@ def test_settings_that_are_there_stay(tmp_path: Path) -> None:
     assert {each["host"] for each in made.values()} == {"10.0.0.7"}
 
 
+# -- settings ---------------------------------------------------------------------------------------------------
+
+
+def test_all_settings_that_are_given_are_ones_that_there_are() -> None:
+    daemons: dict[str, type[BaseModel]] = {
+        "COORDINATOR": CoordinatorSettings,
+        "BROKER": BrokerSettings,
+        "BACKUP": BackupSettings,
+    }
+    files = [path for path in DEPLOY.rglob("*") if path.is_file() and path.suffix not in {".md", ".json", ".pyc"}]
+    given = {
+        found
+        for path in files
+        for found in re.findall(r"\bKERA_(COORDINATOR|BROKER|BACKUP)_([A-Z_]+)\b", path.read_text())
+    }
+
+    assert len(given) > 10
+    for daemon, name in given - {("COORDINATOR", "DATA_DIR")}:
+        assert name.lower() in daemons[daemon].model_fields, name
+    for daemon, settings in tomllib.loads((DEPLOY / "systemd" / "kera.toml").read_text()).items():
+        assert settings.keys() <= daemons[daemon.upper()].model_fields.keys()
+
+
 # -- alerts and dashboards --------------------------------------------------------------------------------------
 
 
@@ -284,6 +311,7 @@ def test_promtool_finds_rules_and_configuration_right_and_alerts_fire_when_they_
     promtool = needs("promtool")
 
     run(promtool, "check", "config", DEPLOY / "prometheus" / "prometheus.yml")
+    run(promtool, "check", "config", "--syntax-only", DEPLOY / "docker" / "prometheus.yml")
     run(promtool, "test", "rules", DEPLOY / "prometheus" / "kera.rules.test.yml")
 
 

@@ -7,6 +7,7 @@ can be checked however many clusters run beside it.
 import asyncio
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import re
@@ -28,6 +29,7 @@ from kera.local.cluster import LocalCluster
 from tests.integration.command_line import run_kera
 
 BOUND_S = 60
+NOBODY = 65_534
 ARENA = ("--arena-bytes", "16MiB", "--segment-bytes", "1MiB")
 
 
@@ -333,6 +335,40 @@ def test_a_cluster_with_backups_takes_replicated_streams(start_dev: StartDev, ar
 
 @pytest.mark.slow
 @pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="the user who runs the tests has no rights anyway")
+def test_a_user_without_rights_has_a_cluster(around: Surroundings) -> None:
+    for path in (around.shm, around.temporary):
+        os.chown(path, NOBODY, NOBODY)
+    command = [sys.executable, "-m", "kera.cli", "dev", "--port", "0", "--backups", "1", "--replication", "1", *ARENA]
+    try:
+        process = subprocess.Popen(
+            command,
+            cwd=around.temporary,
+            env=around.environment | {"HOME": str(around.temporary), "PYTHONDONTWRITEBYTECODE": "1"},
+            user=NOBODY,
+            group=NOBODY,
+            extra_groups=[],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+    except PermissionError:
+        pytest.skip(f"no other user may run {sys.executable}")
+    try:
+        assert process.stdout is not None
+        lines = iter(process.stdout.readline, "")
+        said = list(itertools.takewhile(lambda line: "Ctrl-C" not in line, lines))
+        found = re.search(r"bootstrap +(\S+)", "".join(said))
+        assert found is not None, said
+        assert run_kera("stream", "create", "s", "--bootstrap", found[1]).returncode == 0
+        process.send_signal(signal.SIGINT)
+        assert process.wait(BOUND_S) == 130
+    finally:
+        process.kill()
+        process.communicate()
+    assert around.left() == []
+
+
 def test_backups_stop_between_brokers_and_the_coordinator(start_dev: StartDev, tmp_path: Path) -> None:
     dev = start_dev(*BACKUPS, "--log-dir", tmp_path / "logs")
     dev.read_welcome()

@@ -31,6 +31,17 @@ async def test_records_and_versions_are_there_after_a_restart(tmp_path: Path) ->
     await store.close()
 
 
+@pytest.mark.parametrize("before", [None, 0o600])
+async def test_metadata_are_their_owners_alone_who_needs_no_rights(tmp_path: Path, before: int | None) -> None:
+    if before is not None:  # as an earlier version has left it
+        await open_store(tmp_path).close()
+        (tmp_path / "metadata").chmod(before)
+    await open_store(tmp_path).close()
+
+    assert (tmp_path / "metadata").stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "metadata").iterdir()} == {0o600}
+
+
 async def test_a_directory_in_use_is_refused_and_names_the_process(tmp_path: Path) -> None:
     store = open_store(tmp_path)
 

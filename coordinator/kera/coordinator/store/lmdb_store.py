@@ -68,6 +68,9 @@ class LmdbStore:
 
     def _open(self, environment_of: OpenEnvironment | None) -> None:
         try:
+            # LMDB would make one that nobody but root can enter, and earlier versions have let it.
+            self._path.mkdir(exist_ok=True)
+            self._path.chmod(0o700)
             self._environment = (environment_of or lmdb.open)(
                 str(self._path), map_size=self._bytes_max, max_dbs=2, mode=0o600
             )
@@ -77,7 +80,7 @@ class LmdbStore:
             except BaseException:
                 self._environment.close()
                 raise
-        except lmdb.Error as error:
+        except (lmdb.Error, OSError) as error:
             raise StartError(
                 f"cannot use metadata in {self._path}: {error}{self._hint(error)}", path=str(self._path)
             ) from error
@@ -178,7 +181,7 @@ class LmdbStore:
     def _failed(self, error: lmdb.Error) -> MetadataStoreFailed:
         return MetadataStoreFailed(f"metadata store {self._path}: {error}", path=str(self._path))
 
-    def _hint(self, error: lmdb.Error) -> str:
+    def _hint(self, error: Exception) -> str:
         if isinstance(error, lmdb.MapFullError):
             return f"; raise metadata_bytes_max (now {self._bytes_max}) and restart the coordinator"
         return ""
