@@ -7,8 +7,11 @@ import gc
 import os
 import sys
 from collections import Counter
+from pathlib import Path
 
-from tests.simulation.world.run import Outcome, run
+from tests.simulation.world.plan import Plan, draw
+from tests.simulation.world.run import Outcome, carry_out, run
+from tests.simulation.world.shrinking import Shrinking, read, stored
 
 LINES_SHOWN = 200
 
@@ -21,17 +24,21 @@ def main() -> int:
     parser.add_argument("--digests", action="store_true", help="print of each seed its digest, and nothing else")
     parser.add_argument("--trace", action="store_true", help="print the whole trace, also of a good run")
     parser.add_argument("--keep-going", action="store_true", help="do not end with the first seed that fails")
+    parser.add_argument("--plan", type=Path, help="run the plan in this file, instead of seeds")
+    parser.add_argument("--shrink", type=Path, help="write a smaller plan that fails as the first seed into this file")
     arguments = parser.parse_args()
     if os.environ.get("PYTHONHASHSEED") != "0":  # the order of sets of names is the seed's, too
         os.environ["PYTHONHASHSEED"] = "0"
         os.execv(sys.executable, [sys.executable, "-m", "tests.simulation", *sys.argv[1:]])
+    if arguments.shrink is not None:
+        return _shrink(draw(arguments.seed) if arguments.plan is None else read(arguments.plan), arguments.shrink)
     failed: list[int] = []
     done = 0
     totals, faults = Counter[str](), Counter[str]()
     gc.collect()
     gc.freeze()  # what was imported need not be looked through after each seed
     for seed in range(arguments.seed, arguments.seed + arguments.seeds):
-        outcome = run(seed)
+        outcome = run(seed) if arguments.plan is None else carry_out(read(arguments.plan))
         done += 1
         totals.update(
             records=outcome.records,
@@ -61,6 +68,14 @@ def main() -> int:
         )
         print("faults:", ", ".join(f"{count} {kind}" for kind, count in sorted(faults.items())) or "none")
     return min(1, len(failed))
+
+
+def _shrink(plan: Plan, path: Path) -> int:
+    shrinking = Shrinking(plan, on_smaller=lambda smaller: path.write_text(stored(smaller), encoding="utf-8"))
+    shrinking.go()
+    _tell(carry_out(shrinking.plan), whole=True)
+    print(f"{len(plan.faults)} faults before, {len(shrinking.plan.faults)} now, after {shrinking.runs} runs: {path}")
+    return 1
 
 
 def _tell(outcome: Outcome, *, whole: bool) -> None:

@@ -12,7 +12,10 @@ import shutil
 import stat
 from itertools import count
 from pathlib import Path
+from random import Random
 
+KEPT_BYTES = 4096
+"""At the beginning of a file, which says what it is: a start refuses it when that is damaged."""
 MEMORY = "shm"
 """Where a process has shared memory, in its directory."""
 
@@ -40,6 +43,20 @@ class Directories:
     def forget_memory(self, name: str) -> None:
         """What a process has in shared memory is gone."""
         shutil.rmtree(self._root / name / MEMORY, ignore_errors=True)
+
+    def flip_bits(self, name: str, count: int, random: Random) -> int:
+        """Flip bits in what is written of replicas and segments; returns how many, as there may be none."""
+        data = self._root / name / "data"
+        flipped = 0
+        for path in sorted([*data.rglob("*.log"), *data.rglob("*.segment")]):
+            content = path.read_bytes()
+            places = [at for at in range(KEPT_BYTES, len(content)) if content[at]]
+            for at in random.sample(places, min(count, len(places))):
+                with path.open("r+b") as file:
+                    file.seek(at)
+                    file.write(bytes([content[at] ^ 1 << random.randrange(8)]))
+                flipped += 1
+        return flipped
 
     def wipe(self, name: str) -> None:
         """The machine has lost everything."""

@@ -127,6 +127,11 @@ class Daemon:
         names, blocks = self.disk.power_lost()
         self._cluster.trace.note(self.name, f"has lost power, {names} names and {blocks} blocks")
 
+    def flip_bits(self, count: int) -> None:
+        """In the files that its log has on the disk."""
+        flipped = self._cluster.directories.flip_bits(self.name, count, self._cluster.scheduler.random)
+        self._cluster.trace.note(self.name, f"has flipped bits: {flipped}")
+
     def back(self) -> None:
         """It is wanted again: what was killed or stopped is started, what was paused goes on."""
         self.wanted = True

@@ -23,6 +23,8 @@ POWER, BLACKOUT, MIDDLE, FULL, BROKEN = (
     "disk broken",
 )
 KINDS = (POWER, BLACKOUT, MIDDLE, FULL, BROKEN)
+BITS = "bits flipped"
+"""In what a disk has at rest. Only where a scenario says so: what has no other copy may be lost then."""
 OPERATIONS_MAX = 40
 """That a disk still carries out before power is lost."""
 _ERRORS = {FULL: errno.ENOSPC, BROKEN: errno.EIO}
@@ -56,7 +58,7 @@ class DiskFaults:
 
     def begin(self, fault: Fault) -> None:
         """It comes, if it is of a disk."""
-        if fault.kind not in KINDS:
+        if fault.kind not in (*KINDS, BITS):
             return
         for name in fault.targets:
             daemon = self._cluster.daemons[name]
@@ -65,6 +67,8 @@ class DiskFaults:
                     daemon.power_lost()
                 case "power lost in the middle":
                     daemon.disk.operations_left = int(fault.amount)
+                case "bits flipped":
+                    daemon.flip_bits(int(fault.amount))
                 case _:
                     daemon.disk.error = _ERRORS[fault.kind]
                     self._failing[name] += 1

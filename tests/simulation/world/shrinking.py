@@ -1,0 +1,103 @@
+"""Makes the plan of a run that fails smaller, as long as it fails in the same way; and keeps plans in files.
+
+Faults are dropped first, many at once and then one by one; then clients, records and the rest of the load. What is left
+is what a person reads, and what can be kept in ``tests/simulation/plans`` as a test.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tests.simulation.world.plan import Fault, Plan
+from tests.simulation.world.run import carry_out
+
+RUNS_MAX = 200
+
+
+def kind_of(problems: list[str]) -> str:
+    """What a run has failed with, without what differs from run to run; empty when it has not."""
+    return re.sub(r"\d+", "N", problems[0]) if problems else ""
+
+
+class Shrinking:
+    """Of one plan."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        problems_of: Callable[[Plan], list[str]] = lambda plan: carry_out(plan).problems,
+        on_smaller: Callable[[Plan], object] = lambda _: None,
+    ) -> None:
+        """`on_smaller` gets each plan that fails in the same way, the smallest last."""
+        self.plan = plan
+        """The smallest so far."""
+        self.runs = 0
+        self._problems_of = problems_of
+        self._on_smaller = on_smaller
+        self._kind = self._run(plan)
+
+    def _run(self, plan: Plan) -> str:
+        self.runs += 1
+        return kind_of(self._problems_of(plan))
+
+    def _fails(self, plan: Plan) -> bool:
+        """Whether it fails as well, and is the smallest from now on."""
+        if self._run(plan) != self._kind:
+            return False
+        self.plan = plan
+        self._on_smaller(plan)
+        return True
+
+    def go(self, runs_max: int = RUNS_MAX) -> Plan:
+        """Make it as small as so many runs allow. Raises ``ValueError`` for a plan that does not fail."""
+        if not self._kind:
+            raise ValueError("it does not fail")
+        changed = True
+        while changed and self.runs < runs_max:
+            changed = self._drop_faults(runs_max)
+            for smaller in _with_less_load(self.plan):
+                if self.runs < runs_max and self._fails(smaller):
+                    changed = True
+                    break
+        return self.plan
+
+    def _drop_faults(self, runs_max: int) -> bool:
+        before = len(self.plan.faults)
+        size = max(1, before // 2)
+        while size:
+            start = 0
+            while start < len(self.plan.faults) and self.runs < runs_max:
+                faults = self.plan.faults[:start] + self.plan.faults[start + size :]
+                if not self._fails(dataclasses.replace(self.plan, faults=faults)):
+                    start += size
+            size //= 2
+        return len(self.plan.faults) < before
+
+
+def _with_less_load(plan: Plan) -> Iterator[Plan]:
+    """Each with one thing less."""
+    least = {"members": 0, "readers": 0, "producers": 1, "streamlets": 1, "entries": 1, "records": 5, "burst": 1}
+    for name, minimum in least.items():
+        value = getattr(plan, name)
+        for smaller in sorted({minimum, value // 2, value - 1}):
+            if minimum <= smaller < value:
+                changed = dataclasses.replace(plan, **{name: smaller})
+                clients = set(plan.client_names) - set(changed.client_names)
+                if not any(clients & set(fault.targets) for fault in plan.faults):
+                    yield changed
+
+
+def stored(plan: Plan) -> str:
+    """A plan as text, for a file."""
+    return json.dumps(dataclasses.asdict(plan) | {"faults": [list(fault) for fault in plan.faults]}, indent=1) + "\n"
+
+
+def read(path: Path) -> Plan:
+    """The plan that is in a file."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    faults = (Fault(at_s, kind, lasts_s, tuple(who), amount) for at_s, kind, lasts_s, who, amount in content["faults"])
+    return Plan(**content | {"faults": tuple(faults), "kinds": tuple(content["kinds"])})
