@@ -174,6 +174,17 @@ def test_nothing_is_freed_that_an_older_recovery_may_have_to_read() -> None:
     assert (decision.actions, decision.waits_for) == ((), ("the recovery of broker 1, incarnations before epoch 7",))
 
 
+def test_nothing_is_freed_that_a_later_recovery_which_was_faster_has_to_read() -> None:
+    """It took over what both had lost, and everything of the launches before it is among its sources."""
+    later = assignment((2, 1), epoch=2)
+    later.sources.add(broker_id=1, before_epoch=12)
+    other = assignment((3, 1), epoch=3)
+    other.sources.add(broker_id=2, before_epoch=12)
+    decision = decide(recovery(RECOVERY_PHASE_RESTORING), view(later, other))
+    assert (decision.actions, decision.waits_for) == ((), ("the recovery of broker 1, incarnations before epoch 12",))
+    assert decide(recovery(RECOVERY_PHASE_RESTORING), view(other)).actions == (FreeReplicas(X), FreeReplicas(Y))
+
+
 def test_of_backups_that_are_not_needed_the_word_of_each_last_launch_counts() -> None:
     unneeded = Unneeded()
     of = [

@@ -289,10 +289,21 @@ def _restore(recovery: RecoveryInfo, view: View) -> Decision:
         return Decision(_unfenced(recovery, view), _orphans(view, left))
     if left:
         return Decision((ReleaseSource(tuple(sorted({one.stream_id for one, _ in left}))),))
+    covers = _covered_by(recovery, view)
+    if covers:  # a later recovery took over what was ours, too, and reads it from what would be freed
+        waits_for = f"the recovery of broker {recovery.broker_id}, incarnations before epoch {covers}"
+        return Decision(_unfenced(recovery, view), (waits_for,))
     if view.older:  # they may still have to read what would be freed with ours
         waits_for = f"the recovery of broker {recovery.broker_id}, incarnations before epoch {max(view.older)}"
         return Decision(_unfenced(recovery, view), (waits_for,))
     return Decision((*_unfenced(recovery, view), *_unfreed(recovery, view)) or (EnterPhase(RECOVERY_PHASE_DONE),))
+
+
+def _covered_by(recovery: RecoveryInfo, view: View) -> int:
+    """`before_epoch` of a recovery of later launches of the same broker that streamlets still come from; 0: of none."""
+    sources = (source for stream in view.streams for one in stream.assignments for source in one.sources)
+    epochs = (source.before_epoch for source in sources if source.broker_id == recovery.broker_id)
+    return max((epoch for epoch in epochs if epoch > recovery.before_epoch), default=0)
 
 
 def plan_owners(recovery: RecoveryInfo, view: View) -> tuple[dict[StreamletId, Launch], tuple[str, ...]]:
