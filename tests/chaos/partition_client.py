@@ -14,22 +14,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import json
 import sys
-from collections.abc import AsyncIterator
 from typing import Any
 
 from kera.cli.check._options import Options
-from kera.cli.check._run import Check, Outcome, carry_out
+from kera.cli.check._run import Outcome
 from kera.core.process import die_with_parent
 from kera.core.telemetry import configure_logging
-
-LOOK_S = 0.01
-LOAD_S_MAX = 6 * 3600.0
-"""The load ends when it is told to."""
-WITHIN_S = 60.0
-"""What `kera check` gives everything after the load; and each record, until it is given up."""
+from tests.chaos.checked import LOAD_S_MAX, WITHIN_S, Load, checked
 
 
 def tell(**what: Any) -> None:
@@ -38,49 +31,16 @@ def tell(**what: Any) -> None:
     sys.stdout.flush()
 
 
-class Watcher:
-    """Obeys commands while a check runs."""
-
-    def __init__(self, options: Options) -> None:
-        self._options = options
-
-    @contextlib.asynccontextmanager
-    async def watching(self, check: Check) -> AsyncIterator[None]:
-        """For `carry_out`."""
-        task = asyncio.create_task(self._obey(check))
-        try:
-            yield
-        finally:
-            task.cancel()
-            await asyncio.wait([task])
-
-    async def _obey(self, check: Check) -> None:
-        commands = asyncio.StreamReader()
-        loop = asyncio.get_running_loop()
-        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(commands), sys.stdin)
-        await self._goes_on(check, 0.0)
-        tell(ready=True)
-        while line := (await commands.readline()).strip():
-            if line == b"stop":
-                check.shared.stopping.set()
-                return
-            begun_s = check.now_s()
-            acked_s, read_s = await self._goes_on(check, begun_s)
-            tell(acked_s=acked_s - begun_s, read_s=read_s - begun_s)
-
-    async def _goes_on(self, check: Check, begun_s: float) -> tuple[float, float]:
-        """When each streamlet has had an acknowledgement, and when readers had all that was there by then."""
-        while check.acknowledgements.since_s(self._options.streamlets) <= begun_s:
-            await asyncio.sleep(LOOK_S)
-        acked_s, wanted = check.now_s(), check.ledger.floors()
-        readers = [f"reader {number}" for number in range(1, self._options.readers + 1)]
-        while any(
-            check.ledger.next_of(reader).get(entry, 0) < record
-            for reader in readers
-            for entry, record in wanted.items()
-        ):
-            await asyncio.sleep(LOOK_S)
-        return acked_s, check.now_s()
+async def obey(load: Load) -> None:
+    """Commands, until the load is to end."""
+    commands = asyncio.StreamReader()
+    loop = asyncio.get_running_loop()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(commands), sys.stdin)
+    await load.goes_on()
+    tell(ready=True)
+    while (await commands.readline()).strip() == b"mark":
+        acked_s, read_s = await load.goes_on()
+        tell(acked_s=acked_s, read_s=read_s)
 
 
 def told(outcome: Outcome) -> dict[str, Any]:
@@ -116,7 +76,7 @@ def run() -> None:
         within_s=WITHIN_S,
         seed=arguments.seed,
     )
-    tell(**told(asyncio.run(carry_out(options, arguments.bootstrap, Watcher(options).watching))))
+    tell(**told(asyncio.run(checked(arguments.bootstrap, obey, options))))
 
 
 if __name__ == "__main__":

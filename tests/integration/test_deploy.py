@@ -304,6 +304,65 @@ def test_all_settings_that_are_given_are_ones_that_there_are() -> None:
         assert settings.keys() <= daemons[daemon.upper()].model_fields.keys()
 
 
+# -- the chart --------------------------------------------------------------------------------------------------
+
+CHART = DEPLOY / "helm" / "kera"
+
+
+def rendered(*arguments: str) -> str:
+    """What the chart makes."""
+    return run(needs("helm"), "template", "test", CHART, "--namespace", "n", *arguments)
+
+
+def test_the_chart_is_right() -> None:
+    assert "1 chart(s) linted, 0 chart(s) failed" in run(needs("helm"), "lint", "--strict", CHART)
+
+
+def test_the_chart_gives_daemons_what_they_need() -> None:
+    made = rendered(
+        "--set", "broker.arena=512Mi,broker.headroom=1Gi,backup.settings.flush_delay_ms=5,broker.replicas=5"
+    )
+
+    assert re.findall(r"^kind: (\w+)$", made, re.MULTILINE).count("StatefulSet") == 3
+    assert "replicas: 5" in made
+    assert 'memory: "1610612736"' in made  # the arena and the rest
+    assert "sizeLimit: 512Mi" in made
+    for name, value in (
+        ("KERA_BROKER_ARENA_BYTES", "536870912"),
+        ("KERA_BACKUP_MEMORY_BYTES", "1073741824"),
+        ("KERA_BACKUP_FLUSH_DELAY_MS", "5"),
+        ("KERA_BROKER_COORDINATOR", "test-coordinator-0.test-coordinator.n.svc.cluster.local:7400"),
+        ("KERA_BROKER_ADVERTISED_ADDRESS", "$(POD).test-broker.n.svc.cluster.local"),
+    ):
+        assert re.search(rf'name: {name}\n +value: "{re.escape(value)}"', made), name
+
+
+def test_the_chart_shares_memory_with_executors_and_has_several_coordinators_where_that_is_asked_for() -> None:
+    made = rendered(
+        "--set", "broker.shareMemory.enabled=true,coordinator.replicas=2,zookeeper=zk:2181,antiAffinity=required"
+    )
+
+    assert "hostPath: {path: /dev/shm/kera, type: Directory}" in made
+    assert "test-coordinator-1.test-coordinator.n.svc.cluster.local:7400" in made
+    assert "requiredDuringSchedulingIgnoredDuringExecution" in made
+    assert re.search(r'name: KERA_COORDINATOR_ZOOKEEPER\n +value: "zk:2181"', made)
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ("coordinator.replicas=2", "several coordinators need a zookeeper"),
+        ("broker.arena=2GB", "give memory in Mi or Gi"),
+    ],
+)
+def test_the_chart_says_what_is_wrong(values: str, says: str) -> None:
+    command = [needs("helm"), "template", "test", str(CHART), "--set", values]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+
+    assert done.returncode != 0
+    assert says in done.stderr
+
+
 # -- alerts and dashboards --------------------------------------------------------------------------------------
 
 

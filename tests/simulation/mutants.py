@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -214,11 +215,11 @@ MUTANTS = (
 )
 
 
-def copy_of(mutant: Mutant, target: Path) -> None:
+def copy_of(mutant: Mutant, target: Path, root: Path = ROOT) -> None:
     """Make the tree with the defect. Raises ``ValueError`` if what is to change is not there."""
     shutil.rmtree(target, ignore_errors=True)
     for package in PACKAGES:
-        shutil.copytree(ROOT / package, target / package, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+        shutil.copytree(root / package, target / package, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
     (target / "tests/__init__.py").touch()
     for name, before, after in mutant.changes:
         path = target / name
@@ -228,7 +229,7 @@ def copy_of(mutant: Mutant, target: Path) -> None:
         path.write_text(text.replace(before, after), encoding="utf-8")
 
 
-def found_at(target: Path, first: int, seeds: int) -> tuple[int | None, str]:
+def run(target: Path, first: int, seeds: int) -> tuple[int | None, str]:
     """The first seed that fails in a copy, and what was wrong there."""
     paths = [target / package for package in PACKAGES if package != "tests/simulation"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, [target, *paths])), "KERA_NATIVE": "0"}
@@ -241,6 +242,18 @@ def found_at(target: Path, first: int, seeds: int) -> tuple[int | None, str]:
     return (int(failed[1]) if failed else None), (problem[1] if problem else "")
 
 
+def found_at(target: Path, sound: Path, first: int, seeds: int) -> tuple[int | None, str]:
+    """The first seed that fails in a copy with a defect, and not in a sound one; and what was wrong there."""
+    last = first + seeds
+    while first < last:
+        seed, problem = run(target, first, last - first)
+        if seed is None or run(sound, seed, 1)[0] is None:
+            return seed, problem
+        print(f"seed {seed} fails without any defect", flush=True)
+        first = seed + 1
+    return None, ""
+
+
 def main() -> int:
     """Print the table; returns how many were not found."""
     parser = argparse.ArgumentParser(prog="make sim-mutants", description=__doc__)
@@ -249,16 +262,17 @@ def main() -> int:
     parser.add_argument("--only", default="", help="those with this in their names")
     arguments = parser.parse_args()
     missed = 0
-    for number, mutant in enumerate(MUTANTS):
-        if arguments.only not in mutant.name:
-            continue
-        target = ROOT / "build" / "mutants" / str(number)
-        copy_of(mutant, target)
-        seed, problem = found_at(target, arguments.seed, arguments.seeds)
-        missed += seed is None
-        told = f"not within {arguments.seeds} seeds" if seed is None else f"seed {seed}: {problem}"
-        print(f"{mutant.name} | {told}", flush=True)
-        shutil.rmtree(target)
+    with tempfile.TemporaryDirectory(prefix="kera-mutants-") as directory:
+        sound, target = Path(directory, "sound"), Path(directory, "mutant")
+        copy_of(Mutant("none", ()), sound)
+        for mutant in MUTANTS:
+            if arguments.only not in mutant.name:
+                continue
+            copy_of(mutant, target, sound)
+            seed, problem = found_at(target, sound, arguments.seed, arguments.seeds)
+            missed += seed is None
+            told = f"not within {arguments.seeds} seeds" if seed is None else f"seed {seed}: {problem}"
+            print(f"{mutant.name} | {told}", flush=True)
     return missed
 
 

@@ -1,0 +1,107 @@
+"""Daemons of an earlier commit and of this one in one cluster, under load, whichever kind is upgraded first."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tarfile
+from io import BytesIO
+from itertools import permutations
+from pathlib import Path
+
+import pytest
+
+from kera.cli.check._options import Options
+from kera.core.settings import KIB, MIB
+from kera.local.cluster import LocalCluster
+from tests.chaos.checked import LOAD_S_MAX, Load, check_kept, checked
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+ROOT = Path(__file__).parents[2]
+EARLIER = os.environ.get("KERA_EARLIER", "HEAD~1")
+"""A commit of this repository."""
+PACKAGES = ("proto", "core", "broker", "backup", "coordinator", "client")
+KINDS = ("coordinator", "broker", "backup")
+TIMEOUT_S = 120
+
+
+def git(*arguments: str) -> bytes:
+    done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, timeout=TIMEOUT_S, check=False)
+    if done.returncode != 0:
+        pytest.skip(f"there is no earlier commit here: {done.stderr.decode().strip()}")
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def earlier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sources of the earlier commit, with its native core if it can be built."""
+    folder = tmp_path_factory.mktemp("earlier")
+    with tarfile.open(fileobj=BytesIO(git("archive", EARLIER))) as archive:
+        archive.extractall(folder, filter="data")
+    build = folder / "core" / "native" / "build.py"
+    subprocess.run([sys.executable, build, "--auto"], cwd=folder, timeout=TIMEOUT_S, check=True, capture_output=True)
+    return folder
+
+
+def of_earlier(earlier: Path) -> list[str]:
+    """What a command begins with that is to run with the earlier sources."""
+    return ["env", "PYTHONPATH=" + os.pathsep.join(str(earlier / package) for package in PACKAGES)]
+
+
+class MixedCluster(LocalCluster):
+    """Each daemon is of the version that it is said to be of, from its next start on."""
+
+    def __init__(self, data_dir: Path, earlier: Path) -> None:
+        super().__init__(
+            brokers=2,
+            backups=2,
+            replication=1,
+            data_dir=data_dir,
+            arena_bytes=32 * MIB,
+            backup_memory_bytes=32 * MIB,
+            segment_bytes=256 * KIB,
+        )
+        self._earlier = earlier
+        self.upgraded: set[str] = set()
+
+    def _argv_of(self, name: str) -> list[str]:
+        argv = super()._argv_of(name)
+        if name in self.upgraded:
+            return argv
+        return [*of_earlier(self._earlier), *argv]
+
+    def of_kind(self, kind: str) -> list[str]:
+        return [name for name in self.ready if name.startswith(kind)]
+
+
+def test_what_is_called_earlier_is(earlier: Path) -> None:
+    program = (
+        "import kera.core.errors, kera.broker.engine; print(kera.core.errors.__file__, kera.broker.engine.__file__)"
+    )
+    command = [*of_earlier(earlier), sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
+
+    assert done.stdout.split() == [
+        str(earlier / "core/kera/core/errors.py"),
+        str(earlier / "broker/kera/broker/engine.py"),
+    ]
+
+
+@pytest.mark.parametrize("order", list(permutations(KINDS)), ids="-".join)
+async def test_each_daemon_may_be_upgraded_first_and_nothing_is_lost(
+    order: tuple[str, ...], earlier: Path, tmp_path: Path
+) -> None:
+    async with MixedCluster(tmp_path / "data", earlier) as cluster:
+
+        async def upgrade(load: Load) -> None:
+            await load.goes_on()
+            for kind in order:
+                for name in cluster.of_kind(kind):
+                    cluster.upgraded.add(name)
+                    await cluster.restart(name)
+                    await load.goes_on()
+
+        check_kept(await checked(cluster.bootstrap, upgrade, Options(LOAD_S_MAX, replication=1, rate=300.0, seed=1)))
+        assert cluster.upgraded == set(cluster.ready)
