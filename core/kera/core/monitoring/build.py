@@ -11,7 +11,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
 
-from kera.core import native as native_core
+from kera.core.native import describe as describe_core
+from kera.core.native import native
 
 COMMIT_VARIABLE = "KERA_COMMIT"
 """Set where who starts a program knows better; else it is what was written down when the package was built."""
@@ -39,7 +40,7 @@ def this_build() -> Build:
     except PackageNotFoundError:  # run from a tree that is not installed
         number = "unknown"
     commit = os.environ.get(COMMIT_VARIABLE, "") or _written() or commit_of(Path(__file__))
-    return Build(number, commit[:_SHOWN], native_core.native is not None, platform.python_version())
+    return Build(number, commit[:_SHOWN], native is not None, platform.python_version())
 
 
 def _written() -> str:
@@ -67,7 +68,7 @@ def describe() -> str:
     """This program in one line, for people: ``kera 0.1.0 (commit 1f2e3d4c5b6a, native core)``."""
     build = this_build()
     commit = f"commit {build.commit}" if build.commit else "commit unknown"
-    return f"kera {build.version} ({commit}, {native_core.describe()})"
+    return f"kera {build.version} ({commit}, {describe_core()})"
 
 
 def _resolved(git: Path, name: str) -> str:
