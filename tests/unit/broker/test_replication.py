@@ -631,6 +631,7 @@ def test_replicas_of_earlier_launches_are_freed_only_when_all_is_covered(world: 
     assert {type(effect) for effect in [*sends, *replication.logs.pump()]} == {Send}
     for send in sends:
         assert isinstance(send, Send)
+        assert send.batch.persist, "what is freed was on disk"
         replication.logs.acknowledged(send)
     replication.backlog.rest()
 

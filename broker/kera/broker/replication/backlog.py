@@ -3,7 +3,8 @@
 The *backlog* is the end of the log after a restart, and what a stream of level leader could not replicate for want of
 backups. It is appended to the stream's repair log, a virtual log of its own, at a pace of its own, and so is what has
 too few replicas (``kera.broker.replication.repair``). Replicas of earlier launches that the index does not know
-(*strangers*) are kept until the backlog is covered.
+(*strangers*) are kept until the backlog is covered. What is covered again is on the backups' disks before older
+replicas are freed: these were there, and some of it may have been acknowledged as persisted.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class Backlog:
     def _restore_part(self, log: VirtualLog, segment: Segment, extent: Extent) -> None:
         parts = list(segment.intact(extent.start, extent.end))
         self._restored += [
-            self._logs.append(log, segment, *piece)
+            self._logs.append(log, segment, *piece, persist=True)
             for start, end in parts
             for piece in segment.pieces(start, end, self._limits.request_bytes_max)
         ]
@@ -117,7 +118,7 @@ class Backlog:
         log = self._logs.repair_log(segment.address.stream_id)
         if log is None:
             return None
-        batch = self._logs.append(log, segment, start, end)
+        batch = self._logs.append(log, segment, start, end, persist=True)
         batch.waiters.append(done)
         self._totals.bytes_repaired += end - start
         return batch
