@@ -404,6 +404,25 @@ async def test_an_interval_of_which_nothing_is_left_goes_from_the_map(two: Clust
     assert await two.store.list("starts/") == {}
 
 
+async def test_an_interval_stays_until_the_next_owner_has_what_was_handed_over(two: Cluster) -> None:
+    """Joined with what the owner had before, its own would not say where it begins; groups would be given twice."""
+    await two.coordinator.migration.move("orders", 0, 2)
+    two.brokers.failures[1] = Unavailable("nobody there")
+    two.brokers.ends[1, 0] = common_pb2.StreamletState(streamlet_id=0, next_group_id=3, next_records=[19])
+    with pytest.raises(Unavailable):
+        await two.coordinator.migration.move("orders", 0, 1)
+    before = places(two)
+    empty = coordinator_pb2.EmptyInterval(stream_id=1, streamlet_id=0, first_group_id=before[1][1])
+
+    await two.heartbeat(2, empty_intervals=[empty])
+    assert places(two) == before
+
+    two.brokers.failures.clear()
+    await two.settle()
+    await two.heartbeat(2, empty_intervals=[empty])
+    assert places(two) == []
+
+
 async def test_who_gets_a_streamlet_of_two_lost_brokers_is_told_of_what_comes_from_each(cluster: Cluster) -> None:
     """One had older groups of a streamlet of the other's, and a streamlet that the new owner is told of first."""
     for launch in "ab":

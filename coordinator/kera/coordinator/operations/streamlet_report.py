@@ -5,7 +5,7 @@ from __future__ import annotations
 from kera.coordinator.cluster.catalog import with_assignments
 from kera.coordinator.cluster.intervals import broker_of_group, emptied, index_of_group
 from kera.coordinator.cluster.starts import merged, without_interval
-from kera.coordinator.cluster.state import STARTS, State, streamlet_key
+from kera.coordinator.cluster.state import MOVES, STARTS, State, streamlet_key
 from kera.coordinator.ids import StreamletId
 from kera.core.errors import UnknownStream
 from kera.v1 import broker_pb2, common_pb2, coordinator_pb2
@@ -31,8 +31,8 @@ class StreamletReport:
         """An interval of this broker has nothing left."""
         streamlet = StreamletId(interval.stream_id, interval.streamlet_id)
         assignment = self._assignment(streamlet)
-        if assignment is None:
-            return
+        if assignment is None or self._is_moving(streamlet):
+            return  # it is told again
         changed = emptied(assignment, broker_id, interval.first_group_id)
         if changed != assignment:
             gone = index_of_group(assignment, interval.first_group_id)
@@ -66,6 +66,10 @@ class StreamletReport:
         except UnknownStream:
             return None
         return stream.assignments[streamlet.streamlet_id] if streamlet.streamlet_id < len(stream.assignments) else None
+
+    def _is_moving(self, streamlet: StreamletId) -> bool:
+        """Whether its owner may lack what was handed over: an interval that was joined does not say where it begins."""
+        return self._state.ledger.get(streamlet_key(MOVES, *streamlet)) is not None
 
     def _known(self, streamlet: StreamletId) -> list[common_pb2.EntryStart]:
         if streamlet not in self._starts:
