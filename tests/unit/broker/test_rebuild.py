@@ -172,6 +172,27 @@ async def test_segments_of_one_replica_are_read_from_a_backup_that_is_back(tmp_p
         await backup.server.close()
 
 
+async def test_what_a_shorter_replica_does_not_have_is_read_from_the_next_one(tmp_path: Path) -> None:
+    chunks = [placed(0, FIRST, first_record=0), placed(1, FIRST, first_record=1)]
+    merge = StreamletMerge(Known(*REF, 1, (Interval(0),)), {})
+    merge.add(table([read_header(each) for each in chunks]), closed=False)
+    shorter, whole = FakeBackup(1), FakeBackup(2)
+    for backup, has in ((shorter, chunks[:1]), (whole, chunks)):
+        await backup.start()
+        backup.replicas[1] = b"".join(has), False
+    world = World(tmp_path)
+    world.backups = [shorter.message, whole.message]
+    world.begin(Materials([merge], Scanned({KEY: ReplicasToRead(KEY, 0, 2 * CHUNK_BYTES, (1, 2), first={FIRST})})))
+    await world.until(lambda: world.readable)
+
+    assert world.rebuild.book.totals.chunks_lost == 0
+    (file,) = (tmp_path / "arriving").iterdir()
+    assert file.read_bytes()[: 2 * CHUNK_BYTES] == b"".join(chunks)
+    await world.rebuild.close()
+    for backup in (shorter, whole):
+        await backup.server.close()
+
+
 async def test_what_the_disk_has_not_made_durable_comes_once_more(tmp_path: Path) -> None:
     """A disk tells only once that it has lost something: that the next sync succeeds says nothing of the file."""
     chunks = [placed(number, FIRST, first_record=number) for number in range(2)]

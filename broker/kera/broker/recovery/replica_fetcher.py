@@ -141,4 +141,6 @@ class ReplicaFetcher:
             request.offset = answer.next_offset
             if not self._lacking(replicas):
                 return ""
+        if length < replicas.length:  # what it has of the rest may be at the next one
+            return wrong or f"it has {length} of {replicas.length} bytes"
         return wrong

@@ -71,6 +71,7 @@ class ReplicasToRead:
         """Another scan has found more of it."""
         self.first |= found.first
         self.also |= found.also
+        self.length = max(self.length, found.length)
         self.backup_ids = tuple(dict.fromkeys((*self.backup_ids, *found.backup_ids)))
 
 
