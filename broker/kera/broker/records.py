@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
+from kera.core.chunk import ALIGNMENT_BYTES
 from kera.core.ids import EARLIEST, Position
 
 Change = tuple[bytes, bytes | None]
@@ -71,6 +72,15 @@ class Gap(NamedTuple):
 
     start: Position
     end: Position
+
+    @property
+    def unseen(self) -> bool:
+        """No reader can have seen any of it, as it begins behind the end of a chunk, and not there: see ``restart``."""
+        return self.start.offset % ALIGNMENT_BYTES != 0
+
+    def has(self, position: Position) -> bool:
+        """Whether who is at `position` has missed something: not at the start of a group that nobody saw any of."""
+        return self.start <= position < self.end and not (self.unseen and position[1:] == (1, 0))
 
 
 class EntryRecord(NamedTuple):

@@ -235,7 +235,8 @@ async def test_a_listing_fails_as_a_read_does(broker: Broker) -> None:
     for wrong in (Position(1, 1, 100), Position(9, 1, 0)):
         with pytest.raises(InvalidCursor):
             await segments(broker, wrong)
-    entry_of(broker).start = Position(1, 2, 0)
+    entry = entry_of(broker)
+    entry.start, entry.start_record = Position(1, 2, 0), 1
     with pytest.raises(DataLost):
         await segments(broker, Position(1, 1, 0))
 

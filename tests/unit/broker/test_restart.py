@@ -12,9 +12,11 @@ import pytest
 
 from kera.broker.log.arena import Arena
 from kera.broker.log.bounds import lag_records
+from kera.broker.log.intervals import Interval
 from kera.broker.log.read_plan import ReadPlan, plan_read
 from kera.broker.log.streamlet import Streamlet
-from kera.broker.records import EntryRecord
+from kera.broker.ownership.opener import still_missing
+from kera.broker.records import EntryRecord, Gap
 from kera.broker.storage.index import SegmentIndex
 from kera.broker.storage.index_format import delete_segment, put_entry, put_removal
 from kera.broker.storage.index_repair import StartFindings
@@ -390,9 +392,33 @@ def test_who_sees_only_what_is_on_disk_and_was_at_the_end_has_missed_nothing(
     assert plan_read(streamlet, 0, end, None, 1) == ReadPlan([], end)
     with pytest.raises(DataLost):
         plan_read(streamlet, 0, end._replace(offset=2 * CHUNK_BYTES), None, 1)
+    sent = Position(2, 1, 0)  # to where an interval began of which nothing is left
+    assert plan_read(streamlet, 0, sent, None, 1) == ReadPlan([], sent)
+    with pytest.raises(DataLost):
+        plan_read(streamlet, 0, sent._replace(offset=CHUNK_BYTES), None, 1)
     data = chunk(sequence=1)
     streamlet.publish(streamlet.append(memoryview(data), verify_header(data)))
     assert [header.sequence for header in headers(plan_read(streamlet, 0, end, None, 1))] == [1]
+
+
+def test_an_older_interval_that_is_whole_has_lost_nothing_with_the_memory(launches: Launches) -> None:
+    """A start without memory takes what is behind the stored part for lost; where the next owner goes on says more."""
+    log = launches.begin()
+    log.append_many(SEGMENT + 1)
+    launches.engine.run()
+    for _ in range(2):
+        launches.lose_host()
+        log = launches.begin()
+    gaps, end = log.entry.gaps, log.entry.stored_end
+    assert [gap.start for gap in gaps] == [end, end]
+
+    whole = Interval(0, 2, end_records=(SEGMENT,))
+    assert still_missing(log.entry, [whole]) == []
+    more = whole._replace(end_records=(SEGMENT + 1,))
+    assert still_missing(log.entry, [more]) == [Gap(end, more.following)] * 2
+    later = Interval(7, leads=False)
+    assert still_missing(log.entry, [whole, later]) == [Gap(later.start, gap.end) for gap in gaps]
+    assert still_missing(log.entry, [Interval(0)]) == gaps
 
 
 def test_what_was_committed_of_an_open_segment_is_there_after_the_loss_of_the_host(launches: Launches) -> None:

@@ -236,8 +236,10 @@ def test_the_start_of_another_entrys_group_means_what_follows_it(engine: Engine)
     assert log.read(Position(4, 1, 0), entry=0) == ([], Position(4, 1, 0))
     assert refuse(log, Position(2, 1, 1024), entry=0).attributes["entry"] == 0
     assert refuse(log, Position(5, 1, 0), entry=0).attributes["entry"] == 0
+    assert log.read(Position(1, 1, 0), entry=1)[0] == [0]  # the entry starts later, and has lost nothing
+    log.streamlet.entries[1].start_record = 1
     with pytest.raises(DataLost) as raised:
-        log.read(Position(1, 1, 0), entry=1)  # before its start an entry cannot tell what was its own
+        log.read(Position(1, 1, 0), entry=1)  # it has
     assert (raised.value.attributes["entry"], raised.value.attributes["available_from"]) == (1, [2, 1, 0])
 
 

@@ -181,7 +181,7 @@ class Entry(EntryProgress):
 
     def gap_at(self, position: Position) -> Gap | None:
         """The gap that `position` is in."""
-        return next((gap for gap in self.gaps if gap.start <= position < gap.end), None)
+        return next((gap for gap in self.gaps if gap.has(position)), None)
 
     def distance(self, key: Key) -> tuple[int, int] | None:
         """How far the nearest reader has to go to this segment, in groups and segments; None when none will come."""

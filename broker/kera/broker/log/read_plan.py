@@ -166,7 +166,9 @@ def resolve(streamlet: Streamlet, entry: Entry, position: Position) -> tuple[Key
 def _resolve(streamlet: Streamlet, entry: Entry, interval: Interval, position: Position) -> tuple[Key, int]:
     check_possible(position)
     begins = interval.inherits and position == interval.start
-    if begins and entry.start > position and not interval.lost_before(entry.index, entry.start, entry.start_record):
+    # An interval of which nothing was left was joined with the one before it: readers were sent to where it began.
+    sent = begins or (position[1:] == (1, 0) and entry.gap_at(position) is None)
+    if sent and entry.start > position and not interval.lost_before(entry.index, entry.start, entry.start_record):
         if entry.start.group_id >= interval.end_group_id:
             return position[:2], 0  # the entry has nothing in it
         position = entry.start  # the entry's first group in it is a later one

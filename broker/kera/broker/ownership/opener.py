@@ -6,16 +6,20 @@ What an owner goes on from is here when the streamlet was always its own, when i
 
 from __future__ import annotations
 
-from kera.broker.log.entry import Entry
-from kera.broker.log.intervals import Holding
+from collections.abc import Iterable
+
+from kera.broker.log.entry import Entry, length_of
+from kera.broker.log.intervals import Holding, Interval
 from kera.broker.log.streamlet import ProducerLimits, Streamlet
 from kera.broker.ownership.handover import HandedOver, handed_over, producers_of, put_handed_over
 from kera.broker.ownership.producer_fences import ProducerFences
 from kera.broker.ownership.stream import Stream
+from kera.broker.records import Gap
 from kera.broker.storage.index_format import no_producer
 from kera.broker.storage.persistence import PersistenceManager
 from kera.broker.storage.restart import Restart
 from kera.core.done import nothing
+from kera.core.ids import Position
 from kera.v1 import common_pb2
 
 
@@ -100,6 +104,8 @@ class StreamletOpener:
         for index, record in enumerate(before.first_records[: info.config.entries]):
             entry = restored.entries[index]
             entry.go_on_from(record)
+        for entry in restored.entries.made:
+            entry.gaps = still_missing(entry, held.intervals)
         streamlet = Streamlet(
             stream.stream_id,
             assignment.streamlet_id,
@@ -127,3 +133,29 @@ class StreamletOpener:
                 self._memory.commits.persist([(segment, segment.head)], nothing)
         stream.add(streamlet)
         return streamlet
+
+
+def still_missing(entry: Entry, intervals: Iterable[Interval]) -> list[Gap]:
+    """What of an entry's gaps is in intervals that are here, and may have had something in it.
+
+    A start without memory takes everything behind what is on disk for lost. An interval that was closed ends where the
+    next one goes on: when what is here ends with that record, nothing is missing of it, and what is behind it is not
+    this broker's.
+    """
+    found: list[Gap] = []
+    for gap in entry.gaps:
+        for interval in intervals:
+            start = gap.start if interval.leads else max(gap.start, interval.start)
+            end = min(gap.end, interval.following) if interval.closed else gap.end
+            whole = interval.closed and _records_before(entry, start, interval) >= interval.end_record(entry.index)
+            if start < end and not whole:
+                found.append(Gap(start, end))
+    return found
+
+
+def _records_before(entry: Entry, position: Position, interval: Interval) -> int:
+    """Ordinal behind what is here before a position of an interval; where it is within a segment, behind nothing."""
+    here = entry.find((position.group_id, position.segment_id))
+    if here is not None and position.offset >= length_of(here):
+        return here.first_record + here.record_count
+    return interval.first_record(entry.index)
