@@ -249,6 +249,8 @@ class FakeCluster:
         self.producer_id = 0
         self.connects: deque[KeraError] = deque()
         """Errors of the next attempts to connect."""
+        self.closes = 0
+        """So many of the next connections are closed before anybody can use them."""
         self.forgotten: list[str] = []
         self.committed: list[tuple[str, str, Mapping[EntryId, Position]]] = []
         self.reported: list[consumer_group_pb2.ResetConsumerGroupRequest] = []
@@ -302,7 +304,11 @@ class FakeCluster:
         assert broker_id == BROKER_ID
         if self.connects:
             raise self.connects.popleft()
-        return self.loopback
+        loopback = self.loopback
+        if self.closes:
+            self.closes -= 1
+            await loopback.close()
+        return loopback
 
     async def bounds(self, name: str) -> dict[int, list[EntryBounds]]:
         request = broker_pb2.DescribeStreamletsRequest(stream_id=self.infos[name].stream_id)

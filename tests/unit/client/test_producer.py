@@ -735,6 +735,15 @@ class TestFailures:
             with pytest.raises(Unavailable):
                 await give(each)
 
+    async def test_a_connection_that_is_closed_as_soon_as_it_is_there_is_made_again(
+        self, cluster: FakeCluster, make_producer: MakeProducer
+    ) -> None:
+        cluster.closes = 3
+        producer = make_producer(cluster)
+        await producer.prepare("s")
+        await give(producer.send("s", b"a"))
+        assert cluster.values() == [b"a"]
+
     async def test_a_broker_that_has_lost_its_memory_takes_the_rest(
         self, cluster: FakeCluster, make_producer: MakeProducer
     ) -> None:

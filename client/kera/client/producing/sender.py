@@ -405,6 +405,8 @@ class Sender:
         try:
             async with asyncio.timeout_at(self._earliest_deadline_s()):
                 self._channel = await self._owner.connect(self)
+            if self._channel is not None and self._channel.closed:  # again already
+                raise Unavailable(f"broker {self.broker_id} closed the connection", broker_id=self.broker_id)
         except KeraError as failure:
             error = failure
         except TimeoutError:
@@ -412,7 +414,7 @@ class Sender:
         except Exception as failure:  # noqa: BLE001 - nobody may wait for ever
             error = InternalError(f"{type(failure).__name__}: {failure}")
         else:
-            self._pump()
+            self._loop.call_soon(self._pump)  # when this has ended: it may have to connect again
             return
         # Records in open chunks have no deadline yet: they join, so that they are not left behind.
         self._owner.close_due_chunks(self.lanes)
