@@ -71,6 +71,7 @@ class BrokerRegistration(registration.Registration):
         self._fences = fences or ProducerFences()
         self._info = common_pb2.BrokerInfo()
         """As it was registered."""
+        self._lost_memory = False
         self._cluster_id = ""
         self.broker_id = 0
         self.broker_epoch = 0
@@ -107,7 +108,7 @@ class BrokerRegistration(registration.Registration):
             ],
         )
         answer = await self.ask(api.REGISTER_BROKER, request, timeout_s)
-        self._info = info
+        self._info, self._lost_memory = info, lost_memory
         self._cluster_id = answer.cluster_id
         self.remember(
             answer.broker_id,
@@ -127,7 +128,10 @@ class BrokerRegistration(registration.Registration):
         Which streams these are, heartbeats tell: what the coordinator knows of them may be older, too.
         """
         request = coordinator_pb2.RegisterBrokerRequest(
-            broker=self._info, launch_id=self.launch_id, directory_id=self.directory_id
+            broker=self._info,
+            launch_id=self.launch_id,
+            directory_id=self.directory_id,
+            lost_memory=self._lost_memory,
         )
         request.broker.broker_id, request.broker.broker_epoch = self.broker_id, self.broker_epoch
         try:

@@ -337,14 +337,14 @@ async def test_a_launch_that_the_coordinator_does_not_know_registers_again_with_
     coordinator: FakeCoordinator, directory: BrokerDirectory
 ) -> None:
     async with registering(coordinator.address, directory) as registration:
-        await registration.register(info(), timeout_s=5)
+        await registration.register(info(), timeout_s=5, lost_memory=True)
         coordinator.fence(UnknownLaunch("it was restored"), None)
         with pytest.raises(StaleEpoch):
             await registration.keep_alive()
 
     first, again = coordinator.registered
     assert (again.broker.broker_id, again.broker.broker_epoch) == (BROKER_ID, EPOCH)
-    assert (again.launch_id, again.broker.grpc_address) == (first.launch_id, "here:1")
+    assert (again.launch_id, again.broker.grpc_address, again.lost_memory) == (first.launch_id, "here:1", True)
     assert len(coordinator.heartbeats) == 3
 
 

@@ -266,6 +266,23 @@ async def test_a_launch_that_runs_and_is_younger_than_the_metadata_keeps_its_epo
         await coordinator.members.heartbeat(coordinator_pb2.HeartbeatRequest(broker_id=2, broker_epoch=epoch - 2))
 
 
+async def test_what_a_launch_had_lost_that_is_younger_than_the_metadata_is_recovered(gone_back: Restoring) -> None:
+    """No broker knows anything later of it: it had registered without its memory, and nobody had taken over yet."""
+    coordinator, epoch = gone_back.coordinator, gone_back.coordinator.state.brokers.epoch(1) + BROKERS
+    gone_back.known = dict.fromkeys(gone_back.known, coordinator.state.catalog.named("orders"))
+    gone_back.clock.advance(epoch + 1_600_000_000)
+    request = registration("a-later-one", 1)
+    request.broker.broker_epoch, request.directory_id, request.lost_memory = epoch, "directory-1", True
+    await coordinator.members.register_broker(request)
+    for number in (2, 3):
+        await gone_back.join(f"b-{number}", number)
+    await gone_back.tell(1, 2, 3)
+    await gone_back.settle()
+
+    (recovery,) = coordinator.recoveries.describe_all()
+    assert (recovery.broker_id, recovery.before_epoch, recovery.cause) == (1, epoch, LOST_MEMORY)
+
+
 async def test_metadata_that_are_not_older_have_nobody_wait() -> None:
     cluster = Restoring()
     await cluster.lead()

@@ -159,6 +159,7 @@ class Restored:
 
     async def _end(self) -> None:
         await self._unknown.go_on_without()
+        await self._unknown.recover_lost()
         await self._state.change(self._state.write({RESTORED: None}))
         self._catching_up = None
         self._asked.clear()

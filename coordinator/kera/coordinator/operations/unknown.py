@@ -70,6 +70,24 @@ class UnknownStreams:
             if stream is not None:
                 await self._state.tell(stream, otherwise="broker could not be told what it owns of a stream yet")
 
+    async def recover_lost(self) -> None:
+        """Have recovered what was in the memory that launches had lost which are younger than the metadata.
+
+        They have registered anew and kept what they serve; of what they lost no broker knows anything later.
+        """
+        await self._state.change(self._write_lost())
+
+    async def _write_lost(self) -> None:
+        found: dict[tuple[int, int], coordinator_pb2.RecoveryInfo] = {}
+        pace = self._state.pace()
+        for stream in list(self._state.catalog.streams()):
+            await pace.step()
+            for info in self._recoveries.records.of_lost_memory(stream):
+                found[info.broker_id, info.before_epoch] = info
+        if found:
+            await self._state.write(records_of(found.values()))
+            self._recoveries.admitted(found.values())
+
     async def _write_without(self, stream_id: int) -> common_pb2.StreamInfo | None:
         told, known = self.reports.told_of(stream_id), self._state.catalog.find(stream_id)
         if not told or known is None:
