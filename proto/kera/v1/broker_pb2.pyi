@@ -633,8 +633,11 @@ class StreamletInfo(_message.Message):
     STREAMLET_ID_FIELD_NUMBER: _builtins.int
     ENTRIES_FIELD_NUMBER: _builtins.int
     GROUP_COUNT_FIELD_NUMBER: _builtins.int
+    OWNED_FIELD_NUMBER: _builtins.int
     streamlet_id: _builtins.int
     group_count: _builtins.int
+    owned: _builtins.bool
+    """Whether this broker owns the streamlet, as far as it knows; only an owner knows its end. Absent: it does not say."""
     @_builtins.property
     def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___EntryInfo]:
         """One per entry, in order."""
@@ -645,12 +648,15 @@ class StreamletInfo(_message.Message):
         streamlet_id: _builtins.int = ...,
         entries: _abc.Iterable[Global___EntryInfo] | None = ...,
         group_count: _builtins.int = ...,
+        owned: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_owned", b"_owned", "owned", b"owned"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries", "group_count", b"group_count", "streamlet_id", b"streamlet_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_owned", b"_owned", "entries", b"entries", "group_count", b"group_count", "owned", b"owned", "streamlet_id", b"streamlet_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__owned: _TypeAlias = _typing.Literal["owned"]  # noqa: Y015
+    _WhichOneofArgType__owned: _TypeAlias = _typing.Literal["_owned", b"_owned"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__owned) -> _WhichOneofReturnType__owned | None: ...
 
 Global___StreamletInfo: _TypeAlias = StreamletInfo  # noqa: Y015
 

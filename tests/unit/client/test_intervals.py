@@ -2,10 +2,11 @@
 
 import pytest
 
-from kera.client.cluster.intervals import cuts, merged_bounds, start_of_group
+from kera.client.cluster.intervals import check_owner, cuts, merged_bounds, start_of_group
 from kera.client.types import Assignment, EntryBounds, Interval, StreamDescription
+from kera.core.errors import NotOwner
 from kera.core.ids import EARLIEST, Position
-from kera.v1 import common_pb2
+from kera.v1 import broker_pb2, common_pb2
 from tests.unit.client.support import description, stream_info
 
 WHOLE = Assignment(3, 9, 1)
@@ -86,6 +87,14 @@ def test_bounds_reach_from_the_oldest_that_is_there_to_the_owners_end() -> None:
     assert merged_bounds(MOVED, 0, {1: nothing, 2: nothing, 3: nothing}) == EntryBounds(
         Position(9, 1, 0), Position(9, 1, 0), 170, 170, 0
     )
+
+
+def test_only_the_owner_says_where_a_streamlet_ends() -> None:
+    for info in (broker_pb2.StreamletInfo(), broker_pb2.StreamletInfo(owned=True)):
+        check_owner(MOVED, 2, info)  # a broker of before this was told does not say
+    check_owner(MOVED, 1, broker_pb2.StreamletInfo(owned=False))  # nor is it asked as the owner
+    with pytest.raises(NotOwner):
+        check_owner(MOVED, 2, broker_pb2.StreamletInfo(owned=False))
 
 
 def test_before_a_position_is_all_of_the_intervals_before_it() -> None:

@@ -96,9 +96,27 @@ def _plan(
             break
         key, offset = following[0], 0
     here = Position(*key, offset)
-    if interval.closed and (end is None or here < end) and following_in(entry, key, interval) is None:
-        return ReadPlan(ranges, interval.following, moved=True)
+    if (end is None or here < end) and following_in(entry, key, interval) is None:
+        return ReadPlan(ranges, *_behind_all(streamlet, entry, interval, here, end))
     return ReadPlan(ranges, here)
+
+
+def _behind_all(
+    streamlet: Streamlet, entry: Entry, interval: Interval, here: Position, end: Position | None
+) -> tuple[Position, Key | None, bool]:
+    """Where reading goes on when all of an interval was read, for a `ReadPlan`."""
+    if interval.closed:
+        return interval.following, None, True
+    return end if end is not None and _nothing_comes_before(streamlet, entry, end) else here, None, False
+
+
+def _nothing_comes_before(streamlet: Streamlet, entry: Entry, end: Position) -> bool:
+    """Whether an entry of which everything was read gets nothing before `end`.
+
+    That is where an interval began when somebody asked for the latest position. It was empty, and has been joined with
+    the one before it.
+    """
+    return end[1:] == (1, 0) and end.group_id <= streamlet.next_group_id and entry.head is None
 
 
 def _plan_at_head(streamlet: Streamlet, entry: Entry, start: Position, bytes_max: int) -> ReadPlan | None:

@@ -60,7 +60,8 @@ class Descriptions:
                     limit=self._entries_max,
                 )
             first, last = streamlet.available_groups()
-            info = response.streamlets.add(streamlet_id=streamlet_id, group_count=last - first + 1 if first else 0)
+            count = last - first + 1 if first else 0
+            info = response.streamlets.add(streamlet_id=streamlet_id, group_count=count, owned=streamlet.owned)
             for entry in streamlet.entries:
                 end, next_record = end_of(streamlet, entry)
                 row = info.entries.add(

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kera.client.types import Assignment, EntryBounds
+from kera.core.errors import NotOwner
 from kera.core.ids import EARLIEST, Position
+from kera.v1 import broker_pb2
 
 FIRST_SEGMENT_ID = 1
 
@@ -18,6 +20,19 @@ FIRST_SEGMENT_ID = 1
 def start_of_group(group_id: int) -> Position:
     """Where a group starts: what brokers answer when a reader goes on in the next interval."""
     return Position(group_id, FIRST_SEGMENT_ID, 0)
+
+
+def check_owner(assignment: Assignment, broker_id: int, info: broker_pb2.StreamletInfo) -> None:
+    """Raise `NotOwner` when a broker says that it is not the owner as which it was asked: it does not know the end.
+
+    Metadata that were restored from a copy name an earlier owner, until they have caught up.
+    """
+    if broker_id == assignment.broker_id and info.HasField("owned") and not info.owned:
+        raise NotOwner(
+            f"streamlet {info.streamlet_id} is owned by another broker than broker {broker_id}",
+            streamlet_id=info.streamlet_id,
+            broker_id=broker_id,
+        )
 
 
 def merged_bounds(assignment: Assignment, entry: int, parts: Mapping[int, EntryBounds]) -> EntryBounds:
