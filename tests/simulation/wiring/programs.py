@@ -24,6 +24,7 @@ from kera.coordinator.settings import CoordinatorSettings
 from kera.coordinator.store.leadership import Alone, Election
 from kera.coordinator.store.lmdb_store import LmdbStore, OpenEnvironment
 from kera.coordinator.store.metadata import MetadataStore
+from kera.coordinator.store.metadata_copy import put_back
 from kera.coordinator.store.zookeeper_election import ZooKeeperElection
 from kera.coordinator.store.zookeeper_store import ZooKeeperStore
 from kera.core.blocks import FileCalls
@@ -38,6 +39,7 @@ COORDINATOR_PORT = 7400
 SEGMENT_BYTES = 8 << 10
 KIB = 1 << 10
 MIB = 1 << 20
+METADATA_BYTES_MAX = 16 * MIB
 
 Serving = AbstractAsyncContextManager[Mapping[str, Any]]
 
@@ -105,13 +107,22 @@ def coordinator_on(
             host=machine.address,
             port=COORDINATOR_PORT,
             data_dir=directory,
-            metadata_bytes_max=ByteSize(16 * MIB),
+            metadata_bytes_max=ByteSize(METADATA_BYTES_MAX),
             **settings,
         ),
         runtime,
         open_interface=FramedServer,
         open_store=open_store,
     )
+
+
+async def put_back_on(directory: Path, environment_of: OpenEnvironment, data: bytes) -> None:
+    """What `kera cluster restore` does where no coordinator runs."""
+    store = LmdbStore(directory, bytes_max=METADATA_BYTES_MAX, environment_of=environment_of)
+    try:
+        await put_back(store, data, force=True)
+    finally:
+        await store.close()
 
 
 def broker_on(

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kera.core.blocks import FILE_CALLS, FileCalls
 from kera.core.runtime import Runtime
@@ -19,7 +19,9 @@ from tests.simulation.engine.scheduler import Scheduler
 from tests.simulation.engine.trace import Trace
 from tests.simulation.wiring import programs, zookeeper
 from tests.simulation.wiring.directories import Directories
-from tests.simulation.world.plan import Plan
+
+if TYPE_CHECKING:
+    from tests.simulation.world.plan import Plan
 
 AGAIN_S = 0.5
 """After which a daemon that has ended by itself is started again."""
@@ -46,6 +48,8 @@ class Daemon:
         self.disk = cluster.disk(self)
         self._cluster = cluster
         self._stop: asyncio.Event | None = None
+        self._metadata = b""
+        """Of a coordinator: to be put back when it starts."""
 
     def start(self) -> None:
         """Launch it, unless it is there."""
@@ -65,6 +69,10 @@ class Daemon:
 
         async def main() -> None:
             stop = self._stop = asyncio.Event()
+            if self._metadata:
+                data, self._metadata = self._metadata, b""
+                await programs.put_back_on(cluster.directories.of(self.name), self._environment_of(), data)
+                cluster.trace.note(self.name, f"gets older metadata back, {len(data)} bytes")
             await programs.until_stopped(
                 lambda: self._serving(runtime), lambda there: self._is_ready(process, there), stop
             )
@@ -78,17 +86,21 @@ class Daemon:
         if self.kind == "coordinator" and self._cluster.plan.zookeeper_names:
             address = self._cluster.machines["zookeeper-1"].address
             return programs.coordinator_of(self.machine, directory, address, runtime, **settings)
-        random = Random(f"{self._cluster.plan.seed} {self.name} {self.launches}")
-
-        def environment_of(path: str, **options: Any) -> Any:
-            return Environment(self.disk, random, path, options)
-
+        environment_of = self._environment_of()
         if self.kind == "coordinator":
             return programs.coordinator_on(self.machine, directory, runtime, environment_of, **settings)
         coordinators = self._cluster.coordinators
         if self.kind == "broker":
             return programs.broker_on(self.machine, directory, coordinators, runtime, environment_of, **settings)
         return programs.backup_on(self.machine, directory, coordinators, runtime, **settings)
+
+    def _environment_of(self) -> Callable[..., Any]:
+        random = Random(f"{self._cluster.plan.seed} {self.name} {self.launches}")
+
+        def environment_of(path: str, **options: Any) -> Any:
+            return Environment(self.disk, random, path, options)
+
+        return environment_of
 
     def _is_ready(self, process: Process, there: Mapping[str, Any]) -> None:
         if process is self.process:
@@ -119,6 +131,11 @@ class Daemon:
         self.ready = None
         if self.process is not None:
             self.process.kill()
+
+    def put_back(self, metadata: bytes) -> None:
+        """Of a coordinator: it is gone, and its next launch begins with older metadata."""
+        self.kill()
+        self._metadata = metadata
 
     def power_lost(self) -> None:
         """It is gone, and so is what was not synced, and all that was in memory."""
@@ -233,7 +250,11 @@ class Cluster:
         if name in self.daemons:
             self.daemons[name].back()
         elif not (self.clients[name].alive or self.clients[name].ended):
-            self.run_client(name, self.programs[name])
+            self.again(name)
+
+    def again(self, name: str) -> Process:
+        """Run what a client's machine has run last, whatever became of that."""
+        return self.run_client(name, self.programs[name])
 
     def start(self) -> None:
         """Start all daemons."""

@@ -24,9 +24,9 @@ POWER, BLACKOUT, MIDDLE, FULL, BROKEN = (
 )
 KINDS = (POWER, BLACKOUT, MIDDLE, FULL, BROKEN)
 BITS = "bits flipped"
-"""In what a disk has at rest. Only where a scenario says so: what has no other copy may be lost then."""
-OPERATIONS_MAX = 40
-"""That a disk still carries out before power is lost."""
+"""In what one backup has at rest, where another one has a copy of all of it; and where a scenario says so."""
+AMOUNTS = {MIDDLE: (0, 40), BITS: (1, 8)}
+"""What a disk still carries out before power is lost, and how many bits are flipped of each file: at least, at most."""
 _ERRORS = {FULL: errno.ENOSPC, BROKEN: errno.EIO}
 
 
@@ -42,6 +42,8 @@ def targets(plan: Plan, random: Random, kind: str) -> tuple[str, ...]:
             return tuple(mortal) if plan.durability == "persisted" else ()
         case "power lost" | "power lost in the middle":
             return (random.choice(mortal),)
+        case "bits flipped":
+            return (plan.backup_names[0],) if plan.replication > 1 else ()
     failing = [*plan.broker_names, *(plan.coordinator_names if plan.coordinators == 1 else [])]
     if plan.may_kill_backups or "stop" not in plan.kinds:
         failing += plan.backup_names

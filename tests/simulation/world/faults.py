@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 
-from kera.core.errors import KeraError
-from kera.core.runtime import Runtime
 from tests.simulation.engine.transports import SimulatedTransport
-from tests.simulation.wiring import programs
-from tests.simulation.world import disk_faults
+from tests.simulation.world import disk_faults, people
 from tests.simulation.world.aimed import MOMENTS, SENDER, Aim, Aims
 from tests.simulation.world.cluster import Cluster
 from tests.simulation.world.plan import Fault
-from tests.simulation.world.workload import STREAM
 
 
 class Faults:
@@ -24,6 +20,7 @@ class Faults:
         """By kind."""
         self._disks = disk_faults.DiskFaults(cluster)
         self._aims = Aims()
+        self._people = people.People(cluster)
         cluster.network.watch = self._aims.meet
 
     def schedule(self, begun_s: float) -> None:
@@ -40,6 +37,7 @@ class Faults:
         machine = cluster.machines[name]
         ways = self._ways(fault)
         self._disks.begin(fault)
+        self._people.begin(fault)
         match fault.kind:
             case "kill":
                 cluster.kill(name)
@@ -60,8 +58,6 @@ class Faults:
                 machine.clock.jump(fault.amount)
             case "slow disk":
                 machine.slowness = fault.amount
-            case "move":
-                self._move(name, int(fault.amount))
         cluster.scheduler.after(fault.lasts_s, self._end, fault)
 
     def _aim(self, fault: Fault) -> None:
@@ -96,6 +92,7 @@ class Faults:
         cluster, network = self._cluster, self._cluster.network
         name = fault.targets[0]
         self._disks.end(fault)
+        self._people.end(fault)
         match fault.kind:
             case "kill" | "stop" | "pause":
                 cluster.back(name)
@@ -119,19 +116,4 @@ class Faults:
             cluster.back(name)
         for machine in cluster.machines.values():
             machine.slowness = 1.0
-
-    def _move(self, to: str, streamlet: int) -> None:
-        """What an operator does; it may well be refused."""
-        cluster = self._cluster
-        ready = cluster.daemons[to].ready
-
-        async def main(runtime: Runtime) -> None:
-            if ready is None:
-                return
-            async with programs.client_on(cluster.coordinators, runtime, retry_timeout_ms=3000) as client:
-                try:
-                    await client.admin.move_streamlet(STREAM, streamlet, int(ready["broker_id"]))
-                except KeraError as error:
-                    cluster.trace.note("operator", f"could not move streamlet {streamlet} to {to}: {error!r}")
-
-        cluster.run_client("operator", main)
+        self._people.end_all()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import NamedTuple
 
-from tests.simulation.world import disk_faults
+from tests.simulation.world import disk_faults, people
 from tests.simulation.world.aimed import MOMENTS, RECEIVER, SENDER
 
 KINDS = (
@@ -25,9 +25,10 @@ KINDS = (
     "reset",
     "set clock",
     "slow disk",
-    "move",
     "aim",
     *disk_faults.KINDS,
+    disk_faults.BITS,
+    *people.KINDS,
 )
 """Of faults, and of what operators do meanwhile."""
 AIMS_FOR_EACH = 4
@@ -82,6 +83,8 @@ class Plan:
     """For which producers send, and faults come."""
     kinds: tuple[str, ...]
     faults: tuple[Fault, ...]
+    named: bool = False
+    """Producers have names: one that is gone has a successor, and one that comes back late is fenced."""
 
     @property
     def may_kill_backups(self) -> bool:
@@ -90,9 +93,10 @@ class Plan:
 
     @property
     def mortal(self) -> list[str]:
-        """Machines on which processes may be killed. Producers are not: what they have sent nobody would know."""
+        """Machines on which processes may be killed; producers without names not: what they sent nobody would know."""
         names = [*self.zookeeper_names, *self.coordinator_names, *self.broker_names]
         names += [name for name in self.client_names if name.startswith("member")]
+        names += self.producer_names if self.named else []
         return names + (self.backup_names if self.may_kill_backups else [])
 
     def lines(self) -> Iterator[str]:
@@ -127,6 +131,11 @@ class Plan:
         return [f"backup-{number}" for number in range(1, self.backups + 1)]
 
     @property
+    def producer_names(self) -> list[str]:
+        """Likewise."""
+        return [f"producer-{number}" for number in range(1, self.producers + 1)]
+
+    @property
     def client_names(self) -> list[str]:
         """Likewise."""
         kinds = ("producer", self.producers), ("reader", self.readers), ("member", self.members)
@@ -138,6 +147,8 @@ def draw(seed: int) -> Plan:
     random = Random(f"plan {seed}")
     replication = random.choice((0, 1, 1, 2, 2))
     kinds = tuple(kind for kind in KINDS if random.random() < KIND_LIKELY)
+    if people.OLD_METADATA in kinds:
+        kinds = tuple(kind for kind in kinds if kind in people.WITH_OLD_METADATA)
     plan = Plan(
         seed=seed,
         coordinators=random.choice((1, 1, 2, 3)),
@@ -159,6 +170,7 @@ def draw(seed: int) -> Plan:
         load_s=random.choice((10.0, 20.0, 40.0)),
         kinds=kinds,
         faults=(),
+        named=people.OLD_METADATA not in kinds and random.random() < 0.5,
     )
     return _with_faults(plan, random)
 
@@ -170,7 +182,7 @@ def _with_faults(plan: Plan, random: Random) -> Plan:
     kinds = [kind for kind in plan.kinds for _ in range(AIMS_FOR_EACH if kind == "aim" else 1)]
     while kinds and at_s < plan.load_s:
         fault = _fault(plan, random, random.choice(kinds), at_s)
-        if fault is not None:
+        if fault is not None and not people.is_early(fault, faults):
             faults.append(fault)
         at_s += random.expovariate(1 / every_s)
     return Plan(**{name: getattr(plan, name) for name in Plan.__slots__} | {"faults": tuple(faults)})
@@ -183,10 +195,13 @@ def _fault(  # noqa: PLR0911 - one for each kind
     servers = [*plan.zookeeper_names, *plan.coordinator_names, *plan.broker_names, *plan.backup_names]
     everyone = [*servers, *plan.client_names]
     lasts_s = random.choice((0.1, 1.0, 3.0, 12.0)) * (0.5 + random.random())
-    if kind in disk_faults.KINDS:
+    if kind in (*disk_faults.KINDS, disk_faults.BITS):
         befallen = disk_faults.targets(plan, random, kind)
-        operations = random.randint(0, disk_faults.OPERATIONS_MAX) if kind == disk_faults.MIDDLE else 0
-        return Fault(at_s, kind, lasts_s, befallen, operations) if befallen else None
+        count = random.randint(*disk_faults.AMOUNTS.get(kind, (0, 0)))
+        return Fault(at_s, kind, lasts_s, befallen, count) if befallen else None
+    if kind in people.KINDS:
+        doing = people.draw(plan, random, kind)
+        return doing and Fault(at_s, kind, lasts_s if doing.takes_time else 0.0, doing.targets, doing.amount)
     match kind:
         case "kill":
             return Fault(at_s, kind, lasts_s, (random.choice(plan.mortal),))
@@ -197,8 +212,8 @@ def _fault(  # noqa: PLR0911 - one for each kind
             amount = random.choice((5.0, 50.0)) if kind == "slow disk" else 0.0
             return Fault(at_s, kind, lasts_s, (random.choice(servers),), amount)
         case "cut one way" if random.random() < 0.5:  # answers are lost, and what was asked for is done
-            producers = [name for name in plan.client_names if name.startswith("producer")]
-            return Fault(at_s, kind, lasts_s, (random.choice(plan.broker_names), random.choice(producers)))
+            ends = random.choice(plan.broker_names), random.choice(plan.producer_names)
+            return Fault(at_s, kind, lasts_s, ends)
         case "cut" | "cut one way":
             return Fault(at_s, kind, lasts_s, tuple(random.sample(everyone, 2)))
         case "slow way":
@@ -207,7 +222,4 @@ def _fault(  # noqa: PLR0911 - one for each kind
             return Fault(at_s, kind, 0.0, (random.choice([*plan.broker_names, *plan.client_names]),))
         case "set clock":
             return Fault(at_s, kind, 0.0, (random.choice(servers),), random.choice((-7200.0, -3.0, 3.0, 86_400.0)))
-        case "move" if plan.brokers > 1:
-            streamlet = random.randrange(plan.streamlets)
-            return Fault(at_s, kind, 0.0, (random.choice(plan.broker_names),), streamlet + 1)
     return None

@@ -14,12 +14,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import structlog
 
-from kera.client.checking.verdict import violations
+from kera.client.checking.verdict import EVIDENCE_MAX, violations
+from kera.core.errors import ProducerFenced
 from kera.core.runtime import Runtime
 from tests.simulation.engine.loop import ProcessLoop
 from tests.simulation.engine.scheduler import Scheduler
@@ -27,7 +29,7 @@ from tests.simulation.engine.trace import Trace
 from tests.simulation.world.cluster import Cluster
 from tests.simulation.world.faults import Faults
 from tests.simulation.world.plan import Plan, draw
-from tests.simulation.world.workload import GROUP, Workload, programs_of
+from tests.simulation.world.workload import GROUP, Workload, fenced_too_late, programs_of
 
 START_S = 30.0
 """In which a cluster without faults has started, and has its stream."""
@@ -122,11 +124,16 @@ class _Run:
 
     def _calm(self) -> None:
         history, plan = self._workload.history, self._cluster.plan
-        producers = {name for name in plan.client_names if name.startswith("producer")}
+        producers = set(plan.producer_names)
+
+        def sent() -> bool:
+            busy = any(each.alive and each.name in producers for each in self._cluster.processes)
+            return self._workload.produced == producers and not busy
+
         readers = [name for name in plan.client_names if name.startswith("reader")]
         if not (
             self._reach("all daemons are back", lambda: self._cluster.serves, CALM_S)
-            and self._reach("everything is acknowledged", lambda: self._workload.produced == producers, CALM_S)
+            and self._reach("everything is acknowledged", sent, CALM_S)
             and self._do("everything was read back", self._workload.read_back, CALM_S)
         ):
             return
@@ -142,16 +149,19 @@ class _Run:
         for what, reached in wanted:
             if not self._reach(what, reached, CALM_S):
                 break
-        self._outcome.problems += violations(history)
+        self._outcome.problems += [*violations(history), *islice(fenced_too_late(history.stored), EVIDENCE_MAX)]
         self._end_clients()
 
     def _end_clients(self) -> None:
-        names = self._cluster.plan.client_names
+        plan = self._cluster.plan
+        names = plan.client_names
         for name in names:
             process = self._cluster.clients[name]
-            if process.error is not None:
+            if process.error is not None and not (plan.named and isinstance(process.error, ProducerFenced)):
                 self._outcome.problems.append(f"{name} ended with {process.error!r}")
-            process.cancel()
+        for process in self._cluster.processes:
+            if process.name in names and process.alive:
+                process.cancel()
 
         def gone() -> bool:
             return not any(self._cluster.machines[name].transports for name in names)

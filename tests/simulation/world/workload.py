@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 
 from kera.client import Client
 from kera.client.checking.history import History, Place, Value
@@ -13,7 +13,9 @@ from kera.core.errors import KeraError, NotAccepted
 from kera.core.runtime import Runtime
 from tests.simulation.wiring import programs
 from tests.simulation.world.cluster import Cluster
-from tests.simulation.world.plan import Plan
+
+if TYPE_CHECKING:
+    from tests.simulation.world.plan import Plan
 
 STREAM = "events"
 GROUP = "workers"
@@ -59,18 +61,22 @@ class Workload:
             async with (
                 self.connected(runtime) as client,
                 client.producer(
-                    delivery_timeout_ms=DELIVERY_TIMEOUT_MS, chunk_bytes_max=4096, request_bytes_max=32_768
+                    name=name if plan.named else "",
+                    delivery_timeout_ms=DELIVERY_TIMEOUT_MS,
+                    chunk_bytes_max=4096,
+                    request_bytes_max=32_768,
                 ) as producer,
             ):
                 await producer.prepare(STREAM)
+                who = f"{name}#{producer._identity.first_epoch}" if plan.named else name
                 pause_s = plan.load_s * plan.burst / plan.records
                 for first in range(0, plan.records, plan.burst):
                     if first:
                         await asyncio.sleep(pause_s)  # sleep: virtual time, over which the load comes
                     numbers = range(first, min(first + plan.burst, plan.records))
-                    await asyncio.gather(*(self._send(producer, Value(name, number)) for number in numbers))
-            self.produced.add(name)
-            self._cluster.trace.note(name, "has sent everything")
+                    await asyncio.gather(*(self._send(producer, Value(who, number)) for number in numbers))
+            self.produced.add(name)  # else it was fenced, and ends with that
+            self._cluster.trace.note(name, f"has sent everything as {who}")
 
         return main
 
@@ -146,6 +152,18 @@ def programs_of(workload: Workload, plan: Plan) -> dict[str, Program]:
             case _:
                 found[name] = workload.member()
     return found
+
+
+def fenced_too_late(stored: Iterable[tuple[Place, Value]]) -> Iterator[str]:
+    """What is stored of a producer behind something of its successor, whose epochs are later."""
+    last: dict[tuple[int, int, str], int] = {}
+    for place, value in stored:
+        name, _, epoch = value.producer.partition("#")
+        if epoch:
+            key = place.streamlet_id, place.entry, name
+            if int(epoch) < last.get(key, 0):
+                yield f"of a fenced producer: {value} at {place}, behind one of epoch {last[key]}"
+            last[key] = max(last.get(key, 0), int(epoch))
 
 
 def _seen(record: Record) -> tuple[Place, Value]:

@@ -1,0 +1,186 @@
+"""What people do while faults come: operators who move, alter, drain and restore, and those who run clients.
+
+What they ask for may be refused, or get no answer; nothing that was acknowledged may be lost by any of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from random import Random
+from typing import TYPE_CHECKING, NamedTuple
+
+from kera.client.admin.admin import Admin
+from kera.core.errors import KeraError
+from kera.core.runtime import Runtime
+from tests.simulation.wiring import programs
+from tests.simulation.world import disk_faults
+from tests.simulation.world.workload import STREAM
+
+if TYPE_CHECKING:
+    from tests.simulation.engine.process import Process
+    from tests.simulation.world.cluster import Cluster
+    from tests.simulation.world.plan import Fault, Plan
+
+MOVE, LEAVE, TAKE_THE_NAME, ALTER, DRAIN, OLD_METADATA = (
+    "move",
+    "leave",
+    "take the name",
+    "alter",
+    "drain",
+    "old metadata",
+)
+KINDS = (MOVE, LEAVE, TAKE_THE_NAME, ALTER, DRAIN, OLD_METADATA)
+WITH_OLD_METADATA = frozenset(
+    {"stop", "slow way", "reset", "slow disk", MOVE, LEAVE, ALTER, OLD_METADATA, disk_faults.BITS}
+)
+"""Metadata are put back while all is well with the cluster: streams that were being recovered, as by a drain, wait for
+an operator, and numbers need a clock that goes on."""
+LEAVING_S = 0.5
+"""Between looks whether somebody who leaves has gone."""
+CAUGHT_UP_S = 12.0
+"""After metadata were put back."""
+
+
+class Doing(NamedTuple):
+    """Who does something, and how much of it."""
+
+    targets: tuple[str, ...]
+    amount: float = 0.0
+    takes_time: bool = True
+    """It is undone later."""
+
+
+def draw(plan: Plan, random: Random, kind: str) -> Doing | None:
+    """One of a kind; None when there is nobody who could."""
+    found: Doing | None = None
+    match kind:
+        case "move" if plan.brokers > 1:
+            streamlet = random.randrange(plan.streamlets)
+            found = Doing((random.choice(plan.broker_names),), streamlet + 1, takes_time=False)
+        case "leave" if plan.members:
+            found = Doing((f"member-{random.randint(1, plan.members)}",))
+        case "take the name" if plan.named:
+            found = Doing((random.choice(plan.producer_names),))
+        case "alter":
+            found = Doing(("operator",), random.randint(1, 4), takes_time=False)
+        case "drain" if plan.brokers > 1:
+            found = Doing((random.choice(plan.broker_names),))
+        case "old metadata" if plan.coordinators == 1:
+            found = Doing(tuple(plan.coordinator_names))
+    return found
+
+
+def is_early(fault: Fault, before: Iterable[Fault]) -> bool:
+    """Whether metadata would be put back before the cluster has caught up with those of the last time."""
+    last_s = max((one.at_s + one.lasts_s + CAUGHT_UP_S for one in before if one.kind == OLD_METADATA), default=0.0)
+    return fault.kind == OLD_METADATA and fault.at_s < last_s
+
+
+class People:
+    """They begin and end things."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._late: list[Process] = []
+        """Producers that stand still while another one has their name."""
+        self._left: set[str] = set()
+        """Members of the consumer group that have left it."""
+        self._drained: set[str] = set()
+        self._copies: dict[Fault, bytes] = {}
+        """Of the metadata."""
+
+    def begin(self, fault: Fault) -> None:
+        """They do something, if it is theirs."""
+        cluster, name = self._cluster, fault.targets[0]
+        match fault.kind:
+            case "move":
+                self._move(name, int(fault.amount) - 1)
+            case "leave" if cluster.clients[name].alive:
+                cluster.clients[name].cancel()
+                self._left.add(name)
+            case "take the name" if cluster.clients[name].alive:
+                self._late.append(cluster.clients[name])
+                cluster.clients[name].pause()
+                cluster.again(name)
+            case "alter":
+                self._operate("alter the stream", lambda one: one.alter_stream(STREAM, virtual_logs=int(fault.amount)))
+            case "drain":
+                self._drained.add(name)
+                self._drain(name)
+            case "old metadata":
+                self._copy_metadata(fault)
+
+    def end(self, fault: Fault) -> None:
+        """They undo it."""
+        name = fault.targets[0]
+        match fault.kind:
+            case "leave":
+                self._join(name)
+            case "take the name":
+                self._wake()
+            case "drain":
+                self._undrain(name)
+            case "old metadata" if fault in self._copies:
+                self._cluster.daemons[name].put_back(self._copies.pop(fault))
+                self._cluster.back(name)
+
+    def end_all(self) -> None:
+        """They leave everything as it was."""
+        for name in sorted(self._left):
+            self._join(name)
+        for name in sorted(self._drained):
+            self._undrain(name)
+        self._wake()
+        self._copies.clear()
+
+    def _join(self, name: str) -> None:
+        if name not in self._left:
+            return
+        if self._cluster.clients[name].ended:
+            self._left.remove(name)
+            self._cluster.again(name)
+        else:
+            self._cluster.scheduler.after(LEAVING_S, self._join, name)
+
+    def _wake(self) -> None:
+        late, self._late = self._late, []
+        for process in late:
+            if process.alive:
+                process.resume()
+
+    def _move(self, to: str, streamlet: int) -> None:
+        ready = self._cluster.daemons[to].ready
+        if ready is not None:
+            broker_id = int(ready["broker_id"])
+            what = f"move streamlet {streamlet} to {to}"
+            self._operate(what, lambda one: one.move_streamlet(STREAM, streamlet, broker_id))
+
+    def _drain(self, name: str, *, undo: bool = False) -> None:
+        ready = self._cluster.daemons[name].ready
+        if ready is not None:
+            broker_id = int(ready["broker_id"])
+            self._operate(f"drain {name}, undo: {undo}", lambda one: one.drain_broker(broker_id, undo=undo))
+
+    def _undrain(self, name: str) -> None:
+        if name in self._drained:
+            self._drained.remove(name)
+            self._drain(name, undo=True)
+
+    def _copy_metadata(self, fault: Fault) -> None:
+        async def copy(admin: Admin) -> None:
+            self._copies[fault] = await admin.backup_metadata()
+
+        self._operate("copy the metadata", copy)
+
+    def _operate(self, what: str, call: Callable[[Admin], Awaitable[object]]) -> None:
+        """Have an operator do something, who may be refused, or get no answer."""
+        cluster = self._cluster
+
+        async def main(runtime: Runtime) -> None:
+            async with programs.client_on(cluster.coordinators, runtime, retry_timeout_ms=3000) as client:
+                try:
+                    await call(client.admin)
+                except KeraError as error:
+                    cluster.trace.note("operator", f"could not {what}: {error!r}")
+
+        cluster.run_client("operator", main)
