@@ -110,9 +110,7 @@ def test_an_end_behind_the_durable_head_stops_at_the_durable_head(full: Log, end
     assert full.read(EARLIEST, end) == (list(range(11)), Position(2, 1, 3072))
 
 
-def test_an_end_where_a_group_was_to_begin_is_reached_when_nothing_comes_before_it(
-    full: Log, engine: Engine
-) -> None:
+def test_an_end_where_a_group_was_to_begin_is_reached_when_nothing_comes_before_it(full: Log, engine: Engine) -> None:
     """An interval began there, of which nothing is left; a reader with an end would wait for ever."""
     begins, later = Position(3, 1, 0), Position(4, 1, 0)
     assert full.read(EARLIEST, begins) == (list(range(11)), Position(2, 1, 3072))
