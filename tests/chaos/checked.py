@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from kera.cli.check._options import Options
 from kera.cli.check._run import Check, Outcome, carry_out
-from tests.chaos.kill import Wrong
+from tests.chaos.verdict import Wrong
 
 LOOK_S = 0.01
 LOAD_S_MAX = 6 * 3600.0
@@ -38,6 +38,16 @@ class Load:
         ):
             await asyncio.sleep(LOOK_S)
         return acked_s - begun_s, check.now_s() - begun_s
+
+    @property
+    def acknowledged(self) -> int:
+        """Records, so far."""
+        return self._check.ledger.acknowledged
+
+    async def until_acknowledged(self, records: int) -> None:
+        """Wait for so many of them."""
+        while self.acknowledged < records:
+            await asyncio.sleep(LOOK_S)
 
     def end(self) -> None:
         """Send no more."""
@@ -71,6 +81,22 @@ async def checked(bootstrap: str, meanwhile: Callable[[Load], Awaitable[None]], 
     if failures:
         raise failures[0]
     return outcome
+
+
+async def all_checked(
+    bootstrap: str, meanwhile: Callable[[list[Load]], Awaitable[None]], every: Sequence[Options]
+) -> list[Outcome]:
+    """Likewise with a load for each of the options, all at the same time."""
+    outcomes: list[Outcome] = []
+
+    async def with_others(loads: list[Load], others: Sequence[Options]) -> None:
+        if not others:
+            await meanwhile(loads)
+            return
+        outcomes.append(await checked(bootstrap, lambda load: with_others([*loads, load], others[1:]), others[0]))
+
+    await with_others([], every)
+    return outcomes[::-1]
 
 
 def check_kept(outcome: Outcome) -> None:

@@ -43,8 +43,8 @@ from kera.client import Client, Producer
 from kera.core.settings import KIB, MIB
 from kera.core.telemetry import configure_logging
 from kera.local.cluster import RunningCluster
-from tests.chaos.kill import Wrong, leaves
 from tests.chaos.push import Process, Slots, mapping
+from tests.chaos.verdict import Wrong, leaves
 from tests.integration.support import (
     BROKER,
     NOISE,

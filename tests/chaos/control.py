@@ -33,7 +33,7 @@ from kera.client import DrainStatus
 from kera.core.errors import KeraError
 from kera.core.telemetry import configure_logging
 from kera.local.cluster import LocalCluster
-from tests.chaos.kill import leaves
+from tests.chaos.verdict import leaves
 from tests.integration.control_support import (
     DETECTION_S,
     Reader,

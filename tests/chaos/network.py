@@ -29,7 +29,7 @@ from kera.core.process import DIE_WITH_PARENT_VARIABLE
 from kera.core.settings import KIB, MIB
 from kera.core.telemetry import configure_logging
 from kera.local.cluster import LocalCluster
-from tests.chaos.kill import Wrong
+from tests.chaos.verdict import Wrong
 from tests.namespaces import Host, hosts, why_not
 
 GOES_ON_S = 2.0

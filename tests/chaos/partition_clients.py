@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kera.core.process import DIE_WITH_PARENT_VARIABLE
-from tests.chaos.kill import Wrong
+from tests.chaos.verdict import Wrong
 from tests.namespaces import Host
 
 READY_TIMEOUT_S = 60.0

@@ -30,8 +30,8 @@ from typing import NamedTuple
 from kera.core.settings import KIB, MIB
 from kera.core.telemetry import configure_logging
 from kera.local.cluster import LocalCluster
-from tests.chaos.kill import Wrong, leaves
 from tests.chaos.partition_clients import Clients
+from tests.chaos.verdict import Wrong, leaves
 from tests.namespaces import Host, why_not
 from tests.network_switch import Link, Switch, hosts_on_a_switch
 

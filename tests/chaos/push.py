@@ -44,7 +44,7 @@ from kera.core.process import DIE_WITH_PARENT_VARIABLE
 from kera.core.settings import KIB, MIB
 from kera.core.telemetry import configure_logging
 from kera.local.cluster import RunningCluster
-from tests.chaos.kill import Wrong, leaves
+from tests.chaos.verdict import Wrong, leaves
 from tests.integration.support import (
     BROKER,
     Load,

@@ -32,7 +32,7 @@ from kera.client import Client
 from kera.core.settings import KIB, MIB
 from kera.core.telemetry import configure_logging
 from kera.local.cluster import RunningCluster
-from tests.chaos.kill import leaves
+from tests.chaos.verdict import leaves
 from tests.integration.replication_support import (
     Found,
     Writing,

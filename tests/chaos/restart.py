@@ -28,7 +28,7 @@ from typing import Any
 from kera.client import Client
 from kera.core.telemetry import configure_logging
 from kera.local.cluster import LocalCluster
-from tests.chaos.kill import leaves
+from tests.chaos.verdict import leaves
 from tests.integration.control_support import (
     Reader,
     Writer,

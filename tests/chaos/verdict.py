@@ -1,0 +1,18 @@
+"""How a chaos test says that a promise was broken, and what went wrong in groups of exceptions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+
+class Wrong(Exception):
+    """A promise was broken."""
+
+
+def leaves(group: BaseExceptionGroup[Exception]) -> Iterator[Exception]:
+    """The errors in a group, and in the groups in it."""
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from leaves(error)
+        else:
+            yield error
