@@ -30,11 +30,15 @@ MOVE, LEAVE, TAKE_THE_NAME, ALTER, DRAIN, OLD_METADATA = (
     "old metadata",
 )
 KINDS = (MOVE, LEAVE, TAKE_THE_NAME, ALTER, DRAIN, OLD_METADATA)
-WITH_OLD_METADATA = frozenset(
-    {"stop", "slow way", "reset", "slow disk", MOVE, LEAVE, ALTER, OLD_METADATA, disk_faults.BITS}
-)
+_CALM = frozenset({"stop", "slow way", "reset", "slow disk", MOVE, LEAVE, ALTER})
+"""Kinds by which no broker is lost."""
+ONLY_WITH = {
+    OLD_METADATA: _CALM | {OLD_METADATA, disk_faults.BITS},
+    disk_faults.BITS: _CALM | {OLD_METADATA, disk_faults.BITS, DRAIN, TAKE_THE_NAME, "set clock"},
+}
 """Metadata are put back while all is well with the cluster: streams that were being recovered, as by a drain, wait for
-an operator, and numbers need a clock that goes on."""
+an operator, and numbers need a clock that goes on. Bits are flipped when nothing has only one copy: what was not
+acknowledged when its broker was lost may have, and is told as damaged then."""
 LEAVING_S = 0.5
 """Between looks whether somebody who leaves has gone."""
 CAUGHT_UP_S = 12.0

@@ -147,8 +147,9 @@ def draw(seed: int) -> Plan:
     random = Random(f"plan {seed}")
     replication = random.choice((0, 1, 1, 2, 2))
     kinds = tuple(kind for kind in KINDS if random.random() < KIND_LIKELY)
-    if people.OLD_METADATA in kinds:
-        kinds = tuple(kind for kind in kinds if kind in people.WITH_OLD_METADATA)
+    for one, others in people.ONLY_WITH.items():
+        if one in kinds:
+            kinds = tuple(kind for kind in kinds if kind in others)
     plan = Plan(
         seed=seed,
         coordinators=random.choice((1, 1, 2, 3)),

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from kera.broker.records import Gap
 from kera.broker.serving.limits import ServingLimits
 from kera.core.errors import InvalidArgument, NotOwner
 from kera.core.ids import EARLIEST, Position
@@ -45,6 +46,17 @@ async def test_an_entry_without_chunks_starts_and_ends_at_the_earliest_position(
     assert [(place(e.start), place(e.end), e.first_record, e.next_record) for e in streamlet.entries] == [
         (EARLIEST, EARLIEST, 0, 0)
     ] * 2
+
+
+async def test_what_may_be_lost_is_told_unless_nobody_can_have_seen_it(broker: Broker) -> None:
+    even, odd = broker.streams.get(STREAM_ID).streamlets[0].entries
+    even.gaps = [Gap(Position(2, 1, 1024), Position(9, 1, 0))]
+    odd.gaps = [Gap(Position(3, 1, 1025), Position(9, 1, 0))]  # readers see what is on disk, and that is there
+    (streamlet,) = await describe(broker, 0)
+
+    assert [each.HasField("lost_from") for each in streamlet.entries] == [True, False]
+    assert (place(streamlet.entries[0].lost_from), place(streamlet.entries[0].lost_to)) == ((2, 1, 1024), (9, 1, 0))
+    assert streamlet.owned
 
 
 async def test_all_streamlets_of_the_broker_are_described_when_none_is_named(broker: Broker) -> None:

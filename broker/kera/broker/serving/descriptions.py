@@ -69,9 +69,10 @@ class Descriptions:
                 )
                 fill_cursor(row.start, entry, entry.start)
                 fill_cursor(row.end, entry, end)
-                if entry.gaps:
-                    fill_cursor(row.lost_from, entry, entry.gaps[-1].start)
-                    fill_cursor(row.lost_to, entry, entry.gaps[-1].end)
+                seen = [gap for gap in entry.gaps if not gap.unseen]
+                if seen:
+                    fill_cursor(row.lost_from, entry, seen[-1].start)
+                    fill_cursor(row.lost_to, entry, seen[-1].end)
         return response
 
     async def list_groups(self, call: Call[broker_pb2.ListGroupsRequest]) -> Reply[broker_pb2.ListGroupsResponse]:
