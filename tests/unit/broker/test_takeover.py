@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 
 from kera.backup import reading
+from kera.broker.records import EntryRecord
 from kera.broker.recovery.rebuild import RebuildLimits
 from kera.broker.recovery.scan import VirtualKey
+from kera.broker.storage.index_format import put_entry
 from kera.coordinator.cluster.intervals import taken_over
 from kera.core.chunk import ChunkHeader, verify_payload
 from kera.core.errors import CorruptChunk, DataLost
-from kera.core.ids import EARLIEST, Position
+from kera.core.ids import EARLIEST, EntryId, Position
 from kera.core.rpc import api
 from kera.v1 import broker_pb2, common_pb2, coordinator_pb2
 from tests.unit.broker.support import STREAM_ID, chunk, cursor, read_range, stream_info
@@ -617,6 +619,23 @@ async def test_a_streamlet_with_older_groups_here_grows_by_those_that_are_recove
     assert (await second.read(end))[0] == found[10:]
     await second.until_restored()
     await second.stop()
+
+
+async def test_where_an_entry_once_started_here_leaves_out_nothing_that_another_broker_had(world: Cluster) -> None:
+    """The streamlet had been here, and had gone to the broker that is lost now, with all that there was."""
+    info, stored = await written(world, 20)
+    node = world.nodes[2]
+    await node.start(world.epoch())
+    node.engine.restart.index.commit(
+        [
+            put_entry(EntryId(STREAM_ID, 0, entry), EntryRecord(Position(1, 2, 0), 5, 10))
+            for entry in range(info.config.entries)
+        ]
+    )
+    response, _ = await world.take_over(info, 1, 2)
+    assert (response.records_lost, response.bytes_total) == (0, sum(map(len, stored)))
+    assert await everything(world, 2) == stored
+    await node.stop()
 
 
 async def test_an_owner_that_was_told_nothing_before_finds_out_by_itself(world: Cluster) -> None:

@@ -44,6 +44,8 @@ class Sought:
     known: Known
     sources: Sources
     cursors: dict[int, Position]
+    is_ours: bool = True
+    """Its groups are this broker's, or were an earlier launch's; else another broker has them until now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +128,11 @@ class Survey:
     ) -> tuple[dict[Ref, SurveyResult], list[str]]:
         """Look through headers; returns what was found, and what the other streamlets wait for.
 
-        An entry that starts here where the streamlet was handed over says nothing of what comes before: that was never
-        here, and may have to come now, as when the streamlet went back and its other owner was lost then. `alone`:
-        nobody says which of the groups were here before.
+        Where an entry starts here says nothing of groups that another broker has, even if it is in them: the streamlet
+        may have been here before, and have gone there with all that there was. Nor does an entry that starts where the
+        streamlet was handed over say anything of what comes before: that was never here, and may have to come now, as
+        when the streamlet went back and its other owner was lost then. `alone`: nobody says which of the groups were
+        here before.
         """
         if not wanted:
             return {}, []
@@ -136,7 +140,7 @@ class Survey:
         for ref, each in wanted.items():
             entries = [self._index.entry(each.known.entry(index)) for index in range(each.known.entries)]
             before = handed_over(self._index, *ref)
-            if alone and before.first_group_id > 1:
+            if not each.is_ours or (alone and before.first_group_id > 1):
                 entries = []
             entries = [
                 None if entry is not None and begins_with(before, number, entry) else entry
@@ -219,8 +223,12 @@ def seek(
     starts: Iterable[common_pb2.EntryStart] = (),
     cursors: Iterable[common_pb2.Cursor] = (),
     states: Iterable[common_pb2.StreamletState] = (),
+    is_ours: bool = True,
 ) -> Sought:
-    """What is to be found out of a streamlet's groups that a broker holds; `states`: as they were handed over to it."""
+    """What is to be found out of a streamlet's groups that a broker holds; `states`: as they were handed over to it.
+
+    `is_ours`: see `Sought`.
+    """
     intervals = holding(assignment, held_by).intervals
     if not intervals:
         raise InvalidArgument(
@@ -252,7 +260,7 @@ def seek(
         for each in cursors
         if (each.stream_id, each.streamlet_id) == (info.stream_id, assignment.streamlet_id)
     }
-    return Sought(info, known, sources, mine)
+    return Sought(info, known, sources, mine, is_ours)
 
 
 def _position(cursor: common_pb2.Cursor) -> Position:

@@ -170,6 +170,7 @@ class Takeovers:
                     starts=item.starts,
                     cursors=item.cursors,
                     states=item.handed_over,
+                    is_ours=source[0] == self._broker_id(),
                 )
         async with self._turn:
             todo = {ref: each for ref, each in wanted.items() if not self._results.has(ref, each.sources)}
