@@ -64,7 +64,7 @@ WITH_SEED := seed="$(SEED)"; seed="$${seed:-$$(od -An -N4 -tu4 /dev/urandom | tr
 .PHONY: bench-replication bench-recovery bench-migration bench-push bench-spark chaos-kill chaos-replicas chaos-control
 .PHONY: chaos-network chaos-silence chaos-push chaos-columnar chaos-spark fuzz-log fuzz-replication fuzz-native fuzz-chunks constraints clean
 .PHONY: bench-smoke bench-stages bench-experiments bench-fairness bench-fairness-deep bench-soak chaos-restart chaos-hostile
-.PHONY: dist test-spark-versions test-lakehouse test-native-asan sim sim-mutants
+.PHONY: docs dist test-spark-versions test-lakehouse test-native-asan sim sim-mutants
 
 # Versions of Spark that the connector works with, besides the one that is pinned.
 SPARK_VERSIONS ?= 4.0 4.1 4.2
@@ -142,9 +142,9 @@ test-lakehouse: jar ## Test the recipe for Delta Lake with the real library: fet
 	@$(PIP_INSTALL) --no-deps --upgrade --target $(VENV)/lakehouse $(LAKEHOUSE)
 	@$(WITH_JAVA) PYTHONPATH=$(VENV)/lakehouse $(PYTEST) tests/spark/test_lakehouse.py $(PYTEST_ARGS)
 
-check: lint types proto-check test ## Run what CI runs: lint, types, layers, generated code, `make test`.
+check: lint types proto-check docs test ## Run what CI runs: lint, types, layers, generated code, docs, `make test`.
 
-check-all: lint types proto-check test-all ## The same with `make test-all`: what CI runs with KERA_CI_FULL=1.
+check-all: lint types proto-check docs test-all ## The same with `make test-all`: what CI runs with KERA_CI_FULL=1.
 
 lint: setup ## Check style, formatting and layers.
 	@$(PY) -m ruff check
@@ -268,6 +268,9 @@ chaos-hostile: setup ## Lose and empty brokers whose logs have hostile chunks: t
 
 chaos-spark: jar ## Kill a job from stream to stream, and its broker, ROUNDS times. CHAOS_ARGS are passed on.
 	@$(WITH_JAVA) $(PY) -m tests.chaos.spark --rounds $(ROUNDS) $(CHAOS_ARGS)
+
+docs: setup ## Build the documentation as a site, in build/site; a link to nowhere ends it.
+	@$(PY) -m scripts.site
 
 dist: jar ## Build what is published into dist/, and check it: sdist, wheel with jar and native core, bill of materials.
 	@$(WITH_JAVA) $(PY) -m scripts.dist

@@ -1,0 +1,261 @@
+"""Builds the documentation as a site: ``make docs``. Any warning, such as a link to nowhere, ends it.
+
+    docs/, README.md, examples/, deploy/ ──┐
+    settings, errors, commands, messages ──┼──► build/docs ──mkdocs──► build/site
+    metrics of daemons that run            ──┘
+
+The pages of the reference are written from the code and from what daemons of this tree serve, each time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import posixpath
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = ROOT / "build" / "docs"
+TOOLS = ROOT / "build" / "docs-tools"
+REQUIREMENTS = ROOT / "scripts" / "docs-tools.txt"
+TIMEOUT_S = 600
+LINK = re.compile(r"(?<!!)\[([^\]\[]+)\]\(([^)\s]+)\)")
+FENCE = re.compile(r"^(`{3,}).*?^\1", re.MULTILINE | re.DOTALL)
+
+
+def main() -> int:
+    """Write the pages, and have the site built."""
+    parser = argparse.ArgumentParser(prog="make docs", description="Build the documentation as a site.")
+    parser.add_argument("--pages-only", action="store_true", help="write the pages, and build nothing")
+    arguments = parser.parse_args()
+    write_pages(PAGES)
+    if arguments.pages_only:
+        return 0
+    mkdocs = _tools() / "mkdocs"
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    subprocess.run([mkdocs, "build", "--strict", "--quiet"], cwd=ROOT, check=True, timeout=TIMEOUT_S, env=environment)
+    print(f"docs: {ROOT / 'build' / 'site' / 'index.html'}")
+    return 0
+
+
+def _tools() -> Path:
+    """Programs of the environment that builds the site; made when it is not there, or not of these versions."""
+    programs, stamp = TOOLS / "bin", TOOLS / "requirements.txt"
+    if not stamp.exists() or stamp.read_text(encoding="utf-8") != REQUIREMENTS.read_text(encoding="utf-8"):
+        print("docs: installing what the site is built with", flush=True)
+        shutil.rmtree(TOOLS, ignore_errors=True)
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", TOOLS], check=True, timeout=TIMEOUT_S)
+        pip = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "--python", programs / "python")
+        subprocess.run((*pip, "install", "-r", REQUIREMENTS), check=True, timeout=TIMEOUT_S)
+        shutil.copy(REQUIREMENTS, stamp)
+    return programs
+
+
+# -- what is written by hand -----------------------------------------------------------------------------------------
+
+
+def write_pages(folder: Path) -> None:
+    """All pages, in a folder that is made anew."""
+    shutil.rmtree(folder, ignore_errors=True)
+    places = dict(_places())
+    for source, place in places.items():
+        target = folder / place
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source.suffix == ".md":
+            target.write_text(_relinked(source, place, places), encoding="utf-8")
+        else:
+            shutil.copy(source, target)
+    reference = folder / "reference"
+    reference.mkdir()
+    for name, lines in {
+        "settings": _settings(),
+        "errors": _errors(),
+        "commands": _commands(),
+        "messages": _messages(),
+        "metrics": _metrics(),
+    }.items():
+        (reference / f"{name}.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _places() -> Iterator[tuple[Path, str]]:
+    """The files that are pages, or in them, and where they go."""
+    for path in sorted((ROOT / "docs").rglob("*")):
+        if path.is_file():
+            yield path, path.relative_to(ROOT / "docs").as_posix()
+    yield ROOT / "README.md", "index.md"
+    for name in ("CONTRIBUTING.md", "CHANGELOG.md"):
+        yield ROOT / name, name
+    for folder in ("examples", "deploy"):
+        for path in sorted((ROOT / folder).rglob("README.md")):
+            yield path, path.relative_to(ROOT).as_posix()
+
+
+def _relinked(source: Path, place: str, places: dict[Path, str]) -> str:
+    """The text of a page, whose links go to pages; what is none is named, and not linked."""
+
+    def relink(match: re.Match[str]) -> str:
+        text, to = match.groups()
+        path, _, anchor = to.partition("#")
+        if not path or "://" in path:
+            return match[0]
+        target = (source.parent / path).resolve()
+        if target.is_dir():
+            target = target / "README.md"
+        if target not in places:
+            return text
+        there = posixpath.relpath(places[target], posixpath.dirname(place))
+        return f"[{text}]({there}{'#' + anchor if anchor else ''})"
+
+    whole = source.read_text(encoding="utf-8").replace("docs/images/", "images/")
+    pieces, at = [], 0
+    for fence in FENCE.finditer(whole):
+        pieces += [LINK.sub(relink, whole[at : fence.start()]), fence[0]]
+        at = fence.end()
+    return "".join([*pieces, LINK.sub(relink, whole[at:])])
+
+
+# -- what the code says ----------------------------------------------------------------------------------------------
+
+
+def _table(*rows: tuple[str, ...]) -> Iterator[str]:
+    head, *rest = rows
+    for row in (head, ("---",) * len(head), *rest):
+        yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |"
+
+
+def _settings() -> Iterator[str]:
+    from kera.backup.settings import BackupSettings
+    from kera.broker.settings import BrokerSettings
+    from kera.client.settings import ClientSettings, ConsumerSettings, ProducerSettings
+    from kera.coordinator.settings import CoordinatorSettings
+
+    yield "# Settings"
+    yield ""
+    yield "A setting is a flag of its daemon, a variable of the environment, or a line of its table in the file that"
+    yield "`--config` names, in this order. Those of clients are arguments, variables, or lines of the file that"
+    yield "`KERA_CONFIG` names."
+    for settings in (
+        BrokerSettings,
+        BackupSettings,
+        CoordinatorSettings,
+        ClientSettings,
+        ProducerSettings,
+        ConsumerSettings,
+    ):
+        yield from ("", f"## `[{settings.section}]`", "")
+        prefix = settings.model_config.get("env_prefix", "")
+        yield from _table(
+            ("name", "variable", "default", "what it is"),
+            *(
+                (f"`{name}`", f"`{prefix}{name.upper()}`", _default(field), field.description or "")
+                for name, field in settings.model_fields.items()
+            ),
+        )
+
+
+def _default(field: Any) -> str:
+    if field.is_required():
+        return "none: it must be given"
+    value = field.get_default(call_default_factory=True)
+    return "" if value in (None, "", ()) else f"`{value}`"
+
+
+def _errors() -> Iterator[str]:
+    from kera.core import errors
+
+    yield "# Errors"
+    yield ""
+    yield "One tree, in `kera.core.errors`; each has a `code`, by which it goes over the wire, a `message`, and"
+    yield "`attributes` that name what it is about. What is *retriable* may simply be asked again."
+    yield ""
+    found = [each for name in errors.__all__ if isinstance(each := getattr(errors, name), type)]
+    yield from _table(
+        ("error", "is a", "code", "retriable", "what it means"),
+        *(
+            (
+                f"`{each.__name__}`",
+                f"`{each.__mro__[1].__name__}`",
+                f"`{getattr(each, 'code', '')}`",
+                "yes" if getattr(each, "retriable", False) else "",
+                (each.__doc__ or "").strip().splitlines()[0].replace("``", "`"),
+            )
+            for each in found
+        ),
+    )
+
+
+def _commands() -> Iterator[str]:
+    import typer.main
+
+    from kera.cli.app import app
+
+    def walk(command: Any, words: tuple[str, ...]) -> Iterator[str]:
+        context = typer.Context(command, info_name=" ".join(words), max_content_width=110)
+        if hasattr(command, "commands"):
+            if len(words) > 1:
+                yield from ("", f"## `{' '.join(words)}`", "", command.get_short_help_str(limit=300))
+            for name in command.list_commands(context):
+                child = command.get_command(context, name)
+                if not child.hidden:
+                    yield from walk(child, (*words, name))
+        else:
+            yield from ("", f"{'##' if len(words) == 2 else '###'} `{' '.join(words)}`", "")
+            yield from ("```text", command.get_help(context).rstrip(), "```")
+
+    yield "# Every command"
+    yield ""
+    yield "What `--help` says of each."
+    yield from walk(typer.main.get_command(app), ("kera",))
+
+
+def _messages() -> Iterator[str]:
+    yield "# Messages"
+    yield ""
+    yield "What goes over the wire: over gRPC as they are, and in frames between our own parts. How clients use them is"
+    yield "in [Write a client](../writing-a-client.md)."
+    for path in sorted((ROOT / "proto" / "kera" / "v1").glob("*.proto")):
+        yield from ("", f"## {path.name}", "", "```proto", path.read_text(encoding="utf-8").rstrip(), "```")
+
+
+def _metrics() -> Iterator[str]:
+    """Of daemons that are started for this."""
+    from kera.local.cluster import LocalCluster
+
+    yield "# Metrics"
+    yield ""
+    yield "What `/metrics/all` has; `/metrics` has what is of a daemon as a whole. A histogram has `_bucket`, `_count`"
+    yield "and `_sum`."
+    served = {"metrics_port": 0}
+    with (
+        tempfile.TemporaryDirectory(prefix="kera-docs-") as directory,
+        LocalCluster.running(
+            backups=1,
+            replication=1,
+            data_dir=Path(directory),
+            broker_settings=served,
+            backup_settings=served,
+            coordinator_settings=served,
+        ) as cluster,
+    ):
+        for name, ready in sorted(cluster.ready.items()):
+            with urllib.request.urlopen(f"http://{ready['metrics_address']}/metrics/all", timeout=TIMEOUT_S) as answer:
+                text = answer.read().decode()
+            kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
+            told = re.findall(r"^# HELP (\S+) (.*)$", text, re.MULTILINE)
+            yield from ("", f"## {name.partition('-')[0]}", "")
+            yield from _table(
+                ("name", "kind", "what it is"),
+                *((f"`{metric}`", kinds.get(metric, ""), help_) for metric, help_ in sorted(told)),
+            )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
