@@ -9,7 +9,7 @@ from kera.broker.records import EntryRecord, Graft, OriginRecord, SegmentRecord
 from kera.broker.storage.index_format import put_entry, put_origin, put_segment, streamlet_of
 from kera.broker.storage.loads import AWAITED_MS
 from kera.core.errors import Recovering
-from kera.core.ids import EARLIEST, Position
+from kera.core.ids import EARLIEST, EntryId, Position
 from tests.unit.broker.persistence_support import flushed
 from tests.unit.broker.support import ADDRESS, CHUNK_BYTES, SLOT_BYTES, STREAM_ID, Engine, Log, Outcome, placed
 
@@ -149,6 +149,24 @@ def test_segments_are_grafted_before_and_behind_what_is_here(engine: Engine) -> 
     engine.memory.arrivals.graft({entry: nothing}, [], Outcome())
     engine.run()
     assert entry.record().next_record == 24
+
+
+def test_what_is_grafted_is_not_overwritten_by_an_older_change_that_is_tried_again(engine: Engine) -> None:
+    """The disk did not take where an entry was to begin; what was taken over meanwhile begins earlier."""
+    memory, entry_id = engine.memory, EntryId(STREAM_ID, 0, 0)
+    older, newer = EntryRecord(Position(2, 1, 0), 16, 16), EntryRecord(Position(1, 1, 0), 0, 16, stored_segments=1)
+    memory.index_writer.note([put_entry(entry_id, older)], Outcome())
+    jobs = memory.plan()
+    jobs[0].error = OSError(5, os.strerror(5), "index")
+    memory.finished(jobs[0])
+    outcome = Outcome()
+    memory.arrivals.graft({}, [put_entry(entry_id, newer)], outcome)
+    assert memory.plan() == [], "it waits"
+
+    memory.tick(1 << 20, idle_close_ms=1 << 40)
+    engine.run()
+    assert outcome.calls == [None]
+    assert engine.index.entry(entry_id) == newer
 
 
 def test_one_streamlet_can_go_without_its_stream(engine: Engine) -> None:

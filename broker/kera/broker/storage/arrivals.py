@@ -37,8 +37,16 @@ class _Installation(NamedTuple):
 class Arrivals:
     """See the head of this module."""
 
-    def __init__(self, index: SegmentIndex, books: Books, *, on_arrived: Callable[[ArriveJob], None]) -> None:
-        """`on_arrived`: memory follows the index."""
+    def __init__(
+        self,
+        index: SegmentIndex,
+        books: Books,
+        *,
+        on_arrived: Callable[[ArriveJob], None],
+        writes: Callable[[], set[bytes]] = set,
+    ) -> None:
+        """`on_arrived`: memory follows the index. `writes`: keys of records that somebody else is about to write."""
+        self._writes = writes
         self._index = index
         self._books = books
         self._locked = books.locked
@@ -88,12 +96,14 @@ class Arrivals:
             self._busy = True
             return job
         job = ArriveJob([], {}, [], [], [])
+        others = self._writes() if self._grafts else set()
         for item in [item for item in self._grafts if not self._locked.intersection(item[0])]:
             grafts, changes, done = item
-            if self._locked.intersection(grafts):
-                continue  # with one that is in this job already
+            changes = changes + [put_entry(entry.log_id, entry.grafted(graft)) for entry, graft in grafts.items()]
+            if self._locked.intersection(grafts) or others.intersection(key for key, _ in changes):
+                continue  # with one that is in this job already; or what is written later would be older
             self._grafts.remove(item)
-            job.changes += changes + [put_entry(entry.log_id, entry.grafted(graft)) for entry, graft in grafts.items()]
+            job.changes += changes
             job.grafts += grafts.items()
             job.done.append(done)
             self._lock(job, *grafts)

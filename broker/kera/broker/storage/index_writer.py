@@ -42,6 +42,8 @@ class IndexWriter:
         """Open, and durable further than the index knows."""
         self._note_durable_heads = False
         self._busy = False
+        self._job: IndexJob | None = None
+        """Under way."""
         self.failed: IndexJob | None = None
         """To be done again."""
         self._retry_ms = 0
@@ -89,7 +91,7 @@ class IndexWriter:
             if now_ms < self._retry_ms:
                 return None
             job, self.failed = self.failed, None
-            self._busy = True
+            self._busy, self._job = True, job
             return job
         job = IndexJob([], [], [], [])
         noted, self._noted = self._noted, []
@@ -102,8 +104,13 @@ class IndexWriter:
         if not (job.done or job.changes or job.physical_ids):
             return None
         job.changes += [put_removal(physical_id) for physical_id in job.physical_ids]
-        self._busy = True
+        self._busy, self._job = True, job
         return job
+
+    def writes(self) -> set[bytes]:
+        """The keys of the records that are being written, or will be once more: others must not write them before."""
+        jobs = (job.changes for job in (self._job, self.failed) if job is not None)
+        return {key for changes in (*jobs, *(changes for changes, _ in self._noted)) for key, _ in changes}
 
     def _add_durable_heads(self, job: IndexJob) -> None:
         self._note_durable_heads = False
@@ -116,7 +123,7 @@ class IndexWriter:
 
     def finished(self, job: IndexJob, now_ms: int) -> None:
         """The job was performed: take note, tell who waits."""
-        self._busy = False
+        self._busy, self._job = False, None
         error: KeraError | None = None
         if job.error is None:
             self._locked.difference_update(job.entries)

@@ -71,9 +71,9 @@ class PersistenceManager:
         """Entries with a change of their records under way."""
         self.slots = SegmentSlots(arena, books, reserve_slots)
         self.loads = Loads(self.slots, books)
-        self.arrivals = Arrivals(index, books, on_arrived=self._arrived)
         self.removals = Removals(index, books)
         self.index_writer = IndexWriter(self.removals, books, on_removed=self._removed)
+        self.arrivals = Arrivals(index, books, on_arrived=self._arrived, writes=self.index_writer.writes)
         self.commits = GroupCommits(books)
         self.segments = SegmentWriter(
             self.slots, self.commits, self.index_writer, self.removals, books, flush_delay_ms=flush_delay_ms
