@@ -27,6 +27,8 @@ PAGES = ROOT / "build" / "docs"
 TOOLS = ROOT / "build" / "docs-tools"
 REQUIREMENTS = ROOT / "scripts" / "docs-tools.txt"
 TIMEOUT_S = 600
+STYLE = ".md-typeset table:not([class]) td:not(:last-child) code { white-space: nowrap; }\n"
+"""Names in tables are in one piece."""
 LINK = re.compile(r"(?<!!)\[([^\]\[]+)\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^(`{3,}).*?^\1", re.MULTILINE | re.DOTALL)
 
@@ -73,6 +75,7 @@ def write_pages(folder: Path) -> None:
             target.write_text(_relinked(source, place, places), encoding="utf-8")
         else:
             shutil.copy(source, target)
+    (folder / "site.css").write_text(STYLE, encoding="utf-8")
     reference = folder / "reference"
     reference.mkdir()
     for name, lines in {
@@ -150,14 +153,12 @@ def _settings() -> Iterator[str]:
         ProducerSettings,
         ConsumerSettings,
     ):
-        yield from ("", f"## `[{settings.section}]`", "")
         prefix = settings.model_config.get("env_prefix", "")
+        first = next(iter(settings.model_fields))
+        yield from ("", f"## `[{settings.section}]`", "", f"As variables: `{prefix}{first.upper()}`, and so on.", "")
         yield from _table(
-            ("name", "variable", "default", "what it is"),
-            *(
-                (f"`{name}`", f"`{prefix}{name.upper()}`", _default(field), field.description or "")
-                for name, field in settings.model_fields.items()
-            ),
+            ("name", "default", "what it is"),
+            *((f"`{name}`", _default(field), field.description or "") for name, field in settings.model_fields.items()),
         )
 
 
