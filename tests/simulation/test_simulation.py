@@ -33,3 +33,8 @@ def test_a_seed_is_a_run_byte_for_byte() -> None:
     first, second = simulate(*arguments), simulate(*arguments)
     assert len(first.splitlines()) == SEEDS_TWICE
     assert first == second
+
+
+@pytest.mark.parametrize("plan", sorted((Path(__file__).parent / "plans").glob("*.json")), ids=lambda path: path.stem)
+def test_what_has_failed_once_does_so_no_more(plan: Path) -> None:
+    assert "0 failed" in simulate("--plan", str(plan))
