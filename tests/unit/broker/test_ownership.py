@@ -146,6 +146,13 @@ def test_records_elsewhere_are_those_of_the_intervals_between(
     assert records_elsewhere(intervals, entry, 0, NO_END) == expected
 
 
+def test_no_more_records_are_elsewhere_than_there_are() -> None:
+    """An entry may end in an interval of which it has nothing: then it has no more than up to the one before it."""
+    here, later = Interval(1, 2, end_records=(10,)), Interval(3, first_records=(30,), leads=False)
+    assert [records_elsewhere((here, later), 0, 5, end) for end in (10, 15, 30, 40)] == [0, 5, 20, 20]
+    assert records_elsewhere((here, later), 0, 12, 14) == 2
+
+
 @given(maps(), st.integers(1, 3), st.integers(0, 30))
 def test_neighbours_of_a_group_are_on_its_two_sides(
     made: common_pb2.StreamletAssignment, broker: int, group_id: int

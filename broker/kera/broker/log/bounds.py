@@ -41,9 +41,10 @@ def lag_records(streamlet: Streamlet, entry: Entry, position: Position) -> int:
     if position >= end or end == EARLIEST:
         return 0
     position = max(position, entry.start)
-    records = ordinal_at(streamlet, entry, end) - ordinal_at(streamlet, entry, position)
-    if len(streamlet.intervals) > 1:
-        records -= records_elsewhere(streamlet.intervals, entry.index, position.group_id, end.group_id)
+    first_record, end_record = ordinal_at(streamlet, entry, position), ordinal_at(streamlet, entry, end)
+    records = max(0, end_record - first_record)
+    if records and len(streamlet.intervals) > 1:
+        records -= records_elsewhere(streamlet.intervals, entry.index, first_record, end_record)
     return records
 
 

@@ -134,12 +134,11 @@ def interval_after(intervals: Sequence[Interval], group_id: int) -> Interval | N
     return next((interval for interval in intervals if interval.first_group_id > group_id), None)
 
 
-def records_elsewhere(intervals: Sequence[Interval], entry: int, first_group_id: int, last_group_id: int) -> int:
-    """Records of an entry between two groups that other brokers have."""
+def records_elsewhere(intervals: Sequence[Interval], entry: int, first_record: int, end_record: int) -> int:
+    """Of the records of an entry from one ordinal up to another, those that other brokers have."""
     return sum(
-        after.first_record(entry) - before.end_record(entry)
+        max(0, min(end_record, after.first_record(entry)) - max(first_record, before.end_record(entry)))
         for before, after in pairwise(intervals)
-        if before.end_group_id > first_group_id and after.first_group_id <= last_group_id
     )
 
 
