@@ -197,7 +197,12 @@ class Takeovers:
     async def _find(
         self, wanted: dict[Ref, Sought], backups: Sequence[common_pb2.BackupInfo], *, alone: bool = False
     ) -> list[str]:
-        """Find out what is wanted; returns what has to be waited for, of those streamlets that are not known then."""
+        """Find out what is wanted; returns what has to be waited for, of those streamlets that are not known then.
+
+        What is being removed here of an earlier time goes first: it would be taken for what need not come.
+        """
+        for ref in wanted:
+            await self._removed(ref)
         found, waits = await self._survey.find(wanted, backups, alone=alone)
         for ref, result in found.items():
             self._results.add(ref, result)
@@ -262,7 +267,11 @@ class Takeovers:
         origin = self._index.origin(*ref)
         return origin is not None and origin.sources >= sources
 
+    async def _removed(self, ref: Ref) -> None:
+        await until_done(lambda done: self._streams.removal.when_removed(*ref, lambda: done(None)))
+
     async def _commit(self, ref: Ref, result: SurveyResult) -> None:
+        await self._removed(ref)
         live = self._streams.get(ref[0]).streamlets.get(ref[1]) if ref[0] in self._streams else None
         plan = await self._survey.plan(ref, result.merge)
         if live is not None:
