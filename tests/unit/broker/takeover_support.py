@@ -304,9 +304,18 @@ class Cluster:
         ]
 
     async def take_over(
-        self, info: common_pb2.StreamInfo, lost: int, by: int, **fields: Any
+        self,
+        info: common_pb2.StreamInfo,
+        lost: int,
+        by: int,
+        *,
+        given: Sequence[common_pb2.StreamletState] = (),
+        **fields: Any,
     ) -> tuple[broker_pb2.TakeOverResponse, common_pb2.StreamInfo]:
-        """What the coordinator does about a stream of a broker that is gone; the stream as it is then."""
+        """What the coordinator does about a stream of a broker that is gone; the stream as it is then.
+
+        `given`: what is handed over with the order to open it.
+        """
         node = self.nodes[by]
         before = node.epoch if lost == by else self.epoch()  # a launch that has lost its memory may be the next owner
         source = common_pb2.RecoverySource(broker_id=lost, before_epoch=before)
@@ -329,7 +338,7 @@ class Cluster:
             assignment.broker_id, assignment.broker_epoch = by, node.epoch
             del assignment.intervals[:]
             assignment.sources.append(source)
-        await node.ask(api.OPEN_STREAMLETS, broker_pb2.OpenStreamletsRequest(stream=after))
+        await node.ask(api.OPEN_STREAMLETS, broker_pb2.OpenStreamletsRequest(stream=after, handed_over=given))
         return response, after
 
 

@@ -621,6 +621,20 @@ async def test_a_streamlet_with_older_groups_here_grows_by_those_that_are_recove
     await second.stop()
 
 
+async def test_what_is_taken_over_and_was_handed_over_before_goes_on_behind_all_its_groups(world: Cluster) -> None:
+    """A move had been written, and was told once more after the broker that had it was lost."""
+    info, stored = await written(world, 20)
+    node = world.nodes[2]
+    await node.start(world.epoch())
+    state = common_pb2.StreamletState(streamlet_id=0, next_group_id=1, next_records=[0] * info.config.entries)
+    await world.take_over(info, 1, 2, given=[state])
+
+    streamlet = node.engine.streams.get(STREAM_ID).streamlets[0]
+    assert streamlet.next_group_id > max(entry.last_stored[0] for entry in streamlet.entries)
+    assert await everything(world, 2) == stored
+    await node.stop()
+
+
 async def test_where_an_entry_once_started_here_leaves_out_nothing_that_another_broker_had(world: Cluster) -> None:
     """The streamlet had been here, and had gone to the broker that is lost now, with all that there was."""
     info, stored = await written(world, 20)

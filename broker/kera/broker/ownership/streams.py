@@ -193,7 +193,8 @@ class Streams:
         if held.inherits and not (streamlet is not None and streamlet.owned):
             held = self._opener.as_inherited(stream.stream_id, assignment, held)
         if streamlet is None:
-            fresh = state is not None
+            # What was taken over since it was handed over has groups of the last interval.
+            fresh = state is not None and not assignment.sources
             return [self._opener.open(stream, info, assignment, held, fresh=fresh)] if held.intervals else []
         if held.intervals:
             self._opener.change(streamlet, held, state, taken_over=bool(assignment.sources))
