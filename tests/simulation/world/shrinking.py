@@ -93,7 +93,9 @@ def _with_less_load(plan: Plan) -> Iterator[Plan]:
 
 def stored(plan: Plan) -> str:
     """A plan as text, for a file."""
-    return json.dumps(dataclasses.asdict(plan) | {"faults": [list(fault) for fault in plan.faults]}, indent=1) + "\n"
+    head = json.dumps(dataclasses.asdict(plan) | {"faults": []}, indent=1)
+    faults = ",\n".join(f"  {json.dumps(list(fault))}" for fault in plan.faults)
+    return head.replace('"faults": []', f'"faults": [\n{faults}\n ]') + "\n"
 
 
 def read(path: Path) -> Plan:

@@ -2,7 +2,6 @@
 
 from itertools import pairwise
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,8 +15,6 @@ from kera.broker.log.intervals import (
     interval_of,
     records_elsewhere,
 )
-from kera.broker.ownership.handover import HandedOver, begins_with
-from kera.broker.records import EntryRecord
 from kera.core.ids import Position
 from kera.v1 import common_pb2
 from tests.unit.broker.support import stream_info
@@ -163,23 +160,3 @@ def test_neighbours_of_a_group_are_on_its_two_sides(
     assert before is None or before.end_group_id <= group_id
     assert after is None or after.first_group_id > group_id
     assert all(one.end_group_id <= other.first_group_id for one, other in pairwise(intervals))
-
-
-@pytest.mark.parametrize(
-    ("start", "start_record", "stored", "begins"),
-    [
-        (Position(5, 1, 0), 60, 0, True),
-        (Position(2, 1, 0), 60, 0, True),  # it was handed over before, and nothing was written since
-        (Position(2, 1, 0), 40, 0, False),
-        (Position(2, 1, 0), 60, 1, False),
-        (Position(2, 2, 0), 60, 0, False),
-        (Position(6, 1, 0), 60, 0, False),
-    ],
-)
-def test_where_an_entry_was_handed_over_says_nothing_of_what_was_before_elsewhere(
-    start: Position, start_record: int, stored: int, begins: bool
-) -> None:
-    """Taken for what was removed, all of it would be left out of a recovery."""
-    entry = EntryRecord(start, start_record, 60, stored_segments=stored)
-    assert begins_with(HandedOver(5, (7, 60)), 1, entry) == begins
-    assert not begins_with(HandedOver(), 1, entry)

@@ -36,10 +36,6 @@ class HandedOver(NamedTuple):
     first_records: tuple[int, ...] = ()
     """Per entry; empty: all 0."""
 
-    def first_record(self, entry: int) -> int:
-        """Of one entry."""
-        return self.first_records[entry] if entry < len(self.first_records) else 0
-
 
 def put_handed_over(stream_id: int, streamlet_id: int, first_group_id: int, first_records: Sequence[int]) -> Change:
     """The change that says that this broker has what it needs to own an interval."""
@@ -55,16 +51,9 @@ def handed_over(index: SegmentIndex, stream_id: int, streamlet_id: int) -> Hande
     return HandedOver()
 
 
-def begins_with(before: HandedOver, number: int, entry: EntryRecord) -> bool:
-    """Whether an entry starts here where the streamlet was handed over, and not where anything was removed.
-
-    It may have been handed over several times since, with nothing written in between.
-    """
-    group_id, *rest = entry.start
-    if before.first_group_id <= 1 or group_id > before.first_group_id or rest != [1, 0]:
-        return False
-    nothing_since = not entry.stored_segments and entry.start_record == before.first_record(number)
-    return group_id == before.first_group_id or nothing_since
+def begins_with(before: HandedOver, entry: EntryRecord) -> bool:
+    """Whether an entry starts here where the streamlet was handed over, and not where anything was removed."""
+    return before.first_group_id > 1 and entry.start == (before.first_group_id, 1, 0)
 
 
 def producers_of(state: common_pb2.StreamletState) -> dict[int, ProducerRecord]:

@@ -142,10 +142,7 @@ class Survey:
             before = handed_over(self._index, *ref)
             if not each.is_ours or (alone and before.first_group_id > 1):
                 entries = []
-            entries = [
-                None if entry is not None and begins_with(before, number, entry) else entry
-                for number, entry in enumerate(entries)
-            ]
+            entries = [None if entry is not None and begins_with(before, entry) else entry for entry in entries]
             merges[ref] = StreamletMerge(each.known, await self._present(ref), entries)
         scanned = await self._scan(wanted, merges, backups)
         found, waits = {}, []

@@ -41,7 +41,6 @@ class IndexWriter:
         self._durable_further: dict[Segment, None] = {}
         """Open, and durable further than the index knows."""
         self._note_durable_heads = False
-        self._busy = False
         self._job: IndexJob | None = None
         """Under way."""
         self.failed: IndexJob | None = None
@@ -79,19 +78,19 @@ class IndexWriter:
     @property
     def idle(self) -> bool:
         """Whether there is nothing to do, except what only time will bring."""
-        return not (self._noted or self._busy or self._removals.waiting)
+        return not (self._noted or self._job is not None or self._removals.waiting)
 
     # -- jobs ------------------------------------------------------------------------------------------------------
 
     def plan(self, now_ms: int) -> IndexJob | None:
         """What to do next, if anything; it must be performed and then given to `finished`."""
-        if self._busy:
+        if self._job is not None:
             return None
         if self.failed is not None:
             if now_ms < self._retry_ms:
                 return None
             job, self.failed = self.failed, None
-            self._busy, self._job = True, job
+            self._job = job
             return job
         job = IndexJob([], [], [], [])
         noted, self._noted = self._noted, []
@@ -104,7 +103,7 @@ class IndexWriter:
         if not (job.done or job.changes or job.physical_ids):
             return None
         job.changes += [put_removal(physical_id) for physical_id in job.physical_ids]
-        self._busy, self._job = True, job
+        self._job = job
         return job
 
     def writes(self) -> set[bytes]:
@@ -123,7 +122,7 @@ class IndexWriter:
 
     def finished(self, job: IndexJob, now_ms: int) -> None:
         """The job was performed: take note, tell who waits."""
-        self._busy, self._job = False, None
+        self._job = None
         error: KeraError | None = None
         if job.error is None:
             self._locked.difference_update(job.entries)
