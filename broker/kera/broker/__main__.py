@@ -153,6 +153,7 @@ async def serve(
             registration.broker_epoch,
             registration.recovered_before_epoch,
             elsewhere=registration.elsewhere_stream_ids,
+            has_holes=registration.has_holes,
         )
         broker.registered(registration.broker_id, owned, registration.broker_epoch)
         await push.start(registration.broker_id, registration.broker_epoch)

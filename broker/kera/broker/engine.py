@@ -184,14 +184,19 @@ class LogEngine:
         broker_epoch: int,
         recovered_before_epoch: int | None = None,
         elsewhere: Iterable[int] = (),
+        *,
+        has_holes: bool = False,
     ) -> None:
         """Drop what is here of streamlets that others have now; the service opens those that `owned` gives us.
 
         `elsewhere`: further streams that the coordinator knows, of which it has given us nothing. Any other it does not
         know: it is kept, for the metadata may be older than it is, until an order comes to drop it or to open it.
         `recovered_before_epoch`: what launches before that had is recovered, or was, from their replicas (0: nothing).
-        None: nobody says; then replicas of streams that are not ours any more are spared.
+        None: nobody says; then replicas of streams that are not ours any more are spared. `has_holes`: what an earlier
+        launch had in memory was lost, and is still being recovered.
         """
+        if has_holes:
+            self.streams.withhold()
         owned = list(owned)
         found = await asyncio.to_thread(lambda: list(virtual_segments(self._index)))
         held = held_streamlets(owned, broker_id)

@@ -79,6 +79,8 @@ class BrokerRegistration(registration.Registration):
         """Of the held streams, those that are others' now."""
         self.recovered_before_epoch = 0
         """What launches before that had is recovered by others, or was."""
+        self.has_holes = False
+        """What a launch had in memory was lost, and others have yet to recover it."""
 
     async def register(
         self,
@@ -118,6 +120,7 @@ class BrokerRegistration(registration.Registration):
         )
         self.broker_id, self.broker_epoch = answer.broker_id, answer.broker_epoch
         self.recovered_before_epoch = answer.recovered_before_epoch
+        self.has_holes = answer.has_holes
         self.elsewhere_stream_ids = list(answer.elsewhere_stream_ids)
         self._apply(answer)
         return list(answer.streams)

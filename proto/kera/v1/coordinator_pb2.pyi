@@ -1287,6 +1287,7 @@ class RegisterBrokerResponse(_message.Message):
     RECOVERED_BEFORE_EPOCH_FIELD_NUMBER: _builtins.int
     FENCES_FIELD_NUMBER: _builtins.int
     ELSEWHERE_STREAM_IDS_FIELD_NUMBER: _builtins.int
+    HAS_HOLES_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
     broker_id: _builtins.int
     broker_epoch: _builtins.int
@@ -1298,6 +1299,10 @@ class RegisterBrokerResponse(_message.Message):
     recovered_before_epoch: _builtins.int
     """What launches of the broker before this one had of replicated streams is recovered by others from their replicas,
     or was: it is not the broker's to free them. 0: nothing.
+    """
+    has_holes: _builtins.bool
+    """What launches of the broker had in memory of replicated streams was lost, and others have yet to recover it: what it
+    has of streamlets that it does not own has holes that nobody may see.
     """
     @_builtins.property
     def streams(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.StreamInfo]:
@@ -1331,10 +1336,11 @@ class RegisterBrokerResponse(_message.Message):
         recovered_before_epoch: _builtins.int = ...,
         fences: Global___ProducerFences | None = ...,
         elsewhere_stream_ids: _abc.Iterable[_builtins.int] | None = ...,
+        has_holes: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["fences", b"fences"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backups", b"backups", "broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "cluster_id", b"cluster_id", "coordinator_epoch", b"coordinator_epoch", "elsewhere_stream_ids", b"elsewhere_stream_ids", "fences", b"fences", "heartbeat_interval_ms", b"heartbeat_interval_ms", "lease_ms", b"lease_ms", "recovered_before_epoch", b"recovered_before_epoch", "streams", b"streams"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backups", b"backups", "broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "cluster_id", b"cluster_id", "coordinator_epoch", b"coordinator_epoch", "elsewhere_stream_ids", b"elsewhere_stream_ids", "fences", b"fences", "has_holes", b"has_holes", "heartbeat_interval_ms", b"heartbeat_interval_ms", "lease_ms", b"lease_ms", "recovered_before_epoch", b"recovered_before_epoch", "streams", b"streams"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

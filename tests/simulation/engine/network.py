@@ -101,10 +101,11 @@ class Network:
             return
         arrives_s = max(self.scheduler.now_s + self._delay_s(sender.machine, sender.peer.machine), sender.arrives_s)
         sender.arrives_s = arrives_s
-        self.scheduler.at(arrives_s, self._arrive, sender, kind, data)
+        sender.sent.append((kind, data))
+        self.scheduler.at(arrives_s, self._arrive, sender)
 
-    def _arrive(self, sender: SimulatedTransport, kind: str, data: bytes) -> None:
-        sender.held.append((kind, data))
+    def _arrive(self, sender: SimulatedTransport) -> None:
+        sender.held.append(sender.sent.popleft())  # in order, though several may be due at once
         self._pass_on(sender)
 
     def _pass_on(self, sender: SimulatedTransport) -> None:

@@ -71,6 +71,8 @@ class SimulatedTransport(asyncio.Transport):
         """That have left here, and that the other process has not taken."""
         self.arrives_s = 0.0
         """When the last that was sent arrives."""
+        self.sent: deque[tuple[str, bytes]] = deque()
+        """What is on its way."""
         self.held: deque[tuple[str, bytes]] = deque()
         """What the network does not carry just now."""
         self.silent_since_s: float | None = None
@@ -89,8 +91,9 @@ class SimulatedTransport(asyncio.Transport):
     def begin(self, protocol: Any) -> None:
         """The connection is made, and this end is `protocol`'s."""
         self._protocol = protocol
+        was_lost = self.gone
         protocol.connection_made(self)
-        if self.gone:  # it was lost before anybody had it
+        if was_lost:  # before anybody had it
             self.loop.call_soon(protocol.connection_lost, self._lost_by)
         self._read_soon()
 

@@ -137,6 +137,10 @@ class People:
         self._wake()
         self._copies.clear()
 
+    def go_home(self) -> None:
+        """Who has still to join stays away."""
+        self._left.clear()
+
     def _join(self, name: str) -> None:
         if name not in self._left:
             return

@@ -210,6 +210,8 @@ def _fault(  # noqa: PLR0911 - one for each kind
             aim = random.choice(list(MOMENTS)), random.choice(BLOWS), random.choice((SENDER, RECEIVER))
             return Fault(at_s, kind, lasts_s, aim, random.choice((1, 1, 1, 2, 5)) * random.choice((1, 1, -1)))
         case "stop" | "pause" | "isolate" | "slow disk":
+            if kind == "stop" and people.OLD_METADATA in plan.kinds:
+                servers = [*plan.broker_names, *plan.backup_names]  # who cannot say that it stops is taken for lost
             amount = random.choice((5.0, 50.0)) if kind == "slow disk" else 0.0
             return Fault(at_s, kind, lasts_s, (random.choice(servers),), amount)
         case "cut one way" if random.random() < 0.5:  # answers are lost, and what was asked for is done

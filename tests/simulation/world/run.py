@@ -154,6 +154,7 @@ class _Run:
 
     def _end_clients(self) -> None:
         plan = self._cluster.plan
+        self._faults.go_home()
         names = plan.client_names
         for name in names:
             process = self._cluster.clients[name]

@@ -180,10 +180,12 @@ class Node:
             repair_delay_ms=60_000,
         )
 
-    async def start(self, epoch: int, *streams: common_pb2.StreamInfo, recovered_before_epoch: int = 0) -> None:
+    async def start(
+        self, epoch: int, *streams: common_pb2.StreamInfo, recovered_before_epoch: int = 0, has_holes: bool = False
+    ) -> None:
         self.epoch = epoch
         engine = await self.begin()
-        await engine.own(streams, self.broker_id, epoch, recovered_before_epoch)
+        await engine.own(streams, self.broker_id, epoch, recovered_before_epoch, has_holes=has_holes)
         self.service.registered(self.broker_id, streams, epoch)
 
     async def begin(self) -> LogEngine:

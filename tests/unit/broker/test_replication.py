@@ -377,7 +377,7 @@ def test_a_backup_that_comes_back_late_with_what_it_had_heals_it_without_a_copy(
     assert world.replication.totals.bytes_repaired == 0
 
 
-def test_a_replica_that_is_not_what_was_closed_is_freed_and_made_anew(world: Replicated) -> None:
+def test_a_replica_that_is_not_what_was_closed_is_made_anew_and_then_freed(world: Replicated) -> None:
     stream = world.open()
     world.append(stream, 4)
     world.finish()
@@ -387,12 +387,13 @@ def test_a_replica_that_is_not_what_was_closed_is_freed_and_made_anew(world: Rep
     world.wire.backups[one].replicas[FIRST_ID].cut(3 * CHUNK_BYTES)
     world.wire.connect(one)
     world.wire.run()
-    assert FIRST_ID not in world.wire.backups[one].replicas
+    assert FIRST_ID in world.wire.backups[one].replicas
     assert len(world.replication.coverage.deficient) == 1
     world.wire.tick(FAILED_MS)
     world.repair()
 
     assert world.copies(stream) == [2] * 4
+    assert FIRST_ID not in world.wire.backups[one].replicas
 
 
 def test_a_sealed_virtual_segment_is_repaired_and_nothing_stays_on_the_backup_that_left(world: Replicated) -> None:
@@ -654,6 +655,25 @@ def test_replicas_of_earlier_launches_stay_when_memory_was_lost(world: Replicate
     replication.backlog.rest()
 
     assert not any(isinstance(effect, Free) for effect in replication.logs.pump())
+
+
+def test_a_damaged_replica_stays_until_what_it_has_is_made_anew(world: Replicated) -> None:
+    """Who recovers, and cannot reach the other replica, must see that there was something."""
+    world.append(world.open(), 3)
+    world.finish()
+    world.close_all()
+    replication = restarted(world)
+    replication.backups.update([backup.info for backup in world.wire.backups.values()])
+    (segment,) = replication.coverage.segments.values()
+    damaged_at = segment.backups[0]  # the other backup is away
+    replication.backup_up(damaged_at)
+    listed = world.wire.backups[damaged_at].list()
+    for replica in listed:
+        replica.chunks_damaged = 1
+    replication.listed(damaged_at, listed)
+
+    assert not any(isinstance(effect, Free) for effect in replication.logs.pump())
+    assert segment in replication.coverage.deficient
 
 
 def test_a_stream_that_is_dropped_before_it_is_covered_does_not_keep_strangers(world: Replicated) -> None:

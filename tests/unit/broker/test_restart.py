@@ -418,6 +418,8 @@ def test_an_older_interval_that_is_whole_has_lost_nothing_with_the_memory(launch
     assert still_missing(log.entry, [more]) == [Gap(end, more.following)] * 2
     later = Interval(7, leads=False)
     assert still_missing(log.entry, [whole, later]) == [Gap(later.start, gap.end) for gap in gaps]
+    by_disk = still_missing(log.entry, [whole, later], persisted=True)
+    assert all(gap.start > later.start for gap in by_disk), "who is where it begins has seen all that was visible"
     assert still_missing(log.entry, [Interval(0)]) == gaps
 
 

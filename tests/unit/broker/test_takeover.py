@@ -535,6 +535,21 @@ async def moved_from_second_to_first(world: Cluster) -> tuple[common_pb2.StreamI
     return moved, state, (stored, end, newer)
 
 
+async def test_what_was_lost_of_an_older_interval_is_not_there_at_later_launches_either(world: Cluster) -> None:
+    """Its owner recovers it: till then nobody is told that it is lost."""
+    moved, _, _ = await moved_from_second_to_first(world)
+    second = world.nodes[2]
+    await second.kill(memory=True)
+    for has_holes in (False, True):  # the first of them knows by itself that it has lost its memory
+        await second.start(world.epoch(), moved, has_holes=has_holes)
+        assert not second.engine.streams.get(STREAM_ID).streamlets
+        await second.kill()
+    await second.start(world.epoch(), moved)
+    assert second.engine.streams.get(STREAM_ID).streamlets, "nothing is to be recovered, and the loss is told"
+    await second.stop()
+    await world.nodes[1].stop()
+
+
 async def test_a_recovery_waits_for_what_another_one_has_taken_over_to_be_opened(world: Cluster) -> None:
     """Else what the former has found out would be passed over: the latter is about other groups of the streamlet."""
     moved, state, (stored, _, newer) = await moved_from_second_to_first(world)

@@ -11,7 +11,7 @@ from kera.coordinator.recovery.records import KEPT, records_of
 from kera.coordinator.store.metadata import Write
 from kera.core.errors import StaleEpoch, Unavailable
 from kera.v1 import common_pb2, consumer_group_pb2, coordinator_pb2
-from tests.unit.coordinator.fake_cluster import FIRST_VERSION, Cluster
+from tests.unit.coordinator.fake_cluster import FIRST_VERSION, Cluster, registration
 
 
 @pytest.fixture
@@ -311,6 +311,22 @@ async def test_what_was_lost_with_memory_is_not_there_again_at_the_next_start(th
     three.brokers.waits_for = []
     await three.settle()
     assert sources(three)[0] == [(1, 4)]
+
+
+async def test_a_broker_is_told_that_others_have_yet_to_recover_what_it_had_in_memory(three: Cluster) -> None:
+    async def has_holes(launch_id: str, *, lost_memory: bool = False) -> bool:
+        request = registration(launch_id, 1)
+        request.lost_memory = lost_memory
+        return (await three.coordinator.members.register_broker(request)).has_holes
+
+    assert not await has_holes("a2")
+    three.brokers.waits_for = ["a backup"]
+    assert await has_holes("a3", lost_memory=True)
+    await three.coordinator.idle()
+    assert await has_holes("a4")
+    three.brokers.waits_for = []
+    await three.settle()
+    assert not await has_holes("a5")
 
 
 async def test_the_only_broker_recovers_itself(cluster: Cluster) -> None:

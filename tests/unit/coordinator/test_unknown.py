@@ -8,7 +8,7 @@ from kera.coordinator.cluster.catalog import GROUPS_PER_LAUNCH
 from kera.core.errors import InvalidArgument, StreamExists, Unavailable, UnknownStream
 from kera.core.lineage import comes_from, new_version
 from kera.v1 import common_pb2, coordinator_pb2
-from tests.unit.coordinator.fake_cluster import Cluster
+from tests.unit.coordinator.fake_cluster import Cluster, registration
 
 YOUNG = 77
 
@@ -159,6 +159,29 @@ async def test_a_stream_that_moved_since_a_copy_goes_on_where_its_brokers_know_i
     }
     assert two.coordinator.unknown.describe_all() == []
     assert (await two.coordinator.members.heartbeat(beat(two, 1, later))).unknown_stream_ids == []
+
+
+async def test_a_broker_that_starts_again_is_waited_for_before_a_stream_goes_on(two: Cluster) -> None:
+    """It may know later assignments than those who are there: then both would have gone on."""
+    known, later = await moved_since_a_copy(two)
+    latest = common_pb2.StreamInfo()
+    latest.CopyFrom(later)
+    new_version(latest, two.coordinator.state.coordinator_epoch + 5)
+    owner = later.assignments[0].broker_id
+    epoch = two.coordinator.state.brokers.epoch(3 - owner)
+    stopping = coordinator_pb2.PrepareRestartRequest(broker_id=3 - owner, epoch=epoch, stopping=True)
+    await two.coordinator.restarts.prepare(stopping)
+
+    await tell(two, owner, later)
+    await two.coordinator.idle()
+    assert two.coordinator.state.catalog.named("orders") == known
+
+    request = registration("again", 3 - owner)
+    request.held_streams.add(stream_id=latest.stream_id, assignments_version=latest.assignments_version)
+    await two.coordinator.members.register_broker(request)
+    await all_tell(two, 3 - owner, latest)
+    await two.coordinator.idle()
+    assert comes_from(two.coordinator.state.catalog.named("orders"), latest.assignments_version)
 
 
 async def test_brokers_are_told_how_a_stream_goes_on_though_a_query_comes_when_that_has_just_been_written(

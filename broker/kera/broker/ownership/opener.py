@@ -17,7 +17,7 @@ from kera.broker.ownership.stream import Stream
 from kera.broker.records import Gap
 from kera.broker.storage.index_format import no_producer
 from kera.broker.storage.persistence import PersistenceManager
-from kera.broker.storage.restart import Restart
+from kera.broker.storage.restart import Restart, behind
 from kera.core.done import nothing
 from kera.core.ids import Position
 from kera.v1 import common_pb2
@@ -90,12 +90,13 @@ class StreamletOpener:
         """
         last = held.intervals[-1]
         first_group_id = max(assignment.first_group_id if held.owned else 0, last.first_group_id, 1)
+        persisted = stream.by_disk and stream.durability == common_pb2.DURABILITY_PERSISTED
         restored = self._restart.restore(
             stream.stream_id,
             assignment.streamlet_id,
             info.config.entries,
             last.end_group_id if last.closed else first_group_id,
-            persisted=stream.by_disk and stream.durability == common_pb2.DURABILITY_PERSISTED,
+            persisted=persisted,
             fresh=fresh,
         )
         before = HandedOver()
@@ -105,7 +106,7 @@ class StreamletOpener:
             entry = restored.entries[index]
             entry.go_on_from(record)
         for entry in restored.entries.made:
-            entry.gaps = still_missing(entry, held.intervals)
+            entry.gaps = still_missing(entry, held.intervals, persisted=persisted)
         streamlet = Streamlet(
             stream.stream_id,
             assignment.streamlet_id,
@@ -135,17 +136,18 @@ class StreamletOpener:
         return streamlet
 
 
-def still_missing(entry: Entry, intervals: Iterable[Interval]) -> list[Gap]:
+def still_missing(entry: Entry, intervals: Iterable[Interval], *, persisted: bool = False) -> list[Gap]:
     """What of an entry's gaps is in intervals that are here, and may have had something in it.
 
     A start without memory takes everything behind what is on disk for lost. An interval that was closed ends where the
     next one goes on: when what is here ends with that record, nothing is missing of it, and what is behind it is not
-    this broker's.
+    this broker's. `persisted`: readers see only what is on disk, so who is where an interval begins has missed nothing.
     """
     found: list[Gap] = []
     for gap in entry.gaps:
         for interval in intervals:
-            start = gap.start if interval.leads else max(gap.start, interval.start)
+            begins = behind(interval.start) if persisted else interval.start
+            start = gap.start if interval.leads else max(gap.start, begins)
             end = min(gap.end, interval.following) if interval.closed else gap.end
             whole = interval.closed and _records_before(entry, start, interval) >= interval.end_record(entry.index)
             if start < end and not whole:

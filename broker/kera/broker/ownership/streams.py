@@ -38,6 +38,8 @@ class Streams:
         self._memory = memory
         self._restart = restart
         self._replication = replication
+        self._has_holes = restart.found.lost_memory
+        """What is here of replicated streamlets that are not owned is not opened."""
         self.by_id: dict[int, Stream] = {}
         self.fences = ProducerFences()
         """Of all its streamlets."""
@@ -47,6 +49,10 @@ class Streams:
         """Streams that are here and of which the coordinator did not know: kept, and not served."""
         self.removal = StreamletRemoval(memory, restart)
         self._opener = StreamletOpener(memory, restart, self.fences, self.moved_starts, producer_limits)
+
+    def withhold(self) -> None:
+        """Open nothing of replicated streamlets that are not owned: an earlier launch has lost its memory."""
+        self._has_holes = True
 
     @property
     def index(self) -> SegmentIndex:
@@ -157,7 +163,7 @@ class Streams:
             return True  # its new owner reads our replicas, and they would go with it
         # Else what earlier launches had of it in memory is recovered by its owner; what is here has a hole that nobody
         # may see.
-        return streamlet is None and not held.owned and self._restart.found.lost_memory and stream.replication > 0
+        return streamlet is None and not held.owned and self._has_holes and stream.replication > 0
 
     def check_known(self, info: common_pb2.StreamInfo) -> None:
         """Raise `Unavailable` for assignments made by somebody who does not know those that are known here.

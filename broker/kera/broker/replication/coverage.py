@@ -227,7 +227,8 @@ class Coverage:
             if counts and not replica.closed:
                 self._effect(Close(None, segment, backup_id))
             return counts
-        if segment not in self.deficient:
+        self._without(segment, backup_id)
+        if len(segment.backups) == segment.wanted:
             self._effect(Free(backup_id, (segment.virtual_segment_id,)))
         elif replica.length > segment.head and not replica.closed:
             self._effect(Close(None, segment, backup_id))  # it was cut off, and missed the end

@@ -322,7 +322,7 @@ class Restart:
             gaps[-1] = Gap(gaps[-1].start, Position(result.next_group_id, 1, 0))
         if persisted:
             # The end of the last chunk, which is at a multiple of the alignment, becomes a place to go on from.
-            gaps = [Gap(_behind(gap.start), gap.end) for gap in gaps]
+            gaps = [Gap(behind(gap.start), gap.end) for gap in gaps]
         if gaps != entry.gaps:
             entry.gaps = gaps
             result.moved.append(entry)
@@ -377,7 +377,11 @@ class Restart:
                 item.slot.retire()
 
 
-def _behind(position: Position) -> Position:
+def behind(position: Position) -> Position:
+    """Where a loss begins for readers who are at `position` not to be in it: they have seen all there was.
+
+    It is no place where a chunk could begin: those are multiples of the alignment.
+    """
     return position if position.offset % ALIGNMENT_BYTES else position._replace(offset=position.offset + 1)
 
 

@@ -188,7 +188,9 @@ class Membership(Generic[RecordT, InfoT]):
 
     def is_expected(self, member_id: int) -> bool:
         """Whether the member has stopped in order to start again, and still has time for that."""
-        member = self._members[member_id]
+        member = self._members.get(member_id)
+        if member is None:
+            return False
         return self.kind.info(member.record).restarting and member.heard_s + self._grace_s > self._clock.monotonic_s()
 
     def describe(self, member_id: int) -> InfoT:

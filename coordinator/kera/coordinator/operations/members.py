@@ -91,6 +91,7 @@ class Members:
             coordinator_epoch=self._state.coordinator_epoch,
             recovered_before_epoch=self._recoveries.records.recovered_before_epoch(broker_id),
             fences=self._producers.fences(),
+            has_holes=self._recoveries.records.has_holes(broker_id),
             elsewhere_stream_ids=await self._elsewhere(broker_id, request.held_streams, streams),
         )
         pace = self._state.pace()

@@ -86,11 +86,12 @@ class UnknownReports:
         self._told.pop(stream_id, None)  # a query may have seen that it is known by now
 
     def check_told(self, *versions: common_pb2.StreamInfo) -> None:
-        """Raise `Unavailable` while a broker that lives and has a part may yet tell of something later."""
+        """Raise `Unavailable` while a broker that lives, or is starting again, and has a part may yet tell of more."""
         brokers, stream = self._state.brokers, versions[0]
         for broker_id in {broker_id for one in versions for broker_id in broker_ids_of(one)}:
             awaited = self._awaited.get(Launch(broker_id, brokers.epoch(broker_id)))
-            if brokers.is_alive(broker_id) and (awaited is None or stream.stream_id in awaited):
+            comes = brokers.is_alive(broker_id) or brokers.is_expected(broker_id)
+            if comes and (awaited is None or stream.stream_id in awaited):
                 raise Unavailable(f"broker {broker_id} has yet to tell what it knows of stream {stream.name!r}")
 
     def _is_news(self, stream_id: int, assignments_version: int, config_version: int) -> bool:

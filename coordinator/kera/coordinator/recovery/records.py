@@ -172,6 +172,10 @@ class RecoveryRecords:
                 found += [info] * any(is_lost(info, stream, one) for one in owned)
         return found
 
+    def has_holes(self, broker_id: int) -> bool:
+        """Whether what a broker's launches had in memory was lost, and has yet to be taken over."""
+        return any(info.cause == LOST_MEMORY for info in self.pending_of(broker_id))
+
     def recovered_before_epoch(self, broker_id: int) -> int:
         """Replicas of launches of a broker before this epoch are read, or were, by others; 0: none are.
 
