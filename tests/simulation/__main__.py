@@ -48,6 +48,7 @@ def main() -> int:
         totals.update(
             records=outcome.records,
             repeats=outcome.repeats,
+            told_removed=outcome.told_removed,
             virtual_s=round(outcome.virtual_s),
             cpu_ms=round(outcome.cpu_s * 1000),
             events=outcome.events,
@@ -66,6 +67,7 @@ def main() -> int:
         print(
             f"{done} seeds from {arguments.seed}: {len(failed)} failed {failed or ''};"
             f" {totals['records']} records, {totals['repeats']} of them sent again though they had come,"
+            f" readers told {totals['told_removed']} times that what came next was removed,"
             f" {totals['virtual_s']} virtual seconds in {time.perf_counter() - begun_s:.1f} s,"
             f" {cpu_s:.1f} s of a processor ({totals['virtual_s'] / max(cpu_s, 1e-3):.0f} times as fast),"
             f" {totals['events']} events"

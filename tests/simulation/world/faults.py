@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from kera.client.checking.history import History
 from tests.simulation.engine.transports import SimulatedTransport
 from tests.simulation.world import disk_faults, people
 from tests.simulation.world.aimed import MOMENTS, SENDER, Aim, Aims
@@ -14,13 +15,13 @@ from tests.simulation.world.plan import Fault
 class Faults:
     """See the head of this module."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, history: History) -> None:
         self._cluster = cluster
         self.counts: Counter[str] = Counter()
         """By kind."""
         self._disks = disk_faults.DiskFaults(cluster)
         self._aims = Aims()
-        self._people = people.People(cluster)
+        self._people = people.People(cluster, history)
         cluster.network.watch = self._aims.meet
 
     def schedule(self, begun_s: float) -> None:

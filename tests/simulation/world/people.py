@@ -9,8 +9,11 @@ from collections.abc import Awaitable, Callable, Iterable
 from random import Random
 from typing import TYPE_CHECKING, NamedTuple
 
-from kera.client.admin.admin import Admin
+from kera.client import Client
+from kera.client.admin.locating import ChunkQuery
+from kera.client.checking.history import History
 from kera.core.errors import KeraError
+from kera.core.ids import Position
 from kera.core.runtime import Runtime
 from tests.simulation.wiring import programs
 from tests.simulation.world import disk_faults
@@ -21,16 +24,17 @@ if TYPE_CHECKING:
     from tests.simulation.world.cluster import Cluster
     from tests.simulation.world.plan import Fault, Plan
 
-MOVE, LEAVE, TAKE_THE_NAME, ALTER, DRAIN, OLD_METADATA = (
+MOVE, LEAVE, TAKE_THE_NAME, ALTER, DRAIN, OLD_METADATA, TRUNCATE = (
     "move",
     "leave",
     "take the name",
     "alter",
     "drain",
     "old metadata",
+    "truncate",
 )
-KINDS = (MOVE, LEAVE, TAKE_THE_NAME, ALTER, DRAIN, OLD_METADATA)
-_CALM = frozenset({"stop", "slow way", "reset", "slow disk", MOVE, LEAVE, ALTER})
+KINDS = (MOVE, LEAVE, TAKE_THE_NAME, ALTER, DRAIN, OLD_METADATA, TRUNCATE)
+_CALM = frozenset({"stop", "slow way", "reset", "slow disk", MOVE, LEAVE, ALTER, TRUNCATE})
 """Kinds by which no broker is lost."""
 ONLY_WITH = {
     OLD_METADATA: _CALM | {OLD_METADATA, disk_faults.BITS},
@@ -69,6 +73,10 @@ def draw(plan: Plan, random: Random, kind: str) -> Doing | None:
             found = Doing(("operator",), random.randint(1, 4), takes_time=False)
         case "drain" if plan.brokers > 1:
             found = Doing((random.choice(plan.broker_names),))
+        case "truncate":
+            streamlet, share = random.randint(1, plan.streamlets), random.choice((0.0, 0.25, 0.5, 0.75))
+            behind = random.sample(plan.client_names, 1)  # who has not read yet what is removed, if it is a reader
+            found = Doing(("operator", *(name for name in behind if name.startswith("reader"))), streamlet + share)
         case "old metadata" if plan.coordinators == 1:
             found = Doing(tuple(plan.coordinator_names))
     return found
@@ -83,10 +91,13 @@ def is_early(fault: Fault, before: Iterable[Fault]) -> bool:
 class People:
     """They begin and end things."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, history: History) -> None:
         self._cluster = cluster
+        self._history = history
         self._late: list[Process] = []
         """Producers that stand still while another one has their name."""
+        self._behind: list[Process] = []
+        """Readers that stand still while what they have yet to read is removed."""
         self._left: set[str] = set()
         """Members of the consumer group that have left it."""
         self._drained: set[str] = set()
@@ -107,7 +118,12 @@ class People:
                 cluster.clients[name].pause()
                 cluster.again(name)
             case "alter":
-                self._operate("alter the stream", lambda one: one.alter_stream(STREAM, virtual_logs=int(fault.amount)))
+                virtual_logs = int(fault.amount)
+                self._operate("alter the stream", lambda one: one.admin.alter_stream(STREAM, virtual_logs=virtual_logs))
+            case "truncate":
+                for reader in fault.targets[1:]:
+                    self._behind.append(cluster.clients[reader])
+                    cluster.clients[reader].pause()
             case "drain":
                 self._drained.add(name)
                 self._drain(name)
@@ -121,9 +137,12 @@ class People:
             case "leave":
                 self._join(name)
             case "take the name":
-                self._wake()
+                self._wake(self._late)
             case "drain":
                 self._undrain(name)
+            case "truncate":
+                self._truncate(int(fault.amount) - 1, fault.amount % 1)
+                self._wake(self._behind)
             case "old metadata" if fault in self._copies:
                 self._cluster.daemons[name].put_back(self._copies.pop(fault))
                 self._cluster.back(name)
@@ -134,7 +153,8 @@ class People:
             self._join(name)
         for name in sorted(self._drained):
             self._undrain(name)
-        self._wake()
+        self._wake(self._late)
+        self._wake(self._behind)
         self._copies.clear()
 
     def go_home(self) -> None:
@@ -150,44 +170,63 @@ class People:
         else:
             self._cluster.scheduler.after(LEAVING_S, self._join, name)
 
-    def _wake(self) -> None:
-        late, self._late = self._late, []
-        for process in late:
+    @staticmethod
+    def _wake(processes: list[Process]) -> None:
+        for process in processes:
             if process.alive:
                 process.resume()
+        processes.clear()
 
     def _move(self, to: str, streamlet: int) -> None:
         ready = self._cluster.daemons[to].ready
         if ready is not None:
             broker_id = int(ready["broker_id"])
             what = f"move streamlet {streamlet} to {to}"
-            self._operate(what, lambda one: one.move_streamlet(STREAM, streamlet, broker_id))
+            self._operate(what, lambda one: one.admin.move_streamlet(STREAM, streamlet, broker_id))
 
     def _drain(self, name: str, *, undo: bool = False) -> None:
         ready = self._cluster.daemons[name].ready
         if ready is not None:
             broker_id = int(ready["broker_id"])
-            self._operate(f"drain {name}, undo: {undo}", lambda one: one.drain_broker(broker_id, undo=undo))
+            self._operate(f"drain {name}, undo: {undo}", lambda one: one.admin.drain_broker(broker_id, undo=undo))
 
     def _undrain(self, name: str) -> None:
         if name in self._drained:
             self._drained.remove(name)
             self._drain(name, undo=True)
 
+    def _truncate(self, streamlet: int, share: float) -> None:
+        """Remove a share of what a streamlet has; 0: all of it."""
+        removed = self._history.removed
+
+        async def truncate(client: Client) -> None:
+            to: list[Position] = []
+            for entry, bounds in enumerate((await client.bounds(STREAM))[streamlet]):
+                position, record = bounds.end, bounds.next_record
+                records = int((record - bounds.first_record) * share)
+                if share and records:
+                    query = ChunkQuery(streamlet, entry, bounds.start, bounds.end, records_max=records)
+                    ((position, record, _),) = await client.locate(STREAM, [query])
+                to.append(position)
+                removed[streamlet, entry] = max(record, removed.get((streamlet, entry), 0))
+            await client.admin.truncate_stream(STREAM, {streamlet: to})
+
+        self._operate(f"truncate streamlet {streamlet}", truncate)
+
     def _copy_metadata(self, fault: Fault) -> None:
-        async def copy(admin: Admin) -> None:
-            self._copies[fault] = await admin.backup_metadata()
+        async def copy(client: Client) -> None:
+            self._copies[fault] = await client.admin.backup_metadata()
 
         self._operate("copy the metadata", copy)
 
-    def _operate(self, what: str, call: Callable[[Admin], Awaitable[object]]) -> None:
+    def _operate(self, what: str, call: Callable[[Client], Awaitable[object]]) -> None:
         """Have an operator do something, who may be refused, or get no answer."""
         cluster = self._cluster
 
         async def main(runtime: Runtime) -> None:
             async with programs.client_on(cluster.coordinators, runtime, retry_timeout_ms=3000) as client:
                 try:
-                    await call(client.admin)
+                    await call(client)
                 except KeraError as error:
                     cluster.trace.note("operator", f"could not {what}: {error!r}")
 

@@ -11,7 +11,7 @@ import tempfile
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
@@ -20,12 +20,14 @@ from typing import Any
 
 import structlog
 
+from kera.client.checking.history import Place, Value
 from kera.client.checking.verdict import EVIDENCE_MAX, violations
 from kera.core.errors import ProducerFenced
 from kera.core.runtime import Runtime
 from tests.simulation.engine.loop import ProcessLoop
 from tests.simulation.engine.scheduler import Scheduler
 from tests.simulation.engine.trace import Trace
+from tests.simulation.world import disk_faults
 from tests.simulation.world.cluster import Cluster
 from tests.simulation.world.faults import Faults
 from tests.simulation.world.plan import Plan, draw
@@ -58,6 +60,8 @@ class Outcome:
     """That were acknowledged."""
     repeats: int = 0
     """That had arrived already when they were sent again."""
+    told_removed: int = 0
+    """How often a reader was told that somebody has removed what came next."""
     virtual_s: float = 0.0
     real_s: float = 0.0
     cpu_s: float = 0.0
@@ -101,7 +105,7 @@ class _Run:
         self._cluster = cluster
         self._outcome = outcome
         self._workload = Workload(cluster)
-        self._faults = Faults(cluster)
+        self._faults = Faults(cluster, self._workload.history)
 
     def go(self) -> None:
         """All of it."""
@@ -120,6 +124,7 @@ class _Run:
         outcome.faults = self._faults.counts
         outcome.records = len(self._workload.history.acknowledged)
         outcome.repeats = self._workload.repeats
+        outcome.told_removed = self._workload.told_removed
         outcome.problems += cluster.defects
 
     def _calm(self) -> None:
@@ -137,18 +142,25 @@ class _Run:
             and self._do("everything was read back", self._workload.read_back, CALM_S)
         ):
             return
-        everything = len(history.stored)
-        wanted = [("readers have everything", lambda: all(len(history.read[name]) >= everything for name in readers))]
+        ends = _ends(history.stored)
+        wanted = [
+            (
+                "readers have everything",
+                lambda: all(_reaches(_ends(history.read[name]), ends) for name in readers),
+            )
+        ]
         if plan.members:
             wanted.append(
                 (
                     "the consumer group has everything",
-                    lambda: history.acknowledged.keys() <= history.processed[GROUP],
+                    lambda: all(map(history.may_be_removed, history.acknowledged.keys() - history.processed[GROUP])),
                 )
             )
         for what, reached in wanted:
             if not self._reach(what, reached, CALM_S):
                 break
+        if plan.replication and disk_faults.BITS not in plan.kinds:
+            self._do("everything has its replicas", self._workload.replicated, CALM_S)
         self._outcome.problems += [*violations(history), *islice(fenced_too_late(history.stored), EVIDENCE_MAX)]
         self._end_clients()
 
@@ -212,6 +224,15 @@ def _alone(seed: int) -> Iterator[None]:
                 pass  # the end of one lets go of others
         gc.unfreeze()
         sys.unraisablehook = hook
+
+
+def _ends(read: Iterable[tuple[Place, Value]]) -> dict[tuple[int, int], int]:
+    """By streamlet and entry, the last record."""
+    return {place[:2]: place.record for place, _ in read}
+
+
+def _reaches(seen: Mapping[tuple[int, int], int], ends: Mapping[tuple[int, int], int]) -> bool:
+    return all(seen.get(entry, -1) >= record for entry, record in ends.items())
 
 
 @contextmanager

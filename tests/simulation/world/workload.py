@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from kera.client import Client
 from kera.client.checking.history import History, Place, Value
+from kera.client.checking.verdict import EVIDENCE_MAX
 from kera.client.types import Delivery, Record
-from kera.core.errors import KeraError, NotAccepted
+from kera.core.errors import DataLost, KeraError, NotAccepted
+from kera.core.ids import Position
 from kera.core.runtime import Runtime
 from tests.simulation.wiring import programs
 from tests.simulation.world.cluster import Cluster
+from tests.simulation.world.copies import copies_of, too_few
 
 if TYPE_CHECKING:
     from tests.simulation.world.plan import Plan
@@ -35,6 +38,8 @@ class Workload:
         """Producers that have had an answer to everything."""
         self.repeats = 0
         """Records that had arrived already when they were sent again, as producers were told."""
+        self.told_removed = 0
+        """How often a reader was told that what came next was removed."""
 
     def connected(self, runtime: Runtime) -> Any:
         """A client."""
@@ -99,17 +104,33 @@ class Workload:
             self.repeats += delivery.duplicate
 
     def reader(self, name: str) -> Program:
-        """Reads everything from the beginning on, as it comes."""
+        """Reads everything from the beginning on, as it comes, and goes on behind what was removed."""
 
         async def main(runtime: Runtime) -> None:
-            async with (
-                self.connected(runtime) as client,
-                client.consumer(STREAM, start="earliest", shared_memory="never") as consumer,
-            ):
-                async for record in consumer.records():
-                    self.history.read[name].append(_seen(record))
+            start: Literal["earliest"] | dict[int, list[Position]] = "earliest"
+            async with self.connected(runtime) as client:
+                while True:
+                    async with client.consumer(STREAM, start=start, shared_memory="never") as consumer:
+                        try:
+                            async for record in consumer.records():
+                                self.history.read[name].append(_seen(record))
+                        except DataLost as gap:
+                            self._check_removed(name, gap)
+                            start = consumer.positions()
+                            streamlet_id, entry = gap.attributes["streamlet_id"], gap.attributes["entry"]
+                            start[streamlet_id][entry] = Position(*gap.attributes["available_from"])
 
         return main
+
+    def _check_removed(self, name: str, gap: DataLost) -> None:
+        """Raise a gap of which a reader was told, unless somebody has had removed what was there."""
+        told = gap.attributes
+        entry = told["streamlet_id"], told["entry"]
+        record = max((end for _, end in told.get("lost_records", [])), default=told.get("available_record"))
+        if record is None or record > self.history.removed.get(entry, 0):
+            raise gap
+        self.told_removed += 1
+        self._cluster.trace.note(name, f"goes on behind what was removed: {gap}")
 
     def member(self) -> Program:
         """Takes its part of the stream, as one of the consumer group."""
@@ -119,24 +140,45 @@ class Workload:
                 self.connected(runtime) as client,
                 client.group_consumer(GROUP, STREAM, on_lost=lambda _: None, shared_memory="never") as consumer,
             ):
-                async for record in consumer.records():
-                    self.history.processed[GROUP].add(_seen(record)[1])
+                while True:
+                    try:
+                        async for record in consumer.records():
+                            self.history.processed[GROUP].add(_seen(record)[1])
+                    except DataLost as gap:  # told once; the next call goes on behind it
+                        self._check_removed("member", gap)
 
         return main
 
     async def read_back(self, runtime: Runtime) -> None:
         """Read what is stored in the end."""
-        async with (
-            self.connected(runtime) as client,
-            client.consumer(STREAM, start="earliest", end="latest", shared_memory="never") as consumer,
-        ):
-            stored = [_seen(record) async for record in consumer.records()]
+        stored: list[tuple[Place, Value]] | None = None
+        async with self.connected(runtime) as client:
+            while stored is None:
+                async with client.consumer(STREAM, start="earliest", end="latest", shared_memory="never") as consumer:
+                    try:
+                        stored = [_seen(record) async for record in consumer.records()]
+                    except DataLost as gap:  # somebody's last request to remove something is under way
+                        self._check_removed("operator", gap)
         self.history.stored = stored
         self._cluster.trace.note("operator", f"has read back {len(stored)} records")
 
-    async def recovered(self, client: Client) -> bool:
-        """Whether the coordinator has nothing left to recover."""
-        return all(each.phase in {"done", "cancelled"} for each in await client.admin.recoveries())
+    async def replicated(self, runtime: Runtime) -> None:
+        """Wait until backups have as many copies of everything as were promised."""
+        trace, wanted, few = self._cluster.trace, self._plan.replication, list[str]()
+        try:
+            async with self.connected(runtime) as client:
+                stream_id = (await client.describe(STREAM)).stream_id
+                while few := await self._too_few(client, stream_id, wanted):
+                    await asyncio.sleep(1.0)  # sleep: virtual time, between looks
+        finally:
+            for line in few[:EVIDENCE_MAX]:
+                trace.note("operator", line)
+
+    async def _too_few(self, client: Client, stream_id: int, wanted: int) -> list[str]:
+        try:
+            return list(too_few(self.history, await copies_of(client, stream_id), wanted))
+        except KeraError as error:
+            return [f"replicas cannot be counted: {error!r}"]
 
 
 def programs_of(workload: Workload, plan: Plan) -> dict[str, Program]:

@@ -57,3 +57,14 @@ class History:
     """By consumer group: what its members were given."""
     stored: list[tuple[Place, Value]] = field(default_factory=list)
     """What is there at the end, when everything was acknowledged or given up: each entry from its beginning on."""
+    removed: dict[tuple[int, int], int] = field(default_factory=dict)
+    """By streamlet and entry: somebody has asked that records before this one be removed, so they may be missing."""
+
+    def is_removed(self, place: Place) -> bool:
+        """Whether what is at a place may have been removed on purpose."""
+        return place.record < self.removed.get(place[:2], 0)
+
+    def may_be_removed(self, value: Value) -> bool:
+        """Whether a record that was acknowledged may have been; of one without a place nobody can say."""
+        place = self.acknowledged.get(value)
+        return bool(self.removed) if place is None else self.is_removed(place)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from kera.client.checking.history import History, Place, Value
 
@@ -20,6 +20,8 @@ def violations(history: History) -> list[str]:
     * Records of an entry have ordinals without a gap.
     * What a reader has seen is there, at its place; it came in order, with nothing left out.
     * A consumer group was given everything that was acknowledged.
+
+    What somebody has asked to be removed may be missing, and nothing else.
     """
     found: list[str] = []
     for each in (
@@ -28,9 +30,9 @@ def violations(history: History) -> list[str]:
         _misplaced(history),
         _unknown(history),
         _out_of_order(history.stored),
-        _gaps("the stream", history.stored),
+        _gaps("the stream", history.stored, history.removed),
         _vanished(history),
-        *(_gaps(f"reader {reader}", read) for reader, read in sorted(history.read.items())),
+        *(_gaps(f"reader {reader}", read, history.removed) for reader, read in sorted(history.read.items())),
         _unprocessed(history),
     ):
         cases = list(each)
@@ -43,7 +45,7 @@ def violations(history: History) -> list[str]:
 def _lost(history: History) -> Iterator[str]:
     stored = {value for _, value in history.stored}
     for value, place in sorted(history.acknowledged.items()):
-        if value not in stored:
+        if value not in stored and not history.may_be_removed(value):
             yield f"lost: {value} was acknowledged, at {place or 'no place that was told'}, and is not there"
 
 
@@ -62,8 +64,13 @@ def _repeated(history: History) -> Iterator[str]:
 def _misplaced(history: History) -> Iterator[str]:
     there = dict(history.stored)
     for value, place in sorted(history.acknowledged.items()):
-        if place is not None and there.get(place) != value:
+        if place is not None and not _is_there(history, there, place, value):
             yield f"not where it was acknowledged: {value} at {place}, where there is {there.get(place)}"
+
+
+def _is_there(history: History, there: Mapping[Place, Value], place: Place, value: Value) -> bool:
+    found = there.get(place)
+    return found == value or (found is None and history.is_removed(place))
 
 
 def _unknown(history: History) -> Iterator[str]:
@@ -83,11 +90,11 @@ def _out_of_order(stored: Iterable[tuple[Place, Value]]) -> Iterator[str]:
         last[key] = value
 
 
-def _gaps(whose: str, read: Iterable[tuple[Place, Value]]) -> Iterator[str]:
+def _gaps(whose: str, read: Iterable[tuple[Place, Value]], removed: Mapping[tuple[int, int], int]) -> Iterator[str]:
     following: dict[tuple[int, int], int] = defaultdict(int)
     for place, value in read:
         expected = following[place[:2]]
-        if place.record != expected:
+        if place.record != expected and not expected < place.record <= removed.get(place[:2], 0):
             yield f"{whose} went from record {expected - 1} to {place.record} ({value}) in {place}"
         following[place[:2]] = place.record + 1
 
@@ -96,11 +103,12 @@ def _vanished(history: History) -> Iterator[str]:
     there = dict(history.stored)
     for reader, read in sorted(history.read.items()):
         for place, value in read:
-            if there.get(place) != value:
+            if not _is_there(history, there, place, value):
                 yield f"{reader} has read {value} at {place}, where there is {there.get(place)} at the end"
 
 
 def _unprocessed(history: History) -> Iterator[str]:
     for group, processed in sorted(history.processed.items()):
         for value in sorted(history.acknowledged.keys() - processed):
-            yield f"consumer group {group} was never given {value}, which was acknowledged"
+            if not history.may_be_removed(value):
+                yield f"consumer group {group} was never given {value}, which was acknowledged"
