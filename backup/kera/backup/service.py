@@ -154,7 +154,11 @@ class BackupService:
         count_max = min(request.replicas_max or LIST_REPLICAS_MAX, LIST_REPLICAS_MAX)
         replicas, complete = self._store.replicas.after(request.broker_id, request.after_virtual_segment_id, count_max)
         return Reply(
-            backup_pb2.ListReplicasResponse(replicas=[replica.info() for replica in replicas], complete=complete)
+            backup_pb2.ListReplicasResponse(
+                replicas=[replica.info() for replica in replicas],
+                complete=complete,
+                headers_damaged=self._engine.found.headers_damaged,
+            )
         )
 
     def read_replica(

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from kera.v1 import common_pb2 as kera_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14kera/v1/backup.proto\x12\x07kera.v1\x1a\x14kera/v1/common.proto\"\xe8\x01\n\x10ReplicateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\x11\n\tbroker_id\x18\x02 \x01(\r\x12\x14\n\x0c\x62roker_epoch\x18\x03 \x01(\x04\x12\x11\n\tstream_id\x18\x04 \x01(\x04\x12\x16\n\x0evirtual_log_id\x18\x05 \x01(\r\x12\x1a\n\x12virtual_segment_id\x18\x06 \x01(\x04\x12\x0e\n\x06offset\x18\x07 \x01(\r\x12\x10\n\x08\x63hecksum\x18\x08 \x01(\r\x12\x0f\n\x07persist\x18\t \x01(\x08\x12\r\n\x05\x63lose\x18\n \x01(\x08\x12\x0e\n\x06\x63hunks\x18\x0f \x01(\x0c\"n\n\x11ReplicateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\x1d\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x0e.kera.v1.Error\x12\x0e\n\x06length\x18\x03 \x01(\r\x12\x16\n\x0e\x64urable_length\x18\x04 \x01(\r\"`\n\x13ListReplicasRequest\x12\x11\n\tbroker_id\x18\x01 \x01(\r\x12 \n\x18\x61\x66ter_virtual_segment_id\x18\x02 \x01(\x04\x12\x14\n\x0creplicas_max\x18\x03 \x01(\r\"P\n\x14ListReplicasResponse\x12&\n\x08replicas\x18\x01 \x03(\x0b\x32\x14.kera.v1.ReplicaInfo\x12\x10\n\x08\x63omplete\x18\x02 \x01(\x08\"\xf4\x01\n\x0bReplicaInfo\x12\x11\n\tbroker_id\x18\x01 \x01(\r\x12\x14\n\x0c\x62roker_epoch\x18\x02 \x01(\x04\x12\x11\n\tstream_id\x18\x03 \x01(\x04\x12\x16\n\x0evirtual_log_id\x18\x04 \x01(\r\x12\x1a\n\x12virtual_segment_id\x18\x05 \x01(\x04\x12\x0e\n\x06length\x18\x06 \x01(\r\x12\x16\n\x0e\x64urable_length\x18\x07 \x01(\r\x12\x10\n\x08\x63hecksum\x18\x08 \x01(\r\x12\x0e\n\x06\x63losed\x18\t \x01(\x08\x12\x13\n\x0b\x63hunk_count\x18\n \x01(\r\x12\x16\n\x0e\x63hunks_damaged\x18\x0b \x01(\r\"\xbb\x01\n\x12ReadReplicaRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\x11\n\tbroker_id\x18\x02 \x01(\r\x12\x1a\n\x12virtual_segment_id\x18\x03 \x01(\x04\x12\x0e\n\x06offset\x18\x04 \x01(\r\x12\x11\n\tbytes_max\x18\x05 \x01(\r\x12)\n\nstreamlets\x18\x06 \x03(\x0b\x32\x15.kera.v1.StreamletSet\x12\x14\n\x0cheaders_only\x18\x07 \x01(\x08\"8\n\x0cStreamletSet\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12\x15\n\rstreamlet_ids\x18\x02 \x03(\r\"\x94\x01\n\x13ReadReplicaResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\x1d\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x0e.kera.v1.Error\x12%\n\x07replica\x18\x03 \x01(\x0b\x32\x14.kera.v1.ReplicaInfo\x12\x13\n\x0bnext_offset\x18\x04 \x01(\r\x12\x0e\n\x06\x63hunks\x18\x0f \x01(\x0c\"q\n\x13\x46reeReplicasRequest\x12\x11\n\tbroker_id\x18\x01 \x01(\r\x12\x14\n\x0c\x62roker_epoch\x18\x02 \x01(\x04\x12\x1b\n\x13virtual_segment_ids\x18\x03 \x03(\x04\x12\x14\n\x0c\x62\x65\x66ore_epoch\x18\x04 \x01(\x04\"\x16\n\x14\x46reeReplicasResponse\"=\n\x12\x46\x65nceBrokerRequest\x12\x11\n\tbroker_id\x18\x01 \x01(\r\x12\x14\n\x0c\x62roker_epoch\x18\x02 \x01(\x04\"\x15\n\x13\x46\x65nceBrokerResponse2\x82\x03\n\x06\x42\x61\x63kup\x12\x46\n\tReplicate\x12\x19.kera.v1.ReplicateRequest\x1a\x1a.kera.v1.ReplicateResponse(\x01\x30\x01\x12L\n\x0bReadReplica\x12\x1b.kera.v1.ReadReplicaRequest\x1a\x1c.kera.v1.ReadReplicaResponse(\x01\x30\x01\x12K\n\x0cListReplicas\x12\x1c.kera.v1.ListReplicasRequest\x1a\x1d.kera.v1.ListReplicasResponse\x12K\n\x0c\x46reeReplicas\x12\x1c.kera.v1.FreeReplicasRequest\x1a\x1d.kera.v1.FreeReplicasResponse\x12H\n\x0b\x46\x65nceBroker\x12\x1b.kera.v1.FenceBrokerRequest\x1a\x1c.kera.v1.FenceBrokerResponseB\x10Z\x0ekera/v1;kerav1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14kera/v1/backup.proto\x12\x07kera.v1\x1a\x14kera/v1/common.proto\"\xe8\x01\n\x10ReplicateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\x11\n\tbroker_id\x18\x02 \x01(\r\x12\x14\n\x0c\x62roker_epoch\x18\x03 \x01(\x04\x12\x11\n\tstream_id\x18\x04 \x01(\x04\x12\x16\n\x0evirtual_log_id\x18\x05 \x01(\r\x12\x1a\n\x12virtual_segment_id\x18\x06 \x01(\x04\x12\x0e\n\x06offset\x18\x07 \x01(\r\x12\x10\n\x08\x63hecksum\x18\x08 \x01(\r\x12\x0f\n\x07persist\x18\t \x01(\x08\x12\r\n\x05\x63lose\x18\n \x01(\x08\x12\x0e\n\x06\x63hunks\x18\x0f \x01(\x0c\"n\n\x11ReplicateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\x1d\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x0e.kera.v1.Error\x12\x0e\n\x06length\x18\x03 \x01(\r\x12\x16\n\x0e\x64urable_length\x18\x04 \x01(\r\"`\n\x13ListReplicasRequest\x12\x11\n\tbroker_id\x18\x01 \x01(\r\x12 \n\x18\x61\x66ter_virtual_segment_id\x18\x02 \x01(\x04\x12\x14\n\x0creplicas_max\x18\x03 \x01(\r\"i\n\x14ListReplicasResponse\x12&\n\x08replicas\x18\x01 \x03(\x0b\x32\x14.kera.v1.ReplicaInfo\x12\x10\n\x08\x63omplete\x18\x02 \x01(\x08\x12\x17\n\x0fheaders_damaged\x18\x03 \x01(\r\"\xf4\x01\n\x0bReplicaInfo\x12\x11\n\tbroker_id\x18\x01 \x01(\r\x12\x14\n\x0c\x62roker_epoch\x18\x02 \x01(\x04\x12\x11\n\tstream_id\x18\x03 \x01(\x04\x12\x16\n\x0evirtual_log_id\x18\x04 \x01(\r\x12\x1a\n\x12virtual_segment_id\x18\x05 \x01(\x04\x12\x0e\n\x06length\x18\x06 \x01(\r\x12\x16\n\x0e\x64urable_length\x18\x07 \x01(\r\x12\x10\n\x08\x63hecksum\x18\x08 \x01(\r\x12\x0e\n\x06\x63losed\x18\t \x01(\x08\x12\x13\n\x0b\x63hunk_count\x18\n \x01(\r\x12\x16\n\x0e\x63hunks_damaged\x18\x0b \x01(\r\"\xbb\x01\n\x12ReadReplicaRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\x11\n\tbroker_id\x18\x02 \x01(\r\x12\x1a\n\x12virtual_segment_id\x18\x03 \x01(\x04\x12\x0e\n\x06offset\x18\x04 \x01(\r\x12\x11\n\tbytes_max\x18\x05 \x01(\r\x12)\n\nstreamlets\x18\x06 \x03(\x0b\x32\x15.kera.v1.StreamletSet\x12\x14\n\x0cheaders_only\x18\x07 \x01(\x08\"8\n\x0cStreamletSet\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12\x15\n\rstreamlet_ids\x18\x02 \x03(\r\"\x94\x01\n\x13ReadReplicaResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\x1d\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x0e.kera.v1.Error\x12%\n\x07replica\x18\x03 \x01(\x0b\x32\x14.kera.v1.ReplicaInfo\x12\x13\n\x0bnext_offset\x18\x04 \x01(\r\x12\x0e\n\x06\x63hunks\x18\x0f \x01(\x0c\"q\n\x13\x46reeReplicasRequest\x12\x11\n\tbroker_id\x18\x01 \x01(\r\x12\x14\n\x0c\x62roker_epoch\x18\x02 \x01(\x04\x12\x1b\n\x13virtual_segment_ids\x18\x03 \x03(\x04\x12\x14\n\x0c\x62\x65\x66ore_epoch\x18\x04 \x01(\x04\"\x16\n\x14\x46reeReplicasResponse\"=\n\x12\x46\x65nceBrokerRequest\x12\x11\n\tbroker_id\x18\x01 \x01(\r\x12\x14\n\x0c\x62roker_epoch\x18\x02 \x01(\x04\"\x15\n\x13\x46\x65nceBrokerResponse2\x82\x03\n\x06\x42\x61\x63kup\x12\x46\n\tReplicate\x12\x19.kera.v1.ReplicateRequest\x1a\x1a.kera.v1.ReplicateResponse(\x01\x30\x01\x12L\n\x0bReadReplica\x12\x1b.kera.v1.ReadReplicaRequest\x1a\x1c.kera.v1.ReadReplicaResponse(\x01\x30\x01\x12K\n\x0cListReplicas\x12\x1c.kera.v1.ListReplicasRequest\x1a\x1d.kera.v1.ListReplicasResponse\x12K\n\x0c\x46reeReplicas\x12\x1c.kera.v1.FreeReplicasRequest\x1a\x1d.kera.v1.FreeReplicasResponse\x12H\n\x0b\x46\x65nceBroker\x12\x1b.kera.v1.FenceBrokerRequest\x1a\x1c.kera.v1.FenceBrokerResponseB\x10Z\x0ekera/v1;kerav1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,23 +40,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTREPLICASREQUEST']._serialized_start=402
   _globals['_LISTREPLICASREQUEST']._serialized_end=498
   _globals['_LISTREPLICASRESPONSE']._serialized_start=500
-  _globals['_LISTREPLICASRESPONSE']._serialized_end=580
-  _globals['_REPLICAINFO']._serialized_start=583
-  _globals['_REPLICAINFO']._serialized_end=827
-  _globals['_READREPLICAREQUEST']._serialized_start=830
-  _globals['_READREPLICAREQUEST']._serialized_end=1017
-  _globals['_STREAMLETSET']._serialized_start=1019
-  _globals['_STREAMLETSET']._serialized_end=1075
-  _globals['_READREPLICARESPONSE']._serialized_start=1078
-  _globals['_READREPLICARESPONSE']._serialized_end=1226
-  _globals['_FREEREPLICASREQUEST']._serialized_start=1228
-  _globals['_FREEREPLICASREQUEST']._serialized_end=1341
-  _globals['_FREEREPLICASRESPONSE']._serialized_start=1343
-  _globals['_FREEREPLICASRESPONSE']._serialized_end=1365
-  _globals['_FENCEBROKERREQUEST']._serialized_start=1367
-  _globals['_FENCEBROKERREQUEST']._serialized_end=1428
-  _globals['_FENCEBROKERRESPONSE']._serialized_start=1430
-  _globals['_FENCEBROKERRESPONSE']._serialized_end=1451
-  _globals['_BACKUP']._serialized_start=1454
-  _globals['_BACKUP']._serialized_end=1840
+  _globals['_LISTREPLICASRESPONSE']._serialized_end=605
+  _globals['_REPLICAINFO']._serialized_start=608
+  _globals['_REPLICAINFO']._serialized_end=852
+  _globals['_READREPLICAREQUEST']._serialized_start=855
+  _globals['_READREPLICAREQUEST']._serialized_end=1042
+  _globals['_STREAMLETSET']._serialized_start=1044
+  _globals['_STREAMLETSET']._serialized_end=1100
+  _globals['_READREPLICARESPONSE']._serialized_start=1103
+  _globals['_READREPLICARESPONSE']._serialized_end=1251
+  _globals['_FREEREPLICASREQUEST']._serialized_start=1253
+  _globals['_FREEREPLICASREQUEST']._serialized_end=1366
+  _globals['_FREEREPLICASRESPONSE']._serialized_start=1368
+  _globals['_FREEREPLICASRESPONSE']._serialized_end=1390
+  _globals['_FENCEBROKERREQUEST']._serialized_start=1392
+  _globals['_FENCEBROKERREQUEST']._serialized_end=1453
+  _globals['_FENCEBROKERRESPONSE']._serialized_start=1455
+  _globals['_FENCEBROKERRESPONSE']._serialized_end=1476
+  _globals['_BACKUP']._serialized_start=1479
+  _globals['_BACKUP']._serialized_end=1865
 # @@protoc_insertion_point(module_scope)

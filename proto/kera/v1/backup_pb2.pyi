@@ -144,8 +144,13 @@ class ListReplicasResponse(_message.Message):
 
     REPLICAS_FIELD_NUMBER: _builtins.int
     COMPLETE_FIELD_NUMBER: _builtins.int
+    HEADERS_DAMAGED_FIELD_NUMBER: _builtins.int
     complete: _builtins.bool
     """There are none behind these."""
+    headers_damaged: _builtins.int
+    """Headers that were found damaged when the backup started. Each was that of a replica, of whichever broker, of which
+    it knows nothing any more: what is in none of its replicas may have been in those.
+    """
     @_builtins.property
     def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaInfo]: ...
     def __init__(
@@ -153,10 +158,11 @@ class ListReplicasResponse(_message.Message):
         *,
         replicas: _abc.Iterable[Global___ReplicaInfo] | None = ...,
         complete: _builtins.bool = ...,
+        headers_damaged: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["complete", b"complete", "replicas", b"replicas"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["complete", b"complete", "headers_damaged", b"headers_damaged", "replicas", b"replicas"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -375,6 +375,26 @@ async def test_as_many_backups_away_as_there_are_replicas_are_waited_for(world: 
     await node.stop()
 
 
+async def test_a_backup_that_has_lost_replicas_counts_as_away_while_another_one_is(world: Cluster) -> None:
+    """What the one has lost may be at the other."""
+    info, stored = await written(world, 5, replication=2)
+    node = world.nodes[2]
+    await node.start(world.epoch())
+    damaged = world.backups[0].engine
+    assert damaged is not None
+    damaged.found.headers_damaged = 1
+    await world.backups[1].stop()
+    response, _ = await world.take_over(info, 1, 2)
+    assert "headers are damaged" in response.waits_for[0]
+    await world.backups[1].start()
+    node.told()
+    response, _ = await world.take_over(info, 1, 2)
+    assert list(response.waits_for) == []
+    assert await everything(world, 2) == stored
+    await node.until_restored()
+    await node.stop()
+
+
 async def failing_read(*_: Any, **__: Any) -> None:
     raise OSError(errno.EIO, "Input/output error")
 

@@ -79,6 +79,8 @@ class BackupLink:
     def __init__(self, info: common_pb2.BackupInfo, node_id: str, limits: ReadLimits) -> None:
         self.failed = ""
         """Why it is of no use any more."""
+        self.headers_damaged = 0
+        """So many replicas of any broker it has lost, and cannot say which."""
         self.turns = asyncio.Semaphore(limits.per_backup_max)
         self._info = info
         self._local = bool(node_id) and info.node_id == node_id and bool(info.frames_unix_path)
@@ -97,6 +99,7 @@ class BackupLink:
                 future = self._channel.submit(api.LIST_REPLICAS, request, timeout_s=self._limits.timeout_s)
                 message = (await future).message
                 replicas += message.replicas
+                self.headers_damaged = message.headers_damaged
                 if message.complete or not message.replicas:
                     return replicas
                 request.after_virtual_segment_id = replicas[-1].virtual_segment_id

@@ -84,6 +84,8 @@ class Scanned:
     """Virtual segments of which no replica could be read whole, in words."""
     away: dict[int, str] = field(default_factory=dict)
     """Backups that did not answer (any more), or could not read what they have, and why."""
+    incomplete: dict[int, str] = field(default_factory=dict)
+    """Backups that have lost replicas which they cannot name, in words."""
 
 
 async def scan(
@@ -114,6 +116,11 @@ async def scan(
         for merge in every.values():
             await asyncio.to_thread(_note_origins, merge, list(result.replicas.values()))
         result.away.update((backup_id, link.failed) for backup_id, link in links.items() if link.failed)
+        result.incomplete.update(
+            (backup_id, f"{link.headers_damaged} of its replicas are lost, as their headers are damaged")
+            for backup_id, link in links.items()
+            if link.headers_damaged
+        )
         return result
     finally:
         for link in links.values():

@@ -4,7 +4,9 @@
     headers of all chunks that backups have (``scan``) ──Survey.find()──► SurveyResult ──Survey.plan()──► StreamletPlan
 
 A streamlet waits while as many backups are away as it has replicas: they may have what no other has. A backup that is
-gone for good has to be drained, then it does not count; what is missing then is lost, and told.
+there and has lost replicas, their headers being damaged, counts as one of them while another is away: what it has lost
+may be there. A backup that is gone for good has to be drained, then it does not count; what is missing then is lost,
+and told.
 """
 
 from __future__ import annotations
@@ -147,7 +149,7 @@ class Survey:
         scanned = await self._scan(wanted, merges, backups)
         found, waits = {}, []
         now_s = asyncio.get_running_loop().time()
-        away = scanned.away
+        away = scanned.incomplete | scanned.away if scanned.away else {}
         for ref, each in wanted.items():
             if len(away) >= max(1, each.info.config.replication):
                 reasons = "; ".join(f"backup {backup_id}: {reason}" for backup_id, reason in sorted(away.items()))
@@ -182,6 +184,7 @@ class Survey:
         for backup in backups:
             if backup.draining:
                 scanned.away.pop(backup.backup_id, None)
+                scanned.incomplete.pop(backup.backup_id, None)
         return scanned
 
     async def _present(self, ref: Ref) -> dict[int, list[tuple[SegmentAddress, SegmentRecord]]]:
