@@ -110,11 +110,15 @@ class OriginRecord(NamedTuple):
     """That a streamlet was taken over from launches that are gone, and that the index has what was found of them."""
 
     sources: frozenset[tuple[int, int]]
-    """Brokers, and the epoch before which their launches were."""
+    """Brokers, and the epoch before which their launches were; none, when all has been got of them."""
     next_group_id: int
     """Above all groups that they may have given."""
     records_lost: int
     """That no replica had, though they may have been acknowledged."""
+
+    def without_sources(self) -> OriginRecord:
+        """What stays when all has been got: readers were sent to where its groups begin, if nothing is in them yet."""
+        return OriginRecord(frozenset(), self.next_group_id, 0)
 
 
 class Graft(NamedTuple):

@@ -524,6 +524,28 @@ async def test_what_is_on_a_broker_that_comes_back_is_not_freed_by_it(world: Clu
     await node.stop()
 
 
+async def test_groups_of_a_streamlet_in_which_nothing_was_found_are_not_given_again_at_later_launches(
+    world: Cluster,
+) -> None:
+    """Readers were sent to where they begin."""
+    info = owned_by(1, world.epoch(), entries=1, durability=common_pb2.DURABILITY_LEADER)
+    other = world.nodes[2]
+    await other.start(world.epoch())
+    response, after = await world.take_over(info, 1, 2)
+    next_group_id = response.streamlets[0].state.next_group_id
+    await other.until_restored()
+    del after.assignments[0].sources[:]
+    after.assignments_version += 1
+    await other.ask(api.OPEN_STREAMLETS, broker_pb2.OpenStreamletsRequest(stream=after))
+    await other.stop()
+
+    after.assignments[0].broker_epoch = world.epoch()
+    await other.start(after.assignments[0].broker_epoch, after)
+    assert next_group_id > 1
+    assert other.engine.streams.get(STREAM_ID).streamlet(0).next_group_id >= next_group_id
+    await other.stop()
+
+
 async def moved_from_second_to_first(world: Cluster) -> tuple[common_pb2.StreamInfo, common_pb2.StreamletState, Any]:
     """A streamlet whose older group is at broker 2 and whose newer one at broker 1, with what both have."""
     first, second = world.nodes[1], world.nodes[2]

@@ -5,7 +5,7 @@ import pytest
 
 from kera.coordinator.operations.migration import Migration, MigrationLimits
 from kera.core.errors import InvalidArgument, StreamletOutOfRange, Unavailable, Uncertain, UnknownStream
-from kera.v1 import common_pb2, coordinator_pb2
+from kera.v1 import broker_pb2, common_pb2, coordinator_pb2
 from tests.unit.coordinator.fake_cluster import FIRST_VERSION, Cluster
 
 
@@ -390,6 +390,7 @@ async def test_an_interval_of_which_nothing_is_left_goes_from_the_map(two: Clust
     empty = coordinator_pb2.EmptyInterval(stream_id=1, streamlet_id=0, first_group_id=1)
     await two.heartbeat(2, empty_intervals=[empty])  # not its own
     assert len(places(two)) == 2
+    _, following = two.coordinator.state.catalog.named("orders").assignments[0].intervals
     for nowhere in ({"stream_id": 9}, {"stream_id": 1, "streamlet_id": 9}):
         await two.heartbeat(1, empty_intervals=[coordinator_pb2.EmptyInterval(**nowhere)])
 
@@ -401,7 +402,9 @@ async def test_an_interval_of_which_nothing_is_left_goes_from_the_map(two: Clust
     assert [
         broker.broker_id for broker in two.coordinator.state.brokers_of(two.coordinator.state.catalog.named("orders"))
     ] == [1, 2]
-    assert await two.store.list("starts/") == {}
+    (told,) = (await two.store.list("starts/")).values()
+    (start,) = broker_pb2.TakeOverStream.FromString(told.value).starts
+    assert (start.start.group_id, [start.first_record]) == (following.first_group_id, list(following.first_records))
 
 
 async def test_an_interval_stays_until_the_next_owner_has_what_was_handed_over(two: Cluster) -> None:

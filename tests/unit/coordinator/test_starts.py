@@ -47,6 +47,16 @@ def test_the_earliest_start_counts_until_joined_intervals_are_recovered() -> Non
     assert groups(merged(assignment((2, 1)), told, [start(70)])) == [(0, 70)]
 
 
+def test_where_the_next_interval_begins_is_its_start_when_the_first_one_goes() -> None:
+    """Once it is the only one, it does not say with which records it begins."""
+    two = assignment((1, 1), (2, 57))
+    two.intervals[1].first_records[:] = [5, 0, 9]
+    (first, third) = without_interval(two, [start(3)], 0)
+    assert (first.start.entry, first.start.group_id, first.start.segment_id, first.first_record) == (0, 57, 1, 5)
+    assert (third.start.entry, third.first_record) == (2, 9)
+    assert groups(without_interval(two, [start(3), start(60)], 0)) == [(0, 60), (2, 57)]
+
+
 def test_the_starts_of_an_interval_go_with_it() -> None:
     two = assignment((1, 1), (2, 57))
     assert groups(without_interval(two, [start(3), start(60)], 0)) == [(0, 60)]

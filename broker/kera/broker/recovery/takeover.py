@@ -30,7 +30,6 @@ from kera.broker.recovery.scan import Launches, Ref
 from kera.broker.recovery.survey import Materials, Sought, Sources, Survey, SurveyResult, SurveyResults, launches, seek
 from kera.broker.replication.manager import Replication
 from kera.broker.storage.index_format import (
-    delete_origin,
     delete_segment,
     put_entry,
     put_origin,
@@ -350,8 +349,8 @@ class Takeovers:
             elif not assignment.sources:
                 if tracked is not None:
                     self._rebuild.end(ref)
-                if origin is not None:
-                    self._memory.index_writer.note([delete_origin(*ref)], nothing)
+                if origin is not None and origin.sources:
+                    self._memory.index_writer.note([put_origin(*ref, origin.without_sources())], nothing)
 
     def progress(self) -> list[coordinator_pb2.RecoveryProgress]:
         """How far this broker is, by source."""

@@ -99,11 +99,6 @@ def put_origin(stream_id: int, streamlet_id: int, record: OriginRecord) -> Chang
     return sealed(ORIGIN_KEY.pack(b"o", stream_id, streamlet_id), value)
 
 
-def delete_origin(stream_id: int, streamlet_id: int) -> Change:
-    """The change that forgets where a streamlet came from."""
-    return ORIGIN_KEY.pack(b"o", stream_id, streamlet_id), None
-
-
 def put_removal(physical_id: int) -> Change:
     """The change that remembers a file to be removed."""
     return sealed(REMOVAL_KEY.pack(b"r", physical_id), b"")

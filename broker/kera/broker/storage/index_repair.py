@@ -7,7 +7,14 @@ from dataclasses import dataclass
 
 from kera.broker.records import Change, EntryRecord, ProducerRecord, SegmentAddress, SegmentRecord
 from kera.broker.storage.index import SegmentIndex
-from kera.broker.storage.index_format import put_entry, put_producer, put_segment
+from kera.broker.storage.index_format import (
+    ORIGIN_KEY,
+    origin_record,
+    put_entry,
+    put_origin,
+    put_producer,
+    put_segment,
+)
 from kera.broker.storage.segment_files import SegmentStore, record_of, report_damage
 from kera.core.chunk import ChunkHeader
 from kera.core.ids import EARLIEST, EntryId, Position
@@ -104,7 +111,9 @@ def repair_index(store: SegmentStore, found: StartFindings, in_memory: set[Segme
         changes.append(put_segment(address, segments[address]))
     changes += _entries_anew(index, segments)
     # Segments that had yet to come from backups may be among what was lost: they are looked for again.
-    changes += [(key, None) for key, _ in index.records(b"o")]
+    for key, value in index.records(b"o"):
+        _, stream_id, streamlet_id = ORIGIN_KEY.unpack(key)
+        changes.append(put_origin(stream_id, streamlet_id, origin_record(value).without_sources()))
     for (stream_id, streamlet_id), states in producers.items():
         stored = index.producers(stream_id, streamlet_id)
         for producer_id, state in states.items():

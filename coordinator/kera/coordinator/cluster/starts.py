@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from kera.coordinator.cluster.intervals import index_of_group, intervals_of
-from kera.v1.common_pb2 import EntryStart, StreamletAssignment
+from kera.v1.common_pb2 import Cursor, EntryStart, StreamletAssignment
 
 
 def merged(
@@ -37,8 +37,21 @@ def merged(
 
 
 def without_interval(assignment: StreamletAssignment, known: Iterable[EntryStart], index: int) -> list[EntryStart]:
-    """The starts of a streamlet once nothing is left of one of its intervals."""
-    return [start for start in known if index_of_group(assignment, start.start.group_id) != index]
+    """The starts of a streamlet once nothing is left of one of its intervals.
+
+    Of the one behind the first nothing else says then with which records its entries begin.
+    """
+    left = [start for start in known if index_of_group(assignment, start.start.group_id) != index]
+    if index == 0:
+        following = intervals_of(assignment)[1]
+        told = {start.start.entry for start in left if index_of_group(assignment, start.start.group_id) == 1}
+        begins = {"group_id": following.first_group_id, "segment_id": 1, "streamlet_id": assignment.streamlet_id}
+        left += [
+            EntryStart(start=Cursor(entry=entry, **begins), first_record=record)
+            for entry, record in enumerate(following.first_records)
+            if record and entry not in told
+        ]
+    return left
 
 
 def starts_at(assignment: StreamletAssignment, broker_id: int, known: Iterable[EntryStart]) -> list[EntryStart]:
