@@ -71,5 +71,5 @@ async def _headers(channel: FrameChannel, replica: backup_pb2.ReplicaInfo) -> li
 def too_few(history: History, copies: Counter[Place], wanted: int) -> Iterator[str]:
     """Records that are stored, and of which there are fewer copies than were promised."""
     for place, value in history.stored:
-        if copies[place] < wanted:
+        if copies[place] < wanted and not history.is_removed(place):
             yield f"of {value} at {place} there are {copies[place]} replicas, and not {wanted}"

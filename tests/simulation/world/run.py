@@ -146,7 +146,7 @@ class _Run:
         wanted = [
             (
                 "readers have everything",
-                lambda: all(_reaches(_ends(history.read[name]), ends) for name in readers),
+                lambda: all(_reaches(_ends(history.read[name]), ends, history.removed) for name in readers),
             )
         ]
         if plan.members:
@@ -231,8 +231,10 @@ def _ends(read: Iterable[tuple[Place, Value]]) -> dict[tuple[int, int], int]:
     return {place[:2]: place.record for place, _ in read}
 
 
-def _reaches(seen: Mapping[tuple[int, int], int], ends: Mapping[tuple[int, int], int]) -> bool:
-    return all(seen.get(entry, -1) >= record for entry, record in ends.items())
+def _reaches(
+    seen: Mapping[tuple[int, int], int], ends: Mapping[tuple[int, int], int], removed: Mapping[tuple[int, int], int]
+) -> bool:
+    return all(max(seen.get(entry, -1), removed.get(entry, 0) - 1) >= record for entry, record in ends.items())
 
 
 @contextmanager

@@ -164,15 +164,14 @@ class Workload:
 
     async def replicated(self, runtime: Runtime) -> None:
         """Wait until backups have as many copies of everything as were promised."""
-        trace, wanted, few = self._cluster.trace, self._plan.replication, list[str]()
-        try:
-            async with self.connected(runtime) as client:
-                stream_id = (await client.describe(STREAM)).stream_id
-                while few := await self._too_few(client, stream_id, wanted):
-                    await asyncio.sleep(1.0)  # sleep: virtual time, between looks
-        finally:
-            for line in few[:EVIDENCE_MAX]:
-                trace.note("operator", line)
+        told = list[str]()
+        async with self.connected(runtime) as client:
+            stream_id = (await client.describe(STREAM)).stream_id
+            while few := (await self._too_few(client, stream_id, self._plan.replication))[:EVIDENCE_MAX]:
+                for line in few if few != told else ():
+                    self._cluster.trace.note("operator", line)
+                told = few
+                await asyncio.sleep(1.0)  # sleep: virtual time, between looks
 
     async def _too_few(self, client: Client, stream_id: int, wanted: int) -> list[str]:
         try:

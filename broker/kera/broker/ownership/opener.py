@@ -6,7 +6,8 @@ What an owner goes on from is here when the streamlet was always its own, when i
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 from kera.broker.log.entry import Entry, length_of
 from kera.broker.log.intervals import Holding, Interval
@@ -73,7 +74,17 @@ class StreamletOpener:
             origin = index.origin(*ref)
             streamlet.learn(index.producers(*ref))
             streamlet.next_group_id = max(streamlet.next_group_id, origin.next_group_id if origin is not None else 0)
+        before = streamlet.intervals
         streamlet.hold(held)
+        for entry in streamlet.entries.made:
+            self._start_behind(entry, removed_between(entry.index, before, held.intervals))
+
+    def _start_behind(self, entry: Entry, start: tuple[Position, int] | None) -> None:
+        """What is before a place was removed, elsewhere or here; None: nothing was."""
+        if start is not None and start[0] > entry.start:
+            entry.move_start(*start)
+            self._moved_starts[entry] = None
+            self._memory.removals.collect(entry)
 
     def open(
         self,
@@ -126,6 +137,7 @@ class StreamletOpener:
         for entry in restored.moved:
             self._memory.removals.collect(entry)
         for entry in streamlet.entries.made:
+            self._start_behind(entry, missing_before(entry) if len(held.intervals) == 1 else None)
             if entry.start_record > held.intervals[0].first_record(entry.index):
                 self._moved_starts[entry] = None  # it may have moved when nobody was told
         for segment in restored.segments:
@@ -134,6 +146,27 @@ class StreamletOpener:
                 self._memory.commits.persist([(segment, segment.head)], nothing)
         stream.add(streamlet)
         return streamlet
+
+
+def removed_between(index: int, before: Sequence[Interval], after: Iterable[Interval]) -> tuple[Position, int] | None:
+    """Where an entry goes on, and with which record, behind what was removed at another broker; None: nothing was.
+
+    Once nothing is left of an interval that was between two of ours, these are one, and its groups are in it.
+    """
+    found = None
+    for one, following in pairwise(before):
+        joined = any(each.has(one.first_group_id) and each.has(following.first_group_id) for each in after)
+        if joined and following.first_record(index) > one.end_record(index):
+            found = following.start, following.first_record(index)
+    return found
+
+
+def missing_before(entry: Entry) -> tuple[Position, int] | None:
+    """The same for an entry that was opened anew: what it has begins with a later record than it should."""
+    first = entry.first()
+    if first is None or entry.gaps or first[1].first_record <= entry.start_record:
+        return None
+    return Position(*first[0], 0), first[1].first_record
 
 
 def still_missing(entry: Entry, intervals: Iterable[Interval], *, persisted: bool = False) -> list[Gap]:
