@@ -260,6 +260,7 @@ class ReadResult(_message.Message):
     LAG_RECORDS_FIELD_NUMBER: _builtins.int
     HANDLE_FIELD_NUMBER: _builtins.int
     ENDED_FIELD_NUMBER: _builtins.int
+    BEGINS_AT_FIELD_NUMBER: _builtins.int
     length_bytes: _builtins.int
     """How much of the bulk belongs to this range; the results' bytes follow each other in order."""
     lag_records: _builtins.int
@@ -268,6 +269,10 @@ class ReadResult(_message.Message):
     """In a session: of the range."""
     ended: _builtins.bool
     """In a session: the range is not in it any more. Its end has come, what follows is elsewhere, or there is an error."""
+    begins_at: _builtins.int
+    """Where in its segment the first chunk begins, if that is neither the segment's beginning nor where the range was to
+    go on: as when it was to begin with the oldest record there is, and older ones have been removed.
+    """
     @_builtins.property
     def error(self) -> _common_pb2.Error: ...
     @_builtins.property
@@ -283,10 +288,11 @@ class ReadResult(_message.Message):
         lag_records: _builtins.int = ...,
         handle: _builtins.int = ...,
         ended: _builtins.bool = ...,
+        begins_at: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "next", b"next"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "error", b"error", "handle", b"handle", "lag_records", b"lag_records", "length_bytes", b"length_bytes", "next", b"next"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begins_at", b"begins_at", "ended", b"ended", "error", b"error", "handle", b"handle", "lag_records", b"lag_records", "length_bytes", b"length_bytes", "next", b"next"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

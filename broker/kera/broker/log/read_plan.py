@@ -63,6 +63,14 @@ def plan_read(
     return at_head or _plan(streamlet, entry, start, end, bytes_max, strict=strict)
 
 
+def begins_at(plan: ReadPlan, start: Position) -> int:
+    """Where in its segment what a plan has found begins; 0 if that is at its beginning, or at `start`."""
+    if not plan.ranges:
+        return 0
+    segment, begin, _ = plan.ranges[0]
+    return 0 if start == (*segment.key, begin) else begin
+
+
 def _plan(
     streamlet: Streamlet, entry: Entry, start: Position, end: Position | None, bytes_max: int, *, strict: bool
 ) -> ReadPlan:

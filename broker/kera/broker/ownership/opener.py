@@ -76,8 +76,9 @@ class StreamletOpener:
             streamlet.next_group_id = max(streamlet.next_group_id, origin.next_group_id if origin is not None else 0)
         before = streamlet.intervals
         streamlet.hold(held)
-        for entry in streamlet.entries.made:
-            self._start_behind(entry, removed_between(entry.index, before, held.intervals))
+        if not taken_over:  # else what was between is here now, or comes
+            for entry in streamlet.entries.made:
+                self._start_behind(entry, removed_between(entry.index, before, held.intervals))
 
     def _start_behind(self, entry: Entry, start: tuple[Position, int] | None) -> None:
         """What is before a place was removed, elsewhere or here; None: nothing was."""
@@ -137,7 +138,8 @@ class StreamletOpener:
         for entry in restored.moved:
             self._memory.removals.collect(entry)
         for entry in streamlet.entries.made:
-            self._start_behind(entry, missing_before(entry) if len(held.intervals) == 1 else None)
+            if len(held.intervals) == 1 and not assignment.sources:
+                self._start_behind(entry, missing_before(entry))
             if entry.start_record > held.intervals[0].first_record(entry.index):
                 self._moved_starts[entry] = None  # it may have moved when nobody was told
         for segment in restored.segments:

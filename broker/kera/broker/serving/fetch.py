@@ -15,7 +15,7 @@ from typing import NamedTuple
 from kera.broker.counters import Counters
 from kera.broker.log.bounds import lag_records
 from kera.broker.log.entry import Entry
-from kera.broker.log.read_plan import ReadPlan, entry_of, plan_read
+from kera.broker.log.read_plan import ReadPlan, begins_at, entry_of, plan_read
 from kera.broker.log.streamlet import Streamlet
 from kera.broker.log.waiting import FORGOTTEN_AT_ONCE, EntriesWaiter
 from kera.broker.ownership.streams import Streams
@@ -206,6 +206,7 @@ class Fetches:
         for segment, _, _ in plan.ranges:
             self._memory.slots.touched(segment)
         result.length_bytes = length
+        result.begins_at = begins_at(plan, position_of(result.next))
         result.next.group_id, result.next.segment_id, result.next.position = plan.next
         result.lag_records = lag_records(streamlet, entry, plan.next)
         self._note(peer, entry, plan.next)

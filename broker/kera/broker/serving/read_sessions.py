@@ -25,7 +25,7 @@ from typing import NamedTuple
 from kera.broker.counters import Counters
 from kera.broker.log.bounds import lag_records
 from kera.broker.log.entry import Entry
-from kera.broker.log.read_plan import ReadPlan, entry_of, plan_read
+from kera.broker.log.read_plan import ReadPlan, begins_at, entry_of, plan_read
 from kera.broker.log.streamlet import Streamlet
 from kera.broker.ownership.streams import Streams
 from kera.broker.serving.fetch import (
@@ -448,6 +448,7 @@ class ReadSessions:
             handle=item.handle, length_bytes=length, lag_records=lag_records(here.streamlet, here.entry, plan.next)
         )
         result.next.CopyFrom(item.cursor(plan.next))
+        result.begins_at = begins_at(plan, item.position)
         item.position = plan.next
         answer.left -= length
         here.streamlet.bytes_read += length

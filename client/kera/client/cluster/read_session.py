@@ -16,7 +16,9 @@ import pyarrow as pa
 from kera.client.cluster.batches import RANGES_MAX
 from kera.client.cluster.fetch import Fetched, Wanted
 from kera.client.types import fill_cursor, position_of
+from kera.core.chunk import read_header
 from kera.core.errors import ProtocolError, SessionLost
+from kera.core.ids import Position
 from kera.core.rpc import Channel, api
 from kera.core.rpc.wire import error_from_message
 from kera.v1 import broker_pb2
@@ -153,6 +155,13 @@ class ReadSession(Generic[ItemT]):
             at += result.length_bytes
             error = error_from_message(result.error) if result.HasField("error") else None
             following = position_of(result.next)
-            fetched = Fetched(wanted.entry, wanted.start, following, buffers, result.lag_records, error)
+            start = _begin(buffers[0], result.begins_at) if buffers and result.begins_at else wanted.start
+            fetched = Fetched(wanted.entry, start, following, buffers, result.lag_records, error)
             found.append(Told(item, fetched, result.ended))
         return found
+
+
+def _begin(buffer: pa.Buffer, offset: int) -> Position:
+    """Where the first chunk is, which the broker has told by its offset. Raises `CorruptChunk` for what is none."""
+    header = read_header(memoryview(buffer))
+    return Position(header.group_id, header.segment_id, offset)

@@ -90,20 +90,21 @@ class Reads:
         result.next.CopyFrom(wanted.start)
         try:
             streamlet = self.stream(wanted.start.stream_id).known_at(self._broker_id, wanted.start.streamlet_id)
-            chunks, following = self._chunks(streamlet, wanted, bytes_max)
+            chunks, following, begin = self._chunks(streamlet, wanted, bytes_max)
         except KeraError as error:
             result.error.CopyFrom(error_to_message(error))
             self.refused += 1
             return True
         _fill(result.next, following)
         result.length_bytes = sum(map(len, chunks))
+        result.begins_at = 0 if begin == start else begin.offset
         bulk += map(memoryview, chunks)
         return following != start
 
     def _chunks(
         self, streamlet: FakeStreamlet, wanted: broker_pb2.ReadRange, bytes_max: int
-    ) -> tuple[list[bytes], Position]:
-        """The chunks of a range that fit, at least one if there is one, and where to go on."""
+    ) -> tuple[list[bytes], Position, Position]:
+        """The chunks of a range that fit, at least one if there is one, where to go on, and where the first one is."""
         start = position_of(wanted.start)
         index = streamlet.interval_of(start)
         if streamlet.intervals[index].broker_id != self._broker_id:
@@ -125,7 +126,7 @@ class Reads:
             following, left = chunk.end, left - len(chunk.data)
         if not found and later is not None:
             following = Position(later.first_group_id, 1, 0)
-        return taken, following
+        return taken, following, found[0].start if taken else start
 
     def describe(self, request: broker_pb2.DescribeStreamletsRequest) -> broker_pb2.DescribeStreamletsResponse:
         """Where the entries of streamlets start and end at this broker. Raises `UnknownStream`."""
