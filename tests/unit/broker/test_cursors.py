@@ -12,6 +12,7 @@ from kera.core.errors import InvalidArgument
 from kera.core.ids import EARLIEST, Position
 from kera.core.rpc import api
 from kera.core.rpc.wire import error_from_message
+from kera.v1 import broker_pb2
 from tests.unit.broker.support import (
     BROKER_ID,
     CHUNK_BYTES,
@@ -22,6 +23,7 @@ from tests.unit.broker.support import (
     chunk,
     cursor,
     limited,
+    read_range,
     stream_info,
 )
 
@@ -89,6 +91,15 @@ async def test_what_is_before_a_cursor_goes(broker: Broker, position: Position, 
     (entry,) = described.entries
     assert (place(entry.start), entry.first_record, entry.next_record) == (start, record, 11)
     assert entry.length_bytes == (11 - record) * CHUNK_BYTES
+
+
+@pytest.mark.parametrize("session_id", [0, 1])
+async def test_where_the_oldest_record_is_in_its_segment_is_told(broker: Broker, session_id: int) -> None:
+    await truncate(broker, cursor(Position(1, 1, CHUNK_BYTES)))
+    for start, begins_at in ((EARLIEST, CHUNK_BYTES), (Position(1, 1, CHUNK_BYTES), 0), (Position(1, 2, 0), 0)):
+        request = broker_pb2.MultiReadChunksRequest(ranges=[read_range(start)], session_id=session_id)
+        (result,) = (await broker.ask(api.MULTI_READ_CHUNKS, request)).results
+        assert (result.length_bytes > 0, result.begins_at) == (True, begins_at)
 
 
 async def test_truncating_again_and_to_what_is_gone_is_no_error(broker: Broker) -> None:

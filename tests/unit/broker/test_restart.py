@@ -15,7 +15,7 @@ from kera.broker.log.bounds import lag_records
 from kera.broker.log.intervals import Interval
 from kera.broker.log.read_plan import ReadPlan, plan_read
 from kera.broker.log.streamlet import Streamlet
-from kera.broker.ownership.opener import still_missing
+from kera.broker.ownership.opener import removed_between, still_missing
 from kera.broker.records import EntryRecord, Gap
 from kera.broker.storage.index import SegmentIndex
 from kera.broker.storage.index_format import delete_segment, put_entry, put_removal
@@ -421,6 +421,14 @@ def test_an_older_interval_that_is_whole_has_lost_nothing_with_the_memory(launch
     by_disk = still_missing(log.entry, [whole, later], persisted=True)
     assert all(gap.start > later.start for gap in by_disk), "who is where it begins has seen all that was visible"
     assert still_missing(log.entry, [Interval(0)]) == gaps
+
+
+def test_what_was_between_two_intervals_that_are_one_now_was_removed() -> None:
+    before = (Interval(3, 4, (8, 1), (12, 1)), Interval(5, first_records=(15, 1), leads=False))
+    assert removed_between(0, before, [Interval(0)]) == (Position(5, 1, 0), 15)
+    assert removed_between(1, before, [Interval(0)]) is None, "the entry had nothing there"
+    assert removed_between(0, before, before) is None
+    assert removed_between(0, before[1:], [Interval(0)]) is None
 
 
 def test_what_was_committed_of_an_open_segment_is_there_after_the_loss_of_the_host(launches: Launches) -> None:

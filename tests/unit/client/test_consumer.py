@@ -118,6 +118,22 @@ async def test_positions_are_where_another_consumer_goes_on(filled: FakeCluster,
     assert await take_batches(following) == EXPECTED[7 * ROWS :]
 
 
+async def test_who_begins_with_the_oldest_record_knows_where_that_is(
+    filled: FakeCluster, make_consumer: MakeConsumer
+) -> None:
+    """It need not be where its segment begins: positions that are off would be read again, or be no boundary."""
+    marks = make_consumer(filled)
+    await take_batches(marks, 3)
+    position = marks.positions()[0][0]
+    streamlet = filled.streams.streamlet((await filled.stream("s")).stream_id, 0)
+    filled.streams.move_start(streamlet.entries[0], position, 3 * ROWS)
+    assert position.offset
+
+    consumer = make_consumer(filled)
+    assert await take_batches(consumer, 2) == EXPECTED[3 * ROWS : 5 * ROWS]
+    assert await take_batches(make_consumer(filled, start=consumer.positions())) == EXPECTED[5 * ROWS :]
+
+
 @together
 @pytest.mark.parametrize(("delivered", "expected"), [(ROWS, ROWS), (ROWS + 1, ROWS), (2 * ROWS - 1, ROWS), (0, 0)])
 async def test_a_chunk_is_delivered_with_its_last_record(
