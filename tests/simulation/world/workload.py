@@ -116,9 +116,10 @@ class Workload:
                                 self.history.read[name].append(_seen(record))
                         except DataLost as gap:
                             self._check_removed(name, gap)
-                            start = consumer.positions()
                             streamlet_id, entry = gap.attributes["streamlet_id"], gap.attributes["entry"]
-                            start[streamlet_id][entry] = Position(*gap.attributes["available_from"])
+                            behind = consumer.positions()
+                            behind[streamlet_id][entry] = Position(*gap.attributes["available_from"])
+                            start = behind
 
         return main
 
