@@ -1,32 +1,38 @@
 """A cluster in one process whose metadata are put back to earlier copies, while its brokers keep what they have.
 
-The brokers, their disks and memory, the backups and the coordinator are those of ``ownership_world``; here brokers
-register and beat as their processes do, with the identity that is in their data directory, and each that is told that
-it is not current starts again. Whatever is given out, the world remembers, and from whom.
+Everything is real, brokers, backups, their disks and connections, and the coordinator, except the time in which it
+notices who is lost, and the way in which it reaches the others. Brokers register and beat as their processes do, with
+the identity that is in their data directory, and each that is told that it is not current starts again. Whatever is
+given out, the world remembers, and from whom.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from kera.broker.heartbeat import HeartbeatReport
 from kera.broker.ownership.unknown import UnknownReport
 from kera.coordinator.coordinator import Coordinator
+from kera.coordinator.settings import CoordinatorSettings
 from kera.coordinator.store.memory_store import MemoryStore
 from kera.coordinator.store.metadata import StoredRecord
 from kera.coordinator.store.numbers import SINCE_US, next_epoch
 from kera.core.clock import FakeClock
-from kera.core.errors import StaleEpoch, Unavailable, UnknownLaunch
-from kera.v1 import common_pb2, coordinator_pb2
-from tests.property import ownership_world
-from tests.property.ownership_world import Launch
+from kera.core.errors import KeraError, StaleEpoch, Unavailable, Uncertain, UnknownLaunch
+from kera.core.rpc import api
+from kera.core.rpc.frame_client import FrameChannel
+from kera.v1 import backup_pb2, broker_pb2, common_pb2, coordinator_pb2
 from tests.unit.broker.support import SLOT_BYTES
 from tests.unit.broker.takeover_support import Backup, Node
 
-SETTINGS = ownership_world.SETTINGS.model_copy(update={"heartbeats_missed_max": 60})
+SETTINGS = CoordinatorSettings.for_testing(Path("unused")).model_copy(
+    update={"heartbeats_missed_max": 60, "report_grace_ms": 0, "seal_wait_ms": 3000}
+)
 """Nobody dies here."""
 TODAY_US = SINCE_US + 2_500 * 86_400_000_000
 BEATS = 6
@@ -45,14 +51,64 @@ class Given:
         assert known == to, f"{what} {number} was given to {known} and to {to}"
 
 
-class World(ownership_world.World):
+class Launch:
+    """A process of a broker, which can be ended at any time."""
+
+    def __init__(self, node: Node, launch_id: str) -> None:
+        self.node = node
+        self.launch_id = launch_id
+        self.silent = False
+        """It sends no heartbeats."""
+        self.died = asyncio.Event()
+        self.calls: set[asyncio.Task[Any]] = set()
+        self.report: HeartbeatReport | None = None
+        self.fenced: asyncio.Task[None] | None = None
+
+    async def ask(self, method: object, message: Any, bulk: bytes = b"") -> Any:
+        """Have the broker do something. Raises `Uncertain` when it dies meanwhile."""
+        if self.died.is_set():
+            raise Unavailable("nobody listens")
+        call = asyncio.ensure_future(self.node.ask(method, message, bulk))
+        self.calls.add(call)
+        call.add_done_callback(self.calls.discard)
+        try:
+            return await call
+        except asyncio.CancelledError:
+            if self.died.is_set() and call.cancelled():
+                raise Uncertain("the broker died") from None
+            raise
+        except KeraError:
+            raise
+        except Exception:
+            if self.died.is_set():
+                raise Uncertain("the broker died") from None
+            raise
+
+    async def kill(self, *, memory: bool) -> None:
+        self.died.set()
+        if self.fenced is not None:
+            self.fenced.cancel()
+        for call in list(self.calls):
+            call.cancel()
+        if self.calls:
+            await asyncio.wait(list(self.calls))
+        await self.node.kill(memory=memory)
+
+
+class World:
     """See the head of this module. Nothing happens by itself: `beat` lets time go by."""
 
     def __init__(self, root: Path, shm_dir: Path, *, brokers: int, backups: int) -> None:
-        super().__init__(root, shm_dir)
         self.clock = FakeClock(TODAY_US)
+        self.store = MemoryStore()
+        self.coordinator_epoch = 0
+        self.coordinator: Coordinator
         self.backups = [Backup(number + 1, root / f"backup-{number + 1}") for number in range(backups)]
-        self.nodes = {}
+        self.backup_calls = BackupCalls(self)
+        self.nodes: dict[int, Node] = {}
+        self.launches: dict[int, Launch] = {}
+        """Those that run."""
+        self.started = 0
         self.identities: dict[Path, int] = {}
         """Which broker each data directory is of."""
         self.given = Given()
@@ -82,6 +138,16 @@ class World(ownership_world.World):
             self.store, self, self.backup_calls, self.clock, SETTINGS, coordinator_epoch=epoch
         )
 
+    async def close(self) -> None:
+        await self.coordinator.close()
+        for launch in self.launches.values():
+            await launch.kill(memory=True)
+        for path in self._shm_dir.iterdir():
+            path.unlink()  # of those that were killed and never came back
+        for backup in self.backups:
+            with contextlib.suppress(OSError):
+                await backup.stop()
+
     # -- copies ----------------------------------------------------------------------------------------------------
 
     def copy(self) -> dict[str, StoredRecord]:
@@ -110,6 +176,17 @@ class World(ownership_world.World):
         while self.coordinator.state.catching_up:
             await self.wait()
         await self.settle()
+
+    async def start_backup(self, backup: Backup) -> None:
+        await backup.start()
+        self.started += 1
+        known = backup.backup_id in self.coordinator.state.backups.ids()
+        info = backup.info
+        info.backup_id = backup.backup_id if known else 0
+        info.grpc_address = backup.address
+        await self.coordinator.members.register_backup(
+            coordinator_pb2.RegisterBackupRequest(backup=info, launch_id=f"launch-{self.started}")
+        )
 
     async def start_backup_again(self, backup: Backup) -> None:
         await backup.stop()
@@ -248,3 +325,104 @@ class World(ownership_world.World):
             launch.node.engine.streams.fences.note(answer.fences)
         launch.report.answered(answer)
         launch.node.told()
+
+    async def _until_fenced(self, launch: Launch) -> None:
+        try:
+            await launch.node.engine.replicator.until_fenced()
+        except StaleEpoch:
+            launch.node.service.writer.fence()
+            launch.silent = False
+
+    # -- brokers, as coordinators reach them -----------------------------------------------------------------------
+
+    async def _order(self, info: common_pb2.BrokerInfo, method: object, request: Any) -> Any:
+        launch = self.launches.get(info.broker_id)
+        if launch is None:
+            raise Unavailable("nobody listens")
+        return (await launch.ask(method, request)).message
+
+    async def open_streamlets(
+        self,
+        broker: common_pb2.BrokerInfo,
+        stream: common_pb2.StreamInfo,
+        *,
+        coordinator_epoch: int,
+        handed_over: Sequence[common_pb2.StreamletState] = (),
+    ) -> None:
+        copy = common_pb2.StreamInfo()
+        copy.CopyFrom(stream)
+        request = broker_pb2.OpenStreamletsRequest(
+            stream=copy, coordinator_epoch=coordinator_epoch, handed_over=handed_over
+        )
+        await self._order(broker, api.OPEN_STREAMLETS, request)
+
+    async def drop_stream(self, broker: common_pb2.BrokerInfo, stream_id: int, *, coordinator_epoch: int) -> None:
+        request = broker_pb2.DropStreamRequest(stream_id=stream_id, coordinator_epoch=coordinator_epoch)
+        await self._order(broker, api.DROP_STREAM, request)
+
+    async def seal_streamlets(
+        self,
+        broker: common_pb2.BrokerInfo,
+        stream_id: int,
+        streamlet_ids: Sequence[int],
+        *,
+        wait_ms: int,
+        coordinator_epoch: int,
+        assignments_version: int,
+    ) -> list[common_pb2.StreamletState]:
+        request = broker_pb2.SealStreamletsRequest(
+            coordinator_epoch=coordinator_epoch,
+            stream_id=stream_id,
+            streamlet_ids=streamlet_ids,
+            wait_ms=wait_ms,
+            assignments_version=assignments_version,
+        )
+        return list((await self._order(broker, api.SEAL_STREAMLETS, request)).states)
+
+    async def take_over(
+        self, broker: common_pb2.BrokerInfo, request: broker_pb2.TakeOverRequest
+    ) -> broker_pb2.TakeOverResponse:
+        answer: broker_pb2.TakeOverResponse = await self._order(broker, api.TAKE_OVER, request)
+        return answer
+
+    async def refuses(self, broker: common_pb2.BrokerInfo) -> bool:
+        return broker.broker_id not in self.launches
+
+
+class BackupCalls:
+    """The backups, as the coordinator reaches them."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    async def _ask(self, backup: common_pb2.BackupInfo, method: Any, request: Any) -> Any:
+        found = self._world.backups[backup.backup_id - 1]
+        if found.engine is None:
+            raise Unavailable("nobody listens")
+        try:
+            channel = await FrameChannel.connect_tcp(found.address, timeout_s=5)
+        except OSError as error:
+            raise Unavailable(str(error)) from None
+        try:
+            return await channel.submit(method, request, timeout_s=5)
+        finally:
+            await channel.close()
+
+    async def fence(self, backup: common_pb2.BackupInfo, broker_id: int, before_epoch: int) -> None:
+        request = backup_pb2.FenceBrokerRequest(broker_id=broker_id, broker_epoch=before_epoch)
+        await self._ask(backup, api.FENCE_BROKER, request)
+
+    async def free(
+        self, backup: common_pb2.BackupInfo, broker_id: int, broker_epoch: int, *, before_epoch: int
+    ) -> None:
+        request = backup_pb2.FreeReplicasRequest(
+            broker_id=broker_id, broker_epoch=broker_epoch, before_epoch=before_epoch
+        )
+        await self._ask(backup, api.FREE_REPLICAS, request)
+
+    async def count_replicas(self, backup: common_pb2.BackupInfo, broker_ids: Iterable[int]) -> int:
+        del backup, broker_ids
+        return 0
+
+    async def close(self) -> None:
+        pass
