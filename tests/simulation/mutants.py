@@ -198,6 +198,34 @@ MUTANTS = (
         ((BACKUP + "store.py", "        if broker_epoch < known:\n", "        if broker_epoch < 0:\n"),),
     ),
     Mutant(
+        "a damaged replica is freed before there is another one",
+        (
+            (
+                BROKER + "replication/coverage.py",
+                "        self._without(segment, backup_id)\n        if len(segment.backups) == segment.wanted:",
+                "        if segment not in self.deficient:",
+            ),
+        ),
+    ),
+    Mutant(
+        "a read does not say where it begins",
+        ((BROKER + "serving/read_sessions.py", "result.begins_at = begins_at(plan, item.position)", "pass"),),
+    ),
+    Mutant(
+        "where an interval begins is forgotten with the one before it",
+        ((COORDINATOR + "cluster/starts.py", "    if index == 0:\n", "    if index < 0:\n"),),
+    ),
+    Mutant(
+        "a streamlet in which nothing was found gives groups again",
+        (
+            (
+                BROKER + "recovery/takeover.py",
+                "origin.without_sources()",
+                "origin._replace(sources=frozenset(), next_group_id=1)",
+            ),
+        ),
+    ),
+    Mutant(
         "a coordinator that was deposed goes on writing",
         (
             (

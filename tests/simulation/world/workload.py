@@ -107,21 +107,31 @@ class Workload:
         """Reads everything from the beginning on, as it comes, and goes on behind what was removed."""
 
         async def main(runtime: Runtime) -> None:
-            start: Literal["earliest"] | dict[int, list[Position]] = "earliest"
             async with self.connected(runtime) as client:
-                while True:
-                    async with client.consumer(STREAM, start=start, shared_memory="never") as consumer:
-                        try:
-                            async for record in consumer.records():
-                                self.history.read[name].append(_seen(record))
-                        except DataLost as gap:
-                            self._check_removed(name, gap)
-                            streamlet_id, entry = gap.attributes["streamlet_id"], gap.attributes["entry"]
-                            behind = consumer.positions()
-                            behind[streamlet_id][entry] = Position(*gap.attributes["available_from"])
-                            start = behind
+                await self._read(client, name, self.history.read[name].append)
 
         return main
+
+    async def _read(
+        self,
+        client: Client,
+        name: str,
+        take: Callable[[tuple[Place, Value]], None],
+        end: Literal["latest"] | None = None,
+    ) -> None:
+        start: Literal["earliest"] | dict[int, list[Position]] = "earliest"
+        while True:
+            async with client.consumer(STREAM, start=start, end=end, shared_memory="never") as consumer:
+                try:
+                    async for record in consumer.records():
+                        take(_seen(record))
+                    return
+                except DataLost as gap:
+                    self._check_removed(name, gap)
+                    streamlet_id, entry = gap.attributes["streamlet_id"], gap.attributes["entry"]
+                    behind = consumer.positions()
+                    behind[streamlet_id][entry] = Position(*gap.attributes["available_from"])
+                    start = behind
 
     def _check_removed(self, name: str, gap: DataLost) -> None:
         """Raise a gap of which a reader was told, unless somebody has had removed what was there."""
@@ -152,14 +162,9 @@ class Workload:
 
     async def read_back(self, runtime: Runtime) -> None:
         """Read what is stored in the end."""
-        stored: list[tuple[Place, Value]] | None = None
+        stored: list[tuple[Place, Value]] = []
         async with self.connected(runtime) as client:
-            while stored is None:
-                async with client.consumer(STREAM, start="earliest", end="latest", shared_memory="never") as consumer:
-                    try:
-                        stored = [_seen(record) async for record in consumer.records()]
-                    except DataLost as gap:  # somebody's last request to remove something is under way
-                        self._check_removed("operator", gap)
+            await self._read(client, "operator", stored.append, end="latest")
         self.history.stored = stored
         self._cluster.trace.note("operator", f"has read back {len(stored)} records")
 
