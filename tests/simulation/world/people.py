@@ -65,8 +65,9 @@ def draw(plan: Plan, random: Random, kind: str) -> Doing | None:
         case "move" if plan.brokers > 1:
             streamlet = random.randrange(plan.streamlets)
             found = Doing((random.choice(plan.broker_names),), streamlet + 1, takes_time=False)
-        case "leave" if plan.members:
-            found = Doing((f"member-{random.randint(1, plan.members)}",))
+        case "leave":
+            readers = [name for name in plan.client_names if not name.startswith("producer")]
+            found = Doing((random.choice(readers),))
         case "take the name" if plan.named:
             found = Doing((random.choice(plan.producer_names),))
         case "alter":
@@ -99,7 +100,7 @@ class People:
         self._behind: list[Process] = []
         """Readers that stand still while what they have yet to read is removed."""
         self._left: set[str] = set()
-        """Members of the consumer group that have left it."""
+        """Members of the consumer group that have left it, and readers that have stopped."""
         self._drained: set[str] = set()
         self._copies: dict[Fault, bytes] = {}
         """Of the metadata."""

@@ -38,6 +38,8 @@ class Workload:
         """Producers that have had an answer to everything."""
         self.repeats = 0
         """Records that had arrived already when they were sent again, as producers were told."""
+        self._positions: dict[str, dict[int, list[Position]]] = {}
+        """Where readers go on that have stopped."""
         self.told_removed = 0
         """How often a reader was told that what came next was removed."""
 
@@ -104,7 +106,7 @@ class Workload:
             self.repeats += delivery.duplicate
 
     def reader(self, name: str) -> Program:
-        """Reads everything from the beginning on, as it comes, and goes on behind what was removed."""
+        """Reads everything from the beginning on, as it comes, behind what was removed; and where it once stopped."""
 
         async def main(runtime: Runtime) -> None:
             async with self.connected(runtime) as client:
@@ -119,8 +121,8 @@ class Workload:
         take: Callable[[tuple[Place, Value]], None],
         end: Literal["latest"] | None = None,
     ) -> None:
-        start: Literal["earliest"] | dict[int, list[Position]] = "earliest"
         while True:
+            start: Literal["earliest"] | dict[int, list[Position]] = self._positions.get(name) or "earliest"
             async with client.consumer(STREAM, start=start, end=end, shared_memory="never") as consumer:
                 try:
                     async for record in consumer.records():
@@ -131,7 +133,11 @@ class Workload:
                     streamlet_id, entry = gap.attributes["streamlet_id"], gap.attributes["entry"]
                     behind = consumer.positions()
                     behind[streamlet_id][entry] = Position(*gap.attributes["available_from"])
-                    start = behind
+                    self._positions[name] = behind
+                except asyncio.CancelledError:
+                    if positions := consumer.positions():
+                        self._positions[name] = positions
+                    raise
 
     def _check_removed(self, name: str, gap: DataLost) -> None:
         """Raise a gap of which a reader was told, unless somebody has had removed what was there."""
