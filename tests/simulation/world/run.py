@@ -22,7 +22,7 @@ import structlog
 
 from kera.client.checking.history import Place, Value
 from kera.client.checking.verdict import EVIDENCE_MAX, violations
-from kera.core.errors import ProducerFenced
+from kera.core.errors import ProducerFenced, Uncertain
 from kera.core.runtime import Runtime
 from tests.simulation.engine.loop import ProcessLoop
 from tests.simulation.engine.scheduler import Scheduler
@@ -170,7 +170,8 @@ class _Run:
         names = plan.client_names
         for name in names:
             process = self._cluster.clients[name]
-            if process.error is not None and not (plan.named and isinstance(process.error, ProducerFenced)):
+            # What an instance that was fenced had sent, it does not know of.
+            if process.error is not None and not (plan.named and isinstance(process.error, ProducerFenced | Uncertain)):
                 self._outcome.problems.append(f"{name} ended with {process.error!r}")
         for process in self._cluster.processes:
             if process.name in names and process.alive:

@@ -428,7 +428,8 @@ def test_what_was_between_two_intervals_that_are_one_now_was_removed() -> None:
     assert removed_between(0, before, [Interval(0)]) == (Position(5, 1, 0), 15)
     assert removed_between(1, before, [Interval(0)]) is None, "the entry had nothing there"
     assert removed_between(0, before, before) is None
-    assert removed_between(0, before[1:], [Interval(0)]) is None
+    assert removed_between(0, before[1:], [Interval(0)]) == (Position(5, 1, 0), 15), "nothing is left before it"
+    assert removed_between(0, before[1:], before[1:]) is None
 
 
 def test_what_was_committed_of_an_open_segment_is_there_after_the_loss_of_the_host(launches: Launches) -> None:

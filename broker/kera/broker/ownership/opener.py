@@ -153,9 +153,14 @@ class StreamletOpener:
 def removed_between(index: int, before: Sequence[Interval], after: Iterable[Interval]) -> tuple[Position, int] | None:
     """Where an entry goes on, and with which record, behind what was removed at another broker; None: nothing was.
 
-    Once nothing is left of an interval that was between two of ours, these are one, and its groups are in it.
+    Once nothing is left of an interval that was between two of ours, these are one, and its groups are in it. So are
+    those before the first of ours, once that leads; what an entry had here earlier still has gone then, too.
     """
     found = None
+    for first in before[:1]:
+        before_it = first.first_group_id - 1
+        if not first.has(before_it) and any(each.has(first.first_group_id) and each.has(before_it) for each in after):
+            found = first.start, first.first_record(index)
     for one, following in pairwise(before):
         joined = any(each.has(one.first_group_id) and each.has(following.first_group_id) for each in after)
         if joined and following.first_record(index) > one.end_record(index):
