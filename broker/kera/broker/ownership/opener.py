@@ -76,7 +76,7 @@ class StreamletOpener:
             streamlet.next_group_id = max(streamlet.next_group_id, origin.next_group_id if origin is not None else 0)
         before = streamlet.intervals
         streamlet.hold(held)
-        if not taken_over:  # else what was between is here now, or comes
+        if before != held.intervals and not taken_over:  # else what was between is here now, or comes
             for entry in streamlet.entries.made:
                 self._start_behind(entry, removed_between(entry.index, before, held.intervals))
 
