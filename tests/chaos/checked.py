@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 from kera.cli.check._options import Options
 from kera.cli.check._run import Check, Outcome, carry_out
@@ -20,15 +21,24 @@ WITHIN_S = 60.0
 class Load:
     """A check whose load is on."""
 
-    def __init__(self, check: Check, options: Options) -> None:
+    def __init__(self, check: Check, options: Options, running: asyncio.Task[Outcome]) -> None:
         self._check = check
         self._options = options
+        self._running = running
+
+    @property
+    def outcome(self) -> Outcome:
+        """What came of it, once it has ended."""
+        return self._running.result()
 
     async def goes_on(self) -> tuple[float, float]:
-        """How long it takes until each streamlet has had an acknowledgement, and readers all that was there by then."""
+        """How long it takes until each streamlet has had an acknowledgement, and readers all that was there by then.
+
+        Raises `Wrong` if nothing can come any more.
+        """
         check, begun_s = self._check, self._check.now_s()
         while check.acknowledgements.since_s(self._options.streamlets) <= begun_s:
-            await asyncio.sleep(LOOK_S)
+            await self._look_again()
         acked_s, wanted = check.now_s(), check.ledger.floors()
         readers = [f"reader {number}" for number in range(1, self._options.readers + 1)]
         while any(
@@ -36,8 +46,18 @@ class Load:
             for reader in readers
             for entry, record in wanted.items()
         ):
-            await asyncio.sleep(LOOK_S)
+            await self._look_again()
         return acked_s - begun_s, check.now_s() - begun_s
+
+    async def _look_again(self) -> None:
+        if (why := self._check.shared.impossible) is not None:
+            raise Wrong(f"{self._check.shared.stream}: {why}")
+        await asyncio.sleep(LOOK_S)
+
+    @property
+    def stream(self) -> str:
+        """Its name."""
+        return self._check.shared.stream
 
     @property
     def acknowledged(self) -> int:
@@ -47,59 +67,49 @@ class Load:
     async def until_acknowledged(self, records: int) -> None:
         """Wait for so many of them."""
         while self.acknowledged < records:
-            await asyncio.sleep(LOOK_S)
+            await self._look_again()
+
+    def begin_period(self) -> None:
+        """Forget which pauses there were; one that goes on counts from its beginning."""
+        self._check.acknowledgements.begin_period()
+
+    def pause_s(self, streamlets: Collection[int] | None = None) -> float:
+        """The longest time of this period in which one of these had no acknowledgement; None: in which none had one."""
+        return self._check.acknowledgements.pause_s(streamlets)
 
     def end(self) -> None:
         """Send no more."""
         self._check.shared.stopping.set()
 
 
-async def checked(bootstrap: str, meanwhile: Callable[[Load], Awaitable[None]], options: Options) -> Outcome:
-    """Do something while a load is on; then the load ends. What `meanwhile` raises comes out when all has ended."""
-    failures: list[BaseException] = []
+@asynccontextmanager
+async def loaded(bootstrap: str, options: Options) -> AsyncIterator[Load]:
+    """A load is on in the block, and ends with it; then its outcome is there. What goes wrong comes in a group."""
+    options = replace(options, keep=True)  # whatever the outcome is, the cluster may be looked at
+    begun = asyncio.get_running_loop().create_future()
 
     @asynccontextmanager
     async def watching(check: Check) -> AsyncIterator[None]:
-        load = Load(check, options)
+        begun.set_result(check)
+        yield
 
-        async def work() -> None:
-            try:
-                await meanwhile(load)
-            except Exception as error:  # noqa: BLE001 - it is raised below
-                failures.append(error)
-            finally:
-                load.end()
-
-        task = asyncio.create_task(work())
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(carry_out(options, bootstrap, watching))
+        load = Load(await begun, options, running)
         try:
-            yield
+            yield load
         finally:
-            task.cancel()
-            await asyncio.wait([task])
-
-    outcome = await carry_out(options, bootstrap, watching)
-    if failures:
-        raise failures[0]
-    return outcome
+            load.end()
 
 
-async def all_checked(
-    bootstrap: str, meanwhile: Callable[[list[Load]], Awaitable[None]], every: Sequence[Options]
-) -> list[Outcome]:
-    """Likewise with a load for each of the options, all at the same time."""
-    outcomes: list[Outcome] = []
-
-    async def with_others(loads: list[Load], others: Sequence[Options]) -> None:
-        if not others:
-            await meanwhile(loads)
-            return
-        outcomes.append(await checked(bootstrap, lambda load: with_others([*loads, load], others[1:]), others[0]))
-
-    await with_others([], every)
-    return outcomes[::-1]
-
-
-def check_kept(outcome: Outcome) -> None:
-    """Raise `Wrong` unless every promise was kept."""
+@asynccontextmanager
+async def under_check(bootstrap: str, options: Options) -> AsyncIterator[Load]:
+    """Likewise; raises `Wrong` behind it unless every promise was kept, and every record was acknowledged."""
+    async with loaded(bootstrap, options) as load:
+        yield load
+    outcome = load.outcome
     if outcome.verdict != "kept":
-        raise Wrong("; ".join([outcome.verdict, outcome.impossible or "", *outcome.lines]))
+        raise Wrong("; ".join([f"{load.stream}: {outcome.verdict}", outcome.impossible or "", *outcome.lines]))
+    if outcome.acknowledged != outcome.sent:
+        failed = outcome.sent - outcome.acknowledged
+        raise Wrong(f"{load.stream}: {failed:,} of {outcome.sent:,} records failed: {outcome.notes}")

@@ -1,15 +1,15 @@
 """Kill and freeze daemons under load, and leave the rest to the survivors: ``make chaos-control ROUNDS=20``.
 
-Producers write all the time, and consumers follow, some of which begin anew at their positions. A round does one thing
-to a cluster of four brokers and three backups, each in its turn: it kills a broker, a backup or the coordinator, or
-two of them, or stops one with SIGSTOP for longer than it takes to count as dead; or it kills one in the middle of a
+The load and the verdict are those of `kera check`, for streams with one virtual log and with several. A round does one
+thing to a cluster of four brokers and three backups, each in its turn: it kills a broker, a backup or the coordinator,
+or two of them, or stops one with SIGSTOP for longer than it takes to count as dead; or it kills one in the middle of a
 drain, which comes to its end all the same. Nobody starts the broker again before the others have taken over all it had;
 then it comes back, as an empty member. With ``--zookeeper`` there are two coordinators, and it is the leader that is
 killed or stopped, while streams are created.
 
-Promised, and checked: no record fails; consumers that run see every record once, in its producer's order, with ordinals
-that go on by one; and after each round so does one that reads all of it anew, each record where it was acknowledged to
-be. A broker that wakes too late ends by itself. Of each recovery a timeline is printed.
+Promised, and checked: no record fails; after each round every streamlet takes records, readers have what was there by
+then, and nothing lacks a replica; and when a cluster has had its rounds, all that `kera check` looks at is as promised.
+A broker that wakes too late ends by itself. Of each recovery a timeline is printed.
 With the same seed it is done at the same moments, as far as a scheduler lets it.
 """
 
@@ -29,34 +29,30 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
+from kera.cli.check._options import Options
 from kera.client import DrainStatus
 from kera.core.errors import KeraError
 from kera.core.telemetry import configure_logging
 from kera.local.cluster import LocalCluster
-from tests.chaos.verdict import leaves
+from tests.chaos.checked import LOAD_S_MAX, WITHIN_S, Load, under_check
+from tests.chaos.verdict import Wrong, leaves
 from tests.integration.control_support import (
     DETECTION_S,
-    Reader,
     Timeline,
-    Writer,
     broker_id_of,
     broker_name,
     broker_names,
-    check_log,
     connect,
     control_cluster,
     now_us,
-    reader,
     recoveries_since,
     saying,
-    settle,
     streamlets_of,
     until_recovered,
     until_registered,
-    until_safe,
-    writer,
+    until_replicas,
 )
-from tests.integration.replication_support import Wrong, backup_names
+from tests.integration.replication_support import backup_names
 from tests.integration.support import until
 
 ROUND_TIMEOUT_S = 60.0
@@ -65,11 +61,9 @@ STREAMS = {
     "one-log": (3, 1, 1),
     "lanes": (4, 2, 2),
 }
-WRITERS = 2
-"""Of each stream."""
-LIGHT_PAUSE_S, HEAVY_PAUSE_S = 0.02, 0.002
-"""Between two records of a writer to a streamlet. The heavy load always has requests under way, so that some arrive and
-their answers do not."""
+LIGHT_RATE, HEAVY_RATE = 100.0, 1000.0
+"""Records a second, of each streamlet. The heavy load always has requests under way, so that some arrive and their
+answers do not."""
 FREEZE_S = 2 * DETECTION_S
 CREATED = 20
 """Streams that are created while a leader is lost."""
@@ -81,17 +75,7 @@ class Totals:
 
     rounds: int = 0
     records: int = 0
-    duplicates: int = 0
     timelines: list[Timeline] = field(default_factory=list)
-
-
-@dataclass
-class Loaded:
-    """A stream with its writers and readers."""
-
-    name: str
-    writers: list[Writer]
-    readers: list[Reader]
 
 
 class Chaos:
@@ -103,20 +87,21 @@ class Chaos:
         moments: random.Random,
         *,
         replication: int,
-        pause_s: float = LIGHT_PAUSE_S,
+        rate: float = LIGHT_RATE,
         copies: int = 1,
         streamlets: int = 0,
     ) -> None:
-        """`copies`: of each of the `STREAMS`, which share the load; `pause_s`: between two records of a writer to a
-        streamlet, of one copy; `streamlets`: of each stream, 0: as many as `STREAMS` says.
+        """`copies`: of each of the `STREAMS`, which share the load; `rate`: records a second to each streamlet, of all
+        copies together; `streamlets`: of each stream, 0: as many as `STREAMS` says.
         """
-        self._pause_s = pause_s * copies
+        self._rate = rate / copies
         self._copies = copies
         self._streamlets = streamlets
         self._cluster = cluster
         self._moments = moments
         self._replication = replication
-        self._streams: list[Loaded] = []
+        self._loads: dict[str, Load] = {}
+        """By stream."""
         self._stack = contextlib.AsyncExitStack()
         self._killed_us: dict[int, int] = {}
         """When each broker was killed or stopped in this round, by its id."""
@@ -129,59 +114,63 @@ class Chaos:
             self._client = await stack.enter_async_context(await connect(self._cluster))
             for copy, kind in itertools.product(range(self._copies), STREAMS):
                 name, (streamlets, entries, virtual_logs) = f"{kind}-{copy}", STREAMS[kind]
+                streamlets = self._streamlets or streamlets
                 await self._client.admin.create_stream(
                     name,
-                    streamlets=self._streamlets or streamlets,
+                    streamlets=streamlets,
                     entries=entries,
                     group_segments=2,
                     replication=self._replication,
                     virtual_logs=virtual_logs,
                 )
-                writers = [
-                    await stack.enter_async_context(writer(self._client, name, number, pause_s=self._pause_s))
-                    for number in range(WRITERS)
-                ]
-                readers = [await stack.enter_async_context(reader(self._client, name)) for _ in range(2)]
-                self._streams.append(Loaded(name, writers, readers))
+                options = Options(
+                    LOAD_S_MAX,
+                    stream=name,
+                    streamlets=streamlets,
+                    rate=self._rate * streamlets,
+                    within_s=WITHIN_S,
+                    seed=self._moments.getrandbits(32),
+                )
+                self._loads[name] = await stack.enter_async_context(under_check(self._cluster.bootstrap, options))
             self._stack = stack.pop_all()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         await self._stack.__aexit__(*exc)  # type: ignore[arg-type]  # what the interpreter gives us
 
+    @property
+    def records(self) -> int:
+        """That were acknowledged so far."""
+        return sum(load.acknowledged for load in self._loads.values())
+
     # -- a round -------------------------------------------------------------------------------------------------
 
     async def round(self, name: str, totals: Totals) -> list[Timeline]:
         """Do one of `SCENARIOS`, and check everything; returns what recoveries there were. Raises `Wrong`."""
-        begun_s, begun_us = time.monotonic(), now_us()
+        begun_s, begun_us, before = time.monotonic(), now_us(), self.records
         self._killed_us, self._had = {}, {}
-        for each in self._writers:
-            each.paused = False
         await self._go_on()
         await self._moment(0.1)
-        disturbed_s = time.monotonic()
+        for load in self._loads.values():
+            load.begin_period()
         await SCENARIOS[name].do(self)
         expected = [broker_id for broker_id, had in self._had.items() if had and broker_id in self._killed_us]
         await until_recovered(self._client, expected, begun_us, ROUND_TIMEOUT_S)
         await self._go_on()
         recovered = await until_recovered(self._client, expected, begun_us, ROUND_TIMEOUT_S)
-        ended_s = time.monotonic()
+        timelines = [
+            Timeline(info, self._killed_us.get(info.broker_id, info.detected_us), self._pause_s(info.broker_id))
+            for info in sorted(recovered, key=lambda info: info.detected_us)
+        ]
         await self._all_back()
         await self._go_on()
-        records = await self._check()
-
-        timelines = []
-        for info in sorted(recovered, key=lambda info: info.detected_us):
-            killed_us = self._killed_us.get(info.broker_id, 0)
-            stall_s = self._stall_s(info.broker_id, disturbed_s, ended_s)
-            timelines.append(Timeline(info, killed_us or info.detected_us, stall_s))
+        await until_replicas(self._cluster, ROUND_TIMEOUT_S)
         totals.rounds += 1
-        totals.records += records
-        totals.duplicates = sum(each.duplicates for each in self._writers)
+        totals.records += self.records - before
         totals.timelines += timelines
         print(
-            f"round {totals.rounds}, R={self._replication}, {name}: {time.monotonic() - begun_s:.1f} s; {records:,}"
-            f" records, {totals.duplicates} resends recognised",
+            f"round {totals.rounds}, R={self._replication}, {name}: {time.monotonic() - begun_s:.1f} s;"
+            f" {self.records - before:,} records",
             flush=True,
         )
         for timeline in timelines:
@@ -190,13 +179,10 @@ class Chaos:
         return timelines
 
     async def _go_on(self) -> None:
-        """Every streamlet takes records again, and readers are well."""
-        running = [each for each in self._writers if not each.stopping]
-        await asyncio.gather(*(each.go_on(count=self._moments.randrange(5, 30)) for each in running))
-        for stream in self._streams:
-            for each in stream.readers:
-                if each.error is not None:
-                    raise each.error
+        """Every streamlet takes records again, and readers have them."""
+        with saying(lambda: f"not all goes on within {ROUND_TIMEOUT_S:g} s"):
+            async with asyncio.timeout(ROUND_TIMEOUT_S):
+                await asyncio.gather(*(load.goes_on() for load in self._loads.values()))
 
     async def _all_back(self) -> None:
         """Whoever does not run is started again."""
@@ -206,26 +192,10 @@ class Chaos:
         for name in broker_names(self._cluster):
             await until_registered(self._client, broker_id_of(self._cluster, name))
 
-    async def _check(self) -> int:
-        await settle(self._writers, ROUND_TIMEOUT_S)
-        for stream in self._streams:
-            for each in stream.readers:
-                await each.catch_up(stream.writers, ROUND_TIMEOUT_S)
-        await until_safe(self._cluster, ROUND_TIMEOUT_S)
-        return sum([await check_log(self._client, stream.name, stream.writers) for stream in self._streams])
-
-    def _stall_s(self, broker_id: int, begun_s: float, ended_s: float) -> float | None:
-        stalls_s = [
-            each.stall_s(self._had[broker_id][stream.name], begun_s, ended_s)
-            for stream in self._streams
-            for each in stream.writers[:WRITERS]
-            if stream.name in self._had.get(broker_id, ())
-        ]
-        return max(stalls_s, default=None)
-
-    @property
-    def _writers(self) -> list[Writer]:
-        return [each for stream in self._streams for each in stream.writers]
+    def _pause_s(self, broker_id: int) -> float | None:
+        """The longest time without an acknowledgement, of a streamlet that a broker had; None: it had none."""
+        had = self._had.get(broker_id, {})
+        return max((self._loads[stream].pause_s(streamlets) for stream, streamlets in had.items()), default=None)
 
     async def _moment(self, most_s: float) -> None:
         await asyncio.sleep(self._moments.random() * most_s)  # sleep: a moment is what is wanted
@@ -238,8 +208,8 @@ class Chaos:
     async def _owner(self) -> str:
         """A broker that runs, and owns something."""
         owners = set()
-        for stream in self._streams:
-            assignments = (await self._client.admin.describe_stream(stream.name)).assignments
+        for stream in self._loads:
+            assignments = (await self._client.admin.describe_stream(stream)).assignments
             owners |= {assignment.broker_id for assignment in assignments.values()}
         return self._pick([broker_name(self._cluster, broker_id) for broker_id in sorted(owners)])
 
@@ -251,7 +221,7 @@ class Chaos:
     async def _streamlets_of(self, name: str) -> dict[str, list[int]]:
         """What a broker owns, by stream."""
         broker_id = broker_id_of(self._cluster, name)
-        owned = {stream.name: await streamlets_of(self._client, stream.name, broker_id) for stream in self._streams}
+        owned = {stream: await streamlets_of(self._client, stream, broker_id) for stream in self._loads}
         return {stream: streamlets for stream, streamlets in owned.items() if streamlets}
 
     async def _kill(self, name: str, *, noted: bool = True) -> None:
@@ -261,8 +231,6 @@ class Chaos:
                 await self._note(name)
             self._killed_us[broker_id_of(self._cluster, name)] = now_us()
         await self._cluster.kill(name)
-        for stream in self._streams:
-            stream.readers[1].reopen()
 
     async def broker(self) -> None:
         """It is gone; the others take over."""
@@ -343,7 +311,7 @@ class Chaos:
 
     async def broker_in_a_move(self) -> None:
         """The old or the new owner of a streamlet that moves is killed."""
-        stream = self._moments.choice(self._streams).name
+        stream = self._moments.choice(list(self._loads))
         source = await self._owner()
         target = self._pick([name for name in broker_names(self._cluster) if name != source])
         async with asyncio.TaskGroup() as tasks:
@@ -445,7 +413,7 @@ class Chaos:
 
     async def coordinator_in_a_move(self) -> None:
         """The next one ends it, or takes it back."""
-        stream = self._moments.choice(self._streams).name
+        stream = self._moments.choice(list(self._loads))
         names = broker_names(self._cluster)
         self._moments.shuffle(names)
         leader = await self._leader()
@@ -467,30 +435,17 @@ class Chaos:
         """It wakes when others have its streamlets, and may acknowledge nothing of what was sent to it meanwhile."""
         name = await self._owner()
         await self._note(name)
-        stubborn = await self._stack.enter_async_context(await connect(self._cluster, request_timeout_ms=60_000))
-        made = []
-        for stream in self._streams:
-            each = await self._stack.enter_async_context(writer(stubborn, stream.name, len(stream.writers)))
-            await each.go_on()  # it is connected to all brokers
-            stream.writers.append(each)
-            made.append(each)
         broker_id = broker_id_of(self._cluster, name)
         begun_us = self._killed_us[broker_id] = now_us()
-        others = [each for each in self._writers if not each.stopping and each not in made]
         await self._cluster.pause(name)
         try:
             await until_recovered(self._client, [broker_id], begun_us, ROUND_TIMEOUT_S)
-            await asyncio.gather(*(each.go_on() for each in others))  # whoever is less stubborn does not wait for it
         finally:
             await self._cluster.resume(name)
         try:
             await until(lambda: name not in self._cluster.processes, ROUND_TIMEOUT_S)
         except TimeoutError:
             raise Wrong(f"{name} woke after others had taken over, and did not end") from None
-        for each in made:
-            await each.go_on()
-            await each.settle(ROUND_TIMEOUT_S)
-            each.stopping = True
 
     async def frozen_backup(self) -> None:
         """Brokers go on without it; when it wakes, nothing that it has is taken for more than it is."""
@@ -598,12 +553,12 @@ async def run(arguments: argparse.Namespace, totals: Totals) -> None:
                 async with contextlib.AsyncExitStack() as stack:
                     cluster = await stack.enter_async_context(clusters(arguments, Path(directory)))
                     try:
-                        pause_s = HEAVY_PAUSE_S if moments.random() < arguments.heavy else LIGHT_PAUSE_S
+                        rate = HEAVY_RATE if moments.random() < arguments.heavy else LIGHT_RATE
                         async with Chaos(
                             cluster,
                             moments,
                             replication=replication,
-                            pause_s=pause_s,
+                            rate=rate,
                             copies=arguments.copies,
                             streamlets=arguments.streamlets,
                         ) as chaos:
@@ -678,7 +633,7 @@ def main() -> int:
         failures = list(leaves(errors))
     for failure in failures:
         print(f"FAILED in round {totals.rounds + 1}: {failure!r}")
-    print(f"{totals.rounds} rounds, {len(totals.timelines)} recoveries; {totals.records:,} records looked at")
+    print(f"{totals.rounds} rounds, {len(totals.timelines)} recoveries; {totals.records:,} records acknowledged")
     if failures:
         print(f"again: python -m tests.chaos.control --rounds {arguments.rounds} {again}")
         return 1

@@ -47,6 +47,7 @@ from kera.v1 import broker_pb2, coordinator_pb2
 from tests.chaos.control import tell
 from tests.chaos.hostile_chunks import FOREIGN, KINDS, Kind, Target, impersonating
 from tests.chaos.unchecked import UncheckedCluster
+from tests.chaos.verdict import Wrong
 from tests.integration.control_support import (
     WRITER_RECORDS,
     Writer,
@@ -62,7 +63,6 @@ from tests.integration.control_support import (
     until_safe,
     writer,
 )
-from tests.integration.replication_support import Wrong
 from tests.integration.support import number_of
 
 LEVELS = ("leader", "replicated", "persisted")

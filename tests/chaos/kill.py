@@ -18,13 +18,15 @@ import statistics
 import sys
 import tempfile
 import time
+from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from kera.cli.check._options import Options
 from kera.core.settings import MIB
 from kera.core.telemetry import configure_logging
 from kera.local.cluster import RunningCluster
-from tests.chaos.checked import LOAD_S_MAX, WITHIN_S, Load, all_checked, check_kept
+from tests.chaos.checked import LOAD_S_MAX, WITHIN_S, Load, under_check
 from tests.chaos.verdict import leaves
 from tests.integration.support import BROKER, keeping_cluster, lose_host, metric, tell
 
@@ -79,25 +81,28 @@ class Kills:
 async def run(arguments: argparse.Namespace, cluster: RunningCluster) -> None:
     """All rounds, and the verdict. Raises `Wrong`."""
     durabilities = ["persisted"] if arguments.lose_memory else ["leader", "persisted"]
-    every = [
-        Options(
-            LOAD_S_MAX,
-            streamlets=STREAMLETS,
-            replication=0,
-            durability=durability,
-            producers=1,
-            readers=1,
-            members=0,
-            rate=RATE,
-            within_s=WITHIN_S,
-            seed=arguments.seed,
-        )
-        for durability in durabilities
-    ]
+    options = Options(
+        LOAD_S_MAX,
+        streamlets=STREAMLETS,
+        replication=0,
+        producers=1,
+        readers=1,
+        members=0,
+        rate=RATE,
+        within_s=WITHIN_S,
+        seed=arguments.seed,
+    )
     kills = Kills(arguments, cluster)
-    outcomes = await all_checked(cluster.bootstrap, kills.run, every)
-    for durability, outcome in zip(durabilities, outcomes, strict=True):
-        check_kept(outcome)
+    async with AsyncExitStack() as stack:
+        loads = {
+            durability: await stack.enter_async_context(
+                under_check(cluster.bootstrap, replace(options, durability=durability))
+            )
+            for durability in durabilities
+        }
+        await kills.run(list(loads.values()))
+    for durability, load in loads.items():
+        outcome = load.outcome
         print(f"{durability}: {outcome.acknowledged:,} of {outcome.sent:,} records acknowledged, {outcome.verdict}")
     print(f"all went on within s: p50 {statistics.median(kills.went_on_s):.2f}, longest {max(kills.went_on_s):.2f}")
 

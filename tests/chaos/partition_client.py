@@ -22,7 +22,7 @@ from kera.cli.check._options import Options
 from kera.cli.check._run import Outcome
 from kera.core.process import die_with_parent
 from kera.core.telemetry import configure_logging
-from tests.chaos.checked import LOAD_S_MAX, WITHIN_S, Load, checked
+from tests.chaos.checked import LOAD_S_MAX, WITHIN_S, loaded
 
 
 def tell(**what: Any) -> None:
@@ -31,16 +31,18 @@ def tell(**what: Any) -> None:
     sys.stdout.flush()
 
 
-async def obey(load: Load) -> None:
+async def obey(bootstrap: str, options: Options) -> Outcome:
     """Commands, until the load is to end."""
     commands = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(commands), sys.stdin)
-    await load.goes_on()
-    tell(ready=True)
-    while (await commands.readline()).strip() == b"mark":
-        acked_s, read_s = await load.goes_on()
-        tell(acked_s=acked_s, read_s=read_s)
+    async with loaded(bootstrap, options) as load:
+        await load.goes_on()
+        tell(ready=True)
+        while (await commands.readline()).strip() == b"mark":
+            acked_s, read_s = await load.goes_on()
+            tell(acked_s=acked_s, read_s=read_s)
+    return load.outcome
 
 
 def told(outcome: Outcome) -> dict[str, Any]:
@@ -76,7 +78,7 @@ def run() -> None:
         within_s=WITHIN_S,
         seed=arguments.seed,
     )
-    tell(**told(asyncio.run(checked(arguments.bootstrap, obey, options))))
+    tell(**told(asyncio.run(obey(arguments.bootstrap, options))))
 
 
 if __name__ == "__main__":

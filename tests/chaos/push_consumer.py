@@ -32,15 +32,12 @@ from kera.client import ChunkBatch, Client, ClientSettings, Consumer, ConsumerSe
 from kera.core.process import die_with_parent
 from kera.core.settings import KIB
 from kera.core.telemetry import configure_logging
+from tests.chaos.verdict import Wrong
 from tests.integration.support import number_of
 
 HELD_MAX = 16
 HELD_S = 0.3
 LOOK_S = 0.02
-
-
-class Wrong(Exception):
-    """A promise was broken."""
 
 
 class Held(NamedTuple):

@@ -32,11 +32,10 @@ from kera.client import Client
 from kera.core.settings import KIB, MIB
 from kera.core.telemetry import configure_logging
 from kera.local.cluster import RunningCluster
-from tests.chaos.verdict import leaves
+from tests.chaos.verdict import Wrong, leaves
 from tests.integration.replication_support import (
     Found,
     Writing,
-    Wrong,
     backup_names,
     check_agreement,
     check_files,

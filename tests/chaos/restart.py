@@ -1,11 +1,11 @@
 """Restart every daemon under load, one after the other, as an operator does: ``make chaos-restart``.
 
-Producers write all the time, and consumers follow, in a cluster of three brokers and three backups. Each daemon in its
+The load and the verdict are those of `kera check`, in a cluster of three brokers and three backups. Each daemon in its
 turn is stopped with SIGTERM and started again, and the next one has its turn when the streamlets are back: brokers and
 backups, and the coordinator; with ``--zookeeper`` two coordinators, the one that leads among them.
 
-Promised, and checked: no recovery begins; each broker ends with the streamlets that it had; no record fails, and all
-are there once, in their producers' order, with ordinals that go on by one. How long a producer was without an
+Promised, and checked: no recovery begins; each broker ends with the streamlets that it had; no record fails, and what
+`kera check` looks at is as promised. How long a producer was without an
 acknowledgement, over all that it writes to, is measured, with a time without a restart to compare it with: it depends
 on the machine, and is a promise only with ``--stall-ms-max``.
 """
@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import itertools
 import sys
 import tempfile
 import time
@@ -25,38 +24,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kera.cli.check._options import Options
 from kera.client import Client
 from kera.core.telemetry import configure_logging
 from kera.local.cluster import LocalCluster
-from tests.chaos.verdict import leaves
+from tests.chaos.checked import LOAD_S_MAX, WITHIN_S, Load, under_check
+from tests.chaos.verdict import Wrong, leaves
 from tests.integration.control_support import (
-    Reader,
-    Writer,
     broker_id_of,
     broker_names,
-    check_log,
     connect,
     control_cluster,
-    reader,
-    settle,
     until_registered,
-    writer,
 )
-from tests.integration.replication_support import Wrong, backup_names, samples
-from tests.integration.support import until
+from tests.integration.replication_support import backup_names, samples
 
 STREAMS = {
     # name: streamlets, entries, virtual logs
     "one-log": (12, 1, 1),
     "lanes": (6, 2, 2),
 }
-WRITERS = 2
-"""Of each stream."""
-PAUSE_S = 0.02
-"""Between two records of a writer to a streamlet."""
+PAUSE_S = 0.01
+"""Between two records to a streamlet, in the mean."""
 BACK_TIMEOUT_S = 60.0
-RECORDS_BETWEEN = 10
-"""Of each streamlet, that are acknowledged before the next daemon has its turn."""
 QUIET_S = 5.0
 """So long nothing is done, for the comparison."""
 
@@ -71,9 +61,9 @@ class Turn:
     back_s: float
     """From SIGTERM until all streamlets are where they were."""
     stall_s: float
-    """The longest time without an acknowledgement of any producer."""
+    """The longest time without an acknowledgement of any producer; each stream has one."""
     streamlet_stall_s: float
-    """Likewise, of any streamlet of any producer."""
+    """Likewise, of any streamlet."""
 
     HEADING = f"{'daemon':<14} {'away':>8} {'all back':>9} {'producer':>9} {'streamlet':>10}"
 
@@ -85,49 +75,49 @@ class Turn:
 
 
 @dataclass(frozen=True)
-class Load:
-    """Who writes, and who reads."""
+class Loads:
+    """What is on meanwhile, by stream."""
 
     client: Client
-    writers: Mapping[str, list[Writer]]
-    readers: Mapping[str, Reader]
+    loads: Mapping[str, Load]
 
-    def all_writers(self) -> list[Writer]:
-        """Of all streams."""
-        return [each for writers in self.writers.values() for each in writers]
+    def begin_period(self) -> None:
+        """Measure pauses from now on."""
+        for load in self.loads.values():
+            load.begin_period()
 
-    def stalls_s(self, begun_s: float, ended_s: float) -> tuple[float, float]:
-        """The longest time without an acknowledgement: of a producer, and of a streamlet of one."""
-        gaps = [
-            max((b - a for a, b in itertools.pairwise(times) if b >= begun_s and a <= ended_s), default=0.0)
-            for times in (sorted(at for times in each.times_s for at in times) for each in self.all_writers())
-        ]
-        alone = [each.stall_s(range(len(each.sent)), begun_s, ended_s) for each in self.all_writers()]
-        return max(gaps), max(alone)
+    def pauses_s(self) -> tuple[float, float]:
+        """The longest time of this period without an acknowledgement: of a producer, and of a streamlet."""
+        streamlets = {name: range(count) for name, (count, _, _) in STREAMS.items()}
+        return (
+            max(load.pause_s() for load in self.loads.values()),
+            max(load.pause_s(streamlets[name]) for name, load in self.loads.items()),
+        )
 
     async def go_on(self) -> None:
-        """Every streamlet takes records, and readers are well."""
-        await asyncio.gather(*(each.go_on(count=RECORDS_BETWEEN) for each in self.all_writers()))
-        for each in self.readers.values():
-            if each.error is not None:
-                raise each.error
+        """Every streamlet takes records, and readers have them."""
+        await asyncio.gather(*(load.goes_on() for load in self.loads.values()))
 
     async def owners(self) -> dict[str, dict[int, int]]:
         """The broker of each streamlet, by stream."""
-        found = {name: await self.client.admin.describe_stream(name) for name in self.writers}
+        found = {name: await self.client.admin.describe_stream(name) for name in self.loads}
         return {
             name: {number: one.broker_id for number, one in stream.assignments.items()}
             for name, stream in found.items()
         }
 
+    @property
+    def records(self) -> int:
+        """That were acknowledged, and are there."""
+        return sum(load.outcome.acknowledged for load in self.loads.values())
+
 
 @contextlib.asynccontextmanager
-async def under_load(cluster: LocalCluster, *, replication: int, pause_s: float = PAUSE_S) -> AsyncIterator[Load]:
-    """Streams that are written to and read."""
+async def under_load(cluster: LocalCluster, *, replication: int, pause_s: float = PAUSE_S) -> AsyncIterator[Loads]:
+    """Streams that are written to and read. Raises `Wrong` behind it, in a group, unless all promises were kept."""
     async with contextlib.AsyncExitStack() as stack:
         client = await stack.enter_async_context(await connect(cluster))
-        writers: dict[str, list[Writer]] = {}
-        readers: dict[str, Reader] = {}
+        loads: dict[str, Load] = {}
         for name, (streamlets, entries, virtual_logs) in STREAMS.items():
             await client.admin.create_stream(
                 name,
@@ -137,20 +127,27 @@ async def under_load(cluster: LocalCluster, *, replication: int, pause_s: float 
                 replication=replication,
                 virtual_logs=virtual_logs if replication else 1,
             )
-            writers[name] = [
-                await stack.enter_async_context(writer(client, name, number, pause_s=pause_s))
-                for number in range(WRITERS)
-            ]
-            readers[name] = await stack.enter_async_context(reader(client, name))
-        yield Load(client, writers, readers)
+            options = Options(
+                LOAD_S_MAX,
+                stream=name,
+                streamlets=streamlets,
+                producers=1,
+                readers=1,
+                members=1,
+                rate=streamlets / pause_s,
+                within_s=WITHIN_S,
+            )
+            loads[name] = await stack.enter_async_context(under_check(cluster.bootstrap, options))
+        yield Loads(client, loads)
 
 
-async def roll(cluster: LocalCluster, load: Load) -> list[Turn]:
+async def roll(cluster: LocalCluster, load: Loads) -> list[Turn]:
     """Restart each daemon once. Raises `Wrong`."""
     turns = []
     await load.go_on()
     before = await load.owners()
     for name in [*backup_names(cluster), *broker_names(cluster), *_coordinators(cluster)]:
+        load.begin_period()
         begun_s = time.monotonic()
         await cluster.restart(name)
         away_s = time.monotonic() - begun_s
@@ -159,7 +156,7 @@ async def roll(cluster: LocalCluster, load: Load) -> list[Turn]:
             await _until_back(load, before)
         back_s = time.monotonic() - begun_s
         await load.go_on()
-        turns.append(Turn(name, away_s, back_s, *load.stalls_s(begun_s, time.monotonic())))
+        turns.append(Turn(name, away_s, back_s, *load.pauses_s()))
         print(turns[-1], flush=True)
         if recoveries := await load.client.admin.recoveries():
             raise Wrong(f"after the restart of {name}: {recoveries}")
@@ -170,21 +167,13 @@ def _coordinators(cluster: LocalCluster) -> list[str]:
     return [name for name in cluster.ready if name.startswith("coordinator")]
 
 
-async def _until_back(load: Load, before: Mapping[str, Mapping[int, int]]) -> None:
+async def _until_back(load: Loads, before: Mapping[str, Mapping[int, int]]) -> None:
     try:
         async with asyncio.timeout(BACK_TIMEOUT_S):
             while await load.owners() != before:
                 await asyncio.sleep(0.05)
     except TimeoutError:
         raise Wrong(f"streamlets were at {before}, and are at {await load.owners()}") from None
-
-
-async def check(load: Load) -> int:
-    """Whether all that was acknowledged is there, once, in order; how many records that are."""
-    await settle(load.all_writers())
-    for name, each in load.readers.items():
-        await each.catch_up(load.writers[name])
-    return sum([await check_log(load.client, name, writers) for name, writers in load.writers.items()])
 
 
 def made_anew_bytes(cluster: LocalCluster) -> int:
@@ -223,27 +212,27 @@ async def run(arguments: argparse.Namespace) -> None:
                 under_load(cluster, replication=replication, pause_s=arguments.pause_ms / 1000) as load,
             ):
                 turns = await _rounds(cluster, load, arguments)
-                records = await check(load)
                 spread = Counter(owner for owners in (await load.owners()).values() for owner in owners.values())
-                print(
-                    f"R={replication}: {len(turns)} restarts, no recovery, {records:,} records, streamlets"
-                    f" {dict(sorted(spread.items()))}, longest without an acknowledgement"
-                    f" {1000 * max(turn.stall_s for turn in turns):.0f} ms (a producer)"
-                    f" {1000 * max(turn.streamlet_stall_s for turn in turns):.0f} ms (a streamlet),"
-                    f" {made_anew_bytes(cluster):,} bytes replicated again",
-                    flush=True,
-                )
+                made_bytes = made_anew_bytes(cluster)
+        print(
+            f"R={replication}: {len(turns)} restarts, no recovery, {load.records:,} records, streamlets"
+            f" {dict(sorted(spread.items()))}, longest without an acknowledgement"
+            f" {1000 * max(turn.stall_s for turn in turns):.0f} ms (a producer)"
+            f" {1000 * max(turn.streamlet_stall_s for turn in turns):.0f} ms (a streamlet),"
+            f" {made_bytes:,} bytes replicated again",
+            flush=True,
+        )
         worst = max(turns, key=lambda turn: turn.stall_s)
         if arguments.stall_ms_max and worst.stall_s * 1000 > arguments.stall_ms_max:
             raise Wrong(f"{worst.name}: a producer was without an acknowledgement for {worst.stall_s:.3f} s")
 
 
-async def _rounds(cluster: LocalCluster, load: Load, arguments: argparse.Namespace) -> list[Turn]:
+async def _rounds(cluster: LocalCluster, load: Loads, arguments: argparse.Namespace) -> list[Turn]:
     await load.go_on()
-    begun_s, writers = time.monotonic(), load.all_writers()
-    await until(lambda: time.monotonic() - begun_s >= QUIET_S or any(each.errors for each in writers))
+    load.begin_period()
+    await asyncio.sleep(QUIET_S)  # sleep: what passes is what is measured
     print(Turn.HEADING)
-    print(Turn("(none)", 0, 0, *load.stalls_s(begun_s, time.monotonic())), flush=True)
+    print(Turn("(none)", 0, 0, *load.pauses_s()), flush=True)
     return [turn for _ in range(arguments.rounds) for turn in await roll(cluster, load)]
 
 

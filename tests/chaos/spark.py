@@ -34,6 +34,7 @@ from kera.client import Client, Producer
 from kera.core.settings import KIB, MIB
 from kera.core.telemetry import configure_logging
 from kera.local.cluster import RunningCluster
+from tests.chaos.verdict import Wrong
 from tests.integration.support import BROKER, keeping_cluster, tell, until
 
 ROOT = Path(__file__).parents[2]
@@ -52,10 +53,6 @@ ARENA_BYTES = 128 * MIB
 ROUND_TIMEOUT_S = 600.0
 END_TIMEOUT_S = 900.0
 KINDS = ("driver", "worker", "broker")
-
-
-class Wrong(Exception):
-    """A promise was broken."""
 
 
 class Job:

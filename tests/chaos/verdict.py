@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 
-class Wrong(Exception):
+class Wrong(AssertionError):
     """A promise was broken."""
 
 

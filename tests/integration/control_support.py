@@ -31,7 +31,8 @@ from kera.client import (
 from kera.core.errors import KeraError
 from kera.core.settings import KIB, MIB
 from kera.local.cluster import LocalCluster
-from tests.integration.replication_support import Wrong, samples
+from tests.chaos.verdict import Wrong
+from tests.integration.replication_support import samples
 from tests.integration.support import Members, number_of, until, value_of
 
 HEARTBEAT_MS = 200
@@ -128,16 +129,28 @@ async def until_registered(client: Client, broker_id: int) -> None:
             await asyncio.sleep(0.05)
 
 
-def _lacking(cluster: Members, name: str) -> dict[str, float]:
-    prefixes = ("virtual_segments_deficient", "replication_backlog", "replication_lag_bytes")
+DEFICIENT = "virtual_segments_deficient"
+UNDER_WAY = ("replication_backlog", "replication_lag_bytes")
+
+
+def _lacking(cluster: Members, name: str, prefixes: tuple[str, ...]) -> dict[str, float]:
     return {sample: value for sample, value in samples(cluster, name).items() if sample.startswith(prefixes) and value}
 
 
 async def until_safe(cluster: Members, timeout_s: float = TIMEOUT_S) -> None:
     """Wait until everything at all brokers that run has its replicas. Nothing may be written meanwhile."""
+    await _until_none_lack(cluster, (DEFICIENT, *UNDER_WAY), timeout_s)
+
+
+async def until_replicas(cluster: Members, timeout_s: float = TIMEOUT_S) -> None:
+    """Wait until no virtual segment at a broker that runs has lost a replica. Records may be written meanwhile."""
+    await _until_none_lack(cluster, (DEFICIENT,), timeout_s)
+
+
+async def _until_none_lack(cluster: Members, prefixes: tuple[str, ...], timeout_s: float) -> None:
     deadline_s = time.monotonic() + timeout_s
     for name in broker_names(cluster):
-        while name in cluster.processes and (lacking := await asyncio.to_thread(_lacking, cluster, name)):
+        while name in cluster.processes and (lacking := await asyncio.to_thread(_lacking, cluster, name, prefixes)):
             if time.monotonic() > deadline_s:
                 raise Wrong(f"{name} is under-replicated for {timeout_s} s: {lacking}")
             await asyncio.sleep(0.05)

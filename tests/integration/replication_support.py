@@ -25,16 +25,13 @@ from kera.core.rpc.frame_client import FrameChannel
 from kera.core.settings import KIB, MIB
 from kera.local.cluster import LocalCluster, RunningCluster
 from kera.v1 import backup_pb2, common_pb2
+from tests.chaos.verdict import Wrong
 from tests.integration.support import BROKER, TIMEOUT_S, Members, arena_of, number_of, until, value_of
 from tests.replica_reading import ReplicasRead, read_replicas
 
 SEGMENT_BYTES = 64 * KIB
 BROKER_ID = 1
 QUIET_POLLS = 8
-
-
-class Wrong(AssertionError):
-    """A promise was broken."""
 
 
 @contextlib.contextmanager

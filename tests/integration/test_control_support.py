@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from kera.client import Delivery, EntryId, Position, RecoveryDescription
+from tests.chaos.verdict import Wrong
 from tests.integration.control_support import (
     WRITER_RECORDS,
     Reader,
@@ -20,7 +21,6 @@ from tests.integration.control_support import (
     check_log,
     record_number,
 )
-from tests.integration.replication_support import Wrong
 from tests.integration.support import value_of
 
 STREAMLETS = 2

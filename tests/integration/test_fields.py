@@ -32,6 +32,7 @@ from kera.core.rpc.grpc_client import GrpcChannel
 from kera.core.schema import DEFAULT_SCHEMA
 from kera.local.cluster import LocalCluster
 from kera.v1 import broker_pb2, common_pb2, coordinator_pb2
+from tests.chaos.verdict import Wrong
 from tests.integration import field_mutants
 from tests.integration.control_support import (
     Writer,
@@ -46,7 +47,6 @@ from tests.integration.control_support import (
     writer,
 )
 from tests.integration.field_cases import CASES, Case, Theirs
-from tests.integration.replication_support import Wrong
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -15,7 +15,7 @@ import pytest
 from kera.cli.check._options import Options
 from kera.core.settings import KIB, MIB
 from kera.local.cluster import LocalCluster
-from tests.chaos.checked import LOAD_S_MAX, Load, check_kept, checked
+from tests.chaos.checked import LOAD_S_MAX, under_check
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -93,15 +93,13 @@ def test_what_is_called_earlier_is(earlier: Path) -> None:
 async def test_each_daemon_may_be_upgraded_first_and_nothing_is_lost(
     order: tuple[str, ...], earlier: Path, tmp_path: Path
 ) -> None:
+    options = Options(LOAD_S_MAX, replication=1, rate=300.0, seed=1)
     async with MixedCluster(tmp_path / "data", earlier) as cluster:
-
-        async def upgrade(load: Load) -> None:
+        async with under_check(cluster.bootstrap, options) as load:
             await load.goes_on()
             for kind in order:
                 for name in cluster.of_kind(kind):
                     cluster.upgraded.add(name)
                     await cluster.restart(name)
                     await load.goes_on()
-
-        check_kept(await checked(cluster.bootstrap, upgrade, Options(LOAD_S_MAX, replication=1, rate=300.0, seed=1)))
         assert cluster.upgraded == set(cluster.ready)

@@ -214,13 +214,31 @@ def test_a_command_that_does_not_end_is_ended_with_all_that_it_has_started(tmp_p
 
 
 def test_the_longest_pause_is_that_of_a_streamlet() -> None:
-    times = iter((1.0, 1.5, 3.0, 4.0, 4.5))
+    pauses = acknowledged((1.0, 1.5, 3.0, 4.0, 4.5), (0, 1, 0, 1, 0))
+    assert pauses.longest(4.5) == (2.5, 1.5, 1)
+    assert pauses.longest(9.0) == (5.0, 4.0, 1), "one goes on"
+
+
+def test_pauses_are_told_of_some_streamlets_and_of_all_and_of_a_period() -> None:
+    pauses = acknowledged((1.0, 1.5, 3.0, 4.0, 4.5, 4.5, 4.5, 4.5, 4.5, 8.5), (0, 1, 0, 1, 0))
+    assert (pauses.pause_s({0}), pauses.pause_s({0, 1}), pauses.pause_s(None)) == (2.0, 2.5, 1.5)
+    pauses.begin_period()
+    assert pauses.pause_s(None) == 0
+    assert pauses.pause_s({1}) == 4.5, "it had begun before the period"
+
+
+def acknowledged(times_s: Sequence[float], streamlets: Sequence[int]) -> Acknowledgements:
+    """The first of these times are those of acknowledgements; at the others it is asked."""
+    times = iter(times_s)
     pauses = Acknowledgements(lambda: next(times))
-    for streamlet in (0, 1, 0, 1, 0):
+    for streamlet in streamlets:
         pauses.note(streamlet)
-    assert (pauses.longest_s, pauses.longest_from_s, pauses.longest_of) == (2.5, 1.5, 1)
-    pauses.end(9.0)
-    assert (pauses.longest_s, pauses.longest_from_s, pauses.longest_of) == (5.0, 4.0, 1)
+    return pauses
+
+
+def test_without_acknowledgements_there_is_no_pause() -> None:
+    assert acknowledged((), ()).longest(9.0) == (0.0, 0.0, None)
+    assert acknowledged((1.0,), (3,)).longest(1.0) == (0.0, 0.0, None)
 
 
 # --- what is shown -------------------------------------------------------------------------------------------

@@ -122,7 +122,6 @@ class Check:
             finally:
                 for task in (*sending, *others, killing):
                     task.cancel()
-        self.acknowledgements.end(outcome.load_s)
         if self.shared.impossible is None:
             await self._read_back()
         self._judge(outcome)
@@ -228,9 +227,8 @@ class Check:
         outcome.refused, outcome.uncertain = ledger.refused, ledger.sent - ledger.acknowledged - ledger.refused
         outcome.uncertain_stored, outcome.lost_as_told = ledger.uncertain_stored, ledger.lost_as_told
         outcome.processed_again = ledger.processed_again
-        outcome.longest_pause_s = self.acknowledgements.longest_s
-        outcome.longest_pause_from_s = self.acknowledgements.longest_from_s
-        outcome.longest_pause_of = self.acknowledgements.longest_of
+        pause_s, from_s, of = self.acknowledgements.longest(outcome.load_s)
+        outcome.longest_pause_s, outcome.longest_pause_from_s, outcome.longest_pause_of = pause_s, from_s, of
         outcome.ends_looked, outcome.kills = self.looking.looked, self.kills.done
         outcome.pulling = sum(not each.pushed for each in self._reading)
         outcome.notes = dict(sorted(self.shared.notes.items()))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from functools import partial
+from operator import itemgetter
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from kera.client.checking.numbers import Values
 from kera.core.errors import BufferFull, CorruptChunk, DataLost, KeraError, NotAccepted, UnknownStream
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from kera.cli.check._options import Options
     from kera.client import ChunkBatch, Producer
@@ -28,6 +29,8 @@ TICK_S = 0.02
 """How often a producer sends."""
 OPEN_MAX = 10_000
 """Records of a producer that wait for an answer; then it waits as well."""
+REOPEN_EVERY_S = 5.0
+"""So long a reader has a consumer; then it goes on with another one, at its positions."""
 AGAIN_S = 0.5
 """Until something that has failed is begun again."""
 LOOK_EVERY_S = 1.0
@@ -74,37 +77,55 @@ class Shared:
 
 
 class Acknowledgements:
-    """When they came, and the longest time that a streamlet was without one."""
+    """When they came, and how long a streamlet, or all of them, were without one."""
 
     def __init__(self, now_s: Callable[[], float]) -> None:
         self._now_s = now_s
-        self._last_s: dict[int, float] = {}
-        """By streamlet."""
-        self.last_s = 0.0
-        self.longest_s = 0.0
-        self.longest_from_s = 0.0
-        self.longest_of: int | None = None
-        """Which streamlet that was."""
+        self._last_s: dict[int | None, float] = {}
+        """By streamlet; None: of any."""
+        self._pauses: dict[int | None, tuple[float, float]] = {}
+        """Likewise: how long the longest one was, and from when on."""
 
     def note(self, streamlet: int) -> None:
         """One has come."""
-        now_s = self.last_s = self._now_s()
-        self._look(streamlet, now_s)
-        self._last_s[streamlet] = now_s
+        now_s = self._now_s()
+        for of in (streamlet, None):
+            self._look(of, now_s)
+            self._last_s[of] = now_s
+
+    @property
+    def last_s(self) -> float:
+        """When the last one came; 0: none has."""
+        return self._last_s.get(None, 0.0)
 
     def since_s(self, streamlets: int) -> float:
         """From when on each of so many streamlets has had one; 0: one has had none."""
-        return min(self._last_s.values()) if len(self._last_s) == streamlets else 0.0
+        return min(self._last_s.values()) if len(self._last_s) > streamlets else 0.0
 
-    def end(self, now_s: float) -> None:
-        """The load has ended: a time without one that goes on counts as well."""
-        for streamlet in self._last_s:
-            self._look(streamlet, now_s)
+    def begin_period(self) -> None:
+        """Forget which pauses there were; one that goes on counts from its beginning."""
+        self._pauses.clear()
 
-    def _look(self, streamlet: int, now_s: float) -> None:
-        since_s = self._last_s.get(streamlet, now_s)
-        if now_s - since_s > self.longest_s:
-            self.longest_s, self.longest_from_s, self.longest_of = now_s - since_s, since_s, streamlet
+    def pause_s(self, streamlets: Collection[int] | None) -> float:
+        """The longest in this period of one of these, until now; None: of all together, in which nobody had one."""
+        now_s = self._now_s()
+        every: Collection[int | None] = [None] if streamlets is None else streamlets
+        for of in every:
+            self._look(of, now_s)
+        return max((self._pauses[of][0] for of in every if of in self._pauses), default=0.0)
+
+    def longest(self, until_s: float) -> tuple[float, float, int | None]:
+        """The longest of a streamlet in this period: its seconds, from when on, and which; none: 0, 0, None."""
+        streamlets = [of for of in self._last_s if of is not None]
+        for of in streamlets:
+            self._look(of, until_s)
+        found = ((*self._pauses[of], of) for of in streamlets if of in self._pauses)
+        return max(found, key=itemgetter(0), default=(0.0, 0.0, None))
+
+    def _look(self, of: int | None, now_s: float) -> None:
+        since_s = self._last_s.get(of, now_s)
+        if now_s - since_s > self._pauses.get(of, (0.0, 0.0))[0]:
+            self._pauses[of] = now_s - since_s, since_s
 
 
 class Sending:
@@ -197,7 +218,7 @@ class Sending:
 
 
 class Reading:
-    """A reader: everything from the beginning, as it comes."""
+    """A reader: everything from the beginning, as it comes, with one consumer after the other."""
 
     def __init__(self, shared: Shared, ledger: Ledger, values: Values, looking: Looking, number: int) -> None:
         self._shared = shared
@@ -222,12 +243,15 @@ class Reading:
                     shared_memory="auto" if self.pushes else "never",
                 )
                 again: ChunkBatch | None = None
+                reopens_s = asyncio.get_running_loop().time() + REOPEN_EVERY_S
                 try:
                     async for chunk in consumer.batches():
                         if not self._take(chunk):
                             again = chunk
                             break
                         del chunk  # not held while nothing comes
+                        if asyncio.get_running_loop().time() > reopens_s:
+                            break
                 except DataLost as error:
                     positions = await self._behind(error, consumer.positions(), client)
                     continue
