@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -37,22 +37,23 @@ class Load:
         Raises `Wrong` if nothing can come any more.
         """
         check, begun_s = self._check, self._check.now_s()
-        while check.acknowledgements.since_s(self._options.streamlets) <= begun_s:
-            await self._look_again()
+        await self._until(lambda: check.acknowledgements.since_s(self._options.streamlets) > begun_s)
         acked_s, wanted = check.now_s(), check.ledger.floors()
         readers = [f"reader {number}" for number in range(1, self._options.readers + 1)]
-        while any(
-            check.ledger.next_of(reader).get(entry, 0) < record
-            for reader in readers
-            for entry, record in wanted.items()
-        ):
-            await self._look_again()
+        await self._until(
+            lambda: all(
+                check.ledger.next_of(reader).get(entry, 0) >= record
+                for reader in readers
+                for entry, record in wanted.items()
+            )
+        )
         return acked_s - begun_s, check.now_s() - begun_s
 
-    async def _look_again(self) -> None:
-        if (why := self._check.shared.impossible) is not None:
-            raise Wrong(f"{self._check.shared.stream}: {why}")
-        await asyncio.sleep(LOOK_S)
+    async def _until(self, reached: Callable[[], bool]) -> None:
+        while not reached():
+            if (why := self._check.shared.impossible) is not None:
+                raise Wrong(f"{self.stream}: {why}")
+            await asyncio.sleep(LOOK_S)
 
     @property
     def stream(self) -> str:
@@ -66,8 +67,7 @@ class Load:
 
     async def until_acknowledged(self, records: int) -> None:
         """Wait for so many of them."""
-        while self.acknowledged < records:
-            await self._look_again()
+        await self._until(lambda: self.acknowledged >= records)
 
     def begin_period(self) -> None:
         """Forget which pauses there were; one that goes on counts from its beginning."""
