@@ -20,6 +20,7 @@ import pytest
 from kera.client import Client
 from kera.core.chunk import encode_chunk, encode_payload
 from kera.core.errors import UnknownStream
+from kera.core.feature_level import FEATURE_LEVEL
 from kera.core.ids import PRODUCER_IDS
 from kera.core.rpc import api
 from kera.core.rpc.frame_client import FrameChannel
@@ -190,8 +191,8 @@ def test_the_brokers_are_shown(kera: Kera) -> None:
     assert [(broker["broker_id"], broker["alive"]) for broker in cluster["brokers"]] == [(1, True), (2, True)]
 
     text = kera("cluster", "describe").decode()
-    assert text.startswith(f"cluster {cluster['cluster_id']} at {kera.bootstrap}\n")
-    assert re.search(r"^ +1 +yes +127\.0\.0\.1:\d+ +127\.0\.0\.1:\d+ +64 MiB +1 MiB ", text, re.MULTILINE)
+    assert text.startswith(f"cluster {cluster['cluster_id']} at {kera.bootstrap}, feature level {FEATURE_LEVEL}\n")
+    assert re.search(r"^ +1 +yes +\d\S+ +127\.0\.0\.1:\d+ +127\.0\.0\.1:\d+ +64 MiB +1 MiB ", text, re.MULTILINE)
 
 
 async def _write_a_chunk_that_nobody_can_read(bootstrap: str, name: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from kera.cli.check._options import Options
+from kera.client import Client
+from kera.core.feature_level import FEATURE_LEVEL
 from kera.core.settings import KIB, MIB
 from kera.local.cluster import LocalCluster
 from tests.chaos.checked import LOAD_S_MAX, under_check
@@ -89,6 +92,11 @@ def test_what_is_called_earlier_is(earlier: Path) -> None:
     ]
 
 
+async def feature_level(cluster: LocalCluster) -> int:
+    async with await Client.connect(cluster.bootstrap) as client:
+        return (await client.admin.describe_cluster()).feature_level
+
+
 @pytest.mark.parametrize("order", list(permutations(KINDS)), ids="-".join)
 async def test_each_daemon_may_be_upgraded_first_and_nothing_is_lost(
     order: tuple[str, ...], earlier: Path, tmp_path: Path
@@ -97,9 +105,14 @@ async def test_each_daemon_may_be_upgraded_first_and_nothing_is_lost(
     async with MixedCluster(tmp_path / "data", earlier) as cluster:
         async with under_check(cluster.bootstrap, options) as load:
             await load.goes_on()
+            before = await feature_level(cluster)
             for kind in order:
                 for name in cluster.of_kind(kind):
                     cluster.upgraded.add(name)
                     await cluster.restart(name)
                     await load.goes_on()
+                    assert await feature_level(cluster) == before or cluster.upgraded == set(cluster.ready)
         assert cluster.upgraded == set(cluster.ready)
+        async with asyncio.timeout(TIMEOUT_S):
+            while await feature_level(cluster) != FEATURE_LEVEL:
+                await asyncio.sleep(0.1)

@@ -16,6 +16,8 @@ from kera.backup.service import BackupService
 from kera.backup.settings import BackupSettings
 from kera.core.clock import Clock
 from kera.core.daemon import run_daemon, run_from_environment
+from kera.core.feature_level import FEATURE_LEVEL
+from kera.core.monitoring.build import this_build
 from kera.core.monitoring.monitor import Monitor
 from kera.core.process import descriptor_limit
 from kera.core.rpc.address import advertised_address, host_of, unix_socket_path
@@ -100,6 +102,8 @@ async def serve(
             grpc_address=ready["grpc_address"],
             frames_address=ready["frames_address"],
             frames_unix_path=ready["frames_unix_path"],
+            version=this_build().version,
+            feature_level=FEATURE_LEVEL,
         )
         await registration.register(info, settings.coordinator_timeout_ms / 1000)
         engine.registered(registration.backup_id, registration.cluster_id)

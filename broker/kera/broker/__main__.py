@@ -25,6 +25,8 @@ from kera.broker.settings import BrokerSettings
 from kera.broker.storage.index import OpenIndex, SegmentIndex
 from kera.core.daemon import run_daemon, run_from_environment
 from kera.core.errors import StaleEpoch
+from kera.core.feature_level import FEATURE_LEVEL
+from kera.core.monitoring.build import this_build
 from kera.core.monitoring.monitor import Monitor
 from kera.core.process import descriptor_limit
 from kera.core.rpc.address import advertised_address, host_of, unix_socket_path
@@ -140,6 +142,8 @@ async def serve(
             push_unix_path=ready["push_unix_path"],
             segment_bytes=settings.segment_bytes,
             arena_bytes=settings.arena_bytes,
+            version=this_build().version,
+            feature_level=FEATURE_LEVEL,
         )
         owned = await registration.register(
             info,

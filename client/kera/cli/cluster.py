@@ -45,18 +45,19 @@ async def _describe(bootstrap: str, as_json: bool) -> None:
     if as_json:
         print(json.dumps(dataclasses.asdict(cluster), indent=2))
         return
-    print(f"cluster {cluster.cluster_id} at {bootstrap}")
+    print(f"cluster {cluster.cluster_id} at {bootstrap}, feature level {cluster.feature_level}")
     if len(cluster.coordinators) > 1:
         leader, *others = cluster.coordinators
         print(f"coordinators: {leader} leads, {', '.join(others)}")
     if cluster.catching_up:
         print(cluster.catching_up)
     print()
-    heading = ("BROKER", "ALIVE", "GRPC", "FRAMES", "MEMORY", "SEGMENT SIZE", "NODE")
+    heading = ("BROKER", "ALIVE", "VERSION", "GRPC", "FRAMES", "MEMORY", "SEGMENT SIZE", "NODE")
     rows = [
         (
             broker.broker_id,
             _life(broker),
+            broker.version or "?",
             broker.grpc_address,
             broker.frames_address,
             format_size(broker.arena_bytes),
@@ -89,7 +90,10 @@ def _unknown_table(streams: Iterable[UnlistedStream]) -> str:
     return table(("STREAM", "ID", "SIZE", "RECORDS", "AT BROKERS"), rows)
 
 
-BACKUP_HEADING = ("BACKUP", "ALIVE", "GRPC", "FRAMES", "MEMORY USED", "DISK USED", "SEGMENT SIZE", "RACK", "NODE")
+BACKUP_HEADING = (
+    *("BACKUP", "ALIVE", "VERSION", "GRPC", "FRAMES", "MEMORY USED", "DISK USED"),
+    *("SEGMENT SIZE", "RACK", "NODE"),
+)
 
 
 def _backup_row(backup: BackupDescription) -> tuple[object, ...]:
@@ -99,6 +103,7 @@ def _backup_row(backup: BackupDescription) -> tuple[object, ...]:
     return (
         backup.backup_id,
         _life(backup),
+        backup.version or "?",
         backup.grpc_address,
         backup.frames_address,
         f"{memory} of {format_size(backup.memory_bytes)}",

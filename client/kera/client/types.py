@@ -63,6 +63,10 @@ class BrokerDescription:
     """It stops in order to start again, or has stopped: it gets nothing new, and its absence is no loss."""
     grace_left_ms: int = 0
     """For how long that is so."""
+    version: str = ""
+    """Of its program; empty: of one that does not tell."""
+    feature_level: int = 0
+    """See `ClusterDescription`."""
 
     @classmethod
     def from_message(cls, info: common_pb2.BrokerInfo) -> BrokerDescription:
@@ -81,6 +85,8 @@ class BrokerDescription:
             push_unix_path=info.push_unix_path,
             restarting=info.restarting,
             grace_left_ms=info.grace_left_ms,
+            version=info.version,
+            feature_level=info.feature_level,
         )
 
 
@@ -107,6 +113,8 @@ class BackupDescription:
     restarting: bool = False
     """See `BrokerDescription`."""
     grace_left_ms: int = 0
+    version: str = ""
+    feature_level: int = 0
 
     @classmethod
     def from_message(cls, info: common_pb2.BackupInfo) -> BackupDescription:
@@ -127,6 +135,8 @@ class BackupDescription:
             draining=info.draining,
             restarting=info.restarting,
             grace_left_ms=info.grace_left_ms,
+            version=info.version,
+            feature_level=info.feature_level,
         )
 
 
@@ -167,6 +177,8 @@ class ClusterDescription:
     """That brokers hold and that are not in the metadata, or not as they know them; see `Admin.adopt_stream`."""
     catching_up: str = ""
     """What the coordinator waits for, in words, while its metadata are known to be older than the cluster."""
+    feature_level: int = 0
+    """What the cluster's daemons may do that others have to understand: all of them have had that level."""
 
 
 class Interval(NamedTuple):

@@ -81,7 +81,7 @@ async def serve(
         metrics = CoordinatorMetrics(monitor.registry)
         monitor.add(metrics)
         leadership = Leadership(
-            lambda store, epoch: _office(settings, runtime, metrics, store, epoch),
+            lambda store, epoch: _office(settings, runtime, metrics, store, epoch, lambda: leadership.feature_level),
             now=runtime.clock.boottime_s,
             wall_us=runtime.clock.now_us,
         )
@@ -140,7 +140,12 @@ async def restore(settings: CoordinatorSettings, data: bytes, *, force: bool) ->
 
 @asynccontextmanager
 async def _office(
-    settings: CoordinatorSettings, runtime: Runtime, metrics: CoordinatorMetrics, store: MetadataStore, epoch: int
+    settings: CoordinatorSettings,
+    runtime: Runtime,
+    metrics: CoordinatorMetrics,
+    store: MetadataStore,
+    epoch: int,
+    feature_level_of_coordinators: Callable[[], int],
 ) -> AsyncIterator[Service]:
     """What leads, for as long as it does."""
     async with AsyncExitStack() as stack:
@@ -156,6 +161,7 @@ async def _office(
             settings,
             coordinator_epoch=epoch,
             new_id=runtime.new_id,
+            feature_level_of_coordinators=feature_level_of_coordinators,
             observe_phase=metrics.observe_phase,
             observe_move=metrics.observe_move,
         )

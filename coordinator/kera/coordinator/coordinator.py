@@ -9,6 +9,7 @@
     restarts         members stop, and are back a moment later   work         tasks in the background
     forgetting       members that are gone for good
     drops            brokers forget streams that are gone
+    feature_levels   what all daemons of the cluster understand
     producers        ids, names, and that earlier ones are refused
     consumer_groups  which consumer reads what, and how far it is
     restored         catching up with a cluster that is younger than the metadata
@@ -43,6 +44,7 @@ from kera.coordinator.control import Control
 from kera.coordinator.operations.balancing import Balancing
 from kera.coordinator.operations.drains import Drains
 from kera.coordinator.operations.drops import Drops
+from kera.coordinator.operations.feature_levels import FeatureLevels
 from kera.coordinator.operations.forgetting import Forgetting
 from kera.coordinator.operations.loads import MeasuredLoads
 from kera.coordinator.operations.members import Members
@@ -59,6 +61,7 @@ from kera.coordinator.store.metadata import MetadataStore
 from kera.coordinator.store.metadata_copy import CLUSTER_ID, packing
 from kera.core.clock import Clock
 from kera.core.errors import InvalidArgument
+from kera.core.feature_level import FEATURE_LEVEL
 from kera.core.rpc import api
 from kera.core.rpc.method import Method
 from kera.core.runtime import random_id
@@ -78,6 +81,7 @@ class Coordinator:
         self,
         state: State,
         *,
+        feature_level_of_coordinators: Callable[[], int],
         observe_phase: ObservePhase,
         observe_move: ObserveMove,
     ) -> None:
@@ -103,8 +107,16 @@ class Coordinator:
         self.drains = Drains(state, self.recoveries, self.migration)
         self.forgetting = Forgetting(state, self.recoveries, self.migration)
         self.balancing = Balancing(state, self.migration, loads)
+        self.feature_levels = FeatureLevels(state, feature_level_of_coordinators)
         self.streams = StreamOperations(state, self._drops, self.balancing.spread)
-        advancing = (self.migration, self.drains, self.restarts, self._drops, self.balancing)
+        advancing = (
+            self.migration,
+            self.drains,
+            self.restarts,
+            self._drops,
+            self.balancing,
+            self.feature_levels,
+        )
         self.control = Control(
             state, self.recoveries, self._restored, loads, advancing=[part.advance for part in advancing]
         )
@@ -119,6 +131,7 @@ class Coordinator:
             self.members.work,
             self.unknown.work,
             self._restored.work,
+            self.feature_levels.work,
         )
         """What is done without being asked for, in the order in which it ends."""
         self._copying = Changing()
@@ -134,20 +147,28 @@ class Coordinator:
         *,
         coordinator_epoch: int = 1,
         new_id: Callable[[], str] = random_id,
+        feature_level_of_coordinators: Callable[[], int] = lambda: FEATURE_LEVEL,
         observe_phase: ObservePhase = lambda *_: None,
         observe_move: ObserveMove = lambda *_: None,
     ) -> Coordinator:
         """The coordinator of what `store` has; an empty store becomes a new cluster.
 
         It answers from now on; what it does by itself begins with `start`. `coordinator_epoch` is of the time for which
-        it leads, and grows with each coordinator that begins to.
+        it leads, and grows with each coordinator that begins to. Raises `UnknownFormat` if this version is too old for
+        the cluster.
         """
         state = State(await Ledger.load(store), brokers, backups, clock, settings, coordinator_epoch)
         if state.ledger.get(CLUSTER_ID) is None:
             await state.write({CLUSTER_ID: new_id().encode()})
         state.load()
-        self = cls(state, observe_phase=observe_phase, observe_move=observe_move)
+        self = cls(
+            state,
+            feature_level_of_coordinators=feature_level_of_coordinators,
+            observe_phase=observe_phase,
+            observe_move=observe_move,
+        )
         for part in (
+            self.feature_levels,
             self.consumer_groups,
             self.recoveries,
             self.migration,
@@ -222,6 +243,7 @@ class Coordinator:
             backups=self.state.backups.describe_all(),
             unknown_streams=self.unknown.describe_all(),
             catching_up=self.state.catching_up,
+            feature_level=self.state.feature_level,
         )
 
     async def _answer_copy(self, _: messages.ReadMetadataRequest) -> messages.ReadMetadataResponse:

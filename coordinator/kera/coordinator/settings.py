@@ -124,6 +124,12 @@ class CoordinatorSettings(KeraSettings):
         description="How long rebalancing leaves alone a streamlet that was moved, in ms: its load has to be"
         " measured where it is now.",
     )
+    feature_level_max: int | None = Field(
+        None,
+        ge=0,
+        description="The cluster's feature level rises no higher by itself, so that one can go back to the version"
+        " before. Absent: to what all its daemons have.",
+    )
     connections_max: int | None = Field(
         None,
         ge=8,

@@ -559,6 +559,8 @@ class BrokerInfo(_message.Message):
     PUSH_UNIX_PATH_FIELD_NUMBER: _builtins.int
     RESTARTING_FIELD_NUMBER: _builtins.int
     GRACE_LEFT_MS_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    FEATURE_LEVEL_FIELD_NUMBER: _builtins.int
     broker_id: _builtins.int
     broker_epoch: _builtins.int
     node_id: _builtins.str
@@ -581,6 +583,10 @@ class BrokerInfo(_message.Message):
     loss for `grace_left_ms`.
     """
     grace_left_ms: _builtins.int
+    version: _builtins.str
+    """Of its program, as `kera --version` tells it."""
+    feature_level: _builtins.int
+    """What it does that others have to understand (docs/cluster.md). 0: it is older than these levels."""
     def __init__(
         self,
         *,
@@ -597,10 +603,12 @@ class BrokerInfo(_message.Message):
         push_unix_path: _builtins.str = ...,
         restarting: _builtins.bool = ...,
         grace_left_ms: _builtins.int = ...,
+        version: _builtins.str = ...,
+        feature_level: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alive", b"alive", "arena_bytes", b"arena_bytes", "broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "draining", b"draining", "frames_address", b"frames_address", "frames_unix_path", b"frames_unix_path", "grace_left_ms", b"grace_left_ms", "grpc_address", b"grpc_address", "node_id", b"node_id", "push_unix_path", b"push_unix_path", "restarting", b"restarting", "segment_bytes", b"segment_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alive", b"alive", "arena_bytes", b"arena_bytes", "broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "draining", b"draining", "feature_level", b"feature_level", "frames_address", b"frames_address", "frames_unix_path", b"frames_unix_path", "grace_left_ms", b"grace_left_ms", "grpc_address", b"grpc_address", "node_id", b"node_id", "push_unix_path", b"push_unix_path", "restarting", b"restarting", "segment_bytes", b"segment_bytes", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -626,6 +634,8 @@ class BackupInfo(_message.Message):
     DRAINING_FIELD_NUMBER: _builtins.int
     RESTARTING_FIELD_NUMBER: _builtins.int
     GRACE_LEFT_MS_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    FEATURE_LEVEL_FIELD_NUMBER: _builtins.int
     backup_id: _builtins.int
     backup_epoch: _builtins.int
     """Epoch of the backup's launch: what it had in memory ends with it."""
@@ -649,6 +659,9 @@ class BackupInfo(_message.Message):
     restarting: _builtins.bool
     """See BrokerInfo. It gets no new replicas; those that it has count as being there."""
     grace_left_ms: _builtins.int
+    version: _builtins.str
+    """See BrokerInfo."""
+    feature_level: _builtins.int
     def __init__(
         self,
         *,
@@ -668,10 +681,12 @@ class BackupInfo(_message.Message):
         draining: _builtins.bool = ...,
         restarting: _builtins.bool = ...,
         grace_left_ms: _builtins.int = ...,
+        version: _builtins.str = ...,
+        feature_level: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alive", b"alive", "backup_epoch", b"backup_epoch", "backup_id", b"backup_id", "disk_bytes", b"disk_bytes", "draining", b"draining", "frames_address", b"frames_address", "frames_unix_path", b"frames_unix_path", "free_disk_bytes", b"free_disk_bytes", "free_memory_bytes", b"free_memory_bytes", "grace_left_ms", b"grace_left_ms", "grpc_address", b"grpc_address", "memory_bytes", b"memory_bytes", "node_id", b"node_id", "rack", b"rack", "restarting", b"restarting", "segment_bytes", b"segment_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alive", b"alive", "backup_epoch", b"backup_epoch", "backup_id", b"backup_id", "disk_bytes", b"disk_bytes", "draining", b"draining", "feature_level", b"feature_level", "frames_address", b"frames_address", "frames_unix_path", b"frames_unix_path", "free_disk_bytes", b"free_disk_bytes", "free_memory_bytes", b"free_memory_bytes", "grace_left_ms", b"grace_left_ms", "grpc_address", b"grpc_address", "memory_bytes", b"memory_bytes", "node_id", b"node_id", "rack", b"rack", "restarting", b"restarting", "segment_bytes", b"segment_bytes", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -989,11 +989,14 @@ class DescribeClusterResponse(_message.Message):
     COORDINATORS_FIELD_NUMBER: _builtins.int
     UNKNOWN_STREAMS_FIELD_NUMBER: _builtins.int
     CATCHING_UP_FIELD_NUMBER: _builtins.int
+    FEATURE_LEVEL_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
     catching_up: _builtins.str
     """What is waited for before anything is recovered, moved or deleted, as the metadata are older than the cluster; empty:
     nothing.
     """
+    feature_level: _builtins.int
+    """That the cluster has: what its daemons may do that others have to understand. See BrokerInfo."""
     @_builtins.property
     def brokers(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.BrokerInfo]: ...
     @_builtins.property
@@ -1015,10 +1018,11 @@ class DescribeClusterResponse(_message.Message):
         coordinators: _abc.Iterable[_builtins.str] | None = ...,
         unknown_streams: _abc.Iterable[Global___UnknownStream] | None = ...,
         catching_up: _builtins.str = ...,
+        feature_level: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backups", b"backups", "brokers", b"brokers", "catching_up", b"catching_up", "cluster_id", b"cluster_id", "coordinators", b"coordinators", "unknown_streams", b"unknown_streams"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backups", b"backups", "brokers", b"brokers", "catching_up", b"catching_up", "cluster_id", b"cluster_id", "coordinators", b"coordinators", "feature_level", b"feature_level", "unknown_streams", b"unknown_streams"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -70,6 +70,7 @@ class DescribeDaemonResponse(_message.Message):
     UPTIME_MS_FIELD_NUMBER: _builtins.int
     CHECKS_FIELD_NUMBER: _builtins.int
     FILE_SYSTEMS_FIELD_NUMBER: _builtins.int
+    FEATURE_LEVEL_FIELD_NUMBER: _builtins.int
     role: _builtins.str
     """coordinator, broker or backup."""
     version: _builtins.str
@@ -82,6 +83,8 @@ class DescribeDaemonResponse(_message.Message):
     now_us: _builtins.int
     """Time of day there, in microseconds since the Unix epoch."""
     uptime_ms: _builtins.int
+    feature_level: _builtins.int
+    """See BrokerInfo."""
     @_builtins.property
     def checks(self) -> _containers.RepeatedCompositeFieldContainer[Global___HealthCheck]:
         """What its readiness is made of."""
@@ -102,10 +105,11 @@ class DescribeDaemonResponse(_message.Message):
         uptime_ms: _builtins.int = ...,
         checks: _abc.Iterable[Global___HealthCheck] | None = ...,
         file_systems: _abc.Iterable[Global___FileSystem] | None = ...,
+        feature_level: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checks", b"checks", "commit", b"commit", "file_systems", b"file_systems", "native", b"native", "node_id", b"node_id", "now_us", b"now_us", "role", b"role", "uptime_ms", b"uptime_ms", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checks", b"checks", "commit", b"commit", "feature_level", b"feature_level", "file_systems", b"file_systems", "native", b"native", "node_id", b"node_id", "now_us", b"now_us", "role", b"role", "uptime_ms", b"uptime_ms", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -218,9 +218,9 @@ def _alone(seed: int) -> Iterator[None]:
         random.setstate(before)
         # What was killed has not ended, and cannot now: that it says so is of no interest.
         sys.unraisablehook = lambda _: None
-        gc.enable()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            gc.enable()
             while gc.collect():
                 pass  # the end of one lets go of others
         gc.unfreeze()

@@ -31,7 +31,7 @@ MIB = 1 << 20
 BROKER = BrokerDescription(1, "node/boot", "h:1", "h:2", "", 8 * MIB, 256 * MIB, alive=True)
 
 
-def backup(backup_id: int, *, alive: bool = True) -> BackupDescription:
+def backup(backup_id: int, *, alive: bool = True, version: str = "") -> BackupDescription:
     return BackupDescription(
         backup_id,
         "node/boot",
@@ -44,6 +44,7 @@ def backup(backup_id: int, *, alive: bool = True) -> BackupDescription:
         disk_bytes=1024 * MIB,
         free_memory_bytes=156 * MIB,
         free_disk_bytes=1024 * MIB,
+        version=version,
         alive=alive,
     )
 
@@ -90,12 +91,12 @@ def test_what_restored_metadata_wait_for_is_said_first(client: FakeClient, capsy
 
 
 def test_backups_are_shown_with_what_they_use(client: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
-    client.backups = [backup(1), backup(2, alive=False)]
+    client.backups = [backup(1, version="1.2"), backup(2, alive=False)]
 
     assert output(capsys).splitlines()[-3:] == [
-        "BACKUP  ALIVE  GRPC  FRAMES  MEMORY USED         DISK USED     SEGMENT SIZE  RACK  NODE",
-        "     1  yes    b:1   f:1     100 MiB of 256 MiB  0 B of 1 GiB  8 MiB         r1    node",
-        "     2  no     b:2   f:2     ? of 256 MiB        ? of 1 GiB    8 MiB         -     node",
+        "BACKUP  ALIVE  VERSION  GRPC  FRAMES  MEMORY USED         DISK USED     SEGMENT SIZE  RACK  NODE",
+        "     1  yes    1.2      b:1   f:1     100 MiB of 256 MiB  0 B of 1 GiB  8 MiB         r1    node",
+        "     2  no     ?        b:2   f:2     ? of 256 MiB        ? of 1 GiB    8 MiB         -     node",
     ]
     members = json.loads(output(capsys, "--json"))
     assert [(one["backup_id"], one["alive"], one["free_memory_bytes"]) for one in members["backups"]] == [

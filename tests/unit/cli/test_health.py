@@ -90,7 +90,37 @@ def test_a_cluster_in_which_nothing_is_wrong_is_healthy() -> None:
         "streamlets",
         "disks",
         "versions",
+        "feature level",
     }
+
+
+@pytest.mark.parametrize(
+    ("levels", "expected"),
+    [
+        pytest.param((2, 2, 2, 2), "", id="all-have-it"),
+        pytest.param((1, 2, 1, 2), "the cluster has 1; it rises to 2 when broker 1 has it", id="a-broker"),
+        pytest.param((1, 2, 2, 1), "the cluster has 1; it rises to 2 when backup 1 has it", id="a-backup"),
+        pytest.param(
+            (1, 1, 1, 1), "the cluster has 1; it rises to 2 when broker 1, broker 2, backup 1 have it", id="others"
+        ),
+        pytest.param((1, 2, 2, 2), "the cluster has 1, and all daemons have 2", id="held"),
+    ],
+)
+def test_what_keeps_the_feature_level_down_is_named(levels: tuple[int, int, int, int], expected: str) -> None:
+    cluster, second, first, third = levels
+    found = health(
+        picture(
+            cluster={
+                "brokers": [broker(1, feature_level=first), broker(2, feature_level=second)],
+                "backups": [backup(1, feature_level=third)],
+                "feature_level": cluster,
+            },
+            daemons={"coordinator c:1": daemon(role="coordinator", feature_level=2)},
+        )
+    )
+    assert [each.text for each in found if each.subject == "feature level" and each.severity] == [expected][
+        : bool(expected)
+    ]
 
 
 @pytest.mark.parametrize(

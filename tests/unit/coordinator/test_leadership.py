@@ -32,6 +32,7 @@ LEASE_S = 0.1
 class FakeElection:
     problem = ""
     alone = False
+    feature_level = 1
 
     def __init__(self) -> None:
         self.lease_s = LEASE_S

@@ -210,10 +210,32 @@ def _versions(picture: Picture) -> Iterator[Finding]:
         yield warning("versions", text, "finish the rolling restart: all daemons should have the same")
     elif versions:
         yield ok("versions", f"all daemons are {next(iter(versions))}")
+    yield _feature_level(picture)
     without = [name for name, said in described.items() if not said.native]
     if without:
         text = f"does not run at {', '.join(without[:NAMED_MAX])}, which are several times as slow"
         yield warning("native core", text, "install a package that was built with it; see docs/native.md")
+
+
+def _feature_level(picture: Picture) -> Finding:
+    cluster, described = picture.cluster, _described(picture)
+    levels = {f"broker {each.broker_id}": each.feature_level for each in cluster.brokers}
+    levels |= {f"backup {each.backup_id}": each.feature_level for each in cluster.backups}
+    levels |= {name: said.feature_level for name, said in described.items() if said.role == "coordinator"}
+    highest = max(levels.values(), default=0)
+    text = f"the cluster has {cluster.feature_level}"
+    if highest <= cluster.feature_level:
+        return ok("feature level", text)
+    behind = [name for name, level in levels.items() if level < highest]
+    if not behind:
+        advice = "wait a moment; if it stays, see the coordinator's feature_level_max"
+        return warning("feature level", f"{text}, and all daemons have {highest}", advice)
+    shown = ", ".join(behind[:NAMED_MAX]) + (f" and {len(behind) - NAMED_MAX} more" if len(behind) > NAMED_MAX else "")
+    return warning(
+        "feature level",
+        f"{text}; it rises to {highest} when {shown} {'has' if len(behind) == 1 else 'have'} it",
+        "finish the rolling restart; forget those that are gone for good (kera cluster forget)",
+    )
 
 
 def _clocks(picture: Picture) -> Iterator[Finding]:

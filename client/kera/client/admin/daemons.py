@@ -51,6 +51,8 @@ class DaemonDescription:
     """By so much that may be wrong: half of what asking took."""
     checks: tuple[DaemonCheck, ...]
     file_systems: tuple[FileSystemRoom, ...]
+    feature_level: int = 0
+    """See `ClusterDescription`."""
 
 
 async def describe_daemon(
@@ -84,4 +86,5 @@ async def describe_daemon(
             for each in said.checks
         ),
         file_systems=tuple(FileSystemRoom(each.path, each.size_bytes, each.free_bytes) for each in said.file_systems),
+        feature_level=said.feature_level,
     )

@@ -248,6 +248,7 @@ class Cluster:
             tuple(answer.coordinators),
             tuple(map(UnlistedStream.from_message, answer.unknown_streams)),
             answer.catching_up,
+            answer.feature_level,
         )
 
     async def bounds(self, name: str) -> dict[int, list[EntryBounds]]:

@@ -8,7 +8,9 @@ from typing import Any, Generic
 from kera.coordinator.cluster.member_kinds import FENCED, InfoT, RecordT
 from kera.coordinator.cluster.membership import Membership, stale_launch
 from kera.core.errors import InvalidArgument
+from kera.v1 import common_pb2
 
+VERSION_CHARACTERS_MAX = 100
 CHOSEN_ID_MAX = (1 << 31) - 1
 """Ids that are given go on behind the highest one, and there must be some left."""
 
@@ -72,6 +74,18 @@ def decide_admission(
         new_launch=new_launch,
         changed=record != known,
     )
+
+
+def check_level(noun: str, info: common_pb2.BrokerInfo | common_pb2.BackupInfo, feature_level: int) -> None:
+    """Raise `InvalidArgument` for a member that is too old for the cluster, or says too much of its version."""
+    if len(info.version) > VERSION_CHARACTERS_MAX:
+        raise InvalidArgument(f"a {noun}'s version has at most {VERSION_CHARACTERS_MAX} characters")
+    if info.feature_level < feature_level:
+        raise InvalidArgument(
+            f"this {noun} is of version {info.version or 'unknown'} with feature level {info.feature_level}, and the"
+            f" cluster has level {feature_level}, which cannot be taken back: start a {noun} of a newer version",
+            feature_level=feature_level,
+        )
 
 
 def _known(members: Membership[RecordT, InfoT], request: RecordT) -> RecordT | None:

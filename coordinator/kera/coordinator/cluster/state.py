@@ -14,6 +14,7 @@ from kera.coordinator.cluster.backup_calls import BackupCalls
 from kera.coordinator.cluster.broker_calls import BrokerCalls
 from kera.coordinator.cluster.catalog import Catalog
 from kera.coordinator.cluster.changing import REQUESTER, Changing
+from kera.coordinator.cluster.feature_level import FEATURE_LEVEL_KEY
 from kera.coordinator.cluster.member_kinds import BACKUP, BROKER
 from kera.coordinator.cluster.membership import BackupMembers, BrokerMembers, Membership
 from kera.coordinator.cluster.validation import config_of_store
@@ -146,6 +147,11 @@ class State:
         value = self.ledger.get(CLUSTER_ID)
         invariant(value is not None, "a cluster has an id")
         return (value or b"").decode()
+
+    @property
+    def feature_level(self) -> int:
+        """What all members and coordinators had once, and who has less cannot join: see ``feature_levels``."""
+        return self.ledger.last_number(FEATURE_LEVEL_KEY)
 
     def pace(self) -> Pace:
         """For work that may be long: call `step` often. What was looked up before a step may not hold after it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kera.coordinator.cluster.admission import Admission, decide_admission
+from kera.coordinator.cluster.admission import Admission, check_level, decide_admission
 from kera.coordinator.cluster.catalog import relaunched
 from kera.coordinator.cluster.handlers import Handlers
 from kera.coordinator.cluster.member_kinds import InfoT, RecordT
@@ -192,6 +192,7 @@ class Members:
         self, members: Membership[RecordT, InfoT], request: RecordT, *, keeps_epoch: bool = False
     ) -> Admission[RecordT]:
         noun = members.kind.noun
+        check_level(noun, members.kind.info(request), self._state.feature_level)
         return decide_admission(
             members,
             request,

@@ -42,6 +42,7 @@ from kera.coordinator.store.metadata import (
 from kera.coordinator.store.numbers import next_epoch
 from kera.core.clock import SystemClock, boottime_s
 from kera.core.errors import InternalError, KeraError, NotLeader, ProtocolError, Uncertain
+from kera.core.feature_level import FEATURE_LEVEL
 from kera.core.rpc import api
 from kera.core.rpc.method import Call, Method, Reply, Service
 from kera.core.telemetry import get_logger
@@ -84,6 +85,11 @@ class Election(Protocol):
         ...
 
     @property
+    def feature_level(self) -> int:
+        """The lowest of the coordinators that run, see ``kera.core.feature_level``."""
+        ...
+
+    @property
     def problem(self) -> str:
         """Why it cannot be found out who leads; empty if nothing is wrong."""
         ...
@@ -109,6 +115,7 @@ class Alone:
 
     alone = True
     lease_s = math.inf
+    feature_level = FEATURE_LEVEL
     problem = ""
 
     def __init__(self, address: str) -> None:
@@ -219,6 +226,11 @@ class Leadership:
         """Address of who leads, as far as is known, if it is another one."""
         leader = self._election.leader if self._election else ""
         return "" if leader == self._address else leader
+
+    @property
+    def feature_level(self) -> int:
+        """The lowest of the coordinators that run, as far as is known."""
+        return self._election.feature_level if self._election else 0
 
     @property
     def problem(self) -> str:

@@ -16,7 +16,7 @@ import contextlib
 from typing import Any
 
 from kera.coordinator.store.metadata import Check, MetadataStoreFailed, MetadataStoreFull
-from kera.coordinator.store.zookeeper_layout import candidates_path, record_path
+from kera.coordinator.store.zookeeper_layout import candidate_id, candidate_level, candidates_path, record_path
 from kera.coordinator.store.zookeeper_session import (
     CLOSE_TIMEOUT_S,
     RETRY_INTERVAL_S,
@@ -46,7 +46,7 @@ class ZooKeeperElection:
         self._address = address
         self._poll_interval_s = poll_interval_s
         self._path = candidates_path(session.root)
-        self._id = session.new_id()
+        self._id = candidate_id(session.new_id())
         """Finds our node, also when the connection broke before we heard its whole name."""
         self._candidates: dict[str, str] = {}
         """Address by node, the one that leads first."""
@@ -70,6 +70,11 @@ class ZooKeeperElection:
     def coordinators(self) -> list[str]:
         """See `Election.coordinators`."""
         return list(dict.fromkeys(self._candidates.values()))
+
+    @property
+    def feature_level(self) -> int:
+        """See `Election.feature_level`."""
+        return min(map(candidate_level, self._candidates), default=0)
 
     @property
     def problem(self) -> str:

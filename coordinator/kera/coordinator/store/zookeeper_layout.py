@@ -5,7 +5,8 @@
     records/<first>/<rest>     a record; its key's first component, then the rest, both percent-encoded
     staged/<id>/<number>       parts of a write that is too large for one transaction
     pending                    id of the staged write that is decided, and not carried out to its end
-    candidates/<id>-<number>   ephemeral: a coordinator that runs, its address; the one with the lowest number leads
+    candidates/<id>.<feature level>-<number>
+                               ephemeral: a coordinator that runs, its address; the one with the lowest number leads
 
 All is below a root: the path behind the addresses, ``/kera`` by default.
 """
@@ -18,6 +19,7 @@ import urllib.parse
 from collections.abc import Iterable
 
 from kera.coordinator.store.metadata import Write
+from kera.core.feature_level import FEATURE_LEVEL
 
 _PLAIN = frozenset(string.ascii_letters + string.digits + "-_")
 _EMPTY = "+"
@@ -59,6 +61,17 @@ def pending_path(root: str) -> str:
 def candidates_path(root: str) -> str:
     """Below it are those who would lead."""
     return f"{root}/candidates"
+
+
+def candidate_id(name: str) -> str:
+    """What the node of a coordinator of this version is called, up to its number; `name` is nobody else's."""
+    return f"{name}.{FEATURE_LEVEL}"
+
+
+def candidate_level(path: str) -> int:
+    """The feature level of the coordinator that has this node."""
+    level = path.rpartition("-")[0].rpartition(".")[2]
+    return int(level) if level.isdecimal() else 0
 
 
 # --- keys ----------------------------------------------------------------------------------------------------------

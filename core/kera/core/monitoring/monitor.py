@@ -22,6 +22,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from kera.core.feature_level import FEATURE_LEVEL
 from kera.core.loop_lag import LoopLag
 from kera.core.monitoring.build import this_build
 from kera.core.monitoring.health import Check, Health, State, wrong
@@ -133,6 +134,7 @@ class Monitor:
         response = daemon_pb2.DescribeDaemonResponse(
             role=self._role,
             version=build.version,
+            feature_level=FEATURE_LEVEL,
             commit=build.commit,
             native=build.native,
             node_id=self._runtime.node_id(),

@@ -1,0 +1,62 @@
+"""The cluster's feature level (``kera.core.feature_level``): it rises when all coordinators and members have it.
+
+It is stored, and never falls: what it permits may be on disks by then. So a member, or a coordinator, that has a lower
+one is refused from then on. Members that are away count as well, since they come back; one that is gone for good is
+forgotten (``forgetting``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kera.coordinator.cluster.feature_level import FEATURE_LEVEL_KEY, reached
+from kera.coordinator.cluster.state import State
+from kera.coordinator.cluster.work import Work
+from kera.coordinator.store.ledger import number
+from kera.coordinator.store.metadata import UnknownFormat
+from kera.core.feature_level import FEATURE_LEVEL
+from kera.core.telemetry import get_logger
+
+log = get_logger("kera.coordinator")
+
+
+class FeatureLevels:
+    """See the head of this module."""
+
+    def __init__(self, state: State, of_coordinators: Callable[[], int]) -> None:
+        """`of_coordinators`: the lowest of those that run."""
+        self._state = state
+        self._of_coordinators = of_coordinators
+        self.work = Work()
+
+    def load(self) -> None:
+        """Raises `UnknownFormat` if this coordinator is too old for what is stored."""
+        if (level := self._state.feature_level) > FEATURE_LEVEL:
+            raise UnknownFormat(
+                f"the cluster's feature level is {level}, and this coordinator's is {FEATURE_LEVEL}: it is of an older"
+                " version, and cannot lead any more; upgrade it",
+                feature_level=level,
+            )
+
+    def advance(self) -> None:
+        """Begin to raise the level, if all have a higher one."""
+        if self._reached() > self._state.feature_level:
+            self.work.start("raise", self._raise)
+
+    def _reached(self) -> int:
+        state, settings = self._state, self._state.settings
+        most = FEATURE_LEVEL if settings.feature_level_max is None else settings.feature_level_max
+        members = [
+            members.describe(member_id).feature_level
+            for members in (state.brokers, state.backups)
+            for member_id in members.ids()
+        ]
+        return reached(state.feature_level, min(FEATURE_LEVEL, most, self._of_coordinators()), members)
+
+    async def _raise(self) -> None:
+        state = self._state
+        async with state.changing:
+            before, level = state.feature_level, self._reached()
+            if level > before:
+                await state.write({FEATURE_LEVEL_KEY: number(level)})
+                log.info("feature level raised", feature_level=level, before=before)
