@@ -14,7 +14,6 @@ import contextlib
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 from kera.broker.log.arena import Arena, remove_orphans
 from kera.broker.log.entry import Entry
@@ -311,13 +310,9 @@ class LogEngine:
                 continue
             for streamlet in stream.streamlets.values():
                 for entry, position, record in new_starts(streamlet, stream.retention, now_us):
-                    self._move_start(entry, position, record)
+                    self.streams.move_start(entry, position, record)
                 if stream.retention.age_us:
                     self.memory.close_older(streamlet.entries.made, stream.retention.age_us // 1000)
-
-    def _move_start(self, entry: Entry, position: Any, record: int) -> None:
-        self.streams.move_start(entry, position, record)
-        self.memory.removals.collect(entry)
 
     # -- the end -----------------------------------------------------------------------------------------------
 

@@ -31,9 +31,12 @@ def header(
 
 
 def merged(
-    *headers: ChunkHeader, closed: Sequence[ChunkHeader] = (), starts: dict[EntryId, int] | None = None
+    *headers: ChunkHeader,
+    closed: Sequence[ChunkHeader] = (),
+    starts: dict[EntryId, int] | None = None,
+    ends: dict[EntryId, int] | None = None,
 ) -> Recovered:
-    merge = Merge(starts)
+    merge = Merge(starts, ends)
     for each in headers:
         merge.add(table([each]), closed=False)
     merge.add(table(closed), closed=True)
@@ -74,6 +77,27 @@ def test_behind_a_hole_nothing_is_cut_that_was_acknowledged() -> None:
     result = merged(header(0), header(3, NEXT_SEGMENT), closed=[header(2, NEXT_SEGMENT)])
     assert ordinals(result) == [0, 2, 3]
     assert result.cuts == []
+
+
+@pytest.mark.parametrize(
+    ("end", "kept", "cut"),
+    [
+        pytest.param(9, [0, 5, 6, 8], [], id="behind-all-of-it"),
+        pytest.param(8, [0, 5, 6, 8], [], id="where-the-last-hole-ends"),
+        pytest.param(5, [0, 5, 6], [8], id="where-the-first-hole-ends"),
+        pytest.param(4, [0], [5, 6, 8], id="in-a-hole"),
+    ],
+)
+def test_what_follows_a_hole_is_kept_if_the_entry_is_known_to_have_gone_on_there(
+    end: int, kept: list[int], cut: list[int]
+) -> None:
+    result = merged(header(0), header(5), header(6), header(8), ends={ENTRY: end})
+    assert ordinals(result) == kept
+    assert [first for each in result.cuts for first in each.chunks["first_record"].tolist()] == cut
+
+
+def test_what_was_acknowledged_is_taken_though_nothing_is_left_before_it() -> None:
+    assert ordinals(merged(header(9), starts={ENTRY: 7}, ends={ENTRY: 9})) == [9]
 
 
 def test_a_durable_head_behind_a_hole_tells_that_its_segment_was_acknowledged() -> None:

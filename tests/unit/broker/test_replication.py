@@ -890,3 +890,32 @@ def test_a_backup_that_was_forgotten_is_not_there_any_more(world: Replicated) ->
     world.append(stream, 2)
     world.finish()
     assert {id_ for place in world.replication.logs.opened.values() for id_ in place.backups} == {2, 3}
+
+
+def told(report: HeartbeatReport) -> list[int]:
+    request = coordinator_pb2.HeartbeatRequest()
+    report.fill(request)
+    return [each.first_record for each in request.starts]
+
+
+def test_what_is_removed_from_a_replicated_stream_goes_once_the_coordinator_knows(world: Replicated) -> None:
+    """A recovery that did not know would find it missing on backups."""
+    streams, stream = world.engine.streams, world.open()
+    world.append(stream)
+    world.finish()
+    entry, report, gone = stream.streamlets[0].entries[0], HeartbeatReport(world.engine.streams), list[object]()
+    streams.move_start(entry, entry.end, entry.next_record, gone.append)
+    assert streams.hurry.is_set()
+    world.engine.run()
+    assert not gone
+
+    assert told(report) == [entry.next_record]
+    world.engine.run()
+    assert not gone, "nobody has answered"
+    streams.when_removed(entry, gone.append)
+    report.answered(coordinator_pb2.HeartbeatResponse())
+    world.engine.run()
+    assert gone == [None, None]
+    assert told(report) == []
+    streams.when_removed(entry, gone.append)
+    assert gone == [None] * 3, "at once"

@@ -11,6 +11,7 @@ from kera.broker.replication.virtual_log import Send
 from kera.broker.serving.limits import ServingLimits
 from kera.core.clock import boottime_s
 from kera.core.errors import Unavailable
+from kera.core.ids import Position
 from kera.core.rpc import Reply, api
 from kera.v1 import common_pb2
 from tests.unit.broker.persistence_support import MakeEngine
@@ -22,6 +23,7 @@ from tests.unit.broker.support import (
     Broker,
     Engine,
     chunk,
+    cursor,
     read_range,
     sequences_of,
     stream_info,
@@ -487,3 +489,26 @@ async def test_groups_are_listed_as_far_as_they_are_durable(broker: ReplicatedBr
     assert [([g.group_id for g in each.groups], each.complete) for each in (first, last)] == [([1], False), ([2], True)]
     broker.wire.run()
     await answered(late)
+
+
+async def test_a_truncation_that_the_coordinator_does_not_hear_of_is_not_acknowledged(engine: Engine) -> None:
+    broker = ReplicatedBroker(engine, limits=ServingLimits(removal_s_max=0.05))
+    written = broker.begin(*(chunk(1, sequence) for sequence in range(3)))
+    broker.wire.run()
+    await written
+    request = api.TRUNCATE_STREAMLETS.request(cursors=[cursor(Position(1, 1, CHUNK_BYTES))])
+    (result,) = (await broker.ask(api.TRUNCATE_STREAMLETS, request)).results
+    assert result.error.code == Unavailable.code
+    assert "streamlet 0" in result.error.message
+    assert broker.stored() == [1, 2], "nobody reads it any more"
+    (again,) = (await broker.ask(api.TRUNCATE_STREAMLETS, request)).results
+    assert again.error.code == Unavailable.code, "it is still not known"
+
+    asked = asyncio.ensure_future(broker.ask(api.TRUNCATE_STREAMLETS, request))
+    await turn()
+    (entry,) = broker.streams.moved_starts
+    broker.streams.start_told(entry)
+    engine.run()
+    (done,) = (await asked).results
+    assert not done.HasField("error")
+    assert (done.start.group_id, done.start.position) == (1, CHUNK_BYTES)

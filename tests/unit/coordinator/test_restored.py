@@ -141,6 +141,23 @@ async def test_a_stream_that_was_recovered_since_goes_on_there_whoever_comes_fir
     assert RESTORED not in await gone_back.store.list("")
 
 
+async def test_in_the_end_brokers_hear_of_streams_anew_and_so_take_chunks_that_were_sealed_for_a_forgotten_move(
+    gone_back: Restoring,
+) -> None:
+    for number in (1, 2, 3):
+        await refused(gone_back, f"b-{number}", number)
+    gone_back.clock.advance(SILENCE_S)
+    for number in (1, 2, 3):
+        await gone_back.join(f"b-{number}", number)
+    await gone_back.tell(1, 2, 3)
+    taken_up = gone_back.coordinator.state.catalog.named("orders")
+    await gone_back.settle()
+    stream = gone_back.coordinator.state.catalog.named("orders")
+    assert stream.assignments == taken_up.assignments
+    assert stream.assignments_version > taken_up.assignments_version
+    assert gone_back.brokers.streams[2, stream.stream_id].assignments_version == stream.assignments_version
+
+
 async def test_nothing_is_recovered_moved_or_deleted_meanwhile(gone_back: Restoring) -> None:
     for number in (2, 3):
         await refused(gone_back, f"b-{number}", number)

@@ -70,6 +70,13 @@ async def woken(entries: Iterable[Entry], until_s: float) -> bool:
 
 async def until_done(begin: Callable[[Done], None]) -> None:
     """Wait for what `begin` begins, and raise its error."""
+    error = await begun(begin)
+    if error is not None:
+        raise error
+
+
+def begun(begin: Callable[[Done], None]) -> asyncio.Future[KeraError | None]:
+    """Begin something; what comes of it."""
     future: asyncio.Future[KeraError | None] = asyncio.get_running_loop().create_future()
 
     def done(error: KeraError | None) -> None:
@@ -77,6 +84,4 @@ async def until_done(begin: Callable[[Done], None]) -> None:
             future.set_result(error)
 
     begin(done)
-    error = await future
-    if error is not None:
-        raise error
+    return future

@@ -24,11 +24,20 @@ ANSWERS_MIN = 2
 class CoordinatorEpoch:
     """See the head of this module."""
 
-    def __init__(self, *, confirmed: bool = True, confirm_timeout_s: float = CONFIRM_TIMEOUT_S) -> None:
-        """`confirmed`: epochs have to be said by the coordinator itself; else whatever an order claims is believed."""
+    def __init__(
+        self,
+        *,
+        confirmed: bool = True,
+        confirm_timeout_s: float = CONFIRM_TIMEOUT_S,
+        wanted: asyncio.Event | None = None,
+    ) -> None:
+        """`confirmed`: epochs have to be said by the coordinator itself; else whatever an order claims is believed.
+
+        `wanted`: see there; others may want a heartbeat, too.
+        """
         self.value = 0
         """The highest that the coordinator has said."""
-        self.wanted = asyncio.Event()
+        self.wanted = wanted or asyncio.Event()
         """A heartbeat is to be sent now. Whoever sends heartbeats clears it."""
         self._confirmed = confirmed
         self._confirm_timeout_s = confirm_timeout_s

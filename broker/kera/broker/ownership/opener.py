@@ -19,7 +19,7 @@ from kera.broker.records import Gap
 from kera.broker.storage.index_format import no_producer
 from kera.broker.storage.persistence import PersistenceManager
 from kera.broker.storage.restart import Restart, behind
-from kera.core.done import nothing
+from kera.core.done import Done, nothing
 from kera.core.ids import Position
 from kera.v1 import common_pb2
 
@@ -32,7 +32,7 @@ class StreamletOpener:
         memory: PersistenceManager,
         restart: Restart,
         fences: ProducerFences,
-        moved_starts: dict[Entry, None],
+        moved_starts: dict[Entry, list[Done]],
         producer_limits: ProducerLimits,
     ) -> None:
         """`moved_starts`: gets the entries whose start may have moved when nobody was told."""
@@ -84,7 +84,7 @@ class StreamletOpener:
         """What is before a place was removed, elsewhere or here; None: nothing was."""
         if start is not None and start[0] > entry.start:
             entry.move_start(*start)
-            self._moved_starts[entry] = None
+            self._moved_starts.setdefault(entry, [])
             self._memory.removals.collect(entry)
 
     def open(
@@ -141,7 +141,7 @@ class StreamletOpener:
             if len(held.intervals) == 1 and not assignment.sources:
                 self._start_behind(entry, missing_before(entry))
             if entry.start_record > held.intervals[0].first_record(entry.index):
-                self._moved_starts[entry] = None  # it may have moved when nobody was told
+                self._moved_starts.setdefault(entry, [])  # it may have moved when nobody was told
         for segment in restored.segments:
             self._memory.adopt(segment)
             if stream.by_disk and stream.durability > common_pb2.DURABILITY_LEADER:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Container, Generator, Iterable, Iterator
 
 from kera.broker.log.entry import Entry
@@ -18,7 +19,7 @@ from kera.broker.storage.index import SegmentIndex
 from kera.broker.storage.persistence import PersistenceManager
 from kera.broker.storage.restart import Restart, Unserved
 from kera.core.done import Done, nothing
-from kera.core.errors import InvalidArgument, NotReplicated, Unavailable, UnknownStream
+from kera.core.errors import InvalidArgument, KeraError, NotReplicated, Unavailable, UnknownStream
 from kera.core.ids import EntryId, Position
 from kera.core.lineage import comes_from
 from kera.core.turns import at_once
@@ -43,8 +44,10 @@ class Streams:
         self.by_id: dict[int, Stream] = {}
         self.fences = ProducerFences()
         """Of all its streamlets."""
-        self.moved_starts: dict[Entry, None] = {}
-        """Entries whose start has moved, until the coordinator knows."""
+        self.moved_starts: dict[Entry, list[Done]] = {}
+        """Entries whose start has moved, until the coordinator knows; and what is done once what was before is gone."""
+        self.hurry = asyncio.Event()
+        """The coordinator is to be told at once of a start that has moved. Whoever sends heartbeats clears it."""
         self.unknown: dict[int, Unserved] = {}
         """Streams that are here and of which the coordinator did not know: kept, and not served."""
         self.removal = StreamletRemoval(memory, restart)
@@ -208,10 +211,40 @@ class Streams:
             self._detach(stream, streamlet)
         return []
 
-    def move_start(self, entry: Entry, position: Position, record: int) -> None:
-        """What is before a position goes: the caller has it removed."""
+    def move_start(self, entry: Entry, position: Position, record: int, done: Done = nothing) -> None:
+        """Nobody reads any more what is before a position, and it is removed; `done` when it is gone for good.
+
+        Of a replicated stream it is removed once the coordinator knows. A recovery that did not know would take for a
+        loss what is missing on backups; or find nothing at all, and number the next records as those were.
+        """
         entry.move_start(position, record)
-        self.moved_starts[entry] = None
+        untold = self.moved_starts.setdefault(entry, [])
+        if self.get(entry.log_id.stream_id).replication:
+            untold.append(done)
+            if done is not nothing:
+                self.hurry.set()
+        else:
+            self._memory.removals.collect(entry, done)
+
+    def when_removed(self, entry: Entry, done: Done) -> None:
+        """`done` when that is gone for good which somebody has had removed and the coordinator has yet to hear of."""
+        untold = self.moved_starts.get(entry)
+        if untold:
+            untold.append(done)
+            self.hurry.set()
+        else:
+            done(None)
+
+    def start_told(self, entry: Entry) -> None:
+        """The coordinator knows where an entry starts."""
+        waiting = self.moved_starts.pop(entry, [])
+
+        def done(error: KeraError | None) -> None:
+            for each in waiting:
+                each(error)
+
+        if waiting:
+            self._memory.removals.collect(entry, done)
 
     def _replicate(self, stream: Stream, opened: list[Streamlet], entries: int) -> None:
         """Have covered what streamlets have that were opened just now, and no virtual segment does."""

@@ -9,7 +9,8 @@
   brokers took once, have the ordinal of the chunk that follows them; they are in the log like any other, before it,
   since what comes behind them in their segment lies where it lies.
 * Ordinals of an entry have no gap. What is behind a hole was never acknowledged, and is cut; unless it is known to have
-  been: because its virtual segment was closed, or its segment tells of a durable head. Then what was there has been
+  been: because its virtual segment was closed, its segment tells of a durable head, or it is known that the entry went
+  on behind the hole, as where it was handed over. Then what was there has been
   removed by retention (and what is before it is only left because its virtual segment is), or more backups are gone
   than the stream has replicas. Who recovers and knows where entries start says so.
 * In memory there are the headers, 128 bytes per chunk, and what sorts them; never the chunks. What is done is done to
@@ -115,9 +116,14 @@ NOTHING = _Chunks(table(), np.zeros(0, np.bool_), np.zeros(0, np.int64))
 class Merge:
     """Puts the chunks of all virtual segments in order; they may come in any order, and more than once."""
 
-    def __init__(self, starts: Mapping[EntryId, int] | None = None) -> None:
-        """`starts`: where entries start, as ordinals of records; of others, what is found first is the start."""
+    def __init__(self, starts: Mapping[EntryId, int] | None = None, ends: Mapping[EntryId, int] | None = None) -> None:
+        """`starts`: where entries start, as ordinals of records; of others, what is found first is the start.
+
+        `ends`: where entries were once known to end. What is missing before that is lost or was removed, which says
+        nothing of what is there.
+        """
         self._starts = starts or {}
+        self._ends = ends or {}
         self._came: list[_Chunks] = []
         self._taken: Rows | None = None
         """If they are all in order, by entry and ordinal: which are taken. Those are before others of their ordinal."""
@@ -160,7 +166,8 @@ class Merge:
         for start, end in pairwise(bounds):
             headers = chunks.headers[start:end]
             entry = EntryId(*address_at(headers, 0)[:3])
-            acknowledged = int(end_records(_only(headers, chunks.closed[start:end])).max(initial=0))
+            closed = _only(headers, chunks.closed[start:end])
+            acknowledged = int(end_records(closed).max(initial=self._ends.get(entry, 0)))
             self._entry(entry, _in_order(_only(headers, taken[start:end])), acknowledged, result)
         return result
 
@@ -268,8 +275,11 @@ def _in_order(chunks: Headers) -> Headers:
 
 
 def _counts(before: Headers | None, after: Headers, acknowledged: int) -> bool:
-    """Whether something behind a hole is known to have been acknowledged; `before` and `after`: what is around it."""
-    if _first_record(after) < acknowledged:
+    """Whether something behind a hole is known to have been acknowledged; `before` and `after`: what is around it.
+
+    `acknowledged`: up to there everything was. So a hole that ends there is no end of what was written.
+    """
+    if _first_record(after) <= acknowledged:
         return True
     tells = after["durable_head"] > 0
     if before is not None:

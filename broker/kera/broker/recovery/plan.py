@@ -140,7 +140,14 @@ class StreamletMerge:
                     self._known_starts[index] = EntryStart(old.start, old.start_record)
         self.groups_max = 0
         self._firsts = [interval.first_group_id for interval in known.intervals]
-        self._merges = [Merge(self._starts(interval)) for interval in known.intervals]
+        self._merges = [Merge(self._starts(interval), self._ends(interval)) for interval in known.intervals]
+
+    def remove(self, starts: Mapping[int, EntryStart]) -> None:
+        """What is before these has been removed, by entry, since it was found out what is known of the streamlet."""
+        for index, start in starts.items():
+            known = self._known_starts.get(index)
+            if known is None or known.position < start.position:
+                self._known_starts[index] = start
 
     def _starts(self, interval: Interval) -> dict[EntryId, int]:
         """Ordinals at which chunks of an interval begin to count: what is here before them need not come."""
@@ -160,6 +167,11 @@ class StreamletMerge:
                     first = max(first, record.first_record + record.record_count)
             starts[self.known.entry(index)] = first
         return starts
+
+    def _ends(self, interval: Interval) -> dict[EntryId, int]:
+        """Ordinals at which entries ended once, as whoever handed them over knew."""
+        ends = interval.end_records if interval.closed else self.known.next_records
+        return {self.known.entry(index): end for index, end in enumerate(ends[: self.known.entries])}
 
     def add(self, headers: Headers, *, closed: bool, source: int = 0) -> None:
         """See `Merge.add`. Chunks of groups that are to be elsewhere do not count."""

@@ -198,8 +198,11 @@ class Survey:
 
         return await asyncio.to_thread(look)
 
-    async def plan(self, ref: Ref, merge: StreamletMerge) -> StreamletPlan:
-        """What a streamlet is to be, as of now."""
+    async def plan(
+        self, ref: Ref, merge: StreamletMerge, removed: Mapping[int, EntryStart] | None = None
+    ) -> StreamletPlan:
+        """What a streamlet is to be, as of now. `removed`: see `StreamletMerge.remove`."""
+        merge.remove(removed or {})
         merge.present = await self._present(ref)
 
         def plan() -> StreamletPlan:

@@ -23,7 +23,7 @@ from kera.broker.log.entry import Entry
 from kera.broker.log.waiting import until_done, woken
 from kera.broker.ownership.streams import Streams
 from kera.broker.records import Change, EntryRecord, Graft, OriginRecord
-from kera.broker.recovery.plan import EntryPlan, StreamletPlan
+from kera.broker.recovery.plan import EntryPlan, EntryStart, StreamletPlan
 from kera.broker.recovery.progress import WAITS_MAX, RebuildProgress, RecoveryTotals
 from kera.broker.recovery.rebuild import Rebuild, RebuildLimits
 from kera.broker.recovery.scan import Launches, Ref
@@ -108,6 +108,8 @@ class Takeovers:
             limits=limits,
         )
         self._book = self._rebuild.book
+        self._began: dict[Ref, list[Position]] = {}
+        """Of streamlets with something that was written down: where their entries started then."""
         memory.events.awaited.listen(self._rebuild.wanted)
 
     @property
@@ -183,7 +185,7 @@ class Takeovers:
         result = self._results.get(ref, sources)
         if result is None:
             return
-        plan = await self._survey.plan(ref, result.merge)
+        plan = await self._survey.plan(ref, result.merge, self._removed_since(ref))
         records = []
         for index, each in enumerate(plan.entries):
             live = self._streams.entry(EntryId(*ref, index))
@@ -266,16 +268,31 @@ class Takeovers:
         origin = self._index.origin(*ref)
         return origin is not None and origin.sources >= sources
 
+    def _removed_since(self, ref: Ref) -> dict[int, EntryStart]:
+        """Where entries start by now from which something was removed after it had been taken over.
+
+        What is known of a streamlet that has been asked for twice is as old as the later question, which may have been
+        asked before the first answer was written down.
+        """
+        if not self._is_open(ref):
+            return {}
+        entries = self._streams.get(ref[0]).streamlets[ref[1]].entries
+        return {
+            index: EntryStart(entry.start, entry.start_record)
+            for index, (entry, began) in enumerate(zip(entries, self._began.get(ref, ()), strict=False))
+            if entry.start > began != EARLIEST
+        }
+
     async def _removed(self, ref: Ref) -> None:
         await until_done(lambda done: self._streams.removal.when_removed(*ref, lambda: done(None)))
 
     async def _commit(self, ref: Ref, result: SurveyResult) -> None:
         await self._removed(ref)
         live = self._streams.get(ref[0]).streamlets.get(ref[1]) if ref[0] in self._streams else None
-        plan = await self._survey.plan(ref, result.merge)
+        plan = await self._survey.plan(ref, result.merge, self._removed_since(ref))
         if live is not None:
             await self._flushed(live.entries, plan)
-            plan = await self._survey.plan(ref, result.merge)
+            plan = await self._survey.plan(ref, result.merge, self._removed_since(ref))
         origin = self._index.origin(*ref)
         changes: list[Change] = [
             put_segment(address, record) for entry in plan.entries for address, record in entry.new.items()
@@ -294,6 +311,7 @@ class Takeovers:
                 grafts[entry] = _graft(each)
         await until_done(lambda done: self._memory.arrivals.graft(grafts, changes, done))
         self._restart.taken_over.add(ref)
+        self._began[ref] = [each.record.start for each in plan.entries]
         if live is None:
             self._memory.removals.remove_files(
                 [physical_id for entry in plan.entries for physical_id in entry.replaced]
@@ -349,6 +367,7 @@ class Takeovers:
             elif not assignment.sources:
                 if tracked is not None:
                     self._rebuild.end(ref)
+                self._began.pop(ref, None)
                 if origin is not None and origin.sources:
                     self._memory.index_writer.note([put_origin(*ref, origin.without_sources())], nothing)
 
@@ -357,6 +376,7 @@ class Takeovers:
         self._results.forget_old(self._loop.time())
         for ref in [ref for ref in self._book.streamlets if not self._is_open(ref)]:
             self._rebuild.end(ref)
+            self._began.pop(ref, None)
         self._book.look()
         found: defaultdict[Launches, coordinator_pb2.RecoveryProgress]
         found = defaultdict(coordinator_pb2.RecoveryProgress)

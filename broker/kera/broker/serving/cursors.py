@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -10,12 +11,12 @@ from kera.broker.log.entry import Entry
 from kera.broker.log.intervals import interval_after, interval_before, interval_of
 from kera.broker.log.read_plan import check_possible, entry_of, ordinal_of, resolve
 from kera.broker.log.streamlet import Streamlet
-from kera.broker.log.waiting import until_done
+from kera.broker.log.waiting import begun, until_done
 from kera.broker.ownership.streams import Streams
 from kera.broker.records import SegmentRecord
 from kera.broker.serving.limits import CONSUMER_GROUP_BYTES_MAX, ServingLimits
 from kera.broker.storage.persistence import PersistenceManager
-from kera.core.errors import DataLost, InvalidArgument, KeraError
+from kera.core.errors import DataLost, InvalidArgument, KeraError, Unavailable
 from kera.core.ids import EARLIEST, Position
 from kera.core.rpc import Call, Reply
 from kera.core.rpc.wire import error_to_message
@@ -24,6 +25,8 @@ from kera.v1 import broker_pb2, common_pb2
 
 CHANGES_MAX = 8192
 """Cursors in one request to commit or to truncate: each waits for the disk, and results are kept until all are done."""
+Removal = asyncio.Future[KeraError | None]
+"""That was begun."""
 
 
 def position_of(cursor: common_pb2.Cursor) -> Position:
@@ -45,6 +48,7 @@ class CursorChanges:
         self._memory = memory
         self._turns = turns
         self._consumer_groups_max = limits.consumer_groups_max
+        self._removal_s_max = limits.removal_s_max
 
     async def truncate_streamlets(
         self, call: Call[broker_pb2.TruncateStreamletsRequest]
@@ -69,13 +73,16 @@ class CursorChanges:
         return Reply(broker_pb2.CommitCursorsResponse(results=await self._for_each(call, commit)))
 
     async def _for_each(
-        self, call: Call[Any], action: Callable[[Streamlet, Entry, Position], Awaitable[None]]
+        self, call: Call[Any], action: Callable[[Streamlet, Entry, Position], Awaitable[Removal | None]]
     ) -> list[broker_pb2.CursorResult]:
-        """Do something with each cursor of a request; one that fails does not fail its neighbours."""
+        """Do something with each cursor of a request; one that fails does not fail its neighbours.
+
+        Removals that actions begin are waited for together.
+        """
         cursors = call.message.cursors
         if len(cursors) > CHANGES_MAX:
             raise InvalidArgument(f"at most {CHANGES_MAX} cursors in a request", limit=CHANGES_MAX)
-        results = []
+        results, removals = [], []
         pace = self._turns.pace(id(call.peer))
         for cursor in cursors:
             await pace.step()
@@ -83,20 +90,26 @@ class CursorChanges:
             try:
                 streamlet = self._streams.streamlet(cursor.stream_id, cursor.streamlet_id)
                 entry = entry_of(streamlet, cursor.entry)
-                await action(streamlet, entry, position_of(cursor))
-                fill_cursor(result.start, entry, entry.start)
+                removals.append((result, entry, await action(streamlet, entry, position_of(cursor))))
             except KeraError as error:
                 result.error.CopyFrom(error_to_message(error))
             results.append(result)
+        until_s = asyncio.get_running_loop().time() + self._removal_s_max
+        for result, entry, removal in removals:
+            try:
+                if removal is not None:
+                    await self._removed(entry, removal, until_s)
+                fill_cursor(result.start, entry, entry.start)
+            except KeraError as error:
+                result.error.CopyFrom(error_to_message(error))
         return results
 
-    async def _truncate(self, streamlet: Streamlet, entry: Entry, position: Position) -> None:
+    async def _truncate(self, streamlet: Streamlet, entry: Entry, position: Position) -> Removal | None:
         check_possible(position)
         if position <= entry.start:
-            return
+            return begun(lambda done: self._streams.when_removed(entry, done))
         if interval_of(streamlet.intervals, position.group_id) is None:
-            await self._truncate_before(streamlet, entry, position)
-            return
+            return self._truncate_before(streamlet, entry, position)
         key = (position.group_id, position.segment_id)
         if position.offset and key not in entry.resident and isinstance(entry.find(key), SegmentRecord):
             await until_done(lambda done: self._memory.loads.load(entry, key, done))  # to see where its chunks end
@@ -104,28 +117,42 @@ class CursorChanges:
             resolve(streamlet, entry, position)
         except DataLost:
             if position < entry.start:
-                return  # retention was there first
+                return None  # retention was there first
             raise
         if position == EARLIEST or position <= entry.start:
-            return
-        await self._move_start(entry, position, ordinal_of(entry, position))
+            return None
+        return self._move_start(entry, position, ordinal_of(entry, position))
 
-    async def _truncate_before(self, streamlet: Streamlet, entry: Entry, position: Position) -> None:
+    def _truncate_before(self, streamlet: Streamlet, entry: Entry, position: Position) -> Removal | None:
         """Remove what is here before a position that is at another broker."""
         before = interval_before(streamlet.intervals, position.group_id)
         after = interval_after(streamlet.intervals, position.group_id)
         if before is None:
-            return
+            return None
         if after is not None:
             start, record = after.start, after.first_record(entry.index)
         else:
             start, record = before.following, before.end_record(entry.index)
-        if start > entry.start:
-            await self._move_start(entry, start, record)
+        return self._move_start(entry, start, record) if start > entry.start else None
 
-    async def _move_start(self, entry: Entry, position: Position, record: int) -> None:
-        self._streams.move_start(entry, position, record)
-        await until_done(lambda done: self._memory.removals.collect(entry, done))
+    def _move_start(self, entry: Entry, position: Position, record: int) -> Removal:
+        return begun(lambda done: self._streams.move_start(entry, position, record, done))
+
+    async def _removed(self, entry: Entry, removal: Removal, until_s: float) -> None:
+        """Wait for a removal. Raises its error, and `Unavailable` when that takes too long."""
+        try:
+            async with asyncio.timeout_at(until_s):
+                error = await removal
+        except TimeoutError:
+            raise Unavailable(
+                f"the coordinator has not been told within {self._removal_s_max:g} s where entry {entry.index} of"
+                f" streamlet {entry.log_id.streamlet_id} starts now, so a recovery could bring back what was removed;"
+                " it is told when it can be",
+                streamlet_id=entry.log_id.streamlet_id,
+                entry=entry.index,
+            ) from None
+        if error is not None:
+            raise error
 
     async def _commit(self, streamlet: Streamlet, entry: Entry, consumer_group: str, position: Position) -> None:
         if position == EARLIEST:

@@ -53,6 +53,8 @@ class ServingLimits:
     """In one answer, in at most 128 bytes each: it has to fit into a message."""
     consumer_groups_max: int = 1024
     """Whose cursors an entry remembers."""
+    removal_s_max: float = 5.0
+    """Of a request to truncate: of replicated streams the coordinator is told before anything is removed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 
+from kera.coordinator.cluster.catalog import with_assignments
 from kera.coordinator.cluster.state import State, last_epoch
 from kera.coordinator.cluster.work import Work
 from kera.coordinator.ids import Launch
@@ -160,9 +161,26 @@ class Restored:
     async def _end(self) -> None:
         await self._unknown.go_on_without()
         await self._unknown.recover_lost()
+        await self._tell_anew()
         await self._state.change(self._state.write({RESTORED: None}))
         self._catching_up = None
         self._asked.clear()
+
+    async def _tell_anew(self) -> None:
+        """Have brokers hear of all streams as of something new.
+
+        One may have sealed streamlets for a move of which the metadata know nothing: they take no chunks until then.
+        """
+        state = self._state
+        for stream in state.catalog.streams():
+            async with state.gate(stream.stream_id):
+                await state.change(self._renew(stream.stream_id))
+            await state.tell(stream, otherwise="broker has yet to hear of a stream after metadata were restored")
+
+    async def _renew(self, stream_id: int) -> None:
+        state = self._state
+        if (stream := state.catalog.find(stream_id)) is not None:
+            await state.write({}, [with_assignments(stream, [], state.coordinator_epoch)])
 
     def _silent(self) -> set[int]:
         """The brokers that have not said what they hold."""
