@@ -68,7 +68,7 @@ async def serve(
         engine = await LogEngine.start(settings, data_dir, runtime, open_index=open_index)
         stack.push_async_callback(engine.close)
         arena, counters, pushed = engine.arena, Counters(), PushTotals()
-        leader = CoordinatorEpoch(wanted=engine.streams.hurry)
+        leader = CoordinatorEpoch(wanted=engine.streams.moved_starts.hurry)
         broker = BrokerService(
             engine.streams,
             engine.memory,

@@ -132,7 +132,7 @@ class HeartbeatReport:
             self._unknown.answered(answer)
         for entry, start in self._sent_starts.items():
             if entry.start == start:
-                self._streams.start_told(entry)
+                self._streams.moved_starts.told(entry)
         self._sent_starts = {}
         if self._replication is not None:
             self._replication.backups.set_unneeded(self._unneeded)

@@ -958,7 +958,7 @@ class ListGroupsResponse(_message.Message):
     @_builtins.property
     def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupBounds]:
         """In the order of their ids; only of the interval that the first of them belongs to. What another broker has is
-        not passed over.
+        not passed over. One of which all was removed is there as long as more may come to it: `start` is its `end` then.
         """
 
     def __init__(

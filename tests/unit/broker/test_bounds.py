@@ -71,3 +71,21 @@ def test_no_group_is_left_out_that_is_opened_while_others_are_listed(engine: Eng
     assert complete
     rest, _ = result_of(list_groups(log.streamlet, 2, MANY))
     assert told(rest) == [(3, 1, 8, 9, False), (4, 0, 8, 9, False)]
+
+
+def test_a_group_that_is_written_to_is_listed_though_all_that_it_had_was_removed(engine: Engine) -> None:
+    """Who had seen the one behind it would pass over what comes to it later."""
+    log = Log(engine, entries=2)
+    log.append_many(1, 0, record_count=1)
+    log.append_many(2, 1, record_count=1)
+    first = log.streamlet.entries[0]
+    first.move_start(first.end, 1)
+
+    groups, complete = result_of(list_groups(log.streamlet, 0, MANY))
+    assert told(groups) == [(1, 0, 1, 1, False), (2, 1, 0, 2, False)]
+    assert groups[0].start == groups[0].end == first.end
+    assert complete
+
+    log.append_many(1, 0, record_count=1)
+    groups, _ = result_of(list_groups(log.streamlet, 0, MANY))
+    assert told(groups) == [(1, 0, 1, 2, False), (2, 1, 0, 2, False)]

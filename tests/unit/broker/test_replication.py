@@ -905,17 +905,17 @@ def test_what_is_removed_from_a_replicated_stream_goes_once_the_coordinator_know
     world.finish()
     entry, report, gone = stream.streamlets[0].entries[0], HeartbeatReport(world.engine.streams), list[object]()
     streams.move_start(entry, entry.end, entry.next_record, gone.append)
-    assert streams.hurry.is_set()
+    assert streams.moved_starts.hurry.is_set()
     world.engine.run()
     assert not gone
 
     assert told(report) == [entry.next_record]
     world.engine.run()
     assert not gone, "nobody has answered"
-    streams.when_removed(entry, gone.append)
+    streams.moved_starts.when_removed(entry, gone.append)
     report.answered(coordinator_pb2.HeartbeatResponse())
     world.engine.run()
     assert gone == [None, None]
     assert told(report) == []
-    streams.when_removed(entry, gone.append)
+    streams.moved_starts.when_removed(entry, gone.append)
     assert gone == [None] * 3, "at once"

@@ -507,7 +507,7 @@ async def test_a_truncation_that_the_coordinator_does_not_hear_of_is_not_acknowl
     asked = asyncio.ensure_future(broker.ask(api.TRUNCATE_STREAMLETS, request))
     await turn()
     (entry,) = broker.streams.moved_starts
-    broker.streams.start_told(entry)
+    broker.streams.moved_starts.told(entry)
     engine.run()
     (done,) = (await asked).results
     assert not done.HasField("error")

@@ -763,6 +763,52 @@ async def test_what_is_recovered_can_be_removed_before_it_is_here(world: Cluster
     await node.stop()
 
 
+async def test_what_was_removed_since_it_was_taken_over_does_not_come_back_with_another_recovery(
+    world: Cluster,
+) -> None:
+    """The other one was asked for before the first was written down, and knew nothing of the removal."""
+    info, stored = await written(world, 20, entries=1)
+    node = world.nodes[2]
+    await node.start(world.epoch())
+    sources = [common_pb2.RecoverySource(broker_id=1, before_epoch=world.epoch()) for _ in range(2)]
+    for source in sources:
+        request = broker_pb2.TakeOverRequest(
+            source=source,
+            streams=[broker_pb2.TakeOverStream(stream=info, streamlet_ids=[0])],
+            backups=[backup.info for backup in world.backups],
+        )
+        await node.ask(api.TAKE_OVER, request)
+        info.assignments[0].sources.append(source)
+    (assignment,) = info.assignments
+    assignment.broker_id, assignment.broker_epoch = 2, node.epoch
+    del assignment.sources[1:]
+    info.assignments_version += 1
+    await node.ask(api.OPEN_STREAMLETS, broker_pb2.OpenStreamletsRequest(stream=info))
+    streams = node.engine.streams
+    entry = streams.get(STREAM_ID).streamlet(0).entries[0]
+    keys = [key for key, _ in entry.segments()]
+    start, record = Position(*keys[4], 0), entry.find(keys[4]).first_record  # type: ignore[union-attr]
+    streams.move_start(entry, start, record)
+    streams.moved_starts.told(entry)
+    await node.until(lambda: entry.find(keys[0]) is None)
+
+    assignment.sources.append(sources[1])
+    info.assignments_version += 1
+    await node.ask(api.OPEN_STREAMLETS, broker_pb2.OpenStreamletsRequest(stream=info))
+    assert (entry.start, entry.start_record) == (start, record)
+    assert entry.find(keys[0]) is None
+    found, _ = await node.read()
+    assert found == stored[-len(found) :]
+    await node.until_restored()
+
+    streams.moved_starts.forget(entry)
+    del assignment.sources[:]
+    info.assignments_version += 1
+    await node.ask(api.OPEN_STREAMLETS, broker_pb2.OpenStreamletsRequest(stream=info))
+    assert list(streams.moved_starts) == [entry], "the coordinator has kept earlier starts, too"
+    await node.stop()
+
+
 async def test_a_broker_that_is_being_emptied_goes_on_while_its_groups_are_looked_for(world: Cluster) -> None:
     node, other = world.nodes[1], world.nodes[2]
     info = owned_by(1, world.epoch())

@@ -110,7 +110,7 @@ def list_groups(
     """
     found: list[GroupBounds] = []
     through_id = streamlet.next_group_id - 1
-    heads = {entry: entry.next_group(after_group_id) for entry in streamlet.entries.made}
+    heads = {entry: _next_group(entry, after_group_id) for entry in streamlet.entries.made}
     while len(found) < groups_max:
         candidates = [
             (group_id, entry.index)
@@ -125,12 +125,20 @@ def list_groups(
         if bounds is None:
             return found, True
         found.append(bounds)
-        heads[entry] = entry.next_group(group_id)
+        heads[entry] = _next_group(entry, group_id)
     return found, False
 
 
+def _next_group(entry: Entry, after: int) -> int | None:
+    """The first one behind `after` of which anything is left, or to which more comes, all that it had being removed."""
+    left, head = entry.next_group(after), entry.head
+    if left is None and head is not None and head.address.group_id > after:
+        return head.address.group_id
+    return left
+
+
 def group_bounds(streamlet: Streamlet, entry: Entry, group_id: int) -> Generator[None, None, GroupBounds | None]:
-    """Of one group; None while nothing of it is durable, or if nothing is left of it any more."""
+    """Of one group; None while nothing of it was ever durable, or if nothing is left of it and nothing more comes."""
     active = streamlet.is_active(group_id, entry)  # first: what comes while others run is not in what was looked at
     start = entry.start if entry.start.group_id == group_id else None
     end, first_record, record, length, whole = EARLIEST, 0, 0, 0, True
@@ -149,6 +157,9 @@ def group_bounds(streamlet: Streamlet, entry: Entry, group_id: int) -> Generator
         if not whole:
             break
         yield
+    if not length and active and start is not None and start > Position(group_id, 1, 0):
+        end, record = start, entry.start_record  # all that was in it has been removed
+        return GroupBounds(group_id, entry.index, whole and not active, start, end, record, record, 0)
     if not length or start is None:
         return None
     return GroupBounds(group_id, entry.index, whole and not active, start, end, first_record, record, length)

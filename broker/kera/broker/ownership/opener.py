@@ -13,13 +13,14 @@ from kera.broker.log.entry import Entry, length_of
 from kera.broker.log.intervals import Holding, Interval
 from kera.broker.log.streamlet import ProducerLimits, Streamlet
 from kera.broker.ownership.handover import HandedOver, handed_over, producers_of, put_handed_over
+from kera.broker.ownership.moved_starts import MovedStarts
 from kera.broker.ownership.producer_fences import ProducerFences
 from kera.broker.ownership.stream import Stream
 from kera.broker.records import Gap
 from kera.broker.storage.index_format import no_producer
 from kera.broker.storage.persistence import PersistenceManager
 from kera.broker.storage.restart import Restart, behind
-from kera.core.done import Done, nothing
+from kera.core.done import nothing
 from kera.core.ids import Position
 from kera.v1 import common_pb2
 
@@ -32,7 +33,7 @@ class StreamletOpener:
         memory: PersistenceManager,
         restart: Restart,
         fences: ProducerFences,
-        moved_starts: dict[Entry, list[Done]],
+        moved_starts: MovedStarts,
         producer_limits: ProducerLimits,
     ) -> None:
         """`moved_starts`: gets the entries whose start may have moved when nobody was told."""
@@ -84,7 +85,7 @@ class StreamletOpener:
         """What is before a place was removed, elsewhere or here; None: nothing was."""
         if start is not None and start[0] > entry.start:
             entry.move_start(*start)
-            self._moved_starts.setdefault(entry, [])
+            self._moved_starts.note([entry])
             self._memory.removals.collect(entry)
 
     def open(
@@ -141,7 +142,7 @@ class StreamletOpener:
             if len(held.intervals) == 1 and not assignment.sources:
                 self._start_behind(entry, missing_before(entry))
             if entry.start_record > held.intervals[0].first_record(entry.index):
-                self._moved_starts.setdefault(entry, [])  # it may have moved when nobody was told
+                self._moved_starts.note([entry])  # it may have moved when nobody was told
         for segment in restored.segments:
             self._memory.adopt(segment)
             if stream.by_disk and stream.durability > common_pb2.DURABILITY_LEADER:

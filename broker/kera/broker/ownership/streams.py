@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Container, Generator, Iterable, Iterator
 
 from kera.broker.log.entry import Entry
 from kera.broker.log.intervals import Holding, holding
 from kera.broker.log.streamlet import PRODUCER_LIMITS, ProducerLimits, Streamlet
+from kera.broker.ownership.moved_starts import MovedStarts
 from kera.broker.ownership.opener import StreamletOpener
 from kera.broker.ownership.producer_fences import ProducerFences
 from kera.broker.ownership.removal import StreamletRemoval
@@ -19,7 +19,7 @@ from kera.broker.storage.index import SegmentIndex
 from kera.broker.storage.persistence import PersistenceManager
 from kera.broker.storage.restart import Restart, Unserved
 from kera.core.done import Done, nothing
-from kera.core.errors import InvalidArgument, KeraError, NotReplicated, Unavailable, UnknownStream
+from kera.core.errors import InvalidArgument, NotReplicated, Unavailable, UnknownStream
 from kera.core.ids import EntryId, Position
 from kera.core.lineage import comes_from
 from kera.core.turns import at_once
@@ -44,10 +44,7 @@ class Streams:
         self.by_id: dict[int, Stream] = {}
         self.fences = ProducerFences()
         """Of all its streamlets."""
-        self.moved_starts: dict[Entry, list[Done]] = {}
-        """Entries whose start has moved, until the coordinator knows; and what is done once what was before is gone."""
-        self.hurry = asyncio.Event()
-        """The coordinator is to be told at once of a start that has moved. Whoever sends heartbeats clears it."""
+        self.moved_starts = MovedStarts(memory.removals.collect)
         self.unknown: dict[int, Unserved] = {}
         """Streams that are here and of which the coordinator did not know: kept, and not served."""
         self.removal = StreamletRemoval(memory, restart)
@@ -212,39 +209,9 @@ class Streams:
         return []
 
     def move_start(self, entry: Entry, position: Position, record: int, done: Done = nothing) -> None:
-        """Nobody reads any more what is before a position, and it is removed; `done` when it is gone for good.
-
-        Of a replicated stream it is removed once the coordinator knows. A recovery that did not know would take for a
-        loss what is missing on backups; or find nothing at all, and number the next records as those were.
-        """
-        entry.move_start(position, record)
-        untold = self.moved_starts.setdefault(entry, [])
-        if self.get(entry.log_id.stream_id).replication:
-            untold.append(done)
-            if done is not nothing:
-                self.hurry.set()
-        else:
-            self._memory.removals.collect(entry, done)
-
-    def when_removed(self, entry: Entry, done: Done) -> None:
-        """`done` when that is gone for good which somebody has had removed and the coordinator has yet to hear of."""
-        untold = self.moved_starts.get(entry)
-        if untold:
-            untold.append(done)
-            self.hurry.set()
-        else:
-            done(None)
-
-    def start_told(self, entry: Entry) -> None:
-        """The coordinator knows where an entry starts."""
-        waiting = self.moved_starts.pop(entry, [])
-
-        def done(error: KeraError | None) -> None:
-            for each in waiting:
-                each(error)
-
-        if waiting:
-            self._memory.removals.collect(entry, done)
+        """What is before a position goes, see `MovedStarts.move`."""
+        replicated = bool(self.get(entry.log_id.stream_id).replication)
+        self.moved_starts.move(entry, position, record, done, replicated=replicated)
 
     def _replicate(self, stream: Stream, opened: list[Streamlet], entries: int) -> None:
         """Have covered what streamlets have that were opened just now, and no virtual segment does."""
@@ -281,7 +248,7 @@ class Streams:
 
     def _forget(self, streamlet: Streamlet) -> None:
         for entry in streamlet.entries.made:
-            self.moved_starts.pop(entry, None)
+            self.moved_starts.forget(entry)
         streamlet.drop()
 
     def drop(self, stream_id: int, done: Done = nothing) -> None:

@@ -370,6 +370,10 @@ class Takeovers:
                 self._began.pop(ref, None)
                 if origin is not None and origin.sources:
                     self._memory.index_writer.note([put_origin(*ref, origin.without_sources())], nothing)
+                    if ours:
+                        # While something was missing the coordinator has kept earlier starts, too.
+                        entries = stream.streamlets[assignment.streamlet_id].entries.made
+                        self._streams.moved_starts.note(entry for entry in entries if entry.start_record)
 
     def progress(self) -> list[coordinator_pb2.RecoveryProgress]:
         """How far this broker is, by source."""

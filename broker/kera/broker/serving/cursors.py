@@ -107,7 +107,7 @@ class CursorChanges:
     async def _truncate(self, streamlet: Streamlet, entry: Entry, position: Position) -> Removal | None:
         check_possible(position)
         if position <= entry.start:
-            return begun(lambda done: self._streams.when_removed(entry, done))
+            return begun(lambda done: self._streams.moved_starts.when_removed(entry, done))
         if interval_of(streamlet.intervals, position.group_id) is None:
             return self._truncate_before(streamlet, entry, position)
         key = (position.group_id, position.segment_id)

@@ -17,7 +17,7 @@ from kera.client.cluster.retry import retrying
 from kera.client.tasks import Tasks
 from kera.client.types import EntryBounds, Interval, StreamDescription, fill_cursor, position_of
 from kera.core.errors import KeraError, NotOwner
-from kera.core.ids import EARLIEST, EntryId
+from kera.core.ids import EARLIEST, EntryId, Position
 from kera.core.rpc import api
 from kera.core.telemetry import get_logger
 from kera.v1 import broker_pb2, consumer_group_pb2
@@ -239,12 +239,14 @@ async def _list_interval(
                 break
             if len(seen.groups) >= GROUPS_MAX:
                 return False
-            if position_of(group.end) > position_of(group.start):
+            start = position_of(group.start)
+            # What was in a group that has nothing now may have been removed: then it is that of this entry for good.
+            if position_of(group.end) > start or (not group.closed and start > Position(group.group_id, 1, 0)):
                 found = seen.groups.add(
                     first_record=group.first_record, end_record=group.next_record if group.closed else None
                 )
                 entry = EntryId(stream.stream_id, seen.streamlet_id, group.entry)
-                fill_cursor(found.start, entry, position_of(group.start))
+                fill_cursor(found.start, entry, start)
             elif not group.closed:
                 return False  # nothing of it can be read yet; it may be lost yet, and its id be another group's
             from_id = seen.through_group_id = group.group_id
