@@ -24,9 +24,12 @@ from tests.unit.client.support import stream_info
 PAGE = 3
 
 
-def group(group_id: int, entry: int = 0, *, closed: bool = True, empty: bool = False) -> broker_pb2.GroupBounds:
-    start = common_pb2.Cursor(entry=entry, group_id=group_id, segment_id=1, position=64)
-    end = common_pb2.Cursor(entry=entry, group_id=group_id, segment_id=1, position=64 if empty else 640)
+def group(
+    group_id: int, entry: int = 0, *, closed: bool = True, empty: bool = False, at: int = 64
+) -> broker_pb2.GroupBounds:
+    """`at`: what was before that in it has been removed."""
+    start = common_pb2.Cursor(entry=entry, group_id=group_id, segment_id=1, position=at)
+    end = common_pb2.Cursor(entry=entry, group_id=group_id, segment_id=1, position=at if empty else 640)
     return broker_pb2.GroupBounds(
         group_id=group_id,
         entry=entry,
@@ -146,12 +149,20 @@ async def test_an_interval_with_nothing_left_is_passed_over() -> None:
 
 async def test_what_may_be_lost_yet_is_not_passed_over() -> None:
     brokers = Brokers((1, 3))
-    brokers.groups[3] = [group(1), group(2, 1, closed=False, empty=True), group(3)]
+    brokers.groups[3] = [group(1), group(2, 1, closed=False, empty=True, at=0), group(3)]
     (seen,) = (await look(brokers)).seen
     assert (ids(seen), seen.through_group_id) == ([1], 1)
     brokers.groups[3][1] = group(2, 1, empty=True)
     (seen,) = (await look(brokers)).seen
     assert (ids(seen), seen.through_group_id) == ([1, 3], 3)
+
+
+async def test_a_group_that_is_written_to_is_taken_up_though_all_that_it_had_was_removed() -> None:
+    brokers = Brokers((1, 3))
+    brokers.groups[3] = [group(1), group(2, 1, closed=False, empty=True), group(3)]
+    (seen,) = (await look(brokers)).seen
+    assert (ids(seen), seen.through_group_id) == ([1, 2, 3], 3)
+    assert not seen.groups[1].HasField("end_record")
 
 
 @pytest.mark.parametrize("failure", [Unavailable("away"), NotOwner("not here"), UnknownStream("not here")])
