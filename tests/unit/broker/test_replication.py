@@ -17,7 +17,7 @@ from kera.broker.replication.virtual_log import Close, Send
 from kera.broker.replication.virtual_logs import IDLE_MS_MIN
 from kera.broker.replication.virtual_segment import Free
 from kera.core.chunk import ChunkHeader, verify_header
-from kera.core.errors import NotReplicated, TooFewBackups
+from kera.core.errors import NotOwner, NotReplicated, TooFewBackups
 from kera.core.ids import Position
 from kera.v1 import common_pb2, coordinator_pb2
 from tests.unit.broker.persistence_support import MakeEngine
@@ -918,4 +918,12 @@ def test_what_is_removed_from_a_replicated_stream_goes_once_the_coordinator_know
     assert gone == [None, None]
     assert told(report) == []
     streams.moved_starts.when_removed(entry, gone.append)
-    assert gone == [None] * 3, "at once"
+    world.engine.run()
+    assert gone == [None] * 3, "nobody need be told"
+
+    world.append(stream)
+    world.finish()
+    streams.move_start(entry, entry.end, entry.next_record, gone.append)
+    streams.drop(stream.stream_id)
+    assert isinstance(gone[-1], NotOwner)
+    assert told(report) == []

@@ -74,6 +74,14 @@ def arriving(node: Node) -> Path:
     return node.engine.restart.store.arriving_path(0).parent
 
 
+def order(world: Cluster, info: common_pb2.StreamInfo, source: common_pb2.RecoverySource) -> broker_pb2.TakeOverRequest:
+    return broker_pb2.TakeOverRequest(
+        source=source,
+        streams=[broker_pb2.TakeOverStream(stream=info, streamlet_ids=[0])],
+        backups=[backup.info for backup in world.backups],
+    )
+
+
 async def everything(world: Cluster, broker_id: int, entries: int = 2) -> list[bytes]:
     return [data for entry in range(entries) for data in (await world.nodes[broker_id].read(entry=entry))[0]]
 
@@ -772,12 +780,7 @@ async def test_what_was_removed_since_it_was_taken_over_does_not_come_back_with_
     await node.start(world.epoch())
     sources = [common_pb2.RecoverySource(broker_id=1, before_epoch=world.epoch()) for _ in range(2)]
     for source in sources:
-        request = broker_pb2.TakeOverRequest(
-            source=source,
-            streams=[broker_pb2.TakeOverStream(stream=info, streamlet_ids=[0])],
-            backups=[backup.info for backup in world.backups],
-        )
-        await node.ask(api.TAKE_OVER, request)
+        await node.ask(api.TAKE_OVER, order(world, info, source))
         info.assignments[0].sources.append(source)
     (assignment,) = info.assignments
     assignment.broker_id, assignment.broker_epoch = 2, node.epoch
@@ -835,12 +838,7 @@ async def test_what_is_found_for_one_recovery_is_not_taken_for_that_of_another(w
     await node.start(world.epoch())
     sources = [common_pb2.RecoverySource(broker_id=1, before_epoch=world.epoch()) for _ in range(2)]
     for source in sources:
-        request = broker_pb2.TakeOverRequest(
-            source=source,
-            streams=[broker_pb2.TakeOverStream(stream=info, streamlet_ids=[0])],
-            backups=[backup.info for backup in world.backups],
-        )
-        await node.ask(api.TAKE_OVER, request)
+        await node.ask(api.TAKE_OVER, order(world, info, source))
     (assignment,) = info.assignments
     assignment.broker_id, assignment.broker_epoch = 2, node.epoch
     assignment.sources.append(sources[0])

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from kera.broker.log.entry import Entry
 from kera.core.done import Done, nothing
-from kera.core.errors import KeraError
+from kera.core.errors import KeraError, NotOwner
 from kera.core.ids import Position
 
 
@@ -35,7 +35,8 @@ class MovedStarts:
         entry.move_start(position, record)
         untold = self._untold.setdefault(entry, [])
         if replicated:
-            untold.append(done)
+            if done is not nothing or not untold:
+                untold.append(done)
             if done is not nothing:
                 self.hurry.set()
         else:
@@ -47,8 +48,9 @@ class MovedStarts:
             self._untold.setdefault(entry, [])
 
     def forget(self, entry: Entry) -> None:
-        """It is not here any more."""
-        self._untold.pop(entry, None)
+        """It is not here any more, as whoever waits for a removal is told."""
+        for done in self._untold.pop(entry, []):
+            done(NotOwner(f"streamlet {entry.log_id.streamlet_id} has gone from this broker while it was truncated"))
 
     def when_removed(self, entry: Entry, done: Done) -> None:
         """`done` when that is gone for good which somebody has had removed."""
@@ -57,7 +59,7 @@ class MovedStarts:
             untold.append(done)
             self.hurry.set()
         else:
-            done(None)
+            self._collect(entry, done)  # it may be under way
 
     def told(self, entry: Entry) -> None:
         """The coordinator knows where an entry starts."""

@@ -10,9 +10,9 @@
   since what comes behind them in their segment lies where it lies.
 * Ordinals of an entry have no gap. What is behind a hole was never acknowledged, and is cut; unless it is known to have
   been: because its virtual segment was closed, its segment tells of a durable head, or it is known that the entry went
-  on behind the hole, as where it was handed over. Then what was there has been
-  removed by retention (and what is before it is only left because its virtual segment is), or more backups are gone
-  than the stream has replicas. Who recovers and knows where entries start says so.
+  on behind the hole, as where it was handed over. Then what was there has been removed by retention (and what is before
+  it is only left because its virtual segment is), or more backups are gone than the stream has replicas. Who recovers
+  and knows where entries start says so.
 * In memory there are the headers, 128 bytes per chunk, and what sorts them; never the chunks. What is done is done to
   all of them at once, and one by one only around holes and conflicts.
 """

@@ -16,6 +16,7 @@ from kera.broker.ownership.streams import Streams
 from kera.broker.records import SegmentRecord
 from kera.broker.serving.limits import CONSUMER_GROUP_BYTES_MAX, ServingLimits
 from kera.broker.storage.persistence import PersistenceManager
+from kera.core.done import Done
 from kera.core.errors import DataLost, InvalidArgument, KeraError, Unavailable
 from kera.core.ids import EARLIEST, Position
 from kera.core.rpc import Call, Reply
@@ -49,6 +50,8 @@ class CursorChanges:
         self._turns = turns
         self._consumer_groups_max = limits.consumer_groups_max
         self._removal_s_max = limits.removal_s_max
+        self._removing: dict[Entry, Removal] = {}
+        """Of entries with a removal that has not ended, the last one: whoever asks again waits for that."""
 
     async def truncate_streamlets(
         self, call: Call[broker_pb2.TruncateStreamletsRequest]
@@ -107,7 +110,9 @@ class CursorChanges:
     async def _truncate(self, streamlet: Streamlet, entry: Entry, position: Position) -> Removal | None:
         check_possible(position)
         if position <= entry.start:
-            return begun(lambda done: self._streams.moved_starts.when_removed(entry, done))
+            return self._removing.get(entry) or self._begin(
+                entry, lambda done: self._streams.moved_starts.when_removed(entry, done)
+            )
         if interval_of(streamlet.intervals, position.group_id) is None:
             return self._truncate_before(streamlet, entry, position)
         key = (position.group_id, position.segment_id)
@@ -136,22 +141,30 @@ class CursorChanges:
         return self._move_start(entry, start, record) if start > entry.start else None
 
     def _move_start(self, entry: Entry, position: Position, record: int) -> Removal:
-        return begun(lambda done: self._streams.move_start(entry, position, record, done))
+        return self._begin(entry, lambda done: self._streams.move_start(entry, position, record, done))
+
+    def _begin(self, entry: Entry, begin: Callable[[Done], None]) -> Removal:
+        removal = self._removing[entry] = begun(begin)
+        removal.add_done_callback(lambda _: self._forget(entry, removal))
+        return removal
+
+    def _forget(self, entry: Entry, removal: Removal) -> None:
+        if self._removing.get(entry) is removal:
+            del self._removing[entry]
 
     async def _removed(self, entry: Entry, removal: Removal, until_s: float) -> None:
         """Wait for a removal. Raises its error, and `Unavailable` when that takes too long."""
-        try:
-            async with asyncio.timeout_at(until_s):
-                error = await removal
-        except TimeoutError:
+        left_s = max(0.0, until_s - asyncio.get_running_loop().time())
+        done, _ = await asyncio.wait([removal], timeout=left_s)  # it goes on if that is not long enough
+        if not done:
             raise Unavailable(
                 f"the coordinator has not been told within {self._removal_s_max:g} s where entry {entry.index} of"
                 f" streamlet {entry.log_id.streamlet_id} starts now, so a recovery could bring back what was removed;"
                 " it is told when it can be",
                 streamlet_id=entry.log_id.streamlet_id,
                 entry=entry.index,
-            ) from None
-        if error is not None:
+            )
+        if (error := removal.result()) is not None:
             raise error
 
     async def _commit(self, streamlet: Streamlet, entry: Entry, consumer_group: str, position: Position) -> None:
