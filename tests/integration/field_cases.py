@@ -286,7 +286,7 @@ CASES: dict[Method[Any, Any], Case] = {
                     readable=[common.StreamletRef(**_streamlet(t))],
                 )
             ],
-            empty_intervals=[coordinator.EmptyInterval(**_streamlet(t), first_group_id=1)],
+            empty_intervals=[coordinator.EmptyInterval(**_streamlet(t), first_group_id=1, end_group_id=2)],
             unneeded_backup_ids=[STRANGER_ID],
             fences_version=1,
             unknown_streams=[coordinator.UnknownStream(stream=t.stream, bytes=5, records=1, broker_ids=[1])],

@@ -58,7 +58,7 @@ class Model:
         begins = [interval.first_group_id for interval in intervals_of(self.assignment)]
         for interval, end in zip(intervals_of(self.assignment), begins[1:], strict=False):
             if not any(interval.first_group_id <= group < end for group in self.holder):
-                self.assignment = emptied(self.assignment, interval.broker_id, interval.first_group_id)
+                self.assignment = emptied(self.assignment, interval.broker_id, interval.first_group_id, end)
 
     def check(self) -> None:
         assert self.assignment.broker_id == self.owner

@@ -123,6 +123,7 @@ class HeartbeatReport:
                 stream_id=streamlet.stream_id,
                 streamlet_id=streamlet.streamlet_id,
                 first_group_id=interval.first_group_id,
+                end_group_id=interval.end_group_id,
             )
         self._checked = first + self._limits.moved_max
 

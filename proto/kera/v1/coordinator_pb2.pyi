@@ -1541,19 +1541,25 @@ class EmptyInterval(_message.Message):
     STREAM_ID_FIELD_NUMBER: _builtins.int
     STREAMLET_ID_FIELD_NUMBER: _builtins.int
     FIRST_GROUP_ID_FIELD_NUMBER: _builtins.int
+    END_GROUP_ID_FIELD_NUMBER: _builtins.int
     stream_id: _builtins.int
     streamlet_id: _builtins.int
     first_group_id: _builtins.int
+    end_group_id: _builtins.int
+    """The first group of the following interval. An interval that was joined with later ones since then has more to it
+    than the sender knew, and is not empty by this.
+    """
     def __init__(
         self,
         *,
         stream_id: _builtins.int = ...,
         streamlet_id: _builtins.int = ...,
         first_group_id: _builtins.int = ...,
+        end_group_id: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_group_id", b"first_group_id", "stream_id", b"stream_id", "streamlet_id", b"streamlet_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_group_id", b"end_group_id", "first_group_id", b"first_group_id", "stream_id", b"stream_id", "streamlet_id", b"streamlet_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -120,12 +120,15 @@ async def test_intervals_of_which_nothing_is_left_are_told_until_they_are_given_
     await cluster.move(1)
     first, second = (HeartbeatReport(broker.streams) for broker in cluster.brokers.values())
 
-    def empty(report: HeartbeatReport) -> list[tuple[int, int, int]]:
-        return [(each.stream_id, each.streamlet_id, each.first_group_id) for each in filled(report).empty_intervals]
+    def empty(report: HeartbeatReport) -> list[tuple[int, int, int, int]]:
+        return [
+            (each.stream_id, each.streamlet_id, each.first_group_id, each.end_group_id)
+            for each in filled(report).empty_intervals
+        ]
 
     assert empty(first) == empty(second) == []
     await truncate(cluster.brokers[1], Position(2, 1, 0))
-    assert empty(first) == empty(first) == [(STREAM_ID, 0, 1)]
+    assert empty(first) == empty(first) == [(STREAM_ID, 0, 1, 2)]
     assert empty(second) == []
     cluster.info = assign(cluster.info, 1, [(2, 2, [2, 0]), (3, 1, [2, 2])])
     await cluster.open(1)

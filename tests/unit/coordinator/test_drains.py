@@ -67,7 +67,10 @@ async def test_a_broker_gives_away_its_streamlets_and_then_what_is_replicated_of
     await recover(two)
     assert two.brokers.streams[1, 1] == two.coordinator.state.catalog.named("copied")
     assert two.backups.freed == []  # that is its own business
-    empty = coordinator_pb2.EmptyInterval(stream_id=2, streamlet_id=0, first_group_id=1)
+    _, following = two.coordinator.state.catalog.named("plain").assignments[0].intervals
+    empty = coordinator_pb2.EmptyInterval(
+        stream_id=2, streamlet_id=0, first_group_id=1, end_group_id=following.first_group_id
+    )
     await two.heartbeat(1, empty_intervals=[empty])
     status = await drain(two, broker_id=1)
     assert (status.done, list(status.reasons)) == (True, [])

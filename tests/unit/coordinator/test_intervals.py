@@ -74,8 +74,16 @@ def test_what_a_lost_broker_had_goes_to_its_successor_and_joins() -> None:
 def test_an_interval_of_which_nothing_is_left_goes() -> None:
     four = assignment((1, 1), (2, 57), (1, 90), (3, 100))
 
-    assert places(emptied(four, 1, 1)) == [(2, 57), (1, 90), (3, 100)]
-    assert places(emptied(four, 2, 57)) == [(1, 1), (3, 100)]
-    assert places(emptied(assignment((1, 1), (2, 57)), 1, 1)) == []
-    for nothing in ((3, 100), (2, 58), (1, 57)):  # the owner's; not there; another broker's
+    assert places(emptied(four, 1, 1, 57)) == [(2, 57), (1, 90), (3, 100)]
+    assert places(emptied(four, 2, 57, 90)) == [(1, 1), (3, 100)]
+    assert places(emptied(assignment((1, 1), (2, 57)), 1, 1, 57)) == []
+    for nothing in ((3, 100, 1 << 64), (2, 58, 90), (1, 57, 90)):  # the owner's; not there; another broker's
         assert emptied(four, *nothing) == four
+
+
+def test_an_interval_that_was_joined_since_is_not_empty_by_what_its_broker_said_before() -> None:
+    joined = emptied(assignment((1, 1), (2, 57), (1, 90), (3, 100)), 2, 57, 90)
+
+    assert places(joined) == [(1, 1), (3, 100)]
+    assert emptied(joined, 1, 1, 57) == joined
+    assert places(emptied(joined, 1, 1, 100)) == []

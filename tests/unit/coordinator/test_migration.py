@@ -387,10 +387,12 @@ async def test_an_interval_of_which_nothing_is_left_goes_from_the_map(two: Clust
     await two.coordinator.migration.move("orders", 0, 2)
     start = common_pb2.EntryStart(start=common_pb2.Cursor(stream_id=1, group_id=1), first_record=3)
     await two.heartbeat(1, starts=[start])
-    empty = coordinator_pb2.EmptyInterval(stream_id=1, streamlet_id=0, first_group_id=1)
+    _, following = two.coordinator.state.catalog.named("orders").assignments[0].intervals
+    empty = coordinator_pb2.EmptyInterval(
+        stream_id=1, streamlet_id=0, first_group_id=1, end_group_id=following.first_group_id
+    )
     await two.heartbeat(2, empty_intervals=[empty])  # not its own
     assert len(places(two)) == 2
-    _, following = two.coordinator.state.catalog.named("orders").assignments[0].intervals
     for nowhere in ({"stream_id": 9}, {"stream_id": 1, "streamlet_id": 9}):
         await two.heartbeat(1, empty_intervals=[coordinator_pb2.EmptyInterval(**nowhere)])
 
@@ -415,7 +417,9 @@ async def test_an_interval_stays_until_the_next_owner_has_what_was_handed_over(t
     with pytest.raises(Unavailable):
         await two.coordinator.migration.move("orders", 0, 1)
     before = places(two)
-    empty = coordinator_pb2.EmptyInterval(stream_id=1, streamlet_id=0, first_group_id=before[1][1])
+    empty = coordinator_pb2.EmptyInterval(
+        stream_id=1, streamlet_id=0, first_group_id=before[1][1], end_group_id=before[2][1]
+    )
 
     await two.heartbeat(2, empty_intervals=[empty])
     assert places(two) == before

@@ -17,6 +17,7 @@ says so; where nothing is left of an interval, there are no groups that could.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from kera.core.errors import invariant
 from kera.v1.common_pb2 import GroupInterval, StreamletAssignment
@@ -83,15 +84,22 @@ def taken_over(
     return _owned(assignment, broker_id, broker_epoch, next_group_id, intervals)
 
 
-def emptied(assignment: StreamletAssignment, broker_id: int, first_group_id: int) -> StreamletAssignment:
+def emptied(
+    assignment: StreamletAssignment, broker_id: int, first_group_id: int, end_group_id: int
+) -> StreamletAssignment:
     """Nothing is left of this interval of this broker: it goes. The owner's stays, and so does one that is not there.
 
-    Positions in it then belong to the interval before it, or, if it was the first one, to the one behind it; there is
+    One that was joined with later ones ends elsewhere: whoever says that it is empty did not know of those. Positions in it then belong to the interval before it, or, if it was the first one, to the one behind it; there is
     no group that they could mean.
     """
-    *closed, last = intervals_of(assignment)
-    kept = [one for one in closed if (one.broker_id, one.first_group_id) != (broker_id, first_group_id)]
-    return _written(assignment, [*kept, last])
+    intervals = intervals_of(assignment)
+    gone = (broker_id, first_group_id, end_group_id)
+    kept = [
+        one
+        for one, after in pairwise(intervals)
+        if (one.broker_id, one.first_group_id, after.first_group_id) != gone
+    ]
+    return _written(assignment, [*kept, intervals[-1]])
 
 
 def _owned(

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from itertools import pairwise
 
 from kera.coordinator.cluster.catalog import first_group_id_of, with_assignments
 from kera.coordinator.cluster.handlers import Handlers
@@ -154,9 +155,9 @@ class Forgetting:
                 key, value = move_record(streamlet, move)
                 changes |= {key: value, streamlet_key(HANDOVERS, *streamlet): end.SerializeToString()}
                 taken.append(streamlet)
-            for interval in intervals_of(after):
+            for interval, following in pairwise(intervals_of(after)):
                 if interval.broker_id == broker_id:
-                    after = emptied(after, broker_id, interval.first_group_id)
+                    after = emptied(after, broker_id, interval.first_group_id, following.first_group_id)
             changed.append(after)
         return with_assignments(stream, changed, self._state.coordinator_epoch), changes, taken
 

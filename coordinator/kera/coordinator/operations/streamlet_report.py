@@ -33,7 +33,7 @@ class StreamletReport:
         assignment = self._assignment(streamlet)
         if assignment is None or self._is_moving(streamlet):
             return  # it is told again
-        changed = emptied(assignment, broker_id, interval.first_group_id)
+        changed = emptied(assignment, broker_id, interval.first_group_id, interval.end_group_id)
         if changed != assignment:
             gone = index_of_group(assignment, interval.first_group_id)
             self._starts[streamlet] = without_interval(assignment, self._known(streamlet), gone)
