@@ -131,8 +131,11 @@ class HeartbeatReport:
         """The last heartbeat that was filled has arrived."""
         if self._unknown is not None:
             self._unknown.answered(answer)
+        refused = {(one.stream_id, one.streamlet_id) for one in answer.starts_refused}
         for entry, start in self._sent_starts.items():
-            if entry.start == start:
+            if entry.log_id[:2] in refused:
+                self._streams.moved_starts.refused(entry)
+            elif entry.start == start:
                 self._streams.moved_starts.told(entry)
         self._sent_starts = {}
         if self._replication is not None:

@@ -1467,6 +1467,7 @@ class HeartbeatResponse(_message.Message):
     COORDINATOR_EPOCH_FIELD_NUMBER: _builtins.int
     FENCES_FIELD_NUMBER: _builtins.int
     UNKNOWN_STREAM_IDS_FIELD_NUMBER: _builtins.int
+    STARTS_REFUSED_FIELD_NUMBER: _builtins.int
     lease_ms: _builtins.int
     """For how long, counted from when the request was sent, nobody else gets the broker's replicated streamlets. After
     that it takes no chunks for them until a heartbeat is answered.
@@ -1484,6 +1485,12 @@ class HeartbeatResponse(_message.Message):
     def unknown_stream_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Of the held streams, those of which the metadata do not have what the broker knows: it tells what they are."""
 
+    @_builtins.property
+    def starts_refused(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.StreamletRef]:
+        """Of starts that the heartbeat told, those of streamlets that others are recovering from the broker's replicas, or
+        have by now: nothing may be removed there by these, as whoever recovers does not know of it.
+        """
+
     def __init__(
         self,
         *,
@@ -1492,10 +1499,11 @@ class HeartbeatResponse(_message.Message):
         coordinator_epoch: _builtins.int = ...,
         fences: Global___ProducerFences | None = ...,
         unknown_stream_ids: _abc.Iterable[_builtins.int] | None = ...,
+        starts_refused: _abc.Iterable[_common_pb2.StreamletRef] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["fences", b"fences"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backups", b"backups", "coordinator_epoch", b"coordinator_epoch", "fences", b"fences", "lease_ms", b"lease_ms", "unknown_stream_ids", b"unknown_stream_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backups", b"backups", "coordinator_epoch", b"coordinator_epoch", "fences", b"fences", "lease_ms", b"lease_ms", "starts_refused", b"starts_refused", "unknown_stream_ids", b"unknown_stream_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from kera.broker.heartbeat import HeartbeatReport
+from kera.broker.log.entry import Entry
 from kera.broker.log.events import Events
+from kera.broker.ownership.moved_starts import MovedStarts
 from kera.broker.ownership.stream import Stream
 from kera.broker.records import Hole
 from kera.broker.replication.backups import FAILED_MS, FULL_MS
@@ -17,6 +19,7 @@ from kera.broker.replication.virtual_log import Close, Send
 from kera.broker.replication.virtual_logs import IDLE_MS_MIN
 from kera.broker.replication.virtual_segment import Free
 from kera.core.chunk import ChunkHeader, verify_header
+from kera.core.done import Done
 from kera.core.errors import NotOwner, NotReplicated, TooFewBackups
 from kera.core.ids import Position
 from kera.v1 import common_pb2, coordinator_pb2
@@ -927,3 +930,50 @@ def test_what_is_removed_from_a_replicated_stream_goes_once_the_coordinator_know
     streams.drop(stream.stream_id)
     assert isinstance(gone[-1], NotOwner)
     assert told(report) == []
+
+
+def test_nothing_is_removed_of_what_others_recover_from_its_replicas(world: Replicated) -> None:
+    streams, stream = world.engine.streams, world.open()
+    world.append(stream)
+    world.finish()
+    entry, report, gone = stream.streamlets[0].entries[0], HeartbeatReport(world.engine.streams), list[object]()
+    streams.move_start(entry, entry.end, entry.next_record, gone.append)
+
+    for _ in range(2):
+        assert told(report) == [entry.next_record]
+        refused = [common_pb2.StreamletRef(stream_id=stream.stream_id)]
+        report.answered(coordinator_pb2.HeartbeatResponse(starts_refused=refused))
+        world.engine.run()
+        assert isinstance(gone.pop(), NotOwner)
+        streams.moved_starts.when_removed(entry, gone.append)
+
+    assert told(report) == [entry.next_record]
+    report.answered(coordinator_pb2.HeartbeatResponse())
+    world.engine.run()
+    assert gone == [None]
+
+
+def test_who_waits_for_a_removal_that_is_refused_is_told_and_it_is_carried_out_when_it_may_be(
+    world: Replicated,
+) -> None:
+    removed, gone = list[Entry](), list[object]()
+    entry = world.open().streamlets[0].entries[0]
+
+    def remove(entry: Entry, done: Done) -> None:
+        removed.append(entry)
+        done(None)
+
+    moved = MovedStarts(remove)
+    moved.note([entry])
+    moved.refused(entry)
+    moved.told(entry)
+    assert not removed, "it was only to be told"
+
+    moved.move(entry, Position(1, 1, 64), 1, gone.append, replicated=True)
+    moved.refused(entry)
+    assert (len(gone), removed, list(moved)) == (1, [], [entry])
+    moved.told(entry)
+    assert removed == [entry]
+    assert list(moved) == []
+    moved.refused(entry)
+    assert list(moved) == [], "a streamlet that has gone is not told of"

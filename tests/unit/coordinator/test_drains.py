@@ -76,6 +76,36 @@ async def test_a_broker_gives_away_its_streamlets_and_then_what_is_replicated_of
     assert (status.done, list(status.reasons)) == (True, [])
 
 
+async def test_nothing_is_removed_at_a_broker_from_which_others_recover(two: Cluster) -> None:
+    """They may have been asked before that; and would wait for ever for what no backup has any more."""
+
+    async def refused() -> list[int]:
+        start = common_pb2.EntryStart(
+            start=common_pb2.Cursor(stream_id=1, streamlet_id=1, group_id=1, segment_id=1, position=64), first_record=3
+        )
+        epoch = two.coordinator.state.brokers.epoch(1)
+        request = coordinator_pb2.HeartbeatRequest(broker_id=1, broker_epoch=epoch, starts=[start])
+        request.empty_intervals.add(stream_id=1, streamlet_id=1, first_group_id=1, end_group_id=2)
+        answer = await two.coordinator.members.heartbeat(request)
+        return [one.streamlet_id for one in answer.starts_refused]
+
+    def held() -> list[int]:
+        (_, one) = two.coordinator.state.catalog.named("copied").assignments
+        return [interval.broker_id for interval in one.intervals]
+
+    assert await refused() == []
+    two.brokers.waits_for = ["backup 2, which is away"]
+    await drain(two, broker_id=1)
+    assert (await refused(), held()) == ([1], [1, 2])
+
+    two.brokers.waits_for = []
+    await two.settle()
+    (_, one) = two.coordinator.state.catalog.named("copied").assignments
+    assert [source.broker_id for source in one.sources] == [1]
+    assert await refused() == [1]
+    assert len(await two.store.list("starts/")) == 1, "of what was said before"
+
+
 async def test_a_broker_that_is_emptied_gets_nothing_and_stays_so_over_its_launches(two: Cluster) -> None:
     await drain(two, broker_id=1)
     await two.register("a2", broker_id=1)

@@ -61,6 +61,19 @@ class MovedStarts:
         else:
             self._collect(entry, done)  # it may be under way
 
+    def refused(self, entry: Entry) -> None:
+        """Others recover it from the replicas that it has: nothing is removed. Whoever waits for that asks them."""
+        if (waiting := self._untold.pop(entry, None)) is None:
+            return
+        self._untold[entry] = [nothing] if waiting else []  # behind the others, which may be told meanwhile
+        for done in waiting:
+            done(
+                NotOwner(
+                    f"streamlet {entry.log_id.streamlet_id} is being recovered by another broker from replicas of this"
+                    " one, so nothing of it is removed here any more; ask the other one"
+                )
+            )
+
     def told(self, entry: Entry) -> None:
         """The coordinator knows where an entry starts."""
         waiting = self._untold.pop(entry, [])

@@ -89,15 +89,14 @@ def emptied(
 ) -> StreamletAssignment:
     """Nothing is left of this interval of this broker: it goes. The owner's stays, and so does one that is not there.
 
-    One that was joined with later ones ends elsewhere: whoever says that it is empty did not know of those. Positions in it then belong to the interval before it, or, if it was the first one, to the one behind it; there is
+    One that was joined with later ones ends elsewhere: whoever says that it is empty did not know of those. Positions
+    in it then belong to the interval before it, or, if it was the first one, to the one behind it; there is
     no group that they could mean.
     """
     intervals = intervals_of(assignment)
     gone = (broker_id, first_group_id, end_group_id)
     kept = [
-        one
-        for one, after in pairwise(intervals)
-        if (one.broker_id, one.first_group_id, after.first_group_id) != gone
+        one for one, after in pairwise(intervals) if (one.broker_id, one.first_group_id, after.first_group_id) != gone
     ]
     return _written(assignment, [*kept, intervals[-1]])
 

@@ -231,7 +231,7 @@ class Members:
         """
         await self._restored.beats(request)
         launch = Launch(request.broker_id, request.broker_epoch)
-        await self._take_down(launch, request)
+        refused = await self._take_down(launch, request)
         self._producers.noted(launch, request.fences_version)
         self._unknown.reports.note(launch, request.unknown_streams)
         self._restored.advance()
@@ -246,9 +246,13 @@ class Members:
             coordinator_epoch=self._state.coordinator_epoch,
             fences=self._producers.fences(request.fences_version),
             unknown_stream_ids=unknown,
+            starts_refused=refused,
         )
 
-    async def _take_down(self, launch: Launch, request: coordinator_pb2.HeartbeatRequest) -> None:
+    async def _take_down(
+        self, launch: Launch, request: coordinator_pb2.HeartbeatRequest
+    ) -> list[common_pb2.StreamletRef]:
+        """Returns of which streamlets starts are refused."""
         self._state.brokers.heartbeat(*launch)
         for name in ("loads", "starts", "empty_intervals"):
             if len(getattr(request, name)) > REPORTED_MAX:
@@ -260,10 +264,13 @@ class Members:
         self._loads.note(launch, request.loads)
         self._recoveries.report(launch, request.recoveries)
         self._recoveries.unneeded.note(launch, request.unneeded_backup_ids)
-        if request.starts or request.empty_intervals:
-            for stream in await self._state.change(self._write_report(request)):
-                version = (stream.stream_id, stream.assignments_version)
-                self.work.start(version, lambda stream=stream: self._tell(stream))  # type: ignore[misc]
+        if not request.starts and not request.empty_intervals:
+            return []
+        report = StreamletReport(self._state, self._recoveries.records, launch)
+        for stream in await self._state.change(self._write_report(report, request)):
+            version = (stream.stream_id, stream.assignments_version)
+            self.work.start(version, lambda stream=stream: self._tell(stream))  # type: ignore[misc]
+        return [common_pb2.StreamletRef(stream_id=one[0], streamlet_id=one[1]) for one in report.refused]
 
     async def _tell(self, stream: common_pb2.StreamInfo) -> None:
         await self._state.tell(stream, otherwise="broker does not know yet that an interval has gone")
@@ -280,16 +287,18 @@ class Members:
         )
         return coordinator_pb2.BackupHeartbeatResponse()
 
-    async def _write_report(self, request: coordinator_pb2.HeartbeatRequest) -> list[common_pb2.StreamInfo]:
+    async def _write_report(
+        self, report: StreamletReport, request: coordinator_pb2.HeartbeatRequest
+    ) -> list[common_pb2.StreamInfo]:
         """Write where entries start and which intervals have gone; returns the streams whose assignments changed."""
-        report, pace = StreamletReport(self._state), self._state.pace()
+        pace = self._state.pace()
         for start in request.starts:
             await pace.step()
-            report.start(request.broker_id, start)
+            report.start(start)
         for empty in request.empty_intervals:
             await pace.step()
             if not self._state.catching_up:  # it is told again
-                report.empty(request.broker_id, empty)
+                report.empty(empty)
         streams = report.streams()
         await self._state.write(report.changes(), streams)
         return streams

@@ -3,37 +3,51 @@
 from __future__ import annotations
 
 from kera.coordinator.cluster.catalog import with_assignments
-from kera.coordinator.cluster.intervals import broker_of_group, emptied, index_of_group
+from kera.coordinator.cluster.intervals import broker_ids_of, broker_of_group, emptied, index_of_group
 from kera.coordinator.cluster.starts import merged, without_interval
 from kera.coordinator.cluster.state import MOVES, STARTS, State, streamlet_key
-from kera.coordinator.ids import StreamletId
+from kera.coordinator.ids import Launch, StreamletId
+from kera.coordinator.recovery.decide import is_lost
+from kera.coordinator.recovery.records import RecoveryRecords
 from kera.core.errors import UnknownStream
 from kera.v1 import broker_pb2, common_pb2, coordinator_pb2
 
 
 class StreamletReport:
-    """What one heartbeat changes. What it says of streamlets that the broker does not have any more is void."""
+    """What one heartbeat changes. What it says of streamlets that the broker does not have any more is void.
 
-    def __init__(self, state: State) -> None:
+    So is what it says of those that others recover from its replicas, as when it is being emptied: they were asked what
+    these have before it was said, and have to find that.
+    """
+
+    def __init__(self, state: State, recoveries: RecoveryRecords, launch: Launch) -> None:
         self._state = state
+        self._recoveries = recoveries
+        self._launch = launch
+        self.refused: list[StreamletId] = []
+        """With starts by which nothing may be removed."""
         self._assignments: dict[StreamletId, common_pb2.StreamletAssignment] = {}
         self._starts: dict[StreamletId, list[common_pb2.EntryStart]] = {}
 
-    def start(self, broker_id: int, start: common_pb2.EntryStart) -> None:
+    def start(self, start: common_pb2.EntryStart) -> None:
         """An entry starts there at this broker."""
         streamlet = StreamletId(start.start.stream_id, start.start.streamlet_id)
         assignment = self._assignment(streamlet)
+        if assignment is None:
+            return
+        if self._is_recovered(streamlet, assignment):
+            self.refused.append(streamlet)
         # Groups that it had and has given back are another one's: what it says of these came late.
-        if assignment is not None and broker_of_group(assignment, start.start.group_id) == broker_id:
+        elif broker_of_group(assignment, start.start.group_id) == self._launch.member_id:
             self._starts[streamlet] = merged(assignment, self._known(streamlet), [start])
 
-    def empty(self, broker_id: int, interval: coordinator_pb2.EmptyInterval) -> None:
+    def empty(self, interval: coordinator_pb2.EmptyInterval) -> None:
         """An interval of this broker has nothing left."""
         streamlet = StreamletId(interval.stream_id, interval.streamlet_id)
         assignment = self._assignment(streamlet)
-        if assignment is None or self._is_moving(streamlet):
+        if assignment is None or self._is_moving(streamlet) or self._is_recovered(streamlet, assignment):
             return  # it is told again
-        changed = emptied(assignment, broker_id, interval.first_group_id, interval.end_group_id)
+        changed = emptied(assignment, self._launch.member_id, interval.first_group_id, interval.end_group_id)
         if changed != assignment:
             gone = index_of_group(assignment, interval.first_group_id)
             self._starts[streamlet] = without_interval(assignment, self._known(streamlet), gone)
@@ -66,6 +80,16 @@ class StreamletReport:
         except UnknownStream:
             return None
         return stream.assignments[streamlet.streamlet_id] if streamlet.streamlet_id < len(stream.assignments) else None
+
+    def _is_recovered(self, streamlet: StreamletId, assignment: common_pb2.StreamletAssignment) -> bool:
+        """Whether others need what the broker has in its replicas, or have it by now."""
+        broker_id, epoch = self._launch
+        stream = self._state.catalog.with_id(streamlet.stream_id)
+        return (
+            broker_id not in broker_ids_of(assignment)
+            or any(one.broker_id == broker_id and epoch < one.before_epoch for one in assignment.sources)
+            or any(is_lost(info, stream, assignment) for info in self._recoveries.active_of(broker_id))
+        )
 
     def _is_moving(self, streamlet: StreamletId) -> bool:
         """Whether its owner may lack what was handed over: an interval that was joined does not say where it begins."""
