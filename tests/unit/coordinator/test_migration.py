@@ -201,6 +201,26 @@ async def test_a_broker_that_restarts_meanwhile_keeps_the_streamlet(two: Cluster
     assert (owner(two), await moves(two)) == (1, [])
 
 
+async def test_a_broker_that_loses_its_memory_meanwhile_does_not_get_the_streamlet(cluster: Cluster) -> None:
+    """It has older groups of it that are to be recovered, and would go on far behind a hole."""
+    for launch in "ab":
+        await cluster.register(launch)
+    await cluster.register_backup("x")
+    await cluster.create("orders", streamlets=1, replication=1)
+    await cluster.coordinator.migration.move("orders", 0, 2)
+    cluster.brokers.ends[1, 0] = common_pb2.StreamletState(streamlet_id=0, next_group_id=3, next_records=[19])
+    cluster.brokers.answering.clear()
+    cluster.brokers.asked.clear()
+    move = asyncio.create_task(cluster.coordinator.migration.move("orders", 0, 1))
+    await cluster.brokers.asked.wait()
+    await cluster.register("a2", broker_id=1, lost_memory=True)
+    cluster.brokers.answering.set()
+
+    with pytest.raises(Unavailable, match="what broker 1 had is being taken over"):
+        await move
+    assert (owner(cluster), await moves(cluster)) == (2, [])
+
+
 async def test_nobody_is_told_of_a_stream_between_seal_and_open(two: Cluster) -> None:
     """The old owner would take what it is told for the order to go on."""
     two.brokers.answering.clear()

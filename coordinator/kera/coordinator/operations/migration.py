@@ -352,6 +352,11 @@ class Migration:
         )
         if not unchanged or not brokers.is_alive(broker_id):
             raise Unavailable(f"streamlet {now.streamlet_id} was not moved: a broker was lost meanwhile; ask again")
+        if self._recoveries.pending_of(broker_id):  # a launch came that has lost its memory: what it has has holes
+            raise Unavailable(
+                f"streamlet {now.streamlet_id} was not moved: what broker {broker_id} had is being taken over; ask again",
+                broker_id=broker_id,
+            )
         if (brokers.is_draining(broker_id) or brokers.is_leaving(broker_id)) and not back:
             raise Unavailable(
                 f"broker {broker_id} is to be emptied, or stops, since a moment ago; move the streamlet elsewhere"
