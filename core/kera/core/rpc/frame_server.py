@@ -38,7 +38,6 @@ from kera.core.rpc.handling import deferred_reply, error_reply, run_handler
 from kera.core.rpc.limits import (
     BULK_BYTES_MAX,
     REQUESTS_IN_FLIGHT_MAX,
-    SEND_BUFFER_BYTES_MAX,
     TAKEN_BYTES_MAX,
     TAKEN_REQUESTS_MAX,
     check_request,
@@ -300,7 +299,6 @@ class ServerConnection(FrameProtocol):
         """See `asyncio.Protocol`."""
         super().connection_made(transport)
         if self._transport is not None:
-            self._transport.set_write_buffer_limits(high=SEND_BUFFER_BYTES_MAX)
             self.outbox.open(self._transport)
         self._peer.address = _address(transport.get_extra_info("peername"))
         if self._shared.closing:

@@ -11,6 +11,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from kera.core.rpc.limits import SEND_BUFFER_BYTES_MAX
+
 GATHERED_BYTES_MAX = 64 << 10
 """Of frames that are sent together."""
 
@@ -32,6 +34,12 @@ class Outbox:
     def open(self, transport: asyncio.Transport) -> None:
         """From now on frames go to `transport`."""
         self._transport = transport
+        self._bound()
+
+    def _bound(self) -> None:
+        """Have the protocol told to pause when too much is unsent, also if it is already."""
+        if self._transport is not None:
+            self._transport.set_write_buffer_limits(high=SEND_BUFFER_BYTES_MAX)
 
     @property
     def unsent_bytes(self) -> int:
@@ -54,6 +62,8 @@ class Outbox:
         self.flush()
         if self._transport is not None and not self._transport.is_closing():
             self._transport.writelines(pieces)
+            if self.unsent_bytes > SEND_BUFFER_BYTES_MAX:
+                self._bound()  # from Python 3.12 on, asyncio's own writelines does not look
 
     def flush(self) -> None:
         """Send what is gathered."""
