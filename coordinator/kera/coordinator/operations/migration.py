@@ -354,7 +354,8 @@ class Migration:
             raise Unavailable(f"streamlet {now.streamlet_id} was not moved: a broker was lost meanwhile; ask again")
         if self._recoveries.pending_of(broker_id):  # a launch came that has lost its memory: what it has has holes
             raise Unavailable(
-                f"streamlet {now.streamlet_id} was not moved: what broker {broker_id} had is recovered first; ask again",
+                f"streamlet {now.streamlet_id} was not moved: what broker {broker_id} had is to be recovered first; ask"
+                " again when that is done",
                 broker_id=broker_id,
             )
         if (brokers.is_draining(broker_id) or brokers.is_leaving(broker_id)) and not back:
