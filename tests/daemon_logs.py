@@ -8,6 +8,8 @@ import pytest
 LINES_MAX = 15
 """The last ones, of each daemon."""
 LINE_CHARS_MAX = 2000
+REPLICAS = "replicas.log"
+"""Nobody says anything there: it is a backup's data."""
 QUIET = ('"level": "info"', '"level": "debug"')
 
 
@@ -28,7 +30,7 @@ def _logs(arguments: Iterable[object]) -> Iterable[Path]:
         cluster = getattr(one, "cluster", one)
         directory = cluster if isinstance(cluster, Path) else getattr(cluster, "log_dir", None)
         if isinstance(directory, Path):
-            yield from directory.rglob("*.log")
+            yield from (log for log in directory.rglob("*.log") if log.name != REPLICAS)
 
 
 def _last_lines(log: Path) -> str:

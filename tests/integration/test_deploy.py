@@ -15,6 +15,7 @@ import sys
 import time
 import tomllib
 import urllib.request
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -24,11 +25,13 @@ from pydantic import BaseModel
 
 from kera.backup.settings import BackupSettings
 from kera.broker.settings import BrokerSettings
+from kera.cli.check._options import Options
 from kera.client import Client
 from kera.coordinator.settings import CoordinatorSettings
 from kera.core.process import DIE_WITH_PARENT_VARIABLE
 from kera.core.settings import MIB
 from kera.local.cluster import LocalCluster
+from tests.chaos.checked import LOAD_S_MAX, under_check
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -39,6 +42,7 @@ EXPOSURE_MAX = 20
 """Of 100: what systemd-analyze calls "OK" ends there."""
 HEADROOM_GIB = 2
 TIMEOUT_S = 60.0
+BOOTSTRAP = "127.77.0.1:7400"
 SMALL = {"KERA_BROKER_ARENA_BYTES": "64MiB", "KERA_BACKUP_MEMORY_BYTES": "64MiB"}
 
 
@@ -140,12 +144,13 @@ class Host:
         for process in self.processes.values():
             process.kill()
             process.wait()
+        self.processes.clear()
         shutil.rmtree(self.root)
 
-    def stop(self) -> None:
-        """As when it shuts down."""
-        for name in sorted(self.processes, key=lambda each: "coord" in each):
-            process = self.processes[name]
+    def stop(self, *names: str) -> None:
+        """Some of its daemons, or all, as when it shuts down."""
+        for name in sorted(names or self.processes, key=lambda each: "coord" in each):
+            process = self.processes.pop(name)
             process.send_signal(signal.SIGTERM)
             process.wait(TIMEOUT_S)
 
@@ -187,7 +192,14 @@ class Hosts:
             host = self.by_number[number] = Host(self._folder / f"host-{number}", address)
             host.install(arguments)
             return ""
+        if stops := re.match(r"ssh 127\.77\.0\.(\d) sudo systemctl disable --now (.+)$", line):
+            self.by_number[int(stops[1])].stop(*(unit.removeprefix("kera-") for unit in stops[2].split()))
+            return ""
         return run("sh", "-c", line, environment=self._environment)
+
+    def running(self) -> list[Host]:
+        """Hosts with daemons."""
+        return [host for host in self.by_number.values() if host.processes]
 
     def health(self) -> int:
         """The exit code of `kera cluster health`."""
@@ -223,6 +235,48 @@ def test_the_runbook_makes_a_cluster_of_three_hosts_and_replaces_one_that_is_gon
     finally:
         for host in sorted(hosts.by_number.values(), key=lambda each: "coordinator" in each.processes):
             host.stop()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_the_runbook_grows_a_cluster_to_five_hosts_and_shrinks_it_again_under_load(tmp_path: Path) -> None:
+    if any(_taken(7400 + offset) for offset in range(5)):
+        pytest.skip("the ports of a real cluster are taken here")
+    hosts = Hosts(tmp_path)
+    lines = iter(list(commands_of("Growing and shrinking")))
+
+    async def upto(command: str) -> None:
+        for line in lines:
+            await asyncio.to_thread(hosts.carry_out, line)
+            if line == command:
+                return
+
+    async def owners() -> Counter[int]:
+        async with await Client.connect(BOOTSTRAP) as client:
+            streams = await client.admin.list_streams()
+            return Counter(one.broker_id for stream in streams for one in stream.assignments.values())
+
+    try:
+        await upto("seq 1000 | kera produce orders")
+        options = Options(LOAD_S_MAX, replication=1, streamlets=8, rate=300.0, seed=1)
+        async with under_check(BOOTSTRAP, options) as load:
+            await load.goes_on()
+            assert set(await owners()) == {1}
+            for brokers in (3, 5):
+                await upto("kera cluster rebalance")
+                while set(await owners()) != set(range(1, brokers + 1)):  # what was moved just now rests for a while
+                    await load.goes_on()
+                    await asyncio.to_thread(hosts.carry_out, "kera cluster rebalance")
+            await upto("kera cluster health")
+            await load.goes_on()
+            assert set(await owners()) == {1, 2, 3}
+            assert len(hosts.running()) == 3
+        assert load.outcome.verdict == "kept"
+        records = await asyncio.to_thread(hosts.carry_out, "kera consume orders --until-end")
+        assert len(records.splitlines()) >= 1000
+    finally:
+        for host in sorted(hosts.by_number.values(), key=lambda each: "coordinator" in each.processes):
+            await asyncio.to_thread(host.stop)
 
 
 def _is_over(recoveries: str) -> bool:

@@ -289,6 +289,8 @@ class StreamletAssignment(_message.Message):
     FIRST_GROUP_ID_FIELD_NUMBER: _builtins.int
     INTERVALS_FIELD_NUMBER: _builtins.int
     SOURCES_FIELD_NUMBER: _builtins.int
+    STARTS_FIELD_NUMBER: _builtins.int
+    HANDED_OVER_FIELD_NUMBER: _builtins.int
     streamlet_id: _builtins.int
     broker_id: _builtins.int
     broker_epoch: _builtins.int
@@ -303,6 +305,14 @@ class StreamletAssignment(_message.Message):
     def sources(self) -> _containers.RepeatedCompositeFieldContainer[Global___RecoverySource]:
         """Not empty: the owner does not have all of its groups yet; the rest is in replicas of these."""
 
+    @_builtins.property
+    def starts(self) -> _containers.RepeatedCompositeFieldContainer[Global___EntryStart]:
+        """While there are sources, and only in what the owner is told, for a launch that has yet to find out what those have:
+        where entries start, as far as that is known, and what the owner before was given with the streamlet.
+        """
+
+    @_builtins.property
+    def handed_over(self) -> Global___StreamletState: ...
     def __init__(
         self,
         *,
@@ -312,10 +322,12 @@ class StreamletAssignment(_message.Message):
         first_group_id: _builtins.int = ...,
         intervals: _abc.Iterable[Global___GroupInterval] | None = ...,
         sources: _abc.Iterable[Global___RecoverySource] | None = ...,
+        starts: _abc.Iterable[Global___EntryStart] | None = ...,
+        handed_over: Global___StreamletState | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["handed_over", b"handed_over"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "first_group_id", b"first_group_id", "intervals", b"intervals", "sources", b"sources", "streamlet_id", b"streamlet_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "first_group_id", b"first_group_id", "handed_over", b"handed_over", "intervals", b"intervals", "sources", b"sources", "starts", b"starts", "streamlet_id", b"streamlet_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

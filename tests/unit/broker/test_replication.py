@@ -305,6 +305,17 @@ def test_a_backup_that_is_gone_is_not_needed_once_all_that_it_had_is_elsewhere(w
     assert world.replication.unneeded_backups() == {failed}
 
 
+def test_a_backup_that_was_drained_and_is_stopped_is_not_needed_either(world: Replicated) -> None:
+    info = world.wire.backups[1].info
+    world.wire.lose(1, memory=True)
+    info.alive, info.restarting = False, True
+    world.replication.backups.update([info])
+    assert not world.replication.unneeded_backups(), "it will be back"
+    info.draining = True
+    world.replication.backups.update([info])
+    assert world.replication.unneeded_backups() == {1}
+
+
 def test_a_backup_that_was_said_not_to_be_needed_is_not_used_before_that_is_taken_back(world: Replicated) -> None:
     stream = world.open()
     world.wire.lose(1, memory=True)

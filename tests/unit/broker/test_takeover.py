@@ -731,6 +731,22 @@ async def test_an_owner_that_was_told_nothing_before_finds_out_by_itself(world: 
     await node.stop()
 
 
+async def test_an_owner_that_finds_out_by_itself_goes_on_behind_what_was_removed(world: Cluster) -> None:
+    """Of which nothing may be left: then the next records would have the numbers of those that were there."""
+    info, _ = await written(world, 20, entries=1)
+    info = owned_by(2, world.epoch(), entries=1)
+    info.assignments[0].sources.add(broker_id=1, before_epoch=info.assignments[0].broker_epoch)
+    start = common_pb2.Cursor(stream_id=STREAM_ID, group_id=90, segment_id=2, position=64)
+    info.assignments[0].starts.add(start=start, first_record=400)
+    node = world.nodes[2]
+    await node.start(info.assignments[0].broker_epoch, info)
+    await node.until(lambda: STREAM_ID in node.engine.streams and bool(node.engine.streams.get(STREAM_ID).streamlets))
+
+    entry = node.engine.streams.get(STREAM_ID).streamlet(0).entries[0]
+    assert (entry.start, entry.start_record, entry.next_record) == (Position(90, 2, 64), 400, 400)
+    await node.stop()
+
+
 async def test_an_owner_that_cannot_find_out_says_for_whom_it_waits(world: Cluster) -> None:
     info, stored = await written(world, 10, replication=1)
     epoch = world.epoch()

@@ -3,7 +3,7 @@
 import pytest
 
 from kera.coordinator.cluster.catalog import GROUPS_PER_LAUNCH
-from kera.core.errors import InvalidArgument, UnknownStream
+from kera.core.errors import InvalidArgument, Unavailable, UnknownStream
 from kera.v1 import common_pb2, coordinator_pb2
 from tests.unit.coordinator.fake_cluster import Cluster
 
@@ -51,6 +51,26 @@ async def test_a_member_that_is_expected_back_is_not_forgotten(two: Cluster) -> 
     await two.coordinator.restarts.prepare(request)
     with pytest.raises(InvalidArgument, match="expected back; ask again in 60 s"):
         await forget(two, broker_id=1, force=True)
+
+
+async def test_a_member_that_was_drained_before_it_was_stopped_is_forgotten_at_once(two: Cluster) -> None:
+    await two.create("copied", streamlets=1, replication=1)
+    state, restarts = two.coordinator.state, two.coordinator.restarts
+    (owner,) = (one.broker_id for one in state.catalog.named("copied").assignments)
+    idle = 3 - owner
+    await two.coordinator.drains.drain(coordinator_pb2.DrainRequest(broker_id=idle))
+    await two.coordinator.drains.drain(coordinator_pb2.DrainRequest(backup_id=1))
+    stop = coordinator_pb2.PrepareRestartRequest
+    await restarts.prepare(stop(broker_id=idle, epoch=state.brokers.epoch(idle), stopping=True))
+    await restarts.prepare(stop(backup_id=1, epoch=state.backups.epoch(1), stopping=True))
+    assert state.brokers.is_expected(idle)
+    assert state.backups.is_expected(1)
+
+    assert await forget(two, broker_id=idle) == []
+    with pytest.raises(Unavailable, match=f"was drained, and has stopped a moment ago; broker {owner} may have"):
+        await forget(two, backup_id=1)
+    await two.heartbeat(owner, unneeded_backup_ids=[1])
+    assert await forget(two, backup_id=1) == []
 
 
 async def test_a_broker_that_has_nothing_is_forgotten_for_good(two: Cluster) -> None:

@@ -466,7 +466,10 @@ async def test_who_gets_a_streamlet_of_two_lost_brokers_is_told_of_what_comes_fr
     stream = cluster.coordinator.state.catalog.named("orders")
     assert [(one.broker_id, len(one.intervals)) for one in stream.assignments] == [(3, 0), (3, 0)]
     assert {source.broker_id for source in stream.assignments[0].sources} == {1, 2}
-    assert cluster.brokers.streams[3, 1].assignments == stream.assignments
+    told = cluster.brokers.streams[3, 1].assignments
+    assert [one.sources for one in told] == [one.sources for one in stream.assignments]
+    assert not any(one.HasField("handed_over") for one in stream.assignments)
+    assert [one.handed_over.next_group_id for one in told] == [2, 0], "what was given to a lost one"
 
 
 # --- spreading a stream ------------------------------------------------------------------------------------------

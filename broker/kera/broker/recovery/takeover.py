@@ -223,7 +223,14 @@ class Takeovers:
         for assignment in info.assignments:
             if assignment.streamlet_id in streamlet_ids:
                 ref = info.stream_id, assignment.streamlet_id
-                wanted[ref] = seek(info, assignment, launches(assignment.sources), held_by=self._broker_id())
+                wanted[ref] = seek(
+                    info,
+                    assignment,
+                    launches(assignment.sources),
+                    held_by=self._broker_id(),
+                    starts=assignment.starts,
+                    states=[assignment.handed_over] if assignment.HasField("handed_over") else (),
+                )
         async with self._turn:
             todo = {ref: each for ref, each in wanted.items() if self._results.get(ref, each.sources) is None}
             waits = await self._find(todo, list(self._backups()), alone=True)

@@ -144,11 +144,14 @@ class Backups:
 
     @property
     def dead(self) -> set[int]:
-        """Those that neither the coordinator nor we have heard of lately, nor expect back."""
+        """Those that neither the coordinator nor we have heard of lately, nor expect back.
+
+        One that was drained before it was stopped is not expected back.
+        """
         return {
             backup_id
             for backup_id, each in self._backups.items()
-            if not (each.up or each.info.alive or each.info.restarting)
+            if not (each.up or each.info.alive or (each.info.restarting and not each.info.draining))
         }
 
     @property

@@ -17,6 +17,7 @@ from kera.coordinator.cluster.changing import REQUESTER, Changing
 from kera.coordinator.cluster.feature_level import FEATURE_LEVEL_KEY
 from kera.coordinator.cluster.member_kinds import BACKUP, BROKER
 from kera.coordinator.cluster.membership import BackupMembers, BrokerMembers, Membership
+from kera.coordinator.cluster.starts import starts_at
 from kera.coordinator.cluster.validation import config_of_store
 from kera.coordinator.settings import CoordinatorSettings
 from kera.coordinator.store.ledger import Ledger
@@ -27,7 +28,7 @@ from kera.core.clock import Clock
 from kera.core.errors import KeraError, Unavailable, UnknownStream, invariant
 from kera.core.telemetry import get_logger
 from kera.core.turns import Pace, Turns
-from kera.v1 import common_pb2
+from kera.v1 import broker_pb2, common_pb2
 
 log = get_logger("kera.coordinator")
 
@@ -259,12 +260,38 @@ class State:
         """The brokers that have streamlets of `stream`, or older groups of some."""
         return [self.brokers.describe(broker_id) for broker_id in self.catalog.holders(stream)]
 
+    def starts(self, broker_id: int, stream: common_pb2.StreamInfo, streamlet_id: int) -> list[common_pb2.EntryStart]:
+        """Where the entries of what a broker has of a streamlet start, as far as that is known."""
+        value = self.ledger.get(streamlet_key(STARTS, stream.stream_id, streamlet_id))
+        known = broker_pb2.TakeOverStream.FromString(value or b"").starts
+        return starts_at(stream.assignments[streamlet_id], broker_id, known)
+
+    def handed_over(self, stream_id: int, streamlet_id: int) -> common_pb2.StreamletState | None:
+        """What the last move of a streamlet has given to its owner."""
+        value = self.ledger.get(streamlet_key(HANDOVERS, stream_id, streamlet_id))
+        return None if value is None else common_pb2.StreamletState.FromString(value)
+
+    def as_told_to(self, broker_id: int, stream: common_pb2.StreamInfo) -> common_pb2.StreamInfo:
+        """A stream with what the broker has to know of those of its streamlets that are being recovered."""
+        recovered = [one.streamlet_id for one in stream.assignments if one.sources and one.broker_id == broker_id]
+        if not recovered:
+            return stream
+        told = common_pb2.StreamInfo()
+        told.CopyFrom(stream)
+        for streamlet_id in recovered:
+            assignment = told.assignments[streamlet_id]
+            assignment.starts.extend(self.starts(broker_id, stream, streamlet_id))
+            if (state := self.handed_over(stream.stream_id, streamlet_id)) is not None:
+                assignment.handed_over.CopyFrom(state)
+        return told
+
     async def open(
         self, broker_id: int, stream: common_pb2.StreamInfo, handed_over: Sequence[common_pb2.StreamletState] = ()
     ) -> None:
         """Have a broker serve its streamlets of a stream; `gate` is held. Raises what the broker answers."""
         broker, leads = self.brokers.describe(broker_id), self.coordinator_epoch
-        await self.broker_calls.open_streamlets(broker, stream, coordinator_epoch=leads, handed_over=handed_over)
+        told = self.as_told_to(broker_id, stream)
+        await self.broker_calls.open_streamlets(broker, told, coordinator_epoch=leads, handed_over=handed_over)
         if stream.stream_id not in self.catalog:
             # It was deleted meanwhile: a broker that was told to drop it before has opened it anew.
             await self.broker_calls.drop_stream(broker, stream.stream_id, coordinator_epoch=leads)
@@ -304,7 +331,9 @@ class State:
             told = [broker_id for broker_id in sorted(whom(now)) if not self.brokers.is_fenced(broker_id)]
             results = await all_of(
                 self.broker_calls.open_streamlets(
-                    self.brokers.describe(broker_id), now, coordinator_epoch=self.coordinator_epoch
+                    self.brokers.describe(broker_id),
+                    self.as_told_to(broker_id, now),
+                    coordinator_epoch=self.coordinator_epoch,
                 )
                 for broker_id in told
             )

@@ -68,6 +68,19 @@ class Forgetting:
 
     async def _forget_backup(self, backup_id: int, *, force: bool) -> list[str]:
         _check_gone(self._state.backups, backup_id)
+        lost = [
+            f"broker {broker_id} may have replicas there that are not on other backups yet"
+            for broker_id in self._state.brokers.ids()
+            if self._has_something(broker_id)
+            and not self._recoveries.unneeded.of(broker_id, self._state.brokers.epoch(broker_id), backup_id)
+        ]
+        backups = self._state.backups
+        if lost and backups.is_expected(backup_id) and backups.is_draining(backup_id) and not force:
+            raise Unavailable(
+                f"backup {backup_id} was drained, and has stopped a moment ago; {lost[0]}: they have yet to say so",
+                backup_id=backup_id,
+            )
+        _check_not_expected(backups, backup_id, is_empty=not lost)
         under_way = [one for one in self._recoveries.describe_all() if one.phase not in ENDED]
         if under_way:
             raise InvalidArgument(
@@ -75,12 +88,6 @@ class Forgetting:
                 f" it; should that wait for it, kera cluster drain backup-{backup_id} gives it up; forget it then",
                 backup_id=backup_id,
             )
-        lost = [
-            f"broker {broker_id} may have replicas there that are not on other backups yet"
-            for broker_id in self._state.brokers.ids()
-            if self._has_something(broker_id)
-            and not self._recoveries.unneeded.of(broker_id, self._state.brokers.epoch(broker_id), backup_id)
-        ]
         _check_forced(f"backup {backup_id}", lost, force=force)
         await self._remove(self._state.backups, backup_id)
         return lost
@@ -92,6 +99,9 @@ class Forgetting:
 
     async def _forget_broker(self, broker_id: int, *, force: bool) -> tuple[list[str], list[common_pb2.StreamInfo]]:
         _check_gone(self._state.brokers, broker_id)
+        _check_not_expected(
+            self._state.brokers, broker_id, is_empty=not list(self._state.catalog.concerning(broker_id))
+        )
         if self._recoveries.records.active_of(broker_id):
             raise InvalidArgument(
                 f"what broker {broker_id} had is being recovered; kera cluster recoveries shows how far that is, and"
@@ -192,10 +202,16 @@ def _check_gone(members: Membership[RecordT, InfoT], member_id: int) -> None:
         raise InvalidArgument(
             f"{noun} {member_id} is alive; kera cluster drain {noun}-{member_id} empties it, then stop it", **attributes
         )
-    if members.is_expected(member_id):
+
+
+def _check_not_expected(members: Membership[RecordT, InfoT], member_id: int, *, is_empty: bool) -> None:
+    """Who was stopped may be about to start again, unless it was emptied before that."""
+    noun = members.kind.noun
+    if members.is_expected(member_id) and not (is_empty and members.is_draining(member_id)):
         left_s = members.describe(member_id).grace_left_ms / 1000
         raise InvalidArgument(
-            f"{noun} {member_id} restarts, and is expected back; ask again in {left_s:.0f} s if it is not", **attributes
+            f"{noun} {member_id} restarts, and is expected back; ask again in {left_s:.0f} s if it is not",
+            **{f"{noun}_id": member_id},
         )
 
 

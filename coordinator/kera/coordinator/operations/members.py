@@ -97,7 +97,7 @@ class Members:
         pace = self._state.pace()
         for stream in streams:
             await pace.step()
-            response.streams.append(stream)
+            response.streams.append(self._state.as_told_to(broker_id, stream))
         return response
 
     async def _register_broker(

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from kera.coordinator.cluster.catalog import with_assignments
-from kera.coordinator.cluster.starts import starts_at
-from kera.coordinator.cluster.state import HANDOVERS, STARTS, State, streamlet_key
+from kera.coordinator.cluster.state import State
 from kera.coordinator.ids import Launch, StreamletId
 from kera.coordinator.recovery.batches import in_batches
 from kera.coordinator.recovery.decide import DRAINED, PENDING, recovered, source_of
@@ -100,9 +99,11 @@ class TakeOvers:
             request.streams.add(
                 stream=stream,
                 streamlet_ids=streamlet_ids,
-                starts=[start for one in streamlet_ids for start in self._starts(run, stream, one)],
+                starts=[start for one in streamlet_ids for start in state.starts(run.info.broker_id, stream, one)],
                 cursors=[one for one in self._cursors_of(stream_id) if one.streamlet_id in streamlet_ids],
-                handed_over=[state for one in streamlet_ids for state in self._handed_over(stream_id, one)],
+                handed_over=[
+                    known for one in streamlet_ids if (known := state.handed_over(stream_id, one)) is not None
+                ],
             )
         request.backups.extend(self._backups_for(run, request))
         return request
@@ -124,15 +125,6 @@ class TakeOvers:
             if run.info.cause != DRAINED and Launch(backup.backup_id, backup.backup_epoch) not in run.fenced:
                 backup.alive = False
         return found
-
-    def _starts(self, run: Run, stream: common_pb2.StreamInfo, streamlet_id: int) -> list[common_pb2.EntryStart]:
-        value = self._state.ledger.get(streamlet_key(STARTS, stream.stream_id, streamlet_id))
-        known = broker_pb2.TakeOverStream.FromString(value or b"").starts
-        return starts_at(stream.assignments[streamlet_id], run.info.broker_id, known)
-
-    def _handed_over(self, stream_id: int, streamlet_id: int) -> list[common_pb2.StreamletState]:
-        value = self._state.ledger.get(streamlet_key(HANDOVERS, stream_id, streamlet_id))
-        return [] if value is None else [common_pb2.StreamletState.FromString(value)]
 
     def _taken(
         self,
