@@ -15,7 +15,8 @@ from kera.broker.log.bounds import lag_records
 from kera.broker.log.intervals import Interval
 from kera.broker.log.read_plan import ReadPlan, plan_read
 from kera.broker.log.streamlet import Streamlet
-from kera.broker.ownership.opener import removed_between, still_missing
+from kera.broker.ownership.handover import HandedOver
+from kera.broker.ownership.opener import removed_between, still_missing, until
 from kera.broker.records import EntryRecord, Gap
 from kera.broker.storage.index import SegmentIndex
 from kera.broker.storage.index_format import delete_segment, put_entry, put_removal
@@ -421,6 +422,9 @@ def test_an_older_interval_that_is_whole_has_lost_nothing_with_the_memory(launch
     by_disk = still_missing(log.entry, [whole, later], persisted=True)
     assert all(gap.start > later.start for gap in by_disk), "who is where it begins has seen all that was visible"
     assert still_missing(log.entry, [Interval(0)]) == gaps
+    assert still_missing(log.entry, until([Interval(0)], HandedOver(2, (SEGMENT,)))) == [], "handed over just now"
+    missing = still_missing(log.entry, until([Interval(0)], HandedOver(2, (SEGMENT + 1,))))
+    assert missing == [Gap(end, Position(2, 1, 0))] * 2
 
 
 def test_what_was_between_two_intervals_that_are_one_now_was_removed() -> None:

@@ -118,8 +118,9 @@ class StreamletOpener:
         for index, record in enumerate(before.first_records[: info.config.entries]):
             entry = restored.entries[index]
             entry.go_on_from(record)
+        before_it = until(held.intervals, before) if fresh else held.intervals
         for entry in restored.entries.made:
-            entry.gaps = still_missing(entry, held.intervals, persisted=persisted)
+            entry.gaps = still_missing(entry, before_it, persisted=persisted)
         streamlet = Streamlet(
             stream.stream_id,
             assignment.streamlet_id,
@@ -175,6 +176,12 @@ def missing_before(entry: Entry) -> tuple[Position, int] | None:
     if first is None or entry.gaps or first[1].first_record <= entry.start_record:
         return None
     return Position(*first[0], 0), first[1].first_record
+
+
+def until(intervals: Sequence[Interval], handed_over: HandedOver) -> tuple[Interval, ...]:
+    """Intervals of which the last one ends where it was handed over just now: nothing that was behind it is missing."""
+    *older, last = intervals
+    return *older, last._replace(end_group_id=handed_over.first_group_id, end_records=handed_over.first_records)
 
 
 def still_missing(entry: Entry, intervals: Iterable[Interval], *, persisted: bool = False) -> list[Gap]:
