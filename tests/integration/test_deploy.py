@@ -43,7 +43,11 @@ EXPOSURE_MAX = 20
 HEADROOM_GIB = 2
 TIMEOUT_S = 60.0
 BOOTSTRAP = "127.77.0.1:7400"
-SMALL = {"KERA_BROKER_ARENA_BYTES": "64MiB", "KERA_BACKUP_MEMORY_BYTES": "64MiB"}
+SMALL = {
+    "KERA_BROKER_ARENA_BYTES": "64MiB",
+    "KERA_BACKUP_MEMORY_BYTES": "64MiB",
+    "KERA_COORDINATOR_MOVE_REST_MS": "3000",
+}
 
 
 def run(*command: str | Path, environment: dict[str, str] | None = None) -> str:

@@ -18,6 +18,8 @@ from tests.simulation.world.run import Outcome, carry_out, run
 from tests.simulation.world.shrinking import Shrinking, read, stored
 
 LINES_SHOWN = 200
+SEEDS_BETWEEN = 500
+"""Whoever runs thousands is told so often how far that is."""
 SEEDS_TOGETHER = 20
 """In a process, one after the other."""
 
@@ -62,6 +64,10 @@ def main() -> int:
             _tell(outcome, whole=arguments.trace)
         if outcome.problems and not arguments.keep_going:
             break
+        if done % SEEDS_BETWEEN == 0 and done < arguments.seeds:
+            print(
+                f"{done} of {arguments.seeds} seeds, {len(failed)} failed {failed or ''}", file=sys.stderr, flush=True
+            )
     if not arguments.digests:
         cpu_s = totals["cpu_ms"] / 1000
         print(
