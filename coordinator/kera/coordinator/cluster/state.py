@@ -15,9 +15,10 @@ from kera.coordinator.cluster.broker_calls import BrokerCalls
 from kera.coordinator.cluster.catalog import Catalog
 from kera.coordinator.cluster.changing import REQUESTER, Changing
 from kera.coordinator.cluster.feature_level import FEATURE_LEVEL_KEY
+from kera.coordinator.cluster.keys import STREAMS, forgotten_prefix, last_epoch, members_prefix, stream_key
 from kera.coordinator.cluster.member_kinds import BACKUP, BROKER
 from kera.coordinator.cluster.membership import BackupMembers, BrokerMembers, Membership
-from kera.coordinator.cluster.starts import starts_at
+from kera.coordinator.cluster.recovering import as_told_to
 from kera.coordinator.cluster.validation import config_of_store
 from kera.coordinator.settings import CoordinatorSettings
 from kera.coordinator.store.ledger import Ledger
@@ -28,77 +29,11 @@ from kera.core.clock import Clock
 from kera.core.errors import KeraError, Unavailable, UnknownStream, invariant
 from kera.core.telemetry import get_logger
 from kera.core.turns import Pace, Turns
-from kera.v1 import broker_pb2, common_pb2
+from kera.v1 import common_pb2
 
 log = get_logger("kera.coordinator")
 
-STREAMS = "streams/"
-"""``streams/<id, 16 hexadecimal digits>`` → StreamInfo."""
-HANDOVERS = "handover/"
-"""``handover/<stream id>/<streamlet id, 8 hexadecimal digits>`` → StreamletState that its last move gave the owner."""
-STARTS = "starts/"
-"""``starts/<stream id>/<streamlet id>`` → TakeOverStream, of which only `starts`: where entries start."""
-MOVES = "moves/"
-"""``moves/<stream id>/<streamlet id>`` → Move that is under way, see ``migration``."""
-HANDED_OVER = "handed-over/"
-"""``handed-over/<broker id, 8 hexadecimal digits>`` → HandedOver: what a broker gets back, see ``restarts``."""
-RECOVERIES = "recoveries/"
-"""``recoveries/<broker id, 8 digits>/<before_epoch, 16 digits>`` → RecoveryInfo."""
-
 T = TypeVar("T")
-
-
-def stream_key(stream_id: int) -> str:
-    """Key of a stream's record."""
-    return f"{STREAMS}{stream_id:016x}"
-
-
-def streamlets_path(prefix: str, stream_id: int) -> str:
-    """What is above the keys of records about a stream's streamlets."""
-    return f"{prefix}{stream_id:016x}"
-
-
-def streamlet_key(prefix: str, stream_id: int, streamlet_id: int) -> str:
-    """Key of a record about a streamlet."""
-    return f"{streamlets_path(prefix, stream_id)}/{streamlet_id:08x}"
-
-
-def members_prefix(noun: str) -> str:
-    """Keys of the members of a kind.
-
-    ``brokers/<id, 8 hexadecimal digits>`` → RegisterBrokerRequest, see `Admission.record`; of backups likewise.
-    """
-    return f"{noun}s/"
-
-
-def member_key(noun: str, member_id: int) -> str:
-    """Key of a member's record."""
-    return f"{members_prefix(noun)}{member_id:08x}"
-
-
-def forgotten_prefix(noun: str) -> str:
-    """Keys of what is kept of members that were forgotten; ``forgotten/<noun>s/<id>`` → JSON, see `Membership`."""
-    return f"forgotten/{members_prefix(noun)}"
-
-
-def forgotten_key(noun: str, member_id: int) -> str:
-    """Key of what is kept of one."""
-    return f"{forgotten_prefix(noun)}{member_id:08x}"
-
-
-def handed_over_key(broker_id: int) -> str:
-    """Key of what a broker gave away before it stopped."""
-    return f"{HANDED_OVER}{broker_id:08x}"
-
-
-def last_id(noun: str) -> str:
-    """Key of the last id that was given to a member of a kind."""
-    return f"last/{noun}_id"
-
-
-def last_epoch(noun: str) -> str:
-    """Key of the last epoch of any launch of a kind."""
-    return f"last/{noun}_epoch"
 
 
 class State:
@@ -260,37 +195,12 @@ class State:
         """The brokers that have streamlets of `stream`, or older groups of some."""
         return [self.brokers.describe(broker_id) for broker_id in self.catalog.holders(stream)]
 
-    def starts(self, broker_id: int, stream: common_pb2.StreamInfo, streamlet_id: int) -> list[common_pb2.EntryStart]:
-        """Where the entries of what a broker has of a streamlet start, as far as that is known."""
-        value = self.ledger.get(streamlet_key(STARTS, stream.stream_id, streamlet_id))
-        known = broker_pb2.TakeOverStream.FromString(value or b"").starts
-        return starts_at(stream.assignments[streamlet_id], broker_id, known)
-
-    def handed_over(self, stream_id: int, streamlet_id: int) -> common_pb2.StreamletState | None:
-        """What the last move of a streamlet has given to its owner."""
-        value = self.ledger.get(streamlet_key(HANDOVERS, stream_id, streamlet_id))
-        return None if value is None else common_pb2.StreamletState.FromString(value)
-
-    def as_told_to(self, broker_id: int, stream: common_pb2.StreamInfo) -> common_pb2.StreamInfo:
-        """A stream with what the broker has to know of those of its streamlets that are being recovered."""
-        recovered = [one.streamlet_id for one in stream.assignments if one.sources and one.broker_id == broker_id]
-        if not recovered:
-            return stream
-        told = common_pb2.StreamInfo()
-        told.CopyFrom(stream)
-        for streamlet_id in recovered:
-            assignment = told.assignments[streamlet_id]
-            assignment.starts.extend(self.starts(broker_id, stream, streamlet_id))
-            if (state := self.handed_over(stream.stream_id, streamlet_id)) is not None:
-                assignment.handed_over.CopyFrom(state)
-        return told
-
     async def open(
         self, broker_id: int, stream: common_pb2.StreamInfo, handed_over: Sequence[common_pb2.StreamletState] = ()
     ) -> None:
         """Have a broker serve its streamlets of a stream; `gate` is held. Raises what the broker answers."""
         broker, leads = self.brokers.describe(broker_id), self.coordinator_epoch
-        told = self.as_told_to(broker_id, stream)
+        told = as_told_to(self.ledger, broker_id, stream)
         await self.broker_calls.open_streamlets(broker, told, coordinator_epoch=leads, handed_over=handed_over)
         if stream.stream_id not in self.catalog:
             # It was deleted meanwhile: a broker that was told to drop it before has opened it anew.
@@ -332,7 +242,7 @@ class State:
             results = await all_of(
                 self.broker_calls.open_streamlets(
                     self.brokers.describe(broker_id),
-                    self.as_told_to(broker_id, now),
+                    as_told_to(self.ledger, broker_id, now),
                     coordinator_epoch=self.coordinator_epoch,
                 )
                 for broker_id in told

@@ -8,7 +8,8 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
-from kera.coordinator.cluster.state import State, streamlet_key
+from kera.coordinator.cluster.keys import streamlet_key
+from kera.coordinator.cluster.state import State
 from kera.coordinator.consumer_groups.consumer_group import ConsumerGroup
 from kera.coordinator.consumer_groups.polls import Polls
 from kera.coordinator.consumer_groups.progress import lowest

@@ -20,9 +20,10 @@ from itertools import chain
 from kera.coordinator.cluster.catalog import owned_streamlets
 from kera.coordinator.cluster.handlers import Handlers
 from kera.coordinator.cluster.intervals import broker_ids_of
+from kera.coordinator.cluster.keys import member_key
 from kera.coordinator.cluster.member_kinds import InfoT, RecordT
 from kera.coordinator.cluster.membership import Membership
-from kera.coordinator.cluster.state import State, member_key
+from kera.coordinator.cluster.state import State
 from kera.coordinator.cluster.work import Work
 from kera.coordinator.ids import StreamletId
 from kera.coordinator.operations.migration import Migration

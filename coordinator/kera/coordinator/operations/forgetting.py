@@ -23,9 +23,10 @@ from itertools import pairwise
 from kera.coordinator.cluster.catalog import first_group_id_of, with_assignments
 from kera.coordinator.cluster.handlers import Handlers
 from kera.coordinator.cluster.intervals import broker_ids_of, emptied, intervals_of, moved
+from kera.coordinator.cluster.keys import HANDOVERS, forgotten_key, handed_over_key, member_key, streamlet_key
 from kera.coordinator.cluster.member_kinds import InfoT, RecordT, forgotten_record
 from kera.coordinator.cluster.membership import Membership
-from kera.coordinator.cluster.state import HANDOVERS, State, forgotten_key, handed_over_key, member_key, streamlet_key
+from kera.coordinator.cluster.state import State
 from kera.coordinator.ids import StreamletId
 from kera.coordinator.operations.migration import Migration
 from kera.coordinator.operations.moves import move_record

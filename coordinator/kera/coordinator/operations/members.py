@@ -7,9 +7,11 @@ from collections.abc import Iterable
 from kera.coordinator.cluster.admission import Admission, check_level, decide_admission
 from kera.coordinator.cluster.catalog import relaunched
 from kera.coordinator.cluster.handlers import Handlers
+from kera.coordinator.cluster.keys import last_epoch, last_id, member_key
 from kera.coordinator.cluster.member_kinds import InfoT, RecordT
 from kera.coordinator.cluster.membership import Membership
-from kera.coordinator.cluster.state import State, last_epoch, last_id, member_key
+from kera.coordinator.cluster.recovering import as_told_to
+from kera.coordinator.cluster.state import State
 from kera.coordinator.cluster.work import Work
 from kera.coordinator.ids import Launch
 from kera.coordinator.operations.loads import MeasuredLoads
@@ -97,7 +99,7 @@ class Members:
         pace = self._state.pace()
         for stream in streams:
             await pace.step()
-            response.streams.append(self._state.as_told_to(broker_id, stream))
+            response.streams.append(as_told_to(self._state.ledger, broker_id, stream))
         return response
 
     async def _register_broker(

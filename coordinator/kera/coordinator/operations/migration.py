@@ -24,8 +24,9 @@ from typing import NamedTuple
 from kera.coordinator.cluster.catalog import CATALOG_BYTES_MAX, with_assignments
 from kera.coordinator.cluster.handlers import Handlers
 from kera.coordinator.cluster.intervals import intervals_of, moved
+from kera.coordinator.cluster.keys import HANDOVERS, STARTS, streamlet_key
 from kera.coordinator.cluster.starts import without_interval
-from kera.coordinator.cluster.state import HANDOVERS, STARTS, State, streamlet_key
+from kera.coordinator.cluster.state import State
 from kera.coordinator.ids import StreamletId
 from kera.coordinator.operations.moves import UnresolvedMoves, move_key
 from kera.coordinator.recovery.records import RecoveryRecords

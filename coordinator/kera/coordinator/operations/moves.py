@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from kera.coordinator.cluster.catalog import with_assignments
-from kera.coordinator.cluster.state import HANDOVERS, MOVES, State, all_of, streamlet_key
+from kera.coordinator.cluster.keys import HANDOVERS, MOVES, streamlet_key
+from kera.coordinator.cluster.state import State, all_of
 from kera.coordinator.cluster.work import Work
 from kera.coordinator.ids import Launch, StreamletId
 from kera.core.errors import KeraError, Unavailable, UnknownStream

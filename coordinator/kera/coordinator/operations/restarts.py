@@ -23,9 +23,10 @@ from typing import TypeVar
 
 from kera.coordinator.cluster.catalog import owned_streamlets
 from kera.coordinator.cluster.handlers import Handlers
+from kera.coordinator.cluster.keys import HANDED_OVER, handed_over_key, member_key
 from kera.coordinator.cluster.member_kinds import InfoT, RecordT
 from kera.coordinator.cluster.membership import Membership
-from kera.coordinator.cluster.state import HANDED_OVER, State, handed_over_key, member_key
+from kera.coordinator.cluster.state import State
 from kera.coordinator.cluster.work import Work
 from kera.coordinator.ids import StreamletId
 from kera.coordinator.operations.loads import MeasuredLoads

@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 
 from kera.coordinator.cluster.catalog import with_assignments
-from kera.coordinator.cluster.state import State, last_epoch
+from kera.coordinator.cluster.keys import last_epoch
+from kera.coordinator.cluster.state import State
 from kera.coordinator.cluster.work import Work
 from kera.coordinator.ids import Launch
 from kera.coordinator.operations.catching_up import (

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from kera.coordinator.cluster.catalog import with_assignments
 from kera.coordinator.cluster.intervals import broker_ids_of, broker_of_group, emptied, index_of_group
+from kera.coordinator.cluster.keys import MOVES, STARTS, streamlet_key
 from kera.coordinator.cluster.starts import merged, without_interval
-from kera.coordinator.cluster.state import MOVES, STARTS, State, streamlet_key
+from kera.coordinator.cluster.state import State
 from kera.coordinator.ids import Launch, StreamletId
 from kera.coordinator.recovery.decide import is_lost
 from kera.coordinator.recovery.records import RecoveryRecords

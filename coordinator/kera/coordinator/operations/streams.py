@@ -18,8 +18,9 @@ from typing import NamedTuple
 from kera.coordinator.cluster.broker_calls import cannot_be_reached
 from kera.coordinator.cluster.catalog import FIRST_GROUP_ID, broker_ids_of
 from kera.coordinator.cluster.handlers import Handlers
+from kera.coordinator.cluster.keys import HANDOVERS, MOVES, STARTS, stream_key, streamlets_path
 from kera.coordinator.cluster.placement import count_in_words, place
-from kera.coordinator.cluster.state import HANDOVERS, MOVES, STARTS, State, all_of, stream_key, streamlets_path
+from kera.coordinator.cluster.state import State, all_of
 from kera.coordinator.cluster.validation import (
     altered_config,
     check_alteration,

@@ -21,7 +21,8 @@ from collections.abc import Callable, Iterable, Sequence
 from kera.coordinator.cluster.catalog import with_assignments
 from kera.coordinator.cluster.handlers import Handlers
 from kera.coordinator.cluster.intervals import broker_ids_of
-from kera.coordinator.cluster.state import State, last_epoch, member_key
+from kera.coordinator.cluster.keys import last_epoch, member_key
+from kera.coordinator.cluster.state import State
 from kera.coordinator.cluster.work import Work
 from kera.coordinator.ids import Launch, StreamletId
 from kera.coordinator.recovery.batches import in_batches

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from kera.coordinator.cluster.state import RECOVERIES, State
+from kera.coordinator.cluster.keys import RECOVERIES
+from kera.coordinator.cluster.state import State
 from kera.coordinator.ids import Launch, StreamletId
 from kera.coordinator.recovery.decide import (
     DRAINED,

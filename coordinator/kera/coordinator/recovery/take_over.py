@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from kera.coordinator.cluster.catalog import with_assignments
+from kera.coordinator.cluster.recovering import known_starts, last_handover
 from kera.coordinator.cluster.state import State
 from kera.coordinator.ids import Launch, StreamletId
 from kera.coordinator.recovery.batches import in_batches
@@ -99,10 +100,14 @@ class TakeOvers:
             request.streams.add(
                 stream=stream,
                 streamlet_ids=streamlet_ids,
-                starts=[start for one in streamlet_ids for start in state.starts(run.info.broker_id, stream, one)],
+                starts=[
+                    start
+                    for one in streamlet_ids
+                    for start in known_starts(state.ledger, run.info.broker_id, stream, one)
+                ],
                 cursors=[one for one in self._cursors_of(stream_id) if one.streamlet_id in streamlet_ids],
                 handed_over=[
-                    known for one in streamlet_ids if (known := state.handed_over(stream_id, one)) is not None
+                    known for one in streamlet_ids if (known := last_handover(state.ledger, stream_id, one)) is not None
                 ],
             )
         request.backups.extend(self._backups_for(run, request))
