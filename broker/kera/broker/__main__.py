@@ -23,6 +23,7 @@ from kera.broker.serving.push_server import PushServer
 from kera.broker.serving.service import BrokerService
 from kera.broker.settings import BrokerSettings
 from kera.broker.storage.index import OpenIndex, SegmentIndex
+from kera.core.cpus import parse_cpus, run_on
 from kera.core.daemon import run_daemon, run_from_environment
 from kera.core.errors import StaleEpoch
 from kera.core.feature_level import FEATURE_LEVEL
@@ -56,8 +57,7 @@ async def serve(
     async with AsyncExitStack() as stack:
         room = parts_of(connections_max(settings.connections_max, descriptor_limit()), CONNECTION_WEIGHTS)
         data_dir = settings.data_dir.expanduser().absolute()
-        with setting("advertised_address"):  # before anything is made
-            advertised_address(settings.advertised_address, settings.host, settings.port or 1)
+        _prepare(settings)
         monitor = stack.enter_context(Monitor("broker", [data_dir], runtime=runtime))
         metrics = monitor.serve(settings.host, settings.metrics_port)
         directory = BrokerDirectory(data_dir, runtime.new_id, runtime.files)
@@ -144,6 +144,7 @@ async def serve(
             arena_bytes=settings.arena_bytes,
             version=this_build().version,
             feature_level=FEATURE_LEVEL,
+            cpus=settings.cpus,
         )
         owned = await registration.register(
             info,
@@ -170,6 +171,15 @@ async def serve(
         monitor.health.stopping()
         if settings.handover_ms and not settings.ephemeral:
             await _hand_over(registration, broker, settings.handover_ms)
+
+
+def _prepare(settings: BrokerSettings) -> None:
+    """What is to be right before anything is made. Raises `InvalidSettings`."""
+    with setting("advertised_address"):
+        advertised_address(settings.advertised_address, settings.host, settings.port or 1)
+    if settings.cpus:  # before there are other threads, and before memory is given
+        with setting("cpus"):
+            run_on(parse_cpus(settings.cpus))
 
 
 def _addresses(settings: BrokerSettings, grpc_port: int, frames_port: int) -> dict[str, str]:

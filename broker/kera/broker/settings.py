@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar, Self
 
-from pydantic import ByteSize, Field, model_validator
+from pydantic import ByteSize, Field, field_validator, model_validator
 
 from kera.broker.replication.limits import ReplicationLimits
 from kera.broker.storage.disk import BLOCK_BYTES
 from kera.core.chunk import HEADER_BYTES
+from kera.core.cpus import format_cpus, parse_cpus
 from kera.core.daemon import HANDOVER_MS, STOP_FLUSH_MS, STOP_TIMEOUT_S
+from kera.core.errors import InvalidArgument
 from kera.core.settings import KIB, MIB, KeraSettings
 
 SEGMENT_BYTES_MIN = 4 * KIB
@@ -90,6 +92,11 @@ class BrokerSettings(KeraSettings):
         description="After a crash: how long readers of the launch before may go on with what they had got in shared"
         " memory, in ms; then its memory is used again, and what they still hold is no longer intact.",
     )
+    cpus: str = Field(
+        "",
+        description="CPUs of the host on which the broker runs, as 0-3,8; empty: on all. A broker is one event loop;"
+        " kera node starts one for each core or NUMA node.",
+    )
     ephemeral: bool = Field(
         default=False,
         description="The broker never starts again: it flushes nothing at its end, and others may remove its files.",
@@ -141,6 +148,14 @@ class BrokerSettings(KeraSettings):
         " Absent: what the limit of open files (ulimit -n) leaves beside the daemon's own, at most 10,000.",
     )
     log_level: str = Field("info", description="debug, info, warning or error.")
+
+    @field_validator("cpus")
+    @classmethod
+    def _cpus(cls, value: str) -> str:
+        try:
+            return format_cpus(parse_cpus(value)) if value else value
+        except InvalidArgument as error:
+            raise ValueError(error.message) from error
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

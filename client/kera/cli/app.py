@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from kera.cli import bench, check, cluster, consume, daemons, dev, doctor, group, inspect, produce, stream, verify
+from kera.cli import bench, check, cluster, consume, daemons, dev, doctor, group, inspect, node, produce, stream, verify
 
 app = typer.Typer(
     name="kera",
@@ -32,6 +32,7 @@ def _kera(
 
 
 daemons.register(app)
+app.command("node")(node.node)
 app.command("dev")(dev.dev)
 app.command("doctor")(doctor.doctor)
 app.add_typer(stream.app, name="stream")

@@ -52,7 +52,7 @@ async def _describe(bootstrap: str, as_json: bool) -> None:
     if cluster.catching_up:
         print(cluster.catching_up)
     print()
-    heading = ("BROKER", "ALIVE", "VERSION", "GRPC", "FRAMES", "MEMORY", "SEGMENT SIZE", "NODE")
+    heading = ("BROKER", "ALIVE", "VERSION", "GRPC", "FRAMES", "MEMORY", "SEGMENT SIZE", "NODE", "CPUS")
     rows = [
         (
             broker.broker_id,
@@ -63,6 +63,7 @@ async def _describe(bootstrap: str, as_json: bool) -> None:
             format_size(broker.arena_bytes),
             format_size(broker.segment_bytes),
             broker.node_id.partition("/")[0],
+            broker.cpus or "all",
         )
         for broker in cluster.brokers
     ]

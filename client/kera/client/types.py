@@ -67,6 +67,8 @@ class BrokerDescription:
     """Of its program; empty: of one that does not tell."""
     feature_level: int = 0
     """See `ClusterDescription`."""
+    cpus: str = ""
+    """Of its host, on which it runs, as ``0-3,8``; empty: on all."""
 
     @classmethod
     def from_message(cls, info: common_pb2.BrokerInfo) -> BrokerDescription:
@@ -87,6 +89,7 @@ class BrokerDescription:
             grace_left_ms=info.grace_left_ms,
             version=info.version,
             feature_level=info.feature_level,
+            cpus=info.cpus,
         )
 
 

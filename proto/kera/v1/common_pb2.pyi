@@ -573,6 +573,7 @@ class BrokerInfo(_message.Message):
     GRACE_LEFT_MS_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     FEATURE_LEVEL_FIELD_NUMBER: _builtins.int
+    CPUS_FIELD_NUMBER: _builtins.int
     broker_id: _builtins.int
     broker_epoch: _builtins.int
     node_id: _builtins.str
@@ -599,6 +600,8 @@ class BrokerInfo(_message.Message):
     """Of its program, as `kera --version` tells it."""
     feature_level: _builtins.int
     """What it does that others have to understand (docs/cluster.md). 0: it is older than these levels."""
+    cpus: _builtins.str
+    """Of its host, on which it runs, as 0-3,8; empty: on all."""
     def __init__(
         self,
         *,
@@ -617,10 +620,11 @@ class BrokerInfo(_message.Message):
         grace_left_ms: _builtins.int = ...,
         version: _builtins.str = ...,
         feature_level: _builtins.int = ...,
+        cpus: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alive", b"alive", "arena_bytes", b"arena_bytes", "broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "draining", b"draining", "feature_level", b"feature_level", "frames_address", b"frames_address", "frames_unix_path", b"frames_unix_path", "grace_left_ms", b"grace_left_ms", "grpc_address", b"grpc_address", "node_id", b"node_id", "push_unix_path", b"push_unix_path", "restarting", b"restarting", "segment_bytes", b"segment_bytes", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alive", b"alive", "arena_bytes", b"arena_bytes", "broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "cpus", b"cpus", "draining", b"draining", "feature_level", b"feature_level", "frames_address", b"frames_address", "frames_unix_path", b"frames_unix_path", "grace_left_ms", b"grace_left_ms", "grpc_address", b"grpc_address", "node_id", b"node_id", "push_unix_path", b"push_unix_path", "restarting", b"restarting", "segment_bytes", b"segment_bytes", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

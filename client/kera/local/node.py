@@ -1,0 +1,168 @@
+"""The brokers of one host, as child processes: one for each core or NUMA node, and on its CPUs only.
+
+A broker is one event loop, so a host with many cores wants several. They share the host's node id: readers on the host
+map the memory of each.
+
+Promises:
+
+* when `start` returns, all brokers serve; when it raises, none is left running;
+* a broker that ends by itself is started again after `RESTART_S`, for as long as it takes;
+* `stop` ends all of them at the same time, within the time that their settings give them;
+* brokers of a directory keep their places: which data are whose does not depend on how many CPUs there are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kera.core.cpus import format_cpus
+from kera.core.errors import InvalidArgument, KeraError
+from kera.local.child import Child
+from kera.local.directory import ClusterDirectory
+
+RESTART_S = 2.0
+READY_TIMEOUT_S = 600.0
+"""A broker reads what is on its disk and maps its memory first."""
+BROKERS_MAX = 1024
+PORTS_EACH = 2
+"""Of a broker: the open interface and frames."""
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeBroker:
+    """One of them."""
+
+    name: str
+    cpus: frozenset[int]
+    flags: dict[str, object]
+
+
+def planned(
+    groups: Sequence[frozenset[int]], count: int, data_dir: Path, *, port: int = 0, metrics_port: int | None = None
+) -> list[NodeBroker]:
+    """`count` brokers (0: one for each group) on groups of CPUs, in turn, with ports that follow each other.
+
+    Raises `InvalidArgument` when there are more in the directory: their records would be out of reach.
+    """
+    count = count or len(groups)
+    there = [int(found[1]) for each in data_dir.glob("broker-*") if (found := re.fullmatch(r"broker-(\d+)", each.name))]
+    if max(there, default=0) > count:
+        raise InvalidArgument(
+            f"{data_dir} has data of {max(there)} brokers, and {count} would be started: give --brokers {max(there)}"
+            " (several then share CPUs), or drain those that are too many, forget them and remove their directories",
+            brokers=max(there),
+        )
+    last_port = max(port + PORTS_EACH * count - 1 if port else 0, metrics_port + count - 1 if metrics_port else 0)
+    if count > BROKERS_MAX or last_port >= 1 << 16:
+        raise InvalidArgument(f"{count} brokers are too many for one host, or for the ports behind {port}")
+    brokers = []
+    for number in range(count):
+        cpus = groups[number % len(groups)]
+        flags: dict[str, object] = {
+            "data_dir": data_dir / f"broker-{number + 1}",
+            "cpus": format_cpus(cpus),
+            "port": port + PORTS_EACH * number if port else 0,
+            "frames_port": port + PORTS_EACH * number + 1 if port else 0,
+        }
+        if metrics_port is not None:
+            flags["metrics_port"] = metrics_port + number if metrics_port else 0
+        brokers.append(NodeBroker(f"broker-{number + 1}", cpus, flags))
+    return brokers
+
+
+class LocalNode:
+    """See the head of this module."""
+
+    def __init__(
+        self,
+        brokers: Sequence[NodeBroker],
+        data_dir: Path,
+        *,
+        env: Mapping[str, str],
+        say: Say,
+        stop_grace_s: float,
+        log_dir: Path | None = None,
+    ) -> None:
+        """`say` is told of brokers that end and come back; `stop_grace_s`: what each gets to stop by itself."""
+        self._data_dir = data_dir
+        self._say = say
+        self._stop_grace_s = stop_grace_s
+        self._directory: ClusterDirectory | None = None
+        self._restarting: set[asyncio.Task[None]] = set()
+        self.log_dir = log_dir or data_dir / "logs"
+        self._children = {
+            one.name: Child(
+                one.name,
+                _argv(one.flags),
+                env=env,
+                log_path=self.log_dir / f"{one.name}.log",
+                on_death=self._died,
+            )
+            for one in brokers
+        }
+
+    @property
+    def ready(self) -> dict[str, dict[str, Any]]:
+        """Name to ready line (addresses, id), of all that were started."""
+        return {name: dict(child.ready) for name, child in self._children.items()}
+
+    @property
+    def processes(self) -> dict[str, int]:
+        """Name to process id, of those that run."""
+        return {name: child.pid for name, child in self._children.items() if child.pid is not None}
+
+    async def start(self) -> None:
+        """Start all brokers. Raises `ChildStartError`, `DirectoryInUse` or `PathNotWritable`."""
+        self._directory = ClusterDirectory.open(self._data_dir)
+        # The first one alone: a new host gets its ids in the order of its brokers, and an error is told once.
+        first, *others = self._children.values()
+        try:
+            await first.start(ready_timeout_s=READY_TIMEOUT_S)
+            for other in others:
+                await other.start(ready_timeout_s=READY_TIMEOUT_S)
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def stop(self) -> list[str]:
+        """Stop all of them; returns the names of those that had to be killed. May be called again."""
+        for task in self._restarting:
+            task.cancel()
+        if self._restarting:
+            await asyncio.wait(self._restarting)
+        children = list(self._children.values())
+        obeyed = await asyncio.gather(*(child.stop(grace_s=self._stop_grace_s) for child in children))
+        if self._directory is not None:
+            self._directory.release()
+        return [child.name for child, ok in zip(children, obeyed, strict=True) if not ok]
+
+    def _died(self, child: Child) -> None:
+        self._say(f"{child.name} {child.describe_exit()}, and is started again; its log is {child.log_path}")
+        self._restarting.add(task := asyncio.create_task(self._restart(child)))
+        task.add_done_callback(self._restarting.discard)
+
+    async def _restart(self, child: Child) -> None:
+        while True:
+            await asyncio.sleep(RESTART_S)
+            try:
+                await child.start(ready_timeout_s=READY_TIMEOUT_S)
+            except (KeraError, OSError) as error:
+                self._say(f"{child.name} cannot start, and is tried again: {error}")
+            else:
+                self._say(f"{child.name} is back")
+                return
+
+
+def _argv(flags: Mapping[str, object]) -> list[str]:
+    argv = [sys.executable, "-m", "kera.cli", "broker"]
+    for name, value in flags.items():
+        argv += ["--" + name.replace("_", "-"), str(value)]
+    return argv

@@ -1,0 +1,90 @@
+"""CPUs of a host: lists as the kernel writes them (``0-3,8``), which of them belong together, and running on some only.
+
+What belongs together is what ``/sys/devices/system`` says: the threads of a core, and the CPUs of a NUMA node, which
+have a part of the memory nearer than the others.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal
+
+from kera.core.errors import InvalidArgument
+
+SYSTEM = Path("/sys/devices/system")
+CPUS_MAX = 1 << 13
+"""What Linux is built for at most."""
+Per = Literal["core", "numa"]
+
+_RANGE = re.compile(r"(\d{1,4})(?:-(\d{1,4}))?", re.ASCII)
+
+
+def parse_cpus(text: str) -> frozenset[int]:
+    """The CPUs of a list like ``0-3,8``. Raises `InvalidArgument`, also if there are none in it."""
+    found: set[int] = set()
+    for part in text.strip().split(","):
+        match = _RANGE.fullmatch(part.strip())
+        first = int(match[1]) if match is not None else 0
+        last = int(match[2] or first) if match is not None else 0
+        if match is None or not first <= last < CPUS_MAX:
+            raise InvalidArgument(f"{text!r} is no list of CPUs; they are written as 0-3,8", cpus=text)
+        found.update(range(first, last + 1))
+    return frozenset(found)
+
+
+def format_cpus(cpus: Iterable[int]) -> str:
+    """The list of some CPUs."""
+    runs: list[list[int]] = []
+    for cpu in sorted(cpus):
+        if runs and runs[-1][1] == cpu - 1:
+            runs[-1][1] = cpu
+        else:
+            runs.append([cpu, cpu])
+    return ",".join(f"{first}-{last}" if first < last else str(first) for first, last in runs)
+
+
+def allowed_cpus() -> frozenset[int]:
+    """Those on which this process may run."""
+    return frozenset(os.sched_getaffinity(0))
+
+
+def run_on(cpus: frozenset[int]) -> None:
+    """Have the calling thread, and those that it starts, run on these only. Raises `InvalidArgument`."""
+    try:
+        os.sched_setaffinity(0, cpus)
+    except (OSError, ValueError) as error:
+        raise InvalidArgument(
+            f"cannot run on CPUs {format_cpus(cpus)}: {getattr(error, 'strerror', None) or error}; this process may run"
+            f" on {format_cpus(allowed_cpus())}",
+            cpus=format_cpus(cpus),
+        ) from error
+
+
+def grouped(cpus: frozenset[int], per: Per, system: Path = SYSTEM) -> list[frozenset[int]]:
+    """These CPUs by core or by NUMA node, in the order of their first ones.
+
+    A CPU of which the kernel does not say where it belongs is a core of its own, and all such are one node.
+    """
+    lists = (
+        (system / "cpu" / f"cpu{cpu}" / "topology" / "thread_siblings_list" for cpu in sorted(cpus))
+        if per == "core"
+        else sorted((system / "node").glob("node[0-9]*/cpulist"))
+    )
+    groups: list[frozenset[int]] = []
+    for path in lists:
+        group = _read(path) & cpus
+        if group and group not in groups:
+            groups.append(group)
+    left = cpus.difference(*groups)
+    groups += [frozenset({cpu}) for cpu in left] if per == "core" else [left] * bool(left)
+    return sorted(groups, key=min)
+
+
+def _read(path: Path) -> frozenset[int]:
+    try:
+        return parse_cpus(path.read_text(encoding="ascii"))
+    except (OSError, UnicodeDecodeError, InvalidArgument):  # also a node that has memory only: its list is empty
+        return frozenset()

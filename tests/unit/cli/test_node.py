@@ -1,0 +1,75 @@
+"""`kera node`: which brokers there are to be, and what is refused before any is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kera.core.errors import InvalidArgument
+from kera.local.node import BROKERS_MAX, planned
+from tests.integration.command_line import run_kera
+
+GROUPS = [frozenset({0, 4}), frozenset({1, 5}), frozenset({2, 6})]
+
+
+def test_there_is_a_broker_for_each_group_with_ports_that_follow_each_other(tmp_path: Path) -> None:
+    brokers = planned(GROUPS, 0, tmp_path, port=7401, metrics_port=9401)
+
+    assert [(one.name, one.cpus) for one in brokers] == [(f"broker-{n + 1}", GROUPS[n]) for n in range(3)]
+    assert [one.flags["cpus"] for one in brokers] == ["0,4", "1,5", "2,6"]
+    assert [(one.flags["port"], one.flags["frames_port"]) for one in brokers] == [
+        (7401, 7402),
+        (7403, 7404),
+        (7405, 7406),
+    ]
+    assert [one.flags["metrics_port"] for one in brokers] == [9401, 9402, 9403]
+    assert brokers[1].flags["data_dir"] == tmp_path / "broker-2"
+
+
+def test_any_ports_are_any_ports_and_metrics_are_served_where_they_are_asked_for(tmp_path: Path) -> None:
+    (first, second, _) = planned(GROUPS, 0, tmp_path)
+    assert first.flags["port"] == second.flags["port"] == 0
+    assert "metrics_port" not in first.flags
+    assert [one.flags["metrics_port"] for one in planned(GROUPS, 0, tmp_path, metrics_port=0)] == [0, 0, 0]
+
+
+def test_brokers_that_are_there_are_started_though_there_are_fewer_cpus_now(tmp_path: Path) -> None:
+    for number in (2, 5):
+        (tmp_path / f"broker-{number}").mkdir()
+    (tmp_path / "broker-old").mkdir()
+
+    with pytest.raises(InvalidArgument, match="has data of 5 brokers, and 3 would be started: give --brokers 5"):
+        planned(GROUPS, 0, tmp_path)
+    assert [one.cpus for one in planned(GROUPS, 5, tmp_path)] == [*GROUPS, *GROUPS[:2]]
+
+
+@pytest.mark.parametrize(
+    ("count", "ports"), [(BROKERS_MAX + 1, {}), (3, {"port": 65531}), (3, {"metrics_port": 65534})]
+)
+def test_too_many_brokers_are_refused(count: int, ports: dict[str, int], tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="too many"):
+        planned(GROUPS, count, tmp_path, **ports)
+
+
+def test_the_last_port_there_is_will_do(tmp_path: Path) -> None:
+    assert planned(GROUPS, 3, tmp_path, port=65530)[2].flags["frames_port"] == 65535
+    assert planned(GROUPS, 3, tmp_path, metrics_port=65533)[2].flags["metrics_port"] == 65535
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--per", "socket"], "--per is core or numa, not socket"),
+        (["--cpus", "0-"], "'0-' is no list of CPUs; they are written as 0-3,8"),
+        (["--cpus", "8191"], "--cpus has CPUs on which this command may not run, or that there are not"),
+        (["--brokers", "-1"], "--brokers"),
+        (["--port", "65535", "--brokers", "2"], "too many"),
+    ],
+)
+def test_what_makes_no_sense_is_said_before_anything_starts(flags: list[str], says: str, tmp_path: Path) -> None:
+    done = run_kera("node", "--data-dir", str(tmp_path / "data"), *flags)
+
+    assert done.returncode == 2
+    assert says in done.stderr.decode()
+    assert not list(tmp_path.iterdir())
