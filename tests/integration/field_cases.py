@@ -289,6 +289,8 @@ CASES: dict[Method[Any, Any], Case] = {
             empty_intervals=[coordinator.EmptyInterval(**_streamlet(t), first_group_id=1, end_group_id=2)],
             unneeded_backup_ids=[STRANGER_ID],
             fences_version=1,
+            loop_busy_permille=500,
+            processor_permille=700,
             unknown_streams=[coordinator.UnknownStream(stream=t.stream, bytes=5, records=1, broker_ids=[1])],
             held_streams=[
                 coordinator.HeldStream(stream_id=t.stream.stream_id, assignments_version=1, config_version=1)

@@ -123,7 +123,7 @@ async def serve(
             report=HeartbeatReport(
                 engine.streams,
                 engine.takeovers.progress,
-                monotonic_s=runtime.clock.monotonic_s,
+                clock=runtime.clock,
                 replication=engine.replication,
                 unknown=UnknownReport(engine.streams, lambda: leader.value),
             ),

@@ -10,7 +10,6 @@ into some of those that have moved, in turns: that takes longer.
 from __future__ import annotations
 
 import heapq
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -22,9 +21,11 @@ from kera.broker.log.streamlet import Streamlet
 from kera.broker.ownership.streams import Streams
 from kera.broker.ownership.unknown import UnknownReport
 from kera.broker.replication.manager import Replication
+from kera.core.clock import Clock, SystemClock
 from kera.core.ids import Position
 from kera.v1 import coordinator_pb2
 
+SYSTEM_CLOCK = SystemClock()
 Recoveries = Callable[[], Iterable[coordinator_pb2.RecoveryProgress]]
 
 
@@ -46,7 +47,7 @@ class HeartbeatReport:
         self,
         streams: Streams,
         recoveries: Recoveries = lambda: (),
-        monotonic_s: Callable[[], float] = time.monotonic,
+        clock: Clock = SYSTEM_CLOCK,
         replication: Replication | None = None,
         unknown: UnknownReport | None = None,
         limits: HeartbeatLimits | None = None,
@@ -58,8 +59,9 @@ class HeartbeatReport:
         self._unknown = unknown
         self._unneeded: frozenset[int] = frozenset()
         """Backups that the heartbeat names that is not answered yet."""
-        self._monotonic_s = monotonic_s
-        self._filled_s = monotonic_s()
+        self._clock = clock
+        self._filled_s = clock.monotonic_s()
+        self._processor = clock.processor_s()
         self._checked = 0
         """Streamlets with older intervals, checked in this round."""
         self._sent_starts: dict[Entry, Position] = {}
@@ -67,7 +69,7 @@ class HeartbeatReport:
 
     def fill(self, request: coordinator_pb2.HeartbeatRequest) -> None:
         """Put into a heartbeat what there is to tell now."""
-        now_s = self._monotonic_s()
+        now_s = self._clock.monotonic_s()
         seconds, self._filled_s = max(now_s - self._filled_s, 1e-3), now_s
         loads: list[_Load] = []
         moved: list[Streamlet] = []
@@ -93,6 +95,7 @@ class HeartbeatReport:
                 records_per_s=round(records / seconds),
                 read_bytes_per_s=round(read / seconds),
             )
+        self._add_processor_time(request, seconds)
         self._add_starts(request)
         request.recoveries.extend(self._recoveries())
         if self._unknown is not None:
@@ -102,6 +105,13 @@ class HeartbeatReport:
             backups = self._replication.backups
             backups.set_unneeded(backups.unneeded | self._unneeded)  # it may count from when it is sent
             request.unneeded_backup_ids.extend(sorted(self._unneeded))
+
+    def _add_processor_time(self, request: coordinator_pb2.HeartbeatRequest, seconds: float) -> None:
+        before, self._processor = self._processor, self._clock.processor_s()
+        if before is not None and self._processor is not None:
+            thread_s, process_s = (now - then for now, then in zip(self._processor, before, strict=True))
+            request.loop_busy_permille = min(1000, round(1000 * thread_s / seconds))
+            request.processor_permille = round(1000 * process_s / seconds)
 
     def _add_starts(self, request: coordinator_pb2.HeartbeatRequest) -> None:
         self._sent_starts = {}

@@ -209,12 +209,14 @@ async def _rebalance(bootstrap: str, dry_run: bool, as_json: bool) -> None:
             one.broker_id,
             f"{format_size(one.bytes_per_s)}/s",
             f"{format_size(one.bytes_per_s_after)}/s",
+            f"{one.busy:.0%}",
+            f"{one.busy_after:.0%}",
             one.streamlets,
             one.streamlets_after,
         )
         for one in done.loads
     ]
-    print(table(("BROKER", "LOAD", "LOAD AFTER", "STREAMLETS", "STREAMLETS AFTER"), loads))
+    print(table(("BROKER", "LOAD", "LOAD AFTER", "LOOP", "LOOP AFTER", "STREAMLETS", "STREAMLETS AFTER"), loads))
 
 
 def _why(reason: str, error: str | None) -> str:

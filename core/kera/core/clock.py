@@ -13,7 +13,16 @@ There are three clocks, and each is for something else:
 from __future__ import annotations
 
 import time
-from typing import Protocol
+from typing import NamedTuple, Protocol
+
+
+class ProcessorTime(NamedTuple):
+    """In seconds; only differences mean something."""
+
+    thread_s: float
+    """Of the calling thread, as of an event loop."""
+    process_s: float
+    """Of all threads of the process."""
 
 
 class Clock(Protocol):
@@ -32,6 +41,10 @@ class Clock(Protocol):
 
     def boottime_s(self) -> float:
         """The same, but it goes on while the host is suspended."""
+        ...
+
+    def processor_s(self) -> ProcessorTime | None:
+        """Processor time that was taken so far; None where nothing like it is spent, as in a simulation."""
         ...
 
 
@@ -59,6 +72,10 @@ class SystemClock:
         """See `Clock.boottime_s`."""
         return boottime_s()
 
+    def processor_s(self) -> ProcessorTime | None:
+        """See `Clock.processor_s`."""
+        return ProcessorTime(time.thread_time(), time.process_time())
+
 
 class FakeClock:
     """A clock that moves only when told to."""
@@ -66,6 +83,8 @@ class FakeClock:
     def __init__(self, now_us: int = 1_500_000_000_000_000) -> None:
         self._now_us = now_us
         self._elapsed_us = 0
+        self.processor: ProcessorTime | None = None
+        """What it says of that; set by tests."""
 
     def now_us(self) -> int:
         """See `Clock.now_us`."""
@@ -78,6 +97,10 @@ class FakeClock:
     def boottime_s(self) -> float:
         """See `Clock.boottime_s`. Nobody suspends it."""
         return self._elapsed_us / 1e6
+
+    def processor_s(self) -> ProcessorTime | None:
+        """See `Clock.processor_s`."""
+        return self.processor
 
     def advance(self, seconds: float) -> None:
         """Move both clocks forward by `seconds`."""

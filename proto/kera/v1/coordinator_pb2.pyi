@@ -404,11 +404,16 @@ class BrokerLoad(_message.Message):
     STREAMLETS_FIELD_NUMBER: _builtins.int
     BYTES_PER_S_AFTER_FIELD_NUMBER: _builtins.int
     STREAMLETS_AFTER_FIELD_NUMBER: _builtins.int
+    BUSY_PERMILLE_FIELD_NUMBER: _builtins.int
+    BUSY_PERMILLE_AFTER_FIELD_NUMBER: _builtins.int
     broker_id: _builtins.int
     bytes_per_s: _builtins.int
     streamlets: _builtins.int
     bytes_per_s_after: _builtins.int
     streamlets_after: _builtins.int
+    busy_permille: _builtins.int
+    """Of the time, how much the broker's event loop is at work for these streamlets; 0 unless all brokers tell it."""
+    busy_permille_after: _builtins.int
     def __init__(
         self,
         *,
@@ -417,10 +422,12 @@ class BrokerLoad(_message.Message):
         streamlets: _builtins.int = ...,
         bytes_per_s_after: _builtins.int = ...,
         streamlets_after: _builtins.int = ...,
+        busy_permille: _builtins.int = ...,
+        busy_permille_after: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_id", b"broker_id", "bytes_per_s", b"bytes_per_s", "bytes_per_s_after", b"bytes_per_s_after", "streamlets", b"streamlets", "streamlets_after", b"streamlets_after"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_id", b"broker_id", "busy_permille", b"busy_permille", "busy_permille_after", b"busy_permille_after", "bytes_per_s", b"bytes_per_s", "bytes_per_s_after", b"bytes_per_s_after", "streamlets", b"streamlets", "streamlets_after", b"streamlets_after"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1398,6 +1405,8 @@ class HeartbeatRequest(_message.Message):
     UNKNOWN_STREAMS_FIELD_NUMBER: _builtins.int
     HELD_STREAMS_FIELD_NUMBER: _builtins.int
     HELD_STREAMS_TOLD_FIELD_NUMBER: _builtins.int
+    LOOP_BUSY_PERMILLE_FIELD_NUMBER: _builtins.int
+    PROCESSOR_PERMILLE_FIELD_NUMBER: _builtins.int
     broker_id: _builtins.int
     broker_epoch: _builtins.int
     bytes_per_s: _builtins.int
@@ -1406,6 +1415,11 @@ class HeartbeatRequest(_message.Message):
     """Of the fences that it has noted."""
     held_streams_told: _builtins.bool
     """`held_streams` has all of them, which may be none."""
+    loop_busy_permille: _builtins.int
+    """Of the time since the last heartbeat, how much its event loop was at work, and how much processor time all of its
+    threads took (2,000: two CPUs were busy).
+    """
+    processor_permille: _builtins.int
     @_builtins.property
     def loads(self) -> _containers.RepeatedCompositeFieldContainer[Global___StreamletLoad]:
         """Of the streamlets that are written to, the busiest."""
@@ -1449,12 +1463,16 @@ class HeartbeatRequest(_message.Message):
         unknown_streams: _abc.Iterable[Global___UnknownStream] | None = ...,
         held_streams: _abc.Iterable[Global___HeldStream] | None = ...,
         held_streams_told: _builtins.bool = ...,
+        loop_busy_permille: _builtins.int | None = ...,
+        processor_permille: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_loop_busy_permille", b"_loop_busy_permille", "loop_busy_permille", b"loop_busy_permille"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "bytes_per_s", b"bytes_per_s", "empty_intervals", b"empty_intervals", "fences_version", b"fences_version", "held_streams", b"held_streams", "held_streams_told", b"held_streams_told", "loads", b"loads", "recoveries", b"recoveries", "starts", b"starts", "unknown_streams", b"unknown_streams", "unneeded_backup_ids", b"unneeded_backup_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loop_busy_permille", b"_loop_busy_permille", "broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "bytes_per_s", b"bytes_per_s", "empty_intervals", b"empty_intervals", "fences_version", b"fences_version", "held_streams", b"held_streams", "held_streams_told", b"held_streams_told", "loads", b"loads", "loop_busy_permille", b"loop_busy_permille", "processor_permille", b"processor_permille", "recoveries", b"recoveries", "starts", b"starts", "unknown_streams", b"unknown_streams", "unneeded_backup_ids", b"unneeded_backup_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__loop_busy_permille: _TypeAlias = _typing.Literal["loop_busy_permille"]  # noqa: Y015
+    _WhichOneofArgType__loop_busy_permille: _TypeAlias = _typing.Literal["_loop_busy_permille", b"_loop_busy_permille"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__loop_busy_permille) -> _WhichOneofReturnType__loop_busy_permille | None: ...
 
 Global___HeartbeatRequest: _TypeAlias = HeartbeatRequest  # noqa: Y015
 

@@ -30,6 +30,9 @@ class MachineClock:
         """See `Clock.boottime_s`."""
         return self.monotonic_s()
 
+    def processor_s(self) -> None:
+        """See `Clock.processor_s`. What a run takes is no part of it."""
+
     def jump(self, seconds: float) -> None:
         """Somebody sets the wall clock."""
         self._wall_offset_us += round(seconds * 1e6)

@@ -4,6 +4,7 @@ import pytest
 
 from kera.broker.heartbeat import HeartbeatLimits, HeartbeatReport
 from kera.broker.log.intervals import Holding, Interval
+from kera.core.clock import FakeClock, ProcessorTime
 from kera.core.ids import EARLIEST, Position
 from kera.core.rpc import api
 from kera.v1 import common_pb2, coordinator_pb2
@@ -12,16 +13,9 @@ from tests.unit.broker.persistence_support import MakeEngine
 from tests.unit.broker.support import BROKER_ID, STREAM_ID, Broker, Engine, chunk, cursor, read_range, stream_info
 
 
-class Clock:
-    now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> FakeClock:
+    return FakeClock()
 
 
 @pytest.fixture
@@ -39,26 +33,46 @@ def loads(request: coordinator_pb2.HeartbeatRequest) -> list[tuple[int, int, int
     return [(each.streamlet_id, each.bytes_per_s, each.records_per_s, each.read_bytes_per_s) for each in request.loads]
 
 
-async def test_loads_are_rates_since_the_last_heartbeat(broker: Broker, clock: Clock) -> None:
-    report = HeartbeatReport(broker.streams, monotonic_s=clock)
+async def test_loads_are_rates_since_the_last_heartbeat(broker: Broker, clock: FakeClock) -> None:
+    report = HeartbeatReport(broker.streams, clock=clock)
     broker.append(*(chunk(1, sequence, streamlet_id=0, record_count=10) for sequence in range(2)))
     broker.append(*(chunk(1, sequence, streamlet_id=2, record_count=10) for sequence in range(4)))
     broker.append(chunk(1, 3, streamlet_id=2))  # a repeat is no load
     broker.read(read_range(EARLIEST, streamlet=0))
-    clock.now_s += 2
+    clock.advance(2)
     first = filled(report)
-    clock.now_s += 1
+    clock.advance(1)
 
     assert loads(first) == [(0, 1024, 10, 1024), (2, 2048, 20, 0)]
     assert (first.bytes_per_s, {load.stream_id for load in first.loads}) == (3072, {STREAM_ID})
     assert loads(filled(report)) == []
 
 
-async def test_only_the_busiest_are_told_of(broker: Broker, clock: Clock) -> None:
-    report = HeartbeatReport(broker.streams, monotonic_s=clock, limits=HeartbeatLimits(loads_max=2))
+async def test_how_busy_the_loop_and_all_threads_were_since_the_last_heartbeat(
+    broker: Broker, clock: FakeClock
+) -> None:
+    clock.processor = ProcessorTime(5.0, 9.0)
+    report = HeartbeatReport(broker.streams, clock=clock)
+    clock.advance(4)
+    clock.processor = ProcessorTime(6.0, 15.0)
+    told = filled(report)
+    assert (told.loop_busy_permille, told.processor_permille) == (250, 1500)
+
+    clock.advance(1)
+    idle = filled(report)
+    assert (idle.HasField("loop_busy_permille"), idle.loop_busy_permille) == (True, 0), "that is known, too"
+    clock.advance(1)
+    clock.processor = ProcessorTime(8.0, 16.0)
+    assert filled(report).loop_busy_permille == 1000, "clocks are not read at the same moment"
+    clock.processor = None
+    assert not filled(report).HasField("loop_busy_permille")
+
+
+async def test_only_the_busiest_are_told_of(broker: Broker, clock: FakeClock) -> None:
+    report = HeartbeatReport(broker.streams, clock=clock, limits=HeartbeatLimits(loads_max=2))
     for streamlet_id, count in ((0, 2), (1, 1), (2, 3)):
         broker.append(*(chunk(1, sequence, streamlet_id=streamlet_id) for sequence in range(count)))
-    clock.now_s += 1
+    clock.advance(1)
     request = filled(report)
 
     assert [load[0] for load in loads(request)] == [2, 0]

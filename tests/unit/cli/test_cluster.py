@@ -203,7 +203,7 @@ def test_rebalancing_shows_moves_with_their_reasons_and_loads(
     control: ControlClient, capsys: pytest.CaptureFixture[str]
 ) -> None:
     moves = [StreamletMove("orders", 3, 1, 2, "broker 1 is busy"), StreamletMove("orders", 4, 1, 2, "", "away")]
-    done = Rebalancing(moves, [BrokerLoad(1, 2 * MIB, 4, MIB, 3), BrokerLoad(2, 0, 1, MIB, 2)])
+    done = Rebalancing(moves, [BrokerLoad(1, 2 * MIB, 4, MIB, 3, 0.9, 0.455), BrokerLoad(2, 0, 1, MIB, 2)])
     control.answers = [done, done, Rebalancing([], [])]
 
     assert run(capsys, "rebalance", "--dry-run") == [
@@ -211,9 +211,9 @@ def test_rebalancing_shows_moves_with_their_reasons_and_loads(
         "orders          3     1   2  broker 1 is busy",
         "orders          4     1   2  not moved: away",
         "",
-        "BROKER  LOAD     LOAD AFTER  STREAMLETS  STREAMLETS AFTER",
-        "     1  2 MiB/s  1 MiB/s              4                 3",
-        "     2  0 B/s    1 MiB/s              1                 2",
+        "BROKER  LOAD     LOAD AFTER  LOOP  LOOP AFTER  STREAMLETS  STREAMLETS AFTER",
+        "     1  2 MiB/s  1 MiB/s     90%   46%                  4                 3",
+        "     2  0 B/s    1 MiB/s     0%    0%                   1                 2",
     ]
     assert json.loads("".join(run(capsys, "rebalance", "--json")))["moves"][1]["error"] == "away"
     assert run(capsys, "rebalance")[0] == "nothing to move: the brokers have about the same load"

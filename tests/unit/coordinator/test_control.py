@@ -217,6 +217,24 @@ async def test_nothing_is_rebalanced_before_it_is_known_how_busy_everyone_is(bus
     assert move.stream == "busy"
 
 
+async def test_how_busy_loops_are_counts_once_all_brokers_tell_it(busy: Cluster) -> None:
+    loads = [
+        coordinator_pb2.StreamletLoad(stream_id=2, streamlet_id=number, bytes_per_s=rate)
+        for number, rate in enumerate((30_000, 10_000))
+    ]
+    await busy.heartbeat(1, loads=loads, loop_busy_permille=800)
+    plan = await busy.coordinator.balancing.rebalance(dry_run=True)
+    assert [one.stream for one in plan.moves] == ["quiet"], "broker 2 does not tell"
+    assert [one.busy_permille for one in plan.loads] == [0, 0]
+
+    await busy.heartbeat(2, loop_busy_permille=10)
+    plan = await busy.coordinator.balancing.rebalance(dry_run=True)
+    assert [(one.stream, one.streamlet_id) for one in plan.moves] == [("busy", 0)]
+    assert [(one.busy_permille, one.busy_permille_after) for one in plan.loads] == [(800, 200), (0, 600)]
+    await busy.heartbeat(1, loads=loads, loop_busy_permille=1 << 31)  # no loop has more than all of the time
+    assert (await busy.coordinator.balancing.rebalance(dry_run=True)).loads[0].busy_permille == 1000
+
+
 async def test_streamlets_are_rebalanced_at_times_if_that_is_set(busy: Cluster) -> None:
     busy.settings = busy.settings.model_copy(update={"rebalance_interval_ms": 1000})
     await busy.restart()

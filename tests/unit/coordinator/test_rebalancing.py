@@ -1,4 +1,5 @@
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -37,7 +38,7 @@ def after(now: Where, moves: Iterable[PlannedMove]) -> Where:
     then = dict(now)
     for move in moves:
         one = then[move.streamlet]
-        then[move.streamlet] = Placed(move.to_broker_id, one.bytes_per_s, one.may_move)
+        then[move.streamlet] = replace(one, broker_id=move.to_broker_id)
     return then
 
 
@@ -60,6 +61,35 @@ def test_the_busiest_gives_to_the_idlest_what_evens_them_out_and_says_why() -> N
         " this streamlet makes 30.0 MB/s of it"
     )
     assert shares([1, 2], after(busy, [move])) == {1: BrokerShare(30 * MB, 2), 2: BrokerShare(35 * MB, 2)}
+
+
+def loops(*parts: tuple[int, int, int]) -> Where:
+    """Broker, load and per mille of its loop's time of each streamlet."""
+    return {
+        StreamletId(1, number): Placed(broker_id, bytes_per_s, busy_ppm=busy * 1000)
+        for number, (broker_id, bytes_per_s, busy) in enumerate(parts)
+    }
+
+
+def test_a_broker_whose_loop_is_saturated_gives_though_others_carry_more_bytes() -> None:
+    """Of small chunks, or for many readers: that costs more than the bytes say."""
+    now = loops((1, 4 * MB, 400), (1, 3 * MB, 300), (1, 2 * MB, 200), (2, 80 * MB, 100))
+
+    (move,) = rebalanced([1, 2], now)
+
+    assert where([move]) == [(0, 1, 2)]
+    assert move.reason == (
+        "broker 1 carries 90 % of a loop, 1.8 times the mean of 50 % of a loop, broker 2 carries 10 % of a loop;"
+        " this streamlet makes 40 % of a loop of it"
+    )
+    then = after(now, [move])
+    assert rebalanced([1, 2], then) == [], "it does not go back for the bytes"
+
+
+def test_while_no_loop_is_busy_bytes_count_and_make_none_busy() -> None:
+    assert where(rebalanced([1, 2], loops((1, 40 * MB, 200), (1, 30 * MB, 150), (2, MB, 100)))) == [(1, 1, 2)]
+    costly = loops((1, 40 * MB, 100), (1, 30 * MB, 80), (2, MB, 420))
+    assert where(rebalanced([1, 2], costly)) == [], "broker 2 would be busy then, and give it back"
 
 
 def test_noise_moves_nothing() -> None:

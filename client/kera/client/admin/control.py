@@ -55,6 +55,9 @@ class BrokerLoad:
     streamlets: int
     bytes_per_s_after: int
     streamlets_after: int
+    busy: float = 0.0
+    """Of the time, how much its event loop is at work for these streamlets; 0 unless all brokers tell that."""
+    busy_after: float = 0.0
 
     @classmethod
     def from_message(cls, message: coordinator_pb2.BrokerLoad) -> BrokerLoad:
@@ -65,6 +68,8 @@ class BrokerLoad:
             streamlets=message.streamlets,
             bytes_per_s_after=message.bytes_per_s_after,
             streamlets_after=message.streamlets_after,
+            busy=message.busy_permille / 1000,
+            busy_after=message.busy_permille_after / 1000,
         )
 
 

@@ -116,19 +116,36 @@ class Balancing:
 
     async def _placed(self, streams: Iterable[common_pb2.StreamInfo]) -> dict[StreamletId, Placed]:
         """What each owner says of its streamlets; others that have older groups tell what is read of those."""
-        placed, pace = {}, self._state.pace()
+        placed, pace, parts = {}, self._state.pace(), self._loop_parts()
         for stream in streams:
             for one in stream.assignments:
                 await pace.step()
-                streamlet = StreamletId(stream.stream_id, one.streamlet_id)
+                streamlet, launch = (
+                    StreamletId(stream.stream_id, one.streamlet_id),
+                    Launch(one.broker_id, one.broker_epoch),
+                )
+                bytes_per_s = self._loads.of_launch(launch).get(streamlet, 0)
                 placed[streamlet] = Placed(
                     broker_id=one.broker_id,
-                    bytes_per_s=self._loads.of_launch(Launch(one.broker_id, one.broker_epoch)).get(streamlet, 0),
+                    bytes_per_s=bytes_per_s,
+                    busy_ppm=round(bytes_per_s * parts.get(launch, 0.0)),
                     may_move=not (
                         one.sources or self._migration.rests(streamlet) or self._migration.is_moving(streamlet)
                     ),
                 )
         return placed
+
+    def _loop_parts(self) -> dict[Launch, float]:
+        """By launch, what a byte per second takes of the time of its loop; none unless all tell that of theirs."""
+        brokers, parts = self._state.brokers, dict[Launch, float]()
+        for broker_id in brokers.open_ids():
+            launch = Launch(broker_id, brokers.epoch(broker_id))
+            busy_ppm = self._loads.busy_ppm(launch)
+            if busy_ppm is None:
+                return {}
+            if total := sum(self._loads.of_launch(launch).values()):
+                parts[launch] = busy_ppm / total
+        return parts
 
     def _described_loads(self, plan: Plan) -> list[coordinator_pb2.BrokerLoad]:
         loads = []
@@ -140,6 +157,8 @@ class Balancing:
                 streamlets=now.streamlets,
                 bytes_per_s_after=then.bytes_per_s,
                 streamlets_after=then.streamlets,
+                busy_permille=now.busy_ppm // 1000,
+                busy_permille_after=then.busy_ppm // 1000,
             )
             loads.append(load)
         return loads

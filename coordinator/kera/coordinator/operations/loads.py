@@ -10,14 +10,21 @@ from kera.v1 import coordinator_pb2
 
 
 class MeasuredLoads:
-    """Bytes per second, appended and read, by launch and streamlet."""
+    """Bytes per second, appended and read, by launch and streamlet; and how busy the loop of a launch is."""
 
     def __init__(self, brokers: BrokerMembers) -> None:
         self._brokers = brokers
         self._loads: dict[Launch, dict[StreamletId, int]] = {}
+        self._busy_ppm: dict[Launch, int] = {}
 
-    def note(self, launch: Launch, loads: Iterable[coordinator_pb2.StreamletLoad]) -> None:
-        """What a launch says in its heartbeat."""
+    def note(
+        self, launch: Launch, loads: Iterable[coordinator_pb2.StreamletLoad], busy_permille: int | None = None
+    ) -> None:
+        """What a launch says in its heartbeat. `busy_permille`: of the time, its loop was at work; None: not told."""
+        if busy_permille is None:
+            self._busy_ppm.pop(launch, None)
+        else:
+            self._busy_ppm[launch] = min(busy_permille, 1000) * 1000
         self._loads[launch] = {
             StreamletId(one.stream_id, one.streamlet_id): one.bytes_per_s + one.read_bytes_per_s for one in loads
         }
@@ -26,10 +33,16 @@ class MeasuredLoads:
         """What a launch said; nothing before its first heartbeat."""
         return self._loads.get(launch, {})
 
+    def busy_ppm(self, launch: Launch) -> int | None:
+        """Of the time, the loop of a launch was at work; None: it does not tell."""
+        return self._busy_ppm.get(launch)
+
     def are_known(self, broker_id: int) -> bool:
         """Whether the current launch of a broker has sent a heartbeat, and so takes orders."""
         return Launch(broker_id, self._brokers.epoch(broker_id)) in self._loads
 
     def forget_earlier_launches(self) -> None:
         """Drop what launches said that are not current any more."""
-        self._loads = {launch: loads for launch, loads in self._loads.items() if self._brokers.is_current(launch)}
+        is_current = self._brokers.is_current
+        self._loads = {launch: loads for launch, loads in self._loads.items() if is_current(launch)}
+        self._busy_ppm = {launch: busy for launch, busy in self._busy_ppm.items() if is_current(launch)}

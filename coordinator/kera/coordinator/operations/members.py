@@ -263,7 +263,8 @@ class Members:
                     field=name,
                     limit=REPORTED_MAX,
                 )
-        self._loads.note(launch, request.loads)
+        busy = request.loop_busy_permille if request.HasField("loop_busy_permille") else None
+        self._loads.note(launch, request.loads, busy)
         self._recoveries.report(launch, request.recoveries)
         self._recoveries.unneeded.note(launch, request.unneeded_backup_ids)
         if not request.starts and not request.empty_intervals:

@@ -9,6 +9,11 @@ Once loads are even enough, streamlets with little load go from the broker with 
 fewest, while these differ by two or more, as far as that does not make the one busier than the other. A streamlet that
 may not move (it moved a while ago, is being recovered, or nobody knows its load) stays.
 
+What a broker can carry depends on its records, their chunks and their readers, and not on bytes alone: it is one event
+loop. Once the loop of one is at work half of the time, it is this that is evened out: by how much of the time each
+loop is at work, of which a streamlet makes the part that it makes of the bytes. Until then, by bytes, nobody gets so
+much that its loop would be: the two never move something to and fro.
+
 It comes to rest: each move by load makes the sum of the squares of the loads smaller, and each by number that of the
 numbers, without making the former larger than what counts as no difference.
 """
@@ -16,8 +21,10 @@ numbers, without making the former larger than what counts as no difference.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Generator, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from operator import attrgetter
 from typing import NamedTuple
 
 from kera.coordinator.ids import StreamletId
@@ -30,6 +37,10 @@ TARGET_SHARE_MAX = 0.95
 """Of the load of the one that gives: a target that had more after the move would only have changed roles with it."""
 STREAMLET_SHARE_MIN = 0.05
 """Of the usual load of a streamlet of the one that gives: what has less makes no difference, and stays."""
+BUSY_PPM = 500_000
+"""Of the time: a loop that is at work so much is what its broker lacks first."""
+BUSY_PPM_MIN = 100_000
+"""Differences of loops below this are none."""
 MOVES_MAX = 64
 """At once; what is left shows when the load has been measured anew."""
 
@@ -41,6 +52,8 @@ class Placed:
     broker_id: int
     bytes_per_s: int = 0
     may_move: bool = True
+    busy_ppm: int = 0
+    """Of the time of its broker's loop that this streamlet takes, as far as that is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +72,8 @@ class BrokerShare:
 
     bytes_per_s: int
     streamlets: int
+    busy_ppm: int = 0
+    """Of the time of its loop."""
 
 
 class Plan(NamedTuple):
@@ -75,18 +90,44 @@ class _BrokerLoads:
     def __init__(self, broker_ids: Iterable[int]) -> None:
         self.streamlets: defaultdict[int, dict[StreamletId, Placed]] = defaultdict(dict)
         self.bytes_per_s = Counter(dict.fromkeys(broker_ids, 0))
+        self.busy_ppm = Counter[int]()
 
     def add(self, streamlet: StreamletId, one: Placed) -> None:
         self.streamlets[one.broker_id][streamlet] = one
         self.bytes_per_s[one.broker_id] += one.bytes_per_s
+        self.busy_ppm[one.broker_id] += one.busy_ppm
 
     def move(self, move: PlannedMove) -> None:
         one = self.streamlets[move.from_broker_id].pop(move.streamlet)
         self.bytes_per_s[one.broker_id] -= one.bytes_per_s
-        self.add(move.streamlet, Placed(move.to_broker_id, one.bytes_per_s, may_move=False))
+        self.busy_ppm[one.broker_id] -= one.busy_ppm
+        self.add(move.streamlet, replace(one, broker_id=move.to_broker_id, may_move=False))
 
     def shares(self, broker_ids: Iterable[int]) -> dict[int, BrokerShare]:
-        return {each: BrokerShare(self.bytes_per_s[each], len(self.streamlets[each])) for each in sorted(broker_ids)}
+        return {
+            each: BrokerShare(self.bytes_per_s[each], len(self.streamlets[each]), self.busy_ppm[each])
+            for each in sorted(broker_ids)
+        }
+
+
+class _Measure(NamedTuple):
+    """What is evened out."""
+
+    of: Callable[[BrokerShare | Placed], int]
+    difference_min: int
+    told: Callable[[float], str]
+
+
+def _rate(bytes_per_s: float) -> str:
+    return f"{bytes_per_s / 1e6:.1f} MB/s"
+
+
+def _part(busy_ppm: float) -> str:
+    return f"{busy_ppm / 1e4:.0f} % of a loop"
+
+
+_BYTES = _Measure(attrgetter("bytes_per_s"), LOAD_BYTES_PER_S_MIN, _rate)
+_LOOPS = _Measure(attrgetter("busy_ppm"), BUSY_PPM_MIN, _part)
 
 
 def rebalancing(
@@ -98,8 +139,10 @@ def rebalancing(
         brokers.add(streamlet, one)
         yield
     before = brokers.shares(brokers.bytes_per_s)
+    saturated = any(before[broker_id].busy_ppm >= BUSY_PPM for broker_id in broker_ids)
+    by_load = partial(_by_load, _LOOPS if saturated else _BYTES)
     moves: list[PlannedMove] = []
-    for choose in (_by_load, _by_number):
+    for choose in (by_load, _by_number):
         while len(moves) < moves_max and len(broker_ids) > 1:
             move = yield from choose(brokers.shares(broker_ids), brokers.streamlets)
             if move is None:
@@ -110,14 +153,17 @@ def rebalancing(
 
 
 def _by_load(
-    share: Mapping[int, BrokerShare], streamlets: Mapping[int, Mapping[StreamletId, Placed]]
+    measure: _Measure,
+    share: Mapping[int, BrokerShare],
+    streamlets: Mapping[int, Mapping[StreamletId, Placed]],
 ) -> Generator[None, None, PlannedMove | None]:
-    idlest = min(share, key=lambda broker_id: (share[broker_id].bytes_per_s, broker_id))
-    low = share[idlest].bytes_per_s
-    mean = sum(one.bytes_per_s for one in share.values()) / len(share)
-    for busy in sorted(share, key=lambda broker_id: (-share[broker_id].bytes_per_s, broker_id)):
-        high = share[busy].bytes_per_s
-        if high - low < LOAD_BYTES_PER_S_MIN or high < LOAD_RATIO * min(mean, (high + low) / 2):
+    load = {broker_id: measure.of(one) for broker_id, one in share.items()}
+    idlest = min(load, key=lambda broker_id: (load[broker_id], broker_id))
+    low = load[idlest]
+    mean = sum(load.values()) / len(load)
+    for busy in sorted(load, key=lambda broker_id: (-load[broker_id], broker_id)):
+        high = load[busy]
+        if high - low < measure.difference_min or high < LOAD_RATIO * min(mean, (high + low) / 2):
             return None
         # Half of the difference would make the two equal; what is as much as all of it only changes their roles.
         least = STREAMLET_SHARE_MIN * high / share[busy].streamlets
@@ -125,8 +171,9 @@ def _by_load(
         best: tuple[float, StreamletId] | None = None
         for streamlet, one in streamlets[busy].items():
             yield
-            if one.may_move and least <= one.bytes_per_s <= most:
-                found = abs((high - low) / 2 - one.bytes_per_s), streamlet
+            fits = measure is _LOOPS or share[idlest].busy_ppm + one.busy_ppm < BUSY_PPM
+            if one.may_move and fits and least <= measure.of(one) <= most:
+                found = abs((high - low) / 2 - measure.of(one)), streamlet
                 best = found if best is None else min(best, found)
         if best is not None:
             moved = streamlets[busy][best[1]]
@@ -134,8 +181,9 @@ def _by_load(
                 best[1],
                 busy,
                 idlest,
-                f"broker {busy} carries {_rate(high)}, {high / mean:.1f} times the mean of {_rate(mean)}, broker"
-                f" {idlest} carries {_rate(low)}; this streamlet makes {_rate(moved.bytes_per_s)} of it",
+                f"broker {busy} carries {measure.told(high)}, {high / mean:.1f} times the mean of {measure.told(mean)},"
+                f" broker {idlest} carries {measure.told(low)}; this streamlet makes {measure.told(measure.of(moved))}"
+                " of it",
             )
     return None
 
@@ -148,14 +196,14 @@ def _by_number(
     most, fewest = share[fullest].streamlets, share[emptiest].streamlets
     if most - fewest < 2:
         return None
-    high, low = share[fullest].bytes_per_s, share[emptiest].bytes_per_s
+    high, low = share[fullest], share[emptiest]
     best: tuple[int, StreamletId] | None = None
     for streamlet, one in streamlets[fullest].items():
         yield
         if (
             one.may_move
-            and one.bytes_per_s < LOAD_BYTES_PER_S_MIN
-            and (not one.bytes_per_s or low + one.bytes_per_s <= max(high - one.bytes_per_s, LOAD_BYTES_PER_S_MIN))
+            and _is_light(one.bytes_per_s, high.bytes_per_s, low.bytes_per_s, LOAD_BYTES_PER_S_MIN)
+            and _is_light(one.busy_ppm, high.busy_ppm, low.busy_ppm, BUSY_PPM_MIN)
         ):
             found = one.bytes_per_s, streamlet
             best = found if best is None else min(best, found)
@@ -167,6 +215,11 @@ def _by_number(
         emptiest,
         f"broker {fullest} has {most} streamlets, broker {emptiest} {fewest}; this one carries {_rate(best[0])}",
     )
+
+
+def _is_light(load: int, high: int, low: int, difference_min: int) -> bool:
+    """Whether a load makes no difference, nor the one that gets it busier than the one that gives it."""
+    return not load or (load < difference_min and low + load <= max(high - load, difference_min))
 
 
 def spread(placed: Mapping[StreamletId, Placed], brokers: Mapping[int, int], count: int) -> list[PlannedMove]:
@@ -191,7 +244,3 @@ def spread(placed: Mapping[StreamletId, Placed], brokers: Mapping[int, int], cou
         PlannedMove(streamlet, placed[streamlet].broker_id, target, reason)
         for streamlet, target in zip(sorted(leaving), targets, strict=True)
     ]
-
-
-def _rate(bytes_per_s: float) -> str:
-    return f"{bytes_per_s / 1e6:.1f} MB/s"
