@@ -1,4 +1,4 @@
-from kera.coordinator.cluster.starts import merged, starts_at, without_interval
+from kera.coordinator.cluster.starts import joined, merged, starts_at, without_interval
 from kera.v1.common_pb2 import Cursor, EntryStart, RecoverySource, StreamletAssignment
 from tests.unit.coordinator.test_intervals import assignment
 
@@ -60,3 +60,38 @@ def test_where_the_next_interval_begins_is_its_start_when_the_first_one_goes() -
 def test_the_starts_of_an_interval_go_with_it() -> None:
     two = assignment((1, 1), (2, 57))
     assert groups(without_interval(two, [start(3), start(60)], 0)) == [(0, 60)]
+
+
+def with_records(of: StreamletAssignment, *records: int) -> StreamletAssignment:
+    """With the first record of each interval but the first one."""
+    for interval, record in zip(of.intervals[1:], records, strict=True):
+        interval.first_records[:] = [record]
+    return of
+
+
+def test_where_a_later_interval_begins_is_not_the_start_of_an_older_one_that_joins_it() -> None:
+    """A broker that had only that one has told it; what is before it, at another one, would be hidden."""
+    two, one = with_records(assignment((1, 1), (2, 57)), 7), assignment((2, 1))
+
+    assert joined(two, one, [start(57)]) == []
+    assert groups(joined(two, one, [start(3), start(57)])) == [(0, 3)]
+    removed = with_records(assignment((1, 1), (2, 57)), 6)
+    assert groups(joined(removed, one, [start(57)])) == [(0, 57)], "record 6 is gone, and so is what was before it"
+    three = with_records(assignment((1, 1), (2, 57), (1, 90)), 7, 7)
+    assert groups(joined(three, assignment((1, 1), (2, 90)), [start(57), start(90)])) == [(0, 90)]
+
+
+def test_where_a_later_interval_of_a_broker_begins_is_not_where_what_it_has_starts() -> None:
+    three = with_records(assignment((1, 1), (2, 57), (1, 90)), 3, 7)
+
+    assert starts_at(three, 1, [start(90)]) == []
+    assert groups(starts_at(three, 2, [start(57)])) == [(0, 57)]
+    assert groups(starts_at(with_records(three, 3, 6), 1, [start(90)])) == [(0, 90)]
+
+
+def test_a_start_that_is_told_while_nothing_was_known_does_not_hide_what_has_yet_to_come() -> None:
+    one = recovering(assignment((2, 1)))
+    told = merged(one, [], [start(61)])
+
+    assert [(each.start.group_id, each.first_record) for each in starts_at(one, 2, told)] == [(1, 0)]
+    assert groups(merged(assignment((2, 1)), told, [start(62)])) == [(0, 62)]

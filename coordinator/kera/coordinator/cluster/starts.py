@@ -5,7 +5,9 @@ it does. A recovery that did not know where an entry starts would bring it back,
 
 Each broker tells the starts of what it has; so an entry has one for each interval of its streamlet. When a recovery
 joins intervals, the earliest start of an entry counts until the new owner has all of them, and has told its own: one
-that is too early costs some work, one that is too late would hide what was acknowledged.
+that is too early costs some work, one that is too late would hide what was acknowledged. So a start with the first
+record of its interval, before which nothing was removed there, says nothing of older intervals: where a broker has one,
+or they are one by now, it does not count.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ def merged(
         if not new:
             kept += old
         elif not old:
-            kept.append(new[-1])
+            # It may be one in the sender's own part, which does not know yet that it has the older one, too.
+            kept += [_beginning(assignment, place), new[-1]] if assignment.sources else [new[-1]]
         elif assignment.sources:
             kept += [old[0], max(old[-1], new[-1], key=_order)] if old[0] != new[-1] else [old[0]]
         else:
@@ -54,12 +57,44 @@ def without_interval(assignment: StreamletAssignment, known: Iterable[EntryStart
     return left
 
 
+def joined(before: StreamletAssignment, after: StreamletAssignment, known: Iterable[EntryStart]) -> list[EntryStart]:
+    """The starts of a streamlet of which intervals have become one: of none does a later one say where it starts."""
+    begins = [interval.first_group_id for interval in intervals_of(after)]
+
+    def counts(start: EntryStart) -> bool:
+        first = index_of_group(before, begins[index_of_group(after, start.start.group_id)])
+        return index_of_group(before, start.start.group_id) == first or _tells_of_a_removal(before, start)
+
+    return list(filter(counts, known))
+
+
+def _tells_of_a_removal(assignment: StreamletAssignment, start: EntryStart) -> bool:
+    """Whether records of its interval are gone, and so all that was before them."""
+    records = intervals_of(assignment)[index_of_group(assignment, start.start.group_id)].first_records
+    entry = start.start.entry
+    return start.first_record > (records[entry] if entry < len(records) else 0)
+
+
+def _beginning(assignment: StreamletAssignment, place: tuple[int, int]) -> EntryStart:
+    """Where an entry starts of which nothing was removed in an interval."""
+    index, entry = place
+    interval = intervals_of(assignment)[index]
+    cursor = Cursor(
+        streamlet_id=assignment.streamlet_id, entry=entry, group_id=max(1, interval.first_group_id), segment_id=1
+    )
+    return EntryStart(
+        start=cursor, first_record=interval.first_records[entry] if entry < len(interval.first_records) else 0
+    )
+
+
 def starts_at(assignment: StreamletAssignment, broker_id: int, known: Iterable[EntryStart]) -> list[EntryStart]:
     """Where the entries start of what one broker has of a streamlet, as far as that is known."""
     intervals = intervals_of(assignment)
+    oldest = next((index for index, interval in enumerate(intervals) if interval.broker_id == broker_id), 0)
     first: dict[int, EntryStart] = {}
     for start in sorted(known, key=_order):
-        if intervals[index_of_group(assignment, start.start.group_id)].broker_id == broker_id:
+        index = index_of_group(assignment, start.start.group_id)
+        if intervals[index].broker_id == broker_id and (index == oldest or _tells_of_a_removal(assignment, start)):
             first.setdefault(start.start.entry, start)
     return [first[entry] for entry in sorted(first)]
 

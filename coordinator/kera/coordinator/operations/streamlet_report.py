@@ -5,7 +5,7 @@ from __future__ import annotations
 from kera.coordinator.cluster.catalog import with_assignments
 from kera.coordinator.cluster.intervals import broker_ids_of, broker_of_group, emptied, index_of_group
 from kera.coordinator.cluster.keys import MOVES, STARTS, streamlet_key
-from kera.coordinator.cluster.starts import merged, without_interval
+from kera.coordinator.cluster.starts import joined, merged, without_interval
 from kera.coordinator.cluster.state import State
 from kera.coordinator.ids import Launch, StreamletId
 from kera.coordinator.recovery.decide import is_lost
@@ -51,7 +51,9 @@ class StreamletReport:
         changed = emptied(assignment, self._launch.member_id, interval.first_group_id, interval.end_group_id)
         if changed != assignment:
             gone = index_of_group(assignment, interval.first_group_id)
-            self._starts[streamlet] = without_interval(assignment, self._known(streamlet), gone)
+            left = without_interval(assignment, self._known(streamlet), gone)
+            # If it was not the first one, those beside it may be one now.
+            self._starts[streamlet] = joined(assignment, changed, left) if gone else left
             self._assignments[streamlet] = changed
 
     def streams(self) -> list[common_pb2.StreamInfo]:

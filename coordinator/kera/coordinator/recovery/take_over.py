@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from kera.coordinator.cluster.catalog import with_assignments
+from kera.coordinator.cluster.keys import STARTS, streamlet_key
 from kera.coordinator.cluster.recovering import known_starts, last_handover
+from kera.coordinator.cluster.starts import joined
 from kera.coordinator.cluster.state import State
 from kera.coordinator.ids import Launch, StreamletId
 from kera.coordinator.recovery.batches import in_batches
@@ -78,9 +80,24 @@ class TakeOvers:
             if totals is not None:
                 run.found(totals.bytes_total, totals.records_lost)
             info = self._shown(run)
-            await self._state.write(records_of([info]), streams)
+            await self._state.write(records_of([info]) | self._starts_joined(streams), streams)
             self._records.put(info)
         return bool(streams)
+
+    def _starts_joined(self, streams: Iterable[common_pb2.StreamInfo]) -> dict[str, bytes | None]:
+        """The records of where entries start that change as intervals become one."""
+        changes: dict[str, bytes | None] = {}
+        for stream in streams:
+            before = self._state.catalog.with_id(stream.stream_id)
+            for old, new in zip(before.assignments, stream.assignments, strict=True):
+                key = streamlet_key(STARTS, stream.stream_id, new.streamlet_id)
+                if old == new or (value := self._state.ledger.get(key)) is None:
+                    continue
+                known = broker_pb2.TakeOverStream.FromString(value).starts
+                left = joined(old, new, known)
+                if len(left) < len(known):
+                    changes[key] = broker_pb2.TakeOverStream(starts=left).SerializeToString() or None
+        return changes
 
     def _request(self, run: Run, streamlets: Iterable[StreamletId]) -> broker_pb2.TakeOverRequest:
         state = self._state
