@@ -90,10 +90,11 @@ def encode_frame(
     """
     head = message.SerializeToString()
     check = check_request if kind is Kind.REQUEST else check_size
-    if not bulk:
+    # From Python 3.12 on, asyncio's own transport keeps empty ones, and what follows waits behind them.
+    pieces = [piece if type(piece) is bytes else pa.py_buffer(piece) for piece in bulk if len(piece)]
+    if not pieces:
         check(method, len(head), 0, bulk_bytes_max)
         return [with_header(head, kind, method.number, request_id, 0)]
-    pieces = [piece if type(piece) is bytes else pa.py_buffer(piece) for piece in bulk]
     bulk_bytes = sum(map(len, pieces))
     check(method, len(head), bulk_bytes, bulk_bytes_max)
     return [with_header(head, kind, method.number, request_id, bulk_bytes), *pieces]
