@@ -229,6 +229,8 @@ CASES: dict[Method[Any, Any], Case] = {
             retention_bytes=1 << 40,
             retention_consumer_groups=coordinator.ConsumerGroupNames(names=[t.consumer_group]),
             virtual_logs=1,
+            memory_priority=1,
+            replication_priority=2,
         ),
         rights=("name",),
     ),

@@ -49,6 +49,12 @@ def create(
     virtual_logs: int = typer.Option(
         1, min=1, metavar="V", help="Virtual logs that carry the stream to backups; at most streamlets × entries."
     ),
+    memory_priority: int = typer.Option(
+        0, min=0, max=9, metavar="0-9", help="What is on disk of streams with a higher one stays in memory longer."
+    ),
+    replication_priority: int = typer.Option(
+        0, min=0, max=9, metavar="0-9", help="Records of streams with a higher one go to backups first."
+    ),
     durability: str | None = typer.Option(
         None,
         metavar="LEVEL",
@@ -85,6 +91,8 @@ def create(
         "entries": entries,
         "replication": replication,
         "virtual_logs": virtual_logs,
+        "memory_priority": memory_priority,
+        "replication_priority": replication_priority,
         "durability": durability,
         "codec": codec,
         "schema": parse_columns(column) if column else None,
@@ -165,6 +173,7 @@ async def _describe(bootstrap: str, name: str, as_json: bool) -> None:
         ("entries", f"{config.entries} per streamlet, groups of {plural(config.group_segments, 'segment')}"),
         ("durability", config.durability),
         ("replication", _replication(config)),
+        *_priority_pairs(config),
         ("codec", config.codec),
         ("schema", "\n".join(f"{field.name}: {field.type}" for field in stream.schema)),
     ]
@@ -191,6 +200,12 @@ def _replication(config: StreamConfig) -> str:
         return "none"
     logs = plural(config.virtual_logs, "virtual log")
     return f"on {plural(config.replication, 'backup')}, through {logs} on each broker"
+
+
+def _priority_pairs(config: StreamConfig) -> list[tuple[str, object]]:
+    priorities = {"memory": config.memory_priority, "replication": config.replication_priority}
+    told = ", ".join(f"{what} {priority}" for what, priority in priorities.items() if priority)
+    return [("priority", told)] if told else []
 
 
 def _retention_pairs(config: StreamConfig) -> list[tuple[str, object]]:
@@ -247,6 +262,12 @@ def alter(
     virtual_logs: int | None = typer.Option(
         None, min=1, metavar="V", help="Virtual logs that carry the stream to backups; at most streamlets × entries."
     ),
+    memory_priority: int | None = typer.Option(
+        None, min=0, max=9, metavar="0-9", help="What is on disk of streams with a higher one stays in memory longer."
+    ),
+    replication_priority: int | None = typer.Option(
+        None, min=0, max=9, metavar="0-9", help="Records of streams with a higher one go to backups first."
+    ),
     retention_ms: int | None = typer.Option(
         None, min=0, metavar="MS", help="Delete records older than this; 0 keeps them."
     ),
@@ -279,7 +300,7 @@ def alter(
     ),
     bootstrap: str = BOOTSTRAP_OPTION,
 ) -> None:
-    """Change the durability, virtual logs, retention or spread of a stream, or add columns to it.
+    """Change the durability, virtual logs, priorities, retention or spread of a stream, or add columns to it.
 
     Settings that are not given stay unchanged.
     """
@@ -288,6 +309,8 @@ def alter(
     changes: dict[str, Any] = {
         "durability": durability,
         "virtual_logs": virtual_logs,
+        "memory_priority": memory_priority,
+        "replication_priority": replication_priority,
         "retention_ms": retention_ms,
         "retention_bytes": (None if retention_bytes is None else parse_size(retention_bytes, name="--retention-bytes")),
         "retention_consumer_groups": retention_consumer_group or ([] if no_retention_consumer_groups else None),

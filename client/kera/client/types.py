@@ -39,6 +39,10 @@ class StreamConfig:
     """On how many backups each chunk is, besides its broker."""
     virtual_logs: int = 1
     """How many virtual logs carry the stream's chunks to backups, on each broker."""
+    memory_priority: int = 0
+    """What is on disk of streams with a higher one stays in memory longer."""
+    replication_priority: int = 0
+    """Chunks of streams with a higher one go to backups first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,6 +322,8 @@ class StreamDescription:
                 retention_consumed=config.retention_consumed,
                 replication=config.replication,
                 virtual_logs=config.virtual_logs or 1,
+                memory_priority=config.memory_priority,
+                replication_priority=config.replication_priority,
             ),
             schema=schema_from_bytes(schema.arrow_schema),
             schema_id=schema.schema_id,

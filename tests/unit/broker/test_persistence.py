@@ -449,6 +449,24 @@ def test_the_nearest_reader_counts(log: Log) -> None:
     assert evicted(log, (1, 1), (3, 1)) == [(2, 2), (2, 1), (1, 2), (3, 2), (1, 1), (3, 1)]
 
 
+def test_memory_is_taken_first_from_streams_with_a_lower_priority(make_engine: MakeEngine) -> None:
+    """Also from what is read next; among those of one priority as ever."""
+    engine = make_engine(slots=8)
+    low, high = flushed(Log(engine), 2), flushed(Log(engine), 4)
+    high.streamlet.entries.set_memory_priority(3)
+    low.entry.readers[1] = (1, 1)
+    high.entry.readers[1] = (2, 1)
+    engine.fill_memory()
+    order = []
+    while before := [(log, key) for log in (low, high) for key in resident(log)]:
+        engine.memory.slots.allocate()
+        (gone,) = [one for one in before if one[1] not in resident(one[0])]
+        order.append((gone[0] is high, gone[1]))
+
+    assert [key for is_high, key in order if not is_high] == [key for _, key in order[:2]]
+    assert order[2:] == [(True, (1, 1)), (True, (1, 2)), (True, (2, 2)), (True, (2, 1))]
+
+
 def test_memory_is_not_taken_from_what_is_leased_or_not_on_disk(make_engine: MakeEngine) -> None:
     engine = make_engine(slots=3)
     log = Log(engine)

@@ -17,7 +17,7 @@ from kera.broker.replication.manager import Replication
 from kera.broker.replication.virtual_index import virtual_segments
 from kera.broker.replication.virtual_log import Close, Send
 from kera.broker.replication.virtual_logs import IDLE_MS_MIN
-from kera.broker.replication.virtual_segment import Free
+from kera.broker.replication.virtual_segment import Free, VirtualSegment
 from kera.core.chunk import ChunkHeader, verify_header
 from kera.core.done import Done
 from kera.core.errors import NotOwner, NotReplicated, TooFewBackups
@@ -291,6 +291,43 @@ def test_what_has_too_few_replicas_is_covered_again_and_then_retired(world: Repl
     assert [each.virtual_segment_id for each in virtual_segments(world.engine.index)] == [FIRST_ID + 1]
     assert world.replication.totals.virtual_segments_repaired == 1
     assert nothing_pinned(world.engine)
+
+
+def test_streams_with_a_higher_priority_go_to_backups_first_and_get_replicas_anew_first(world: Replicated) -> None:
+    streams = [
+        world.open(STREAM_ID + number, replication_priority=priority) for number, priority in enumerate((0, 7, 3))
+    ]
+    logs = world.replication.logs
+    for stream in streams:
+        assert stream.logs is not None
+        segment = (
+            stream.streamlets[0]
+            .append(memoryview(data := chunk(0, 0, stream_id=stream.stream_id)), verify_header(data))
+            .segment
+        )
+        assert segment is not None
+        logs.append(stream.logs.of(0, 0), segment, 0, segment.head)
+    sent = [effect.place.stream_id - STREAM_ID for effect in logs.pump() if isinstance(effect, Send)]
+    assert sent == [1, 1, 2, 2, 0, 0]
+
+    coverage = world.replication.coverage
+    segments = [
+        VirtualSegment(FIRST_ID + 50 + number, STREAM_ID + number, 0, backups, 0)
+        for number, backups in ((0, [1]), (1, [1]), (2, [1]), (0, []))
+    ]
+    order = []
+    coverage.deficient.update(dict.fromkeys(segments))
+    while (found := coverage.next_deficient(3, logs.priority_of)) is not None:
+        del coverage.deficient[found]
+        order.append((found.stream_id - STREAM_ID, len(found.backups)))
+    assert order == [(0, 0), (1, 1), (2, 1), (0, 1)], "what has no replica left is in most danger"
+
+    info = stream_info(streams[0].stream_id, replication=2, replication_priority=9, memory_priority=5)
+    info.config_version = 1
+    world.engine.streams.open(info, BROKER_ID)
+    assert logs.priority_of(streams[0].stream_id) == 9
+    assert streams[0].streamlets[0].entries[0].memory_priority == 5
+    assert logs.priority_of(4711) == 0
 
 
 def test_a_backup_that_is_gone_is_not_needed_once_all_that_it_had_is_elsewhere(world: Replicated) -> None:

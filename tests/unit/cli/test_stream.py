@@ -118,6 +118,11 @@ def test_a_stream_shows_its_replication(client: FakeClient, capsys: pytest.Captu
     run("describe", "orders")
     assert "replication  on 2 backups, through 1 virtual log on each broker" in capsys.readouterr().out.splitlines()
 
+    assert "priority" not in capsys.readouterr().out
+    client.stream = description(name="orders", replication=2, virtual_logs=1, memory_priority=2, replication_priority=1)
+    run("describe", "orders")
+    assert "priority     memory 2, replication 1" in capsys.readouterr().out.splitlines()
+
     run("list")
     heading, row = (line.split() for line in capsys.readouterr().out.splitlines())
     assert row[heading.index("BACKUPS")] == "2"
@@ -130,6 +135,8 @@ def test_a_stream_shows_its_replication(client: FakeClient, capsys: pytest.Captu
     ("flags", "changes"),
     [
         (["--virtual-logs", "3"], {"virtual_logs": 3}),
+        (["--memory-priority", "0"], {"memory_priority": 0}),
+        (["--replication-priority", "9"], {"replication_priority": 9}),
         (["--durability", "persisted"], {"durability": "persisted"}),
         (["--retention-ms", "0", "--retention-bytes", "0"], {"retention_ms": 0, "retention_bytes": 0}),
         (["--retention-bytes", "8MiB"], {"retention_bytes": 8 << 20}),

@@ -71,8 +71,10 @@ async def test_an_alteration_sets_virtual_logs_if_they_are_given(admin: Admin, a
     await admin.alter_stream("s", virtual_logs=4)
     await admin.alter_stream("s", durability="replicated")
     await admin.alter_stream("s", brokers=0)
+    await admin.alter_stream("s", memory_priority=0, replication_priority=3)
 
-    first, second, third = asked.requests
+    first, second, third, fourth = asked.requests
+    assert fourth == coordinator_pb2.AlterStreamRequest(name="s", memory_priority=0, replication_priority=3)
     assert third.HasField("brokers"), "0 is all of them; absent, the stream stays where it is"
     assert first == coordinator_pb2.AlterStreamRequest(name="s", virtual_logs=4)
     assert second == coordinator_pb2.AlterStreamRequest(name="s", durability=common_pb2.DURABILITY_REPLICATED)

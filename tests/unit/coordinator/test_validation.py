@@ -160,6 +160,8 @@ def test_retention_by_consumption_needs_someone_who_consumes() -> None:
         ({"durability": common_pb2.DURABILITY_LEADER}, {"durability": common_pb2.DURABILITY_LEADER}),
         ({"retention_ms": 0, "retention_bytes": 7}, {"retention_ms": 0, "retention_bytes": 7}),
         ({"virtual_logs": 3}, {"virtual_logs": 3}),
+        ({"memory_priority": 9}, {"memory_priority": 9}),
+        ({"memory_priority": 0, "replication_priority": 1}, {"memory_priority": 0, "replication_priority": 1}),
         ({"durability": common_pb2.DURABILITY_REPLICATED}, {"durability": common_pb2.DURABILITY_REPLICATED}),
         ({"retention_consumer_groups": ConsumerGroupNames(names=["b"])}, {"retention_consumer_groups": ["b"]}),
         (
@@ -173,6 +175,7 @@ def test_an_alteration_changes_what_is_set_and_nothing_else(changes: dict[str, A
         "streamlets": 4,
         "replication": 2,
         "virtual_logs": 2,
+        "memory_priority": 4,
         "durability": common_pb2.DURABILITY_PERSISTED,
         "retention_ms": 5,
         "retention_consumer_groups": ["a"],
@@ -191,6 +194,8 @@ def test_an_alteration_changes_what_is_set_and_nothing_else(changes: dict[str, A
     [
         ({"durability": common_pb2.DURABILITY_REPLICATED}, "needs replication"),
         ({"virtual_logs": 2}, "virtual_logs must be between 1 and 1, not 2"),
+        ({"memory_priority": 10}, "memory_priority must be between 0 and 9, not 10"),
+        ({"replication_priority": 1 << 31}, "replication_priority must be between 0 and 9"),
         ({"retention_ms": 1 << 63}, "retention_ms must be"),
         ({"retention_consumer_groups": ConsumerGroupNames(names=["."])}, "a consumer group cannot be called"),
         ({"retention_consumed": True}, "needs retention_consumer_groups"),

@@ -54,6 +54,7 @@ class Entry(EntryProgress):
         "index",
         "last_stored",
         "log_id",
+        "memory_priority",
         "readers",
         "resident",
         "segment_index",
@@ -84,6 +85,8 @@ class Entry(EntryProgress):
         self.gaps = list(record.gaps)
         self.by_replicas = False
         """The durable head moves when backups have what is before it, and only that much goes to disk."""
+        self.memory_priority = 0
+        """What is on disk of entries with a lower one leaves memory first."""
         self.tail = []
         self.resident: dict[Key, Segment] = {}
         """What is in memory or on its way there: the tail, and stored segments that are kept or were loaded."""
@@ -291,7 +294,7 @@ class Entries:
     somebody asks for it. To go through all of them makes them all; who looks for what is there goes through `made`.
     """
 
-    __slots__ = ("_by_replicas", "_gone", "_ref", "_segment_index", "count", "made_by_index")
+    __slots__ = ("_by_replicas", "_gone", "_memory_priority", "_ref", "_segment_index", "count", "made_by_index")
 
     def __init__(
         self, stream_id: int, streamlet_id: int, count: int, segment_index: SegmentLookup, made: Iterable[Entry] = ()
@@ -303,6 +306,7 @@ class Entries:
         self.made_by_index = {entry.index: entry for entry in made}
         """See `made`."""
         self._by_replicas = False
+        self._memory_priority = 0
         self._gone = False
 
     def __len__(self) -> int:
@@ -315,6 +319,7 @@ class Entries:
                 raise IndexError(f"there are {self.count} entries, not an entry {index}")
             found = self.made_by_index[index] = Entry(EntryId(*self._ref, index), self._segment_index)
             found.by_replicas = self._by_replicas
+            found.memory_priority = self._memory_priority
         return found
 
     def __iter__(self) -> Iterator[Entry]:
@@ -330,6 +335,12 @@ class Entries:
         self._by_replicas = by_replicas
         for entry in self.made_by_index.values():
             entry.by_replicas = by_replicas
+
+    def set_memory_priority(self, priority: int) -> None:
+        """Set `Entry.memory_priority` of all."""
+        self._memory_priority = priority
+        for entry in self.made_by_index.values():
+            entry.memory_priority = priority
 
     def drop(self) -> None:
         """The streamlet is gone: who goes through all entries makes none any more."""

@@ -37,10 +37,13 @@ class Stream:
         self.virtual_logs = max(1, info.config.virtual_logs)
         self.by_replicas = self.replication > 0 and self.durability > common_pb2.DURABILITY_LEADER
         """Whether readers and writers wait for backups."""
+        self.memory_priority = info.config.memory_priority
+        self.replication_priority = info.config.replication_priority
         self.by_disk = self.replication == 0
         """Whether level persisted means the broker's own disk: there are no replicas."""
         if self.logs is not None:
             self.logs.set_by_replicas(self.by_replicas)
+            self.logs.set_priority(self.replication_priority)
         self.retention = Rules.of(info.config)
         for streamlet in self.streamlets.values():
             self._set_level(streamlet)
@@ -52,6 +55,7 @@ class Stream:
 
     def _set_level(self, streamlet: Streamlet) -> None:
         streamlet.entries.set_by_replicas(self.by_replicas)
+        streamlet.entries.set_memory_priority(self.memory_priority)
         if self.durability == common_pb2.DURABILITY_LEADER:
             for entry in streamlet.entries.made:
                 for segment in entry.tail:

@@ -225,6 +225,7 @@ class Streams:
                 virtual_logs=stream.virtual_logs,
                 by_replicas=stream.by_replicas,
             )
+            stream.logs.set_priority(stream.replication_priority)
         for streamlet in opened:
             for entry in streamlet.entries.made:
                 self._replication.backlog.restore(stream.logs, entry)

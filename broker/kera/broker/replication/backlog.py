@@ -111,7 +111,7 @@ class Backlog:
 
     def next_deficient(self) -> VirtualSegment | None:
         """What to repair next. None while there is nothing, or no place."""
-        return self._coverage.next_deficient(self._backups.usable(self._logs.now_ms))
+        return self._coverage.next_deficient(self._backups.usable(self._logs.now_ms), self._logs.priority_of)
 
     def cover(self, segment: Segment, start: int, end: int, done: Done) -> Batch | None:
         """Cover chunks again. None: the stream is gone."""

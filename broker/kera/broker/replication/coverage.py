@@ -257,11 +257,23 @@ class Coverage:
 
     # -- repair ----------------------------------------------------------------------------------------------------
 
-    def next_deficient(self, usable: int) -> VirtualSegment | None:
-        """What to repair next, if `usable` backups are enough: with the fewest replicas, then the oldest."""
+    def next_deficient(self, usable: int, priority_of: Callable[[int], int] = lambda _: 0) -> VirtualSegment | None:
+        """What to repair next, if `usable` backups are enough: with the fewest replicas, then the oldest.
+
+        Those of streams of which there is no replica left come first, and then those with a higher priority.
+        """
         replacing = {old for old, _ in self.replacing}
         waiting = [each for each in self.deficient if each not in replacing and each.wanted <= usable]
-        return min(waiting, key=lambda each: (len(each.backups), each.virtual_segment_id), default=None)
+        return min(
+            waiting,
+            key=lambda each: (
+                bool(each.backups),
+                -priority_of(each.stream_id),
+                len(each.backups),
+                each.virtual_segment_id,
+            ),
+            default=None,
+        )
 
     def replaced(self, old: VirtualSegment, new: set[VirtualSegment]) -> None:
         """What is left of `old` is covered by `new`, too: it is retired when those are written down."""

@@ -50,6 +50,8 @@ class StreamLogs:
         self.draining: list[VirtualLog] = []
         """Those of before the number of logs was changed."""
         self.repair: VirtualLog | None = None
+        self.priority = 0
+        """Streams with a higher one go first."""
 
     def of(self, streamlet_id: int, entry: int) -> VirtualLog:
         """The log of an entry."""
@@ -62,6 +64,10 @@ class StreamLogs:
     def set_by_replicas(self, by_replicas: bool) -> None:  # noqa: FBT001 - what it sets is called so
         """Whether readers and writers wait for backups from now on."""
         self.by_replicas = by_replicas
+
+    def set_priority(self, priority: int) -> None:
+        """Set `priority`."""
+        self.priority = priority
 
     def shed(self) -> list[Extent]:
         """Forget what cannot be sent now and nobody waits for; returns it, to be covered later."""
@@ -170,13 +176,21 @@ class VirtualLogs:
 
     def pump(self) -> list[Effect]:
         """What to do now."""
-        for log in list(self._work):
+        work = list(self._work)
+        if len(work) > 1:
+            work.sort(key=lambda log: self.priority_of(log.stream_id), reverse=True)
+        for log in work:
             self._effects += log.plan(self.now_ms, self._open)
             if not log.starved or not log.busy:
                 del self._work[log]
         effects = list(self._effects)
         self._effects.clear()
         return effects
+
+    def priority_of(self, stream_id: int) -> int:
+        """Of a stream: 0 if it is not here."""
+        stream = self.streams.get(stream_id)
+        return stream.priority if stream is not None else 0
 
     def _open(self, log: VirtualLog) -> VirtualSegment | None:
         chosen = self._backups.choose(log.replication, self.now_ms)

@@ -1,7 +1,8 @@
 """Who gets the slots of the memory: writers, segments that come back from disk, and readers who hold them. Pure.
 
-* **Eviction**: when no slot is free, one whose segment is on disk is taken: first those that no reader has before it
-  (the oldest first), then the one that is farthest from any reader. What was loaded for a reader is kept until it has
+* **Eviction**: when no slot is free, one whose segment is on disk is taken: of the streams with the lowest
+  `memory_priority`, first those that no reader has before it (the oldest first), then the one that is farthest from any
+  reader. What was loaded for a reader is kept until it has
   come for it, but not for ever.
 * **Reserve**: some slots are never the writers', nor held by readers: they are free, or what is in them is on disk.
   When writers and readers have all others, readers get copies of what is in them (`may_lease`). So what is on disk can
@@ -27,6 +28,12 @@ WANTED_MS = 5_000
 """How long a loaded segment waits for its reader before it can be evicted like any other."""
 WANTED_MS_MIN = 500
 """The same when another reader waits for its slot, and no other can be had."""
+
+
+_NO_READER = (1 << 64, 0)
+"""Farther than any is."""
+_MISSED_LEAST = (0, _NO_READER)
+_MISSED_MOST = (-1 << 32, (-1, -1))
 
 
 class SegmentSlots:
@@ -115,21 +122,23 @@ class SegmentSlots:
 
     def evict(self) -> bool:
         """Free the slot that will be missed least. Returns whether there was one."""
-        farthest: Segment | None = None
-        farthest_distance = (-1, -1)
+        missed_least: Segment | None = None
+        found = _MISSED_MOST
         for segment in self.stored:
             if segment.slot.leases or segment.slot.pins or segment in self._kept:
                 continue
-            distance = segment.entry.distance(segment.key)
-            if distance is None:
-                farthest = segment
-                break
-            if distance > farthest_distance:
-                farthest, farthest_distance = segment, distance
-        if farthest is None:
+            priority = segment.entry.memory_priority
+            if priority > -found[0]:
+                continue
+            rank = (-priority, segment.entry.distance(segment.key) or _NO_READER)
+            if rank > found:
+                missed_least, found = segment, rank
+                if rank == _MISSED_LEAST:
+                    break
+        if missed_least is None:
             return False
-        self.forget(farthest)
-        farthest.slot.retire()
+        self.forget(missed_least)
+        missed_least.slot.retire()
         self._books.totals.segments_evicted += 1
         return True
 

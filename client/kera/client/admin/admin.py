@@ -62,6 +62,8 @@ class Admin:
         retention_consumed: bool = False,
         replication: int | None = None,
         virtual_logs: int = 1,
+        memory_priority: int = 0,
+        replication_priority: int = 0,
     ) -> StreamDescription:
         """Create a stream (thesis table 6.1, createStream).
 
@@ -80,6 +82,9 @@ class Admin:
         of each at a time to a backup: more replicate more side by side, and need more memory of the backups.
         `durability` is when a chunk is acknowledged and can be read: ``leader``, ``replicated`` or ``persisted``; None:
         ``replicated`` with replication, else ``leader``.
+
+        Priorities (0 to 9) are among the streams of a broker: what is on disk of those with a higher `memory_priority`
+        stays in memory longer; chunks of those with a higher `replication_priority` go to backups first.
 
         Raises `StreamExists`, `InvalidArgument`, `SchemaMismatch`, `Unavailable`, `TooFewBackups`.
         """
@@ -100,6 +105,8 @@ class Admin:
                 retention_consumed=arguments.flag("retention_consumed", retention_consumed),
                 replication=None if replication is None else _count("replication", replication),
                 virtual_logs=_count("virtual_logs", virtual_logs),
+                memory_priority=_count("memory_priority", memory_priority),
+                replication_priority=_count("replication_priority", replication_priority),
             ),
         )
         columns = {"key_column": key_column, "timestamp_column": timestamp_column}
@@ -140,10 +147,14 @@ class Admin:
         retention_consumer_groups: Sequence[str] | None = None,
         retention_consumed: bool | None = None,
         virtual_logs: int | None = None,
+        memory_priority: int | None = None,
+        replication_priority: int | None = None,
         brokers: int | None = None,
         add_columns: pa.Schema | None = None,
     ) -> StreamDescription:
-        """Change durability, retention or virtual logs of a stream; what is None stays. See `create_stream` for them.
+        """Change durability, retention, virtual logs or priorities of a stream; what is None stays.
+
+        See `create_stream` for them.
 
         `add_columns` adds columns to a typed stream, behind those it has. They are nullable: records that are there
         have nulls in them, and producers may go on without them. One that is there already stays as it is.
@@ -171,6 +182,10 @@ class Admin:
             )
         if virtual_logs is not None:
             request.virtual_logs = _count("virtual_logs", virtual_logs)
+        if memory_priority is not None:
+            request.memory_priority = _count("memory_priority", memory_priority)
+        if replication_priority is not None:
+            request.replication_priority = _count("replication_priority", replication_priority)
         if brokers is not None:
             request.brokers = _count("brokers", brokers)
         if add_columns is not None:

@@ -27,6 +27,7 @@ ENTRIES_MAX = 64
 """Each entry of each streamlet that is written to holds an open segment: more of them would only eat memory."""
 GROUP_SEGMENTS_MAX = 1024
 """A group is what one consumer is given at a time: larger ones would be work that cannot be shared."""
+PRIORITY_MAX = 9
 VIRTUAL_LOGS_MAX = 1024
 """Each has an open virtual segment on each broker of the stream, and so a replica in the memory of R backups."""
 SCHEMA_BYTES_MAX = 256 << 10
@@ -80,6 +81,8 @@ def checked_config(config: common_pb2.StreamConfig, *, default_replication: int 
     _check_range("replication", checked.replication, REPLICATION_MAX, value_min=0)
     checked.virtual_logs = config.virtual_logs or 1
     _check_virtual_logs(checked)
+    for field in ("memory_priority", "replication_priority"):
+        _check_range(field, getattr(config, field), PRIORITY_MAX, value_min=0)
     checked.durability = _checked_durability(config.durability, checked.replication)
     if config.codec not in common_pb2.Codec.values():
         raise InvalidArgument(f"codec {config.codec} is not known to this version", codec=int(config.codec))
@@ -153,6 +156,9 @@ def altered_config(
         altered.retention_consumed = request.retention_consumed
     if request.HasField("virtual_logs"):
         altered.virtual_logs = request.virtual_logs
+    for field in ("memory_priority", "replication_priority"):
+        if request.HasField(field):
+            setattr(altered, field, getattr(request, field))
     if request.HasField("brokers"):
         _check_range("brokers", request.brokers, config.streamlets, value_min=0)
         altered.brokers = request.brokers
