@@ -2,6 +2,7 @@
 
 import errno
 from collections.abc import Container
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from kera.broker.replication.backups import FAILED_MS, FULL_MS
 from kera.broker.replication.manager import Replication
 from kera.broker.replication.virtual_index import virtual_segments
 from kera.broker.replication.virtual_log import Close, Send
-from kera.broker.replication.virtual_logs import IDLE_MS_MIN
+from kera.broker.replication.virtual_logs import IDLE_MS_MIN, priority_of
 from kera.broker.replication.virtual_segment import Free, VirtualSegment
 from kera.core.chunk import ChunkHeader, verify_header
 from kera.core.done import Done
@@ -317,7 +318,7 @@ def test_streams_with_a_higher_priority_go_to_backups_first_and_get_replicas_ane
     ]
     order = []
     coverage.deficient.update(dict.fromkeys(segments))
-    while (found := coverage.next_deficient(3, logs.priority_of)) is not None:
+    while (found := coverage.next_deficient(3, partial(priority_of, logs.streams))) is not None:
         del coverage.deficient[found]
         order.append((found.stream_id - STREAM_ID, len(found.backups)))
     assert order == [(0, 0), (1, 1), (2, 1), (0, 1)], "what has no replica left is in most danger"
@@ -325,9 +326,9 @@ def test_streams_with_a_higher_priority_go_to_backups_first_and_get_replicas_ane
     info = stream_info(streams[0].stream_id, replication=2, replication_priority=9, memory_priority=5)
     info.config_version = 1
     world.engine.streams.open(info, BROKER_ID)
-    assert logs.priority_of(streams[0].stream_id) == 9
+    assert priority_of(logs.streams, streams[0].stream_id) == 9
     assert streams[0].streamlets[0].entries[0].memory_priority == 5
-    assert logs.priority_of(4711) == 0
+    assert priority_of(logs.streams, 4711) == 0
 
 
 def test_a_backup_that_is_gone_is_not_needed_once_all_that_it_had_is_elsewhere(world: Replicated) -> None:

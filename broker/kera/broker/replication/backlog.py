@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 from kera.broker.log.entry import Entry, length_of
 from kera.broker.log.events import Events
@@ -20,7 +21,7 @@ from kera.broker.replication.backups import Backups
 from kera.broker.replication.coverage import Coverage
 from kera.broker.replication.limits import ReplicationLimits
 from kera.broker.replication.virtual_log import Effect, VirtualLog
-from kera.broker.replication.virtual_logs import StreamLogs, VirtualLogs
+from kera.broker.replication.virtual_logs import StreamLogs, VirtualLogs, priority_of
 from kera.broker.replication.virtual_segment import Batch, Extent, Free, ReplicationTotals, VirtualSegment
 from kera.core.done import Done
 
@@ -111,7 +112,8 @@ class Backlog:
 
     def next_deficient(self) -> VirtualSegment | None:
         """What to repair next. None while there is nothing, or no place."""
-        return self._coverage.next_deficient(self._backups.usable(self._logs.now_ms), self._logs.priority_of)
+        priority = partial(priority_of, self._logs.streams)
+        return self._coverage.next_deficient(self._backups.usable(self._logs.now_ms), priority)
 
     def cover(self, segment: Segment, start: int, end: int, done: Done) -> Batch | None:
         """Cover chunks again. None: the stream is gone."""

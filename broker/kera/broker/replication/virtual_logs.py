@@ -8,6 +8,7 @@ virtual segments are placed on ``backups``; when they are closed, ``coverage`` h
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from kera.broker.log.events import Events
@@ -72,6 +73,12 @@ class StreamLogs:
     def shed(self) -> list[Extent]:
         """Forget what cannot be sent now and nobody waits for; returns it, to be covered later."""
         return [extent for log in self.logs for extent in log.shed()] if not self.by_replicas else []
+
+
+def priority_of(streams: Mapping[int, StreamLogs], stream_id: int) -> int:
+    """Of a stream; 0 if it is not here."""
+    stream = streams.get(stream_id)
+    return stream.priority if stream is not None else 0
 
 
 class VirtualLogs:
@@ -178,7 +185,7 @@ class VirtualLogs:
         """What to do now."""
         work = list(self._work)
         if len(work) > 1:
-            work.sort(key=lambda log: self.priority_of(log.stream_id), reverse=True)
+            work.sort(key=lambda log: priority_of(self.streams, log.stream_id), reverse=True)
         for log in work:
             self._effects += log.plan(self.now_ms, self._open)
             if not log.starved or not log.busy:
@@ -186,11 +193,6 @@ class VirtualLogs:
         effects = list(self._effects)
         self._effects.clear()
         return effects
-
-    def priority_of(self, stream_id: int) -> int:
-        """Of a stream: 0 if it is not here."""
-        stream = self.streams.get(stream_id)
-        return stream.priority if stream is not None else 0
 
     def _open(self, log: VirtualLog) -> VirtualSegment | None:
         chosen = self._backups.choose(log.replication, self.now_ms)
