@@ -116,10 +116,17 @@ class HeartbeatReport:
     def _add_starts(self, request: coordinator_pb2.HeartbeatRequest) -> None:
         self._sent_starts = {}
         for entry in islice(self._streams.moved_starts, self._limits.starts_max):
-            start = request.starts.add(first_record=entry.start_record).start
+            told = request.starts.add(first_record=entry.start_record, removed=self._has_removed(entry))
+            start = told.start
             start.stream_id, start.streamlet_id, start.entry = entry.log_id
             start.group_id, start.segment_id, start.position = entry.start
             self._sent_starts[entry] = entry.start
+
+    def _has_removed(self, entry: Entry) -> bool:
+        """Whether what is here of an entry begins behind where the first interval that is here does."""
+        stream_id, streamlet_id, index = entry.log_id
+        first = self._streams.streamlet(stream_id, streamlet_id).intervals[0]
+        return entry.start > first.start and entry.start_record > first.first_record(index)
 
     def _add_empty(self, request: coordinator_pb2.HeartbeatRequest, moved: list[Streamlet]) -> None:
         first = self._checked if self._checked < len(moved) else 0

@@ -405,8 +405,13 @@ class EntryStart(_message.Message):
 
     START_FIELD_NUMBER: _builtins.int
     FIRST_RECORD_FIELD_NUMBER: _builtins.int
+    REMOVED_FIELD_NUMBER: _builtins.int
     first_record: _builtins.int
     """Ordinal of the first record that is there."""
+    removed: _builtins.bool
+    """The broker that tells it had older records of the entry, which were removed: so all that was before goes, wherever
+    it is. Not so where nothing was removed, and what the broker has merely begins there.
+    """
     @_builtins.property
     def start(self) -> Global___Cursor: ...
     def __init__(
@@ -414,10 +419,11 @@ class EntryStart(_message.Message):
         *,
         start: Global___Cursor | None = ...,
         first_record: _builtins.int = ...,
+        removed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["start", b"start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_record", b"first_record", "start", b"start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_record", b"first_record", "removed", b"removed", "start", b"start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

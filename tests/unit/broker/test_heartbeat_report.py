@@ -117,6 +117,23 @@ async def test_starts_that_do_not_fit_go_with_the_next_heartbeat(
     assert told == [[0, 1], [2]]
 
 
+async def test_it_is_said_whether_something_was_removed_before_a_start(make_engine: MakeEngine) -> None:
+    """Where a broker's first interval begins, older records may be at others."""
+    cluster = Cluster(make_engine(16), make_engine(16))
+    cluster.send(2)
+    await cluster.move(2)
+    cluster.send(2)
+    broker = cluster.brokers[2]
+    entry, report = broker.streams.streamlet(STREAM_ID, 0).entries[0], HeartbeatReport(broker.streams)
+    broker.streams.moved_starts.note([entry])
+    (told,) = filled(report).starts
+    assert (told.start.group_id, told.first_record, told.removed) == (2, 2, False)
+
+    await truncate(broker, Position(2, 1, 1024))
+    (told,) = filled(report).starts
+    assert (told.start.position, told.first_record, told.removed) == (1024, 3, True)
+
+
 async def test_starts_of_what_is_gone_are_not_told(broker: Broker) -> None:
     report = HeartbeatReport(broker.streams)
     broker.append(*(chunk(1, sequence) for sequence in range(3)))

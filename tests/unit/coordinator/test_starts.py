@@ -91,7 +91,19 @@ def test_where_a_later_interval_of_a_broker_begins_is_not_where_what_it_has_star
 
 def test_a_start_that_is_told_while_nothing_was_known_does_not_hide_what_has_yet_to_come() -> None:
     one = recovering(assignment((2, 1)))
-    told = merged(one, [], [start(61)])
+    assert merged(one, [], [start(61)]) == []
+    assert groups(merged(assignment((2, 1)), [], [start(61)])) == [(0, 61)]
 
-    assert [(each.start.group_id, each.first_record) for each in starts_at(one, 2, told)] == [(1, 0)]
-    assert groups(merged(assignment((2, 1)), told, [start(62)])) == [(0, 62)]
+
+def test_a_removal_counts_wherever_the_older_records_are() -> None:
+    """Those that come back by a recovery would be taken for lost, as nobody has them any more."""
+    removed = start(61)
+    removed.removed = True
+    one = recovering(assignment((2, 1)))
+
+    assert merged(one, [], [removed]) == [removed]
+    assert merged(one, [start(3), start(60)], [removed]) == [removed]
+    assert merged(one, [start(70)], [removed]) == [start(70)]
+    two = with_records(assignment((1, 1), (2, 57)), 7)
+    assert joined(two, one, [removed]) == [removed]
+    assert starts_at(with_records(assignment((2, 1), (1, 30), (2, 57)), 3, 7), 2, [removed]) == [removed]

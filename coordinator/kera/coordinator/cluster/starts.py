@@ -29,9 +29,11 @@ def merged(
         old, new = before[place], after[place]
         if not new:
             kept += old
+        elif new[-1].removed:  # whoever removes something does so with all that is older
+            kept.append(max([*old, new[-1]], key=_order))
         elif not old:
-            # It may be one in the sender's own part, which does not know yet that it has the older one, too.
-            kept += [_beginning(assignment, place), new[-1]] if assignment.sources else [new[-1]]
+            # The sender may not know yet that it has an older interval, too: where its own began is no news then.
+            kept += [] if assignment.sources else [new[-1]]
         elif assignment.sources:
             kept += [old[0], max(old[-1], new[-1], key=_order)] if old[0] != new[-1] else [old[0]]
         else:
@@ -72,19 +74,7 @@ def _tells_of_a_removal(assignment: StreamletAssignment, start: EntryStart) -> b
     """Whether records of its interval are gone, and so all that was before them."""
     records = intervals_of(assignment)[index_of_group(assignment, start.start.group_id)].first_records
     entry = start.start.entry
-    return start.first_record > (records[entry] if entry < len(records) else 0)
-
-
-def _beginning(assignment: StreamletAssignment, place: tuple[int, int]) -> EntryStart:
-    """Where an entry starts of which nothing was removed in an interval."""
-    index, entry = place
-    interval = intervals_of(assignment)[index]
-    cursor = Cursor(
-        streamlet_id=assignment.streamlet_id, entry=entry, group_id=max(1, interval.first_group_id), segment_id=1
-    )
-    return EntryStart(
-        start=cursor, first_record=interval.first_records[entry] if entry < len(interval.first_records) else 0
-    )
+    return start.removed or start.first_record > (records[entry] if entry < len(records) else 0)
 
 
 def starts_at(assignment: StreamletAssignment, broker_id: int, known: Iterable[EntryStart]) -> list[EntryStart]:
