@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -374,9 +375,20 @@ async def _backup(bootstrap: str, file: Path) -> None:
             written.flush()
             os.fsync(written.fileno())
         temporary.replace(file)
+        _sync(file.parent)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)  # on a full disk, half a copy is only in the way
         raise UsageError(f"cannot write {file}: {error.strerror}") from error
     print(f"backed up the metadata to {file}, {format_size(len(copy))}")
+
+
+def _sync(directory: Path) -> None:
+    fd = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 @app.command()
@@ -400,10 +412,14 @@ async def _restore(file: Path, where: dict[str, object], force: bool) -> None:
     with extra("server"):
         from kera.coordinator.__main__ import restore as put_back
         from kera.coordinator.settings import CoordinatorSettings
+        from kera.coordinator.store.metadata_copy import unpack
     try:
         data = await asyncio.to_thread(file.read_bytes)
+        unpack(data)  # before anything is opened, or made
     except OSError as error:
         raise UsageError(f"cannot read {file}: {error.strerror}") from error
+    except InvalidArgument as error:
+        raise UsageError(f"{file}: {error.message}") from error
     copy = await put_back(CoordinatorSettings.load(None, **where), data, force=force)
     print(
         f"restored {plural(len(copy.records), 'record')} of cluster {copy.cluster_id}, as of"

@@ -1,0 +1,183 @@
+"""`kera cluster backup` while a cluster is under load, the loss of its metadata, and `kera cluster restore`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import resource
+import secrets
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from kazoo.client import KazooClient
+
+from kera.cli.check._options import Options
+from kera.client import Client
+from kera.local.cluster import LocalCluster
+from tests.chaos.checked import LOAD_S_MAX, under_check
+from tests.integration.command_line import run_kera
+from tests.integration.control_support import control_cluster_of
+from tests.integration.test_restored_metadata import kera, read, until_caught_up, until_listed, write
+from tests.integration.zookeeper import ZooKeeper
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+GROUP = "readers"
+RECORDS, READ = 200, 120
+Where = tuple[str, ...]
+
+
+class Metadata:
+    """Where a cluster's metadata are, and how they get lost."""
+
+    def __init__(self, directory: Path, zookeeper: str) -> None:
+        self._directory = directory
+        self.zookeeper = zookeeper
+
+    @property
+    def flags(self) -> Where:
+        """That tell `kera cluster restore` of it."""
+        return ("--zookeeper", self.zookeeper) if self.zookeeper else ("--data-dir", str(self._directory))
+
+    def lose(self) -> None:
+        if not self.zookeeper:
+            shutil.rmtree(self._directory)
+            return
+        hosts, _, root = self.zookeeper.partition("/")
+        client = KazooClient(hosts)
+        client.start()
+        client.delete(f"/{root}", recursive=True)
+        client.stop()
+        client.close()
+
+
+@pytest.fixture(params=["lmdb", "zookeeper"])
+def metadata(request: pytest.FixtureRequest, tmp_path: Path) -> Metadata:
+    address = ""
+    if request.param == "zookeeper":
+        server: ZooKeeper = request.getfixturevalue("zookeeper")
+        address = f"{server.address}/{secrets.token_hex(4)}"
+    return Metadata(tmp_path / "data" / "coordinator", address)
+
+
+async def backup(cluster: LocalCluster, file: Path) -> None:
+    done = await asyncio.to_thread(kera, "backup", str(file), "--bootstrap", cluster.bootstrap)
+    assert done.returncode == 0, done.stderr
+
+
+async def restored(file: Path, where: Where) -> tuple[int, str]:
+    done = await asyncio.to_thread(kera, "restore", str(file), *where)
+    return done.returncode, done.stderr
+
+
+async def commit(client: Client, stream: str, records: int) -> None:
+    """Have a consumer group read so many, and say so."""
+    async with client.group_consumer(GROUP, stream, commit_interval_ms=0) as consumer:
+        read_records = 0
+        async for _ in consumer:
+            read_records += 1
+            if read_records == records:
+                break
+        await consumer.commit()
+
+
+async def committed(client: Client, stream: str) -> int:
+    """How many records the consumer group has read, as its lag says."""
+    async with asyncio.timeout(60):
+        while True:
+            described = await client.admin.describe_consumer_group(GROUP)
+            lags = [entry.lag for entry in described.entries if entry.stream == stream]
+            if lags and all(lags):
+                return RECORDS - sum(lag.records for lag in lags if lag is not None)
+            await asyncio.sleep(0.1)
+
+
+async def test_metadata_that_are_lost_are_put_back_while_clients_go_on(metadata: Metadata, tmp_path: Path) -> None:
+    file = tmp_path / "copy"
+    cluster = control_cluster_of(
+        tmp_path / "data", brokers=2, backups=2, replication=1, zookeeper=metadata.zookeeper or None
+    )
+    options = Options(LOAD_S_MAX, replication=1, rate=200.0, members=0, seed=1)
+    async with cluster, await Client.connect(cluster.bootstrap) as client:
+        async with under_check(cluster.bootstrap, options) as load:
+            await client.admin.create_stream("older", replication=1)
+            await write(client, "older", range(READ))  # chunks of their own: whole ones are committed
+            await write(client, "older", range(READ, RECORDS))
+            await commit(client, "older", READ)
+            await load.goes_on()
+            await backup(cluster, file)
+            await client.admin.create_stream("younger", replication=1)
+            await write(client, "younger", range(RECORDS))
+
+            await cluster.kill("coordinator")
+            metadata.lose()
+            code, error = await restored(file, metadata.flags)
+            assert code == 0, error
+            await cluster.restart("coordinator")
+            await until_caught_up(cluster)
+            await load.goes_on()
+        assert await committed(client, "older") == READ
+        assert await read(client, "older") == list(range(RECORDS))
+        await until_listed(client, {"younger": RECORDS})  # told as what came after the copy
+        await client.admin.adopt_stream("younger")
+        assert await read(client, "younger") == list(range(RECORDS))
+
+
+async def test_a_copy_of_another_cluster_takes_nothing_away(tmp_path: Path) -> None:
+    """Its metadata have nothing of what brokers and backups hold; these say so, and go on with the right ones."""
+    right, foreign = tmp_path / "right", tmp_path / "foreign"
+    async with control_cluster_of(tmp_path / "other", brokers=1, backups=1, replication=1) as other:
+        await backup(other, foreign)
+    directory = tmp_path / "data" / "coordinator"
+    cluster = control_cluster_of(tmp_path / "data", brokers=2, backups=2, replication=1)
+    async with cluster, await Client.connect(cluster.bootstrap) as client:
+        await client.admin.create_stream("kept", replication=1)
+        await write(client, "kept", range(RECORDS))
+        await backup(cluster, right)
+        await cluster.kill("coordinator")
+        shutil.rmtree(directory)
+        where = ("--data-dir", str(directory))
+        assert (await restored(foreign, where))[0] == 0
+        with contextlib.suppress(Exception):  # it may find that nobody is of its cluster
+            await cluster.restart("coordinator")
+            await asyncio.sleep(3)  # sleep: so long brokers and backups may do what they like
+        await cluster.kill("coordinator")
+        shutil.rmtree(directory)
+        assert (await restored(right, where))[0] == 0
+        await cluster.restart("coordinator")
+        for name in list(cluster.ready):
+            if name != "coordinator" and name not in cluster.processes:
+                await cluster.restart(name)
+        await until_caught_up(cluster)
+        assert await read(client, "kept") == list(range(RECORDS))
+        await write(client, "kept", range(RECORDS, 2 * RECORDS))
+
+
+def test_a_copy_for_which_there_is_no_room_spoils_nothing_and_one_that_is_damaged_is_refused(tmp_path: Path) -> None:
+    with LocalCluster.running() as cluster:
+        file = tmp_path / "copy"
+        store = tmp_path / "store"
+        command = [sys.executable, "-m", "kera.cli", "cluster", "backup", str(file), "--bootstrap", cluster.bootstrap]
+
+        def limited(bytes_max: int) -> Callable[[], None]:
+            return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_max, bytes_max))
+
+        subprocess.run(command, check=True, timeout=60, capture_output=True)
+        before = file.read_bytes()
+        done = subprocess.run(command, preexec_fn=limited(64), capture_output=True, text=True, timeout=60, check=False)
+        assert (done.returncode, "cannot write" in done.stderr) == (2, True), done.stderr
+        assert file.read_bytes() == before
+        assert [each.name for each in tmp_path.iterdir()] == ["copy"]
+
+    damaged = tmp_path / "damaged"
+    for data in (before[:-1], before[:100], b"", before + b"x", before[:-9] + b"x" + before[-8:]):
+        damaged.write_bytes(data)
+        refused = run_kera("cluster", "restore", str(damaged), "--data-dir", str(store))
+        assert refused.returncode == 2
+        assert not store.exists()
+        assert str(damaged) in refused.stderr.decode()
+    assert run_kera("cluster", "restore", str(file), "--data-dir", str(store)).returncode == 0
