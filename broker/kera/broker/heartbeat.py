@@ -109,7 +109,7 @@ class HeartbeatReport:
     def _add_processor_time(self, request: coordinator_pb2.HeartbeatRequest, seconds: float) -> None:
         before, self._processor = self._processor, self._clock.processor_s()
         if before is not None and self._processor is not None:
-            thread_s, process_s = (now - then for now, then in zip(self._processor, before, strict=True))
+            thread_s, process_s = (max(0.0, now - then) for now, then in zip(self._processor, before, strict=True))
             request.loop_busy_permille = min(1000, round(1000 * thread_s / seconds))
             request.processor_permille = round(1000 * process_s / seconds)
 
@@ -125,7 +125,11 @@ class HeartbeatReport:
     def _has_removed(self, entry: Entry) -> bool:
         """Whether what is here of an entry begins behind where the first interval that is here does."""
         stream_id, streamlet_id, index = entry.log_id
-        first = self._streams.streamlet(stream_id, streamlet_id).intervals[0]
+        stream = self._streams.by_id.get(stream_id)
+        streamlet = stream.streamlets.get(streamlet_id) if stream is not None else None
+        if streamlet is None:
+            return False  # it is being dropped, bit by bit
+        first = streamlet.intervals[0]
         return entry.start > first.start and entry.start_record > first.first_record(index)
 
     def _add_empty(self, request: coordinator_pb2.HeartbeatRequest, moved: list[Streamlet]) -> None:

@@ -134,6 +134,19 @@ async def test_it_is_said_whether_something_was_removed_before_a_start(make_engi
     assert (told.start.position, told.first_record, told.removed) == (1024, 3, True)
 
 
+async def test_a_stream_that_is_being_dropped_does_not_hold_up_heartbeats(broker: Broker) -> None:
+    report = HeartbeatReport(broker.streams)
+    for streamlet_id in range(3):
+        broker.append(*(chunk(1, sequence, streamlet_id=streamlet_id) for sequence in range(3)))
+        entry = broker.streams.streamlet(STREAM_ID, streamlet_id).entries[0]
+        broker.streams.move_start(entry, Position(1, 1, 1024), 1)
+    steps = broker.streams.dropping(STREAM_ID)
+    next(steps)
+    assert [one.start.streamlet_id for one in filled(report).starts] == [1, 2]
+    assert list(steps) == [None, None]
+    assert not filled(report).starts
+
+
 async def test_starts_of_what_is_gone_are_not_told(broker: Broker) -> None:
     report = HeartbeatReport(broker.streams)
     broker.append(*(chunk(1, sequence) for sequence in range(3)))
