@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from kera.backup import reading
+from kera.broker.ownership.stream_records import stream_record
 from kera.broker.records import EntryRecord
 from kera.broker.recovery.rebuild import RebuildLimits
 from kera.broker.recovery.scan import VirtualKey
@@ -744,6 +745,9 @@ async def test_an_owner_that_finds_out_by_itself_goes_on_behind_what_was_removed
 
     entry = node.engine.streams.get(STREAM_ID).streamlet(0).entries[0]
     assert (entry.start, entry.start_record, entry.next_record) == (Position(90, 2, 64), 400, 400)
+    written_down = stream_record(node.engine.restart.index, STREAM_ID)
+    assert written_down is not None
+    assert not written_down.assignments[0].starts, "that is for now only"
     await node.stop()
 
 

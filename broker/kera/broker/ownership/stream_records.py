@@ -20,7 +20,19 @@ _KEY = struct.Struct(">cQ")
 
 def put_stream(info: common_pb2.StreamInfo) -> Change:
     """The change that writes down a stream."""
-    return sealed(_KEY.pack(b"i", info.stream_id), info.SerializeToString())
+    return sealed(_KEY.pack(b"i", info.stream_id), _lasting(info).SerializeToString())
+
+
+def _lasting(info: common_pb2.StreamInfo) -> common_pb2.StreamInfo:
+    """A stream without what is told of streamlets only while they are being recovered."""
+    if not any(one.starts or one.HasField("handed_over") for one in info.assignments):
+        return info
+    lasting = common_pb2.StreamInfo()
+    lasting.CopyFrom(info)
+    for one in lasting.assignments:
+        del one.starts[:]
+        one.ClearField("handed_over")
+    return lasting
 
 
 def stream_record(index: SegmentIndex, stream_id: int) -> common_pb2.StreamInfo | None:
@@ -42,7 +54,7 @@ def is_news(index: SegmentIndex, info: common_pb2.StreamInfo) -> bool:
     """Whether `info` is to be written down: nothing that is newer was."""
     record = stream_record(index, info.stream_id)
     return record is None or (
-        record != info
+        record != _lasting(info)
         and info.config_version >= record.config_version
         and info.assignments_version >= record.assignments_version
     )
