@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import resource
 import secrets
 import shutil
@@ -21,6 +20,7 @@ from kera.local.cluster import LocalCluster
 from tests.chaos.checked import LOAD_S_MAX, under_check
 from tests.integration.command_line import run_kera
 from tests.integration.control_support import control_cluster_of
+from tests.integration.support import until
 from tests.integration.test_restored_metadata import kera, read, until_caught_up, until_listed, write
 from tests.integration.zookeeper import ZooKeeper
 
@@ -142,9 +142,10 @@ async def test_a_copy_of_another_cluster_takes_nothing_away(tmp_path: Path) -> N
         shutil.rmtree(directory)
         where = ("--data-dir", str(directory))
         assert (await restored(foreign, where))[0] == 0
-        with contextlib.suppress(Exception):  # it may find that nobody is of its cluster
-            await cluster.restart("coordinator")
-            await asyncio.sleep(3)  # sleep: so long brokers and backups may do what they like
+        await cluster.restart("coordinator")
+        # Its broker 1 has another directory, and it knows no backup of this launch: these end, and say why.
+        await until(lambda: not {"broker-1", "backup-1", "backup-2"} & cluster.processes.keys())
+        assert "with another data directory" in (cluster.log_dir / "broker-1.log").read_text()
         await cluster.kill("coordinator")
         shutil.rmtree(directory)
         assert (await restored(right, where))[0] == 0

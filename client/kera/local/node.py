@@ -114,20 +114,12 @@ class LocalNode:
         """Name to ready line (addresses, id), of all that were started."""
         return {name: dict(child.ready) for name, child in self._children.items()}
 
-    @property
-    def processes(self) -> dict[str, int]:
-        """Name to process id, of those that run."""
-        return {name: child.pid for name, child in self._children.items() if child.pid is not None}
-
     async def start(self) -> None:
         """Start all brokers. Raises `ChildStartError`, `DirectoryInUse` or `PathNotWritable`."""
         self._directory = ClusterDirectory.open(self._data_dir)
-        # The first one alone: a new host gets its ids in the order of its brokers, and an error is told once.
-        first, *others = self._children.values()
         try:
-            await first.start(ready_timeout_s=READY_TIMEOUT_S)
-            for other in others:
-                await other.start(ready_timeout_s=READY_TIMEOUT_S)
+            for child in self._children.values():  # one after the other: ids are in the order of names
+                await child.start(ready_timeout_s=READY_TIMEOUT_S)
         except BaseException:
             await self.stop()
             raise
