@@ -173,10 +173,11 @@ class Cluster:
         self.epoch = 0
         self.observe_move: ObserveMove = lambda *_: None
         self.coordinator: Coordinator
+        self._loaded: list[Coordinator] = []
 
     async def load(self) -> Coordinator:
         """Another coordinator of what is in the store."""
-        return await Coordinator.load(
+        loaded = await Coordinator.load(
             self.store,
             self.brokers,
             self.backups,
@@ -185,6 +186,14 @@ class Cluster:
             coordinator_epoch=self.epoch,
             observe_move=self.observe_move,
         )
+        self._loaded.append(loaded)
+        return loaded
+
+    async def close(self) -> None:
+        """No coordinator leaves work behind that would begin more while the event loop ends."""
+        self.brokers.answering.set()
+        for coordinator in self._loaded:
+            await coordinator.close()
 
     async def restart(self) -> Coordinator:
         self.epoch += 1

@@ -3,7 +3,6 @@ import asyncio
 import pytest
 
 from kera.coordinator.cluster.catalog import GROUPS_PER_LAUNCH
-from kera.coordinator.store.memory_store import MemoryStore
 from kera.coordinator.store.metadata import MetadataStoreFailed, MetadataStoreFull, Write
 from kera.core.errors import (
     InternalError,
@@ -250,10 +249,8 @@ async def test_a_caller_that_gives_up_does_not_stop_a_creation_halfway(cluster: 
 # --- a store that fails ----------------------------------------------------------------------------------------
 
 
-async def test_a_stream_that_cannot_be_written_does_not_exist() -> None:
-    store = MemoryStore()
-    cluster = Cluster(store)
-    await cluster.restart()
+async def test_a_stream_that_cannot_be_written_does_not_exist(cluster: Cluster) -> None:
+    store = cluster.store
     await cluster.register("a")
     cluster.brokers.answering.clear()
     creation = asyncio.create_task(cluster.create("orders"))
@@ -270,10 +267,8 @@ async def test_a_stream_that_cannot_be_written_does_not_exist() -> None:
     assert (await cluster.create("orders")).stream_id == 2
 
 
-async def test_a_stream_that_may_have_been_written_is_not_dropped_by_its_brokers() -> None:
-    store = MemoryStore()
-    cluster = Cluster(store)
-    await cluster.restart()
+async def test_a_stream_that_may_have_been_written_is_not_dropped_by_its_brokers(cluster: Cluster) -> None:
+    store = cluster.store
     await cluster.register("a")
     cluster.brokers.answering.clear()
     creation = asyncio.create_task(cluster.create("orders"))
@@ -289,10 +284,8 @@ async def test_a_stream_that_may_have_been_written_is_not_dropped_by_its_brokers
     assert (await cluster.restart()).state.catalog.named("orders").stream_id == 1
 
 
-async def test_memory_does_not_run_ahead_of_the_store() -> None:
-    store = MemoryStore()
-    cluster = Cluster(store)
-    await cluster.restart()
+async def test_memory_does_not_run_ahead_of_the_store(cluster: Cluster) -> None:
+    store = cluster.store
     await cluster.register("a")
     await cluster.create("orders")
     store.failure = MetadataStoreFull("no room")

@@ -158,6 +158,8 @@ class History:
 @given(st.lists(STEPS, max_size=30))
 def test_any_history_keeps_the_promises(steps: list[tuple[Any, ...]]) -> None:
     async def run() -> None:
-        await History(Cluster()).run([*START, *steps])
+        cluster = Cluster()
+        await History(cluster).run([*START, *steps])
+        await cluster.close()
 
     asyncio.run(run())

@@ -66,9 +66,10 @@ def test_no_number_comes_again_when_the_store_goes_back_to_any_earlier_state(
     assert epochs == sorted(set(epochs))
 
 
-async def test_what_was_given_in_the_second_of_a_start_is_not_given_by_who_starts_with_an_older_copy() -> None:
+async def test_what_was_given_in_the_second_of_a_start_is_not_given_by_who_starts_with_an_older_copy(
+    cluster: Cluster,
+) -> None:
     """However fast the metadata are put back."""
-    cluster = Cluster()
     cluster.clock = FakeClock(TODAY_US)
     await cluster.restart()
     cluster.clock.advance(10)
