@@ -249,10 +249,11 @@ class World:
         *,
         coordinator_epoch: int,
         handed_over: Sequence[common_pb2.StreamletState] = (),
-    ) -> None:
+    ) -> list[int]:
         del handed_over
         (await self._order(info, coordinator_epoch)).learn(stream)
         await self.step()
+        return []
 
     async def drop_stream(self, info: common_pb2.BrokerInfo, stream_id: int, *, coordinator_epoch: int) -> None:
         (await self._order(info, coordinator_epoch)).streams.pop(stream_id, None)
@@ -273,6 +274,12 @@ class World:
         broker.sealed |= {(stream_id, one): broker.streams[stream_id].assignments_version for one in streamlet_ids}
         await self.step()
         return [self._end(stream_id, one) for one in streamlet_ids]
+
+    async def where_ended(
+        self, info: common_pb2.BrokerInfo, stream_id: int, streamlet_id: int, *, coordinator_epoch: int
+    ) -> common_pb2.StreamletState:
+        await self._order(info, coordinator_epoch)
+        return self._end(stream_id, streamlet_id)
 
     def _end(self, stream_id: int, streamlet_id: int) -> common_pb2.StreamletState:
         """A group is written to a streamlet whenever somebody asks where it ends."""

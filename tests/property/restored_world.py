@@ -348,13 +348,13 @@ class World:
         *,
         coordinator_epoch: int,
         handed_over: Sequence[common_pb2.StreamletState] = (),
-    ) -> None:
+    ) -> list[int]:
         copy = common_pb2.StreamInfo()
         copy.CopyFrom(stream)
         request = broker_pb2.OpenStreamletsRequest(
             stream=copy, coordinator_epoch=coordinator_epoch, handed_over=handed_over
         )
-        await self._order(broker, api.OPEN_STREAMLETS, request)
+        return list((await self._order(broker, api.OPEN_STREAMLETS, request)).lacking)
 
     async def drop_stream(self, broker: common_pb2.BrokerInfo, stream_id: int, *, coordinator_epoch: int) -> None:
         request = broker_pb2.DropStreamRequest(stream_id=stream_id, coordinator_epoch=coordinator_epoch)
@@ -378,6 +378,15 @@ class World:
             assignments_version=assignments_version,
         )
         return list((await self._order(broker, api.SEAL_STREAMLETS, request)).states)
+
+    async def where_ended(
+        self, broker: common_pb2.BrokerInfo, stream_id: int, streamlet_id: int, *, coordinator_epoch: int
+    ) -> common_pb2.StreamletState:
+        request = broker_pb2.SealStreamletsRequest(
+            coordinator_epoch=coordinator_epoch, stream_id=stream_id, streamlet_ids=[streamlet_id], ended=True
+        )
+        state: common_pb2.StreamletState = (await self._order(broker, api.SEAL_STREAMLETS, request)).states[0]
+        return state
 
     async def take_over(
         self, broker: common_pb2.BrokerInfo, request: broker_pb2.TakeOverRequest

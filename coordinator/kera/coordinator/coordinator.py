@@ -92,7 +92,7 @@ class Coordinator:
         self.producers = Producers(state)
         self.recoveries = Recoveries(state, self.consumer_groups.registry.cursors_of, observe_phase=observe_phase)
         self.migration = Migration(state, self.recoveries.records, observe_move=observe_move)
-        self.unknown = UnknownStreams(state, self.recoveries)
+        self.unknown = UnknownStreams(state, self.recoveries, self.migration)
         self._restored = Restored(state, self.unknown)
         self.restarts = Restarts(state, self.migration, loads)
         self.members = Members(

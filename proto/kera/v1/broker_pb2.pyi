@@ -1253,12 +1253,15 @@ class SealStreamletsRequest(_message.Message):
     STREAMLET_IDS_FIELD_NUMBER: _builtins.int
     WAIT_MS_FIELD_NUMBER: _builtins.int
     ASSIGNMENTS_VERSION_FIELD_NUMBER: _builtins.int
+    ENDED_FIELD_NUMBER: _builtins.int
     coordinator_epoch: _builtins.int
     stream_id: _builtins.int
     wait_ms: _builtins.int
     """How long it may wait for what is not durable yet; then all is as it was, and the error says what it waited for."""
     assignments_version: _builtins.int
     """Of the stream, as the coordinator knows it. A seal that comes after a later one is refused: nobody would end it."""
+    ended: _builtins.bool
+    """The streamlets have moved away already, and nobody knows any more what was handed over: it says so once more."""
     @_builtins.property
     def streamlet_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -1269,10 +1272,11 @@ class SealStreamletsRequest(_message.Message):
         streamlet_ids: _abc.Iterable[_builtins.int] | None = ...,
         wait_ms: _builtins.int = ...,
         assignments_version: _builtins.int = ...,
+        ended: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignments_version", b"assignments_version", "coordinator_epoch", b"coordinator_epoch", "stream_id", b"stream_id", "streamlet_ids", b"streamlet_ids", "wait_ms", b"wait_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignments_version", b"assignments_version", "coordinator_epoch", b"coordinator_epoch", "ended", b"ended", "stream_id", b"stream_id", "streamlet_ids", b"streamlet_ids", "wait_ms", b"wait_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1469,12 +1473,19 @@ Global___OpenStreamletsRequest: _TypeAlias = OpenStreamletsRequest  # noqa: Y015
 class OpenStreamletsResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    LACKING_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def lacking(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Streamlets that are to be the receiver's own, and are not: it was never given what was handed over."""
+
     def __init__(
         self,
+        *,
+        lacking: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lacking", b"lacking"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

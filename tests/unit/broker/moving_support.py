@@ -89,9 +89,17 @@ class Cluster:
         (state,) = answer.states
         return state  # type: ignore[no-any-return]
 
-    async def open(self, number: int, *states: common_pb2.StreamletState, info: Any = None, epoch: int = 0) -> None:
+    async def where_ended(self, number: int) -> common_pb2.StreamletState:
+        request = api.SEAL_STREAMLETS.request(stream_id=STREAM_ID, streamlet_ids=[0], ended=True)
+        (state,) = (await self.brokers[number].ask(api.SEAL_STREAMLETS, request)).states
+        return state  # type: ignore[no-any-return]
+
+    async def open(
+        self, number: int, *states: common_pb2.StreamletState, info: Any = None, epoch: int = 0
+    ) -> list[int]:
+        """Returns what the broker lacks."""
         request = api.OPEN_STREAMLETS.request(stream=info or self.info, handed_over=states, coordinator_epoch=epoch)
-        await self.brokers[number].ask(api.OPEN_STREAMLETS, request)
+        return list((await self.brokers[number].ask(api.OPEN_STREAMLETS, request)).lacking)
 
     async def move(self, to: int) -> common_pb2.StreamletState:
         """Another broker owns the streamlet from now on."""

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from kera.broker.log.segment import Segment
-from kera.broker.records import EntryRecord, Graft, OriginRecord, SegmentRecord
+from kera.broker.records import EntryRecord, Gap, Graft, OriginRecord, SegmentRecord
 from kera.broker.storage.index_format import put_entry, put_origin, put_segment, streamlet_of
 from kera.broker.storage.loads import AWAITED_MS
 from kera.core.errors import Recovering
@@ -149,6 +149,27 @@ def test_segments_are_grafted_before_and_behind_what_is_here(engine: Engine) -> 
     engine.memory.arrivals.graft({entry: nothing}, [], Outcome())
     engine.run()
     assert entry.record().next_record == 24
+
+
+def test_an_entry_of_which_nothing_is_left_starts_with_what_comes(engine: Engine) -> None:
+    """What is between was removed at the broker that is lost: readers who are there have to be told."""
+    entry = flushed(Log(engine, first_group_id=1), 1).entry
+    entry.move_start(Position(2, 1, 0), 4)
+    engine.memory.removals.collect(entry)
+    engine.run()
+    assert entry.stored_segments == 0
+
+    def start_after(graft: Graft) -> tuple[Position, int, int]:
+        engine.memory.arrivals.graft({entry: graft}, [], Outcome())
+        engine.run()
+        return entry.start, entry.start_record, entry.next_record
+
+    lost = Gap(Position(3, 1, 0), Position(5, 1, 0))
+    later = Graft(Position(5, 1, 0), 20, 20, 0, 0, EARLIEST)
+    assert start_after(Graft(Position(2, 1, 512), 6, 6, 0, 0, EARLIEST)) == (Position(2, 1, 512), 6, 6)
+    assert start_after(Graft(EARLIEST, 0, 8, 0, 0, EARLIEST)) == (Position(2, 1, 512), 6, 8)
+    assert start_after(Graft(Position(1, 1, 0), 0, 0, 0, 0, EARLIEST)) == (Position(2, 1, 512), 6, 8)
+    assert start_after(later._replace(gaps=(lost,))) == (Position(2, 1, 512), 6, 20), "what is lost is told as lost"
 
 
 def test_what_is_grafted_is_not_overwritten_by_an_older_change_that_is_tried_again(engine: Engine) -> None:

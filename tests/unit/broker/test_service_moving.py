@@ -10,7 +10,7 @@ from kera.broker.records import EntryRecord, Gap, ProducerRecord, SegmentAddress
 from kera.broker.serving.limits import ServingLimits
 from kera.broker.storage.index_format import put_entry, put_producer, put_segment
 from kera.core.chunk import iterate_chunks
-from kera.core.errors import InvalidCursor, NotOwner, StaleEpoch, Unavailable, UnknownStream
+from kera.core.errors import InvalidArgument, InvalidCursor, NotOwner, StaleEpoch, Unavailable, UnknownStream
 from kera.core.ids import EARLIEST, EntryId, Position
 from kera.core.rpc import Reply, api
 from kera.v1 import common_pb2
@@ -84,6 +84,17 @@ async def test_a_streamlet_of_another_broker_cannot_be_sealed(cluster: Cluster) 
     await cluster.move(2)
     with pytest.raises(NotOwner):
         await cluster.seal(1)
+
+
+async def test_who_has_handed_over_says_once_more_where_it_ended(cluster: Cluster) -> None:
+    """Of nobody else can it be had when the metadata of the move are lost."""
+    with pytest.raises(InvalidArgument, match="has not moved away"):
+        await cluster.where_ended(1)
+    cluster.send(3)
+    state = await cluster.move(2)
+    cluster.send(3)
+
+    assert await cluster.where_ended(1) == state
 
 
 async def test_what_does_not_get_to_the_disk_in_time_is_named_and_the_streamlet_goes_on(
@@ -355,9 +366,9 @@ async def test_an_owner_waits_for_what_is_handed_over(cluster: Cluster) -> None:
     cluster.send(3)
     state = await cluster.seal(1)
     cluster.info = moved(cluster.info, state, 2)
-    await cluster.open(2)
+    assert await cluster.open(2) == [0], "it says what it lacks"
     assert codes(cluster.owner.append(chunk(1, 3))) == ["not_owner"]
-    await cluster.open(2, state)
+    assert await cluster.open(2, state) == []
 
     repeated, following = cluster.owner.append(chunk(1, 2), chunk(1, 3))
     assert (repeated.duplicate, following.first_record) == (True, 3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -685,6 +686,45 @@ async def test_a_streamlet_with_older_groups_here_grows_by_those_that_are_recove
     assert (await second.read(end))[0] == found[10:]
     await second.until_restored()
     await second.stop()
+
+
+async def test_what_was_removed_at_a_later_owner_is_removed_when_that_is_taken_over(world: Cluster) -> None:
+    """Whoever had nothing left goes on behind what the lost one had removed, and gives no ordinal once more."""
+    first, second = world.nodes[1], world.nodes[2]
+    moved, state, (_, end, newer) = await moved_from_second_to_first(world)
+    older = second.engine.streams.get(STREAM_ID).streamlet(0).entries[0]
+    second.engine.streams.move_start(older, Position(state.next_group_id, 1, 0), 10)
+    second.engine.streams.moved_starts.told(older)
+    await second.until(lambda: older.stored_segments == 0 and not older.tail)
+    await first.kill(memory=True)
+    start = common_pb2.EntryStart(first_record=20, removed=True)
+    start.start.group_id, start.start.segment_id = state.next_group_id, 1
+    start.start.position = sum(map(len, newer))
+
+    response, _ = await world.take_over(moved, 1, 2, handed_over=[state], starts=[start])
+    assert list(response.streamlets[0].state.next_records) == [20]
+    (status,) = await second.write(chunk(0, 20, size=1024))
+    assert status.first_record == 20
+    available = state.next_group_id, 1, start.start.position
+    with pytest.raises(DataLost, match=re.escape(f"up to {available} is gone: it was removed")):
+        await second.read(end)
+    await second.stop()
+
+
+async def test_what_is_older_than_what_the_owner_has_removed_does_not_come_back(world: Cluster) -> None:
+    """Truncated at its owner, it was still on backups when the broker was lost that had it."""
+    first, second = world.nodes[1], world.nodes[2]
+    moved, state, (_, _, newer) = await moved_from_second_to_first(world)
+    entry = first.engine.streams.get(STREAM_ID).streamlet(0).entries[0]
+    start = Position(state.next_group_id, 1, len(newer[0]))
+    first.engine.streams.move_start(entry, start, 11)
+    await second.kill(memory=True)
+
+    response, _ = await world.take_over(moved, 2, 1, handed_over=[state])
+    assert (response.bytes_total, response.records_lost) == (0, 0)
+    assert (entry.start, entry.start_record) == (start, 11)
+    assert (await first.read())[0] == newer[1:]
+    await first.stop()
 
 
 async def test_what_is_taken_over_and_was_handed_over_before_goes_on_behind_all_its_groups(world: Cluster) -> None:

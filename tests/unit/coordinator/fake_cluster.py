@@ -31,6 +31,8 @@ class FakeBrokers:
         self.handed_over: dict[tuple[int, int, int], common_pb2.StreamletState] = {}
         """What each broker was given with a streamlet, by its id, the stream's and the streamlet's."""
         self.sealed: list[tuple[int, int, int]] = []
+        self.asked_where: list[tuple[int, int, int]] = []
+        """Who was asked once more where a streamlet ended."""
         self.taken_over: list[tuple[int, broker_pb2.TakeOverRequest]] = []
         self.ends: dict[tuple[int, int], common_pb2.StreamletState] = {}
         """Where streamlets end, by the stream's id and theirs; others end before their second group."""
@@ -38,6 +40,8 @@ class FakeBrokers:
         """What every call of a broker comes to."""
         self.unsealable: set[int] = set()
         """Streamlets that cannot be sealed."""
+        self.lacking: set[int] = set()
+        """Streamlets that nobody opens who was not given what was handed over."""
         self.refused: set[int] = set()
         """Brokers whose addresses refuse connections."""
         self.waits_for: list[str] = []
@@ -66,7 +70,7 @@ class FakeBrokers:
         *,
         coordinator_epoch: int,
         handed_over: Sequence[common_pb2.StreamletState] = (),
-    ) -> None:
+    ) -> list[int]:
         await self._answer(broker, coordinator_epoch)
         if stream.name in self.unopenable:
             raise Unavailable(f"the disk has no room for {stream.name}")
@@ -74,6 +78,8 @@ class FakeBrokers:
         self.streams[broker.broker_id, stream.stream_id] = stream
         for state in handed_over:
             self.handed_over[broker.broker_id, stream.stream_id, state.streamlet_id] = state
+        given = {key[2] for key in self.handed_over if key[:2] == (broker.broker_id, stream.stream_id)}
+        return sorted(self.lacking - given)
 
     async def drop_stream(self, broker: common_pb2.BrokerInfo, stream_id: int, *, coordinator_epoch: int) -> None:
         self.epochs.append(coordinator_epoch)
@@ -104,6 +110,13 @@ class FakeBrokers:
             raise Unavailable(f"streamlet {streamlet_id} is not durable in time")
         self.sealed += [(broker.broker_id, stream_id, streamlet_id) for streamlet_id in streamlet_ids]
         return [self.end(stream_id, streamlet_id) for streamlet_id in streamlet_ids]
+
+    async def where_ended(
+        self, broker: common_pb2.BrokerInfo, stream_id: int, streamlet_id: int, *, coordinator_epoch: int
+    ) -> common_pb2.StreamletState:
+        await self._answer(broker, coordinator_epoch)
+        self.asked_where.append((broker.broker_id, stream_id, streamlet_id))
+        return self.end(stream_id, streamlet_id)
 
     async def take_over(
         self, broker: common_pb2.BrokerInfo, request: broker_pb2.TakeOverRequest

@@ -107,3 +107,16 @@ def test_a_removal_counts_wherever_the_older_records_are() -> None:
     two = with_records(assignment((1, 1), (2, 57)), 7)
     assert joined(two, one, [removed]) == [removed]
     assert starts_at(with_records(assignment((2, 1), (1, 30), (2, 57)), 3, 7), 2, [removed]) == [removed]
+
+
+def test_what_a_later_owner_has_removed_goes_for_what_is_older_at_another_broker() -> None:
+    """A recovery of that would bring back what was truncated, behind which the later owner has begun."""
+    removed = start(61)
+    removed.removed = True
+    two = with_records(assignment((1, 1), (2, 57)), 3)
+
+    assert starts_at(two, 1, [start(4), removed]) == [removed]
+    assert starts_at(two, 1, [removed]) == [removed]
+    assert groups(starts_at(two, 1, [start(4), start(61)])) == [(0, 4)], "that one merely begins there"
+    three = with_records(assignment((2, 1), (1, 57), (3, 90)), 3, 9)
+    assert groups(starts_at(three, 3, [removed, start(91)])) == [(0, 91)]

@@ -161,6 +161,35 @@ async def test_a_stream_that_moved_since_a_copy_goes_on_where_its_brokers_know_i
     assert (await two.coordinator.members.heartbeat(beat(two, 1, later))).unknown_stream_ids == []
 
 
+async def test_an_owner_that_never_got_what_was_handed_over_gets_it_from_who_had_the_streamlet(two: Cluster) -> None:
+    """The move had been written, and the new owner had gone before it was told; then older metadata were put back."""
+    _, later = await moved_since_a_copy(two)
+    (assignment,) = later.assignments
+    owner, before = assignment.broker_id, 3 - assignment.broker_id
+    two.brokers.lacking = {0}
+    two.brokers.ends[later.stream_id, 0] = common_pb2.StreamletState(next_group_id=9, next_records=[70])
+    two.brokers.failures[before] = Unavailable("no answer")
+
+    await all_tell(two, before, later)
+    await two.settle()
+    assert (owner, later.stream_id, 0) not in two.brokers.handed_over
+
+    await two.restart()  # what is left to do is in the store
+    del two.brokers.failures[before]
+    await two.heartbeat(1, 2)
+    await two.settle()
+    assert two.brokers.handed_over[owner, later.stream_id, 0].next_records == [70]
+    assert two.brokers.asked_where == [(before, later.stream_id, 0)]
+    assert not await two.store.list("moves/")
+
+
+async def test_an_owner_that_has_opened_what_it_got_is_not_given_it_again(two: Cluster) -> None:
+    _, later = await moved_since_a_copy(two)
+    await all_tell(two, later.assignments[0].broker_id, later)
+    await two.settle()
+    assert two.brokers.asked_where == []
+
+
 async def test_a_broker_that_starts_again_is_waited_for_before_a_stream_goes_on(two: Cluster) -> None:
     """It may know later assignments than those who are there: then both would have gone on."""
     known, later = await moved_since_a_copy(two)

@@ -229,7 +229,7 @@ class Entry(EntryProgress):
     def grafted(self, graft: Graft) -> EntryRecord:
         """What the index is to have when a graft is stored. Nothing of the tail is before it."""
         record = self.record()
-        if graft.start != EARLIEST and (self.start == EARLIEST or graft.start < self.start):
+        if _starts_with(self, graft):
             record = record._replace(start=graft.start, start_record=graft.start_record)
         if graft.last > self.last_stored:
             record = record._replace(
@@ -357,6 +357,19 @@ def state_of(segment: Segment) -> SegmentState:
     if entry.readers and entry.distance(segment.key) is None:
         return SegmentState.PROCESSED
     return SegmentState.GROUP
+
+
+def _starts_with(entry: Entry, graft: Graft) -> bool:
+    """Whether an entry starts where a graft does from now on."""
+    if graft.start == EARLIEST:
+        return False
+    if entry.start == EARLIEST:
+        return True
+    if graft.start < entry.start:
+        return graft.segments > 0
+    # Nothing is left of what was here: what is between was removed, too, unless it is known to be lost.
+    is_empty = not (entry.stored_segments or entry.tail)
+    return is_empty and not any(gap.start < graft.start for gap in (*entry.gaps, *graft.gaps))
 
 
 def _key(segment: Segment) -> Key:

@@ -142,12 +142,22 @@ class Orders:
                 return
             await asyncio.sleep(self._retry_interval_s)
 
-    async def open(self, request: broker_pb2.OpenStreamletsRequest) -> None:
-        """Have of a stream what is assigned to this broker; what was handed over is durable then."""
+    async def open(self, request: broker_pb2.OpenStreamletsRequest) -> list[int]:
+        """Have of a stream what is assigned to this broker; what was handed over is durable then.
+
+        Returns the streamlets of which it would be the owner if it had been given what was handed over.
+        """
         await self._coordinator.confirm(request.coordinator_epoch)
         async with self._lock(request.stream.stream_id):
             self._coordinator.refuse_stale(request.coordinator_epoch)  # it may have waited
             await self._open(request.stream, request.handed_over)
+            return [] if self._is_old(request.stream) else self._lacking(request.stream)
+
+    def _lacking(self, info: common_pb2.StreamInfo) -> list[int]:
+        stream = self._streams.by_id.get(info.stream_id)
+        here = stream.streamlets if stream is not None else {}
+        owned = {streamlet_id for streamlet_id, streamlet in here.items() if streamlet.owned}
+        return [one.streamlet_id for one in info.assignments if self._is_ours(one) and one.streamlet_id not in owned]
 
     async def _open(self, info: common_pb2.StreamInfo, handed_over: Iterable[common_pb2.StreamletState]) -> None:
         self._streams.check_known(info)

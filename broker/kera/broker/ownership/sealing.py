@@ -6,6 +6,7 @@ Seals end when they are overtaken: a streamlet that was opened again meanwhile, 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 
 from kera.broker.log.entry import Entry
 from kera.broker.log.streamlet import Streamlet
@@ -36,6 +37,7 @@ class Sealing:
 
         Raises `NotOwner`, or `Unavailable` when that takes too long: then they take chunks again. An order that was
         overtaken by a later version of the assignments is refused: whoever gave it has given it up, and told that.
+        Of those that have moved away before it is said once more where they ended, if `ended` is set.
         """
         stream = self._streams.get(request.stream_id)
         if request.assignments_version and request.assignments_version < stream.assignments_version:
@@ -50,6 +52,8 @@ class Sealing:
                 stream=stream.name,
                 limit=stream.streamlet_count,
             )
+        if request.ended:
+            return await self._ended(stream, request.streamlet_ids)
         streamlets: list[Streamlet] = []
         order, pace = object(), self._turns.pace(self)
         for streamlet_id in dict.fromkeys(request.streamlet_ids):
@@ -74,6 +78,24 @@ class Sealing:
                 if self._seals.get(streamlet) is order:
                     del self._seals[streamlet]
         return [await _state_of(streamlet, pace) for streamlet in streamlets]
+
+    async def _ended(self, stream: Stream, streamlet_ids: Iterable[int]) -> list[common_pb2.StreamletState]:
+        """Where streamlets ended here that have moved away."""
+        states, pace = [], self._turns.pace(self)
+        for streamlet_id in dict.fromkeys(streamlet_ids):
+            streamlet = stream.streamlet(streamlet_id)
+            if streamlet.owned:
+                raise InvalidArgument(
+                    f"streamlet {streamlet_id} of stream {stream.name!r} has not moved away: this broker owns it",
+                    stream=stream.name,
+                    streamlet_id=streamlet_id,
+                )
+            last = streamlet.intervals[-1]
+            state = await _state_of(streamlet, pace)
+            state.next_group_id = last.end_group_id
+            state.next_records[:] = [last.end_record(index) for index in range(len(streamlet.entries))]
+            states.append(state)
+        return states
 
     def seal_all(self) -> None:
         """This launch ends: take no more chunks for any streamlet."""

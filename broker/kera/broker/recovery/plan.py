@@ -132,6 +132,7 @@ class StreamletMerge:
         self.known = known
         self.present = present
         self._known_starts = dict(known.starts)
+        self._told_starts = dict(known.starts)
         for index, old in enumerate(entries):
             # Where an entry starts here is newer than what others were told of it.
             if old is not None and any(interval.has(old.start.group_id) for interval in known.intervals):
@@ -145,9 +146,10 @@ class StreamletMerge:
     def remove(self, starts: Mapping[int, EntryStart]) -> None:
         """What is before these has been removed, by entry, since it was found out what is known of the streamlet."""
         for index, start in starts.items():
-            known = self._known_starts.get(index)
-            if known is None or known.position < start.position:
-                self._known_starts[index] = start
+            for mine in (self._known_starts, self._told_starts):
+                known = mine.get(index)
+                if known is None or known.position < start.position:
+                    mine[index] = start
 
     def _starts(self, interval: Interval) -> dict[EntryId, int]:
         """Ordinals at which chunks of an interval begin to count: what is here before them need not come."""
@@ -254,7 +256,10 @@ class StreamletMerge:
         """What is missing in the intervals, outside of segments; and how many records that is, as far as is known."""
         gaps: list[Gap] = []
         lost = 0
+        told = self._told_starts.get(index)
         for interval in self.known.intervals:
+            if told is not None and told.position.group_id >= interval.end_group_id:
+                continue  # all of it was removed
             mine = [(address, record) for address, record in ordered if interval.has(address.group_id)]
             at, position = interval.first_record(index), interval.start
             start = self._known_starts.get(index)
@@ -311,7 +316,11 @@ class StreamletMerge:
         return EntryRecord(
             start=position,
             start_record=first,
-            next_record=last_segment.first_record + last_segment.record_count,
+            next_record=max(
+                next_record,
+                last_segment.first_record + last_segment.record_count,
+                start.first_record if start is not None else 0,
+            ),
             stored_bytes=sum(record.length for _, record in ordered),
             stored_segments=len(ordered),
             last_group_id=last_address.group_id,

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from kera.broker.log.entry import Entry
+from kera.broker.log.intervals import interval_of
 from kera.broker.log.waiting import until_done, woken
 from kera.broker.ownership.streams import Streams
 from kera.broker.records import Change, EntryRecord, Graft, OriginRecord
@@ -276,19 +277,24 @@ class Takeovers:
         return origin is not None and origin.sources >= sources
 
     def _removed_since(self, ref: Ref) -> dict[int, EntryStart]:
-        """Where entries start by now from which something was removed after it had been taken over.
+        """Where entries start by now from which something was removed here, and so everything that is older.
 
         What is known of a streamlet that has been asked for twice is as old as the later question, which may have been
-        asked before the first answer was written down.
+        asked before the first answer was written down: what was taken over then may have been removed since.
         """
         if not self._is_open(ref):
             return {}
-        entries = self._streams.get(ref[0]).streamlets[ref[1]].entries
-        return {
-            index: EntryStart(entry.start, entry.start_record)
-            for index, (entry, began) in enumerate(zip(entries, self._began.get(ref, ()), strict=False))
-            if entry.start > began != EARLIEST
-        }
+        streamlet = self._streams.get(ref[0]).streamlets[ref[1]]
+        began = self._began.get(ref, ())
+        removed = {}
+        for entry in streamlet.entries.made:
+            interval = interval_of(streamlet.intervals, entry.start.group_id)
+            begins = interval is not None and entry.start_record <= interval.first_record(entry.index)
+            begins = begins or any(gap.start < entry.start for gap in entry.gaps)  # it was lost, not removed
+            taken_over = began[entry.index] if entry.index < len(began) else EARLIEST
+            if entry.start != EARLIEST and (not begins or entry.start > taken_over != EARLIEST):
+                removed[entry.index] = EntryStart(entry.start, entry.start_record)
+        return removed
 
     async def _removed(self, ref: Ref) -> None:
         await until_done(lambda done: self._streams.removal.when_removed(*ref, lambda: done(None)))
@@ -434,11 +440,12 @@ class Takeovers:
 
 def _graft(plan: EntryPlan) -> Graft:
     """What comes into an entry that is open."""
+    record: EntryRecord = plan.record
     if not plan.new:
-        return Graft(EARLIEST, 0, 0, 0, 0, EARLIEST, plan.gaps)
+        start, start_record = (EARLIEST, 0) if record.stored_segments else (record.start, record.start_record)
+        return Graft(start, start_record, record.next_record, 0, 0, EARLIEST, plan.gaps)
     (first, first_record), (last, last_record) = min(plan.new.items()), max(plan.new.items())
     start = Position(first.group_id, first.segment_id, 0)
-    record: EntryRecord = plan.record
     if record.start[:2] == start[:2]:
         start, start_record = record.start, record.start_record
     else:
@@ -446,7 +453,7 @@ def _graft(plan: EntryPlan) -> Graft:
     return Graft(
         start,
         start_record,
-        last_record.first_record + last_record.record_count,
+        record.next_record,
         sum(each.length for each in plan.new.values()),
         len(plan.new),
         Position(last.group_id, last.segment_id, last_record.length),

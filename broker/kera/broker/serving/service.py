@@ -172,8 +172,7 @@ class BrokerService:
         The coordinator may ask before its answer to the registration has arrived: such a request waits for it.
         """
         await asyncio.shield(self._registered)
-        await self.orders.open(call.message)
-        return Reply(broker_pb2.OpenStreamletsResponse())
+        return Reply(broker_pb2.OpenStreamletsResponse(lacking=await self.orders.open(call.message)))
 
     async def _drop_stream(self, call: Call[broker_pb2.DropStreamRequest]) -> Reply[broker_pb2.DropStreamResponse]:
         """Forget a stream, and free its memory and its disk.

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from kera.coordinator.cluster.peers import Peers, cannot_be_reached
+from kera.core.errors import Unavailable
 from kera.core.rpc import api
 from kera.core.rpc.address import split_address
 from kera.core.runtime import MACHINE, OpenChannel
@@ -33,8 +34,11 @@ class BrokerCalls(Protocol):
         *,
         coordinator_epoch: int,
         handed_over: Sequence[common_pb2.StreamletState] = (),
-    ) -> None:
-        """Have `broker` serve its streamlets of `stream`, and learn where the others are."""
+    ) -> list[int]:
+        """Have `broker` serve its streamlets of `stream`, and learn where the others are.
+
+        Returns those that it cannot serve, as it was never given what was handed over.
+        """
         ...
 
     async def drop_stream(self, broker: common_pb2.BrokerInfo, stream_id: int, *, coordinator_epoch: int) -> None:
@@ -55,6 +59,12 @@ class BrokerCalls(Protocol):
 
         It refuses that once it knows a later version of the assignments.
         """
+        ...
+
+    async def where_ended(
+        self, broker: common_pb2.BrokerInfo, stream_id: int, streamlet_id: int, *, coordinator_epoch: int
+    ) -> common_pb2.StreamletState:
+        """Have `broker` say once more where a streamlet ended that has moved away from it."""
         ...
 
     async def take_over(
@@ -82,12 +92,13 @@ class GrpcBrokerCalls:
         *,
         coordinator_epoch: int,
         handed_over: Sequence[common_pb2.StreamletState] = (),
-    ) -> None:
+    ) -> list[int]:
         """See `BrokerCalls.open_streamlets`."""
         request = broker_pb2.OpenStreamletsRequest(
             stream=stream, coordinator_epoch=coordinator_epoch, handed_over=handed_over
         )
-        await self._peers.call(broker.grpc_address, api.OPEN_STREAMLETS, request)
+        answer = await self._peers.call(broker.grpc_address, api.OPEN_STREAMLETS, request)
+        return list(answer.lacking)
 
     async def drop_stream(self, broker: common_pb2.BrokerInfo, stream_id: int, *, coordinator_epoch: int) -> None:
         """See `BrokerCalls.drop_stream`."""
@@ -115,6 +126,18 @@ class GrpcBrokerCalls:
         timeout_s = wait_ms / 1000 + self._timeout_s
         answer = await self._peers.call(broker.grpc_address, api.SEAL_STREAMLETS, request, timeout_s=timeout_s)
         return list(answer.states)
+
+    async def where_ended(
+        self, broker: common_pb2.BrokerInfo, stream_id: int, streamlet_id: int, *, coordinator_epoch: int
+    ) -> common_pb2.StreamletState:
+        """See `BrokerCalls.where_ended`."""
+        request = broker_pb2.SealStreamletsRequest(
+            coordinator_epoch=coordinator_epoch, stream_id=stream_id, streamlet_ids=[streamlet_id], ended=True
+        )
+        answer = await self._peers.call(broker.grpc_address, api.SEAL_STREAMLETS, request)
+        if len(answer.states) != 1:
+            raise Unavailable(f"broker {broker.broker_id} does not say where streamlet {streamlet_id} ended")
+        return answer.states[0]
 
     async def take_over(
         self, broker: common_pb2.BrokerInfo, request: broker_pb2.TakeOverRequest

@@ -33,6 +33,11 @@ def intervals_of(assignment: StreamletAssignment) -> list[GroupInterval]:
     return [GroupInterval(first_group_id=FIRST_GROUP_ID, broker_id=assignment.broker_id)]
 
 
+def before_last(assignment: StreamletAssignment) -> GroupInterval | None:
+    """The interval behind which the owner's begins; None: that is the first one."""
+    return _copy(assignment.intervals[-2]) if len(assignment.intervals) > 1 else None
+
+
 def index_of_group(assignment: StreamletAssignment, group_id: int) -> int:
     """Which interval has this group; the first one if it is below all of them (0: the oldest there is)."""
     begun = [index for index, interval in enumerate(assignment.intervals) if interval.first_group_id <= group_id]

@@ -78,14 +78,20 @@ def _tells_of_a_removal(assignment: StreamletAssignment, start: EntryStart) -> b
 
 
 def starts_at(assignment: StreamletAssignment, broker_id: int, known: Iterable[EntryStart]) -> list[EntryStart]:
-    """Where the entries start of what one broker has of a streamlet, as far as that is known."""
+    """Where the entries start of what one broker has of a streamlet, as far as that is known.
+
+    If a later interval has lost records of an entry to retention or truncation, that is where the entry starts.
+    """
     intervals = intervals_of(assignment)
     oldest = next((index for index, interval in enumerate(intervals) if interval.broker_id == broker_id), 0)
     first: dict[int, EntryStart] = {}
     for start in sorted(known, key=_order):
-        index = index_of_group(assignment, start.start.group_id)
-        if intervals[index].broker_id == broker_id and (index == oldest or _tells_of_a_removal(assignment, start)):
-            first.setdefault(start.start.entry, start)
+        index, entry = index_of_group(assignment, start.start.group_id), start.start.entry
+        if intervals[index].broker_id != broker_id:
+            if start.removed and index > oldest:
+                first[entry] = start
+        elif index == oldest or _tells_of_a_removal(assignment, start):
+            first.setdefault(entry, start)
     return [first[entry] for entry in sorted(first)]
 
 

@@ -197,14 +197,20 @@ class State:
 
     async def open(
         self, broker_id: int, stream: common_pb2.StreamInfo, handed_over: Sequence[common_pb2.StreamletState] = ()
-    ) -> None:
-        """Have a broker serve its streamlets of a stream; `gate` is held. Raises what the broker answers."""
+    ) -> list[int]:
+        """Have a broker serve its streamlets of a stream; `gate` is held. Raises what the broker answers.
+
+        See `BrokerCalls.open_streamlets`.
+        """
         broker, leads = self.brokers.describe(broker_id), self.coordinator_epoch
         told = as_told_to(self.ledger, broker_id, stream)
-        await self.broker_calls.open_streamlets(broker, told, coordinator_epoch=leads, handed_over=handed_over)
+        lacking = await self.broker_calls.open_streamlets(
+            broker, told, coordinator_epoch=leads, handed_over=handed_over
+        )
         if stream.stream_id not in self.catalog:
             # It was deleted meanwhile: a broker that was told to drop it before has opened it anew.
             await self.broker_calls.drop_stream(broker, stream.stream_id, coordinator_epoch=leads)
+        return lacking
 
     async def tell(self, stream: common_pb2.StreamInfo, *, otherwise: str, also: Iterable[int] = ()) -> None:
         """Tell its brokers, and those in `also`, of a stream as it is now, if it still is there.
@@ -254,9 +260,10 @@ class State:
         return failed
 
 
-async def all_of(calls: Iterable[Coroutine[Any, Any, None]]) -> list[BaseException | None]:
+async def all_of(calls: Iterable[Coroutine[Any, Any, object]]) -> list[BaseException | None]:
     """Wait for all calls; the error of each, or None."""
-    return list(await asyncio.gather(*calls, return_exceptions=True))
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    return [one if isinstance(one, BaseException) else None for one in results]
 
 
 def _ended_unseen(task: asyncio.Task[Any]) -> None:

@@ -3,6 +3,9 @@
 A Move in the store says that somebody may be sealed, or that the new owner may not know yet what was handed over. So
 it is looked at what the assignment says: if it names the old owner, that one is told so, in a new version, which
 unseals it; else the new owner is told. Then the Move goes.
+
+When the metadata were restored from a copy that is older than a move, what was handed over is not in them. If the new
+owner has not got it, the old one is asked once more (`written_again`).
 """
 
 from __future__ import annotations
@@ -10,10 +13,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from kera.coordinator.cluster.catalog import with_assignments
+from kera.coordinator.cluster.intervals import before_last, intervals_of
 from kera.coordinator.cluster.keys import HANDOVERS, MOVES, streamlet_key
+from kera.coordinator.cluster.recovering import last_handover
 from kera.coordinator.cluster.state import State, all_of
 from kera.coordinator.cluster.work import Work
 from kera.coordinator.ids import Launch, StreamletId
+from kera.coordinator.store.ledger import Ledger
 from kera.core.errors import KeraError, Unavailable, UnknownStream
 from kera.core.telemetry import get_logger
 from kera.v1 import common_pb2, coordinator_pb2
@@ -96,26 +102,53 @@ class UnresolvedMoves:
         """Tell the owners that they are, with what was handed over if it was not before."""
         state = self._state
         stream = state.catalog.with_id(streamlets[0].stream_id)
-        moves = self._moves_of(streamlets)
         states: dict[Launch, list[common_pb2.StreamletState]] = {}
-        for streamlet, move in moves.items():
+        for streamlet, move in self._moves_of(streamlets).items():
             assignment = stream.assignments[streamlet.streamlet_id]
             owner = Launch(assignment.broker_id, assignment.broker_epoch)
             has_moved = self._has_moved(streamlet, move)
             if state.brokers.is_current(owner):
-                handed_over = state.ledger.get(streamlet_key(HANDOVERS, *streamlet)) if has_moved else None
+                handed_over = last_handover(state.ledger, *streamlet) if has_moved else None
                 given = states.setdefault(owner, [])
                 if handed_over is not None:
-                    given.append(common_pb2.StreamletState.FromString(handed_over))
+                    given.append(handed_over)
             elif has_moved:
                 # What was handed over is in the store; it gets it when it is back, or whoever takes over from it does.
                 raise Unavailable(
                     f"broker {owner.member_id} has gone before it opened streamlet {streamlet.streamlet_id}"
                 )
-        failed = await all_of(state.open(owner.member_id, stream, given) for owner, given in states.items())
+        failed = await all_of(self._open_at(owner, stream, given) for owner, given in states.items())
         for error in failed:
             if error is not None:
                 raise error
+
+    async def _open_at(
+        self, owner: Launch, stream: common_pb2.StreamInfo, given: list[common_pb2.StreamletState]
+    ) -> None:
+        lacking = await self._state.open(owner.member_id, stream, given)
+        moved = (StreamletId(stream.stream_id, streamlet_id) for streamlet_id in lacking)
+        late = [await self._ask_where_it_ended(streamlet) for streamlet in moved if streamlet in self._unresolved]
+        if late:
+            await self._state.open(owner.member_id, stream, late)
+
+    async def _ask_where_it_ended(self, streamlet: StreamletId) -> common_pb2.StreamletState:
+        """Have the broker that handed over a streamlet say once more with what, and write that."""
+        state = self._state
+        stream = state.catalog.with_id(streamlet.stream_id)
+        before = before_last(stream.assignments[streamlet.streamlet_id])
+        if before is None or not state.brokers.is_alive(before.broker_id):
+            who = f"broker {before.broker_id}, which is away" if before is not None else "a broker that has left"
+            raise Unavailable(
+                f"streamlet {streamlet.streamlet_id} of stream {stream.name!r} cannot be opened yet: only {who}, knows"
+                " what was handed over",
+                stream=stream.name,
+                streamlet_id=streamlet.streamlet_id,
+            )
+        told = await state.broker_calls.where_ended(
+            state.brokers.describe(before.broker_id), *streamlet, coordinator_epoch=state.coordinator_epoch
+        )
+        await state.change(state.write({streamlet_key(HANDOVERS, *streamlet): told.SerializeToString()}))
+        return told
 
     def _has_moved(self, streamlet: StreamletId, move: coordinator_pb2.Move) -> bool:
         stream = self._state.catalog.with_id(streamlet.stream_id)
@@ -129,6 +162,33 @@ class UnresolvedMoves:
     async def _drop_moves(self, streamlets: Iterable[StreamletId]) -> None:
         keys = [move_key(streamlet) for streamlet in streamlets]
         await self._state.write({key: None for key in keys if self._state.ledger.get(key) is not None})
+
+
+def written_again(ledger: Ledger, stream: common_pb2.StreamInfo) -> tuple[dict[str, bytes | None], list[StreamletId]]:
+    """Moves of a stream that is known from its brokers only: of streamlets of which nobody knows if they were opened.
+
+    Returns what is to be written, and of which streamlets.
+    """
+    changes: dict[str, bytes | None] = {}
+    streamlets = []
+    for one in stream.assignments:
+        before, last = before_last(one), intervals_of(one)[-1]
+        known = last_handover(ledger, stream.stream_id, one.streamlet_id)
+        is_known = known is not None and known.next_group_id == last.first_group_id
+        if before is None or before.broker_id == one.broker_id or one.sources or is_known:
+            continue
+        streamlet = StreamletId(stream.stream_id, one.streamlet_id)
+        move = coordinator_pb2.Move(
+            stream=stream.name,
+            streamlet_id=one.streamlet_id,
+            from_broker_id=before.broker_id,
+            to_broker_id=one.broker_id,
+            reason="the metadata were restored",
+        )
+        key, value = move_record(streamlet, move)
+        changes |= {key: value, streamlet_key(HANDOVERS, *streamlet): None} if known is not None else {key: value}
+        streamlets.append(streamlet)
+    return changes, streamlets
 
 
 def move_record(streamlet: StreamletId, move: coordinator_pb2.Move) -> tuple[str, bytes]:

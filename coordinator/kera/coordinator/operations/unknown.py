@@ -21,6 +21,9 @@ from kera.coordinator.cluster.handlers import Handlers
 from kera.coordinator.cluster.state import State
 from kera.coordinator.cluster.validation import checked_name
 from kera.coordinator.cluster.work import Work
+from kera.coordinator.ids import StreamletId
+from kera.coordinator.operations.migration import Migration
+from kera.coordinator.operations.moves import written_again
 from kera.coordinator.operations.streams import LAST_STREAM_ID
 from kera.coordinator.operations.unknown_reports import UnknownReports
 from kera.coordinator.recovery.carry_out import Recoveries
@@ -38,9 +41,10 @@ log = get_logger("kera.coordinator")
 class UnknownStreams:
     """See the head of this module."""
 
-    def __init__(self, state: State, recoveries: Recoveries) -> None:
+    def __init__(self, state: State, recoveries: Recoveries, migration: Migration) -> None:
         self._state = state
         self._recoveries = recoveries
+        self._migration = migration
         self.reports = UnknownReports(state)
         self._stuck: set[int] = set()
         """Streams that do not go on as brokers know them, whatever else these tell."""
@@ -124,14 +128,18 @@ class UnknownStreams:
         self.reports.check_told(known, *later)
         stream = _later_version(known, later)
         lost: list[coordinator_pb2.RecoveryInfo] = []
+        moves: dict[str, bytes | None] = {}
+        moved: list[StreamletId] = []
         if stream.assignments_version != known.assignments_version:
             self._check_recovered(stream)
             self._check_members(stream)
             lost = self._recoveries.records.of_lost_memory(stream)
             if self._renew_launches(stream, recovers=True):
                 new_version(stream, self._state.coordinator_epoch)
-        await self._state.write(records_of(lost), [stream])
+            moves, moved = written_again(self._state.ledger, stream)
+        await self._state.write({**records_of(lost), **moves}, [stream])
         self._recoveries.admitted(lost)
+        self._migration.take_up(moved)
         self.reports.discard(stream_id)
         return stream
 
@@ -163,15 +171,17 @@ class UnknownStreams:
                 name = name or stream.name
                 if name != stream.name:
                     raise InvalidArgument(f"stream {stream.name!r} is in the metadata, and keeps its name")
-                await state.write({}, [stream])
+                moves, moved = written_again(state.ledger, stream)
+                await state.write(moves, [stream])
             else:
-                stream = await self._adopt_unknown(stream_id, name)
+                stream, moved = await self._adopt_unknown(stream_id, name)
             self.reports.discard(stream_id)
+            self._migration.take_up(moved)
         log.warning("stream adopted", stream=stream.name, stream_id=stream.stream_id)
         await state.tell(stream, otherwise="broker could not be told of an adopted stream yet")
         return stream
 
-    async def _adopt_unknown(self, stream_id: int, name: str) -> common_pb2.StreamInfo:
+    async def _adopt_unknown(self, stream_id: int, name: str) -> tuple[common_pb2.StreamInfo, list[StreamletId]]:
         state, stream = self._state, self._version(stream_id)
         stream.name = checked_name(name or stream.name)
         try:
@@ -183,8 +193,9 @@ class UnknownStreams:
             ) from error
         state.catalog.check_room(stream)
         last = max(stream.stream_id, state.ledger.next_number(LAST_STREAM_ID) - 1)
-        await state.write({LAST_STREAM_ID: number(last)}, [stream])
-        return stream
+        moves, moved = written_again(state.ledger, stream)
+        await state.write({LAST_STREAM_ID: number(last), **moves}, [stream])
+        return stream, moved
 
     def _version_of_brokers(self, stream_id: int) -> common_pb2.StreamInfo:
         """A stream that is in the metadata, as the latest of its brokers knows it."""
