@@ -11,6 +11,7 @@ import os
 import shutil
 import tempfile
 import weakref
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -114,6 +115,10 @@ class SimulatedDisk:
         if self.before_change():
             raise Crash
         self.files.pop(path, None)
+
+    def sync_removals(self, paths: Iterable[Path]) -> None:
+        if any(True for _ in paths) and self.before_change():
+            raise Crash
 
     def names(self, path: Path) -> list[str]:
         depth = len(path.parts)

@@ -226,6 +226,20 @@ MUTANTS = (
         ),
     ),
     Mutant(
+        "a broker that is away when a stream is deleted keeps it",
+        ((COORDINATOR + "operations/drops.py", "due.difference_update(set(told) - failed.keys())", "due.clear()"),),
+    ),
+    Mutant(
+        "replicas of a stream that was deleted stay",
+        (
+            (
+                BROKER + "replication/coverage.py",
+                "in list(self._of_stream[stream_id].values()):\n            self._forget(segment)",
+                "in list(self._of_stream[stream_id].values()):\n            self._forget(segment, free=False)",
+            ),
+        ),
+    ),
+    Mutant(
         "a coordinator that was deposed goes on writing",
         (
             (

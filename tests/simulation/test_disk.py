@@ -61,6 +61,22 @@ def test_names_are_lost_from_the_last_on(tmp_path: Path) -> None:
     assert found == {"", "a", "ab", "abc", "ac"}
 
 
+@pytest.mark.parametrize("synced", [True, False])
+def test_what_a_broker_has_removed_is_gone_once_that_is_synced(tmp_path: Path, synced: bool) -> None:
+    back = 0
+    for seed in SEEDS:
+        root = tmp_path / str(seed)
+        simulated = disk_at(root, seed)
+        disk, path = LocalDisk(root, calls=simulated.calls()), root / "files" / "a"
+        disk.create(path, BLOCK_BYTES)
+        disk.remove(path)
+        if synced:
+            disk.sync_removals([path, root / "never made" / "b"])
+        simulated.power_lost()
+        back += path.exists()
+    assert (back == 0) is synced
+
+
 def test_a_sync_that_fails_makes_nothing_durable_and_no_later_one_does(tmp_path: Path) -> None:
     disk = disk_at(tmp_path)
     calls, path = disk.calls(), tmp_path / "files" / "a"

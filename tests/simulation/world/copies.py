@@ -30,6 +30,20 @@ async def copies_of(client: Client, stream_id: int) -> Counter[Place]:
     return found
 
 
+async def replicated_streams(client: Client) -> set[int]:
+    """Ids of the streams of which any backup has replicas. Raises what `copies_of` raises."""
+    cluster = await client.admin.describe_cluster()
+    found: set[int] = set()
+    for backup in cluster.backups:
+        channel = await FrameChannel.connect_tcp(backup.frames_address, timeout_s=TIMEOUT_S)
+        try:
+            for broker in cluster.brokers:
+                found.update(replica.stream_id for replica in await _replicas(channel, broker.broker_id))
+        finally:
+            await channel.close()
+    return found
+
+
 async def _places(channel: FrameChannel, broker_ids: Iterable[int], stream_id: int) -> set[Place]:
     found: set[Place] = set()
     for broker_id in broker_ids:

@@ -9,6 +9,7 @@ from tests.simulation.engine.transports import SimulatedTransport
 from tests.simulation.world import disk_faults, people
 from tests.simulation.world.aimed import MOMENTS, SENDER, Aim, Aims
 from tests.simulation.world.cluster import Cluster
+from tests.simulation.world.others import OtherStreams
 from tests.simulation.world.plan import Fault
 
 
@@ -22,6 +23,7 @@ class Faults:
         self._disks = disk_faults.DiskFaults(cluster)
         self._aims = Aims()
         self._people = people.People(cluster, history)
+        self.others = OtherStreams(cluster)
         cluster.network.watch = self._aims.meet
 
     def schedule(self, begun_s: float) -> None:
@@ -39,6 +41,7 @@ class Faults:
         ways = self._ways(fault)
         self._disks.begin(fault)
         self._people.begin(fault)
+        self.others.begin(fault)
         match fault.kind:
             case "kill":
                 cluster.kill(name)
@@ -94,6 +97,7 @@ class Faults:
         name = fault.targets[0]
         self._disks.end(fault)
         self._people.end(fault)
+        self.others.end(fault)
         match fault.kind:
             case "kill" | "stop" | "pause":
                 cluster.back(name)

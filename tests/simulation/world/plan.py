@@ -6,12 +6,13 @@ lost by right, what is killed leaves enough copies: see `Plan.may_kill_backups`.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
 from typing import NamedTuple
 
-from tests.simulation.world import disk_faults, people
+from tests.simulation.world import disk_faults, others, people
 from tests.simulation.world.aimed import MOMENTS, RECEIVER, SENDER
 
 KINDS = (
@@ -147,9 +148,9 @@ def draw(seed: int) -> Plan:
     random = Random(f"plan {seed}")
     replication = random.choice((0, 1, 1, 2, 2))
     kinds = tuple(kind for kind in KINDS if random.random() < KIND_LIKELY)
-    for one, others in people.ONLY_WITH.items():
+    for one, harmless in people.ONLY_WITH.items():
         if one in kinds:
-            kinds = tuple(kind for kind in kinds if kind in others)
+            kinds = tuple(kind for kind in kinds if kind in harmless)
     plan = Plan(
         seed=seed,
         coordinators=random.choice((1, 1, 2, 3)),
@@ -173,7 +174,15 @@ def draw(seed: int) -> Plan:
         faults=(),
         named=people.OLD_METADATA not in kinds and random.random() < 0.5,
     )
-    return _with_faults(plan, random)
+    return _with_others(_with_faults(plan, random))
+
+
+def _with_others(plan: Plan) -> Plan:
+    made = [Fault(at_s, others.KIND, lasts_s, ("operator",)) for at_s, lasts_s in others.draw(plan)]
+    if not made:
+        return plan
+    kinds, faults = (*plan.kinds, others.KIND), tuple(sorted([*plan.faults, *made]))
+    return dataclasses.replace(plan, kinds=kinds, faults=faults)
 
 
 def _with_faults(plan: Plan, random: Random) -> Plan:
@@ -186,7 +195,7 @@ def _with_faults(plan: Plan, random: Random) -> Plan:
         if fault is not None and not people.is_early(fault, faults):
             faults.append(fault)
         at_s += random.expovariate(1 / every_s)
-    return Plan(**{name: getattr(plan, name) for name in Plan.__slots__} | {"faults": tuple(faults)})
+    return dataclasses.replace(plan, faults=tuple(faults))
 
 
 def _fault(  # noqa: PLR0911 - one for each kind

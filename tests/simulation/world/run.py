@@ -27,7 +27,7 @@ from kera.core.runtime import Runtime
 from tests.simulation.engine.loop import ProcessLoop
 from tests.simulation.engine.scheduler import Scheduler
 from tests.simulation.engine.trace import Trace
-from tests.simulation.world import disk_faults
+from tests.simulation.world import disk_faults, others
 from tests.simulation.world.cluster import Cluster
 from tests.simulation.world.faults import Faults
 from tests.simulation.world.plan import Plan, draw
@@ -159,6 +159,9 @@ class _Run:
         for what, reached in wanted:
             if not self._reach(what, reached, CALM_S):
                 break
+        if others.KIND in plan.kinds:
+            self._do("nothing is left of other streams", self._faults.others.settle, CALM_S)
+            self._outcome.problems += self._faults.others.problems
         if plan.replication and disk_faults.BITS not in plan.kinds:
             self._do("everything has its replicas", self._workload.replicated, CALM_S)
         self._outcome.problems += [*violations(history), *islice(fenced_too_late(history.stored), EVIDENCE_MAX)]

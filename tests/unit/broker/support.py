@@ -3,7 +3,7 @@
 import asyncio
 import os
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -102,6 +102,8 @@ class FailingDisk(LocalDisk):
         """Error number of all writes."""
         self.read_error = 0
         self.remove_error = 0
+        self.sync_error = 0
+        """Error number when removals are to become durable."""
         self.written: list[Path] = []
         """Files in the order in which they were written to."""
 
@@ -115,6 +117,11 @@ class FailingDisk(LocalDisk):
         if self.remove_error:
             raise OSError(self.remove_error, os.strerror(self.remove_error), str(path))
         super().remove(path)
+
+    def sync_removals(self, paths: Iterable[Path]) -> None:
+        if self.sync_error:
+            raise OSError(self.sync_error, os.strerror(self.sync_error))
+        super().sync_removals(paths)
 
     def read(self, path: Path, offset: int, into: memoryview) -> int:
         if self.read_error:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
@@ -57,7 +58,11 @@ class Disk(Protocol):
         ...
 
     def remove(self, path: Path) -> None:
-        """Remove a file; one that is not there is removed already."""
+        """Remove a file; one that is not there is removed already. A loss of power may bring it back."""
+        ...
+
+    def sync_removals(self, paths: Iterable[Path]) -> None:
+        """Make durable that these files were removed."""
         ...
 
     def names(self, path: Path) -> list[str]:
@@ -152,6 +157,12 @@ class LocalDisk:
         """See `Disk`."""
         with contextlib.suppress(FileNotFoundError):
             self._calls.remove(path)
+
+    def sync_removals(self, paths: Iterable[Path]) -> None:
+        """See `Disk`."""
+        for directory in sorted({path.parent for path in paths}):
+            with contextlib.suppress(FileNotFoundError):
+                sync_directory(directory, self._calls)
 
     def names(self, path: Path) -> list[str]:
         """See `Disk`."""

@@ -154,11 +154,12 @@ class Restart:
         if not strays:
             return
         changes += [put_entry(entry_id, entry) for entry_id, entry in entries.items()]
+        useless = [self.store.path(physical_id) for physical_id in strays if physical_id not in adopted]
+        for path in useless:
+            self.store.disk.remove(path)
+        self.store.disk.sync_removals(useless)  # nobody looks at them any more
         next_id = max(strays[-1] + 1, meta.get("next_physical_id", 1))
         self.index.commit(changes, dict(meta, next_physical_id=next_id, first_unsettled_id=next_id))
-        for physical_id in strays:
-            if physical_id not in adopted:
-                self.store.disk.remove(self.store.path(physical_id))
 
     def _in_memory(self) -> set[SegmentAddress]:
         slots = self.arena.slots() if self.arena is not None else ()

@@ -160,9 +160,11 @@ class SegmentStore:
             self.calls.remove(path)
 
     def remove_files(self, physical_ids: list[int]) -> None:
-        """Remove files that the index has marked for removal, and the marks."""
-        for physical_id in physical_ids:
-            self._spares.remove(self.path(physical_id))
+        """Remove files that the index has marked for removal, and the marks, once nothing brings the files back."""
+        paths = [self.path(physical_id) for physical_id in physical_ids]
+        for path in paths:
+            self._spares.remove(path)
+        self.disk.sync_removals(paths)
         if physical_ids:
             self.index.commit([delete_removal(physical_id) for physical_id in physical_ids])
 

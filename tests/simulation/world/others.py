@@ -1,0 +1,171 @@
+"""Other streams, which come and go: operators make one, write to it, and delete it again, whatever happens meanwhile.
+
+Promise: until somebody asks for its end, such a stream has every record that was acknowledged, once. When its deletion
+was acknowledged nobody knows it any more, and once all is well nothing is left of it, neither in files of brokers nor
+in replicas.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager, suppress
+from dataclasses import dataclass, field
+from random import Random
+from typing import TYPE_CHECKING
+
+from kera.client import Client
+from kera.core.chunk import HEADER_BYTES, verify_header
+from kera.core.errors import CorruptChunk, KeraError, StreamExists, UnknownStream
+from kera.core.runtime import Runtime
+from tests.simulation.wiring import programs
+from tests.simulation.world import disk_faults, people
+from tests.simulation.world.copies import replicated_streams
+
+if TYPE_CHECKING:
+    from tests.simulation.engine.process import Process
+    from tests.simulation.world.cluster import Cluster
+    from tests.simulation.world.plan import Fault, Plan
+
+KIND = "other stream"
+LIKELY = 0.6
+"""How likely a seed has some, if it may."""
+RECORDS = 12
+BURST = 4
+PAUSE_S = 0.5
+PATIENCE_MS = 30_000
+
+
+@dataclass(slots=True)
+class Other:
+    """A stream, as those know it who made it."""
+
+    name: str
+    acknowledged: set[bytes] = field(default_factory=set)
+    is_made: bool = False
+    end_wanted: bool = False
+    """Somebody has asked for its end."""
+    writer: Process | None = None
+
+
+class OtherStreams:
+    """See the head of this module."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._streams: dict[Fault, Other] = {}
+        self.problems: list[str] = []
+
+    def begin(self, fault: Fault) -> None:
+        """Make a stream and write to it, if the fault is one."""
+        if fault.kind == KIND:
+            other = self._streams[fault] = Other(f"other-{len(self._streams) + 1}")
+
+            async def main(runtime: Runtime) -> None:
+                async with self._connected(runtime) as client:
+                    await self._write(client, other)
+
+            other.writer = self._cluster.run_client("operator", main)
+
+    def end(self, fault: Fault) -> None:
+        """Have it deleted."""
+        if other := self._streams.get(fault):
+            other.end_wanted = True
+
+            async def main(runtime: Runtime) -> None:
+                async with self._connected(runtime) as client:
+                    try:
+                        await client.admin.delete_stream(other.name)
+                    except KeraError as error:
+                        self._cluster.trace.note("operator", f"could not delete {other.name}: {error!r}")
+
+            self._cluster.run_client("operator", main)
+
+    async def settle(self, runtime: Runtime) -> None:
+        """Look at those that are there, delete all, and wait until nothing is left of any."""
+        while any(one.writer is not None and one.writer.alive for one in self._streams.values()):
+            await asyncio.sleep(1.0)  # sleep: virtual time, until all that is to be written has been
+        async with programs.client_on(self._cluster.coordinators, runtime, retry_timeout_ms=PATIENCE_MS) as client:
+            for other in self._streams.values():
+                if other.is_made and not other.end_wanted:
+                    await self._look_at(client, other)
+                with suppress(UnknownStream):
+                    await client.admin.delete_stream(other.name)
+            told = ""
+            while left := ", ".join(await self._left(client)):
+                if left != told:
+                    self._cluster.trace.note("operator", f"of streams that were deleted there is left: {left}")
+                told = left
+                await asyncio.sleep(1.0)  # sleep: virtual time, between looks
+
+    def _connected(self, runtime: Runtime) -> AbstractAsyncContextManager[Client]:
+        return programs.client_on(self._cluster.coordinators, runtime, retry_timeout_ms=3000)
+
+    async def _write(self, client: Client, other: Other) -> None:
+        plan = self._cluster.plan
+        try:
+            with suppress(StreamExists):  # the answer to the first request was lost
+                await client.admin.create_stream(
+                    other.name,
+                    streamlets=2,
+                    replication=plan.replication,
+                    durability=plan.durability,
+                )
+            other.is_made = True
+            async with client.producer(delivery_timeout_ms=PATIENCE_MS) as producer:
+                await producer.prepare(other.name)
+                for first in range(0, RECORDS, BURST):
+                    values = [f"{other.name}/{number}".encode() for number in range(first, first + BURST)]
+                    await asyncio.gather(*(producer.send(other.name, value) for value in values))
+                    other.acknowledged.update(values)
+                    await asyncio.sleep(PAUSE_S)  # sleep: virtual time, over which it is written to
+        except KeraError as error:
+            self._cluster.trace.note("operator", f"could not write to {other.name}: {error!r}")
+
+    async def _look_at(self, client: Client, other: Other) -> None:
+        """Read all of one that nobody has deleted, unless it may be damaged."""
+        if disk_faults.BITS in self._cluster.plan.kinds:
+            return
+        found: Counter[bytes] = Counter()
+        async with client.consumer(other.name, start="earliest", end="latest", shared_memory="never") as consumer:
+            async for record in consumer.records():
+                found[record.value or b""] += 1
+        lost, doubled = sorted(other.acknowledged - found.keys()), [one for one, times in found.items() if times > 1]
+        if lost or doubled:
+            self.problems.append(f"of stream {other.name} {lost} are lost, and {doubled} there more than once")
+
+    async def _left(self, client: Client) -> list[str]:
+        """What is left of streams that were deleted, in words."""
+        plan, names = self._cluster.plan, {other.name for other in self._streams.values()}
+        try:
+            known = {stream.name: stream.stream_id for stream in await client.admin.list_streams()}
+            kept = {stream_id for name, stream_id in known.items() if name not in names}
+            replicas = await replicated_streams(client) - kept if plan.replication else set()
+        except KeraError as error:
+            return [f"nobody knows what, {error!r}"]
+        left = [f"{name}, which is listed" for name in sorted(names & known.keys())]
+        left += [f"replicas of stream {stream_id}" for stream_id in sorted(replicas)]
+        return left + [f"{name} with a segment of stream {one}" for name, one in self._in_files() if one not in kept]
+
+    def _in_files(self) -> Iterator[tuple[str, int]]:
+        """Brokers, and streams of which they have segments in files."""
+        for name in self._cluster.plan.broker_names:
+            for path in sorted((self._cluster.directories.of(name) / "data").rglob("*.segment")):
+                with suppress(FileNotFoundError, CorruptChunk):
+                    yield name, verify_header(memoryview(path.read_bytes()[:HEADER_BYTES]), 0).stream_id
+
+
+def draw(plan: Plan) -> Iterator[tuple[float, float]]:
+    """When they are made, and for how long they are there; none where metadata are put back.
+
+    A stream that older metadata do not have waits for an operator, and one that they still have is there again. Of
+    chance of its own, so that all else is as it would be without them.
+    """
+    random = Random(f"others {plan.seed}")
+    if random.random() > LIKELY or people.OLD_METADATA in plan.kinds:
+        return
+    at_s = random.uniform(1.0, plan.load_s / 2)
+    while at_s < plan.load_s:
+        yield at_s, random.choice((0.05, 1.0, 5.0, 15.0)) * (0.5 + random.random())
+        at_s += random.expovariate(1 / 5.0)
