@@ -20,7 +20,8 @@ import pytest
 from kera.cli.check._options import Options
 from kera.cli.check._run import Check, Outcome, carry_out
 from kera.client import Client
-from kera.local.cluster import RunningCluster
+from kera.client.checking.numbers import Values
+from kera.local.cluster import LocalCluster, RunningCluster
 from tests.integration.command_line import run_kera
 from tests.integration.killing import killing_command
 from tests.integration.shared_cluster import SharedCluster
@@ -105,7 +106,7 @@ async def test_records_of_somebody_else_are_found(cluster: RunningCluster) -> No
         r" somebody else\? \(\d",
         outcome.lines[0],
     )
-    assert outcome.kept
+    assert outcome.stream_kept
 
 
 async def test_a_stream_that_is_deleted_and_made_anew_cannot_be_checked(cluster: RunningCluster) -> None:
@@ -116,8 +117,8 @@ async def test_a_stream_that_is_deleted_and_made_anew_cannot_be_checked(cluster:
     outcome = await tampered(cluster, "check-anew", make_anew)
     assert outcome.verdict == "not checked"
     assert outcome.impossible is not None
-    assert "'check-anew' has been deleted" in outcome.impossible
-    assert not outcome.kept
+    assert "'check-anew' is not there any more: it was deleted meanwhile, or" in outcome.impossible
+    assert not outcome.stream_kept
 
 
 async def test_a_stream_from_which_records_are_removed_cannot_be_checked(cluster: RunningCluster) -> None:
@@ -131,6 +132,134 @@ async def test_a_stream_from_which_records_are_removed_cannot_be_checked(cluster
         r"[\d,]+ records of streamlet \d, entry 0 have been removed meanwhile, by retention or truncation",
         outcome.impossible,
     )
+
+
+async def test_a_stream_whose_level_is_lowered_cannot_be_checked(cluster: RunningCluster) -> None:
+    async def alter(client: Client, name: str) -> None:
+        await client.admin.alter_stream(name, durability="persisted")
+
+    outcome = await tampered(cluster, "check-altered", alter)
+    assert outcome.verdict == "not checked"
+    assert "was durability leader, 0 backups, and is durability persisted, 0 backups since" in str(outcome.impossible)
+
+
+async def test_a_stream_to_which_another_check_writes_cannot_be_checked(cluster: RunningCluster) -> None:
+    async def write(client: Client, name: str) -> None:
+        async with client.producer() as producer:
+            await producer.prepare(name)
+            await producer.send(name, Values("0" * 8, 40).make(0, 0), streamlet=1)
+
+    outcome = await tampered(cluster, "check-twice", write)
+    assert outcome.verdict == "not checked"
+    assert outcome.impossible == "another check writes to stream 'check-twice'"
+
+
+def test_what_level_leader_loses_and_tells_is_no_violation(tmp_path: Path) -> None:
+    """A broker loses its memory: what is behind the loss is read as well, and nothing of it is missing."""
+    with LocalCluster.running(brokers=1, data_dir=tmp_path, arena_bytes=64 << 20, segment_bytes=256 << 10) as there:
+
+        def lose_memory() -> str:
+            there.kill("broker-1")
+            Path(there.ready["broker-1"]["arena_path"]).unlink()
+            there.restart("broker-1")
+            return "it has lost its memory"
+
+        with killing_command(tmp_path, lose_memory) as command:
+            ended = run_kera(
+                *("check", "--bootstrap", there.bootstrap, "--json", "--seconds", "8", "--rate", "1000"),
+                *("--durability", "leader", "--streamlets", "1", "--kill", command, "--kill-every", "6"),
+            )
+    shown = json.loads(ended.stdout)
+    assert [kill["output"] for kill in shown["kills"]] == ["it has lost its memory"]
+    assert (ended.returncode, shown["verdict"], shown["findings"]) == (0, "kept", [])
+    assert shown["lost_as_told"] < shown["acknowledged"] / 2
+
+
+def test_damage_costs_the_records_of_its_chunk_and_no_others(tmp_path: Path) -> None:
+    with LocalCluster.running(brokers=1, data_dir=tmp_path, arena_bytes=64 << 20, segment_bytes=256 << 10) as there:
+
+        def damage() -> str:
+            with Path(there.ready["broker-1"]["arena_path"]).open("r+b") as arena:
+                data = arena.read()
+                at = data.index(b"/00000/0000000000100")
+                arena.seek(at)
+                arena.write(b"#")
+            return "damaged"
+
+        with killing_command(tmp_path, damage) as command:
+            ended = run_kera(
+                *("check", "--bootstrap", there.bootstrap, "--json", "--seconds", "6", "--rate", "500"),
+                *("--streamlets", "2", "--kill", command, "--kill-every", "4", "--within", "5"),
+            )
+    shown = json.loads(ended.stdout)
+    assert [kill["output"] for kill in shown["kills"]] == ["damaged"]
+    assert (ended.returncode, shown["verdict"]) == (1, "violated")
+    assert shown["counts"]["corrupt"] == 1
+    assert shown["counts"]["lost"] < 100
+    assert "vanished" not in shown["counts"]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_check_that_is_told_to_end_removes_what_it_has_made(
+    cluster: RunningCluster, number: signal.Signals, code: int
+) -> None:
+    before = asyncio.run(streams_of(cluster.bootstrap))
+    command = [sys.executable, "-m", "kera.cli", "check", "--bootstrap", cluster.bootstrap]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        while asyncio.run(streams_of(cluster.bootstrap)) == before:
+            time.sleep(0.05)
+        time.sleep(0.5)  # sleep: it is in the middle of its load, or before it, and either is good
+        process.send_signal(number)
+        output, errors = process.communicate(timeout=60)
+    assert (process.returncode, output, errors) == (code, b"", b"")
+    assert asyncio.run(streams_of(cluster.bootstrap)) == before
+
+
+def test_who_ends_the_load_before_the_first_command_has_checked_nothing(cluster: RunningCluster) -> None:
+    command = [sys.executable, "-m", "kera.cli", "check", "--bootstrap", cluster.bootstrap, "--kill", "true"]
+    before = asyncio.run(streams_of(cluster.bootstrap))
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        while asyncio.run(streams_of(cluster.bootstrap)) == before:
+            time.sleep(0.05)
+        time.sleep(0.5)  # sleep: some records are acknowledged
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert output.splitlines()[-1] == "not checked: no --kill command was run: the load was ended before"
+
+
+def test_a_command_that_hangs_delays_nothing_but_itself(cluster: RunningCluster) -> None:
+    ended = run_kera(
+        *("check", "--bootstrap", cluster.bootstrap, "--json", "--seconds", "3", "--kill-every", "1", "--within", "3"),
+        *("--kill", "true", "--kill", "sleep 999"),
+    )
+    shown = json.loads(ended.stdout)
+    assert (ended.returncode, shown["verdict"], shown["counts"]) == (0, "kept", {})
+    assert [kill["exit_code"] for kill in shown["kills"]] == [0, None]
+
+
+@pytest.mark.parametrize(
+    ("shell", "code", "told"),
+    [
+        ("{kera} cluster describe | true", 0, ""),
+        ("{kera} cluster describe > /dev/full", 1, "kera: error: cannot write the output: No space left on device\n"),
+        ("{kera} check --seconds 1 > /dev/full", 2, "kera: error: cannot write the output: No space left on device\n"),
+        ("{kera} check --seconds 1 | true", 0, ""),
+        ("{kera} check --seconds 1 <&- | tail -n 1 | cut -c1-4", 0, ""),
+        ("{kera} check --seconds 1 >&-", 0, ""),
+    ],
+)
+def test_output_that_nobody_takes_is_no_violation(cluster: RunningCluster, shell: str, code: int, told: str) -> None:
+    text = shell.format(kera=f"{sys.executable} -m kera.cli")
+    ended = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", text],
+        env=os.environ | {"KERA_BOOTSTRAP": cluster.bootstrap},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (code, told)
 
 
 def test_ctrl_c_ends_the_load_and_checks_what_there_is(cluster: RunningCluster) -> None:

@@ -23,8 +23,9 @@ def main(arguments: list[str] | None = None) -> int:
             raise
         print(f"kera: error: {error.name} is missing; install it with: pip install 'kera[cli]'", file=sys.stderr)
         return 1
-    from kera.cli._run import run_app
+    from kera.cli._run import open_standard_streams, run_app
 
+    open_standard_streams()
     return run_app(app, sys.argv[1:] if arguments is None else arguments)
 
 

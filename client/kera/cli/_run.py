@@ -7,6 +7,7 @@ that needs none, `extra` for a block that imports what an optional extra install
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import signal
@@ -23,6 +24,9 @@ T = TypeVar("T")
 EXIT_ERROR = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130  # what a shell reports for SIGINT
+TERMINATED = "terminated"
+_OUTPUT_ERRORS = {errno.ENOSPC, errno.EIO, errno.EFBIG}
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class UsageError(KeraError):
@@ -46,16 +50,48 @@ def run_app(app: typer.Typer, arguments: list[str]) -> int:
         return fail(error.message, EXIT_USAGE if isinstance(error, (UsageError, StartError)) else EXIT_ERROR)
     except typer.Abort:
         return fail("not confirmed")
-    except BrokenPipeError:
+    except (BrokenPipeError, SystemExit) as error:
+        if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
+            raise  # it is not the library's, which takes a pipe without a reader for an error
         silence_stdout()
         return 0
+    except OSError as error:
+        if error.errno not in _OUTPUT_ERRORS:
+            raise
+        return _not_written(error, EXIT_ERROR)
     except Exception as error:
         # Typer's own errors know their text and exit code; they have no public base class.
         text = getattr(error, "format_message", None)
         if text is None:
             raise
         return _explain(error, text())
-    return result if isinstance(result, int) else 0
+    return show("", result if isinstance(result, int) else 0)
+
+
+def show(text: str, code: int, otherwise: int = EXIT_ERROR) -> int:
+    """Write `text` behind what was printed; returns `code`, or `otherwise` if that fails. Nobody need read it."""
+    try:
+        print(text, end="", flush=True)
+    except BrokenPipeError:
+        silence_stdout()
+    except OSError as error:
+        return _not_written(error, otherwise)
+    return code
+
+
+def _not_written(error: OSError, code: int) -> int:
+    silence_stdout()
+    return fail(f"cannot write the output: {error.strerror}", code)
+
+
+def open_standard_streams() -> None:
+    """Have all three: files that are opened later would take the places of those that are closed."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+            setattr(sys, name, open(number, "r+" if number else "r", closefd=False))  # noqa: SIM115
 
 
 def _with_hint(error: Exception, text: str) -> str:
@@ -88,6 +124,8 @@ def silence_stdout() -> None:
 def run_async(coroutine: Coroutine[Any, Any, T], *, logged_from: int = logging.WARNING) -> T:
     """Run on uvloop. Ctrl-C cancels `coroutine`, lets it clean up, and ends the command with code 130.
 
+    So do SIGTERM and SIGHUP, with their codes; the message of the cancellation is `TERMINATED` then.
+
     `logged_from`: the level from which on what libraries log is shown.
     """
     import asyncio
@@ -98,35 +136,45 @@ def run_async(coroutine: Coroutine[Any, Any, T], *, logged_from: int = logging.W
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_interruptible(coroutine))
-    except KeyboardInterrupt:
-        raise typer.Exit(EXIT_INTERRUPTED) from None
+    except _Signalled as signalled:
+        raise typer.Exit(128 + signalled.number) from None
+
+
+class _Signalled(BaseException):
+    """The command was told to end, and has cleaned up."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
 
 
 async def _interruptible(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Cancel `coroutine` at Ctrl-C, and raise `KeyboardInterrupt` when it has cleaned up.
+    """Cancel `coroutine` at a signal to end, and raise `_Signalled` when it has cleaned up.
 
-    `asyncio.Runner` does that, too; but with uvloop the interrupt was now and then raised in the middle of the work.
+    `asyncio.Runner` does that for Ctrl-C, too; but with uvloop it was now and then raised in the middle of the work.
     """
     import asyncio
 
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
-    interrupted = False
+    got = 0
 
-    def interrupt() -> None:
-        nonlocal interrupted
-        interrupted = True
+    def end(number: int) -> None:
+        nonlocal got
+        got = number
         if task is not None:
-            task.cancel()
+            task.cancel(None if number == signal.SIGINT else TERMINATED)
 
-    loop.add_signal_handler(signal.SIGINT, interrupt)
+    for number in _ENDING:
+        loop.add_signal_handler(number, end, number)
     try:
         return await coroutine
     except asyncio.CancelledError:
-        if interrupted:
-            raise KeyboardInterrupt from None
+        if got:
+            raise _Signalled(got) from None
         raise
     finally:
-        loop.remove_signal_handler(signal.SIGINT)
+        for number in _ENDING:
+            loop.remove_signal_handler(number)
 
 
 @contextlib.contextmanager

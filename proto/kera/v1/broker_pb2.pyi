@@ -640,10 +640,15 @@ class StreamletInfo(_message.Message):
     ENTRIES_FIELD_NUMBER: _builtins.int
     GROUP_COUNT_FIELD_NUMBER: _builtins.int
     OWNED_FIELD_NUMBER: _builtins.int
+    LEADS_FIELD_NUMBER: _builtins.int
     streamlet_id: _builtins.int
     group_count: _builtins.int
     owned: _builtins.bool
     """Whether this broker owns the streamlet, as far as it knows; only an owner knows its end. Absent: it does not say."""
+    leads: _builtins.bool
+    """Whether the oldest groups of the streamlet are here, or went from here, likewise; else where the entries start here
+    is where groups begin that came later. Absent: it does not say.
+    """
     @_builtins.property
     def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___EntryInfo]:
         """One per entry, in order."""
@@ -655,13 +660,19 @@ class StreamletInfo(_message.Message):
         entries: _abc.Iterable[Global___EntryInfo] | None = ...,
         group_count: _builtins.int = ...,
         owned: _builtins.bool | None = ...,
+        leads: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_owned", b"_owned", "owned", b"owned"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_leads", b"_leads", "_owned", b"_owned", "leads", b"leads", "owned", b"owned"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_owned", b"_owned", "entries", b"entries", "group_count", b"group_count", "owned", b"owned", "streamlet_id", b"streamlet_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_leads", b"_leads", "_owned", b"_owned", "entries", b"entries", "group_count", b"group_count", "leads", b"leads", "owned", b"owned", "streamlet_id", b"streamlet_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__leads: _TypeAlias = _typing.Literal["leads"]  # noqa: Y015
+    _WhichOneofArgType__leads: _TypeAlias = _typing.Literal["_leads", b"_leads"]  # noqa: Y015
     _WhichOneofReturnType__owned: _TypeAlias = _typing.Literal["owned"]  # noqa: Y015
     _WhichOneofArgType__owned: _TypeAlias = _typing.Literal["_owned", b"_owned"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__leads) -> _WhichOneofReturnType__leads | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__owned) -> _WhichOneofReturnType__owned | None: ...
 
 Global___StreamletInfo: _TypeAlias = StreamletInfo  # noqa: Y015

@@ -480,6 +480,16 @@ async def describe(cluster: Cluster, number: int) -> tuple[Position, Position, i
     return start, end, row.first_record, row.next_record
 
 
+async def test_each_broker_tells_whether_the_oldest_groups_are_its_own(cluster: Cluster) -> None:
+    async def leads(number: int) -> bool:
+        request = api.DESCRIBE_STREAMLETS.request(stream_id=STREAM_ID)
+        return bool((await cluster.brokers[number].ask(api.DESCRIBE_STREAMLETS, request)).streamlets[0].leads)
+
+    cluster.send(2)
+    await cluster.move(2)
+    assert [await leads(number) for number in (1, 2)] == [True, False]
+
+
 async def test_each_broker_tells_the_bounds_of_what_it_has(cluster: Cluster) -> None:
     cluster.send(2)
     await cluster.move(2)

@@ -246,7 +246,9 @@ def test_without_acknowledgements_there_is_no_pause() -> None:
 
 def outcome(**changed: Any) -> Outcome:
     options = Options(60.0, seed=7, kill=("reboot",), kill_every_s=30.0)
-    made = Outcome(options, STREAM, load_s=60.0, calm_s=0.5, sent=100, acknowledged=98, uncertain=2, pulling=1)
+    made = Outcome(
+        options, "there:7400", STREAM, load_s=60.0, calm_s=0.5, sent=100, acknowledged=98, uncertain=2, pulling=1
+    )
     made.kills = [Kill("reboot", 30.5, 31.0, 0, "done")]
     for name, value in changed.items():
         setattr(made, name, value)
@@ -264,12 +266,26 @@ def test_what_was_kept_is_told_with_its_figures() -> None:
 
 
 def test_what_was_violated_is_told_with_the_evidence_and_how_to_begin_again() -> None:
-    wrong = outcome(lines=["lost: record 3 of producer 0 …"], counts={"lost": 1}, kept=True)
+    wrong = outcome(lines=["lost: record 3 of producer 0 …"], counts={"lost": 1}, stream_kept=True)
     text = to_text(wrong)
     assert EXIT_CODES[wrong.verdict] == 1
-    assert "\n\nlost: record 3 of producer 0 …\n\nVIOLATED: 1 finding; once more: kera check --seconds 60" in text
-    assert text.endswith("--seed 7 --kill reboot --kill-every 30")
+    assert "\n\nlost: record 3 of producer 0 …\n\nVIOLATED: 1 finding; once more: kera check --bootstrap there" in text
+    assert text.endswith(
+        "--bootstrap there:7400 --seconds 60 --streamlets 4 --entries 1 --replication 0 --durability replicated"
+        " --producers 2 --readers 2 --members 2 --rate 1000 --record-bytes 100 --within 60 --seed 7"
+        " --kill reboot --kill-every 30"
+    )
     assert "stream    checked: 4 streamlets, durability replicated, 0 backups, kept\n" in text
+
+
+def test_commands_that_never_succeeded_are_named_and_of_many_the_first_are_shown() -> None:
+    kills = [Kill("true", number, number + 0.5, 0) for number in range(30)]
+    kills += [Kill("kill it", 30.0, 30.5, -9), Kill("sleep", 31.0, 32.0, None)]
+    text = to_text(outcome(kills=kills))
+    assert text.count(": true: exit code 0") == 20
+    assert "\n          and 12 more\n          never succeeded: kill it\n          never succeeded: sleep\n" in text
+    assert "at 0.0 s: kill it: signal 9 after 500 ms\n" in to_text(outcome(kills=[Kill("kill it", 0.0, 0.5, -9)]))
+    assert "sleep: ended by the check after 1 s" in to_text(outcome(kills=kills[-1:]))
 
 
 def test_what_could_not_be_checked_says_why() -> None:

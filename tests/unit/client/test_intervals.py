@@ -2,7 +2,7 @@
 
 import pytest
 
-from kera.client.cluster.intervals import check_owner, cuts, merged_bounds, start_of_group
+from kera.client.cluster.intervals import check_part, cuts, merged_bounds, start_of_group
 from kera.client.types import Assignment, EntryBounds, Interval, StreamDescription
 from kera.core.errors import NotOwner
 from kera.core.ids import EARLIEST, Position
@@ -91,10 +91,21 @@ def test_bounds_reach_from_the_oldest_that_is_there_to_the_owners_end() -> None:
 
 def test_only_the_owner_says_where_a_streamlet_ends() -> None:
     for info in (broker_pb2.StreamletInfo(), broker_pb2.StreamletInfo(owned=True)):
-        check_owner(MOVED, 2, info)  # a broker of before this was told does not say
-    check_owner(MOVED, 1, broker_pb2.StreamletInfo(owned=False))  # nor is it asked as the owner
+        check_part(MOVED, 2, info)  # a broker of before this was told does not say
+    check_part(MOVED, 1, broker_pb2.StreamletInfo(owned=False))  # nor is it asked as the owner
     with pytest.raises(NotOwner):
-        check_owner(MOVED, 2, broker_pb2.StreamletInfo(owned=False))
+        check_part(MOVED, 2, broker_pb2.StreamletInfo(owned=False))
+
+
+def test_only_who_has_the_oldest_groups_says_where_a_streamlet_starts() -> None:
+    """The broker that had them is gone, and who got them has yet to hear of it: it would hide them."""
+    whole = Assignment(2, 7, 1)
+    check_part(whole, 2, broker_pb2.StreamletInfo(owned=True, leads=True))
+    check_part(whole, 2, broker_pb2.StreamletInfo(owned=True))  # it does not say
+    check_part(MOVED, 2, broker_pb2.StreamletInfo(owned=True, leads=False))  # they are at broker 1
+    for assignment, broker_id in ((whole, 2), (MOVED, 1)):
+        with pytest.raises(NotOwner, match="yet to hear"):
+            check_part(assignment, broker_id, broker_pb2.StreamletInfo(owned=True, leads=False))
 
 
 def test_before_a_position_is_all_of_the_intervals_before_it() -> None:

@@ -30,6 +30,7 @@ class Seen:
 
     def __init__(self, *, may_lose: bool = False) -> None:
         self.now_s = 1.0
+        self.read_back = False
         self.ledger = Ledger(lambda: self.now_s, may_lose=may_lose)
         self.ledger.add_producer()
         for number in range(3):
@@ -41,9 +42,10 @@ class Seen:
 
     def store(self, *records: tuple[int, int], first: int = 0, entry: Entry = HERE) -> None:
         self.ledger.store(entry, first, values(*records), told)
+        self.read_back = True
 
     def found(self, *, group: bool = False) -> dict[str, int]:
-        self.ledger.close(group=group)
+        self.ledger.close(group=group, read_back=self.read_back)
         return dict(self.ledger.findings.counts)
 
 
@@ -167,10 +169,39 @@ def test_a_loss_that_is_told_is_one_nevertheless_unless_the_level_allows_it(may_
     seen.read(*ALL)
     seen.ledger.ends_at(HERE, (1, 1, 0), 3, 0, None)
     seen.ledger.ends_at(HERE, (2, 1, 0), 1, 3, ((1, 1, 0), (2, 1, 0)))
-    assert seen.ledger.is_told_lost(HERE)
+    assert not seen.ledger.tell_lost(HERE, "again"), "that is no news"
     seen.store((0, 0))
     assert seen.found() == ({} if may_lose else {"told as lost": 1, "lost": 2})
     assert seen.ledger.lost_as_told == (2 if may_lose else 0)
+
+
+def test_a_loss_that_is_told_takes_nothing_from_before_it() -> None:
+    """The last reader is told at record 1: what was before that is lost without a word, and what is behind is not."""
+    seen = Seen(may_lose=True)
+    seen.ledger.send(0)
+    seen.ledger.acknowledge(0, 3, Place(0, 0, 1))
+    seen.store((0, 9))
+    seen.ledger.tell_lost(HERE, "from here to there", "the last reader")
+    seen.store((0, 3), first=1)
+    assert seen.found() == {"lost": 1, "never sent": 1}
+    assert seen.ledger.findings.kept[-1].text.startswith("record 0 of producer 0 was acknowledged")
+    assert seen.ledger.lost_as_told == 2
+
+
+def test_what_cannot_be_read_is_told_once_and_passed() -> None:
+    seen = Seen()
+    for reader in ("r", "s"):
+        seen.read(ALL[0], reader=reader)
+        seen.ledger.unreadable(reader, HERE, 1, 1, "the chunk at (1, 1, 128)")
+        seen.read(ALL[2], first=2, reader=reader)
+    assert seen.found() == {"corrupt": 1}
+    assert next(seen.ledger.findings.lines()).startswith("corrupt: r cannot read 1 record at")
+
+
+def test_what_was_not_read_to_the_end_tells_of_no_loss() -> None:
+    seen = Seen()
+    seen.ledger.store(HERE, 0, values(ALL[0]), told)
+    assert seen.found() == {}
 
 
 def test_many_cases_of_a_kind_are_counted() -> None:
@@ -199,6 +230,12 @@ def test_a_ledger_takes_some_thirty_bytes_a_record() -> None:
     ledger.store(HERE, 0, every, told)
     ledger.process(every)
     assert ledger.memory_bytes / count < 50
+
+
+def test_values_of_another_check_are_told_from_a_strangers() -> None:
+    mine, other = Values("0" * 8, 40), Values("f" * 8, 33)
+    assert mine.is_of_another(other.make(3, 7))
+    assert not any(map(mine.is_of_another, (None, b"", b"a stranger", other.make(3, 7)[1:])))
 
 
 def test_values_are_recognized_in_columns_of_any_kind() -> None:

@@ -62,6 +62,7 @@ class Descriptions:
             first, last = streamlet.available_groups()
             count = last - first + 1 if first else 0
             info = response.streamlets.add(streamlet_id=streamlet_id, group_count=count, owned=streamlet.owned)
+            info.leads = streamlet.intervals[0].leads
             for entry in streamlet.entries:
                 end, next_record = end_of(streamlet, entry)
                 row = info.entries.add(

@@ -13,7 +13,7 @@ import os
 import typer
 
 from kera.cli._client import BOOTSTRAP_OPTION, JSON_OPTION
-from kera.cli._run import UsageError, fail, run_async
+from kera.cli._run import UsageError, fail, run_async, show
 from kera.core.errors import KeraError
 
 EXIT_NOT_CHECKED = 2
@@ -64,8 +64,9 @@ def check(
 
     Producers send unique records; readers and a consumer group follow. In the end each acknowledged record must be
     there once, in its producer's order; nothing that was read may have changed or vanished; the group must have been
-    given everything; and all must go on in time. Ctrl-C ends the load and checks what there is. The exit code is 0 if
-    everything was kept, 1 if something was not, and 2 if that could not be checked.
+    given everything; and all must go on in time. Ctrl-C ends the load and checks what there is; a second one, or
+    SIGTERM, ends the check. The exit code is 0 if everything was kept, 1 if something was not, and 2 if that could not
+    be checked.
     """
     from kera.cli.check._options import checked, seconds_of
 
@@ -99,5 +100,5 @@ def check(
         raise
     except KeraError as error:
         return fail(error.message, EXIT_NOT_CHECKED)
-    print(json.dumps(to_json(outcome), indent=2) if as_json else to_text(outcome))
-    return EXIT_CODES[outcome.verdict]
+    text = json.dumps(to_json(outcome), indent=2) if as_json else to_text(outcome)
+    return show(f"{text}\n", EXIT_CODES[outcome.verdict], EXIT_NOT_CHECKED)

@@ -28,8 +28,9 @@ class Kill:
     command: str
     begun_s: float
     ended_s: float | None = None
-    """None: it was ended by us, or not at all."""
+    """None: it has not."""
     exit_code: int | None = None
+    """None: it was ended by the check."""
     output: str = ""
 
 
@@ -78,15 +79,21 @@ class Kills:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 await waiting
+                kill.ended_s = self._now_s()
                 raise
             finally:
                 output.seek(max(0, output.seek(0, os.SEEK_END) - OUTPUT_BYTES_MAX))
-                kill.output = output.read().decode(errors="replace").strip()
+                kill.output = _printable(output.read().decode(errors="replace").strip())
 
     @property
     def last_end_s(self) -> float:
         """When the last one ended; 0: there was none."""
         return max((kill.ended_s or kill.begun_s for kill in self.done), default=0.0)
+
+
+def _printable(text: str) -> str:
+    """What a command has printed, without what would do something to a terminal."""
+    return "".join(each if each.isprintable() or each == "\n" else repr(each)[1:-1] for each in text)
 
 
 def _begin(command: str, output: IO[bytes], environment: dict[str, str]) -> subprocess.Popen[bytes]:

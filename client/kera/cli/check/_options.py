@@ -7,11 +7,14 @@ import secrets
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 from kera.cli._run import UsageError
 from kera.client.checking.numbers import VALUE_BYTES
 from kera.client.settings import Durability
+
+if TYPE_CHECKING:
+    from kera.client.types import StreamConfig
 
 SECONDS_DEFAULT = 60.0
 KILL_EVERY_DEFAULT_S = 30.0
@@ -39,7 +42,7 @@ class Options:
     """Of the consumer group."""
     rate: float = 1000.0
     """Records a second, of all producers together."""
-    value_bytes: int = 100
+    record_bytes: int = 100
     kill: tuple[str, ...] = ()
     """Commands, in turn."""
     kill_every_s: float = KILL_EVERY_DEFAULT_S
@@ -48,11 +51,13 @@ class Options:
     seed: int = 0
     keep: bool = False
 
-    @property
-    def repeated(self) -> str:
-        """The flags that begin the same load again."""
-        text = f"--seconds {self.seconds:g} --producers {self.producers} --readers {self.readers}"
-        text += f" --members {self.members} --rate {self.rate:g} --record-bytes {self.value_bytes} --seed {self.seed}"
+    def repeated(self, config: StreamConfig, bootstrap: str) -> str:
+        """The flags that begin the same load again, on a stream of the same kind."""
+        text = f"--bootstrap {shlex.quote(bootstrap)} --seconds {self.seconds:g} --streamlets {config.streamlets}"
+        text += f" --entries {config.entries} --replication {config.replication} --durability {config.durability}"
+        text += f" --producers {self.producers} --readers {self.readers} --members {self.members}"
+        text += f" --rate {self.rate:g} --record-bytes {self.record_bytes} --within {self.within_s:g}"
+        text += f" --seed {self.seed}"
         if self.kill:
             text += "".join(f" --kill {shlex.quote(each)}" for each in self.kill)
             text += f" --kill-every {self.kill_every_s:g}"
@@ -124,7 +129,7 @@ def checked(
         readers=readers,
         members=members,
         rate=rate,
-        value_bytes=record_bytes,
+        record_bytes=record_bytes,
         kill=tuple(kill),
         kill_every_s=every_s,
         within_s=within_s,

@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import shutil
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
 from kera.cli._durations import format_ms
 from kera.cli._table import fields, plural
 from kera.cli.check._kills import Kill
-from kera.cli.check._run import Check, Outcome
+from kera.cli.check._run import Check, Outcome, exit_of
 
 PROGRESS_INTERVAL_S = 0.2
 EXIT_CODES = {"kept": 0, "violated": 1, "not checked": 2}
+KILLS_MAX = 20
+"""Of the commands that people are shown."""
 OUTPUT_LINES_MAX = 3
 """Of a command's output that people are shown."""
 
@@ -36,7 +39,8 @@ async def progress_of(check: Check) -> AsyncIterator[None]:
 
 async def _show(check: Check) -> None:
     while True:
-        print(f"\r{progress_line(check)}\x1b[K", end="", file=sys.stderr, flush=True)
+        columns = shutil.get_terminal_size().columns  # a longer line would scroll
+        print(f"\r{progress_line(check)[: columns - 1]}\x1b[K", end="", file=sys.stderr, flush=True)
         await asyncio.sleep(PROGRESS_INTERVAL_S)
 
 
@@ -77,7 +81,7 @@ def _figures(outcome: Outcome) -> list[tuple[str, object]]:
     if outcome.lost_as_told:
         records += f"; {outcome.lost_as_told:,} acknowledged ones are lost, as the cluster told"
     figures: list[tuple[str, object]] = [
-        ("stream", stream + (", kept" if outcome.kept else "")),
+        ("stream", stream + (", kept" if outcome.stream_kept else "")),
         ("load", load),
         ("records", records),
         ("pause", _pause(outcome)),
@@ -86,19 +90,23 @@ def _figures(outcome: Outcome) -> list[tuple[str, object]]:
         pushed = options.readers - outcome.pulling
         figures.append(("readers", f"{outcome.pulling} pulled, {pushed} read in the brokers' memory"))
     if options.members:
-        again = f"{outcome.processed_again:,} records more than once"
-        figures.append(("group", f"{plural(options.members, 'member')}, given {again}"))
+        again = _many(outcome.processed_again, "record")
+        figures.append(("group", f"{plural(options.members, 'member')}, given {again} more than once"))
     figures.append(("ends", f"looked at {plural(outcome.ends_looked, 'time')}"))
     if outcome.calm_s is not None:
         figures.append(
             ("calm", f"all acknowledged and read {outcome.calm_s:.2f} s after the load and the last command")
         )
     if outcome.kills:
-        figures.append(("commands", "\n".join(map(_kill_line, outcome.kills))))
+        figures.append(("commands", "\n".join(_kill_lines(outcome.kills))))
     if outcome.notes:
         notes = ", ".join(f"{what} {count:,}" for what, count in outcome.notes.items())
         figures.append(("tried again", notes))
     return figures
+
+
+def _many(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 def _pause(outcome: Outcome) -> str:
@@ -110,9 +118,19 @@ def _pause(outcome: Outcome) -> str:
     )
 
 
+def _kill_lines(kills: Sequence[Kill]) -> Iterator[str]:
+    yield from map(_kill_line, kills[:KILLS_MAX])
+    if len(kills) > KILLS_MAX:
+        yield f"and {len(kills) - KILLS_MAX:,} more"
+    succeeded = {kill.command for kill in kills if kill.exit_code == 0}
+    for command in dict.fromkeys(kill.command for kill in kills):
+        if command not in succeeded:
+            yield f"never succeeded: {command}"
+
+
 def _kill_line(kill: Kill) -> str:
     took = "" if kill.ended_s is None else f" after {format_ms(round(1000 * (kill.ended_s - kill.begun_s)))}"
-    ended = "ended by the check" if kill.exit_code is None else f"exit code {kill.exit_code}{took}"
+    ended = f"ended by the check{took}" if kill.exit_code is None else f"{exit_of(kill)}{took}"
     lines = [f"  {line}" for line in kill.output.splitlines()[-OUTPUT_LINES_MAX:]]
     return "\n".join([f"at {kill.begun_s:.1f} s: {kill.command}: {ended}", *lines])
 
@@ -126,8 +144,8 @@ def _verdict(outcome: Outcome) -> str:
             )
         case "violated":
             return (
-                f"VIOLATED: {plural(sum(outcome.counts.values()), 'finding')}; once more:"
-                f" kera check {outcome.options.repeated}"
+                f"VIOLATED: {_many(sum(outcome.counts.values()), 'finding')}; once more:"
+                f" kera check {outcome.options.repeated(outcome.stream.config, outcome.bootstrap)}"
             )
     return f"not checked: {outcome.impossible}"
 

@@ -12,21 +12,32 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kera.cli._client import connected
-from kera.cli._run import UsageError
+from kera.cli._run import TERMINATED, UsageError
 from kera.cli.check._kills import Kill, Kills
 from kera.cli.check._options import Options
-from kera.cli.check._workload import Acknowledgements, Looking, Member, Reading, Sending, Shared, strange
+from kera.cli.check._workload import (
+    Acknowledgements,
+    Looking,
+    Member,
+    Reading,
+    Sending,
+    Shared,
+    pass_unreadable,
+    strange,
+)
 from kera.client.checking.findings import Finding
-from kera.client.checking.ledger import Ledger
+from kera.client.checking.ledger import LAST_READER, Ledger
 from kera.client.checking.numbers import TOKEN_BYTES, Values
-from kera.core.errors import CorruptChunk, KeraError
+from kera.core.errors import CorruptChunk, DataLost, InvalidArgument, KeraError, UnknownStream
+from kera.core.telemetry import get_logger
 
 if TYPE_CHECKING:
     from kera.client import Client, StreamDescription
 
+log = get_logger("kera.check")
+
 SETTLED_EVERY_S = 0.1
 """How often it is looked whether all is acknowledged, read and processed."""
-LAST_READER = "the last reader"
 
 
 @dataclass(slots=True)
@@ -34,6 +45,7 @@ class Outcome:
     """Of a check: the verdict, and what it rests on."""
 
     options: Options
+    bootstrap: str
     stream: StreamDescription
     impossible: str | None = None
     """Why it could not be checked; None: it was."""
@@ -61,8 +73,8 @@ class Outcome:
     counts: dict[str, int] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
     """The findings for people."""
-    kept: bool = False
-    """The stream is still there."""
+    stream_kept: bool = False
+    """It is still there."""
 
     @property
     def verdict(self) -> str:
@@ -82,14 +94,15 @@ class Check:
         self._begun_s = time.monotonic()
         durability = stream.config.durability
         self.ledger = Ledger(self.now_s, may_lose=durability == "leader")
-        self.shared = Shared(options, bootstrap, stream.name, stream.stream_id, stream.config.streamlets)
+        self.shared = Shared(options, bootstrap, stream)
         self.acknowledgements = Acknowledgements(self.now_s)
         self.kills = Kills(options, self.now_s)
         self.looking = Looking(self.shared, self.ledger)
         self.doing = "the load is on"
+        self._is_read_back = False
         self._unread: str | None = None
         """Why what is stored in the end could not be read."""
-        self._values = Values(secrets.token_hex(TOKEN_BYTES // 2), options.value_bytes)
+        self._values = Values(secrets.token_hex(TOKEN_BYTES // 2), options.record_bytes)
         self._sending = [
             Sending(self.shared, self.ledger, self._values, self.acknowledgements, number)
             for number in range(1, options.producers + 1)
@@ -109,7 +122,7 @@ class Check:
 
     async def run(self) -> Outcome:
         """All of it. Ctrl-C ends the load, and a second one the check."""
-        outcome = Outcome(self._options, self._stream)
+        outcome = Outcome(self._options, self.shared.bootstrap, self._stream)
         followers: list[Reading | Member | Looking] = [*self._reading, *self._members, self.looking]
         async with asyncio.TaskGroup() as tasks:
             others = [tasks.create_task(each.run()) for each in followers]
@@ -133,7 +146,9 @@ class Check:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._options.seconds):
                     await self.shared.stopping.wait()
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as error:
+            if error.args == (TERMINATED,):
+                raise
             if (this := asyncio.current_task()) is not None:
                 this.uncancel()
             outcome.interrupted = True
@@ -149,25 +164,25 @@ class Check:
         """Until all is acknowledged, read and processed, or the bound is over."""
         self.doing = "the load has ended; waiting until all is acknowledged and read"
         begun_s = max(outcome.load_s, self.kills.last_end_s)
-        missing = "all"
+        missing = ""
         try:
             async with asyncio.timeout(max(0.0, begun_s + self._options.within_s - self.now_s())):
-                missing = "an answer to each record that was sent"
+                missing = "some records that were sent had no answer"
                 await asyncio.wait(sending)
-                missing = "anybody who tells where the stream ends"
+                missing = "the cluster did not tell where the stream ends"
                 async with self.shared.connected() as client:
                     ends = await self._ends(client)
                 for reader in self._reading:
-                    missing = f"all of the stream at {reader.name}"
+                    missing = f"{reader.name} did not have all of the stream"
                     await self._until(lambda name=reader.name: self._has(name, ends))  # type: ignore[misc]
                 if self._members:
-                    missing = "all that was acknowledged at the consumer group"
+                    missing = "the consumer group had not been given all that was acknowledged"
                     await self._until(lambda: self.ledger.unprocessed() == 0)
                 outcome.calm_s = max(0.0, self.now_s() - begun_s)
         except TimeoutError:
             self.ledger.note(
                 "not in time",
-                f"{self._options.within_s:g} s after the load and the last command there was not yet {missing}",
+                f"{self._options.within_s:g} s after the load and the last command, {missing}",
             )
 
     async def _ends(self, client: Client) -> dict[tuple[int, int], int]:
@@ -197,29 +212,56 @@ class Check:
                 await self.looking.look(client)
                 if shared.impossible is not None:
                     return
-                consumer = client.consumer(shared.stream, start="earliest", end="latest", shared_memory="never")
-                async with consumer:
-                    async for chunk in consumer.batches():
-                        column, entry = chunk.batch.column("value"), (chunk.entry.streamlet_id, chunk.entry.entry)
-                        values = self._values.recognize(column)
-                        self.ledger.store(entry, chunk.header.first_record, values, partial(strange, column))
-        except CorruptChunk as error:
-            self.ledger.note("corrupt", f"{LAST_READER}: {error.message}")
+                await self._store(client)
         except KeraError as error:
             self._unread = f"what is stored in the end could not be read: {error.message}"
             if self.ledger.findings.counts:  # then it is one more of them
                 self.ledger.note("not read back", error.message)
+
+    async def _store(self, client: Client) -> None:
+        """Note all that can be read, also behind what cannot."""
+        positions: dict[int, list[Any]] | None = None
+        while self.shared.impossible is None:
+            consumer = client.consumer(
+                self.shared.stream,
+                start=positions or "earliest",
+                end="latest",
+                shared_memory="never",
+                corrupt_chunks="skip",
+            )
+            try:
+                async for chunk in consumer.batches():
+                    if pass_unreadable(self.ledger, LAST_READER, chunk):
+                        continue
+                    column, entry = chunk.batch.column("value"), (chunk.entry.streamlet_id, chunk.entry.entry)
+                    values = self.shared.recognize(self._values, column)
+                    self.ledger.store(entry, chunk.header.first_record, values, partial(strange, column))
+                self._is_read_back = True
+                return
+            except DataLost as error:
+                positions = await self.looking.behind(LAST_READER, error, consumer.positions(), client)
+            except CorruptChunk as error:  # not even its header can be read: nobody gets past it
+                self.ledger.note("corrupt", f"{LAST_READER}: {error.message}")
+                streamlet, entry_number = error.attributes["streamlet_id"], error.attributes["entry"]
+                positions = consumer.positions()
+                end = (await client.bounds(self.shared.stream))[streamlet][entry_number].end
+                positions[streamlet][entry_number] = end
+            finally:
+                await consumer.close()
 
     def _judge(self, outcome: Outcome) -> None:
         ledger = self.ledger
         impossible = self.shared.impossible
         if impossible is None:
             self.doing = "comparing"
-            ledger.close(group=bool(self._members))
+            ledger.close(group=bool(self._members), read_back=self._is_read_back)
             if self._unread is not None and not ledger.findings.counts:  # else what was found until then is enough
                 impossible = self._unread
             elif not ledger.acknowledged:
-                impossible = "nothing was acknowledged"
+                refused = ", ".join(sorted(self.shared.notes))
+                impossible = "nothing was acknowledged" + (f" ({refused})" if refused else "")
+            elif self._options.kill and not self.kills.done:
+                impossible = "no --kill command was run: the load was ended before"
             elif self.kills.done and all(kill.exit_code != 0 for kill in self.kills.done):
                 impossible = f"no --kill command has succeeded: {_ending(self.kills.done[-1])}"
         outcome.impossible = impossible
@@ -239,8 +281,14 @@ class Check:
         )
 
 
+def exit_of(kill: Kill) -> str:
+    """How a command ended by itself."""
+    code = kill.exit_code or 0
+    return f"signal {-code}" if code < 0 else f"exit code {code}"
+
+
 def _ending(kill: Kill) -> str:
-    ended = "was ended, as it took too long" if kill.exit_code is None else f"ended with {kill.exit_code}"
+    ended = "was ended, as it took too long" if kill.exit_code is None else f"ended with {exit_of(kill)}"
     return f"{kill.command!r} {ended}" + (f": {kill.output.splitlines()[-1]}" if kill.output else "")
 
 
@@ -259,12 +307,16 @@ async def carry_out(options: Options, bootstrap: str, watching: Watching) -> Out
         finally:
             # Evidence stays; and so does what is another's by now, or was there before.
             evidence = options.keep or (outcome is not None and outcome.verdict == "violated")
+            left = []
             if not evidence and options.members:
-                await _without_error(client.admin.delete_consumer_group(check.consumer_group))
+                group = check.consumer_group
+                left += await _left(f"consumer group {group}", client.admin.delete_consumer_group(group))
             if options.stream is None and not evidence and not check.shared.gone:
-                await _without_error(client.admin.delete_stream(stream.name))
+                left += await _left(f"stream {stream.name}", client.admin.delete_stream(stream.name))
             elif outcome is not None:
-                outcome.kept = not check.shared.gone
+                outcome.stream_kept = not check.shared.gone
+            if left:
+                log.error("could not be removed, and stays", what=" and ".join(left))
     return outcome
 
 
@@ -290,7 +342,11 @@ async def _stream(client: Client, options: Options) -> StreamDescription:
     return stream
 
 
-async def _without_error(removal: Coroutine[Any, Any, None]) -> None:
-    """The verdict does not depend on it."""
-    with contextlib.suppress(KeraError):
+async def _left(what: str, removal: Coroutine[Any, Any, None]) -> list[str]:
+    """What is still there; the verdict does not depend on it."""
+    try:
         await removal
+    except KeraError as error:
+        there_is_none = isinstance(error, InvalidArgument | UnknownStream)
+        return [] if there_is_none else [what]
+    return []

@@ -13,17 +13,20 @@ from operator import itemgetter
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from kera.cli._client import connected
+from kera.cli._table import plural
 from kera.client.checking.history import Place
 from kera.client.checking.ledger import Ledger
-from kera.client.checking.numbers import Values
+from kera.client.checking.numbers import STRANGE, Numbers, Values
 from kera.core.errors import BufferFull, CorruptChunk, DataLost, KeraError, NotAccepted, UnknownStream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from kera.cli.check._options import Options
-    from kera.client import ChunkBatch, Producer
+    from kera.client import ChunkBatch, Producer, StreamDescription
 
 TICK_S = 0.02
 """How often a producer sends."""
@@ -42,12 +45,13 @@ STRANGE_BYTES_MAX = 40
 class Shared:
     """What all of them have in common."""
 
-    def __init__(self, options: Options, bootstrap: str, stream: str, stream_id: int, streamlets: int) -> None:
+    def __init__(self, options: Options, bootstrap: str, stream: StreamDescription) -> None:
         self.options = options
         self.bootstrap = bootstrap
-        self.stream = stream
-        self.stream_id = stream_id
-        self.streamlets = streamlets
+        self.stream = stream.name
+        self.stream_id = stream.stream_id
+        self.streamlets = stream.config.streamlets
+        self.level = level_of(stream)
         self.stopping = asyncio.Event()
         """No more is to be sent."""
         self.impossible: str | None = None
@@ -66,9 +70,25 @@ class Shared:
     async def failed(self, who: str, error: KeraError) -> None:
         """Something has failed that may pass; returns when it is to be begun again."""
         if isinstance(error, UnknownStream):
-            self.give_up(f"stream {self.stream!r} has been deleted meanwhile", gone=True)
+            self.is_gone()
         self.notes[f"{who}: {error.code}"] += 1
         await asyncio.sleep(AGAIN_S)
+
+    def is_gone(self) -> None:
+        """Nobody knows the stream."""
+        self.give_up(
+            f"stream {self.stream!r} is not there any more: it was deleted meanwhile, or the coordinators' metadata are"
+            " older than it; kera cluster health tells which",
+            gone=True,
+        )
+
+    def recognize(self, values: Values, column: Any) -> Numbers:
+        """The values of a chunk as numbers; ends the load if they are another check's."""
+        found = values.recognize(column)
+        others = np.flatnonzero(found == STRANGE)
+        if len(others) and values.is_of_another(column[int(others[0])].as_py()):
+            self.give_up(f"another check writes to stream {self.stream!r}")
+        return found
 
     def connected(self) -> Any:
         """A client; nothing that it is asked for waits for longer than the bound."""
@@ -209,7 +229,7 @@ class Sending:
         else:
             self._ledger.give_up()
         if isinstance(error, UnknownStream):
-            self._shared.give_up(f"stream {self._shared.stream!r} has been deleted meanwhile", gone=True)
+            self._shared.is_gone()
 
     async def _settle(self) -> None:
         while self.open:
@@ -241,6 +261,7 @@ class Reading:
                     shared.stream,
                     start=positions or "earliest",
                     shared_memory="auto" if self.pushes else "never",
+                    corrupt_chunks="skip",
                 )
                 again: ChunkBatch | None = None
                 reopens_s = asyncio.get_running_loop().time() + REOPEN_EVERY_S
@@ -253,7 +274,7 @@ class Reading:
                         if asyncio.get_running_loop().time() > reopens_s:
                             break
                 except DataLost as error:
-                    positions = await self._behind(error, consumer.positions(), client)
+                    positions = await self._looking.behind(self.name, error, consumer.positions(), client)
                     continue
                 except CorruptChunk as error:
                     self._ledger.note("corrupt", f"{self.name}: {error.message}")
@@ -269,27 +290,13 @@ class Reading:
     def _take(self, chunk: ChunkBatch) -> bool:
         """Note what a chunk holds; False: the broker has used its memory again meanwhile."""
         column, entry = chunk.batch.column("value"), (chunk.entry.streamlet_id, chunk.entry.entry)
-        values = self._values.recognize(column)
+        values = self._shared.recognize(self._values, column)
         if not chunk.intact:
             return False
         self.pushed |= chunk.pushed
-        self._ledger.read(self.name, entry, chunk.header.first_record, values, partial(strange, column))
+        if not pass_unreadable(self._ledger, self.name, chunk):
+            self._ledger.read(self.name, entry, chunk.header.first_record, values, partial(strange, column))
         return True
-
-    async def _behind(self, error: DataLost, positions: dict[int, list[Any]], client: Any) -> dict[int, list[Any]]:
-        """Where to go on behind what is gone. That is wrong, unless the durable ends tell of a loss as well."""
-        lost = error.attributes
-        entry = lost["streamlet_id"], lost.get("entry", 0)
-        try:
-            await self._looking.look(client)
-        except KeraError as failure:
-            await self._shared.failed(self.name, failure)
-            return positions
-        if self._shared.impossible is None and not self._ledger.is_told_lost(entry):
-            self._ledger.note("gone", f"{self.name} was told: {error.message}")
-        positions[entry[0]][entry[1]] = lost["available_from"]
-        await self._shared.failed(self.name, error)
-        return positions
 
 
 class Member:
@@ -314,10 +321,11 @@ class Member:
                     on_lost=lambda _: None,
                     on_data_lost="skip",
                     shared_memory=self._shared_memory,
+                    corrupt_chunks="skip",
                 )
                 try:
                     async for chunk in consumer.batches():
-                        values = self._values.recognize(chunk.batch.column("value"))
+                        values = shared.recognize(self._values, chunk.batch.column("value"))
                         if chunk.intact:
                             self._ledger.process(values)
                         else:  # others get it again, as it is not committed
@@ -361,6 +369,9 @@ class Looking:
             ids = f"its id was {shared.stream_id}, and is {stream.stream_id}"
             shared.give_up(f"stream {shared.stream!r} has been deleted and made anew meanwhile: {ids}", gone=True)
             return {}
+        if (level := level_of(stream)) != shared.level:
+            shared.give_up(f"the level of stream {shared.stream!r} was {shared.level}, and is {level} since")
+            return {}
         found = {}
         for streamlet, entries in bounds.items():
             for number, each in enumerate(entries):
@@ -376,10 +387,43 @@ class Looking:
         self.looked += 1
         return found
 
+    async def behind(
+        self, reader: str, error: DataLost, positions: dict[int, list[Any]], client: Any
+    ) -> dict[int, list[Any]]:
+        """Where a reader goes on behind what is gone. That is wrong, unless the durable ends tell of a loss as well."""
+        lost = error.attributes
+        entry = lost["streamlet_id"], lost.get("entry", 0)
+        try:
+            await self.look(client)
+        except KeraError as failure:
+            await self._shared.failed(reader, failure)
+            return positions
+        if self._shared.impossible is None:
+            if self._ledger.tell_lost(entry, error.message, reader):  # the durable ends do not tell
+                self._ledger.note("gone", f"{reader} was told: {error.message}")
+        positions[entry[0]][entry[1]] = lost["available_from"]
+        await self._shared.failed(reader, error)
+        return positions
+
+
+def level_of(stream: StreamDescription) -> str:
+    """What a stream promises of what it acknowledges."""
+    return f"durability {stream.config.durability}, {plural(stream.config.replication, 'backup')}"
+
+
+def pass_unreadable(ledger: Ledger, reader: str, chunk: ChunkBatch) -> bool:
+    """Whether a chunk is one of which nothing can be read; then that is noted."""
+    header = chunk.header
+    if chunk.batch.num_rows or not header.record_count:
+        return False
+    entry, what = (chunk.entry.streamlet_id, chunk.entry.entry), f"the chunk at {tuple(chunk.start)}"
+    ledger.unreadable(reader, entry, header.first_record, header.record_count, what)
+    return True
+
 
 def strange(column: Any, at: int) -> str:
     """Somebody else's value, for people."""
     value = column[at].as_py()
     if value is None:
         return "a record without a value"
-    return f"a value of {len(value):,} bytes, {value[:STRANGE_BYTES_MAX]!r},"
+    return f"a value of {plural(len(value), 'byte')}, {value[:STRANGE_BYTES_MAX]!r},"

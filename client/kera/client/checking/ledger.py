@@ -7,7 +7,7 @@ what can only be seen while the load is on: a durable end that goes back, a plac
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,8 @@ from kera.client.checking.numbers import (
     unpacked,
 )
 
+LAST_READER = "the last reader"
+"""Whoever reads everything at the end."""
 MOMENT_S = 1.0
 """How exactly it is known when something was read first."""
 BEYOND_MAX = 1 << 20
@@ -103,8 +105,11 @@ class Ledger:
         self._ends: dict[Entry, tuple[tuple[int, ...], int, float]] = {}
         """By entry: the durable end as it was seen last, the ordinal there, and when."""
         self._told_lost: set[Entry] = set()
+        self._lost_from: dict[Entry, int] = {}
+        """Of those: the ordinal from which on something may be lost; none: of any."""
+        self._unreadable: set[Place] = set()
+        """Where chunks begin that cannot be read."""
         self._last_stored: dict[tuple[int, int, int], int] = {}
-        self._stored = False
         self.findings = Findings()
         self._note = self.findings.add
         self.sent = self.acknowledged = self.refused = self.uncertain = self.processed_again = 0
@@ -169,8 +174,7 @@ class Ledger:
 
     def store(self, entry: Entry, first: int, values: Numbers, strange: Callable[[int], str]) -> None:
         """Likewise, of whoever reads everything at the end."""
-        self._stored = True
-        self.read("the last reader", entry, first, values, strange)
+        self.read(LAST_READER, entry, first, values, strange)
         ordinals = np.arange(first, first + len(values), dtype=np.int64)
         known = self._known(values)
         producers = values >> 40
@@ -199,6 +203,13 @@ class Ledger:
             text = f"{_name(packed(producer, number))} at {place} comes behind record {before[at]} of its producer"
             self._note("out of order", text, packed(producer, number), place)
         self._last_stored[key] = int(numbers[-1])
+
+    def unreadable(self, reader: str, entry: Entry, first: int, count: int, what: str) -> None:
+        """A reader has passed a chunk that cannot be read: so many records from an ordinal on; `what`, for people."""
+        if self._follows(reader, entry, first, count) and (place := Place(*entry, first)) not in self._unreadable:
+            self._unreadable.add(place)
+            text = f"{reader} cannot read {count} record{'s' * (count != 1)} at {place}, in {what}"
+            self._note("corrupt", text, None, place, self._now_s())
 
     def process(self, values: Numbers) -> None:
         """A member of the consumer group was given these records."""
@@ -252,7 +263,7 @@ class Ledger:
     ) -> None:
         """Where the durable end of an entry is; `floor`: where it had to be; `lost`: told as lost there."""
         if lost is not None:
-            self.tell_lost(entry, f"from {lost[0]} to {lost[1]}")
+            self.tell_lost(entry, f"from {_position(lost[0])} to {_position(lost[1])}")
         before = self._ends.get(entry)
         if entry not in self._told_lost:
             where = f"streamlet {entry[0]}, entry {entry[1]}"
@@ -264,19 +275,22 @@ class Ledger:
                 self._note("end behind", text, None, Place(*entry, record), self._now_s())
         self._ends[entry] = position, record, self._now_s()
 
-    def tell_lost(self, entry: Entry, what: str) -> None:
-        """The cluster says that some of an entry is lost; places in it may have new records behind that."""
+    def tell_lost(self, entry: Entry, what: str, reader: str | None = None) -> bool:
+        """The cluster says that some of an entry is lost; places in it may have new records behind that.
+
+        `reader`: the one that was told so, at what comes next for it. Returns whether it is news.
+        """
+        if reader is not None:
+            record = self._next[reader].get(entry, 0)
+            self._lost_from[entry] = min(record, self._lost_from.get(entry, record))
         if entry in self._told_lost:
-            return
+            return False
         self._told_lost.add(entry)
         self._seen[entry] = _Seen()
         if not self._may_lose:
             text = f"the cluster told that data of streamlet {entry[0]}, entry {entry[1]} are lost, {what}"
             self._note("told as lost", text, None, Place(*entry, 0), self._now_s())
-
-    def is_told_lost(self, entry: Entry) -> bool:
-        """Whether the cluster has told that."""
-        return entry in self._told_lost
+        return True
 
     def note(self, kind: str, text: str) -> None:
         """Something else is wrong."""
@@ -306,17 +320,21 @@ class Ledger:
         """Acknowledged records that no member of the consumer group was given."""
         return sum(int(np.count_nonzero(each.acknowledged & ~each.processed.values)) for each in self._producers)
 
-    def close(self, *, group: bool) -> None:
-        """Look at what only the end shows. `group`: there is a consumer group."""
+    def close(self, *, group: bool, read_back: bool = True) -> None:
+        """Look at what only the end shows.
+
+        `group`: there is a consumer group. `read_back`: whoever reads everything at the end has done so, so what has
+        not come by now is not there.
+        """
         for producer, each in enumerate(self._producers):
             each.stored_at.grow(each.state.size)
-            if self._stored:
+            if read_back:
                 self._close_stored(producer, each)
             if group:
                 for number in np.flatnonzero(each.acknowledged & ~each.processed.values):
                     text = f"{_name(packed(producer, int(number)))} was acknowledged; no member was given it"
                     self._note_acknowledged("not processed", text, producer, int(number))
-        if self._stored:
+        if read_back:
             self._close_seen()
 
     def _close_stored(self, producer: int, each: _Producer) -> None:
@@ -324,7 +342,7 @@ class Ledger:
         missing = stored == _NOWHERE
         for number in np.flatnonzero(each.acknowledged & missing):
             told = int(places[number])
-            if self._may_lose and self._told_lost and (told == _NOWHERE or _place(told)[:2] in self._told_lost):
+            if self._may_lose and _may_be_told_lost(told, self._told_lost, self._lost_from):
                 self.lost_as_told += 1
                 continue
             where = "a place that was not told" if told == _NOWHERE else str(_place(told))
@@ -342,7 +360,7 @@ class Ledger:
         self.uncertain_stored += int(np.count_nonzero((each.state.values == SENT) & ~missing))
 
     def _close_seen(self) -> None:
-        stored = self._next["the last reader"]
+        stored = self._next[LAST_READER]
         for entry, seen in sorted(self._seen.items()):
             end = stored.get(entry, 0)
             for at in np.flatnonzero(seen.values.values[end:] != UNSEEN):
@@ -357,11 +375,25 @@ class Ledger:
         self._note(kind, text, packed(producer, number), place, int(each.acknowledged_ms.values[number]) / 1000)
 
 
+def _may_be_told_lost(told: int, told_lost: Collection[Entry], lost_from: Mapping[Entry, int]) -> bool:
+    """Whether a loss that was told may have taken what a producer was told to be at a place."""
+    if told == _NOWHERE:
+        return bool(told_lost)
+    streamlet, entry, record = _place(told)
+    where = streamlet, entry
+    return where in told_lost and record >= lost_from.get(where, 0)
+
+
 def _name(value: int) -> str:
     if value < 0:
         return "a record of somebody else"
     producer, number = unpacked(value)
     return f"record {number} of producer {producer}"
+
+
+def _position(position: object) -> str:
+    """As errors name it."""
+    return str(tuple(position)) if isinstance(position, tuple) else str(position)
 
 
 def _packed_place(place: Place) -> int:

@@ -6,6 +6,7 @@ fixed width that people can read too. So a column of values becomes an array of 
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -75,6 +76,11 @@ class Values:
         ours &= (rows[:, [first, second]] == ord("/")).all(axis=1)
         found[at[ours]] = (producers << 40 | numbers)[ours]
         return found
+
+    def is_of_another(self, value: object) -> bool:
+        """Whether a value that is none of ours is one of another check."""
+        form = rf"[0-9a-f]{{{TOKEN_BYTES}}}/\d{{5}}/\d{{13}}\.*"
+        return isinstance(value, bytes) and re.fullmatch(form.encode(), value) is not None
 
 
 def _decimal(digits: npt.NDArray[np.uint8]) -> tuple[Numbers, npt.NDArray[np.bool_]]:

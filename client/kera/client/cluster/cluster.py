@@ -17,7 +17,7 @@ from kera.client import arguments
 from kera.client.cluster.asking import ask_broker, broker_failed, of_broker, same_stream
 from kera.client.cluster.batches import CURSORS_MAX, batched
 from kera.client.cluster.connections import Connections
-from kera.client.cluster.intervals import check_owner, cuts, merged_bounds
+from kera.client.cluster.intervals import check_part, cuts, merged_bounds
 from kera.client.cluster.locality import Locality
 from kera.client.cluster.retry import retrying
 from kera.client.cluster.timing import Timing
@@ -287,7 +287,7 @@ class Cluster:
             request = broker_pb2.DescribeStreamletsRequest(stream_id=stream.stream_id, streamlet_ids=some)
             answer = await ask_broker(self, stream, broker_id, api.DESCRIBE_STREAMLETS, request)
             for info in answer.streamlets:
-                check_owner(stream.assignments[info.streamlet_id], broker_id, info)
+                check_part(stream.assignments[info.streamlet_id], broker_id, info)
                 found[info.streamlet_id] = [EntryBounds.from_message(entry) for entry in info.entries]
         return found
 

@@ -22,14 +22,23 @@ def start_of_group(group_id: int) -> Position:
     return Position(group_id, FIRST_SEGMENT_ID, 0)
 
 
-def check_owner(assignment: Assignment, broker_id: int, info: broker_pb2.StreamletInfo) -> None:
-    """Raise `NotOwner` when a broker says that it is not the owner as which it was asked: it does not know the end.
+def check_part(assignment: Assignment, broker_id: int, info: broker_pb2.StreamletInfo) -> None:
+    """Raise `NotOwner` when a broker says that it has not the part of a streamlet for which it was asked.
 
-    Metadata that were restored from a copy name an earlier owner, until they have caught up.
+    One that is not the owner does not know the end: metadata that were restored from a copy name an earlier owner,
+    until they have caught up. One that has yet to hear that older groups are its own as well, since the broker that had
+    them was drained or lost, does not know the start: from there on they would be passed over.
     """
     if broker_id == assignment.broker_id and info.HasField("owned") and not info.owned:
         raise NotOwner(
             f"streamlet {info.streamlet_id} is owned by another broker than broker {broker_id}",
+            streamlet_id=info.streamlet_id,
+            broker_id=broker_id,
+        )
+    oldest = assignment.intervals[0].broker_id if assignment.intervals else assignment.broker_id
+    if broker_id == oldest and info.HasField("leads") and not info.leads:
+        raise NotOwner(
+            f"broker {broker_id} has yet to hear that the oldest groups of streamlet {info.streamlet_id} are its own",
             streamlet_id=info.streamlet_id,
             broker_id=broker_id,
         )

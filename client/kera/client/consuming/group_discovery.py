@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from kera.client.cluster.asking import ask_broker, broker_failed
 from kera.client.cluster.cluster import Cluster
-from kera.client.cluster.intervals import check_owner, merged_bounds
+from kera.client.cluster.intervals import check_part, merged_bounds
 from kera.client.cluster.retry import retrying
 from kera.client.tasks import Tasks
 from kera.client.types import EntryBounds, Interval, StreamDescription, fill_cursor, position_of
@@ -188,7 +188,7 @@ async def _bounds(cluster: Cluster, stream: StreamDescription, streamlet_id: int
     for broker_id in assignment.broker_ids:
         answer = await ask_broker(cluster, stream, broker_id, api.DESCRIBE_STREAMLETS, request)
         for info in answer.streamlets:
-            check_owner(assignment, broker_id, info)
+            check_part(assignment, broker_id, info)
         parts[broker_id] = [EntryBounds.from_message(entry) for info in answer.streamlets for entry in info.entries]
     return [
         merged_bounds(assignment, entry, {broker_id: rows[entry] for broker_id, rows in parts.items()})

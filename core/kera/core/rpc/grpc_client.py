@@ -232,7 +232,9 @@ def _translate(error: grpc.aio.AioRpcError, address: str, method: str) -> KeraEr
         case grpc.StatusCode.UNAVAILABLE if details.startswith(_NOT_SENT):
             return Unavailable(f"cannot connect to {address}: {details}", address=address)
         case grpc.StatusCode.UNIMPLEMENTED:
-            return ProtocolError(f"unknown method {method}; is the peer older?", address=address)
+            return ProtocolError(
+                f"unknown method {method}: {address} is another daemon, or an older one", address=address
+            )
         case grpc.StatusCode.UNKNOWN | grpc.StatusCode.INTERNAL:
             return InternalError(f"{method} at {address}: {details}", address=address)
         case _:  # it was cut off on its way, at either end

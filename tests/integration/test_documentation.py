@@ -1,0 +1,181 @@
+"""What the documentation has somebody type is typed, and the examples in Python run; runbooks have tests of their own.
+
+Each example finds a cluster without streams but those that it takes for granted, which have a few records. Commands end
+well, except where the page shows an error: then with that one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from kera.client import Client
+from kera.core.settings import MIB
+from kera.local.cluster import LocalCluster, RunningCluster
+from tests.docs_examples import ROOT, Command, Example, calls, commands, examples
+
+PAGES = [ROOT / "README.md", *(ROOT / "docs" / name for name in ("cli.md", "consumer-groups.md", "replication.md"))]
+TYPED = {"stream", "group", "produce", "consume", "cluster"}
+"""Commands that need nothing but a cluster."""
+NOT_TYPED = {
+    "kera consume clicks --group billing": "it goes on for ever",
+    "kera consume orders --group billing": "it goes on for ever",
+    "kera cluster health": "a broker is lost there; tests/integration/test_health.py has that",
+    "kera cluster forget backup-2": "tests/integration/test_deploy.py has it, with hosts that are gone",
+    "kera cluster forget broker-3": "likewise",
+    "kera cluster forget broker-3 --force": "likewise",
+}
+MADE = ("clicks", "orders", "rides")
+STREAM = re.compile(rf"\b({'|'.join(MADE)})\b")
+ASKS = re.compile(r"^kera (stream truncate|stream delete \w+$|group reset|group delete)")
+SOME_POSITION = "1/2+5808256"
+TIMEOUT_S = 60
+
+
+def typed(example: Example) -> list[Command]:
+    return [
+        command
+        for command in commands(example)
+        if command.text not in NOT_TYPED and any(call[:1] and call[0] in TYPED for call in calls(command))
+    ]
+
+
+EXAMPLES = [each for page in PAGES for each in examples(page, "sh", "console") if typed(each)]
+
+
+@pytest.fixture(scope="module")
+def documented() -> Iterator[RunningCluster]:
+    with LocalCluster.running(
+        brokers=2, backups=2, replication=1, arena_bytes=256 * MIB, segment_bytes=512 << 10
+    ) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+async def client(documented: RunningCluster) -> Any:
+    """Of a cluster that has no streams and no consumer groups."""
+    async with await Client.connect(documented.bootstrap) as client:
+        yield client
+        for stream in await client.admin.list_streams():
+            await client.admin.delete_stream(stream.name)
+        for group in await client.admin.consumer_groups():
+            await client.admin.delete_consumer_group(group.consumer_group)
+        there = await client.admin.describe_cluster()
+        for broker in there.brokers:
+            await client.admin.drain_broker(broker.broker_id, undo=True)
+        for backup in there.backups:
+            await client.admin.drain_backup(backup.backup_id, undo=True)
+
+
+async def make_what_is_taken_for_granted(client: Client, example: Example) -> None:
+    created = {call[2] for command in typed(example) for call in calls(command) if call[:2] == ["stream", "create"]}
+    for name in sorted({*STREAM.findall(example.text)} - created):
+        await client.admin.create_stream(name, streamlets=8 if name == "clicks" else 2)
+        async with client.producer() as producer:
+            await producer.prepare(name)
+            await asyncio.gather(*(producer.send(name, b"%d" % number, keys=b"anna") for number in range(10)))
+        if "billing" in example.text:
+            async with client.group_consumer("billing", name) as consumer:
+                async for _ in consumer.records():
+                    break
+
+
+def type_it(command: Command, bootstrap: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {
+        "KERA_BOOTSTRAP": bootstrap,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+    }
+    text = command.text.replace(".venv/bin/kera", "kera").replace(SOME_POSITION, "1/1+0")
+    if ASKS.search(text):
+        text += " --yes"  # somebody at a terminal would be asked
+    return subprocess.run(
+        ["bash", "-o", "pipefail", "-c", text],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+
+
+def alike(text: str) -> str:
+    """Without what differs from run to run."""
+    return re.sub(r"\d+", "N", text).strip()
+
+
+def test_what_is_not_typed_is_there() -> None:
+    there = {command.text for page in PAGES for each in examples(page, "sh", "console") for command in commands(each)}
+    assert NOT_TYPED.keys() <= there
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=str)
+async def test_what_the_documentation_types_does_what_it_says(
+    example: Example, client: Client, documented: RunningCluster
+) -> None:
+    await make_what_is_taken_for_granted(client, example)
+    for command in typed(example):
+        done = await asyncio.to_thread(type_it, command, documented.bootstrap)
+        if command.output.startswith("kera: error"):
+            assert done.returncode != 0, command.text
+            assert alike(done.stderr) == alike(command.output)
+        else:
+            assert done.returncode == 0, f"{command.text}: {done.stderr}"
+
+
+class Enough(Exception):
+    """An example that goes on for ever has done what it shows."""
+
+
+def enough(*_: Any) -> None:
+    raise Enough
+
+
+@pytest.mark.parametrize(
+    "example",
+    [
+        each
+        for name in ("client.md", "consumer-groups.md")
+        for each in examples(ROOT / "docs" / name, "python")
+        if "LocalCluster" not in each.text
+    ],
+    ids=str,
+)
+async def test_the_examples_in_python_run(example: Example, client: Client, documented: RunningCluster) -> None:
+    text = example.text.replace("127.0.0.1:7400", documented.bootstrap)
+    if "create_stream" not in text:
+        for name in ("clicks", "orders", "refunds"):
+            await client.admin.create_stream(name)
+            async with client.producer() as producer:
+                await producer.prepare(name)
+                await producer.send(name, b"value", keys=b"user-1")
+    names: dict[str, Any] = {
+        "client": client,
+        "values": [b"a", b"b"],
+        "batch": pa.record_batch({"value": [b"a", b"b", b"c"]}),
+        "arrow_schema": pa.schema({"carrier": pa.string(), "time": pa.timestamp("us", tz="UTC"), "delay": pa.int32()}),
+        "timestamp_us": 0,
+        "use": enough,
+        "store": enough,
+        "book": enough,
+        "print": enough,
+        "database": type("Database", (), {"insert": staticmethod(enough)}),
+        "log": None,
+    }
+    if "truncate_stream" in text:
+        names["consumer"] = type("Consumer", (), {"positions": staticmethod(lambda: "latest")})
+    body = "\n".join(f"    {line}" for line in text.splitlines())
+    exec(compile(f"async def main():\n{body}\n    return locals()\n", str(example), "exec"), names)
+    async with asyncio.timeout(TIMEOUT_S):
+        with contextlib.suppress(Enough):
+            await names["main"]()

@@ -1,0 +1,57 @@
+"""Every call of `kera` in the documentation is one that the command line takes."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from kera.cli.app import app
+from tests.docs_examples import PAGES, calls, commands, examples
+
+CALLS = [
+    (command.where, call)
+    for page in PAGES
+    for example in examples(page, "sh", "console")
+    for command in commands(example)
+    for call in calls(command)
+]
+
+
+def parse(arguments: list[str]) -> None:
+    """Have the command line take arguments, and do nothing. Raises what typer raises."""
+    command: Any = typer.main.get_command(app)
+    name, context, left = "kera", None, list(arguments)
+    while True:
+        context = command.make_context(name, left, parent=context)
+        if not hasattr(command, "resolve_command"):
+            return
+        name, command, left = command.resolve_command(context, [*context._protected_args, *context.args])
+
+
+def test_there_are_some() -> None:
+    assert len(CALLS) > 100
+
+
+@pytest.mark.parametrize(("where", "arguments"), CALLS, ids=[f"{where} {' '.join(call)}"[:80] for where, call in CALLS])
+def test_a_documented_call_is_one_that_the_command_line_takes(where: str, arguments: list[str]) -> None:
+    there = [__file__ if each.startswith("/tmp/kera/") else each for each in arguments if each != "…"]
+    if arguments[0] == "verify":
+        there = [str(Path(each).parent) if each == __file__ else each for each in there]
+    try:
+        parse(there)
+    except typer.Exit:
+        return  # --help and --version
+    except Exception as error:
+        text = getattr(error, "format_message", None)  # of typer's own errors, which have no public base class
+        if text is None:
+            raise
+        pytest.fail(f"{where}: kera {' '.join(arguments)}: {text()}")
+
+
+@pytest.mark.parametrize(
+    "arguments", [["stream", "make", "x"], ["stream", "create", "x", "--streamlet", "1"], ["produce"], ["check", "x"]]
+)
+def test_what_the_command_line_does_not_take_is_found(arguments: list[str]) -> None:
+    with pytest.raises(pytest.fail.Exception):
+        test_a_documented_call_is_one_that_the_command_line_takes("here", arguments)
