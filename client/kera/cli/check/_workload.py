@@ -398,9 +398,9 @@ class Looking:
         except KeraError as failure:
             await self._shared.failed(reader, failure)
             return positions
-        if self._shared.impossible is None:
-            if self._ledger.tell_lost(entry, error.message, reader):  # the durable ends do not tell
-                self._ledger.note("gone", f"{reader} was told: {error.message}")
+        possible = self._shared.impossible is None
+        if possible and self._ledger.tell_lost(entry, error.message, reader):  # the durable ends do not tell
+            self._ledger.note("gone", f"{reader} was told: {error.message}")
         positions[entry[0]][entry[1]] = lost["available_from"]
         await self._shared.failed(reader, error)
         return positions
