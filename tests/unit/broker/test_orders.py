@@ -109,6 +109,28 @@ async def test_what_is_known_from_a_take_over_is_not_looked_for_again(engine: En
     assert takeovers.calls == [("take_over", [0]), ("commit", [0]), ("opened", [0])]
 
 
+async def test_replicas_are_let_go_of_once_nothing_of_a_stream_is_here_nor_recovered(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = Broker(engine)
+    broker.broker.registered(BROKER_ID, [])
+    released: list[int] = []
+    monkeypatch.setattr(engine.replication, "release", released.append)
+    info = stream_info(owners=(BROKER_ID + 1,))
+    info.assignments[0].sources.add(broker_id=BROKER_ID, before_epoch=7)
+    await open_streamlets(broker, info)
+    assert released == [], "others read them"
+
+    info.assignments_version += 1
+    del info.assignments[0].sources[:]
+    await open_streamlets(broker, info)
+    assert released == [STREAM_ID]
+    info.assignments_version += 1
+    info.assignments[0].broker_id = BROKER_ID
+    await open_streamlets(broker, info)
+    assert released == [STREAM_ID], "it has the stream again"
+
+
 async def test_a_recovery_that_cannot_be_prepared_fails_the_opening(engine: Engine) -> None:
     takeovers = FakeTakeovers()
     takeovers.failures = 1

@@ -709,6 +709,36 @@ def test_replicas_of_earlier_launches_stay_when_memory_was_lost(world: Replicate
     assert not any(isinstance(effect, Free) for effect in replication.logs.pump())
 
 
+@pytest.mark.parametrize("listed_first", [True, False])
+def test_replicas_that_others_recovered_from_are_freed_when_they_have_everything(
+    world: Replicated, listed_first: bool
+) -> None:
+    """A broker that was started again while it was being emptied knows of them from backups only."""
+    world.append(world.open())
+    world.finish()
+    replication = restarted(world, recover_before_epoch=EPOCH + 1)
+    replication.backups.update([backup.info for backup in world.wire.backups.values()])
+
+    def freed() -> list[Free]:
+        return [effect for effect in replication.logs.pump() if isinstance(effect, Free)]
+
+    def tell() -> None:
+        for backup_id, backup in world.wire.backups.items():
+            replication.backup_up(backup_id)
+            replication.listed(backup_id, backup.list())
+
+    if listed_first:
+        tell()
+    replication.release(STREAM_ID + 1)
+    assert freed() == []
+    replication.release(STREAM_ID)
+    if not listed_first:
+        tell()
+    assert sorted(freed()) == [Free(1, (FIRST_ID,)), Free(2, (FIRST_ID,))]
+    replication.release(STREAM_ID)
+    assert freed() == []
+
+
 def test_a_damaged_replica_stays_until_what_it_has_is_made_anew(world: Replicated) -> None:
     """Who recovers, and cannot reach the other replica, must see that there was something."""
     world.append(world.open(), 3)

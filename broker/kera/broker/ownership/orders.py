@@ -167,6 +167,8 @@ class Orders:
             if self._takeovers is not None:
                 await self._take_over(self._takeovers, info)
         await self._in_slices(self._streams.opening(info, self._broker_id, self._broker_epoch, states))
+        if not self._is_old(info):
+            self._streams.release(info, self._broker_id)
         if self._takeovers is not None:
             self._takeovers.opened(info)
 

@@ -132,6 +132,17 @@ class Streams:
                 opened.clear()
         self._replicate(stream, opened, info.config.entries)
 
+    def release(self, info: common_pb2.StreamInfo, broker_id: int) -> None:
+        """Let go of replicas from which others have recovered, if nothing of a stream is here or to be recovered.
+
+        Whoever was started again while it was being emptied knows nothing else of what it had.
+        """
+        if not any(
+            holding(one, broker_id).intervals or any(source.broker_id == broker_id for source in one.sources)
+            for one in info.assignments
+        ):
+            self._replication.release(info.stream_id)
+
     def _configured(self, info: common_pb2.StreamInfo) -> Stream:
         config = info.config
         if not (config.streamlets and config.entries and config.group_segments):

@@ -60,6 +60,9 @@ class Replication:
         self.backlog = Backlog(
             limits, self.logs, self.backups, self.coverage, self._effects, self.totals, events, spared=spared
         )
+        self._others: dict[tuple[int, int], set[int]] = {}
+        """By backup and stream, replicas of earlier launches from which others may recover."""
+        self._released: set[int] = set()
         events.gone.listen(self.coverage.gone)
 
     def _do(self, effect: Effect) -> None:
@@ -76,8 +79,8 @@ class Replication:
     ) -> None:
         """A launch begins, with the virtual segments that the index has.
 
-        Replicas of launches before `recover_before_epoch` are for recovery: they cover nothing, and are never freed
-        from here. Those of launches before `spare_before_epoch` may be: they are not freed either, unless they cover
+        Replicas of launches before `recover_before_epoch` are for recovery: they cover nothing, and are freed from here
+        only when their stream goes, or is `released`. Those of launches before `spare_before_epoch` may be: they are not freed either, unless they cover
         something that is here.
         """
         self.logs.begin(broker_epoch)
@@ -93,6 +96,15 @@ class Replication:
         """The stream is gone. Its records in the index go with its other records."""
         self.logs.drop_stream(stream_id, error)
         self.coverage.drop_stream(stream_id)  # even if it was not open, what it had is written down
+        self.release(stream_id)
+
+    def release(self, stream_id: int) -> None:
+        """Nothing of a stream is this broker's any more, nor recovered by others from replicas of earlier launches."""
+        self._released.add(stream_id)
+        for (backup_id, of_stream), ids in self._others.items():
+            if of_stream == stream_id and ids:
+                self._effects.append(Free(backup_id, tuple(sorted(ids))))
+                ids.clear()
         self._events.backup_work()
 
     def closed_replica(self, close: Close) -> None:
@@ -120,6 +132,7 @@ class Replication:
     def listed(self, backup_id: int, replicas: Iterable[backup_pb2.ReplicaInfo]) -> None:
         """A backup that is up has these replicas of this broker, and no others."""
         last_id = self.backups.listed(backup_id)
+        self._others = {key: ids for key, ids in self._others.items() if key[0] != backup_id}
         has: set[int] = set()
         for replica in replicas:
             id_ = replica.virtual_segment_id
@@ -133,6 +146,10 @@ class Replication:
                 self._effects.append(Free(backup_id, (id_,)))
             elif id_ >= self.coverage.spare_before:
                 self.backlog.add_stranger(backup_id, id_, replica.stream_id)
+            elif replica.stream_id in self._released:
+                self._effects.append(Free(backup_id, (id_,)))
+            else:
+                self._others.setdefault((backup_id, replica.stream_id), set()).add(id_)
         self.coverage.without(backup_id, has=lambda id_: id_ > last_id or id_ in has)
         self._events.backup_work()
 
