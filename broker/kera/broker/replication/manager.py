@@ -80,8 +80,8 @@ class Replication:
         """A launch begins, with the virtual segments that the index has.
 
         Replicas of launches before `recover_before_epoch` are for recovery: they cover nothing, and are freed from here
-        only when their stream goes, or is `released`. Those of launches before `spare_before_epoch` may be: they are not freed either, unless they cover
-        something that is here.
+        only when their stream goes, or is `released`. Those of launches before `spare_before_epoch` may be: they are
+        not freed either, unless they cover something that is here.
         """
         self.logs.begin(broker_epoch)
         self.coverage.begin(
