@@ -51,13 +51,12 @@ class Faults:
                 process = cluster.daemons[name].process
                 if process is not None and process.alive:
                     process.pause()
-            case "cut" | "cut one way" | "isolate":
+            case "cut" | "cut one way" | "isolate" | people.UNHEARD:
                 network.cut(ways)
             case "slow way":
                 network.weather.slow |= dict.fromkeys(ways, fault.amount)
             case "reset":
-                for end in list(machine.transports):
-                    network.reset(end)
+                self._reset(name)
             case "set clock":
                 machine.clock.jump(fault.amount)
             case "slow disk":
@@ -82,8 +81,14 @@ class Faults:
             blow = "isolate"
         self._begin(Fault(cluster.scheduler.now_s, blow, fault.lasts_s, (name,)))
 
+    def _reset(self, name: str) -> None:
+        for end in list(self._cluster.machines[name].transports):
+            self._cluster.network.reset(end)
+
     def _ways(self, fault: Fault) -> set[tuple[str, str]]:
-        name = fault.targets[0]
+        name, plan = fault.targets[0], self._cluster.plan
+        if fault.kind == people.UNHEARD:
+            return {(broker, producer) for broker in plan.broker_names for producer in plan.producer_names}
         if fault.kind == "isolate":
             others = [each for each in self._cluster.machines if each != name]
             return {(name, each) for each in others} | {(each, name) for each in others}
@@ -101,6 +106,10 @@ class Faults:
         match fault.kind:
             case "kill" | "stop" | "pause":
                 cluster.back(name)
+            case people.UNHEARD:
+                for producer in cluster.plan.producer_names:
+                    self._reset(producer)  # what was on its way does not come later
+                network.heal(self._ways(fault))
             case "cut" | "cut one way" | "isolate":
                 network.heal(self._ways(fault))
             case "slow way":

@@ -128,9 +128,14 @@ class OtherStreams:
         if disk_faults.BITS in self._cluster.plan.kinds:
             return
         found: Counter[bytes] = Counter()
-        async with client.consumer(other.name, start="earliest", end="latest", shared_memory="never") as consumer:
-            async for record in consumer.records():
-                found[record.value or b""] += 1
+        try:
+            async with client.consumer(other.name, start="earliest", end="latest", shared_memory="never") as consumer:
+                async for record in consumer.records():
+                    found[record.value or b""] += 1
+        except UnknownStream:
+            if not other.end_wanted:  # its time may have come meanwhile
+                self.problems.append(f"stream {other.name} is gone, and nobody has deleted it")
+            return
         lost, doubled = sorted(other.acknowledged - found.keys()), [one for one, times in found.items() if times > 1]
         if lost or doubled:
             self.problems.append(f"of stream {other.name} {lost} are lost, and {doubled} there more than once")

@@ -5,7 +5,7 @@ What they ask for may be refused, or get no answer; nothing that was acknowledge
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from random import Random
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -33,6 +33,8 @@ MOVE, LEAVE, TAKE_THE_NAME, ALTER, DRAIN, OLD_METADATA, TRUNCATE = (
     "old metadata",
     "truncate",
 )
+UNHEARD = "move unheard"
+"""A move before which answers of brokers do not come through any more: what is sent again goes to the new owner."""
 KINDS = (MOVE, LEAVE, TAKE_THE_NAME, ALTER, DRAIN, OLD_METADATA, TRUNCATE)
 _CALM = frozenset({"stop", "slow way", "reset", "slow disk", MOVE, LEAVE, ALTER, TRUNCATE})
 """Kinds by which no broker is lost."""
@@ -89,6 +91,16 @@ def is_early(fault: Fault, before: Iterable[Fault]) -> bool:
     return fault.kind == OLD_METADATA and fault.at_s < last_s
 
 
+def draw_unheard(plan: Plan) -> Iterator[tuple[float, float, str, int]]:
+    """When, for how long, to which broker, and which streamlet, counted from 1; of chance of its own."""
+    random = Random(f"unheard {plan.seed}")
+    at_s = random.uniform(1.0, plan.load_s / 2)
+    while plan.brokers > 1 and MOVE in plan.kinds and at_s < plan.load_s:
+        lasts_s = random.choice((0.1, 0.5, 2.0)) * (0.5 + random.random())
+        yield at_s, lasts_s, random.choice(plan.broker_names), random.randint(1, plan.streamlets)
+        at_s += random.expovariate(1 / 8.0)
+
+
 class People:
     """They begin and end things."""
 
@@ -109,7 +121,7 @@ class People:
         """They do something, if it is theirs."""
         cluster, name = self._cluster, fault.targets[0]
         match fault.kind:
-            case "move":
+            case "move" | "move unheard":
                 self._move(name, int(fault.amount) - 1)
             case "leave" if cluster.clients[name].alive:
                 cluster.clients[name].cancel()

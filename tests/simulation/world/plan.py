@@ -178,11 +178,14 @@ def draw(seed: int) -> Plan:
 
 
 def _with_others(plan: Plan) -> Plan:
-    made = [Fault(at_s, others.KIND, lasts_s, ("operator",)) for at_s, lasts_s in others.draw(plan)]
-    if not made:
-        return plan
-    kinds, faults = (*plan.kinds, others.KIND), tuple(sorted([*plan.faults, *made]))
-    return dataclasses.replace(plan, kinds=kinds, faults=faults)
+    """What came later than most kinds, and is drawn so that all else stays what it was."""
+    more = [Fault(at_s, others.KIND, lasts_s, ("operator",)) for at_s, lasts_s in others.draw(plan)]
+    more += [
+        Fault(at_s, people.UNHEARD, lasts_s, (to,), streamlet)
+        for at_s, lasts_s, to, streamlet in people.draw_unheard(plan)
+    ]
+    kinds = (*plan.kinds, *sorted({fault.kind for fault in more}))
+    return dataclasses.replace(plan, kinds=kinds, faults=tuple(sorted([*plan.faults, *more])))
 
 
 def _with_faults(plan: Plan, random: Random) -> Plan:
