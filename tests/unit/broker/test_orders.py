@@ -116,6 +116,7 @@ async def test_replicas_are_let_go_of_once_nothing_of_a_stream_is_here_nor_recov
     broker.broker.registered(BROKER_ID, [])
     released: list[int] = []
     monkeypatch.setattr(engine.replication, "release", released.append)
+    monkeypatch.setattr(engine.replication.coverage, "spare_before", 1)
     info = stream_info(owners=(BROKER_ID + 1,))
     info.assignments[0].sources.add(broker_id=BROKER_ID, before_epoch=7)
     await open_streamlets(broker, info)

@@ -19,6 +19,7 @@ from collections.abc import Generator, Iterable, Sequence
 from typing import Protocol
 from weakref import WeakValueDictionary
 
+from kera.broker.log.intervals import holding
 from kera.broker.log.waiting import until_done
 from kera.broker.ownership.coordinator_epoch import CoordinatorEpoch
 from kera.broker.ownership.receiving import Receiving
@@ -151,13 +152,18 @@ class Orders:
         async with self._lock(request.stream.stream_id):
             self._coordinator.refuse_stale(request.coordinator_epoch)  # it may have waited
             await self._open(request.stream, request.handed_over)
-            return [] if self._is_old(request.stream) else self._lacking(request.stream)
+            return [] if self._is_old(request.stream) else await self._lacking(request.stream)
 
-    def _lacking(self, info: common_pb2.StreamInfo) -> list[int]:
+    async def _lacking(self, info: common_pb2.StreamInfo) -> list[int]:
         stream = self._streams.by_id.get(info.stream_id)
         here = stream.streamlets if stream is not None else {}
-        owned = {streamlet_id for streamlet_id, streamlet in here.items() if streamlet.owned}
-        return [one.streamlet_id for one in info.assignments if self._is_ours(one) and one.streamlet_id not in owned]
+        found, pace = [], self._turns.pace(self)
+        for one in info.assignments:
+            await pace.step()
+            streamlet = here.get(one.streamlet_id)
+            if self._is_ours(one) and not (streamlet is not None and streamlet.owned):
+                found.append(one.streamlet_id)
+        return found
 
     async def _open(self, info: common_pb2.StreamInfo, handed_over: Iterable[common_pb2.StreamletState]) -> None:
         self._streams.check_known(info)
@@ -167,10 +173,24 @@ class Orders:
             if self._takeovers is not None:
                 await self._take_over(self._takeovers, info)
         await self._in_slices(self._streams.opening(info, self._broker_id, self._broker_epoch, states))
-        if not self._is_old(info):
-            self._streams.release(info, self._broker_id)
+        if self._streams.has_replicas_of_earlier_launches and not self._is_old(info):
+            await self._let_go(info)
         if self._takeovers is not None:
             self._takeovers.opened(info)
+
+    async def _let_go(self, info: common_pb2.StreamInfo) -> None:
+        """Let go of replicas from which others have recovered, if nothing of a stream is here or to be recovered.
+
+        Whoever was started again while it was being emptied knows nothing else of what it had.
+        """
+        pace = self._turns.pace(self)
+        for one in info.assignments:
+            await pace.step()
+            if holding(one, self._broker_id).intervals or any(
+                source.broker_id == self._broker_id for source in one.sources
+            ):
+                return
+        self._streams.release(info.stream_id)
 
     async def _in_slices(self, steps: Generator[None, None, None]) -> None:
         """Others are served between steps. All are done before this ends, also when the caller has given up."""

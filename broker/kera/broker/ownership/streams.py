@@ -132,16 +132,14 @@ class Streams:
                 opened.clear()
         self._replicate(stream, opened, info.config.entries)
 
-    def release(self, info: common_pb2.StreamInfo, broker_id: int) -> None:
-        """Let go of replicas from which others have recovered, if nothing of a stream is here or to be recovered.
+    @property
+    def has_replicas_of_earlier_launches(self) -> bool:
+        """Whether backups may have replicas of earlier launches from which others recover, or have."""
+        return self._replication.coverage.spare_before > 0
 
-        Whoever was started again while it was being emptied knows nothing else of what it had.
-        """
-        if not any(
-            holding(one, broker_id).intervals or any(source.broker_id == broker_id for source in one.sources)
-            for one in info.assignments
-        ):
-            self._replication.release(info.stream_id)
+    def release(self, stream_id: int) -> None:
+        """Nothing of a stream is here any more, and nobody recovers any of it from replicas of earlier launches."""
+        self._replication.release(stream_id)
 
     def _configured(self, info: common_pb2.StreamInfo) -> Stream:
         config = info.config

@@ -30,6 +30,8 @@ from kera.broker.replication.virtual_segment import Free, ReplicationTotals, Vir
 from kera.core.errors import KeraError
 from kera.v1 import backup_pb2
 
+RELEASED_MAX = 10_000
+
 
 class Replication:
     """See the head of this module. Belongs to one event loop."""
@@ -63,6 +65,7 @@ class Replication:
         self._others: dict[tuple[int, int], set[int]] = {}
         """By backup and stream, replicas of earlier launches from which others may recover."""
         self._released: set[int] = set()
+        """Streams of which nobody needs them any more, for backups that come later: the last so many."""
         events.gone.listen(self.coverage.gone)
 
     def _do(self, effect: Effect) -> None:
@@ -97,15 +100,20 @@ class Replication:
         self.logs.drop_stream(stream_id, error)
         self.coverage.drop_stream(stream_id)  # even if it was not open, what it had is written down
         self.release(stream_id)
+        self._events.backup_work()
 
     def release(self, stream_id: int) -> None:
         """Nothing of a stream is this broker's any more, nor recovered by others from replicas of earlier launches."""
+        if not self.coverage.spare_before:
+            return
+        if len(self._released) >= RELEASED_MAX:
+            self._released.clear()
         self._released.add(stream_id)
         for (backup_id, of_stream), ids in self._others.items():
             if of_stream == stream_id and ids:
                 self._effects.append(Free(backup_id, tuple(sorted(ids))))
                 ids.clear()
-        self._events.backup_work()
+                self._events.backup_work()
 
     def closed_replica(self, close: Close) -> None:
         """A backup has closed a replica."""
