@@ -240,6 +240,46 @@ MUTANTS = (
         ),
     ),
     Mutant(
+        "files are forgotten before it is durable that they were removed",
+        ((BROKER + "storage/segment_files.py", "        self.disk.sync_removals(paths)\n", ""),),
+    ),
+    Mutant(
+        "a producer that was fenced goes on",
+        (
+            (
+                BROKER + "log/streamlet.py",
+                "if self.first_epochs and producer_epoch < self",
+                "if self.first_epochs and producer_epoch < 0 * self",
+            ),
+        ),
+    ),
+    Mutant(
+        "a broker does not sync what it stores",
+        ((BROKER + "storage/disk.py", "offset + written, os.RWF_DSYNC)", "offset + written, 0)"),),
+    ),
+    Mutant(
+        "a backup answers before it has synced",
+        ((BACKUP + "performer.py", "                    disk.sync()\n", "                    pass\n"),),
+    ),
+    Mutant(
+        "what is truncated goes before the coordinator knows",
+        ((BROKER + "ownership/moved_starts.py", "        if replicated:\n", "        if not replicated:\n"),),
+    ),
+    Mutant(
+        "the coordinator never hears where entries start",
+        ((BROKER + "ownership/moved_starts.py", "return iter(self._untold)", "return iter(())"),),
+    ),
+    Mutant(
+        "a broker that has lost its memory goes on as if it had not",
+        (
+            (
+                BROKER + "storage/restart.py",
+                "self.found.lost_memory = known_as_lost or (",
+                "self.found.lost_memory = False and (",
+            ),
+        ),
+    ),
+    Mutant(
         "a coordinator that was deposed goes on writing",
         (
             (
