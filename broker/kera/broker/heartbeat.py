@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from itertools import islice
 from operator import itemgetter
 
+from kera.broker.log.bounds import has_removed
 from kera.broker.log.entry import Entry
 from kera.broker.log.intervals import Interval
 from kera.broker.log.streamlet import Streamlet
@@ -123,14 +124,10 @@ class HeartbeatReport:
             self._sent_starts[entry] = entry.start
 
     def _has_removed(self, entry: Entry) -> bool:
-        """Whether what is here of an entry begins behind where the first interval that is here does."""
-        stream_id, streamlet_id, index = entry.log_id
+        stream_id, streamlet_id, _ = entry.log_id
         stream = self._streams.by_id.get(stream_id)
         streamlet = stream.streamlets.get(streamlet_id) if stream is not None else None
-        if streamlet is None:
-            return False  # it is being dropped, bit by bit
-        first = streamlet.intervals[0]
-        return entry.start > first.start and entry.start_record > first.first_record(index)
+        return streamlet is not None and has_removed(streamlet, entry)  # None: it is being dropped, bit by bit
 
     def _add_empty(self, request: coordinator_pb2.HeartbeatRequest, moved: list[Streamlet]) -> None:
         first = self._checked if self._checked < len(moved) else 0

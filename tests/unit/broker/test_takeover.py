@@ -727,6 +727,21 @@ async def test_what_is_older_than_what_the_owner_has_removed_does_not_come_back(
     await first.stop()
 
 
+async def test_where_an_entry_of_an_owner_once_started_is_not_what_it_has_removed(world: Cluster) -> None:
+    """The streamlet had been here before, had gone with all that there was, and came back."""
+    first, second = world.nodes[1], world.nodes[2]
+    moved, state, (stored, _, newer) = await moved_from_second_to_first(world)
+    entry = first.engine.streams.get(STREAM_ID).streamlet(0).entries[0]
+    entry.start, entry.start_record = Position(1, 2, 0), 5
+    await second.kill(memory=True)
+
+    response, _ = await world.take_over(moved, 2, 1, handed_over=[state])
+    assert response.records_lost == 0
+    assert (await first.read())[0] == stored + newer
+    await first.until_restored()
+    await first.stop()
+
+
 async def test_what_is_taken_over_and_was_handed_over_before_goes_on_behind_all_its_groups(world: Cluster) -> None:
     """A move had been written, and was told once more after the broker that had it was lost."""
     info, stored = await written(world, 20)

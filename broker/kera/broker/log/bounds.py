@@ -35,6 +35,15 @@ def end_of(streamlet: Streamlet, entry: Entry) -> tuple[Position, int]:
     return end, ordinal_at(streamlet, entry, end)
 
 
+def has_removed(streamlet: Streamlet, entry: Entry) -> bool:
+    """Whether what is here of an entry begins behind where the first interval that is here does.
+
+    Not where it once began while the streamlet was here before: that is older than all that is here now.
+    """
+    first = streamlet.intervals[0]
+    return entry.start > first.start and entry.start_record > first.first_record(entry.index)
+
+
 def lag_records(streamlet: Streamlet, entry: Entry, position: Position) -> int:
     """Records of this broker between `position` and the durable head."""
     end = entry.end

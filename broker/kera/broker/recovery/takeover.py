@@ -19,8 +19,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from kera.broker.log.bounds import has_removed
 from kera.broker.log.entry import Entry
-from kera.broker.log.intervals import interval_of
 from kera.broker.log.waiting import until_done, woken
 from kera.broker.ownership.streams import Streams
 from kera.broker.records import Change, EntryRecord, Graft, OriginRecord
@@ -288,11 +288,9 @@ class Takeovers:
         began = self._began.get(ref, ())
         removed = {}
         for entry in streamlet.entries.made:
-            interval = interval_of(streamlet.intervals, entry.start.group_id)
-            begins = interval is not None and entry.start_record <= interval.first_record(entry.index)
-            begins = begins or any(gap.start < entry.start for gap in entry.gaps)  # it was lost, not removed
             taken_over = began[entry.index] if entry.index < len(began) else EARLIEST
-            if entry.start != EARLIEST and (not begins or entry.start > taken_over != EARLIEST):
+            is_lost = any(gap.start < entry.start for gap in entry.gaps)
+            if entry.start > taken_over != EARLIEST or (has_removed(streamlet, entry) and not is_lost):
                 removed[entry.index] = EntryStart(entry.start, entry.start_record)
         return removed
 
@@ -324,7 +322,8 @@ class Takeovers:
                 grafts[entry] = _graft(each)
         await until_done(lambda done: self._memory.arrivals.graft(grafts, changes, done))
         self._restart.taken_over.add(ref)
-        self._began[ref] = [each.record.start for each in plan.entries]
+        starts = (each.record for each in plan.entries) if live is None else live.entries
+        self._began[ref] = [each.start for each in starts]
         if live is None:
             self._memory.removals.remove_files(
                 [physical_id for entry in plan.entries for physical_id in entry.replaced]
