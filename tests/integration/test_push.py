@@ -167,7 +167,7 @@ async def follow_from_disk(cluster: RunningCluster, client: Client, producer: Pr
             await until(lambda: following.done() or sum(map(len, seen.values())) >= running.sent)
         following.cancel()
     assert seen == {streamlet: list(range(streamlet, running.sent, 2)) for streamlet in range(2)}
-    assert metric(cluster, "bytes_loaded_total") >= 20 * SEGMENT_BYTES
+    assert metric(cluster, "bytes_loaded_total") >= 20 * SEGMENT_BYTES // 2  # segments need not be full
     await pushed_mostly(cluster, client, running.sent)
 
 

@@ -136,7 +136,7 @@ async def test_many_requests_that_wait_for_one_write_go_on_a_few_in_each_round(b
         before, done = done, sum(each.done() for each in waiting)
         most = max(most, done - before)
     assert most <= ROUSED_AT_ONCE
-    assert broker.broker.turns.slices >= slices + 100
+    assert broker.broker.turns.slices >= slices + 100 // ROUSED_AT_ONCE  # two that are quick may share one
     assert all(each.result().message.results for each in waiting)
 
 
