@@ -206,9 +206,7 @@ def test_a_check_that_is_told_to_end_removes_what_it_has_made(
     before = asyncio.run(streams_of(cluster.bootstrap))
     command = [sys.executable, "-m", "kera.cli", "check", "--bootstrap", cluster.bootstrap]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        while asyncio.run(streams_of(cluster.bootstrap)) == before:
-            time.sleep(0.05)
-        time.sleep(0.5)  # sleep: it is in the middle of its load, or before it, and either is good
+        until_it_has_stored(process, cluster.bootstrap)
         process.send_signal(number)
         output, errors = process.communicate(timeout=60)
     assert (process.returncode, output, errors) == (code, b"", b"")
@@ -217,11 +215,8 @@ def test_a_check_that_is_told_to_end_removes_what_it_has_made(
 
 def test_who_ends_the_load_before_the_first_command_has_checked_nothing(cluster: RunningCluster) -> None:
     command = [sys.executable, "-m", "kera.cli", "check", "--bootstrap", cluster.bootstrap, "--kill", "true"]
-    before = asyncio.run(streams_of(cluster.bootstrap))
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        while asyncio.run(streams_of(cluster.bootstrap)) == before:
-            time.sleep(0.05)
-        time.sleep(0.5)  # sleep: some records are acknowledged
+        until_it_has_stored(process, cluster.bootstrap)
         process.send_signal(signal.SIGINT)
         output, _ = process.communicate(timeout=60)
     assert process.returncode == 2
@@ -266,14 +261,19 @@ def test_ctrl_c_ends_the_load_and_checks_what_there_is(cluster: RunningCluster) 
     argv = [sys.executable, "-m", "kera.cli", "check", "--minutes", "10", "--rate", "200"]
     environment = {**os.environ, "KERA_BOOTSTRAP": cluster.bootstrap}
     with subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        while not any(asyncio.run(stored_in_checks(cluster.bootstrap))):  # until the time-out of the test
-            assert process.poll() is None
-            time.sleep(0.1)
+        until_it_has_stored(process, cluster.bootstrap)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate()
     assert (process.returncode, err) == (0, b"")
     assert ", ended by Ctrl-C\n" in out.decode()
     assert out.decode().splitlines()[-1].startswith("kept: ")
+
+
+def until_it_has_stored(process: subprocess.Popen[Any], bootstrap: str) -> None:
+    """Wait until a check has acknowledged records; until the time-out of the test, at most."""
+    while not any(asyncio.run(stored_in_checks(bootstrap))):
+        assert process.poll() is None
+        time.sleep(0.1)  # sleep: between looks
 
 
 async def stored_in_checks(bootstrap: str) -> list[int]:

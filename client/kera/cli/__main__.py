@@ -1,7 +1,7 @@
 """Entry point of ``kera`` and ``python -m kera.cli``.
 
 Whatever goes wrong reaches the user here, as one line ``kera: error: …`` and an exit code: 1 for an error, 2
-for a command line or settings that make no sense, 130 after Ctrl-C.
+for a command line or settings that make no sense, 130 after Ctrl-C, 143 after SIGTERM and 129 after SIGHUP.
 """
 
 from __future__ import annotations

@@ -259,11 +259,16 @@ class Ledger:
         return found
 
     def ends_at(
-        self, entry: Entry, position: tuple[int, ...], record: int, floor: int, lost: tuple[object, object] | None
+        self,
+        entry: Entry,
+        position: tuple[int, ...],
+        record: int,
+        floor: int,
+        lost: tuple[tuple[int, ...], tuple[int, ...]] | None,
     ) -> None:
         """Where the durable end of an entry is; `floor`: where it had to be; `lost`: told as lost there."""
         if lost is not None:
-            self.tell_lost(entry, f"from {_position(lost[0])} to {_position(lost[1])}")
+            self.tell_lost(entry, f"from {tuple(lost[0])} to {tuple(lost[1])}")
         before = self._ends.get(entry)
         if entry not in self._told_lost:
             where = f"streamlet {entry[0]}, entry {entry[1]}"
@@ -389,11 +394,6 @@ def _name(value: int) -> str:
         return "a record of somebody else"
     producer, number = unpacked(value)
     return f"record {number} of producer {producer}"
-
-
-def _position(position: object) -> str:
-    """As errors name it."""
-    return str(tuple(position)) if isinstance(position, tuple) else str(position)
 
 
 def _packed_place(place: Place) -> int:
