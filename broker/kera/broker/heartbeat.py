@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import islice
 from operator import itemgetter
 
-from kera.broker.log.bounds import has_removed
+from kera.broker.log.bounds import removed_before
 from kera.broker.log.entry import Entry
 from kera.broker.log.intervals import Interval
 from kera.broker.log.streamlet import Streamlet
@@ -127,7 +127,8 @@ class HeartbeatReport:
         stream_id, streamlet_id, _ = entry.log_id
         stream = self._streams.by_id.get(stream_id)
         streamlet = stream.streamlets.get(streamlet_id) if stream is not None else None
-        return streamlet is not None and has_removed(streamlet, entry)  # None: it is being dropped, bit by bit
+        # None: it is being dropped, bit by bit
+        return streamlet is not None and removed_before(streamlet, entry) is not None
 
     def _add_empty(self, request: coordinator_pb2.HeartbeatRequest, moved: list[Streamlet]) -> None:
         first = self._checked if self._checked < len(moved) else 0

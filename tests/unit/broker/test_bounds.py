@@ -6,7 +6,9 @@ The streamlets here have two segments of four chunks in a group.
 from collections.abc import Generator
 from typing import TypeVar
 
-from kera.broker.log.bounds import GroupBounds, group_bounds, list_groups
+from kera.broker.log.bounds import GroupBounds, group_bounds, list_groups, removed_before
+from kera.broker.log.intervals import Holding, Interval
+from kera.core.ids import Position
 from tests.unit.broker.support import Engine, Log
 
 T = TypeVar("T")
@@ -89,3 +91,27 @@ def test_a_group_that_is_written_to_is_listed_though_all_that_it_had_was_removed
     log.append_many(1, 0, record_count=1)
     groups, _ = result_of(list_groups(log.streamlet, 0, MANY))
     assert told(groups) == [(1, 0, 1, 2, False), (2, 1, 0, 2, False)]
+
+
+def test_what_was_removed_ends_where_others_have_what_comes_next(log: Log) -> None:
+    """It was elsewhere from group 3 on, and came back with group 7."""
+    older = Interval(0, 3, (), (8,))
+    newer = Interval(7, first_records=(14,), leads=False)
+    log.streamlet.hold(Holding((older, newer), broker_epoch=1))
+    assert removed_before(log.streamlet, log.entry) is None
+
+    for start, place in (
+        ((Position(2, 1, 0), 4), (Position(2, 1, 0), 4)),
+        ((Position(7, 1, 0), 14), (Position(3, 1, 0), 8)),
+        ((Position(7, 2, 0), 18), (Position(7, 2, 0), 18)),
+    ):
+        log.entry.start, log.entry.start_record = start
+        assert removed_before(log.streamlet, log.entry) == place
+
+
+def test_nothing_was_removed_of_an_older_interval_that_had_nothing(log: Log) -> None:
+    older = Interval(0, 3, (), (0,))
+    newer = Interval(7, first_records=(14,), leads=False)
+    log.streamlet.hold(Holding((older, newer), broker_epoch=1))
+    log.entry.start, log.entry.start_record = Position(7, 1, 0), 14
+    assert removed_before(log.streamlet, log.entry) is None

@@ -12,7 +12,7 @@ import pytest
 
 from kera.broker.log.arena import Arena
 from kera.broker.log.bounds import lag_records
-from kera.broker.log.intervals import Interval
+from kera.broker.log.intervals import NO_END, Interval
 from kera.broker.log.read_plan import ReadPlan, plan_read
 from kera.broker.log.streamlet import Streamlet
 from kera.broker.ownership.handover import HandedOver
@@ -434,6 +434,16 @@ def test_what_was_between_two_intervals_that_are_one_now_was_removed() -> None:
     assert removed_between(0, before, before) is None
     assert removed_between(0, before[1:], [Interval(0)]) == (Position(5, 1, 0), 15), "nothing is left before it"
     assert removed_between(0, before[1:], before[1:]) is None
+
+
+def test_what_was_behind_an_interval_that_goes_on_now_was_removed_and_so_is_all_of_it() -> None:
+    before = (Interval(3, 4, (8, 1), (12, 1)), Interval(5, 7, (15, 1), (20, 1), leads=False))
+    grown = before[1]._replace(end_group_id=9, end_records=(26, 1))
+    assert removed_between(0, before, [before[0], grown]) == (Position(9, 1, 0), 26)
+    assert removed_between(1, before, [before[0], grown]) is None, "the entry had nothing there"
+    assert removed_between(0, before, [Interval(3, 9, (8, 1), (26, 1))]) == (Position(9, 1, 0), 26)
+    owned = before[1]._replace(end_group_id=NO_END, end_records=())
+    assert removed_between(0, before, [before[0], owned]) is None, "it has come back to its owner"
 
 
 def test_what_was_committed_of_an_open_segment_is_there_after_the_loss_of_the_host(launches: Launches) -> None:

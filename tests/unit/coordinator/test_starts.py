@@ -120,3 +120,24 @@ def test_what_a_later_owner_has_removed_goes_for_what_is_older_at_another_broker
     assert groups(starts_at(two, 1, [start(4), start(61)])) == [(0, 4)], "that one merely begins there"
     three = with_records(assignment((2, 1), (1, 57), (3, 90)), 3, 9)
     assert groups(starts_at(three, 3, [removed, start(91)])) == [(0, 91)]
+
+
+def test_a_broker_that_begins_with_a_later_interval_of_its_own_has_not_removed_what_others_have_before_it() -> None:
+    """It had all of an older interval truncated, up to a place at the broker that had the streamlet in between."""
+    three = with_records(assignment((1, 1), (2, 57), (1, 90)), 3, 7)
+    told = start(90)
+    told.removed = True
+
+    (gone,) = merged(three, [], [told])
+    assert (gone.start.group_id, gone.start.segment_id, gone.start.position) == (57, 1, 0)
+    assert (gone.first_record, gone.removed) == (3, True)
+    assert starts_at(three, 2, [gone]) == [gone], "what that one has is all there"
+    assert starts_at(three, 1, [start(1), gone]) == [gone], "and nothing of the older interval is"
+    assert merged(three, [], [start(90)]) == [start(90)]
+
+
+def test_a_broker_without_an_older_interval_has_removed_nothing_before_the_one_that_it_begins_with() -> None:
+    two = with_records(assignment((2, 1), (1, 90)), 7)
+    told = start(90)
+    told.removed = True
+    assert merged(two, [], [told]) == [start(90)]

@@ -35,13 +35,23 @@ def end_of(streamlet: Streamlet, entry: Entry) -> tuple[Position, int]:
     return end, ordinal_at(streamlet, entry, end)
 
 
-def has_removed(streamlet: Streamlet, entry: Entry) -> bool:
-    """Whether what is here of an entry begins behind where the first interval that is here does.
+def removed_before(streamlet: Streamlet, entry: Entry) -> tuple[Position, int] | None:
+    """Up to where an entry is gone, and the ordinal there, wherever that was: something of it was removed here.
 
-    Not where it once began while the streamlet was here before: that is older than all that is here now.
+    Not where it once began while the streamlet was here before: that is older than all that is here now. And an
+    interval from which nothing was removed says nothing of what others have between it and the one before it here.
     """
-    first = streamlet.intervals[0]
-    return entry.start > first.start and entry.start_record > first.first_record(entry.index)
+    first, before = streamlet.intervals[0], None
+    if entry.start <= first.start or entry.start_record <= first.first_record(entry.index):
+        return None
+    for interval in streamlet.intervals:
+        if interval.has(entry.start.group_id):
+            if before is None or entry.start_record > interval.first_record(entry.index):
+                break
+            records = before.end_record(entry.index)
+            return (before.following, records) if records > first.first_record(entry.index) else None
+        before = interval
+    return entry.start, entry.start_record
 
 
 def lag_records(streamlet: Streamlet, entry: Entry, position: Position) -> int:

@@ -156,18 +156,28 @@ def removed_between(index: int, before: Sequence[Interval], after: Iterable[Inte
     """Where an entry goes on, and with which record, behind what was removed at another broker; None: nothing was.
 
     Once nothing is left of an interval that was between two of ours, these are one, and its groups are in it. So are
-    those before the first of ours, once that leads; what an entry had here earlier still has gone then, too.
+    those before the first of ours, once that leads, and those behind one of ours; what an entry had here earlier still
+    has gone then, too.
     """
-    found = None
-    for first in before[:1]:
-        before_it = first.first_group_id - 1
-        if not first.has(before_it) and any(each.has(first.first_group_id) and each.has(before_it) for each in after):
-            found = first.start, first.first_record(index)
-    for one, following in pairwise(before):
-        joined = any(each.has(one.first_group_id) and each.has(following.first_group_id) for each in after)
-        if joined and following.first_record(index) > one.end_record(index):
-            found = following.start, following.first_record(index)
-    return found
+    found: list[tuple[Position, int]] = []
+    for one in after:
+        mine = [each for each in before if one.has(each.first_group_id)]
+        if not mine:
+            continue
+        first, last = mine[0], mine[-1]
+        if first.first_group_id == before[0].first_group_id and _has_more_before(one, first):
+            found.append((first.start, first.first_record(index)))
+        for each, following in pairwise(mine):
+            if following.first_record(index) > each.end_record(index):
+                found.append((following.start, following.first_record(index)))
+        if last.closed and one.closed and one.end_record(index) > last.end_record(index):
+            found.append((one.following, one.end_record(index)))
+    return max(found, default=None)
+
+
+def _has_more_before(one: Interval, before: Interval) -> bool:
+    """Whether groups right before what an interval was are in what it is now."""
+    return not before.has(before.first_group_id - 1) and one.has(before.first_group_id - 1)
 
 
 def missing_before(entry: Entry) -> tuple[Position, int] | None:

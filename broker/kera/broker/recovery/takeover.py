@@ -19,7 +19,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from kera.broker.log.bounds import has_removed
+from kera.broker.log.bounds import removed_before
 from kera.broker.log.entry import Entry
 from kera.broker.log.waiting import until_done, woken
 from kera.broker.ownership.streams import Streams
@@ -289,8 +289,12 @@ class Takeovers:
         removed = {}
         for entry in streamlet.entries.made:
             taken_over = began[entry.index] if entry.index < len(began) else EARLIEST
+            has_moved = entry.start > taken_over != EARLIEST
             is_lost = any(gap.start < entry.start for gap in entry.gaps)
-            if entry.start > taken_over != EARLIEST or (has_removed(streamlet, entry) and not is_lost):
+            place = removed_before(streamlet, entry)
+            if place is not None and (has_moved or not is_lost):
+                removed[entry.index] = EntryStart(*place)
+            elif has_moved and streamlet.intervals[0].leads:  # nobody has anything older
                 removed[entry.index] = EntryStart(entry.start, entry.start_record)
         return removed
 

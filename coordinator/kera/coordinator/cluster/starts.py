@@ -16,14 +16,15 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from kera.coordinator.cluster.intervals import index_of_group, intervals_of
-from kera.v1.common_pb2 import Cursor, EntryStart, StreamletAssignment
+from kera.v1.common_pb2 import Cursor, EntryStart, GroupInterval, StreamletAssignment
 
 
 def merged(
     assignment: StreamletAssignment, known: Iterable[EntryStart], told: Iterable[EntryStart]
 ) -> list[EntryStart]:
     """The starts of a streamlet after a broker told some."""
-    before, after = _by_place(assignment, known), _by_place(assignment, told)
+    before = _by_place(assignment, known)
+    after = _by_place(assignment, [_where_it_is_gone(assignment, start) for start in told])
     kept = []
     for place in sorted({*before, *after}):
         old, new = before[place], after[place]
@@ -72,9 +73,8 @@ def joined(before: StreamletAssignment, after: StreamletAssignment, known: Itera
 
 def _tells_of_a_removal(assignment: StreamletAssignment, start: EntryStart) -> bool:
     """Whether records of its interval are gone, and so all that was before them."""
-    records = intervals_of(assignment)[index_of_group(assignment, start.start.group_id)].first_records
-    entry = start.start.entry
-    return start.removed or start.first_record > (records[entry] if entry < len(records) else 0)
+    interval = intervals_of(assignment)[index_of_group(assignment, start.start.group_id)]
+    return start.removed or start.first_record > _first_record(interval, start.start.entry)
 
 
 def starts_at(assignment: StreamletAssignment, broker_id: int, known: Iterable[EntryStart]) -> list[EntryStart]:
@@ -87,12 +87,38 @@ def starts_at(assignment: StreamletAssignment, broker_id: int, known: Iterable[E
     first: dict[int, EntryStart] = {}
     for start in sorted(known, key=_order):
         index, entry = index_of_group(assignment, start.start.group_id), start.start.entry
-        if intervals[index].broker_id != broker_id:
-            if start.removed and index > oldest:
-                first[entry] = start
-        elif index == oldest or _tells_of_a_removal(assignment, start):
+        if start.removed and index > oldest:
+            first[entry] = start
+        elif intervals[index].broker_id == broker_id and (index == oldest or _tells_of_a_removal(assignment, start)):
             first.setdefault(entry, start)
     return [first[entry] for entry in sorted(first)]
+
+
+def _where_it_is_gone(assignment: StreamletAssignment, start: EntryStart) -> EntryStart:
+    """Up to where an entry is gone, when a broker has removed something of it and starts with an interval of its own.
+
+    That is its interval before that one, and what is older; what others have in between may still be there.
+    """
+    intervals = intervals_of(assignment)
+    entry, index = start.start.entry, index_of_group(assignment, start.start.group_id)
+    if not start.removed or start.first_record > _first_record(intervals[index], entry):
+        return start
+    mine = [number for number in range(index) if intervals[number].broker_id == intervals[index].broker_id]
+    if not mine:
+        return EntryStart(start=start.start, first_record=start.first_record)
+    behind = intervals[mine[-1] + 1]
+    place = Cursor(
+        stream_id=start.start.stream_id,
+        streamlet_id=start.start.streamlet_id,
+        entry=entry,
+        group_id=behind.first_group_id,
+        segment_id=1,
+    )
+    return EntryStart(start=place, first_record=_first_record(behind, entry), removed=True)
+
+
+def _first_record(interval: GroupInterval, entry: int) -> int:
+    return interval.first_records[entry] if entry < len(interval.first_records) else 0
 
 
 def _by_place(
