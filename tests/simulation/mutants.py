@@ -118,6 +118,11 @@ MUTANTS = (
                 "result.next_group_id = max(groups) + 1 +",
                 "result.next_group_id = max(groups) +",
             ),
+            (
+                BROKER + "storage/restart.py",
+                "result.next_group_id = max(result.next_group_id, last + 1)",
+                "result.next_group_id = max(result.next_group_id, last)",
+            ),
         ),
     ),
     Mutant(
@@ -127,6 +132,11 @@ MUTANTS = (
                 BROKER + "ownership/opener.py",
                 "streamlet.next_group_id = max(streamlet.next_group_id, state.next_group_id)",
                 "pass",
+            ),
+            (
+                BROKER + "log/streamlet.py",
+                "            self.next_group_id = max(self.next_group_id, last.first_group_id)\n",
+                "",
             ),
         ),
     ),
@@ -250,6 +260,11 @@ MUTANTS = (
                 BROKER + "log/streamlet.py",
                 "if self.first_epochs and producer_epoch < self",
                 "if self.first_epochs and producer_epoch < 0 * self",
+            ),
+            (
+                BROKER + "log/streamlet.py",
+                "        elif producer_epoch < known_epoch:\n",
+                "        elif producer_epoch < 0:\n",
             ),
         ),
     ),

@@ -6,7 +6,7 @@ from collections import Counter
 
 from kera.client.checking.history import History
 from tests.simulation.engine.transports import SimulatedTransport
-from tests.simulation.world import disk_faults, people
+from tests.simulation.world import disk_faults, people, sequences
 from tests.simulation.world.aimed import MOMENTS, SENDER, Aim, Aims
 from tests.simulation.world.cluster import Cluster
 from tests.simulation.world.others import OtherStreams
@@ -51,7 +51,7 @@ class Faults:
                 process = cluster.daemons[name].process
                 if process is not None and process.alive:
                     process.pause()
-            case "cut" | "cut one way" | "isolate" | people.UNHEARD:
+            case "cut" | "cut one way" | "isolate" | people.UNHEARD | sequences.CUT_OFF:
                 network.cut(ways)
             case "slow way":
                 network.weather.slow |= dict.fromkeys(ways, fault.amount)
@@ -71,8 +71,10 @@ class Faults:
 
     def _strike(self, fault: Fault, sender: SimulatedTransport) -> None:
         cluster, plan = self._cluster, self._cluster.plan
-        moment, blow, who = fault.targets
+        moment, blow, who, *others = fault.targets
         self.counts["aimed"] += 1
+        for other in others:
+            self._begin(Fault(cluster.scheduler.now_s, "isolate", fault.lasts_s, (other,)))
         name = (sender if who == SENDER else sender.peer).machine.name
         cluster.trace.note("FAULT", f"aimed at when {moment}: {blow} {name}")
         if blow == "kill" and name not in plan.mortal:
@@ -89,6 +91,9 @@ class Faults:
         name, plan = fault.targets[0], self._cluster.plan
         if fault.kind == people.UNHEARD:
             return {(broker, producer) for broker in plan.broker_names for producer in plan.producer_names}
+        if fault.kind == sequences.CUT_OFF:
+            unheard = [*plan.zookeeper_names, *(plan.coordinator_names if name in plan.broker_names else [])]
+            return {(name, each) for each in unheard} | {(each, name) for each in unheard}
         if fault.kind == "isolate":
             others = [each for each in self._cluster.machines if each != name]
             return {(name, each) for each in others} | {(each, name) for each in others}
@@ -110,7 +115,7 @@ class Faults:
                 for producer in cluster.plan.producer_names:
                     self._reset(producer)  # what was on its way does not come later
                 network.heal(self._ways(fault))
-            case "cut" | "cut one way" | "isolate":
+            case "cut" | "cut one way" | "isolate" | sequences.CUT_OFF:
                 network.heal(self._ways(fault))
             case "slow way":
                 for way in self._ways(fault):

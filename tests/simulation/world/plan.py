@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import NamedTuple
 
-from tests.simulation.world import disk_faults, others, people
+from tests.simulation.world import disk_faults, others, people, sequences
 from tests.simulation.world.aimed import MOMENTS, RECEIVER, SENDER
 
 KINDS = (
@@ -184,7 +184,8 @@ def _with_others(plan: Plan) -> Plan:
         Fault(at_s, people.UNHEARD, lasts_s, (to,), streamlet)
         for at_s, lasts_s, to, streamlet in people.draw_unheard(plan)
     ]
-    kinds = (*plan.kinds, *sorted({fault.kind for fault in more}))
+    more += [Fault(*step) for step in sequences.draw(plan)]
+    kinds = (*plan.kinds, *sorted({fault.kind for fault in more} - set(plan.kinds)))
     return dataclasses.replace(plan, kinds=kinds, faults=tuple(sorted([*plan.faults, *more])))
 
 
