@@ -66,6 +66,26 @@ def test_a_cluster_is_healthy_then_degraded_then_broken() -> None:
     assert gone.stdout.startswith(b"broken\n")
 
 
+def test_metrics_tell_how_far_a_consumer_group_is_behind() -> None:
+    """Its consumers share the streamlets: of those from which it has read nothing yet only the coordinator knows."""
+    env = METRICS | {"KERA_COORDINATOR_GROUP_LAG_INTERVAL_MS": "100"}
+    with LocalCluster.running(brokers=2, env=env) as cluster:
+        bootstrap = ("--bootstrap", cluster.bootstrap)
+        made = run_kera("stream", "create", "orders", "--streamlets", "4", "--replication", "0", *bootstrap)
+        assert made.returncode == 0
+        ten = b"".join(b"%d\n" % number for number in range(10))
+        assert run_kera("produce", "orders", *bootstrap, stdin=ten).returncode == 0
+        read = run_kera("consume", "orders", "--group", "audit", "--count", "10", *bootstrap)
+        assert sorted(read.stdout.split()) == sorted(ten.split())
+        assert run_kera("produce", "orders", *bootstrap, stdin=ten).returncode == 0
+
+        told = run_kera("group", "describe", "audit", "--json", *bootstrap)
+        assert sum(each["lag"]["records"] for each in json.loads(told.stdout)["entries"]) == 10
+        shown = 'kera_coordinator_consumer_group_lag_records{consumer_group="audit",stream="orders"} 10.0'
+        while shown not in get(cluster, "coordinator", "/metrics/all")[1]:
+            pass  # the test's time-out bounds it
+
+
 def subjects(told: dict[str, Any]) -> list[tuple[str, str]]:
     return [(each["severity"], each["subject"]) for each in told["findings"]]
 

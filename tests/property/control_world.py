@@ -304,6 +304,11 @@ class World:
         await self.step()
         return answer
 
+    async def measure_lag(
+        self, broker: common_pb2.BrokerInfo, cursors: Sequence[common_pb2.Cursor]
+    ) -> list[broker_pb2.Lag]:
+        raise NotImplementedError  # nobody looks at metrics here
+
     async def refuses(self, info: common_pb2.BrokerInfo) -> bool:
         return info.broker_id not in self.brokers
 

@@ -394,6 +394,11 @@ class World:
         answer: broker_pb2.TakeOverResponse = await self._order(broker, api.TAKE_OVER, request)
         return answer
 
+    async def measure_lag(
+        self, broker: common_pb2.BrokerInfo, cursors: Sequence[common_pb2.Cursor]
+    ) -> list[broker_pb2.Lag]:
+        raise NotImplementedError  # nobody looks at metrics here
+
     async def refuses(self, broker: common_pb2.BrokerInfo) -> bool:
         return broker.broker_id not in self.launches
 

@@ -39,6 +39,7 @@ from kera.coordinator.cluster.broker_calls import BrokerCalls
 from kera.coordinator.cluster.changing import Changing
 from kera.coordinator.cluster.handlers import Handlers
 from kera.coordinator.cluster.state import State
+from kera.coordinator.consumer_groups.lags import GroupLags
 from kera.coordinator.consumer_groups.service import ConsumerGroups
 from kera.coordinator.control import Control
 from kera.coordinator.operations.balancing import Balancing
@@ -87,6 +88,9 @@ class Coordinator:
     ) -> None:
         self.state = state
         self.consumer_groups = ConsumerGroups(state, state.settings.unnamed_group_retention_ms)
+        shown = state.settings.metrics_port is not None
+        lag_interval_ms = state.settings.group_lag_interval_ms if shown else 0
+        self.group_lags = GroupLags(state, self.consumer_groups.registry, lag_interval_ms)
         loads = MeasuredLoads(state.brokers)
         self._drops = Drops(state)
         self.producers = Producers(state)
@@ -192,12 +196,14 @@ class Coordinator:
         """Begin to notice lost brokers and consumers, and go on with what was begun before."""
         self.control.start()
         self.consumer_groups.start()
+        self.group_lags.start()
 
     async def close(self) -> None:
         """End what it does by itself, and let changes that have begun end, which takes bounded time.
 
         The store and what reaches brokers and backups are closed by their owners.
         """
+        await self.group_lags.close()
         await self.consumer_groups.close()
         self.producers.close()
         for part in self._active:

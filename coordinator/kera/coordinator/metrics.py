@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -9,6 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from kera.coordinator.consumer_groups.lags import GroupLags
 from kera.coordinator.consumer_groups.registry import ConsumerGroupRegistry
 from kera.coordinator.coordinator import Coordinator
 from kera.coordinator.recovery.decide import word
@@ -100,8 +102,10 @@ class CoordinatorMetrics:
             )
         ]
         yield
-        if everything and consumer_groups is not None:
+        if everything and leader is not None and consumer_groups is not None:
             families += _of_consumer_groups(consumer_groups, self._consumer_groups_max)
+            yield
+            families += _of_lags(leader.group_lags, self._consumer_groups_max)
         return families
 
     def catching_up(self) -> str:
@@ -156,6 +160,25 @@ def _of_consumer_groups(consumer_groups: ConsumerGroupRegistry, groups_max: int)
         value=max(0, len(consumer_groups) - groups_max),
     )
     return [consumers, held, left_out]
+
+
+def _of_lags(lags: GroupLags, series_max: int) -> list[Metric]:
+    """A series for each consumer group in each stream, up to the limit."""
+    family = GaugeMetricFamily(
+        "kera_coordinator_consumer_group_lag_records",
+        "Records that a consumer group whose consumers share streams has not read, as of the last time brokers were"
+        " asked.",
+        labels=("consumer_group", "stream"),
+    )
+    records = lags.records
+    for key in heapq.nsmallest(series_max, records):
+        family.add_metric([*key], records[key])
+    left_out = GaugeMetricFamily(
+        "kera_coordinator_consumer_group_lags_left_out",
+        "Lags not shown, and consumer groups of which they are not known, as there are too many.",
+        value=max(0, len(records) - series_max) + lags.left_out,
+    )
+    return [family, left_out]
 
 
 class _OfRecoveries(Collector):

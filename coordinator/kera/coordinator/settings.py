@@ -111,6 +111,12 @@ class CoordinatorSettings(KeraSettings):
         description="Groups whose names nobody has chosen, as those of Spark queries without kera.group.id, are"
         " forgotten after so long without use, in ms; 0: never. Time counts only while a coordinator leads.",
     )
+    group_lag_interval_ms: int = Field(
+        10_000,
+        ge=0,
+        description="How often brokers are asked how far consumer groups are behind, in ms, for the metrics of a"
+        " coordinator that has a metrics_port; 0: never.",
+    )
     moves_in_flight_max: int = Field(8, ge=1, description="How many streamlets move at the same time.")
     rebalance_interval_ms: int = Field(
         0,

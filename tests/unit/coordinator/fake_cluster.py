@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,10 @@ class FakeBrokers:
         """What brokers wait for that are to take over streams of these names, by name."""
         self.unopenable: set[str] = set()
         """Names of streams for which brokers have no room."""
+        self.measured: list[tuple[int, list[common_pb2.Cursor]]] = []
+        """Who was asked what there is behind cursors."""
+        self.lag: Callable[[int, common_pb2.Cursor], broker_pb2.Lag] = lambda *_: broker_pb2.Lag()
+        """What a broker has behind a cursor."""
         self.answering = asyncio.Event()
         self.answering.set()
         self.asked = asyncio.Event()
@@ -133,6 +137,14 @@ class FakeBrokers:
         ]
         waits_for = [self.unreadable[name] for one in request.streams if (name := one.stream.name) in self.unreadable]
         return broker_pb2.TakeOverResponse(streamlets=taken, bytes_total=100 * len(taken), waits_for=waits_for)
+
+    async def measure_lag(
+        self, broker: common_pb2.BrokerInfo, cursors: Sequence[common_pb2.Cursor]
+    ) -> list[broker_pb2.Lag]:
+        if broker.broker_id in self.failures:
+            raise self.failures[broker.broker_id]
+        self.measured.append((broker.broker_id, list(cursors)))
+        return [self.lag(broker.broker_id, cursor) for cursor in cursors]
 
     async def refuses(self, broker: common_pb2.BrokerInfo) -> bool:
         return broker.broker_id in self.refused

@@ -73,6 +73,12 @@ class BrokerCalls(Protocol):
         """Have `broker` find out from backups where streamlets of a lost broker end."""
         ...
 
+    async def measure_lag(
+        self, broker: common_pb2.BrokerInfo, cursors: Sequence[common_pb2.Cursor]
+    ) -> Sequence[broker_pb2.Lag]:
+        """Have `broker` say what there is behind each cursor."""
+        ...
+
     async def refuses(self, broker: common_pb2.BrokerInfo) -> bool:
         """Whether nobody listens at the broker's address. No answer is none: it may be slow."""
         ...
@@ -144,6 +150,18 @@ class GrpcBrokerCalls:
     ) -> broker_pb2.TakeOverResponse:
         """See `BrokerCalls.take_over`."""
         return await self._peers.call(broker.grpc_address, api.TAKE_OVER, request, timeout_s=TAKE_OVER_TIMEOUT_S)
+
+    async def measure_lag(
+        self, broker: common_pb2.BrokerInfo, cursors: Sequence[common_pb2.Cursor]
+    ) -> Sequence[broker_pb2.Lag]:
+        """See `BrokerCalls.measure_lag`."""
+        request = broker_pb2.MeasureLagRequest(cursors=cursors)
+        answer = await self._peers.call(broker.grpc_address, api.MEASURE_LAG, request)
+        if len(answer.lags) != len(cursors):
+            raise Unavailable(
+                f"broker {broker.broker_id} was asked about {len(cursors)} cursors, and answers otherwise"
+            )
+        return answer.lags
 
     async def refuses(self, broker: common_pb2.BrokerInfo) -> bool:
         """See `BrokerCalls.refuses`."""

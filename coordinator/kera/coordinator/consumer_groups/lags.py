@@ -1,0 +1,181 @@
+"""How many records consumer groups have yet to read, asked of brokers from time to time, for whoever looks at metrics.
+
+The coordinator knows how far consumer groups are, and brokers how many records there are behind a place. What is shown
+is as old as the last time that everything was asked for. Of records that a broker has that does not answer, the number
+of before counts. There is no end to how many places there can be, so those of the first consumer groups by name are
+asked for, up to a limit; what was left out is counted. Asking takes a twentieth of the time at most.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import heapq
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from kera.coordinator.cluster.intervals import broker_of_group, index_of_group, intervals_of
+from kera.coordinator.cluster.state import State
+from kera.coordinator.consumer_groups.progress import StreamletProgress, cursor_of, position_of
+from kera.coordinator.consumer_groups.registry import ConsumerGroupRegistry
+from kera.core.errors import DataLost, KeraError
+from kera.core.ids import EARLIEST, EntryId, Position
+from kera.core.rpc.wire import error_from_message
+from kera.core.telemetry import get_logger
+from kera.v1 import common_pb2
+
+log = get_logger("kera.consumer_groups")
+
+PLACES_MAX = 50_000
+"""In streams, that are asked for at a time."""
+CURSORS_MAX = 1000
+"""In a request."""
+SHARE = 20
+"""The pause is at least so many times as long as the asking."""
+
+
+class Key(NamedTuple):
+    """What a lag is of."""
+
+    consumer_group: str
+    stream: str
+
+
+class Place(NamedTuple):
+    """From where on a broker is to count the records that it has."""
+
+    key: Key
+    cursor: common_pb2.Cursor
+
+
+class GroupLags:
+    """See the head of this module. Belongs to the coordinator's loop; `records` may be looked at from elsewhere."""
+
+    def __init__(
+        self, state: State, registry: ConsumerGroupRegistry, interval_ms: int, *, places_max: int = PLACES_MAX
+    ) -> None:
+        """`interval_ms`: the pause between two times; 0: nothing is ever asked."""
+        self._state = state
+        self._registry = registry
+        self._interval_s = interval_ms / 1000
+        self._places_max = places_max
+        self._asking: asyncio.Task[None] | None = None
+        self.records: dict[Key, int] = {}
+        """By consumer group and stream; replaced as a whole."""
+        self.left_out = 0
+        """Consumer groups of which it is not known, as there are too many places."""
+
+    def start(self) -> None:
+        """Ask from now on."""
+        if self._interval_s:
+            self._asking = asyncio.create_task(self._ask_again())
+
+    async def close(self) -> None:
+        """Ask no more."""
+        if self._asking is not None:
+            self._asking.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._asking
+
+    async def _ask_again(self) -> None:
+        loop, pause_s = asyncio.get_running_loop(), self._interval_s
+        while True:
+            await asyncio.sleep(pause_s)
+            begun_s = loop.time()
+            try:
+                await self.ask()
+            except Exception:
+                log.exception("lags of consumer groups cannot be found out")
+            pause_s = max(self._interval_s, SHARE * (loop.time() - begun_s))
+
+    async def ask(self) -> None:
+        """Ask all brokers, one after the other."""
+        found: Counter[Key] = Counter()
+        unknown: set[Key] = set()
+        places = await self._places(found)
+        for broker_id, wanted in sorted(places.items()):
+            for first in range(0, len(wanted), CURSORS_MAX):
+                some = wanted[first : first + CURSORS_MAX]
+                try:
+                    await self._count(broker_id, some, found)
+                except KeraError:
+                    unknown.update(place.key for place in some)
+        before = self.records
+        for key in unknown:
+            found[key] = before.get(key, 0)
+        self.records = {key: max(0, count) for key, count in found.items()}
+
+    async def _places(self, found: Counter[Key]) -> dict[int, list[Place]]:
+        """By broker. What is done behind a cursor is taken off what is going to be found."""
+        places: defaultdict[int, list[Place]] = defaultdict(list)
+        pace, room, self.left_out = self._state.pace(), self._places_max, 0
+        for name in heapq.nsmallest(self._places_max, self._registry.groups):
+            consumer_group = self._registry.groups.get(name)
+            if consumer_group is None:
+                continue
+            if len(consumer_group.streamlets) > room:
+                self.left_out += 1
+                continue
+            for (stream_id, streamlet_id), progress in list(consumer_group.streamlets.items()):
+                await pace.step()
+                stream = self._state.catalog.find(stream_id)
+                if stream is None:
+                    continue
+                key = Key(name, stream.name)
+                found[key] -= done_behind_cursors(progress)
+                for broker_id, cursor in where_to_ask(progress, stream.assignments[streamlet_id]):
+                    places[broker_id].append(Place(key, cursor))
+                    room -= 1
+        return places
+
+    async def _count(self, broker_id: int, places: Sequence[Place], found: Counter[Key]) -> None:
+        """Add what a broker has. What was removed before it could be read is counted from behind that."""
+        while places:
+            lags = await self._state.broker_calls.measure_lag(
+                self._state.brokers.describe(broker_id), [place.cursor for place in places]
+            )
+            again: list[Place] = []
+            for place, lag in zip(places, lags, strict=True):
+                if not lag.HasField("error"):
+                    found[place.key] += lag.records
+                elif (behind := self._behind(broker_id, place, lag.error)) is not None:
+                    again.append(behind)
+            places = again
+
+    def _behind(self, broker_id: int, place: Place, error: common_pb2.Error) -> Place | None:
+        """Where there is something again, at the same broker."""
+        lost, cursor = error_from_message(error), place.cursor
+        if not isinstance(lost, DataLost):
+            return None
+        behind = Position(*lost.attributes.get("available_from", ()) or EARLIEST)
+        stream = self._state.catalog.find(cursor.stream_id)
+        if behind <= position_of(cursor) or stream is None:
+            return None
+        if broker_of_group(stream.assignments[cursor.streamlet_id], behind.group_id) != broker_id:
+            return None
+        return place._replace(cursor=cursor_of(EntryId(cursor.stream_id, cursor.streamlet_id, cursor.entry), behind))
+
+
+def where_to_ask(
+    progress: StreamletProgress, assignment: common_pb2.StreamletAssignment
+) -> Iterator[tuple[int, common_pb2.Cursor]]:
+    """At each broker that has groups from the cursor of an entry on: from where on."""
+    intervals = intervals_of(assignment)
+    for entry, position in enumerate(progress.cursors):
+        first, asked = index_of_group(assignment, position.group_id), set[int]()
+        for number, interval in enumerate(intervals[first:]):
+            if interval.broker_id not in asked:
+                start = Position(max(1, interval.first_group_id), 1, 0) if number else position
+                yield interval.broker_id, cursor_of(EntryId(progress.stream_id, progress.streamlet_id, entry), start)
+            asked.add(interval.broker_id)
+
+
+def done_behind_cursors(progress: StreamletProgress) -> int:
+    """Records behind the cursors that are done, as others before them are not; as far as it is known how many."""
+    records = 0
+    for group_id, group in progress.groups.items():
+        end = group.end_record if group.done else group.next_record
+        if group_id > progress.cursors[group.entry].group_id and None not in (group.first_record, end):
+            records += (end or 0) - (group.first_record or 0)
+    return records
