@@ -54,7 +54,12 @@ class FramedChannel:
         task = self._loop.create_task(self._call(answer, method, copied, pieces, timeout_s))
         self._calls[task] = None
         task.add_done_callback(self._calls.pop)
+        # Not in the task itself: one that is cancelled before it has run at all never gets there.
+        task.add_done_callback(lambda _: _fail(answer, self._lost()))
         return answer
+
+    def _lost(self) -> Uncertain:
+        return Uncertain(f"connection to {self._address} was lost: closed", address=self._address)
 
     async def _call(
         self,
@@ -72,9 +77,6 @@ class FramedChannel:
             error: KeraError = Uncertain(f"no answer from {self._address} to {method.name}", address=self._address)
         except KeraError as failure:
             error = failure
-        except asyncio.CancelledError:
-            _fail(answer, Uncertain(f"connection to {self._address} was lost: closed", address=self._address))
-            raise
         else:
             if not answer.done():
                 answer.set_result(reply)

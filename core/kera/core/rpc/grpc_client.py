@@ -113,7 +113,8 @@ class GrpcChannel:
             _fail(future, _lost(self._address, "closed"))
             raise
         except Exception as error:  # noqa: BLE001 - nobody may wait for ever
-            _fail(future, InternalError(f"{method.name} at {self._address}: {error!r}", address=self._address))
+            defect = InternalError(f"{method.name} at {self._address}: {error!r}", address=self._address)
+            _fail(future, _lost(self._address, "closed") if self._closed else defect)  # gRPC has its own word for it
         else:
             if not future.done():
                 future.set_result(Reply(message))

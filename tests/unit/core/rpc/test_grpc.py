@@ -494,6 +494,20 @@ async def test_a_call_that_is_over_is_forgotten(harness: Harness) -> None:
     await eventually(lambda: closed == ["GetStreamIdRequest", "MultiWriteChunksRequest"])
 
 
+@pytest.mark.parametrize("bulk", [False, True])
+async def test_a_call_on_a_channel_that_is_closed_at_once_can_be_made_again(harness: Harness, *, bulk: bool) -> None:
+    await harness.serve({UNARY: unary_echo, ECHO: echo})
+    channel = harness.channel()
+    answer: Any
+    if bulk:
+        answer = channel.submit(ECHO, numbered(1), timeout_s=TIMEOUT_S)
+    else:
+        answer = channel.submit(UNARY, UnaryRequest(), timeout_s=TIMEOUT_S)
+    await channel.close()
+    with pytest.raises(Uncertain, match="lost: closed"):
+        await answer
+
+
 async def test_ipv6_addresses_have_brackets(closing: Closing) -> None:
     if not socket.has_ipv6:
         pytest.skip("no IPv6 here")
