@@ -119,6 +119,16 @@ def test_an_end_where_a_group_was_to_begin_is_reached_when_nothing_comes_before_
     assert full.read(EARLIEST, later) == (list(range(11)), Position(2, 1, 3072))
 
 
+def test_an_entry_without_chunks_gets_nothing_before_a_group_that_was_given_to_another_one(engine: Engine) -> None:
+    log = Log(engine, entries=2)
+    log.append_many(9, 0)
+    assert log.streamlet.next_group_id == 3
+
+    assert log.read(EARLIEST, Position(3, 1, 0), entry=1) == ([], Position(3, 1, 0))
+    assert log.read(EARLIEST, Position(4, 1, 0), entry=1) == ([], EARLIEST), "group 3 may be its own"
+    assert log.read(EARLIEST, entry=1) == ([], EARLIEST)
+
+
 @pytest.mark.parametrize("end", [EARLIEST, Position(1, 1, 0), Position(1, 1, 1024), Position(1, 1, 2048)])
 @pytest.mark.parametrize(
     "start",

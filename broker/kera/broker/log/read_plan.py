@@ -80,7 +80,7 @@ def _plan(
         if interval.closed and (start == EARLIEST or start.group_id >= interval.end_group_id):
             return ReadPlan([], interval.following, moved=True)
         if start == EARLIEST:
-            return ReadPlan([], EARLIEST)
+            return ReadPlan([], *_behind_all(streamlet, entry, interval, EARLIEST, end))
     key, offset = _resolve(streamlet, entry, interval, start)
     ranges: list[Range] = []
     budget = bytes_max
