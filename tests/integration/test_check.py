@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from kera.cli.check import _workload
 from kera.cli.check._options import Options
 from kera.cli.check._run import Check, Outcome, carry_out
 from kera.client import Client
@@ -29,6 +30,11 @@ from tests.integration.shared_cluster import SharedCluster
 pytestmark = pytest.mark.timeout(120)
 LOAD_S = 100.0
 """More than a test takes: what is done to its stream ends the load, or the test does."""
+ASCII_ONLY = (
+    "PYTHONIOENCODING=ascii {kera} check --seconds 2 --kill-every 1 --kill 'printf \"caf\\303\\251\"' | grep -q xe9"
+)
+checks: list[Check] = []
+"""Those whose streams were tampered with, in their order."""
 Tampering = Callable[[Client, str], Coroutine[Any, Any, Any]]
 
 
@@ -69,11 +75,13 @@ async def streams_of(bootstrap: str) -> list[str]:
         return [stream.name for stream in await client.admin.list_streams()]
 
 
-async def tampered(cluster: RunningCluster, name: str, tamper: Tampering) -> Outcome:
+async def tampered(cluster: RunningCluster, name: str, tamper: Tampering, **options: Any) -> Outcome:
     """The outcome of a check of a stream with which something is done as soon as it has acknowledged records."""
 
     @contextlib.asynccontextmanager
     async def watching(check: Check) -> AsyncIterator[None]:
+        checks.append(check)
+
         async def act() -> None:
             while check.ledger.acknowledged < 100:
                 await asyncio.sleep(0.01)
@@ -86,7 +94,8 @@ async def tampered(cluster: RunningCluster, name: str, tamper: Tampering) -> Out
 
     async with await Client.connect(cluster.bootstrap) as client:
         await client.admin.create_stream(name, streamlets=2, durability="leader")
-        outcome = await carry_out(Options(LOAD_S, stream=name, rate=500.0, within_s=20.0), cluster.bootstrap, watching)
+        given = Options(LOAD_S, stream=name, rate=500.0, within_s=20.0, **options)
+        outcome = await carry_out(given, cluster.bootstrap, watching)
         with contextlib.suppress(Exception):
             await client.admin.delete_stream(name)
     return outcome
@@ -107,6 +116,40 @@ async def test_records_of_somebody_else_are_found(cluster: RunningCluster) -> No
         outcome.lines[0],
     )
     assert outcome.stream_kept
+
+
+async def test_what_is_wrong_is_wrong_though_no_command_has_succeeded(cluster: RunningCluster) -> None:
+    """One that takes a host down may well end with an error of its own."""
+
+    async def write(client: Client, name: str) -> None:
+        while not any(each.exit_code == 255 for check in checks for each in check.kills.done):
+            await asyncio.sleep(0.01)
+        async with client.producer() as producer:
+            await producer.prepare(name)
+            await producer.send(name, b"a stranger", streamlet=1)
+
+    outcome = await tampered(cluster, "check-commands", write, kill=("exit 255",), kill_every_s=0.1)
+    assert (outcome.verdict, outcome.counts, outcome.stream_kept) == ("violated", {"never sent": 1}, True)
+
+
+async def test_others_in_its_consumer_group_leave_nothing_to_check(
+    cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_workload, "MEMBERS_EVERY_S", 0.1)
+
+    async def consume(client: Client, name: str) -> None:
+        groups: list[str] = []
+        while not groups:
+            groups = [each.consumer_group for each in await client.admin.consumer_groups() if name in each.streams]
+        async with client.group_consumer(groups[0], name) as consumer:
+            taking = asyncio.create_task(anext(aiter(consumer)))
+            while checks[-1].shared.impossible is None:
+                await asyncio.sleep(0.01)
+            taking.cancel()
+
+    outcome = await tampered(cluster, "check-members", consume)
+    assert outcome.verdict == "not checked"
+    assert re.fullmatch("others consume in its consumer group 'kera-check-[0-9a-f]+'", str(outcome.impossible))
 
 
 async def test_a_stream_that_is_deleted_and_made_anew_cannot_be_checked(cluster: RunningCluster) -> None:
@@ -242,6 +285,7 @@ def test_a_command_that_hangs_delays_nothing_but_itself(cluster: RunningCluster)
         ("{kera} check --seconds 1 | true", 0, ""),
         ("{kera} check --seconds 1 <&- | tail -n 1 | cut -c1-4", 0, ""),
         ("{kera} check --seconds 1 >&-", 0, ""),
+        (ASCII_ONLY, 0, ""),
     ],
 )
 def test_output_that_nobody_takes_is_no_violation(cluster: RunningCluster, shell: str, code: int, told: str) -> None:
@@ -255,6 +299,20 @@ def test_output_that_nobody_takes_is_no_violation(cluster: RunningCluster, shell
         check=False,
     )
     assert (ended.returncode, ended.stderr) == (code, told)
+
+
+def test_a_process_that_can_open_no_more_connections_says_nothing_of_the_cluster(cluster: RunningCluster) -> None:
+    text = f"ulimit -n 90; {sys.executable} -m kera.cli check --seconds 3 --within 5 --readers 30"
+    ended = subprocess.run(
+        ["bash", "-c", text],
+        env=os.environ | {"KERA_BOOTSTRAP": cluster.bootstrap},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == 2, ended.stdout
+    assert "this process can open no more files and connections: its limit is 90 (ulimit -n); raise" in ended.stdout
 
 
 def test_ctrl_c_ends_the_load_and_checks_what_there_is(cluster: RunningCluster) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import logging
 import os
 import signal
@@ -92,6 +93,9 @@ def open_standard_streams() -> None:
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
             setattr(sys, name, open(number, "r+" if number else "r", closefd=False))  # noqa: SIM115
+    # What the terminal's encoding does not have is shown in another way: no command fails of that.
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _with_hint(error: Exception, text: str) -> str:

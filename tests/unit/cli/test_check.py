@@ -19,7 +19,7 @@ from kera.cli.app import app
 from kera.cli.check._kills import Kill, Kills, moments
 from kera.cli.check._options import Options
 from kera.cli.check._report import EXIT_CODES, to_json, to_text
-from kera.cli.check._run import Outcome
+from kera.cli.check._run import SLICE_S, Outcome, while_running
 from kera.cli.check._workload import Acknowledgements
 from kera.client.checking.findings import Finding
 from kera.client.types import StreamConfig, StreamDescription
@@ -41,12 +41,13 @@ STREAM = cast("StreamDescription", Stream())
     ("arguments", "told"),
     [
         (["--minutes", "1", "--seconds", "5"], "--minutes and --seconds are mutually exclusive"),
-        (["--minutes", "0"], "--minutes must be above 0, and is 0"),
-        (["--seconds", "-1"], "--seconds must be above 0, and is -1"),
-        (["--seconds", "nan"], "--seconds must be above 0, and is nan"),
-        (["--minutes", "inf"], "--minutes must be above 0, and is inf"),
-        (["--rate", "0"], "--rate must be above 0, and is 0"),
-        (["--within", "0"], "--within must be above 0, and is 0"),
+        (["--minutes", "0"], "--minutes must be above 0 and below 1e+09, and is 0"),
+        (["--seconds", "-1"], "--seconds must be above 0 and below 1e+09, and is -1"),
+        (["--seconds", "nan"], "--seconds must be above 0 and below 1e+09, and is nan"),
+        (["--minutes", "inf"], "--minutes must be above 0 and below 1e+09, and is inf"),
+        (["--seconds", "1e300"], "--seconds must be above 0 and below 1e+09, and is 1e+300"),
+        (["--rate", "0"], "--rate must be above 0 and below 1e+09, and is 0"),
+        (["--within", "0"], "--within must be above 0 and below 1e+09, and is 0"),
         (["--streamlets", "0"], "--streamlets must be from 1 to 16,384, and is 0"),
         (["--entries", "65"], "--entries must be from 1 to 64, and is 65"),
         (["--record-bytes", "27"], "--record-bytes must be from 28 to 1,048,576, and is 27"),
@@ -57,7 +58,7 @@ STREAM = cast("StreamDescription", Stream())
         ),
         (["--kill", " "], "--kill must not be empty"),
         (["--kill-every", "5"], "--kill-every needs --kill"),
-        (["--kill", "true", "--kill-every", "0"], "--kill-every must be above 0, and is 0"),
+        (["--kill", "true", "--kill-every", "0"], "--kill-every must be above 0 and below 1e+09, and is 0"),
         (
             ["--seconds", "20", "--kill", "true"],
             "no --kill would come: the load is on for 20 s, and --kill-every is 30",
@@ -95,6 +96,35 @@ def test_a_cluster_that_is_not_there_cannot_be_checked(capsys: pytest.CaptureFix
     with connecting_by(connected):
         assert run_app(app, ["check"]) == 2
     assert capsys.readouterr().err == "kera: error: nobody answers at h:1\n"
+
+
+def test_a_check_that_fails_itself_has_not_found_a_violation(capsys: pytest.CaptureFixture[str]) -> None:
+    def connected(_: str, **__: Any) -> Any:
+        raise RuntimeError("a defect")
+
+    with connecting_by(connected):
+        assert run_app(app, ["check"]) == 2
+    assert capsys.readouterr().err.endswith("\nkera: error: the check itself has failed: RuntimeError('a defect')\n")
+
+
+def test_time_in_which_the_check_stands_still_does_not_count() -> None:
+    """As after Ctrl-Z: all timers are due at once when it goes on."""
+
+    async def main() -> None:
+        loop, stood_s = asyncio.get_running_loop(), 0.0
+        real = loop.time
+        loop.time = lambda: real() + stood_s  # type: ignore[method-assign]
+
+        async def work(turns: int) -> None:
+            nonlocal stood_s
+            stood_s += 3600
+            for _ in range(turns):
+                await asyncio.sleep(SLICE_S)
+
+        assert await while_running(work(1), 8 * SLICE_S)
+        assert not await while_running(work(1000), 3 * SLICE_S)
+
+    asyncio.run(main())
 
 
 class Fake:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 import logging
 import os
+import traceback
 
 import typer
 
 from kera.cli._client import BOOTSTRAP_OPTION, JSON_OPTION
 from kera.cli._run import UsageError, fail, run_async, show
 from kera.core.errors import KeraError
+from kera.core.process import raise_descriptor_limit
 
 EXIT_NOT_CHECKED = 2
 
@@ -93,12 +95,16 @@ def check(
     from kera.cli.check._report import EXIT_CODES, progress_of, to_json, to_text
     from kera.cli.check._run import carry_out
 
+    raise_descriptor_limit()
     try:
         # That clients try again is what is wanted here: it is counted.
         outcome = run_async(carry_out(options, bootstrap, progress_of), logged_from=logging.ERROR)
-    except UsageError:
+    except (UsageError, typer.Exit):
         raise
     except KeraError as error:
         return fail(error.message, EXIT_NOT_CHECKED)
+    except Exception as error:  # noqa: BLE001 - the exit code of a crash would be that of a violation
+        traceback.print_exc()
+        return fail(f"the check itself has failed: {error!r}", EXIT_NOT_CHECKED)
     text = json.dumps(to_json(outcome), indent=2) if as_json else to_text(outcome)
     return show(f"{text}\n", EXIT_CODES[outcome.verdict], EXIT_NOT_CHECKED)

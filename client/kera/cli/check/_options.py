@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import secrets
 import shlex
 from collections.abc import Sequence
@@ -18,6 +17,8 @@ if TYPE_CHECKING:
 
 SECONDS_DEFAULT = 60.0
 KILL_EVERY_DEFAULT_S = 30.0
+NUMBER_MAX = 1e9
+"""Of seconds, or of records in one: more is a slip."""
 RECORDS_MAX = 100_000_000
 """That a check takes: each costs some thirty bytes of memory."""
 VALUE_BYTES_MAX = 1 << 20
@@ -139,8 +140,8 @@ def checked(
 
 
 def _positive(name: str, value: float) -> float:
-    if not (value > 0 and math.isfinite(value)):
-        raise UsageError(f"{name} must be above 0, and is {value:g}")
+    if not 0 < value < NUMBER_MAX:
+        raise UsageError(f"{name} must be above 0 and below {NUMBER_MAX:g}, and is {value:g}")
     return value
 
 

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 log = get_logger("kera.check")
 
+SLICE_S = 0.25
+"""A wait that takes twice as long was one during which this process was stopped."""
 SETTLED_EVERY_S = 0.1
 """How often it is looked whether all is acknowledged, read and processed."""
 
@@ -90,16 +92,18 @@ class Check:
     def __init__(self, options: Options, bootstrap: str, stream: StreamDescription) -> None:
         self._options = options
         self._stream = stream
-        self.consumer_group = f"kera-check-{secrets.token_hex(4)}" if options.stream else stream.name
+        consumer_group = f"kera-check-{secrets.token_hex(4)}" if options.stream else stream.name
         self._begun_s = time.monotonic()
         durability = stream.config.durability
         self.ledger = Ledger(self.now_s, may_lose=durability == "leader")
-        self.shared = Shared(options, bootstrap, stream)
+        self.shared = Shared(options, bootstrap, stream, consumer_group)
         self.acknowledgements = Acknowledgements(self.now_s)
         self.kills = Kills(options, self.now_s)
         self.looking = Looking(self.shared, self.ledger)
         self.doing = "the load is on"
         self._is_read_back = False
+        self._missing = ""
+        """What is waited for."""
         self._unread: str | None = None
         """Why what is stored in the end could not be read."""
         self._values = Values(secrets.token_hex(TOKEN_BYTES // 2), options.record_bytes)
@@ -112,8 +116,7 @@ class Check:
             for number in range(1, options.readers + 1)
         ]
         self._members = [
-            Member(self.shared, self.ledger, self._values, number, self.consumer_group)
-            for number in range(1, options.members + 1)
+            Member(self.shared, self.ledger, self._values, number) for number in range(1, options.members + 1)
         ]
 
     def now_s(self) -> float:
@@ -164,26 +167,25 @@ class Check:
         """Until all is acknowledged, read and processed, or the bound is over."""
         self.doing = "the load has ended; waiting until all is acknowledged and read"
         begun_s = max(outcome.load_s, self.kills.last_end_s)
-        missing = ""
-        try:
-            async with asyncio.timeout(max(0.0, begun_s + self._options.within_s - self.now_s())):
-                missing = "some records that were sent had no answer"
-                await asyncio.wait(sending)
-                missing = "the cluster did not tell where the stream ends"
-                async with self.shared.connected() as client:
-                    ends = await self._ends(client)
-                for reader in self._reading:
-                    missing = f"{reader.name} did not have all of the stream"
-                    await self._until(lambda name=reader.name: self._has(name, ends))  # type: ignore[misc]
-                if self._members:
-                    missing = "the consumer group had not been given all that was acknowledged"
-                    await self._until(lambda: self.ledger.unprocessed() == 0)
-                outcome.calm_s = max(0.0, self.now_s() - begun_s)
-        except TimeoutError:
-            self.ledger.note(
-                "not in time",
-                f"{self._options.within_s:g} s after the load and the last command, {missing}",
-            )
+        left_s = max(0.0, begun_s + self._options.within_s - self.now_s())
+        if await while_running(self._settle(sending), left_s):
+            outcome.calm_s = max(0.0, self.now_s() - begun_s)
+        else:
+            text = f"{self._options.within_s:g} s after the load and the last command, {self._missing}"
+            self.ledger.note("not in time", text)
+
+    async def _settle(self, sending: list[asyncio.Task[None]]) -> None:
+        self._missing = "some records that were sent had no answer"
+        await asyncio.wait(sending)
+        self._missing = "the cluster did not tell where the stream ends"
+        async with self.shared.connected() as client:
+            ends = await self._ends(client)
+        for reader in self._reading:
+            self._missing = f"{reader.name} did not have all of the stream"
+            await self._until(lambda name=reader.name: self._has(name, ends))  # type: ignore[misc]
+        if self._members:
+            self._missing = "the consumer group had not been given all that was acknowledged"
+            await self._until(lambda: self.ledger.unprocessed() == 0)
 
     async def _ends(self, client: Client) -> dict[tuple[int, int], int]:
         while self.shared.impossible is None:
@@ -260,10 +262,8 @@ class Check:
             elif not ledger.acknowledged:
                 refused = ", ".join(sorted(self.shared.notes))
                 impossible = "nothing was acknowledged" + (f" ({refused})" if refused else "")
-            elif self._options.kill and not self.kills.done:
-                impossible = "no --kill command was run: the load was ended before"
-            elif self.kills.done and all(kill.exit_code != 0 for kill in self.kills.done):
-                impossible = f"no --kill command has succeeded: {_ending(self.kills.done[-1])}"
+            elif not ledger.findings.counts:  # what is wrong is wrong, whatever became of commands
+                impossible = self._without_a_command()
         outcome.impossible = impossible
         outcome.sent, outcome.acknowledged = ledger.sent, ledger.acknowledged
         outcome.refused, outcome.uncertain = ledger.refused, ledger.sent - ledger.acknowledged - ledger.refused
@@ -280,6 +280,14 @@ class Check:
             list(ledger.findings.lines()),
         )
 
+    def _without_a_command(self) -> str | None:
+        """Why nothing befell the cluster that was to befall it; None: something has."""
+        if self._options.kill and not self.kills.done:
+            return "no --kill command was run: the load was ended before"
+        if self.kills.done and all(kill.exit_code != 0 for kill in self.kills.done):
+            return f"no --kill command has succeeded: {_ending(self.kills.done[-1])}"
+        return None
+
 
 def exit_of(kill: Kill) -> str:
     """How a command ended by itself."""
@@ -290,6 +298,26 @@ def exit_of(kill: Kill) -> str:
 def _ending(kill: Kill) -> str:
     ended = "was ended, as it took too long" if kill.exit_code is None else f"ended with {exit_of(kill)}"
     return f"{kill.command!r} {ended}" + (f": {kill.output.splitlines()[-1]}" if kill.output else "")
+
+
+async def while_running(work: Coroutine[Any, Any, None], seconds: float) -> bool:
+    """Wait for `work`, for so long at most; returns whether it has ended by itself, and ends it otherwise.
+
+    Time during which this process was stopped, as by Ctrl-Z, does not count: what is measured is not that.
+    """
+    task, loop = asyncio.create_task(work), asyncio.get_running_loop()
+    try:
+        while not task.done() and seconds > 0:
+            begun_s = loop.time()
+            await asyncio.wait([task], timeout=min(seconds, SLICE_S))
+            seconds -= min(loop.time() - begun_s, 2 * SLICE_S)
+        if task.done():
+            await task
+            return True
+        return False
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
 
 
 Watching = Callable[[Check], contextlib.AbstractAsyncContextManager[None]]
@@ -309,7 +337,7 @@ async def carry_out(options: Options, bootstrap: str, watching: Watching) -> Out
             evidence = options.keep or (outcome is not None and outcome.verdict == "violated")
             left = []
             if not evidence and options.members:
-                group = check.consumer_group
+                group = check.shared.consumer_group
                 left += await _left(f"consumer group {group}", client.admin.delete_consumer_group(group))
             if options.stream is None and not evidence and not check.shared.gone:
                 left += await _left(f"stream {stream.name}", client.admin.delete_stream(stream.name))

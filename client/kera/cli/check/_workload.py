@@ -7,6 +7,7 @@ in `Shared.notes`, and begun again. What cannot pass, such as a stream that is g
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import Counter
 from functools import partial
 from operator import itemgetter
@@ -20,7 +21,8 @@ from kera.cli._table import plural
 from kera.client.checking.history import Place
 from kera.client.checking.ledger import Ledger
 from kera.client.checking.numbers import STRANGE, Numbers, Values
-from kera.core.errors import BufferFull, CorruptChunk, DataLost, KeraError, NotAccepted, UnknownStream
+from kera.core.errors import BufferFull, CorruptChunk, DataLost, InvalidArgument, KeraError, NotAccepted, UnknownStream
+from kera.core.process import descriptor_limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -38,6 +40,10 @@ AGAIN_S = 0.5
 """Until something that has failed is begun again."""
 LOOK_EVERY_S = 1.0
 """How often somebody looks at the durable ends."""
+MEMBERS_EVERY_S = 5.0
+"""How often somebody looks who is in the consumer group."""
+SPARE_DESCRIPTORS = 8
+"""A process that cannot have so many more has too few: a connection takes some."""
 STRANGE_BYTES_MAX = 40
 """Of somebody else's value that are told."""
 
@@ -45,9 +51,12 @@ STRANGE_BYTES_MAX = 40
 class Shared:
     """What all of them have in common."""
 
-    def __init__(self, options: Options, bootstrap: str, stream: StreamDescription) -> None:
+    def __init__(self, options: Options, bootstrap: str, stream: StreamDescription, consumer_group: str) -> None:
         self.options = options
         self.bootstrap = bootstrap
+        self.consumer_group = consumer_group
+        self.member_ids: set[str] = set()
+        """All that members of this check have, or had, in the consumer group."""
         self.stream = stream.name
         self.stream_id = stream.stream_id
         self.streamlets = stream.config.streamlets
@@ -72,7 +81,22 @@ class Shared:
         if isinstance(error, UnknownStream):
             self.is_gone()
         self.notes[f"{who}: {error.code}"] += 1
+        self.look_at_descriptors()
         await asyncio.sleep(AGAIN_S)
+
+    def look_at_descriptors(self) -> None:
+        """Give up when this process has hardly any left: what fails then says nothing of the cluster."""
+        spare: list[int] = []
+        try:
+            spare += (os.dup(0) for _ in range(SPARE_DESCRIPTORS))
+        except OSError:
+            self.give_up(
+                f"this process can open no more files and connections: its limit is {descriptor_limit():,} (ulimit -n);"
+                " raise it, or have fewer clients"
+            )
+        finally:
+            for each in spare:
+                os.close(each)
 
     def is_gone(self) -> None:
         """Nobody knows the stream."""
@@ -302,11 +326,10 @@ class Reading:
 class Member:
     """One of the consumer group."""
 
-    def __init__(self, shared: Shared, ledger: Ledger, values: Values, number: int, consumer_group: str) -> None:
+    def __init__(self, shared: Shared, ledger: Ledger, values: Values, number: int) -> None:
         self._shared = shared
         self._ledger = ledger
         self._values = values
-        self._consumer_group = consumer_group
         self._shared_memory = "auto" if number % 2 else "never"
         self._name = f"member {number}"
 
@@ -316,13 +339,14 @@ class Member:
         async with shared.connected() as client:
             while shared.impossible is None:
                 consumer = client.group_consumer(
-                    self._consumer_group,
+                    shared.consumer_group,
                     shared.stream,
                     on_lost=lambda _: None,
                     on_data_lost="skip",
                     shared_memory=self._shared_memory,
                     corrupt_chunks="skip",
                 )
+                shared.member_ids.add(consumer.member_id)
                 try:
                     async for chunk in consumer.batches():
                         values = shared.recognize(self._values, chunk.batch.column("value"))
@@ -348,13 +372,29 @@ class Looking:
 
     async def run(self) -> None:
         """Until it is cancelled."""
+        looks_at_members_s = 0.0
         async with self._shared.connected() as client:
             while self._shared.impossible is None:
+                self._shared.look_at_descriptors()
                 try:
                     await self.look(client)
+                    if asyncio.get_running_loop().time() >= looks_at_members_s:
+                        await self._look_at_members(client)
+                        looks_at_members_s = asyncio.get_running_loop().time() + MEMBERS_EVERY_S
                 except KeraError as error:
                     await self._shared.failed("durable ends", error)
                 await asyncio.sleep(LOOK_EVERY_S)
+
+    async def _look_at_members(self, client: Any) -> None:
+        """Somebody else in the consumer group is given records that its members miss."""
+        if not self._shared.options.members:
+            return
+        try:
+            group = await client.admin.describe_consumer_group(self._shared.consumer_group)
+        except InvalidArgument:
+            return  # there is none yet
+        if any(member.member_id not in self._shared.member_ids for member in group.members):
+            self._shared.give_up(f"others consume in its consumer group {group.consumer_group!r}")
 
     async def look(self, client: Any) -> dict[tuple[int, int], int]:
         """By entry, which record comes next."""

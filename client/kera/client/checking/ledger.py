@@ -104,6 +104,8 @@ class Ledger:
         self._acknowledged_to: dict[Entry, int] = {}
         self._ends: dict[Entry, tuple[tuple[int, ...], int, float]] = {}
         """By entry: the durable end as it was seen last, the ordinal there, and when."""
+        self._ends_behind: set[Entry] = set()
+        """Entries whose end was behind what it had to be when it was seen last."""
         self._told_lost: set[Entry] = set()
         self._lost_from: dict[Entry, int] = {}
         """Of those: the ordinal from which on something may be lost; none: of any."""
@@ -275,9 +277,13 @@ class Ledger:
             if before is not None and (position < before[0] or record < before[1]):
                 text = f"the end of {where} was at record {before[1]}, and is at {record}"
                 self._note("end went back", text, None, Place(*entry, record), before[2])
-            elif record < floor:
+            elif record < floor and entry not in self._ends_behind:
                 text = f"the end of {where} is at record {record}, when {floor} were acknowledged or read"
                 self._note("end behind", text, None, Place(*entry, record), self._now_s())
+        if record < floor:
+            self._ends_behind.add(entry)
+        else:
+            self._ends_behind.discard(entry)
         self._ends[entry] = position, record, self._now_s()
 
     def tell_lost(self, entry: Entry, what: str, reader: str | None = None) -> bool:
