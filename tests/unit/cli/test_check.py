@@ -119,7 +119,7 @@ def test_time_in_which_the_check_stands_still_does_not_count() -> None:
             nonlocal stood_s
             stood_s += 3600
             for _ in range(turns):
-                await asyncio.sleep(SLICE_S)
+                await asyncio.sleep(SLICE_S)  # sleep: the work takes so long, whatever the clock says
 
         assert await while_running(work(1), 8 * SLICE_S)
         assert not await while_running(work(1000), 3 * SLICE_S)
