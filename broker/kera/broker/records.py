@@ -121,6 +121,18 @@ class OriginRecord(NamedTuple):
         return OriginRecord(frozenset(), self.next_group_id, 0)
 
 
+class UnsureTail(NamedTuple):
+    """Where that begins in an entry which was taken over, and which fewer backups may have than were promised.
+
+    It was found on a backup while another one was away, or had less. Until it has its replicas it may be lost once
+    more: so nobody is told of it, neither readers nor the producer that sends it again.
+    """
+
+    position: Position
+    record: int
+    """Ordinal there."""
+
+
 class Graft(NamedTuple):
     """What comes into the stored part of an entry from elsewhere: segments that follow each other, or only gaps."""
 

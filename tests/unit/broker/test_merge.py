@@ -137,7 +137,7 @@ def test_where_no_start_is_known_the_first_chunk_is_the_start() -> None:
 def test_an_entry_of_which_all_was_removed_has_nothing() -> None:
     result = merged(header(0), header(1), starts={ENTRY: 2})
     assert [len(removed) for removed in result.removed] == [2]
-    assert replace(result, removed=[]) == Recovered()
+    assert replace(result, removed=[], sure={}) == Recovered()
 
 
 @pytest.mark.parametrize("newer_first", [False, True])

@@ -54,7 +54,7 @@ class World:
         self.backups: list[common_pb2.BackupInfo] = []
         self.found: Materials = Materials([], Scanned())
         """What is found in the end."""
-        self.entry: Any = SimpleNamespace(exists=lambda _: True, committed={})
+        self.entry: Any = SimpleNamespace(exists=lambda _: True, committed={}, unsure=None)
         self.looks: list[Exception | str] = []
         """What the next looks for them end with before: an error, or why a backup is away."""
         index = SimpleNamespace(

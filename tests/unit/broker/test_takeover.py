@@ -20,7 +20,7 @@ from kera.broker.recovery.scan import VirtualKey
 from kera.broker.storage.index_format import put_entry
 from kera.coordinator.cluster.intervals import taken_over
 from kera.core.chunk import ChunkHeader, verify_payload
-from kera.core.errors import CorruptChunk, DataLost
+from kera.core.errors import CorruptChunk, DataLost, Unavailable
 from kera.core.ids import EARLIEST, EntryId, Position
 from kera.core.rpc import api
 from kera.v1 import broker_pb2, common_pb2, coordinator_pb2
@@ -237,8 +237,59 @@ async def test_a_backup_that_was_away_and_is_back_is_read_when_the_others_are_go
     node.told()
     world.reads.release()
 
-    assert await everything(world, 2) == stored
     await node.until_restored()
+    assert await everything(world, 2) == stored
+    await node.stop()
+
+
+async def test_nobody_is_told_of_what_only_one_backup_may_have_until_it_has_its_replicas(world: Cluster) -> None:
+    """It may be lost once more: when that backup is away, and the new owner lost, before it was replicated again."""
+    info, stored = await written(world, 15, entries=1)
+    node = world.nodes[2]
+    node.limits = QUICK
+    world.reads.open.clear()
+    await node.start(world.epoch())
+    away = next(each for each in world.backups if any(not replica.closed for replica in each.replicas(1)))
+    await away.stop()
+    _, after = await world.take_over(info, 1, 2)
+
+    entry = node.engine.streams.get(STREAM_ID).streamlets[0].entries[0]
+    tail = entry.unsure
+    assert tail is not None
+    assert 0 < tail.record < entry.next_record
+    assert entry.end == tail.position < entry.written_end
+    bounds = await node.ask(
+        api.DESCRIBE_STREAMLETS, api.DESCRIBE_STREAMLETS.request(stream_id=STREAM_ID, streamlet_ids=[0])
+    )
+    (told,) = bounds.message.streamlets[0].entries
+    assert told.next_record == tail.record
+    groups = await node.ask(api.LIST_GROUPS, api.LIST_GROUPS.request(stream_id=STREAM_ID, streamlet_id=0))
+    assert (groups.message.groups[-1].next_record, groups.message.groups[-1].closed) == (tail.record, False)
+    world.sequences[0] -= 1
+    (repeated,) = world.chunks(0, 1)
+    (status,) = await node.write(repeated)
+    assert status.error.code == "unavailable"
+    seal = broker_pb2.SealStreamletsRequest(coordinator_epoch=1, stream_id=STREAM_ID, streamlet_ids=[0], wait_ms=1)
+    with pytest.raises(Unavailable, match="did not get to backups within 1 ms"):
+        await node.ask(api.SEAL_STREAMLETS, seal)
+
+    await node.kill()
+    epoch = world.epoch()
+    after.assignments[0].broker_epoch = epoch
+    await node.start(epoch, after)
+    entry = node.engine.streams.get(STREAM_ID).streamlets[0].entries[0]
+    assert entry.unsure == tail, "a restart knows of it"
+
+    world.reads.release()
+    await node.until_restored()
+    assert entry.end == entry.written_end
+    assert await everything(world, 2, entries=1) == stored
+    (status,) = await node.write(repeated)
+    assert status.duplicate
+    await node.kill()
+    del after.assignments[0].sources[:]
+    await node.start(world.epoch(), after)
+    assert node.engine.restart.index.unsure(entry.log_id) is None
     await node.stop()
 
 

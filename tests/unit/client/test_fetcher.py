@@ -15,7 +15,15 @@ from kera.client.consuming.consumer import Consumer
 from kera.client.consuming.fetcher import Fetcher
 from kera.client.settings import ConsumerSettings
 from kera.core.chunk import encode_chunk, encode_payload
-from kera.core.errors import ClosedError, InvalidArgument, NotOwner, Recovering, Unavailable, UnknownStream
+from kera.core.errors import (
+    ClosedError,
+    InvalidArgument,
+    InvalidCursor,
+    NotOwner,
+    Recovering,
+    Unavailable,
+    UnknownStream,
+)
 from kera.core.ids import EARLIEST, EntryId, Position
 from kera.core.schema import DEFAULT_SCHEMA
 from tests.unit.client.fake_support import NEVER_S, STREAM_ID, Fleet, MakeFleet
@@ -139,6 +147,34 @@ async def test_who_has_read_all_of_an_interval_is_in_the_next_one(
     await until(lambda: consumer.positions() == {0: [Position(2, 1, 0)]})
     put(fleet, b"b")
     assert await taking == [b"b"]
+
+
+async def test_a_position_that_a_broker_does_not_know_may_be_anothers(
+    make_fleet: MakeFleet, make_consumer: MakeConsumer
+) -> None:
+    """One that was replaced, and has not noticed, says so of groups that its successor has given."""
+    fleet = await make_fleet()
+    put(fleet, b"a")
+    older = fleet.s.info()
+    fleet.s.move(0, 2)
+    put(fleet, b"b")
+    fleet.fake.coordinator.describe_as(STREAM_ID, older)
+    fleet.fake.brokers[1].pause()
+    consumer = make_consumer(fleet, start={0: [Position(2, 1, 0)]})
+    taking = asyncio.ensure_future(take(consumer, 1))
+    await until(lambda: bool(fleet.fake.brokers[1].calls))
+    fleet.fake.coordinator.describe_as(STREAM_ID, None)
+    fleet.fake.brokers[1].refuse(InvalidCursor("it has no group 2"))
+    fleet.fake.brokers[1].resume()
+    assert await taking == [b"b"]
+
+
+async def test_a_position_that_nobody_knows_is_an_error(make_fleet: MakeFleet, make_consumer: MakeConsumer) -> None:
+    fleet = await make_fleet()
+    put(fleet, b"a")
+    fleet.fake.brokers[1].refuse_all(InvalidCursor("it has no group 9"))
+    with pytest.raises(InvalidCursor, match="it has no group 9"):
+        await take(make_consumer(fleet, start={0: [Position(9, 1, 0)]}), 1)
 
 
 async def test_an_empty_interval_is_passed(make_fleet: MakeFleet, make_consumer: MakeConsumer) -> None:

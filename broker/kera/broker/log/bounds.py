@@ -167,12 +167,12 @@ def group_bounds(streamlet: Streamlet, entry: Entry, group_id: int) -> Generator
         if end == EARLIEST:
             end, first_record = start, ordinal_of(entry, start)
             record = first_record
-        durable = _durable(segment)
+        durable = _told(entry, key, segment)
         begin = start.offset if key == (start.group_id, start.segment_id) else 0
         if durable > begin:
             end, length = Position(*key, durable), length + durable - begin
             record = _record_at(entry, segment, end)
-        whole = durable == length_of(segment)
+        whole = durable == length_of(segment) and not entry.is_unsure(Position(*key, durable))
         if not whole:
             break
         yield
@@ -188,6 +188,14 @@ def _record_at(entry: Entry, segment: Segment | SegmentRecord, end: Position) ->
     if end.offset == length_of(segment):
         return segment.first_record + segment.record_count
     return ordinal_of(entry, end)
+
+
+def _told(entry: Entry, key: Key, segment: Segment | SegmentRecord) -> int:
+    """Bytes of a segment that are durable, and of which somebody may be told."""
+    durable = _durable(segment)
+    if not entry.is_unsure(Position(*key, durable)) or entry.unsure is None:
+        return durable
+    return min(durable, entry.unsure.position.offset) if key == entry.unsure.position[:2] else 0
 
 
 def _durable(segment: Segment | SegmentRecord) -> int:

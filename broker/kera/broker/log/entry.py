@@ -30,6 +30,7 @@ from kera.broker.records import (
     SegmentAddress,
     SegmentLookup,
     SegmentRecord,
+    UnsureTail,
 )
 from kera.core.ids import EARLIEST, EntryId, Position
 
@@ -64,6 +65,7 @@ class Entry(EntryProgress):
         "stored_end",
         "stored_record",
         "stored_segments",
+        "unsure",
     )
 
     def __init__(self, log_id: EntryId, segment_index: SegmentLookup, record: EntryRecord | None = None) -> None:
@@ -85,6 +87,8 @@ class Entry(EntryProgress):
         self.gaps = list(record.gaps)
         self.by_replicas = False
         """The durable head moves when backups have what is before it, and only that much goes to disk."""
+        self.unsure: UnsureTail | None = None
+        """See `UnsureTail`; None: there is none."""
         self.memory_priority = 0
         """What is on disk of entries with a lower one leaves memory first."""
         self.tail = []
@@ -115,7 +119,14 @@ class Entry(EntryProgress):
 
     @property
     def end(self) -> Position:
-        """The durable head; `EARLIEST` when nothing ever was."""
+        """The durable head, or where an unsure tail begins; `EARLIEST` when nothing ever was."""
+        if self.unsure is not None:
+            return max(self.start, self.unsure.position)
+        return self.written_end
+
+    @property
+    def written_end(self) -> Position:
+        """The durable head, also behind an unsure tail: who was there before a recovery has seen what is before it."""
         for segment in reversed(self.tail):
             if segment.durable_head:
                 return Position(*segment.key, segment.durable_head)
@@ -275,6 +286,10 @@ class Entry(EntryProgress):
     def move_start(self, position: Position, record: int) -> None:
         """What is before a position, and before the record there, is not there any more."""
         self.start, self.start_record = position, record
+
+    def is_unsure(self, position: Position) -> bool:
+        """Whether nobody is to be told of what is at a position: see `UnsureTail`."""
+        return self.unsure is not None and position >= self.unsure.position
 
     def go_on_from(self, record: int) -> None:
         """The next record has this ordinal, or a later one."""

@@ -206,6 +206,8 @@ def _first(entry: Entry, interval: Interval, start: Position) -> Position | None
 
 def _pieces(entry: Entry, interval: Interval, key: Key, offset: int, end: Position | None) -> Iterator[_Piece]:
     """The segments of an interval from a place on, up to `end` and what is durable; some may be empty."""
+    if entry.unsure is not None:
+        end = entry.end if end is None else min(end, entry.end)
     found = entry.find(key)
     while found is not None:
         limit = max(offset, _readable(found, key, end))

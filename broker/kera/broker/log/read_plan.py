@@ -59,6 +59,8 @@ def plan_read(
     exact gap.
     """
     entry = entry_of(streamlet, index)
+    if entry.unsure is not None:  # it is no end that a reader has come to
+        end = entry.end if end is None else min(end, entry.end)
     at_head = _plan_at_head(streamlet, entry, start, bytes_max) if end is None else None
     return at_head or _plan(streamlet, entry, start, end, bytes_max, strict=strict)
 
@@ -260,6 +262,8 @@ def ordinal_of(entry: Entry, position: Position) -> int:
     """
     if position == entry.start:
         return entry.start_record
+    if entry.unsure is not None and position == entry.unsure.position:
+        return entry.unsure.record
     if position == entry.stored_end and not entry.tail:
         return entry.next_record
     key, offset = (position.group_id, position.segment_id), position.offset

@@ -17,7 +17,7 @@ from kera.broker.ownership.moved_starts import MovedStarts
 from kera.broker.ownership.producer_fences import ProducerFences
 from kera.broker.ownership.stream import Stream
 from kera.broker.records import Gap
-from kera.broker.storage.index_format import no_producer
+from kera.broker.storage.index_format import delete_unsure, no_producer
 from kera.broker.storage.persistence import PersistenceManager
 from kera.broker.storage.restart import Restart, behind
 from kera.core.done import nothing
@@ -88,6 +88,13 @@ class StreamletOpener:
             self._moved_starts.note([entry])
             self._memory.removals.collect(entry)
 
+    def _settle(self, entries: Iterable[Entry]) -> None:
+        """All of these have their replicas, which nobody may have written down before this launch."""
+        for entry in entries:
+            if entry.unsure is not None:
+                entry.unsure = None
+                self._memory.index_writer.note([delete_unsure(entry.log_id)], nothing)
+
     def open(
         self,
         stream: Stream,
@@ -139,6 +146,8 @@ class StreamletOpener:
             self._memory.index_writer.note([no_producer(*ref, producer_id) for producer_id in forgotten], nothing)
         for entry in restored.moved:
             self._memory.removals.collect(entry)
+        if not assignment.sources:
+            self._settle(restored.entries.made)
         for entry in streamlet.entries.made:
             if len(held.intervals) == 1 and not assignment.sources:
                 self._start_behind(entry, missing_before(entry))

@@ -149,7 +149,8 @@ class Sealing:
 
 def _lacks(entry: Entry) -> int:
     """Bytes that are not durable at the level that readers wait for."""
-    return sum(segment.head - segment.durable_head for segment in entry.tail)
+    unsure = 0 if entry.unsure is None else max(1, entry.stored_record - entry.unsure.record)
+    return unsure + sum(segment.head - segment.durable_head for segment in entry.tail)
 
 
 async def _state_of(streamlet: Streamlet, pace: Pace) -> common_pb2.StreamletState:

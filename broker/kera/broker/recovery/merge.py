@@ -70,6 +70,8 @@ class Recovered:
     runs: list[MergedRun] = field(default_factory=list)
     """Of all entries, in the order of the log."""
     cuts: list[Cut] = field(default_factory=list)
+    sure: dict[EntryId, int] = field(default_factory=dict)
+    """By entry: ordinal up to which as many backups had all as were promised, as far as that was seen."""
     removed: list[Headers] = field(default_factory=list)
     """Chunks before the start of their entry: they were in the log once, and tell how far their producers had got."""
 
@@ -107,10 +109,11 @@ class _Chunks(NamedTuple):
 
     headers: Headers
     closed: Rows
+    sure: Rows
     sources: Column
 
 
-NOTHING = _Chunks(table(), np.zeros(0, np.bool_), np.zeros(0, np.int64))
+NOTHING = _Chunks(table(), np.zeros(0, np.bool_), np.zeros(0, np.bool_), np.zeros(0, np.int64))
 
 
 class Merge:
@@ -128,14 +131,16 @@ class Merge:
         self._taken: Rows | None = None
         """If they are all in order, by entry and ordinal: which are taken. Those are before others of their ordinal."""
 
-    def add(self, headers: Headers, *, closed: bool, source: int = 0) -> None:
+    def add(self, headers: Headers, *, closed: bool, source: int = 0, sure: bool = True) -> None:
         """Take note of placed and verified chunks.
 
         `closed`: they are within a virtual segment that was closed, so they were acknowledged. `source`: see `Origin`.
+        `sure`: as many backups have them as were promised.
         """
         if len(headers):
             count = len(headers)
-            self._came.append(_Chunks(headers.copy(), np.full(count, closed), np.full(count, source)))
+            rows = np.full(count, closed), np.full(count, closed or sure), np.full(count, source)
+            self._came.append(_Chunks(headers.copy(), *rows))
             self._taken = None
 
     def origins(self) -> set[Origin]:
@@ -168,6 +173,8 @@ class Merge:
             entry = EntryId(*address_at(headers, 0)[:3])
             closed = _only(headers, chunks.closed[start:end])
             acknowledged = int(end_records(closed).max(initial=self._ends.get(entry, 0)))
+            sure = _only(headers, chunks.sure[start:end])
+            result.sure[entry] = int(end_records(sure).max(initial=acknowledged))
             self._entry(entry, _in_order(_only(headers, taken[start:end])), acknowledged, result)
         return result
 
@@ -183,7 +190,7 @@ class Merge:
             if empty.any():
                 keys[1:1] = _order_of_empty(headers, empty)
             order = np.lexsort([key for key in keys if len(key) and (key != key[0]).any()] or keys)
-            chunks = _Chunks(headers[order], chunks.closed[order], chunks.sources[order])
+            chunks = _Chunks(headers[order], chunks.closed[order], chunks.sure[order], chunks.sources[order])
             self._came = [chunks]
             self._taken = differs_from_before(chunks.headers, *ENTRY, "first_record")
             if empty.any():

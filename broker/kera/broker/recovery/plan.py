@@ -23,7 +23,15 @@ from itertools import groupby
 import numpy as np
 
 from kera.broker.log.intervals import Interval
-from kera.broker.records import TO_COME, EntryRecord, Gap, ProducerRecord, SegmentAddress, SegmentRecord
+from kera.broker.records import (
+    TO_COME,
+    EntryRecord,
+    Gap,
+    ProducerRecord,
+    SegmentAddress,
+    SegmentRecord,
+    UnsureTail,
+)
 from kera.broker.recovery.merge import Merge, MergedRun, Origin, digests_of
 from kera.core.chunk import ALIGNMENT_BYTES
 from kera.core.header_table import (
@@ -67,6 +75,8 @@ class Known:
     """Nothing is ever removed from the stream."""
     may_lose: bool = False
     """Readers may have seen what no backup ever had: the level of the stream does not wait for them."""
+    replication: int = 0
+    """So many backups have what was acknowledged; 0: it does not matter here how many."""
     lost_groups: int = 0
     """If so: so many groups may have been given that nobody knows of."""
 
@@ -105,6 +115,7 @@ class EntryPlan:
     """Segments that the index has, and that are before the start of the entry."""
     gaps: tuple[Gap, ...] = ()
     """That are new."""
+    unsure: UnsureTail | None = None
 
 
 @dataclass(slots=True)
@@ -175,7 +186,7 @@ class StreamletMerge:
         ends = interval.end_records if interval.closed else self.known.next_records
         return {self.known.entry(index): end for index, end in enumerate(ends[: self.known.entries])}
 
-    def add(self, headers: Headers, *, closed: bool, source: int = 0) -> None:
+    def add(self, headers: Headers, *, closed: bool, source: int = 0, sure: bool = True) -> None:
         """See `Merge.add`. Chunks of groups that are to be elsewhere do not count."""
         groups = headers["group_id"]
         for interval, merge in zip(self.known.intervals, self._merges, strict=True):
@@ -183,7 +194,8 @@ class StreamletMerge:
             if interval.closed:
                 mine &= groups < interval.end_group_id
             self.groups_max = max(self.groups_max, int(groups[mine].max(initial=0)))
-            merge.add(headers[mine & (headers["entry"] < self.known.entries)], closed=closed, source=source)
+            mine &= headers["entry"] < self.known.entries
+            merge.add(headers[mine], closed=closed, source=source, sure=sure)
 
     def origins(self) -> set[Origin]:
         """See `Merge.origins`."""
@@ -218,7 +230,38 @@ class StreamletMerge:
         result.next_group_id = max(groups) + 1 + (known.lost_groups if known.may_lose else 0)
         for index in range(known.entries):
             self._entry(index, segments[index], entries[index], result)
+            sure = max((each.sure.get(known.entry(index), 0) for each in found), default=0)
+            result.entries[-1].unsure = self._unsure(result.entries[-1], segments[index], index, sure)
         return result
+
+    def _unsure(self, plan: EntryPlan, found: Sequence[SegmentPlan], index: int, sure: int) -> UnsureTail | None:
+        """Where that begins which fewer backups may have than were promised, if there is such.
+
+        `sure`: the ordinal up to which they have it, as far as could be seen. Chunks know of more, as they say what was
+        durable when they were appended. Before something that was here already nothing is unsure: readers have seen it.
+        """
+        known = self.known
+        if known.may_lose or not known.replication:
+            return None
+        sure = max(sure, *(known.next_records[index : index + 1] or (0,)))
+        for segment in found:
+            chunks, positions = _positions(segment.record, segment.chunks)
+            durable = positions + chunk_bytes(chunks) <= int(segment.chunks["durable_head"].max())
+            sure = max(sure, int(end_records(chunks[durable]).max(initial=0)))
+        before: tuple[SegmentAddress, SegmentRecord] | None = None
+        present = dict(self.present.get(index, ()))
+        for segment in found:
+            if segment.record.first_record + segment.record.record_count > sure:
+                if segment.address not in plan.new or any(address > segment.address for address in present):
+                    return None
+                chunks, positions = _positions(segment.record, segment.chunks)
+                row = int(np.argmax(end_records(chunks) > sure))
+                position = Position(*segment.key, int(positions[row]))
+                if not row and before is not None:
+                    position = _end(*before)
+                return UnsureTail(position, int(column(chunks, "first_record")[row]))
+            before = segment.address, segment.record
+        return None
 
     def _entry(self, index: int, found: list[SegmentPlan], old: EntryRecord | None, result: StreamletPlan) -> None:
         """Put together what is here and what backups have of an entry."""

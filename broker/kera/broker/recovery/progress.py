@@ -124,11 +124,14 @@ class ProgressBook:
     def _count(self) -> None:
         self.totals.segments_to_come = sum(len(progress.to_come) for progress in self.streamlets.values())
 
-    def installed(self, address: SegmentAddress, length: int) -> None:
-        """A segment has come."""
+    def installed(self, address: SegmentAddress, length: int, *, waited_for: bool) -> None:
+        """A segment has come; `waited_for`: by those who are not told of what is in it until it has its replicas."""
         self.totals.segments_recovered += 1
         self.totals.bytes_recovered += length
-        self._uncovered.append((address, length))
+        if waited_for:
+            self._replication.backlog.add(address, length, first=True)
+        else:
+            self._uncovered.append((address, length))
 
     def cover(self) -> None:
         """Have covered what has come."""

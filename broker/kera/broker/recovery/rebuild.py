@@ -232,6 +232,13 @@ class Rebuild:
                 path = self._store.arriving_path(physical_id)
                 self._targets[address] = Target.of(address, record, places[address], path, physical_id)
         self._schedule.add(scanned.replicas.values(), records, new=True)
+        for address in filter(self._is_unsure, records):
+            self._schedule.want(address)
+
+    def _is_unsure(self, address: SegmentAddress) -> bool:
+        """Whether nobody is told of some of a segment until it has its replicas."""
+        entry = self._find(address)
+        return entry is not None and entry.unsure is not None and address[3:] >= entry.unsure.position[:2]
 
     def _order_soon(self) -> None:
         if not self._ordering:
@@ -326,7 +333,7 @@ class Rebuild:
 
     def _installed(self, target: Target) -> None:
         self._forget(target)
-        self.book.installed(target.address, target.record.length)
+        self.book.installed(target.address, target.record.length, waited_for=self._is_unsure(target.address))
         if self._schedule.quiet:  # else what has come is covered later: see the head of this module
             self.book.cover()
 

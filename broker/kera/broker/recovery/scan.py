@@ -181,7 +181,7 @@ class _Scan:
         for backup_id, info in infos:
             try:
                 async with self._links[backup_id].turns:
-                    missing = await self._replica(self._links[backup_id], info, number)
+                    missing = await self._replica(self._links[backup_id], info, number, source)
             except KeraError as error:  # that is no damage: it may well be able to later
                 missing = error.message
                 self._result.away[backup_id] = f"it cannot read a replica: {missing}"
@@ -198,7 +198,7 @@ class _Scan:
                 f"virtual segment {source.virtual_segment_id:#x} of broker {key.broker_id} ({'; '.join(reasons)})"
             )
 
-    async def _replica(self, link: BackupLink, info: backup_pb2.ReplicaInfo, number: int) -> str:
+    async def _replica(self, link: BackupLink, info: backup_pb2.ReplicaInfo, number: int, source: Source) -> str:
         """Look through a replica; returns what is wrong with it, if anything. Raises errors of the backup."""
         request = backup_pb2.ReadReplicaRequest(
             broker_id=self._launches[0],
@@ -214,12 +214,16 @@ class _Scan:
                 return f"it answers nothing at offset {request.offset}"
             if answer.replica.chunks_damaged:
                 wrong = f"{answer.replica.chunks_damaged} chunks are damaged"
-            wrong = self._take(headers, info, number) or wrong
+            having = sum(replica.length >= answer.next_offset for _, replica in source.replicas)
+            wrong = self._take(headers, info, number, having) or wrong
             request.offset = answer.next_offset
         return wrong
 
-    def _take(self, buffer: memoryview, info: backup_pb2.ReplicaInfo, number: int) -> str:
-        """Pass on the headers of an answer, up to one that should not be there; returns what is wrong with that."""
+    def _take(self, buffer: memoryview, info: backup_pb2.ReplicaInfo, number: int, having: int) -> str:
+        """Pass on the headers of an answer, up to one that should not be there; returns what is wrong with that.
+
+        `having`: so many backups have all of them.
+        """
         wrong = ""
         try:
             headers = verify_headers(buffer)
@@ -236,7 +240,8 @@ class _Scan:
             headers = headers[:at]
         for each, merge in merges.items():
             if merge is not None:
-                merge.add(headers[headers["streamlet_id"] == each], closed=info.closed, source=number)
+                sure = having >= merge.known.replication
+                merge.add(headers[headers["streamlet_id"] == each], closed=info.closed, source=number, sure=sure)
         return wrong
 
 

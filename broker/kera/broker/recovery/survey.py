@@ -256,6 +256,7 @@ def seek(
         producers=producers_of(state) if state is not None else {},
         keeps_all=not Rules.of(info.config),
         may_lose=info.config.durability <= common_pb2.DURABILITY_LEADER,
+        replication=info.config.replication,
         lost_groups=LOST_GROUPS_MAX,
     )
     mine = {

@@ -23,7 +23,7 @@ from kera.broker.log.bounds import removed_before
 from kera.broker.log.entry import Entry
 from kera.broker.log.waiting import until_done, woken
 from kera.broker.ownership.streams import Streams
-from kera.broker.records import Change, EntryRecord, Graft, OriginRecord
+from kera.broker.records import Change, EntryRecord, Graft, OriginRecord, UnsureTail
 from kera.broker.recovery.plan import EntryPlan, EntryStart, StreamletPlan
 from kera.broker.recovery.progress import WAITS_MAX, RebuildProgress, RecoveryTotals
 from kera.broker.recovery.rebuild import Rebuild, RebuildLimits
@@ -32,10 +32,12 @@ from kera.broker.recovery.survey import Materials, Sought, Sources, Survey, Surv
 from kera.broker.replication.manager import Replication
 from kera.broker.storage.index_format import (
     delete_segment,
+    delete_unsure,
     put_entry,
     put_origin,
     put_producer,
     put_segment,
+    put_unsure,
 )
 from kera.broker.storage.persistence import PersistenceManager
 from kera.broker.storage.restart import Restart
@@ -317,6 +319,8 @@ class Takeovers:
         if origin is not None:
             sources, lost = sources | origin.sources, lost + origin.records_lost
         changes.append(put_origin(*ref, OriginRecord(sources, plan.next_group_id, lost)))
+        unsure = self._unsure(ref, plan)
+        changes += [put_unsure(EntryId(*ref, index), tail) for index, tail in unsure.items()]
         grafts: dict[Entry, Graft] = {}
         if live is None:
             changes += [put_entry(EntryId(*ref, index), entry.record) for index, entry in enumerate(plan.entries)]
@@ -324,6 +328,9 @@ class Takeovers:
         else:
             for entry, each in zip(live.entries, plan.entries, strict=True):
                 grafts[entry] = _graft(each)
+        if live is not None:
+            for index, tail in unsure.items():
+                live.entries[index].unsure = tail  # before anybody finds what is there
         await until_done(lambda done: self._memory.arrivals.graft(grafts, changes, done))
         self._restart.taken_over.add(ref)
         starts = (each.record for each in plan.entries) if live is None else live.entries
@@ -343,6 +350,15 @@ class Takeovers:
             records_lost=plan.records_lost,
             chunks_cut=plan.chunks_cut,
         )
+
+    def _unsure(self, ref: Ref, plan: StreamletPlan) -> dict[int, UnsureTail]:
+        """By entry; what was found before may be unsure still."""
+        found = {}
+        for index, entry in enumerate(plan.entries):
+            if entry.unsure is not None:
+                known = self._index.unsure(EntryId(*ref, index))
+                found[index] = entry.unsure if known is None else min(known, entry.unsure)
+        return found
 
     async def _flushed(self, entries: Iterable[Entry], plan: StreamletPlan) -> None:
         """Wait until nothing is in memory only that is older than what comes: the index has the older part of a log."""
@@ -384,12 +400,28 @@ class Takeovers:
                 if tracked is not None:
                     self._rebuild.end(ref)
                 self._began.pop(ref, None)
+                self._settle(ref)
                 if origin is not None and origin.sources:
                     self._memory.index_writer.note([put_origin(*ref, origin.without_sources())], nothing)
                     if ours:
                         # While something was missing the coordinator has kept earlier starts, too.
                         entries = stream.streamlets[assignment.streamlet_id].entries.made
                         self._streams.moved_starts.note(entry for entry in entries if entry.start_record)
+
+    def _settle(self, ref: Ref) -> None:
+        """Let everybody know of what was unsure, and has its replicas now."""
+        progress = self._book.streamlets.get(ref)
+        if not self._is_open(ref) or (progress is not None and not progress.begun):
+            return
+        uncovered = () if progress is None else progress.uncovered
+        for entry in self._streams.get(ref[0]).streamlets[ref[1]].entries.made:
+            tail = entry.unsure
+            if tail is not None and not any(
+                address.entry == entry.index and address[3:] >= tail.position[:2] for address in uncovered
+            ):
+                entry.unsure = None
+                self._memory.index_writer.note([delete_unsure(entry.log_id)], nothing)
+                entry.wake()
 
     def progress(self) -> list[coordinator_pb2.RecoveryProgress]:
         """How far this broker is, by source."""
@@ -398,6 +430,8 @@ class Takeovers:
             self._rebuild.end(ref)
             self._began.pop(ref, None)
         self._book.look()
+        for ref in self._book.streamlets:
+            self._settle(ref)
         found: defaultdict[Launches, coordinator_pb2.RecoveryProgress]
         found = defaultdict(coordinator_pb2.RecoveryProgress)
         for ref, each in sorted(self._book.streamlets.items()):

@@ -81,9 +81,13 @@ class Backlog:
         if not parts:
             segment.replicated(extent.start)  # there is only damage, which nobody waits for
 
-    def add(self, address: SegmentAddress, length: int) -> None:
-        """A segment has come from backups: it is to be covered."""
-        self.extents.extend(self._coverage.uncovered(address, length))
+    def add(self, address: SegmentAddress, length: int, *, first: bool = False) -> None:
+        """A segment has come from backups: it is to be covered, `first` or when its turn comes."""
+        extents = self._coverage.uncovered(address, length)
+        if first:
+            self.extents.extendleft(reversed(extents))
+        else:
+            self.extents.extend(extents)
         self._events.backup_work()
 
     def add_stranger(self, backup_id: int, virtual_segment_id: int, stream_id: int) -> None:

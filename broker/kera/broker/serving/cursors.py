@@ -173,7 +173,7 @@ class CursorChanges:
         check_possible(position)
         interval = interval_of(streamlet.intervals, position.group_id)
         beyond = interval is None and interval_before(streamlet.intervals, position.group_id) is not None
-        if position > end_of(streamlet, entry)[0] and not beyond:
+        if position > max(end_of(streamlet, entry)[0], entry.written_end) and not beyond:
             raise InvalidArgument(
                 f"{tuple(position)} is beyond the durable head {tuple(entry.end)}", position=list(position)
             )  # invariant 9

@@ -25,7 +25,15 @@ from typing import Any
 
 import lmdb
 
-from kera.broker.records import Change, EntryRecord, OriginRecord, ProducerRecord, SegmentAddress, SegmentRecord
+from kera.broker.records import (
+    Change,
+    EntryRecord,
+    OriginRecord,
+    ProducerRecord,
+    SegmentAddress,
+    SegmentRecord,
+    UnsureTail,
+)
 from kera.broker.storage.index_format import (
     CRC,
     ENTRY_KEY,
@@ -42,6 +50,7 @@ from kera.broker.storage.index_format import (
     segment_key,
     segment_record,
     stream_of,
+    unsure_tail,
 )
 from kera.core.errors import StartError
 from kera.core.ids import EntryId, Position
@@ -161,6 +170,11 @@ class SegmentIndex:
         for key, _ in self.records(b"e"):
             yield EntryId(*ENTRY_KEY.unpack(key)[1:])
 
+    def unsure(self, entry: EntryId) -> UnsureTail | None:
+        """Where the unsure tail of an entry begins; None: there is none."""
+        value = self.record(ENTRY_KEY.pack(b"u", *entry))
+        return None if value is None else unsure_tail(value)
+
     def producers(self, stream_id: int, streamlet_id: int) -> dict[int, ProducerRecord]:
         """The producers of a streamlet."""
         prefix = struct.pack(">cQI", b"p", stream_id, streamlet_id)
@@ -184,12 +198,12 @@ class SegmentIndex:
 
     def keys_of_stream(self, stream_id: int) -> list[bytes]:
         """All keys that have to do with a stream."""
-        kinds = (b"e", b"s", b"p", b"c", b"v", b"o", b"h", b"i")
+        kinds = (b"e", b"s", b"p", b"c", b"v", b"o", b"h", b"i", b"u")
         return [key for kind in kinds for key, _ in self.records(struct.pack(">cQ", kind, stream_id))]
 
     def keys_of_streamlet(self, stream_id: int, streamlet_id: int) -> list[bytes]:
         """All keys that have to do with one streamlet only."""
-        kinds = (b"e", b"s", b"p", b"c", b"o", b"h")
+        kinds = (b"e", b"s", b"p", b"c", b"o", b"h", b"u")
         return [key for kind in kinds for key, _ in self.records(ORIGIN_KEY.pack(kind, stream_id, streamlet_id))]
 
     def origin(self, stream_id: int, streamlet_id: int) -> OriginRecord | None:

@@ -10,6 +10,7 @@ key (big-endian, so that LMDB's order is the order of the log)       value (ends
 "v" stream u64, virtual segment u64                                  see ``kera.broker.replication.virtual_index``
 "o" stream u64, streamlet u32                                        OriginRecord
 "h" stream u64, streamlet u32                                        see ``kera.broker.ownership.handover``
+"u" stream u64, streamlet u32, entry u32                             UnsureTail
 "i" stream u64                                                       see ``kera.broker.ownership.stream_records``
 """
 
@@ -17,7 +18,16 @@ from __future__ import annotations
 
 import struct
 
-from kera.broker.records import Change, EntryRecord, Gap, OriginRecord, ProducerRecord, SegmentAddress, SegmentRecord
+from kera.broker.records import (
+    Change,
+    EntryRecord,
+    Gap,
+    OriginRecord,
+    ProducerRecord,
+    SegmentAddress,
+    SegmentRecord,
+    UnsureTail,
+)
 from kera.core.checksum import crc32c
 from kera.core.ids import EntryId, Position
 
@@ -37,6 +47,7 @@ POSITION = struct.Struct("<QII")
 ORIGIN_KEY = struct.Struct(">cQI")
 _ORIGIN = struct.Struct("<QQI")
 _SOURCE = struct.Struct("<IQ")
+_UNSURE = struct.Struct("<QIIQ")
 
 
 def put_segment(address: SegmentAddress, record: SegmentRecord) -> Change:
@@ -99,6 +110,22 @@ def put_origin(stream_id: int, streamlet_id: int, record: OriginRecord) -> Chang
     return sealed(ORIGIN_KEY.pack(b"o", stream_id, streamlet_id), value)
 
 
+def put_unsure(entry: EntryId, tail: UnsureTail) -> Change:
+    """The change that writes where the unsure tail of an entry begins."""
+    return sealed(ENTRY_KEY.pack(b"u", *entry), _UNSURE.pack(*tail.position, tail.record))
+
+
+def delete_unsure(entry: EntryId) -> Change:
+    """The change that says that all of an entry has its replicas."""
+    return ENTRY_KEY.pack(b"u", *entry), None
+
+
+def unsure_tail(value: bytes) -> UnsureTail:
+    """What `put_unsure` has written."""
+    group_id, segment_id, offset, record = _UNSURE.unpack_from(value)
+    return UnsureTail(Position(group_id, segment_id, offset), record)
+
+
 def put_removal(physical_id: int) -> Change:
     """The change that remembers a file to be removed."""
     return sealed(REMOVAL_KEY.pack(b"r", physical_id), b"")
@@ -111,12 +138,12 @@ def delete_removal(physical_id: int) -> Change:
 
 def stream_of(key: bytes) -> int | None:
     """The stream that a key belongs to."""
-    return int.from_bytes(key[1:9], "big") if key[:1] in b"espcvohi" and len(key) > 1 else None
+    return int.from_bytes(key[1:9], "big") if key[:1] in b"espcvohiu" and len(key) > 1 else None
 
 
 def streamlet_of(key: bytes) -> tuple[int, int] | None:
     """The stream and streamlet that a key belongs to, if it belongs to one streamlet."""
-    if key[:1] not in b"espcoh" or len(key) <= 1:
+    if key[:1] not in b"espcohu" or len(key) <= 1:
         return None
     return int.from_bytes(key[1:9], "big"), int.from_bytes(key[9:13], "big")
 

@@ -285,6 +285,7 @@ class Restart:
             result.next_group_id = origin.next_group_id
         known = False
         for entry in there:
+            entry.unsure = self.index.unsure(entry.log_id)
             known = known or self.index.entry(entry.log_id) is not None
             entry.committed = self.index.cursors(entry.log_id)
             result.segments += self._restore_tail(entry, producers)

@@ -217,10 +217,14 @@ class Fetcher:
         name = self.stream(home).name
         now_s = asyncio.get_running_loop().time()
         later: dict[float, list[Range]] = {}
+        refused: list[tuple[Range, KeraError]] = []
         for item, failure in failures:
             if item.closed or (item.is_group and isinstance(failure, DataLost) and self._passed(item, failure)):
                 continue
             error = broker_failed(self.cluster, name, failure)
+            if isinstance(error, InvalidCursor):
+                refused.append((item, error))
+                continue
             pause_s = item.patience.failed(error, now_s)
             if pause_s is None:
                 raise error
@@ -230,6 +234,22 @@ class Fetcher:
             later.setdefault(pause_s, []).append(item)
         for pause_s, items in later.items():
             self.tasks.start(self._find(home, items, pause_s))
+        if refused:
+            self.tasks.start(self._find_refused(home, refused))
+
+    async def _find_refused(self, home: Home, refused: Sequence[tuple[Range, KeraError]]) -> None:
+        """A broker knows nothing of a position. It is no error of the reader's if another one has given it since."""
+        try:
+            self.cluster.forget(self.stream(home).name)
+            await self._look_again(home)
+        except KeraError as error:
+            self.arrivals.put(error)
+            return
+        for item, refusal in refused:
+            if self._home(item) == home:
+                self.arrivals.put(refusal)
+            else:
+                self.assign(item)
 
     def _passed(self, item: Range, gap: DataLost) -> bool:
         """Go on behind what is gone of a group; False: it is not known where that is."""
@@ -244,12 +264,16 @@ class Fetcher:
     async def _find(self, home: Home, items: list[Range], pause_s: float) -> None:
         """After a pause, give ranges to the brokers that have them now."""
         await asyncio.sleep(pause_s)
+        await self._look_again(home)
+        for item in items:
+            self.assign(item)
+
+    async def _look_again(self, home: Home) -> None:
+        """See who has what of a stream by now."""
         known = self.stream(home)
         found = same_stream(await self.cluster.stream_or_last_seen(known.name), known.stream_id)
         if not found.is_older_than(self.stream(home)):
             self._streams[found.stream_id] = found
-        for item in items:
-            self.assign(item)
 
 
 class _PullReader:
