@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from kera.broker.log.intervals import Interval
 from kera.broker.records import EntryRecord, Gap, ProducerRecord, SegmentAddress, SegmentRecord
+from kera.broker.recovery.layout import places
 from kera.broker.recovery.merge import digest_of
-from kera.broker.recovery.plan import EntryStart, Known, StreamletMerge, StreamletPlan, places
+from kera.broker.recovery.plan import EntryStart, Known, StreamletMerge, StreamletPlan
 from kera.core.chunk import ChunkHeader, padded, read_header
 from kera.core.header_table import table
 from kera.core.ids import Position

@@ -29,7 +29,7 @@ from kera.broker.registration import BrokerIdentity
 from kera.broker.replication.manager import Replication
 from kera.broker.replication.repair import Repair
 from kera.broker.replication.replicator import Replicator
-from kera.broker.replication.virtual_index import virtual_segments
+from kera.broker.replication.virtual_index import dropped_streams, virtual_segments
 from kera.broker.settings import BrokerSettings
 from kera.broker.steady_time import SteadyTime
 from kera.broker.storage.disk import LocalDisk
@@ -214,7 +214,11 @@ class LogEngine:
         ids.remember(recover_before_epoch=recover_before, spare_before_epoch=spare_before, lost_memory=False)
         await asyncio.to_thread(self._index.commit, [], ids.meta)
         self.replication.begin(
-            broker_epoch, found, recover_before_epoch=recover_before, spare_before_epoch=spare_before
+            broker_epoch,
+            found,
+            recover_before_epoch=recover_before,
+            spare_before_epoch=spare_before,
+            dropped=await asyncio.to_thread(dropped_streams, self._index),
         )
         self.replicator.begin(broker_id, broker_epoch)
         gone = known - keep - overtaken

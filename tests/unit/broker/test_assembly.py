@@ -6,7 +6,7 @@ import pytest
 
 from kera.broker.records import SegmentAddress, SegmentRecord
 from kera.broker.recovery.assembly import Assembly, Target
-from kera.broker.recovery.plan import Places
+from kera.broker.recovery.layout import Places
 from kera.broker.storage.disk import BLOCK_BYTES
 
 LENGTH = 3 * BLOCK_BYTES - 64

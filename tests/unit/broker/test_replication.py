@@ -15,7 +15,7 @@ from kera.broker.ownership.stream import Stream
 from kera.broker.records import Hole
 from kera.broker.replication.backups import FAILED_MS, FULL_MS
 from kera.broker.replication.manager import Replication
-from kera.broker.replication.virtual_index import virtual_segments
+from kera.broker.replication.virtual_index import dropped_streams, virtual_segments
 from kera.broker.replication.virtual_log import Close, Send
 from kera.broker.replication.virtual_logs import IDLE_MS_MIN, priority_of
 from kera.broker.replication.virtual_segment import Free, VirtualSegment
@@ -739,6 +739,33 @@ def test_replicas_that_others_recovered_from_are_freed_when_they_have_everything
     assert sorted(effect.backup_id for effect in freed() if effect.virtual_segment_ids == (FIRST_ID,)) == there
     replication.release(STREAM_ID)
     assert freed() == []
+
+
+def test_replicas_of_a_stream_that_was_dropped_while_their_backup_was_away_are_freed_later(
+    world: Replicated,
+) -> None:
+    """Which others may have recovered from by then: it knows of them only that they were dropped."""
+    world.append(world.open())
+    world.finish()
+    there = sorted(backup_id for backup_id, backup in world.wire.backups.items() if backup.list())
+    listed = {backup_id: world.wire.backups[backup_id].list() for backup_id in there}
+    away = there[0]
+    world.wire.lose(away)
+    world.replication.drop_stream(STREAM_ID, NotReplicated("the stream was deleted"))
+    world.engine.run()
+    assert dropped_streams(world.engine.index)[STREAM_ID] >= {away}
+
+    replication = Replication(world.replication.limits, world.engine.memory.index_writer.note, Events())
+    dropped = dropped_streams(world.engine.index)
+    replication.begin(EPOCH + 1, [], recover_before_epoch=EPOCH + 1, dropped=dropped)
+    replication.backups.update([backup.info for backup in world.wire.backups.values()])
+    for backup_id in world.wire.backups:
+        replication.backup_up(backup_id)
+        replication.listed(backup_id, listed.get(backup_id, []) if backup_id == away else [])
+    freed = [effect for effect in replication.logs.pump() if isinstance(effect, Free)]
+    assert [(effect.backup_id, effect.virtual_segment_ids) for effect in freed] == [(away, (FIRST_ID,))]
+    world.engine.run()
+    assert dropped_streams(world.engine.index) == {}
 
 
 def test_a_damaged_replica_stays_until_what_it_has_is_made_anew(world: Replicated) -> None:

@@ -13,11 +13,13 @@ from typing import Any
 import pytest
 
 from kera.backup import reading
+from kera.broker.log.entry import written_end
 from kera.broker.ownership.stream_records import stream_record
 from kera.broker.records import EntryRecord
 from kera.broker.recovery.rebuild import RebuildLimits
 from kera.broker.recovery.scan import VirtualKey
 from kera.broker.storage.index_format import put_entry
+from kera.broker.storage.unsure import unsure_tail
 from kera.coordinator.cluster.intervals import taken_over
 from kera.core.chunk import ChunkHeader, verify_payload
 from kera.core.errors import CorruptChunk, DataLost, Unavailable
@@ -257,7 +259,7 @@ async def test_nobody_is_told_of_what_only_one_backup_may_have_until_it_has_its_
     tail = entry.unsure
     assert tail is not None
     assert 0 < tail.record < entry.next_record
-    assert entry.end == tail.position < entry.written_end
+    assert entry.end == tail.position < written_end(entry)
     bounds = await node.ask(
         api.DESCRIBE_STREAMLETS, api.DESCRIBE_STREAMLETS.request(stream_id=STREAM_ID, streamlet_ids=[0])
     )
@@ -282,14 +284,14 @@ async def test_nobody_is_told_of_what_only_one_backup_may_have_until_it_has_its_
 
     world.reads.release()
     await node.until_restored()
-    assert entry.end == entry.written_end
+    assert entry.end == written_end(entry)
     assert await everything(world, 2, entries=1) == stored
     (status,) = await node.write(repeated)
     assert status.duplicate
     await node.kill()
     del after.assignments[0].sources[:]
     await node.start(world.epoch(), after)
-    assert node.engine.restart.index.unsure(entry.log_id) is None
+    assert unsure_tail(node.engine.restart.index, entry.log_id) is None
     await node.stop()
 
 

@@ -172,7 +172,7 @@ def group_bounds(streamlet: Streamlet, entry: Entry, group_id: int) -> Generator
         if durable > begin:
             end, length = Position(*key, durable), length + durable - begin
             record = _record_at(entry, segment, end)
-        whole = durable == length_of(segment) and not entry.is_unsure(Position(*key, durable))
+        whole = durable == length_of(segment) and not _is_unsure(entry, Position(*key, durable))
         if not whole:
             break
         yield
@@ -193,9 +193,13 @@ def _record_at(entry: Entry, segment: Segment | SegmentRecord, end: Position) ->
 def _told(entry: Entry, key: Key, segment: Segment | SegmentRecord) -> int:
     """Bytes of a segment that are durable, and of which somebody may be told."""
     durable = _durable(segment)
-    if not entry.is_unsure(Position(*key, durable)) or entry.unsure is None:
+    if entry.unsure is None or not _is_unsure(entry, Position(*key, durable)):
         return durable
     return min(durable, entry.unsure.position.offset) if key == entry.unsure.position[:2] else 0
+
+
+def _is_unsure(entry: Entry, position: Position) -> bool:
+    return entry.unsure is not None and position >= entry.unsure.position
 
 
 def _durable(segment: Segment | SegmentRecord) -> int:

@@ -122,15 +122,7 @@ class Entry(EntryProgress):
         """The durable head, or where an unsure tail begins; `EARLIEST` when nothing ever was."""
         if self.unsure is not None:
             return max(self.start, self.unsure.position)
-        return self.written_end
-
-    @property
-    def written_end(self) -> Position:
-        """The durable head, also behind an unsure tail: who was there before a recovery has seen what is before it."""
-        for segment in reversed(self.tail):
-            if segment.durable_head:
-                return Position(*segment.key, segment.durable_head)
-        return max(self.start, self.stored_end)  # not a segment of which nothing is durable: it may be lost yet
+        return written_end(self)
 
     @property
     def length_bytes(self) -> int:
@@ -287,10 +279,6 @@ class Entry(EntryProgress):
         """What is before a position, and before the record there, is not there any more."""
         self.start, self.start_record = position, record
 
-    def is_unsure(self, position: Position) -> bool:
-        """Whether nobody is to be told of what is at a position: see `UnsureTail`."""
-        return self.unsure is not None and position >= self.unsure.position
-
     def go_on_from(self, record: int) -> None:
         """The next record has this ordinal, or a later one."""
         self.next_record = max(self.next_record, record)
@@ -385,6 +373,14 @@ def _starts_with(entry: Entry, graft: Graft) -> bool:
     # Nothing is left of what was here: what is between was removed, too, unless it is known to be lost.
     is_empty = not (entry.stored_segments or entry.tail)
     return is_empty and not any(gap.start < graft.start for gap in (*entry.gaps, *graft.gaps))
+
+
+def written_end(entry: Entry) -> Position:
+    """The durable head, also behind an unsure tail: who was there before a recovery has seen what is before it."""
+    for segment in reversed(entry.tail):
+        if segment.durable_head:
+            return Position(*segment.key, segment.durable_head)
+    return max(entry.start, entry.stored_end)  # not a segment of which nothing is durable: it may be lost yet
 
 
 def _key(segment: Segment) -> Key:

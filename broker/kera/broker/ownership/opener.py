@@ -17,9 +17,10 @@ from kera.broker.ownership.moved_starts import MovedStarts
 from kera.broker.ownership.producer_fences import ProducerFences
 from kera.broker.ownership.stream import Stream
 from kera.broker.records import Gap
-from kera.broker.storage.index_format import delete_unsure, no_producer
+from kera.broker.storage.index_format import no_producer
 from kera.broker.storage.persistence import PersistenceManager
 from kera.broker.storage.restart import Restart, behind
+from kera.broker.storage.unsure import delete_unsure
 from kera.core.done import nothing
 from kera.core.ids import Position
 from kera.v1 import common_pb2

@@ -22,8 +22,8 @@ import numpy as np
 
 from kera.broker.log.scan import address_of
 from kera.broker.records import Key, SegmentAddress, SegmentRecord
+from kera.broker.recovery.layout import Places
 from kera.broker.recovery.merge import digest_of
-from kera.broker.recovery.plan import Places
 from kera.broker.storage.disk import Disk, block_ceiling
 from kera.core.blocks import FILE_CALLS, FileCalls
 from kera.core.checksum import crc32c

@@ -14,8 +14,6 @@ start has moved since it was last told.
 
 from __future__ import annotations
 
-from array import array
-from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -32,10 +30,9 @@ from kera.broker.records import (
     SegmentRecord,
     UnsureTail,
 )
-from kera.broker.recovery.merge import Merge, MergedRun, Origin, digests_of
-from kera.core.chunk import ALIGNMENT_BYTES
+from kera.broker.recovery.layout import lay_out, positions_of
+from kera.broker.recovery.merge import Merge, MergedRun, Origin
 from kera.core.header_table import (
-    Column,
     Headers,
     chunk_bytes,
     column,
@@ -43,9 +40,6 @@ from kera.core.header_table import (
     end_records,
 )
 from kera.core.ids import EARLIEST, EntryId, Position
-
-HOLE_BYTES = ALIGNMENT_BYTES
-"""Of a hole where nobody knows how much is missing: less than any chunk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +239,7 @@ class StreamletMerge:
             return None
         sure = max(sure, *(known.next_records[index : index + 1] or (0,)))
         for segment in found:
-            chunks, positions = _positions(segment.record, segment.chunks)
+            chunks, positions = positions_of(segment.record, segment.chunks)
             durable = positions + chunk_bytes(chunks) <= int(segment.chunks["durable_head"].max())
             sure = max(sure, int(end_records(chunks[durable]).max(initial=0)))
         before: tuple[SegmentAddress, SegmentRecord] | None = None
@@ -254,7 +248,7 @@ class StreamletMerge:
             if segment.record.first_record + segment.record.record_count > sure:
                 if segment.address not in plan.new or any(address > segment.address for address in present):
                     return None
-                chunks, positions = _positions(segment.record, segment.chunks)
+                chunks, positions = positions_of(segment.record, segment.chunks)
                 row = int(np.argmax(end_records(chunks) > sure))
                 position = Position(*segment.key, int(positions[row]))
                 if not row and before is not None:
@@ -443,74 +437,3 @@ def _segment(address: SegmentAddress, chunks: Headers, *, from_start: bool) -> S
         newest_us=int(chunks["created_us"].max()),
     )
     return SegmentPlan(address, chunks, record, record.record_count - there)
-
-
-def lay_out(chunks: Headers, *, from_start: bool) -> tuple[Column, int]:
-    """Where the chunks of a segment are, and where the last one ends; `from_start`: none is missing before them.
-
-    What is missing before the first one may all have been in the segment before.
-    """
-    sizes = chunk_bytes(chunks)
-    packed = np.cumsum(sizes) - sizes
-    behind_hole = np.zeros(len(chunks), dtype=np.bool_)
-    behind_hole[0] = not from_start
-    behind_hole[1:] = end_records(chunks)[:-1] != column(chunks, "first_record")[1:]
-    holes = np.zeros(len(chunks), dtype=np.int64)
-    shift = 0
-    for row in np.flatnonzero(behind_hole).tolist():
-        at = int(packed[row]) + shift
-        holes[row] = max(at + HOLE_BYTES if row else 0, int(chunks["durable_head"][row])) - at
-        shift += int(holes[row])
-    positions = packed + np.cumsum(holes)
-    return positions, int(positions[-1] + sizes[-1])
-
-
-@dataclass(slots=True)
-class Places:
-    """Where the chunks of a segment go that is to come: 21 bytes a chunk."""
-
-    first_records: array[int] = field(default_factory=lambda: array("Q"))
-    positions: array[int] = field(default_factory=lambda: array("I"))
-    digests: array[int] = field(default_factory=lambda: array("Q"))
-
-    def find(self, first_record: int, digest: int) -> int | None:
-        """Which chunk this is; None: none of them."""
-        at = bisect_left(self.first_records, first_record)
-        while at < len(self.first_records) and self.first_records[at] == first_record:  # several: some have no records
-            if self.digests[at] == digest:
-                return at
-            at += 1
-        return None
-
-
-def places(record: SegmentRecord, chunks: Headers) -> Places:
-    """Where the chunks of a segment go of which `record` says what it is to be.
-
-    Chunks may be missing that were there when the record was made. Those before the first that is missing count from
-    the start of the segment then, and those behind the last from its end; nobody knows of others where they were.
-    """
-    end_record = record.first_record + record.record_count
-    within = column(chunks, "first_record") >= record.first_record
-    within &= end_records(chunks) <= end_record
-    mine, positions = _positions(record, chunks[within])
-    return Places(
-        array("Q", mine["first_record"].tobytes()),
-        array("I", positions.astype(np.uint32).tobytes()),
-        array("Q", digests_of(mine).tobytes()),
-    )
-
-
-def _positions(record: SegmentRecord, chunks: Headers) -> tuple[Headers, Column]:
-    """The chunks of which it is known where they are, and where that is."""
-    if len(chunks) and len(chunks) == record.chunk_count:
-        for from_start in (True, False):
-            positions, end = lay_out(chunks, from_start=from_start)
-            if end == record.length:
-                return chunks, positions
-    sizes, firsts, ends = chunk_bytes(chunks), column(chunks, "first_record"), end_records(chunks)
-    end_record = record.first_record + record.record_count
-    holes = np.flatnonzero(np.append(record.first_record, ends) != np.append(firsts, end_record))
-    head, tail = (int(holes[0]), int(holes[-1])) if len(holes) else (len(chunks), len(chunks))
-    before = np.cumsum(sizes[:head]) - sizes[:head]
-    behind = record.length - np.cumsum(sizes[tail:][::-1])[::-1]
-    return np.concatenate((chunks[:head], chunks[tail:])), np.concatenate((before, behind))

@@ -32,7 +32,7 @@ from kera.broker.log.entry import Entry
 from kera.broker.records import Key, SegmentAddress, SegmentRecord
 from kera.broker.recovery.assembly import Assembly, Target, put_in_place
 from kera.broker.recovery.installer import Installer
-from kera.broker.recovery.plan import Places
+from kera.broker.recovery.layout import Places
 from kera.broker.recovery.progress import UNEXPECTED, ProgressBook, RebuildProgress
 from kera.broker.recovery.replica_fetcher import BackupLinks, ReplicaFetcher
 from kera.broker.recovery.replica_reader import ReadLimits
@@ -232,13 +232,9 @@ class Rebuild:
                 path = self._store.arriving_path(physical_id)
                 self._targets[address] = Target.of(address, record, places[address], path, physical_id)
         self._schedule.add(scanned.replicas.values(), records, new=True)
-        for address in filter(self._is_unsure, records):
-            self._schedule.want(address)
-
-    def _is_unsure(self, address: SegmentAddress) -> bool:
-        """Whether nobody is told of some of a segment until it has its replicas."""
-        entry = self._find(address)
-        return entry is not None and entry.unsure is not None and address[3:] >= entry.unsure.position[:2]
+        for address in records:
+            if _is_unsure(self._find, address):
+                self._schedule.want(address)
 
     def _order_soon(self) -> None:
         if not self._ordering:
@@ -333,7 +329,7 @@ class Rebuild:
 
     def _installed(self, target: Target) -> None:
         self._forget(target)
-        self.book.installed(target.address, target.record.length, waited_for=self._is_unsure(target.address))
+        self.book.installed(target.address, target.record.length, waited_for=_is_unsure(self._find, target.address))
         if self._schedule.quiet:  # else what has come is covered later: see the head of this module
             self.book.cover()
 
@@ -425,3 +421,9 @@ class Rebuild:
             await asyncio.wait(self._tasks)
         await self._links.close()
         await asyncio.to_thread(self._threads.shutdown)
+
+
+def _is_unsure(find: Callable[[SegmentAddress], Entry | None], address: SegmentAddress) -> bool:
+    """Whether nobody is told of some of a segment until it has its replicas."""
+    entry = find(address)
+    return entry is not None and entry.unsure is not None and address[3:] >= entry.unsure.position[:2]

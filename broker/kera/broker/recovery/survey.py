@@ -20,7 +20,8 @@ from kera.broker.log.intervals import holding
 from kera.broker.log.retention import Rules
 from kera.broker.ownership.handover import begins_with, handed_over, producers_of
 from kera.broker.records import SegmentAddress, SegmentRecord
-from kera.broker.recovery.plan import EntryStart, Known, Places, StreamletMerge, StreamletPlan, places
+from kera.broker.recovery.layout import Places, places
+from kera.broker.recovery.plan import EntryStart, Known, StreamletMerge, StreamletPlan
 from kera.broker.recovery.scan import Launches, Ref, Scanned, scan
 from kera.broker.storage.index import SegmentIndex
 from kera.broker.storage.restart import LOST_GROUPS_MAX

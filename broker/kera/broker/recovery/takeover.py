@@ -23,24 +23,24 @@ from kera.broker.log.bounds import removed_before
 from kera.broker.log.entry import Entry
 from kera.broker.log.waiting import until_done, woken
 from kera.broker.ownership.streams import Streams
-from kera.broker.records import Change, EntryRecord, Graft, OriginRecord, UnsureTail
+from kera.broker.records import Change, EntryRecord, Graft, OriginRecord
 from kera.broker.recovery.plan import EntryPlan, EntryStart, StreamletPlan
 from kera.broker.recovery.progress import WAITS_MAX, RebuildProgress, RecoveryTotals
 from kera.broker.recovery.rebuild import Rebuild, RebuildLimits
 from kera.broker.recovery.scan import Launches, Ref
 from kera.broker.recovery.survey import Materials, Sought, Sources, Survey, SurveyResult, SurveyResults, launches, seek
+from kera.broker.recovery.unsure_tails import found_unsure, settled
 from kera.broker.replication.manager import Replication
 from kera.broker.storage.index_format import (
     delete_segment,
-    delete_unsure,
     put_entry,
     put_origin,
     put_producer,
     put_segment,
-    put_unsure,
 )
 from kera.broker.storage.persistence import PersistenceManager
 from kera.broker.storage.restart import Restart
+from kera.broker.storage.unsure import delete_unsure, put_unsure
 from kera.core.done import nothing
 from kera.core.errors import InvalidArgument, Recovering, TooFewBackups
 from kera.core.ids import EARLIEST, EntryId, Position
@@ -319,7 +319,7 @@ class Takeovers:
         if origin is not None:
             sources, lost = sources | origin.sources, lost + origin.records_lost
         changes.append(put_origin(*ref, OriginRecord(sources, plan.next_group_id, lost)))
-        unsure = self._unsure(ref, plan)
+        unsure = found_unsure(self._index, ref, plan)
         changes += [put_unsure(EntryId(*ref, index), tail) for index, tail in unsure.items()]
         grafts: dict[Entry, Graft] = {}
         if live is None:
@@ -350,15 +350,6 @@ class Takeovers:
             records_lost=plan.records_lost,
             chunks_cut=plan.chunks_cut,
         )
-
-    def _unsure(self, ref: Ref, plan: StreamletPlan) -> dict[int, UnsureTail]:
-        """By entry; what was found before may be unsure still."""
-        found = {}
-        for index, entry in enumerate(plan.entries):
-            if entry.unsure is not None:
-                known = self._index.unsure(EntryId(*ref, index))
-                found[index] = entry.unsure if known is None else min(known, entry.unsure)
-        return found
 
     async def _flushed(self, entries: Iterable[Entry], plan: StreamletPlan) -> None:
         """Wait until nothing is in memory only that is older than what comes: the index has the older part of a log."""
@@ -414,14 +405,9 @@ class Takeovers:
         if not self._is_open(ref) or (progress is not None and not progress.begun):
             return
         uncovered = () if progress is None else progress.uncovered
-        for entry in self._streams.get(ref[0]).streamlets[ref[1]].entries.made:
-            tail = entry.unsure
-            if tail is not None and not any(
-                address.entry == entry.index and address[3:] >= tail.position[:2] for address in uncovered
-            ):
-                entry.unsure = None
-                self._memory.index_writer.note([delete_unsure(entry.log_id)], nothing)
-                entry.wake()
+        for entry in settled(self._streams.get(ref[0]).streamlets[ref[1]].entries.made, uncovered):
+            self._memory.index_writer.note([delete_unsure(entry.log_id)], nothing)
+            entry.wake()
 
     def progress(self) -> list[coordinator_pb2.RecoveryProgress]:
         """How far this broker is, by source."""

@@ -65,6 +65,14 @@ class Backups:
             else:
                 self._backups[info.backup_id] = _Backup(info)
 
+    def away(self) -> set[int]:
+        """Those that cannot be reached."""
+        return {backup_id for backup_id, backup in self._backups.items() if not backup.up}
+
+    def knows(self, backup_id: int) -> bool:
+        """Whether there is such a one."""
+        return backup_id in self._backups
+
     def is_up(self, backup_id: int) -> bool:
         """Whether it can be reached."""
         backup = self._backups.get(backup_id)

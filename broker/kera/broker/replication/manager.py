@@ -15,7 +15,7 @@ coordinator has them freed when they are not needed any more. Sending is for ``k
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from random import Random
 
 from kera.broker.log.events import Events
@@ -24,9 +24,11 @@ from kera.broker.replication.backlog import Backlog
 from kera.broker.replication.backups import Backups
 from kera.broker.replication.coverage import Coverage, Note
 from kera.broker.replication.limits import ReplicationLimits
+from kera.broker.replication.virtual_index import delete_dropped, put_dropped
 from kera.broker.replication.virtual_log import Close, Effect
 from kera.broker.replication.virtual_logs import VirtualLogs
 from kera.broker.replication.virtual_segment import Free, ReplicationTotals, VirtualSegment
+from kera.core.done import nothing
 from kera.core.errors import KeraError
 from kera.v1 import backup_pb2
 
@@ -66,6 +68,9 @@ class Replication:
         """By backup and stream, replicas of earlier launches from which others may recover."""
         self._released: set[int] = set()
         """Streams of which nobody needs them any more, for backups that come later: the last so many."""
+        self._note = note
+        self._dropped: dict[int, set[int]] = {}
+        """Streams that were dropped while these backups were away, which may have replicas of them: a restart knows."""
         events.gone.listen(self.coverage.gone)
 
     def _do(self, effect: Effect) -> None:
@@ -79,14 +84,17 @@ class Replication:
         *,
         recover_before_epoch: int = 0,
         spare_before_epoch: int = 0,
+        dropped: Mapping[int, set[int]] | None = None,
     ) -> None:
-        """A launch begins, with the virtual segments that the index has.
+        """A launch begins, with the virtual segments that the index has; `dropped`: see `dropped_streams`.
 
         Replicas of launches before `recover_before_epoch` are for recovery: they cover nothing, and are freed from here
         only when their stream goes, or is `released`. Those of launches before `spare_before_epoch` may be: they are
         not freed either, unless they cover something that is here.
         """
         self.logs.begin(broker_epoch)
+        self._dropped = dict(dropped or {})
+        self._released.update(self._dropped)
         self.coverage.begin(
             (segment for segment in found if segment.virtual_segment_id >= recover_before_epoch << 32),
             spare_before=max(recover_before_epoch, spare_before_epoch) << 32,
@@ -100,6 +108,11 @@ class Replication:
         self.logs.drop_stream(stream_id, error)
         self.coverage.drop_stream(stream_id)  # even if it was not open, what it had is written down
         self.release(stream_id)
+        away = self.backups.away()
+        if away and len(self._dropped) < RELEASED_MAX:
+            self._released.add(stream_id)
+            self._dropped[stream_id] = away
+            self._note([put_dropped(stream_id, away)], nothing)
         self._events.backup_work()
 
     def release(self, stream_id: int) -> None:
@@ -107,7 +120,7 @@ class Replication:
         if not self.coverage.spare_before:
             return
         if len(self._released) >= RELEASED_MAX:
-            self._released.clear()
+            self._released = set(self._dropped)
         self._released.add(stream_id)
         for (backup_id, of_stream), ids in self._others.items():
             if of_stream == stream_id and ids:
@@ -159,7 +172,16 @@ class Replication:
             else:
                 self._others.setdefault((backup_id, replica.stream_id), set()).add(id_)
         self.coverage.without(backup_id, has=lambda id_: id_ > last_id or id_ in has)
+        self._forget_dropped(backup_id)
         self._events.backup_work()
+
+    def _forget_dropped(self, backup_id: int) -> None:
+        """A backup is told what it need not keep; others may be gone for good."""
+        for stream_id, away in list(self._dropped.items()):
+            away -= {each for each in away if each == backup_id or not self.backups.knows(each)}
+            if not away:
+                del self._dropped[stream_id]
+                self._note([delete_dropped(stream_id)], nothing)
 
     def unneeded_backups(self) -> frozenset[int]:
         """Backups that are dead, and have nothing that is not elsewhere, too."""

@@ -1,12 +1,13 @@
 """What the index has of a closed virtual segment: where its replicas are, and which parts of which segments it covers.
 
 Records belong to their stream, and go with it. One that is missing does no harm: what it covered is replicated again.
+Of a stream that was dropped while backups were away, there is which these are: they may have replicas of it.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 from kera.broker.records import Change, SegmentAddress
@@ -14,6 +15,7 @@ from kera.broker.replication.virtual_segment import Extent, VirtualSegment
 from kera.broker.storage.index_format import sealed
 
 _KEY = struct.Struct(">cQQ")
+_DROPPED_KEY = struct.Struct(">cQ")
 _HEAD = struct.Struct("<IIIHHI")
 _BACKUP = struct.Struct("<I")
 _EXTENT = struct.Struct("<IIQIII")
@@ -30,6 +32,17 @@ def put_virtual_segment(place: VirtualSegment) -> Change:
 def delete_virtual_segment(place: VirtualSegment) -> Change:
     """The change that forgets it."""
     return _key(place), None
+
+
+def put_dropped(stream_id: int, backup_ids: Iterable[int]) -> Change:
+    """The change that remembers that these backups may have replicas of a stream that is gone."""
+    value = b"".join(_BACKUP.pack(backup_id) for backup_id in sorted(backup_ids))
+    return sealed(_DROPPED_KEY.pack(b"d", stream_id), value)
+
+
+def delete_dropped(stream_id: int) -> Change:
+    """The change that says that none has any more."""
+    return _DROPPED_KEY.pack(b"d", stream_id), None
 
 
 class Index(Protocol):
@@ -58,3 +71,11 @@ def virtual_segments(index: Index) -> Iterator[VirtualSegment]:
 
 def _key(place: VirtualSegment) -> bytes:
     return _KEY.pack(b"v", place.stream_id, place.virtual_segment_id)
+
+
+def dropped_streams(index: Index) -> dict[int, set[int]]:
+    """Streams that are gone, and the backups that may have replicas of them."""
+    return {
+        _DROPPED_KEY.unpack(key)[1]: {backup_id for (backup_id,) in _BACKUP.iter_unpack(value)}
+        for key, value in index.records(b"d")
+    }

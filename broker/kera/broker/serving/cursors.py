@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from kera.broker.log.bounds import end_of
-from kera.broker.log.entry import Entry
+from kera.broker.log.entry import Entry, written_end
 from kera.broker.log.intervals import interval_after, interval_before, interval_of
 from kera.broker.log.read_plan import check_possible, entry_of, ordinal_of, resolve
 from kera.broker.log.streamlet import Streamlet
@@ -173,7 +173,7 @@ class CursorChanges:
         check_possible(position)
         interval = interval_of(streamlet.intervals, position.group_id)
         beyond = interval is None and interval_before(streamlet.intervals, position.group_id) is not None
-        if position > max(end_of(streamlet, entry)[0], entry.written_end) and not beyond:
+        if position > max(end_of(streamlet, entry)[0], written_end(entry)) and not beyond:
             raise InvalidArgument(
                 f"{tuple(position)} is beyond the durable head {tuple(entry.end)}", position=list(position)
             )  # invariant 9

@@ -25,15 +25,7 @@ from typing import Any
 
 import lmdb
 
-from kera.broker.records import (
-    Change,
-    EntryRecord,
-    OriginRecord,
-    ProducerRecord,
-    SegmentAddress,
-    SegmentRecord,
-    UnsureTail,
-)
+from kera.broker.records import Change, EntryRecord, OriginRecord, ProducerRecord, SegmentAddress, SegmentRecord
 from kera.broker.storage.index_format import (
     CRC,
     ENTRY_KEY,
@@ -50,7 +42,6 @@ from kera.broker.storage.index_format import (
     segment_key,
     segment_record,
     stream_of,
-    unsure_tail,
 )
 from kera.core.errors import StartError
 from kera.core.ids import EntryId, Position
@@ -169,11 +160,6 @@ class SegmentIndex:
         """All entries that have a record."""
         for key, _ in self.records(b"e"):
             yield EntryId(*ENTRY_KEY.unpack(key)[1:])
-
-    def unsure(self, entry: EntryId) -> UnsureTail | None:
-        """Where the unsure tail of an entry begins; None: there is none."""
-        value = self.record(ENTRY_KEY.pack(b"u", *entry))
-        return None if value is None else unsure_tail(value)
 
     def producers(self, stream_id: int, streamlet_id: int) -> dict[int, ProducerRecord]:
         """The producers of a streamlet."""

@@ -10,7 +10,8 @@ key (big-endian, so that LMDB's order is the order of the log)       value (ends
 "v" stream u64, virtual segment u64                                  see ``kera.broker.replication.virtual_index``
 "o" stream u64, streamlet u32                                        OriginRecord
 "h" stream u64, streamlet u32                                        see ``kera.broker.ownership.handover``
-"u" stream u64, streamlet u32, entry u32                             UnsureTail
+"u" stream u64, streamlet u32, entry u32                             see ``kera.broker.storage.unsure``
+"d" stream u64                                                       see ``kera.broker.replication.virtual_index``
 "i" stream u64                                                       see ``kera.broker.ownership.stream_records``
 """
 
@@ -18,16 +19,7 @@ from __future__ import annotations
 
 import struct
 
-from kera.broker.records import (
-    Change,
-    EntryRecord,
-    Gap,
-    OriginRecord,
-    ProducerRecord,
-    SegmentAddress,
-    SegmentRecord,
-    UnsureTail,
-)
+from kera.broker.records import Change, EntryRecord, Gap, OriginRecord, ProducerRecord, SegmentAddress, SegmentRecord
 from kera.core.checksum import crc32c
 from kera.core.ids import EntryId, Position
 
@@ -47,7 +39,6 @@ POSITION = struct.Struct("<QII")
 ORIGIN_KEY = struct.Struct(">cQI")
 _ORIGIN = struct.Struct("<QQI")
 _SOURCE = struct.Struct("<IQ")
-_UNSURE = struct.Struct("<QIIQ")
 
 
 def put_segment(address: SegmentAddress, record: SegmentRecord) -> Change:
@@ -108,22 +99,6 @@ def put_origin(stream_id: int, streamlet_id: int, record: OriginRecord) -> Chang
     value = _ORIGIN.pack(record.next_group_id, record.records_lost, len(record.sources))
     value += b"".join(_SOURCE.pack(*source) for source in sorted(record.sources))
     return sealed(ORIGIN_KEY.pack(b"o", stream_id, streamlet_id), value)
-
-
-def put_unsure(entry: EntryId, tail: UnsureTail) -> Change:
-    """The change that writes where the unsure tail of an entry begins."""
-    return sealed(ENTRY_KEY.pack(b"u", *entry), _UNSURE.pack(*tail.position, tail.record))
-
-
-def delete_unsure(entry: EntryId) -> Change:
-    """The change that says that all of an entry has its replicas."""
-    return ENTRY_KEY.pack(b"u", *entry), None
-
-
-def unsure_tail(value: bytes) -> UnsureTail:
-    """What `put_unsure` has written."""
-    group_id, segment_id, offset, record = _UNSURE.unpack_from(value)
-    return UnsureTail(Position(group_id, segment_id, offset), record)
 
 
 def put_removal(physical_id: int) -> Change:

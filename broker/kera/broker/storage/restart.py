@@ -27,6 +27,7 @@ from kera.broker.storage.index import SegmentIndex
 from kera.broker.storage.index_format import delete_segment, put_entry, put_producer, put_removal, put_segment, with_gap
 from kera.broker.storage.index_repair import UNKNOWN_CRC, StartFindings, entry_with, producers_of, repair_index
 from kera.broker.storage.segment_files import SegmentStore, record_of, report_damage
+from kera.broker.storage.unsure import unsure_tail
 from kera.core.chunk import ALIGNMENT_BYTES
 from kera.core.errors import StartError
 from kera.core.ids import EARLIEST, EntryId, Position
@@ -285,7 +286,7 @@ class Restart:
             result.next_group_id = origin.next_group_id
         known = False
         for entry in there:
-            entry.unsure = self.index.unsure(entry.log_id)
+            entry.unsure = unsure_tail(self.index, entry.log_id)
             known = known or self.index.entry(entry.log_id) is not None
             entry.committed = self.index.cursors(entry.log_id)
             result.segments += self._restore_tail(entry, producers)
