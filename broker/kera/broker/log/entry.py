@@ -32,6 +32,7 @@ from kera.broker.records import (
     SegmentRecord,
     UnsureTail,
 )
+from kera.core.errors import Recovering
 from kera.core.ids import EARLIEST, EntryId, Position
 
 
@@ -381,6 +382,17 @@ def written_end(entry: Entry) -> Position:
         if segment.durable_head:
             return Position(*segment.key, segment.durable_head)
     return max(entry.start, entry.stored_end)  # not a segment of which nothing is durable: it may be lost yet
+
+
+def still_unsure(entry: Entry) -> Recovering:
+    """What those are told who ask for more of an entry than is before its unsure tail."""
+    _, streamlet_id, index = entry.log_id
+    return Recovering(
+        f"entry {index} of streamlet {streamlet_id} has just been recovered, and its last records may not be on as many"
+        " backups as was promised; ask again when they are",
+        streamlet_id=streamlet_id,
+        entry=index,
+    )
 
 
 def _key(segment: Segment) -> Key:

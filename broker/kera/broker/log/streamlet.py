@@ -18,13 +18,13 @@ from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from kera.broker.log.arena import Slot
-from kera.broker.log.entry import Entries, Entry
+from kera.broker.log.entry import Entries, Entry, still_unsure
 from kera.broker.log.intervals import Holding
 from kera.broker.log.progress import StreamletProgress
 from kera.broker.log.segment import Segment
 from kera.broker.records import ProducerRecord, SegmentAddress
 from kera.core.chunk import ChunkHeader, verify_header
-from kera.core.errors import CorruptChunk, OutOfSequence, ProducerFenced, RecordTooLarge, Unavailable
+from kera.core.errors import CorruptChunk, OutOfSequence, ProducerFenced, RecordTooLarge
 from kera.core.ids import EARLIEST, PRODUCER_IDS
 
 NO_FENCES: Mapping[int, int] = MappingProxyType({})
@@ -325,13 +325,8 @@ class Streamlet(StreamletProgress):
         segment, the first one at whose end the producer was beyond it, and halve what is left.
         """
         wanted = (header.producer_epoch, header.sequence)
-        if entry.unsure is not None:
-            raise Unavailable(
-                f"entry {entry.index} of streamlet {self.streamlet_id} has just been recovered, and some of it may not"
-                " be on as many backups as was promised; this chunk may be among that: send it again when it is",
-                streamlet_id=self.streamlet_id,
-                entry=entry.index,
-            )
+        if entry.unsure is not None:  # it may be among that
+            raise still_unsure(entry)
         for _, segment in sorted(entry.resident.items()):
             state = segment.producers.get(header.producer_id)
             if segment.loading or (not segment.in_index and state is None):

@@ -6,7 +6,7 @@ from collections.abc import Generator, Iterable
 from typing import Any
 
 from kera.broker.log.bounds import end_of, lag_bytes, lag_records, list_groups, oldest_us, ordinal_at
-from kera.broker.log.entry import Entry
+from kera.broker.log.entry import Entry, still_unsure
 from kera.broker.log.intervals import NO_END, interval_of
 from kera.broker.log.read_plan import entry_of, first_record, interval_at, resolve
 from kera.broker.log.streamlet import Streamlet
@@ -64,6 +64,8 @@ class Descriptions:
             info = response.streamlets.add(streamlet_id=streamlet_id, group_count=count, owned=streamlet.owned)
             info.leads = streamlet.intervals[0].leads
             for entry in streamlet.entries:
+                if entry.unsure is not None:  # its end would be before what may have been acknowledged, and was read
+                    raise still_unsure(entry)
                 end, next_record = end_of(streamlet, entry)
                 row = info.entries.add(
                     first_record=first_record(entry), next_record=next_record, length_bytes=entry.length_bytes
