@@ -483,7 +483,7 @@ async def test_alerts_and_dashboards_ask_for_metrics_that_there_are(tmp_path: Pa
         text = "".join([await asyncio.to_thread(_scraped, each["metrics_address"]) for each in cluster.ready.values()])
 
     assert asked
-    assert asked <= set(re.findall(r"^(\w+)", text, re.MULTILINE))
+    assert asked <= set(re.findall(r"^(?:# HELP )?(\w+)", text, re.MULTILINE))
 
 
 def _scraped(address: str) -> str:
