@@ -280,10 +280,13 @@ def test_a_file_that_was_begun_is_left_to_the_next_launch_and_goes_when_there_is
     log = launches.begin()
     assert launches.found.open_files == 0, "memory has all that is in there"
     assert list(launches.engine.store.physical_ids()) == [1]
+    ids = launches.engine.memory.ids
+    assert ids.meta["first_unsettled_id"] == 1, "who starts once there is another one looks for it"
     launches.engine.memory.segments.close_all()
     launches.engine.run()
 
     assert list(launches.engine.store.physical_ids()) == [2]
+    assert ids.meta["first_unsettled_id"] == ids.meta["next_physical_id"]
     assert log.read_all() == [0, 1]
 
 

@@ -99,9 +99,12 @@ class PersistenceManager:
     def adopt(self, segment: Segment) -> None:
         """A segment of the tail that the last launch left in memory.
 
-        Its chunks do not say when they were appended: it counts as now, so that nothing of it goes early.
+        Its chunks do not say when they were appended: it counts as now, so that nothing of it goes early. The file that
+        it had will be unknown to the index once that has another one, and until it is to be removed.
         """
         segment.newest_us = self.now_us
+        for physical_id in segment.abandoned:
+            self.ids.expect(physical_id)
         self.opened(segment)
 
     def dropped(self, streamlet: Streamlet) -> None:
