@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from prometheus_client import CollectorRegistry
 
-from kera.coordinator.consumer_groups.lags import GroupLags, Key, done_behind_cursors, where_to_ask
+from kera.coordinator.consumer_groups.lags import TRIES_MAX, GroupLags, Key, done_behind_cursors, where_to_ask
 from kera.coordinator.consumer_groups.progress import Group, StreamletProgress
 from kera.coordinator.metrics import CoordinatorMetrics
-from kera.core.errors import DataLost, InvalidCursor, KeraError, Unavailable
+from kera.core.errors import DataLost, InvalidCursor, KeraError, Recovering, Unavailable
 from kera.core.ids import EARLIEST, Position
 from kera.core.rpc.wire import error_to_message
 from kera.v1 import broker_pb2, common_pb2
@@ -96,10 +96,35 @@ async def test_what_was_removed_unread_is_not_behind(cluster: Cluster, lags: Gro
 async def test_a_broker_that_says_again_and_again_that_something_is_gone_is_not_asked_for_ever(
     cluster: Cluster, lags: GroupLags
 ) -> None:
+    """Neither where it names the same place, nor a later one each time."""
     cluster.brokers.lag = lambda *_: failed(DataLost("it was removed", available_from=[4, 1, 0]))
     await lags.ask()
     assert lags.records == {APP: 0}
     assert len(cluster.brokers.measured) == 4
+
+    cluster.brokers.measured.clear()
+    cluster.brokers.lag = lambda _, cursor: failed(DataLost("", available_from=[cursor.group_id + 1, 1, 0]))
+    await lags.ask()
+    assert lags.records == {APP: 0}
+    assert len(cluster.brokers.measured) == 2 * TRIES_MAX
+
+
+async def test_what_a_broker_has_yet_to_find_out_is_as_it_was(cluster: Cluster, lags: GroupLags) -> None:
+    cluster.brokers.lag = lambda *_: broker_pb2.Lag(records=10)
+    await lags.ask()
+    cluster.brokers.lag = lambda *_: failed(Recovering("ask again"))
+    await lags.ask()
+    assert lags.records == {APP: 20}
+
+
+async def test_a_broker_that_is_gone_is_not_waited_for(cluster: Cluster, lags: GroupLags) -> None:
+    cluster.brokers.lag = lambda *_: broker_pb2.Lag(records=10)
+    await lags.ask()
+    cluster.brokers.measured.clear()
+    cluster.coordinator.state.brokers.declare_dead(2)
+    await lags.ask()
+    assert lags.records == {APP: 20}
+    assert [broker_id for broker_id, _ in cluster.brokers.measured] == [1]
 
 
 async def test_there_is_a_limit_to_what_is_asked_and_it_is_told(cluster: Cluster) -> None:

@@ -31,6 +31,8 @@ PLACES_MAX = 50_000
 """In streams, that are asked for at a time."""
 CURSORS_MAX = 1000
 """In a request."""
+TRIES_MAX = 3
+"""Of a request, as what it is about may be removed meanwhile."""
 SHARE = 20
 """The pause is at least so many times as long as the asking."""
 
@@ -95,10 +97,13 @@ class GroupLags:
         unknown: set[Key] = set()
         places = await self._places(found)
         for broker_id, wanted in sorted(places.items()):
+            if not self._state.brokers.is_alive(broker_id):  # it would be waited for, again and again
+                unknown.update(place.key for place in wanted)
+                continue
             for first in range(0, len(wanted), CURSORS_MAX):
                 some = wanted[first : first + CURSORS_MAX]
                 try:
-                    await self._count(broker_id, some, found)
+                    unknown.update(await self._count(self._state.brokers.describe(broker_id), some, found))
                 except KeraError:
                     unknown.update(place.key for place in some)
         before = self.records
@@ -129,23 +134,32 @@ class GroupLags:
                     room -= 1
         return places
 
-    async def _count(self, broker_id: int, places: Sequence[Place], found: Counter[Key]) -> None:
-        """Add what a broker has. What was removed before it could be read is counted from behind that."""
-        while places:
-            lags = await self._state.broker_calls.measure_lag(
-                self._state.brokers.describe(broker_id), [place.cursor for place in places]
-            )
+    async def _count(self, broker: common_pb2.BrokerInfo, places: Sequence[Place], found: Counter[Key]) -> set[Key]:
+        """Add what a broker has; returns of which it does not say that now.
+
+        What was removed before it could be read is counted from behind that.
+        """
+        unknown: set[Key] = set()
+        for _ in range(TRIES_MAX):
+            lags = await self._state.broker_calls.measure_lag(broker, [place.cursor for place in places])
             again: list[Place] = []
             for place, lag in zip(places, lags, strict=True):
                 if not lag.HasField("error"):
                     found[place.key] += lag.records
-                elif (behind := self._behind(broker_id, place, lag.error)) is not None:
+                    continue
+                error = error_from_message(lag.error)
+                if error.retriable:
+                    unknown.add(place.key)
+                elif (behind := self._behind(broker.broker_id, place, error)) is not None:
                     again.append(behind)
+            if not again:
+                return unknown
             places = again
+        return unknown | {place.key for place in places}
 
-    def _behind(self, broker_id: int, place: Place, error: common_pb2.Error) -> Place | None:
+    def _behind(self, broker_id: int, place: Place, lost: KeraError) -> Place | None:
         """Where there is something again, at the same broker."""
-        lost, cursor = error_from_message(error), place.cursor
+        cursor = place.cursor
         if not isinstance(lost, DataLost):
             return None
         behind = Position(*lost.attributes.get("available_from", ()) or EARLIEST)
