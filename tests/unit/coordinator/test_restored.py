@@ -135,7 +135,7 @@ async def test_a_stream_that_was_recovered_since_goes_on_there_whoever_comes_fir
     assert stream.assignments[0].broker_epoch == gone_back.coordinator.state.brokers.epoch(2)
     assert comes_from(stream, gone_back.later.assignments_version)
     assert gone_back.coordinator.unknown.describe_all() == []
-    assert gone_back.brokers.opened == [(2, "orders")]
+    assert gone_back.brokers.opened == [(1, "orders"), (2, "orders")]  # who was its owner is told, too
     await gone_back.settle()
     assert gone_back.coordinator.state.catching_up == ""
     assert RESTORED not in await gone_back.store.list("")

@@ -161,6 +161,38 @@ async def test_a_stream_that_moved_since_a_copy_goes_on_where_its_brokers_know_i
     assert (await two.coordinator.members.heartbeat(beat(two, 1, later))).unknown_stream_ids == []
 
 
+async def test_who_has_been_an_owner_since_a_copy_is_told_that_another_broker_is(two: Cluster) -> None:
+    """Of the move away from it only the new owner was told, before older metadata were put back."""
+    await two.register("c")
+    between, later = await moved_since_a_copy(two)
+    owner = later.assignments[0].broker_id
+    between = common_pb2.StreamInfo()
+    between.CopyFrom(later)
+    between.assignments[0].broker_id = 3
+    between.assignments[0].intervals[-1].broker_id = 3
+    new_version(later, two.coordinator.state.coordinator_epoch + 5)
+    await two.coordinator.members.heartbeat(beat(two, 3, between))
+    await tell(two, 3, between)
+
+    await all_tell(two, owner, later)
+
+    assert two.coordinator.state.catalog.named("orders") == later
+    assert two.brokers.streams[3, later.stream_id].assignments_version == later.assignments_version
+
+
+async def test_a_broker_that_holds_what_is_elsewhere_by_now_is_told_so(two: Cluster) -> None:
+    """Whatever it comes from: it is no news, and nobody else would tell it."""
+    await two.register("c")
+    known, _ = await moved_since_a_copy(two)
+
+    response = await two.coordinator.members.heartbeat(beat(two, 3, known))
+    await two.settle()
+
+    assert not response.unknown_stream_ids
+    assert two.brokers.streams[3, known.stream_id] == known
+    assert two.coordinator.state.untold() == []
+
+
 async def test_an_owner_that_never_got_what_was_handed_over_gets_it_from_who_had_the_streamlet(two: Cluster) -> None:
     """The move had been written, and the new owner had gone before it was told; then older metadata were put back."""
     _, later = await moved_since_a_copy(two)

@@ -221,6 +221,10 @@ class State:
         for broker_id, error in failed.items():
             log.warning(otherwise, stream_id=stream.stream_id, broker_id=broker_id, error=str(error))
 
+    def tell_later(self, stream_id: int, broker_id: int) -> None:
+        """A broker has yet to be told of a stream as it is now: see `tell_again`."""
+        self._untold.setdefault(stream_id, set()).add(broker_id)
+
     def untold(self) -> list[int]:
         """The streams of which somebody can be told now who could not be before."""
         for stream_id in [stream_id for stream_id in self._untold if stream_id not in self.catalog]:

@@ -107,23 +107,26 @@ class UnknownStreams:
 
     async def _take_up(self, stream_id: int) -> None:
         try:
-            stream = await self._state.change(self._write_later(stream_id))
+            written = await self._state.change(self._write_later(stream_id))
         except InvalidArgument:
             self._stuck.add(stream_id)
             raise
         self._stuck.discard(stream_id)
-        if stream is not None:
+        if written is not None:
+            stream, also = written
             log.warning(
                 "a stream goes on as its brokers know it: the metadata may have been restored from an older copy",
                 stream=stream.name,
                 stream_id=stream_id,
             )
-            await self._state.tell(stream, otherwise="broker could not be told how a stream goes on yet")
+            await self._state.tell(stream, otherwise="broker could not be told how a stream goes on yet", also=also)
 
-    async def _write_later(self, stream_id: int) -> common_pb2.StreamInfo | None:
+    async def _write_later(self, stream_id: int) -> tuple[common_pb2.StreamInfo, set[int]] | None:
+        """The stream from now on, and the brokers that may take themselves for owners of what is elsewhere."""
         told, known = self.reports.told_of(stream_id), self._state.catalog.find(stream_id)
         if not told or known is None:
             return None
+        also = self._holders_so_far(stream_id)
         later = [one.stream for one in told.values()]
         self.reports.check_told(known, *later)
         stream = _later_version(known, later)
@@ -141,7 +144,16 @@ class UnknownStreams:
         self._recoveries.admitted(lost)
         self._migration.take_up(moved)
         self.reports.discard(stream_id)
-        return stream
+        return stream, also
+
+    def _holders_so_far(self, stream_id: int) -> set[int]:
+        """The brokers that have told of a stream, and those that have a part of it as far as the metadata know.
+
+        One of which a part was moved away may not have been told: the coordinator that moved it is no more.
+        """
+        catalog = self._state.catalog
+        holders = catalog.holders(catalog.with_id(stream_id)) if stream_id in catalog else ()
+        return {*holders, *(launch.member_id for launch in self.reports.told_of(stream_id))}
 
     def describe_all(self) -> list[coordinator_pb2.UnknownStream]:
         """One description of each, by their ids: as the latest of the brokers knows it, with what all of them hold."""
@@ -166,6 +178,7 @@ class UnknownStreams:
         state = self._state
         async with state.changing:
             stream_id = self._find(which)
+            also = self._holders_so_far(stream_id)
             if stream_id in state.catalog:
                 stream = self._version_of_brokers(stream_id)
                 name = name or stream.name
@@ -178,7 +191,7 @@ class UnknownStreams:
             self.reports.discard(stream_id)
             self._migration.take_up(moved)
         log.warning("stream adopted", stream=stream.name, stream_id=stream.stream_id)
-        await state.tell(stream, otherwise="broker could not be told of an adopted stream yet")
+        await state.tell(stream, otherwise="broker could not be told of an adopted stream yet", also=also)
         return stream
 
     async def _adopt_unknown(self, stream_id: int, name: str) -> tuple[common_pb2.StreamInfo, list[StreamletId]]:

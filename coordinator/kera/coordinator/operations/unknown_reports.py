@@ -47,12 +47,18 @@ class UnknownReports:
             self._told.setdefault(stream_id, {})[launch] = one
 
     async def of(self, launch: Launch, request: coordinator_pb2.HeartbeatRequest) -> list[int]:
-        """Of which of the streams that a broker holds we do not know what it knows."""
-        news, pace = [], self._state.pace()
+        """Of which of the streams that a broker holds we do not know what it knows.
+
+        One in which it has no part any more, and may not know that, is told so.
+        """
+        state, news = self._state, []
+        pace = state.pace()
         for one in request.held_streams:
             await pace.step()
             if self._is_news(one.stream_id, one.assignments_version, one.config_version):
                 news.append(one.stream_id)
+            elif (known := state.catalog.find(one.stream_id)) and launch.member_id not in state.catalog.holders(known):
+                state.tell_later(one.stream_id, launch.member_id)
         if news or request.held_streams_told:
             self._named.setdefault(launch, set()).update(news)
         if request.held_streams_told:
