@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from functools import partial
 from itertools import count
 
-from kera.core.errors import InvalidArgument, KeraError, NotLeader, Unavailable, Uncertain
+from kera.core.closing import close_all
+from kera.core.errors import ClosedError, InvalidArgument, KeraError, NotLeader, Unavailable, Uncertain
 from kera.core.rpc.address import split_address
 from kera.core.rpc.limits import BULK_BYTES_MAX
 from kera.core.rpc.method import Channel, Method, RequestT, ResponseT, call
@@ -42,6 +44,7 @@ class Coordinators:
         """Over which connection each goes, from 1."""
         self._closing: set[asyncio.Task[None]] = set()
         self._current = self.addresses[0]
+        self._closed = False
 
     async def ask(
         self, method: Method[RequestT, ResponseT], message: RequestT, *, timeout_s: float, conversation: str = ""
@@ -116,6 +119,8 @@ class Coordinators:
         key = address, self._connection_of(conversation)
         channel = self._channels.get(key)
         if channel is None:
+            if self._closed:
+                raise ClosedError("the connections to the coordinators are closed")
             channel = self._channels[key] = self._open(address, bulk_bytes_max=self._bulk_bytes_max)
         return await call(channel, method, message, timeout_s=timeout_s)
 
@@ -132,9 +137,10 @@ class Coordinators:
         self._conversations.pop(conversation, None)
 
     async def close(self) -> None:
-        """Close all connections."""
+        """Close all connections; there are none after it."""
+        self._closed = True
         channels, self._channels = list(self._channels.values()), {}
-        await asyncio.gather(*(channel.close() for channel in channels), *self._closing)
+        await close_all((*(channel.close for channel in channels), partial(asyncio.gather, *self._closing)))
 
 
 def _addresses(text: str) -> list[str]:

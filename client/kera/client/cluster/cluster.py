@@ -33,6 +33,7 @@ from kera.client.types import (
     fill_cursor,
     position_of,
 )
+from kera.core.closing import close_all
 from kera.core.coordinators import Coordinators
 from kera.core.errors import InvalidArgument, KeraError, SchemaMismatch, Unavailable, Uncertain, UnknownStream
 from kera.core.ids import EntryId, Position
@@ -367,6 +368,5 @@ class Cluster:
                 await self.ask(api.REPORT_BROKER, report)
 
     async def close(self) -> None:
-        """Close all connections."""
-        await self._tasks.end()
-        await asyncio.gather(self._connections.close(), self.locality.close(), self._coordinators.close())
+        """Close all connections, also if whoever waits for that is cancelled; there are none after it."""
+        await close_all((self._tasks.end, self._connections.close, self.locality.close, self._coordinators.close))

@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from kera.client.settings import ClientSettings, Transport
 from kera.client.types import BrokerDescription, StreamDescription
-from kera.core.errors import KeraError, Unavailable, Uncertain
+from kera.core.closing import close_all
+from kera.core.errors import ClosedError, KeraError, Unavailable, Uncertain
 from kera.core.rpc import Channel, api
 from kera.core.rpc.frame_client import FrameChannel
 from kera.core.rpc.method import call
@@ -51,9 +52,10 @@ class Connections:
         """By broker: the epoch that was reported last, and when."""
         self._connections: dict[int, _Connection] = {}
         self._connecting: dict[int, asyncio.Lock] = {}
+        self._closed = False
 
     async def channel(self, stream: StreamDescription, broker_id: int) -> Channel:
-        """A live connection to a broker that `stream` names. Raises `Unavailable`."""
+        """A live connection to a broker that `stream` names. Raises `Unavailable`, and `ClosedError` after `close`."""
         broker = stream.brokers.get(broker_id)
         broker_epoch = 0 if broker is None else broker.broker_epoch
         known = self._live(broker_id, broker_epoch)
@@ -66,11 +68,15 @@ class Connections:
             if known is not None:
                 return known
             old = self._connections.get(broker_id)
+            self._check_open()
             try:
                 channel = await self._connect(broker)
             except Unavailable as error:
                 self._report_once(broker, error)
                 raise
+            if self._closed:
+                await channel.close()
+            self._check_open()
             self._connections[broker_id] = _Connection(channel, broker_epoch)
         if old is not None:
             await old.channel.close()
@@ -144,7 +150,12 @@ class Connections:
         return channel
 
     async def close(self) -> None:
-        """Close all connections."""
+        """Close all connections; there are none after it."""
+        self._closed = True
         channels = [connection.channel for connection in self._connections.values()]
         self._connections.clear()
-        await asyncio.gather(*(channel.close() for channel in channels))
+        await close_all(channel.close for channel in channels)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("the client is closed")

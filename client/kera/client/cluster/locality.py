@@ -17,7 +17,8 @@ from kera.client.cluster.push_connect import connect
 from kera.client.cluster.timing import Timing
 from kera.client.settings import ClientSettings, SharedMemory
 from kera.client.types import BrokerDescription
-from kera.core.errors import InvalidArgument, KeraError, Unavailable
+from kera.core.closing import close_all
+from kera.core.errors import ClosedError, InvalidArgument, KeraError, Unavailable
 from kera.core.telemetry import get_logger
 
 log = get_logger("kera.push")
@@ -34,6 +35,7 @@ class Locality:
         self._connecting: dict[int, asyncio.Lock] = {}
         self._refused: dict[int, tuple[int, float]] = {}
         """By broker: the epoch of the launch that cannot push to us, and when to try again."""
+        self._closed = False
 
     def reachable(self, broker: BrokerDescription | None, wish: SharedMemory) -> bool:
         """Whether to have a broker push. Raises `InvalidArgument` when that is a must and cannot be."""
@@ -63,9 +65,11 @@ class Locality:
     async def connection(self, broker: BrokerDescription, wish: SharedMemory) -> PushChannel | None:
         """The connection to a broker that is `reachable`; None: it cannot be had, so pull.
 
-        With *always*, raises what is in the way: `InvalidArgument`, `ProtocolError` or `Unavailable`.
+        With *always*, raises what is in the way: `InvalidArgument`, `ProtocolError` or `Unavailable`. Raises
+        `ClosedError` after `close`.
         """
         async with self._connecting.setdefault(broker.broker_id, asyncio.Lock()):
+            self._check_open()
             known = self._connections.get(broker.broker_id)
             if known is not None and not known.closed:
                 return known
@@ -80,6 +84,9 @@ class Locality:
                     raise
                 self._refuse(broker, error)
                 return None
+            if self._closed:
+                await found.close()
+            self._check_open()
             self._connections[broker.broker_id] = found
             self._refused.pop(broker.broker_id, None)
             return found
@@ -106,7 +113,12 @@ class Locality:
         self._refused[broker.broker_id] = broker.broker_epoch, again_s
 
     async def close(self) -> None:
-        """Close all connections."""
+        """Close all connections; there are none after it."""
+        self._closed = True
         connections = list(self._connections.values())
         self._connections.clear()
-        await asyncio.gather(*(each.close() for each in connections))
+        await close_all(each.close for each in connections)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("the client is closed")
