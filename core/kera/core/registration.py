@@ -14,6 +14,7 @@ from typing import NamedTuple
 from kera.core.coordinators import Coordinators
 from kera.core.data_dir import DataDirectory
 from kera.core.errors import (
+    DiskFull,
     InvalidArgument,
     KeraError,
     NotLeader,
@@ -150,7 +151,8 @@ class Registration:
     async def ask(self, method: Method[RequestT, ResponseT], request: RequestT, timeout_s: float) -> ResponseT:
         """Ask until there is an answer, up to `timeout_s`; then raises `CoordinatorUnreachable`.
 
-        A coordinator that has us wait, as its metadata are older than the cluster, is there: that takes its time.
+        A coordinator that has us wait, as its metadata are older than the cluster or its disk is full, is there: that
+        takes its time.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
@@ -158,8 +160,8 @@ class Registration:
         while True:
             try:
                 answer = await self._call(method, request, CALL_TIMEOUT_S)
-            except (NotLeader, Unavailable, Uncertain) as error:
-                if error.attributes.get("catching_up"):
+            except (DiskFull, NotLeader, Unavailable, Uncertain) as error:
+                if isinstance(error, DiskFull) or error.attributes.get("catching_up"):
                     waiting.goes_on("the coordinator has this daemon wait", level="info", reason=error.message)
                     deadline = loop.time() + timeout_s
                 elif loop.time() >= deadline:

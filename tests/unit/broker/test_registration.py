@@ -17,8 +17,10 @@ from kera.broker.ownership.producer_fences import ProducerFences
 from kera.broker.registration import BrokerDirectory, BrokerIdentity, BrokerRegistration
 from kera.core.clock import boottime_s
 from kera.core.errors import (
+    DiskFull,
     InternalError,
     InvalidArgument,
+    KeraError,
     PathNotWritable,
     StaleEpoch,
     StartError,
@@ -359,10 +361,13 @@ async def test_a_launch_that_may_not_register_again_ends(
             await registration.keep_alive()
 
 
-async def test_a_coordinator_that_catches_up_is_waited_for_beyond_the_time_of_a_start(
-    coordinator: FakeCoordinator, directory: BrokerDirectory
+@pytest.mark.parametrize(
+    "error", [Unavailable("it catches up", catching_up=True), DiskFull("no room at /data")], ids=lambda one: one.code
+)
+async def test_a_coordinator_that_is_there_and_has_who_starts_wait_is_waited_for_beyond_the_time_of_a_start(
+    coordinator: FakeCoordinator, directory: BrokerDirectory, error: KeraError
 ) -> None:
-    coordinator.registration_errors = [Unavailable("it catches up", catching_up=True) for _ in range(5)]
+    coordinator.registration_errors = [error] * 5
     async with registering(coordinator.address, directory) as registration:
         await registration.register(info(), timeout_s=0.0)
 
