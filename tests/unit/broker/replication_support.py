@@ -5,11 +5,12 @@ that a backup would have to refuse for a defect of the broker is an assertion he
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Container, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from kera.broker.log.entry import Entry
+from kera.broker.log.events import Events
 from kera.broker.log.segment import Segment
 from kera.broker.ownership.stream import Stream
 from kera.broker.replication.manager import Replication
@@ -28,6 +29,8 @@ FIRST_ID = (EPOCH << 32) + 1
 Key = tuple[int, int, int, int]
 """A chunk: stream, streamlet, entry, ordinal of its first record."""
 ROUNDS_MAX = 2000
+DELAY_MS = 2000
+"""How long a backup may be away before what it has is made anew."""
 
 
 def keys_of(data: bytes | bytearray | memoryview) -> list[Key]:
@@ -439,3 +442,20 @@ def durable(stream: Stream) -> int:
 def nothing_pinned(engine: Engine) -> bool:
     """Whether no slot is kept by anybody."""
     return not any(slot.pins for slot in engine.arena.slots())
+
+
+def restarted(
+    world: Replicated, *, epoch: int = EPOCH + 1, recover_before_epoch: int = 0, spared: Container[int] = ()
+) -> Replication:
+    """Another launch's replication, that finds the same log."""
+    replication = Replication(
+        world.replication.limits,
+        lambda _changes, done: done(None),
+        Events(),
+        exists=world.engine.streams.exists,
+        spared=lambda stream_id: stream_id in spared,
+    )
+    replication.begin(epoch, virtual_segments(world.engine.index), recover_before_epoch=recover_before_epoch)
+    logs = replication.logs.open_stream(STREAM_ID, replication=2, entries=1, virtual_logs=1, by_replicas=True)
+    replication.backlog.restore(logs, world.engine.streams.get(STREAM_ID).streamlets[0].entries[0])
+    return replication

@@ -1,0 +1,12 @@
+"""The world of these tests: three backups, all up, that keep bytes."""
+
+import pytest
+
+from tests.unit.broker.replication_support import DELAY_MS, Replicated
+from tests.unit.broker.support import Engine
+
+
+@pytest.fixture
+def world(engine: Engine) -> Replicated:
+    """Three backups, all up."""
+    return Replicated(engine, repair_delay_ms=DELAY_MS, wait_ms_max=5000)
