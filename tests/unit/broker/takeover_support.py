@@ -33,8 +33,8 @@ from kera.core.rpc.frame_client import FrameChannel
 from kera.core.rpc.frame_server import FrameServer
 from kera.core.rpc.method import Peer
 from kera.core.settings import KIB
-from kera.v1 import backup_pb2, broker_pb2, common_pb2
-from tests.unit.broker.support import SLOT_BYTES, STREAM_ID, chunk, next_of, read_range
+from kera.v1 import backup_pb2, broker_pb2, common_pb2, coordinator_pb2
+from tests.unit.broker.support import SLOT_BYTES, STREAM_ID, chunk, next_of, read_range, stream_info
 
 SLOTS = 24
 WAIT_S = 20.0
@@ -43,6 +43,8 @@ PRODUCERS = 4
 
 QUICK = RebuildLimits(retry_s=0.02, rescan_s=0.05)
 """What the second broker waits for between tries."""
+IN_FILES = RebuildLimits(parallel_max=1, read_bytes_max=4096, assembled_bytes_max=0)
+"""What comes is put into files piece by piece."""
 
 
 class ReadsOfReplicas:
@@ -365,3 +367,84 @@ def payloads(chunks: Iterable[bytes]) -> list[tuple[int, int, bytes]]:
 
 def header_of(data: bytes) -> ChunkHeader:
     return next(iter(iterate_chunks(data)))[0]
+
+
+def owned_by(broker_id: int, epoch: int, **config: Any) -> common_pb2.StreamInfo:
+    settings = {"replication": 2, "durability": common_pb2.DURABILITY_REPLICATED, "entries": 2} | config
+    info: common_pb2.StreamInfo = stream_info(owners=[broker_id], **settings)
+    for assignment in info.assignments:
+        assignment.broker_epoch = epoch
+    info.assignments_version = 1
+    return info
+
+
+async def written(world: Cluster, count: int, **config: Any) -> tuple[common_pb2.StreamInfo, list[bytes]]:
+    """A stream of broker 1 with chunks of two producers, as they are stored; the broker is gone."""
+    node = world.nodes[1]
+    info = owned_by(1, world.epoch(), **config)
+    await node.start(info.assignments[0].broker_epoch, info)
+    await node.until(lambda: node.engine.replication.backups.up_count == 3)
+    for _ in range(count):
+        for producer in (0, 1):
+            await acknowledged(node, *world.chunks(producer, 2))
+    stored = [data for entry in range(info.config.entries) for data in (await node.read(entry=entry))[0]]
+    await node.kill(memory=True)
+    return info, stored
+
+
+async def acknowledged(node: Node, *chunks: bytes) -> None:
+    await node.until(lambda: node.engine.replication.backups.up_count >= 2)
+    statuses = await node.write(*chunks)
+    assert not any(status.error.code for status in statuses), statuses
+
+
+def progress(node: Node) -> list[coordinator_pb2.RecoveryProgress]:
+    return node.engine.takeovers.progress()
+
+
+def arriving(node: Node) -> Path:
+    """Where the files are that are not complete."""
+    return node.engine.restart.store.arriving_path(0).parent
+
+
+def order(world: Cluster, info: common_pb2.StreamInfo, source: common_pb2.RecoverySource) -> broker_pb2.TakeOverRequest:
+    return broker_pb2.TakeOverRequest(
+        source=source,
+        streams=[broker_pb2.TakeOverStream(stream=info, streamlet_ids=[0])],
+        backups=[backup.info for backup in world.backups],
+    )
+
+
+async def everything(world: Cluster, broker_id: int, entries: int = 2) -> list[bytes]:
+    return [data for entry in range(entries) for data in (await world.nodes[broker_id].read(entry=entry))[0]]
+
+
+async def moved_from_second_to_first(world: Cluster) -> tuple[common_pb2.StreamInfo, common_pb2.StreamletState, Any]:
+    """A streamlet whose older group is at broker 2 and whose newer one at broker 1, with what both have."""
+    first, second = world.nodes[1], world.nodes[2]
+    info = owned_by(2, world.epoch(), entries=1)
+    await second.start(info.assignments[0].broker_epoch, info)
+    await second.until(lambda: second.engine.replication.backups.up_count == 3)
+    await second.write(*world.chunks(0, 10))
+    stored, end = await second.read()
+    streamlet = second.engine.streams.get(STREAM_ID).streamlet(0)
+    state = common_pb2.StreamletState(
+        next_group_id=streamlet.next_group_id,
+        next_records=[10],
+        producers=[common_pb2.ProducerState(producer_id=0, next_sequence=10)],
+    )
+    moved = common_pb2.StreamInfo()
+    moved.CopyFrom(info)
+    moved.assignments_version = 2
+    (assignment,) = moved.assignments
+    assignment.intervals.add(first_group_id=0, broker_id=2)
+    assignment.intervals.add(first_group_id=state.next_group_id, broker_id=1, first_records=[10])
+    assignment.broker_id, assignment.broker_epoch = 1, world.epoch()
+    await second.ask(api.OPEN_STREAMLETS, broker_pb2.OpenStreamletsRequest(stream=moved))
+    await first.start(assignment.broker_epoch)
+    await first.until(lambda: first.engine.replication.backups.up_count == 3)
+    await first.ask(api.OPEN_STREAMLETS, broker_pb2.OpenStreamletsRequest(stream=moved, handed_over=[state]))
+    assert not any(status.error.code for status in await first.write(*world.chunks(0, 10)))
+    newer = (await first.read(Position(state.next_group_id, 1, 0)))[0]
+    assert len(newer) == 10
+    return moved, state, (stored, end, newer)

@@ -1,0 +1,16 @@
+"""The cluster of these tests: three backups that run, and brokers that a test starts and ends."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.unit.broker.takeover_support import Cluster, cluster
+
+
+@pytest.fixture
+async def world(tmp_path: Path, shm_dir: Path) -> AsyncIterator[Cluster]:
+    async with cluster(tmp_path, shm_dir, 3) as found:
+        yield found

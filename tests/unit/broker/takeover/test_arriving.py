@@ -1,0 +1,145 @@
+"""What is taken over comes in the background: what readers wait for first, as far as memory and disk allow."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from kera.broker.recovery.rebuild import RebuildLimits
+from kera.broker.recovery.scan import VirtualKey
+from kera.core.chunk import ChunkHeader
+from kera.core.ids import Position
+from kera.core.rpc import api
+from kera.v1 import broker_pb2
+from tests.unit.broker.support import STREAM_ID, cursor
+from tests.unit.broker.takeover_support import (
+    IN_FILES,
+    QUICK,
+    Cluster,
+    arriving,
+    everything,
+    header_of,
+    progress,
+    written,
+)
+
+
+@pytest.mark.parametrize("assembled_bytes_max", [0, 4096, 40 << 10])
+async def test_what_has_no_room_in_memory_is_put_together_in_its_file(world: Cluster, assembled_bytes_max: int) -> None:
+    info, stored = await written(world, 20)
+    node = world.nodes[2]
+    node.limits = RebuildLimits(assembled_bytes_max=assembled_bytes_max, read_bytes_max=4096)
+    await node.start(world.epoch())
+    await world.take_over(info, 1, 2)
+    assert await everything(world, 2) == stored
+    await node.until_restored()
+    assert await everything(world, 2) == stored
+    await node.stop()
+
+
+@pytest.mark.parametrize("failing", [False, True])
+async def test_what_consumer_groups_have_yet_to_read_comes_first(world: Cluster, failing: bool) -> None:
+    """In all entries, whichever replicas it is in; also when reading fails for a while."""
+    info, stored = await written(world, 30)
+    halves = [len(stored) // 6, len(stored) // 2 + len(stored) // 3]
+    cursors = {header.entry: header for header in (header_of(stored[at]) for at in halves)}
+    assert len(cursors) == 2
+    tried: Counter[VirtualKey] = Counter()
+
+    def fail(key: VirtualKey) -> bool:
+        tried[key] += 1
+        return failing and tried[key] <= 2  # on both backups
+
+    world.reads.fail = fail
+    node = world.nodes[2]
+    node.limits = replace(QUICK, parallel_max=1)
+    await node.start(world.epoch())
+    at = [cursor(Position(header.group_id, header.segment_id, 0), entry=entry) for entry, header in cursors.items()]
+    await world.take_over(info, 1, 2, cursors=at)
+    await node.until(lambda: all(each.readable for each in progress(node)))
+
+    def wanted(header: ChunkHeader) -> bool:
+        start = cursors[header.entry]
+        return (header.group_id, header.segment_id) >= (start.group_id, start.segment_id)
+
+    order = [any(map(wanted, headers)) for headers in world.reads.chunks.values()]
+    assert True in order
+    assert False in order
+    assert order == sorted(order, reverse=True)
+    assert await everything(world, 2) == stored
+    await node.stop()
+
+
+async def test_what_nobody_has_read_yet_is_not_given_up_when_it_is_looked_for(world: Cluster) -> None:
+    """A look for what is lacking may come before the replicas that have it are brought into order, or read."""
+    info, stored = await written(world, 10)
+    node = world.nodes[2]
+    node.limits = replace(QUICK, order_rest_s=0.5)
+    await node.start(world.epoch())
+    await world.take_over(info, 1, 2)
+    lists = world.reads.lists
+    await node.until(lambda: world.reads.lists > lists)
+    assert not world.reads.chunks
+    await node.until(lambda: all(each.readable for each in progress(node)))
+
+    assert node.engine.takeovers.totals.chunks_lost == 0
+    assert await everything(world, 2) == stored
+    await node.until_restored()
+    await node.stop()
+
+
+async def test_a_disk_that_takes_nothing_is_what_a_recovery_waits_for_and_says_so(world: Cluster) -> None:
+    info, stored = await written(world, 10)
+    node = world.nodes[2]
+    node.limits = QUICK
+    await node.start(world.epoch())
+    arriving(node).write_bytes(b"")  # where files that come are to be there is none of them
+    await world.take_over(info, 1, 2)
+    await node.until(lambda: any("broker's disk" in reason for each in progress(node) for reason in each.waits_for))
+    assert not any(each.readable for each in progress(node))
+
+    arriving(node).unlink()
+    await node.until(lambda: all(each.readable for each in progress(node)))
+    assert not any(each.waits_for for each in progress(node))
+    assert await everything(world, 2) == stored
+    await node.until_restored()
+    await node.stop()
+
+
+async def test_files_of_a_stream_that_is_deleted_while_it_comes_go_with_it(world: Cluster) -> None:
+    info, _ = await written(world, 10)
+    node = world.nodes[2]
+    node.limits = IN_FILES
+    await node.start(world.epoch())
+    world.reads.left = 2
+    await world.take_over(info, 1, 2)
+    await node.until(lambda: not world.reads.open.is_set())
+    assert list(arriving(node).iterdir())
+
+    await node.ask(api.DROP_STREAM, broker_pb2.DropStreamRequest(stream_id=STREAM_ID))
+    assert progress(node) == []
+    await node.until(lambda: not list(arriving(node).iterdir()))
+    world.reads.release()
+    await node.stop()
+
+
+async def test_what_is_recovered_can_be_removed_before_it_is_here(world: Cluster) -> None:
+    info, stored = await written(world, 20, entries=1)
+    node = world.nodes[2]
+    await node.start(world.epoch())
+    world.reads.open.clear()
+    await world.take_over(info, 1, 2)
+    entry = node.engine.streams.get(STREAM_ID).streamlet(0).entries[0]
+    keys = [key for key, _ in entry.segments()]
+    assert entry.recovering(keys[0])
+    entry.start, entry.start_record = Position(*keys[4], 0), entry.find(keys[4]).first_record  # type: ignore[union-attr]
+    node.engine.memory.removals.collect(entry)
+    await node.until(lambda: entry.find(keys[0]) is None)
+    world.reads.release()
+    found, _ = await node.read()
+    assert found == stored[-len(found) :]
+    assert header_of(found[0]).segment_id == keys[4][1]
+    await node.until_restored()
+    await node.stop()

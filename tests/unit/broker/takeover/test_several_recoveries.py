@@ -1,0 +1,137 @@
+"""Recoveries of the same streamlet, at once or one after the other, neither undo nor pass over what others found."""
+
+from __future__ import annotations
+
+from kera.coordinator.cluster.intervals import taken_over
+from kera.core.ids import Position
+from kera.core.rpc import api
+from kera.v1 import broker_pb2, common_pb2
+from tests.unit.broker.support import STREAM_ID
+from tests.unit.broker.takeover_support import Cluster, everything, moved_from_second_to_first, order, progress, written
+
+
+async def test_a_recovery_waits_for_what_another_one_has_taken_over_to_be_opened(world: Cluster) -> None:
+    """Else what the former has found out would be passed over: the latter is about other groups of the streamlet."""
+    moved, state, (stored, _, newer) = await moved_from_second_to_first(world)
+    for number in (1, 2):
+        await world.nodes[number].kill(memory=True)
+    third = world.nodes[3]
+    await third.start(world.epoch())
+
+    async def find(info: common_pb2.StreamInfo, lost: int, epoch: int) -> tuple[list[str], common_pb2.StreamInfo]:
+        source = common_pb2.RecoverySource(broker_id=lost, before_epoch=epoch)
+        asked = broker_pb2.TakeOverStream(stream=info, streamlet_ids=[0], handed_over=[state])
+        request = broker_pb2.TakeOverRequest(
+            source=source, streams=[asked], backups=[backup.info for backup in world.backups]
+        )
+        response = (await third.ask(api.TAKE_OVER, request)).message
+        after = common_pb2.StreamInfo()
+        after.CopyFrom(info)
+        after.assignments_version += 1
+        (assignment,) = info.assignments
+        next_group_id = max([each.state.next_group_id for each in response.streamlets], default=1)
+        after.assignments[0].CopyFrom(taken_over(assignment, lost, 3, third.epoch, next_group_id=next_group_id))
+        after.assignments[0].sources.append(source)
+        return list(response.waits_for), after
+
+    newest, oldest = world.epoch(), world.epoch()
+    waits, partly = await find(moved, 1, newest)
+    assert not waits
+    waits, _ = await find(partly, 2, oldest)
+    assert ["has yet to be opened here" in each for each in waits] == [True]
+    await third.ask(api.OPEN_STREAMLETS, broker_pb2.OpenStreamletsRequest(stream=partly))
+    waits, whole = await find(partly, 2, oldest)
+    assert not waits
+    await third.ask(api.OPEN_STREAMLETS, broker_pb2.OpenStreamletsRequest(stream=whole))
+
+    assert (await third.read())[0] == stored + newer
+    await third.until_restored()
+    await third.stop()
+
+
+async def test_what_an_owner_that_was_lost_had_yet_to_open_is_taken_over_with_the_rest(world: Cluster) -> None:
+    """Its next launch has nothing to open: the streamlet was lost with that owner, and would wait for ever."""
+    info, stored = await written(world, 5)
+    third = world.nodes[3]
+    for lost in (1, 3):
+        await third.start(world.epoch())
+        source = common_pb2.RecoverySource(broker_id=lost, before_epoch=third.epoch)
+        request = broker_pb2.TakeOverRequest(
+            source=source,
+            streams=[broker_pb2.TakeOverStream(stream=info, streamlet_ids=[0])],
+            backups=[backup.info for backup in world.backups],
+        )
+        response = (await third.ask(api.TAKE_OVER, request)).message
+        assert not response.waits_for
+        (streamlet,) = response.streamlets
+        changed = taken_over(info.assignments[0], lost, 3, third.epoch, next_group_id=streamlet.state.next_group_id)
+        info.assignments_version += 1
+        info.assignments[0].CopyFrom(changed)
+        info.assignments[0].sources.append(source)
+        if lost == 1:
+            await third.kill(memory=True)
+    await third.ask(api.OPEN_STREAMLETS, broker_pb2.OpenStreamletsRequest(stream=info))
+
+    await third.until_restored()
+    assert [data for entry in range(info.config.entries) for data in (await third.read(entry=entry))[0]] == stored
+    await third.stop()
+
+
+async def test_what_was_removed_since_it_was_taken_over_does_not_come_back_with_another_recovery(
+    world: Cluster,
+) -> None:
+    """The other one was asked for before the first was written down, and knew nothing of the removal."""
+    info, stored = await written(world, 20, entries=1)
+    node = world.nodes[2]
+    await node.start(world.epoch())
+    sources = [common_pb2.RecoverySource(broker_id=1, before_epoch=world.epoch()) for _ in range(2)]
+    for source in sources:
+        await node.ask(api.TAKE_OVER, order(world, info, source))
+        info.assignments[0].sources.append(source)
+    (assignment,) = info.assignments
+    assignment.broker_id, assignment.broker_epoch = 2, node.epoch
+    del assignment.sources[1:]
+    info.assignments_version += 1
+    await node.ask(api.OPEN_STREAMLETS, broker_pb2.OpenStreamletsRequest(stream=info))
+    streams = node.engine.streams
+    entry = streams.get(STREAM_ID).streamlet(0).entries[0]
+    keys = [key for key, _ in entry.segments()]
+    start, record = Position(*keys[4], 0), entry.find(keys[4]).first_record  # type: ignore[union-attr]
+    streams.move_start(entry, start, record)
+    streams.moved_starts.told(entry)
+    await node.until(lambda: entry.find(keys[0]) is None)
+
+    assignment.sources.append(sources[1])
+    info.assignments_version += 1
+    await node.ask(api.OPEN_STREAMLETS, broker_pb2.OpenStreamletsRequest(stream=info))
+    assert (entry.start, entry.start_record) == (start, record)
+    assert entry.find(keys[0]) is None
+    found, _ = await node.read()
+    assert found == stored[-len(found) :]
+    await node.until_restored()
+
+    streams.moved_starts.forget(entry)
+    del assignment.sources[:]
+    info.assignments_version += 1
+    await node.ask(api.OPEN_STREAMLETS, broker_pb2.OpenStreamletsRequest(stream=info))
+    assert list(streams.moved_starts) == [entry], "the coordinator has kept earlier starts, too"
+    await node.stop()
+
+
+async def test_what_is_found_for_one_recovery_is_not_taken_for_that_of_another(world: Cluster) -> None:
+    info, stored = await written(world, 4)
+    node = world.nodes[2]
+    await node.start(world.epoch())
+    sources = [common_pb2.RecoverySource(broker_id=1, before_epoch=world.epoch()) for _ in range(2)]
+    for source in sources:
+        await node.ask(api.TAKE_OVER, order(world, info, source))
+    (assignment,) = info.assignments
+    assignment.broker_id, assignment.broker_epoch = 2, node.epoch
+    assignment.sources.append(sources[0])
+    info.assignments_version += 1
+    await node.ask(api.OPEN_STREAMLETS, broker_pb2.OpenStreamletsRequest(stream=info))
+
+    assert await everything(world, 2) == stored
+    (told,) = progress(node)
+    assert told.source == sources[0]
+    await node.stop()
