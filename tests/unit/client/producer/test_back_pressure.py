@@ -1,0 +1,200 @@
+"""A producer takes no more than its buffer has room for, and asks no more of a broker at once than that takes."""
+
+import asyncio
+import itertools
+import time
+
+import pytest
+
+from kera.client.producing.buffer import Buffer
+from kera.client.producing.limits import ProducerLimits
+from kera.client.producing.producer import Producer
+from kera.client.settings import ProducerSettings
+from kera.core.clock import FakeClock
+from kera.core.errors import BufferFull, ClosedError, RecordTooLarge
+from tests.unit.client.conftest import MakeCluster, MakeProducer
+from tests.unit.client.producer_support import batch, give
+from tests.unit.client.support import WAIT_S, FakeCluster, Fault, until
+
+
+def fill(producer: Producer) -> int:
+    """Send until the buffer is full; returns how many records it took."""
+    for accepted in itertools.count():
+        try:
+            producer.send("s", b"x" * 100)
+        except BufferFull:
+            return accepted
+    raise AssertionError
+
+
+class TestBackPressure:
+    async def test_a_full_buffer_refuses_and_drain_waits_for_room(
+        self, cluster: FakeCluster, make_producer: MakeProducer
+    ) -> None:
+        cluster.loopback.default_fault = Fault.HELD
+        producer = make_producer(cluster, buffer_bytes_max=16 << 10, chunk_bytes_max=2048)
+        await producer.prepare("s")
+        accepted = fill(producer)
+        with pytest.raises(BufferFull) as caught:
+            producer.send("s", b"x" * 100)
+        assert caught.value.attributes["limit"] == 16 << 10
+        assert 90 < accepted < 170
+        draining = asyncio.ensure_future(producer.drain())
+        await until(lambda: bool(cluster.loopback.held))
+        assert not draining.done()
+        cluster.loopback.default_fault = Fault.NONE
+        cluster.loopback.release()
+        await give(draining)
+        producer.send("s", b"last")
+        await give(producer.flush())
+        assert len(cluster.values()) == accepted + 1
+
+    async def test_a_record_of_more_than_half_the_buffer_gets_through(
+        self, cluster: FakeCluster, make_producer: MakeProducer
+    ) -> None:
+        """`drain` that was content with half of the buffer would come back at once, for ever."""
+        cluster.loopback.default_fault = Fault.HELD
+        producer = make_producer(cluster, buffer_bytes_max=32 << 10)
+        await producer.prepare("s")
+        producer.send("s", b"x" * (14 << 10))
+        with pytest.raises(BufferFull):
+            producer.send("s", b"y" * (24 << 10))
+        draining = asyncio.ensure_future(producer.drain())
+        await until(lambda: bool(cluster.loopback.held))
+        assert not draining.done()
+        cluster.loopback.default_fault = Fault.NONE
+        cluster.loopback.release()
+        await give(draining)
+        await give(producer.send("s", b"y" * (24 << 10)))
+
+    async def test_a_record_larger_than_the_buffer_goes_when_it_is_empty(
+        self, cluster: FakeCluster, make_producer: MakeProducer
+    ) -> None:
+        producer = make_producer(cluster, buffer_bytes_max=4 << 10)
+        await producer.prepare("s")
+        await give(producer.send("s", b"x" * (20 << 10)))
+        await give(await producer.send_batch("s", batch(b"x" * (20 << 10))))
+
+    async def test_send_batch_waits_for_room(self, cluster: FakeCluster, make_producer: MakeProducer) -> None:
+        cluster.loopback.default_fault = Fault.HELD
+        producer = make_producer(cluster, buffer_bytes_max=16 << 10, chunk_bytes_max=4096)
+        sending = asyncio.ensure_future(producer.send_batch("s", batch(*[b"x" * 100] * 1000)))
+        await until(lambda: bool(cluster.loopback.held))
+        assert not sending.done()
+        assert sum(header.payload_bytes for write in cluster.loopback.writes for header in write) <= 16 << 10
+        cluster.loopback.default_fault = Fault.NONE
+        cluster.loopback.release()
+        await give(await give(sending))
+        assert len(cluster.values()) == 1000
+
+    async def test_nothing_lingers_while_somebody_waits_for_room(
+        self, cluster: FakeCluster, make_producer: MakeProducer
+    ) -> None:
+        producer = make_producer(cluster, buffer_bytes_max=8 << 10, linger_ms=3_600_000)
+        await producer.prepare("s")
+        fill(producer)
+        await give(producer.drain())
+        producer.send("s", b"x" * 100)
+        await give(producer.send_batch("s", batch(b"y" * (7 << 10))))
+
+    async def test_so_many_requests_are_in_flight_and_no_more(
+        self, cluster: FakeCluster, make_producer: MakeProducer
+    ) -> None:
+        cluster.loopback.default_fault = Fault.HELD
+        producer = make_producer(cluster, requests_in_flight_max=3, chunk_bytes_max=1024, request_bytes_max=2048)
+        await producer.send_batch("s", batch(*[b"x" * 100] * 200))
+        await until(lambda: len(cluster.loopback.held) == 3)
+        cluster.loopback.default_fault = Fault.NONE
+        cluster.loopback.release()
+        await give(producer.flush())
+        assert cluster.loopback.in_flight_max == 3
+        assert all(len(write) <= 2 for write in cluster.loopback.writes)
+
+    async def test_a_request_has_no_more_chunks_than_a_broker_takes(
+        self, cluster: FakeCluster, make_producer: MakeProducer
+    ) -> None:
+        limits = ProducerLimits(request_chunks_max=3)
+        producer = make_producer(cluster, limits=limits, chunk_bytes_max=1024, requests_in_flight_max=1)
+        await producer.prepare("s")
+        pending = [producer.send("s", b"%d" % number * 900) for number in range(10)]
+        await producer.flush()
+        assert all(each.done() for each in pending)
+        assert max(map(len, cluster.loopback.writes)) == 3
+        assert sum(map(len, cluster.loopback.writes)) == len(list(cluster.chunks()))
+
+    async def test_a_request_is_no_larger_than_a_message_may_be(
+        self, cluster: FakeCluster, make_producer: MakeProducer
+    ) -> None:
+        cluster.settings = cluster.settings.model_copy(update={"message_bytes_max": 8 << 10})
+        producer = make_producer(cluster, chunk_bytes_max=1024, request_bytes_max=1 << 20)
+        await give(await producer.send_batch("s", batch(*[b"x" * 100] * 500)))
+        sizes = [sum(header.chunk_bytes for header in write) for write in cluster.loopback.writes]
+        assert max(sizes) <= 8 << 10
+        assert len(sizes) > 5
+
+    @pytest.mark.parametrize("step_s", [-0.02, -3600.0, 3600.0])
+    async def test_a_chunk_lingers_no_longer_when_the_wall_clock_steps(
+        self, cluster: FakeCluster, step_s: float
+    ) -> None:
+        clock = FakeClock()
+        async with Producer(cluster, ProducerSettings(linger_ms=20), clock) as producer:  # type: ignore[arg-type]
+            await producer.prepare("s")
+            pending = producer.send("s", b"a")
+            clock.step(step_s)
+            await give(pending)
+            assert cluster.values() == [b"a"]
+
+    async def test_a_chunk_lingers(self, cluster: FakeCluster, make_producer: MakeProducer) -> None:
+        producer = make_producer(cluster, linger_ms=20)
+        await producer.prepare("s")
+        began_s = time.monotonic()
+        first = producer.send("s", b"a")
+        await asyncio.sleep(0)
+        second = producer.send("s", b"b")
+        assert (await give(first)).position == (await give(second)).position
+        assert time.monotonic() - began_s >= 0.02
+
+
+class TestRequestLimit:
+    """Segments may be larger than what a request takes: then that bounds the chunks."""
+
+    LIMIT = 8 << 10
+
+    @pytest.fixture
+    async def narrow(self, make_cluster: MakeCluster) -> FakeCluster:
+        cluster = make_cluster(segment_bytes=64 << 10)
+        cluster.settings = cluster.settings.model_copy(update={"message_bytes_max": self.LIMIT})
+        return cluster
+
+    async def test_no_chunk_is_larger_than_a_request(self, narrow: FakeCluster, make_producer: MakeProducer) -> None:
+        producer = make_producer(narrow, chunk_bytes_max=48 << 10)
+        await give(await producer.send_batch("s", batch(*[b"x" * 100] * 2000)))
+        for _ in range(200):
+            producer.send("s", b"y" * 100)
+        await give(producer.flush())
+        assert len(narrow.values()) == 2200
+        assert max(header.chunk_bytes for header, _ in narrow.chunks()) <= self.LIMIT
+
+    async def test_a_record_that_no_request_takes_is_refused_at_once(
+        self, narrow: FakeCluster, make_producer: MakeProducer
+    ) -> None:
+        producer = make_producer(narrow, chunk_bytes_max=48 << 10)
+        await producer.prepare("s")
+        with pytest.raises(RecordTooLarge, match=r"into a request .*message_bytes_max"):
+            producer.send("s", b"x" * (self.LIMIT + 1))
+        with pytest.raises(RecordTooLarge, match=r"into a request .*message_bytes_max"):
+            await producer.send_batch("s", batch(b"x" * (self.LIMIT + 1)))
+
+
+async def test_room_that_is_made_by_closing_what_is_open_is_seen() -> None:
+    buffer = Buffer(100)
+    buffer.take(80)
+    async with asyncio.timeout(WAIT_S):
+        await buffer.wait_for_room(50, lambda: buffer.release(80))
+    buffer.take(80)
+
+    def fail() -> None:
+        buffer.fail(ClosedError("it has ended"))
+
+    async with asyncio.timeout(WAIT_S):
+        await buffer.wait_for_room(50, fail)

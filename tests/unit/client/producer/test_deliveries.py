@@ -1,0 +1,71 @@
+"""A delivery can be looked at, awaited and called back from, like a future."""
+
+import asyncio
+
+import pytest
+
+from kera.client.producing.accumulator import Accumulator
+from kera.client.producing.outcome import Outcome
+from kera.core.errors import ClosedError
+from tests.unit.client.conftest import MakeProducer
+from tests.unit.client.producer_support import batch, give
+from tests.unit.client.support import FakeCluster, until
+
+
+class TestFutureLike:
+    async def test_a_delivery_says_whether_it_is_there_and_calls_back_once(
+        self, cluster: FakeCluster, make_producer: MakeProducer
+    ) -> None:
+        producer = make_producer(cluster, linger_ms=60_000)
+        await producer.prepare("s")
+        called: list[object] = []
+        pending = producer.send("s", b"a")
+        whole = await producer.send_batch("s", batch(b"b", b"c"))
+        for each in (pending, whole):
+            each.add_done_callback(called.append)
+        later = producer.send("s", b"d")
+        assert not later.done()
+        with pytest.raises(asyncio.InvalidStateError):
+            later.result()
+        await give(producer.flush())
+        await until(lambda: len(called) == 2)
+        assert pending.done()
+        assert whole.done()
+        assert called == [pending, whole]
+        assert (pending.result().record, pending.exception()) == (0, None)
+        assert [each.record_count for each in whole.result()] == [2]
+        later.add_done_callback(called.append)
+        assert called == [pending, whole], "never from within the call"
+        await until(lambda: called[-1] is later)
+
+    async def test_a_callback_of_what_fails_comes_too_and_may_fail_itself(
+        self, cluster: FakeCluster, make_producer: MakeProducer
+    ) -> None:
+        producer = make_producer(cluster, linger_ms=60_000)
+        await producer.prepare("s")
+        pending, called = producer.send("s", b"a"), list[object]()
+        told: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context["exception"]))
+        pending.add_done_callback(lambda _: 1 / 0)
+        pending.add_done_callback(called.append)
+        await producer.close(flush=False)
+        await until(lambda: bool(called))
+        assert isinstance(pending.exception(), ClosedError)
+        with pytest.raises(ClosedError):
+            pending.result()
+        assert [type(error) for error in told] == [ZeroDivisionError]
+
+    async def test_of_a_chunk_that_is_split_each_record_has_its_own_part(self) -> None:
+        outcomes = [Outcome(), Outcome()]
+        accumulator = Accumulator("s", 0, 0.0)
+        accumulator.delivered = outcomes[0]
+        first, second = accumulator.append(b"a", 0.0, 1), accumulator.append(b"b", 0.0, 1)
+        called: list[object] = []
+        for each in (first, second):
+            each.add_done_callback(called.append)
+        accumulator.split([1, 1], outcomes)
+        outcomes[0].settle(ClosedError("one"))
+        await until(lambda: called == [first])
+        assert (first.done(), second.done()) == (True, False)
+        outcomes[1].settle(ClosedError("two"))
+        await until(lambda: called == [first, second])

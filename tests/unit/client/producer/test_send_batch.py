@@ -1,0 +1,86 @@
+"""Batches keep their order among single records, and nothing of a batch is taken if a part of it cannot be."""
+
+import asyncio
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from kera.core.errors import InvalidArgument, KeraError, RecordTooLarge, SchemaMismatch
+from kera.core.schema import DEFAULT_SCHEMA
+from tests.unit.client.conftest import MakeCluster, MakeProducer
+from tests.unit.client.producer_support import batch, give
+from tests.unit.client.support import SEGMENT_BYTES, FakeCluster, Fault, until
+
+
+class TestSendBatch:
+    async def test_records_and_batches_keep_their_order(
+        self, cluster: FakeCluster, make_producer: MakeProducer
+    ) -> None:
+        producer = make_producer(cluster, linger_ms=60_000)
+        await producer.prepare("s")
+        producer.send("s", b"1")
+        await producer.send_batch("s", batch(b"2", b"3"))
+        producer.send("s", b"4")
+        producer.send("s", b"5")
+        await producer.send_batch("s", batch(b"6"))
+        await give(producer.flush())
+        assert cluster.values() == [b"1", b"2", b"3", b"4", b"5", b"6"]
+
+    async def test_a_table_is_as_good_as_a_batch(self, cluster: FakeCluster, make_producer: MakeProducer) -> None:
+        producer = make_producer(cluster)
+        table = pa.Table.from_batches([batch(b"a"), batch(), batch(b"b", b"c")])
+        deliveries = await give(await producer.send_batch("s", table))
+        assert [each.record_count for each in deliveries] == [1, 2]
+        assert cluster.values() == [b"a", b"b", b"c"]
+
+    async def test_no_rows_are_no_deliveries(self, cluster: FakeCluster, make_producer: MakeProducer) -> None:
+        producer = make_producer(cluster)
+        assert await give(await producer.send_batch("s", batch())) == []
+
+    async def test_a_million_rows_without_keys_are_not_too_large(
+        self, make_cluster: MakeCluster, make_producer: MakeProducer
+    ) -> None:
+        cluster = make_cluster(segment_bytes=1 << 20)
+        producer = make_producer(cluster)
+        rows = pa.record_batch({"value": pa.array(np.zeros(1_000_000, "S1")).cast(pa.binary())})
+        await give(await producer.send_batch("s", rows))
+        assert cluster.counters.records_appended == 1_000_000
+        assert cluster.counters.bytes_appended < 30_000_000
+
+    @pytest.mark.parametrize(
+        ("bad", "error"),
+        [
+            (batch(b"x" * SEGMENT_BYTES), RecordTooLarge),
+            (pa.record_batch({"value": [b"a"], "timestamp": pa.array([None], DEFAULT_SCHEMA[0].type)}), SchemaMismatch),
+        ],
+    )
+    async def test_a_bad_part_is_found_before_a_good_one_is_accepted(
+        self, cluster: FakeCluster, make_producer: MakeProducer, bad: pa.RecordBatch, error: type[KeraError]
+    ) -> None:
+        producer = make_producer(cluster)
+        filler = {"value": [b"good"], "timestamp": pa.array([1], DEFAULT_SCHEMA[0].type)}
+        good = pa.record_batch({name: filler[name] for name in bad.schema.names}, schema=bad.schema)
+        with pytest.raises(error):
+            await producer.send_batch("s", pa.Table.from_batches([good, bad]))
+        await give(producer.flush())
+        assert cluster.values() == []
+
+    async def test_what_is_no_batch_is_refused(self, cluster: FakeCluster, make_producer: MakeProducer) -> None:
+        producer = make_producer(cluster)
+        with pytest.raises(InvalidArgument, match=r"a RecordBatch, Table or .*, not list"):
+            await producer.send_batch("s", [b"a"])
+
+    async def test_who_gives_up_waiting_leaves_the_deliveries(
+        self, cluster: FakeCluster, make_producer: MakeProducer
+    ) -> None:
+        cluster.loopback.default_fault = Fault.HELD
+        producer = make_producer(cluster)
+        delivery = await producer.send_batch("s", batch(b"a"))
+        waiting = asyncio.ensure_future(delivery)
+        await until(lambda: bool(cluster.loopback.held))
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        cluster.loopback.release()
+        ((first),) = await give(delivery)
+        assert first.record == 0

@@ -1,0 +1,18 @@
+"""What the producer's tests are made with: batches of values, and waiting in bounded time."""
+
+import asyncio
+from typing import Any
+
+import pyarrow as pa
+
+from tests.unit.client.support import WAIT_S
+
+
+def batch(*values: bytes, **columns: Any) -> pa.RecordBatch:
+    return pa.record_batch({"value": pa.array(values, pa.binary()), **columns})
+
+
+async def give(awaitable: Any) -> Any:
+    """Its result, in bounded time."""
+    async with asyncio.timeout(WAIT_S):
+        return await awaitable
