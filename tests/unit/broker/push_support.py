@@ -13,6 +13,9 @@ from kera.core.push import Decoder, Kind, Run, encode, encode_numbers, encode_ta
 from kera.v1 import common_pb2, push_pb2
 from tests.unit.broker.support import BROKER_ID, STREAM_ID, Engine, chunk, cursor, stream_info
 
+SLOTS = 64
+"""Of a broker's arena, unless a test wants another number."""
+
 
 class FakeTimer:
     """What `FakeLoop.call_later` returns."""

@@ -1,4 +1,4 @@
-"""These tests run on uvloop, as brokers do, and on asyncio's own loop: their transports are not the same."""
+"""A broker that pushes, without sockets, and a reader; and the loops on which tests of the server with sockets run."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -6,10 +6,38 @@ from collections.abc import Callable, Mapping
 import pytest
 import uvloop
 
+from kera.broker.serving.limits import PushLimits
+from tests.unit.broker.push_support import SLOTS, PushNode, Reader
+from tests.unit.broker.support import BROKER_ID, Engine, stream_info
+
 
 def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """See pytest-asyncio."""
+    """Tests of the server run on uvloop, as brokers do, and on asyncio's own loop: their transports are not the same.
+
+    See pytest-asyncio.
+    """
     del config, item
     return {"uvloop": uvloop.new_event_loop, "asyncio": asyncio.new_event_loop}
+
+
+@pytest.fixture
+def engine(make_engine: Callable[..., Engine]) -> Engine:
+    return make_engine(SLOTS)
+
+
+@pytest.fixture
+def limits() -> PushLimits:
+    return PushLimits()
+
+
+@pytest.fixture
+def node(engine: Engine, limits: PushLimits) -> PushNode:
+    """Owns streamlets 0 and 1 of stream 7, each with two entries; not streamlet 2."""
+    return PushNode(engine, stream_info(owners=(BROKER_ID, BROKER_ID, BROKER_ID + 1), entries=2), limits=limits)
+
+
+@pytest.fixture
+def reader(node: PushNode) -> Reader:
+    return Reader(node)
