@@ -13,6 +13,7 @@ from kera.core.chunk import iterate_chunks
 from kera.core.errors import InvalidArgument, InvalidCursor, NotOwner, StaleEpoch, Unavailable, UnknownStream
 from kera.core.ids import EARLIEST, EntryId, Position
 from kera.core.rpc import Reply, api
+from kera.core.turns import Pace
 from kera.v1 import common_pb2
 from tests.unit.broker.moving_support import Cluster, assign, moved
 from tests.unit.broker.persistence_support import MakeEngine
@@ -128,7 +129,17 @@ async def test_a_seal_waits_until_the_disk_has_everything(make_engine: MakeEngin
     assert codes((await write).message.statuses) == [""]
 
 
-async def test_a_seal_that_is_overtaken_by_an_opening_fails(make_engine: MakeEngine) -> None:
+@pytest.mark.parametrize("turns", [0, 1, 5])
+async def test_a_seal_that_is_overtaken_by_an_opening_fails(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, turns: int
+) -> None:
+    """Also before it waits for anything: it takes turns with others, where there are any."""
+
+    async def step(_: Pace) -> None:
+        for _turn in range(turns):
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(Pace, "step", step)
     cluster = Cluster(make_engine(16), durability=PERSISTED)
     cluster.owner.paused = True
     write = asyncio.ensure_future(cluster.owner.write(chunk(1, 0)))  # type: ignore[arg-type]

@@ -10,9 +10,10 @@ from collections.abc import Iterable
 
 from kera.broker.log.entry import Entry
 from kera.broker.log.streamlet import Streamlet
-from kera.broker.log.waiting import woken
+from kera.broker.log.waiting import EntriesWaiter
 from kera.broker.ownership.stream import Stream
 from kera.broker.ownership.streams import Streams
+from kera.broker.slices import Slices
 from kera.broker.storage.persistence import PersistenceManager
 from kera.core.done import nothing
 from kera.core.errors import InvalidArgument, Unavailable
@@ -114,10 +115,18 @@ class Sealing:
             if to_disk and tails:
                 self._memory.commits.persist(tails, nothing)
             lacking += filter(_lacks, streamlet.entries.made)
-        while lacking := [entry for entry in lacking if _lacks(entry)]:  # no more come: they are sealed
-            if not await woken(lacking, until):
-                raise self._not_durable(stream, lacking, wait_ms)
-            await self._check_sealed(stream, streamlets, pace)
+        waiter = EntriesWaiter(Slices(asyncio.get_running_loop()))
+        try:
+            while lacking := [entry for entry in lacking if _lacks(entry)]:  # no more come: they are sealed
+                waiter.again()
+                for entry in lacking:
+                    waiter.add(entry)
+                # Only now: for one that was opened again before there was a waiter, nobody would wake it.
+                await self._check_sealed(stream, streamlets, pace)
+                if not await waiter.woken(until):
+                    raise self._not_durable(stream, lacking, wait_ms)
+        finally:
+            waiter.close()
 
     @staticmethod
     async def _check_sealed(stream: Stream, streamlets: list[Streamlet], pace: Pace) -> None:
