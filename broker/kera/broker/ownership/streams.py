@@ -74,7 +74,8 @@ class Streams:
             return self.by_id[stream_id]
         except KeyError:
             raise UnknownStream(
-                f"this broker has no stream with id {stream_id}: it was deleted, or another broker had this address before",
+                f"this broker has no stream with id {stream_id}: it was deleted, or another broker had this address"
+                " before",
                 stream_id=stream_id,
             ) from None
 
