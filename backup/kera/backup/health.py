@@ -14,7 +14,7 @@ def watch_disks(health: Health, engine: Engine) -> None:
     def disks() -> Finding:
         every = engine.store.persistence.disks
         failing = [f"{disk.name}: {disk.error}" for disk in every if disk.error is not None]
-        full = [disk.name for disk in every if disk.error is None and disk.room_bytes < disk.layout.segment_bytes]
+        full = [disk.name for disk in every if disk.error is None and disk.room_bytes < disk.layout.frame_bytes]
         troubles = [*failing, *(f"{name}: no room" for name in full)]
         if len(troubles) == len(every):
             return wrong(f"no disk takes replicas ({'; '.join(troubles)}); make room, or replace it")

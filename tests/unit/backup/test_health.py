@@ -1,0 +1,29 @@
+"""What a backup says of its disks."""
+
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from kera.backup.engine import Engine
+from kera.backup.health import watch_disks
+from kera.core.errors import BackupFull
+from kera.core.monitoring.health import Health, State
+from tests.unit.backup.support import FRAME_BYTES, FakeBackup, Segment, placed
+
+CHUNK = placed(1)
+
+
+def test_a_backup_says_that_no_disk_takes_replicas_as_soon_as_it_refuses_one() -> None:
+    backup = FakeBackup(bytes_max=2 * FRAME_BYTES - 1)
+    health = Health()
+    watch_disks(health, cast(Engine, SimpleNamespace(store=backup.store)))
+
+    def state() -> State:
+        return next(check.state for check in health.checks() if check.name == "disks")
+
+    assert state() is State.OK
+    Segment(1).append(backup, CHUNK)
+    assert state() is State.PROBLEM
+    with pytest.raises(BackupFull):
+        Segment(2).append(backup, CHUNK)
