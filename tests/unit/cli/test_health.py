@@ -183,6 +183,27 @@ def test_streams_without_a_broker_are_named_and_the_others_counted() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        pytest.param({"cluster": {"backups": [backup(1, free_disk_bytes=(8 << 20) - 1)]}}, id="by-its-heartbeat"),
+        pytest.param(
+            {"daemons": {"backup 1": daemon(checks=(DaemonCheck("disks", "problem", "no disk takes replicas"),))}},
+            id="by-its-own-word",
+        ),
+    ],
+)
+def test_a_backup_without_room_counts_as_little_as_one_that_is_drained(fields: dict[str, Any]) -> None:
+    (found,) = (each for each in health(picture(**fields)) if each.severity is Severity.PROBLEM)
+    assert found.text == "0 can be used (1: no room), and there are streams with 1 replica: their writers wait"
+    assert found.advice == "make room on the disks of those that have none, or start 1 more backup"
+
+
+def test_a_backup_without_room_is_no_problem_where_others_are_enough() -> None:
+    backups = [backup(1, free_disk_bytes=0), backup(2)]
+    assert worst(health(picture(cluster={"backups": backups}))) is not Severity.PROBLEM
+
+
 def test_the_doctor_compares_clocks_as_far_as_they_can_be_known() -> None:
     daemons = {
         "broker 1": daemon(clock_ahead_ms=-2000.0, clock_unsure_ms=10.0),

@@ -81,13 +81,25 @@ def _members(picture: Picture) -> Iterator[Finding]:
     for backup in backups:
         yield _member(f"backup {backup.backup_id}", f"backup-{backup.backup_id}", backup)
     needed = max((each.config.replication for each in picture.streams), default=0)
-    alive = sum(each.alive and not each.draining for each in backups)
-    if alive < needed:
+    lasting = [each for each in backups if each.alive and not each.draining]
+    full = [each.backup_id for each in lasting if _takes_no_replicas(each, picture)]
+    usable = len(lasting) - len(full)
+    if usable < needed:
+        told = f" ({', '.join(map(str, full))}: no room)" if full else ""
+        more = f"start {plural(needed - usable, 'more backup')}"
         yield problem(
             "backups",
-            f"{alive} can be used, and there are streams with {plural(needed, 'replica')}: their writers wait",
-            f"start {plural(needed - alive, 'more backup')}",
+            f"{usable} can be used{told}, and there are streams with {plural(needed, 'replica')}: their writers wait",
+            f"make room on the disks of those that have none, or {more}" if full else more,
         )
+
+
+def _takes_no_replicas(backup: BackupDescription, picture: Picture) -> bool:
+    """Whether it refuses further ones, by its last heartbeat or by its own word, which knows of each disk."""
+    said = picture.daemons.get(f"backup {backup.backup_id}")
+    checks = () if said is None or isinstance(said, KeraError) else said.checks
+    refuses = any(check.name == "disks" and check.state == "problem" for check in checks)
+    return refuses or backup.free_disk_bytes < backup.segment_bytes
 
 
 def _member(name: str, argument: str, member: BrokerDescription | BackupDescription) -> Finding:
