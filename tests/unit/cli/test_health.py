@@ -17,7 +17,7 @@ from kera.cli.diagnosis.cluster import health, installed
 from kera.cli.diagnosis.findings import Finding, Severity, document, lines, ok, problem, warning, worst
 from kera.client import BackupDescription, BrokerDescription, ClusterDescription, RecoveryDescription
 from kera.client.admin.daemons import DaemonCheck, DaemonDescription, FileSystemRoom
-from kera.client.types import Assignment
+from kera.client.types import Assignment, Interval
 from kera.core.errors import Unavailable
 
 GIB = 1 << 30
@@ -181,6 +181,28 @@ def test_streams_without_a_broker_are_named_and_the_others_counted() -> None:
     assert found.text == (
         "14 of 14 have no broker that is alive: stream-0, stream-1, stream-2, stream-3, stream-4 and 2 other streams"
     )
+
+
+@pytest.mark.parametrize(
+    ("fields", "severity", "text"),
+    [
+        pytest.param({}, Severity.PROBLEM, "is lost, and cannot be read", id="lost"),
+        pytest.param({"restarting": True, "grace_left_ms": 41_000}, Severity.WARNING, "restarts", id="restarting"),
+    ],
+)
+def test_older_records_at_a_broker_that_is_away_are_told_with_their_streams(
+    fields: dict[str, Any], severity: Severity, text: str
+) -> None:
+    streams = [Stream("orders", 1, 2), Stream("payments", 1), Stream("other", 2)]
+    for stream in streams[:2]:
+        for number, now in stream.assignments.items():
+            intervals = Interval(1, 3), Interval(9, now.broker_id)
+            stream.assignments[number] = Assignment(now.broker_id, 1, 9, intervals)
+    brokers = [broker(1), broker(2), broker(3, alive=False, **fields)]
+    found = [each for each in health(picture(cluster={"brokers": brokers}, streams=streams)) if each.severity]
+    assert [each.subject for each in found] == ["broker 3", "older records"]
+    assert found[1].severity is severity
+    assert found[1].text == f"those of 3 streamlets are at broker 3, which {text}: orders, payments"
 
 
 @pytest.mark.parametrize(

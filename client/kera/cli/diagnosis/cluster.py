@@ -142,6 +142,27 @@ def _streamlets(picture: Picture) -> Iterator[Finding]:
         yield warning("streamlets", text, "wait until it is back")
     if not absent and not away:
         yield ok("streamlets", f"all {total} of {plural(len(picture.streams), 'stream')} have a broker that is alive")
+    yield from _older_records(picture, alive, expected)
+
+
+def _older_records(picture: Picture, alive: set[int], expected: set[int]) -> Iterator[Finding]:
+    """Of streamlets that have moved on, and whose older groups are still at a broker that is away."""
+    at: dict[int, Counter[str]] = {}
+    for stream in picture.streams:
+        for assignment in stream.assignments.values():
+            for broker_id in set(assignment.broker_ids) - alive - {assignment.broker_id}:
+                at.setdefault(broker_id, Counter())[stream.name] += 1
+    for broker_id, streams in sorted(at.items()):
+        text = f"those of {plural(streams.total(), 'streamlet')} are at broker {broker_id}, which"
+        if broker_id in expected:
+            yield warning("older records", f"{text} restarts: {_names(streams)}", "wait until it is back")
+        else:
+            yield problem(
+                "older records",
+                f"{text} is lost, and cannot be read: {_names(streams)}",
+                f"start broker {broker_id} with its data directory; those of replicated streams others take over, see"
+                " kera cluster recoveries",
+            )
 
 
 def _names(streams: Counter[str]) -> str:
