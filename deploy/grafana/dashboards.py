@@ -37,10 +37,12 @@ ROWS = (
         "The cluster",
         (
             Panel(
-                "Members that are alive",
+                "Members",
                 {
                     "brokers": "max(kera_coordinator_brokers_alive)",
+                    "brokers lost": "max(kera_coordinator_brokers_lost)",
                     "backups": "max(kera_coordinator_backups_alive)",
+                    "backups lost": "max(kera_coordinator_backups_lost)",
                     "restarting": "max(kera_coordinator_members_restarting)",
                 },
             ),

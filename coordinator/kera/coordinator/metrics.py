@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -15,7 +15,7 @@ from kera.coordinator.consumer_groups.registry import ConsumerGroupRegistry
 from kera.coordinator.coordinator import Coordinator
 from kera.coordinator.recovery.decide import word
 from kera.core.monitoring.sources import Steps
-from kera.v1 import coordinator_pb2
+from kera.v1 import common_pb2, coordinator_pb2
 
 CONSUMER_GROUPS_MAX = 1000
 """Consumer groups with a series of their own: the first ones by name. All of them are counted."""
@@ -47,6 +47,11 @@ class CoordinatorMetrics:
         brokers.set_function(of_leader(lambda leader: len(leader.state.brokers.live_ids())))
         backups = Gauge("kera_coordinator_backups_alive", "Backups whose heartbeats arrive.", registry=registry)
         backups.set_function(of_leader(lambda leader: len(leader.state.backups.live_ids())))
+        lost = "that neither live nor restart, and have not been forgotten."
+        brokers_lost = Gauge("kera_coordinator_brokers_lost", f"Brokers {lost}", registry=registry)
+        brokers_lost.set_function(of_leader(lambda leader: _lost(leader.state.brokers.describe_all())))
+        backups_lost = Gauge("kera_coordinator_backups_lost", f"Backups {lost}", registry=registry)
+        backups_lost.set_function(of_leader(lambda leader: _lost(leader.state.backups.describe_all())))
         restarting = Gauge(
             "kera_coordinator_members_restarting",
             "Brokers and backups that stop, or have stopped, in order to start again.",
@@ -134,6 +139,10 @@ class CoordinatorMetrics:
         self._moves.labels(outcome).inc()
         if outcome == "ok":
             self._stalls.observe(stall_s)
+
+
+def _lost(members: Sequence[common_pb2.BrokerInfo] | Sequence[common_pb2.BackupInfo]) -> int:
+    return sum(not (one.alive or one.restarting) for one in members)
 
 
 def _members_restarting(leader: Coordinator) -> int:

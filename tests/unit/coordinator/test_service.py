@@ -198,6 +198,35 @@ async def test_metrics_have_requests_members_and_streams(cluster: Cluster) -> No
     assert "kera_coordinator_streams 1.0" in text
 
 
+async def test_a_member_is_lost_while_it_neither_lives_nor_restarts_nor_was_forgotten(cluster: Cluster) -> None:
+    registry = CollectorRegistry()
+    metrics = CoordinatorMetrics(registry)
+
+    def lost() -> tuple[float | None, float | None]:
+        with metrics.leading(cluster.coordinator):
+            kinds = ("brokers", "backups")
+            brokers, backups = (registry.get_sample_value(f"kera_coordinator_{kind}_lost") for kind in kinds)
+        return brokers, backups
+
+    for launch in "abc":
+        await cluster.register(launch)
+    await cluster.register_backup("x")
+    assert lost() == (0, 0)
+    await cluster.silence(2)
+    assert lost() == (1, 0)
+    await cluster.coordinator.forgetting.forget(messages.ForgetMemberRequest(broker_id=2))
+    assert lost() == (0, 0)
+
+    state, restarts = cluster.coordinator.state, cluster.coordinator.restarts
+    stop = messages.PrepareRestartRequest
+    await restarts.prepare(stop(broker_id=1, epoch=state.brokers.epoch(1), stopping=True))
+    await restarts.prepare(stop(backup_id=1, epoch=state.backups.epoch(1), stopping=True))
+    assert (state.brokers.live_ids(), state.backups.live_ids(), lost()) == ([3], [], (0, 0))
+    cluster.clock.advance(cluster.settings.restart_grace_ms / 1000)
+    await cluster.heartbeat(3)
+    assert lost() == (1, 1)
+
+
 async def test_metrics_have_recoveries_and_moves(cluster: Cluster) -> None:
     registry = CollectorRegistry()
     metrics = CoordinatorMetrics(registry)
