@@ -7,7 +7,8 @@
 #
 #   --wheel FILE         what is installed, or a version of the package index ("kera==0.1.0")
 #   --address ADDRESS    at which other hosts reach this one
-#   --coordinator LIST   host:port of the coordinator; of each, separated by commas, if there are several
+#   --coordinator LIST   host:port of the coordinator; of each, separated by commas, if there are several: the one at
+#                        --address is this host's
 #   --zookeeper LIST     of a ZooKeeper ensemble, if there are to be several coordinators
 #   --root DIR           install below this directory, as for an image or a trial: no user is made, nothing is started
 #   --program FILE       use this `kera` in place of installing one (with --root)
@@ -49,8 +50,47 @@ done
 [ -n "$daemons" ] || fail "which daemons? coordinator, broker, backup, or several of them"
 [ -n "$address" ] || fail "--address is missing: where other hosts reach this one"
 [ -n "$coordinator" ] || fail "--coordinator is missing: host:port, the same on all hosts"
-case "$coordinator" in *:*) ;; *) fail "--coordinator needs a port: $coordinator:7400?" ;; esac
-case "$address" in 0.0.0.0 | '::' | *:*) fail "--address is the address of this host, without a port: $address" ;; esac
+case "$address" in
+0.0.0.0 | '::' | *:*) fail "--address is the address of this host, without a port: $address" ;;
+*[!A-Za-z0-9._-]*) fail "--address is one name or IP address: $address" ;;
+esac
+
+# The port of this host's coordinator: that at its address; else the one that all have, as they may be given by name.
+port='' here_too='' ports=''
+set -f
+for each in $(echo "$coordinator" | tr ',' ' '); do
+    host="${each%:*}" number="${each##*:}"
+    case "$each" in *:*) ;; *) fail "--coordinator needs a port: $each:7400?" ;; esac
+    case "$host" in
+    '['*[!A-Fa-f0-9:.]*']' | '') fail "--coordinator needs a host before the port: $each" ;;
+    '['*']') ;;
+    *[!A-Za-z0-9._-]*) fail "--coordinator has host:port, separated by commas: $each" ;;
+    esac
+    case "$number" in
+    '' | 0* | *[!0-9]* | ??????*) fail "--coordinator: no port: '$number' in $each; 7400, say" ;;
+    esac
+    [ "$number" -le 65535 ] || fail "--coordinator: ports end at 65535: $each"
+    case " $ports " in *" $number "*) ;; *) ports="$ports $number" ;; esac
+    [ "$host" = "$address" ] || continue
+    [ -z "$here_too" ] || fail "--coordinator has this host twice: $here_too and $each"
+    here_too="$each" port="$number"
+done
+set +f
+[ -n "$ports" ] || fail "--coordinator has no address: '$coordinator'"
+case "$ports" in
+' '*' '*) ;;
+*) [ -n "$port" ] || port="${ports# }" ;;
+esac
+case "$daemons " in
+*' coordinator '*)
+    [ -n "$port" ] || fail "--coordinator has other hosts only, at several ports: add $address:PORT, this host's"
+    here_too="${here_too:-$address:$port}"
+    ;;
+esac
+if [ -n "$here_too" ] && sed '/^\[coordinator\]/,/^port/{/^port/d;}' "$units/kera.toml" | grep -q "port = $port\b"; then
+    fail "--coordinator: port $port is one of those that a host's daemons have besides: 7400, say, in place of $here_too"
+fi
+
 [ -n "$wheel" ] || [ -n "$program" ] || fail "--wheel is missing: the file, or a version such as kera==0.1.0"
 [ -z "$program" ] || [ -n "$root" ] || fail "--program is for --root"
 [ -n "$root" ] || [ "$(id -u)" = 0 ] || fail "only root may install below /: use sudo, or --root DIR"
@@ -78,7 +118,7 @@ else
     mkdir -p "$root/etc/kera"
     sed -e "s|^host = .*|host = \"$address\"|" \
         -e "s|^coordinator = \"[^\"]*\"|coordinator = \"$coordinator\"|" \
-        -e "s|^port = 7400|port = ${coordinator##*:}|" \
+        -e "s|^port = 7400|port = ${port:-7400}|" \
         "$units/kera.toml" >"$settings.new"
     if [ -n "$zookeeper" ]; then
         sed -i "s|^\[coordinator\]|[coordinator]\nzookeeper = \"$zookeeper\"|" "$settings.new"

@@ -310,6 +310,19 @@ def _taken(port: int) -> bool:
         ("server --address 10.0.0.1", "unknown: server"),
         ("broker --address", "--address needs a value"),
         ("broker --address 'a|b'", "no quotes"),
+        ("broker --address 'a b' --coordinator 10.0.0.1:7400", "one name or IP address: a b"),
+        ("broker --address 10.0.0.1 --coordinator h:abc", "no port: 'abc' in h:abc"),
+        ("broker --address 10.0.0.1 --coordinator 10.0.0.1:", "no port: '' in 10.0.0.1:"),
+        ("broker --address 10.0.0.1 --coordinator h:07400", "no port: '07400'"),
+        ("broker --address 10.0.0.1 --coordinator h:65536", "ports end at 65535: h:65536"),
+        ("broker --address 10.0.0.1 --coordinator :7400", "needs a host before the port: :7400"),
+        ("broker --address 10.0.0.1 --coordinator http://h:7400", "host:port, separated by commas"),
+        ("broker --address 10.0.0.1 --coordinator h:7400,h", "needs a port: h:7400?"),
+        ("broker --address 10.0.0.1 --coordinator ,", "has no address"),
+        ("broker --address 10.0.0.1 --coordinator 10.0.0.1:7401", "port 7401 is one of those"),
+        ("coordinator --address 10.0.0.1 --coordinator kera:9402", "in place of 10.0.0.1:9402"),
+        ("broker --address 10.0.0.1 --coordinator 10.0.0.1:7400,10.0.0.1:7500", "this host twice"),
+        ("coordinator --address 10.0.0.1 --coordinator a:7400,b:7500", "add 10.0.0.1:PORT, this host's"),
     ],
 )
 def test_the_script_says_what_is_wrong_and_does_nothing(arguments: str, says: str, tmp_path: Path) -> None:
@@ -318,7 +331,30 @@ def test_the_script_says_what_is_wrong_and_does_nothing(arguments: str, says: st
 
     assert done.returncode == 2
     assert says in done.stderr
+    assert done.stderr.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("address", "coordinators", "port"),
+    [
+        ("10.0.0.1", "10.0.0.1:7500", 7500),
+        ("10.0.0.1", "10.0.0.1:7400,10.0.0.2:7500", 7400),
+        ("10.0.0.2", "10.0.0.1:7400,10.0.0.2:7500", 7500),
+        ("10.0.0.1", "kera:7500", 7500),
+        ("10.0.0.1", "kera-a:7500, kera-b:7500", 7500),
+    ],
+)
+def test_of_several_coordinators_the_one_of_this_host_gives_the_port(
+    address: str, coordinators: str, port: int, tmp_path: Path
+) -> None:
+    program = Path(sys.executable).with_name("kera")
+    command: list[str | Path] = [DEPLOY / "hosts" / "install.sh", "--root", tmp_path, "--program", program]
+    run(*command, "--address", address, "--coordinator", coordinators, "coordinator", "broker")
+
+    made = tomllib.loads((tmp_path / "etc/kera/kera.toml").read_text())
+    assert made["coordinator"]["port"] == port
+    assert made["broker"]["coordinator"] == coordinators
 
 
 def test_settings_that_are_there_stay(tmp_path: Path) -> None:
