@@ -2,10 +2,11 @@
 # Installs daemons of KerA on this host, for systemd: program, user, settings, units. Run it on each host; again after
 # an upgrade. What is there of settings stays.
 #
-#   sudo ./install.sh --wheel kera-0.1.0-….whl --address 10.0.0.1 --coordinator 10.0.0.1:7400 coordinator broker backup
-#   sudo ./install.sh --wheel kera-0.1.0-….whl --address 10.0.0.2 --coordinator 10.0.0.1:7400 broker backup
+#   sudo ./install.sh --wheel kera-*.whl --address 10.0.0.1 --coordinator 10.0.0.1:7400 coordinator broker backup
+#   sudo ./install.sh --wheel kera-*.whl --address 10.0.0.2 --coordinator 10.0.0.1:7400 broker backup
 #
-#   --wheel FILE         what is installed, or a version of the package index ("kera==0.1.0")
+#   --wheel FILE         what is installed, by the name with which it was built; or a version of the package index
+#                        ("kera==0.1.0")
 #   --address ADDRESS    at which other hosts reach this one
 #   --coordinator LIST   host:port of the coordinator; of each, separated by commas, if there are several: the one at
 #                        --address is this host's
@@ -92,6 +93,15 @@ if [ -n "$here_too" ] && sed '/^\[coordinator\]/,/^port/{/^port/d;}' "$units/ker
 fi
 
 [ -n "$wheel" ] || [ -n "$program" ] || fail "--wheel is missing: the file, or a version such as kera==0.1.0"
+case "${wheel##*/}" in
+*.whl)
+    [ -n "$program" ] || [ -f "$wheel" ] || fail "--wheel: there is no file $wheel"
+    case "${wheel##*/}" in
+    kera-[0-9]*-*-*-*.whl) ;;
+    *) fail "--wheel: pip takes a wheel only by the name with which it was built, as kera-0.1.0-py3-none-any.whl: $wheel" ;;
+    esac
+    ;;
+esac
 [ -z "$program" ] || [ -n "$root" ] || fail "--program is for --root"
 [ -n "$root" ] || [ "$(id -u)" = 0 ] || fail "only root may install below /: use sudo, or --root DIR"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fnmatch
 import importlib.util
 import os
 import re
@@ -323,10 +324,16 @@ def _taken(port: int) -> bool:
         ("coordinator --address 10.0.0.1 --coordinator kera:9402", "in place of 10.0.0.1:9402"),
         ("broker --address 10.0.0.1 --coordinator 10.0.0.1:7400,10.0.0.1:7500", "this host twice"),
         ("coordinator --address 10.0.0.1 --coordinator a:7400,b:7500", "add 10.0.0.1:PORT, this host's"),
+        ("broker --address 10.0.0.1 --coordinator h:7400 --wheel kera-*.whl", "there is no file kera-*.whl"),
+        ("broker --address 10.0.0.1 --coordinator h:7400 --wheel {here}/kera.whl", "the name with which it was built"),
     ],
 )
-def test_the_script_says_what_is_wrong_and_does_nothing(arguments: str, says: str, tmp_path: Path) -> None:
-    command: list[str | Path] = [DEPLOY / "hosts" / "install.sh", *shlex.split(arguments)]
+def test_the_script_says_what_is_wrong_and_does_nothing(
+    arguments: str, says: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    here = tmp_path_factory.mktemp("wheels")
+    (here / "kera.whl").touch()
+    command: list[str | Path] = [DEPLOY / "hosts" / "install.sh", *shlex.split(arguments.format(here=here))]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
 
     assert done.returncode == 2
@@ -373,6 +380,15 @@ def test_settings_that_are_there_stay(tmp_path: Path) -> None:
     assert made["coordinator"]["port"] == 7500
     assert made["broker"]["coordinator"] == made["backup"]["coordinator"] == "10.0.0.1:7500,10.0.0.2:7500"
     assert {each["host"] for each in made.values()} == {"10.0.0.7"}
+
+
+def test_the_runbook_names_wheels_as_they_are_built() -> None:
+    """pip looks at the name of a wheel, and takes no other."""
+    named = re.findall(r"--wheel (\S+)", RUNBOOKS.read_text())
+    built = ("kera-0.1.0-py3-none-any.whl", "kera-0.1.0-cp311-abi3-manylinux2014_x86_64.manylinux_2_17_x86_64.whl")
+
+    assert len(named) > 5
+    assert all(fnmatch.fnmatch(wheel, pattern) for pattern in named for wheel in built)
 
 
 # -- settings ---------------------------------------------------------------------------------------------------
