@@ -115,6 +115,16 @@ if [ -z "$program" ]; then
     program="$root/opt/kera/bin/kera"
 fi
 say "this is $("$program" --version)"
+link="$root/usr/local/bin/kera"
+if [ "$program" = "$root/opt/kera/bin/kera" ]; then target=../../../opt/kera/bin/kera; else target="$(realpath "$program")"; fi
+if [ -L "$link" ] && [ "$(readlink "$link")" = "$target" ]; then
+    :
+elif [ -e "$link" ] || [ -L "$link" ]; then
+    say "$link is something else, and stays; the program is $program"
+else
+    mkdir -p "${link%/*}"
+    ln -s "$target" "$link"
+fi
 
 if [ -z "$root" ]; then
     install -D -m 644 "$units/kera.sysusers" /usr/lib/sysusers.d/kera.conf

@@ -44,6 +44,7 @@ EXPOSURE_MAX = 20
 HEADROOM_GIB = 2
 TIMEOUT_S = 60.0
 BOOTSTRAP = "127.77.0.1:7400"
+HOSTS_MAX = 5
 SMALL = {
     "KERA_BROKER_ARENA_BYTES": "64MiB",
     "KERA_BACKUP_MEMORY_BYTES": "64MiB",
@@ -180,7 +181,8 @@ class Hosts:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._environment = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+        programs = [f"{folder}/host-{number}/usr/local/bin" for number in range(1, HOSTS_MAX + 1)]
+        self._environment = {"PATH": os.pathsep.join([*programs, os.environ["PATH"]])}
         self.by_number: dict[int, Host] = {}
 
     def carry_out(self, line: str) -> str:
@@ -362,6 +364,21 @@ def test_of_several_coordinators_the_one_of_this_host_gives_the_port(
     made = tomllib.loads((tmp_path / "etc/kera/kera.toml").read_text())
     assert made["coordinator"]["port"] == port
     assert made["broker"]["coordinator"] == coordinators
+
+
+def test_the_program_is_on_the_path_unless_another_one_is(tmp_path: Path) -> None:
+    program = Path(sys.executable).with_name("kera")
+    command: list[str | Path] = [DEPLOY / "hosts" / "install.sh", "--root", tmp_path, "--program", program]
+    command += ["--address", "10.0.0.7", "--coordinator", "10.0.0.7:7400", "broker"]
+    link = tmp_path / "usr/local/bin/kera"
+
+    for _ in range(2):
+        assert "something else" not in run(*command)
+        assert link.resolve() == program.resolve()
+    link.unlink()
+    link.write_text("mine")
+    assert f"{link} is something else, and stays" in run(*command)
+    assert link.read_text() == "mine"
 
 
 def test_settings_that_are_there_stay(tmp_path: Path) -> None:
