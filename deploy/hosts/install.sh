@@ -11,13 +11,14 @@
 #   --coordinator LIST   host:port of the coordinator; of each, separated by commas, if there are several: the one at
 #                        --address is this host's
 #   --zookeeper LIST     of a ZooKeeper ensemble, if there are to be several coordinators
+#   --no-start           enable the daemons, and start none of them yet
 #   --root DIR           install below this directory, as for an image or a trial: no user is made, nothing is started
 #   --program FILE       use this `kera` in place of installing one (with --root)
 set -eu
 
 here="$(cd "$(dirname "$0")" && pwd)"
 units="$here/../systemd"
-wheel= address= coordinator= zookeeper= root= program= daemons=
+wheel= address= coordinator= zookeeper= root= program= daemons= start=yes
 
 fail() {
     echo "install: error: $*" >&2
@@ -36,6 +37,10 @@ while [ $# -gt 0 ]; do
         name="${1#--}"
         eval "$name=\$2"
         shift 2
+        ;;
+    --no-start)
+        start=
+        shift
         ;;
     coordinator | broker | backup)
         daemons="$daemons $1"
@@ -161,7 +166,8 @@ if [ -z "$root" ]; then
     systemctl daemon-reload
     for daemon in $daemons; do
         systemctl enable "kera-$daemon.service"
-        systemctl restart "kera-$daemon.service"
+        [ -z "$start" ] || systemctl restart "kera-$daemon.service"
     done
+    [ -n "$start" ] || say "to start them: systemctl start$(printf ' kera-%s' $daemons)"
     say "how it is: systemctl status 'kera-*'; kera cluster health --bootstrap $coordinator"
 fi

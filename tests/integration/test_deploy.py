@@ -126,11 +126,15 @@ class Host:
         at = arguments.index("--wheel")
         arguments = [*arguments[:at], "--program", str(program), *arguments[at + 2 :]]
         run(DEPLOY / "hosts" / "install.sh", "--root", self.root, *arguments)
-        for unit in sorted(
-            (self.root / "etc/systemd/system").glob("*.service"), key=lambda each: "coord" not in each.stem
-        ):
-            name = unit.stem.removeprefix("kera-")
-            command = settings_of(unit)["ExecStart"].replace("/opt/kera/bin/kera", str(program))
+        if "--no-start" not in arguments:
+            self.start(*(each for each in ("coordinator", "broker", "backup") if each in arguments))
+
+    def start(self, *names: str) -> None:
+        """Start daemons as their units say."""
+        for name in names:
+            unit = self.root / "etc/systemd/system" / f"kera-{name}.service"
+            program = str(Path(sys.executable).with_name("kera"))
+            command = settings_of(unit)["ExecStart"].replace("/opt/kera/bin/kera", program)
             command = command.replace("/etc/kera", str(self.root / "etc/kera"))
             own = {
                 key: value.replace("/var/lib", f"{self.root}/var/lib") for key, value in environment_of(unit).items()
@@ -184,6 +188,8 @@ class Hosts:
         programs = [f"{folder}/host-{number}/usr/local/bin" for number in range(1, HOSTS_MAX + 1)]
         self._environment = {"PATH": os.pathsep.join([*programs, os.environ["PATH"]])}
         self.by_number: dict[int, Host] = {}
+        self._here: Host
+        """That on which the script has run last."""
 
     def carry_out(self, line: str) -> str:
         """One command; what it prints."""
@@ -196,12 +202,17 @@ class Hosts:
             arguments = shlex.split(line)[2:]
             address = arguments[arguments.index("--address") + 1]
             number = int(address.rpartition(".")[2])
-            host = self.by_number[number] = Host(self._folder / f"host-{number}", address)
-            host.install(arguments)
+            self._here = self.by_number.setdefault(number, Host(self._folder / f"host-{number}", address))
+            self._here.install(arguments)
+            return ""
+        if starts := re.match(r"sudo systemctl start kera-(\w+)$", line):
+            self._here.start(starts[1])
             return ""
         if stops := re.match(r"ssh 127\.77\.0\.(\d) sudo systemctl disable --now (.+)$", line):
             self.by_number[int(stops[1])].stop(*(unit.removeprefix("kera-") for unit in stops[2].split()))
             return ""
+        line = line.removeprefix("sudo -u kera ").replace("/backups", str(self._folder))
+        line = line.replace("/var/lib/kera", f"{self._here.root}/var/lib/kera")
         return run("sh", "-c", line, environment=self._environment)
 
     def running(self) -> list[Host]:
@@ -232,13 +243,42 @@ def test_the_runbook_makes_a_cluster_of_three_hosts_and_replaces_one_that_is_gon
         until(lambda: hosts.health() != 0)
         first, *rest = commands_of("A host is gone")
         assert first == "kera cluster health"  # which says that it is not healthy
-        until(lambda: _is_over(hosts.carry_out("kera cluster recoveries --json")))
+        until(lambda: _is_over(hosts.carry_out("kera cluster recoveries --json"), 3))
         for line in rest:
             hosts.carry_out(line)
         until(lambda: hosts.health() == 0)
         records = hosts.carry_out("kera consume orders --until-end").splitlines()
         assert len([line for line in records if line]) >= 10_001
         until(lambda: "127.77.0.4" in hosts.carry_out("kera cluster describe"))
+    finally:
+        for host in sorted(hosts.by_number.values(), key=lambda each: "coordinator" in each.processes):
+            host.stop()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_runbook_replaces_the_host_of_the_coordinator(tmp_path: Path) -> None:
+    if any(_taken(7400 + offset) for offset in range(5)):
+        pytest.skip("the ports of a real cluster are taken here")
+    hosts = Hosts(tmp_path)
+    try:
+        for line in commands_of("From three machines to a cluster"):
+            hosts.carry_out(line)
+        lines = iter(list(commands_of("The host of the coordinator is gone")))
+        hosts.carry_out(next(lines))
+        hosts.carry_out("seq 10000 | kera produce orders")
+        hosts.by_number.pop(1).dies()
+
+        for line in lines:
+            if line == "kera cluster health":  # of one that is not healthy yet
+                hosts.health()
+                continue
+            hosts.carry_out(line)
+            if line == "kera cluster recoveries":  # after the minute that the coordinator waits for the lost broker
+                until(lambda: _is_over(hosts.carry_out("kera cluster recoveries --json"), 1), 2 * TIMEOUT_S)
+        until(lambda: hosts.health() == 0)
+        records = hosts.carry_out("kera consume orders --until-end").splitlines()
+        assert len(set(records)) == 10_001
     finally:
         for host in sorted(hosts.by_number.values(), key=lambda each: "coordinator" in each.processes):
             host.stop()
@@ -286,8 +326,8 @@ async def test_the_runbook_grows_a_cluster_to_five_hosts_and_shrinks_it_again_un
             await asyncio.to_thread(host.stop)
 
 
-def _is_over(recoveries: str) -> bool:
-    return '"broker_id": 3' in recoveries and not re.search(r'"phase": "(?!done)', recoveries)
+def _is_over(recoveries: str, broker_id: int) -> bool:
+    return f'"broker_id": {broker_id}' in recoveries and not re.search(r'"phase": "(?!done)', recoveries)
 
 
 def _taken(port: int) -> bool:
