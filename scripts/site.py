@@ -41,11 +41,26 @@ def main() -> int:
     write_pages(PAGES)
     if arguments.pages_only:
         return 0
-    mkdocs = _tools() / "mkdocs"
-    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
-    subprocess.run([mkdocs, "build", "--strict", "--quiet"], cwd=ROOT, check=True, timeout=TIMEOUT_S, env=environment)
-    print(f"docs: {ROOT / 'build' / 'site' / 'index.html'}")
-    return 0
+    return build(_tools() / "mkdocs")
+
+
+def build(mkdocs: Path) -> int:
+    """Build the site of the pages that are there. The exit code; what is wrong with them is printed."""
+    # Without --quiet, with which it neither tells warnings nor counts them: --strict ends nothing then.
+    done = subprocess.run(
+        [mkdocs, "build", "--strict"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=TIMEOUT_S,
+        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
+    )
+    if done.returncode:
+        print(done.stdout + done.stderr, end="", file=sys.stderr)
+    else:
+        print(f"docs: {ROOT / 'build' / 'site' / 'index.html'}")
+    return done.returncode
 
 
 def _tools() -> Path:

@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import pytest
 from scripts import site
 
 NAVIGATION = (site.ROOT / "mkdocs.yml").read_text(encoding="utf-8")
@@ -23,6 +24,45 @@ def test_links_go_to_pages_and_what_is_none_is_named_and_not_linked(tmp_path: Pa
         "[b](../b.md#there) [here](#here) [web](https://example.org) code\n"
         "![c](images/c.svg)\n```text\n[b](b.md)\n```\n[dir](../deploy/README.md)\n"
     )
+
+
+def test_links_into_a_page_go_to_sections_that_it_has() -> None:
+    places = dict(site._places())
+    texts = {
+        source: site.FENCE.sub("", source.read_text(encoding="utf-8")) for source in places if source.suffix == ".md"
+    }
+    sections = {source: _sections(text) for source, text in texts.items()}
+    links = [(source, to) for source, text in texts.items() for _, to in site.LINK.findall(text) if "#" in to]
+    nowhere = []
+    for source, to in links:
+        path, _, section = to.partition("#")
+        target = (source.parent / path).resolve() if path else source
+        if "://" not in to and section not in sections.get(target, {section}):
+            nowhere.append(f"{source.relative_to(site.ROOT)}: {to}")
+    assert len(links) > 50
+    assert nowhere == []
+
+
+def _sections(page: str) -> set[str]:
+    """The anchors of its headings, as mkdocs and GitHub make them."""
+    titles = re.findall(r"^#+ (.*)$", page, re.MULTILINE)
+    return {re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", title.lower()).strip()) for title in titles}
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_a_warning_ends_the_build_and_is_told(code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """mkdocs counts no warnings that it does not tell."""
+    mkdocs = tmp_path / "mkdocs"
+    mkdocs.write_text(f"""#!/bin/sh
+case "$*" in *--strict*) ;; *) exit 0 ;; esac
+case "$*" in *--quiet*) exit 0 ;; esac
+echo "WARNING - a link to nowhere" >&2
+exit {code}
+""")
+    mkdocs.chmod(0o755)
+
+    assert site.build(mkdocs) == code
+    assert ("a link to nowhere" in capsys.readouterr().err) is bool(code)
 
 
 def test_every_page_is_in_the_navigation() -> None:
