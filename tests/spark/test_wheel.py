@@ -78,9 +78,12 @@ def installed(wheel: Path, folder: Path, extras: str = "") -> Clean:
 
 def test_the_wheel_has_the_namespace_and_where_spark_looks_and_nothing_else(wheel: Path) -> None:
     with ZipFile(wheel) as archive:
-        roots = {name.split("/")[0] for name in archive.namelist()}
+        names = archive.namelist()
 
-    assert {root for root in roots if not root.endswith(".dist-info")} == {"kera", "pyspark_kera"}
+    roots = {name.split("/")[0] for name in names}
+    assert {root for root in roots if not root.endswith((".dist-info", ".data"))} == {"kera", "pyspark_kera"}
+    shared = {name.partition(".data/data/")[2] for name in names if ".data/" in name}
+    assert shared == {f"share/doc/kera/{page}.md" for page in ("operations", "runbooks")}
 
 
 def test_the_wheel_has_the_jar_of_this_tree(wheel: Path) -> None:
