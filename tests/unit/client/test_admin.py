@@ -215,6 +215,18 @@ async def test_members_are_drained_and_taken_back() -> None:
     ]
 
 
+@pytest.mark.parametrize("noun", ["broker", "backup"])
+@pytest.mark.parametrize("verb", ["drain", "forget"])
+async def test_there_is_no_member_0(verb: str, noun: str) -> None:
+    cluster = Answering(coordinator_pb2.DrainResponse())
+
+    with pytest.raises(InvalidArgument, match=f"there is no {noun} 0") as error:
+        await getattr(cluster.admin, f"{verb}_{noun}")(0)
+
+    assert error.value.attributes == {f"{noun}_id": 0}
+    assert cluster.requests == []
+
+
 async def test_recoveries_are_described_with_all_that_is_known() -> None:
     info = coordinator_pb2.RecoveryInfo(
         broker_id=1,

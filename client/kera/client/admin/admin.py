@@ -271,11 +271,11 @@ class Admin:
 
         It goes on by itself; with `ask` nothing begins, and what others took back stays so. Raises `InvalidArgument`.
         """
-        return await self._drain(coordinator_pb2.DrainRequest(broker_id=_count("broker_id", broker_id)), undo, ask)
+        return await self._drain(coordinator_pb2.DrainRequest(broker_id=_member_id("broker", broker_id)), undo, ask)
 
     async def drain_backup(self, backup_id: int, *, undo: bool = False, ask: bool = False) -> DrainStatus:
         """The same for a backup: brokers make its replicas anew elsewhere."""
-        return await self._drain(coordinator_pb2.DrainRequest(backup_id=_count("backup_id", backup_id)), undo, ask)
+        return await self._drain(coordinator_pb2.DrainRequest(backup_id=_member_id("backup", backup_id)), undo, ask)
 
     async def _drain(self, request: coordinator_pb2.DrainRequest, undo: object, ask: object) -> DrainStatus:
         request.undo, request.ask = arguments.flag("undo", undo), arguments.flag("ask", ask)
@@ -288,14 +288,14 @@ class Admin:
         with `force`.
         """
         request = coordinator_pb2.ForgetMemberRequest(
-            broker_id=_count("broker_id", broker_id), force=arguments.flag("force", force)
+            broker_id=_member_id("broker", broker_id), force=arguments.flag("force", force)
         )
         return list((await self._cluster.ask(api.FORGET_MEMBER, request)).lost)
 
     async def forget_backup(self, backup_id: int, *, force: bool = False) -> list[str]:
         """The same for a backup; with `force` also one of which brokers may need replicas."""
         request = coordinator_pb2.ForgetMemberRequest(
-            backup_id=_count("backup_id", backup_id), force=arguments.flag("force", force)
+            backup_id=_member_id("backup", backup_id), force=arguments.flag("force", force)
         )
         return list((await self._cluster.ask(api.FORGET_MEMBER, request)).lost)
 
@@ -364,6 +364,14 @@ def _limit(name: str, value: int) -> int:
 def _count(name: str, value: int) -> int:
     """What the message takes; the coordinator knows the real limits."""
     return arguments.whole(name, value, 0, arguments.UINT32_MAX)
+
+
+def _member_id(noun: str, value: int) -> int:
+    """The id of a broker or a backup. The message has 0 for the kind that is not meant, so no coordinator is asked."""
+    member_id = _count(f"{noun}_id", value)
+    if not member_id:
+        raise InvalidArgument(f"there is no {noun} 0", **{f"{noun}_id": 0})
+    return member_id
 
 
 def _schema(name: str, value: pa.Schema) -> bytes:
