@@ -21,9 +21,9 @@ import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from kera.core.errors import InternalError, StartError
+from kera.core.errors import InternalError, PathNotWritable, StartError
 from kera.core.process import DIE_WITH_PARENT_VARIABLE
 from kera.local.log_tail import failure_reason, log_tail
 
@@ -91,10 +91,9 @@ class Child:
         return log_tail(self.log_path, since=self._log_start, lines=lines)
 
     async def start(self, *, ready_timeout_s: float) -> dict[str, Any]:
-        """Run the program and wait for its ready line. Raises `ChildStartError`."""
-        self.log_path.parent.mkdir(parents=True, exist_ok=True)
+        """Run the program and wait for its ready line. Raises `ChildStartError` or `PathNotWritable`."""
         env = {**self._env, DIE_WITH_PARENT_VARIABLE: "1", SUPERVISOR_PID_VARIABLE: str(os.getpid())}
-        with self.log_path.open("ab") as log:
+        with self._opened_log() as log:
             self._log_start = log.tell()
             self._process = await asyncio.create_subprocess_exec(
                 *self.argv,
@@ -115,6 +114,16 @@ class Child:
             raise
         self._watch = asyncio.create_task(self._watch_until_death())
         return self.ready
+
+    def _opened_log(self) -> BinaryIO:
+        try:
+            self.log_path.parent.mkdir(parents=True, exist_ok=True)
+            return self.log_path.open("ab")
+        except OSError as error:
+            raise PathNotWritable(
+                f"cannot write log {self.log_path}: {error.strerror}; choose another directory for logs",
+                path=str(self.log_path),
+            ) from error
 
     async def stop(self, *, grace_s: float) -> bool:
         """End the child; False when it did not obey SIGTERM within `grace_s` and was killed."""

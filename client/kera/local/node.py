@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from kera.core.cpus import format_cpus
-from kera.core.errors import InvalidArgument, KeraError
+from kera.core.errors import InvalidArgument, KeraError, PathNotWritable
 from kera.local.child import Child
 from kera.local.directory import ClusterDirectory
 
@@ -50,10 +50,17 @@ def planned(
 ) -> list[NodeBroker]:
     """`count` brokers (0: one for each group) on groups of CPUs, in turn, with ports that follow each other.
 
-    Raises `InvalidArgument` when there are more in the directory: their records would be out of reach.
+    Raises `InvalidArgument` when there are more in the directory: their records would be out of reach; and
+    `PathNotWritable` when it cannot be looked into.
     """
     count = count or len(groups)
-    there = [int(found[1]) for each in data_dir.glob("broker-*") if (found := re.fullmatch(r"broker-(\d+)", each.name))]
+    try:
+        names = [each.name for each in data_dir.glob("broker-*")]
+    except OSError as error:
+        raise PathNotWritable(
+            f"cannot use {data_dir}: {error.strerror}; choose another directory", path=str(data_dir)
+        ) from error
+    there = [int(found[1]) for name in names if (found := re.fullmatch(r"broker-(\d+)", name))]
     if max(there, default=0) > count:
         raise InvalidArgument(
             f"{data_dir} has data of {max(there)} brokers, and {count} would be started: give --brokers {max(there)}"

@@ -77,6 +77,14 @@ def test_a_data_directory_is_looked_at_and_left_as_it_was(tmp_path: Path) -> Non
     assert words(host.data_directory(tmp_path / "file" / "data")) == ["problem"]
 
 
+@pytest.mark.parametrize("data_dir", ["/proc/kera", "x" * 300], ids=["proc", "long"])
+def test_a_data_directory_that_cannot_be_made_is_a_problem(data_dir: str) -> None:
+    (found,) = host.data_directory(Path("/", data_dir))
+
+    assert (found.severity.word, found.subject) == ("problem", f"data directory {Path('/', data_dir)}")
+    assert "choose another --data-dir" in found.advice
+
+
 def test_the_file_system_is_that_of_the_innermost_mount(tmp_path: Path) -> None:
     mounts = tmp_path / "mountinfo"
     mounts.write_text(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kera.core.errors import InvalidArgument
+from kera.core.errors import InvalidArgument, PathNotWritable
 from kera.local.node import BROKERS_MAX, planned
 from tests.integration.command_line import run_kera
 
@@ -50,6 +50,11 @@ def test_brokers_that_are_there_are_started_though_there_are_fewer_cpus_now(tmp_
 def test_too_many_brokers_are_refused(count: int, ports: dict[str, int], tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="too many"):
         planned(GROUPS, count, tmp_path, **ports)
+
+
+def test_a_directory_that_cannot_be_looked_into_is_named() -> None:
+    with pytest.raises(PathNotWritable, match=r"cannot use /x+: File name too long; choose another directory"):
+        planned(GROUPS, 0, Path("/", "x" * 300))
 
 
 def test_the_last_port_there_is_will_do(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from kera.core.errors import InternalError
+from kera.core.errors import InternalError, PathNotWritable
 from kera.local.child import Child, ChildStartError
 from kera.local.log_tail import log_tail
 
@@ -61,6 +61,17 @@ async def test_start_returns_the_ready_line(make_child: MakeChild) -> None:
     ready = await child.start(ready_timeout_s=30)
 
     assert ready == child.ready == {"ready": "stub", "pid": child.pid}
+
+
+async def test_a_log_that_cannot_be_written_is_named(make_child: MakeChild, tmp_path: Path) -> None:
+    (tmp_path / "logs").touch()
+    child = make_child(SERVE)
+
+    with pytest.raises(PathNotWritable, match=r"logs/stub.log: .*; choose another directory for logs"):
+        await child.start(ready_timeout_s=30)
+
+    assert child.pid is None
+    assert await child.stop(grace_s=30)
 
 
 async def test_stop_ends_the_child_with_sigterm(make_child: MakeChild) -> None:

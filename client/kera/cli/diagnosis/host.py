@@ -130,6 +130,13 @@ def memory(meminfo: Path, arena_bytes: int) -> Finding:
 def data_directory(path: Path) -> list[Finding]:
     """A data directory that is there, or would be made."""
     subject = f"data directory {path}"
+    try:
+        return _directory_findings(subject, path)
+    except OSError as error:  # a name that is too long, a file system that takes no files (/proc), a full disk
+        return [problem(subject, f"cannot be used: {error.strerror}", "choose another --data-dir")]
+
+
+def _directory_findings(subject: str, path: Path) -> list[Finding]:
     there = next(each for each in (path, *path.parents) if each.exists())
     if not there.is_dir():
         return [problem(subject, f"{there} is no directory", "choose another --data-dir")]
@@ -184,7 +191,7 @@ def file_system(subject: str, kind: str) -> Finding:
 
 
 def direct_io(subject: str, directory: Path) -> Finding:
-    """Whether files can be written around the page cache."""
+    """Whether files can be written around the page cache. Raises ``OSError`` when none can be made."""
     if not hasattr(os, "O_DIRECT"):
         return warning(subject, "this system has no O_DIRECT", "it works through the page cache, which takes memory")
     handle, name = tempfile.mkstemp(prefix=".kera-doctor-", dir=directory)
