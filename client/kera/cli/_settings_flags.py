@@ -18,6 +18,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 import typer
 from pydantic.fields import FieldInfo
 
+from kera.cli._paths import path_of
 from kera.cli._sizes import format_size, parse_size
 from kera.core.settings import CONFIG_FILE_VARIABLE, KeraSettings
 
@@ -52,6 +53,7 @@ def _config_parameter(settings_class: type[KeraSettings]) -> inspect.Parameter:
         None,
         "--config",
         metavar="FILE",
+        parser=path_of("--config"),
         envvar=CONFIG_FILE_VARIABLE,
         show_envvar=False,
         help=f"TOML file whose table [{settings_class.section}] has settings; flags and environment win."

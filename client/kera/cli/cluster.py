@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from kera.cli._client import BOOTSTRAP_OPTION, JSON_OPTION, connected
+from kera.cli._paths import path_of
 from kera.cli._run import UsageError, extra, run_async
 from kera.cli._sizes import format_size
 from kera.cli._table import fields, format_time, plural, table
@@ -358,7 +359,9 @@ async def _adopt(bootstrap: str, stream: str, name: str, as_json: bool) -> None:
 
 @app.command()
 def backup(
-    file: Path = typer.Argument(..., metavar="FILE", help="File to write; replaced once the copy is complete."),
+    file: Path = typer.Argument(
+        ..., metavar="FILE", parser=path_of("FILE"), help="File to write; replaced once the copy is complete."
+    ),
     bootstrap: str = BOOTSTRAP_OPTION,
 ) -> None:
     """Back up the metadata to a file: streams, members, consumer groups, producers; not the records."""
@@ -393,8 +396,10 @@ def _sync(directory: Path) -> None:
 
 @app.command()
 def restore(
-    file: Path = typer.Argument(..., metavar="FILE", help="File made by kera cluster backup."),
-    data_dir: Path | None = typer.Option(None, "--data-dir", help="The coordinator's data directory."),
+    file: Path = typer.Argument(..., metavar="FILE", parser=path_of("FILE"), help="File made by kera cluster backup."),
+    data_dir: Path | None = typer.Option(
+        None, "--data-dir", metavar="PATH", parser=path_of("--data-dir"), help="The coordinator's data directory."
+    ),
     zookeeper: str = typer.Option(
         "", "--zookeeper", help="ZooKeeper ensemble of the coordinators, instead of a directory."
     ),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from kera.cli._client import BOOTSTRAP_DEFAULT, BOOTSTRAP_VARIABLE
+from kera.cli._paths import path_of
 from kera.cli._run import EXIT_ERROR, UsageError, fail, run_async
 from kera.cli._sizes import format_size, parse_size
 from kera.cli._table import fields, plural
@@ -36,7 +37,10 @@ def dev(
         None, min=0, metavar="R", help="Default replication factor: backups that hold a copy of each record."
     ),
     data_dir: Path | None = typer.Option(
-        None, metavar="DIR", help="Directory of the cluster's data. Default: a temporary one."
+        None,
+        metavar="DIR",
+        parser=path_of("--data-dir"),
+        help="Directory of the cluster's data. Default: a temporary one.",
     ),
     port: int = typer.Option(
         7400, min=0, max=65535, metavar="PORT", help="Port of the (first) coordinator; 0 for any free one."
@@ -46,7 +50,10 @@ def dev(
     backup_memory_bytes: str = typer.Option("256MiB", metavar="SIZE", help="Memory of each backup."),
     segment_bytes: str = typer.Option("8MiB", metavar="SIZE", help="Size of a segment."),
     log_dir: Path | None = typer.Option(
-        None, metavar="DIR", help="Directory of the daemons' logs. Default: with the data."
+        None,
+        metavar="DIR",
+        parser=path_of("--log-dir"),
+        help="Directory of the daemons' logs. Default: with the data.",
     ),
 ) -> int:
     """Run a whole cluster on this machine until Ctrl-C.

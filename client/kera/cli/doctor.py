@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from kera.cli._client import JSON_OPTION
+from kera.cli._paths import path_of
 from kera.cli._run import interruptible, run_async
 from kera.cli._sizes import parse_size
 
@@ -25,7 +26,11 @@ def doctor(
         "", "--bootstrap", "-b", metavar="HOST:PORT", help="Check the cluster there from here, instead of this machine."
     ),
     data_dir: list[Path] = typer.Option(
-        [DATA_DIR], "--data-dir", help="Data directory, or disk, to check; repeatable."
+        [DATA_DIR],
+        "--data-dir",
+        metavar="PATH",
+        parser=path_of("--data-dir"),
+        help="Data directory, or disk, to check; repeatable.",
     ),
     arena_bytes: str = typer.Option("512MiB", "--arena-bytes", help="Memory that the broker is to have."),
     port: list[int] = typer.Option(PORTS, "--port", min=1, max=65535, help="Port that is to be free; repeatable."),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from kera.cli._paths import path_of
 from kera.cli._run import UsageError, extra, run_async
 from kera.cli._table import plural, table
 from kera.core.errors import InvalidArgument
@@ -21,7 +22,12 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def node(
-    data_dir: Path = typer.Option(..., metavar="DIR", help="Directory of the brokers' data: broker-1, broker-2, …"),
+    data_dir: Path = typer.Option(
+        ...,
+        metavar="DIR",
+        parser=path_of("--data-dir"),
+        help="Directory of the brokers' data: broker-1, broker-2, …",
+    ),
     coordinator: str | None = typer.Option(
         None, metavar="ADDRESS", help="Coordinators: host:port, comma-separated. Default: KERA_BROKER_COORDINATOR."
     ),
@@ -41,7 +47,9 @@ def node(
     metrics_port: int | None = typer.Option(
         None, min=0, max=65535, metavar="PORT", help="Port of the first broker's metrics; the others follow."
     ),
-    log_dir: Path | None = typer.Option(None, metavar="DIR", help="Directory of the brokers' logs. Default: DIR/logs."),
+    log_dir: Path | None = typer.Option(
+        None, metavar="DIR", parser=path_of("--log-dir"), help="Directory of the brokers' logs. Default: DIR/logs."
+    ),
 ) -> int:
     """Run the brokers of this host, one for each core or NUMA node.
 

@@ -165,6 +165,16 @@ class KeraSettings(BaseSettings):
             raise PydanticCustomError("no_number", "it takes no true or false")
         return value
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_empty_path(cls, value: Any, info: ValidationInfo) -> Any:
+        """Python takes it for the directory that the process happens to be started in, which nobody means."""
+        field = cls.model_fields.get(info.field_name or "")
+        is_empty = "" in (value if isinstance(value, list | tuple) else [value])
+        if is_empty and field is not None and _takes_paths(field.annotation):
+            raise PydanticCustomError("empty_path", "it takes a path; the current directory is .")
+        return value
+
     @classmethod
     def _problem(cls, item: ErrorDetails, given: Collection[str] = ()) -> str:
         location = ".".join(str(part) for part in item["loc"])
@@ -199,6 +209,10 @@ _FORMS = dict.fromkeys(
 
 def _takes_flags(annotation: Any) -> bool:
     return annotation in (bool, Any) or any(map(_takes_flags, get_args(annotation)))
+
+
+def _takes_paths(annotation: Any) -> bool:
+    return annotation is Path or any(map(_takes_paths, get_args(annotation)))
 
 
 def _unknown(name: str, known: Iterable[str]) -> str:

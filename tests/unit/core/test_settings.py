@@ -35,6 +35,14 @@ class SizedSettings(KeraSettings):
     memory_bytes: ByteSize = Field(ByteSize(1), description="For testing.")
 
 
+class PlacedSettings(KeraSettings):
+    section: ClassVar[str] = "placed"
+
+    data_dir: Path = Path("here")
+    log_dirs: list[Path] = Field(default=[])
+    rack: str = ""
+
+
 class StrictSettings(KeraSettings):
     section: ClassVar[str] = "strict"
 
@@ -221,6 +229,20 @@ def test_true_is_no_number_and_no_name(value: bool) -> None:
             ExampleSettings.load(None, **{name: value})
     with pytest.raises(InvalidSettings, match=r"linger_ms is 1\.5: "):
         ExampleSettings.load(linger_ms=1.5)
+
+
+def test_an_empty_path_is_refused_with_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "kera.toml"
+    path.write_text('[placed]\nlog_dirs = ["/a", ""]\n')
+    monkeypatch.setenv("KERA_PLACED_DATA_DIR", "")
+
+    with pytest.raises(InvalidSettings) as refused:
+        PlacedSettings.load(path)
+
+    said = "it takes a path; the current directory is ."
+    assert f"data_dir is '' in KERA_PLACED_DATA_DIR: {said}" in refused.value.message
+    assert f"log_dirs is ['/a', ''] in [placed] of {path}: {said}" in refused.value.message
+    assert PlacedSettings.load(data_dir=".", log_dirs=["/a"], rack="").data_dir == Path()
 
 
 def test_a_size_that_is_none_is_told_with_its_place_and_with_what_is_taken(

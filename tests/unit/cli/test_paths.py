@@ -1,0 +1,40 @@
+"""`kera.cli._paths`: an empty path is no path, wherever one is taken."""
+
+from pathlib import Path
+
+import pytest
+
+from kera.cli._run import run_app
+from kera.cli.app import app
+
+
+@pytest.mark.parametrize(
+    ("command", "named"),
+    [
+        ("backup --data-dir", "data_dir is ''"),
+        ("backup --log-dirs", "log_dirs is ['']"),
+        ("broker --data-dir", "data_dir is ''"),
+        ("coordinator --config", "--config is empty"),
+        ("coordinator --data-dir", "data_dir is ''"),
+        ("cluster backup", "FILE is empty"),
+        ("cluster restore", "FILE is empty"),
+        ("cluster restore copy --data-dir", "--data-dir is empty"),
+        ("dev --data-dir", "--data-dir is empty"),
+        ("dev --log-dir", "--log-dir is empty"),
+        ("doctor --data-dir", "--data-dir is empty"),
+        ("node --data-dir", "--data-dir is empty"),
+        ("node --data-dir data --log-dir", "--log-dir is empty"),
+    ],
+)
+def test_an_empty_path_is_refused_and_named(
+    command: str, named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    assert run_app(app, [*command.split(), ""]) == 2
+
+    said = capsys.readouterr().err
+    assert said.startswith("kera: error: ")
+    assert named in said
+    assert said.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
