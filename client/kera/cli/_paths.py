@@ -1,11 +1,13 @@
-"""Paths as flags and arguments take them: an empty one is refused.
+"""Paths as flags and arguments take them: an empty one is refused, and what is no file is not replaced by one.
 
-Python takes it for the directory that the command happens to run in, and a shell makes one of a variable that is not
-set. What is at a path is looked at by whoever uses it.
+Python takes an empty path for the directory that the command happens to run in, and a shell makes one of a variable
+that is not set.
 """
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,3 +23,20 @@ def path_of(name: str) -> Callable[[str | Path], Path]:
         return Path(text)
 
     return path
+
+
+def file_to_replace(file: Path) -> Path:
+    """Where the file is, or would be, behind symbolic links. Raises `UsageError` if it is no regular file.
+
+    Replacing takes the name away from whatever has it: from /dev/null, too, and from a link, which would stay as it is.
+    """
+    try:
+        mode = file.stat().st_mode
+    except FileNotFoundError:
+        mode = stat.S_IFREG
+    except OSError as error:
+        raise UsageError(f"cannot write {file}: {error.strerror}") from error
+    if not stat.S_ISREG(mode):
+        what = "a directory" if stat.S_ISDIR(mode) else "no regular file"
+        raise UsageError(f"cannot write {file}: it is {what}; name a file, which is replaced, or a new one")
+    return Path(os.path.realpath(file))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from kera.cli._client import BOOTSTRAP_OPTION, JSON_OPTION, connected
-from kera.cli._paths import path_of
+from kera.cli._paths import file_to_replace, path_of
 from kera.cli._run import UsageError, extra, run_async
 from kera.cli._sizes import format_size
 from kera.cli._table import fields, format_time, plural, table
@@ -369,16 +369,17 @@ def backup(
 
 
 async def _backup(bootstrap: str, file: Path) -> None:
+    target = file_to_replace(file)  # before the cluster is asked
     async with connected(bootstrap) as client:
         copy = await client.admin.backup_metadata()
-    temporary = file.with_name(file.name + ".part")
+    temporary = target.with_name(target.name + ".part")
     try:
         with temporary.open("wb") as written:
             written.write(copy)
             written.flush()
             os.fsync(written.fileno())
-        temporary.replace(file)
-        _sync(file.parent)
+        temporary.replace(target)
+        _sync(target.parent)
     except OSError as error:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)  # on a full disk, half a copy is only in the way

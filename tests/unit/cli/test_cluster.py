@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -145,7 +146,7 @@ def test_replication_needs_as_many_backups(capsys: pytest.CaptureFixture[str]) -
     assert "--replication 2 needs --backups 2, or more" in capsys.readouterr().err
 
 
-# --- moves, drains and recoveries --------------------------------------------------------------------------------
+# --- moves and drains ----------------------------------------------------------------------------------------------
 
 
 class ControlClient(FakeClient):
@@ -264,6 +265,56 @@ def test_who_waits_for_a_drain_hears_that_it_was_taken_back(
 def test_a_drain_that_makes_no_sense_is_refused(control: ControlClient, wrong: list[str]) -> None:
     assert run_app(app, ["cluster", "drain", *wrong]) == 2
     assert control.asked == []
+
+
+# --- copies of the metadata ----------------------------------------------------------------------------------------
+
+
+def test_a_copy_is_written_to_the_file_that_a_link_leads_to(
+    control: ControlClient, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    control.answers = [b"first", b"second", b"third"]
+    (tmp_path / "there").mkdir()
+    target, link = tmp_path / "there" / "copy", tmp_path / "link"
+    link.symlink_to(Path("there") / "copy")
+
+    for copy in (b"first", b"second"):  # a new file, and one that is replaced
+        assert run(capsys, "backup", str(link))[0].startswith(f"backed up the metadata to {link}")
+        assert target.read_bytes() == copy
+    run(capsys, "backup", str(target))
+
+    assert link.is_symlink()
+    assert link.read_bytes() == b"third"
+    assert sorted(each.name for each in tmp_path.rglob("*")) == ["copy", "link", "there"]
+
+
+def test_a_copy_replaces_nothing_but_files(
+    control: ControlClient, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    pipe, link, loop = tmp_path / "pipe", tmp_path / "link", tmp_path / "loop"
+    os.mkfifo(pipe)
+    link.symlink_to(pipe)
+    loop.symlink_to(loop)
+
+    for file, reason in (
+        (pipe, "it is no regular file"),
+        (link, "it is no regular file"),
+        (loop, "Too many levels of symbolic links"),
+        (tmp_path, "it is a directory"),
+        (".", "it is a directory"),
+    ):
+        assert run_app(app, ["cluster", "backup", str(file)]) == 2
+        said = capsys.readouterr().err
+        assert said.startswith(f"kera: error: cannot write {file}: {reason}")
+        assert said.count("\n") == 1
+
+    assert control.asked == []
+    assert pipe.is_fifo()
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["link", "loop", "pipe"]
+
+
+# --- recoveries and members ----------------------------------------------------------------------------------------
 
 
 def test_a_recovery_is_shown_as_a_timeline(control: ControlClient, capsys: pytest.CaptureFixture[str]) -> None:
