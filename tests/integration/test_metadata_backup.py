@@ -16,6 +16,7 @@ from kazoo.client import KazooClient
 
 from kera.cli.check._options import Options
 from kera.client import Client
+from kera.coordinator.store.metadata_copy import pack
 from kera.local.cluster import LocalCluster
 from tests.chaos.checked import LOAD_S_MAX, under_check
 from tests.integration.command_line import run_kera
@@ -182,3 +183,28 @@ def test_a_copy_for_which_there_is_no_room_spoils_nothing_and_one_that_is_damage
         assert not store.exists()
         assert str(damaged) in refused.stderr.decode()
     assert run_kera("cluster", "restore", str(file), "--data-dir", str(store)).returncode == 0
+
+
+def test_damaged_metadata_are_told_by_the_coordinator_and_replaced_by_a_copy(tmp_path: Path) -> None:
+    """In processes of their own: a file that is cut off would end them with a signal."""
+    data_dir, copy = tmp_path / "data", tmp_path / "copy"
+    file = data_dir / "metadata" / "data.mdb"
+    records = {f"streams/{number:016}": bytes(2000) for number in range(50)}
+    copy.write_bytes(pack({"cluster_id": b"c", **records}, 17))
+    assert kera("restore", str(copy), "--data-dir", str(data_dir)).returncode == 0
+    whole = file.read_bytes()
+
+    for number, damaged in enumerate((whole[:40_000], secrets.token_bytes(40_000)), 1):
+        file.write_bytes(damaged)
+        command = [sys.executable, "-m", "kera.cli", "coordinator", "--port", "0", "--data-dir", str(data_dir)]
+        started = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        for refused in (started, kera("restore", str(copy), "--data-dir", str(data_dir))):
+            assert refused.returncode == 2
+            assert f"kera: error: {file} is damaged: " in refused.stderr
+            assert "put a copy back with kera cluster restore FILE" in refused.stderr
+        done = kera("restore", str(copy), "--data-dir", str(data_dir), "--force")
+        assert done.returncode == 0, done.stderr
+        aside = data_dir / ("metadata.damaged" if number == 1 else f"metadata.damaged-{number}")
+        assert f"damaged metadata are set aside (path={aside}" in done.stderr
+        assert (aside / "data.mdb").read_bytes() == damaged
+        assert "there are metadata already" in kera("restore", str(copy), "--data-dir", str(data_dir)).stderr

@@ -108,11 +108,13 @@ async def serve(
 
 
 async def _store(
-    settings: CoordinatorSettings, runtime: Runtime, stack: AsyncExitStack
+    settings: CoordinatorSettings, runtime: Runtime, stack: AsyncExitStack, *, replace_damaged: bool = False
 ) -> tuple[MetadataStore, Callable[[str], Election]]:
     """Where the metadata are, and the election of who may lead, for a coordinator at an address."""
     if not settings.zookeeper:
-        lmdb_store = LmdbStore(settings.data_dir, bytes_max=settings.metadata_bytes_max)
+        lmdb_store = LmdbStore(
+            settings.data_dir, bytes_max=settings.metadata_bytes_max, replace_damaged=replace_damaged
+        )
         stack.push_async_callback(lmdb_store.close)
         return lmdb_store, Alone
     # Late, as one coordinator needs no client of ZooKeeper.
@@ -132,9 +134,12 @@ async def _store(
 
 
 async def restore(settings: CoordinatorSettings, data: bytes, *, force: bool) -> MetadataCopy:
-    """Put a copy of metadata back where a coordinator with these settings keeps them; none may run there."""
+    """Put a copy of metadata back where a coordinator with these settings keeps them; none may run there.
+
+    With `force` in the place of others, also of damaged ones.
+    """
     async with AsyncExitStack() as stack:
-        store, _ = await _store(settings, MACHINE, stack)
+        store, _ = await _store(settings, MACHINE, stack, replace_damaged=force)
         return await put_back(store, data, force=force)
 
 

@@ -2,15 +2,24 @@ import asyncio
 import os
 import resource
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import lmdb
 import pytest
 
 from kera.coordinator.store.data_dir import DataDir, DataDirInUse
-from kera.coordinator.store.lmdb_store import LmdbStore
-from kera.coordinator.store.metadata import MetadataStoreFailed, MetadataStoreFull, StoredRecord, UnknownFormat, Write
+from kera.coordinator.store.lmdb_store import LOCK_BYTES, LmdbStore, MetadataDamaged
+from kera.coordinator.store.metadata import (
+    MetadataStoreFailed,
+    MetadataStoreFull,
+    StoredRecord,
+    UnknownFormat,
+    VersionConflict,
+    Write,
+)
 from kera.core.errors import DiskFull, PathNotWritable, StartError
 
 MIB = 1 << 20
@@ -18,6 +27,23 @@ MIB = 1 << 20
 
 def open_store(path: Path, bytes_max: int = 4 * MIB, committing: ThreadPoolExecutor | None = None) -> LmdbStore:
     return LmdbStore(path, bytes_max=bytes_max, committing=committing)
+
+
+def damage(path: Path, content: int) -> None:
+    """Have the metadata there be this one byte."""
+    (path / "metadata").mkdir(exist_ok=True)
+    (path / "metadata" / "data.mdb").write_bytes(bytes([content]))
+
+
+@contextmanager
+def limited_files(bytes_max: int) -> Iterator[None]:
+    """A disk on which no file gets longer."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_max, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 async def test_records_and_versions_are_there_after_a_restart(tmp_path: Path) -> None:
@@ -75,14 +101,73 @@ async def test_metadata_of_another_format_is_refused_and_the_directory_let_go(tm
     DataDir(tmp_path).close()
 
 
-def test_a_file_that_is_no_metadata_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "metadata").mkdir()
-    (tmp_path / "metadata" / "data.mdb").write_bytes(b"x" * 100_000)
+@pytest.mark.parametrize("content", [b"", b"x" * 100_000, bytes(8192)], ids=["empty", "text", "zeros"])
+def test_damaged_metadata_are_no_new_ones_and_it_is_said_what_to_do(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "metadata" / "data.mdb"
+    file.parent.mkdir()
+    file.write_bytes(content)
 
-    with pytest.raises(StartError, match="cannot use metadata in"):
+    with pytest.raises(MetadataDamaged) as error:
         open_store(tmp_path)
 
+    assert error.value.attributes["path"] == str(file)
+    for part in (f"{file} is damaged: ", f"--data-dir {tmp_path} --force", f"remove {file.parent} if"):
+        assert part in error.value.message
+    assert file.read_bytes() == content
     DataDir(tmp_path).close()
+
+
+async def test_damaged_metadata_are_set_aside_for_others(tmp_path: Path) -> None:
+    for number in range(2):
+        damage(tmp_path, number)
+        store = LmdbStore(tmp_path, bytes_max=4 * MIB, replace_damaged=True)
+        assert await store.list("") == {}
+        await store.write(Write("a", b"1", 0))
+        await store.close()
+
+    assert [(tmp_path / name / "data.mdb").read_bytes() for name in ("metadata.damaged", "metadata.damaged-2")] == [
+        b"\0",
+        b"\1",
+    ]
+    store = LmdbStore(tmp_path, bytes_max=4 * MIB, replace_damaged=True)
+    assert list(await store.list("")) == ["a"]
+    await store.close()
+    assert {each.name for each in tmp_path.iterdir()} == {"lock", "metadata", "metadata.damaged", "metadata.damaged-2"}
+
+
+async def test_damaged_metadata_stay_where_nothing_came_in_their_place(tmp_path: Path) -> None:
+    """Else a coordinator would find nothing there, and begin a new cluster."""
+    damage(tmp_path, 7)
+    store = LmdbStore(tmp_path, bytes_max=4 * MIB, replace_damaged=True)
+    with pytest.raises(VersionConflict):
+        await store.write(Write("a", b"1", 1))
+    await store.close()
+
+    assert {each.name for each in tmp_path.iterdir()} == {"lock", "metadata"}
+    with pytest.raises(MetadataDamaged):
+        open_store(tmp_path)
+
+    with limited_files(4096), pytest.raises(StartError, match="cannot use metadata"):
+        LmdbStore(tmp_path, bytes_max=4 * MIB, replace_damaged=True)
+    assert [each.read_bytes() for each in (tmp_path / "metadata").iterdir()] == [b"\7"]
+
+
+async def test_what_lmdb_maps_has_room_on_the_disk_before(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+
+    lock = (tmp_path / "metadata" / "lock.mdb").stat()
+    assert lock.st_size == LOCK_BYTES
+    assert lock.st_blocks * 512 >= LOCK_BYTES
+    await store.close()
+
+
+async def test_a_first_start_without_room_leaves_nothing_that_is_damaged(tmp_path: Path) -> None:
+    for bytes_max in (4096, LOCK_BYTES):  # too few for the lock; for the first commit
+        with limited_files(bytes_max), pytest.raises(StartError, match="cannot use metadata"):
+            open_store(tmp_path)
+        assert not (tmp_path / "metadata" / "data.mdb").exists()
+
+    await open_store(tmp_path).close()
 
 
 async def test_a_full_store_refuses_the_write_says_why_and_goes_on(tmp_path: Path) -> None:
@@ -105,16 +190,12 @@ async def test_a_disk_without_room_refuses_the_write_says_so_and_the_store_goes_
     store = open_store(tmp_path)
     await store.write(Write("a", b"1", 0))
     limit_bytes = (tmp_path / "metadata" / "data.mdb").stat().st_size + 100_000
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, before[1]))
-    try:
+    with limited_files(limit_bytes):
         for _ in range(2):
             with pytest.raises(DiskFull, match="no room for metadata"):
                 await store.write(Write("a", b"2", 1), Write("b", b"x" * 300_000, 0))
         assert await store.list("") == {"a": StoredRecord(b"1", 1)}
         await store.write(Write("a", b"2", 1))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
     await store.write(Write("b", b"x" * 300_000, 0))
     assert list(await store.list("")) == ["a", "b"]

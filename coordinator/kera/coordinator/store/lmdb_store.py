@@ -8,19 +8,27 @@ other, because a slow disk must not hold up heartbeats; reads are memory accesse
     <data_dir>/metadata/         the LMDB environment, with two databases:
         store                    "format" → version of this layout, as decimal text
         records                  key → version (u64, big-endian), then the value
+    <data_dir>/metadata.damaged  one that was damaged, in whose place a copy was put; the next are metadata.damaged-2, …
+
+LMDB gets no file that could end the process, see ``kera.coordinator.store.lmdb_file``.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
+import shutil
 import struct
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 
 import lmdb
 
+from kera.coordinator.store import lmdb_file
 from kera.coordinator.store.data_dir import DataDir
 from kera.coordinator.store.metadata import (
     Check,
@@ -32,19 +40,34 @@ from kera.coordinator.store.metadata import (
     check_writes,
     conflict,
 )
+from kera.core.blocks import sync_directory
 from kera.core.errors import DiskFull, KeraError, StartError
+from kera.core.telemetry import get_logger
+
+log = get_logger("kera.metadata")
 
 FORMAT = 1
+LOCK_BYTES = 8 << 10
+"""What LMDB's lock file takes with as many readers as LMDB has by default."""
 _FORMAT_KEY = b"format"
 _VERSION = struct.Struct(">Q")
 OpenEnvironment = Callable[..., lmdb.Environment]
 """Opens a database, as `lmdb.open`, which it is if nobody says otherwise."""
 
 
+_DAMAGE = (lmdb_file.DamagedFile, lmdb.InvalidError, lmdb.CorruptedError, lmdb.PageNotFoundError)
+
+
+class MetadataDamaged(StartError):
+    """The file of the metadata is cut off, or has other contents."""
+
+    code = "metadata_damaged"
+
+
 class LmdbStore:
     """See `kera.coordinator.store.metadata.MetadataStore`. Owns the data directory while it is open.
 
-    Raises `PathNotWritable`, `DataDirInUse`, `UnknownFormat` or `StartError`.
+    Raises `PathNotWritable`, `DataDirInUse`, `MetadataDamaged`, `UnknownFormat` or `StartError`.
     """
 
     def __init__(
@@ -54,23 +77,64 @@ class LmdbStore:
         bytes_max: int,
         committing: ThreadPoolExecutor | None = None,
         environment_of: OpenEnvironment | None = None,
+        replace_damaged: bool = False,
     ) -> None:
-        """`committing`: the one thread that commits; it ends with the store."""
+        """`committing`: the one thread that commits; it ends with the store.
+
+        With `replace_damaged` damaged metadata are set aside, and the store is empty. They are put back if the store
+        is closed without a write: a coordinator that finds nothing would begin a new cluster.
+        """
         self._directory = DataDir(data_dir)
         self._path = self._directory.path / "metadata"
         self._bytes_max = bytes_max
         self._committing = committing or ThreadPoolExecutor(1, thread_name_prefix="kera-metadata")
+        self._set_aside: Path | None = None
+        """Where damaged metadata are, in whose place nothing has been written yet."""
         try:
-            self._open(environment_of)
+            self._open_or_replace(environment_of, replace_damaged=replace_damaged)
         except BaseException:
-            self._directory.close()
+            self._let_go()
             raise
 
+    def _open_or_replace(self, environment_of: OpenEnvironment | None, *, replace_damaged: bool) -> None:
+        try:
+            self._open(environment_of)
+        except MetadataDamaged as damaged:
+            if not replace_damaged:
+                raise
+            names = (f"{self._path.name}.damaged{f'-{number}' if number > 1 else ''}" for number in count(1))
+            aside = next(each for each in map(self._path.with_name, names) if not os.path.lexists(each))
+            self._move(self._path, aside)
+            self._set_aside = aside
+            log.warning("damaged metadata are set aside", path=str(aside), reason=damaged.attributes["reason"])
+            self._open(environment_of)
+
+    def _let_go(self) -> None:
+        try:
+            if self._set_aside is not None:
+                shutil.rmtree(self._path, ignore_errors=True)
+                self._move(self._set_aside, self._path)
+                log.warning("damaged metadata are back in their place", path=str(self._path))
+        finally:
+            self._directory.close()
+
+    def _move(self, path: Path, to: Path) -> None:
+        try:
+            path.rename(to)
+            sync_directory(path.parent)
+        except OSError as error:
+            raise StartError(f"cannot rename {path} to {to}: {error.strerror}", path=str(path)) from error
+
     def _open(self, environment_of: OpenEnvironment | None) -> None:
+        file = self._path / "data.mdb"
+        is_new = not os.path.lexists(file)
         try:
             # LMDB would make one that nobody but root can enter, and earlier versions have let it.
             self._path.mkdir(exist_ok=True)
             self._path.chmod(0o700)
+            if not is_new:
+                lmdb_file.check(file)
+            _reserve(self._path / "lock.mdb")
             self._environment = (environment_of or lmdb.open)(
                 str(self._path), map_size=self._bytes_max, max_dbs=2, mode=0o600
             )
@@ -80,7 +144,17 @@ class LmdbStore:
             except BaseException:
                 self._environment.close()
                 raise
+        except _DAMAGE as error:
+            raise MetadataDamaged(
+                f"{file} is damaged: {error}; put a copy back with kera cluster restore FILE --data-dir"
+                f" {self._directory.path} --force, or remove {self._path} if this coordinator has never run",
+                path=str(file),
+                reason=str(error),
+            ) from error
         except (lmdb.Error, OSError) as error:
+            if is_new:  # half of a new file, as on a full disk, would be damage at the next start
+                with suppress(OSError):
+                    file.unlink()
             raise StartError(
                 f"cannot use metadata in {self._path}: {error}{self._hint(error)}", path=str(self._path)
             ) from error
@@ -125,6 +199,7 @@ class LmdbStore:
     def _commit(self, writes: tuple[Write | Check, ...]) -> None:
         try:
             self._carry_out(writes)
+            self._set_aside = None  # for good: there is something in its place
         except lmdb.Error as error:
             if self._is_as_before(writes):
                 full = isinstance(error, lmdb.MapFullError)
@@ -169,7 +244,7 @@ class LmdbStore:
         """See `MetadataStore.close`. What has been begun ends."""
         await asyncio.to_thread(self._committing.shutdown)
         self._environment.close()
-        self._directory.close()
+        self._let_go()
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -184,7 +259,18 @@ class LmdbStore:
     def _hint(self, error: Exception) -> str:
         if isinstance(error, lmdb.MapFullError):
             return f"; raise metadata_bytes_max (now {self._bytes_max}) and restart the coordinator"
+        if os.strerror(errno.ENOSPC) in str(error):
+            return "; make room there"
         return ""
+
+
+def _reserve(path: Path) -> None:
+    """Make LMDB's lock file: LMDB maps it without room for it, and on a full disk the first access would kill us."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(fd, 0, LOCK_BYTES)
+    finally:
+        os.close(fd)
 
 
 def _unpack(data: bytes) -> StoredRecord:
