@@ -5,7 +5,8 @@ when it serves, logs to standard error, and stops on SIGTERM. `Child` promises:
 
 * `start` returns the ready line, or raises `ChildStartError` with the reason from the child's log, and leaves
   no process behind when it raises;
-* `stop` ends the child: SIGTERM, and SIGKILL when the grace is over;
+* a child is ended with SIGTERM, and with SIGKILL when the grace is over, whether it serves (`stop`) or is still
+  starting (`start` is cancelled, or its time is up): what it has made by then is its own to remove;
 * the child gets none of the terminal's signals (it has a session of its own), so that the order in which
   children stop is the supervisor's; and it goes when the supervisor dies (see `kera.core.process`).
 
@@ -31,6 +32,8 @@ SUPERVISOR_PID_VARIABLE = "KERA_SUPERVISOR_PID"
 """Tells a child whose death to follow: one that came before the child had set that up would be missed."""
 
 READY_LINE_BYTES_MAX = 64 << 10
+STARTING_GRACE_S = 10.0
+"""What a child that is still starting gets to stop by itself, if nobody says otherwise."""
 
 
 class ChildStartError(StartError):
@@ -90,8 +93,11 @@ class Child:
         """The last lines that this run has logged, rendered for reading."""
         return log_tail(self.log_path, since=self._log_start, lines=lines)
 
-    async def start(self, *, ready_timeout_s: float) -> dict[str, Any]:
-        """Run the program and wait for its ready line. Raises `ChildStartError` or `PathNotWritable`."""
+    async def start(self, *, ready_timeout_s: float, stop_grace_s: float = STARTING_GRACE_S) -> dict[str, Any]:
+        """Run the program and wait for its ready line. Raises `ChildStartError` or `PathNotWritable`.
+
+        `stop_grace_s`: what it gets to stop by itself when nobody waits for it any longer.
+        """
         env = {**self._env, DIE_WITH_PARENT_VARIABLE: "1", SUPERVISOR_PID_VARIABLE: str(os.getpid())}
         with self._opened_log() as log:
             self._log_start = log.tell()
@@ -107,10 +113,10 @@ class Child:
         try:
             self.ready = await asyncio.wait_for(self._read_ready(), ready_timeout_s)
         except TimeoutError:
-            await self.kill()
+            await self._give_up(stop_grace_s)
             raise self._start_error(f"was not ready within {ready_timeout_s:g} s") from None
         except BaseException:
-            await self.kill()
+            await self._give_up(stop_grace_s)
             raise
         self._watch = asyncio.create_task(self._watch_until_death())
         return self.ready
@@ -150,6 +156,14 @@ class Child:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)  # its own children, too: they would hold our pipe open
             await self._wait()
+
+    async def _give_up(self, grace_s: float) -> None:
+        """End a child that nobody waits for any longer."""
+        try:
+            await self.stop(grace_s=grace_s)
+        except BaseException:  # cancelled once more: then there is no time for a grace
+            await self.kill()
+            raise
 
     def pause(self) -> None:
         """Have the child stand still, with SIGSTOP. It neither ends nor answers until `resume`."""

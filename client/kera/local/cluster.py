@@ -242,9 +242,10 @@ class LocalCluster:
         """
         child = self._child(name)
         self._settings[_kind_of(name)] |= settings
-        await child.stop(grace_s=self._stop_grace_s(_kind_of(name)))
+        grace_s = self._stop_grace_s(_kind_of(name))
+        await child.stop(grace_s=grace_s)
         child.argv = self._argv_of(name)
-        await child.start(ready_timeout_s=READY_TIMEOUT_S)
+        await child.start(ready_timeout_s=READY_TIMEOUT_S, stop_grace_s=grace_s)
 
     async def wait(self) -> ChildDeath:
         """Wait until a child ends that was not asked to."""
@@ -292,7 +293,7 @@ class LocalCluster:
         path = self.log_dir / f"{name}.log"
         child = Child(name, self._argv_of(name), env=self._env, log_path=path, on_death=self._note_death)
         self._children[name] = child
-        await child.start(ready_timeout_s=READY_TIMEOUT_S)
+        await child.start(ready_timeout_s=READY_TIMEOUT_S, stop_grace_s=self._stop_grace_s(_kind_of(name)))
 
     def _note_death(self, child: Child) -> None:
         death = ChildDeath(child.name, child.describe_exit(), child.log_path, child.log_tail())

@@ -126,7 +126,7 @@ class LocalNode:
         self._directory = ClusterDirectory.open(self._data_dir)
         try:
             for child in self._children.values():  # one after the other: ids are in the order of names
-                await child.start(ready_timeout_s=READY_TIMEOUT_S)
+                await child.start(ready_timeout_s=READY_TIMEOUT_S, stop_grace_s=self._stop_grace_s)
         except BaseException:
             await self.stop()
             raise
@@ -152,7 +152,7 @@ class LocalNode:
         while True:
             await asyncio.sleep(RESTART_S)
             try:
-                await child.start(ready_timeout_s=READY_TIMEOUT_S)
+                await child.start(ready_timeout_s=READY_TIMEOUT_S, stop_grace_s=self._stop_grace_s)
             except (KeraError, OSError) as error:
                 self._say(f"{child.name} cannot start, and is tried again: {error}")
             else:

@@ -195,7 +195,7 @@ async def test_the_reason_of_an_earlier_run_is_not_given(make_child: MakeChild) 
         await child.start(ready_timeout_s=30)
 
 
-async def test_a_child_that_stays_silent_is_killed_and_told(make_child: MakeChild) -> None:
+async def test_a_child_that_stays_silent_is_ended_and_told(make_child: MakeChild) -> None:
     child = make_child("import signal\nsignal.pause()")
 
     with pytest.raises(ChildStartError, match=r"was not ready within 0\.3 s"):
@@ -225,6 +225,56 @@ async def test_a_cancelled_start_leaves_no_process(make_child: MakeChild) -> Non
         await start
 
     assert not exists(pid)
+
+
+def starting(path: Path, does: str = "signal.pause()") -> str:
+    """A program that takes for ever to start, and makes a file that it removes when it is told to stop."""
+    return f"""
+import pathlib, signal, sys
+made = pathlib.Path({str(path)!r})
+def stop(*_):
+    made.unlink()
+    sys.exit()
+signal.signal(signal.SIGTERM, stop)
+made.touch()
+while True: {does}
+"""
+
+
+@pytest.mark.parametrize("end", ["cancelled", "useless"])
+async def test_a_child_that_is_starting_can_clear_up(make_child: MakeChild, tmp_path: Path, end: str) -> None:
+    made = tmp_path / "made"
+    does = "print('x' * 100_000, flush=True)" if end == "useless" else "signal.pause()"
+    child = make_child(starting(made, does))
+    start = asyncio.create_task(child.start(ready_timeout_s=30))
+
+    if end == "cancelled":
+        await asyncio.to_thread(wait_until, made.exists)
+        start.cancel()
+    with pytest.raises(asyncio.CancelledError if end == "cancelled" else ChildStartError):
+        await start
+
+    assert child.returncode == 0
+    assert not made.exists()
+
+
+@pytest.mark.parametrize("cancelled", [1, 2])
+async def test_a_child_that_is_starting_and_ignores_sigterm_is_killed(
+    make_child: MakeChild, tmp_path: Path, cancelled: int
+) -> None:
+    made = tmp_path / "made"
+    child = make_child(starting(made).replace("made.unlink()\n    sys.exit()", "made.write_text('told')"))
+    start = asyncio.create_task(child.start(ready_timeout_s=30, stop_grace_s=0.1 if cancelled == 1 else 1000))
+    await asyncio.to_thread(wait_until, made.exists)
+
+    start.cancel()
+    if cancelled == 2:  # as somebody does who has no patience for the grace
+        await asyncio.to_thread(wait_until, lambda: made.read_text() == "told")
+        start.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await start
+
+    assert child.returncode == -signal.SIGKILL
 
 
 def test_a_child_goes_when_its_supervisor_is_killed(tmp_path: Path) -> None:
