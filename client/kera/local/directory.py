@@ -15,6 +15,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from kera.core.data_dir import others_in
 from kera.core.errors import PathNotWritable, StartError
 
 _PREFIX = "kera-local-"
@@ -37,8 +38,17 @@ class ClusterDirectory:
 
     @classmethod
     def open(cls, path: Path) -> ClusterDirectory:
-        """Make `path` if need be and lock it. Raises `DirectoryInUse`, `PathNotWritable`."""
+        """Make `path` if need be and lock it.
+
+        Raises `DirectoryInUse`, `PathNotWritable`, and `StartError` when it is the data directory of one daemon: those
+        of a cluster have theirs below it.
+        """
         path = path.absolute()
+        if owner := others_in(path):
+            raise StartError(
+                f"{path} has the data of {owner}; choose a directory for all of them, in which each has one of its own",
+                path=str(path),
+            )
         try:
             path.mkdir(parents=True, exist_ok=True)
             fd = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -2,7 +2,8 @@
 
 It holds the id that the coordinator gave, and the cluster it belongs to, twice: for a broker in ``broker.json`` and in
 ``broker.copy.json``, each with a checksum. Either is enough, and a damaged one is written anew. A lock on the directory
-keeps two processes from sharing one identity. What else is in there is the daemon's own.
+keeps two processes from sharing one identity. What else is in there is the daemon's own; where another kind of daemon
+has left something, none starts (`others_in`).
 """
 
 from __future__ import annotations
@@ -27,6 +28,12 @@ log = get_logger("kera.data_dir")
 FORMAT = 2
 """Of the files. 1, which only brokers have written, had no checksum."""
 LOCK_NAME = "lock"
+TRACES = {
+    "coordinator": ("metadata/data.mdb",),
+    "broker": ("broker.json", "broker.copy.json", "log/index", "log/segments"),
+    "backup": ("backup.json", "backup.copy.json", "log/replicas.log", "replicas.log"),
+}
+"""What a directory has in it once a daemon of a kind has started there; ``replicas.log``: one of ``--log-dirs``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +100,30 @@ def _checksum(content: dict[str, Any]) -> str:
     return f"{crc32c(json.dumps(covered, sort_keys=True, separators=(',', ':')).encode()):08x}"
 
 
+def others_in(path: Path, role: str = "") -> str:
+    """Which other kind of daemon than `role` has something in a directory, in words; empty: none has.
+
+    Two that have shared one directory before go on with that.
+    """
+    # What cannot be looked at is told by who uses it next.
+    found = [kind for kind, names in TRACES.items() if any(os.access(path / name, os.F_OK) for name in names)]
+    if not found or role in found:
+        return ""
+    (kind, *_) = found
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        return f"{kind} {int(json.loads((path / f'{kind}.json').read_bytes())[f'{kind}_id'])}"
+    return f"a {kind}"
+
+
+def refuse_others(path: Path, role: str) -> None:
+    """Raise `StartError` if a directory is another kind of daemon's than `role`."""
+    if others := others_in(path, role):
+        raise StartError(
+            f"{path} has the data of {others}, and a {role} needs a directory of its own; choose another --data-dir",
+            path=str(path),
+        )
+
+
 class DataDirectory:
     """Owner of a daemon's data directory; raises `PathNotWritable` or `StartError` when it cannot be that."""
 
@@ -123,6 +154,11 @@ class DataDirectory:
             raise StartError(
                 f"{holder} uses data directory {path}; choose another --data-dir", path=str(path)
             ) from error
+        try:
+            refuse_others(path, self.identity.role)
+        except StartError:
+            os.close(self._lock)
+            raise
         with contextlib.suppress(OSError):  # for the message above; a full disk is told where it matters
             os.ftruncate(self._lock, 0)
             os.pwrite(self._lock, f"{self.identity.role} {os.getpid()}\n".encode(), 0)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from kera.broker.registration import BrokerDirectory
 from kera.core.errors import InvalidArgument, PathNotWritable
 from kera.local.node import BROKERS_MAX, planned
 from tests.integration.command_line import run_kera
@@ -78,3 +79,15 @@ def test_what_makes_no_sense_is_said_before_anything_starts(flags: list[str], sa
     assert done.returncode == 2
     assert says in done.stderr.decode()
     assert not list(tmp_path.iterdir())
+
+
+def test_brokers_do_not_nest_in_the_directory_of_one(tmp_path: Path) -> None:
+    directory = BrokerDirectory(tmp_path)
+    directory.store(3, "cluster")
+    directory.close()
+
+    done = run_kera("node", "--data-dir", str(tmp_path), "--brokers", "2")
+
+    assert done.returncode == 2
+    assert f"{tmp_path} has the data of broker 3; choose a directory for all of them" in done.stderr.decode()
+    assert not list(tmp_path.glob("broker-*"))

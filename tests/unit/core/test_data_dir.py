@@ -1,15 +1,21 @@
 """Whose a data directory is, as those are told who cannot have it."""
 
+import asyncio
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from kera.backup import registration as backup
+from kera.backup.log_file import LogFile
 from kera.broker import registration as broker
+from kera.broker.storage.index import SegmentIndex
 from kera.coordinator.store.data_dir import DataDir, DataDirInUse
+from kera.coordinator.store.lmdb_store import LmdbStore
 from kera.core.data_dir import LOCK_NAME, DataDirectory
 from kera.core.errors import StartError
+from kera.local.directory import ClusterDirectory
 
 KINDS: dict[str, type[DataDirectory]] = {"broker": broker.BrokerDirectory, "backup": backup.BackupDirectory}
 ME = rf"\(process {os.getpid()}\)"
@@ -45,3 +51,99 @@ def test_a_holder_that_has_not_written_who_it_is_is_somebody(tmp_path: Path, wri
     with pytest.raises(StartError, match=r"^another process uses data directory"):
         KINDS["backup"](tmp_path)
     holder.close()
+
+
+# -- directories that are somebody else's --------------------------------------------------------------------------
+
+
+def coordinator_of(path: Path) -> None:
+    asyncio.run(LmdbStore(path, bytes_max=1 << 20).close())
+
+
+def broker_of(path: Path) -> None:
+    owner = broker.BrokerDirectory(path)
+    owner.store(3, "cluster")
+    owner.close()
+
+
+def broker_that_never_joined_of(path: Path) -> None:
+    broker.BrokerDirectory(path).close()
+    SegmentIndex.open(path / "log" / "index").close()
+
+
+def backup_of(path: Path) -> None:
+    owner = backup.BackupDirectory(path)
+    owner.store(4, "cluster")
+    owner.close()
+
+
+def backup_that_never_joined_of(path: Path) -> None:
+    backup.BackupDirectory(path).close()
+    LogFile(path / "log").close()
+
+
+def log_dir_of_a_backup(path: Path) -> None:
+    LogFile(path).close()
+
+
+FOREIGN = [
+    (coordinator_of, "coordinator", "a coordinator"),
+    (broker_of, "broker", "broker 3"),
+    (broker_that_never_joined_of, "broker", "a broker"),
+    (backup_of, "backup", "backup 4"),
+    (backup_that_never_joined_of, "backup", "a backup"),
+    (log_dir_of_a_backup, "backup", "a backup"),
+]
+
+
+def open_as(role: str, path: Path) -> None:
+    (DataDir if role == "coordinator" else KINDS[role])(path).close()
+
+
+@pytest.mark.parametrize("role", ["coordinator", *KINDS])
+@pytest.mark.parametrize(("make", "of", "owner"), FOREIGN)
+def test_a_directory_of_another_kind_of_daemon_is_refused_and_stays_as_it_is(
+    tmp_path: Path, make: Callable[[Path], None], of: str, owner: str, role: str
+) -> None:
+    make(tmp_path)
+    if role == of:
+        open_as(role, tmp_path)
+        return
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.name != LOCK_NAME}
+    for _ in range(2):  # it is not taken for ours after a first attempt
+        with pytest.raises(StartError) as refused:
+            open_as(role, tmp_path)
+        assert refused.value.message == (
+            f"{tmp_path} has the data of {owner}, and a {role} needs a directory of its own; choose another --data-dir"
+        )
+    assert before == {
+        path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.name != LOCK_NAME
+    }
+    open_as(of, tmp_path)
+
+
+def test_two_that_have_shared_a_directory_before_go_on_with_that(tmp_path: Path) -> None:
+    broker_of(tmp_path)
+    for name in backup.BackupIdentity.names():
+        (tmp_path / name).write_bytes(b"{}")
+    for role in KINDS:
+        open_as(role, tmp_path)
+    with pytest.raises(StartError, match="has the data of broker 3"):
+        open_as("coordinator", tmp_path)
+
+
+def test_a_damaged_identity_is_still_one(tmp_path: Path) -> None:
+    (tmp_path / "broker.json").write_bytes(b"[]")
+    with pytest.raises(StartError, match="has the data of a broker, and a backup needs"):
+        open_as("backup", tmp_path)
+
+
+@pytest.mark.parametrize(("make", "owner"), [(make, owner) for make, _, owner in FOREIGN])
+def test_brokers_of_a_host_or_a_local_cluster_do_not_nest_in_one(
+    tmp_path: Path, make: Callable[[Path], None], owner: str
+) -> None:
+    make(tmp_path / "daemon")
+    with pytest.raises(StartError, match=f"/daemon has the data of {owner}; choose a directory for all of them"):
+        ClusterDirectory.open(tmp_path / "daemon")
+    assert not (tmp_path / "daemon" / ".lock").exists()
+    ClusterDirectory.open(tmp_path).release()

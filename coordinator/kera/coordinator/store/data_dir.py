@@ -7,6 +7,7 @@ import fcntl
 import os
 from pathlib import Path
 
+from kera.core.data_dir import refuse_others
 from kera.core.errors import PathNotWritable, StartError
 
 
@@ -19,7 +20,7 @@ class DataDirInUse(StartError):
 class DataDir:
     """A directory that exists, can be written, and is locked until `close` or the end of the process.
 
-    Raises `PathNotWritable` or `DataDirInUse`.
+    Raises `PathNotWritable`, `DataDirInUse`, or `StartError` when it is a broker's or a backup's.
     """
 
     def __init__(self, path: Path) -> None:
@@ -42,6 +43,11 @@ class DataDir:
                 f" {self.path}; stop it, or choose another --data-dir",
                 path=str(self.path),
             ) from error
+        try:
+            refuse_others(self.path, "coordinator")
+        except StartError:
+            os.close(self._lock)
+            raise
         with contextlib.suppress(OSError):  # for the message above; a full disk is told where it matters
             os.ftruncate(self._lock, 0)
             os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
