@@ -1,7 +1,8 @@
 """Looks at backups' directories while they do not run: are replicas what was once written, and do they agree?
 
     backup.json, backup.copy.json, fences.json   format and checksum
-    log/replicas.log                             each replica: its header, its chunks, and the checksum over them
+    log/replicas.log                             that it is not cut off, as far as it says itself how long it was
+                                                 each replica: its header, its chunks, and the checksum over them
     of several backups                           replicas of one virtual segment, byte by byte, as far as all have it
     and a broker's log                           each of its chunks with the replicas of it (what it has, others read)
 
@@ -114,6 +115,8 @@ class BackupFiles:
         self.replicas: list[StoredReplica] = []
         """Those that were looked at."""
         self._disk: _ReadOnly | None = None
+        self._size = 0
+        """Of the file."""
         self._layout = Layout(0)
         self._found: list[tuple[int, FrameHeader]] = []
         self._early: list[Finding] = []
@@ -140,6 +143,20 @@ class BackupFiles:
         """How many replicas there are to look at."""
         return len(self._found)
 
+    @property
+    def backup_ids(self) -> set[int]:
+        """Whose replicas are here, or would be if there were any.
+
+        Empty where nothing says so: in one of ``--log-dirs`` that has none, and in a data directory that has none of
+        them as they are elsewhere.
+        """
+        found = {header.backup_id for _, header in self._found}
+        for name in BackupIdentity.names() if self.path.exists() else ():
+            with contextlib.suppress(OSError, ValueError):  # which is reported
+                identity = BackupIdentity.read(self.directory / name)
+                found |= {identity.member_id} if identity is not None else set()
+        return found
+
     def _open(self) -> None:
         if not self.path.exists():
             text = "has no replicas; name the directories of its --log-dirs as well"
@@ -147,6 +164,10 @@ class BackupFiles:
             return
         try:
             self._disk = _ReadOnly(self.path)
+            self._size = self.path.stat().st_size
+            if self._size < BLOCK_BYTES and (self._size or self.backup_ids):  # the header is there before the identity
+                text = f"is cut off: it has {self._size} bytes, and its header alone takes {BLOCK_BYTES}"
+                self._early.append(Finding("damage", self.path, None, 0, text))
             block = aligned(BLOCK_BYTES)
             segment_bytes = decode_file_header(block[: self._disk.read(0, block)], str(self.path))
             if segment_bytes is None:
@@ -212,6 +233,8 @@ class BackupFiles:
         replica.chunk_ends = ends
         for start, end in replica.holes:
             text = f"a chunk of {replica} does not match its checksums"
+            if at + end > self._size:
+                text += f": the file is cut off, and ends at {self._size}"
             yield Finding("damage", self.path, at + start, end - start, text)
         if not replica.holes:
             if replica.length in wrong:

@@ -20,8 +20,6 @@ from kera.cli._table import plural
 if TYPE_CHECKING:
     from kera.backup import verify as of_backup
     from kera.broker import verify as of_broker
-    from kera.broker.replication.virtual_segment import VirtualSegment
-    from kera.broker.storage.index import SegmentIndex
     from kera.core.verifying import Finding
 
 QUIET_S = 1.0
@@ -92,8 +90,7 @@ class _Check:
             for each in files:
                 yield from each.check(self.replicas, progress.show)
             yield from self._backup.compare(files)
-            for path in brokers:
-                yield from self._compare_log(path.absolute(), files)
+            yield from self._compare_logs([path.absolute() for path in brokers], files)
 
     @property
     def all_segments(self) -> of_broker.SegmentsChecked:
@@ -107,96 +104,27 @@ class _Check:
             segments_to_come=sum(totals.segments_to_come for totals in each),
         )
 
-    def _compare_log(self, data_dir: Path, files: Sequence[of_backup.BackupFiles]) -> Iterator[Finding]:
-        """The chunks of a broker's log with their replicas."""
+    def _compare_logs(self, brokers: Sequence[Path], files: Sequence[of_backup.BackupFiles]) -> Iterator[Finding]:
+        """The chunks of brokers' logs, and what their indexes say of them, with their replicas."""
         from kera.broker.registration import BrokerIdentity
-        from kera.broker.replication.virtual_index import virtual_segments
-
-        identity = None
-        for name in BrokerIdentity.names():
-            with contextlib.suppress(OSError, ValueError):
-                identity = identity or BrokerIdentity.read(data_dir / name)
-        index_path = data_dir / "log" / "index"
+        from kera.cli._log_and_replicas import LogAndReplicas
         from kera.core.verifying import unused
 
-        with unused(data_dir), self._broker.index_copy(index_path) as copy:
-            if identity is None or copy.index is None:
-                return  # which was reported
-            recorded = list(virtual_segments(copy.index))
-            there = {replica.header.backup_id for each in files for replica in each.replicas}
-            complete = all(there.issuperset(each.backups) for each in recorded)
-            replicas = self._backup.by_replica(files)
-            for each in recorded:
-                versions = replicas.get((identity.member_id, each.virtual_segment_id), [])
-                yield from self._compare_record(each, versions, there, index_path / "data.mdb")
-            comparison = self._backup.LogComparison(files, identity.member_id)
-            streams = comparison.streams | {each.stream_id for each in recorded}
-            yield from self._compare_segments(data_dir / "log", copy.index, comparison, streams, complete=complete)
-
-    def _compare_record(
-        self,
-        wanted: VirtualSegment,
-        versions: Iterable[tuple[of_backup.BackupFiles, of_backup.StoredReplica]],
-        there: set[int],
-        path: Path,
-    ) -> Iterator[Finding]:
-        """Compare the index's record of a virtual segment with its replicas; `there`: the backups that are checked."""
-        good = {
-            replica.header.backup_id
-            for _, replica in versions
-            if replica.closed
-            and not replica.holes
-            and (replica.length, replica.checksum) == (wanted.head, wanted.checksum)
-        }
-        missing = sorted(set(wanted.backups) & there - good)
-        if missing:
-            backups = ", ".join(str(backup_id) for backup_id in missing)
-            lost = not good and there.issuperset(wanted.backups)
-            text = (
-                f"virtual segment {wanted.virtual_segment_id:#x} should be on backup {backups}, and is not, or differs"
-            )
-            from kera.core.verifying import Finding
-
-            yield Finding("damage" if lost else "warning", path, None, 0, text)
-
-    def _compare_segments(
-        self,
-        root: Path,
-        index: SegmentIndex,
-        comparison: of_backup.LogComparison,
-        streams: set[int],
-        *,
-        complete: bool,
-    ) -> Iterator[Finding]:
-        """`complete`: all backups that the index names are checked."""
-        from kera.broker.log.scan import scan_segment
-        from kera.broker.storage.segment_files import segment_path
-
-        for address, record in index.all_segments():
-            if address.stream_id not in streams:
-                continue
-            path = segment_path(root, record.physical_id)
-            try:
-                view = self._broker.read_segment(path, None if record.open else record.length)
-            except OSError:
-                continue  # which was reported
-            if record.open:
-                scan = scan_segment(view, address=address, durable=record.length)
-            else:
-                scan = scan_segment(view, address=address, length=record.length)
-            damaged = {hole.start for hole in scan.holes}
-            alone = at = 0
-            for end in scan.chunk_ends:
-                if at not in damaged:
-                    replicas, findings = comparison.check(view[at:end], path, at)
-                    alone += not replicas
-                    yield from findings
-                at = end
-            if alone and complete:
-                text = f"{plural(alone, 'chunk')} of {self._broker.place_of(address)}: no replica found"
-                from kera.core.verifying import Finding
-
-                yield Finding("warning", path, None, 0, text)
+        with contextlib.ExitStack() as stack:
+            indexes = {}
+            for path in brokers:
+                stack.enter_context(unused(path))
+                copy = stack.enter_context(self._broker.index_copy(path / "log" / "index"))
+                if copy.index is not None:  # or it was reported
+                    indexes[path] = copy.index
+            for path, index in indexes.items():
+                identity = None
+                for name in BrokerIdentity.names():
+                    with contextlib.suppress(OSError, ValueError):
+                        identity = identity or BrokerIdentity.read(path / name)
+                if identity is not None:
+                    others = [other for other in indexes.values() if other is not index]
+                    yield from LogAndReplicas(path, index, identity.member_id, files, others).check()
 
 
 def _line(finding: Finding) -> str:

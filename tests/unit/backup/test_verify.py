@@ -1,5 +1,6 @@
 """What is found in backups' directories while they do not run: damage by its place, and replicas that differ."""
 
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -124,6 +125,56 @@ def test_a_damaged_chunk_is_told_with_its_place_in_the_file_and_the_others_count
     ]
     assert found[0].text == "a chunk of virtual segment 0x1 of broker 3 does not match its checksums"
     assert totals.chunks == 2
+
+
+def test_a_replica_that_the_file_does_not_have_all_of_is_damage_that_tells_where_the_file_ends(world: World) -> None:
+    segment = segment_of(4)
+    closed(world.backup(segment), segment, 4)
+    end = FIRST_CHUNK_AT + 2 * CHUNK_BYTES + 100
+    os.truncate(world.file(), end)
+
+    found, totals = world.check()
+
+    assert {each.severity for each in found} == {"damage"}
+    assert found[0].offset == FIRST_CHUNK_AT + 2 * CHUNK_BYTES
+    assert found[0].text.endswith(f"does not match its checksums: the file is cut off, and ends at {end}")
+    assert totals.chunks == 2
+
+
+@pytest.mark.parametrize(("size", "identity"), [(0, True), (100, True), (100, False)])
+def test_a_file_without_the_header_that_a_start_writes_first_is_cut_off(
+    world: World, size: int, identity: bool
+) -> None:
+    world.backup(identity=identity)
+    os.truncate(world.file(), size)
+
+    found = [each for each in world.check()[0] if each.severity == "damage"]
+
+    assert [each.path for each in found] == [world.file()]
+    assert found[0].text == f"is cut off: it has {size} bytes, and its header alone takes {BLOCK_BYTES}"
+
+
+def test_a_first_start_that_was_killed_has_left_an_empty_file_and_no_damage(world: World) -> None:
+    world.backup(identity=False)
+    os.truncate(world.file(), 0)
+
+    assert [each.severity for each in world.check()[0]] == ["warning"]  # that it would join as a new one
+
+
+def test_whose_replicas_they_are_say_their_headers_and_the_identity_beside_them(world: World, tmp_path: Path) -> None:
+    segment = segment_of(1)
+    closed(world.backup(segment, backup_id=7), segment, 1)
+    world.backup(backup_id=8)
+    with ExitStack() as stack:
+        one, none = (stack.enter_context(BackupFiles.opened(directory)) for directory in world.directories)
+        assert (one.backup_ids, none.backup_ids) == ({7}, {8})
+
+    apart = tmp_path / "disk"
+    world.file(2).parent.rename(apart)
+    with BackupFiles.opened(world.directories[1]) as files:
+        assert files.backup_ids == set()
+    with BackupFiles.opened(apart) as files:
+        assert files.backup_ids == set()
 
 
 def test_whole_chunks_in_another_order_do_not_match_the_checksum_over_all(world: World) -> None:

@@ -6,23 +6,29 @@ import pty
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from kera.backup.frames import Layout
 from kera.backup.log_file import NAME
+from kera.broker.ownership.stream_records import put_stream
+from kera.broker.records import Change
 from kera.broker.registration import BrokerDirectory
-from kera.broker.replication.virtual_index import put_virtual_segment
+from kera.broker.replication.virtual_index import delete_virtual_segment, put_virtual_segment, virtual_segments
 from kera.broker.replication.virtual_segment import Extent, VirtualSegment
 from kera.broker.storage.index import SegmentIndex
+from kera.broker.storage.index_format import delete_segment, put_entry
 from kera.broker.storage.segment_files import segment_path
 from kera.cli import verify as verify_module
 from kera.cli._run import run_app
 from kera.cli.app import app
 from kera.core.blocks import BLOCK_BYTES
 from kera.core.chunk import chained_checksum, iterate_chunks
+from kera.core.ids import EntryId, Position
 from kera.core.settings import KIB
+from kera.v1 import common_pb2
 from tests.unit.backup.support import FakeDisk
 
 SAMPLE = Path(__file__).parents[2] / "data" / "broker-format-2"
@@ -245,3 +251,142 @@ def test_a_backup_that_runs_is_an_error_of_usage(backup_dirs: list[Path], capsys
     assert run_app(app, ["verify", str(backup_dirs[0])]) == 2
     owner.close()
     assert "a backup uses data directory" in capsys.readouterr().err
+
+
+# -- replicas that are gone ----------------------------------------------------------------------------------------
+
+
+def emptied(backup_dir: Path, size: int = BLOCK_BYTES) -> None:
+    """Cut a backup's file off: by default behind its header, so that nothing in it tells of replicas."""
+    os.truncate(backup_dir / "log" / NAME, size)
+
+
+def changed(data_dir: Path, change: Callable[[SegmentIndex], list[Change]], **meta: object) -> None:
+    """Change a broker's index, and what it has of the broker itself."""
+    index = SegmentIndex.open(data_dir / "log/index")
+    index.commit(change(index), index.meta() | meta)
+    index.close(clean=True)
+
+
+def nothing(_: SegmentIndex) -> list[Change]:
+    return []
+
+
+def told(capsys: pytest.CaptureFixture[str], *directories: Path) -> tuple[int, list[str]]:
+    """The exit code, and severity and text of what is said, but that chunks have no replica."""
+    code = run_app(app, ["verify", *map(str, directories)])
+    lines = [line.split(": ", 2) for line in capsys.readouterr().out.splitlines()[:-1]]
+    return code, [f"{severity}: {text}" for severity, _, text in lines if not text.endswith("no replica found")]
+
+
+IS_NOT = "virtual segment 0x100000001 should be on backup {}, and is not, or differs"
+LOST = "damage: " + IS_NOT + "; no backup has it, nor has another broker that is given"
+
+
+def test_a_virtual_segment_that_none_of_its_backups_has_any_more_is_damage(
+    data_dir: Path, backup_dirs: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    emptied(backup_dirs[0])
+    assert told(capsys, data_dir, *backup_dirs) == (0, ["warning: " + IS_NOT.format("1")])
+    emptied(backup_dirs[1])
+    assert told(capsys, data_dir, *backup_dirs) == (1, [LOST.format("1, 2")])
+
+
+def test_a_file_that_is_shorter_than_its_header_is_damage(
+    data_dir: Path, backup_dirs: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    emptied(backup_dirs[0], 100)
+    code, (cut, missing) = told(capsys, data_dir, *backup_dirs)
+    assert code == 1
+    assert cut == "damage: is cut off: it has 100 bytes, and its header alone takes 4096"
+    assert missing == "warning: " + IS_NOT.format("1")
+
+
+def test_replicas_that_were_only_in_the_memory_of_backups_when_all_was_killed_are_no_damage(
+    data_dir: Path, backup_dirs: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    changed(data_dir, nothing, clean=False)
+    for directory in backup_dirs:
+        emptied(directory)
+    code, (line,) = told(capsys, data_dir, *backup_dirs)
+    assert code == 0
+    assert line.startswith(f"warning: {IS_NOT.format('1, 2')}; no backup has it: the broker did not stop by itself")
+
+
+def test_a_closed_replica_that_differs_is_damage_after_a_crash_too(
+    data_dir: Path, backup_dirs: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def longer(index: SegmentIndex) -> list[Change]:
+        (place,) = virtual_segments(index)
+        place.head += 8
+        return [put_virtual_segment(place)]
+
+    changed(data_dir, longer, clean=False)
+    assert told(capsys, data_dir, *backup_dirs) == (1, [LOST.format("1, 2")])
+
+
+def test_replicas_of_what_retention_has_removed_are_not_missed(
+    data_dir: Path, backup_dirs: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def removed(index: SegmentIndex) -> list[Change]:
+        address, record = next(iter(index.all_segments()))
+        entry = index.entry(EntryId(*address[:3]))
+        assert entry is not None
+        start = Position(address.group_id, address.segment_id + 1, 0)
+        entry = entry._replace(start=start, start_record=record.record_count, stored_segments=entry.stored_segments - 1)
+        (data_dir / FIRST_FILE).unlink()
+        return [delete_segment(address), put_entry(EntryId(*address[:3]), entry)]
+
+    changed(data_dir, removed)
+    for directory in backup_dirs:
+        emptied(directory)
+    assert told(capsys, data_dir, *backup_dirs) == (0, [])
+
+
+def test_what_others_cover_or_have_taken_over_is_not_lost(
+    data_dir: Path, backup_dirs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def covered_before(index: SegmentIndex) -> list[Change]:
+        (place,) = virtual_segments(index)
+        place.virtual_segment_id -= 1
+        return [put_virtual_segment(place)]
+
+    elsewhere = "; other replicas, or other brokers, have all of it"
+    other = Path(shutil.copytree(SAMPLE, tmp_path / "other"))
+    changed(data_dir, covered_before)
+    code, lines = told(capsys, data_dir, *backup_dirs)
+    assert (code, lines) == (0, [f"warning: {IS_NOT.format('1, 2').replace('1 should', '0 should')}{elsewhere}"])
+
+    for directory in backup_dirs:
+        emptied(directory)
+    code, lines = told(capsys, data_dir, other, *backup_dirs)
+    assert code == 0
+    assert f"warning: {IS_NOT.format('1, 2')}{elsewhere}" in lines
+
+
+def test_a_backup_whose_replicas_are_elsewhere_does_not_lack_any(
+    data_dir: Path, backup_dirs: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    log_dir = backup_dirs[0] / "log"
+    log_dir.rename(backup_dirs[0].with_name("disk"))
+    assert told(capsys, data_dir, *backup_dirs) == (
+        0,
+        ["warning: has no replicas; name the directories of its --log-dirs as well"],
+    )
+
+
+def test_chunks_of_a_replicated_stream_without_any_replica_are_told_though_the_index_names_no_backup(
+    data_dir: Path, backup_dirs: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def described(index: SegmentIndex) -> list[Change]:
+        (place,) = virtual_segments(index)
+        info = common_pb2.StreamInfo(stream_id=place.stream_id)
+        info.config.replication = 1
+        return [delete_virtual_segment(place), put_stream(info)]
+
+    changed(data_dir, described, clean=False)
+    for directory in backup_dirs:
+        emptied(directory)
+    assert run_app(app, ["verify", str(data_dir), *map(str, backup_dirs)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any("no replica found; the index does not say at which backups they were" in line for line in lines)
