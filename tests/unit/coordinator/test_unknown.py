@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 import pytest
 
 from kera.coordinator.cluster.catalog import GROUPS_PER_LAUNCH
+from kera.coordinator.cluster.keys import HANDOVERS, MOVES, streamlet_key
 from kera.core.errors import InvalidArgument, StreamExists, Unavailable, UnknownStream
 from kera.core.lineage import comes_from, new_version
 from kera.v1 import common_pb2, coordinator_pb2
@@ -213,6 +214,30 @@ async def test_an_owner_that_never_got_what_was_handed_over_gets_it_from_who_had
     assert two.brokers.handed_over[owner, later.stream_id, 0].next_records == [70]
     assert two.brokers.asked_where == [(before, later.stream_id, 0)]
     assert not await two.store.list("moves/")
+
+
+async def test_what_was_handed_over_before_a_copy_is_given_to_nobody_who_has_gone_on_since(two: Cluster) -> None:
+    """It would give the same groups once more, and take chunks that it has for new ones."""
+    known = await two.create("orders", streamlets=1)
+    owner = known.assignments[0].broker_id
+    move = coordinator_pb2.Move(stream="orders", streamlet_id=0, from_broker_id=3 - owner, to_broker_id=owner)
+    ended = common_pb2.StreamletState(streamlet_id=0, next_group_id=8, next_records=[24])
+    keys = [streamlet_key(kind, known.stream_id, 0) for kind in (MOVES, HANDOVERS)]
+    values = [each.SerializeToString() for each in (move, ended)]
+    await two.coordinator.state.write(dict(zip(keys, values, strict=True)))
+    later = common_pb2.StreamInfo()
+    later.CopyFrom(known)
+    later.assignments[0].first_group_id = 12
+    new_version(later, two.coordinator.state.coordinator_epoch + 5)
+
+    await two.restart()
+    await two.heartbeat(1, 2)
+    await all_tell(two, owner, later)
+    await two.settle()
+
+    assert comes_from(two.coordinator.state.catalog.named("orders"), later.assignments_version)
+    assert (owner, known.stream_id, 0) not in two.brokers.handed_over
+    assert [await two.store.get(key) for key in keys] == [None, None]
 
 
 async def test_an_owner_that_has_opened_what_it_got_is_not_given_it_again(two: Cluster) -> None:

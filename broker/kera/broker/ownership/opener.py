@@ -126,6 +126,8 @@ class StreamletOpener:
         for index, record in enumerate(before.first_records[: info.config.entries]):
             entry = restored.entries[index]
             entry.go_on_from(record)
+        # An order that is older than what this broker has given since, as of metadata that were restored, is not fresh.
+        fresh = fresh and restored.next_group_id <= before.first_group_id + 1
         before_it = until(held.intervals, before) if fresh else held.intervals
         for entry in restored.entries.made:
             entry.gaps = still_missing(entry, before_it, persisted=persisted)

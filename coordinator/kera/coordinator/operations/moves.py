@@ -167,17 +167,21 @@ class UnresolvedMoves:
 def written_again(ledger: Ledger, stream: common_pb2.StreamInfo) -> tuple[dict[str, bytes | None], list[StreamletId]]:
     """Moves of a stream that is known from its brokers only: of streamlets of which nobody knows if they were opened.
 
-    Returns what is to be written, and of which streamlets.
+    What the metadata have of moves before that goes: who owns the streamlet would be given what was handed over then,
+    and would give groups anew that it has given since. Returns what is to be written, and of which streamlets.
     """
     changes: dict[str, bytes | None] = {}
     streamlets = []
     for one in stream.assignments:
         before, last = before_last(one), intervals_of(one)[-1]
         known = last_handover(ledger, stream.stream_id, one.streamlet_id)
-        is_known = known is not None and known.next_group_id == last.first_group_id
-        if before is None or before.broker_id == one.broker_id or one.sources or is_known:
+        if known is not None and known.next_group_id == last.first_group_id:
             continue
         streamlet = StreamletId(stream.stream_id, one.streamlet_id)
+        gone = (move_key(streamlet), streamlet_key(HANDOVERS, *streamlet))
+        changes |= {key: None for key in gone if ledger.get(key) is not None}
+        if before is None or before.broker_id == one.broker_id or one.sources:
+            continue
         move = coordinator_pb2.Move(
             stream=stream.name,
             streamlet_id=one.streamlet_id,
@@ -186,7 +190,7 @@ def written_again(ledger: Ledger, stream: common_pb2.StreamInfo) -> tuple[dict[s
             reason="the metadata were restored",
         )
         key, value = move_record(streamlet, move)
-        changes |= {key: value, streamlet_key(HANDOVERS, *streamlet): None} if known is not None else {key: value}
+        changes[key] = value
         streamlets.append(streamlet)
     return changes, streamlets
 
