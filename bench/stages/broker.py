@@ -22,6 +22,7 @@ from bench.stages.around import (
     stream_info,
 )
 from bench.stages.part import MEMORY_BYTES, Load, Samples, now_ns, since
+from kera.broker.backup_ways import BackupWays
 from kera.broker.counters import Counters
 from kera.broker.log.arena import Arena
 from kera.broker.log.events import Events
@@ -68,7 +69,7 @@ class Writes:
             ReplicationLimits(segment_bytes), lambda _changes, done: done(None), self._memory.events
         )
         self._streams = Streams(self._memory, Restart(None, self._index, self._store), replication)
-        replicator = Replicator(replication, node_id="", timeout_ms=60_000)
+        replicator = Replicator(replication, BackupWays(), timeout_ms=60_000)
         self._counters = Counters()
         service = BrokerService(
             self._streams, self._memory, replication, self._counters, pump=replicator.pump, read_bytes_max=MIB

@@ -25,6 +25,7 @@ from kera.core.rpc.connections import connections_max, parts_of
 from kera.core.rpc.frame_server import FrameServer
 from kera.core.rpc.grpc_server import GrpcServer
 from kera.core.runtime import MACHINE, OpenInterface, Runtime
+from kera.core.security.settings import secure
 from kera.core.settings import setting
 from kera.core.telemetry import get_logger
 from kera.v1 import common_pb2
@@ -45,6 +46,7 @@ async def serve(
     settings: BackupSettings, runtime: Runtime = MACHINE, *, open_interface: OpenInterface = GrpcServer
 ) -> AsyncIterator[dict[str, Any]]:
     """Start a backup, yield where it is, stop it."""
+    runtime = secure(runtime, settings)
     async with AsyncExitStack() as stack:
         room = parts_of(connections_max(settings.connections_max, descriptor_limit()), CONNECTION_WEIGHTS)
         data_dir = settings.data_dir.expanduser().absolute()
@@ -69,13 +71,17 @@ async def serve(
             bulk_bytes_max=settings.message_bytes_max,
             connections_max=room["frames"],
             takers=backup.takers(),
+            tls=runtime.tls,
         )
         stack.push_async_callback(frames.close)
         unix_path = unix_socket_path(data_dir, "backup")
         await frames.listen_unix(unix_path)
         frames_port = await frames.listen_tcp(settings.host, settings.frames_port)
         grpc_server = open_interface(
-            [service, monitor.service()], bulk_bytes_max=settings.message_bytes_max, connections_max=room["grpc"]
+            [service, monitor.service()],
+            bulk_bytes_max=settings.message_bytes_max,
+            connections_max=room["grpc"],
+            tls=runtime.tls,
         )
         stack.push_async_callback(grpc_server.close)
         grpc_port = await grpc_server.listen(settings.host, settings.port)

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from kera.broker.backup_ways import BackupWays
 from kera.broker.log.arena import Arena, remove_orphans
 from kera.broker.log.entry import Entry
 from kera.broker.log.events import Events
@@ -74,6 +75,7 @@ class LogEngine:
         tick_s: float = TICK_S,
     ) -> None:
         clock, node_id = runtime.clock, runtime.node_id()
+        ways = BackupWays(node_id, runtime.tls)
         self.arena = arena
         self.restart = restart
         self.memory = memory
@@ -88,7 +90,7 @@ class LogEngine:
             random=runtime.random,
         )
         self.streams = Streams(memory, restart, self.replication)
-        self.replicator = Replicator(self.replication, node_id=node_id, timeout_ms=settings.backup_timeout_ms)
+        self.replicator = Replicator(self.replication, ways, timeout_ms=settings.backup_timeout_ms)
         self.takeovers = Takeovers(
             restart,
             memory,
@@ -96,7 +98,7 @@ class LogEngine:
             self.replication,
             backups=lambda: self.replicator.known_backups,
             broker_id=lambda: self.replicator.broker_id,
-            node_id=node_id,
+            ways=ways,
             limits=rebuild_limits or RebuildLimits(),
         )
         self._settings = settings

@@ -13,7 +13,8 @@ from kera.core.chunk import HEADER_BYTES
 from kera.core.cpus import format_cpus, parse_cpus
 from kera.core.daemon import HANDOVER_MS, STOP_FLUSH_MS, STOP_TIMEOUT_S
 from kera.core.errors import InvalidArgument
-from kera.core.settings import KIB, MIB, KeraSettings
+from kera.core.security.settings import DaemonTlsSettings
+from kera.core.settings import KIB, MIB
 
 SEGMENT_BYTES_MIN = 4 * KIB
 ARENA_SEGMENTS_MIN = 2
@@ -24,7 +25,7 @@ MESSAGE_BYTES_MAX = 1024 * MIB
 """gRPC counts bytes of a message in 31 bits."""
 
 
-class BrokerSettings(KeraSettings):
+class BrokerSettings(DaemonTlsSettings):
     """Section ``[broker]``, variables ``KERA_BROKER_*``, flags of ``kera broker``."""
 
     section: ClassVar[str] = "broker"

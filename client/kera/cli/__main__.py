@@ -6,6 +6,7 @@ for a command line or settings that make no sense, 130 after Ctrl-C, 143 after S
 
 from __future__ import annotations
 
+import os
 import sys
 
 
@@ -16,6 +17,7 @@ def main(arguments: list[str] | None = None) -> int:
 
         print(describe())
         return 0
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # before it is imported: what else it says is said better
     try:
         from kera.cli.app import app
     except ModuleNotFoundError as error:

@@ -4,7 +4,22 @@ from __future__ import annotations
 
 import typer
 
-from kera.cli import bench, check, cluster, consume, daemons, dev, doctor, group, inspect, node, produce, stream, verify
+from kera.cli import (
+    bench,
+    check,
+    cluster,
+    consume,
+    daemons,
+    dev,
+    doctor,
+    group,
+    inspect,
+    node,
+    produce,
+    stream,
+    tls,
+    verify,
+)
 
 app = typer.Typer(
     name="kera",
@@ -40,6 +55,7 @@ app.add_typer(cluster.app, name="cluster")
 app.add_typer(group.app, name="group")
 app.command("produce")(produce.produce)
 app.command("consume")(consume.consume)
+app.add_typer(tls.app, name="tls")
 app.add_typer(bench.app, name="bench")
 app.command("check")(check.check)
 app.command("verify")(verify.verify)

@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import ByteSize, Field
 
 from kera.core.native import native
+from kera.core.security.settings import TlsSettings
 from kera.core.settings import KIB, MIB, KeraSettings
 
 Durability = Literal["leader", "replicated", "persisted"]
@@ -14,7 +15,7 @@ Transport = Literal["auto", "unix", "tcp", "grpc"]
 SharedMemory = Literal["auto", "never", "always"]
 
 
-class ClientSettings(KeraSettings):
+class ClientSettings(TlsSettings):
     """How to reach the cluster. Variables ``KERA_CLIENT_*``."""
 
     section: ClassVar[str] = "client"

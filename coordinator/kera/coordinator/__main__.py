@@ -32,6 +32,7 @@ from kera.core.rpc.address import is_everywhere, join_address, split_address
 from kera.core.rpc.connections import connections_max
 from kera.core.rpc.grpc_server import GrpcServer
 from kera.core.runtime import MACHINE, OpenInterface, Runtime
+from kera.core.security.settings import secure
 from kera.core.settings import InvalidSettings, setting
 
 CONNECTION_CALLS_MAX = 8
@@ -67,6 +68,7 @@ async def serve(
             host=settings.host,
         )
     connections = connections_max(settings.connections_max, descriptor_limit())
+    runtime = secure(runtime, settings)
     async with AsyncExitStack() as stack:
         monitor = stack.enter_context(
             Monitor(
@@ -89,6 +91,7 @@ async def serve(
             [leadership.service(METHODS, metrics.observe), monitor.service()],
             connections_max=connections,
             connection_calls_max=CONNECTION_CALLS_MAX,
+            tls=runtime.tls,
         )
         stack.push_async_callback(server.close)
         port = await server.listen(settings.host, settings.port)

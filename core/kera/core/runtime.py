@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from random import Random
 from typing import Protocol
 
@@ -22,6 +23,7 @@ from kera.core.rpc.grpc_client import GrpcChannel
 from kera.core.rpc.grpc_options import CONNECTION_CALLS_MAX_DEFAULT
 from kera.core.rpc.limits import BULK_BYTES_MAX
 from kera.core.rpc.method import Channel, Service
+from kera.core.security import Tls
 
 
 class OpenChannel(Protocol):
@@ -54,8 +56,9 @@ class OpenInterface(Protocol):
         bulk_bytes_max: int = BULK_BYTES_MAX,
         connections_max: int = CONNECTIONS_MAX_DEFAULT,
         connection_calls_max: int = CONNECTION_CALLS_MAX_DEFAULT,
+        tls: Tls | None = None,
     ) -> OpenServer:
-        """One server for any number of services, which does not listen yet."""
+        """One server for any number of services, which does not listen yet; `tls`: its connections are encrypted."""
         ...
 
 
@@ -119,7 +122,14 @@ class Runtime:
     """How daemons change what is on their disks; the databases of LMDB have calls of their own."""
     random: Random = field(default_factory=Random)
     """For choices among equals."""
+    tls: Tls | None = None
+    """Certificates; None: connections over the network are not encrypted."""
 
 
 MACHINE = Runtime()
 """The machine's own."""
+
+
+def secured(runtime: Runtime, tls: Tls) -> Runtime:
+    """One whose connections over the network are encrypted."""
+    return replace(runtime, channel=partial(GrpcChannel, tls=tls), tls=tls)

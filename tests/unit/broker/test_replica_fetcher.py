@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from kera.broker.backup_ways import BackupWays
 from kera.broker.recovery.replica_fetcher import BackupLinks
 from kera.broker.recovery.replica_reader import ReadLimits
 from kera.core.errors import Unavailable, Uncertain
@@ -22,7 +23,7 @@ async def test_a_connection_to_a_backup_that_hung_is_not_left_open() -> None:
     server = await asyncio.start_server(hang, "127.0.0.1", 0)
     address = "{}:{}".format(*server.sockets[0].getsockname())
     info = common_pb2.BackupInfo(backup_id=1, frames_address=address, alive=True)
-    links = BackupLinks("", ReadLimits(timeout_s=0.05))
+    links = BackupLinks(BackupWays(), ReadLimits(timeout_s=0.05))
     link = await links.get(info)
     assert await links.get(info) is link
     with pytest.raises(Uncertain):
@@ -39,7 +40,7 @@ async def test_a_connection_to_a_backup_that_hung_is_not_left_open() -> None:
 
 
 async def test_a_backup_that_cannot_be_reached_is_tried_again_each_time() -> None:
-    links = BackupLinks("", ReadLimits(connect_timeout_s=0.5))
+    links = BackupLinks(BackupWays(), ReadLimits(connect_timeout_s=0.5))
     info = common_pb2.BackupInfo(backup_id=1, frames_address="127.0.0.1:1", alive=True)
     for _ in range(2):
         with pytest.raises(Unavailable):

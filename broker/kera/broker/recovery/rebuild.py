@@ -28,6 +28,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
+from kera.broker.backup_ways import OVER_TCP, BackupWays
 from kera.broker.log.entry import Entry
 from kera.broker.records import Key, SegmentAddress, SegmentRecord
 from kera.broker.recovery.assembly import Assembly, Target, put_in_place
@@ -104,7 +105,7 @@ class Rebuild:
         find: Callable[[SegmentAddress], Entry | None],
         backups: Callable[[], Iterable[common_pb2.BackupInfo]],
         rescan: Rescan,
-        node_id: str = "",
+        ways: BackupWays = OVER_TCP,
         limits: RebuildLimits,
     ) -> None:
         """`find`: the entry of a segment; `backups`: all there are; `rescan`: looks for chunks once more."""
@@ -119,7 +120,7 @@ class Rebuild:
         self._schedule = Schedule()
         self._assembly = Assembly(limits.assembled_bytes_max)
         read_limits = ReadLimits(per_backup_max=limits.per_backup_max, read_bytes_max=limits.read_bytes_max)
-        self._links = BackupLinks(node_id, read_limits)
+        self._links = BackupLinks(ways, read_limits)
         self._fetcher = ReplicaFetcher(
             self._links,
             self.book.totals,

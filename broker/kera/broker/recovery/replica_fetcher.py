@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterable
 
+from kera.broker.backup_ways import BackupWays
 from kera.broker.recovery.progress import RecoveryTotals, of_disk
 from kera.broker.recovery.replica_reader import BackupLink, ReadLimits
 from kera.broker.recovery.scan import Ref, ReplicasToRead, add_streamlets
@@ -24,8 +25,8 @@ log = get_logger("kera.recovery")
 class BackupLinks:
     """The connections to backups, made when they are needed, and again when they were lost."""
 
-    def __init__(self, node_id: str, limits: ReadLimits) -> None:
-        self._node_id = node_id
+    def __init__(self, ways: BackupWays, limits: ReadLimits) -> None:
+        self._ways = ways
         self._limits = limits
         self._links: dict[int, BackupLink] = {}
         self._closing: set[asyncio.Task[None]] = set()
@@ -37,7 +38,7 @@ class BackupLinks:
             if link is not None:  # a backup that hangs keeps its side open
                 self._closing.add(task := asyncio.create_task(link.close()))
                 task.add_done_callback(self._closing.discard)
-            link = self._links[info.backup_id] = BackupLink(info, self._node_id, self._limits)
+            link = self._links[info.backup_id] = BackupLink(info, self._ways, self._limits)
         if not await link.connect():
             raise Unavailable(link.failed)
         return link

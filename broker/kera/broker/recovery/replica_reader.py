@@ -13,18 +13,15 @@ goes together, is in ``kera.broker.recovery.merge``.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from kera.broker.backup_ways import BackupWays
 from kera.core.errors import KeraError, Unavailable, Uncertain
 from kera.core.rpc import api
 from kera.core.rpc.frame_client import FrameChannel
 from kera.v1 import backup_pb2, common_pb2
-
-MESSAGE_BYTES_MAX = 1 << 30
-"""A chunk may fill a segment, and goes as one piece."""
 
 
 class Source(NamedTuple):
@@ -76,14 +73,14 @@ class ReadLimits:
 class BackupLink:
     """The connection to one backup; it is not made again when it was lost."""
 
-    def __init__(self, info: common_pb2.BackupInfo, node_id: str, limits: ReadLimits) -> None:
+    def __init__(self, info: common_pb2.BackupInfo, ways: BackupWays, limits: ReadLimits) -> None:
         self.failed = ""
         """Why it is of no use any more."""
         self.headers_damaged = 0
         """So many replicas of any broker it has lost, and cannot say which."""
         self.turns = asyncio.Semaphore(limits.per_backup_max)
         self._info = info
-        self._local = bool(node_id) and info.node_id == node_id and bool(info.frames_unix_path)
+        self._ways = ways
         self._limits = limits
         self._channel: FrameChannel | None = None
         self._connecting = asyncio.Lock()
@@ -112,7 +109,7 @@ class BackupLink:
         async with self._connecting:
             if self._channel is None and not self.failed:
                 try:
-                    self._channel = await self._connect()
+                    self._channel = await self._ways.connect(self._info, timeout_s=self._limits.connect_timeout_s)
                 except KeraError as error:
                     self.failed = error.message
         return not self.failed
@@ -134,14 +131,3 @@ class BackupLink:
         """Let go of the connection."""
         if self._channel is not None:
             await self._channel.close()
-
-    async def _connect(self) -> FrameChannel:
-        timeout_s = self._limits.connect_timeout_s
-        if self._local:
-            with contextlib.suppress(Unavailable):
-                return await FrameChannel.connect_unix(
-                    self._info.frames_unix_path, timeout_s=timeout_s, bulk_bytes_max=MESSAGE_BYTES_MAX
-                )
-        return await FrameChannel.connect_tcp(
-            self._info.frames_address, timeout_s=timeout_s, bulk_bytes_max=MESSAGE_BYTES_MAX
-        )

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kera.broker.backup_ways import OVER_TCP, BackupWays
 from kera.broker.records import SegmentAddress
 from kera.broker.recovery.plan import StreamletMerge
 from kera.broker.recovery.replica_reader import BackupLink, ReadLimits, Source, choose
@@ -92,7 +93,7 @@ async def scan(
     backups: Iterable[common_pb2.BackupInfo],
     wanted: Mapping[Launches, Mapping[Ref, StreamletMerge]],
     *,
-    node_id: str = "",
+    ways: BackupWays = OVER_TCP,
     limits: ReadLimits | None = None,
 ) -> Scanned:
     """Look for chunks of streamlets, by the launches that may have had them.
@@ -104,7 +105,7 @@ async def scan(
     links: dict[int, BackupLink] = {}
     for info in backups:
         if info.alive:
-            links[info.backup_id] = BackupLink(info, node_id, limits)
+            links[info.backup_id] = BackupLink(info, ways, limits)
         else:
             result.away[info.backup_id] = "it is not alive"
     try:

@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from kera.broker.backup_ways import OVER_TCP, BackupWays
 from kera.broker.log.intervals import holding
 from kera.broker.log.retention import Rules
 from kera.broker.ownership.handover import begins_with, handed_over, producers_of
@@ -122,9 +123,9 @@ class SurveyResults:
 class Survey:
     """See the head of this module."""
 
-    def __init__(self, index: SegmentIndex, *, node_id: str = "") -> None:
+    def __init__(self, index: SegmentIndex, *, ways: BackupWays = OVER_TCP) -> None:
         self._index = index
-        self._node_id = node_id
+        self._ways = ways
 
     async def find(
         self, wanted: Mapping[Ref, Sought], backups: Sequence[common_pb2.BackupInfo], *, alone: bool = False
@@ -181,7 +182,7 @@ class Survey:
         for ref, each in wanted.items():
             for source in each.sources:
                 by_source[source][ref] = merges[ref]
-        scanned = await scan(backups, by_source, node_id=self._node_id)
+        scanned = await scan(backups, by_source, ways=self._ways)
         for backup in backups:
             if backup.draining:
                 scanned.away.pop(backup.backup_id, None)

@@ -19,6 +19,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from kera.broker.backup_ways import OVER_TCP, BackupWays
 from kera.broker.log.bounds import removed_before
 from kera.broker.log.entry import Entry
 from kera.broker.log.waiting import until_done, woken
@@ -78,7 +79,7 @@ class Takeovers:
         *,
         backups: Callable[[], Iterable[common_pb2.BackupInfo]],
         broker_id: Callable[[], int],
-        node_id: str = "",
+        ways: BackupWays = OVER_TCP,
         limits: RebuildLimits,
     ) -> None:
         """`backups`: all there are; `broker_id`: of this broker, once it is known."""
@@ -90,7 +91,7 @@ class Takeovers:
         self._backups = backups
         self._broker_id = broker_id
         self._loop = asyncio.get_running_loop()
-        self._survey = Survey(self._index, node_id=node_id)
+        self._survey = Survey(self._index, ways=ways)
         self._results = SurveyResults()
         self._unopened: dict[int, _Unopened] = {}
         """By stream."""
@@ -107,7 +108,7 @@ class Takeovers:
             find=lambda address: streams.entry(EntryId(*address[:3])),
             backups=backups,
             rescan=self._rescan,
-            node_id=node_id,
+            ways=ways,
             limits=limits,
         )
         self._book = self._rebuild.book

@@ -11,11 +11,11 @@ aborted, so that nothing of our memory is sent any more, and everything in fligh
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
+from kera.broker.backup_ways import BackupWays
 from kera.broker.replication.manager import Replication
 from kera.broker.replication.virtual_log import Close, Send
 from kera.broker.replication.virtual_segment import Free
@@ -33,17 +33,16 @@ ASK_TIMEOUT_S = 5.0
 """For what is not on the way of writes."""
 FREED_MAX = 1_000
 """Replicas that one request deletes."""
-MESSAGE_BYTES_MAX = 1 << 30
 
 
 class Replicator:
     """See the head of this module. Belongs to one event loop."""
 
-    def __init__(self, replication: Replication, *, node_id: str, timeout_ms: int) -> None:
+    def __init__(self, replication: Replication, ways: BackupWays, *, timeout_ms: int) -> None:
         """`timeout_ms`: a backup that does not answer for so long has failed."""
         self._replication = replication
         self._logs = replication.logs
-        self._node_id = node_id
+        self.ways = ways
         self._timeout_s = timeout_ms / 1000
         self._loop = asyncio.get_running_loop()
         self._links: dict[int, _Link] = {}
@@ -245,11 +244,6 @@ class Replicator:
         self._replication.backup_down(backup_id)
         self.pump()
 
-    @property
-    def node_id(self) -> str:
-        """Of this broker: backups of the same one are reached through their unix sockets."""
-        return self._node_id
-
 
 class _Link:
     """The connection to one backup."""
@@ -284,7 +278,7 @@ class _Link:
         while True:
             channel: FrameChannel | None = None
             try:
-                channel = await self._connect()
+                channel = await self._replicator.ways.connect(self._info, timeout_s=CONNECT_TIMEOUT_S)
                 await self._use(channel)
             except KeraError as error:
                 if isinstance(error, StaleEpoch):
@@ -298,17 +292,6 @@ class _Link:
                 if channel is not None:
                     await channel.close()
             await asyncio.sleep(RECONNECT_S)
-
-    async def _connect(self) -> FrameChannel:
-        info = self._info
-        if info.node_id == self._replicator.node_id and info.frames_unix_path:
-            with contextlib.suppress(Unavailable):
-                return await FrameChannel.connect_unix(
-                    info.frames_unix_path, timeout_s=CONNECT_TIMEOUT_S, bulk_bytes_max=MESSAGE_BYTES_MAX
-                )
-        return await FrameChannel.connect_tcp(
-            info.frames_address, timeout_s=CONNECT_TIMEOUT_S, bulk_bytes_max=MESSAGE_BYTES_MAX
-        )
 
     async def _use(self, channel: FrameChannel) -> None:
         backup_id = self._info.backup_id

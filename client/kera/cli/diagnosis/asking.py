@@ -40,14 +40,18 @@ async def look(bootstrap: str) -> Picture:
 
 async def describe_all(addresses: dict[str, str]) -> dict[str, DaemonDescription | KeraError]:
     """What each says, or why it does not."""
+    from kera.client import ClientSettings
     from kera.client.admin.daemons import describe_daemon
+    from kera.core.runtime import MACHINE
+    from kera.core.security.settings import secure
 
     room = asyncio.Semaphore(ASKED_AT_ONCE)
+    runtime = secure(MACHINE, ClientSettings.load())
 
     async def describe(address: str) -> DaemonDescription | KeraError:
         async with room:
             try:
-                return await describe_daemon(address)
+                return await describe_daemon(address, runtime=runtime)
             except KeraError as error:
                 return error
 

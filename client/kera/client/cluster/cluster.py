@@ -41,6 +41,7 @@ from kera.core.rpc import Channel, Method, api
 from kera.core.rpc.method import RequestT, ResponseT
 from kera.core.rpc.wire import error_from_message
 from kera.core.runtime import MACHINE, Runtime
+from kera.core.security.settings import secure
 from kera.v1 import broker_pb2, common_pb2, coordinator_pb2
 
 REPORT_REASON_CHARS_MAX = 500
@@ -100,7 +101,7 @@ class Cluster:
         arguments.text("bootstrap", bootstrap, "addresses of coordinators, host:port with commas between them")
         self.settings = settings
         self.timing = timing or Timing()
-        self.runtime = runtime
+        self.runtime = runtime = secure(runtime, settings)
         here = runtime.node_id()
         self.locality = Locality(here, settings, self.timing)
         """Whose memory can be read in place."""
@@ -110,6 +111,7 @@ class Cluster:
             report_again_s=self.timing.report_again_s,
             report=self._report_broker,
             open_channel=runtime.channel,
+            tls=runtime.tls,
         )
         self._coordinators = coordinators or Coordinators(
             bootstrap, bulk_bytes_max=settings.message_bytes_max, channel=runtime.channel

@@ -19,6 +19,7 @@ from kera.core.rpc import Channel, api
 from kera.core.rpc.frame_client import FrameChannel
 from kera.core.rpc.method import call
 from kera.core.runtime import MACHINE, OpenChannel
+from kera.core.security import Tls
 from kera.v1 import broker_pb2
 
 
@@ -39,6 +40,7 @@ class Connections:
         report_again_s: float,
         report: Callable[[BrokerDescription, Unavailable], None],
         open_channel: OpenChannel = MACHINE.channel,
+        tls: Tls | None = None,
     ) -> None:
         """`report`: tells the coordinator, without waiting, that a broker cannot be reached; of the same launch of a
         broker not more often than every `report_again_s`.
@@ -46,6 +48,7 @@ class Connections:
         self._node_id = node_id
         self._settings = settings
         self._open_channel = open_channel
+        self._tls = tls
         self._report_again_s = report_again_s
         self._report = report
         self._reported: dict[int, tuple[int, float]] = {}
@@ -135,7 +138,7 @@ class Connections:
             )
         if transport == "tcp":
             return await FrameChannel.connect_tcp(
-                broker.frames_address, timeout_s=timeout_s, bulk_bytes_max=bulk_bytes_max
+                broker.frames_address, timeout_s=timeout_s, bulk_bytes_max=bulk_bytes_max, tls=self._tls
             )
         channel = self._open_channel(broker.grpc_address, bulk_bytes_max=bulk_bytes_max)
         try:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from functools import partial
 from typing import Any, Self, TypeVar
 
 from kera.client import arguments
@@ -84,7 +85,7 @@ class GroupConsumer:
             clock,
             consumer_group=consumer_group,
             member_id=self.member_id,
-            heartbeats=cluster.runtime.heartbeats or KeepAlive,
+            heartbeats=cluster.runtime.heartbeats or partial(KeepAlive, tls=cluster.runtime.tls),
         )
         self._leases = Leases(
             consumer_group,

@@ -17,6 +17,7 @@ from kera.core.errors import ProtocolError
 from kera.core.rpc import api
 from kera.core.rpc.grpc_options import ERROR_METADATA, client_options
 from kera.core.rpc.wire import error_from_message, parse
+from kera.core.security import Tls
 from kera.core.telemetry import get_logger
 from kera.v1 import common_pb2, consumer_group_pb2
 
@@ -37,6 +38,7 @@ class KeepAlive:
         interval_s: float,
         busy_ms: Callable[[], int],
         clock: Clock,
+        tls: Tls | None = None,
     ) -> None:
         """`busy_ms`: called on the thread; for how long the consumer has been in its user's code."""
         self._addresses = list(addresses)
@@ -46,6 +48,8 @@ class KeepAlive:
         self._interval_s = interval_s
         self._busy_ms = busy_ms
         self._clock = clock
+        self._tls = tls
+        self._tls_version = b""
         self._stop = threading.Event()
         self._channels: dict[str, grpc.Channel] = {}
         self._failing = False
@@ -75,8 +79,17 @@ class KeepAlive:
                 if self._clock.boottime_s() - self._heard_s >= self._interval_s:
                     self._say()
         finally:
-            for channel in self._channels.values():
-                channel.close()
+            self._close()
+
+    def _close(self) -> None:
+        for channel in self._channels.values():
+            channel.close()
+        self._channels.clear()
+
+    def _open(self, address: str) -> grpc.Channel:
+        if self._tls is None:
+            return grpc.insecure_channel(address, options=client_options())
+        return grpc.secure_channel(address, self._tls.channel_credentials(), options=client_options())
 
     def _pause_s(self) -> float:
         """Until the next word is due; after one without an answer not at once."""
@@ -109,9 +122,12 @@ class KeepAlive:
             self.answered(sent_s)
 
     def _ask(self, address: str) -> consumer_group_pb2.KeepAliveResponse:
+        if self._tls is not None and self._tls.version != self._tls_version:
+            self._tls_version = self._tls.version
+            self._close()
         channel = self._channels.get(address)
         if channel is None:
-            channel = self._channels[address] = grpc.insecure_channel(address, options=client_options())
+            channel = self._channels[address] = self._open(address)
         request = consumer_group_pb2.KeepAliveRequest(
             consumer_group=self._consumer_group, member_id=self._member_id, busy_ms=self._busy_ms()
         )

@@ -27,6 +27,8 @@ from typing import NamedTuple
 
 from kera.core.errors import PortTaken
 from kera.core.rpc.address import join_address
+from kera.core.security import Tls
+from kera.core.security.accepting import TlsListener, listening
 from kera.core.telemetry import get_logger
 
 log = get_logger("kera.monitoring")
@@ -146,10 +148,11 @@ class _Connection:
 class HttpServer:
     """See the head of this module. `listen` and `close` are for the thread that owns it."""
 
-    def __init__(self, routes: Mapping[str, Route], limits: Limits = LIMITS) -> None:
-        """`routes`: by path."""
+    def __init__(self, routes: Mapping[str, Route], limits: Limits = LIMITS, tls: Tls | None = None) -> None:
+        """`routes`: by path. `tls`: HTTPS is spoken, and nothing else."""
         self._routes = routes
         self._limits = limits
+        self._tls = tls
         self._lanes: dict[str, _Lane] = {}
         self._connections: dict[_Connection, None] = {}
         """The oldest first."""
@@ -162,17 +165,7 @@ class HttpServer:
     def listen(self, host: str, port: int) -> int:
         """Serve on `host`:`port` (0: any free one) from now on; returns the port. Raises `PortTaken`."""
         try:
-            family, kind, protocol, _, address = socket.getaddrinfo(
-                host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-            )[0]
-            listener = socket.socket(family, kind, protocol)
-            try:
-                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                listener.bind(address)
-                listener.listen(self._limits.connections_max)
-            except OSError:
-                listener.close()
-                raise
+            listener = listening(host, port, self._limits.connections_max)
         except OSError as error:
             raise PortTaken(
                 f"metrics: cannot listen on {join_address(host, port)}: {error.strerror}", host=host, port=port
@@ -194,9 +187,7 @@ class HttpServer:
 
     def _run(self, loop: asyncio.AbstractEventLoop, listener: socket.socket) -> None:
         asyncio.set_event_loop(loop)
-        serving = loop.run_until_complete(
-            asyncio.start_server(self._connected, sock=listener, limit=self._limits.head_bytes_max)
-        )
+        serving = loop.run_until_complete(self._serving(listener))
         loop.call_soon(self._started.set)
         try:
             loop.run_forever()
@@ -213,6 +204,23 @@ class HttpServer:
             loop.run_until_complete(asyncio.sleep(0))  # what was cut off is closed in the next round
             loop.run_until_complete(loop.shutdown_default_executor())
             loop.close()
+
+    async def _serving(self, listener: socket.socket) -> asyncio.Server | TlsListener:
+        if self._tls is None:
+            return await asyncio.start_server(self._connected, sock=listener, limit=self._limits.head_bytes_max)
+
+        def protocol() -> asyncio.BaseProtocol:
+            return asyncio.StreamReaderProtocol(
+                asyncio.StreamReader(limit=self._limits.head_bytes_max), self._connected
+            )
+
+        return TlsListener(
+            listener,
+            protocol,
+            self._tls,
+            handshakes_max=self._limits.connections_max,
+            handshake_s=self._limits.request_s,
+        )
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()

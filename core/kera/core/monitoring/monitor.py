@@ -25,6 +25,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from kera.core.feature_level import FEATURE_LEVEL
 from kera.core.loop_lag import LoopLag
 from kera.core.monitoring.build import this_build
+from kera.core.monitoring.certificates import Certificates
 from kera.core.monitoring.health import Check, Health, State, wrong
 from kera.core.monitoring.http_server import LIMITS, HttpServer, Limits, Request, Response, Route, text
 from kera.core.monitoring.sources import Aside, OfProcess, Registered, Source, rendered, room_of
@@ -80,6 +81,10 @@ class Monitor:
         self._scrapes_s = 0.0
         self._server: HttpServer | None = None
         self._limits = limits
+        if runtime.tls is not None:
+            certificates = Certificates(runtime.tls, runtime.clock)
+            self.health.add("certificate", certificates.look)
+            self.add(certificates)
 
     def add(self, source: Source) -> None:
         """Show what it collects, from now on."""
@@ -99,6 +104,7 @@ class Monitor:
                 "/metrics/all": Route(self._metrics_all, "everything"),
             },
             self._limits,
+            self._runtime.tls,
         )
         return {"metrics_address": join_address(host, self._server.listen(host, port))}
 

@@ -9,6 +9,7 @@ import hashlib
 import ipaddress
 import os
 import re
+import ssl
 import tempfile
 from pathlib import Path
 
@@ -16,6 +17,17 @@ from kera.core.errors import InvalidArgument
 
 _HOST = re.compile(r"[^\s/@;,\[\]]+")
 PORT_MAX = 65535
+_TLS_REASONS = {
+    "WRONG_VERSION_NUMBER": "it does not speak TLS",
+    "HTTP_REQUEST": "it does not speak TLS",
+    "UNSUPPORTED_PROTOCOL": "it speaks no version of TLS that is safe, 1.2 or 1.3",
+    "TLSV1_ALERT_PROTOCOL_VERSION": "it speaks no version of TLS that is safe, 1.2 or 1.3",
+    "TLSV13_ALERT_CERTIFICATE_REQUIRED": "it asks for a certificate: set tls_cert and tls_key",
+    "TLSV1_ALERT_UNKNOWN_CA": "it does not take this certificate: it is of an authority that it does not know",
+    "SSLV3_ALERT_BAD_CERTIFICATE": "it does not take this certificate",
+    "SSLV3_ALERT_CERTIFICATE_EXPIRED": "it does not take this certificate, which has expired",
+}
+"""By OpenSSL's names."""
 UNIX_PATH_BYTES_MAX = 100
 """The kernel takes 107; a data directory deeper than that gets its socket in the directory for temporary files."""
 
@@ -118,5 +130,9 @@ def unix_socket_path(data_dir: Path, name: str) -> Path:
 
 
 def reason_of(error: OSError) -> str:
-    """What the operating system says, in its words; each event loop has others around them."""
+    """What the operating system, or TLS, says, in its words; each event loop has others around them."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not taken: {error.verify_message}"
+    if isinstance(error, ssl.SSLError):
+        return _TLS_REASONS.get(error.reason or "", f"TLS failed: {error.reason or error}")
     return os.strerror(error.errno) if error.errno is not None and error.errno > 0 else str(error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import socket
+import ssl
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from kera.core.rpc.limits import BULK_BYTES_MAX
 from kera.core.rpc.method import Method, Reply, RequestT, ResponseT
 from kera.core.rpc.sockets import CALLER, tune
 from kera.core.rpc.wire import error_from_message, parse
+from kera.core.security import Tls
 from kera.v1 import common_pb2
 
 CONNECT_ATTEMPT_S = 1.0
@@ -63,10 +65,15 @@ class FrameChannel(FrameProtocol):
         timeout_s: float,
         bulk_bytes_max: int = BULK_BYTES_MAX,
         attempt_s: float = CONNECT_ATTEMPT_S,
+        tls: Tls | None = None,
     ) -> FrameChannel:
-        """Connect to ``host:port``. Raises `Unavailable`, or `InvalidArgument` if the address is none."""
+        """Connect to ``host:port``, over `tls` if there is one.
+
+        Raises `Unavailable`, or `InvalidArgument` if the address is none.
+        """
         host, port = split_address(address)
-        connecting = _connect_tcp(lambda: cls("tcp", address, bulk_bytes_max), host, port, attempt_s)
+        context = None if tls is None else tls.client_context()
+        connecting = _connect_tcp(lambda: cls("tcp", address, bulk_bytes_max), host, port, attempt_s, context)
         return await cls._connected(connecting, address, timeout_s)
 
     @classmethod
@@ -157,7 +164,7 @@ class FrameChannel(FrameProtocol):
             self._timer.cancel()
         if not self._closed.done():
             self._closed.set_result(None)  # first: who is told below may want to send again
-        reason = self._failure or exc or "closed"
+        reason = self._failure or (reason_of(exc) if isinstance(exc, ssl.SSLError) else exc) or "closed"
         for each in pending.values():
             if not each.future.done():
                 each.future.set_exception(
@@ -253,17 +260,20 @@ class _Pending(NamedTuple):
     """Of the connection, when it was sent."""
 
 
-async def _connect_tcp(protocol: Callable[[], FrameChannel], host: str, port: int, attempt_s: float) -> Any:
+async def _connect_tcp(
+    protocol: Callable[[], FrameChannel], host: str, port: int, attempt_s: float, context: ssl.SSLContext | None
+) -> Any:
     """Connect to one of the addresses of a host, again and again as long as it is silent. Raises `OSError`."""
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    named: dict[str, Any] = {} if context is None else {"ssl": context, "server_hostname": host}
     addresses = list(dict.fromkeys(str(each[4][0]) for each in found))
     while True:
         refused: OSError | None = None
         for address in addresses:
             try:
                 async with asyncio.timeout(attempt_s):
-                    return await loop.create_connection(protocol, address, port)
+                    return await loop.create_connection(protocol, address, port, **named)
             except TimeoutError:
                 continue  # `OSError` is its base, but this one says nothing of the host
             except OSError as error:

@@ -48,6 +48,8 @@ from kera.core.rpc.sockets import SERVER, tune
 from kera.core.rpc.taking import Taker
 from kera.core.rpc.unix_socket import bind_unix
 from kera.core.rpc.wire import error_to_message, parse
+from kera.core.security import Tls
+from kera.core.security.accepting import TlsListener, listening
 from kera.core.telemetry import get_logger
 from kera.core.turns import SLICE_S, Share, Turns
 
@@ -129,19 +131,25 @@ class FrameServer:
         connections_max: int = CONNECTIONS_MAX_DEFAULT,
         timing: Timing = Timing(),
         takers: Mapping[Method[Any, Any], Taker] | None = None,
+        tls: Tls | None = None,
     ) -> None:
+        """`tls`: over TCP, connections are encrypted."""
         methods = {method.number: (method, handler) for method, handler in service.items()}
         by_number = {method.number: taker for method, taker in (takers or {}).items()}
         self._shared = _Shared(methods, by_number, bulk_bytes_max, connections_max, timing)
         self._sweeping: asyncio.TimerHandle | None = None
-        self._servers: list[asyncio.Server] = []
+        self._servers: list[asyncio.Server | TlsListener] = []
+        self._tls = tls
         self._unix_paths: list[Path] = []
 
     async def listen_tcp(self, host: str, port: int) -> int:
         """Serve on `host`:`port` (0: any free one); returns the port. Raises `PortTaken`."""
-        loop = asyncio.get_running_loop()
+        accept = partial(self.accept, "tcp")
         try:
-            server = await loop.create_server(partial(self.accept, "tcp"), host, port, backlog=BACKLOG)
+            if self._tls is not None:
+                server: asyncio.Server | TlsListener = TlsListener(listening(host, port, BACKLOG), accept, self._tls)
+            else:
+                server = await asyncio.get_running_loop().create_server(accept, host, port, backlog=BACKLOG)
         except OSError as error:
             raise PortTaken(
                 f"frames: cannot listen on {join_address(host, port)}: {reason_of(error)}; choose another port",
@@ -184,7 +192,7 @@ class FrameServer:
         """Of replies that peers have not taken yet."""
         return sum(connection.outbox.unsent_bytes for connection in self._shared.connections)
 
-    def _listens(self, server: asyncio.Server) -> None:
+    def _listens(self, server: asyncio.Server | TlsListener) -> None:
         self._servers.append(server)
         if self._sweeping is None:
             self._sweep()

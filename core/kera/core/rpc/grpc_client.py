@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import re
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from kera.core.rpc.grpc_options import ERROR_METADATA, client_options
 from kera.core.rpc.limits import BULK_BYTES_MAX, REQUESTS_IN_FLIGHT_MAX, check_request
 from kera.core.rpc.method import Method, Reply, RequestT, ResponseT
 from kera.core.rpc.wire import error_from_message, parse, parse_with_bulk, serialize_with_bulk
+from kera.core.security import Tls
 from kera.v1 import common_pb2
 
 _NOT_SENT = ("failed to connect to all addresses", "errors resolving ", "DNS resolution failed", "empty address list")
@@ -26,16 +28,23 @@ broke. A text that is not among them counts as the latter, which is the safe sid
 """
 
 
+_CLOSED_AT_ONCE = ": Socket closed"
+_CERTIFICATE = re.compile(r"CERTIFICATE_VERIFY_FAILED: ([^:;]+)")
+
+
 class GrpcChannel:
     """A connection over gRPC; see `kera.core.rpc.Channel`. gRPC connects, and reconnects, by itself."""
 
     transport = "grpc"
 
-    def __init__(self, address: str, *, bulk_bytes_max: int = BULK_BYTES_MAX) -> None:
+    def __init__(self, address: str, *, bulk_bytes_max: int = BULK_BYTES_MAX, tls: Tls | None = None) -> None:
+        """`tls`: the connection is encrypted, and made anew when certificates have changed."""
         self._address = address
         self._bulk_bytes_max = bulk_bytes_max
-        self._channel = grpc.aio.insecure_channel(address, options=client_options(bulk_bytes_max))
+        self._tls = tls
+        self._tls_version = b""
         self._loop = asyncio.get_running_loop()
+        self._channel = self._open()
         self._streams: dict[int, _BulkStream] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._unary_slots = asyncio.Semaphore(REQUESTS_IN_FLIGHT_MAX)  # gRPC would take any number
@@ -57,6 +66,8 @@ class GrpcChannel:
         """See `Channel.submit`."""
         future: Answer[Reply[ResponseT]] = Answer(loop=self._loop)
         try:
+            if self._tls is not None and self._tls.version != self._tls_version:
+                self._renew()
             if self._closed:
                 raise Unavailable(f"connection to {self._address} is closed", address=self._address)
             bulk_bytes = sum([memoryview(piece).nbytes for piece in bulk])
@@ -78,10 +89,32 @@ class GrpcChannel:
         await self._channel.close(grace=None)
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    def _open(self) -> grpc.aio.Channel:
+        options = client_options(self._bulk_bytes_max)
+        if self._tls is None:
+            return grpc.aio.insecure_channel(self._address, options=options)
+        self._tls_version = self._tls.version
+        return grpc.aio.secure_channel(self._address, self._tls.channel_credentials(), options=options)
+
+    def _renew(self) -> None:
+        """Have what is submitted from now on go over a new connection; what is under way ends on the old one."""
+        old, self._channel = self._channel, self._open()
+        streams, self._streams = self._streams, {}
+        under_way = list(self._tasks)
+
+        async def end() -> None:
+            for stream in streams.values():
+                stream.finish()
+            if under_way:
+                await asyncio.wait(under_way)
+            await old.close(grace=None)
+
+        self._start(end())
+
     def _stream(self, method: Method[Any, Any]) -> _BulkStream:
         stream = self._streams.get(method.number)
         if stream is None or stream.done:
-            stream = self._streams[method.number] = _BulkStream(self._channel, self._address, method)
+            stream = self._streams[method.number] = _BulkStream(self._channel, self._address, method, self._tls)
             self._start(stream.read())
             self._start(stream.write())
         return stream
@@ -106,7 +139,7 @@ class GrpcChannel:
         except TimeoutError:
             _fail(future, _no_answer(self._address, method.name, timeout_s))
         except grpc.aio.AioRpcError as error:
-            _fail(future, _translate(error, self._address, method.name))
+            _fail(future, _translate(error, self._address, method.name, self._tls))
         except ProtocolError as error:
             _fail(future, Uncertain(f"{self._address} answered what is no answer: {error}", address=self._address))
         except asyncio.CancelledError:
@@ -123,9 +156,10 @@ class GrpcChannel:
 class _BulkStream:
     """One bidirectional stream: requests go out in order, responses find theirs by request id."""
 
-    def __init__(self, channel: grpc.aio.Channel, address: str, method: Method[Any, Any]) -> None:
+    def __init__(self, channel: grpc.aio.Channel, address: str, method: Method[Any, Any], tls: Tls | None) -> None:
         keep_freed_memory()
         self._address = address
+        self._tls = tls
         self._method = method
         self._ids = itertools.count(1)
         self._loop = asyncio.get_running_loop()
@@ -142,6 +176,10 @@ class _BulkStream:
         self._pending[request_id] = (future, timer)
         self._outgoing.put_nowait(serialize_with_bulk(message, bulk))
 
+    def finish(self) -> None:
+        """Submit no more; it ends when what is pending is answered."""
+        self._outgoing.put_nowait(None)
+
     def cancel(self) -> None:
         self._call.cancel()
         self._end(_lost(self._address, "closed"))
@@ -151,6 +189,8 @@ class _BulkStream:
         try:
             while (data := await self._outgoing.get()) is not None:
                 await self._call.write(data)
+            if not self.done:
+                await self._call.done_writing()
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError, asyncio.CancelledError):
             self.done = True  # the reading side learns why
             if _being_cancelled():
@@ -163,7 +203,7 @@ class _BulkStream:
             async for data in self._call:
                 self._resolve(*parse_with_bulk(self._method.response, data))
         except grpc.aio.AioRpcError as rpc_error:
-            error = _translate(rpc_error, self._address, self._method.name)
+            error = _translate(rpc_error, self._address, self._method.name, self._tls)
             unread = rpc_error.code() is grpc.StatusCode.UNIMPLEMENTED
             if not (isinstance(error, Unavailable | Uncertain) or unread):
                 error = _lost(self._address, error.message)  # what ended the stream is no answer to each request
@@ -222,7 +262,23 @@ def _no_answer(address: str, method: str, timeout_s: float) -> Uncertain:
     return Uncertain(f"no answer from {address} to {method} within {timeout_s:g} s", address=address)
 
 
-def _translate(error: grpc.aio.AioRpcError, address: str, method: str) -> KeraError:
+def _reason(details: str, tls: Tls | None) -> str:
+    """Why there is no connection, without what gRPC has around it where that is about certificates."""
+    found = _CERTIFICATE.search(details)
+    if found is not None:
+        return f"its certificate is not taken: {found[1]}"
+    if "Hostname Verification Check failed" in details or "Peer name" in details:
+        return "its certificate is not taken: it is for another host"
+    if "WRONG_VERSION_NUMBER" in details:
+        return "it does not speak TLS"
+    if details.endswith(_CLOSED_AT_ONCE) and tls is None:
+        return "it closes the connection at once; if it speaks TLS, set tls_ca"
+    if details.endswith(_CLOSED_AT_ONCE) and tls is not None and tls.files.cert is None:
+        return "it closes the connection at once; if it wants a certificate, set tls_cert and tls_key"
+    return details
+
+
+def _translate(error: grpc.aio.AioRpcError, address: str, method: str, tls: Tls | None) -> KeraError:
     """KerA's error for gRPC's: the daemon's own if it sent one, else what the status allows to conclude."""
     for key, value in error.trailing_metadata() or ():
         if key == ERROR_METADATA:
@@ -231,7 +287,7 @@ def _translate(error: grpc.aio.AioRpcError, address: str, method: str) -> KeraEr
     details = error.details() or error.code().name
     match error.code():
         case grpc.StatusCode.UNAVAILABLE if details.startswith(_NOT_SENT):
-            return Unavailable(f"cannot connect to {address}: {details}", address=address)
+            return Unavailable(f"cannot connect to {address}: {_reason(details, tls)}", address=address)
         case grpc.StatusCode.UNIMPLEMENTED:
             return ProtocolError(
                 f"unknown method {method}: {address} is another daemon, or an older one", address=address

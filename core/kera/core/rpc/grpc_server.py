@@ -41,6 +41,7 @@ from kera.core.rpc.limits import (
 )
 from kera.core.rpc.method import Call, Handler, Method, Peer, Reply, Service
 from kera.core.rpc.wire import parse, parse_with_bulk, serialize_with_bulk
+from kera.core.security import Tls
 from kera.core.telemetry import get_logger
 from kera.core.turns import SLICE_S, Turns
 from kera.v1 import common_pb2
@@ -76,7 +77,10 @@ class GrpcServer:
         connection_calls_max: int = CONNECTION_CALLS_MAX_DEFAULT,
         handshake_ms: int = HANDSHAKE_MS,
         untaken: UntakenLimits = UNTAKEN_LIMITS,
+        tls: Tls | None = None,
     ) -> None:
+        """`tls`: connections are encrypted."""
+        self._tls = tls
         options = server_options(bulk_bytes_max, connections_max, connection_calls_max, handshake_ms)
         self.turns = Turns()
         self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=CALLS_MAX)
@@ -100,7 +104,10 @@ class GrpcServer:
     async def listen(self, host: str, port: int) -> int:
         """Serve on `host`:`port` (0: any free one); returns the port. Raises `PortTaken`."""
         try:
-            bound = self._server.add_insecure_port(join_address(host, port))
+            if self._tls is not None:
+                bound = self._server.add_secure_port(join_address(host, port), self._tls.server_credentials())
+            else:
+                bound = self._server.add_insecure_port(join_address(host, port))
         except RuntimeError as error:
             raise PortTaken(
                 f"gRPC: cannot listen on {join_address(host, port)}: the address is in use or not ours;"

@@ -16,7 +16,9 @@ from typing import Any
 import pytest
 import uvloop
 
-from tests.unit.core.rpc.transports import Closing, Grpc, Tcp, Unix, Wire
+from kera.core.security import Tls, TlsFiles
+from kera.core.security.issuing import Authority
+from tests.unit.core.rpc.transports import HOST, Closing, Grpc, Tcp, Unix, Wire
 
 HERE = Path(__file__).parent
 TEST_S = 40
@@ -72,10 +74,24 @@ async def closing() -> AsyncIterator[Closing]:
     await closing.close()
 
 
-@pytest.fixture(params=["grpc", "tcp", "unix"])
-async def wire(request: pytest.FixtureRequest, short_path: Path) -> AsyncIterator[Wire]:
+@pytest.fixture(scope="session")
+def tls(tmp_path_factory: pytest.TempPathFactory) -> Tls:
+    """Of both ends, each of which asks the other for its certificate."""
+    authority, _ = Authority.open_or_make(tmp_path_factory.mktemp("certificates"))
+    one = authority.issue(HOST)
+    return Tls(TlsFiles(one.cert, one.key, authority.path, "required"))
+
+
+@pytest.fixture(params=["grpc", "grpc_tls", "tcp", "tcp_tls", "unix"])
+async def wire(request: pytest.FixtureRequest, short_path: Path, tls: Tls) -> AsyncIterator[Wire]:
     """One of the transports; what is opened with it ends with the test."""
-    kinds: dict[str, Callable[[], Wire]] = {"grpc": Grpc, "tcp": Tcp, "unix": lambda: Unix(short_path / "socket")}
+    kinds: dict[str, Callable[[], Wire]] = {
+        "grpc": Grpc,
+        "grpc_tls": lambda: Grpc(tls),
+        "tcp": Tcp,
+        "tcp_tls": lambda: Tcp(tls),
+        "unix": lambda: Unix(short_path / "socket"),
+    }
     wire = kinds[request.param]()
     yield wire
     await wire.close()

@@ -16,6 +16,7 @@ from kera.core.rpc.frame_server import FrameServer
 from kera.core.rpc.grpc_client import GrpcChannel
 from kera.core.rpc.grpc_server import GrpcServer
 from kera.core.rpc.limits import BULK_BYTES_MAX
+from kera.core.security import Tls
 from kera.v1 import broker_pb2, common_pb2, coordinator_pb2
 
 ClosableT = TypeVar("ClosableT")
@@ -162,12 +163,16 @@ class Wire(ABC):
 class Grpc(Wire):
     name = "grpc"
 
+    def __init__(self, tls: Tls | None = None) -> None:
+        super().__init__()
+        self._tls = tls
+
     async def start(self, service: Service, bulk_bytes_max: int) -> tuple[Any, str]:
-        server = GrpcServer([service], bulk_bytes_max=bulk_bytes_max)
+        server = GrpcServer([service], bulk_bytes_max=bulk_bytes_max, tls=self._tls)
         return server, f"{HOST}:{await server.listen(HOST, 0)}"
 
     async def open(self, bulk_bytes_max: int) -> Channel:
-        return GrpcChannel(self.address, bulk_bytes_max=bulk_bytes_max)
+        return GrpcChannel(self.address, bulk_bytes_max=bulk_bytes_max, tls=self._tls)
 
     async def stop(self, server: GrpcServer) -> None:
         await server.close(grace_s=0)
@@ -176,12 +181,18 @@ class Grpc(Wire):
 class Tcp(Wire):
     name = "tcp"
 
+    def __init__(self, tls: Tls | None = None) -> None:
+        super().__init__()
+        self._tls = tls
+
     async def start(self, service: Service, bulk_bytes_max: int) -> tuple[Any, str]:
-        server = FrameServer(service, bulk_bytes_max=bulk_bytes_max)
+        server = FrameServer(service, bulk_bytes_max=bulk_bytes_max, tls=self._tls)
         return server, f"{HOST}:{await server.listen_tcp(HOST, 0)}"
 
     async def open(self, bulk_bytes_max: int) -> Channel:
-        return await FrameChannel.connect_tcp(self.address, timeout_s=TIMEOUT_S, bulk_bytes_max=bulk_bytes_max)
+        return await FrameChannel.connect_tcp(
+            self.address, timeout_s=TIMEOUT_S, bulk_bytes_max=bulk_bytes_max, tls=self._tls
+        )
 
     async def stop(self, server: FrameServer) -> None:
         await server.close(grace_s=0)

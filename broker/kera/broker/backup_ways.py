@@ -1,0 +1,38 @@
+"""How a broker reaches backups: the unix socket of one on its own node, else frames over TCP."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import NamedTuple
+
+from kera.core.errors import Unavailable
+from kera.core.rpc.frame_client import FrameChannel
+from kera.core.security import Tls
+from kera.v1 import common_pb2
+
+MESSAGE_BYTES_MAX = 1 << 30
+"""A chunk may fill a segment, and goes as one piece."""
+
+
+class BackupWays(NamedTuple):
+    """See the head of this module."""
+
+    node_id: str = ""
+    """Of the broker; empty: no unix socket is used."""
+    tls: Tls | None = None
+    """For what goes over TCP."""
+
+    async def connect(self, info: common_pb2.BackupInfo, *, timeout_s: float) -> FrameChannel:
+        """Raises `Unavailable`."""
+        if self.node_id and info.node_id == self.node_id and info.frames_unix_path:
+            with contextlib.suppress(Unavailable):
+                return await FrameChannel.connect_unix(
+                    info.frames_unix_path, timeout_s=timeout_s, bulk_bytes_max=MESSAGE_BYTES_MAX
+                )
+        return await FrameChannel.connect_tcp(
+            info.frames_address, timeout_s=timeout_s, bulk_bytes_max=MESSAGE_BYTES_MAX, tls=self.tls
+        )
+
+
+OVER_TCP = BackupWays()
+"""Whatever node backups are on."""

@@ -1,0 +1,54 @@
+"""``kera tls``: certificates for a cluster that has no authority of its own yet."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import typer
+
+from kera.cli._client import JSON_OPTION
+from kera.cli._table import table
+
+app = typer.Typer(help="Make certificates for a cluster.", no_args_is_help=True)
+
+DAYS_DEFAULT = 365
+
+
+@app.callback()
+def _tls() -> None:
+    pass
+
+
+@app.command()
+def init(
+    directory: Path = typer.Argument(..., metavar="DIR", help="Directory of the authority and its certificates."),
+    hosts: list[str] = typer.Argument(
+        None, metavar="[HOST]...", help="Names or IP addresses of the hosts on which daemons run; localhost if none."
+    ),
+    clients: list[str] = typer.Option(
+        [], "--client", metavar="NAME", help="Make a certificate for a client as well; may be repeated."
+    ),
+    days: int = typer.Option(DAYS_DEFAULT, "--days", help="For how many days certificates are good."),
+    as_json: bool = JSON_OPTION,
+) -> None:
+    """Make an authority in DIR, unless there is one, and certificates of it for hosts and clients.
+
+    A certificate that is there is replaced by a new one: daemons and clients take it up by themselves. Keep ca-key.pem
+    away from the cluster: whoever has it can be anybody.
+    """
+    from kera.core.security.issuing import Authority
+
+    authority, made = Authority.open_or_make(directory.expanduser())
+    issued = [authority.issue(name, days=days) for name in hosts or ["localhost"]]
+    issued += [authority.issue(name, days=days, client=True) for name in clients]
+    if as_json:
+        files = [
+            {"name": one.name, "cert": str(one.cert), "key": str(one.key), "not_after": one.not_after.isoformat()}
+            for one in issued
+        ]
+        print(json.dumps({"ca": str(authority.path), "ca_made": made, "certificates": files}, indent=2))
+        return
+    rows = [(one.name, one.cert, one.key, f"{one.not_after:%Y-%m-%d}") for one in issued]
+    print(f"authority: {authority.path}{'' if made else ' (it was there)'}")
+    print(table(("NAME", "CERTIFICATE", "KEY", "GOOD UNTIL"), rows))

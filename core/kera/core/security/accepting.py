@@ -1,0 +1,104 @@
+"""Accepting connections over TLS: who has not shaken hands costs little, and not for long.
+
+A connection is handed over when its handshake is over. Until then it is one of at most `handshakes_max`, of which the
+oldest makes room for a new one, and has `handshake_s`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+
+from kera.core.rpc.address import reason_of
+from kera.core.security.tls import Tls
+from kera.core.telemetry import get_logger
+
+log = get_logger("kera.tls")
+
+HANDSHAKES_MAX = 64
+HANDSHAKE_S = 10.0
+PAUSE_S = 0.1
+"""After an accept that failed, as when the process can open no more files."""
+
+
+def listening(host: str, port: int, backlog: int) -> socket.socket:
+    """A socket that listens at the first address of `host`. Raises ``OSError``."""
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(backlog)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+class TlsListener:
+    """Listens on one socket. Belongs to an event loop."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        protocol: Callable[[], asyncio.BaseProtocol],
+        tls: Tls,
+        *,
+        handshakes_max: int = HANDSHAKES_MAX,
+        handshake_s: float = HANDSHAKE_S,
+    ) -> None:
+        """Takes `listener`, which listens, and makes a `protocol` of each connection."""
+        listener.settimeout(0)
+        self.sockets = (listener,)
+        self._listener = listener
+        self._protocol = protocol
+        self._tls = tls
+        self._handshakes_max = handshakes_max
+        self._handshake_s = handshake_s
+        self._handshakes: dict[asyncio.Task[None], None] = {}
+        """The oldest first."""
+        self._accepting = asyncio.get_running_loop().create_task(self._accept())
+
+    @property
+    def handshakes(self) -> int:
+        """Under way."""
+        return len(self._handshakes)
+
+    def close(self) -> None:
+        """Accept no more, and give up the handshakes that are under way."""
+        self._accepting.cancel()
+        for task in self._handshakes:
+            task.cancel()
+        self._listener.close()
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                sock, _ = await loop.sock_accept(self._listener)
+            except OSError as error:
+                log.warning("cannot accept a connection", reason=reason_of(error))
+                await asyncio.sleep(PAUSE_S)
+                continue
+            if len(self._handshakes) >= self._handshakes_max:
+                oldest = next(iter(self._handshakes))
+                del self._handshakes[oldest]
+                oldest.cancel()
+            task = loop.create_task(self._shake_hands(sock))
+            self._handshakes[task] = None
+            task.add_done_callback(lambda task: self._handshakes.pop(task, None))
+
+    async def _shake_hands(self, sock: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._handshake_s):
+                await loop.connect_accepted_socket(self._protocol, sock, ssl=self._tls.server_context())
+        except (OSError, TimeoutError) as error:  # of TLS, too
+            sock.close()
+            log.debug("no connection over TLS has come about", reason=reason_of(error))
+        except BaseException:
+            sock.close()
+            raise

@@ -1,0 +1,196 @@
+"""An authority of one's own, and certificates of it: for a small cluster that has no other.
+
+A directory holds the authority (``ca.pem``, ``ca-key.pem``) and, per host or client, ``<name>.pem`` and
+``<name>-key.pem``. Keys are for their owner alone; whoever has ``ca-key.pem`` can be anybody.
+"""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from kera.core.errors import InvalidArgument, PathNotWritable
+
+CA_DAYS = 3650
+CERT_DAYS = 365
+CERT_DAYS_MAX = 3650
+_BACKDATED = datetime.timedelta(minutes=5)
+"""Clocks of hosts differ."""
+_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._:-]{0,61}[A-Za-z0-9])?")
+_LOCAL = ("localhost", "127.0.0.1", "::1")
+
+
+class Issued(NamedTuple):
+    """A certificate that was made."""
+
+    name: str
+    cert: Path
+    key: Path
+    not_after: datetime.datetime
+
+
+class Authority:
+    """See the head of this module."""
+
+    def __init__(self, directory: Path, cert: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> None:
+        self._directory = directory
+        self._cert = cert
+        self._key = key
+
+    @classmethod
+    def open_or_make(cls, directory: Path, *, days: int = CA_DAYS) -> tuple[Authority, bool]:
+        """The authority in `directory`, and whether it was made just now.
+
+        Raises `PathNotWritable`, and `InvalidArgument` if what is there is none.
+        """
+        try:
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise PathNotWritable(f"cannot make {directory}: {error.strerror}", path=str(directory)) from error
+        cert_path, key_path = _paths(directory, "ca")
+        if cert_path.exists() or key_path.exists():
+            return cls(directory, *_load_authority(cert_path, key_path)), False
+        key = ec.generate_private_key(ec.SECP256R1())
+        name = x509.Name(
+            [x509.NameAttribute(NameOID.COMMON_NAME, f"KerA authority {x509.random_serial_number():x}"[:40])]
+        )
+        cert = (
+            _builder(name, name, key.public_key(), days)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(_usage(signs=True), critical=True)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+            .sign(key, hashes.SHA256())
+        )
+        _write(key_path, _key_bytes(key), secret=True)
+        _write(cert_path, cert.public_bytes(serialization.Encoding.PEM), secret=False)
+        return cls(directory, cert, key), True
+
+    @property
+    def path(self) -> Path:
+        """Its certificate."""
+        return _paths(self._directory, "ca")[0]
+
+    def issue(self, name: str, *, days: int = CERT_DAYS, client: bool = False) -> Issued:
+        """A certificate for a host, by its name or IP address (and for ``localhost``), or for a client.
+
+        Replaces an older one. Raises `InvalidArgument` and `PathNotWritable`.
+        """
+        if not _NAME.fullmatch(name) or name == "ca":
+            raise InvalidArgument(f"{name!r} is no name of a host or client", name=name)
+        if not 1 <= days <= CERT_DAYS_MAX:
+            raise InvalidArgument(f"a certificate is good for 1 to {CERT_DAYS_MAX} days, not {days}", days=days)
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        usages = [ExtendedKeyUsageOID.CLIENT_AUTH]
+        builder = _builder(subject, self._cert.subject, key.public_key(), days)
+        if not client:
+            usages.append(ExtendedKeyUsageOID.SERVER_AUTH)
+            builder = builder.add_extension(x509.SubjectAlternativeName(_names((name, *_LOCAL))), critical=False)
+        cert = (
+            builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_usage(signs=False), critical=True)
+            .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
+            .sign(self._key, hashes.SHA256())
+        )
+        cert_path, key_path = _paths(self._directory, name)
+        _write(key_path, _key_bytes(key), secret=True)
+        _write(cert_path, cert.public_bytes(serialization.Encoding.PEM), secret=False)
+        return Issued(name, cert_path, key_path, cert.not_valid_after_utc)
+
+
+def _load_authority(cert_path: Path, key_path: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+    try:
+        cert = x509.load_pem_x509_certificate(cert_path.read_bytes())
+        key = serialization.load_pem_private_key(key_path.read_bytes(), None)
+    except OSError as error:
+        raise InvalidArgument(f"{error.filename} cannot be read: {error.strerror}", path=str(error.filename)) from error
+    except (ValueError, TypeError) as error:
+        text = f"{cert_path} and {key_path} are no certificate and its key in PEM, without a password"
+        raise InvalidArgument(text, path=str(cert_path)) from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != cert.public_key():
+        raise InvalidArgument(f"{key_path} is not the key of {cert_path}", path=str(key_path))
+    try:
+        cert.verify_directly_issued_by(cert)
+    except (ValueError, TypeError, InvalidSignature) as error:
+        raise InvalidArgument(f"{cert_path} is not the certificate of an authority", path=str(cert_path)) from error
+    if cert.not_valid_after_utc < datetime.datetime.now(datetime.UTC):
+        raise InvalidArgument(
+            f"the authority {cert_path} expired on {cert.not_valid_after_utc:%Y-%m-%d}", path=str(cert_path)
+        )
+    return cert, key
+
+
+def _paths(directory: Path, name: str) -> tuple[Path, Path]:
+    return directory / f"{name}.pem", directory / f"{name}-key.pem"
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
+) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _BACKDATED)
+        .not_valid_after(now + datetime.timedelta(days=days))
+    )
+
+
+def _usage(*, signs: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=True,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=signs,
+        crl_sign=signs,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _names(names: Iterable[str]) -> list[x509.GeneralName]:
+    found: list[x509.GeneralName] = []
+    for name in dict.fromkeys(names):
+        try:
+            found.append(x509.IPAddress(ipaddress.ip_address(name)))
+        except ValueError:
+            found.append(x509.DNSName(name))
+    return found
+
+
+def _key_bytes(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+def _write(path: Path, data: bytes, *, secret: bool) -> None:
+    """All of it or nothing: whoever reads the file meanwhile finds the old one."""
+    new = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600 if secret else 0o644)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(path)
+    except OSError as error:
+        new.unlink(missing_ok=True)
+        raise PathNotWritable(f"cannot write {path}: {error.strerror}", path=str(path)) from error
