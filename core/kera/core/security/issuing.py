@@ -27,7 +27,7 @@ CERT_DAYS = 365
 CERT_DAYS_MAX = 3650
 _BACKDATED = datetime.timedelta(minutes=5)
 """Clocks of hosts differ."""
-_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._:-]{0,61}[A-Za-z0-9])?")
+_NAME = re.compile(r"[A-Za-z0-9:][A-Za-z0-9._:-]{0,62}")
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 
 

@@ -1,0 +1,96 @@
+"""An authority of one's own: what it issues, and what it does not take for one."""
+
+import ssl
+import stat
+from pathlib import Path
+
+import pytest
+
+from kera.core.errors import InvalidArgument, PathNotWritable
+from kera.core.security.issuing import Authority
+
+
+def test_keys_are_for_their_owner_alone(authority: Authority) -> None:
+    one = authority.issue("broker-1.example.com")
+    key_of_authority = authority.path.with_name("ca-key.pem")
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (one.key, key_of_authority)] == [0o600, 0o600]
+    assert stat.S_IMODE(authority.path.parent.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("name", ["127.0.0.1", "::1", "broker-1.example.com", "localhost"])
+def test_a_certificate_is_one_of_the_authority_for_its_host_and_localhost(authority: Authority, name: str) -> None:
+    one = authority.issue(name)
+    for host in (name, "localhost", "127.0.0.1"):
+        assert handshake(authority.path, one.cert, one.key, host)
+
+
+def test_a_certificate_of_a_client_is_none_of_a_host(authority: Authority) -> None:
+    one = authority.issue("alice", client=True)
+    with pytest.raises(ssl.SSLCertVerificationError):
+        handshake(authority.path, one.cert, one.key, "localhost")
+
+
+def test_an_authority_that_is_there_goes_on(authority: Authority) -> None:
+    again, made = Authority.open_or_make(authority.path.parent)
+    one = again.issue("localhost")
+    assert not made
+    assert handshake(authority.path, one.cert, one.key, "localhost")
+
+
+@pytest.mark.parametrize("name", ["", "ca", "../evil", "a/b", ".", "a b", "x" * 64, "-", "ä"])
+def test_names_that_are_none_are_refused(authority: Authority, name: str) -> None:
+    before = sorted(authority.path.parent.iterdir())
+    with pytest.raises(InvalidArgument, match="is no name of a host or client"):
+        authority.issue(name)
+    assert sorted(authority.path.parent.iterdir()) == before
+
+
+@pytest.mark.parametrize("days", [0, -1, 3651])
+def test_days_that_are_none_are_refused(authority: Authority, days: int) -> None:
+    with pytest.raises(InvalidArgument, match="is good for 1 to 3650 days"):
+        authority.issue("localhost", days=days)
+
+
+def test_what_is_no_authority_is_refused(authority: Authority, tmp_path: Path) -> None:
+    directory = authority.path.parent
+    key = directory / "ca-key.pem"
+    other, _ = Authority.open_or_make(tmp_path / "other")
+    one = authority.issue("localhost")
+
+    key.write_bytes((tmp_path / "other" / "ca-key.pem").read_bytes())
+    with pytest.raises(InvalidArgument, match=r"ca-key\.pem is not the key of .*ca\.pem"):
+        Authority.open_or_make(directory)
+    authority.path.write_bytes(one.cert.read_bytes())
+    key.write_bytes(one.key.read_bytes())
+    with pytest.raises(InvalidArgument, match=r"ca\.pem is not the certificate of an authority"):
+        Authority.open_or_make(directory)
+    key.write_text("nothing")
+    with pytest.raises(InvalidArgument, match="are no certificate and its key in PEM"):
+        Authority.open_or_make(directory)
+    key.unlink()
+    with pytest.raises(InvalidArgument, match=r"ca-key\.pem cannot be read: No such file or directory"):
+        Authority.open_or_make(directory)
+    assert other.path.exists()
+
+
+def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(PathNotWritable, match=r"cannot make .*file/certificates"):
+        Authority.open_or_make(tmp_path / "file" / "certificates")
+
+
+def handshake(ca: Path, cert: Path, key: Path, host: str) -> bool:
+    """Between two ends in memory. Raises what the client has against the certificate."""
+    serving = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    serving.load_cert_chain(cert, key)
+    calling = ssl.create_default_context(cafile=str(ca))
+    ends = [ssl.MemoryBIO(), ssl.MemoryBIO()]
+    client = calling.wrap_bio(ends[0], ends[1], server_hostname=host)
+    server = serving.wrap_bio(ends[1], ends[0], server_side=True)
+    for _ in range(4):
+        for end in (client, server):
+            try:
+                end.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+    return client.version() is not None
