@@ -21,6 +21,8 @@ from typing import Self
 JARS = Path("/usr/share/java")
 JAR = JARS / "zookeeper.jar"
 """Its manifest names the others that it needs."""
+FOR_TLS = (JARS / "netty-codec.jar", JARS / "netty-resolver.jar")
+"""Which its manifest has forgotten."""
 MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 TICK_MS = 200
 SYNC_TICKS = 300
@@ -34,13 +36,20 @@ _PR_SET_PDEATHSIG = 1
 class ZooKeeper:
     """One server, with its data in a directory: started by ``with``, and ended there, or when this process ends."""
 
-    def __init__(self, directory: Path, *, server_id: int = 0, quorum: Sequence[str] = ()) -> None:
-        """In an ensemble, it is the server number `server_id` of `quorum`: their settings."""
+    def __init__(
+        self, directory: Path, *, server_id: int = 0, quorum: Sequence[str] = (), secure: Sequence[str] = ()
+    ) -> None:
+        """In an ensemble, it is the server number `server_id` of `quorum`: their settings.
+
+        `secure`: the settings of its certificates; then it serves over TLS at `secure_address` as well.
+        """
         if not JAR.exists():
             raise FileNotFoundError(f"{JAR} is not there: install ZooKeeper (sh scripts/zookeeper.sh does)")
         self._directory = directory
         self._server_id = server_id
         self._quorum = quorum
+        self._secure = secure
+        self._secure_port = 0
         self._port = 0
         self._process: subprocess.Popen[bytes] | None = None
         # For the kernel, the death of the thread that started a child is the death of its parent.
@@ -50,6 +59,11 @@ class ZooKeeper:
     def address(self) -> str:
         """``host:port``; the same after a restart."""
         return f"127.0.0.1:{self._port}"
+
+    @property
+    def secure_address(self) -> str:
+        """``host:port`` where it serves over TLS."""
+        return f"127.0.0.1:{self._secure_port}"
 
     def start(self) -> None:
         """Start the server, and wait until it serves."""
@@ -110,6 +124,11 @@ class ZooKeeper:
             "4lw.commands.whitelist=srvr\n"
             f"initLimit=100\nsyncLimit={SYNC_TICKS}\n" + "".join(f"{line}\n" for line in self._quorum)
         )
+        if self._secure:
+            self._secure_port = self._secure_port or _free_port()
+            lines = (f"secureClientPort={self._secure_port}", "secureClientPortAddress=127.0.0.1", *self._secure)
+            with settings.open("a") as file:
+                file.writelines(f"{line}\n" for line in lines)
         (self._directory / "data").mkdir(exist_ok=True)
         (self._directory / "data" / "myid").write_text(f"{self._server_id}\n")
         home = os.environ.get("JAVA_HOME")
@@ -121,7 +140,7 @@ class ZooKeeper:
                 "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
                 "-Dzookeeper.enforceQuota=true",
             ),
-            *("-cp", f"{JARS / 'slf4j-simple.jar'}:{JAR}", MAIN, str(settings)),
+            *("-cp", ":".join(map(str, (JARS / "slf4j-simple.jar", JAR, *FOR_TLS))), MAIN, str(settings)),
         )
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(

@@ -69,6 +69,8 @@ async def serve(
         )
     connections = connections_max(settings.connections_max, descriptor_limit())
     runtime = secure(runtime, settings)
+    if settings.zookeeper_tls and runtime.tls is None:
+        raise InvalidSettings("zookeeper_tls needs certificates: set tls_cert, tls_key and tls_ca")
     async with AsyncExitStack() as stack:
         monitor = stack.enter_context(
             Monitor(
@@ -128,7 +130,10 @@ async def _store(
     with setting("zookeeper"):
         where = ZooKeeperAddress.parse(settings.zookeeper)
     session = await ZooKeeperSession.connect(
-        where, session_timeout_ms=settings.zookeeper_session_timeout_ms, new_id=runtime.new_id
+        where,
+        session_timeout_ms=settings.zookeeper_session_timeout_ms,
+        new_id=runtime.new_id,
+        tls=runtime.tls if settings.zookeeper_tls else None,
     )
     stack.push_async_callback(session.close)
     store = await ZooKeeperStore.open(session)
@@ -142,7 +147,7 @@ async def restore(settings: CoordinatorSettings, data: bytes, *, force: bool) ->
     With `force` in the place of others, also of damaged ones.
     """
     async with AsyncExitStack() as stack:
-        store, _ = await _store(settings, MACHINE, stack, replace_damaged=force)
+        store, _ = await _store(settings, secure(MACHINE, settings), stack, replace_damaged=force)
         return await put_back(store, data, force=force)
 
 

@@ -51,6 +51,11 @@ class CoordinatorSettings(DaemonTlsSettings):
         description="After this time without a sign of the leading coordinator another one takes over, in ms. Not"
         " less than two ticks of ZooKeeper, and not more than twenty: it takes no others.",
     )
+    zookeeper_tls: bool = Field(
+        default=False,
+        description="Connections to ZooKeeper are encrypted, with tls_ca, tls_cert and tls_key; its secureClientPort is"
+        " then what zookeeper names.",
+    )
     advertised_address: str = Field(
         "",
         description="host:port at which clients, daemons and other coordinators reach this one. Empty: where it"

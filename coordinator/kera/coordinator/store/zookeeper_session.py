@@ -20,6 +20,8 @@ import asyncio
 import contextlib
 import logging
 import math
+import socket
+import ssl
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -38,12 +40,14 @@ from kazoo.exceptions import (
     SessionExpiredError,
     SessionMovedError,
 )
+from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.states import KeeperState
 
 from kera.coordinator.store.metadata import MetadataStoreFailed, MetadataStoreFull
 from kera.core.errors import InternalError, InvalidArgument, StartError
-from kera.core.rpc.address import split_address
+from kera.core.rpc.address import reason_of, split_address
 from kera.core.runtime import random_id
+from kera.core.security import Tls
 from kera.core.telemetry import get_logger
 
 log = get_logger("kera.zookeeper")
@@ -139,13 +143,45 @@ class ZooKeeperAddress(NamedTuple):
         return cls(hosts, "/" + "/".join(parts) if parts else ROOT_DEFAULT)
 
 
+class _TlsHandler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no types
+    """kazoo's own, whose connections are encrypted: kazoo would take every authority of the operating system as well,
+    and never look at files that have changed.
+    """
+
+    def __init__(self, tls: Tls) -> None:
+        super().__init__()
+        self._tls = tls
+        self.problem = ""
+        """What was wrong with the last connection, as far as TLS is concerned."""
+
+    def create_connection(self, address: tuple[str, int], *, timeout: float, hostname: str, **_: Any) -> ssl.SSLSocket:
+        sock = socket.create_connection(address, timeout)
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            secured = self._tls.client_context().wrap_socket(sock, server_hostname=hostname)
+        except ssl.SSLError as error:
+            self.problem = reason_of(error)
+            sock.close()
+            raise
+        except BaseException:
+            sock.close()
+            raise
+        self.problem = ""
+        return secured
+
+
 class ZooKeeperSession:
     """A session, and the next one when it expires. Belongs to one event loop; made with `connect`."""
 
     def __init__(
-        self, address: ZooKeeperAddress, *, session_timeout_ms: int, new_id: Callable[[], str] = random_id
+        self,
+        address: ZooKeeperAddress,
+        *,
+        session_timeout_ms: int,
+        new_id: Callable[[], str] = random_id,
+        tls: Tls | None = None,
     ) -> None:
-        """`new_id`: names what is made, as nobody else does."""
+        """`new_id`: names what is made, as nobody else does. `tls`: connections are encrypted."""
         self.root = address.root
         self.hosts = address.hosts
         self.new_id = new_id
@@ -161,10 +197,16 @@ class ZooKeeperSession:
         retry = {"max_tries": -1, "delay": 0.05, "backoff": 2, "max_delay": 0.5, "ignore_expire": True}
         # kazoo gives each address its share of the time-out to answer when it connects. A server that is just starting
         # may take a connection and never answer; with one address all of the time-out would be lost to it.
+        self._handler = SequentialThreadingHandler() if tls is None else _TlsHandler(tls)
         count = address.hosts.count(",") + 1
         hosts = ",".join([address.hosts] * math.ceil(ADDRESSES_MIN / count))
         self._client = KazooClient(
-            hosts, timeout=self.timeout_s, connection_retry=retry, command_retry=retry, logger=logger
+            hosts,
+            timeout=self.timeout_s,
+            connection_retry=retry,
+            command_retry=retry,
+            logger=logger,
+            handler=self._handler,
         )
         self._client.add_listener(self._changed)
         self._note_granted_timeouts()
@@ -197,17 +239,20 @@ class ZooKeeperSession:
         session_timeout_ms: int,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         new_id: Callable[[], str] = random_id,
+        tls: Tls | None = None,
     ) -> ZooKeeperSession:
         """A session with the ensemble at `address`. Raises `ZooKeeperUnreachable`."""
-        self = cls(address, session_timeout_ms=session_timeout_ms, new_id=new_id)
+        self = cls(address, session_timeout_ms=session_timeout_ms, new_id=new_id, tls=tls)
         connected = self._client.start_async()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + connect_timeout_s
         try:
             while not connected.is_set():
                 if loop.time() >= deadline:
+                    problem = self._handler.problem if isinstance(self._handler, _TlsHandler) else ""
                     raise ZooKeeperUnreachable(
-                        f"no ZooKeeper answers at {self.hosts} within {connect_timeout_s:g} s;"
+                        f"no ZooKeeper answers at {self.hosts} within {connect_timeout_s:g} s"
+                        f"{f' ({problem})' if problem else ''};"
                         " start it, or name another with --zookeeper",
                         address=self.hosts,
                     )

@@ -25,6 +25,7 @@ _TLS_REASONS = {
     "TLSV13_ALERT_CERTIFICATE_REQUIRED": "it asks for a certificate: set tls_cert and tls_key",
     "TLSV1_ALERT_UNKNOWN_CA": "it does not take this certificate: it is of an authority that it does not know",
     "SSLV3_ALERT_BAD_CERTIFICATE": "it does not take this certificate",
+    "SSLV3_ALERT_CERTIFICATE_UNKNOWN": "it does not take this certificate",
     "SSLV3_ALERT_CERTIFICATE_EXPIRED": "it does not take this certificate, which has expired",
 }
 """By OpenSSL's names."""
