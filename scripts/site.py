@@ -169,11 +169,11 @@ def _settings() -> Iterator[str]:
         ConsumerSettings,
     ):
         prefix = settings.model_config.get("env_prefix", "")
-        first = next(iter(settings.model_fields))
+        first = next(iter(settings.fields()))
         yield from ("", f"## `[{settings.section}]`", "", f"As variables: `{prefix}{first.upper()}`, and so on.", "")
         yield from _table(
             ("name", "default", "what it is"),
-            *((f"`{name}`", _default(field), field.description or "") for name, field in settings.model_fields.items()),
+            *((f"`{name}`", _default(field), field.description or "") for name, field in settings.fields().items()),
         )
 
 

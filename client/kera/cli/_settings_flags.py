@@ -32,7 +32,7 @@ def command_function(settings_class: type[KeraSettings], run: Callable[[Any], in
         return run(settings_class.load(config, **_values(settings_class, flags)))
 
     parameters = [_config_parameter(settings_class)]
-    parameters += [_parameter(settings_class, name, field) for name, field in settings_class.model_fields.items()]
+    parameters += [_parameter(settings_class, name, field) for name, field in settings_class.fields().items()]
     command.__signature__ = inspect.Signature(parameters, return_annotation=int)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return command

@@ -22,7 +22,6 @@ import asyncio
 import contextlib
 import dataclasses
 import os
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -32,6 +31,7 @@ from kera.core.errors import InternalError, InvalidArgument, invariant
 from kera.core.settings import MIB
 from kera.core.telemetry import get_logger
 from kera.local.child import Child, ChildStartError
+from kera.local.daemon_command import daemon_command
 from kera.local.directory import ClusterDirectory, DirectoryInUse
 from kera.local.running import RunningCluster, run_in_thread
 
@@ -306,7 +306,7 @@ class LocalCluster:
             known = self._children[name].ready.get("grpc_address") if name in self._children else None
             port = self.port + self._coordinator_names().index(name) if self.port else 0
             flags["port"] = port if known is None else int(known.rpartition(":")[2])
-            return self._argv(kind, **(flags | self._settings[kind]))
+            return daemon_command(kind, flags | self._settings[kind])
         flags |= {
             "port": 0,
             "frames_port": 0,
@@ -317,15 +317,8 @@ class LocalCluster:
             flags["arena_bytes"] = self.arena_bytes
         else:
             flags["memory_bytes"] = self.backup_memory_bytes
-        argv = self._argv(kind, **(flags | self._settings[kind]))
+        argv = daemon_command(kind, flags | self._settings[kind])
         return [*argv, "--ephemeral"] if self.ephemeral else argv
-
-    @staticmethod
-    def _argv(daemon: str, **flags: object) -> list[str]:
-        argv = [sys.executable, "-m", "kera.cli", daemon]
-        for name, value in flags.items():
-            argv += ["--" + name.replace("_", "-"), str(value)]
-        return argv
 
 
 def _kind_of(name: str) -> str:

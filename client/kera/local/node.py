@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from typing import Any
 from kera.core.cpus import format_cpus
 from kera.core.errors import InvalidArgument, KeraError, PathNotWritable
 from kera.local.child import Child
+from kera.local.daemon_command import daemon_command
 from kera.local.directory import ClusterDirectory
 
 RESTART_S = 2.0
@@ -108,7 +108,7 @@ class LocalNode:
         self._children = {
             one.name: Child(
                 one.name,
-                _argv(one.flags),
+                daemon_command("broker", one.flags),
                 env=env,
                 log_path=self.log_dir / f"{one.name}.log",
                 on_death=self._died,
@@ -158,10 +158,3 @@ class LocalNode:
             else:
                 self._say(f"{child.name} is back")
                 return
-
-
-def _argv(flags: Mapping[str, object]) -> list[str]:
-    argv = [sys.executable, "-m", "kera.cli", "broker"]
-    for name, value in flags.items():
-        argv += ["--" + name.replace("_", "-"), str(value)]
-    return argv

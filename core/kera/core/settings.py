@@ -123,6 +123,12 @@ class KeraSettings(BaseSettings):
         return init_settings, env_settings, _TomlSection(settings_cls)
 
     @classmethod
+    def fields(cls) -> dict[str, FieldInfo]:
+        """Its own, then those that it has in common with others: as people read them."""
+        own = {name: field for name, field in cls.model_fields.items() if name in cls.__annotations__}
+        return own | cls.model_fields
+
+    @classmethod
     def load(cls, config_file: Path | None = None, **flags: Any) -> Self:
         """Settings from all sources; `flags` that are None count as not given.
 

@@ -14,6 +14,7 @@ from kera.core.rpc.frame_server import FrameServer
 from kera.core.rpc.grpc_options import CONNECTION_CALLS_MAX_DEFAULT
 from kera.core.rpc.limits import BULK_BYTES_MAX
 from kera.core.rpc.method import Method, Reply, RequestT, ResponseT, Service
+from kera.core.security import Tls
 
 
 class FramedChannel:
@@ -118,8 +119,9 @@ class FramedServer:
         bulk_bytes_max: int = BULK_BYTES_MAX,
         connections_max: int = CONNECTIONS_MAX_DEFAULT,
         connection_calls_max: int = CONNECTION_CALLS_MAX_DEFAULT,
+        tls: Tls | None = None,
     ) -> None:
-        del connection_calls_max
+        del connection_calls_max, tls
         methods = {method: handler for service in services for method, handler in service.items()}
         self._frames = FrameServer(methods, bulk_bytes_max=bulk_bytes_max, connections_max=connections_max)
 

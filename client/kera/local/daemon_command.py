@@ -1,0 +1,20 @@
+"""The command that runs a daemon with given settings."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+
+
+def daemon_command(daemon: str, settings: Mapping[str, object]) -> list[str]:
+    """Of ``kera broker`` and the like; `settings` by name."""
+    return [sys.executable, "-m", "kera.cli", daemon, *_flags(settings)]
+
+
+def _flags(settings: Mapping[str, object]) -> Iterator[str]:
+    for name, value in settings.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            yield f"--{flag}" if value else f"--no-{flag}"
+        else:
+            yield from (f"--{flag}", str(value))
