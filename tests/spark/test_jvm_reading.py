@@ -240,6 +240,7 @@ SETTINGS: dict[str, Any] = {
     "verify_checksums": True,
     "transport": "auto",
     "consumer_group": "test",
+    "tls": None,
 }
 
 

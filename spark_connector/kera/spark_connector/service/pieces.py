@@ -18,7 +18,7 @@ from kera.spark_connector.options.reading import ReadOptions, SharedMemory
 from kera.spark_connector.planning import Piece, Tail
 
 if TYPE_CHECKING:
-    from kera.client import BrokerDescription, Client, StreamDescription
+    from kera.client import BrokerDescription, Client, ClientSettings, StreamDescription
 
 RESOLVE_TIMEOUT_S = 1.0
 """Planning waits no longer for what a host's addresses are."""
@@ -52,7 +52,16 @@ def settings(shared_memory: SharedMemory) -> dict[str, Any]:
         "verify_checksums": consumer.verify_checksums,
         "transport": client.transport,
         "consumer_group": consumer.consumer_group,
+        "tls": tls_as_json(client),
     }
+
+
+def tls_as_json(client: ClientSettings) -> dict[str, str] | None:
+    """The files of a client's certificates, which have to be at the same place on all hosts; None: it has none."""
+    if client.tls_ca is None:
+        return None
+    files = {"ca": client.tls_ca, "cert": client.tls_cert, "key": client.tls_key}
+    return {name: str(path.expanduser()) if path else "" for name, path in files.items()}
 
 
 class Hosts:

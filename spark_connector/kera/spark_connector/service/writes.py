@@ -35,7 +35,7 @@ from kera.core.ids import EntryId, Position
 from kera.spark_connector.options.names import ENGINE
 from kera.spark_connector.options.writing import parse_write_options
 from kera.spark_connector.portal import shared
-from kera.spark_connector.service.pieces import broker_as_json
+from kera.spark_connector.service.pieces import broker_as_json, tls_as_json
 from kera.spark_connector.service.routing import pause_about
 from kera.spark_connector.writing.stored_chunks import StoredChunks
 from kera.spark_connector.writing.task import CHUNK_BYTES, CHUNKS_PER_SEGMENT, out_of_date
@@ -102,6 +102,7 @@ def open_write(
         "request_timeout_ms": client.request_timeout_ms,
         "connect_timeout_ms": client.connect_timeout_ms,
         "transport": client.transport,
+        "tls": tls_as_json(client),
         "version": options.version,
         # As numbers of 64 bits with a sign, which is what Java has.
         "producer_ids": [task_name(*named, number, 0).producer_id - (1 << 64) for number in range(partitions)],

@@ -72,7 +72,7 @@ final class Frames {
      * A connection to a broker by the first of its addresses that can be reached, the fastest way first; one that is
      * idle, if there is one.
      */
-    static Link link(String transport, long timeoutMs, Broker broker, boolean local) throws IOException {
+    static Link link(String transport, long timeoutMs, Broker broker, boolean local, Tls tls) throws IOException {
         List<String> addresses = new ArrayList<>();
         String path = broker.framesUnixPath();
         if (allows(transport, "unix") && local && !path.isEmpty()) {
@@ -89,11 +89,12 @@ final class Frames {
         IOException failure = null;
         for (String address : addresses) {
             try {
-                Link kept = IDLE.take(address);
+                Tls secured = address.equals(path) ? null : tls;
+                Link kept = IDLE.take(kind(address, secured));
                 if (kept != null) {
                     return kept;
                 }
-                return address.equals(path) ? Link.unix(path, timeoutMs) : Link.tcp(address, timeoutMs);
+                return address.equals(path) ? Link.unix(path, timeoutMs) : Link.tcp(address, timeoutMs, secured);
             } catch (InterruptedIOException | ClosedByInterruptException error) {
                 throw error;
             } catch (IOException error) {
@@ -109,6 +110,11 @@ final class Frames {
 
     /** Keep a connection on which nothing is under way for the next who wants one. */
     static void giveBack(Link link) {
-        IDLE.give(link.address(), link);
+        IDLE.give(kind(link.address(), link.tls()), link);
+    }
+
+    /** Who shows other certificates, or wants to see others, has connections of its own. */
+    private static String kind(String address, Tls tls) {
+        return tls == null ? address : address + " " + tls;
     }
 }

@@ -14,9 +14,13 @@ import java.nio.channels.ClosedByInterruptException;
 import java.nio.channels.SelectionKey;
 import java.nio.channels.Selector;
 import java.nio.channels.SocketChannel;
+import java.security.GeneralSecurityException;
 import java.util.ArrayDeque;
 import java.util.Deque;
 import java.util.concurrent.TimeUnit;
+
+import javax.net.ssl.SSLEngine;
+import javax.net.ssl.SSLException;
 
 import jdk.net.ExtendedSocketOptions;
 
@@ -32,6 +36,9 @@ final class Link implements Pool.Idle {
 
     private final String address;
     private final SocketChannel channel;
+    /** Null, as the next one: what is sent is not encrypted. */
+    private Tls tls;
+    private TlsChannel secured;
     private final Selector selector;
     private final SelectionKey key;
     private final Deque<ByteBuffer> unsent = new ArrayDeque<>();
@@ -51,11 +58,11 @@ final class Link implements Pool.Idle {
 
     static Link unix(String path, long timeoutMs) throws IOException {
         SocketAddress to = UnixDomainSocketAddress.of(path);
-        return connect(path, SocketChannel.open(StandardProtocolFamily.UNIX), to, Deadline.afterMs(timeoutMs));
+        return connect(path, SocketChannel.open(StandardProtocolFamily.UNIX), to, Deadline.afterMs(timeoutMs), null);
     }
 
-    /** To {@code host:port}, with an IPv6 host in brackets; all addresses of a name are tried. */
-    static Link tcp(String address, long timeoutMs) throws IOException {
+    /** To {@code host:port}, with an IPv6 host in brackets; all addresses of a name are tried. {@code tls} or null. */
+    static Link tcp(String address, long timeoutMs, Tls tls) throws IOException {
         int colon = address.lastIndexOf(':');
         String host = address.substring(0, Math.max(colon, 0)).replaceAll("^\\[(.*)]$", "$1");
         int port;
@@ -75,7 +82,10 @@ final class Link implements Pool.Idle {
             for (InetAddress each : InetAddress.getAllByName(host)) {
                 long attempt = Deadline.earlier(deadline, Deadline.afterMs(CONNECT_ATTEMPT_MS));
                 try {
-                    return connect(address, watched(), new InetSocketAddress(each, port), attempt);
+                    SSLEngine engine = tls == null ? null : tls.engine(host, port);
+                    Link made = connect(address, watched(), new InetSocketAddress(each, port), attempt, engine);
+                    made.tls = tls;
+                    return made;
                 } catch (InterruptedIOException | ClosedByInterruptException error) {
                     throw error;
                 } catch (IOException error) {
@@ -101,8 +111,8 @@ final class Link implements Pool.Idle {
                 .setOption(ExtendedSocketOptions.TCP_KEEPCOUNT, 3);
     }
 
-    private static Link connect(String address, SocketChannel channel, SocketAddress to, long deadline)
-            throws IOException {
+    private static Link connect(String address, SocketChannel channel, SocketAddress to, long deadline,
+            SSLEngine engine) throws IOException {
         Link link = null;
         try {
             link = new Link(address, channel);
@@ -114,14 +124,41 @@ final class Link implements Pool.Idle {
                     link.await(SelectionKey.OP_CONNECT, deadline);
                 }
             }
+            if (engine != null) {
+                link.secure(engine, deadline);
+            }
             return link;
         } catch (InterruptedIOException | ClosedByInterruptException error) {
             abandon(link, channel);
             throw error;
         } catch (IOException error) {
             abandon(link, channel);
-            throw new IOException("cannot connect to " + address + ": " + error.getMessage(), error);
+            throw new IOException("cannot connect to " + address + ": " + reason(error), error);
         }
+    }
+
+    private void secure(SSLEngine engine, long deadline) throws IOException {
+        TlsChannel made = new TlsChannel(channel, engine);
+        while (!made.shakeHands()) {
+            if (Deadline.passed(deadline)) {
+                throw new IOException("no handshake of TLS in time");
+            }
+            await(made.pending() ? SelectionKey.OP_READ | SelectionKey.OP_WRITE : SelectionKey.OP_READ, deadline);
+        }
+        secured = made;
+    }
+
+    /** What is wrong with the peer's certificate is said by the innermost of several exceptions. */
+    private static String reason(IOException error) {
+        if (!(error instanceof SSLException)) {
+            return error.getMessage();
+        }
+        Throwable cause = error;
+        while (cause.getCause() != null) {
+            cause = cause.getCause();
+        }
+        boolean certificate = cause instanceof GeneralSecurityException;
+        return (certificate ? "its certificate is not taken: " : "TLS failed: ") + cause.getMessage();
     }
 
     private static void abandon(Link link, SocketChannel channel) throws IOException {
@@ -136,6 +173,11 @@ final class Link implements Pool.Idle {
         return address;
     }
 
+    /** With which it was made; null: it is not encrypted. */
+    Tls tls() {
+        return tls;
+    }
+
     /** Send all that remains of {@code message}, which is not to change, now or while something is waited for. */
     void send(ByteBuffer message) throws IOException {
         unsent.addLast(message);
@@ -145,11 +187,18 @@ final class Link implements Pool.Idle {
     private void flush() throws IOException {
         try {
             while (!unsent.isEmpty()) {
-                channel.write(unsent.peekFirst());
+                if (secured == null) {
+                    channel.write(unsent.peekFirst());
+                } else {
+                    secured.write(unsent.peekFirst());
+                }
                 if (unsent.peekFirst().hasRemaining()) {
                     return;
                 }
                 unsent.removeFirst();
+            }
+            if (secured != null) {
+                secured.flush();
             }
         } catch (ClosedByInterruptException error) {
             throw error;
@@ -161,11 +210,19 @@ final class Link implements Pool.Idle {
     /** Wait until all is sent; false: it is not by then. */
     boolean sent(long deadline) throws IOException {
         flush();
-        while (!unsent.isEmpty() && !Deadline.passed(deadline)) {
+        while (sending() && !Deadline.passed(deadline)) {
             await(SelectionKey.OP_WRITE, deadline);
             flush();
         }
-        return unsent.isEmpty();
+        return !sending();
+    }
+
+    private boolean sending() {
+        return !unsent.isEmpty() || (secured != null && secured.pending());
+    }
+
+    private int read(ByteBuffer into) throws IOException {
+        return secured == null ? channel.read(into) : secured.read(into);
     }
 
     private IOException lost(String reason, IOException cause) {
@@ -179,7 +236,7 @@ final class Link implements Pool.Idle {
             flush();
             int count;
             try {
-                count = channel.read(into);
+                count = read(into);
             } catch (ClosedByInterruptException error) {
                 throw error;
             } catch (IOException error) {
@@ -194,8 +251,7 @@ final class Link implements Pool.Idle {
             if (Deadline.passed(deadline)) {
                 return 0;
             }
-            await(unsent.isEmpty() ? SelectionKey.OP_READ : SelectionKey.OP_READ | SelectionKey.OP_WRITE,
-                    deadline);
+            await(sending() ? SelectionKey.OP_READ | SelectionKey.OP_WRITE : SelectionKey.OP_READ, deadline);
         }
     }
 
@@ -215,7 +271,7 @@ final class Link implements Pool.Idle {
     @Override
     public boolean usable() {
         try {
-            return unsent.isEmpty() && channel.read(ByteBuffer.allocate(1)) == 0;
+            return !sending() && read(ByteBuffer.allocate(1)) == 0;
         } catch (IOException error) {
             return false;
         }

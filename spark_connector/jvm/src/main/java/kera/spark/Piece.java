@@ -14,7 +14,7 @@ final class Piece {
 
     /** How to read: settings of the client and its consumers. */
     record Settings(int fetchBytesMax, long prefetchBytesMax, long requestTimeoutMs, long connectTimeoutMs,
-            boolean verifyChecksums, String transport, String consumerGroup) {
+            boolean verifyChecksums, String transport, String consumerGroup, Tls tls) {
     }
 
     public final String stream;
@@ -70,7 +70,7 @@ final class Piece {
         settings = new Settings(values.get("fetch_bytes_max").asInt(), values.get("prefetch_bytes_max").asLong(),
                 values.get("request_timeout_ms").asLong(), values.get("connect_timeout_ms").asLong(),
                 values.get("verify_checksums").asBoolean(), values.get("transport").asText(),
-                values.get("consumer_group").asText());
+                values.get("consumer_group").asText(), Tls.parse(values.get("tls")));
         broker = Broker.parse(node.get("broker"));
     }
 

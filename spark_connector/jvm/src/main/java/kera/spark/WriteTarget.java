@@ -16,7 +16,7 @@ import com.fasterxml.jackson.databind.JsonNode;
  */
 record WriteTarget(String bootstrap, String stream, long streamId, int schemaId, int codec, int streamlets,
         int chunkBytes, long chunkBytesMax, String room, long requestTimeoutMs, long connectTimeoutMs, String transport,
-        Map<Integer, Broker> brokers, int[] owners) {
+        Tls tls, Map<Integer, Broker> brokers, int[] owners) {
 
     /** From its JSON text. */
     static WriteTarget parse(String json) {
@@ -28,7 +28,7 @@ record WriteTarget(String bootstrap, String stream, long streamId, int schemaId,
                     streamlets, node.get("chunk_bytes").asInt(), node.get("chunk_bytes_max").asLong(),
                     node.get("room").asText(),
                     node.get("request_timeout_ms").asLong(), node.get("connect_timeout_ms").asLong(),
-                    node.get("transport").asText(), new HashMap<>(), new int[streamlets]);
+                    node.get("transport").asText(), Tls.parse(node.get("tls")), new HashMap<>(), new int[streamlets]);
             for (int streamlet = 0; streamlet < streamlets; streamlet++) {
                 made.owners[streamlet] = node.get("owners").get(streamlet).asInt();
             }

@@ -1,0 +1,210 @@
+"""The JVM over TLS: it reads and writes, and takes no certificate that it should not.
+
+The readers and writers are the real ones, and so is the broker; there is no Spark.
+"""
+
+import asyncio
+import base64
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from pyspark.sql import SparkSession
+
+from kera.client import Client
+from kera.client.types import StreamDescription
+from kera.core.security.issuing import Authority, Issued
+from kera.core.settings import KIB, MIB
+from kera.local.cluster import LocalCluster, RunningCluster
+from tests.spark.jvm_harness import Threads, outcome, threads
+from tests.spark.support import Kera
+from tests.spark.test_jvm_reading import SETTINGS, Jvm, as_read, fill, piece_of
+
+HOST = "127.0.0.1"
+TIMEOUT_S = 60
+RECORD_BYTES = 100 * KIB
+
+
+class Certificates:
+    """Those of a broker that wants to see one of its clients."""
+
+    def __init__(self, directory: Path) -> None:
+        self.authority, _ = Authority.open_or_make(directory)
+        self.broker = self.authority.issue(HOST)
+        self.alice = self.authority.issue("alice", client=True)
+
+    def of(self, one: Issued | None, **other: Path) -> dict[str, str]:
+        """As the service describes them; `other` files instead."""
+        files = {
+            "ca": self.authority.path,
+            "cert": one.cert if one else "",
+            "key": one.key if one else "",
+        }
+        return {name: str(path) for name, path in {**files, **other}.items()}
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return Certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="module")
+def cluster(certificates: Certificates) -> Iterator[RunningCluster]:
+    files = {
+        "tls_ca": certificates.authority.path,
+        "tls_cert": certificates.broker.cert,
+        "tls_key": certificates.broker.key,
+    }
+    with LocalCluster.running(
+        arena_bytes=64 * MIB,
+        segment_bytes=4 * MIB,
+        coordinator_settings=files,
+        broker_settings={**files, "tls_client_auth": "required"},
+    ) as running:
+        yield running
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _environment(certificates: Certificates) -> Iterator[None]:
+    """Where Python's clients, also those of the JVM's services, have their certificates from."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, path in certificates.of(certificates.alice).items():
+            patch.setenv(f"KERA_CLIENT_TLS_{name.upper()}", path)
+        patch.setenv("KERA_CLIENT_RETRY_TIMEOUT_MS", "1000")
+        yield
+
+
+@pytest.fixture
+def kera(cluster: RunningCluster) -> Kera:
+    return Kera(cast("SparkSession", None), cluster.bootstrap)
+
+
+@pytest.fixture(scope="module")
+def reading(tmp_path_factory: pytest.TempPathFactory, _environment: None) -> Iterator[Jvm]:
+    with threads("Reading", tmp_path_factory.mktemp("classes")) as process:
+        yield Jvm(process)
+
+
+@pytest.fixture(scope="module")
+def writing(tmp_path_factory: pytest.TempPathFactory, _environment: None) -> Iterator[Threads]:
+    with threads("Writing", tmp_path_factory.mktemp("classes")) as process:
+        yield Threads(process)
+
+
+def over_tcp(kera: Kera, stream: str, tls: dict[str, str] | None, size: int = 512 * KIB) -> tuple[Any, Any]:
+    """A stream's chunks, and a piece with them that goes over the network."""
+    chunks = fill(kera, stream, size)
+    how: dict[str, Any] = {"shared_memory": "never", "transport": "tcp"}
+    made = piece_of(kera, stream, chunks, **how)
+    made["settings"] = {**SETTINGS, "transport": "tcp", "tls": tls}
+    return chunks, made
+
+
+def test_chunks_come_as_python_reads_them(reading: Jvm, kera: Kera, certificates: Certificates) -> None:
+    chunks, piece = over_tcp(kera, "read", certificates.of(certificates.alice), 4 * MIB)
+    reader = reading.open(piece)
+    assert reader.next().chunks == as_read(chunks)
+    reader.close()
+
+
+def other_authority(certificates: Certificates, folder: Path) -> dict[str, str]:
+    stranger, _ = Authority.open_or_make(folder)
+    return certificates.of(certificates.alice, ca=stranger.path)
+
+
+def none_of_its_own(certificates: Certificates, _: Path) -> dict[str, str]:
+    return certificates.of(None)
+
+
+def no_tls(_: Certificates, __: Path) -> None:
+    return None
+
+
+def absent(certificates: Certificates, folder: Path) -> dict[str, str]:
+    return certificates.of(certificates.alice, ca=folder / "nowhere.pem")
+
+
+def no_authorities(certificates: Certificates, folder: Path) -> dict[str, str]:
+    (folder / "empty.pem").write_text("# none yet\n")
+    return certificates.of(certificates.alice, ca=folder / "empty.pem")
+
+
+def older_form(certificates: Certificates, folder: Path) -> dict[str, str]:
+    key = folder / "key.pem"
+    subprocess.run(["openssl", "ec", "-in", certificates.alice.key, "-out", key], check=True, capture_output=True)
+    return certificates.of(certificates.alice, key=key)
+
+
+@pytest.mark.parametrize(
+    ("how", "text"),
+    [
+        (other_authority, "its certificate is not taken: .*unable to find valid certification path"),
+        (none_of_its_own, "was lost"),
+        (no_tls, "was lost"),
+        (absent, "tls_ca .*nowhere.pem cannot be read on this host"),
+        (no_authorities, "tls_ca .*empty.pem.* cannot be used: No certificate data found"),
+        (older_form, r"Java takes keys in PKCS#8 only.*openssl pkcs8 -topk8 -nocrypt"),
+    ],
+    ids=lambda one: getattr(one, "__name__", ""),
+)
+def test_who_cannot_get_in_is_told_why(
+    reading: Jvm, kera: Kera, certificates: Certificates, tmp_path: Path, how: Any, text: str
+) -> None:
+    stream = how.__name__.replace("_", "-")
+    _, piece = over_tcp(kera, stream, how(certificates, tmp_path), 16 * KIB)
+    piece["settings"] = {**piece["settings"], "request_timeout_ms": 1000, "connect_timeout_ms": 1000}
+    reader = reading.open(piece)
+    with pytest.raises(RuntimeError, match=text):
+        reader.next()
+    reader.close()
+
+
+def test_rows_are_written(writing: Threads, kera: Kera, certificates: Certificates) -> None:
+    kera.create("written", streamlets=1)
+    description = kera.run(lambda client: client.admin.describe_stream("written"))
+    values = [number.to_bytes(4, "little") * (RECORD_BYTES // 4) for number in range(50)]
+
+    def do(op: str, **arguments: Any) -> dict[str, Any]:
+        return outcome(writing.ask("writer", op, **arguments), TIMEOUT_S)
+
+    do(
+        "open",
+        columns="value BINARY",
+        target=target_of(description, kera.bootstrap, certificates.of(certificates.alice)),
+        producer_id=-7,
+        producer_epoch=1,
+        keyless=0,
+        python="nowhere",
+    )
+    do("write", rows=[[base64.b64encode(value).decode()] for value in values])
+    assert do("commit")["appended"] == len(values)
+    assert asyncio.run(values_of(kera.bootstrap)) == values
+
+
+async def values_of(bootstrap: str) -> list[bytes]:
+    async with await Client.connect(bootstrap) as client:
+        consumer = client.consumer("written", start="earliest", end="latest", shared_memory="never")
+        return [value async for chunk in consumer.batches() for value in chunk.batch["value"].to_pylist()]
+
+
+def target_of(stream: StreamDescription, bootstrap: str, tls: dict[str, str]) -> dict[str, Any]:
+    (broker,) = stream.brokers.values()
+    return {
+        "bootstrap": bootstrap,
+        "stream": stream.name,
+        "stream_id": stream.stream_id,
+        "schema_id": stream.schema_id,
+        "codec": 0,
+        "streamlets": 1,
+        "chunk_bytes": MIB,
+        "chunk_bytes_max": 2 * MIB,
+        "room": "a segment",
+        "request_timeout_ms": 10_000,
+        "connect_timeout_ms": 5_000,
+        "transport": "tcp",
+        "tls": tls,
+        "brokers": [{"broker_id": broker.broker_id, "frames_address": broker.frames_address}],
+        "owners": [broker.broker_id],
+    }
