@@ -35,7 +35,8 @@ class BrokerSettings(DaemonTlsSettings):
         description="host:port of the coordinator; of each, separated by commas, if there are several.",
     )
     host: str = Field(
-        "127.0.0.1", description="Address to listen on. Local by default: there is no access control in this version."
+        "127.0.0.1",
+        description="Address to listen on. Local by default: elsewhere, set tls_cert and tls_client_auth.",
     )
     port: int = Field(0, ge=0, le=65535, description="Port of the open interface (gRPC); 0 takes any free one.")
     frames_port: int = Field(

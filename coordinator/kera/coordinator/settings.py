@@ -21,7 +21,8 @@ class CoordinatorSettings(DaemonTlsSettings):
     section: ClassVar[str] = "coordinator"
 
     host: str = Field(
-        "127.0.0.1", description="Address to listen on. Local by default: there is no access control in this version."
+        "127.0.0.1",
+        description="Address to listen on. Local by default: elsewhere, set tls_cert and tls_client_auth.",
     )
     port: int = Field(
         DEFAULT_PORT, ge=0, le=65535, description="Port of the open interface (gRPC), which everyone has to know."

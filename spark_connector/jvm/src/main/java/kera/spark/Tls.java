@@ -47,6 +47,7 @@ record Tls(String ca, String cert, String key) {
     private static final List<String> ALGORITHMS = List.of("EC", "RSA", "EdDSA");
     private static final char[] NO_PASSWORD = new char[0];
 
+    /** What the files held, and what was made of that. */
     private record Loaded(List<byte[]> files, SSLContext context) {
     }
 

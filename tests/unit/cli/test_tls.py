@@ -1,0 +1,58 @@
+"""``kera tls``: what it makes, and what it refuses."""
+
+import json
+import ssl
+from pathlib import Path
+
+import pytest
+
+from tests.integration.command_line import run_kera
+
+
+def init(*arguments: str) -> tuple[int, str, str]:
+    ended = run_kera("tls", "init", *arguments)
+    return ended.returncode, ended.stdout.decode(), ended.stderr.decode()
+
+
+def test_what_it_makes_is_shown_and_there(tmp_path: Path) -> None:
+    code, output, errors = init(str(tmp_path / "c"), "10.0.0.1", "--client", "alice", "--days", "3")
+    assert (code, errors) == (0, "")
+    authority, _, *rows = output.splitlines()
+    assert authority == f"authority: {tmp_path / 'c' / 'ca.pem'}"
+    assert [row.split()[0] for row in rows] == ["10.0.0.1", "alice"]
+    for row in rows:
+        _, cert, key, _ = row.split()
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(cert, key)
+
+
+def test_the_next_time_the_authority_is_there_and_certificates_are_new(tmp_path: Path) -> None:
+    found = []
+    for _ in range(2):
+        code, output, _ = init(str(tmp_path), "--json")
+        made = json.loads(output)
+        found.append((code, made["ca_made"], Path(made["certificates"][0]["cert"]).read_bytes()))
+    (first_code, first_made, first_cert), (code, made, cert) = found
+    assert (first_code, code, first_made, made) == (0, 0, True, False)
+    assert first_cert != cert
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["{}/c", "../evil"], "'../evil' is no name of a host or client"),
+        (["{}/c", "--days", "0"], "a certificate is good for 1 to 3650 days, not 0"),
+        (["{}/c", "--days", "1e9"], "Invalid value for '--days'"),
+        (["{}/file/c"], "cannot make {}/file/c: Not a directory"),
+        (["{}/broken"], "ca-key.pem are no certificate and its key in PEM"),
+        ([], "Missing argument 'DIR'"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_a_line(tmp_path: Path, arguments: list[str], text: str) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "ca.pem").write_text("")
+    code, output, errors = init(*(each.format(tmp_path) for each in arguments))
+    assert code in {1, 2}
+    assert output == ""
+    assert text.format(tmp_path) in errors
+    assert "Traceback" not in errors
