@@ -1,0 +1,167 @@
+"""What TLS costs: chunks written and read over TCP and gRPC, encrypted and not, in turn.
+
+A load process keeps requests in flight on one connection and sends chunks that were encoded before but for their
+headers: so what is measured are transport and broker, as far as the cores shared by all of them let it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import sys
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import uvloop
+
+from bench.common import IN_MEMORY, Figures, alternating, directory, parser, sample_chunk, say, size
+from kera.cli.bench._latency import Latencies
+from kera.client import Client, ClientSettings
+from kera.client.producing.conforming import conform
+from kera.client.producing.encoding import payloads
+from kera.core.process import DIE_WITH_PARENT_VARIABLE, die_with_parent
+from kera.core.rpc import Channel, api
+from kera.core.rpc.frame_client import FrameChannel
+from kera.core.rpc.grpc_client import GrpcChannel
+from kera.core.runtime import MACHINE
+from kera.core.security.issuing import Authority
+from kera.core.security.settings import secure
+from kera.core.settings import KIB, MIB
+from kera.local.cluster import LocalCluster
+from kera.v1 import broker_pb2
+
+VALUE_BYTES = 1000
+TIMEOUT_S = 30.0
+KINDS = ("tcp", "tcp over TLS", "gRPC", "gRPC over TLS")
+
+
+async def load(arguments: argparse.Namespace) -> dict[str, object]:
+    """Write for some seconds, then read what was written; what came of it."""
+    settings = ClientSettings(tls_ca=arguments.ca)
+    tls = secure(MACHINE, settings).tls
+    async with await Client.connect(arguments.bootstrap, settings) as client:
+        stream = await client.admin.describe_stream("s")
+        broker = next(iter(stream.brokers.values()))
+        rows = arguments.request_bytes // (VALUE_BYTES + 20)
+        values = [random.Random(row).randbytes(VALUE_BYTES) for row in range(rows)]
+        (payload,) = payloads(conform(pa.record_batch({"value": values}), stream, 0), stream, 1 << 30, 0)
+        channel: Channel = (
+            await FrameChannel.connect_tcp(broker.frames_address, timeout_s=TIMEOUT_S, tls=tls)
+            if arguments.transport == "tcp"
+            else GrpcChannel(broker.grpc_address, tls=tls)
+        )
+
+        def write(sequence: int) -> asyncio.Future[Any]:
+            chunk = sample_chunk(
+                payload.payload,
+                payload.record_count,
+                stream_id=stream.stream_id,
+                schema_id=stream.schema_id,
+                streamlet_id=0,
+                producer_id=1_000_000 + os.getpid(),
+                sequence=sequence,
+            )
+            request = broker_pb2.MultiWriteChunksRequest(chunk_count=1)
+            return channel.submit(api.MULTI_WRITE_CHUNKS, request, chunk, timeout_s=TIMEOUT_S)
+
+        latencies, waiting, sequence = Latencies(), deque[tuple[int, asyncio.Future[Any]]](), 0
+        begun_s = time.perf_counter()
+        while (now_s := time.perf_counter()) < begun_s + arguments.seconds or waiting:
+            while len(waiting) < arguments.in_flight and now_s < begun_s + arguments.seconds:
+                waiting.append((time.perf_counter_ns(), write(sequence)))
+                sequence += 1
+            sent_ns, oldest = waiting.popleft()
+            (status,) = (await oldest).message.statuses
+            latencies.add(time.perf_counter_ns() - sent_ns)
+            if status.HasField("error"):
+                raise SystemExit(status.error.message)
+        write_s = time.perf_counter() - begun_s
+        await channel.close()
+    transport = "tcp" if arguments.transport == "tcp" else "grpc"
+    settings = ClientSettings(tls_ca=arguments.ca, transport=transport)
+    read_bytes, begun_s = 0, time.perf_counter()
+    async with await Client.connect(arguments.bootstrap, settings) as client:
+        async for chunk in client.consumer("s", start="earliest", end="latest", shared_memory="never").batches():
+            read_bytes += chunk.header.payload_bytes
+    return {
+        "write_mb_per_s": sequence * len(payload.payload) / write_s / 1e6,
+        "read_mb_per_s": read_bytes / (time.perf_counter() - begun_s) / 1e6,
+        "latency": latencies.encode(),
+    }
+
+
+async def run(arguments: argparse.Namespace, root: Path) -> None:
+    """All kinds, in turn."""
+    figures = Figures("encryption", arguments, root)
+    authority, _ = Authority.open_or_make(root / "certificates")
+    one = authority.issue("127.0.0.1")
+    certificates = {"tls_ca": authority.path, "tls_cert": one.cert, "tls_key": one.key}
+    for number, kind in enumerate(alternating(list(KINDS), arguments.rounds)):
+        say(kind)
+        encrypted = kind.endswith("TLS")
+        files: dict[str, object] = dict(certificates) if encrypted else {}
+        async with LocalCluster(
+            arena_bytes=arguments.memory_bytes,
+            coordinator_settings=files,
+            broker_settings={**files, **IN_MEMORY},
+            log_dir=root / f"logs-{number}",
+        ) as cluster:
+            settings = ClientSettings(tls_ca=authority.path if encrypted else None)
+            async with await Client.connect(cluster.bootstrap, settings) as client:
+                await client.admin.create_stream("s", durability="leader")
+            await measure(arguments, cluster.bootstrap, kind, authority.path if encrypted else None, figures)
+    for what in ("write", "read"):
+        for kind in KINDS[::2]:
+            ratio = figures.median(f"{kind} over TLS: {what}") / figures.median(f"{kind}: {what}")
+            figures.notes[f"{kind}, {what}: over TLS / plain"] = f"{ratio:.2f}"
+    figures.print()
+
+
+async def measure(arguments: argparse.Namespace, bootstrap: str, kind: str, ca: Path | None, figures: Figures) -> None:
+    """One round of one kind."""
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "bench.encryption", "--load", "--bootstrap", bootstrap,
+        "--transport", kind.partition(" ")[0], "--seconds", str(arguments.seconds),
+        "--in-flight", str(arguments.in_flight), "--request-bytes", str(arguments.request_bytes),
+        *(("--ca", str(ca)) if ca else ()),
+        env={**os.environ, DIE_WITH_PARENT_VARIABLE: "1"}, stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    result = json.loads((await child.communicate())[0])
+    for what in ("write", "read"):
+        figures.add(f"{kind}: {what}", result[f"{what}_mb_per_s"], "MB/s")
+    latencies = Latencies()
+    latencies.add_encoded(result["latency"])
+    summary = latencies.summary() or {}
+    for percentile in ("p50", "p99"):
+        figures.add(f"{kind}: time to acknowledgement, {percentile}", summary[percentile] / 1e3, "ms")
+
+
+def main() -> None:
+    """Measure, or be the load."""
+    made = parser(__doc__)
+    made.add_argument("--rounds", type=int, default=3)
+    made.add_argument("--seconds", type=float, default=2.0)
+    made.add_argument("--in-flight", type=int, default=8)
+    made.add_argument("--request-bytes", type=size, default=256 * KIB)
+    made.add_argument("--memory-bytes", type=size, default=4096 * MIB)
+    for name in ("--bootstrap", "--transport"):
+        made.add_argument(name, default="", help=argparse.SUPPRESS)
+    made.add_argument("--ca", type=Path, default=None, help=argparse.SUPPRESS)
+    made.add_argument("--load", action="store_true", help=argparse.SUPPRESS)
+    arguments = made.parse_args()
+    if arguments.load:
+        die_with_parent()
+        print(json.dumps(uvloop.run(load(arguments))))
+        return
+    with directory(arguments) as root:
+        uvloop.run(run(arguments, root))
+
+
+if __name__ == "__main__":
+    main()
