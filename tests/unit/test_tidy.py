@@ -127,6 +127,7 @@ WALL_CLOCK = {
     "client/kera/cli/_records.py": "timestamps of records that have none",
     "client/kera/cli/bench/_report.py": "when a report was made",
     "client/kera/cli/bench/_worker.py": "latency from when a chunk was made, in another process",
+    "client/kera/cli/doctor.py": "how long a certificate is good yet",
     "client/kera/cli/consume.py": "--since 5m is that long before now",
     "client/kera/cli/group.py": "how old the oldest unread record is, as shown",
     "client/kera/client/admin/daemons.py": "how far the clocks of daemons are off",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +12,7 @@ import typer
 
 from kera.cli._client import JSON_OPTION
 from kera.cli._paths import path_of
-from kera.cli._run import interruptible, run_async
+from kera.cli._run import UsageError, interruptible, run_async
 from kera.cli._sizes import parse_size
 
 if TYPE_CHECKING:
@@ -34,6 +36,12 @@ def doctor(
     ),
     arena_bytes: str = typer.Option("512MiB", "--arena-bytes", help="Memory that the broker is to have."),
     port: list[int] = typer.Option(PORTS, "--port", min=1, max=65535, help="Port that is to be free; repeatable."),
+    tls_cert: Path | None = typer.Option(None, "--tls-cert", help="Certificate that daemons here are to have."),
+    tls_key: Path | None = typer.Option(None, "--tls-key", help="Its key."),
+    tls_ca: Path | None = typer.Option(None, "--tls-ca", help="Authorities that are to be trusted."),
+    name: list[str] = typer.Option(
+        [], "--name", help="Name or address at which others reach this host, which the certificate has; repeatable."
+    ),
     as_json: bool = JSON_OPTION,
 ) -> int:
     """Check whether KerA would run well on this machine, or, with --bootstrap, whether a cluster was set up well.
@@ -41,7 +49,7 @@ def doctor(
     Each finding is ok, a warning or a problem, with what to do. Exit code 0 if all are ok, 1 with warnings, 2 with
     problems.
     """
-    from kera.cli.diagnosis import findings, host
+    from kera.cli.diagnosis import certificates, findings, host
 
     if bootstrap:
         found = run_async(_of_cluster(bootstrap))
@@ -49,6 +57,11 @@ def doctor(
         size = parse_size(arena_bytes, name="--arena-bytes")
         with interruptible():
             found = host.checkup(data_dir, size, port)
+            if tls_cert is not None:
+                names = name or [socket.gethostname()]
+                found += certificates.certificates(tls_cert, tls_key, tls_ca, names, time.time())
+            elif tls_key is not None or tls_ca is not None or name:
+                raise UsageError("--tls-key, --tls-ca and --name need --tls-cert")
     severity = findings.worst(found)
     if as_json:
         print(json.dumps({"worst": severity.word, "findings": findings.document(found)}, indent=2))

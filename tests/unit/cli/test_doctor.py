@@ -3,6 +3,7 @@
 import json
 import resource
 import socket
+import time
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,10 @@ import pytest
 from kera.cli._run import run_app
 from kera.cli.app import app
 from kera.cli.diagnosis import host
+from kera.cli.diagnosis.certificates import certificates
 from kera.cli.diagnosis.findings import Finding
+from kera.core.security.issuing import Authority
+from tests.integration.command_line import run_kera
 
 GIB = 1 << 30
 
@@ -111,3 +115,50 @@ def test_the_command_says_all_of_it(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_a_size_that_is_none_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_app(app, ["doctor", "--arena-bytes", "much"]) == 2
     assert "--arena-bytes" in capsys.readouterr().err
+
+
+def looked_at(tmp_path: Path, *names: str, days: int = 365, now_s: float | None = None) -> list[tuple[str, str]]:
+    """What is found about a certificate for broker-1.example.com."""
+    authority, _ = Authority.open_or_make(tmp_path)
+    one = authority.issue("broker-1.example.com", days=days)
+    found = certificates(one.cert, one.key, authority.path, list(names), time.time() if now_s is None else now_s)
+    return [(each.severity.word, each.text) for each in found]
+
+
+def test_a_certificate_is_looked_at_for_all_names(tmp_path: Path) -> None:
+    (lasting, good, bad) = looked_at(tmp_path, "broker-1.example.com", "10.0.0.1")
+    assert (lasting[0], good[0], bad[0]) == ("ok", "ok", "problem")
+    assert "is not taken for 10.0.0.1: IP address mismatch" in bad[1]
+
+
+@pytest.mark.parametrize(("days", "word"), [(29, "warning"), (31, "ok")])
+def test_a_certificate_that_will_expire_soon_is_a_warning(tmp_path: Path, days: int, word: str) -> None:
+    assert looked_at(tmp_path, days=days)[0][0] == word
+
+
+def test_a_certificate_that_has_expired_is_a_problem(tmp_path: Path) -> None:
+    (word, text), *_ = looked_at(tmp_path, days=1, now_s=time.time() + 2 * 86_400)
+    assert word == "problem"
+    assert "expired on" in text
+
+
+def test_a_certificate_of_another_authority_is_a_problem(tmp_path: Path) -> None:
+    one = Authority.open_or_make(tmp_path / "one")[0].issue("localhost")
+    other, _ = Authority.open_or_make(tmp_path / "other")
+    _, found = certificates(one.cert, one.key, other.path, ["localhost"], time.time())
+    assert (found.severity.word, "unable to get local issuer" in found.text) == ("problem", True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--tls-cert", "{}/nothing.pem"], "belong together"),
+        (["--tls-cert", "{}/nothing.pem", "--tls-key", "x", "--tls-ca", "y"], "nothing.pem cannot be read"),
+        (["--tls-ca", "y"], "--tls-key, --tls-ca and --name need --tls-cert"),
+        (["--name", "y"], "--tls-key, --tls-ca and --name need --tls-cert"),
+    ],
+)
+def test_certificates_that_are_not_complete_are_told(tmp_path: Path, arguments: list[str], text: str) -> None:
+    ended = run_kera("doctor", "--data-dir", str(tmp_path), *(each.format(tmp_path) for each in arguments))
+    assert ended.returncode == 2
+    assert text in (ended.stdout + ended.stderr).decode()
