@@ -79,7 +79,7 @@ class SpreadCluster(LocalCluster):
 
     def _argv_of(self, name: str) -> list[str]:
         host = self._on[name]
-        return [*host.enter, *super()._argv_of(name), "--host", host.address]
+        return [*host.enter, *super()._argv_of(name), "--host", host.address, "--insecure"]
 
 
 class Clients:

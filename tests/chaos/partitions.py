@@ -130,7 +130,7 @@ class SpreadCluster(LocalCluster):
 
     def _argv_of(self, name: str) -> list[str]:
         host = self._hosts[name]
-        return [*host.enter, *super()._argv_of(name), "--host", host.address]
+        return [*host.enter, *super()._argv_of(name), "--host", host.address, "--insecure"]
 
 
 class Done(NamedTuple):

@@ -61,7 +61,7 @@ async def test_a_broker_is_reached_at_the_address_that_it_advertises() -> None:
         ports = {"port": free_port(), "frames_port": free_port()}
         grpc_at[0], frames_at[0] = (f"127.0.0.1:{port}" for port in ports.values())
         told = {"advertised_address": grpc_address, "advertised_frames_address": frames_address}
-        settings = {"host": "0.0.0.0", **ports, **told}
+        settings = {"host": "0.0.0.0", "insecure": True, **ports, **told}
         async with LocalCluster(broker_settings=settings) as cluster:
             for transport in ("tcp", "grpc", "auto"):
                 connections.clear()
@@ -84,7 +84,7 @@ async def test_a_broker_is_reached_at_the_address_that_it_advertises() -> None:
 def test_a_daemon_that_listens_everywhere_and_tells_no_address_does_not_start(
     tmp_path: Path, daemon: str, host: str
 ) -> None:
-    done = run(daemon, "--host", host, "--data-dir", str(tmp_path / "data"))
+    done = run(daemon, "--host", host, "--insecure", "--data-dir", str(tmp_path / "data"))
     assert done.returncode == 2
     assert "kera: error: advertised_address: others cannot be told" in done.stderr
     assert not (tmp_path / "data").exists()

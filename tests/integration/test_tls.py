@@ -10,6 +10,8 @@ import socket
 import ssl
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -248,6 +250,32 @@ def _certificate(secured: Secured, address: str) -> bytes:
         found = wrapped.getpeercert(binary_form=True)
     assert found is not None
     return found
+
+
+async def test_probes_need_no_certificate_and_see_no_more_than_whether_it_is_well(secured: Secured) -> None:
+    context = ssl.create_default_context(cafile=str(secured.authority.path))
+    known = ssl.create_default_context(cafile=str(secured.authority.path))
+    known.load_cert_chain(secured.alice.cert, secured.alice.key)
+    address = secured.cluster.ready["broker-1"]["metrics_address"]
+    for path, stranger, somebody in [
+        ("/livez", (200, "live\n"), (200, "live\n")),
+        ("/readyz", (200, "ready\n"), (200, "] certificate: ")),
+        ("/metrics", (403, "show a certificate"), (200, "# HELP ")),
+        ("/metrics/all", (403, "show a certificate"), (200, "# HELP ")),
+        ("/nowhere", (404, "there is no such path"), (404, "there is no such path")),
+    ]:
+        for who, (status, text) in ((context, stranger), (known, somebody)):
+            found, body = await asyncio.to_thread(_get, f"https://{address}{path}", who)
+            assert found == status
+            assert body == text if text.endswith("\n") else text in body
+
+
+def _get(url: str, context: ssl.SSLContext) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(url, timeout=10, context=context) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
 
 
 async def test_who_only_connects_keeps_nobody_out(secured: Secured) -> None:

@@ -106,7 +106,7 @@ class SpreadCluster(LocalCluster):
 
     def _argv_of(self, name: str) -> list[str]:
         host = self._on[name]
-        return [*host.enter, *super()._argv_of(name), "--host", host.address]
+        return [*host.enter, *super()._argv_of(name), "--host", host.address, "--insecure"]
 
 
 def tasks_of(group: str, events: Path) -> list[Task]:

@@ -35,7 +35,7 @@ from kera.core.rpc.connections import connections_max, parts_of
 from kera.core.rpc.frame_server import FrameServer
 from kera.core.rpc.grpc_server import GrpcServer
 from kera.core.runtime import MACHINE, OpenInterface, Runtime
-from kera.core.security.settings import secure
+from kera.core.security.settings import secure_daemon
 from kera.core.settings import setting
 from kera.core.telemetry import get_logger
 from kera.v1 import common_pb2
@@ -55,7 +55,7 @@ async def serve(
     open_index: OpenIndex = SegmentIndex.open_checked,
 ) -> AsyncIterator[dict[str, Any]]:
     """Start a broker, yield where it is, stop it."""
-    runtime = secure(runtime, settings)
+    runtime = secure_daemon(runtime, settings, settings.host)
     async with AsyncExitStack() as stack:
         room = parts_of(connections_max(settings.connections_max, descriptor_limit()), CONNECTION_WEIGHTS)
         data_dir = settings.data_dir.expanduser().absolute()

@@ -46,6 +46,9 @@ def dev(
         7400, min=0, max=65535, metavar="PORT", help="Port of the (first) coordinator; 0 for any free one."
     ),
     host: str = typer.Option("127.0.0.1", metavar="HOST", help="Address to listen on."),
+    insecure: bool = typer.Option(
+        False, "--insecure", help="Listen at a --host that others reach: whoever does may do everything."
+    ),
     arena_bytes: str = typer.Option("256MiB", metavar="SIZE", help="Shared memory of each broker."),
     backup_memory_bytes: str = typer.Option("256MiB", metavar="SIZE", help="Memory of each backup."),
     segment_bytes: str = typer.Option("8MiB", metavar="SIZE", help="Size of a segment."),
@@ -66,6 +69,7 @@ def dev(
         raise UsageError(f"--replication {replication} needs --backups {replication}, or more")
     if coordinators > 1 and not zookeeper:
         raise UsageError(f"--coordinators {coordinators} needs --zookeeper, where they share their metadata")
+    exposed = {"insecure": True} if insecure else {}
     cluster = LocalCluster(
         brokers=brokers,
         backups=backups,
@@ -79,6 +83,9 @@ def dev(
         host=host,
         port=port,
         log_dir=log_dir,
+        coordinator_settings=exposed,
+        broker_settings=exposed,
+        backup_settings=exposed,
     )
     return run_async(_run(cluster))
 

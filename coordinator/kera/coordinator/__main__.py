@@ -32,7 +32,7 @@ from kera.core.rpc.address import is_everywhere, join_address, split_address
 from kera.core.rpc.connections import connections_max
 from kera.core.rpc.grpc_server import GrpcServer
 from kera.core.runtime import MACHINE, OpenInterface, Runtime
-from kera.core.security.settings import secure
+from kera.core.security.settings import secure, secure_daemon
 from kera.core.settings import InvalidSettings, setting
 
 CONNECTION_CALLS_MAX = 8
@@ -68,7 +68,7 @@ async def serve(
             host=settings.host,
         )
     connections = connections_max(settings.connections_max, descriptor_limit())
-    runtime = secure(runtime, settings)
+    runtime = secure_daemon(runtime, settings, settings.host)
     if settings.zookeeper_tls and runtime.tls is None:
         raise InvalidSettings("zookeeper_tls needs certificates: set tls_cert, tls_key and tls_ca")
     async with AsyncExitStack() as stack:

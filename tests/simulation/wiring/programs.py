@@ -79,6 +79,7 @@ def coordinator_of(machine: Machine, directory: Path, address: str, runtime: Run
     return coordinator.serve(
         CoordinatorSettings(
             host=machine.address,
+            insecure=True,
             port=COORDINATOR_PORT,
             data_dir=directory,
             zookeeper=f"{address}:{zookeeper.PORT}",
@@ -105,6 +106,7 @@ def coordinator_on(
     return coordinator.serve(
         CoordinatorSettings(
             host=machine.address,
+            insecure=True,
             port=COORDINATOR_PORT,
             data_dir=directory,
             metadata_bytes_max=ByteSize(METADATA_BYTES_MAX),
@@ -140,6 +142,7 @@ def broker_on(
         BrokerSettings(
             coordinator=coordinators,
             host=machine.address,
+            insecure=True,
             data_dir=directory / "data",
             shm_dir=shared,
             segment_bytes=ByteSize(SEGMENT_BYTES),
@@ -158,6 +161,7 @@ def backup_on(machine: Machine, directory: Path, coordinators: str, runtime: Run
         BackupSettings(
             coordinator=coordinators,
             host=machine.address,
+            insecure=True,
             data_dir=directory / "data",
             segment_bytes=ByteSize(SEGMENT_BYTES),
             memory_bytes=ByteSize(64 * SEGMENT_BYTES),

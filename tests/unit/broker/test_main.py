@@ -275,7 +275,7 @@ async def test_a_broker_stops_although_no_coordinator_can_be_told(
 
 
 async def test_a_broker_tells_where_it_is_reached(settings: BrokerSettings, coordinator: FakeCoordinator) -> None:
-    told = {"host": "0.0.0.0", "advertised_address": "broker.example.org", "broker_id": BROKER_ID}
+    told = {"host": "0.0.0.0", "insecure": True, "advertised_address": "broker.example.org", "broker_id": BROKER_ID}
     async with serve(settings.model_copy(update=told)) as ready:
         (registered,) = coordinator.registered
         assert registered.broker.grpc_address == ready["grpc_address"]

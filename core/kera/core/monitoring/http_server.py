@@ -51,6 +51,8 @@ class Request(NamedTuple):
     query: str
     fields: Mapping[str, str]
     """By name in small letters; of one that is repeated the last."""
+    is_known: bool = True
+    """Whether who asks has shown a certificate, where that is required."""
 
 
 class Response(NamedTuple):
@@ -68,6 +70,8 @@ class Route(NamedTuple):
     """Called on the server's thread."""
     lane: str = ""
     """Answers of one lane are made one after the other."""
+    is_open: bool = False
+    """Also for those who are not known: probes show no certificates."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,6 +224,7 @@ class HttpServer:
             self._tls,
             handshakes_max=self._limits.connections_max,
             handshake_s=self._limits.request_s,
+            only_asks=True,
         )
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -260,7 +265,7 @@ class HttpServer:
             connection.asked = True
             method, request = parse(head)
             connection.being_answered = True
-            response = await self._answer(method, request)
+            response = await self._answer(method, request._replace(is_known=self._knows(writer)))
         except asyncio.LimitOverrunError:
             response = text(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "the request is too large")
         except Refused as refused:
@@ -273,10 +278,16 @@ class HttpServer:
             writer.close()
             await writer.wait_closed()
 
+    def _knows(self, writer: asyncio.StreamWriter) -> bool:
+        required = self._tls is not None and self._tls.files.client_auth == "required"
+        return not required or bool(writer.get_extra_info("peercert"))
+
     async def _answer(self, method: str, request: Request) -> Response:
         route = self._routes.get(request.path)
         if route is None:
             return text(HTTPStatus.NOT_FOUND, f"there is no such path; there are {', '.join(self._routes)}")
+        if not (request.is_known or route.is_open):
+            return text(HTTPStatus.FORBIDDEN, "show a certificate of an authority that is known here")
         if method not in _METHODS:
             return text(HTTPStatus.METHOD_NOT_ALLOWED, "only GET and HEAD")
         lane = self._lanes.setdefault(route.lane, _Lane())

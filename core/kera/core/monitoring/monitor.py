@@ -98,8 +98,8 @@ class Monitor:
         self.registry.register(self._lag)
         self._server = HttpServer(
             {
-                "/livez": Route(self._livez, "probes"),
-                "/readyz": Route(self._readyz, "probes"),
+                "/livez": Route(self._livez, "probes", is_open=True),
+                "/readyz": Route(self._readyz, "probes", is_open=True),
                 "/metrics": Route(self._metrics, "metrics"),
                 "/metrics/all": Route(self._metrics_all, "everything"),
             },
@@ -181,6 +181,8 @@ class Monitor:
             checks = [Check("loop", *wrong(self._still()))]
         ready = all(each.state is not State.PROBLEM for each in checks)
         status = HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE
+        if not request.is_known:
+            checks = []  # why is nothing for everybody
         if "application/json" in request.fields.get("accept", ""):
             found = [{"name": each.name, "state": each.state.value, "text": each.text} for each in checks]
             document = {"ready": ready, "checks": found}

@@ -49,8 +49,12 @@ class TlsListener:
         *,
         handshakes_max: int = HANDSHAKES_MAX,
         handshake_s: float = HANDSHAKE_S,
+        only_asks: bool = False,
     ) -> None:
-        """Takes `listener`, which listens, and makes a `protocol` of each connection."""
+        """Takes `listener`, which listens, and makes a `protocol` of each connection.
+
+        `only_asks`: see `Tls.server_context`.
+        """
         listener.settimeout(0)
         self.sockets = (listener,)
         self._listener = listener
@@ -58,6 +62,7 @@ class TlsListener:
         self._tls = tls
         self._handshakes_max = handshakes_max
         self._handshake_s = handshake_s
+        self._only_asks = only_asks
         self._handshakes: dict[asyncio.Task[None], None] = {}
         """The oldest first."""
         self._accepting = asyncio.get_running_loop().create_task(self._accept())
@@ -92,10 +97,10 @@ class TlsListener:
             task.add_done_callback(lambda task: self._handshakes.pop(task, None))
 
     async def _shake_hands(self, sock: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
+        loop, context = asyncio.get_running_loop(), self._tls.server_context(only_asks=self._only_asks)
         try:
             async with asyncio.timeout(self._handshake_s):
-                await loop.connect_accepted_socket(self._protocol, sock, ssl=self._tls.server_context())
+                await loop.connect_accepted_socket(self._protocol, sock, ssl=context)
         except (OSError, TimeoutError) as error:  # of TLS, too
             sock.close()
             log.debug("no connection over TLS has come about", reason=reason_of(error))

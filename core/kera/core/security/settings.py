@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ipaddress
+import socket
+from collections.abc import Sequence
 from pathlib import Path
 
 from pydantic import Field
 
 from kera.core.runtime import Runtime, secured
-from kera.core.security.tls import ClientAuth, InvalidTls, Tls, TlsFiles
+from kera.core.security.tls import ClientAuth, Tls, TlsFiles
 from kera.core.settings import InvalidSettings, KeraSettings
 
 
@@ -35,25 +38,63 @@ class DaemonTlsSettings(TlsSettings):
         description="Whether clients have to show a certificate of tls_ca: required; optional: one that is shown has"
         " to be good (over gRPC none is asked for then); none.",
     )
+    insecure: bool = Field(
+        default=False,
+        description="Listen beyond this host though not everybody who connects has to show a certificate: for networks"
+        " that only those can reach who may do everything.",
+    )
 
 
 def secure(runtime: Runtime, settings: TlsSettings) -> Runtime:
-    """A runtime whose connections over the network are encrypted, if the settings say so; else as it is.
+    """A client's runtime, whose connections over the network are encrypted if its settings say so; else as it is.
 
     Raises `InvalidSettings` if they are not complete, and `InvalidTls` if the files are no good.
     """
-    daemon = isinstance(settings, DaemonTlsSettings)
+    return _secured(runtime, settings, required=("tls_ca",), who="a client", client_auth="none")
+
+
+def secure_daemon(runtime: Runtime, settings: DaemonTlsSettings, host: str) -> Runtime:
+    """A daemon's runtime, likewise; it will listen at `host`.
+
+    Raises `InvalidSettings` as well if others could get to it who have shown nothing, and nobody has said that this is
+    meant.
+    """
+    if settings.tls_client_auth != "none" and settings.tls_cert is None:
+        raise InvalidSettings("tls_client_auth needs certificates: set tls_cert, tls_key and tls_ca")
+    if settings.tls_client_auth != "required" and not settings.insecure and not is_on_this_host(host):
+        raise InvalidSettings(
+            f"host {host}: anybody who reaches it from elsewhere could do everything. Set tls_cert, tls_key, tls_ca and"
+            " tls_client_auth required (kera tls init makes certificates); or insecure, if only those can reach it who"
+            " may",
+            host=host,
+        )
+    return _secured(
+        runtime,
+        settings,
+        required=("tls_ca", "tls_cert", "tls_key"),
+        who="a daemon",
+        client_auth=settings.tls_client_auth,
+    )
+
+
+def is_on_this_host(host: str) -> bool:
+    """Whether who listens at this name or address is reached from this host only."""
+    if not host:
+        return False
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError):
+        return True  # nobody can listen there, and whoever tries says so
+    return all(ipaddress.ip_address(str(each[4][0]).partition("%")[0]).is_loopback for each in found)
+
+
+def _secured(
+    runtime: Runtime, settings: TlsSettings, *, required: Sequence[str], who: str, client_auth: ClientAuth
+) -> Runtime:
     given = {name: getattr(settings, name) for name in ("tls_ca", "tls_cert", "tls_key")}
     if not any(given.values()):
-        if isinstance(settings, DaemonTlsSettings) and settings.tls_client_auth != "none":
-            raise InvalidSettings("tls_client_auth needs certificates: set tls_cert, tls_key and tls_ca")
         return runtime
-    missing = [name for name, path in given.items() if path is None and (daemon or name == "tls_ca")]
+    missing = [name for name in required if given[name] is None]
     if missing:
-        who = "a daemon" if daemon else "a client"
         raise InvalidSettings(f"{', '.join(missing)} is missing: {who} with TLS needs it")
-    client_auth = settings.tls_client_auth if isinstance(settings, DaemonTlsSettings) else "none"
     return secured(runtime, Tls(TlsFiles(settings.tls_cert, settings.tls_key, settings.tls_ca, client_auth)))
-
-
-__all__ = ["DaemonTlsSettings", "InvalidTls", "TlsSettings", "secure"]

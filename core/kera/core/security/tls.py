@@ -34,6 +34,14 @@ SYSTEM = Path("system")
 """In place of a file of authorities: those of the operating system."""
 
 
+_MODES: dict[ClientAuth, ssl.VerifyMode] = {
+    "none": ssl.CERT_NONE,
+    "optional": ssl.CERT_OPTIONAL,
+    "required": ssl.CERT_REQUIRED,
+}
+_ASKING = {**_MODES, "required": ssl.CERT_OPTIONAL}
+
+
 class InvalidTls(StartError):
     """A file of certificates or keys cannot be read, or they do not belong together; the message names it."""
 
@@ -56,6 +64,8 @@ class _Loaded(NamedTuple):
 
     digest: bytes
     server: ssl.SSLContext | None
+    asking: ssl.SSLContext | None
+    """As `server`, for those who may let in somebody without a certificate."""
     client: ssl.SSLContext
     cert: bytes | None
     key: bytes | None
@@ -90,9 +100,13 @@ class Tls:
         """Until when this process's certificate is good, in seconds since 1970; None: it has none, or cannot tell."""
         return self._current().not_after_s
 
-    def server_context(self) -> ssl.SSLContext:
-        """For the next connection that somebody makes to this process. Raises `InvalidTls` without a certificate."""
-        context = self._current().server
+    def server_context(self, *, only_asks: bool = False) -> ssl.SSLContext:
+        """For the next connection that somebody makes to this process. Raises `InvalidTls` without a certificate.
+
+        `only_asks`: who shows no certificate is let in, though one is required; the caller sees to it what it gets.
+        """
+        loaded = self._current()
+        context = loaded.asking if only_asks else loaded.server
         if context is None:
             raise InvalidTls("who serves over TLS needs a certificate: set tls_cert and tls_key")
         return context
@@ -163,21 +177,22 @@ def _load(files: TlsFiles, before: _Loaded | None = None) -> _Loaded:
     if files.ca != SYSTEM:
         client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         _trust(client, files, ca)
-    server = None
+    server = asking = None
     if cert is not None:
         _identify(client, files)
-        server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        _identify(server, files)
-        _trust(server, files, ca)
-        server.verify_mode = {
-            "none": ssl.CERT_NONE,
-            "optional": ssl.CERT_OPTIONAL,
-            "required": ssl.CERT_REQUIRED,
-        }[files.client_auth]
-    for context in filter(None, (client, server)):
+        server, asking = (_serving(files, ca, mode) for mode in (_MODES[files.client_auth], _ASKING[files.client_auth]))
+    for context in filter(None, (client, server, asking)):
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
-    return _Loaded(digest, server, client, cert, key, ca, _not_after_s(cert))
+    return _Loaded(digest, server, asking, client, cert, key, ca, _not_after_s(cert))
+
+
+def _serving(files: TlsFiles, ca: bytes | None, mode: ssl.VerifyMode) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    _identify(context, files)
+    _trust(context, files, ca)
+    context.verify_mode = mode
+    return context
 
 
 def _not_after_s(cert: bytes | None) -> float | None:

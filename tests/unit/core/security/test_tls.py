@@ -4,16 +4,16 @@ import re
 import ssl
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from kera.core.errors import KeraError
 from kera.core.runtime import MACHINE
-from kera.core.security import Tls, TlsFiles
+from kera.core.security import ClientAuth, Tls, TlsFiles
 from kera.core.security.issuing import Authority, Issued
-from kera.core.security.settings import DaemonTlsSettings, TlsSettings, secure
+from kera.core.security.settings import DaemonTlsSettings, TlsSettings, secure, secure_daemon
 from kera.core.security.tls import FILE_BYTES_MAX, LOOK_EVERY_S, InvalidTls
 from kera.core.settings import InvalidSettings
 
@@ -154,21 +154,52 @@ def test_who_serves_needs_a_certificate(authority: Authority) -> None:
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        (TlsSettings(tls_cert=Path("c"), tls_key=Path("k")), "tls_ca is missing: a client with TLS needs it"),
         (DaemonTlsSettings(tls_ca=Path("a")), "tls_cert, tls_key is missing: a daemon with TLS needs it"),
         (DaemonTlsSettings(tls_cert=Path("c")), "tls_ca, tls_key is missing: a daemon with TLS needs it"),
         (DaemonTlsSettings(tls_client_auth="required"), "tls_client_auth needs certificates"),
+    ],
+)
+def test_settings_of_a_daemon_that_are_not_complete_are_refused(settings: DaemonTlsSettings, text: str) -> None:
+    with pytest.raises(InvalidSettings, match=text):
+        secure_daemon(MACHINE, settings, HOST)
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        (TlsSettings(tls_cert=Path("c"), tls_key=Path("k")), "tls_ca is missing: a client with TLS needs it"),
         (TlsSettings(tls_ca=Path("system"), tls_cert=Path("c")), "tls_cert and tls_key belong together"),
     ],
 )
-def test_settings_that_are_not_complete_are_refused(settings: TlsSettings, text: str) -> None:
-    with pytest.raises(KeraError, match=text) as caught:
+def test_settings_of_a_client_that_are_not_complete_are_refused(settings: TlsSettings, text: str) -> None:
+    with pytest.raises((InvalidSettings, InvalidTls), match=text):
         secure(MACHINE, settings)
-    assert isinstance(caught.value, InvalidSettings | InvalidTls)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "10.0.0.1", "example.invalid:x"])
+@pytest.mark.parametrize("client_auth", ["none", "optional"])
+def test_who_listens_beyond_its_host_lets_in_nobody_unseen_unless_that_is_meant(
+    authority: Authority, host: str, client_auth: ClientAuth
+) -> None:
+    one = authority.issue(HOST)
+    files: dict[str, Any] = {"tls_cert": one.cert, "tls_key": one.key, "tls_ca": authority.path}
+    for given in ({}, {**files, "tls_client_auth": client_auth}):
+        if host == "example.invalid:x":
+            secure_daemon(MACHINE, DaemonTlsSettings(**given), host)  # nobody can listen there
+            continue
+        with pytest.raises(InvalidSettings, match=f"host {re.escape(host)}: anybody who reaches it from elsewhere"):
+            secure_daemon(MACHINE, DaemonTlsSettings(**given), host)
+        secure_daemon(MACHINE, DaemonTlsSettings(**given, insecure=True), host)
+    secure_daemon(MACHINE, DaemonTlsSettings(**files, tls_client_auth="required"), host)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
+def test_on_its_own_host_a_daemon_needs_nothing(host: str) -> None:
+    assert secure_daemon(MACHINE, DaemonTlsSettings(), host) is MACHINE
 
 
 def test_without_settings_nothing_is_encrypted() -> None:
-    assert secure(MACHINE, DaemonTlsSettings()) is MACHINE
+    assert secure(MACHINE, TlsSettings()) is MACHINE
 
 
 def test_the_authorities_of_the_operating_system_will_do() -> None:
