@@ -2,9 +2,15 @@
 # Installs daemons of KerA on this host, for systemd: program, user, settings, units. Run it on each host; again after
 # an upgrade. What is there of settings stays.
 #
-#   sudo ./install.sh --wheel kera-*.whl --address 10.0.0.1 --coordinator 10.0.0.1:7400 coordinator broker backup
-#   sudo ./install.sh --wheel kera-*.whl --address 10.0.0.2 --coordinator 10.0.0.1:7400 broker backup
+#   sudo ./install.sh --wheel kera-*.whl --certificates certificates \
+#       --address 10.0.0.1 --coordinator 10.0.0.1:7400 coordinator broker backup
+#   sudo ./install.sh --wheel kera-*.whl --certificates certificates \
+#       --address 10.0.0.2 --coordinator 10.0.0.1:7400 broker backup
 #
+#   --certificates DIR   with ca.pem, ADDRESS.pem and ADDRESS-key.pem, as `kera tls init DIR ADDRESS...` makes them: then
+#                        connections are encrypted, and whoever connects has to show a certificate of ca.pem; again with
+#                        new ones, which are taken up without a restart
+#   --insecure           in place of that: whoever reaches this host may do everything
 #   --wheel FILE         what is installed, by the name with which it was built; or a version of the package index
 #                        ("kera==0.1.0")
 #   --address ADDRESS    at which other hosts reach this one
@@ -18,7 +24,7 @@ set -eu
 
 here="$(cd "$(dirname "$0")" && pwd)"
 units="$here/../systemd"
-wheel= address= coordinator= zookeeper= root= program= daemons= start=yes
+wheel= address= coordinator= zookeeper= certificates= insecure= root= program= daemons= start=yes
 
 fail() {
     echo "install: error: $*" >&2
@@ -31,7 +37,7 @@ say() {
 
 while [ $# -gt 0 ]; do
     case "$1" in
-    --wheel | --address | --coordinator | --zookeeper | --root | --program)
+    --wheel | --address | --coordinator | --zookeeper | --certificates | --root | --program)
         [ $# -ge 2 ] || fail "$1 needs a value"
         case "$2" in *'"'* | *'|'* | *'&'* | *'\'*) fail "$1: no quotes, and none of | & \\ in $2" ;; esac
         name="${1#--}"
@@ -40,6 +46,10 @@ while [ $# -gt 0 ]; do
         ;;
     --no-start)
         start=
+        shift
+        ;;
+    --insecure)
+        insecure=yes
         shift
         ;;
     coordinator | broker | backup)
@@ -110,6 +120,16 @@ esac
 [ -z "$program" ] || [ -n "$root" ] || fail "--program is for --root"
 [ -n "$root" ] || [ "$(id -u)" = 0 ] || fail "only root may install below /: use sudo, or --root DIR"
 
+settings="$root/etc/kera/kera.toml"
+if [ -n "$certificates" ]; then
+    [ -z "$insecure" ] || fail "--certificates or --insecure: one of the two"
+    for each in ca.pem "$address.pem" "$address-key.pem"; do
+        [ -f "$certificates/$each" ] || fail "--certificates: there is no $certificates/$each (kera tls init $certificates $address)"
+    done
+elif [ -z "$insecure" ] && [ ! -e "$settings" ]; then
+    fail "who may connect? --certificates DIR: who shows one (kera tls init makes them); --insecure: whoever reaches this host"
+fi
+
 if [ -z "$program" ]; then
     python="$(command -v python3)" || fail "there is no python3: apt-get install python3 python3-venv"
     "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || fail "Python 3.11 or newer is needed: $("$python" -V)"
@@ -136,7 +156,14 @@ if [ -z "$root" ]; then
     systemd-sysusers kera.conf
 fi
 
-settings="$root/etc/kera/kera.toml"
+if [ -n "$certificates" ]; then
+    mkdir -p "$root/etc/kera"
+    if [ -n "$root" ]; then owner="$(id -g)"; else owner=kera; fi
+    install -m 644 "$certificates/ca.pem" "$root/etc/kera/ca.pem"
+    # The key last: daemons take neither until both are there.
+    install -m 644 "$certificates/$address.pem" "$root/etc/kera/host.pem"
+    install -m 640 -g "$owner" "$certificates/$address-key.pem" "$root/etc/kera/host-key.pem"
+fi
 if [ -e "$settings" ]; then
     say "settings stay as they are: $settings"
 else
@@ -145,6 +172,9 @@ else
         -e "s|^coordinator = \"[^\"]*\"|coordinator = \"$coordinator\"|" \
         -e "s|^port = 7400|port = ${port:-7400}|" \
         "$units/kera.toml" >"$settings.new"
+    if [ -n "$insecure" ]; then
+        sed -i -e "/^tls_\(ca\|cert\|key\) = /d" -e "s|^tls_client_auth = .*|insecure = true|" "$settings.new"
+    fi
     if [ -n "$zookeeper" ]; then
         sed -i "s|^\[coordinator\]|[coordinator]\nzookeeper = \"$zookeeper\"|" "$settings.new"
     fi
@@ -157,7 +187,13 @@ for daemon in $daemons; do
     mkdir -p "$root/var/lib/kera/$daemon"
     if [ -n "$root" ]; then
         upper="$(echo "$daemon" | tr a-z A-Z)"
-        say "to start it: KERA_${upper}_DATA_DIR=$root/var/lib/kera/$daemon $program $daemon --config $settings"
+        secured=
+        if [ -n "$certificates" ]; then
+            for each in TLS_CA=ca.pem TLS_CERT=host.pem TLS_KEY=host-key.pem; do
+                secured="$secured KERA_${upper}_${each%=*}=$root/etc/kera/${each#*=}"
+            done
+        fi
+        say "to start it: KERA_${upper}_DATA_DIR=$root/var/lib/kera/$daemon$secured $program $daemon --config $settings"
     fi
 done
 

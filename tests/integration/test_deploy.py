@@ -11,6 +11,7 @@ import shlex
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -30,6 +31,7 @@ from kera.cli.check._options import Options
 from kera.client import Client
 from kera.coordinator.settings import CoordinatorSettings
 from kera.core.process import DIE_WITH_PARENT_VARIABLE
+from kera.core.security.issuing import Authority
 from kera.core.settings import MIB
 from kera.local.cluster import LocalCluster
 from tests.chaos.checked import LOAD_S_MAX, under_check
@@ -148,6 +150,8 @@ class Host:
             own = {
                 key: value.replace("/var/lib", f"{self.root}/var/lib") for key, value in environment_of(unit).items()
             }
+            for setting, file in (("CA", "ca.pem"), ("CERT", "host.pem"), ("KEY", "host-key.pem")):
+                own[f"KERA_{name.upper()}_TLS_{setting}"] = str(self.root / "etc/kera" / file)
             log = (self.root / f"{name}.log").open("wb")
             with log:
                 self.processes[name] = subprocess.Popen(
@@ -195,7 +199,7 @@ class Hosts:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         programs = [f"{folder}/host-{number}/usr/local/bin" for number in range(1, HOSTS_MAX + 1)]
-        self._environment = {"PATH": os.pathsep.join([*programs, os.environ["PATH"]])}
+        self._environment = {"PATH": os.pathsep.join([*programs, str(Path(sys.executable).parent), os.environ["PATH"]])}
         self.by_number: dict[int, Host] = {}
         self._here: Host
         """That on which the script has run last."""
@@ -203,6 +207,7 @@ class Hosts:
     def carry_out(self, line: str) -> str:
         """One command; what it prints."""
         line = re.sub(r"10\.0\.0\.(\d)", lambda found: f"127.77.0.{found[1]}", line)
+        line = re.sub(r"(?<=[ =])certificates\b", str(self._folder / "certificates"), line)
         if line.startswith("export "):
             name, _, value = line.removeprefix("export ").partition("=")
             self._environment[name] = value
@@ -221,7 +226,8 @@ class Hosts:
             self.by_number[int(stops[1])].stop(*(unit.removeprefix("kera-") for unit in stops[2].split()))
             return ""
         line = line.removeprefix("sudo -u kera ").replace("/backups", str(self._folder))
-        line = line.replace("/var/lib/kera", f"{self._here.root}/var/lib/kera")
+        if "/var/lib/kera" in line:
+            line = line.replace("/var/lib/kera", f"{self._here.root}/var/lib/kera")
         return run("sh", "-c", line, environment=self._environment)
 
     def running(self) -> list[Host]:
@@ -295,7 +301,11 @@ def test_the_runbook_replaces_the_host_of_the_coordinator(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-async def test_the_runbook_grows_a_cluster_to_five_hosts_and_shrinks_it_again_under_load(tmp_path: Path) -> None:
+async def test_the_runbook_grows_a_cluster_to_five_hosts_and_shrinks_it_again_under_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for setting, file in (("CA", "ca.pem"), ("CERT", "admin.pem"), ("KEY", "admin-key.pem")):
+        monkeypatch.setenv(f"KERA_CLIENT_TLS_{setting}", str(tmp_path / "certificates" / file))
     if any(_taken(7400 + offset) for offset in range(5)):
         pytest.skip("the ports of a real cluster are taken here")
     hosts = Hosts(tmp_path)
@@ -377,6 +387,9 @@ def _taken(port: int) -> bool:
         ("coordinator --address 10.0.0.1 --coordinator a:7400,b:7500", "add 10.0.0.1:PORT, this host's"),
         ("broker --address 10.0.0.1 --coordinator h:7400 --wheel kera-*.whl", "there is no file kera-*.whl"),
         ("broker --address 10.0.0.1 --coordinator h:7400 --wheel {here}/kera.whl", "the name with which it was built"),
+        ("broker --address 10.0.0.1 --coordinator h:7400 --wheel w", "who may connect? --certificates DIR"),
+        ("broker --address 10.0.0.1 --coordinator h:7400 --wheel w --certificates {here}", "/ca.pem (kera tls init"),
+        ("broker --address 10.0.0.1 --coordinator h:7400 --wheel w --certificates x --insecure", "one of the two"),
     ],
 )
 def test_the_script_says_what_is_wrong_and_does_nothing(
@@ -408,7 +421,7 @@ def test_of_several_coordinators_the_one_of_this_host_gives_the_port(
 ) -> None:
     program = Path(sys.executable).with_name("kera")
     command: list[str | Path] = [DEPLOY / "hosts" / "install.sh", "--root", tmp_path, "--program", program]
-    run(*command, "--address", address, "--coordinator", coordinators, "coordinator", "broker")
+    run(*command, "--insecure", "--address", address, "--coordinator", coordinators, "coordinator", "broker")
 
     made = tomllib.loads((tmp_path / "etc/kera/kera.toml").read_text())
     assert made["coordinator"]["port"] == port
@@ -418,7 +431,7 @@ def test_of_several_coordinators_the_one_of_this_host_gives_the_port(
 def test_the_program_is_on_the_path_unless_another_one_is(tmp_path: Path) -> None:
     program = Path(sys.executable).with_name("kera")
     command: list[str | Path] = [DEPLOY / "hosts" / "install.sh", "--root", tmp_path, "--program", program]
-    command += ["--address", "10.0.0.7", "--coordinator", "10.0.0.7:7400", "broker"]
+    command += ["--insecure", "--address", "10.0.0.7", "--coordinator", "10.0.0.7:7400", "broker"]
     link = tmp_path / "usr/local/bin/kera"
 
     for _ in range(2):
@@ -430,10 +443,40 @@ def test_the_program_is_on_the_path_unless_another_one_is(tmp_path: Path) -> Non
     assert link.read_text() == "mine"
 
 
+def test_certificates_are_brought_where_the_settings_say_and_new_ones_replace_them(tmp_path: Path) -> None:
+    authority, _ = Authority.open_or_make(tmp_path / "made")
+    command: list[str | Path] = [DEPLOY / "hosts" / "install.sh", "--root", tmp_path / "root"]
+    command += ["--program", Path(sys.executable).with_name("kera"), "--certificates", tmp_path / "made"]
+    command += ["--address", "10.0.0.7", "--coordinator", "10.0.0.7:7400", "coordinator", "broker", "backup"]
+    folder = tmp_path / "root/etc/kera"
+    for _ in range(2):
+        one = authority.issue("10.0.0.7")
+        run(*command)
+
+        assert (folder / "host.pem").read_bytes() == one.cert.read_bytes()
+        assert (folder / "host-key.pem").read_bytes() == one.key.read_bytes()
+        assert stat.S_IMODE((folder / "host-key.pem").stat().st_mode) == 0o640
+        assert not (folder / "ca-key.pem").exists()
+    for section in tomllib.loads((folder / "kera.toml").read_text()).values():
+        named = {Path(section[name]) for name in ("tls_ca", "tls_cert", "tls_key")}
+        assert named == {Path("/etc/kera") / name for name in ("ca.pem", "host.pem", "host-key.pem")}
+        assert section["tls_client_auth"] == "required"
+        assert "insecure" not in section
+
+
+def test_who_wants_it_insecure_gets_that_and_no_certificates(tmp_path: Path) -> None:
+    command: list[str | Path] = [DEPLOY / "hosts" / "install.sh", "--root", tmp_path, "--insecure"]
+    command += ["--program", Path(sys.executable).with_name("kera")]
+    run(*command, "--address", "10.0.0.7", "--coordinator", "10.0.0.7:7400", "broker")
+    for section in tomllib.loads((tmp_path / "etc/kera/kera.toml").read_text()).values():
+        assert section["insecure"] is True
+        assert not [name for name in section if name.startswith("tls_")]
+
+
 def test_settings_that_are_there_stay(tmp_path: Path) -> None:
     program = Path(sys.executable).with_name("kera")
     command: list[str | Path] = [DEPLOY / "hosts" / "install.sh", "--root", tmp_path, "--program", program]
-    command += ["--address", "10.0.0.7"]
+    command += ["--insecure", "--address", "10.0.0.7"]
     command += ["--coordinator", "10.0.0.1:7500,10.0.0.2:7500", "broker"]
     run(*command, "--zookeeper", "10.0.0.9:2181")
     settings = tmp_path / "etc/kera/kera.toml"
