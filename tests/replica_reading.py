@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from kera.broker.backup_ways import BackupWays
 from kera.broker.records import SegmentAddress
 from kera.broker.recovery.merge import Cut, Merge, Recovered
 from kera.broker.recovery.replica_reader import BackupLink, ReadLimits, Source, choose
@@ -84,7 +85,7 @@ async def read_replicas(
     failures of backups are in the result.
     """
     limits = limits or ReadLimits()
-    links = {info.backup_id: BackupLink(info, node_id, limits) for info in backups}
+    links = {info.backup_id: BackupLink(info, BackupWays(node_id), limits) for info in backups}
     try:
         return await _Reading(links, broker_id, streamlets, take, Merge(), limits).run()
     finally:

@@ -36,9 +36,13 @@ def doctor(
     ),
     arena_bytes: str = typer.Option("512MiB", "--arena-bytes", help="Memory that the broker is to have."),
     port: list[int] = typer.Option(PORTS, "--port", min=1, max=65535, help="Port that is to be free; repeatable."),
-    tls_cert: Path | None = typer.Option(None, "--tls-cert", help="Certificate that daemons here are to have."),
-    tls_key: Path | None = typer.Option(None, "--tls-key", help="Its key."),
-    tls_ca: Path | None = typer.Option(None, "--tls-ca", help="Authorities that are to be trusted."),
+    tls_cert: Path | None = typer.Option(
+        None, "--tls-cert", parser=path_of("--tls-cert"), help="Certificate that daemons here are to have."
+    ),
+    tls_key: Path | None = typer.Option(None, "--tls-key", parser=path_of("--tls-key"), help="Its key."),
+    tls_ca: Path | None = typer.Option(
+        None, "--tls-ca", parser=path_of("--tls-ca"), help="Authorities that are to be trusted."
+    ),
     name: list[str] = typer.Option(
         [], "--name", help="Name or address at which others reach this host, which the certificate has; repeatable."
     ),

@@ -8,6 +8,7 @@ from pathlib import Path
 import typer
 
 from kera.cli._client import JSON_OPTION
+from kera.cli._paths import path_of
 from kera.cli._table import table
 
 app = typer.Typer(help="Make certificates for a cluster.", no_args_is_help=True)
@@ -22,7 +23,9 @@ def _tls() -> None:
 
 @app.command()
 def init(
-    directory: Path = typer.Argument(..., metavar="DIR", help="Directory of the authority and its certificates."),
+    directory: Path = typer.Argument(
+        ..., metavar="DIR", parser=path_of("DIR"), help="Directory of the authority and its certificates."
+    ),
     hosts: list[str] = typer.Argument(
         None, metavar="[HOST]...", help="Names or IP addresses of the hosts on which daemons run; localhost if none."
     ),

@@ -44,6 +44,7 @@ def test_the_next_time_the_authority_is_there_and_certificates_are_new(tmp_path:
         (["{}/c", "--days", "1e9"], "Invalid value for '--days'"),
         (["{}/file/c"], "cannot make {}/file/c: Not a directory"),
         (["{}/broken"], "ca-key.pem are no certificate and its key in PEM"),
+        ([""], "DIR"),
         ([], "Missing argument 'DIR'"),
     ],
 )

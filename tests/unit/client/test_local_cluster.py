@@ -2,14 +2,16 @@
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kera.core.errors import InvalidArgument
+from kera.local import cluster as cluster_module
 from kera.local.cluster import LocalCluster
+from kera.local.daemon_command import daemon_command
 
 DAEMON = """
 import json, os, signal, sys
@@ -53,13 +55,12 @@ class Journal:
 @pytest.fixture
 def journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Journal:
     kept = Journal(tmp_path / "journal")
-    real: Callable[..., list[str]] = LocalCluster._argv
 
-    def argv(daemon: str, **flags: object) -> list[str]:
-        _, _, _, *command = real(daemon, **flags)
-        return [sys.executable, "-c", DAEMON, str(kept.path), *command]
+    def command(daemon: str, settings: Mapping[str, object]) -> list[str]:
+        _, _, _, *arguments = daemon_command(daemon, settings)
+        return [sys.executable, "-c", DAEMON, str(kept.path), *arguments]
 
-    monkeypatch.setattr(LocalCluster, "_argv", staticmethod(argv))
+    monkeypatch.setattr(cluster_module, "daemon_command", command)
     return kept
 
 
