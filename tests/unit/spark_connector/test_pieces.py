@@ -63,6 +63,7 @@ async def test_a_piece_has_all_that_a_task_needs(cluster: FakeClient, monkeypatc
             "verify_checksums": True,
             "transport": "tcp",
             "consumer_group": "etl",
+            "tls": None,
         },
         "broker": {
             "broker_id": 1,
