@@ -197,7 +197,10 @@ class HttpServer:
             loop.run_forever()
         finally:
             self._closing = True
-            loop.remove_reader(listener.fileno())  # who is just being accepted is, and is cut off then
+            if isinstance(serving, TlsListener):
+                serving.close()  # it has a task, which would go on for ever
+            else:
+                loop.remove_reader(listener.fileno())  # who is just being accepted is, and is cut off then
             for task in self._tasks:
                 task.cancel()
             for connection in self._connections:

@@ -3,14 +3,18 @@
 import asyncio
 import contextlib
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from http import HTTPStatus
+from pathlib import Path
 
 import pytest
 
 from kera.core.errors import PortTaken
 from kera.core.monitoring.http_server import HttpServer, Limits, Refused, Request, Response, Route, parse, text
+from kera.core.security import Tls, TlsFiles
+from kera.core.security.issuing import Authority
 
 pytestmark = pytest.mark.timeout(60)
 WAIT_S = 30
@@ -219,5 +223,22 @@ def test_its_end_cuts_off_who_is_connected() -> None:
     with connected(port) as sock:
         server.close()
         assert everything(sock) == b""
+        with pytest.raises(OSError, match="refused"):
+            connected(port)
+
+
+@pytest.mark.timeout(30)
+def test_its_end_over_tls_cuts_off_who_is_connected_and_who_shakes_hands(tmp_path: Path) -> None:
+    authority, _ = Authority.open_or_make(tmp_path)
+    one = authority.issue("127.0.0.1")
+    server = HttpServer({"/": Route(answer)}, tls=Tls(TlsFiles(one.cert, one.key, authority.path)))
+    port = server.listen("127.0.0.1", 0)
+    context = ssl.create_default_context(cafile=str(authority.path))
+    with connected(port) as silent, context.wrap_socket(connected(port), server_hostname="127.0.0.1") as known:
+        known.sendall(b"GET /")
+        server.close()
+        assert everything(silent) == b""
+        with contextlib.suppress(ssl.SSLEOFError):
+            assert everything(known) == b""
         with pytest.raises(OSError, match="refused"):
             connected(port)
