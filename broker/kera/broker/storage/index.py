@@ -13,7 +13,6 @@ One thread writes (`commit`, durable when it returns), any thread reads.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import struct
 import subprocess
@@ -45,6 +44,7 @@ from kera.broker.storage.index_format import (
 )
 from kera.core.errors import StartError
 from kera.core.ids import EntryId, Position
+from kera.core.lmdb_lock import reserve_lock
 from kera.core.telemetry import get_logger
 
 log = get_logger("kera.index")
@@ -85,7 +85,7 @@ class SegmentIndex:
     def open(cls, path: Path, *, durable: bool = True, environment_of: OpenEnvironment | None = None) -> SegmentIndex:
         """Open the index in `path`, or make it. Raises `StartError`."""
         path.mkdir(parents=True, exist_ok=True)
-        _reserve(path / "lock.mdb")
+        reserve_lock(path / "lock.mdb", LOCK_BYTES)
         try:
             environment = (environment_of or lmdb.open)(
                 str(path), map_size=MAP_BYTES, mode=0o600, sync=durable, metasync=durable, max_readers=READERS_MAX
@@ -287,15 +287,6 @@ def file_checksum(path: Path) -> str:
         while block := file.read(8 << 20):
             checksum = zlib.crc32(block, checksum)
     return f"{checksum:08x}"
-
-
-def _reserve(path: Path) -> None:
-    """Make LMDB's lock file: LMDB maps it without room for it, and on a full disk the first access would kill us."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        os.posix_fallocate(fd, 0, LOCK_BYTES)
-    finally:
-        os.close(fd)
 
 
 def copy_apart(source: Path, target: Path) -> dict[str, int]:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from kera.cli.diagnosis.findings import Finding, ok, problem, warning
 from kera.core.errors import KeraError
+from kera.core.monitoring.certificates import WARNED_DAYS
 from kera.core.security import Tls, TlsFiles
 
-WARNED_DAYS = 30
 SUBJECT = "certificate"
 _DAY_S = 86_400
 _HANDSHAKE_STEPS = 6

@@ -42,6 +42,7 @@ from kera.coordinator.store.metadata import (
 )
 from kera.core.blocks import sync_directory
 from kera.core.errors import DiskFull, KeraError, StartError
+from kera.core.lmdb_lock import reserve_lock
 from kera.core.telemetry import get_logger
 
 log = get_logger("kera.metadata")
@@ -134,7 +135,7 @@ class LmdbStore:
             self._path.chmod(0o700)
             if not is_new:
                 lmdb_file.check(file)
-            _reserve(self._path / "lock.mdb")
+            reserve_lock(self._path / "lock.mdb", LOCK_BYTES)
             self._environment = (environment_of or lmdb.open)(
                 str(self._path), map_size=self._bytes_max, max_dbs=2, mode=0o600
             )
@@ -262,15 +263,6 @@ class LmdbStore:
         if os.strerror(errno.ENOSPC) in str(error):
             return "; make room there"
         return ""
-
-
-def _reserve(path: Path) -> None:
-    """Make LMDB's lock file: LMDB maps it without room for it, and on a full disk the first access would kill us."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        os.posix_fallocate(fd, 0, LOCK_BYTES)
-    finally:
-        os.close(fd)
 
 
 def _unpack(data: bytes) -> StoredRecord:
