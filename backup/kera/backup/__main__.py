@@ -17,6 +17,7 @@ from kera.backup.settings import BackupSettings
 from kera.core.clock import Clock
 from kera.core.daemon import run_daemon, run_from_environment
 from kera.core.feature_level import FEATURE_LEVEL
+from kera.core.home import expanded
 from kera.core.monitoring.build import this_build
 from kera.core.monitoring.monitor import Monitor
 from kera.core.process import descriptor_limit
@@ -49,10 +50,12 @@ async def serve(
     runtime = secure_daemon(runtime, settings, settings.host)
     async with AsyncExitStack() as stack:
         room = parts_of(connections_max(settings.connections_max, descriptor_limit()), CONNECTION_WEIGHTS)
-        data_dir = settings.data_dir.expanduser().absolute()
+        with setting("data_dir"):
+            data_dir = expanded(settings.data_dir).absolute()
         with setting("advertised_address"):  # before anything is made
             advertised_address(settings.advertised_address, settings.host, settings.port or 1)
-        log_dirs = [each.expanduser().absolute() for each in settings.log_dirs]
+        with setting("log_dirs"):
+            log_dirs = [expanded(each).absolute() for each in settings.log_dirs]
         monitor = stack.enter_context(Monitor("backup", [data_dir, *log_dirs], runtime=runtime))
         metrics = monitor.serve(settings.host, settings.metrics_port)
         directory = BackupDirectory(data_dir, runtime.new_id, runtime.files)

@@ -29,6 +29,7 @@ from kera.backup.slots import Slots
 from kera.backup.store import ReplicaStore
 from kera.core.blocks import FileCalls
 from kera.core.errors import PathNotWritable
+from kera.core.home import expanded
 from kera.core.runtime import MACHINE, Runtime
 from kera.core.settings import GIB
 from kera.core.telemetry import get_logger
@@ -104,7 +105,7 @@ class Engine:
         async with contextlib.AsyncExitStack() as stack:
             disks: list[LogFile] = []
             for directory in settings.log_dirs or [data_dir / "log"]:
-                disks.append(await asyncio.to_thread(_open, directory.expanduser().absolute(), files))
+                disks.append(await asyncio.to_thread(_open, expanded(directory).absolute(), files))
                 stack.callback(disks[-1].close)
             states = [_state(number, disk, layout, settings) for number, disk in enumerate(disks)]
             scanning = [

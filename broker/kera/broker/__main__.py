@@ -6,6 +6,7 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from kera.broker.counters import Counters, PushTotals
@@ -27,6 +28,7 @@ from kera.core.cpus import parse_cpus, run_on
 from kera.core.daemon import run_daemon, run_from_environment
 from kera.core.errors import StaleEpoch
 from kera.core.feature_level import FEATURE_LEVEL
+from kera.core.home import expanded
 from kera.core.monitoring.build import this_build
 from kera.core.monitoring.monitor import Monitor
 from kera.core.process import descriptor_limit
@@ -58,8 +60,7 @@ async def serve(
     runtime = secure_daemon(runtime, settings, settings.host)
     async with AsyncExitStack() as stack:
         room = parts_of(connections_max(settings.connections_max, descriptor_limit()), CONNECTION_WEIGHTS)
-        data_dir = settings.data_dir.expanduser().absolute()
-        _prepare(settings)
+        data_dir = _prepare(settings)
         monitor = stack.enter_context(Monitor("broker", [data_dir], runtime=runtime))
         metrics = monitor.serve(settings.host, settings.metrics_port)
         directory = BrokerDirectory(data_dir, runtime.new_id, runtime.files)
@@ -179,13 +180,15 @@ async def serve(
             await _hand_over(registration, broker, settings.handover_ms)
 
 
-def _prepare(settings: BrokerSettings) -> None:
-    """What is to be right before anything is made. Raises `InvalidSettings`."""
+def _prepare(settings: BrokerSettings) -> Path:
+    """What is to be right before anything is made; returns where the data are. Raises `InvalidSettings`."""
     with setting("advertised_address"):
         advertised_address(settings.advertised_address, settings.host, settings.port or 1)
     if settings.cpus:  # before there are other threads, and before memory is given
         with setting("cpus"):
             run_on(parse_cpus(settings.cpus))
+    with setting("data_dir"):
+        return expanded(settings.data_dir).absolute()
 
 
 def _addresses(settings: BrokerSettings, grpc_port: int, frames_port: int) -> dict[str, str]:

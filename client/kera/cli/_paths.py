@@ -12,6 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kera.cli._run import UsageError
+from kera.core.errors import InvalidArgument
+from kera.core.home import expanded
 
 
 def path_of(name: str) -> Callable[[str | Path], Path]:
@@ -23,6 +25,14 @@ def path_of(name: str) -> Callable[[str | Path], Path]:
         return Path(text)
 
     return path
+
+
+def expanded_path(name: str, path: Path) -> Path:
+    """The path of the flag or argument `name`, with a home directory for ``~``. Raises `UsageError`."""
+    try:
+        return expanded(path)
+    except InvalidArgument as error:
+        raise UsageError(f"{name}: {error.message}") from error
 
 
 def file_to_replace(file: Path) -> Path:

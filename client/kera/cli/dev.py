@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from kera.cli._client import BOOTSTRAP_DEFAULT, BOOTSTRAP_VARIABLE
-from kera.cli._paths import path_of
+from kera.cli._paths import expanded_path, path_of
 from kera.cli._run import EXIT_ERROR, UsageError, fail, run_async
 from kera.cli._sizes import format_size, parse_size
 from kera.cli._table import fields, plural
@@ -76,13 +76,13 @@ def dev(
         replication=replication,
         coordinators=coordinators,
         zookeeper=zookeeper,
-        data_dir=data_dir,
+        data_dir=None if data_dir is None else expanded_path("--data-dir", data_dir),
         arena_bytes=parse_size(arena_bytes, name="--arena-bytes"),
         backup_memory_bytes=parse_size(backup_memory_bytes, name="--backup-memory-bytes"),
         segment_bytes=parse_size(segment_bytes, name="--segment-bytes"),
         host=host,
         port=port,
-        log_dir=log_dir,
+        log_dir=None if log_dir is None else expanded_path("--log-dir", log_dir),
         coordinator_settings=exposed,
         broker_settings=exposed,
         backup_settings=exposed,

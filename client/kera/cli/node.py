@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from kera.cli._paths import path_of
+from kera.cli._paths import expanded_path, path_of
 from kera.cli._run import UsageError, extra, run_async
 from kera.cli._table import plural, table
 from kera.core.errors import InvalidArgument
@@ -61,6 +61,7 @@ def node(
 
     if per not in ("core", "numa"):
         raise UsageError(f"--per is core or numa, not {per}")
+    directory = expanded_path("--data-dir", data_dir).absolute()
     try:
         chosen = allowed_cpus() if cpus is None else parse_cpus(cpus)
         if not chosen <= allowed_cpus():
@@ -68,7 +69,7 @@ def node(
         plan = planned(
             grouped(chosen, per),  # type: ignore[arg-type]  # looked at above
             brokers,
-            data_dir.expanduser().absolute(),
+            directory,
             port=port,
             metrics_port=metrics_port,
         )
@@ -81,11 +82,11 @@ def node(
         environment["KERA_BROKER_COORDINATOR"] = coordinator
     running = LocalNode(
         plan,
-        data_dir.expanduser().absolute(),
+        directory,
         env=environment,
         say=lambda text: print(f"kera: warning: {text}", file=sys.stderr, flush=True),
         stop_grace_s=BrokerSettings.load().stop_timeout_s + 2.0,
-        log_dir=None if log_dir is None else log_dir.absolute(),
+        log_dir=None if log_dir is None else expanded_path("--log-dir", log_dir).absolute(),
     )
     return run_async(_run(running, plan))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import typer
 
 from kera.cli._client import JSON_OPTION
-from kera.cli._paths import path_of
+from kera.cli._paths import expanded_path, path_of
 from kera.cli._table import table
 
 app = typer.Typer(help="Make certificates for a cluster.", no_args_is_help=True)
@@ -42,7 +42,7 @@ def init(
     """
     from kera.core.security.issuing import Authority
 
-    authority, made = Authority.open_or_make(directory.expanduser())
+    authority, made = Authority.open_or_make(expanded_path("DIR", directory))
     issued = [authority.issue(name, days=days) for name in hosts or ["localhost"]]
     issued += [authority.issue(name, days=days, client=True) for name in clients]
     if as_json:

@@ -28,6 +28,7 @@ from typing import Any, Self
 
 from kera.core.daemon import HANDOVER_MS, STOP_FLUSH_MS, STOP_TIMEOUT_S
 from kera.core.errors import InternalError, InvalidArgument, invariant
+from kera.core.home import expanded
 from kera.core.settings import MIB
 from kera.core.telemetry import get_logger
 from kera.local.child import Child, ChildStartError
@@ -134,8 +135,8 @@ class LocalCluster:
             self._settings[COORDINATOR].setdefault("default_replication", replication)
         if zookeeper:
             self._settings[COORDINATOR]["zookeeper"] = zookeeper
-        self._data_dir = Path(data_dir) if data_dir is not None else None
-        self._log_dir = Path(log_dir).absolute() if log_dir is not None else None
+        self._data_dir = _path("data_dir", data_dir)
+        self._log_dir = _path("log_dir", log_dir)
         self._env = {**os.environ, **(env or {})}
         self._directory: ClusterDirectory | None = None
         self._children: dict[str, Child] = {}
@@ -319,6 +320,15 @@ class LocalCluster:
             flags["memory_bytes"] = self.backup_memory_bytes
         argv = daemon_command(kind, flags | self._settings[kind])
         return [*argv, "--ephemeral"] if self.ephemeral else argv
+
+
+def _path(name: str, path: Path | str | None) -> Path | None:
+    if path is None:
+        return None
+    try:
+        return expanded(Path(path)).absolute()
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{name}: {error.message}", **error.attributes) from error
 
 
 def _kind_of(name: str) -> str:

@@ -25,6 +25,7 @@ from kera.coordinator.store.lmdb_store import LmdbStore
 from kera.coordinator.store.metadata import MetadataStore
 from kera.coordinator.store.metadata_copy import MetadataCopy, put_back
 from kera.core.daemon import run_daemon, run_from_environment
+from kera.core.home import expanded
 from kera.core.monitoring.monitor import Monitor
 from kera.core.process import descriptor_limit
 from kera.core.rpc import Service, api
@@ -72,13 +73,9 @@ async def serve(
     if settings.zookeeper_tls and runtime.tls is None:
         raise InvalidSettings("zookeeper_tls needs certificates: set tls_cert, tls_key and tls_ca")
     async with AsyncExitStack() as stack:
-        monitor = stack.enter_context(
-            Monitor(
-                "coordinator",
-                [] if settings.zookeeper else [settings.data_dir.expanduser().absolute()],
-                runtime=runtime,
-            )
-        )
+        with setting("data_dir"):
+            disks = [] if settings.zookeeper else [expanded(settings.data_dir).absolute()]
+        monitor = stack.enter_context(Monitor("coordinator", disks, runtime=runtime))
         ready: dict[str, Any] = dict(monitor.serve(settings.host, settings.metrics_port))
         monitor.health.starting("it opens the store of the metadata")
         store, election_of = await (open_store or _store)(settings, runtime, stack)

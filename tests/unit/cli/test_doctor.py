@@ -89,6 +89,13 @@ def test_a_data_directory_that_cannot_be_made_is_a_problem(data_dir: str) -> Non
     assert "choose another --data-dir" in found.advice
 
 
+def test_a_data_directory_of_nobody_is_a_problem() -> None:
+    (found,) = host.data_directory(Path("~kera-nobody/data"))
+
+    assert (found.severity.word, found.subject) == ("problem", "data directory ~kera-nobody/data")
+    assert found.text == "~kera-nobody/data cannot be used: no user kera-nobody with a home directory is known"
+
+
 def test_the_file_system_is_that_of_the_innermost_mount(tmp_path: Path) -> None:
     mounts = tmp_path / "mountinfo"
     mounts.write_text(

@@ -1,4 +1,4 @@
-"""`kera.cli._paths`: an empty path is no path, wherever one is taken."""
+"""Paths that the command line takes: an empty one is none, and a home directory that nobody has is told."""
 
 from pathlib import Path
 
@@ -37,4 +37,29 @@ def test_an_empty_path_is_refused_and_named(
     assert said.startswith("kera: error: ")
     assert named in said
     assert said.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+NOBODYS = "~kera-nobody/data"
+UNKNOWN = f"{NOBODYS} cannot be used: no user kera-nobody with a home directory is known"
+
+
+@pytest.mark.parametrize(
+    ("command", "named"),
+    [
+        ("dev --data-dir", "--data-dir"),
+        ("dev --log-dir", "--log-dir"),
+        ("node --data-dir", "--data-dir"),
+        ("node --data-dir data --log-dir", "--log-dir"),
+        ("tls init", "DIR"),
+    ],
+)
+def test_the_home_directory_of_nobody_is_refused_with_what_named_it(
+    command: str, named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    assert run_app(app, [*command.split(), NOBODYS]) == 2
+
+    assert capsys.readouterr().err == f"kera: error: {named}: {UNKNOWN}\n"
     assert list(tmp_path.iterdir()) == []

@@ -19,6 +19,8 @@ from pathlib import Path
 
 from kera.cli._sizes import format_size
 from kera.cli.diagnosis.findings import Finding, ok, problem, warning
+from kera.core.errors import InvalidArgument
+from kera.core.home import expanded
 
 GIB = 1 << 30
 DESCRIPTORS_LEAST = 1024
@@ -45,7 +47,7 @@ def checkup(data_dirs: Sequence[Path], arena_bytes: int, ports: Sequence[int]) -
         descriptors(resource.getrlimit(resource.RLIMIT_NOFILE)[1]),
         *shared_memory(Path("/dev/shm"), arena_bytes),  # noqa: S108 - shared memory, nothing temporary
         memory(Path("/proc/meminfo"), arena_bytes),
-        *(finding for each in data_dirs for finding in data_directory(each.expanduser().absolute())),
+        *(finding for each in data_dirs for finding in data_directory(each)),
         clock(),
         *(port_free(port) for port in ports),
         java(),
@@ -129,6 +131,11 @@ def memory(meminfo: Path, arena_bytes: int) -> Finding:
 
 def data_directory(path: Path) -> list[Finding]:
     """A data directory that is there, or would be made."""
+    subject = f"data directory {path}"
+    try:
+        path = expanded(path).absolute()
+    except InvalidArgument as error:
+        return [problem(subject, error.message, "choose another --data-dir")]
     subject = f"data directory {path}"
     try:
         return _directory_findings(subject, path)

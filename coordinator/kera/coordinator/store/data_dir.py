@@ -9,6 +9,8 @@ from pathlib import Path
 
 from kera.core.data_dir import refuse_others
 from kera.core.errors import PathNotWritable, StartError
+from kera.core.home import expanded
+from kera.core.settings import setting
 
 
 class DataDirInUse(StartError):
@@ -20,11 +22,12 @@ class DataDirInUse(StartError):
 class DataDir:
     """A directory that exists, can be written, and is locked until `close` or the end of the process.
 
-    Raises `PathNotWritable`, `DataDirInUse`, or `StartError` when it is a broker's or a backup's.
+    Raises `InvalidSettings`, `PathNotWritable`, `DataDirInUse`, or `StartError` when it is a broker's or a backup's.
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path.expanduser().absolute()
+        with setting("data_dir"):
+            self.path = expanded(path).absolute()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -19,7 +19,8 @@ from typing import Any, Literal, NamedTuple
 
 import grpc
 
-from kera.core.errors import StartError
+from kera.core.errors import InvalidArgument, StartError
+from kera.core.home import expanded
 from kera.core.telemetry import get_logger
 
 log = get_logger("kera.tls")
@@ -209,13 +210,20 @@ def _read(setting: str, path: Path | None) -> bytes | None:
     if path is None:
         return None
     try:
-        with path.expanduser().open("rb") as file:
+        with _expanded(setting, path).open("rb") as file:
             data = file.read(FILE_BYTES_MAX + 1)
     except OSError as error:
         raise InvalidTls(f"{setting} {path} cannot be read: {error.strerror}", path=str(path)) from error
     if len(data) > FILE_BYTES_MAX:
         raise InvalidTls(f"{setting} {path} has more than {FILE_BYTES_MAX} bytes: it is no PEM file", path=str(path))
     return data
+
+
+def _expanded(setting: str, path: Path) -> Path:
+    try:
+        return expanded(path)
+    except InvalidArgument as error:
+        raise InvalidTls(f"{setting}: {error.message}", path=str(path)) from error
 
 
 def _trust(context: ssl.SSLContext, files: TlsFiles, ca: bytes | None) -> None:
@@ -234,7 +242,7 @@ def _identify(context: ssl.SSLContext, files: TlsFiles) -> None:
     """Show the process's own certificate to peers."""
     if files.cert is None or files.key is None:
         return
-    cert, key = files.cert.expanduser(), files.key.expanduser()
+    cert, key = _expanded("tls_cert", files.cert), _expanded("tls_key", files.key)
     try:
         context.load_cert_chain(cert, key, password=_no_password)
     except _PasswordNeeded as error:

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from kera.core.errors import UnknownStream
+from kera.core.home import expanded
 from kera.core.schema import schema_to_bytes
+from kera.core.settings import setting
 from kera.spark_connector.options.reading import ReadOptions, SharedMemory
 from kera.spark_connector.planning import Piece, Tail
 
@@ -61,7 +63,11 @@ def tls_as_json(client: ClientSettings) -> dict[str, str] | None:
     if client.tls_ca is None:
         return None
     files = {"ca": client.tls_ca, "cert": client.tls_cert, "key": client.tls_key}
-    return {name: str(path.expanduser()) if path else "" for name, path in files.items()}
+    found = {}
+    for name, path in files.items():
+        with setting(f"tls_{name}"):
+            found[name] = str(expanded(path)) if path else ""
+    return found
 
 
 class Hosts:
