@@ -209,9 +209,10 @@ async def test_two_brokers_cannot_share_an_identity(settings: BrokerSettings) ->
         assert len(list(settings.shm_dir.iterdir())) == 1, "the arena of the first is left alone"
 
 
-async def test_a_missing_directory_for_the_arena_is_named(settings: BrokerSettings) -> None:
-    with pytest.raises(PathNotWritable, match="nowhere"):
-        async with serve(settings.model_copy(update={"shm_dir": settings.shm_dir / "nowhere"})):
+@pytest.mark.parametrize("name", ["nowhere", "x" * 300], ids=["missing", "too long"])
+async def test_a_directory_for_the_arena_that_cannot_be_is_named(settings: BrokerSettings, name: str) -> None:
+    with pytest.raises(PathNotWritable, match=f"in shm_dir .*/{name}: .*; choose another --shm-dir$"):
+        async with serve(settings.model_copy(update={"shm_dir": settings.shm_dir / name})):
             pass
 
 

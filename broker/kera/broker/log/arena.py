@@ -250,7 +250,7 @@ class Arena:
             available = status.f_bavail * status.f_frsize
             path, fd = _create_locked(shm_dir, calls)
         except OSError as error:
-            raise PathNotWritable(f"cannot make an arena in {shm_dir}: {error.strerror}", path=str(shm_dir)) from error
+            raise _unusable(shm_dir, error) from error
         try:
             if available < size:
                 raise _too_small(shm_dir, size, available)
@@ -288,9 +288,10 @@ class Arena:
     def attach(cls, shm_dir: Path, data_dir: Path) -> Arena | None:
         """Take over the arena that a killed launch with this data directory has left; None when there is none.
 
-        Slots that hold segments are not free: the caller looks at their `content` and keeps or retires each.
+        Slots that hold segments are not free: the caller looks at their `content` and keeps or retires each. Raises
+        `PathNotWritable`.
         """
-        for path in sorted(shm_dir.glob(f"kera-{os.getuid()}-*.arena")):
+        for path in _arenas_in(shm_dir):
             try:
                 fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
             except OSError:
@@ -398,6 +399,20 @@ def _create_locked(shm_dir: Path, calls: FileCalls) -> tuple[Path, int]:
         os.close(fd)  # taken for an orphan between its creation and its lock
 
 
+def _arenas_in(shm_dir: Path) -> list[Path]:
+    """What is called as arenas of this user are; nothing in a directory that is not there."""
+    try:
+        return sorted(shm_dir.glob(f"kera-{os.getuid()}-*.arena"))
+    except OSError as error:  # a name that is too long; pathlib takes what is no directory, or not ours, for empty
+        raise _unusable(shm_dir, error) from error
+
+
+def _unusable(shm_dir: Path, error: OSError) -> PathNotWritable:
+    return PathNotWritable(
+        f"cannot make an arena in shm_dir {shm_dir}: {error.strerror}; choose another --shm-dir", path=str(shm_dir)
+    )
+
+
 def _too_small(shm_dir: Path, needed: int, available: int) -> SharedMemoryTooSmall:
     return SharedMemoryTooSmall(
         f"{shm_dir} has {available >> 20} MiB free, the arena needs {-(-needed >> 20)} MiB;"
@@ -412,9 +427,10 @@ def remove_orphans(shm_dir: Path, data_dir: Path) -> list[Path]:
     """Remove the arenas of dead brokers that are ours to remove; returns their paths.
 
     Ours are those of an earlier launch with the same `data_dir`, and those of ephemeral brokers of the same user.
+    Raises `PathNotWritable`.
     """
     removed = []
-    for path in sorted(shm_dir.glob(f"kera-{os.getuid()}-*.arena")):
+    for path in _arenas_in(shm_dir):
         with _locked(path) as fd:
             if fd is None:
                 continue  # its owner is alive
