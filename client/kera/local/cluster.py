@@ -325,6 +325,8 @@ class LocalCluster:
 def _path(name: str, path: Path | str | None) -> Path | None:
     if path is None:
         return None
+    if path == "":  # Python takes it for the current directory
+        raise InvalidArgument(f"{name} is empty; name a path, or leave it out; the current directory is .")
     try:
         return expanded(Path(path)).absolute()
     except InvalidArgument as error:

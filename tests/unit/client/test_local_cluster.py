@@ -193,6 +193,8 @@ async def test_a_child_can_be_paused_and_stopped_as_it_is(journal: Journal) -> N
         ({"backups": -1}, "cannot have -1 backups"),
         ({"replication": 1}, "replication 1 needs as many backups, and there are 0"),
         ({"replication": -1, "backups": 2}, "replication -1"),
+        ({"data_dir": ""}, "data_dir is empty"),
+        ({"log_dir": ""}, "log_dir is empty"),
     ],
 )
 def test_a_cluster_that_cannot_be_is_refused(arguments: dict[str, Any], text: str) -> None:
