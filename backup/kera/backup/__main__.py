@@ -58,7 +58,7 @@ async def serve(
             log_dirs = [expanded(each).absolute() for each in settings.log_dirs]
         monitor = stack.enter_context(Monitor("backup", [data_dir, *log_dirs], runtime=runtime))
         metrics = monitor.serve(settings.host, settings.metrics_port)
-        directory = BackupDirectory(data_dir, runtime.new_id, runtime.files)
+        directory = BackupDirectory(data_dir, runtime.new_id, runtime.files, besides=log_dirs)
         stack.callback(directory.close)
         # What ties it to the coordinator ends last: as long as it writes to its disks, it says that it is there.
         ties = await stack.enter_async_context(AsyncExitStack())

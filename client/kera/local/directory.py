@@ -15,8 +15,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from kera.core.data_dir import others_in
 from kera.core.errors import PathNotWritable, StartError
+from kera.core.own_directory import others_in
 
 _PREFIX = "kera-local-"
 _LOCK = ".lock"

@@ -2,17 +2,15 @@
 
 It holds the id that the coordinator gave, and the cluster it belongs to, twice: for a broker in ``broker.json`` and in
 ``broker.copy.json``, each with a checksum. Either is enough, and a damaged one is written anew. A lock on the directory
-keeps two processes from sharing one identity. What else is in there is the daemon's own; where another kind of daemon
-has left something, none starts (`others_in`).
+keeps two processes from sharing one identity (``kera.core.own_directory``). What else is in there is the daemon's own.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -20,6 +18,7 @@ from typing import Any, ClassVar, Self
 from kera.core.blocks import FILE_CALLS, FileCalls, sync_directory
 from kera.core.checksum import crc32c
 from kera.core.errors import PathNotWritable, StartError
+from kera.core.own_directory import take
 from kera.core.runtime import random_id
 from kera.core.telemetry import get_logger
 
@@ -27,13 +26,6 @@ log = get_logger("kera.data_dir")
 
 FORMAT = 2
 """Of the files. 1, which only brokers have written, had no checksum."""
-LOCK_NAME = "lock"
-TRACES = {
-    "coordinator": ("metadata/data.mdb",),
-    "broker": ("broker.json", "broker.copy.json", "log/index", "log/segments"),
-    "backup": ("backup.json", "backup.copy.json", "log/replicas.log", "replicas.log"),
-}
-"""What a directory has in it once a daemon of a kind has started there; ``replicas.log``: one of ``--log-dirs``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,30 +92,6 @@ def _checksum(content: dict[str, Any]) -> str:
     return f"{crc32c(json.dumps(covered, sort_keys=True, separators=(',', ':')).encode()):08x}"
 
 
-def others_in(path: Path, role: str = "") -> str:
-    """Which other kind of daemon than `role` has something in a directory, in words; empty: none has.
-
-    Two that have shared one directory before go on with that.
-    """
-    # What cannot be looked at is told by who uses it next.
-    found = [kind for kind, names in TRACES.items() if any(os.access(path / name, os.F_OK) for name in names)]
-    if not found or role in found:
-        return ""
-    (kind, *_) = found
-    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-        return f"{kind} {int(json.loads((path / f'{kind}.json').read_bytes())[f'{kind}_id'])}"
-    return f"a {kind}"
-
-
-def refuse_others(path: Path, role: str) -> None:
-    """Raise `StartError` if a directory is another kind of daemon's than `role`."""
-    if others := others_in(path, role):
-        raise StartError(
-            f"{path} has the data of {others}, and a {role} needs a directory of its own; choose another --data-dir",
-            path=str(path),
-        )
-
-
 class DataDirectory:
     """Owner of a daemon's data directory; raises `PathNotWritable` or `StartError` when it cannot be that."""
 
@@ -131,7 +99,15 @@ class DataDirectory:
     data_pattern: ClassVar[str | None] = None
     """What matches it below the directory is data of a daemon that had an identity; None: the daemon checks itself."""
 
-    def __init__(self, path: Path, new_id: Callable[[], str] = random_id, calls: FileCalls = FILE_CALLS) -> None:
+    def __init__(
+        self,
+        path: Path,
+        new_id: Callable[[], str] = random_id,
+        calls: FileCalls = FILE_CALLS,
+        *,
+        besides: Collection[Path] = (),
+    ) -> None:
+        """`besides`: other directories of the same daemon."""
         self.path = path
         self._calls = calls
         self.directory_id = new_id()
@@ -139,38 +115,7 @@ class DataDirectory:
         self.coordinator_epoch = 0
         """See `Identity.coordinator_epoch`; likewise."""
         self._files = [path / name for name in self.identity.names()]
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise PathNotWritable(
-                f"cannot write data directory {path}: {error.strerror}; choose another --data-dir", path=str(path)
-            ) from error
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            holder = self._holder()
-            os.close(self._lock)
-            raise StartError(
-                f"{holder} uses data directory {path}; choose another --data-dir", path=str(path)
-            ) from error
-        try:
-            refuse_others(path, self.identity.role)
-        except StartError:
-            os.close(self._lock)
-            raise
-        with contextlib.suppress(OSError):  # for the message above; a full disk is told where it matters
-            os.ftruncate(self._lock, 0)
-            os.pwrite(self._lock, f"{self.identity.role} {os.getpid()}\n".encode(), 0)
-
-    def _holder(self) -> str:
-        """Who has the lock, in words: what it wrote there, which need not be a daemon of this kind."""
-        with contextlib.suppress(OSError, ValueError):
-            role, _, process = os.pread(self._lock, 40, 0).decode("ascii").strip().rpartition(" ")
-            if process.isdecimal() and Path("/proc", process).exists():  # else it was killed, and somebody else has it
-                role = role or "coordinator"
-                return f"{'another' if role == self.identity.role else 'a'} {role} (process {process})"
-        return "another process"
+        self._lock = take(path, self.identity.role, besides=besides)
 
     def load(self) -> tuple[int, str]:
         """The daemon's id and its cluster's; (0, "") for one that was never registered.

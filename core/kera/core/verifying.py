@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from kera.core.data_dir import LOCK_NAME, Identity
+from kera.core.data_dir import Identity
 from kera.core.errors import StartError
+from kera.core.own_directory import LOCK_NAME
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,8 +14,9 @@ from kera.broker import registration as broker
 from kera.broker.storage.index import SegmentIndex
 from kera.coordinator.store.data_dir import DataDir, DataDirInUse
 from kera.coordinator.store.lmdb_store import LmdbStore
-from kera.core.data_dir import LOCK_NAME, DataDirectory
+from kera.core.data_dir import DataDirectory
 from kera.core.errors import StartError
+from kera.core.own_directory import LOCK_NAME
 from kera.local.directory import ClusterDirectory
 
 KINDS: dict[str, type[DataDirectory]] = {"broker": broker.BrokerDirectory, "backup": backup.BackupDirectory}
@@ -147,3 +149,122 @@ def test_brokers_of_a_host_or_a_local_cluster_do_not_nest_in_one(
         ClusterDirectory.open(tmp_path / "daemon")
     assert not (tmp_path / "daemon" / ".lock").exists()
     ClusterDirectory.open(tmp_path).release()
+
+
+# -- directories that lie in each other ----------------------------------------------------------------------------
+
+
+OPEN: dict[str, Callable[[Path], DataDirectory | DataDir]] = {"coordinator": DataDir, **KINDS}
+TRACES_OF = {"coordinator": coordinator_of, "broker": broker_of, "backup": backup_of}
+
+
+def files_in(path: Path) -> set[Path]:
+    return {each.relative_to(path) for each in path.rglob("*")}
+
+
+@pytest.mark.parametrize("inner", OPEN)
+@pytest.mark.parametrize("outer", OPEN)
+def test_in_the_directory_of_a_daemon_that_runs_no_other_starts(tmp_path: Path, outer: str, inner: str) -> None:
+    holder = OPEN[outer](tmp_path / "outer")
+    before = files_in(tmp_path)
+    with pytest.raises(StartError) as refused:
+        OPEN[inner](tmp_path / "outer" / "some" / "inner")
+
+    assert refused.value.message == (
+        f"{tmp_path}/outer belongs to a {outer} (process {os.getpid()}), and {tmp_path}/outer/some/inner lies in it:"
+        " directories of daemons must not lie in each other; choose another --data-dir"
+    )
+    assert files_in(tmp_path) == before
+    holder.close()
+
+
+@pytest.mark.parametrize("inner", OPEN)
+@pytest.mark.parametrize("outer", OPEN)
+def test_around_the_directory_of_a_daemon_that_runs_no_other_starts(tmp_path: Path, outer: str, inner: str) -> None:
+    holder = OPEN[inner](tmp_path / "outer" / "some" / "inner")
+    for _ in range(2):  # it is not taken for ours after a first attempt
+        with pytest.raises(StartError) as refused:
+            OPEN[outer](tmp_path / "outer")
+
+        assert refused.value.message == (
+            f"{tmp_path}/outer/some/inner belongs to a {inner} (process {os.getpid()}), and it lies in"
+            f" {tmp_path}/outer: directories of daemons must not lie in each other; choose another --data-dir"
+        )
+    holder.close()
+
+
+@pytest.mark.parametrize(("first", "owner"), [("coordinator", "a coordinator"), ("broker", "broker 3")])
+def test_data_of_a_daemon_that_does_not_run_count_as_well(tmp_path: Path, first: str, owner: str) -> None:
+    TRACES_OF[first](tmp_path / "outer" / "inner")
+    with pytest.raises(StartError, match=rf"/outer/inner belongs to {owner}, and it lies in .*/outer:"):
+        KINDS["backup"](tmp_path / "outer")
+    with pytest.raises(StartError, match=rf"/outer/inner belongs to {owner}, and .*/outer/inner/deeper lies in it:"):
+        KINDS["backup"](tmp_path / "outer" / "inner" / "deeper")
+    (tmp_path / "link").symlink_to(tmp_path / "outer" / "inner")
+    with pytest.raises(StartError, match=rf"/outer/inner belongs to {owner}, and .*/outer/inner/deeper lies in it:"):
+        KINDS["backup"](tmp_path / "link" / "deeper")
+
+
+def test_a_copy_in_a_directory_is_no_reason_not_to_start_again(tmp_path: Path) -> None:
+    broker_of(tmp_path / "data")
+    shutil.copytree(tmp_path / "data", tmp_path / "copy")
+    (tmp_path / "copy").rename(tmp_path / "data" / "copy")
+
+    open_as("broker", tmp_path / "data")
+    with pytest.raises(StartError, match=r"/data belongs to broker 3, and .*/data/copy lies in it:"):
+        open_as("broker", tmp_path / "data" / "copy")
+
+
+def test_what_others_have_below_or_around_a_directory_is_nobodys(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "data" / "more"):
+        (path / "log" / "index").mkdir(parents=True)  # no lock there
+        (path / "metadata").mkdir()
+        (path / "metadata" / "data.mdb").touch()
+    (tmp_path / "data" / "lock").write_text("7\n")  # nobody holds it
+    TRACES_OF["broker"](tmp_path / "data" / "broker")
+    open_as("backup", tmp_path / "data" / "backup")
+
+
+# -- disks of a backup ---------------------------------------------------------------------------------------------
+
+
+def test_the_disks_of_a_backup_may_lie_in_its_directory_and_in_each_other(tmp_path: Path) -> None:
+    disks = [tmp_path / "data" / "disk", tmp_path / "other", tmp_path / "other" / "disk"]
+    for _ in range(2):
+        owner = backup.BackupDirectory(tmp_path / "data", besides=disks)
+        files = [LogFile(each) for each in disks]
+        owner.store(4, "cluster")
+        owner.close()
+        for file in files:
+            file.close()
+    backup.BackupDirectory(tmp_path / "data", besides=disks[:1]).close()  # others are its own, from before
+    backup.BackupDirectory(tmp_path / "other" / "disk" / "data", besides=disks[1:]).close()
+
+
+@pytest.mark.parametrize("disk", ["", "disk", "log/disk"])
+def test_a_disk_is_not_in_the_directory_of_another_daemon(tmp_path: Path, disk: str) -> None:
+    holder = KINDS["broker"](tmp_path / "broker")
+    SegmentIndex.open(tmp_path / "broker" / "log" / "index").close()
+    for user in (rf"a broker {ME}", "a broker"):
+        with pytest.raises(StartError, match=f"^{tmp_path}/broker belongs to {user}, and .*choose another --log-dirs$"):
+            backup.BackupDirectory(tmp_path / "backup", besides=[tmp_path / "broker" / disk])
+        if user != "a broker":
+            holder.close()
+    assert not (tmp_path / "broker" / "disk").exists()
+
+
+def test_no_disk_is_around_the_directory_of_another_daemon(tmp_path: Path) -> None:
+    holder = KINDS["broker"](tmp_path / "disk" / "broker")
+    with pytest.raises(StartError, match=rf"/disk/broker belongs to a broker {ME}, and .*/disk: .*another --log-dirs$"):
+        backup.BackupDirectory(tmp_path / "backup", besides=[tmp_path / "disk"])
+    holder.close()
+
+
+@pytest.mark.parametrize("below", ["broker", ""])
+def test_no_daemon_starts_in_or_around_a_disk_of_a_backup_that_runs(tmp_path: Path, below: str) -> None:
+    disk = LogFile(tmp_path / "disks" / "disk")
+    path = tmp_path / "disks" / "disk" / "broker" if below else tmp_path / "disks"
+    with pytest.raises(StartError, match=r"/disks/disk belongs to a backup, and .*choose another --data-dir$"):
+        KINDS["broker"](path)
+    disk.close()
+    KINDS["broker"](path).close()  # it may have been one that is given up
