@@ -6,6 +6,7 @@ import asyncio
 import resource
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -29,6 +30,29 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 GROUP = "readers"
 RECORDS, READ = 200, 120
+KILLED = """
+import os, signal, sys
+from kera.cli.__main__ import main
+from kera.coordinator.store import lmdb_store
+from kera.core.errors import DiskFull
+
+def killed(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def full(*_):
+    raise DiskFull("no room")
+
+store, move = lmdb_store.LmdbStore, lmdb_store.LmdbStore._move
+match sys.argv.pop(1):
+    case "set aside":
+        store._move = lambda *paths: (move(*paths), killed())
+    case "opened":
+        store._commit = killed
+    case "put back":
+        store._commit, store._move = full, lambda self, *paths: killed() if self._set_aside else move(self, *paths)
+main(sys.argv[1:])
+"""
+"""A `kera` that is killed at a moment of a restore that its first argument names."""
 Where = tuple[str, ...]
 
 
@@ -208,3 +232,33 @@ def test_damaged_metadata_are_told_by_the_coordinator_and_replaced_by_a_copy(tmp
         assert f"damaged metadata are set aside (path={aside}" in done.stderr
         assert (aside / "data.mdb").read_bytes() == damaged
         assert "there are metadata already" in kera("restore", str(copy), "--data-dir", str(data_dir)).stderr
+
+
+@pytest.mark.parametrize("moment", ["set aside", "opened", "put back"])
+def test_where_a_restore_was_killed_no_new_cluster_begins_and_it_can_be_repeated(tmp_path: Path, moment: str) -> None:
+    data_dir, copy = tmp_path / "data", tmp_path / "copy"
+    (data_dir / "metadata").mkdir(parents=True)
+    (data_dir / "metadata" / "data.mdb").write_bytes(b"damaged")
+    copy.write_bytes(pack({"cluster_id": b"c", "streams/1": b"s"}, 17))
+    restore = ["cluster", "restore", str(copy), "--data-dir", str(data_dir)]
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED, moment, *restore, "--force"], capture_output=True, timeout=60, check=False
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert (data_dir / "metadata").exists() == (moment == "opened")
+
+    command = [sys.executable, "-m", "kera.cli", "coordinator", "--port", "0", "--data-dir", str(data_dir)]
+    started = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert started.returncode == 2
+    assert started.stderr.splitlines()[-1] == (
+        f"kera: error: {data_dir}/metadata has no metadata, and {data_dir}/metadata.damaged has damaged ones: putting a"
+        f" copy in their place was interrupted. Repeat kera cluster restore FILE --data-dir {data_dir}, or move"
+        f" {data_dir}/metadata.damaged to another directory to begin a new cluster"
+    )
+    repeated = run_kera(*restore)
+    assert repeated.returncode == 0, repeated.stderr
+    assert repeated.stderr.decode() == (
+        f"kera: warning: going on with a restore that was interrupted (damaged={data_dir}/metadata.damaged)\n"
+    )
+    assert "there are metadata already, of cluster c" in run_kera(*restore).stderr.decode()
+    assert (data_dir / "metadata.damaged" / "data.mdb").read_bytes() == b"damaged"

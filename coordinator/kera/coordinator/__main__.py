@@ -110,12 +110,20 @@ async def serve(
 
 
 async def _store(
-    settings: CoordinatorSettings, runtime: Runtime, stack: AsyncExitStack, *, replace_damaged: bool = False
+    settings: CoordinatorSettings,
+    runtime: Runtime,
+    stack: AsyncExitStack,
+    *,
+    for_copy: bool = False,
+    replace_damaged: bool = False,
 ) -> tuple[MetadataStore, Callable[[str], Election]]:
     """Where the metadata are, and the election of who may lead, for a coordinator at an address."""
     if not settings.zookeeper:
         lmdb_store = LmdbStore(
-            settings.data_dir, bytes_max=settings.metadata_bytes_max, replace_damaged=replace_damaged
+            settings.data_dir,
+            bytes_max=settings.metadata_bytes_max,
+            for_copy=for_copy,
+            replace_damaged=replace_damaged,
         )
         stack.push_async_callback(lmdb_store.close)
         return lmdb_store, Alone
@@ -141,10 +149,10 @@ async def _store(
 async def restore(settings: CoordinatorSettings, data: bytes, *, force: bool) -> MetadataCopy:
     """Put a copy of metadata back where a coordinator with these settings keeps them; none may run there.
 
-    With `force` in the place of others, also of damaged ones.
+    With `force` in the place of others, also of damaged ones. One that was interrupted goes on without it.
     """
     async with AsyncExitStack() as stack:
-        store, _ = await _store(settings, secure(MACHINE, settings), stack, replace_damaged=force)
+        store, _ = await _store(settings, secure(MACHINE, settings), stack, for_copy=True, replace_damaged=force)
         return await put_back(store, data, force=force)
 
 

@@ -21,7 +21,7 @@ LOCK_NAME = "lock"
 REPLICAS_NAME = "replicas.log"
 """In each of a backup's ``--log-dirs``, which have no other file, and which it locks."""
 TRACES = {
-    "coordinator": ("metadata/data.mdb",),
+    "coordinator": ("metadata/data.mdb", "metadata.damaged"),
     "broker": ("broker.json", "broker.copy.json", "log/index", "log/segments"),
     "backup": ("backup.json", "backup.copy.json", f"log/{REPLICAS_NAME}", REPLICAS_NAME),
 }

@@ -11,7 +11,7 @@ import lmdb
 import pytest
 
 from kera.coordinator.store.data_dir import DataDir, DataDirInUse
-from kera.coordinator.store.lmdb_store import LOCK_BYTES, LmdbStore, MetadataDamaged
+from kera.coordinator.store.lmdb_store import LOCK_BYTES, LmdbStore, MetadataDamaged, RestoreInterrupted
 from kera.coordinator.store.metadata import (
     MetadataStoreFailed,
     MetadataStoreFull,
@@ -150,6 +150,33 @@ async def test_damaged_metadata_stay_where_nothing_came_in_their_place(tmp_path:
     with limited_files(4096), pytest.raises(StartError, match="cannot use metadata"):
         LmdbStore(tmp_path, bytes_max=4 * MIB, replace_damaged=True)
     assert [each.read_bytes() for each in (tmp_path / "metadata").iterdir()] == [b"\7"]
+
+
+@pytest.mark.parametrize("empty", [True, False], ids=["an empty database", "nothing"])
+@pytest.mark.parametrize("replace_damaged", [True, False])
+async def test_where_a_restore_was_interrupted_only_a_copy_gets_into_the_place(
+    tmp_path: Path, empty: bool, replace_damaged: bool
+) -> None:
+    if empty:
+        await open_store(tmp_path).close()
+    (tmp_path / "metadata.damaged").mkdir()
+    before = {path.name for path in tmp_path.rglob("*")} | {"lock"}
+
+    for _ in range(2):
+        with pytest.raises(RestoreInterrupted, match=f"Repeat kera cluster restore FILE --data-dir {tmp_path}, or "):
+            open_store(tmp_path)
+        assert {path.name for path in tmp_path.rglob("*")} == before
+    store = LmdbStore(tmp_path, bytes_max=4 * MIB, for_copy=True, replace_damaged=replace_damaged)
+    await store.close()  # it had no copy after all
+    with pytest.raises(RestoreInterrupted):
+        open_store(tmp_path)
+    store = LmdbStore(tmp_path, bytes_max=4 * MIB, for_copy=True, replace_damaged=replace_damaged)
+    await store.write(Write("a", b"1", 0))
+    await store.close()
+
+    store = open_store(tmp_path)
+    assert list(await store.list("")) == ["a"]
+    await store.close()
 
 
 async def test_what_lmdb_maps_has_room_on_the_disk_before(tmp_path: Path) -> None:

@@ -62,6 +62,11 @@ def coordinator_of(path: Path) -> None:
     asyncio.run(LmdbStore(path, bytes_max=1 << 20).close())
 
 
+def coordinator_whose_restore_was_interrupted_of(path: Path) -> None:
+    coordinator_of(path)
+    (path / "metadata").rename(path / "metadata.damaged")
+
+
 def broker_of(path: Path) -> None:
     owner = broker.BrokerDirectory(path)
     owner.store(3, "cluster")
@@ -90,6 +95,7 @@ def log_dir_of_a_backup(path: Path) -> None:
 
 FOREIGN = [
     (coordinator_of, "coordinator", "a coordinator"),
+    (coordinator_whose_restore_was_interrupted_of, "coordinator", "a coordinator"),
     (broker_of, "broker", "broker 3"),
     (broker_that_never_joined_of, "broker", "a broker"),
     (backup_of, "backup", "backup 4"),

@@ -10,6 +10,10 @@ other, because a slow disk must not hold up heartbeats; reads are memory accesse
         records                  key → version (u64, big-endian), then the value
     <data_dir>/metadata.damaged  one that was damaged, in whose place a copy was put; the next are metadata.damaged-2, …
 
+Whoever puts a copy in the place of damaged metadata may be killed in between. Then there are none, or an empty
+database, beside those that were set aside: no coordinator begins a new cluster there (`RestoreInterrupted`), and the
+next who puts a copy back goes on from there.
+
 LMDB gets no file that could end the process, see ``kera.coordinator.store.lmdb_file``.
 """
 
@@ -65,10 +69,16 @@ class MetadataDamaged(StartError):
     code = "metadata_damaged"
 
 
+class RestoreInterrupted(StartError):
+    """Damaged metadata were set aside, and nothing was put in their place."""
+
+    code = "restore_interrupted"
+
+
 class LmdbStore:
     """See `kera.coordinator.store.metadata.MetadataStore`. Owns the data directory while it is open.
 
-    Raises `PathNotWritable`, `DataDirInUse`, `MetadataDamaged`, `UnknownFormat` or `StartError`.
+    Raises `PathNotWritable`, `DataDirInUse`, `MetadataDamaged`, `RestoreInterrupted`, `UnknownFormat` or `StartError`.
     """
 
     def __init__(
@@ -78,17 +88,20 @@ class LmdbStore:
         bytes_max: int,
         committing: ThreadPoolExecutor | None = None,
         environment_of: OpenEnvironment | None = None,
+        for_copy: bool = False,
         replace_damaged: bool = False,
     ) -> None:
         """`committing`: the one thread that commits; it ends with the store.
 
-        With `replace_damaged` damaged metadata are set aside, and the store is empty. They are put back if the store
-        is closed without a write: a coordinator that finds nothing would begin a new cluster.
+        `for_copy`: a copy is put into it, so an earlier attempt that was interrupted is no error. With
+        `replace_damaged`, besides, damaged metadata are set aside, and the store is empty. They are put back if the
+        store is closed without a write.
         """
         self._directory = DataDir(data_dir)
         self._path = self._directory.path / "metadata"
         self._bytes_max = bytes_max
         self._committing = committing or ThreadPoolExecutor(1, thread_name_prefix="kera-metadata")
+        self._for_copy = for_copy or replace_damaged
         self._set_aside: Path | None = None
         """Where damaged metadata are, in whose place nothing has been written yet."""
         try:
@@ -103,12 +116,31 @@ class LmdbStore:
         except MetadataDamaged as damaged:
             if not replace_damaged:
                 raise
-            names = (f"{self._path.name}.damaged{f'-{number}' if number > 1 else ''}" for number in count(1))
-            aside = next(each for each in map(self._path.with_name, names) if not os.path.lexists(each))
+            aside = next(each for each in self._places_aside() if not os.path.lexists(each))
             self._move(self._path, aside)
             self._set_aside = aside
             log.warning("damaged metadata are set aside", path=str(aside), reason=damaged.attributes["reason"])
             self._open(environment_of)
+
+    def _places_aside(self) -> Iterator[Path]:
+        """Where damaged metadata are put, in this order."""
+        for number in count(1):
+            yield self._path.with_name(f"{self._path.name}.damaged{f'-{number}' if number > 1 else ''}")
+
+    def _check_place(self) -> None:
+        """There is nothing here. Raises `RestoreInterrupted` if others were set aside for it."""
+        aside = next(self._places_aside())
+        if self._set_aside is not None or not os.path.lexists(aside):
+            return
+        if not self._for_copy:
+            raise RestoreInterrupted(
+                f"{self._path} has no metadata, and {aside} has damaged ones: putting a copy in their place was"
+                f" interrupted. Repeat kera cluster restore FILE --data-dir {self._directory.path}, or move {aside} to"
+                " another directory to begin a new cluster",
+                path=str(self._path),
+                aside=str(aside),
+            )
+        log.warning("going on with a restore that was interrupted", damaged=str(aside))
 
     def _let_go(self) -> None:
         try:
@@ -129,6 +161,8 @@ class LmdbStore:
     def _open(self, environment_of: OpenEnvironment | None) -> None:
         file = self._path / "data.mdb"
         is_new = not os.path.lexists(file)
+        if is_new:
+            self._check_place()
         try:
             # LMDB would make one that nobody but root can enter, and earlier versions have let it.
             self._path.mkdir(exist_ok=True)
@@ -142,6 +176,11 @@ class LmdbStore:
             try:
                 self._check_format()
                 self._records = self._environment.open_db(b"records")
+                if is_new:  # a commit is none yet if the file's name can vanish
+                    sync_directory(self._path)
+                    sync_directory(self._path.parent)
+                elif self._is_empty():
+                    self._check_place()
             except BaseException:
                 self._environment.close()
                 raise
@@ -173,6 +212,10 @@ class LmdbStore:
                     path=str(self._path),
                     format=found,
                 )
+
+    def _is_empty(self) -> bool:
+        with self._environment.begin(db=self._records) as transaction:
+            return not transaction.stat(self._records)["entries"]
 
     async def get(self, key: str) -> StoredRecord | None:
         """See `MetadataStore.get`."""
