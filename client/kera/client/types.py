@@ -11,7 +11,7 @@ import pyarrow as pa
 from kera.client import arguments
 from kera.client.settings import Durability
 from kera.core.chunk import ALIGNMENT_BYTES, Codec
-from kera.core.errors import InvalidArgument, StreamletOutOfRange
+from kera.core.errors import InvalidArgument, ProtocolError, StreamletOutOfRange
 from kera.core.ids import EntryId, Position
 from kera.core.schema import schema_from_bytes
 from kera.v1 import broker_pb2, common_pb2, coordinator_pb2
@@ -303,8 +303,10 @@ class StreamDescription:
     def from_message(
         cls, info: common_pb2.StreamInfo, brokers: Sequence[common_pb2.BrokerInfo] = (), *, message_bytes_max: int = 0
     ) -> StreamDescription:
-        """From its wire form; the newest schema counts."""
-        schema = max(info.schemas, key=lambda version: version.schema_id)
+        """From its wire form; the newest schema counts. Raises `ProtocolError`, and `SchemaMismatch`."""
+        schema = max(info.schemas, key=lambda version: version.schema_id, default=None)
+        if schema is None:
+            raise ProtocolError(f"stream {info.name!r} was described without a schema", stream=info.name)
         config = info.config
         return cls(
             stream_id=info.stream_id,
@@ -315,7 +317,7 @@ class StreamDescription:
                 entries=config.entries,
                 group_segments=config.group_segments,
                 durability=durability_name(config.durability),
-                codec=common_pb2.Codec.Name(config.codec).removeprefix("CODEC_").lower(),
+                codec=_codec_name(config.codec),
                 retention_ms=config.retention_ms,
                 retention_bytes=config.retention_bytes,
                 retention_consumer_groups=tuple(config.retention_consumer_groups),
@@ -449,9 +451,22 @@ def position_of(cursor: common_pb2.Cursor) -> Position:
 _DURABILITY_NAMES = {value: name.removeprefix("DURABILITY_").lower() for name, value in common_pb2.Durability.items()}
 
 
+_CODEC_NAMES = {value: name.removeprefix("CODEC_").lower() for name, value in common_pb2.Codec.items()}
+
+
+def _codec_name(value: common_pb2.Codec.ValueType) -> str:
+    name = _CODEC_NAMES.get(value)
+    if name is None:
+        raise ProtocolError(f"codec {value} is not known; is the peer newer?", codec=value)
+    return name
+
+
 def durability_name(value: common_pb2.Durability.ValueType) -> str:
-    """``leader``, ``replicated`` or ``persisted``."""
-    return _DURABILITY_NAMES[value]
+    """``leader``, ``replicated`` or ``persisted``. Raises `ProtocolError`."""
+    name = _DURABILITY_NAMES.get(value)
+    if name is None:
+        raise ProtocolError(f"durability {value} is not known; is the peer newer?", durability=value)
+    return name
 
 
 def durability_value(name: str | None) -> common_pb2.Durability.ValueType:

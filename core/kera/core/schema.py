@@ -27,8 +27,23 @@ def schema_to_bytes(schema: pa.Schema) -> bytes:
 
 
 def schema_from_bytes(data: bytes) -> pa.Schema:
-    """The schema in an Arrow IPC message. Raises `SchemaMismatch` when it is none."""
+    """The schema in an Arrow IPC message. Raises `SchemaMismatch` when it is none, or has names that are no text."""
     try:
-        return pa.ipc.read_schema(pa.py_buffer(data))
-    except (pa.ArrowInvalid, OSError, EOFError) as error:
+        schema = pa.ipc.read_schema(pa.py_buffer(data))
+        for field in schema:
+            _look_at_names(field)
+    except (pa.ArrowException, OSError, EOFError, UnicodeDecodeError) as error:
         raise SchemaMismatch(f"not an Arrow schema: {error}") from error
+    return schema
+
+
+def _look_at_names(field: pa.Field) -> None:
+    """Raises `UnicodeDecodeError`, which Arrow else does when somebody looks at a name: it takes any bytes for one."""
+    str(field.name)
+    kind = field.type.storage_type if isinstance(field.type, pa.BaseExtensionType) else field.type
+    if pa.types.is_timestamp(kind):
+        str(kind.tz)
+    elif pa.types.is_dictionary(kind):
+        _look_at_names(pa.field("", kind.value_type))
+    for at in range(kind.num_fields):
+        _look_at_names(kind.field(at))

@@ -1,5 +1,6 @@
 """The admin's calls as messages, and answers as values; a real coordinator has them in tests/integration."""
 
+import re
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from kera.client.admin.control import BrokerLoad, DrainStatus, StreamletMove
 from kera.client.cluster.cluster import Cluster
 from kera.client.settings import ClientSettings
 from kera.client.types import BackupDescription, StreamDescription
-from kera.core.errors import InvalidArgument
+from kera.core.errors import InvalidArgument, ProtocolError
 from kera.core.rpc import Method, api
 from kera.core.runtime import MACHINE
 from kera.v1 import common_pb2, coordinator_pb2
@@ -246,3 +247,29 @@ async def test_recoveries_are_described_with_all_that_is_known() -> None:
     assert (found.broker_id, found.before_epoch, found.cause, found.phase) == (1, 2, "dead", "taking_over")
     assert (found.waits_for, found.owner_ids) == (["w"], [3])
     assert [getattr(found, name) for name in numbers] == list(range(10, 10 + len(numbers)))
+
+
+async def test_a_phase_that_only_a_newer_coordinator_knows_is_shown_as_a_number() -> None:
+    info = coordinator_pb2.RecoveryInfo(phase=99)  # type: ignore[arg-type]
+
+    (found,) = await Answering(coordinator_pb2.ListRecoveriesResponse(recoveries=[info])).admin.recoveries()
+
+    assert found.phase == "phase 99"
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"schemas": []}, "stream 's' was described without a schema"),
+        ({"config": common_pb2.StreamConfig(codec=7)}, "codec 7 is not known; is the peer newer?"),  # type: ignore[arg-type]
+        ({"config": common_pb2.StreamConfig(durability=8)}, "durability 8 is not known"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_description_that_makes_no_sense_is_an_error_that_says_so(changes: dict[str, Any], text: str) -> None:
+    info = stream_info()
+    for name, value in changes.items():
+        info.ClearField(name)  # type: ignore[arg-type]
+        info.MergeFrom(common_pb2.StreamInfo(**{name: value}))
+
+    with pytest.raises(ProtocolError, match=re.escape(text)):
+        StreamDescription.from_message(info)

@@ -257,6 +257,20 @@ def test_where_the_header_is_damaged_nobody_knows_where_the_next_chunk_is() -> N
         list(batches_of(fetched, STREAM, EACH.model_copy(update={"corrupt_chunks": "skip"})))
 
 
+@pytest.mark.parametrize("verify", [True, False])
+@pytest.mark.parametrize("missing", [64, 300])
+def test_a_chunk_that_is_cut_short_is_named_with_its_place(missing: int, verify: bool) -> None:
+    whole = crafted(GOOD, 2)
+    data = whole + crafted(GOOD, 2, 2)[:-missing] if missing < 200 else whole + whole[:100]
+    fetched = Fetched(ENTRY, Position(1, 1, 0), Position(1, 1, len(data)), [pa.py_buffer(data)], 0, None)
+    for corrupt_chunks in ("fail", "skip"):
+        settings = EACH.model_copy(update={"corrupt_chunks": corrupt_chunks, "verify_checksums": verify})
+        with pytest.raises(CorruptChunk, match="cut short") as refused:
+            list(batches_of(fetched, STREAM, settings))
+        assert refused.value.attributes["stream"] == "s"
+        assert refused.value.attributes["position"] == [1, 1, len(whole)]
+
+
 def test_a_chunk_that_would_become_too_large_is_refused_before_it_does() -> None:
     rows = [{"timestamp": 1, "value": bytes(1 << 20)}] * 8
     payload = encode_payload(pa.RecordBatch.from_pylist(rows, DEFAULT_SCHEMA), Codec.ZSTD).to_pybytes()

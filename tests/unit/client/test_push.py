@@ -529,6 +529,7 @@ async def test_a_broker_that_died_is_followed_to_where_its_data_went(
         {"length_bytes": SLOT_BYTES + 1},
         {"length_bytes": 0},
         {"group_id": 0},
+        {"offset": (1 << 32) - 1},
     ],
 )
 async def test_a_run_that_makes_no_sense_ends_the_connection_and_nothing_of_it_is_given_out(

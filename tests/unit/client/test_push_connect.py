@@ -59,6 +59,10 @@ def no_arena(fleet: PushFleet) -> None:
     fleet.pushing.arena_path.unlink()
 
 
+def endless_arena(fleet: PushFleet) -> None:
+    fleet.pushing.hello.arena_bytes = (1 << 64) - 1
+
+
 def odd_arena(fleet: PushFleet) -> None:
     fleet.pushing.hello.slots += 1
 
@@ -71,6 +75,7 @@ def odd_arena(fleet: PushFleet) -> None:
         (other_broker, "broker 2 is at"),
         (other_version, "no push channel of version 2"),
         (no_arena, "cannot map the broker's memory"),
+        (endless_arena, "cannot map the broker's memory"),
         (odd_arena, "not as it says"),
     ],
 )

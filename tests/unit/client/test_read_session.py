@@ -126,18 +126,33 @@ async def test_what_has_ended_is_not_in_it_any_more(wide: FakeCluster, make_prod
     assert session.items == [whole]
 
 
+class Other:
+    """A broker that answers as no broker does."""
+
+    transport = "tcp"
+
+    def __init__(self, reply: Reply[Any]) -> None:
+        self.reply = reply
+
+    async def answer(self) -> Reply[Any]:
+        return self.reply
+
+    def submit(self, *_: Any, **__: Any) -> Any:
+        return self.answer()
+
+
 async def test_an_answer_about_something_else_is_no_answer() -> None:
-    class Other:
-        transport = "tcp"
-
-        async def answer(self) -> Reply[Any]:
-            return Reply(broker_pb2.MultiReadChunksResponse(results=[broker_pb2.ReadResult(handle=77)]))
-
-        def submit(self, *_: Any, **__: Any) -> Any:
-            return self.answer()
-
-    session = ReadSession(Other(), "", [part(0)])  # type: ignore[arg-type]
+    reply = Reply(broker_pb2.MultiReadChunksResponse(results=[broker_pb2.ReadResult(handle=77)]))
+    session = ReadSession(Other(reply), "", [part(0)])  # type: ignore[arg-type]
     with pytest.raises(ProtocolError, match="77"):
+        await read(session)
+
+
+async def test_an_answer_that_tells_of_more_bytes_than_have_come_is_no_answer() -> None:
+    results = [broker_pb2.ReadResult(handle=1, length_bytes=65)]
+    reply = Reply(broker_pb2.MultiReadChunksResponse(results=results), [memoryview(bytes(64))])
+    session = ReadSession(Other(reply), "", [part(0)])  # type: ignore[arg-type]
+    with pytest.raises(ProtocolError, match="65 bytes of a range, and 64 are left"):
         await read(session)
 
 

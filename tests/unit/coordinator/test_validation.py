@@ -247,6 +247,27 @@ def test_bytes_that_are_no_schema_are_refused(data: bytes) -> None:
         checked_schema(common_pb2.StreamSchema(arrow_schema=data))
 
 
+def test_a_schema_with_names_that_are_no_text_is_refused() -> None:
+    for name, schema in (
+        (b"some", pa.schema([("some", pa.int8())])),
+        (b"some", pa.schema([("a", pa.list_(pa.struct([("some", pa.int8())])))])),
+        (b"Europe", pa.schema([("a", pa.timestamp("s", tz="Europe/Paris"))])),
+        (b"some", pa.schema([("a", pa.dictionary(pa.int8(), pa.struct([("some", pa.int8())])))])),
+    ):
+        data = schema_to_bytes(schema)
+        assert data.count(name) == 1
+        with pytest.raises(SchemaMismatch, match="not an Arrow schema: 'utf-8'"):
+            checked_schema(common_pb2.StreamSchema(arrow_schema=data.replace(name, b"\xff" * len(name))))
+
+
+def test_a_schema_of_types_that_arrow_does_not_have_is_refused() -> None:
+    data = schema_to_bytes(pa.schema([("a", pa.int64())]))
+    at = data.rindex((64).to_bytes(4, "little"))
+
+    with pytest.raises(SchemaMismatch, match="Integers with more than 64 bits"):
+        checked_schema(common_pb2.StreamSchema(arrow_schema=data[:at] + (128).to_bytes(4, "little") + data[at + 4 :]))
+
+
 def test_a_schema_cut_short_is_refused() -> None:
     data = schema_to_bytes(DEFAULT_SCHEMA)
     for length in range(1, len(data), 7):

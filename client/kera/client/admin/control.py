@@ -8,6 +8,9 @@ from kera.client.types import StreamDescription
 from kera.core.rpc.wire import error_from_message
 from kera.v1 import coordinator_pb2
 
+_PHASES = {value: name.removeprefix("RECOVERY_PHASE_").lower() for name, value in coordinator_pb2.RecoveryPhase.items()}
+"""A newer coordinator may have others."""
+
 
 @dataclass(frozen=True, slots=True)
 class MoveResult:
@@ -147,12 +150,11 @@ class RecoveryDescription:
     @classmethod
     def from_message(cls, message: coordinator_pb2.RecoveryInfo) -> RecoveryDescription:
         """From its wire form."""
-        phase = coordinator_pb2.RecoveryPhase.Name(message.phase).removeprefix("RECOVERY_PHASE_").lower()
         return cls(
             broker_id=message.broker_id,
             before_epoch=message.before_epoch,
             cause=message.cause,
-            phase=phase,
+            phase=_PHASES.get(message.phase, f"phase {message.phase}"),
             detected_us=message.detected_us,
             fenced_us=message.fenced_us,
             opened_us=message.opened_us,

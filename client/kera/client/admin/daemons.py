@@ -10,6 +10,7 @@ from kera.core.runtime import MACHINE, Runtime
 from kera.v1 import daemon_pb2
 
 DESCRIBE_TIMEOUT_S = 3.0
+_STATES = {value: name.removeprefix("HEALTH_STATE_").lower() for name, value in daemon_pb2.HealthState.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +19,8 @@ class DaemonCheck:
 
     name: str
     state: str
-    """``ok``; ``warning``: it works, and somebody should look at this; ``problem``: it cannot do its work."""
+    """``ok``; ``warning``: it works, and somebody should look at this, or it is newer and says what is not known here;
+    ``problem``: it cannot do its work."""
     text: str
 
 
@@ -79,12 +81,7 @@ async def describe_daemon(
         uptime_ms=said.uptime_ms,
         clock_ahead_ms=(said.now_us - sent_us) / 1000 - took_ms / 2,
         clock_unsure_ms=took_ms / 2,
-        checks=tuple(
-            DaemonCheck(
-                each.name, daemon_pb2.HealthState.Name(each.state).removeprefix("HEALTH_STATE_").lower(), each.text
-            )
-            for each in said.checks
-        ),
+        checks=tuple(DaemonCheck(each.name, _STATES.get(each.state, "warning"), each.text) for each in said.checks),
         file_systems=tuple(FileSystemRoom(each.path, each.size_bytes, each.free_bytes) for each in said.file_systems),
         feature_level=said.feature_level,
     )

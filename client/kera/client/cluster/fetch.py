@@ -136,6 +136,10 @@ class _Opener:
                 stream_id=header.stream_id,
                 schema_id=header.schema_id,
             )
+        if header.payload_bytes > buffer.size - at - HEADER_BYTES:
+            raise CorruptChunk(
+                f"chunk at offset {at} is cut short: it says to have {header.payload_bytes} payload bytes"
+            )
         payload = buffer.slice(at + HEADER_BYTES, header.payload_bytes)
         batch = open_payload(
             payload.to_pybytes() if copied else payload,
@@ -188,9 +192,9 @@ def batches_of(
                 if not isinstance(error, CorruptChunk):
                     raise
                 corrupt = _at_its_place(error, stream, entry, start)
-                header = read_header(view, at)
-                if settings.corrupt_chunks == "fail" or not _ends_within(view, at, header):
+                if settings.corrupt_chunks == "fail" or not _ends_within(view, at):
                     raise corrupt from error
+                header = read_header(view, at)
                 log.warning("a chunk cannot be read and is left out", **corrupt.attributes)
                 opened = _Opened(header, pa.RecordBatch.from_pylist([], stream.schema), copied=True)
             if slot is not None and not slot.intact:  # after the look at the bytes: they may have been others'
@@ -225,10 +229,10 @@ def _at_its_place(error: CorruptChunk, stream: StreamDescription, entry: EntryId
     )
 
 
-def _ends_within(view: memoryview, at: int, header: ChunkHeader) -> bool:
+def _ends_within(view: memoryview, at: int) -> bool:
     """Whether it is known where the chunk ends: its header is whole."""
     try:
-        verify_header(view, at)
+        header = verify_header(view, at)
     except CorruptChunk:
         return False
     return at + header.chunk_bytes <= len(view)

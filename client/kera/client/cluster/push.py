@@ -30,6 +30,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
+from kera.client.arguments import UINT32_MAX
 from kera.client.chunk_batch import PushedSlot
 from kera.client.cluster.batches import batched
 from kera.client.cluster.fetch import Fetched, Wanted
@@ -428,6 +429,8 @@ class PushChannel(asyncio.Protocol):
             self.taken(length)
             return
         start = Position(group_id, segment_id, offset)
+        if offset + length > UINT32_MAX:
+            raise ProtocolError(f"a run of {length} bytes at {tuple(start)} ends beyond all segments", lane=number)
         if start < subscription.next:
             raise ProtocolError(f"a run at {tuple(start)} was pushed after {tuple(subscription.next)}", lane=number)
         if self._generations[slot] != generation:

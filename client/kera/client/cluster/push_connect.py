@@ -98,7 +98,7 @@ def _map(hello: push_pb2.PushHello, fd: int | None) -> memoryview:
             memory = memoryview(mmap.mmap(fd, hello.arena_bytes, prot=mmap.PROT_READ))
         finally:
             os.close(fd)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, OverflowError) as error:
         reason = reason_of(error) if isinstance(error, OSError) else error
         raise InvalidArgument(f"cannot map the broker's memory {path}: {reason}; {_WAY_OUT}", path=path) from error
     rows_end = hello.rows_at + hello.slots * hello.row_bytes

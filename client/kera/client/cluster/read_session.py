@@ -151,6 +151,11 @@ class ReadSession(Generic[ItemT]):
             else:
                 self._items[result.handle] = item  # behind the others, should the session begin anew
             wanted = item.wanted
+            if result.length_bytes > bulk.size - at:
+                raise ProtocolError(
+                    f"the broker tells of {result.length_bytes} bytes of a range, and {bulk.size - at} are left of what"
+                    " has come"
+                )
             buffers = [bulk.slice(at, result.length_bytes)] if result.length_bytes else []
             at += result.length_bytes
             error = error_from_message(result.error) if result.HasField("error") else None

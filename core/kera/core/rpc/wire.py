@@ -62,7 +62,19 @@ def parse(message_type: type[MessageT], data: Any) -> MessageT:
     try:
         return message_type.FromString(data)
     except DecodeError as error:
-        raise ProtocolError(f"not a {message_type.DESCRIPTOR.full_name} message: {error}") from error
+        raise _no_message(message_type.DESCRIPTOR.full_name, error) from error
+
+
+def _parse_more(message: Message, data: Any) -> None:
+    """Fields that come behind those of `message`: as if all had come together, of which the last one counts."""
+    try:
+        message.MergeFromString(data)
+    except DecodeError as error:
+        raise _no_message(message.DESCRIPTOR.full_name, error) from error
+
+
+def _no_message(name: str, error: DecodeError) -> ProtocolError:
+    return ProtocolError(f"not a {name} message: {error}")
 
 
 def serialize_with_bulk(message: Message, bulk: Iterable[Any]) -> bytes:
@@ -99,7 +111,7 @@ def parse_with_bulk(
         return message, memoryview(chunks)
     message = parse(message_type, view[: found.field_at])
     if found.end < len(view):
-        message.MergeFrom(parse(message_type, view[found.end :]))
+        _parse_more(message, view[found.end :])
     return message, view[found.start : found.end]
 
 

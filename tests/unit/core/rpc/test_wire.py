@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kera.core.errors import ProtocolError, RecordTooLarge
 from kera.core.rpc.wire import BULK_FIELD, parse, parse_with_bulk, serialize_with_bulk
-from kera.v1 import broker_pb2, common_pb2, coordinator_pb2
+from kera.v1 import backup_pb2, broker_pb2, common_pb2, coordinator_pb2
 
 U32 = st.integers(0, 2**32 - 1)
 U64 = st.integers(0, 2**64 - 1)
@@ -132,6 +132,19 @@ def test_bulk_that_is_not_last_is_found_all_the_same(message: Any, bulk: bytes, 
         parsed, found = parse_with_bulk(type(message), reordered)
         assert found == bulk
         assert not parsed.chunks
+
+
+def test_what_is_behind_the_bulk_counts_more_also_where_it_is_zero() -> None:
+    before = backup_pb2.ReadReplicaResponse(request_id=5, replica=backup_pb2.ReplicaInfo(length=7)).SerializeToString()
+    behind = b"\x08\x00" + b"\x1a\x02\x30\x00"  # the request's id, and in the replica its length
+    bulk = b"\x7a\x02hi"
+
+    parsed, found = parse_with_bulk(backup_pb2.ReadReplicaResponse, before + bulk + behind)
+
+    assert bytes(found) == b"hi"
+    assert (parsed.request_id, parsed.replica.length) == (0, 0)
+    with pytest.raises(ProtocolError, match="not a kera"):
+        parse_with_bulk(backup_pb2.ReadReplicaResponse, before + bulk + b"\x1a\x02\x30\x80")
 
 
 @given(message=MESSAGES_WITH_BULK, first=st.binary(min_size=1, max_size=9), second=st.binary(max_size=9))
