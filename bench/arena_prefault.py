@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bench.common import Figures, alternating, parser, say, size
-from kera.broker.log.arena import _fault_in
+from kera.core.populating import populate
 from kera.core.settings import MIB
 
 SHM = Path("/dev/shm")  # noqa: S108 - it is about shared memory
@@ -33,7 +33,7 @@ def measure(directory: Path, name: str, length: int, segment_bytes: int, figures
         os.ftruncate(fd, length)
         memory = mmap.mmap(fd, length)
         if "prefaulted" in name:
-            _fault_in(memory)
+            populate(memory)
             figures.add(f"{name}: make and fault in", time.perf_counter() - begun_s, "s")
         with memoryview(memory) as view:
             data = os.urandom(segment_bytes)

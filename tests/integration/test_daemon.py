@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import signal
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ from kera.core.native import describe
 TIMEOUT_S = 30.0
 
 SCRIPT = """
-import asyncio, sys, time
+import asyncio, gc, sys, time
 from contextlib import asynccontextmanager
 from kera.core.daemon import run_daemon
 from kera.core.errors import StaleEpoch, StartError
@@ -27,6 +28,8 @@ async def fail():
 async def serve():
     if case == "cannot start":
         raise StartError("no room\\nin memory")
+    if case == "looks for cycles":
+        raise StartError(f"{gc.get_freeze_count()} objects are spared")
     if case == "slow start":
         print("starting", file=sys.stderr, flush=True)
         await asyncio.Event().wait()
@@ -95,6 +98,14 @@ async def test_a_start_error_is_one_line(tmp_path: Path) -> None:
     code, lines = await end(await start(tmp_path, "cannot start"))
 
     assert (code, lines) == (ExitCode.NOT_STARTED, ["kera: error: no room in memory"])
+
+
+async def test_all_modules_are_looked_through_for_cycles_before_anybody_can_wait(tmp_path: Path) -> None:
+    _, lines = await end(await start(tmp_path, "looks for cycles"))
+
+    spared = re.fullmatch("kera: error: ([0-9]+) objects are spared", lines[-1])
+    assert spared is not None
+    assert int(spared[1]) > 10_000
 
 
 async def test_an_error_while_serving_ends_the_daemon_and_is_told(tmp_path: Path) -> None:

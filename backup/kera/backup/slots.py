@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import heapq
 import mmap
 
-_MADV_POPULATE_WRITE = 23  # since Linux 5.14; not in the mmap module
+from kera.core.populating import populate
 
 
 class Slots:
@@ -17,10 +16,7 @@ class Slots:
         self.count = count
         self.slot_bytes = slot_bytes
         self._memory = mmap.mmap(-1, count * slot_bytes)
-        with contextlib.suppress(OSError, ValueError):
-            self._memory.madvise(mmap.MADV_HUGEPAGE)  # where the kernel gives them
-        with contextlib.suppress(OSError, ValueError):  # an older kernel faults the pages in on their first use
-            self._memory.madvise(_MADV_POPULATE_WRITE)
+        populate(self._memory)
         self._free = list(range(count))
 
     @property

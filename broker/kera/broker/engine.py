@@ -146,7 +146,8 @@ class LogEngine:
             arena = None
             restart = Restart(None, index, store, restart.found)
         if arena is None:
-            arena = Arena.create(
+            arena = await asyncio.to_thread(
+                Arena.create,
                 settings.shm_dir,
                 arena_bytes=settings.arena_bytes,
                 slot_bytes=settings.segment_bytes,

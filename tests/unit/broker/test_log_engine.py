@@ -4,6 +4,7 @@ import asyncio
 import errno
 import os
 import shutil
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from pydantic import ByteSize
 
 from kera.broker.engine import TICK_S, LogEngine
+from kera.broker.log.arena import Arena
 from kera.broker.log.read_plan import plan_read
 from kera.broker.log.streamlet import Streamlet
 from kera.broker.ownership.stream_records import stream_record
@@ -222,6 +224,22 @@ async def test_a_stop_without_time_tells_how_much_is_not_on_disk_and_keeps_it(
         assert engine.restart.found.attached
         assert await read_all(engine) == list(range(6))
     assert list(settings.shm_dir.iterdir()) == []
+
+
+async def test_memory_is_taken_aside_so_that_the_loop_turns_meanwhile(
+    settings: BrokerSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes half a second for each GiB: probes would find a loop that is stuck, and restart the broker."""
+    create, threads = Arena.create, list[threading.Thread]()
+
+    def noting(*arguments: Any, **settings: Any) -> Arena:
+        threads.append(threading.current_thread())
+        return create(*arguments, **settings)
+
+    monkeypatch.setattr(Arena, "create", noting)
+    async with started(settings):
+        assert len(threads) == 1
+        assert threads != [threading.current_thread()]
 
 
 async def test_memory_that_cannot_be_put_on_disk_keeps_its_size(

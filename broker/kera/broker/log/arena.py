@@ -37,6 +37,7 @@ from typing import Any, NamedTuple
 from kera.broker.event import Event
 from kera.core.blocks import FILE_CALLS, FileCalls
 from kera.core.errors import ArenaFull, PathNotWritable, SharedMemoryTooSmall, invariant
+from kera.core.populating import populate
 from kera.core.telemetry import get_logger
 
 log = get_logger("kera.arena")
@@ -45,7 +46,6 @@ FORMAT = 2
 HEAD_BYTES = 4096
 PAGE_BYTES = 4096
 ROW_BYTES = 64
-_MADV_POPULATE_WRITE = 23  # since Linux 5.14; not in the mmap module
 
 # A row, as columns of u64 and of u32.
 _GENERATION, _STREAM_ID, _GROUP_ID, _FIRST_RECORD = range(4)
@@ -238,7 +238,7 @@ class Arena:
         ephemeral: bool,
         calls: FileCalls = FILE_CALLS,
     ) -> Arena:
-        """Make an arena of `arena_bytes` // `slot_bytes` slots in `shm_dir` and lock it.
+        """Make an arena of `arena_bytes` // `slot_bytes` slots in `shm_dir` and lock it. Half a second for each GiB.
 
         Raises `SharedMemoryTooSmall` or `PathNotWritable`.
         """
@@ -266,7 +266,7 @@ class Arena:
             path.unlink(missing_ok=True)
             os.close(fd)
             raise
-        _fault_in(memory)
+        populate(memory)
         head = {
             "format": FORMAT,
             "data_dir": str(data_dir),
@@ -374,13 +374,6 @@ class Arena:
             self.path.unlink(missing_ok=True)
         fcntl.flock(self._fd, fcntl.LOCK_UN)  # the mapping has a duplicate of the descriptor, which would keep it
         os.close(self._fd)
-
-
-def _fault_in(memory: mmap.mmap) -> None:
-    with contextlib.suppress(OSError, ValueError):
-        memory.madvise(mmap.MADV_HUGEPAGE)  # where the file system gives them
-    with contextlib.suppress(OSError, ValueError):  # an older kernel faults the pages in on their first use
-        memory.madvise(_MADV_POPULATE_WRITE)
 
 
 def _create_locked(shm_dir: Path, calls: FileCalls) -> tuple[Path, int]:
