@@ -20,6 +20,7 @@ from grpc_reflection.v1alpha import reflection
 
 from kera.core.errors import InternalError, PortTaken, ProtocolError, RecordTooLarge, Unavailable
 from kera.core.freed_memory import keep_freed_memory
+from kera.core.rpc import grpc_unknown
 from kera.core.rpc.address import join_address
 from kera.core.rpc.connections import CONNECTIONS_MAX_DEFAULT
 from kera.core.rpc.grpc_options import (
@@ -83,7 +84,7 @@ class GrpcServer:
         self._tls = tls
         options = server_options(bulk_bytes_max, connections_max, connection_calls_max, handshake_ms)
         self.turns = Turns()
-        self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=CALLS_MAX)
+        self._server = grpc_unknown.server(options, CALLS_MAX)
         names = []
         self.untaken = Untaken(untaken)
         for service in services:
@@ -94,6 +95,7 @@ class GrpcServer:
                 )
             for name, handlers in by_name.items():
                 self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, handlers),))
+                self._server.add_registered_method_handlers(name, handlers)
                 names.append(name)
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)

@@ -26,6 +26,7 @@ from kera.core.rpc.method import call
 from kera.core.rpc.wire import error_from_message
 from kera.v1 import broker_pb2, common_pb2, coordinator_pb2
 from kera.v1.broker_pb2 import ChunkStatus
+from tests.fuzz import http2
 from tests.unit.core.rpc.transports import (
     ECHO,
     HOST,
@@ -315,6 +316,30 @@ async def test_the_server_says_that_it_is_well_and_what_it_serves(harness: Harne
 
 
 # --- connections -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "path", ["/kera.test.Other/Call", "/", "/x/\xa1\xff", "\xff" * 300], ids=["other", "none", "no text", "long"]
+)
+async def test_a_call_of_what_there_is_not_is_refused_and_the_server_goes_on(harness: Harness, path: str) -> None:
+    """Also of a path that is no text: it ended the loop in which gRPC accepts calls."""
+    await harness.serve({UNARY: unary_echo})
+    channel = harness.channel()
+    pairs = {":method": "POST", ":scheme": "http", ":path": path, ":authority": "h", "te": "trailers"}
+    fields = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in pairs.items()]
+    sent = http2.headers([*fields, (b"content-type", b"application/grpc")])
+    for _ in range(3):
+        reader, writer = await asyncio.open_connection(HOST, harness.port)
+        writer.write(http2.PREFACE + http2.frame(http2.SETTINGS, 0, 0))
+        writer.write(http2.frame(http2.HEADERS, http2.END_HEADERS | http2.END_STREAM, 1, sent))
+        async with asyncio.timeout(TIMEOUT_S):
+            assert b"Method not found!" in await reader.readuntil(b"Method not found!")
+        writer.close()
+        await call(channel, UNARY, UnaryRequest(), timeout_s=TIMEOUT_S)
+    foreign: Any = harness.foreign().unary_unary("/kera.test.Other/Call")
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await foreign(b"")
+    assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
 async def test_a_port_that_is_taken_is_named(harness: Harness) -> None:
