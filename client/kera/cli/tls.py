@@ -40,10 +40,12 @@ def init(
     A certificate that is there is replaced by a new one: daemons and clients take it up by themselves. Keep ca-key.pem
     away from the cluster: whoever has it can be anybody.
     """
-    from kera.core.security.issuing import Authority
+    from kera.core.security.issuing import Authority, check_request
 
+    hosts, clients = list(dict.fromkeys(hosts or ["localhost"])), list(dict.fromkeys(clients))
+    check_request(hosts, clients, days)
     authority, made = Authority.open_or_make(expanded_path("DIR", directory))
-    issued = [authority.issue(name, days=days) for name in hosts or ["localhost"]]
+    issued = [authority.issue(name, days=days) for name in hosts]
     issued += [authority.issue(name, days=days, client=True) for name in clients]
     if as_json:
         files = [

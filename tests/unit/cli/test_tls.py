@@ -39,6 +39,27 @@ def test_the_next_time_the_authority_is_there_and_certificates_are_new(tmp_path:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
+        (["10.0.0.1", "10.0.0.2:7400"], "'10.0.0.2:7400' is no name of a host or client: give it without a port"),
+        (["10.0.0.1", "--client", "ca-key"], "'ca-key' is no name of a host or client: ca-key.pem would be taken"),
+        (["alice", "--client", "alice"], "'alice' is given as a host and as a client: give the client another name"),
+        (["10.0.0.1", "--days", "0"], "a certificate is good for 1 to 3650 days, not 0"),
+    ],
+)
+def test_of_a_request_with_a_mistake_nothing_is_made(tmp_path: Path, arguments: list[str], text: str) -> None:
+    code, output, errors = init(str(tmp_path / "c"), *arguments)
+    assert (code, output) == (1, "")
+    assert text in errors
+    assert not (tmp_path / "c").exists()
+
+
+def test_a_host_that_is_named_twice_has_one_certificate(tmp_path: Path) -> None:
+    _, output, _ = init(str(tmp_path / "c"), "10.0.0.1", "10.0.0.1", "--json")
+    assert len(json.loads(output)["certificates"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
         (["{}/c", "../evil"], "'../evil' is no name of a host or client"),
         (["{}/c", "--days", "0"], "a certificate is good for 1 to 3650 days, not 0"),
         (["{}/c", "--days", "1e9"], "Invalid value for '--days'"),

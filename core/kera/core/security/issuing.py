@@ -10,7 +10,7 @@ import datetime
 import ipaddress
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,7 +27,11 @@ CERT_DAYS = 365
 CERT_DAYS_MAX = 3650
 _BACKDATED = datetime.timedelta(minutes=5)
 """Clocks of hosts differ."""
-_NAME = re.compile(r"[A-Za-z0-9:][A-Za-z0-9._:-]{0,62}")
+_NAME = re.compile(r"[A-Za-z0-9:][A-Za-z0-9._:-]{0,199}")
+_NUMBERS = re.compile(r"[0-9.]+")
+_LABEL_CHARS_MAX = 63
+_COMMON_NAME_CHARS_MAX = 64
+_KEY_SUFFIX = "-key"
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
@@ -86,12 +90,15 @@ class Authority:
 
         Replaces an older one. Raises `InvalidArgument` and `PathNotWritable`.
         """
-        if not _NAME.fullmatch(name) or name == "ca":
-            raise InvalidArgument(f"{name!r} is no name of a host or client", name=name)
-        if not 1 <= days <= CERT_DAYS_MAX:
-            raise InvalidArgument(f"a certificate is good for 1 to {CERT_DAYS_MAX} days, not {days}", days=days)
+        check_request([] if client else [name], [name] if client else [], days)
+        cert_path, key_path = _paths(self._directory, name)
+        if _is_of_a_host(cert_path) is client:
+            is_now, other = ("a host", "client") if client else ("a client", "host")
+            raise InvalidArgument(
+                f"{cert_path} is the certificate of {is_now}: give the {other} another name", name=name
+            )
         key = ec.generate_private_key(ec.SECP256R1())
-        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:_COMMON_NAME_CHARS_MAX])])
         usages = [ExtendedKeyUsageOID.CLIENT_AUTH]
         builder = _builder(subject, self._cert.subject, key.public_key(), days)
         if not client:
@@ -104,10 +111,59 @@ class Authority:
             .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
             .sign(self._key, hashes.SHA256())
         )
-        cert_path, key_path = _paths(self._directory, name)
         _write(key_path, _key_bytes(key), secret=True)
         _write(cert_path, cert.public_bytes(serialization.Encoding.PEM), secret=False)
         return Issued(name, cert_path, key_path, cert.not_valid_after_utc)
+
+
+def check_request(hosts: Sequence[str], clients: Sequence[str], days: int) -> None:
+    """Whether certificates can be issued for all of them: before the first is. Raises `InvalidArgument`."""
+    for name in (*hosts, *clients):
+        reason = _no_file_name(name) or (_no_host(name) if name in hosts else "")
+        if reason:
+            raise InvalidArgument(f"{name!r} is no name of a host or client{reason}", name=name)
+    both = [name for name in hosts if name in clients]
+    if both:
+        raise InvalidArgument(f"{both[0]!r} is given as a host and as a client: give the client another name")
+    if not 1 <= days <= CERT_DAYS_MAX:
+        raise InvalidArgument(f"a certificate is good for 1 to {CERT_DAYS_MAX} days, not {days}", days=days)
+
+
+def _no_file_name(name: str) -> str:
+    """Why files cannot have this name; empty: they can."""
+    if "*" in name:
+        return ": name each host by itself"
+    if name == "ca":
+        return ": these are the files of the authority"
+    if name.endswith(_KEY_SUFFIX):
+        return f": {name}.pem would be taken for a key"
+    return "" if _NAME.fullmatch(name) else ", of letters, digits, dots and hyphens"
+
+
+def _no_host(name: str) -> str:
+    """Why nobody can call a host by this name; empty: somebody can."""
+    try:
+        address = ipaddress.ip_address(name)
+    except ValueError:
+        pass
+    else:
+        return ": it stands for all addresses, and clients call one" if address.is_unspecified else ""
+    if ":" in name:
+        return ": give it without a port"
+    if _NUMBERS.fullmatch(name):
+        return ": it is no IP address"
+    if any(not label or len(label) > _LABEL_CHARS_MAX or label.endswith("-") for label in name.split(".")):
+        return ": it has a part that is empty, too long, or ends with a hyphen"
+    return ""
+
+
+def _is_of_a_host(path: Path) -> bool | None:
+    """Whether the certificate there is one that hosts have; None: there is none."""
+    try:
+        cert = x509.load_pem_x509_certificate(path.read_bytes())
+        return ExtendedKeyUsageOID.SERVER_AUTH in cert.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    except (OSError, ValueError, x509.ExtensionNotFound):
+        return None
 
 
 def _load_authority(cert_path: Path, key_path: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:

@@ -37,12 +37,46 @@ def test_an_authority_that_is_there_goes_on(authority: Authority) -> None:
     assert handshake(authority.path, one.cert, one.key, "localhost")
 
 
-@pytest.mark.parametrize("name", ["", "ca", "../evil", "a/b", ".", "a b", "x" * 64, "-", "ä"])
+NO_NAMES = [
+    *("", "ca", "../evil", "a/b", ".", "a b", "x" * 64, "-", "ä", "*.example.com", "[::1]", "fe80::1%eth0"),
+    *("10.0.0.1:7400", "999.0.0.1", "127.1", "010.0.0.1", "0.0.0.0", "::", "a..b", "a.", "a-.b"),
+]
+
+
+@pytest.mark.parametrize("name", NO_NAMES)
 def test_names_that_are_none_are_refused(authority: Authority, name: str) -> None:
     before = sorted(authority.path.parent.iterdir())
     with pytest.raises(InvalidArgument, match="is no name of a host or client"):
         authority.issue(name)
     assert sorted(authority.path.parent.iterdir()) == before
+
+
+@pytest.mark.parametrize("client", [False, True])
+def test_a_certificate_is_not_written_over_a_key(authority: Authority, client: bool) -> None:
+    authority.issue("alice", client=True)
+    before = {path: path.read_bytes() for path in authority.path.parent.iterdir()}
+    for name in ("ca-key", "alice-key"):
+        with pytest.raises(InvalidArgument, match=f"{name}.pem would be taken for a key"):
+            authority.issue(name, client=client)
+    assert {path: path.read_bytes() for path in authority.path.parent.iterdir()} == before
+
+
+@pytest.mark.parametrize("client", [False, True])
+def test_a_host_does_not_lose_its_certificate_to_a_client_nor_the_other_way_round(
+    authority: Authority, client: bool
+) -> None:
+    one = authority.issue("alice", client=client)
+    before = one.cert.read_bytes(), one.key.read_bytes()
+    with pytest.raises(InvalidArgument, match=f"is the certificate of a {'client' if client else 'host'}: give the"):
+        authority.issue("alice", client=not client)
+    assert (one.cert.read_bytes(), one.key.read_bytes()) == before
+    assert authority.issue("alice", client=client).cert.read_bytes() != before[0]
+
+
+def test_a_long_name_as_pods_have_it_is_that_of_a_host(authority: Authority) -> None:
+    name = "broker-0.broker-headless.production-streaming.svc.cluster.local.example"
+    one = authority.issue(name)
+    assert handshake(authority.path, one.cert, one.key, name)
 
 
 @pytest.mark.parametrize("days", [0, -1, 3651])
