@@ -14,6 +14,7 @@ from kera.backup.metrics import BackupCollector, RequestCounters
 from kera.backup.registration import BackupDirectory, BackupRegistration
 from kera.backup.service import BackupService
 from kera.backup.settings import BackupSettings
+from kera.core.access.settings import guard_of, secure_daemon
 from kera.core.clock import Clock
 from kera.core.daemon import run_daemon, run_from_environment
 from kera.core.feature_level import FEATURE_LEVEL
@@ -26,7 +27,6 @@ from kera.core.rpc.connections import connections_max, parts_of
 from kera.core.rpc.frame_server import FrameServer
 from kera.core.rpc.grpc_server import GrpcServer
 from kera.core.runtime import MACHINE, OpenInterface, Runtime
-from kera.core.security.settings import secure_daemon
 from kera.core.settings import setting
 from kera.core.telemetry import get_logger
 from kera.v1 import common_pb2
@@ -67,24 +67,28 @@ async def serve(
         stack.push_async_callback(engine.close)
         counters = RequestCounters()
         backup = BackupService(engine, counters, read_bytes_max=settings.message_bytes_max)
-        service = backup.service()
+        guard = stack.enter_context(guard_of(settings, runtime))
+        service = guard.guarded({**backup.service(), **guard.service()})
+        takers = {method: guard.taker(taker, of_daemons=True) for method, taker in backup.takers().items()}
 
         frames = FrameServer(
             service,
             bulk_bytes_max=settings.message_bytes_max,
             connections_max=room["frames"],
-            takers=backup.takers(),
+            takers=takers,
             tls=runtime.tls,
+            doorkeeper=guard.doorkeeper,
         )
         stack.push_async_callback(frames.close)
         unix_path = unix_socket_path(data_dir, "backup")
         await frames.listen_unix(unix_path)
         frames_port = await frames.listen_tcp(settings.host, settings.frames_port)
         grpc_server = open_interface(
-            [service, monitor.service()],
+            [service, guard.guarded(monitor.service())],
             bulk_bytes_max=settings.message_bytes_max,
             connections_max=room["grpc"],
             tls=runtime.tls,
+            doorkeeper=guard.doorkeeper,
         )
         stack.push_async_callback(grpc_server.close)
         grpc_port = await grpc_server.listen(settings.host, settings.port)
@@ -96,7 +100,13 @@ async def serve(
         monitor.add(BackupCollector(counters, engine))
         watch_disks(monitor.health, engine)
 
-        registration = BackupRegistration(settings.coordinator, directory, settings.backup_id, runtime=runtime)
+        registration = BackupRegistration(
+            settings.coordinator,
+            directory,
+            settings.backup_id,
+            access_version=lambda: guard.version,
+            runtime=runtime,
+        )
         ties.push_async_callback(registration.close)
         watch_registration(monitor.health, registration, runtime.clock)
         free = engine.free

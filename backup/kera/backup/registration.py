@@ -37,8 +37,16 @@ class BackupRegistration(registration.Registration):
     """One launch of a backup, as the coordinator knows it."""
 
     def __init__(
-        self, coordinator: str, directory: BackupDirectory, chosen_id: int = 0, *, runtime: Runtime = MACHINE
+        self,
+        coordinator: str,
+        directory: BackupDirectory,
+        chosen_id: int = 0,
+        *,
+        access_version: Callable[[], int] = lambda: 0,
+        runtime: Runtime = MACHINE,
     ) -> None:
+        """`access_version`: of the users and rules that hold."""
+        self._access_version = access_version
         super().__init__(coordinator, directory, chosen_id, runtime=runtime)
         self.backup_id = 0
         self.backup_epoch = 0
@@ -86,6 +94,7 @@ class BackupRegistration(registration.Registration):
                 backup_epoch=self.backup_epoch,
                 free_memory_bytes=memory_bytes,
                 free_disk_bytes=disk_bytes,
+                access_version=self._access_version(),
             )
 
         await self.beat(api.BACKUP_HEARTBEAT, request)

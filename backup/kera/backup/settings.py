@@ -7,9 +7,9 @@ from typing import ClassVar, Self
 
 from pydantic import ByteSize, Field, model_validator
 
+from kera.core.access.settings import DaemonAccessSettings
 from kera.core.blocks import BLOCK_BYTES
 from kera.core.daemon import HANDOVER_MS, STOP_FLUSH_MS, STOP_TIMEOUT_S
-from kera.core.security.settings import DaemonTlsSettings
 from kera.core.settings import KIB, MIB
 
 SEGMENTS_MIN = 2
@@ -19,7 +19,7 @@ MESSAGE_BYTES_MAX = 1024 * MIB
 """gRPC counts bytes of a message in 31 bits."""
 
 
-class BackupSettings(DaemonTlsSettings):
+class BackupSettings(DaemonAccessSettings):
     """Section ``[backup]``, variables ``KERA_BACKUP_*``, flags of ``kera backup``."""
 
     section: ClassVar[str] = "backup"

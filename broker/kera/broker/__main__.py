@@ -6,6 +6,7 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from kera.broker.metrics import BrokerCollector
 from kera.broker.ownership.coordinator_epoch import CoordinatorEpoch
 from kera.broker.ownership.lease import Lease
 from kera.broker.ownership.orders import Orders
+from kera.broker.ownership.streams import name_of, not_here
 from kera.broker.ownership.unknown import UnknownReport
 from kera.broker.registration import BrokerDirectory, BrokerRegistration
 from kera.broker.serving.push import Push
@@ -24,6 +26,7 @@ from kera.broker.serving.push_server import PushServer
 from kera.broker.serving.service import BrokerService
 from kera.broker.settings import BrokerSettings
 from kera.broker.storage.index import OpenIndex, SegmentIndex
+from kera.core.access.settings import guard_of, secure_daemon
 from kera.core.cpus import parse_cpus, run_on
 from kera.core.daemon import run_daemon, run_from_environment
 from kera.core.errors import StaleEpoch
@@ -37,7 +40,6 @@ from kera.core.rpc.connections import connections_max, parts_of
 from kera.core.rpc.frame_server import FrameServer
 from kera.core.rpc.grpc_server import GrpcServer
 from kera.core.runtime import MACHINE, OpenInterface, Runtime
-from kera.core.security.settings import secure_daemon
 from kera.core.settings import setting
 from kera.core.telemetry import get_logger
 from kera.v1 import common_pb2
@@ -71,6 +73,9 @@ async def serve(
         engine = await LogEngine.start(settings, data_dir, runtime, open_index=open_index)
         stack.push_async_callback(engine.close)
         arena, counters, pushed = engine.arena, Counters(), PushTotals()
+        guard = stack.enter_context(
+            guard_of(settings, runtime, name_of=partial(name_of, engine.streams), unknown=not_here)
+        )
         leader = CoordinatorEpoch(wanted=engine.streams.moved_starts.hurry)
         broker = BrokerService(
             engine.streams,
@@ -81,6 +86,7 @@ async def serve(
             read_bytes_max=settings.message_bytes_max,
             orders=Orders(engine.streams, engine.memory, engine.takeovers, coordinator=leader),
             lease=Lease(runtime.clock.boottime_s),
+            guard=guard,
         )
         stack.push_async_callback(broker.close)
         service = broker.service()
@@ -91,6 +97,7 @@ async def serve(
             connections_max=room["frames"],
             takers=broker.takers(),
             tls=runtime.tls,
+            doorkeeper=guard.doorkeeper,
         )
         stack.push_async_callback(frames.close)
         unix_path = unix_socket_path(data_dir, "broker")
@@ -105,10 +112,11 @@ async def serve(
         push_path = unix_socket_path(data_dir, "push")
         push.bind(push_path)
         grpc_server = open_interface(
-            [service, monitor.service()],
+            [service, guard.guarded(monitor.service())],
             bulk_bytes_max=settings.message_bytes_max,
             connections_max=room["grpc"],
             tls=runtime.tls,
+            doorkeeper=guard.doorkeeper,
         )
         stack.push_async_callback(grpc_server.close)
         grpc_port = await grpc_server.listen(settings.host, settings.port)
@@ -136,6 +144,7 @@ async def serve(
             ),
             lease=broker.lease,
             fences=engine.streams.fences,
+            access_version=lambda: guard.version,
             chosen_id=settings.broker_id,
             runtime=runtime,
         )

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from kera.core.errors import Unavailable
 from kera.core.rpc.frame_client import FrameChannel
+from kera.core.rpc.method import Introduction
 from kera.core.security import Tls
 from kera.v1 import common_pb2
 
@@ -21,6 +22,8 @@ class BackupWays(NamedTuple):
     """Of the broker; empty: no unix socket is used."""
     tls: Tls | None = None
     """For what goes over TCP."""
+    introduction: Introduction | None = None
+    """Likewise: over a unix socket, both ends are of the same user."""
 
     async def connect(self, info: common_pb2.BackupInfo, *, timeout_s: float) -> FrameChannel:
         """Raises `Unavailable`."""
@@ -30,7 +33,11 @@ class BackupWays(NamedTuple):
                     info.frames_unix_path, timeout_s=timeout_s, bulk_bytes_max=MESSAGE_BYTES_MAX
                 )
         return await FrameChannel.connect_tcp(
-            info.frames_address, timeout_s=timeout_s, bulk_bytes_max=MESSAGE_BYTES_MAX, tls=self.tls
+            info.frames_address,
+            timeout_s=timeout_s,
+            bulk_bytes_max=MESSAGE_BYTES_MAX,
+            tls=self.tls,
+            introduction=self.introduction,
         )
 
 

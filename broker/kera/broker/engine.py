@@ -75,7 +75,7 @@ class LogEngine:
         tick_s: float = TICK_S,
     ) -> None:
         clock, node_id = runtime.clock, runtime.node_id()
-        ways = BackupWays(node_id, runtime.tls)
+        ways = BackupWays(node_id, runtime.tls, runtime.introduction)
         self.arena = arena
         self.restart = restart
         self.memory = memory

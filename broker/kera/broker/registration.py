@@ -54,6 +54,7 @@ class BrokerRegistration(registration.Registration):
         report: HeartbeatReport | None = None,
         lease: Lease | None = None,
         fences: ProducerFences | None = None,
+        access_version: Callable[[], int] = lambda: 0,
         chosen_id: int = 0,
         timing: RegistrationTiming = TIMING,
         runtime: Runtime = MACHINE,
@@ -61,7 +62,7 @@ class BrokerRegistration(registration.Registration):
         """`on_backups` gets all backups there are, alive or not, with each answer of the coordinator.
 
         `leader` learns who that is, and may want a heartbeat at once; `report` is told with each heartbeat, `lease`
-        renewed by each answer, and `fences` noted.
+        renewed by each answer, and `fences` noted. `access_version`: of the users and rules that hold.
         """
         self._leader = leader or CoordinatorEpoch()
         super().__init__(coordinator, directory, chosen_id, hurry=self._leader.wanted, timing=timing, runtime=runtime)
@@ -69,6 +70,7 @@ class BrokerRegistration(registration.Registration):
         self._report = report
         self._lease = lease or Lease()
         self._fences = fences or ProducerFences()
+        self._access_version = access_version
         self._info = common_pb2.BrokerInfo()
         """As it was registered."""
         self._lost_memory = False
@@ -165,7 +167,10 @@ class BrokerRegistration(registration.Registration):
 
     def _heartbeat(self) -> coordinator_pb2.HeartbeatRequest:
         request = coordinator_pb2.HeartbeatRequest(
-            broker_id=self.broker_id, broker_epoch=self.broker_epoch, fences_version=self._fences.version
+            broker_id=self.broker_id,
+            broker_epoch=self.broker_epoch,
+            fences_version=self._fences.version,
+            access_version=self._access_version(),
         )
         if self._report is not None and not self.stopping:
             self._report.fill(request)

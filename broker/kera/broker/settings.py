@@ -9,11 +9,11 @@ from pydantic import ByteSize, Field, field_validator, model_validator
 
 from kera.broker.replication.limits import ReplicationLimits
 from kera.broker.storage.disk import BLOCK_BYTES
+from kera.core.access.settings import DaemonAccessSettings
 from kera.core.chunk import HEADER_BYTES
 from kera.core.cpus import format_cpus, parse_cpus
 from kera.core.daemon import HANDOVER_MS, STOP_FLUSH_MS, STOP_TIMEOUT_S
 from kera.core.errors import InvalidArgument
-from kera.core.security.settings import DaemonTlsSettings
 from kera.core.settings import KIB, MIB
 
 SEGMENT_BYTES_MIN = 4 * KIB
@@ -25,7 +25,7 @@ MESSAGE_BYTES_MAX = 1024 * MIB
 """gRPC counts bytes of a message in 31 bits."""
 
 
-class BrokerSettings(DaemonTlsSettings):
+class BrokerSettings(DaemonAccessSettings):
     """Section ``[broker]``, variables ``KERA_BROKER_*``, flags of ``kera broker``."""
 
     section: ClassVar[str] = "broker"

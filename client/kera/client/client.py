@@ -8,6 +8,7 @@ from typing import Any, Literal, Self
 from weakref import WeakSet
 
 from kera.client import arguments
+from kera.client.admin.access import Access
 from kera.client.admin.admin import Admin
 from kera.client.admin.locating import ChunkPlace, ChunkQuery, SegmentBounds, locate, positions_at, segments
 from kera.client.chunk_batch import ChunkBatch
@@ -48,6 +49,7 @@ class Client:
         self._producers: WeakSet[Producer] = WeakSet()
         self._consumers: WeakSet[Consumer | GroupConsumer] = WeakSet()
         self.admin = Admin(cluster)
+        self.access = Access(cluster)
 
     @classmethod
     async def connect(

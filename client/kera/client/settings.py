@@ -6,8 +6,8 @@ from typing import ClassVar, Literal
 
 from pydantic import ByteSize, Field
 
+from kera.core.access.settings import CredentialSettings
 from kera.core.native import native
-from kera.core.security.settings import TlsSettings
 from kera.core.settings import KIB, MIB, KeraSettings
 
 Durability = Literal["leader", "replicated", "persisted"]
@@ -15,7 +15,7 @@ Transport = Literal["auto", "unix", "tcp", "grpc"]
 SharedMemory = Literal["auto", "never", "always"]
 
 
-class ClientSettings(TlsSettings):
+class ClientSettings(CredentialSettings):
     """How to reach the cluster. Variables ``KERA_CLIENT_*``."""
 
     section: ClassVar[str] = "client"

@@ -16,5 +16,8 @@ def _flags(settings: Mapping[str, object]) -> Iterator[str]:
         flag = name.replace("_", "-")
         if isinstance(value, bool):
             yield f"--{flag}" if value else f"--no-{flag}"
+        elif isinstance(value, list | tuple):
+            for each in value:
+                yield from (f"--{flag}", str(each))
         else:
             yield from (f"--{flag}", str(value))

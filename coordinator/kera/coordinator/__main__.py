@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import socket
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Any
 
 from kera.coordinator.cluster.backup_calls import GrpcBackupCalls
 from kera.coordinator.cluster.broker_calls import GrpcBrokerCalls
+from kera.coordinator.cluster.catalog import Catalog
+from kera.coordinator.cluster.peers import GrpcMembers
 from kera.coordinator.coordinator import Coordinator
 from kera.coordinator.health import watch_leadership
 from kera.coordinator.metrics import CoordinatorMetrics
@@ -24,6 +26,8 @@ from kera.coordinator.store.leadership import Alone, Election, Leadership
 from kera.coordinator.store.lmdb_store import LmdbStore
 from kera.coordinator.store.metadata import MetadataStore
 from kera.coordinator.store.metadata_copy import MetadataCopy, put_back
+from kera.core.access.guard import Door, Guard
+from kera.core.access.settings import guard_of, secure_daemon
 from kera.core.daemon import run_daemon, run_from_environment
 from kera.core.home import expanded
 from kera.core.monitoring.monitor import Monitor
@@ -32,8 +36,8 @@ from kera.core.rpc import Service, api
 from kera.core.rpc.address import is_everywhere, join_address, split_address
 from kera.core.rpc.connections import connections_max
 from kera.core.rpc.grpc_server import GrpcServer
-from kera.core.runtime import MACHINE, OpenInterface, Runtime
-from kera.core.security.settings import secure, secure_daemon
+from kera.core.runtime import MACHINE, OpenInterface, Runtime, secured
+from kera.core.security.settings import tls_of
 from kera.core.settings import InvalidSettings, setting
 
 CONNECTION_CALLS_MAX = 8
@@ -48,7 +52,28 @@ OpenStore = Callable[
     [CoordinatorSettings, Runtime, AsyncExitStack], Awaitable[tuple[MetadataStore, Callable[[str], Election]]]
 ]
 """Where the metadata are, and the election of who may lead, for a coordinator at an address."""
-METHODS = (*api.COORDINATOR_METHODS, *api.CONSUMER_GROUPS_METHODS)
+METHODS = (*api.COORDINATOR_METHODS, *api.CONSUMER_GROUPS_METHODS, *api.ACCESS_METHODS)
+
+
+class StreamNames:
+    """The names of streams by their ids, while this coordinator leads."""
+
+    def __init__(self) -> None:
+        self._catalog: Catalog | None = None
+
+    def name_of(self, stream_id: int) -> str | None:
+        """None: there is none, or another one leads."""
+        stream = None if self._catalog is None else self._catalog.find(stream_id)
+        return None if stream is None else stream.name
+
+    @contextmanager
+    def of(self, catalog: Catalog) -> Iterator[None]:
+        """Those that `catalog` has."""
+        self._catalog = catalog
+        try:
+            yield
+        finally:
+            self._catalog = None
 
 
 @asynccontextmanager
@@ -81,16 +106,25 @@ async def serve(
         store, election_of = await (open_store or _store)(settings, runtime, stack)
         metrics = CoordinatorMetrics(monitor.registry)
         monitor.add(metrics)
+        names = StreamNames()
+        guard = stack.enter_context(
+            # late: who leads is found out behind it
+            guard_of(settings, runtime, name_of=names.name_of, not_told=lambda: leadership.not_leader())  # noqa: PLW0108
+        )
         leadership = Leadership(
-            lambda store, epoch: _office(settings, runtime, metrics, store, epoch, lambda: leadership.feature_level),
+            lambda store, epoch: _office(
+                settings, runtime, metrics, store, epoch, lambda: leadership.feature_level, guard, names
+            ),
             now=runtime.clock.boottime_s,
             wall_us=runtime.clock.now_us,
         )
+        services = (leadership.service(METHODS, metrics.observe), monitor.service(), guard.service())
         server = open_interface(
-            [leadership.service(METHODS, metrics.observe), monitor.service()],
+            [guard.guarded(service) for service in services],
             connections_max=connections,
             connection_calls_max=CONNECTION_CALLS_MAX,
             tls=runtime.tls,
+            doorkeeper=guard.doorkeeper,
         )
         stack.push_async_callback(server.close)
         port = await server.listen(settings.host, settings.port)
@@ -152,7 +186,8 @@ async def restore(settings: CoordinatorSettings, data: bytes, *, force: bool) ->
     With `force` in the place of others, also of damaged ones. One that was interrupted goes on without it.
     """
     async with AsyncExitStack() as stack:
-        store, _ = await _store(settings, secure(MACHINE, settings), stack, for_copy=True, replace_damaged=force)
+        runtime = secured(MACHINE, tls_of(settings))
+        store, _ = await _store(settings, runtime, stack, for_copy=True, replace_damaged=force)
         return await put_back(store, data, force=force)
 
 
@@ -164,9 +199,15 @@ async def _office(
     store: MetadataStore,
     epoch: int,
     feature_level_of_coordinators: Callable[[], int],
+    guard: Door,
+    names: StreamNames,
 ) -> AsyncIterator[Service]:
     """What leads, for as long as it does."""
     async with AsyncExitStack() as stack:
+        if isinstance(guard, Guard):
+            stack.callback(guard.authenticator.forget)
+        members = GrpcMembers(timeout_ms=settings.broker_timeout_ms, channel=runtime.channel)
+        stack.push_async_callback(members.close)
         brokers = GrpcBrokerCalls(timeout_ms=settings.broker_timeout_ms, channel=runtime.channel)
         stack.push_async_callback(brokers.close)
         backups = GrpcBackupCalls(timeout_ms=settings.broker_timeout_ms, channel=runtime.channel)
@@ -182,8 +223,11 @@ async def _office(
             feature_level_of_coordinators=feature_level_of_coordinators,
             observe_phase=metrics.observe_phase,
             observe_move=metrics.observe_move,
+            guard=guard if isinstance(guard, Guard) else None,
+            tell_member=members,
         )
         stack.push_async_callback(coordinator.close)
+        stack.enter_context(names.of(coordinator.state.catalog))
         coordinator.start()
         stack.enter_context(metrics.leading(coordinator))
         yield coordinator_service(coordinator.handlers(), metrics.observe)

@@ -12,6 +12,7 @@
     feature_levels   what all daemons of the cluster understand
     producers        ids, names, and that earlier ones are refused
     consumer_groups  which consumer reads what, and how far it is
+    access           who may do what: users, rules, tokens
     restored         catching up with a cluster that is younger than the metadata
     control          noticing which brokers are lost
 
@@ -34,6 +35,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from kera.coordinator.access.service import AccessService
+from kera.coordinator.access.telling import TellMember, tell_nobody
 from kera.coordinator.cluster.backup_calls import BackupCalls
 from kera.coordinator.cluster.broker_calls import BrokerCalls
 from kera.coordinator.cluster.changing import Changing
@@ -60,6 +63,7 @@ from kera.coordinator.settings import CoordinatorSettings
 from kera.coordinator.store.ledger import Ledger
 from kera.coordinator.store.metadata import MetadataStore
 from kera.coordinator.store.metadata_copy import CLUSTER_ID, packing
+from kera.core.access.guard import Guard
 from kera.core.clock import Clock
 from kera.core.errors import InvalidArgument
 from kera.core.feature_level import FEATURE_LEVEL
@@ -85,8 +89,12 @@ class Coordinator:
         feature_level_of_coordinators: Callable[[], int],
         observe_phase: ObservePhase,
         observe_move: ObserveMove,
+        guard: Guard | None = None,
+        tell_member: TellMember = tell_nobody,
     ) -> None:
+        """`guard`: in front of what it serves, None: security is off; `tell_member`: see ``access``."""
         self.state = state
+        self.access = AccessService(state, guard, tell_member)
         self.consumer_groups = ConsumerGroups(state, state.settings.unnamed_group_retention_ms)
         shown = state.settings.metrics_port is not None
         lag_interval_ms = state.settings.group_lag_interval_ms if shown else 0
@@ -107,6 +115,7 @@ class Coordinator:
             producers=self.producers,
             restarts=self.restarts,
             loads=loads,
+            access_heard=self.access.heard,
         )
         self.drains = Drains(state, self.recoveries, self.migration)
         self.forgetting = Forgetting(state, self.recoveries, self.migration)
@@ -136,6 +145,7 @@ class Coordinator:
             self.unknown.work,
             self._restored.work,
             self.feature_levels.work,
+            self.access.telling,
         )
         """What is done without being asked for, in the order in which it ends."""
         self._copying = Changing()
@@ -154,6 +164,8 @@ class Coordinator:
         feature_level_of_coordinators: Callable[[], int] = lambda: FEATURE_LEVEL,
         observe_phase: ObservePhase = lambda *_: None,
         observe_move: ObserveMove = lambda *_: None,
+        guard: Guard | None = None,
+        tell_member: TellMember = tell_nobody,
     ) -> Coordinator:
         """The coordinator of what `store` has; an empty store becomes a new cluster.
 
@@ -170,6 +182,8 @@ class Coordinator:
             feature_level_of_coordinators=feature_level_of_coordinators,
             observe_phase=observe_phase,
             observe_move=observe_move,
+            guard=guard,
+            tell_member=tell_member,
         )
         for part in (
             self.feature_levels,
@@ -180,6 +194,7 @@ class Coordinator:
             self._drops,
             self.producers,
             self._restored,
+            self.access,
         ):
             part.load()
         log.info(
@@ -238,6 +253,7 @@ class Coordinator:
             self.unknown,
             self.control,
             self.consumer_groups,
+            self.access,
         ):
             handlers.update(part.handlers())
         return handlers

@@ -10,6 +10,7 @@ from google.protobuf.message import Message
 
 from kera.coordinator.cluster.changing import REQUESTER
 from kera.coordinator.cluster.handlers import Handlers
+from kera.core.access.guard import CALLER
 from kera.core.errors import KeraError
 from kera.core.rpc.method import Call, Handler, Method, Reply, Service
 
@@ -26,6 +27,7 @@ def _observed(method: Method[Any, Any], handle: Callable[[Any], Any], observe: O
     async def serve(call: Call[Any]) -> Reply[Any]:
         outcome = "cancelled"
         REQUESTER.set(call.peer.address)  # a call is answered in a task of its own
+        CALLER.set(call.peer)
         try:
             result = handle(call.message)
             message: Message = await result if inspect.isawaitable(result) else result

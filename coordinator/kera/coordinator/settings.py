@@ -7,7 +7,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import ByteSize, Field
 
-from kera.core.security.settings import DaemonTlsSettings
+from kera.core.access.settings import DaemonAccessSettings
 from kera.core.settings import GIB, MIB
 
 DEFAULT_PORT = 7400
@@ -15,7 +15,7 @@ REPLICATION_MAX = 16
 """Copies on backups, of a chunk: more protect against nothing that happens, and every write waits for all of them."""
 
 
-class CoordinatorSettings(DaemonTlsSettings):
+class CoordinatorSettings(DaemonAccessSettings):
     """Section ``[coordinator]``, variables ``KERA_COORDINATOR_*``, flags of ``kera coordinator``."""
 
     section: ClassVar[str] = "coordinator"

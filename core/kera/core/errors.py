@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 __all__ = [
     "ArenaFull",
+    "AuthenticationFailed",
     "BackupFull",
     "BufferFull",
     "ClosedError",
@@ -30,6 +31,7 @@ __all__ = [
     "KeraError",
     "LeaseLost",
     "NotAccepted",
+    "NotAllowed",
     "NotLeader",
     "NotOwner",
     "NotPersisted",
@@ -116,6 +118,18 @@ class ProtocolError(NotAccepted):
     """Bytes that are no message of KerA: another protocol, another version, or over the size limit."""
 
     code = "protocol"
+
+
+class AuthenticationFailed(NotAccepted):
+    """Nobody knows who asks: nothing was shown, or nothing that is good; the message says which."""
+
+    code = "authentication_failed"
+
+
+class NotAllowed(NotAccepted):
+    """Who asks may not do this; ``attributes`` has the `principal`, the `operation` and the `resource`."""
+
+    code = "not_allowed"
 
 
 class UnknownStream(NotAccepted):

@@ -22,7 +22,7 @@ from kera.core.rpc.connections import CONNECTIONS_MAX_DEFAULT
 from kera.core.rpc.grpc_client import GrpcChannel
 from kera.core.rpc.grpc_options import CONNECTION_CALLS_MAX_DEFAULT
 from kera.core.rpc.limits import BULK_BYTES_MAX
-from kera.core.rpc.method import Channel, Service
+from kera.core.rpc.method import Channel, Doorkeeper, Introduction, Service
 from kera.core.security import Tls
 
 
@@ -57,8 +57,12 @@ class OpenInterface(Protocol):
         connections_max: int = CONNECTIONS_MAX_DEFAULT,
         connection_calls_max: int = CONNECTION_CALLS_MAX_DEFAULT,
         tls: Tls | None = None,
+        doorkeeper: Doorkeeper | None = None,
     ) -> OpenServer:
-        """One server for any number of services, which does not listen yet; `tls`: its connections are encrypted."""
+        """One server for any number of services, which does not listen yet.
+
+        `tls`: its connections are encrypted; `doorkeeper`: finds out whose they are.
+        """
         ...
 
 
@@ -124,12 +128,15 @@ class Runtime:
     """For choices among equals."""
     tls: Tls | None = None
     """Certificates; None: connections over the network are not encrypted."""
+    introduction: Introduction | None = None
+    """Shows daemons who we are; None: nobody, unless there is a certificate."""
 
 
 MACHINE = Runtime()
 """The machine's own."""
 
 
-def secured(runtime: Runtime, tls: Tls) -> Runtime:
-    """One whose connections over the network are encrypted."""
-    return replace(runtime, channel=partial(GrpcChannel, tls=tls), tls=tls)
+def secured(runtime: Runtime, tls: Tls | None, introduction: Introduction | None = None) -> Runtime:
+    """One whose connections over the network are encrypted, and shown who we are over."""
+    channel = partial(GrpcChannel, tls=tls, introduction=introduction)
+    return replace(runtime, channel=channel, tls=tls, introduction=introduction)

@@ -1421,6 +1421,7 @@ class HeartbeatRequest(_message.Message):
     HELD_STREAMS_TOLD_FIELD_NUMBER: _builtins.int
     LOOP_BUSY_PERMILLE_FIELD_NUMBER: _builtins.int
     PROCESSOR_PERMILLE_FIELD_NUMBER: _builtins.int
+    ACCESS_VERSION_FIELD_NUMBER: _builtins.int
     broker_id: _builtins.int
     broker_epoch: _builtins.int
     bytes_per_s: _builtins.int
@@ -1434,6 +1435,8 @@ class HeartbeatRequest(_message.Message):
     threads took (2,000: two CPUs were busy).
     """
     processor_permille: _builtins.int
+    access_version: _builtins.int
+    """Of the users and rules that it goes by, see ApplyAccess."""
     @_builtins.property
     def loads(self) -> _containers.RepeatedCompositeFieldContainer[Global___StreamletLoad]:
         """Of the streamlets that are written to, the busiest."""
@@ -1479,10 +1482,11 @@ class HeartbeatRequest(_message.Message):
         held_streams_told: _builtins.bool = ...,
         loop_busy_permille: _builtins.int | None = ...,
         processor_permille: _builtins.int = ...,
+        access_version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_loop_busy_permille", b"_loop_busy_permille", "loop_busy_permille", b"loop_busy_permille"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loop_busy_permille", b"_loop_busy_permille", "broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "bytes_per_s", b"bytes_per_s", "empty_intervals", b"empty_intervals", "fences_version", b"fences_version", "held_streams", b"held_streams", "held_streams_told", b"held_streams_told", "loads", b"loads", "loop_busy_permille", b"loop_busy_permille", "processor_permille", b"processor_permille", "recoveries", b"recoveries", "starts", b"starts", "unknown_streams", b"unknown_streams", "unneeded_backup_ids", b"unneeded_backup_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loop_busy_permille", b"_loop_busy_permille", "access_version", b"access_version", "broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "bytes_per_s", b"bytes_per_s", "empty_intervals", b"empty_intervals", "fences_version", b"fences_version", "held_streams", b"held_streams", "held_streams_told", b"held_streams_told", "loads", b"loads", "loop_busy_permille", b"loop_busy_permille", "processor_permille", b"processor_permille", "recoveries", b"recoveries", "starts", b"starts", "unknown_streams", b"unknown_streams", "unneeded_backup_ids", b"unneeded_backup_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__loop_busy_permille: _TypeAlias = _typing.Literal["loop_busy_permille"]  # noqa: Y015
     _WhichOneofArgType__loop_busy_permille: _TypeAlias = _typing.Literal["_loop_busy_permille", b"_loop_busy_permille"]  # noqa: Y015
@@ -1724,10 +1728,13 @@ class BackupHeartbeatRequest(_message.Message):
     BACKUP_EPOCH_FIELD_NUMBER: _builtins.int
     FREE_MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     FREE_DISK_BYTES_FIELD_NUMBER: _builtins.int
+    ACCESS_VERSION_FIELD_NUMBER: _builtins.int
     backup_id: _builtins.int
     backup_epoch: _builtins.int
     free_memory_bytes: _builtins.int
     free_disk_bytes: _builtins.int
+    access_version: _builtins.int
+    """See HeartbeatRequest."""
     def __init__(
         self,
         *,
@@ -1735,10 +1742,11 @@ class BackupHeartbeatRequest(_message.Message):
         backup_epoch: _builtins.int = ...,
         free_memory_bytes: _builtins.int = ...,
         free_disk_bytes: _builtins.int = ...,
+        access_version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backup_epoch", b"backup_epoch", "backup_id", b"backup_id", "free_disk_bytes", b"free_disk_bytes", "free_memory_bytes", b"free_memory_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["access_version", b"access_version", "backup_epoch", b"backup_epoch", "backup_id", b"backup_id", "free_disk_bytes", b"free_disk_bytes", "free_memory_bytes", b"free_memory_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

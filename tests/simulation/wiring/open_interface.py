@@ -13,7 +13,7 @@ from kera.core.rpc.frame_client import FrameChannel
 from kera.core.rpc.frame_server import FrameServer
 from kera.core.rpc.grpc_options import CONNECTION_CALLS_MAX_DEFAULT
 from kera.core.rpc.limits import BULK_BYTES_MAX
-from kera.core.rpc.method import Method, Reply, RequestT, ResponseT, Service
+from kera.core.rpc.method import Doorkeeper, Method, Reply, RequestT, ResponseT, Service
 from kera.core.security import Tls
 
 
@@ -120,8 +120,9 @@ class FramedServer:
         connections_max: int = CONNECTIONS_MAX_DEFAULT,
         connection_calls_max: int = CONNECTION_CALLS_MAX_DEFAULT,
         tls: Tls | None = None,
+        doorkeeper: Doorkeeper | None = None,
     ) -> None:
-        del connection_calls_max, tls
+        del connection_calls_max, tls, doorkeeper
         methods = {method: handler for service in services for method, handler in service.items()}
         self._frames = FrameServer(methods, bulk_bytes_max=bulk_bytes_max, connections_max=connections_max)
 

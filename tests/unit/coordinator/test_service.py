@@ -35,7 +35,7 @@ def client(cluster: Cluster) -> Client:
 
 
 async def test_every_method_of_the_coordinator_is_served(client: Client) -> None:
-    assert set(client.service) == {*api.COORDINATOR_METHODS, *api.CONSUMER_GROUPS_METHODS}
+    assert set(client.service) == {*api.COORDINATOR_METHODS, *api.CONSUMER_GROUPS_METHODS, *api.ACCESS_METHODS}
 
 
 async def test_a_stream_goes_from_creation_to_deletion(client: Client, cluster: Cluster) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Generator, Iterable, Iterator
 
+from kera.broker.event import Event
 from kera.broker.log.entry import Entry
 from kera.broker.log.intervals import Holding, holding
 from kera.broker.log.streamlet import PRODUCER_LIMITS, ProducerLimits, Streamlet
@@ -42,6 +43,8 @@ class Streams:
         self._has_holes = restart.found.lost_memory
         """What is here of replicated streamlets that are not owned is not opened."""
         self.by_id: dict[int, Stream] = {}
+        self.dropped = Event[[int]]()
+        """A stream is not here any more."""
         self.fences = ProducerFences()
         """Of all its streamlets."""
         self.moved_starts = MovedStarts(memory.removals.collect)
@@ -73,11 +76,7 @@ class Streams:
         try:
             return self.by_id[stream_id]
         except KeyError:
-            raise UnknownStream(
-                f"this broker has no stream with id {stream_id}: it was deleted, or another broker had this address"
-                " before",
-                stream_id=stream_id,
-            ) from None
+            raise not_here(stream_id) from None
 
     def streamlet(self, stream_id: int, streamlet_id: int) -> Streamlet:
         """A streamlet of this broker. Raises `UnknownStream`, `StreamletOutOfRange` or `NotOwner`."""
@@ -274,6 +273,7 @@ class Streams:
         Yields between streamlets; the stream must not be opened meanwhile.
         """
         stream = self.by_id.pop(stream_id, None)
+        self.dropped(stream_id)
         name = str(stream_id) if stream is None else stream.name
         self._replication.drop_stream(stream_id, NotReplicated("the stream was deleted", stream=name))
         self._restart.drop_leftovers(lambda of_stream, _: of_stream == stream_id)
@@ -282,6 +282,20 @@ class Streams:
             for streamlet in stream.streamlets.values():
                 self._forget(streamlet)
                 yield
+
+
+def name_of(streams: Streams, stream_id: int) -> str | None:
+    """The name of the stream with this id; None: this broker has nothing of it."""
+    stream = streams.by_id.get(stream_id)
+    return None if stream is None else stream.name
+
+
+def not_here(stream_id: int) -> UnknownStream:
+    """The error for a stream of which this broker has nothing."""
+    return UnknownStream(
+        f"this broker has no stream with id {stream_id}: it was deleted, or another broker had this address before",
+        stream_id=stream_id,
+    )
 
 
 def is_of_another_launch(assignment: common_pb2.StreamletAssignment, broker_id: int, broker_epoch: int) -> bool:

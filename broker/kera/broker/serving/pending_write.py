@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from time import perf_counter
 
 from kera.broker.log.segment import Segment
 from kera.broker.replication.virtual_segment import Batch
-from kera.core.errors import KeraError
-from kera.core.rpc import Answer, Reply
+from kera.core.errors import KeraError, NotReplicated
+from kera.core.rpc import Answer, Peer, Reply
+from kera.core.rpc.wire import error_to_message
 from kera.v1 import broker_pb2
 
 WriteReply = Reply[broker_pb2.MultiWriteChunksResponse]
@@ -39,13 +40,18 @@ class PendingWrite:
     """For room in memory."""
 
     def __init__(
-        self, request: broker_pb2.MultiWriteChunksRequest, bulk: memoryview, go_on: Callable[[PendingWrite], None]
+        self,
+        request: broker_pb2.MultiWriteChunksRequest,
+        bulk: memoryview,
+        peer: Peer,
+        go_on: Callable[[PendingWrite], None],
     ) -> None:
         """`go_on` is called when it waits for backups no longer."""
         self.request = request
         self.level = request.durability
         """To acknowledge at; 0: each chunk at that of its stream."""
         self.bulk = bulk
+        self.peer = peer
         self.go_on = go_on
         self.begun_s = perf_counter()
         self.response = broker_pb2.MultiWriteChunksResponse()
@@ -70,3 +76,30 @@ class PendingWrite:
         self.error = self.error or error
         if not self.batches and self.decided:
             self.go_on(self)
+
+    def fill_places(self) -> None:
+        """On which backups each chunk is; or that it is not known."""
+        statuses, told = self.statuses, set[int]()
+        for indexes, batch in self.placed:
+            place = batch.place
+            if not batch.completed or place is None:
+                self.set_errors(indexes, self.error or NotReplicated("the chunk could not be replicated"))
+                continue
+            virtual_segment_id = place.virtual_segment_id
+            for index in indexes:
+                statuses[index].virtual_segment_id = virtual_segment_id
+            if virtual_segment_id not in told:
+                told.add(virtual_segment_id)
+                segment = self.response.virtual_segments.add()
+                segment.virtual_segment_id = virtual_segment_id
+                segment.backup_ids.extend(place.backups)
+
+    def set_errors(self, indexes: Iterable[int], error: KeraError | None) -> None:
+        """Have statuses say this, if there is an error."""
+        if error is None:
+            return
+        for index in indexes:
+            status = self.statuses[index]
+            status.Clear()
+            status.error.CopyFrom(error_to_message(error))
+            self.refused = True

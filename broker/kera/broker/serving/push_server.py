@@ -16,7 +16,6 @@ import asyncio
 import contextlib
 import os
 import socket
-import struct
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from kera.broker.log.arena import HEAD_BYTES, ROW_BYTES, Arena
 from kera.broker.serving.push import Push, PushConnection
 from kera.core.errors import ProtocolError, invariant
 from kera.core.push import ALIVE, ALIVE_INTERVAL_MS, VERSION, Decoder, Kind, encode
-from kera.core.rpc.unix_socket import bind_unix
+from kera.core.rpc.unix_socket import bind_unix, peer_user
 from kera.core.telemetry import get_logger
 from kera.v1 import push_pb2
 
@@ -34,15 +33,8 @@ CONNECTIONS_MAX = 1024
 WRITE_BUFFER_BYTES_MAX = 1 << 20
 MESSAGE_S_MAX = 30.0
 """From the first byte of a reader's message to its last."""
-_CREDENTIALS = struct.Struct("3i")
-"""Of the kernel: process, user, group."""
 _ABORT_S = 1.0
 """An aborted connection is gone in the loop's next round; this only bounds a wait that would be for ever."""
-
-
-def peer_uid(sock: socket.socket) -> int:
-    """The user of the process that has connected."""
-    return int(_CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[1])
 
 
 class PushServer:
@@ -53,7 +45,7 @@ class PushServer:
         push: Push,
         arena: Arena,
         *,
-        uid_of: Callable[[socket.socket], int] = peer_uid,
+        uid_of: Callable[[socket.socket], int] = peer_user,
         connections_max: int = CONNECTIONS_MAX,
         write_buffer_bytes_max: int = WRITE_BUFFER_BYTES_MAX,
         alive_interval_ms: int = ALIVE_INTERVAL_MS,

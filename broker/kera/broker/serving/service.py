@@ -25,7 +25,9 @@ from kera.broker.serving.lookups import Lookups
 from kera.broker.serving.read_sessions import ReadSessions
 from kera.broker.serving.thesis_api import ThesisApi
 from kera.broker.serving.write import Writer
+from kera.broker.serving.write_access import WriteAccess
 from kera.broker.storage.persistence import PersistenceManager
+from kera.core.access.guard import Door, Guard
 from kera.core.errors import Unavailable
 from kera.core.rpc import Call, Reply, Service, api
 from kera.core.rpc.method import Handler, Method
@@ -51,12 +53,15 @@ class BrokerService:
         limits: ServingLimits | None = None,
         turns: Turns | None = None,
         lease: Lease | None = None,
+        guard: Door | None = None,
     ) -> None:
         """`pump`: carries out what replication wants to be done; `check_payloads`: whether they must hold records.
 
+        `guard`: in front of them; None: there is none.
         `orders`: by default those of any coordinator that is not older than one before it, and nothing is taken over.
         """
         limits = limits or ServingLimits()
+        self._guard = guard = guard or Door()
         self.orders = orders or Orders(streams, memory, coordinator=CoordinatorEpoch(confirmed=False))
         self.lease = lease or Lease()
         """To be renewed by who hears of the coordinator."""
@@ -71,6 +76,7 @@ class BrokerService:
             self.lease,
             check_payloads=check_payloads,
             limits=limits,
+            access=WriteAccess(guard, streams) if isinstance(guard, Guard) else None,
         )
         self.turns = turns = turns or Turns()
         self.fetches = Fetches(streams, memory, counters, turns, read_bytes_max=read_bytes_max, limits=limits)
@@ -118,15 +124,16 @@ class BrokerService:
             api.LOCATE_CHUNKS: self._lookups.locate,
             api.LIST_SEGMENTS: self._lookups.list_segments,
         }
-        return {
+        served: Service = {
             **{method: self._once_registered(handler) for method, handler in handlers.items()},
             api.OPEN_STREAMLETS: self._open_streamlets,
             api.DROP_STREAM: self._drop_stream,
         }
+        return self._guard.guarded({**served, **self._guard.service()})
 
     def takers(self) -> Mapping[Method[Any, Any], Taker]:
         """Of methods whose requests are many and small, for connections of frames."""
-        return {api.MULTI_WRITE_CHUNKS: self.writer.taker.take}
+        return {api.MULTI_WRITE_CHUNKS: self._guard.taker(self.writer.taker.take, of_daemons=False)}
 
     def _once_registered(self, handler: Handler) -> Handler:
         """Refuse what comes earlier: a client who was here before the restart would be told that its stream is gone."""

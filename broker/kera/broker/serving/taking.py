@@ -19,6 +19,7 @@ from kera.broker.ownership.stream import Stream
 from kera.broker.replication.virtual_log import VirtualLog
 from kera.broker.replication.virtual_logs import VirtualLogs
 from kera.broker.replication.virtual_segment import Batch
+from kera.broker.serving.write_access import WriteAccess
 from kera.broker.storage.persistence import PersistenceManager
 from kera.core.errors import KeraError, NotReplicated
 from kera.core.native import native
@@ -61,8 +62,13 @@ class WriteTaker:
         latencies: Latencies,
         pump: Callable[[], None],
         as_usual: Callable[[], bool],
+        access: WriteAccess | None = None,
     ) -> None:
-        """`door`: of `append_chunks`; `as_usual`: whether no request has to wait or be refused for others."""
+        """`door`: of `append_chunks`; `as_usual`: whether no request has to wait or be refused for others.
+
+        `access`: who may write to which streams; None: everybody to all.
+        """
+        self._access = access
         self._door = (*door[:2], self._hold, *door[3:])
         self._logs = logs
         self._memory = memory
@@ -76,10 +82,12 @@ class WriteTaker:
         """See `kera.core.rpc.taking.Taker`. Before the registration no stream is open, and so nothing is taken."""
         if self._take_writes is None or not self._as_usual():
             return NOTHING
-        taking, memory = Taking(asker), self._memory
+        taking, memory, door = Taking(asker), self._memory, self._door
+        if self._access is not None:
+            door = (self._access.streams_of(asker.peer), *door[1:])
         try:
             end, requests, held, answers, chunks, records, size = self._take_writes(
-                self._door, taking, frames, asker.bulk_bytes_max, requests_max, memory.now_ms, memory.now_us
+                door, taking, frames, asker.bulk_bytes_max, requests_max, memory.now_ms, memory.now_us
             )
         finally:
             if taking.pump:

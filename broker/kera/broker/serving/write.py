@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -35,6 +35,7 @@ from kera.broker.replication.virtual_segment import Batch
 from kera.broker.serving.limits import ServingLimits
 from kera.broker.serving.pending_write import PendingWrite, WriteReply
 from kera.broker.serving.taking import Taking, WriteTaker
+from kera.broker.serving.write_access import WriteAccess
 from kera.broker.storage.persistence import PersistenceManager
 from kera.core.chunk import HEADER_BYTES, ChunkHeader, check_sent, padded, verify_header, verify_payload
 from kera.core.done import nothing
@@ -51,7 +52,7 @@ from kera.core.errors import (
 )
 from kera.core.native import native
 from kera.core.payload import check_payload
-from kera.core.rpc import Answer, Call, Reply
+from kera.core.rpc import Answer, Call, Peer, Reply
 from kera.core.rpc.limits import REQUEST_CHUNKS_MAX
 from kera.core.rpc.wire import error_to_message
 from kera.v1 import broker_pb2, common_pb2
@@ -93,8 +94,12 @@ class Writer:
         *,
         check_payloads: bool = True,
         limits: ServingLimits,
+        access: WriteAccess | None = None,
     ) -> None:
-        """`pump`: has carried out what replication wants; `check_payloads`: whether payloads must hold records."""
+        """`pump`: has carried out what replication wants; `check_payloads`: whether payloads must hold records.
+
+        `access`: who may write to which streams; None: everybody to all.
+        """
         self._streams = streams
         self._memory = memory
         self._logs = replication.logs
@@ -106,6 +111,7 @@ class Writer:
         self._lease = lease
         self._check_payloads = check_payloads
         self._limits = limits
+        self._access = access
         self._append_chunks: Callable[..., Any] | None = native.append_chunks if native is not None else None
         """Of the native core; None: each chunk is appended here."""
         self._replication_limits = replication.limits
@@ -118,7 +124,14 @@ class Writer:
             check_payloads,
         )
         self.taker = WriteTaker(
-            self._door, self._logs, memory, counters, latencies, pump, lambda: not (self._queue or self._fenced)
+            self._door,
+            self._logs,
+            memory,
+            counters,
+            latencies,
+            pump,
+            lambda: not (self._queue or self._fenced),
+            access,
         )
         """Of requests that are as usual, from connections that know of it."""
         self._fenced = False
@@ -142,7 +155,7 @@ class Writer:
             )
         if request.chunk_count > REQUEST_CHUNKS_MAX:
             raise _too_many()
-        write = PendingWrite(request, call.bulk, self._go_on)
+        write = PendingWrite(request, call.bulk, call.peer, self._go_on)
         if (not self._queue and self._decide(write)) or not self._wait_for_room(write):
             self._go_on(write)
         if write.done:
@@ -237,7 +250,7 @@ class Writer:
                 check_sent(header)
                 if self._check_payloads:
                     check_payload(bulk, at, header)
-                stream, streamlet = self._owner(header)
+                stream, streamlet = self._owner(header, write.peer)
                 self._append(write, stream, streamlet, bulk[at:chunk_end], header)
             except ArenaFull:
                 write.pump = True
@@ -254,8 +267,11 @@ class Writer:
     def _append_as_usual(self, write: PendingWrite, append_chunks: Callable[..., Any]) -> None:
         """Have the native core append the chunks that come next, up to one that is out of the ordinary."""
         room, memory = REQUEST_CHUNKS_MAX - len(write.statuses), self._memory
+        door = self._door
+        if self._access is not None:
+            door = (self._access.streams_of(write.peer), *door[1:])
         write.at, statuses, chunks, records, size = append_chunks(
-            self._door, write, write.bulk, write.at, room, write.level, memory.now_ms, memory.now_us
+            door, write, write.bulk, write.at, room, write.level, memory.now_ms, memory.now_us
         )
         if chunks:
             write.response.MergeFromString(statuses)
@@ -308,8 +324,10 @@ class Writer:
             at = len(write.statuses) + first
             write.wait_for(range(at, at + count), batch)
 
-    def _owner(self, header: ChunkHeader) -> tuple[Stream, Streamlet]:
+    def _owner(self, header: ChunkHeader, peer: Peer) -> tuple[Stream, Streamlet]:
         stream = self._streams.get(header.stream_id)
+        if self._access is not None:
+            self._access.check(peer, stream)
         streamlet = stream.streamlet(header.streamlet_id)
         if not streamlet.takes_chunks:
             raise stream.not_owner(header.streamlet_id)
@@ -429,7 +447,7 @@ class Writer:
         if write.batches:
             return
         if write.placed:
-            self._fill_places(write)
+            write.fill_places()
         if write.wanted:
             wanted, write.wanted = write.wanted, []
             self._memory.commits.persist(wanted, partial(self._persisted, write))
@@ -439,7 +457,7 @@ class Writer:
     def _answer(self, write: PendingWrite) -> None:
         if self._fenced:
             acknowledged = [index for index, each in enumerate(write.statuses) if not each.HasField("error")]
-            self._set_errors(write, acknowledged, _replaced())
+            write.set_errors(acknowledged, _replaced())
         if not write.refused and len(write.statuses) > 1:
             write.response.all_stored = True
         write.done = True
@@ -449,35 +467,8 @@ class Writer:
             future.set_result(Reply(write.response))
 
     def _persisted(self, write: PendingWrite, error: KeraError | None) -> None:
-        self._set_errors(write, write.waiting, error)
+        write.set_errors(write.waiting, error)
         self._answer(write)
-
-    def _fill_places(self, write: PendingWrite) -> None:
-        """On which backups each chunk is; or that it is not known."""
-        statuses, told = write.statuses, set[int]()
-        for indexes, batch in write.placed:
-            place = batch.place
-            if not batch.completed or place is None:
-                self._set_errors(write, indexes, write.error or NotReplicated("the chunk could not be replicated"))
-                continue
-            virtual_segment_id = place.virtual_segment_id
-            for index in indexes:
-                statuses[index].virtual_segment_id = virtual_segment_id
-            if virtual_segment_id not in told:
-                told.add(virtual_segment_id)
-                segment = write.response.virtual_segments.add()
-                segment.virtual_segment_id = virtual_segment_id
-                segment.backup_ids.extend(place.backups)
-
-    @staticmethod
-    def _set_errors(write: PendingWrite, indexes: Iterable[int], error: KeraError | None) -> None:
-        if error is None:
-            return
-        for index in indexes:
-            status = write.statuses[index]
-            status.Clear()
-            status.error.CopyFrom(error_to_message(error))
-            write.refused = True
 
 
 def _replaced() -> NotReplicated:

@@ -42,8 +42,8 @@ async def describe_all(addresses: dict[str, str]) -> dict[str, DaemonDescription
     """What each says, or why it does not."""
     from kera.client import ClientSettings
     from kera.client.admin.daemons import describe_daemon
+    from kera.core.access.settings import secure
     from kera.core.runtime import MACHINE
-    from kera.core.security.settings import secure
 
     room = asyncio.Semaphore(ASKED_AT_ONCE)
     runtime = secure(MACHINE, ClientSettings.load())

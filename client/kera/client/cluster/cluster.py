@@ -33,6 +33,7 @@ from kera.client.types import (
     fill_cursor,
     position_of,
 )
+from kera.core.access.settings import secure
 from kera.core.closing import close_all
 from kera.core.coordinators import Coordinators
 from kera.core.errors import InvalidArgument, KeraError, SchemaMismatch, Unavailable, Uncertain, UnknownStream
@@ -41,7 +42,6 @@ from kera.core.rpc import Channel, Method, api
 from kera.core.rpc.method import RequestT, ResponseT
 from kera.core.rpc.wire import error_from_message
 from kera.core.runtime import MACHINE, Runtime
-from kera.core.security.settings import secure
 from kera.v1 import broker_pb2, common_pb2, coordinator_pb2
 
 REPORT_REASON_CHARS_MAX = 500
@@ -112,6 +112,7 @@ class Cluster:
             report=self._report_broker,
             open_channel=runtime.channel,
             tls=runtime.tls,
+            introduction=runtime.introduction,
         )
         self._coordinators = coordinators or Coordinators(
             bootstrap, bulk_bytes_max=settings.message_bytes_max, channel=runtime.channel

@@ -14,10 +14,10 @@ from typing import NamedTuple
 from kera.client.settings import ClientSettings, Transport
 from kera.client.types import BrokerDescription, StreamDescription
 from kera.core.closing import close_all
-from kera.core.errors import ClosedError, KeraError, Unavailable, Uncertain
+from kera.core.errors import AuthenticationFailed, ClosedError, KeraError, Unavailable, Uncertain
 from kera.core.rpc import Channel, api
 from kera.core.rpc.frame_client import FrameChannel
-from kera.core.rpc.method import call
+from kera.core.rpc.method import Introduction, call
 from kera.core.runtime import MACHINE, OpenChannel
 from kera.core.security import Tls
 from kera.v1 import broker_pb2
@@ -41,6 +41,7 @@ class Connections:
         report: Callable[[BrokerDescription, Unavailable], None],
         open_channel: OpenChannel = MACHINE.channel,
         tls: Tls | None = None,
+        introduction: Introduction | None = None,
     ) -> None:
         """`report`: tells the coordinator, without waiting, that a broker cannot be reached; of the same launch of a
         broker not more often than every `report_again_s`.
@@ -49,6 +50,7 @@ class Connections:
         self._settings = settings
         self._open_channel = open_channel
         self._tls = tls
+        self._introduction = introduction
         self._report_again_s = report_again_s
         self._report = report
         self._reported: dict[int, tuple[int, float]] = {}
@@ -134,11 +136,18 @@ class Connections:
         bulk_bytes_max = self._settings.message_bytes_max
         if transport == "unix":
             return await FrameChannel.connect_unix(
-                broker.frames_unix_path, timeout_s=timeout_s, bulk_bytes_max=bulk_bytes_max
+                broker.frames_unix_path,
+                timeout_s=timeout_s,
+                bulk_bytes_max=bulk_bytes_max,
+                introduction=self._introduction,
             )
         if transport == "tcp":
             return await FrameChannel.connect_tcp(
-                broker.frames_address, timeout_s=timeout_s, bulk_bytes_max=bulk_bytes_max, tls=self._tls
+                broker.frames_address,
+                timeout_s=timeout_s,
+                bulk_bytes_max=bulk_bytes_max,
+                tls=self._tls,
+                introduction=self._introduction,
             )
         channel = self._open_channel(broker.grpc_address, bulk_bytes_max=bulk_bytes_max)
         try:
@@ -148,6 +157,9 @@ class Connections:
         except (Unavailable, Uncertain) as error:
             await channel.close()
             raise Unavailable(error.message, **error.attributes) from error
+        except AuthenticationFailed:
+            await channel.close()
+            raise
         except KeraError:
             pass  # it answers: no stream has the id 0
         return channel

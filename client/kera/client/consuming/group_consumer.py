@@ -85,7 +85,8 @@ class GroupConsumer:
             clock,
             consumer_group=consumer_group,
             member_id=self.member_id,
-            heartbeats=cluster.runtime.heartbeats or partial(KeepAlive, tls=cluster.runtime.tls),
+            heartbeats=cluster.runtime.heartbeats
+            or partial(KeepAlive, tls=cluster.runtime.tls, introduction=cluster.runtime.introduction),
         )
         self._leases = Leases(
             consumer_group,

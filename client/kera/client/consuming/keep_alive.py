@@ -13,9 +13,10 @@ from collections.abc import Callable, Sequence
 import grpc
 
 from kera.core.clock import Clock
-from kera.core.errors import ProtocolError
+from kera.core.errors import AuthenticationFailed, ProtocolError
 from kera.core.rpc import api
-from kera.core.rpc.grpc_options import ERROR_METADATA, client_options
+from kera.core.rpc.grpc_options import AUTHORIZATION, BEARER, ERROR_METADATA, client_options
+from kera.core.rpc.method import Introduction, Method, RequestT, ResponseT
 from kera.core.rpc.wire import error_from_message, parse
 from kera.core.security import Tls
 from kera.core.telemetry import get_logger
@@ -39,6 +40,7 @@ class KeepAlive:
         busy_ms: Callable[[], int],
         clock: Clock,
         tls: Tls | None = None,
+        introduction: Introduction | None = None,
     ) -> None:
         """`busy_ms`: called on the thread; for how long the consumer has been in its user's code."""
         self._addresses = list(addresses)
@@ -50,6 +52,9 @@ class KeepAlive:
         self._clock = clock
         self._tls = tls
         self._tls_version = b""
+        self._introduction = introduction
+        self._shown: dict[str, tuple[tuple[str, str], ...]] = {}
+        """By address: what calls show of who we are."""
         self._stop = threading.Event()
         self._channels: dict[str, grpc.Channel] = {}
         self._failing = False
@@ -101,11 +106,13 @@ class KeepAlive:
             sent_s = self._clock.boottime_s()
             try:
                 answer = self._ask(address)
+            except AuthenticationFailed:
+                continue
             except grpc.RpcError as error:
                 leader = _leader_in(error)
                 if leader:
                     self._leader = leader
-                    with contextlib.suppress(grpc.RpcError):
+                    with contextlib.suppress(grpc.RpcError, AuthenticationFailed):
                         answer = self._ask(leader)
                         self._heard(leader, sent_s, answer)
                         return
@@ -131,13 +138,37 @@ class KeepAlive:
         request = consumer_group_pb2.KeepAliveRequest(
             consumer_group=self._consumer_group, member_id=self._member_id, busy_ms=self._busy_ms()
         )
-        method = api.KEEP_ALIVE
+        if self._introduction is not None and address not in self._shown:
+            self._shown[address] = self._introduce(channel, self._introduction)
+        try:
+            return self._call(channel, api.KEEP_ALIVE, request, self._shown.get(address, ()))
+        except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+                self._shown.pop(address, None)  # next time anew
+            raise
+
+    def _introduce(self, channel: grpc.Channel, introduction: Introduction) -> tuple[tuple[str, str], ...]:
+        steps = introduction(each_call=True)
+        try:
+            request = next(steps)
+            while True:
+                request = steps.send(self._call(channel, api.AUTHENTICATE, request))
+        except StopIteration as done:
+            return ((AUTHORIZATION, BEARER + done.value),) if done.value else ()
+
+    def _call(
+        self,
+        channel: grpc.Channel,
+        method: Method[RequestT, ResponseT],
+        request: RequestT,
+        shown: tuple[tuple[str, str], ...] = (),
+    ) -> ResponseT:
         send = channel.unary_unary(
             method.path,
             request_serializer=method.request.SerializeToString,
             response_deserializer=method.response.FromString,
         )
-        answer: consumer_group_pb2.KeepAliveResponse = send(request, timeout=min(TIMEOUT_S_MAX, 4 * self._interval_s))
+        answer: ResponseT = send(request, timeout=min(TIMEOUT_S_MAX, 4 * self._interval_s), metadata=shown)
         return answer
 
 

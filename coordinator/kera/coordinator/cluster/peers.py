@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from kera.core.errors import Unavailable, Uncertain
+from kera.core.rpc import api
 from kera.core.rpc.method import Channel, Method, RequestT, ResponseT, call
 from kera.core.runtime import MACHINE, OpenChannel
+from kera.v1 import access_pb2
 
 
 class Peers:
@@ -37,6 +39,21 @@ class Peers:
         channels, self._channels = self._channels, {}
         for channel in channels.values():
             await channel.close()
+
+
+class GrpcMembers:
+    """Tells members who may do what, see `kera.coordinator.access.telling.TellMember`."""
+
+    def __init__(self, *, timeout_ms: int, channel: OpenChannel = MACHINE.channel) -> None:
+        self._peers = Peers(timeout_ms=timeout_ms, channel=channel)
+
+    async def __call__(self, address: str, request: access_pb2.ApplyAccessRequest, *, timeout_s: float) -> None:
+        """See `TellMember`."""
+        await self._peers.call(address, api.APPLY_ACCESS, request, timeout_s=timeout_s)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._peers.close()
 
 
 def cannot_be_reached(error: BaseException) -> bool:

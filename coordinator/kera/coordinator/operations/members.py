@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from kera.coordinator.cluster.admission import Admission, check_level, decide_admission
 from kera.coordinator.cluster.catalog import relaunched
@@ -48,7 +48,9 @@ class Members:
         producers: Producers,
         restarts: Restarts,
         loads: MeasuredLoads,
+        access_heard: Callable[[str, int, int], None] = lambda *_: None,
     ) -> None:
+        """`access_heard`: of a kind of member, its id, and the version of users and rules by which it goes."""
         self._state = state
         self._recoveries = recoveries
         self._restored = restored
@@ -56,6 +58,7 @@ class Members:
         self._producers = producers
         self._restarts = restarts
         self._loads = loads
+        self._access_heard = access_heard
         self.work = Work()
 
     def handlers(self) -> Handlers:
@@ -235,6 +238,7 @@ class Members:
         launch = Launch(request.broker_id, request.broker_epoch)
         refused = await self._take_down(launch, request)
         self._producers.noted(launch, request.fences_version)
+        self._access_heard("broker", request.broker_id, request.access_version)
         self._unknown.reports.note(launch, request.unknown_streams)
         self._restored.advance()
         if not self._state.catching_up:
@@ -288,6 +292,7 @@ class Members:
             free_memory_bytes=request.free_memory_bytes,
             free_disk_bytes=request.free_disk_bytes,
         )
+        self._access_heard("backup", request.backup_id, request.access_version)
         return coordinator_pb2.BackupHeartbeatResponse()
 
     async def _write_report(

@@ -341,7 +341,7 @@ class Leadership:
         term, served = self._term, self._served
         if term is None or not term.proven:
             observe(method.name, NotLeader.code)
-            raise self._not_leader()
+            raise self.not_leader()
         handler = served.get(method)
         if handler is None:
             raise ProtocolError(f"unknown method {method.name}")
@@ -360,7 +360,8 @@ class Leadership:
             reply.message.coordinators[:] = [self._address, *others]
         return reply
 
-    def _not_leader(self) -> NotLeader:
+    def not_leader(self) -> NotLeader:
+        """What is said to whoever asks while another one leads, or none."""
         leader = self.leader
         if not leader:
             return NotLeader("no coordinator leads at the moment; ask again", leader="")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from kera.core.rpc.method import Method
+from kera.v1 import access_pb2 as access
 from kera.v1 import backup_pb2 as backup
 from kera.v1 import broker_pb2 as broker
 from kera.v1 import consumer_group_pb2 as consumer_group
 from kera.v1 import coordinator_pb2 as coordinator
 from kera.v1 import daemon_pb2 as daemon
 
+ACCESS = "kera.v1.Access"
+AUTHENTICATION = "kera.v1.Authentication"
 BACKUP = "kera.v1.Backup"
 BROKER = "kera.v1.Broker"
 CONSUMER_GROUPS = "kera.v1.ConsumerGroups"
@@ -259,3 +262,43 @@ CONSUMER_GROUPS_METHODS = (
 DESCRIBE_DAEMON = Method(DAEMON, "DescribeDaemon", 401, daemon.DescribeDaemonRequest, daemon.DescribeDaemonResponse)
 
 DAEMON_METHODS = (DESCRIBE_DAEMON,)
+
+AUTHENTICATE = Method(
+    AUTHENTICATION,
+    "Authenticate",
+    501,
+    access.AuthenticateRequest,
+    access.AuthenticateResponse,
+    request_bytes_max=1 << 16,
+)
+APPLY_ACCESS = Method(
+    AUTHENTICATION, "ApplyAccess", 502, access.ApplyAccessRequest, access.ApplyAccessResponse, large_request=True
+)
+
+AUTHENTICATION_METHODS = (AUTHENTICATE, APPLY_ACCESS)
+
+PUT_USER = Method(ACCESS, "PutUser", 601, access.PutUserRequest, access.PutUserResponse, request_bytes_max=1 << 16)
+DELETE_USER = Method(ACCESS, "DeleteUser", 602, access.DeleteUserRequest, access.DeleteUserResponse)
+LIST_USERS = Method(ACCESS, "ListUsers", 603, access.ListUsersRequest, access.ListUsersResponse, large=True)
+GRANT_RIGHT = Method(ACCESS, "GrantRight", 604, access.GrantRightRequest, access.GrantRightResponse)
+REVOKE_RIGHTS = Method(ACCESS, "RevokeRights", 605, access.RevokeRightsRequest, access.RevokeRightsResponse, large=True)
+LIST_RIGHTS = Method(ACCESS, "ListRights", 606, access.ListRightsRequest, access.ListRightsResponse, large=True)
+CHECK_RIGHT = Method(ACCESS, "CheckRight", 607, access.CheckRightRequest, access.CheckRightResponse)
+ISSUE_TOKEN = Method(ACCESS, "IssueToken", 608, access.IssueTokenRequest, access.IssueTokenResponse)
+RENEW_TOKEN = Method(ACCESS, "RenewToken", 609, access.RenewTokenRequest, access.RenewTokenResponse)
+REVOKE_TOKEN = Method(ACCESS, "RevokeToken", 610, access.RevokeTokenRequest, access.RevokeTokenResponse)
+LIST_TOKENS = Method(ACCESS, "ListTokens", 611, access.ListTokensRequest, access.ListTokensResponse, large=True)
+
+ACCESS_METHODS = (
+    PUT_USER,
+    DELETE_USER,
+    LIST_USERS,
+    GRANT_RIGHT,
+    REVOKE_RIGHTS,
+    LIST_RIGHTS,
+    CHECK_RIGHT,
+    ISSUE_TOKEN,
+    RENEW_TOKEN,
+    REVOKE_TOKEN,
+    LIST_TOKENS,
+)

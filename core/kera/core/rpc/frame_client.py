@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from kera.core.errors import KeraError, ProtocolError, Unavailable, Uncertain
+from kera.core.rpc import api
 from kera.core.rpc.address import reason_of, split_address
 from kera.core.rpc.answer import Answer
 from kera.core.rpc.frames import NO_REQUEST, FrameHeader, FrameProtocol, Kind, encode_frame
 from kera.core.rpc.limits import BULK_BYTES_MAX
-from kera.core.rpc.method import Method, Reply, RequestT, ResponseT
+from kera.core.rpc.method import Introduction, Method, Reply, RequestT, ResponseT, call, introduce
 from kera.core.rpc.sockets import CALLER, tune
 from kera.core.rpc.wire import error_from_message, parse
 from kera.core.security import Tls
@@ -66,25 +67,35 @@ class FrameChannel(FrameProtocol):
         bulk_bytes_max: int = BULK_BYTES_MAX,
         attempt_s: float = CONNECT_ATTEMPT_S,
         tls: Tls | None = None,
+        introduction: Introduction | None = None,
     ) -> FrameChannel:
-        """Connect to ``host:port``, over `tls` if there is one.
+        """Connect to ``host:port``, over `tls` if there is one, and show who we are.
 
-        Raises `Unavailable`, or `InvalidArgument` if the address is none.
+        Raises `Unavailable`, `AuthenticationFailed`, or `InvalidArgument` if the address is none.
         """
         host, port = split_address(address)
         context = None if tls is None else tls.client_context()
         connecting = _connect_tcp(lambda: cls("tcp", address, bulk_bytes_max), host, port, attempt_s, context)
-        return await cls._connected(connecting, address, timeout_s)
+        return await cls._connected(connecting, address, timeout_s, introduction)
 
     @classmethod
-    async def connect_unix(cls, path: str, *, timeout_s: float, bulk_bytes_max: int = BULK_BYTES_MAX) -> FrameChannel:
-        """Connect to the unix socket at `path`. Raises `Unavailable`."""
+    async def connect_unix(
+        cls,
+        path: str,
+        *,
+        timeout_s: float,
+        bulk_bytes_max: int = BULK_BYTES_MAX,
+        introduction: Introduction | None = None,
+    ) -> FrameChannel:
+        """Connect to the unix socket at `path`, likewise."""
         loop = asyncio.get_running_loop()
         connecting = loop.create_unix_connection(lambda: cls("unix", path, bulk_bytes_max), path)
-        return await cls._connected(connecting, path, timeout_s)
+        return await cls._connected(connecting, path, timeout_s, introduction)
 
     @staticmethod
-    async def _connected(connecting: Any, address: str, timeout_s: float) -> FrameChannel:
+    async def _connected(
+        connecting: Any, address: str, timeout_s: float, introduction: Introduction | None
+    ) -> FrameChannel:
         try:
             async with asyncio.timeout(timeout_s):
                 _, channel = await connecting
@@ -92,6 +103,18 @@ class FrameChannel(FrameProtocol):
             raise Unavailable(f"cannot connect to {address} within {timeout_s:g} s", address=address) from error
         except OSError as error:
             raise Unavailable(f"cannot connect to {address}: {reason_of(error)}", address=address) from error
+        try:
+            await introduce(
+                introduction,
+                lambda request: call(channel, api.AUTHENTICATE, request, timeout_s=timeout_s),
+                each_call=False,
+            )
+        except Uncertain as error:
+            channel.abort()
+            raise Unavailable(f"cannot connect to {address}: {error.message}", address=address) from error
+        except BaseException:
+            channel.abort()
+            raise
         return channel  # type: ignore[no-any-return]
 
     @property

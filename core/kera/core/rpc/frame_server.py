@@ -5,6 +5,9 @@ does not take its replies (`SEND_BUFFER_BYTES_MAX`) or while `REQUESTS_IN_FLIGHT
 answer; so what a connection holds is bounded by that and the replies to requests it has taken before. A peer that has
 to take replies and takes no byte of them for `Timing.stalled_s` is disconnected: what they hold is needed by others.
 
+With a `Doorkeeper`, a connection of which nobody knows whose it is may authenticate, and nothing else: see
+``strangers``.
+
 Connections are bounded (``connections``): one too many has the idlest closed, or is refused. Every `Timing.sweep_s` the
 server looks at all of them: one whose frame has not come whole within `Timing.frame_s_max` is closed, and memory that a
 large request has left is let go of when nothing has come since the last look.
@@ -42,9 +45,10 @@ from kera.core.rpc.limits import (
     TAKEN_REQUESTS_MAX,
     check_request,
 )
-from kera.core.rpc.method import Call, Handler, Method, Peer, Reply, Service
+from kera.core.rpc.method import Call, Doorkeeper, Handler, Method, Peer, Reply, Service
 from kera.core.rpc.outbox import Outbox
 from kera.core.rpc.sockets import SERVER, tune
+from kera.core.rpc.strangers import Bounds, Strangers
 from kera.core.rpc.taking import Taker
 from kera.core.rpc.unix_socket import bind_unix
 from kera.core.rpc.wire import error_to_message, parse
@@ -76,6 +80,8 @@ class Timing:
     """For which a peer may take nothing of the replies that wait for it; on the loop's clock."""
     slice_s: float = SLICE_S
     """For which the requests of one connection are handled while others wait."""
+    stranger_s: float = 10.0
+    """Within which a connection has to authenticate."""
     now_s: Callable[[], float] | None = None
     """The clock of slices; by default the loop's."""
 
@@ -89,6 +95,7 @@ class _Shared:
     bulk_bytes_max: int
     connections_max: int
     timing: Timing
+    strangers: Strangers
     connections: dict[ServerConnection, None] = field(default_factory=dict)
     """In the order in which they came: of several that were quiet for as long, the older one makes room."""
     evicted: int = 0
@@ -132,11 +139,13 @@ class FrameServer:
         timing: Timing = Timing(),
         takers: Mapping[Method[Any, Any], Taker] | None = None,
         tls: Tls | None = None,
+        doorkeeper: Doorkeeper | None = None,
     ) -> None:
-        """`tls`: over TCP, connections are encrypted."""
+        """`tls`: over TCP, connections are encrypted; `doorkeeper`: finds out whose they are."""
         methods = {method.number: (method, handler) for method, handler in service.items()}
         by_number = {method.number: taker for method, taker in (takers or {}).items()}
-        self._shared = _Shared(methods, by_number, bulk_bytes_max, connections_max, timing)
+        strangers = Strangers(doorkeeper, bulk_bytes_max)
+        self._shared = _Shared(methods, by_number, bulk_bytes_max, connections_max, timing, strangers)
         self._sweeping: asyncio.TimerHandle | None = None
         self._servers: list[asyncio.Server | TlsListener] = []
         self._tls = tls
@@ -233,7 +242,10 @@ class ServerConnection(FrameProtocol):
     def __init__(self, shared: _Shared, transport: str) -> None:
         super().__init__(shared.bulk_bytes_max)
         self._shared = shared
-        self._peer = Peer(transport, "")
+        self.peer = self._peer = Peer(transport, "", end=self.abort)
+        self._is_stranger = False
+        """It has to authenticate."""
+        self._made_s = self._loop.time()
         self._waiting: set[asyncio.Future[Reply[Any]]] = set()
         self._takers = shared.takers
         self._held_requests = 0
@@ -287,6 +299,11 @@ class ServerConnection(FrameProtocol):
 
     def sweep(self, now_s: float) -> None:
         """Look whether the peer has stopped in the middle of a frame, or has not used memory for a while."""
+        patience_s = self._shared.timing.stranger_s
+        if self._is_stranger and self._open and now_s >= self._made_s + patience_s:
+            self.protocol_failed(ProtocolError(f"it has not authenticated within {patience_s:g} s"))
+            self.abort()
+            return
         if self.arrivals != self._arrivals_swept:
             self._arrivals_swept, self.active_s = self.arrivals, now_s
         elif not self.unfinished:
@@ -323,12 +340,17 @@ class ServerConnection(FrameProtocol):
             self.close()
             return
         tune(transport.get_extra_info("socket"), SERVER)
+        self._may_send(self._shared.strangers.arrives(self, transport))
+
+    def _may_send(self, bounds: Bounds) -> None:
+        self._is_stranger, self.head_bytes_max, self.bulk_bytes_max = bounds
 
     def connection_lost(self, _exc: Exception | None) -> None:
         """See `asyncio.Protocol`."""
         self._let_go_of_memory()  # who holds an answer to it may hold the connection for a while
         self._receive = memoryview(b"")
         self._shared.connections.pop(self, None)
+        self._shared.strangers.goes(self)
         self.outbox.unwatch()
         self.lost.set_result(None)
         for future in self._waiting:
@@ -425,7 +447,7 @@ class ServerConnection(FrameProtocol):
             self.outbox.write([_refusal(header, method, error)])
             return
         if isinstance(result, Reply):
-            self._send(header, method, result)
+            self.outbox.write(_answer(header, method, result, self.bulk_bytes_max))
             return
         self._waiting.add(result)
         finished = partial(self._finished, header, method)
@@ -438,13 +460,15 @@ class ServerConnection(FrameProtocol):
 
     def _finished(self, header: FrameHeader, method: Method[Any, Any], future: asyncio.Future[Reply[Any]]) -> None:
         self._waiting.discard(future)
+        if self._is_stranger:
+            self._may_send(self._shared.strangers.look(self))
         try:
             reply = deferred_reply(future)
         except Exception as error:  # noqa: BLE001 - as above
             if self._open:
                 self.outbox.write([_refusal(header, method, error)])
         else:
-            self._send(header, method, reply)
+            self.outbox.write(_answer(header, method, reply, self.bulk_bytes_max))
         self._answered()
 
     def _answered(self) -> None:
@@ -455,17 +479,16 @@ class ServerConnection(FrameProtocol):
             self.outbox.flush_soon()
         self._go_on()
 
-    def _send(self, header: FrameHeader, method: Method[Any, Any], reply: Reply[Any]) -> None:
-        try:
-            pieces = encode_frame(_REPLY, method, header.request_id, reply.message, reply.bulk, self.bulk_bytes_max)
-        except Exception as error:  # noqa: BLE001 - too large, or what the handler returned cannot be sent
-            self.outbox.write([_refusal(header, method, error)])
-            return
-        self.outbox.write(pieces)
-
     @property
     def _open(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
+
+
+def _answer(header: FrameHeader, method: Method[Any, Any], reply: Reply[Any], bulk_bytes_max: int) -> list[Any]:
+    try:
+        return encode_frame(_REPLY, method, header.request_id, reply.message, reply.bulk, bulk_bytes_max)
+    except Exception as error:  # noqa: BLE001 - too large, or what the handler returned cannot be sent
+        return [_refusal(header, method, error)]
 
 
 def _refusal(header: FrameHeader, method: Method[Any, Any] | None, error: BaseException) -> bytes:

@@ -154,6 +154,8 @@ class FrameProtocol(asyncio.BufferedProtocol):
 
     def __init__(self, bulk_bytes_max: int = BULK_BYTES_MAX) -> None:
         self.bulk_bytes_max = bulk_bytes_max
+        self.head_bytes_max = HEAD_BYTES_MAX
+        """Of a message that does not fit into the staging buffer."""
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._held = False
@@ -302,6 +304,8 @@ class FrameProtocol(asyncio.BufferedProtocol):
             break  # what fits comes whole with the next read, along with what follows it
         rest = filled - at
         if needed > len(staging):
+            if needed - HEADER_BYTES > self.head_bytes_max:
+                raise ProtocolError(f"a message of {needed - HEADER_BYTES} bytes; {self.head_bytes_max} may come here")
             grown = lazy_memory(needed)
             grown[:rest] = staging[at:filled]
             self._staging = grown

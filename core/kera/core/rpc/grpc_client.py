@@ -6,21 +6,22 @@ import asyncio
 import contextlib
 import itertools
 import re
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 import grpc
 import grpc.aio
 
-from kera.core.errors import InternalError, KeraError, ProtocolError, Unavailable, Uncertain
+from kera.core.errors import AuthenticationFailed, InternalError, KeraError, ProtocolError, Unavailable, Uncertain
 from kera.core.freed_memory import keep_freed_memory
+from kera.core.rpc import api
 from kera.core.rpc.answer import Answer
-from kera.core.rpc.grpc_options import ERROR_METADATA, client_options
+from kera.core.rpc.grpc_options import AUTHORIZATION, BEARER, ERROR_METADATA, client_options
 from kera.core.rpc.limits import BULK_BYTES_MAX, REQUESTS_IN_FLIGHT_MAX, check_request
-from kera.core.rpc.method import Method, Reply, RequestT, ResponseT
+from kera.core.rpc.method import Introduction, Method, Reply, RequestT, ResponseT, introduce
 from kera.core.rpc.wire import error_from_message, parse, parse_with_bulk, serialize_with_bulk
 from kera.core.security import Tls
-from kera.v1 import common_pb2
+from kera.v1 import access_pb2, common_pb2
 
 _NOT_SENT = ("failed to connect to all addresses", "errors resolving ", "DNS resolution failed", "empty address list")
 """How gRPC's texts begin when there was no connection to send anything on; its status code is the same as for one that
@@ -28,6 +29,9 @@ broke. A text that is not among them counts as the latter, which is the safe sid
 """
 
 
+INTRODUCTION_S = 10.0
+"""For each step of showing who we are."""
+_Metadata = tuple[tuple[str, str], ...]
 _CLOSED_AT_ONCE = ": Socket closed"
 _CERTIFICATE = re.compile(r"CERTIFICATE_VERIFY_FAILED: ([^:;]+)")
 
@@ -37,14 +41,27 @@ class GrpcChannel:
 
     transport = "grpc"
 
-    def __init__(self, address: str, *, bulk_bytes_max: int = BULK_BYTES_MAX, tls: Tls | None = None) -> None:
-        """`tls`: the connection is encrypted, and made anew when certificates have changed."""
+    def __init__(
+        self,
+        address: str,
+        *,
+        bulk_bytes_max: int = BULK_BYTES_MAX,
+        tls: Tls | None = None,
+        introduction: Introduction | None = None,
+    ) -> None:
+        """`tls`: the connection is encrypted, and made anew when certificates have changed.
+
+        `introduction`: shows who we are, before the first call, and again when the daemon wants it.
+        """
         self._address = address
         self._bulk_bytes_max = bulk_bytes_max
         self._tls = tls
         self._tls_version = b""
         self._loop = asyncio.get_running_loop()
         self._channel = self._open()
+        self._introduction = introduction
+        self._introducing: asyncio.Task[_Metadata] | None = None
+        """What calls show, when it is done."""
         self._streams: dict[int, _BulkStream] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._unary_slots = asyncio.Semaphore(REQUESTS_IN_FLIGHT_MAX)  # gRPC would take any number
@@ -86,6 +103,8 @@ class GrpcChannel:
         self._closed = True
         for stream in self._streams.values():
             stream.cancel()
+        if self._introducing is not None:
+            self._introducing.cancel()
         await self._channel.close(grace=None)
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
@@ -114,7 +133,9 @@ class GrpcChannel:
     def _stream(self, method: Method[Any, Any]) -> _BulkStream:
         stream = self._streams.get(method.number)
         if stream is None or stream.done:
-            stream = self._streams[method.number] = _BulkStream(self._channel, self._address, method, self._tls)
+            stream = self._streams[method.number] = _BulkStream(
+                self._channel, self._address, method, self._tls, self._shown, self._session_ended
+            )
             self._start(stream.read())
             self._start(stream.write())
         return stream
@@ -131,17 +152,23 @@ class GrpcChannel:
         future: asyncio.Future[Reply[ResponseT]],
         timeout_s: float,
     ) -> None:
-        call: Any = self._channel.unary_unary(method.path)  # bytes to bytes, which its types do not know
         try:
             async with asyncio.timeout(timeout_s), self._unary_slots:
-                response = await call(data)
+                try:
+                    response = await self._send(method, data)
+                except grpc.aio.AioRpcError as error:
+                    if not self._session_ended(error, method.name):
+                        raise
+                    response = await self._send(method, data)
             message = parse(method.response, response)
+        except ProtocolError as error:
+            _fail(future, Uncertain(f"{self._address} answered what is no answer: {error}", address=self._address))
+        except KeraError as error:
+            _fail(future, error)  # who we are was not taken
         except TimeoutError:
             _fail(future, _no_answer(self._address, method.name, timeout_s))
         except grpc.aio.AioRpcError as error:
             _fail(future, _translate(error, self._address, method.name, self._tls))
-        except ProtocolError as error:
-            _fail(future, Uncertain(f"{self._address} answered what is no answer: {error}", address=self._address))
         except asyncio.CancelledError:
             _fail(future, _lost(self._address, "closed"))
             raise
@@ -152,12 +179,71 @@ class GrpcChannel:
             if not future.done():
                 future.set_result(Reply(message))
 
+    async def _send(self, method: Method[Any, Any], data: bytes) -> bytes:
+        shown = await self._shown()
+        call: Any = self._channel.unary_unary(method.path)  # bytes to bytes, which its types do not know
+        response: bytes = await call(data, metadata=shown)
+        return response
+
+    def _session_ended(self, error: grpc.aio.AioRpcError, method: str) -> bool:
+        """Whether the daemon does not know any more who we are, and is to be told again."""
+        if self._introduction is None or error.code() is not grpc.StatusCode.UNAUTHENTICATED:
+            return False
+        if not _translate(error, self._address, method, self._tls).attributes.get("session_ended"):
+            return False
+        self._introducing = None
+        return True
+
+    async def _shown(self) -> _Metadata:
+        """What a call shows of who we are. Raises what the daemon says to that."""
+        if self._introduction is None:
+            return ()
+        if self._introducing is None:
+            self._introducing = self._loop.create_task(self._introduce())
+        introducing = self._introducing
+        try:
+            return await asyncio.shield(introducing)
+        except asyncio.CancelledError:
+            raise
+        except Exception:
+            if self._introducing is introducing:
+                self._introducing = None  # the next call tries again
+            raise
+
+    async def _introduce(self) -> _Metadata:
+        ask: Any = self._channel.unary_unary(api.AUTHENTICATE.path)
+
+        async def step(request: access_pb2.AuthenticateRequest) -> access_pb2.AuthenticateResponse:
+            try:
+                answer = await ask(request.SerializeToString(), timeout=INTRODUCTION_S)
+            except grpc.aio.AioRpcError as error:
+                translated = _translate(error, self._address, api.AUTHENTICATE.name, self._tls)
+                if isinstance(translated, Uncertain):  # nothing that matters was carried out
+                    raise Unavailable(translated.message, address=self._address) from error
+                raise translated from error
+            return parse(access_pb2.AuthenticateResponse, answer)
+
+        shown = await introduce(self._introduction, step, each_call=True)
+        return ((AUTHORIZATION, BEARER + shown),) if shown else ()
+
 
 class _BulkStream:
     """One bidirectional stream: requests go out in order, responses find theirs by request id."""
 
-    def __init__(self, channel: grpc.aio.Channel, address: str, method: Method[Any, Any], tls: Tls | None) -> None:
+    def __init__(
+        self,
+        channel: grpc.aio.Channel,
+        address: str,
+        method: Method[Any, Any],
+        tls: Tls | None,
+        shown: Callable[[], Awaitable[_Metadata]],
+        session_ended: Callable[[grpc.aio.AioRpcError, str], bool],
+    ) -> None:
+        """`shown`: what it shows of who we are; `session_ended`: whether that is to be found out anew."""
         keep_freed_memory()
+        self._channel = channel
+        self._shown = shown
+        self._session_ended = session_ended
         self._address = address
         self._tls = tls
         self._method = method
@@ -165,7 +251,8 @@ class _BulkStream:
         self._loop = asyncio.get_running_loop()
         self._pending: dict[int, tuple[asyncio.Future[Any], asyncio.TimerHandle]] = {}
         self._outgoing: asyncio.Queue[bytes | None] = asyncio.Queue()  # bounded by the callers' requests in flight
-        self._call: Any = channel.stream_stream(method.path)()
+        self._call: Any = None
+        self._begun = asyncio.Event()
         self.done = False
         """Nothing can be submitted any more."""
 
@@ -181,12 +268,18 @@ class _BulkStream:
         self._outgoing.put_nowait(None)
 
     def cancel(self) -> None:
-        self._call.cancel()
+        if self._call is not None:
+            self._call.cancel()
         self._end(_lost(self._address, "closed"))
 
     async def write(self) -> None:
         """Send what is submitted, until the stream ends."""
         try:
+            shown = await self._shown()
+            if self.done:
+                return
+            self._call = self._channel.stream_stream(self._method.path)(metadata=shown)
+            self._begun.set()
             while (data := await self._outgoing.get()) is not None:
                 await self._call.write(data)
             if not self.done:
@@ -195,17 +288,25 @@ class _BulkStream:
             self.done = True  # the reading side learns why
             if _being_cancelled():
                 raise
+        except KeraError as error:
+            self._end(error)  # who we are was not taken
+        finally:
+            self._begun.set()
 
     async def read(self) -> None:
         """Answer what is pending, until the stream ends."""
         error: KeraError = _lost(self._address, "it ended the stream")
         try:
+            await self._begun.wait()
+            if self._call is None:
+                return
             async for data in self._call:
                 self._resolve(*parse_with_bulk(self._method.response, data))
         except grpc.aio.AioRpcError as rpc_error:
             error = _translate(rpc_error, self._address, self._method.name, self._tls)
+            refused = isinstance(error, AuthenticationFailed) and not self._session_ended(rpc_error, self._method.name)
             unread = rpc_error.code() is grpc.StatusCode.UNIMPLEMENTED
-            if not (isinstance(error, Unavailable | Uncertain) or unread):
+            if not (isinstance(error, Unavailable | Uncertain) or unread or refused):
                 error = _lost(self._address, error.message)  # what ended the stream is no answer to each request
         except ProtocolError as protocol_error:
             self._call.cancel()

@@ -10,6 +10,8 @@ from kera.core.rpc.sockets import CALLER, SERVER, Patience
 
 ERROR_METADATA = "kera-error-bin"
 """Trailing metadata of a failed call: a ``kera.v1.Error``."""
+AUTHORIZATION, BEARER = "authorization", "Bearer "
+"""Metadata of a call: who shows a token shows it here, behind this word."""
 CALLS_MAX = 1 << 14
 """Calls of all clients that a server has at once; further ones are refused (``RESOURCE_EXHAUSTED``)."""
 CONNECTION_CALLS_MAX_DEFAULT = 100

@@ -8,6 +8,7 @@ their request. Health and reflection services come along. What answers hold that
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from time import perf_counter
@@ -18,12 +19,14 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from kera.core.errors import InternalError, PortTaken, ProtocolError, RecordTooLarge, Unavailable
+from kera.core.errors import InternalError, KeraError, PortTaken, ProtocolError, RecordTooLarge, Unavailable
 from kera.core.freed_memory import keep_freed_memory
 from kera.core.rpc import grpc_unknown
 from kera.core.rpc.address import join_address
 from kera.core.rpc.connections import CONNECTIONS_MAX_DEFAULT
 from kera.core.rpc.grpc_options import (
+    AUTHORIZATION,
+    BEARER,
     CALLS_MAX,
     CONNECTION_CALLS_MAX_DEFAULT,
     ERROR_METADATA,
@@ -40,7 +43,7 @@ from kera.core.rpc.limits import (
     check_size,
     head_bytes_max,
 )
-from kera.core.rpc.method import Call, Handler, Method, Peer, Reply, Service
+from kera.core.rpc.method import Call, Doorkeeper, Evidence, Handler, Method, Peer, Reply, Service
 from kera.core.rpc.wire import parse, parse_with_bulk, serialize_with_bulk
 from kera.core.security import Tls
 from kera.core.telemetry import get_logger
@@ -53,7 +56,12 @@ _NO_BULK = memoryview(b"")
 _STATUS_TEXT_CHARS_MAX = 256
 """The status text repeats the error's for clients that do not read our metadata, and shares its room with it."""
 
+_ENDING: set[asyncio.Task[None]] = set()
+"""Calls that are being ended; a loop does not keep its tasks."""
+
 _STATUS = {
+    "authentication_failed": grpc.StatusCode.UNAUTHENTICATED,
+    "not_allowed": grpc.StatusCode.PERMISSION_DENIED,
     "unknown_stream": grpc.StatusCode.NOT_FOUND,
     "unknown_group": grpc.StatusCode.NOT_FOUND,
     "stream_exists": grpc.StatusCode.ALREADY_EXISTS,
@@ -79,8 +87,9 @@ class GrpcServer:
         handshake_ms: int = HANDSHAKE_MS,
         untaken: UntakenLimits = UNTAKEN_LIMITS,
         tls: Tls | None = None,
+        doorkeeper: Doorkeeper | None = None,
     ) -> None:
-        """`tls`: connections are encrypted."""
+        """`tls`: connections are encrypted; `doorkeeper`: finds out who calls."""
         self._tls = tls
         options = server_options(bulk_bytes_max, connections_max, connection_calls_max, handshake_ms)
         self.turns = Turns()
@@ -91,7 +100,7 @@ class GrpcServer:
             by_name: dict[str, dict[str, Any]] = {}
             for method, handler in service.items():
                 by_name.setdefault(method.service, {})[method.name] = _rpc_handler(
-                    method, handler, bulk_bytes_max, self.untaken, self.turns
+                    method, handler, bulk_bytes_max, self.untaken, self.turns, doorkeeper
                 )
             for name, handlers in by_name.items():
                 self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, handlers),))
@@ -129,19 +138,30 @@ class GrpcServer:
 
 
 def _rpc_handler(
-    method: Method[Any, Any], handler: Handler, bulk_bytes_max: int, untaken: Untaken, turns: Turns
+    method: Method[Any, Any],
+    handler: Handler,
+    bulk_bytes_max: int,
+    untaken: Untaken,
+    turns: Turns,
+    doorkeeper: Doorkeeper | None,
 ) -> Any:
     """Messages stay bytes up to our own code, which says what is wrong with them; gRPC would only log it."""
     if method.bulk:
 
         async def serve_stream(requests: AsyncIterator[bytes], context: Any) -> None:
-            await _Stream(method, handler, context, bulk_bytes_max, untaken, turns).serve(requests)
+            stream = _Stream(method, handler, context, bulk_bytes_max, untaken, turns)
+            if doorkeeper is not None:
+                await stream.meet(doorkeeper)
+            await stream.serve(requests)
 
         return grpc.stream_stream_rpc_method_handler(serve_stream)
 
     async def serve_call(data: bytes, context: Any) -> bytes:
         peer = Peer("grpc", context.peer())
         try:
+            if doorkeeper is not None:
+                peer.end = _ending(context)
+                doorkeeper.admit(peer, _evidence(context))
             await turns.turn(peer.address)  # of calls that came together, one is begun in a round of the loop
             check_request(method, len(data), 0, bulk_bytes_max)  # before it is looked at
             result = handler(Call(parse(method.request, data), _NO_BULK, peer))
@@ -161,6 +181,32 @@ def _rpc_handler(
             peer.closed()
 
     return grpc.unary_unary_rpc_method_handler(serve_call)
+
+
+def _ending(context: Any) -> Callable[[], None]:
+    """Ends the call that is being served: its caller is told, as nothing else would tell it, then its task is."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+
+    async def end() -> None:
+        with contextlib.suppress(Exception):  # gRPC has no one name for it, and raises one of them in any case
+            await context.abort(grpc.StatusCode.ABORTED, "what you may do has changed")
+        if task is not None:
+            task.cancel()
+
+    def begin() -> None:
+        ending = loop.create_task(end())
+        _ENDING.add(ending)
+        ending.add_done_callback(_ENDING.discard)
+
+    return begin
+
+
+def _evidence(context: Any) -> Evidence:
+    """What gRPC knows of who calls."""
+    token = next((value for key, value in context.invocation_metadata() or () if key == AUTHORIZATION), "")
+    shown = context.auth_context().get("x509_pem_cert")
+    text = token.removeprefix(BEARER) if isinstance(token, str) else ""
+    return Evidence(certificate=shown[0] if shown else b"", token=text)
 
 
 async def _deferred(result: Awaitable[Reply[Any]]) -> Reply[Any]:
@@ -224,6 +270,14 @@ class _Stream:
         self._unsent_bytes = 0
         self._changed = asyncio.Event()  # `_waiting` or `_unsent` is smaller than it was
         self._done = False
+
+    async def meet(self, doorkeeper: Doorkeeper) -> None:
+        """Find out whose stream it is; ends it if that is not enough."""
+        self._peer.end = _ending(self._context)
+        try:
+            doorkeeper.admit(self._peer, _evidence(self._context))
+        except KeraError as error:
+            await _abort(self._context, error_reply(error, self._method))
 
     async def serve(self, requests: AsyncIterator[bytes]) -> None:
         """Answer `requests` until the client ends the stream or is gone."""

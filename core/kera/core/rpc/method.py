@@ -14,13 +14,15 @@ The bulk of a call is memory beside the message. Its lifetime is the point to kn
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from google.protobuf.message import Message
 
+from kera.core.access.identity import Identity
 from kera.core.rpc.answer import Answer
+from kera.v1 import access_pb2
 
 RequestT = TypeVar("RequestT", bound=Message)
 ResponseT = TypeVar("ResponseT", bound=Message)
@@ -69,6 +71,10 @@ class Peer:
     """Called once, when the connection is gone."""
     state: dict[str, Any] = field(default_factory=dict)
     """What handlers keep per connection."""
+    identity: Identity | None = None
+    """Who it is; None: nobody knows, or, without a `Doorkeeper`, asks."""
+    end: Callable[[], None] = lambda: None
+    """Ends the connection, and what is under way over it."""
 
     def closed(self) -> None:
         """Run the callbacks, each of them even if another fails."""
@@ -76,6 +82,25 @@ class Peer:
         with contextlib.ExitStack() as stack:
             for callback in reversed(callbacks):
                 stack.callback(callback)
+
+
+class Evidence(NamedTuple):
+    """What a transport knows of who a peer is."""
+
+    certificate: bytes = b""
+    """That TLS has verified, DER or PEM."""
+    user_id: int | None = None
+    """Of the process at the other end of a unix socket."""
+    token: str = ""
+    """That a call has shown."""
+
+
+class Doorkeeper(Protocol):
+    """Finds out who peers are."""
+
+    def admit(self, peer: Peer, evidence: Evidence) -> None:
+        """Set `Peer.identity`, if the evidence is enough. Raises `AuthenticationFailed` for a token that is no good."""
+        ...
 
 
 @dataclass(slots=True)
@@ -134,6 +159,38 @@ class Channel(Protocol):
     async def close(self) -> None:
         """Close the connection; what is in flight fails with `Uncertain`."""
         ...
+
+
+class Introduction(Protocol):
+    """Shows a daemon who we are."""
+
+    def __call__(
+        self, *, each_call: bool
+    ) -> Generator[access_pb2.AuthenticateRequest, access_pb2.AuthenticateResponse, str]:
+        """Requests to authenticate, each made with the answer to the one before; returns what calls are to show.
+
+        `each_call`: calls show it (gRPC); else the connection is known by what was asked over it. Raises
+        `AuthenticationFailed`.
+        """
+        ...
+
+
+async def introduce(
+    introduction: Introduction | None,
+    ask: Callable[[access_pb2.AuthenticateRequest], Awaitable[access_pb2.AuthenticateResponse]],
+    *,
+    each_call: bool,
+) -> str:
+    """Show who we are, with `ask` for each step; returns what calls are to show."""
+    if introduction is None:
+        return ""
+    steps = introduction(each_call=each_call)
+    try:
+        request = next(steps)
+        while True:
+            request = steps.send(await ask(request))
+    except StopIteration as done:
+        return str(done.value)
 
 
 async def call(

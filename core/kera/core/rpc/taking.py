@@ -11,11 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+from kera.core.rpc.method import Peer
+
 
 class Asker(Protocol):
     """A connection whose requests are taken."""
 
     bulk_bytes_max: int
+    peer: Peer
 
     def answer(self, answers: bytes, requests: int) -> None:
         """Answer so many requests that were held, with these frames."""

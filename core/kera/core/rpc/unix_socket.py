@@ -1,14 +1,26 @@
-"""Unix sockets that daemons listen on: for the daemon's own user alone, and in the place of one that nobody serves."""
+"""Unix sockets that daemons listen on, and who is at the other end.
+
+They are for the daemon's own user alone, and take the place of those that nobody serves.
+"""
 
 from __future__ import annotations
 
 import errno
 import socket
 import stat
+import struct
 from pathlib import Path
 
 from kera.core.errors import PathNotWritable, PortTaken
 from kera.core.rpc.address import reason_of
+
+_CREDENTIALS = struct.Struct("3i")
+"""Of the kernel: process, user, group."""
+
+
+def peer_user(sock: socket.socket) -> int:
+    """The user of the process that has connected."""
+    return int(_CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[1])
 
 
 def bind_unix(path: Path) -> socket.socket:

@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from kera.core.access.certificates import DAEMON_NAME
 from kera.core.errors import InvalidArgument, PathNotWritable
 
 CA_DAYS = 3650
@@ -88,6 +89,8 @@ class Authority:
     def issue(self, name: str, *, days: int = CERT_DAYS, client: bool = False) -> Issued:
         """A certificate for a host, by its name or IP address (and for ``localhost``), or for a client.
 
+        A host's says that it is of a daemon.
+
         Replaces an older one. Raises `InvalidArgument` and `PathNotWritable`.
         """
         check_request([] if client else [name], [name] if client else [], days)
@@ -103,7 +106,8 @@ class Authority:
         builder = _builder(subject, self._cert.subject, key.public_key(), days)
         if not client:
             usages.append(ExtendedKeyUsageOID.SERVER_AUTH)
-            builder = builder.add_extension(x509.SubjectAlternativeName(_names((name, *_LOCAL))), critical=False)
+            names = [*_names((name, *_LOCAL)), x509.UniformResourceIdentifier(DAEMON_NAME)]
+            builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
         cert = (
             builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_usage(signs=False), critical=True)

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from pydantic import Field
 
-from kera.core.runtime import Runtime, secured
 from kera.core.security.tls import ClientAuth, Tls, TlsFiles
 from kera.core.settings import InvalidSettings, KeraSettings
 
@@ -40,36 +39,36 @@ class DaemonTlsSettings(TlsSettings):
     )
     insecure: bool = Field(
         default=False,
-        description="Listen beyond this host though not everybody who connects has to show a certificate: for networks"
-        " that only those can reach who may do everything.",
+        description="Listen beyond this host though not everybody who connects has to show a certificate or to"
+        " authenticate over TLS: for networks that only those can reach who may do everything.",
     )
 
 
-def secure(runtime: Runtime, settings: TlsSettings) -> Runtime:
-    """A client's runtime, whose connections over the network are encrypted if its settings say so; else as it is.
+def tls_of(settings: TlsSettings) -> Tls | None:
+    """A client's certificates; None: its connections are not encrypted.
 
     Raises `InvalidSettings` if they are not complete, and `InvalidTls` if the files are no good.
     """
-    return _secured(runtime, settings, required=("tls_ca",), who="a client", client_auth="none")
+    return _tls(settings, required=("tls_ca",), who="a client", client_auth="none")
 
 
-def secure_daemon(runtime: Runtime, settings: DaemonTlsSettings, host: str) -> Runtime:
-    """A daemon's runtime, likewise; it will listen at `host`.
+def tls_of_daemon(settings: DaemonTlsSettings, host: str, *, authenticates: bool = False) -> Tls | None:
+    """A daemon's certificates, likewise; it will listen at `host`.
 
-    Raises `InvalidSettings` as well if others could get to it who have shown nothing, and nobody has said that this is
-    meant.
+    `authenticates`: whoever connects has to authenticate, though not by a certificate. Raises `InvalidSettings` as well
+    if others could get to it who have shown nothing, and nobody has said that this is meant.
     """
     if settings.tls_client_auth != "none" and settings.tls_cert is None:
         raise InvalidSettings("tls_client_auth needs certificates: set tls_cert, tls_key and tls_ca")
-    if settings.tls_client_auth != "required" and not settings.insecure and not is_on_this_host(host):
+    known = settings.tls_client_auth == "required" or (authenticates and settings.tls_cert is not None)
+    if not known and not settings.insecure and not is_on_this_host(host):
         raise InvalidSettings(
             f"host {host}: anybody who reaches it from elsewhere could do everything. Set tls_cert, tls_key, tls_ca and"
-            " tls_client_auth required (kera tls init makes certificates); or insecure, if only those can reach it who"
-            " may",
+            " tls_client_auth required (kera tls init makes certificates), or these files and security; or insecure, if"
+            " only those can reach it who may",
             host=host,
         )
-    return _secured(
-        runtime,
+    return _tls(
         settings,
         required=("tls_ca", "tls_cert", "tls_key"),
         who="a daemon",
@@ -88,13 +87,11 @@ def is_on_this_host(host: str) -> bool:
     return all(ipaddress.ip_address(str(each[4][0]).partition("%")[0]).is_loopback for each in found)
 
 
-def _secured(
-    runtime: Runtime, settings: TlsSettings, *, required: Sequence[str], who: str, client_auth: ClientAuth
-) -> Runtime:
+def _tls(settings: TlsSettings, *, required: Sequence[str], who: str, client_auth: ClientAuth) -> Tls | None:
     given = {name: getattr(settings, name) for name in ("tls_ca", "tls_cert", "tls_key")}
     if not any(given.values()):
-        return runtime
+        return None
     missing = [name for name in required if given[name] is None]
     if missing:
         raise InvalidSettings(f"{', '.join(missing)} is missing: {who} with TLS needs it")
-    return secured(runtime, Tls(TlsFiles(settings.tls_cert, settings.tls_key, settings.tls_ca, client_auth)))
+    return Tls(TlsFiles(settings.tls_cert, settings.tls_key, settings.tls_ca, client_auth))

@@ -17,11 +17,12 @@ import pytest
 
 from kera.broker.serving import push_server
 from kera.broker.serving.push import Push
-from kera.broker.serving.push_server import PushServer, peer_uid
+from kera.broker.serving.push_server import PushServer
 from kera.core.chunk import iterate_chunks
 from kera.core.errors import PathNotWritable
 from kera.core.push import ALIVE_INTERVAL_MS, VERSION, Decoder, Kind, Run, encode, encode_numbers, encode_taken, runs_of
 from kera.core.rpc import api
+from kera.core.rpc.unix_socket import peer_user
 from kera.v1 import push_pb2
 from tests.unit.broker.push_support import lane
 from tests.unit.broker.support import CHUNK_BYTES, STREAM_ID, Broker, Engine, chunk, stream_info
@@ -44,7 +45,7 @@ async def broker(make_engine: Callable[..., Engine]) -> Broker:
 
 @asynccontextmanager
 async def serving(
-    broker: Broker, path: Path, uid_of: Callable[[socket.socket], int] = peer_uid, **limits: Any
+    broker: Broker, path: Path, uid_of: Callable[[socket.socket], int] = peer_user, **limits: Any
 ) -> AsyncIterator[PushServer]:
     push = Push(broker.streams, broker.arena, broker.engine.memory, broker.pushed, asyncio.get_running_loop())
     server = PushServer(push, broker.arena, uid_of=uid_of, **limits)
@@ -365,7 +366,7 @@ async def test_the_brokers_user_and_root_may_read(broker: Broker, path: Path, co
 def test_the_kernel_says_whose_a_connection_is() -> None:
     one, other = socket.socketpair(socket.AF_UNIX)
     with one, other:
-        assert peer_uid(one) == os.getuid()
+        assert peer_user(one) == os.getuid()
 
 
 async def test_there_are_so_many_readers_and_no_more(broker: Broker, path: Path, connect: Any) -> None:

@@ -10,10 +10,9 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from kera.core.runtime import MACHINE
 from kera.core.security import ClientAuth, Tls, TlsFiles
 from kera.core.security.issuing import Authority, Issued
-from kera.core.security.settings import DaemonTlsSettings, TlsSettings, secure, secure_daemon
+from kera.core.security.settings import DaemonTlsSettings, TlsSettings, tls_of, tls_of_daemon
 from kera.core.security.tls import FILE_BYTES_MAX, LOOK_EVERY_S, InvalidTls
 from kera.core.settings import InvalidSettings
 
@@ -161,7 +160,7 @@ def test_who_serves_needs_a_certificate(authority: Authority) -> None:
 )
 def test_settings_of_a_daemon_that_are_not_complete_are_refused(settings: DaemonTlsSettings, text: str) -> None:
     with pytest.raises(InvalidSettings, match=text):
-        secure_daemon(MACHINE, settings, HOST)
+        tls_of_daemon(settings, HOST)
 
 
 @pytest.mark.parametrize(
@@ -173,7 +172,7 @@ def test_settings_of_a_daemon_that_are_not_complete_are_refused(settings: Daemon
 )
 def test_settings_of_a_client_that_are_not_complete_are_refused(settings: TlsSettings, text: str) -> None:
     with pytest.raises((InvalidSettings, InvalidTls), match=text):
-        secure(MACHINE, settings)
+        tls_of(settings)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "10.0.0.1", "example.invalid:x"])
@@ -185,24 +184,30 @@ def test_who_listens_beyond_its_host_lets_in_nobody_unseen_unless_that_is_meant(
     files: dict[str, Any] = {"tls_cert": one.cert, "tls_key": one.key, "tls_ca": authority.path}
     for given in ({}, {**files, "tls_client_auth": client_auth}):
         if host == "example.invalid:x":
-            secure_daemon(MACHINE, DaemonTlsSettings(**given), host)  # nobody can listen there
+            tls_of_daemon(DaemonTlsSettings(**given), host)  # nobody can listen there
             continue
         with pytest.raises(InvalidSettings, match=f"host {re.escape(host)}: anybody who reaches it from elsewhere"):
-            secure_daemon(MACHINE, DaemonTlsSettings(**given), host)
-        secure_daemon(MACHINE, DaemonTlsSettings(**given, insecure=True), host)
-    secure_daemon(MACHINE, DaemonTlsSettings(**files, tls_client_auth="required"), host)
+            tls_of_daemon(DaemonTlsSettings(**given), host)
+        tls_of_daemon(DaemonTlsSettings(**given, insecure=True), host)
+    tls_of_daemon(DaemonTlsSettings(**files, tls_client_auth="required"), host)
+    tls_of_daemon(DaemonTlsSettings(**files), host, authenticates=True)
+
+
+def test_passwords_and_tokens_go_over_tls_only_where_others_could_hear_them() -> None:
+    with pytest.raises(InvalidSettings, match="or these files and security"):
+        tls_of_daemon(DaemonTlsSettings(), "10.0.0.1", authenticates=True)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
 def test_on_its_own_host_a_daemon_needs_nothing(host: str) -> None:
-    assert secure_daemon(MACHINE, DaemonTlsSettings(), host) is MACHINE
+    assert tls_of_daemon(DaemonTlsSettings(), host) is None
 
 
 def test_without_settings_nothing_is_encrypted() -> None:
-    assert secure(MACHINE, TlsSettings()) is MACHINE
+    assert tls_of(TlsSettings()) is None
 
 
 def test_the_authorities_of_the_operating_system_will_do() -> None:
-    runtime = secure(MACHINE, TlsSettings(tls_ca=Path("system")))
-    assert runtime.tls is not None
-    assert runtime.tls.client_context().cert_store_stats()["x509_ca"] >= 0
+    tls = tls_of(TlsSettings(tls_ca=Path("system")))
+    assert tls is not None
+    assert tls.client_context().cert_store_stats()["x509_ca"] >= 0

@@ -1,0 +1,232 @@
+"""Users, rules and tokens: who may do what in a cluster with security on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, get_args
+
+from kera.client import arguments
+from kera.client.cluster.cluster import Cluster
+from kera.core.access.passwords import verifier_for
+from kera.core.errors import InvalidArgument
+from kera.core.rpc import api
+from kera.core.spelling import hint
+from kera.v1 import access_pb2 as messages
+
+Operation = Literal["describe", "read", "write", "create", "alter", "delete", "use", "administer"]
+OPERATIONS: tuple[Operation, ...] = get_args(Operation)
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """A user that the cluster keeps."""
+
+    name: str
+    roles: tuple[str, ...] = ()
+    has_password: bool = False
+    """Without one, it authenticates by a certificate or a token of another issuer."""
+    created_us: int = 0
+    changed_us: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What somebody may do with something, or, with `deny`, may not."""
+
+    rule_id: int
+    principal: str
+    operations: tuple[Operation, ...]
+    resource: str
+    deny: bool = False
+    created_us: int = 0
+    created_by: str = ""
+
+
+class Change(NamedTuple):
+    """What has become of a change: it is kept, and whoever is told goes by it."""
+
+    untold: tuple[str, ...]
+    """Brokers and backups that may still go by what was before, each with the reason; they are told as soon as they are
+    heard of."""
+
+
+class Granted(NamedTuple):
+    """A rule that was added, or was given more operations."""
+
+    rule: Rule
+    remark: str
+    """For people: nothing has this name now."""
+    change: Change
+
+
+class Revoked(NamedTuple):
+    """Rules that have lost operations."""
+
+    rules: tuple[Rule, ...]
+    """As they were."""
+    change: Change
+
+
+class DeletedUser(NamedTuple):
+    """What has gone with a user, and what has stayed."""
+
+    tokens: int
+    rule_ids: tuple[int, ...]
+    """Of rules that name it: a user that is made with this name will have these rights."""
+    change: Change
+
+
+class Check(NamedTuple):
+    """Whether somebody may do something."""
+
+    allowed: bool
+    reason: str
+    rule_id: int
+    """Of the rule that decided; 0: none did."""
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A delegation token: who shows it has the rights of its owner, or some of them."""
+
+    token_id: str
+    owner: str
+    resources: tuple[str, ...]
+    """It is narrowed to; empty: it is not."""
+    expires_in_ms: int
+    secret: str = field(default="", repr=False)
+    """What is to be shown, known only to who has asked for it."""
+
+
+class Access:
+    """Users, rules and tokens. Get it as `Client.access`.
+
+    All methods raise `NotAllowed` for who may not administer the cluster, but for what is one's own.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    async def create_user(self, name: str, password: str | None = None, roles: Sequence[str] = ()) -> Change:
+        """Make a user. What the password is checked against is made here: it does not leave this process.
+
+        Raises `InvalidArgument`.
+        """
+        request = messages.PutUserRequest(name=arguments.text("name", name, "a user's"), create=True)
+        if password is not None:
+            request.scram.CopyFrom(verifier_for(password))
+        request.roles.names.extend(roles)
+        return _change((await self._cluster.ask(api.PUT_USER, request)).untold)
+
+    async def set_password(self, name: str, password: str | None) -> Change:
+        """Give a user another password, or none; what was authenticated with the old one ends.
+
+        One's own can be changed by everybody. Raises `InvalidArgument`.
+        """
+        scram = messages.ScramVerifier() if password is None else verifier_for(password)
+        request = messages.PutUserRequest(name=arguments.text("name", name, "a user's"), scram=scram)
+        return _change((await self._cluster.ask(api.PUT_USER, request)).untold)
+
+    async def set_roles(self, name: str, roles: Sequence[str]) -> Change:
+        """Have a user be these roles, and no others. Raises `InvalidArgument`."""
+        request = messages.PutUserRequest(
+            name=arguments.text("name", name, "a user's"), roles=messages.Roles(names=roles)
+        )
+        return _change((await self._cluster.ask(api.PUT_USER, request)).untold)
+
+    async def delete_user(self, name: str) -> DeletedUser:
+        """Forget a user, and revoke its tokens. Raises `InvalidArgument`."""
+        answer = await self._cluster.ask(api.DELETE_USER, messages.DeleteUserRequest(name=name))
+        return DeletedUser(answer.tokens_revoked, tuple(answer.rule_ids), _change(answer.untold))
+
+    async def users(self) -> list[User]:
+        """All, by name."""
+        answer = await self._cluster.ask(api.LIST_USERS, messages.ListUsersRequest())
+        return [
+            User(each.name, tuple(each.roles), each.HasField("scram"), each.created_us, each.changed_us)
+            for each in answer.users
+        ]
+
+    async def grant(
+        self, principal: str, operations: Iterable[Operation], resource: str, *, deny: bool = False
+    ) -> Granted:
+        """Let `principal` (``user:alice``, ``role:etl``, ``user:*``) do these things with `resource`.
+
+        That is ``stream:orders``, ``group:etl``, ``producer:loader``, each also with a ``*`` at its end, or
+        ``cluster``. `deny`: forbid it, which counts more than any rule that allows it. Raises `InvalidArgument`.
+        """
+        rule = _rule(principal, operations, resource, deny=deny)
+        answer = await self._cluster.ask(api.GRANT_RIGHT, messages.GrantRightRequest(rule=rule))
+        return Granted(_as_rule(answer.rule), answer.remark, _change(answer.untold))
+
+    async def revoke(
+        self, principal: str, resource: str, operations: Iterable[Operation] = (), *, deny: bool = False
+    ) -> Revoked:
+        """Take operations (none: all) away from the rule of `principal` about `resource`. Raises `InvalidArgument`."""
+        request = messages.RevokeRightsRequest(rule=_rule(principal, operations, resource, deny=deny))
+        return await self._revoke(request)
+
+    async def revoke_rules(self, rule_ids: Iterable[int]) -> Revoked:
+        """Take rules away. Raises `InvalidArgument`."""
+        return await self._revoke(messages.RevokeRightsRequest(rule_ids=rule_ids))
+
+    async def rules(self, principal: str = "", resource: str = "") -> list[Rule]:
+        """The rules there are, of a principal or about a resource if one is named; one's own are everybody's to see."""
+        request = messages.ListRightsRequest(principal=principal, resource=resource)
+        return [_as_rule(each) for each in (await self._cluster.ask(api.LIST_RIGHTS, request)).rules]
+
+    async def check(self, operation: Operation, resource: str, principal: str = "") -> Check:
+        """Whether somebody may do something, and why; without `principal`: who asks. Raises `InvalidArgument`."""
+        request = messages.CheckRightRequest(principal=principal, operation=_operation(operation), resource=resource)
+        answer = await self._cluster.ask(api.CHECK_RIGHT, request)
+        return Check(answer.allowed, answer.reason, answer.rule_id)
+
+    async def issue_token(self, resources: Iterable[str] = (), *, lifetime_ms: int = 0) -> Token:
+        """A token with the rights of who asks, narrowed to `resources` if any are named; 0 ms: as long as may be.
+
+        Who has it can authenticate with it, and do what its owner may: keep it as a password. Raises `InvalidArgument`.
+        """
+        request = messages.IssueTokenRequest(resources=resources, lifetime_ms=lifetime_ms)
+        answer = await self._cluster.ask(api.ISSUE_TOKEN, request)
+        return Token(answer.token_id, "", tuple(request.resources), answer.expires_in_ms, answer.token)
+
+    async def renew_token(self, token_id: str) -> int:
+        """Have a token be good for as long again; returns for how long, in ms. Raises `InvalidArgument`."""
+        answer = await self._cluster.ask(api.RENEW_TOKEN, messages.RenewTokenRequest(token_id=token_id))
+        return answer.expires_in_ms
+
+    async def revoke_token(self, token_id: str) -> Change:
+        """End a token now. Raises `InvalidArgument`."""
+        answer = await self._cluster.ask(api.REVOKE_TOKEN, messages.RevokeTokenRequest(token_id=token_id))
+        return _change(answer.untold)
+
+    async def tokens(self) -> list[Token]:
+        """One's own; all, for who administers the cluster."""
+        answer = await self._cluster.ask(api.LIST_TOKENS, messages.ListTokensRequest())
+        return [Token(each.token_id, each.owner, tuple(each.resources), each.expires_in_ms) for each in answer.tokens]
+
+    async def _revoke(self, request: messages.RevokeRightsRequest) -> Revoked:
+        answer = await self._cluster.ask(api.REVOKE_RIGHTS, request)
+        return Revoked(tuple(map(_as_rule, answer.revoked)), _change(answer.untold))
+
+
+def _operation(word: str) -> messages.Operation.ValueType:
+    if word not in OPERATIONS:
+        raise InvalidArgument(f"{word!r} is no operation{hint(word, OPERATIONS)}")
+    return messages.Operation.Value(f"OPERATION_{word.upper()}")
+
+
+def _rule(principal: str, operations: Iterable[str], resource: str, *, deny: bool) -> messages.AccessRule:
+    return messages.AccessRule(
+        principal=principal, operations=map(_operation, operations), resource=resource, deny=deny
+    )
+
+
+def _as_rule(rule: messages.AccessRule) -> Rule:
+    operations = tuple(each for each in OPERATIONS if _operation(each) in rule.operations)
+    return Rule(rule.rule_id, rule.principal, operations, rule.resource, rule.deny, rule.created_us, rule.created_by)
+
+
+def _change(untold: messages.Untold) -> Change:
+    return Change(tuple(untold.members))

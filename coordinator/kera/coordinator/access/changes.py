@@ -1,0 +1,129 @@
+"""What a request makes of users and rules. Pure: records in, records out.
+
+Numbers are bounded, as each is in every daemon's memory and in each table that is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from kera.core.access.identity import check_name
+from kera.core.access.passwords import check_verifier
+from kera.core.access.rights import check_rule
+from kera.core.errors import InvalidArgument
+from kera.v1 import access_pb2 as messages
+
+USERS_MAX = 10_000
+RULES_MAX = 10_000
+TOKENS_MAX = 10_000
+ROLES_MAX = 64
+"""Of a user."""
+TOKEN_RESOURCES_MAX = 64
+"""That a token is narrowed to."""
+
+
+class UnknownUser(InvalidArgument):
+    """No user has this name."""
+
+    code = "unknown_user"
+
+
+class UserExists(InvalidArgument):
+    """A user with this name exists already."""
+
+    code = "user_exists"
+
+
+def changed_user(
+    known: messages.UserRecord | None, request: messages.PutUserRequest, *, users: int, version: int, now_us: int
+) -> messages.UserRecord:
+    """The record of a user as a request wants it; `version`: of a new password. Raises `InvalidArgument`."""
+    name = check_name("user", request.name)
+    if known is None and not request.create:
+        raise UnknownUser(f"there is no user {name!r}: kera user create makes one", user=name)
+    if known is not None and request.create:
+        raise UserExists(f"there is a user {name!r} already", user=name)
+    if known is None and users >= USERS_MAX:
+        raise InvalidArgument(f"there are {users} users already", limit=USERS_MAX)
+    record = messages.UserRecord(name=name, created_us=now_us)
+    if known is not None:
+        record.CopyFrom(known)
+    if request.HasField("scram"):
+        record.password_version = version
+        if request.scram == messages.ScramVerifier():
+            record.ClearField("scram")
+        else:
+            check_verifier(request.scram)
+            record.scram.CopyFrom(request.scram)
+    if request.HasField("roles"):
+        if len(request.roles.names) > ROLES_MAX:
+            raise InvalidArgument(f"a user has at most {ROLES_MAX} roles", limit=ROLES_MAX)
+        record.roles[:] = sorted({check_name("role", role) for role in request.roles.names})
+    if request.HasField("quota"):
+        record.quota.CopyFrom(request.quota)
+        if request.quota == messages.Quota():
+            record.ClearField("quota")
+    record.changed_us = now_us
+    return record
+
+
+def granted(
+    rules: Sequence[messages.AccessRule], wanted: messages.AccessRule, *, rule_id: int, by: str, now_us: int
+) -> messages.AccessRule:
+    """The rule that says what `wanted` does, also: one that is there with more operations, or a new one, `rule_id`.
+
+    Raises `InvalidArgument`.
+    """
+    check_rule(wanted)
+    for rule in rules:
+        if (rule.principal, rule.resource, rule.deny) == (wanted.principal, wanted.resource, wanted.deny):
+            more = messages.AccessRule()
+            more.CopyFrom(rule)
+            more.operations[:] = sorted({*rule.operations, *wanted.operations})
+            return more
+    if len(rules) >= RULES_MAX:
+        raise InvalidArgument(
+            f"there are {len(rules)} rules already; a prefix or a role says more in one", limit=RULES_MAX
+        )
+    return messages.AccessRule(
+        rule_id=rule_id,
+        deny=wanted.deny,
+        principal=wanted.principal,
+        operations=sorted(set(wanted.operations)),
+        resource=wanted.resource,
+        created_us=now_us,
+        created_by=by,
+    )
+
+
+def revoked(
+    rules: Iterable[messages.AccessRule], request: messages.RevokeRightsRequest
+) -> tuple[list[messages.AccessRule], dict[int, messages.AccessRule | None]]:
+    """The rules that lose something, as they are; and what becomes of each, by id (None: it goes).
+
+    Raises `InvalidArgument` if nothing is meant.
+    """
+    ids, wanted = set(request.rule_ids), request.rule
+    if bool(ids) == request.HasField("rule"):
+        raise InvalidArgument("name rules by their ids, or a principal and a resource")
+    before, after = list[messages.AccessRule](), dict[int, messages.AccessRule | None]()
+    for rule in rules:
+        if ids:
+            taken = set(rule.operations) if rule.rule_id in ids else set()
+        elif (rule.principal, rule.resource, rule.deny) == (wanted.principal, wanted.resource, wanted.deny):
+            taken = set(wanted.operations or rule.operations) & set(rule.operations)
+        else:
+            taken = set()
+        if taken:
+            before.append(rule)
+            rest = sorted(set(rule.operations) - taken)
+            left = messages.AccessRule()
+            left.CopyFrom(rule)
+            left.operations[:] = rest
+            after[rule.rule_id] = left if rest else None
+    missing = ids - after.keys()
+    if missing:
+        raise InvalidArgument(f"there is no rule {', '.join(map(str, sorted(missing)))}: kera acl list shows them")
+    if not before:
+        raise InvalidArgument(f"{wanted.principal} has no such rule about {wanted.resource}: kera acl list shows them")
+    return before, after

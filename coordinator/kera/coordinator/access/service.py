@@ -1,0 +1,388 @@
+"""Requests about users, rules and tokens. What is answered is in the store, and told (``telling``)."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from kera.coordinator.access.changes import (
+    TOKEN_RESOURCES_MAX,
+    TOKENS_MAX,
+    UnknownUser,
+    changed_user,
+    granted,
+    revoked,
+)
+from kera.coordinator.access.records import (
+    DEFAULT_QUOTA,
+    LAST_RULE_ID,
+    VERSION,
+    AccessRecords,
+    rule_key,
+    token_key,
+    user_key,
+)
+from kera.coordinator.access.telling import Telling, TellMember
+from kera.coordinator.cluster.handlers import Handlers
+from kera.coordinator.cluster.state import State
+from kera.coordinator.store.ledger import number
+from kera.core.access.accounts import Token
+from kera.core.access.audit import Audit
+from kera.core.access.guard import CALLER, Guard
+from kera.core.access.identity import USER, Identity, check_name, check_principal
+from kera.core.access.rights import CLUSTER, Operation, Rights, check_resource, operation_word
+from kera.core.errors import InvalidArgument, NotAllowed, UnknownStream
+from kera.core.rpc import api
+from kera.core.rpc.method import Peer
+from kera.v1 import access_pb2 as messages
+
+TOKEN_LIFETIME_MS = 24 * 3600 * 1000
+"""The longest, until it has to be renewed."""
+TOKEN_RENEWABLE_MS = 7 * 24 * 3600 * 1000
+"""From when it was issued."""
+
+
+class AccessService:
+    """See the head of this module."""
+
+    def __init__(self, state: State, guard: Guard | None, tell: TellMember) -> None:
+        """`guard`: the coordinator's own; None: security is off, and nobody is told anything."""
+        self._state = state
+        self._guard = guard
+        self._records = AccessRecords(state.ledger)
+        self.telling = Telling(state, self._table, tell)
+
+    def load(self) -> None:
+        """Take up what the ledger has."""
+        self._apply()
+
+    def handlers(self) -> Handlers:
+        """Requests in, responses out, by method."""
+        handlers: Mapping[Any, Callable[[Any], Any]] = {
+            api.PUT_USER: self.put_user,
+            api.DELETE_USER: self.delete_user,
+            api.LIST_USERS: self.list_users,
+            api.GRANT_RIGHT: self.grant,
+            api.REVOKE_RIGHTS: self.revoke,
+            api.LIST_RIGHTS: self.list_rights,
+            api.CHECK_RIGHT: self.check,
+            api.ISSUE_TOKEN: self.issue_token,
+            api.RENEW_TOKEN: self.renew_token,
+            api.REVOKE_TOKEN: self.revoke_token,
+            api.LIST_TOKENS: self.list_tokens,
+        }
+        return handlers
+
+    def heard(self, noun: str, member_id: int, version: int) -> None:
+        """A member has said by which version of the table it goes."""
+        if self._guard is not None:
+            self.telling.heard(noun, member_id, version, self._records.version)
+
+    # -- users -----------------------------------------------------------------------------------------------------
+
+    async def put_user(self, request: messages.PutUserRequest) -> messages.PutUserResponse:
+        """Make or change a user. Raises `InvalidArgument`, and `NotAllowed`: one may change one's own password only."""
+        if not self._administers():
+            who = _caller()
+            own = who is not None and who.user == request.name and not who.token_id and request.HasField("scram")
+            if not own or request.create or request.HasField("roles") or request.HasField("quota"):
+                raise self._not_allowed("administer", CLUSTER)
+            if request.scram == messages.ScramVerifier():
+                raise InvalidArgument("a password can only be taken away by who administers the cluster")
+        return messages.PutUserResponse(untold=await self._change(partial(self._put_user, request)))
+
+    def _put_user(self, request: messages.PutUserRequest) -> dict[str, bytes | None]:
+        if not request.name:
+            if not request.HasField("quota"):
+                raise InvalidArgument("a user needs a name; without one, only the default quota can be set")
+            return {DEFAULT_QUOTA: request.quota.SerializeToString()}
+        known, users = self._records.user(request.name), self._records.users()
+        version = self._state.number_after(0 if known is None else known.password_version)
+        now_us = self._state.clock.now_us()
+        record = changed_user(known, request, users=len(users), version=version, now_us=now_us)
+        self._audit("user", user=record.name, created=known is None, password=request.HasField("scram"))
+        return {user_key(record.name): record.SerializeToString()}
+
+    async def delete_user(self, request: messages.DeleteUserRequest) -> messages.DeleteUserResponse:
+        """Forget a user and its tokens. Raises `UnknownUser`."""
+        answer = messages.DeleteUserResponse()
+
+        def delete() -> dict[str, bytes | None]:
+            name = request.name
+            tokens = [token.token_id for token in self._records.tokens() if token.owner == name]
+            if self._records.user(name) is None:
+                raise UnknownUser(f"there is no user {name!r}", user=name)
+            answer.tokens_revoked = len(tokens)
+            answer.rule_ids[:] = [rule.rule_id for rule in self._records.rules() if rule.principal == USER + name]
+            self._audit("user", user=name, deleted=True, tokens=len(tokens))
+            return {user_key(name): None, **{token_key(token_id): None for token_id in tokens}}
+
+        answer.untold.CopyFrom(await self._change(delete))
+        return answer
+
+    def list_users(self, _: messages.ListUsersRequest) -> messages.ListUsersResponse:
+        """All, without what passwords are checked against."""
+        users = self._records.users()
+        for user in users:
+            if user.HasField("scram"):
+                user.scram.CopyFrom(messages.ScramVerifier(iterations=user.scram.iterations))
+        return messages.ListUsersResponse(users=users, default_quota=self._records.default_quota())
+
+    # -- rules -----------------------------------------------------------------------------------------------------
+
+    async def grant(self, request: messages.GrantRightRequest) -> messages.GrantRightResponse:
+        """Add a rule, or operations to one. Raises `InvalidArgument`."""
+        answer = messages.GrantRightResponse()
+
+        def add() -> dict[str, bytes | None]:
+            rule_id = self._state.ledger.next_number(LAST_RULE_ID)
+            rule = granted(
+                self._records.rules(),
+                request.rule,
+                rule_id=rule_id,
+                by=_caller_principal(),
+                now_us=self._state.clock.now_us(),
+            )
+            answer.rule.CopyFrom(rule)
+            new = {LAST_RULE_ID: number(rule_id)} if rule.rule_id == rule_id else {}
+            self._audit("right granted", **_fields(rule))
+            return {rule_key(rule.rule_id): rule.SerializeToString(), **new}
+
+        answer.untold.CopyFrom(await self._change(add))
+        answer.remark = self._remark(answer.rule.resource, answer.rule.principal)
+        return answer
+
+    async def revoke(self, request: messages.RevokeRightsRequest) -> messages.RevokeRightsResponse:
+        """Take rules away, or operations of one. Raises `InvalidArgument`."""
+        answer = messages.RevokeRightsResponse()
+
+        def take() -> dict[str, bytes | None]:
+            before, after = revoked(self._records.rules(), request)
+            answer.revoked.extend(before)
+            for rule in before:
+                self._audit("right revoked", **_fields(rule))
+            return {
+                rule_key(rule_id): None if rule is None else rule.SerializeToString() for rule_id, rule in after.items()
+            }
+
+        answer.untold.CopyFrom(await self._change(take))
+        return answer
+
+    def list_rights(self, request: messages.ListRightsRequest) -> messages.ListRightsResponse:
+        """The rules there are; who does not administer the cluster sees its own."""
+        mine = None if self._administers() else _principals_of(_caller())
+        return messages.ListRightsResponse(
+            rules=[
+                rule
+                for rule in self._records.rules()
+                if (mine is None or rule.principal in mine)
+                and request.principal in {"", rule.principal}
+                and request.resource in {"", rule.resource}
+            ]
+        )
+
+    def check(self, request: messages.CheckRightRequest) -> messages.CheckRightResponse:
+        """Whether somebody may do something, and why. Raises `InvalidArgument`, and `NotAllowed` to ask of others."""
+        resource = check_resource(request.resource)
+        if resource.endswith("*"):
+            raise InvalidArgument("ask about one resource, without a * at its end")
+        try:
+            operation = Operation(request.operation)
+        except ValueError as error:
+            raise InvalidArgument(f"{operation_word(request.operation)} is none") from error
+        who = _caller()
+        if request.principal and (who is None or request.principal != who.principal):
+            if not self._administers():
+                raise self._not_allowed("administer", CLUSTER)
+            who = self._who(request.principal)
+        if who is None:
+            raise InvalidArgument("whose right? name a principal: user:NAME")
+        decision = Rights(self._records.rules()).decide(who, operation, resource)
+        return messages.CheckRightResponse(allowed=decision.allowed, reason=decision.reason, rule_id=decision.rule_id)
+
+    def _who(self, principal: str) -> Identity:
+        check_principal(principal)
+        name = principal.removeprefix(USER)
+        if not principal.startswith(USER) or name == "*":
+            return Identity("*", roles=frozenset({principal.partition(":")[2]} - {"*"}))
+        user = self._records.user(name)
+        roles = frozenset() if user is None else frozenset(user.roles)
+        who = Identity(name, roles=roles)
+        return who if self._guard is None else self._guard.authenticator.known(who)
+
+    # -- tokens ----------------------------------------------------------------------------------------------------
+
+    async def issue_token(self, request: messages.IssueTokenRequest) -> messages.IssueTokenResponse:
+        """Give who asks a token with its own rights, or some of them. Raises `InvalidArgument` and `NotAllowed`."""
+        who = _caller()
+        if who is None or not who.user:
+            raise InvalidArgument("tokens are for users: authenticate as one")
+        if who.token_id:
+            raise NotAllowed(
+                "who has authenticated with a token gets no further one: its owner does",
+                principal=who.principal,
+                operation="issue",
+                resource="token",
+            )
+        if len(request.resources) > TOKEN_RESOURCES_MAX:
+            raise InvalidArgument(f"a token is narrowed to at most {TOKEN_RESOURCES_MAX} resources")
+        resources = [check_resource(each) for each in request.resources]
+        token = Token(secrets.token_hex(8), secrets.token_hex(32))
+        lifetime_ms = min(request.lifetime_ms or TOKEN_LIFETIME_MS, TOKEN_LIFETIME_MS)
+        user = check_name("user", who.user)
+
+        def add() -> dict[str, bytes | None]:
+            now_us, tokens = self._state.clock.now_us(), self._records.tokens()
+            gone = {token_key(each.token_id): None for each in tokens if each.expires_us <= now_us}
+            if len(tokens) - len(gone) >= TOKENS_MAX:
+                raise InvalidArgument(f"there are {len(tokens)} tokens already; revoke some", limit=TOKENS_MAX)
+            record = messages.TokenRecord(
+                token_id=token.token_id,
+                digest=token.digest,
+                owner=user,
+                owner_roles=sorted(who.brought),
+                resources=resources,
+                created_us=now_us,
+                expires_us=now_us + lifetime_ms * 1000,
+                lifetime_ms=lifetime_ms,
+                renewable_until_us=now_us + TOKEN_RENEWABLE_MS * 1000,
+            )
+            self._audit("token issued", token_id=token.token_id, resources=resources)
+            return {**gone, token_key(token.token_id): record.SerializeToString()}
+
+        untold = await self._change(add)
+        return messages.IssueTokenResponse(
+            token=str(token),
+            token_id=token.token_id,
+            expires_in_ms=lifetime_ms,
+            renewable_for_ms=TOKEN_RENEWABLE_MS,
+            untold=untold,
+        )
+
+    async def renew_token(self, request: messages.RenewTokenRequest) -> messages.RenewTokenResponse:
+        """Have a token be good for as long again, up to its end. Raises `InvalidArgument`."""
+        answer = messages.RenewTokenResponse()
+
+        def renew() -> dict[str, bytes | None]:
+            record, now_us = self._token(request.token_id), self._state.clock.now_us()
+            expires_us = min(now_us + record.lifetime_ms * 1000, record.renewable_until_us)
+            if record.expires_us <= now_us or expires_us <= now_us:
+                raise InvalidArgument(f"token {request.token_id} has expired; its owner gets a new one")
+            record.expires_us = max(record.expires_us, expires_us)
+            answer.expires_in_ms = (record.expires_us - now_us) // 1000
+            self._audit("token renewed", token_id=request.token_id)
+            return {token_key(record.token_id): record.SerializeToString()}
+
+        answer.untold.CopyFrom(await self._change(renew))
+        return answer
+
+    async def revoke_token(self, request: messages.RevokeTokenRequest) -> messages.RevokeTokenResponse:
+        """End a token now. Raises `InvalidArgument`."""
+
+        def end() -> dict[str, bytes | None]:
+            self._token(request.token_id)
+            self._audit("token revoked", token_id=request.token_id)
+            return {token_key(request.token_id): None}
+
+        return messages.RevokeTokenResponse(untold=await self._change(end))
+
+    def list_tokens(self, _: messages.ListTokensRequest) -> messages.ListTokensResponse:
+        """Those of who asks; all, for who administers the cluster."""
+        owner = None if self._administers() else _caller_name()
+        tokens = [each for each in self._table().tokens if owner in {None, each.owner}]
+        for token in tokens:
+            token.ClearField("digest")
+        return messages.ListTokensResponse(tokens=tokens)
+
+    def _token(self, token_id: str) -> messages.TokenRecord:
+        """A token that who asks may change. Raises `InvalidArgument`."""
+        record = self._records.token(token_id)
+        if record is None or not (self._administers() or record.owner == _caller_name()):
+            raise InvalidArgument(f"there is no token {token_id!r}", token_id=token_id)
+        return record
+
+    # -- changes ---------------------------------------------------------------------------------------------------
+
+    async def _change(self, decide: Callable[[], dict[str, bytes | None]]) -> messages.Untold:
+        """Write what `decide` says, go by it here, and tell everybody; returns who could not be told."""
+
+        async def write() -> None:
+            changes = decide()
+            changes[VERSION] = number(self._state.number_after(self._records.version))
+            await self._state.write(changes)
+            self._apply()
+
+        await self._state.change(write())
+        return messages.Untold() if self._guard is None else await self._state.to_the_end(self.telling.all())
+
+    def _apply(self) -> None:
+        if self._guard is not None:
+            self._guard.apply(self._table(), self._state.coordinator_epoch)
+
+    def _table(self) -> messages.AccessTable:
+        return self._records.table(self._state.clock.now_us())
+
+    def _administers(self) -> bool:
+        who = _caller()
+        return self._guard is None or who is None or self._guard.may(who, Operation.ADMINISTER, CLUSTER)
+
+    def _not_allowed(self, operation: str, resource: str) -> NotAllowed:
+        principal = _caller_principal()
+        return NotAllowed(
+            f"{principal} may not {operation} {resource}", principal=principal, operation=operation, resource=resource
+        )
+
+    def _audit(self, what: str, **fields: object) -> None:
+        audit: Audit | None = None if self._guard is None else self._guard.audit
+        if audit is not None:
+            peer = CALLER.get()
+            audit.changed_by(_caller_principal(), "" if peer is None else peer.address, what, **fields)
+
+    def _remark(self, resource: str, principal: str) -> str:
+        kind, _, name = resource.partition(":")
+        remarks = []
+        if kind == "stream" and not name.endswith("*"):
+            try:
+                self._state.catalog.named(name)
+            except UnknownStream:
+                remarks.append(f"there is no stream {name!r} now")
+        user = principal.removeprefix(USER)
+        if principal.startswith(USER) and user != "*" and self._records.user(user) is None:
+            remarks.append(f"no user {user!r} is kept here, which is right for one with a certificate or a JWT")
+        return "; ".join(remarks)
+
+
+def _fields(rule: messages.AccessRule) -> dict[str, object]:
+    return {
+        "rule_id": rule.rule_id,
+        "deny": rule.deny,
+        "of": rule.principal,
+        "operations": [operation_word(each) for each in rule.operations],
+        "resource": rule.resource,
+    }
+
+
+def _peer() -> Peer | None:
+    return CALLER.get()
+
+
+def _caller() -> Identity | None:
+    """Who asks; None: nobody is asked for who it is."""
+    peer = _peer()
+    return None if peer is None else peer.identity
+
+
+def _caller_name() -> str:
+    who = _caller()
+    return "" if who is None else who.user
+
+
+def _caller_principal() -> str:
+    who = _caller()
+    return "" if who is None else who.principal
+
+
+def _principals_of(who: Identity | None) -> set[str]:
+    return set() if who is None else {who.principal, "user:*", *(f"role:{role}" for role in who.roles)}

@@ -1,0 +1,103 @@
+"""All daemons go by the newest users and rules: they are told at a change, and whoever has missed one, when it beats.
+
+A change is answered when all members that are there have been told: what was revoked is over then. Who cannot be told
+in time is named, and may go by what was before until it is heard of again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from kera.coordinator.cluster.state import State
+from kera.coordinator.cluster.work import Work
+from kera.core.errors import KeraError
+from kera.v1 import access_pb2 as messages
+
+TELL_S = 2.0
+"""For which a change waits for its members."""
+
+
+class Member(NamedTuple):
+    """A broker or a backup."""
+
+    noun: str
+    member_id: int
+    address: str
+
+    def __str__(self) -> str:
+        """As people call it."""
+        return f"{self.noun} {self.member_id}"
+
+
+class TellMember(Protocol):
+    """How a daemon is reached."""
+
+    async def __call__(self, address: str, request: messages.ApplyAccessRequest, *, timeout_s: float) -> None:
+        """Have the daemon go by a table. Raises `Unavailable`, `Uncertain` or what it answers."""
+        ...
+
+
+async def tell_nobody(address: str, request: messages.ApplyAccessRequest, *, timeout_s: float) -> None:
+    """A `TellMember` of a cluster without security."""
+    del address, request, timeout_s
+
+
+class Telling:
+    """See the head of this module."""
+
+    def __init__(self, state: State, table: Callable[[], messages.AccessTable], tell: TellMember) -> None:
+        self._state = state
+        self._table = table
+        self._tell = tell
+        self.work = Work()
+
+    async def all(self) -> messages.Untold:
+        """Tell everybody now; returns who could not be told."""
+        request = self._request()
+        members = self._members()
+        results = await asyncio.gather(*(self._one(member, request) for member in members), return_exceptions=True)
+        untold = messages.Untold()
+        for member, error in zip(members, results, strict=True):
+            if isinstance(error, KeraError):
+                untold.members.append(f"{member}: {error.message}")
+            elif error is not None:
+                raise error
+        return untold
+
+    def heard(self, noun: str, member_id: int, version: int, current: int) -> None:
+        """A member that is current goes by this version of the table; the newest is `current`."""
+        if version != current:
+            members = [each for each in self._members() if (each.noun, each.member_id) == (noun, member_id)]
+            for member in members:
+                self.work.start(member, lambda member=member: self._one(member, self._request()))  # type: ignore[misc]
+
+    async def close(self) -> None:
+        """End what is under way."""
+        await self.work.close()
+
+    async def idle(self) -> None:
+        """Wait until nothing is under way."""
+        await self.work.idle()
+
+    async def _one(self, member: Member, request: messages.ApplyAccessRequest) -> None:
+        await self._tell(member.address, request, timeout_s=TELL_S)
+
+    def _request(self) -> messages.ApplyAccessRequest:
+        return messages.ApplyAccessRequest(coordinator_epoch=self._state.coordinator_epoch, table=self._table())
+
+    def _members(self) -> list[Member]:
+        brokers, backups = self._state.brokers, self._state.backups
+        return [
+            *(
+                Member("broker", each.broker_id, each.grpc_address)
+                for each in brokers.describe_all()
+                if not brokers.is_fenced(each.broker_id)
+            ),
+            *(
+                Member("backup", each.backup_id, each.grpc_address)
+                for each in backups.describe_all()
+                if not backups.is_fenced(each.backup_id)
+            ),
+        ]

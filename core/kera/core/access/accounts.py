@@ -1,0 +1,104 @@
+"""Users, tokens and rules as the coordinator has told them. Replaced as a whole, never changed.
+
+How long a token is good is counted from when it was told, on a clock of this host that nobody sets.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from typing import NamedTuple
+
+from kera.core.access.identity import Identity
+from kera.core.access.rights import Rights
+from kera.core.errors import AuthenticationFailed
+from kera.v1 import access_pb2 as messages
+
+TOKEN_PREFIX = "kera_"  # noqa: S105 - it says what it is, and opens nothing
+"""What delegation tokens begin with: so they are told from others, by programs that look for leaked secrets as well."""
+
+
+class Token(NamedTuple):
+    """A delegation token, as who has it shows it: ``kera_<id>_<secret>``."""
+
+    token_id: str
+    secret: str
+
+    @classmethod
+    def parse(cls, text: str) -> Token | None:
+        """None: it is none."""
+        token_id, _, secret = text.removeprefix(TOKEN_PREFIX).partition("_")
+        return cls(token_id, secret) if text.startswith(TOKEN_PREFIX) and token_id and secret else None
+
+    def __str__(self) -> str:
+        """As it is shown."""
+        return f"{TOKEN_PREFIX}{self.token_id}_{self.secret}"
+
+    def __repr__(self) -> str:
+        """Without the secret."""
+        return f"Token({self.token_id})"
+
+    @property
+    def digest(self) -> bytes:
+        """What is known of the secret to others. It is random, so it cannot be guessed from that."""
+        return hashlib.sha256(self.secret.encode()).digest()
+
+
+class Accounts:
+    """See the head of this module."""
+
+    def __init__(self, table: messages.AccessTable, coordinator_epoch: int, now_s: float) -> None:
+        """`now_s`: on the boot-time clock."""
+        self.version = table.version
+        self.coordinator_epoch = coordinator_epoch
+        self.rights = Rights(table.rules)
+        self.default_quota = table.default_quota
+        self._users = {user.name: user for user in table.users}
+        self._tokens = {token.token_id: token for token in table.tokens}
+        self._told_s = now_s
+
+    def verifier_of(self, name: str) -> messages.ScramVerifier | None:
+        """What the password of a user is checked against; None: it has none, or is not there."""
+        user = self._users.get(name)
+        return user.scram if user is not None and user.HasField("scram") else None
+
+    def password_version_of(self, name: str) -> int:
+        """See `UserRecord`; 0: there is no such user."""
+        user = self._users.get(name)
+        return user.password_version if user is not None and user.HasField("scram") else 0
+
+    def roles_of(self, name: str) -> frozenset[str]:
+        """The roles that a user has been given."""
+        user = self._users.get(name)
+        return frozenset(user.roles) if user is not None else frozenset()
+
+    def quota_of(self, name: str) -> messages.Quota:
+        """What a user may use at most."""
+        user = self._users.get(name)
+        return user.quota if user is not None and user.HasField("quota") else self.default_quota
+
+    def owner_of(self, text: str, now_s: float) -> Identity:
+        """Who shows a delegation token. Raises `AuthenticationFailed`."""
+        shown = Token.parse(text)
+        token = None if shown is None else self._tokens.get(shown.token_id)
+        if shown is None or token is None or not hmac.compare_digest(token.digest, shown.digest):
+            raise AuthenticationFailed("the token is not known: it was revoked, has expired, or was never given")
+        until_s = self._until_s(token)
+        if now_s >= until_s:
+            raise AuthenticationFailed(f"token {token.token_id} has expired; get a new one", token_id=token.token_id)
+        return Identity(
+            token.owner,
+            how="token",
+            brought=frozenset(token.owner_roles),
+            token_id=token.token_id,
+            narrowed=tuple(token.resources),
+            until_s=until_s,
+        )
+
+    def until_s(self, token_id: str) -> float | None:
+        """Until when a token is good; None: it is not known any more."""
+        token = self._tokens.get(token_id)
+        return None if token is None else self._until_s(token)
+
+    def _until_s(self, token: messages.TokenRecord) -> float:
+        return self._told_s + token.expires_in_ms / 1000

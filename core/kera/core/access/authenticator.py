@@ -1,0 +1,173 @@
+"""Who somebody is, by whatever it shows: a certificate, a password, a token, or the user of its process.
+
+What was found out stays true only as long as what it came from: `holds` says whether it does.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import secrets
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import lru_cache
+
+from kera.core.access.accounts import TOKEN_PREFIX, Accounts
+from kera.core.access.certificates import CertificateNames, names_in
+from kera.core.access.identity import ROLE, Identity, check_name
+from kera.core.access.passwords import Logins, verifier_for
+from kera.core.errors import AuthenticationFailed, InvalidArgument, KeraError, Unavailable
+from kera.v1 import access_pb2 as messages
+
+DAEMON_USER = ":daemon"
+"""The name under which daemons show the secret of their cluster; no user can have it."""
+SESSION_PREFIX = "kera-session_"
+SESSION_S = 3600.0
+"""After which who calls over gRPC shows its password again."""
+SESSIONS_MAX = 10_000
+NO_ACCOUNTS = Accounts(messages.AccessTable(), 0, 0.0)
+
+
+class Authenticator:
+    """Of one daemon. Belongs to an event loop."""
+
+    def __init__(
+        self,
+        names: CertificateNames,
+        *,
+        now_s: Callable[[], float],
+        super_users: frozenset[str] = frozenset(),
+        cluster_secret: str = "",
+        of_jwt: Callable[[str], Identity] | None = None,
+        not_told: Callable[[], KeraError] | None = None,
+    ) -> None:
+        """`super_users`: principals; `cluster_secret`: by which daemons know each other, besides by certificates;
+        `of_jwt`: who shows a JSON web token, raises `AuthenticationFailed`; `not_told`: what is said to users before it
+        is known who there is; `now_s`: the boot-time clock.
+        """
+        self._names = names
+        self.now_s = now_s
+        self._super_users = super_users
+        self._daemons = verifier_for(cluster_secret) if cluster_secret else None
+        self._of_jwt = of_jwt
+        self.not_told = not_told or _not_told
+        """What is said to users before it is known who there is."""
+        self._logins = Logins(self._verifier_of, now_s)
+        self._sessions: OrderedDict[str, Identity] = OrderedDict()
+        self.accounts = NO_ACCOUNTS
+
+    @property
+    def is_told(self) -> bool:
+        """Whether the coordinator has said which users there are."""
+        return self.accounts is not NO_ACCOUNTS
+
+    # -- what somebody shows ---------------------------------------------------------------------------------------
+
+    def of_certificate(self, certificate: bytes) -> Identity | None:
+        """Who shows a certificate that TLS has verified; None: nobody that is known."""
+        names = names_in(certificate)
+        if self._names.is_daemon(names):
+            return Identity("", how="certificate", is_daemon=True)
+        user = self._names.user(names)
+        return self._user(user, "certificate") if user else None
+
+    def of_process(self, user_id: int) -> Identity | None:
+        """Who runs the process at the other end of a unix socket; None: nobody that is known.
+
+        The daemon's own user can read all that it has, so nothing is kept from it.
+        """
+        if user_id in {0, os.geteuid()}:
+            return Identity("", how="socket", is_super=True, is_daemon=True)
+        name = _name_of(user_id)
+        return self._user(name, "socket") if name else None
+
+    def of_token(self, text: str) -> Identity:
+        """Who shows a token. Raises `AuthenticationFailed`, and `Unavailable` before it is known who there is."""
+        if text.startswith(SESSION_PREFIX):
+            session = self._sessions.get(text)
+            if session is None or not self.holds(session):
+                self._sessions.pop(text, None)
+                raise AuthenticationFailed("this session has ended; authenticate again", session_ended=True)
+            return session
+        if text.startswith(TOKEN_PREFIX):
+            self._check_told()
+            return self.known(self.accounts.owner_of(text, self.now_s()))
+        if self._of_jwt is None:
+            raise AuthenticationFailed("that is no token of this cluster, and no issuer of others is set up: jwt_keys")
+        return self.known(self._of_jwt(text))
+
+    def begin_login(self, client_first: bytes, peer: object) -> tuple[int, bytes]:
+        """First step of showing a password: the id of the exchange, and the answer. Raises `AuthenticationFailed`."""
+        return self._logins.begin(client_first, peer)
+
+    def end_login(self, exchange_id: int, client_final: bytes, peer: object) -> tuple[Identity, bytes]:
+        """Second step: who it is, and the answer. Raises `AuthenticationFailed`, and `Unavailable` as `of_token`."""
+        try:
+            name, answer = self._logins.end(exchange_id, client_final, peer)
+        except AuthenticationFailed as error:
+            if error.attributes.get("user", DAEMON_USER) != DAEMON_USER:
+                self._check_told()
+            raise
+        if name == DAEMON_USER:
+            return Identity("", how="password", is_daemon=True), answer
+        version = self.accounts.password_version_of(name)
+        return self._user(name, "password")._replace(password_version=version), answer
+
+    def session_for(self, identity: Identity) -> tuple[str, float]:
+        """What somebody may show in place of a password from now on, and for how many seconds."""
+        while len(self._sessions) >= SESSIONS_MAX:
+            self._sessions.popitem(last=False)
+        session = SESSION_PREFIX + secrets.token_urlsafe(32)
+        until_s = min(identity.until_s, self.now_s() + SESSION_S)
+        self._sessions[session] = identity._replace(until_s=until_s)
+        return session, until_s - self.now_s()
+
+    # -- what becomes of it ----------------------------------------------------------------------------------------
+
+    def holds(self, who: Identity) -> bool:
+        """Whether it still is who it was."""
+        if self.now_s() >= who.until_s:
+            return False
+        if who.is_daemon or not self.is_told:
+            return True
+        if who.token_id and self.accounts.until_s(who.token_id) is None:
+            return False
+        if who.how == "password" and self.accounts.password_version_of(who.user) != who.password_version:
+            return False
+        return who.roles == self._roles_of(who)
+
+    def _user(self, name: str, how: str) -> Identity:
+        return self.known(Identity(name, how=how))
+
+    def known(self, who: Identity) -> Identity:
+        """With its roles, and whether it is a super user."""
+        roles = self._roles_of(who)
+        mine = {who.principal, *(f"{ROLE}{role}" for role in roles)}
+        return who._replace(roles=roles, is_super=not self._super_users.isdisjoint(mine))
+
+    def _roles_of(self, who: Identity) -> frozenset[str]:
+        return who.brought | self.accounts.roles_of(who.user)
+
+    def _verifier_of(self, name: str) -> messages.ScramVerifier | None:
+        return self._daemons if name == DAEMON_USER else self.accounts.verifier_of(name)
+
+    def _check_told(self) -> None:
+        if not self.is_told:
+            raise self.not_told()
+
+    def forget(self) -> None:
+        """It is not known any more who there is."""
+        self.accounts = NO_ACCOUNTS
+
+
+def _not_told() -> KeraError:
+    return Unavailable("this daemon has not heard from the coordinator yet which users there are; try again")
+
+
+@lru_cache(256)
+def _name_of(user_id: int) -> str:
+    """The name of a user of this host; empty: it has none, or none that can be a user's."""
+    try:
+        return check_name("user", pwd.getpwuid(user_id).pw_name)
+    except (KeyError, InvalidArgument):
+        return ""

@@ -1,0 +1,374 @@
+"""The guard in front of what a daemon serves: finds out who asks, and refuses what is not allowed.
+
+What somebody was allowed is remembered until users or rules change. Then who has lost anything of it loses its
+connections, and with them what is under way over them; it may come back, and do what it still may.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
+from functools import partial
+from typing import Any, Self
+
+from kera.core.access.accounts import Accounts
+from kera.core.access.audit import Audit
+from kera.core.access.authenticator import Authenticator
+from kera.core.access.identity import NOBODY, Identity
+from kera.core.access.requirements import REQUIREMENTS, Need, Requirement, Who, stream
+from kera.core.access.rights import Operation
+from kera.core.errors import AuthenticationFailed, KeraError, NotAllowed, StaleEpoch, UnknownStream
+from kera.core.rpc import api
+from kera.core.rpc.method import Call, Doorkeeper, Evidence, Handler, Method, Peer, Reply, Service
+from kera.core.rpc.taking import NOTHING, Asker, Taken, Taker
+from kera.core.telemetry import get_logger
+from kera.v1 import access_pb2 as messages
+
+log = get_logger("kera.access")
+
+NameOf = Callable[[int], str | None]
+"""The name of the stream with an id; None: there is none here."""
+CALLER: ContextVar[Peer | None] = ContextVar("caller", default=None)
+"""Who has asked for what is done; None: the daemon does it by itself."""
+LOOK_S = 1.0
+"""Between two looks whether identities are still good."""
+REMEMBERED_MAX = 4096
+"""Identities whose rights are remembered, and rights of each."""
+
+
+class _Peers:
+    """Those of one identity, and what it was allowed."""
+
+    def __init__(self) -> None:
+        self.here: dict[int, Peer] = {}
+        self.allowed: set[tuple[Operation, str | int]] = set()
+        self.resources: set[tuple[Operation, str]] = set()
+        """The same, by names."""
+        self.forgot = False
+        """It was allowed more than is remembered."""
+
+
+class Door:
+    """What is in front of what a daemon serves: this one is open, and everybody may do everything."""
+
+    @property
+    def doorkeeper(self) -> Doorkeeper | None:
+        """For transports."""
+        return None
+
+    @property
+    def version(self) -> int:
+        """Of the users and rules that hold."""
+        return 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing has begun."""
+
+    def service(self) -> Service:
+        """Nobody has to authenticate."""
+        return {}
+
+    def guarded(self, service: Service) -> Service:
+        """`service` as it is."""
+        return service
+
+    def taker(self, taker: Taker, *, of_daemons: bool) -> Taker:
+        """`taker` as it is."""
+        del of_daemons
+        return taker
+
+
+class Guard(Door):
+    """See the head of this module. Belongs to an event loop; in a ``with``, what is good no more is ended."""
+
+    def __init__(
+        self,
+        authenticator: Authenticator,
+        audit: Audit,
+        *,
+        name_of: NameOf = lambda _: None,
+        unknown: Callable[[int], UnknownStream] | None = None,
+        look_s: float = LOOK_S,
+    ) -> None:
+        """`unknown`: the error for the id of a stream that is not here."""
+        self._unknown = unknown or _unknown
+        self.authenticator = authenticator
+        self.audit = audit
+        self._name_of = name_of
+        self._look_s = look_s
+        self._of: dict[Identity, _Peers] = {}
+        self._looking: asyncio.TimerHandle | None = None
+        self.forgotten: list[Callable[[], None]] = []
+        """Called when what was allowed has to be asked again."""
+
+    def __enter__(self) -> Self:
+        self._look_again()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._looking is not None:
+            self._looking.cancel()
+
+    def _look_again(self) -> None:
+        self._looking = asyncio.get_running_loop().call_later(self._look_s, self._look)
+
+    @property
+    def doorkeeper(self) -> Doorkeeper | None:
+        """For transports."""
+        return self
+
+    @property
+    def version(self) -> int:
+        """Of the users and rules that hold."""
+        return self.authenticator.accounts.version
+
+    @property
+    def peers(self) -> int:
+        """That have authenticated, and are here."""
+        return sum(len(peers.here) for peers in self._of.values())
+
+    # -- who asks --------------------------------------------------------------------------------------------------
+
+    def admit(self, peer: Peer, evidence: Evidence) -> None:
+        """See `Doorkeeper.admit`."""
+        who: Identity | None = None
+        try:
+            if evidence.token:
+                who = self.authenticator.of_token(evidence.token)
+            elif evidence.user_id is not None:
+                who = self.authenticator.of_process(evidence.user_id)
+            elif evidence.certificate:
+                who = self.authenticator.of_certificate(evidence.certificate)
+        except AuthenticationFailed as error:
+            if not error.attributes.get("session_ended"):
+                self.audit.authentication_failed(peer.address, peer.transport, error.message)
+            raise
+        if who is not None:
+            self._identify(peer, who)
+
+    def _identify(self, peer: Peer, who: Identity) -> None:
+        before = peer.identity
+        if before is not None:
+            self._gone(peer)
+        else:
+            peer.on_close.append(partial(self._gone, peer))
+        peer.identity = who
+        self._peers_of(who).here[id(peer)] = peer
+
+    def _gone(self, peer: Peer) -> None:
+        who = peer.identity
+        peers = None if who is None else self._of.get(who)
+        if who is not None and peers is not None:
+            peers.here.pop(id(peer), None)
+            if not peers.here and len(self._of) > REMEMBERED_MAX:
+                del self._of[who]
+
+    def _peers_of(self, who: Identity) -> _Peers:
+        peers = self._of.get(who)
+        if peers is None:
+            if len(self._of) > REMEMBERED_MAX:
+                for other in [other for other, these in self._of.items() if not these.here]:
+                    del self._of[other]
+            peers = self._of[who] = _Peers()
+        return peers
+
+    async def _authenticate(self, call: Call[messages.AuthenticateRequest]) -> Reply[messages.AuthenticateResponse]:
+        request, peer, door = call.message, call.peer, self.authenticator
+        answer = messages.AuthenticateResponse()
+        try:
+            if request.WhichOneof("with") == "token":
+                who = door.of_token(request.token)
+            elif request.WhichOneof("with") is None:
+                raise AuthenticationFailed("nothing was shown: set token or scram")
+            elif not request.exchange_id:
+                answer.exchange_id, answer.scram = door.begin_login(request.scram, peer.transport)
+                return Reply(answer)
+            else:
+                who, answer.scram = door.end_login(request.exchange_id, request.scram, peer.transport)
+        except AuthenticationFailed as error:
+            user = str(error.attributes.get("user", ""))
+            self.audit.authentication_failed(peer.address, peer.transport, error.message, user=user)
+            raise
+        answer.principal = who.principal
+        if peer.transport == "grpc":
+            answer.session, for_s = door.session_for(who)
+            answer.expires_in_ms = max(1, int(for_s * 1000))
+        else:
+            self._identify(peer, who)
+        return Reply(answer)
+
+    # -- what it may do --------------------------------------------------------------------------------------------
+
+    def may(self, who: Identity, operation: Operation, resource: str) -> bool:
+        """Whether somebody may do something; nothing follows from it."""
+        return self.authenticator.accounts.rights.decide(who, operation, resource).allowed
+
+    def check(self, peer: Peer, needs: Need) -> None:
+        """Raises `NotAllowed`, or `UnknownStream` if who asks may not even know that it is there."""
+        who = peer.identity
+        if who is None:
+            raise not_authenticated()
+        peers = self._peers_of(who)
+        operation, wanted = needs
+        if (operation, wanted) in peers.allowed:
+            return
+        if isinstance(wanted, int):
+            name = self._name_of(wanted)
+            if name is None:
+                return  # nothing is here, and so it is answered
+            resource = stream(name)
+        else:
+            resource = wanted
+        decision = self.authenticator.accounts.rights.decide(who, operation, resource)
+        if decision.allowed:
+            if len(peers.allowed) >= REMEMBERED_MAX:
+                self._forget(peers)
+                peers.forgot = True
+            peers.allowed.add((operation, wanted))
+            peers.resources.add((operation, resource))
+            return
+        self.audit.denied_to(who.principal, peer.address, operation.word, resource, decision.reason)
+        kind, _, name = resource.partition(":")
+        if kind == "stream" and operation is not Operation.CREATE and not self.may(who, Operation.DESCRIBE, resource):
+            if isinstance(wanted, int):
+                raise self._unknown(wanted)
+            raise UnknownStream(f"there is no stream {name!r}", stream=name)
+        raise NotAllowed(
+            f"{who.principal} may not {operation.word} {resource}: {decision.reason}; who administers the cluster can"
+            f" allow it: kera acl grant {who.principal} {operation.word} {resource}",
+            principal=who.principal,
+            operation=operation.word,
+            resource=resource,
+        )
+
+    def _forget(self, peers: _Peers) -> None:
+        peers.allowed.clear()
+        peers.resources.clear()
+        for forgotten in self.forgotten:
+            forgotten()
+
+    # -- around what is served -------------------------------------------------------------------------------------
+
+    def service(self) -> Service:
+        """What is for the guard itself."""
+        return {api.AUTHENTICATE: self._authenticate, api.APPLY_ACCESS: self._answer_apply}
+
+    def guarded(self, service: Service) -> Service:
+        """`service`, as far as who asks may. Raises `KeyError` for a method of which it is not known who may."""
+        return {method: self._guarded(method, handler) for method, handler in service.items()}
+
+    def taker(self, taker: Taker, *, of_daemons: bool) -> Taker:
+        """`taker`, for daemons only, or for whoever has authenticated: what that may is for the taker to find out."""
+
+        def take(asker: Asker, frames: memoryview, requests_max: int) -> Taken:
+            who = asker.peer.identity
+            if who is None or (of_daemons and not who.is_daemon):
+                return NOTHING  # the handler says why
+            return taker(asker, frames, requests_max)
+
+        return take
+
+    def _guarded(self, method: Method[Any, Any], handler: Handler) -> Handler:
+        requirement = REQUIREMENTS[method]
+        if requirement.who is Who.ANYBODY:
+            return handler
+
+        def serve(call: Call[Any]) -> Reply[Any] | Awaitable[Reply[Any]]:
+            peer = call.peer
+            who = peer.identity
+            if who is None:
+                raise not_authenticated()
+            if not who.is_daemon:
+                if not self.authenticator.is_told:
+                    raise self.authenticator.not_told()
+                self._check_all(peer, who, method, requirement, call.message)
+            result = handler(call)
+            if requirement.narrow is None or who.is_daemon:
+                return result
+            return self._narrowed(result, requirement, who)
+
+        return serve
+
+    def _check_all(
+        self, peer: Peer, who: Identity, method: Method[Any, Any], requirement: Requirement, message: Any
+    ) -> None:
+        if requirement.who is Who.DAEMONS:
+            self.audit.denied_to(who.principal, peer.address, method.name, "cluster", "it is no daemon")
+            raise NotAllowed(
+                f"{method.name} is for daemons of the cluster, and {who.principal} is none",
+                principal=who.principal,
+                operation=method.name,
+                resource="cluster",
+            )
+        for need in requirement.needs(message):
+            self.check(peer, need)
+
+    async def _narrowed(
+        self, result: Reply[Any] | Awaitable[Reply[Any]], requirement: Requirement, who: Identity
+    ) -> Reply[Any]:
+        reply = await result if inspect.isawaitable(result) else result
+        if requirement.narrow is not None:
+            requirement.narrow(reply.message, partial(self.may, who))
+        return reply
+
+    # -- changes ---------------------------------------------------------------------------------------------------
+
+    async def _answer_apply(self, call: Call[messages.ApplyAccessRequest]) -> Reply[messages.ApplyAccessResponse]:
+        self.apply(call.message.table, call.message.coordinator_epoch)
+        return Reply(messages.ApplyAccessResponse(version=self.version))
+
+    def apply(self, table: messages.AccessTable, coordinator_epoch: int) -> None:
+        """Have other users and rules hold from now on. Raises `StaleEpoch` for those of an earlier coordinator."""
+        known = self.authenticator.accounts
+        if coordinator_epoch < known.coordinator_epoch:
+            raise StaleEpoch(
+                f"a coordinator of epoch {known.coordinator_epoch} has said who may do what, {coordinator_epoch} is"
+                " older",
+                coordinator_epoch=known.coordinator_epoch,
+            )
+        if coordinator_epoch == known.coordinator_epoch and table.version < known.version:
+            return  # overtaken by a later one
+        self.authenticator.accounts = Accounts(table, coordinator_epoch, self.authenticator.now_s())
+        ended = sum(self._end_lost(who, peers) for who, peers in list(self._of.items()))
+        log.info("users and rules have changed", version=table.version, connections_ended=ended)
+
+    def _end_lost(self, who: Identity, peers: _Peers) -> int:
+        """End the connections of who has lost anything; returns how many."""
+        lost = (
+            peers.forgot
+            or not self.authenticator.holds(who)
+            or not all(self.may(who, operation, resource) for operation, resource in peers.resources)
+        )
+        self._forget(peers)
+        peers.forgot = False
+        if not lost:
+            return 0
+        del self._of[who]
+        for peer in list(peers.here.values()):
+            if peer is not CALLER.get():  # that is the one who has changed it, and is answered
+                peer.end()
+        return len(peers.here)
+
+    def _look(self) -> None:
+        """End what is good no more, as its time is up."""
+        for who, peers in list(self._of.items()):
+            if peers.here and not self.authenticator.holds(who):
+                self._end_lost(who, peers)
+        self._look_again()
+
+
+def _unknown(stream_id: int) -> UnknownStream:
+    return UnknownStream(f"there is no stream with id {stream_id}", stream_id=stream_id)
+
+
+def not_authenticated() -> KeraError:
+    """Who has shown nothing."""
+    return AuthenticationFailed(
+        f"{NOBODY} has authenticated over this connection: show a certificate, a password or a token (KERA_CLIENT_USER"
+        " and KERA_CLIENT_PASSWORD_FILE, KERA_CLIENT_TOKEN_FILE, KERA_CLIENT_TLS_CERT)"
+    )

@@ -1,0 +1,68 @@
+"""Who somebody is: what authentication finds out, and rights are asked about."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import NamedTuple
+
+from kera.core.errors import InvalidArgument
+
+NAME_CHARS_MAX = 128
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]*")
+USER, ROLE = "user:", "role:"
+EVERYBODY = "user:*"
+"""The principal that everybody is who has authenticated."""
+DAEMONS = "daemons"
+"""What daemons are called, in place of a principal."""
+NOBODY = "nobody"
+"""What those are called who have not authenticated."""
+
+
+class Identity(NamedTuple):
+    """One that has authenticated. Two that are equal may do the same."""
+
+    user: str
+    """Its name; empty: it is a daemon of the cluster."""
+    roles: frozenset[str] = frozenset()
+    """Those that it was given here, and those that it `brought`."""
+    how: str = ""
+    """By what it has authenticated: certificate, password, token, jwt, socket."""
+    is_super: bool = False
+    """It may do everything but what is for daemons."""
+    is_daemon: bool = False
+    """It may do everything."""
+    brought: frozenset[str] = frozenset()
+    """Roles that what it has shown says."""
+    password_version: int = 0
+    """Of the password that it has shown."""
+    token_id: str = ""
+    """Of the delegation token that it has shown."""
+    narrowed: tuple[str, ...] = ()
+    """Resources, if it may do nothing with any other."""
+    until_s: float = math.inf
+    """For how long it is good, on the boot-time clock."""
+
+    @property
+    def principal(self) -> str:
+        """As rules call it."""
+        return f"{USER}{self.user}" if self.user else DAEMONS
+
+
+def check_name(what: str, name: str) -> str:
+    """The name of a user or a role. Raises `InvalidArgument`."""
+    if not _NAME.fullmatch(name) or len(name) > NAME_CHARS_MAX:
+        raise InvalidArgument(
+            f"{what} {name!r}: letters, digits, and . _ @ + - within, at most {NAME_CHARS_MAX} of them", name=name
+        )
+    return name
+
+
+def check_principal(principal: str) -> str:
+    """What a rule is about. Raises `InvalidArgument`."""
+    if principal != EVERYBODY:
+        kind = next((kind for kind in (USER, ROLE) if principal.startswith(kind)), None)
+        if kind is None:
+            raise InvalidArgument(f"principal {principal!r}: user:NAME, role:NAME, or user:* for everybody")
+        check_name(kind[:-1], principal.removeprefix(kind))
+    return principal

@@ -1,0 +1,218 @@
+"""What each method asks of who calls it. Pure.
+
+A method that is not in `REQUIREMENTS` is served to nobody: one that is new needs a decision here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, NamedTuple
+
+from kera.core.access.rights import CLUSTER, Operation
+from kera.core.rpc import api
+from kera.core.rpc.method import Method
+
+DESCRIBE, READ, WRITE, CREATE = Operation.DESCRIBE, Operation.READ, Operation.WRITE, Operation.CREATE
+ALTER, DELETE, USE, ADMINISTER = Operation.ALTER, Operation.DELETE, Operation.USE, Operation.ADMINISTER
+
+
+class Who(Enum):
+    """Who may call a method at all."""
+
+    ANYBODY = "anybody"
+    """Also who has not authenticated."""
+    IDENTIFIED = "identified"
+    """Whoever has; what it may do with it is in the needs."""
+    DAEMONS = "daemons"
+
+
+class Need(NamedTuple):
+    """That somebody may do something with something."""
+
+    operation: Operation
+    resource: str | int
+    """As in rules; or the id of a stream, whose name is to be found."""
+
+
+May = Callable[[Operation, str], bool]
+"""Whether who asks may do something with a resource."""
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """See the head of this module."""
+
+    who: Who
+    needs: Callable[[Any], Iterable[Need]] = lambda _: ()
+    """Of a request: all of them."""
+    narrow: Callable[[Any, May], None] | None = None
+    """Takes what somebody may not see out of a response."""
+
+
+def stream(name: str) -> str:
+    """The resource."""
+    return f"stream:{name}"
+
+
+def group(name: str) -> str:
+    """The resource."""
+    return f"group:{name}"
+
+
+def _cluster(operation: Operation) -> Requirement:
+    return Requirement(Who.IDENTIFIED, lambda _: (Need(operation, CLUSTER),))
+
+
+def _named(operation: Operation) -> Requirement:
+    return Requirement(Who.IDENTIFIED, lambda request: (Need(operation, stream(request.name)),))
+
+
+def _by_id(operation: Operation) -> Requirement:
+    return Requirement(Who.IDENTIFIED, lambda request: (Need(operation, request.stream_id),))
+
+
+def _of_group(operation: Operation) -> Requirement:
+    return Requirement(Who.IDENTIFIED, lambda request: (Need(operation, group(request.consumer_group)),))
+
+
+def _described(request: Any) -> Iterable[Need]:
+    by_id = request.WhichOneof("stream") == "stream_id"
+    return (Need(DESCRIBE, request.stream_id if by_id else stream(request.name)),)
+
+
+def _produced(request: Any) -> Iterable[Need]:
+    return (Need(USE, f"producer:{request.name}"),) if request.name else ()
+
+
+def _altered(request: Any) -> Iterable[Need]:
+    yield Need(ALTER, stream(request.name))
+    for name in request.retention_consumer_groups.names:
+        yield Need(DESCRIBE, group(name))
+
+
+def _read(request: Any) -> Iterable[Need]:
+    for stream_id in {wanted.start.stream_id for wanted in request.ranges}:
+        yield Need(READ, stream_id)
+
+
+def _of_cursors(operation: Operation) -> Callable[[Any], Iterable[Need]]:
+    def needs(request: Any) -> Iterable[Need]:
+        return (Need(operation, stream_id) for stream_id in {each.stream_id for each in request.cursors})
+
+    return needs
+
+
+def _committed(request: Any) -> Iterable[Need]:
+    yield from _of_cursors(READ)(request)
+    if request.consumer_group:
+        yield Need(USE, group(request.consumer_group))
+
+
+def _located(request: Any) -> Iterable[Need]:
+    return (Need(DESCRIBE, stream_id) for stream_id in {each.start.stream_id for each in request.queries})
+
+
+def _consumed(request: Any) -> Iterable[Need]:
+    yield Need(USE, group(request.consumer_group))
+    for stream_id in set(request.stream_ids):
+        yield Need(READ, stream_id)
+
+
+def _reset(request: Any) -> Iterable[Need]:
+    yield Need(USE if request.unnamed or request.forward_only else ALTER, group(request.consumer_group))
+    for stream_id in {start.stream_id for start in request.starts}:
+        yield Need(READ, stream_id)
+
+
+def _narrow_streams(response: Any, may: May) -> None:
+    _keep(response.streams, lambda each: may(DESCRIBE, stream(each.name)))
+
+
+def _narrow_groups(response: Any, may: May) -> None:
+    _keep(response.consumer_groups, lambda each: may(DESCRIBE, group(each.consumer_group)))
+
+
+def _narrow_cluster(response: Any, may: May) -> None:
+    _keep(response.unknown_streams, lambda each: may(DESCRIBE, stream(each.stream.name)))
+
+
+def _keep(messages: Any, is_kept: Callable[[Any], bool]) -> None:
+    kept = [each for each in messages if is_kept(each)]
+    if len(kept) < len(messages):
+        del messages[:]
+        messages.extend(kept)
+
+
+_DAEMONS = Requirement(Who.DAEMONS)
+_IDENTIFIED = Requirement(Who.IDENTIFIED)
+
+REQUIREMENTS: Mapping[Method[Any, Any], Requirement] = {
+    # What is in the chunks of a request is found when they are looked at: see `Guard.may_write`.
+    api.MULTI_WRITE_CHUNKS: _IDENTIFIED,
+    api.MULTI_READ_CHUNKS: Requirement(Who.IDENTIFIED, _read),
+    api.GET_NEXT_GROUPS: _by_id(DESCRIBE),
+    api.GET_NEXT_SEGMENTS: _by_id(DESCRIBE),
+    api.GET_AVAILABLE_GROUPS: _by_id(DESCRIBE),
+    api.GET_AVAILABLE_SEGMENTS: _by_id(DESCRIBE),
+    api.DESCRIBE_STREAMLETS: _by_id(DESCRIBE),
+    api.TRUNCATE_STREAMLETS: Requirement(Who.IDENTIFIED, _of_cursors(DELETE)),
+    api.COMMIT_CURSORS: Requirement(Who.IDENTIFIED, _committed),
+    api.MEASURE_LAG: Requirement(Who.IDENTIFIED, _of_cursors(DESCRIBE)),
+    api.LIST_GROUPS: _by_id(DESCRIBE),
+    api.LOCATE_CHUNKS: Requirement(Who.IDENTIFIED, _located),
+    api.LIST_SEGMENTS: Requirement(Who.IDENTIFIED, lambda request: (Need(DESCRIBE, request.start.stream_id),)),
+    api.SEAL_STREAMLETS: _DAEMONS,
+    api.TAKE_OVER: _DAEMONS,
+    api.OPEN_STREAMLETS: _DAEMONS,
+    api.DROP_STREAM: _DAEMONS,
+    api.CREATE_STREAM: _named(CREATE),
+    api.GET_STREAM_ID: _named(DESCRIBE),
+    api.DESCRIBE_STREAM: Requirement(Who.IDENTIFIED, _described),
+    api.LIST_STREAMS: Requirement(Who.IDENTIFIED, narrow=_narrow_streams),
+    api.DELETE_STREAM: _named(DELETE),
+    api.ALTER_STREAM: Requirement(Who.IDENTIFIED, _altered),
+    api.DESCRIBE_CLUSTER: Requirement(Who.IDENTIFIED, narrow=_narrow_cluster),
+    api.INIT_PRODUCER: Requirement(Who.IDENTIFIED, _produced),
+    api.REPORT_BROKER: _IDENTIFIED,
+    api.REGISTER_BROKER: _DAEMONS,
+    api.HEARTBEAT: _DAEMONS,
+    api.REGISTER_BACKUP: _DAEMONS,
+    api.BACKUP_HEARTBEAT: _DAEMONS,
+    api.PREPARE_RESTART: _DAEMONS,
+    api.MOVE_STREAMLET: _cluster(ADMINISTER),
+    api.REBALANCE: _cluster(ADMINISTER),
+    api.DRAIN: _cluster(ADMINISTER),
+    api.LIST_RECOVERIES: _cluster(DESCRIBE),
+    api.FORGET_MEMBER: _cluster(ADMINISTER),
+    api.ADOPT_STREAM: _cluster(ADMINISTER),
+    api.READ_METADATA: _cluster(ADMINISTER),
+    api.CONSUME_ROUND: Requirement(Who.IDENTIFIED, _consumed),
+    api.KEEP_ALIVE: _of_group(USE),
+    api.LEAVE: _of_group(USE),
+    api.FETCH_CONSUMER_GROUP: _of_group(DESCRIBE),
+    api.LIST_CONSUMER_GROUPS: Requirement(Who.IDENTIFIED, narrow=_narrow_groups),
+    api.DESCRIBE_CONSUMER_GROUP: _of_group(DESCRIBE),
+    api.RESET_CONSUMER_GROUP: Requirement(Who.IDENTIFIED, _reset),
+    api.DELETE_CONSUMER_GROUP: _of_group(DELETE),
+    api.REPLICATE: _DAEMONS,
+    api.READ_REPLICA: _DAEMONS,
+    api.LIST_REPLICAS: _DAEMONS,
+    api.FREE_REPLICAS: _DAEMONS,
+    api.FENCE_BROKER: _DAEMONS,
+    api.DESCRIBE_DAEMON: _cluster(DESCRIBE),
+    api.AUTHENTICATE: Requirement(Who.ANYBODY),
+    api.APPLY_ACCESS: _DAEMONS,
+    api.PUT_USER: _IDENTIFIED,  # its own password is everybody's to change: see the coordinator
+    api.DELETE_USER: _cluster(ADMINISTER),
+    api.LIST_USERS: _cluster(ADMINISTER),
+    api.GRANT_RIGHT: _cluster(ADMINISTER),
+    api.REVOKE_RIGHTS: _cluster(ADMINISTER),
+    api.LIST_RIGHTS: _IDENTIFIED,  # of oneself, or administer: see the coordinator
+    api.CHECK_RIGHT: _IDENTIFIED,
+    api.ISSUE_TOKEN: _IDENTIFIED,
+    api.RENEW_TOKEN: _IDENTIFIED,
+    api.REVOKE_TOKEN: _IDENTIFIED,
+    api.LIST_TOKENS: _IDENTIFIED,
+}

@@ -1,0 +1,156 @@
+"""Who may do what with what: rules, and what follows from them. Pure.
+
+Nobody may do anything that no rule allows, and a rule that denies counts more than any that allow. Who may read, write,
+create, alter, delete or use something may see that it is there: `DESCRIBE` follows from each of them, unless it is
+denied. Who administers the cluster may describe and alter everything, and delete it; not read, and not write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import IntEnum
+from typing import NamedTuple, cast
+
+from kera.core.access.identity import EVERYBODY, ROLE, Identity, check_principal
+from kera.core.errors import InvalidArgument
+from kera.core.spelling import hint
+from kera.v1 import access_pb2 as messages
+
+
+class Operation(IntEnum):
+    """What somebody may do; as in ``access.proto``."""
+
+    DESCRIBE = 1
+    READ = 2
+    WRITE = 3
+    CREATE = 4
+    ALTER = 5
+    DELETE = 6
+    USE = 7
+    ADMINISTER = 8
+
+    @property
+    def word(self) -> str:
+        """As people write it."""
+        return self.name.lower()
+
+
+OF_RESOURCES = {
+    "stream": (
+        Operation.DESCRIBE,
+        Operation.READ,
+        Operation.WRITE,
+        Operation.CREATE,
+        Operation.ALTER,
+        Operation.DELETE,
+    ),
+    "group": (Operation.DESCRIBE, Operation.USE, Operation.ALTER, Operation.DELETE),
+    "producer": (Operation.USE,),
+    "cluster": (Operation.DESCRIBE, Operation.ADMINISTER),
+}
+"""What can be done with each kind of resource."""
+CLUSTER = "cluster"
+ADMINISTRATORS = frozenset({Operation.DESCRIBE, Operation.CREATE, Operation.ALTER, Operation.DELETE})
+RESOURCE_CHARS_MAX = 300
+"""More than any name has."""
+
+
+class Decision(NamedTuple):
+    """Whether somebody may do something."""
+
+    allowed: bool
+    reason: str
+    rule_id: int = 0
+    """Of the rule that decided; 0: none did."""
+
+
+def check_resource(resource: str) -> str:
+    """What a rule is about. Raises `InvalidArgument`."""
+    kind, colon, name = resource.partition(":")
+    if resource == CLUSTER:
+        return resource
+    if kind not in OF_RESOURCES or kind == CLUSTER:
+        raise InvalidArgument(
+            f"resource {resource!r}: stream:NAME, group:NAME, producer:NAME or cluster; a * at the end of a name stands"
+            f" for all that begin so{hint(kind, OF_RESOURCES)}"
+        )
+    if not colon or not name or "*" in name[:-1] or len(resource) > RESOURCE_CHARS_MAX:
+        raise InvalidArgument(f"resource {resource!r}: a name is missing, is too long, or has a * that is not its end")
+    return resource
+
+
+def covers(pattern: str, resource: str) -> bool:
+    """Whether a resource of a rule covers another one; that may have a * at its end, too."""
+    if pattern.endswith("*"):
+        return resource.startswith(pattern[:-1])
+    return pattern == resource
+
+
+def check_rule(rule: messages.AccessRule) -> None:
+    """Raises `InvalidArgument`."""
+    check_principal(rule.principal)
+    kind = check_resource(rule.resource).partition(":")[0]
+    if not rule.operations:
+        raise InvalidArgument("a rule needs operations")
+    for operation in rule.operations:
+        if int(operation) not in OF_RESOURCES[kind]:
+            known = ", ".join(each.word for each in OF_RESOURCES[kind])
+            raise InvalidArgument(f"{operation_word(operation)} is nothing to do with a {kind}: {known}")
+
+
+def wire(operations: Iterable[Operation]) -> list[messages.Operation.ValueType]:
+    """As messages have them: the same numbers."""
+    return cast(list[messages.Operation.ValueType], list(operations))
+
+
+def operation_word(operation: int) -> str:
+    """As people write it; also of one that only newer programs know."""
+    try:
+        return Operation(operation).word
+    except ValueError:
+        return f"operation {operation}"
+
+
+class _Held(NamedTuple):
+    rule_id: int
+    deny: bool
+    operations: frozenset[int]
+    resource: str
+
+
+class Rights:
+    """What follows from a list of rules. Never changes."""
+
+    def __init__(self, rules: Iterable[messages.AccessRule] = ()) -> None:
+        self._of: dict[str, list[_Held]] = {}
+        """By principal."""
+        for rule in rules:
+            held = _Held(rule.rule_id, rule.deny, frozenset(rule.operations), rule.resource)
+            self._of.setdefault(rule.principal, []).append(held)
+
+    def decide(self, who: Identity, operation: Operation, resource: str) -> Decision:
+        """Whether somebody may do this with a resource; its name is a whole one, without a *."""
+        if who.narrowed and not any(covers(each, resource) for each in who.narrowed):
+            return Decision(allowed=False, reason=f"its token is narrowed to {', '.join(who.narrowed)}")
+        if who.is_daemon or who.is_super:
+            return Decision(allowed=True, reason="it is a daemon" if who.is_daemon else "it is a super user")
+        decision = self._by_rules(who, operation, resource)
+        if decision is None and operation in ADMINISTRATORS and resource != CLUSTER:
+            above = self._by_rules(who, Operation.ADMINISTER, CLUSTER)
+            decision = above if above is not None and above.allowed else None
+        return decision or Decision(allowed=False, reason="no rule allows it")
+
+    def _by_rules(self, who: Identity, operation: Operation, resource: str) -> Decision | None:
+        """What the rules about a resource say; None: nothing."""
+        found = [rule for rule in self._rules_of(who) if covers(rule.resource, resource)]
+        for rule in found:
+            if rule.deny and operation in rule.operations:
+                return Decision(allowed=False, reason=f"rule {rule.rule_id} denies it", rule_id=rule.rule_id)
+        for rule in found:
+            if not rule.deny and (operation in rule.operations or operation is Operation.DESCRIBE):
+                return Decision(allowed=True, reason=f"rule {rule.rule_id}", rule_id=rule.rule_id)
+        return None
+
+    def _rules_of(self, who: Identity) -> Iterable[_Held]:
+        for principal in (who.principal, EVERYBODY, *(f"{ROLE}{role}" for role in sorted(who.roles))):
+            yield from self._of.get(principal, ())

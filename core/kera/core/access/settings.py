@@ -1,0 +1,161 @@
+"""The settings of who may do what, the same for all daemons; and of who we are, for whoever calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from pydantic import Field, SecretStr
+
+from kera.core.access.audit import Audit
+from kera.core.access.authenticator import Authenticator
+from kera.core.access.certificates import DAEMONS, USERS, CertificateNames
+from kera.core.access.credentials import Credentials, of_daemon, secret_in
+from kera.core.access.guard import Door, Guard, NameOf
+from kera.core.access.identity import check_name, check_principal
+from kera.core.errors import AuthenticationFailed, KeraError, UnknownStream
+from kera.core.runtime import Runtime, secured
+from kera.core.security.settings import DaemonTlsSettings, TlsSettings, tls_of, tls_of_daemon
+from kera.core.security.tls import SYSTEM
+from kera.core.settings import InvalidSettings, setting
+
+SECRET_CHARS_MIN = 16
+"""Of a cluster's secret: it is not for people to remember."""
+
+
+class CredentialSettings(TlsSettings):
+    """Of whoever calls."""
+
+    user: str = Field("", description="Name to authenticate with, with password_file or password.")
+    password_file: Path | None = Field(
+        None, description="File with the user's password; it is read whenever the password is shown."
+    )
+    password: SecretStr | None = Field(
+        None, description="The password itself, best from the environment; password_file is safer."
+    )
+    token_file: Path | None = Field(
+        None,
+        description="File with a token to authenticate with, instead of a user and a password; it is read whenever the"
+        " token is shown, so a newer one is taken.",
+    )
+    token: SecretStr | None = Field(None, description="The token itself, best from the environment.")
+
+
+class DaemonAccessSettings(DaemonTlsSettings):
+    """Of whoever serves."""
+
+    security: bool = Field(
+        default=False,
+        description="Everybody has to authenticate, and may do what rules allow. The same for all daemons of a cluster;"
+        " they know each other by cluster_secret_file, or by certificates with tls_client_auth required.",
+    )
+    cluster_secret_file: Path | None = Field(
+        None, description="File with a secret that all daemons of the cluster have, and nobody else."
+    )
+    super_users: list[str] = Field(
+        [], description="Principals that may do everything, whatever rules say: user:NAME or role:NAME."
+    )
+    certificate_daemons: list[str] = Field(
+        list(DAEMONS),
+        description="Regular expressions of names in certificates (CN=…,O=…, URI:…, DNS:…) that make it a daemon's.",
+    )
+    certificate_users: list[str] = Field(
+        list(USERS),
+        description="The same that say whose it is, in a group (?P<user>…). By default the common name is the user.",
+    )
+
+
+def secure(runtime: Runtime, settings: CredentialSettings) -> Runtime:
+    """A client's runtime, whose connections are encrypted, and shown who we are over, as its settings say.
+
+    Raises `InvalidSettings` if they are not complete, and `InvalidTls` if the files are no good.
+    """
+    tls, credentials = tls_of(settings), _credentials(settings)
+    return runtime if tls is None and credentials is None else secured(runtime, tls, credentials)
+
+
+def secure_daemon(runtime: Runtime, settings: DaemonAccessSettings, host: str) -> Runtime:
+    """A daemon's runtime, likewise; it will listen at `host`.
+
+    Raises `InvalidSettings` as well if others could get to it who have shown nothing, and nobody has said that this is
+    meant.
+    """
+    tls = tls_of_daemon(settings, host, authenticates=settings.security)
+    if not settings.security:
+        return runtime if tls is None else secured(runtime, tls)
+    if settings.cluster_secret_file is None and settings.tls_client_auth != "required":
+        raise InvalidSettings(
+            "security needs something by which daemons know each other: set cluster_secret_file, or tls_cert, tls_key,"
+            " tls_ca and tls_client_auth required"
+        )
+    if settings.tls_ca == SYSTEM and settings.tls_client_auth != "none":
+        raise InvalidSettings(
+            "tls_ca system: with security, certificates say who somebody is, and anybody can get one of these"
+            " authorities; name your own, or set tls_client_auth none"
+        )
+    secret = _cluster_secret(settings)
+    return secured(runtime, tls, of_daemon(secret) if secret else None)
+
+
+def guard_of(
+    settings: DaemonAccessSettings,
+    runtime: Runtime,
+    *,
+    name_of: NameOf = lambda _: None,
+    unknown: Callable[[int], UnknownStream] | None = None,
+    not_told: Callable[[], KeraError] | None = None,
+) -> Door:
+    """The guard in front of a daemon, see `Guard`. Raises `InvalidSettings`."""
+    if not settings.security:
+        return Door()
+    with setting("super_users"):
+        super_users = frozenset(map(check_principal, settings.super_users))
+    with setting("certificate_daemons, certificate_users"):
+        names = CertificateNames.of(settings.certificate_daemons, settings.certificate_users)
+    now_s = runtime.clock.boottime_s
+    authenticator = Authenticator(
+        names, now_s=now_s, super_users=super_users, cluster_secret=_cluster_secret(settings), not_told=not_told
+    )
+    return Guard(authenticator, Audit(now_s), name_of=name_of, unknown=unknown)
+
+
+def _cluster_secret(settings: DaemonAccessSettings) -> str:
+    path = settings.cluster_secret_file
+    if path is None:
+        return ""
+    try:
+        secret = secret_in("cluster_secret_file", path)
+    except AuthenticationFailed as error:
+        raise InvalidSettings(error.message, **error.attributes) from error
+    if len(secret) < SECRET_CHARS_MIN:
+        raise InvalidSettings(
+            f"cluster_secret_file {path} has {len(secret)} characters, and a secret has {SECRET_CHARS_MIN} at least:"
+            " openssl rand -base64 32 makes one",
+            path=str(path),
+        )
+    return secret
+
+
+def _credentials(settings: CredentialSettings) -> Credentials | None:
+    passwords = [each for each in (settings.password_file, settings.password) if each is not None]
+    tokens = [each for each in (settings.token_file, settings.token) if each is not None]
+    if not (settings.user or passwords or tokens):
+        return None
+    if len(passwords) > 1 or len(tokens) > 1 or (passwords and tokens):
+        raise InvalidSettings("set one of password_file, password, token_file and token, and no more")
+    if tokens:
+        if settings.user:
+            raise InvalidSettings("user: a token says whose it is; user belongs to a password")
+        return Credentials(token=_secret("token_file", settings.token_file, settings.token))
+    if not (settings.user and passwords):
+        raise InvalidSettings("user and password_file (or password) belong together: set both")
+    with setting("user"):
+        user = check_name("user", settings.user)
+    return Credentials(user=user, password=_secret("password_file", settings.password_file, settings.password))
+
+
+def _secret(name: str, path: Path | None, value: SecretStr | None) -> Callable[[], str]:
+    if path is not None:
+        return lambda: secret_in(name, path)
+    text = value.get_secret_value().strip() if value is not None else ""
+    return lambda: text

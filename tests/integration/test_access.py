@@ -1,0 +1,369 @@
+"""A cluster with security on: who may do what, and what becomes of it when that changes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from kera.client import Client, ClientSettings
+from kera.core.access.credentials import of_daemon
+from kera.core.access.passwords import verifier_for
+from kera.core.access.rights import Operation, wire
+from kera.core.access.settings import secure
+from kera.core.errors import AuthenticationFailed, KeraError, NotAllowed, Uncertain, UnknownStream
+from kera.core.rpc import api
+from kera.core.rpc.frame_client import FrameChannel
+from kera.core.rpc.grpc_client import GrpcChannel
+from kera.core.rpc.method import Method, RequestT, ResponseT, call
+from kera.core.runtime import MACHINE
+from kera.core.security.issuing import Authority
+from kera.core.security.tls import Tls, TlsFiles
+from kera.local.cluster import LocalCluster
+from kera.v1 import access_pb2 as messages
+from kera.v1 import backup_pb2, broker_pb2, coordinator_pb2
+from tests.integration.support import until
+
+pytestmark = pytest.mark.timeout(180)
+HOST = "127.0.0.1"
+SECRET = "a secret that all daemons of the cluster have"
+PASSWORD = "correct horse battery"
+VALUES = [b"%d" % number for number in range(1000)]
+Transport = Literal["tcp", "grpc", "unix", "auto"]
+REVOKED_S = 2.0
+"""Within which what was revoked is over."""
+
+
+class Secured:
+    """A cluster of two brokers and a backup over TLS, whose daemons know each other by a secret."""
+
+    def __init__(self, directory: Path, stack: contextlib.ExitStack) -> None:
+        authority, _ = Authority.open_or_make(directory)
+        self.ca = authority.path
+        one = authority.issue(HOST)
+        secret = directory / "secret"
+        secret.write_text(SECRET)
+        daemon = {
+            "tls_cert": one.cert,
+            "tls_key": one.key,
+            "tls_ca": self.ca,
+            "security": True,
+            "cluster_secret_file": secret,
+            "super_users": ["user:admin", "role:boss"],
+        }
+        self.cluster = stack.enter_context(
+            LocalCluster.running(
+                brokers=2,
+                backups=1,
+                replication=1,
+                arena_bytes=64 << 20,
+                backup_memory_bytes=64 << 20,
+                segment_bytes=1 << 20,
+                coordinator_settings=daemon,
+                broker_settings=daemon,
+                backup_settings=daemon,
+            )
+        )
+
+    @property
+    def tls(self) -> Tls:
+        return Tls(TlsFiles(ca=self.ca))
+
+    def settings(self, **settings: Any) -> ClientSettings:
+        return ClientSettings(tls_ca=self.ca, **settings)
+
+    async def client(self, user: str, **settings: Any) -> Client:
+        return await Client.connect(self.cluster.bootstrap, self.settings(user=user, password=PASSWORD, **settings))
+
+    async def ask(self, method: Method[RequestT, ResponseT], request: RequestT) -> ResponseT:
+        """As a daemon."""
+        channel = GrpcChannel(self.cluster.bootstrap, tls=self.tls, introduction=of_daemon(SECRET))
+        try:
+            return await call(channel, method, request, timeout_s=10)
+        finally:
+            await channel.close()
+
+    async def make_user(self, name: str, *roles: str) -> None:
+        request = messages.PutUserRequest(name=name, create=True, scram=verifier_for(PASSWORD))
+        request.roles.names.extend(roles)
+        answer = await self.ask(api.PUT_USER, request)
+        assert not answer.untold.members
+
+    async def grant(self, principal: str, resource: str, *operations: Operation) -> int:
+        rule = messages.AccessRule(principal=principal, resource=resource, operations=wire(operations))
+        answer = await self.ask(api.GRANT_RIGHT, messages.GrantRightRequest(rule=rule))
+        assert not answer.untold.members
+        return answer.rule.rule_id
+
+    async def revoke(self, rule_id: int) -> None:
+        answer = await self.ask(api.REVOKE_RIGHTS, messages.RevokeRightsRequest(rule_ids=[rule_id]))
+        assert not answer.untold.members
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    with contextlib.ExitStack() as stack:
+        secured = Secured(tmp_path_factory.mktemp("access"), stack)
+        asyncio.run(_make_users(secured))
+        yield secured
+
+
+async def _make_users(secured: Secured) -> None:
+    await secured.make_user("admin")
+    await secured.make_user("boss", "boss")
+    await secured.make_user("alice")
+
+
+@pytest.fixture
+async def admin(secured: Secured) -> AsyncIterator[Client]:
+    async with await secured.client("admin") as client:
+        yield client
+
+
+async def read_all(client: Client, stream: str) -> list[bytes]:
+    return [
+        value
+        async for chunk in client.consumer(stream, start="earliest", end="latest").batches()
+        for value in chunk.batch["value"].to_pylist()
+    ]
+
+
+async def write_one(client: Client, stream: str) -> None:
+    async with client.producer() as producer:
+        await producer.prepare(stream)
+        await producer.send(stream, b"one")
+
+
+async def consume_one(client: Client, group: str, stream: str) -> None:
+    async with client.group_consumer(group, stream) as consumer:
+        async for _ in consumer:
+            return
+
+
+@pytest.mark.parametrize("transport", ["tcp", "grpc", "unix", "auto"])
+async def test_a_user_does_what_it_may(secured: Secured, admin: Client, transport: Transport) -> None:
+    stream, group = f"mine-{transport}", f"group-{transport}"
+    await admin.admin.create_stream(stream, streamlets=2, replication=1)
+    await secured.grant("user:alice", f"stream:{stream}", Operation.READ, Operation.WRITE)
+    await secured.grant("user:alice", f"group:{group}", Operation.USE)
+    async with await secured.client("alice", transport=transport) as alice:
+        async with alice.producer() as producer:
+            await producer.prepare(stream)
+            for value in VALUES:
+                producer.send(stream, value)
+        assert sorted(await read_all(alice, stream)) == sorted(VALUES)
+        async with alice.group_consumer(group, stream) as consumer:
+            count = 0
+            async for _ in consumer:
+                count += 1
+                if count == len(VALUES):
+                    break
+
+
+async def test_a_user_does_nothing_else(secured: Secured, admin: Client) -> None:
+    await admin.admin.create_stream("seen", streamlets=1)
+    await write_one(admin, "seen")
+    await admin.admin.create_stream("unseen", streamlets=1)
+    await secured.grant("user:alice", "stream:seen", Operation.DESCRIBE)
+    async with await secured.client("alice", transport="tcp", retry_timeout_ms=500) as alice:
+        names = [each.name for each in await alice.admin.list_streams()]
+        assert "seen" in names
+        assert "unseen" not in names
+        with pytest.raises(UnknownStream, match="there is no stream 'unseen'"):
+            await alice.admin.describe_stream("unseen")
+        with pytest.raises(NotAllowed, match="may not delete stream:seen"):
+            await alice.admin.delete_stream("seen")
+        with pytest.raises(NotAllowed, match="may not create stream:new"):
+            await alice.admin.create_stream("new")
+        with pytest.raises(NotAllowed, match="may not read stream:seen"):
+            await read_all(alice, "seen")
+        with pytest.raises(NotAllowed, match="may not write stream:seen"):
+            await write_one(alice, "seen")
+        with pytest.raises(NotAllowed, match="may not use group:others"):
+            await consume_one(alice, "others", "seen")
+    assert await read_all(admin, "seen") == [b"one"]
+
+
+@pytest.mark.parametrize("transport", ["tcp", "grpc"])
+async def test_who_is_not_known_does_nothing_at_all(secured: Secured, transport: Transport) -> None:
+    for wrong, text in (
+        ({}, "nobody has authenticated"),
+        ({"user": "alice", "password": "wrong horse battery"}, "the user name or the password is not right"),
+        ({"user": "nobody-here", "password": PASSWORD}, "the user name or the password is not right"),
+        ({"token": "kera_0123_4567"}, "the token is not known"),
+    ):
+        settings = secured.settings(transport=transport, retry_timeout_ms=300, **wrong)
+        with pytest.raises(AuthenticationFailed, match=text):
+            async with await Client.connect(secured.cluster.bootstrap, settings) as client:
+                await client.admin.list_streams()
+
+
+async def test_what_is_for_daemons_is_for_no_super_user(secured: Secured) -> None:
+    ready = secured.cluster.ready
+    calls: list[tuple[str, Any, Any]] = [
+        ("broker-1", broker_pb2.DropStreamRequest(stream_id=1), api.DROP_STREAM),
+        ("backup-1", backup_pb2.ListReplicasRequest(broker_id=1), api.LIST_REPLICAS),
+        ("coordinator", coordinator_pb2.HeartbeatRequest(broker_id=1), api.HEARTBEAT),
+    ]
+    for name, request, method in calls:
+        channel = secure(MACHINE, secured.settings(user="admin", password=PASSWORD)).channel(
+            ready[name]["grpc_address"]
+        )
+        with pytest.raises(NotAllowed, match="is for daemons of the cluster, and user:admin is none"):
+            await call(channel, method, request, timeout_s=5)
+        await channel.close()
+
+
+async def test_a_connection_of_frames_that_shows_nothing_may_only_authenticate(secured: Secured) -> None:
+    address = secured.cluster.ready["broker-1"]["frames_address"]
+    channel = await FrameChannel.connect_tcp(address, timeout_s=5, tls=secured.tls)
+    with pytest.raises(AuthenticationFailed, match="nobody has authenticated over this connection"):
+        await call(channel, api.LIST_GROUPS, broker_pb2.ListGroupsRequest(stream_id=1), timeout_s=5)
+    large = messages.AuthenticateRequest(token="x" * (65 << 10))
+    with pytest.raises(KeraError):
+        await call(channel, api.AUTHENTICATE, large, timeout_s=5)
+    await channel.close()
+
+
+class Writing:
+    """Records of alice, one after the other, until they are taken no more."""
+
+    def __init__(self, client: Client, stream: str) -> None:
+        self.client = client
+        self.stream = stream
+        self.acknowledged = 0
+        self.last_s = 0.0
+        self.error: KeraError | None = None
+
+    async def run(self) -> None:
+        try:
+            async with self.client.producer() as producer:
+                await producer.prepare(self.stream)
+                while True:
+                    await producer.send(self.stream, b"%d" % self.acknowledged)
+                    self.acknowledged += 1
+                    self.last_s = time.monotonic()
+        except KeraError as error:
+            self.error = error
+
+
+class Reading:
+    """What alice reads of a stream, until it is given nothing more."""
+
+    def __init__(self, client: Client, stream: str) -> None:
+        self.client = client
+        self.stream = stream
+        self.records = 0
+        self.last_s = 0.0
+        self.error: KeraError | None = None
+
+    async def run(self) -> None:
+        try:
+            async for chunk in self.client.consumer(self.stream, start="earliest").batches():
+                self.records += chunk.batch.num_rows
+                self.last_s = time.monotonic()
+        except KeraError as error:
+            self.error = error
+
+
+@pytest.mark.parametrize("transport", ["tcp", "grpc"])
+@pytest.mark.parametrize("what", ["right", "user"])
+async def test_what_is_revoked_is_over_when_that_is_answered(
+    secured: Secured, admin: Client, transport: Transport, what: str
+) -> None:
+    stream, name = f"revoked-{what}-{transport}", f"r-{what}-{transport}"
+    await secured.make_user(name)
+    await admin.admin.create_stream(stream, streamlets=1, replication=1)
+    rule = await secured.grant(f"user:{name}", f"stream:{stream}", Operation.READ, Operation.WRITE)
+    never: Any = {"transport": transport, "retry_timeout_ms": 1000}
+    async with (
+        await secured.client(name, **never) as one,
+        await secured.client(name, **never) as other,
+        admin.producer() as producer,
+    ):
+        await producer.prepare(stream)
+        writing, reading = Writing(one, stream), Reading(other, stream)
+        tasks = [asyncio.create_task(writing.run()), asyncio.create_task(reading.run())]
+        await until(lambda: writing.acknowledged > 20 and reading.records > 20)
+        if what == "right":
+            await secured.revoke(rule)
+        else:
+            await secured.ask(api.DELETE_USER, messages.DeleteUserRequest(name=name))
+        over_s = time.monotonic()
+        while not all(task.done() for task in tasks):  # what it must not see
+            await producer.send(stream, b"secret")
+        assert writing.last_s <= over_s + REVOKED_S
+        assert reading.last_s <= over_s + REVOKED_S
+        refused = NotAllowed | UnknownStream | AuthenticationFailed
+        assert isinstance(reading.error, refused), reading.error
+        assert isinstance(writing.error, refused | Uncertain), writing.error  # what was in flight may be stored
+    written = await read_all(admin, stream)
+    assert len(written) - written.count(b"secret") <= writing.acknowledged + 1
+    assert reading.records <= written.index(b"secret")
+
+
+async def test_a_token_does_what_it_is_narrowed_to_until_it_is_revoked(secured: Secured, admin: Client) -> None:
+    for stream in ("token-in", "token-out"):
+        await admin.admin.create_stream(stream, streamlets=1)
+        await secured.grant("user:alice", f"stream:{stream}", Operation.READ, Operation.WRITE)
+    async with await secured.client("alice") as alice:
+        issued = await alice.access.issue_token(["stream:token-in"])
+        settings = secured.settings(token=issued.secret, retry_timeout_ms=500, transport="tcp")
+        async with await Client.connect(secured.cluster.bootstrap, settings) as client:
+            assert [each.name for each in await client.admin.list_streams()] == ["token-in"]
+            await write_one(client, "token-in")
+            assert await read_all(client, "token-in") == [b"one"]
+            with pytest.raises(UnknownStream):
+                await read_all(client, "token-out")
+            with pytest.raises(NotAllowed, match="gets no further one"):
+                await client.access.issue_token()
+            assert await client.access.renew_token(issued.token_id) > 0
+            assert not (await alice.access.revoke_token(issued.token_id)).untold
+            with pytest.raises(AuthenticationFailed, match="the token is not known"):
+                await client.admin.list_streams()
+
+
+async def test_users_and_rules_outlast_the_coordinator(secured: Secured, admin: Client) -> None:
+    await admin.admin.create_stream("lasting", streamlets=1)
+    await secured.grant("user:alice", "stream:lasting", Operation.WRITE)
+    before = await secured.ask(api.LIST_RIGHTS, messages.ListRightsRequest())
+    secured.cluster.restart("coordinator")
+    assert await secured.ask(api.LIST_RIGHTS, messages.ListRightsRequest()) == before
+    async with await secured.client("alice") as alice:
+        await write_one(alice, "lasting")
+
+
+async def test_a_broker_that_starts_anew_is_told_who_may_do_what(secured: Secured, admin: Client) -> None:
+    stream = await admin.admin.create_stream("told", streamlets=1, replication=1)
+    await secured.grant("user:alice", "stream:told", Operation.WRITE)
+    secured.cluster.restart(f"broker-{stream.assignments[0].broker_id}")
+    async with await secured.client("alice") as alice:
+        await write_one(alice, "told")
+    assert await read_all(admin, "told") == [b"one"]
+
+
+async def test_everybody_may_change_its_own_password_and_no_other(secured: Secured) -> None:
+    await secured.make_user("carol")
+    async with await secured.client("carol") as carol:
+        with pytest.raises(NotAllowed):
+            await carol.access.set_password("alice", PASSWORD)
+        with pytest.raises(NotAllowed):
+            await carol.access.set_roles("carol", ["boss"])
+        assert not (await carol.access.set_password("carol", "another password")).untold
+    with pytest.raises(AuthenticationFailed):
+        async with await secured.client("carol", retry_timeout_ms=300) as client:
+            await client.admin.list_streams()
+    settings = secured.settings(user="carol", password="another password")
+    async with await Client.connect(secured.cluster.bootstrap, settings) as client:
+        await client.admin.list_streams()
+
+
+async def test_nobody_learns_what_passwords_are_checked_against(secured: Secured) -> None:
+    users = (await secured.ask(api.LIST_USERS, messages.ListUsersRequest())).users
+    assert {"admin", "alice"} <= {user.name for user in users}
+    assert not any(user.scram.salt or user.scram.stored_key or user.scram.server_key for user in users)

@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from kera.core.access.passwords import (
+    EXCHANGE_S,
+    EXCHANGES_MAX,
+    ITERATIONS_MAX,
+    ITERATIONS_MIN,
+    Login,
+    Logins,
+    check_verifier,
+    verifier_for,
+)
+from kera.core.errors import AuthenticationFailed, InvalidArgument
+from kera.v1 import access_pb2 as messages
+from tests.unit.core.access.support import PASSWORD, Now
+
+PEER = "tcp"
+
+
+@pytest.fixture
+def now() -> Now:
+    return Now()
+
+
+@pytest.fixture
+def logins(now: Now) -> Logins:
+    known = {"alice": verifier_for(PASSWORD, iterations=ITERATIONS_MIN)}
+    return Logins(known.get, now)
+
+
+def test_who_knows_the_password_is_known(logins: Logins) -> None:
+    login = Login("alice", PASSWORD)
+    exchange_id, answer = logins.begin(login.first(), PEER)
+    user, final = logins.end(exchange_id, login.final(answer), PEER)
+    login.check(final)
+    assert user == "alice"
+
+
+@pytest.mark.parametrize(("user", "password"), [("alice", "wrong horse"), ("bob", PASSWORD)])
+def test_who_does_not_learns_not_which_of_the_two_is_wrong(logins: Logins, user: str, password: str) -> None:
+    login = Login(user, password)
+    exchange_id, answer = logins.begin(login.first(), PEER)
+    with pytest.raises(AuthenticationFailed, match="the user name or the password is not right"):
+        logins.end(exchange_id, login.final(answer), PEER)
+
+
+def test_a_user_that_is_not_there_has_the_same_salt_each_time(logins: Logins) -> None:
+    salts = {logins.begin(Login("bob", PASSWORD).first(), PEER)[1].split(b",")[1] for _ in range(3)}
+    assert len(salts) == 1
+
+
+def test_a_server_that_does_not_know_the_password_is_found_out(logins: Logins) -> None:
+    login = Login("alice", PASSWORD)
+    exchange_id, answer = logins.begin(login.first(), PEER)
+    _, final = logins.end(exchange_id, login.final(answer), PEER)
+    with pytest.raises(AuthenticationFailed, match="it is not the one it says"):
+        login.check(final[:-4] + b"AAA=")
+
+
+def test_a_server_cannot_have_a_client_compute_for_long(logins: Logins) -> None:
+    login = Login("alice", PASSWORD)
+    _, answer = logins.begin(login.first(), PEER)
+    text = answer.decode().rpartition(",i=")[0]
+    with pytest.raises(AuthenticationFailed, match=f"asks for {ITERATIONS_MAX + 1} iterations"):
+        login.final(f"{text},i={ITERATIONS_MAX + 1}".encode())
+
+
+def test_an_exchange_is_good_once_for_its_peer_and_not_for_long(logins: Logins, now: Now) -> None:
+    for late, whom in ((0.0, "grpc"), (EXCHANGE_S, PEER)):
+        login = Login("alice", PASSWORD)
+        exchange_id, answer = logins.begin(login.first(), PEER)
+        final = login.final(answer)
+        now.s += late
+        for _ in range(2):
+            with pytest.raises(AuthenticationFailed, match="is not under way"):
+                logins.end(exchange_id, final, whom)
+
+
+def test_of_too_many_exchanges_the_oldest_make_room(logins: Logins) -> None:
+    login = Login("alice", PASSWORD)
+    exchange_id, answer = logins.begin(login.first(), PEER)
+    for _ in range(EXCHANGES_MAX):
+        logins.begin(Login("alice", PASSWORD).first(), PEER)
+    with pytest.raises(AuthenticationFailed, match="is not under way"):
+        logins.end(exchange_id, login.final(answer), PEER)
+
+
+def test_whatever_is_sent_is_refused_in_words(logins: Logins) -> None:
+    """Anything else would be answered as a defect."""
+    chance = random.Random(5)
+    for round_ in range(3000):
+        login = Login("alice", PASSWORD)
+        first = _mutated(chance, login.first()) if round_ % 2 else login.first()
+        try:
+            exchange_id, answer = logins.begin(first, PEER)
+            user, _ = logins.end(exchange_id, _mutated(chance, login.final(answer)), PEER)
+        except AuthenticationFailed:
+            continue
+        assert user == "alice"  # the change made no difference
+
+
+def _mutated(chance: random.Random, message: bytes) -> bytes:
+    data = bytearray(message)
+    for _ in range(chance.randint(1, 4)):
+        at = chance.randrange(len(data) + 1)
+        match chance.randrange(4):
+            case 0:
+                del data[at : at + chance.randint(1, 20)]
+            case 1:
+                data[at:at] = bytes(chance.choices(b",=inrcpvmabY \x00\xff", k=chance.randint(1, 5)))
+            case 2:
+                data[at : at + 1] = bytes([chance.randrange(256)])
+            case _:
+                data = data[:at]
+        if not data:
+            break
+    return bytes(data)
+
+
+@pytest.mark.parametrize(
+    "message", [b"", b"n,,", b"\xff" * 10, b"n,,n=alice,r=" + b"x" * 5000, b"p=tls-unique,,n=a,r=b"]
+)
+def test_what_is_no_first_message_is_refused(logins: Logins, message: bytes) -> None:
+    with pytest.raises(AuthenticationFailed):
+        logins.begin(message, PEER)
+
+
+@pytest.mark.parametrize("password", ["", "short", "x" * 1025, "with\x00null byte"])
+def test_what_is_no_password_is_refused(password: str) -> None:
+    with pytest.raises(InvalidArgument):
+        verifier_for(password)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"salt": b""},
+        {"salt": b"x" * 65},
+        {"stored_key": b"short"},
+        {"server_key": b""},
+        {"iterations": 1},
+        {"iterations": ITERATIONS_MAX + 1},
+    ],
+)
+def test_what_no_password_could_be_checked_against_is_refused(change: dict[str, bytes | int]) -> None:
+    verifier = verifier_for(PASSWORD, iterations=ITERATIONS_MIN)
+    check_verifier(verifier)
+    for name, value in change.items():
+        setattr(verifier, name, value)
+    with pytest.raises(InvalidArgument):
+        check_verifier(verifier)
+
+
+def test_no_secret_is_in_a_verifier() -> None:
+    assert PASSWORD.encode() not in messages.UserRecord(scram=verifier_for(PASSWORD)).SerializeToString()
