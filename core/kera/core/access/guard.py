@@ -43,7 +43,7 @@ class _Peers:
 
     def __init__(self) -> None:
         self.here: dict[int, Peer] = {}
-        self.allowed: set[tuple[Operation, str | int]] = set()
+        self.allowed: set[Need] = set()
         self.resources: set[tuple[Operation, str]] = set()
         """The same, by names."""
         self.forgot = False
@@ -158,7 +158,8 @@ class Guard(Door):
         else:
             peer.on_close.append(partial(self._gone, peer))
         peer.identity = who
-        self._peers_of(who).here[id(peer)] = peer
+        peer.remembered = self._peers_of(who)
+        peer.remembered.here[id(peer)] = peer
 
     def _gone(self, peer: Peer) -> None:
         who = peer.identity
@@ -208,15 +209,15 @@ class Guard(Door):
         """Whether somebody may do something; nothing follows from it."""
         return self.authenticator.accounts.rights.decide(who, operation, resource).allowed
 
-    def check(self, peer: Peer, needs: Need) -> None:
+    def check(self, peer: Peer, need: Need) -> None:
         """Raises `NotAllowed`, or `UnknownStream` if who asks may not even know that it is there."""
         who = peer.identity
         if who is None:
             raise not_authenticated()
-        peers = self._peers_of(who)
-        operation, wanted = needs
-        if (operation, wanted) in peers.allowed:
+        peers: _Peers = peer.remembered or self._peers_of(who)
+        if need in peers.allowed:
             return
+        operation, wanted = need
         if isinstance(wanted, int):
             name = self._name_of(wanted)
             if name is None:
@@ -229,7 +230,7 @@ class Guard(Door):
             if len(peers.allowed) >= REMEMBERED_MAX:
                 self._forget(peers)
                 peers.forgot = True
-            peers.allowed.add((operation, wanted))
+            peers.allowed.add(need)
             peers.resources.add((operation, resource))
             return
         self.audit.denied_to(who.principal, peer.address, operation.word, resource, decision.reason)
@@ -305,8 +306,10 @@ class Guard(Door):
                 operation=method.name,
                 resource="cluster",
             )
+        allowed = peer.remembered.allowed if peer.remembered is not None else ()
         for need in requirement.needs(message):
-            self.check(peer, need)
+            if need not in allowed:
+                self.check(peer, need)
 
     async def _narrowed(
         self, result: Reply[Any] | Awaitable[Reply[Any]], requirement: Requirement, who: Identity

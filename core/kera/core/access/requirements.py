@@ -93,8 +93,10 @@ def _altered(request: Any) -> Iterable[Need]:
 
 
 def _read(request: Any) -> Iterable[Need]:
-    for stream_id in {wanted.start.stream_id for wanted in request.ranges}:
-        yield Need(READ, stream_id)
+    ranges = request.ranges
+    if len(ranges) == 1:
+        return (Need(READ, ranges[0].start.stream_id),)
+    return [Need(READ, stream_id) for stream_id in {wanted.start.stream_id for wanted in ranges}]
 
 
 def _of_cursors(operation: Operation) -> Callable[[Any], Iterable[Need]]:

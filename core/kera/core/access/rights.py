@@ -29,6 +29,8 @@ class Operation(IntEnum):
     USE = 7
     ADMINISTER = 8
 
+    __hash__ = int.__hash__  # that of enumerations looks up a name, each time
+
     @property
     def word(self) -> str:
         """As people write it."""

@@ -73,6 +73,8 @@ class Peer:
     """What handlers keep per connection."""
     identity: Identity | None = None
     """Who it is; None: nobody knows, or, without a `Doorkeeper`, asks."""
+    remembered: Any = None
+    """What the `Doorkeeper` remembers of whose it is."""
     end: Callable[[], None] = lambda: None
     """Ends the connection, and what is under way over it."""
 

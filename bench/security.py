@@ -1,4 +1,6 @@
-"""What TLS costs: chunks written and read over TCP and gRPC, encrypted and not, in turn.
+"""What security costs: chunks written and read over TCP and gRPC, plain, authenticated, encrypted, and both, in turn.
+
+Who is authenticated is a user with a password, and rules let it write and read.
 
 A load process keeps requests in flight on one connection and sends chunks that were encoded before but for their
 headers: so what is measured are transport and broker, as far as the cores shared by all of them let it.
@@ -23,28 +25,42 @@ import uvloop
 from bench.common import IN_MEMORY, Figures, alternating, directory, parser, sample_chunk, say, size
 from kera.cli.bench._latency import Latencies
 from kera.client import Client, ClientSettings
+from kera.client.cluster.cluster import Cluster
 from kera.client.producing.conforming import conform
 from kera.client.producing.encoding import payloads
+from kera.core.access.credentials import of_daemon
 from kera.core.access.settings import secure
 from kera.core.process import DIE_WITH_PARENT_VARIABLE, die_with_parent
 from kera.core.rpc import Channel, api
 from kera.core.rpc.frame_client import FrameChannel
 from kera.core.rpc.grpc_client import GrpcChannel
-from kera.core.runtime import MACHINE
+from kera.core.runtime import MACHINE, secured
 from kera.core.security.issuing import Authority
+from kera.core.security.settings import tls_of
 from kera.core.settings import KIB, MIB
 from kera.local.cluster import LocalCluster
 from kera.v1 import broker_pb2
 
 VALUE_BYTES = 1000
 TIMEOUT_S = 30.0
-KINDS = ("tcp", "tcp over TLS", "gRPC", "gRPC over TLS")
+WAYS = ("tcp", "gRPC")
+WITH = ("", ", authenticated", " over TLS", " over TLS, authenticated")
+KINDS = tuple(way + what for way in WAYS for what in WITH)
+USER, PASSWORD = "bench", "correct horse battery"
+SECRET = "a secret that all daemons of the cluster have"  # noqa: S105 - of clusters that live for seconds
+
+
+def client_settings(arguments: argparse.Namespace, **settings: Any) -> ClientSettings:
+    """Of the load: what it trusts, and who it is."""
+    known: dict[str, Any] = {"user": USER, "password": PASSWORD} if arguments.authenticated else {}
+    return ClientSettings(tls_ca=arguments.ca, **known, **settings)
 
 
 async def load(arguments: argparse.Namespace) -> dict[str, object]:
     """Write for some seconds, then read what was written; what came of it."""
-    settings = ClientSettings(tls_ca=arguments.ca)
-    tls = secure(MACHINE, settings).tls
+    settings = client_settings(arguments)
+    runtime = secure(MACHINE, settings)
+    known: dict[str, Any] = {"tls": runtime.tls, "introduction": runtime.introduction}
     async with await Client.connect(arguments.bootstrap, settings) as client:
         stream = await client.admin.describe_stream("s")
         broker = next(iter(stream.brokers.values()))
@@ -52,9 +68,9 @@ async def load(arguments: argparse.Namespace) -> dict[str, object]:
         values = [random.Random(row).randbytes(VALUE_BYTES) for row in range(rows)]
         (payload,) = payloads(conform(pa.record_batch({"value": values}), stream, 0), stream, 1 << 30, 0)
         channel: Channel = (
-            await FrameChannel.connect_tcp(broker.frames_address, timeout_s=TIMEOUT_S, tls=tls)
+            await FrameChannel.connect_tcp(broker.frames_address, timeout_s=TIMEOUT_S, **known)
             if arguments.transport == "tcp"
-            else GrpcChannel(broker.grpc_address, tls=tls)
+            else GrpcChannel(broker.grpc_address, **known)
         )
 
         def write(sequence: int) -> asyncio.Future[Any]:
@@ -84,7 +100,7 @@ async def load(arguments: argparse.Namespace) -> dict[str, object]:
         write_s = time.perf_counter() - begun_s
         await channel.close()
     transport = "tcp" if arguments.transport == "tcp" else "grpc"
-    settings = ClientSettings(tls_ca=arguments.ca, transport=transport)
+    settings = client_settings(arguments, transport=transport)
     read_bytes, begun_s = 0, time.perf_counter()
     async with await Client.connect(arguments.bootstrap, settings) as client:
         async for chunk in client.consumer("s", start="earliest", end="latest", shared_memory="never").batches():
@@ -98,38 +114,56 @@ async def load(arguments: argparse.Namespace) -> dict[str, object]:
 
 async def run(arguments: argparse.Namespace, root: Path) -> None:
     """All kinds, in turn."""
-    figures = Figures("encryption", arguments, root)
+    figures = Figures("security", arguments, root)
     authority, _ = Authority.open_or_make(root / "certificates")
     one = authority.issue("127.0.0.1")
+    secret = root / "secret"
+    secret.write_text(SECRET)
     certificates = {"tls_ca": authority.path, "tls_cert": one.cert, "tls_key": one.key}
-    for number, kind in enumerate(alternating(list(KINDS), arguments.rounds)):
+    kinds = [kind for kind in KINDS if kind.startswith(tuple(arguments.transports))]
+    for number, kind in enumerate(alternating(kinds, arguments.rounds)):
         say(kind)
-        encrypted = kind.endswith("TLS")
-        files: dict[str, object] = dict(certificates) if encrypted else {}
+        encrypted, authenticated = "TLS" in kind, "authenticated" in kind
+        settings: dict[str, object] = dict(certificates) if encrypted else {}
+        if authenticated:
+            settings |= {"security": True, "cluster_secret_file": secret}
         async with LocalCluster(
             arena_bytes=arguments.memory_bytes,
-            coordinator_settings=files,
-            broker_settings={**files, **IN_MEMORY},
+            coordinator_settings=settings,
+            broker_settings={**settings, **IN_MEMORY},
             log_dir=root / f"logs-{number}",
         ) as cluster:
-            settings = ClientSettings(tls_ca=authority.path if encrypted else None)
-            async with await Client.connect(cluster.bootstrap, settings) as client:
-                await client.admin.create_stream("s", durability="leader")
-            await measure(arguments, cluster.bootstrap, kind, authority.path if encrypted else None, figures)
+            ca = authority.path if encrypted else None
+            await prepare(cluster.bootstrap, ca, authenticated=authenticated)
+            await measure(arguments, cluster.bootstrap, kind, ca, figures, authenticated=authenticated)
     for what in ("write", "read"):
-        for kind in KINDS[::2]:
-            ratio = figures.median(f"{kind} over TLS: {what}") / figures.median(f"{kind}: {what}")
-            figures.notes[f"{kind}, {what}: over TLS / plain"] = f"{ratio:.2f}"
+        for way in arguments.transports:
+            for extra in WITH[1:]:
+                ratio = figures.median(f"{way}{extra}: {what}") / figures.median(f"{way}: {what}")
+                figures.notes[f"{way}, {what}: {extra.strip(', ')} / plain"] = f"{ratio:.2f}"
     figures.print()
 
 
-async def measure(arguments: argparse.Namespace, bootstrap: str, kind: str, ca: Path | None, figures: Figures) -> None:
+async def prepare(bootstrap: str, ca: Path | None, *, authenticated: bool) -> None:
+    """A stream, and a user who may write and read it."""
+    introduction = of_daemon(SECRET) if authenticated else None
+    runtime = secured(MACHINE, tls_of(ClientSettings(tls_ca=ca)), introduction)
+    async with Client(Cluster(bootstrap, ClientSettings(), runtime=runtime)) as client:
+        await client.admin.create_stream("s", durability="leader")
+        if authenticated:
+            await client.access.create_user(USER, PASSWORD)
+            await client.access.grant(f"user:{USER}", ["read", "write"], "stream:s")
+
+
+async def measure(
+    arguments: argparse.Namespace, bootstrap: str, kind: str, ca: Path | None, figures: Figures, *, authenticated: bool
+) -> None:
     """One round of one kind."""
     child = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "bench.encryption", "--load", "--bootstrap", bootstrap,
-        "--transport", kind.partition(" ")[0], "--seconds", str(arguments.seconds),
+        sys.executable, "-m", "bench.security", "--load", "--bootstrap", bootstrap,
+        "--transport", "tcp" if kind.startswith("tcp") else "gRPC", "--seconds", str(arguments.seconds),
         "--in-flight", str(arguments.in_flight), "--request-bytes", str(arguments.request_bytes),
-        *(("--ca", str(ca)) if ca else ()),
+        *(("--ca", str(ca)) if ca else ()), *(("--authenticated",) if authenticated else ()),
         env={**os.environ, DIE_WITH_PARENT_VARIABLE: "1"}, stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip
     result = json.loads((await child.communicate())[0])
@@ -150,9 +184,11 @@ def main() -> None:
     made.add_argument("--in-flight", type=int, default=8)
     made.add_argument("--request-bytes", type=size, default=256 * KIB)
     made.add_argument("--memory-bytes", type=size, default=4096 * MIB)
+    made.add_argument("--transports", nargs="+", choices=WAYS, default=list(WAYS))
     for name in ("--bootstrap", "--transport"):
         made.add_argument(name, default="", help=argparse.SUPPRESS)
     made.add_argument("--ca", type=Path, default=None, help=argparse.SUPPRESS)
+    made.add_argument("--authenticated", action="store_true", help=argparse.SUPPRESS)
     made.add_argument("--load", action="store_true", help=argparse.SUPPRESS)
     arguments = made.parse_args()
     if arguments.load:
