@@ -63,7 +63,7 @@ from tests.integration.control_support import (
     until_safe,
     writer,
 )
-from tests.integration.support import number_of
+from tests.integration.support import number_of, until_found
 
 LEVELS = ("leader", "replicated", "persisted")
 REPLICATIONS = (1, 2)
@@ -418,9 +418,11 @@ class Round:
 
     async def drain(self, name: str, *options: str) -> None:
         """The same."""
-        async with asyncio.timeout(END_S_MAX):
-            while "is drained" not in await self._kera("drain", name, *options):
-                await asyncio.sleep(0.1)
+
+        async def drained() -> bool:
+            return "is drained" in await self._kera("drain", name, *options)
+
+        await until_found(drained, END_S_MAX)
         await self.cluster.kill(name)
         Path(self.cluster.ready[name]["arena_path"]).unlink()
 

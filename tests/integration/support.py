@@ -8,14 +8,16 @@ import json
 import random
 import shutil
 import urllib.request
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from kera.client import Client, Consumer, Delivery, Position, Producer
 from kera.core.errors import DataLost
 from kera.core.settings import KIB, MIB
 from kera.local.cluster import LocalCluster, RunningCluster
+
+T = TypeVar("T")
 
 TIMEOUT_S = 60.0
 BROKER = "broker-1"
@@ -112,6 +114,14 @@ async def until(condition: Callable[[], bool], timeout_s: float = TIMEOUT_S) -> 
     async with asyncio.timeout(timeout_s):
         while not condition():
             await asyncio.sleep(0.01)
+
+
+async def until_found(look: Callable[[], Awaitable[T | None]], timeout_s: float = TIMEOUT_S) -> T:
+    """What somebody says who is asked, as soon as that is something."""
+    async with asyncio.timeout(timeout_s):
+        while not (answer := await look()):
+            await asyncio.sleep(0.02)
+        return answer
 
 
 def value_of(number: int) -> bytes:

@@ -17,6 +17,7 @@ import pytest
 from kera.client import Client
 from kera.core.settings import KIB, MIB
 from kera.local.cluster import LocalCluster
+from tests.integration.support import until_found
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -67,20 +68,20 @@ class Prometheus:
 
     async def until(self, reached: Callable[[set[str]], bool]) -> None:
         """Wait until the alerts that fire are so."""
-        found: set[str] = set()
+        fire: set[str] = set()
+
+        async def so() -> bool:
+            nonlocal fire
+            try:
+                fire = await asyncio.to_thread(self.firing)
+            except OSError:
+                return False  # it starts
+            return reached(fire)
+
         try:
-            async with asyncio.timeout(FIRES_S):
-                while True:
-                    try:
-                        found = await asyncio.to_thread(self.firing)
-                    except OSError:
-                        found = set()  # it starts
-                    else:
-                        if reached(found):
-                            return
-                    await asyncio.sleep(0.2)
+            await until_found(so, FIRES_S)
         except TimeoutError:
-            pytest.fail(f"these alerts fire: {sorted(found)}")
+            pytest.fail(f"these alerts fire: {sorted(fire)}")
 
 
 @asynccontextmanager

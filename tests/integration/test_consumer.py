@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import sys
 import urllib.request
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,6 +14,7 @@ from kera.client import Client, ClientSettings, Position
 from kera.core.errors import InvalidArgument, InvalidCursor, StreamletOutOfRange, Unavailable, UnknownStream
 from kera.core.settings import KIB, MIB
 from kera.local.cluster import LocalCluster, RunningCluster
+from tests.integration.support import until
 
 pytestmark = pytest.mark.usefixtures("chunks_alone")
 
@@ -33,12 +34,6 @@ async def fill(client: Client, stream: str, *values: bytes, streamlet: int | Non
         await producer.send_batch(
             stream, pa.record_batch({"value": pa.array(values, pa.binary())}), streamlet=streamlet
         )
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(TIMEOUT_S):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def test_start_and_end(client: Client) -> None:

@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 import sys
-import time
 import urllib.request
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -22,6 +21,7 @@ from kera.core.rpc.grpc_server import GrpcServer
 from kera.core.rpc.method import Call, Method, Reply, call
 from kera.v1 import broker_pb2, common_pb2
 from kera.v1 import coordinator_pb2 as messages
+from tests.integration.support import until_found
 
 TIMEOUT_S = 30.0
 """Bound on everything that is waited for: long, since it only ends a test that fails."""
@@ -163,14 +163,6 @@ async def connected(process: Process) -> AsyncIterator[Client]:
         yield Client(channel)
     finally:
         await channel.close()
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    """Wait until the awaitable of `condition` gives something true."""
-    deadline = time.monotonic() + TIMEOUT_S
-    while not await condition():
-        assert time.monotonic() < deadline, "it does not come true"
-        await asyncio.sleep(0.01)
 
 
 # --- the process -----------------------------------------------------------------------------------------------
@@ -353,7 +345,7 @@ async def test_a_broker_that_falls_silent_counts_as_dead_until_it_is_heard_again
         async def dead() -> bool:
             return not (await client.brokers())[0].alive
 
-        await until(dead)
+        await until_found(dead)
         with pytest.raises(Unavailable, match="there is none"):
             await client.create("orders")
 
@@ -363,7 +355,7 @@ async def test_a_broker_that_falls_silent_counts_as_dead_until_it_is_heard_again
             await client.call(api.HEARTBEAT, beat)
             return (await client.brokers())[0].alive
 
-        await until(heard)
+        await until_found(heard)
 
 
 async def test_a_new_launch_fences_the_old_one_and_starts_beyond_its_groups(start: Any, broker: Broker) -> None:
@@ -420,7 +412,7 @@ async def test_a_backup_that_falls_silent_takes_no_new_stream_until_it_is_heard_
             answer = await client.call(api.HEARTBEAT, broker_beat)
             return not answer.backups[0].alive
 
-        await until(dead)
+        await until_found(dead)
         with pytest.raises(TooFewBackups, match=r"needs 1 live backup .*, there is none") as error:
             await client.create("orders", replication=1)
         assert error.value.retriable
@@ -439,6 +431,6 @@ async def test_a_backup_that_falls_silent_takes_no_new_stream_until_it_is_heard_
                 return False
             return True
 
-        await until(created)
+        await until_found(created)
         (known,) = await client.backups()
         assert (known.free_memory_bytes, known.free_disk_bytes) == (7, 8)

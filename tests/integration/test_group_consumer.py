@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -25,6 +25,7 @@ from kera.core.rpc import api
 from kera.core.settings import KIB, MIB
 from kera.local.cluster import LocalCluster, RunningCluster
 from kera.v1 import coordinator_pb2
+from tests.integration.support import until, until_found
 
 TIMEOUT_S = 60.0
 
@@ -160,12 +161,6 @@ class Writing:
                 await asyncio.sleep(0.04)  # a load, not a flood
 
 
-async def until(condition: Callable[[], bool], timeout_s: float = TIMEOUT_S) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not condition():
-            await asyncio.sleep(0.01)
-
-
 @pytest.mark.slow
 async def test_six_consumers_share_eight_lanes_and_one_is_killed(small_groups: RunningCluster) -> None:
     async with contextlib.AsyncExitStack() as stack:
@@ -239,12 +234,6 @@ async def holdings(client: Client, consumer_group: str) -> list[int]:
     return sorted(len(member.held) for member in described.members)
 
 
-async def when(condition: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(TIMEOUT_S):
-        while not await condition():
-            await asyncio.sleep(0.02)
-
-
 async def test_groups_move_to_those_who_join_and_back_from_those_who_leave(client: Client) -> None:
     await client.admin.create_stream("moving", streamlets=6)
     for streamlet in range(6):
@@ -263,7 +252,7 @@ async def test_groups_move_to_those_who_join_and_back_from_those_who_leave(clien
         async def even() -> bool:
             return await holdings(client, "app") == [2, 2, 2]
 
-        await when(even)
+        await until_found(even)
         for streamlet in range(6):
             await numbered(client, "moving", range(streamlet * 10 + 5, streamlet * 10 + 10), streamlet)
         await until(lambda: len(taken) == 60)
@@ -272,7 +261,7 @@ async def test_groups_move_to_those_who_join_and_back_from_those_who_leave(clien
         async def shared() -> bool:
             return await holdings(client, "app") == [3, 3]
 
-        await when(shared)
+        await until_found(shared)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -328,7 +317,7 @@ async def test_groups_that_were_lost_are_told_to_the_reader_or_to_a_callback(cli
         ):
             records = aiter(consumer)
             assert (await anext(records)).value == b"0"
-            await when(gone)
+            await until_found(gone)
             if on_lost is None:
                 with pytest.raises(LeaseLost):
                     await anext(records)
@@ -381,7 +370,7 @@ async def test_a_new_consumer_group_begins_where_it_is_told(client: Client) -> N
             known = await client.admin.consumer_groups()
             return any(each.consumer_group == "begin-app" and each.streams for each in known)
 
-        await when(begun)
+        await until_found(begun)
         await numbered(client, "begin", range(3, 5))
         assert await take(consumer, 2) == [3, 4]
 
@@ -417,13 +406,13 @@ async def test_groups_that_nobody_has_found_before_they_went_are_told_once() -> 
                         known = await client.admin.consumer_groups()
                         return any(each.consumer_group == name and each.streams for each in known)
 
-                    await when(begun)
+                    await until_found(begun)
             await fill(client, "hurry", *(b"%08d" % number + bytes(1000) for number in range(1500)))
 
             async def gone() -> bool:
                 return (await client.bounds("hurry"))[0][0].length_bytes < 320 * KIB  # a segment more than is kept
 
-            await when(gone)
+            await until_found(gone)
             cluster.kill("coordinator")
             await asyncio.to_thread(cluster.restart, "coordinator")
             first = (await client.bounds("hurry"))[0][0].first_record
@@ -471,7 +460,7 @@ async def test_what_a_consumer_group_has_read_may_go(small_groups: RunningCluste
             async def gone() -> bool:
                 return (await client.bounds("consumed"))[0][0].start.group_id > 1
 
-            await when(gone)
+            await until_found(gone)
 
 
 async def test_consumers_go_on_after_their_coordinator() -> None:
@@ -631,7 +620,7 @@ async def test_a_process_that_stood_still_commits_nothing_that_others_have(small
             described = await client.admin.describe_consumer_group("app")
             return paused.member_id not in [member.member_id for member in described.members]
 
-        await when(gone)
+        await until_found(gone)
         stopped_at, before = len(paused.committed), len(other.committed)
         await until(lambda: len(other.committed) > before + 2000)
         paused.signal(signal.SIGCONT)

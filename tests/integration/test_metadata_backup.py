@@ -22,7 +22,7 @@ from kera.local.cluster import LocalCluster
 from tests.chaos.checked import LOAD_S_MAX, under_check
 from tests.integration.command_line import run_kera
 from tests.integration.control_support import control_cluster_of
-from tests.integration.support import until
+from tests.integration.support import until, until_found
 from tests.integration.test_restored_metadata import kera, read, until_caught_up, until_listed, write
 from tests.integration.zookeeper import ZooKeeper
 
@@ -112,13 +112,13 @@ async def commit(client: Client, stream: str, records: int) -> None:
 
 async def committed(client: Client, stream: str) -> int:
     """How many records the consumer group has read, as its lag says."""
-    async with asyncio.timeout(60):
-        while True:
-            described = await client.admin.describe_consumer_group(GROUP)
-            lags = [entry.lag for entry in described.entries if entry.stream == stream]
-            if lags and all(lags):
-                return RECORDS - sum(lag.records for lag in lags if lag is not None)
-            await asyncio.sleep(0.1)
+
+    async def told() -> list[int]:
+        described = await client.admin.describe_consumer_group(GROUP)
+        lags = [entry.lag for entry in described.entries if entry.stream == stream]
+        return [lag.records for lag in lags if lag is not None] if all(lags) else []
+
+    return RECORDS - sum(await until_found(told))
 
 
 async def test_metadata_that_are_lost_are_put_back_while_clients_go_on(metadata: Metadata, tmp_path: Path) -> None:

@@ -3,12 +3,12 @@
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from kera.client import Client
+from kera.client import Client, DrainStatus, StreamletMove
 from kera.core.errors import InvalidArgument, StreamletOutOfRange
 from kera.core.settings import MIB
 from tests.integration.control_support import (
@@ -30,6 +30,7 @@ from tests.integration.control_support import (
     writer,
 )
 from tests.integration.shared_cluster import SharedCluster
+from tests.integration.support import until_found
 
 STALL_S_MAX = 2.0
 """A bound for any machine; what is usual is measured by bench/migration.py."""
@@ -134,10 +135,12 @@ async def test_a_stream_spreads_over_more_brokers_and_one_of_them_is_drained_and
         assert sorted((await owners(client, "s")).values()) == [1, 1, 2, 2, 3, 3]
         await one.go_on()
 
-        async with asyncio.timeout(TIMEOUT_S):
-            while not (status := await client.admin.drain_broker(1)).done:
-                assert status.reasons, "it says what it waits for"
-                await asyncio.sleep(0.05)
+        async def drained() -> DrainStatus | None:
+            status = await client.admin.drain_broker(1)
+            assert status.done or status.reasons, "it says what it waits for"
+            return status if status.done else None
+
+        status = await until_found(drained)
         assert (status.streamlets_owned, status.streamlets_held) == (0, 0)
         assert 1 not in (await owners(client, "s")).values()
         await one.go_on()
@@ -152,10 +155,12 @@ async def test_rebalancing_says_what_it_would_do_and_then_does_it(client: Client
     (busy,) = set((await owners(client, "s")).values())
     async with writer(client, "s", pause_s=0.005) as load, reader(client, "s") as follower:
         await load.go_on(count=100)
-        async with asyncio.timeout(TIMEOUT_S):  # until loads were told with a heartbeat
-            while not (plan := await client.admin.rebalance(dry_run=True)).moves:
-                await asyncio.sleep(0.1)
-        assert all(move.reason and move.from_broker_id == busy != move.to_broker_id for move in plan.moves)
+
+        async def planned() -> Sequence[StreamletMove]:
+            return (await client.admin.rebalance(dry_run=True)).moves
+
+        moves = await until_found(planned)  # loads are told with a heartbeat
+        assert all(move.reason and move.from_broker_id == busy != move.to_broker_id for move in moves)
         assert set((await owners(client, "s")).values()) == {busy}, "a dry run moves nothing"
 
         async with asyncio.timeout(TIMEOUT_S):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from kera.core.feature_level import FEATURE_LEVEL
 from kera.core.settings import KIB, MIB
 from kera.local.cluster import LocalCluster
 from tests.chaos.checked import LOAD_S_MAX, under_check
+from tests.integration.support import until_found
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -113,6 +113,8 @@ async def test_each_daemon_may_be_upgraded_first_and_nothing_is_lost(
                     await load.goes_on()
                     assert await feature_level(cluster) == before or cluster.upgraded == set(cluster.ready)
         assert cluster.upgraded == set(cluster.ready)
-        async with asyncio.timeout(TIMEOUT_S):
-            while await feature_level(cluster) != FEATURE_LEVEL:
-                await asyncio.sleep(0.1)
+
+        async def raised() -> bool:
+            return await feature_level(cluster) == FEATURE_LEVEL
+
+        await until_found(raised)
