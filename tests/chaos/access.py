@@ -1,0 +1,330 @@
+"""Grant and revoke under load, and kill the coordinator that leads in between: ``make chaos-access ROUNDS=200``.
+
+In each round a user writes to a stream and reads from it, over frames or gRPC, and goes on trying whatever it is told.
+Then it loses what it may do: a right, a role that had it, its token, its password, or itself. In every other round the
+coordinator that leads is killed while that is asked for; who asks, asks again until it is answered. Two seconds after
+the answer a marker is written to the stream.
+
+Promised, and checked: of what the user has written nothing is behind the marker; it has not read the marker; rules,
+users and tokens are what they were made to be, also as the coordinator says that leads next; and after the right is
+granted again, it goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import random
+import secrets
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from kera.client import Client, ClientSettings
+from kera.client.admin.access import Token
+from kera.client.cluster.cluster import Cluster
+from kera.core.access.credentials import of_daemon
+from kera.core.errors import InvalidArgument, KeraError
+from kera.core.runtime import MACHINE, secured
+from kera.core.telemetry import configure_logging
+from kera.local.cluster import LocalCluster
+from tests.chaos.verdict import Wrong
+from tests.integration.zookeeper import ZooKeeper
+
+STREAM = "s"
+REVOKED_S = 2.0
+"""After the answer, within which what was revoked is over."""
+ROUND_S_MAX = 60.0
+PAUSE_S = 0.005
+SECRET = "a secret that all daemons of the cluster have"
+PASSWORD = "correct horse battery"
+WAYS = ("right", "role", "token", "password", "user")
+ADMIN, WRITERS = "admin", "writers"
+IMPATIENT: dict[str, Any] = {"retry_timeout_ms": 200, "request_timeout_ms": 3000, "connect_timeout_ms": 2000}
+
+
+class User:
+    """Somebody who writes and reads, and goes on trying whatever it is told."""
+
+    def __init__(self, bootstrap: str, settings: ClientSettings, name: str) -> None:
+        self._bootstrap = bootstrap
+        self._settings = settings
+        self._name = name
+        self.written = 0
+        """Acknowledged."""
+        self.read = 0
+        self.seen: set[bytes] = set()
+        """Markers that it has read."""
+        self.refused = Counter[str]()
+        """Errors, by their codes."""
+        self._stop = asyncio.Event()
+
+    async def write(self) -> None:
+        """Records that name it and count up."""
+
+        async def once(client: Client) -> None:
+            async with client.producer(delivery_timeout_ms=3000) as producer:
+                await producer.prepare(STREAM)
+                while not self._stop.is_set():
+                    await producer.send(STREAM, f"{self._name}:{self.written}".encode())
+                    self.written += 1
+
+        await self._again_and_again(once)
+
+    async def consume(self) -> None:
+        """All that comes from now on."""
+
+        async def once(client: Client) -> None:
+            async for chunk in client.consumer(STREAM, start="latest", shared_memory="never").batches():
+                values = chunk.batch["value"].to_pylist()
+                self.read += len(values)
+                self.seen.update(value for value in values if value.startswith(b"marker:"))
+                if self._stop.is_set():
+                    return
+
+        await self._again_and_again(once)
+
+    def stop(self) -> None:
+        """Try no more."""
+        self._stop.set()
+
+    async def _again_and_again(self, once: Callable[[Client], Awaitable[None]]) -> None:
+        while not self._stop.is_set():
+            try:
+                async with await Client.connect(self._bootstrap, self._settings) as client:
+                    await once(client)
+            except KeraError as error:
+                self.refused[error.code] += 1
+                await asyncio.sleep(PAUSE_S)
+
+
+class Chaos:
+    """The rounds with one cluster."""
+
+    def __init__(self, cluster: LocalCluster, chance: random.Random) -> None:
+        self._cluster = cluster
+        self._chance = chance
+        self.untold = 0
+        """Daemons that an answer has named."""
+        self.written = self.read = 0
+
+    @property
+    def bootstrap(self) -> str:
+        """Of both coordinators."""
+        return self._cluster.bootstrap
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """With who administers the cluster."""
+        runtime = secured(MACHINE, None, of_daemon(SECRET))
+        async with Client(Cluster(self.bootstrap, ClientSettings(), runtime=runtime)) as first:
+            await first.access.create_user(ADMIN, PASSWORD)
+            await first.access.grant(f"user:{ADMIN}", ["administer"], "cluster")
+            await first.access.grant(f"user:{ADMIN}", ["read", "write"], f"stream:{STREAM}")
+        settings = ClientSettings(user=ADMIN, password=PASSWORD, transport="tcp")
+        async with await Client.connect(self.bootstrap, settings) as self._client:
+            await self._client.admin.create_stream(STREAM, streamlets=1, replication=1)
+            async with self._client.producer() as self._producer:
+                await self._producer.prepare(STREAM)
+                yield
+
+    async def round(self, number: int) -> None:
+        """Grant, revoke, look, grant again. Raises `Wrong`."""
+        way, kills = self._chance.choice(WAYS), number % 2 == 0
+        transport = self._chance.choice(("tcp", "grpc"))
+        name = f"u{number}"
+        token = await self._make(name, way)
+        known: dict[str, Any] = {"token": token.secret} if token else {"user": name, "password": PASSWORD}
+        user = User(self.bootstrap, ClientSettings(transport=transport, **known, **IMPATIENT), name)
+        tasks = [asyncio.create_task(user.write()), asyncio.create_task(user.consume())]
+        try:
+            await _until(lambda: user.written > 10 and user.read > 10, f"{name} does not begin")
+            begun_s = time.monotonic()
+            killed = await self._kill() if kills else ""
+            await self._take(name, way, token)
+            answered_s = time.monotonic()
+            await asyncio.sleep(REVOKED_S)  # sleep: it is promised of the time behind it
+            marker = f"marker:{number}".encode()
+            await self._producer.send(STREAM, marker)
+            await asyncio.sleep(0.3)  # sleep: it goes on trying, and must not succeed
+            if marker in user.seen:
+                raise Wrong(f"{name} has read what was written {REVOKED_S:g} s after it was refused")
+            await self._check_rules(name, way)
+            if killed:
+                await self._cluster.restart(killed)
+            await self._check_rules(name, way)
+            user.stop()
+            await asyncio.gather(*tasks)
+        finally:
+            user.stop()
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+        await self._check_log(name, marker)
+        await self._goes_on(name, way)
+        self.written += user.written
+        self.read += user.read
+        print(
+            f"round {number}: {way} over {transport}{', ' + killed + ' killed' if killed else ''};"
+            f" answered in {answered_s - begun_s:.2f} s; {user.written:,} written, {user.read:,} read;"
+            f" refused {dict(user.refused)}",
+            flush=True,
+        )
+
+    async def _make(self, name: str, way: str) -> Token | None:
+        access = self._client.access
+        await access.create_user(name, PASSWORD, [WRITERS] if way == "role" else [])
+        principal = f"role:{WRITERS}" if way == "role" else f"user:{name}"
+        await access.grant(principal, ["read", "write"], f"stream:{STREAM}")
+        if way != "token":
+            return None
+        async with await Client.connect(self.bootstrap, ClientSettings(user=name, password=PASSWORD)) as client:
+            return await client.access.issue_token([f"stream:{STREAM}"])
+
+    async def _kill(self) -> str:
+        """The coordinator that leads, and its name."""
+        description = await self._client.admin.describe_cluster()
+        leader = description.coordinators[0]
+        (name,) = [
+            name for name, ready in self._cluster.ready.items()
+            if name.startswith("coordinator") and ready["grpc_address"] == leader
+        ]  # fmt: skip
+        await self._cluster.kill(name)
+        return name
+
+    async def _take(self, name: str, way: str, token: Token | None) -> None:
+        """Until it is answered, however often it is asked."""
+        access = self._client.access
+        calls: dict[str, Callable[[], Awaitable[Any]]] = {
+            "right": lambda: access.revoke(f"user:{name}", f"stream:{STREAM}"),
+            "role": lambda: access.set_roles(name, []),
+            "token": lambda: access.revoke_token(token.token_id if token else ""),
+            "password": lambda: access.set_password(name, PASSWORD + " another"),
+            "user": lambda: access.delete_user(name),
+        }
+        async with asyncio.timeout(ROUND_S_MAX):
+            while True:
+                try:
+                    answer = await calls[way]()
+                except InvalidArgument:
+                    # It was carried out the first time, and nobody could say so: once more, to hear that all know.
+                    answer = await access.grant(f"user:{ADMIN}", ["read"], f"stream:{STREAM}")
+                except KeraError as error:
+                    if not error.retriable:
+                        raise
+                    await asyncio.sleep(PAUSE_S)
+                    continue
+                untold = getattr(answer, "change", answer).untold
+                if not untold:
+                    return
+                self.untold += len(untold)
+
+    async def _check_rules(self, name: str, way: str) -> None:
+        access = self._client.access
+        users = {user.name: user for user in await access.users()}
+        rules = await access.rules(f"user:{name}")
+        if (name in users) != (way != "user"):
+            raise Wrong(f"users are {sorted(users)} after {way} of {name}")
+        if way == "role" and users[name].roles:
+            raise Wrong(f"{name} has roles {users[name].roles} again")
+        if bool(rules) != (way in {"token", "password", "user"}):
+            raise Wrong(f"rules of {name} are {rules} after {way}")
+        if way == "token" and any(token.owner == name for token in await access.tokens()):
+            raise Wrong(f"{name} has its token again")
+
+    async def _check_log(self, name: str, marker: bytes) -> None:
+        values = [
+            value
+            async for chunk in self._client.consumer(STREAM, start="earliest", end="latest").batches()
+            for value in chunk.batch["value"].to_pylist()
+        ]
+        behind = [value for value in values[values.index(marker) :] if value.startswith(f"{name}:".encode())]
+        if behind:
+            raise Wrong(f"{name} has written {behind[:3]} {REVOKED_S:g} s after it was refused")
+
+    async def _goes_on(self, name: str, way: str) -> None:
+        """What was taken is given back, and then the user does what it did; at last it goes."""
+        access = self._client.access
+        if way == "user":
+            await access.create_user(name, PASSWORD)
+        if way in {"right", "role"}:
+            await access.grant(f"user:{name}", ["read", "write"], f"stream:{STREAM}")
+        if way == "password":
+            await access.set_password(name, PASSWORD)
+        user = User(self.bootstrap, ClientSettings(user=name, password=PASSWORD, **IMPATIENT), name)
+        task = asyncio.create_task(user.write())
+        try:
+            await _until(lambda: user.written > 3, f"{name} does not go on: {user.refused}")
+        finally:
+            user.stop()
+            await asyncio.wait([task])
+        await access.delete_user(name)
+        with contextlib.suppress(InvalidArgument):
+            await access.revoke(f"user:{name}", f"stream:{STREAM}")
+
+
+async def _until(condition: Callable[[], bool], otherwise: str) -> None:
+    try:
+        async with asyncio.timeout(ROUND_S_MAX):
+            while not condition():
+                await asyncio.sleep(PAUSE_S)
+    except TimeoutError as error:
+        raise Wrong(otherwise) from error
+
+
+async def run(rounds: int, seed: int, root: Path) -> None:
+    """All rounds. Raises `Wrong`."""
+    secret = root / "secret"
+    secret.write_text(SECRET)
+    settings: dict[str, object] = {"security": True, "cluster_secret_file": secret}
+    with ZooKeeper(root / "zookeeper") as zookeeper:
+        async with LocalCluster(
+            coordinators=2,
+            zookeeper=f"{zookeeper.address}/chaos",
+            brokers=3,
+            backups=2,
+            replication=1,
+            arena_bytes=64 << 20,
+            backup_memory_bytes=64 << 20,
+            segment_bytes=1 << 20,
+            coordinator_settings={**settings, "zookeeper_session_timeout_ms": 2000},
+            broker_settings=settings,
+            backup_settings=settings,
+            log_dir=root / "logs",
+        ) as cluster:
+            chaos = Chaos(cluster, random.Random(seed))
+            async with chaos.running():
+                for number in range(1, rounds + 1):
+                    await chaos.round(number)
+            print(
+                f"{rounds} rounds: {chaos.written:,} records written and {chaos.read:,} read by those who lost what"
+                f" they could do; nothing {REVOKED_S:g} s after the answer; {chaos.untold} times a daemon was named"
+            )
+
+
+def main() -> int:
+    """Run from the command line; 1: something was not as promised."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=None)
+    arguments = parser.parse_args()
+    seed = secrets.randbits(32) if arguments.seed is None else arguments.seed
+    configure_logging("error")
+    print(f"seed {seed}", flush=True)
+    with tempfile.TemporaryDirectory(prefix="kera-chaos-access-") as root:
+        try:
+            asyncio.run(run(arguments.rounds, seed, Path(root)))
+        except Wrong as error:
+            print(f"WRONG: {error}", flush=True)
+            return 1
+    print("PASSED")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
