@@ -5,6 +5,7 @@ import resource
 import socket
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -13,6 +14,8 @@ from kera.cli.app import app
 from kera.cli.diagnosis import host
 from kera.cli.diagnosis.certificates import certificates
 from kera.cli.diagnosis.findings import Finding
+from kera.core.monitoring.certificates import Certificates
+from kera.core.security import Tls, TlsFiles
 from kera.core.security.issuing import Authority
 from tests.integration.command_line import run_kera
 
@@ -147,6 +150,21 @@ def test_a_certificate_that_has_expired_is_a_problem(tmp_path: Path) -> None:
     (word, text), *_ = looked_at(tmp_path, days=1, now_s=time.time() + 2 * 86_400)
     assert word == "problem"
     assert "expired on" in text
+
+
+@pytest.mark.parametrize(("age_days", "word"), [(0, "ok"), (334, "ok"), (336, "warning"), (366, "problem")])
+def test_a_daemon_says_of_its_certificate_what_is_said_before_it_has_it(
+    tmp_path: Path, age_days: int, word: str
+) -> None:
+    authority, _ = Authority.open_or_make(tmp_path)
+    one = authority.issue("localhost", days=365)
+    now_s = time.time() + age_days * 86_400
+    (before, *_) = certificates(one.cert, one.key, authority.path, [], now_s)
+    daemons = Certificates(Tls(TlsFiles(one.cert, one.key, authority.path)), Mock(now_us=lambda: round(now_s * 1e6)))
+
+    state, text = daemons.look()
+    assert (state.value, before.severity.word) == (word, word)
+    assert text == before.text + ("" if word == "ok" else "; put a new one in its place")
 
 
 def test_a_certificate_of_another_authority_is_a_problem(tmp_path: Path) -> None:

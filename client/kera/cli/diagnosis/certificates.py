@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import ssl
-from datetime import UTC, datetime
 from pathlib import Path
 
 from kera.cli.diagnosis.findings import Finding, ok, problem, warning
 from kera.core.errors import KeraError
-from kera.core.monitoring.certificates import WARNED_DAYS
+from kera.core.monitoring.certificates import lasting
+from kera.core.monitoring.health import State
 from kera.core.security import Tls, TlsFiles
 
 SUBJECT = "certificate"
-_DAY_S = 86_400
 _HANDSHAKE_STEPS = 6
 
 
@@ -38,13 +37,14 @@ def certificates(cert: Path, key: Path | None, ca: Path | None, names: list[str]
 def _lasting(cert: Path, not_after_s: float | None, now_s: float) -> Finding:
     if not_after_s is None:
         return ok(SUBJECT, f"{cert} and its key belong together")
-    day = f"{datetime.fromtimestamp(not_after_s, UTC):%Y-%m-%d}"
-    left_days = (not_after_s - now_s) / _DAY_S
-    if left_days <= 0:
-        return problem(SUBJECT, f"{cert} expired on {day}", "have a new one issued")
-    if left_days < WARNED_DAYS:
-        return warning(SUBJECT, f"{cert} is good until {day} only", "have a new one issued soon")
-    return ok(SUBJECT, f"{cert} is good until {day}")
+    state, text = lasting(cert, not_after_s, now_s)
+    match state:
+        case State.PROBLEM:
+            return problem(SUBJECT, text, "have a new one issued")
+        case State.WARNING:
+            return warning(SUBJECT, text, "have a new one issued soon")
+        case State.OK:
+            return ok(SUBJECT, text)
 
 
 def refused(tls: Tls, name: str) -> str | None:

@@ -1,18 +1,29 @@
-"""Until when a daemon's certificate is good: for its health, and as a metric."""
+"""Until when a certificate is good: for a daemon's health, as a metric, and for who is about to use it."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from pathlib import Path
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from kera.core.clock import Clock
-from kera.core.monitoring.health import Finding, concern, well, wrong
+from kera.core.monitoring.health import Finding, State, concern, well, wrong
 from kera.core.monitoring.sources import Steps
 from kera.core.security import Tls
 
 WARNED_DAYS = 30
 _DAY_S = 86_400
+
+
+def lasting(cert: Path | None, not_after_s: float, now_s: float) -> Finding:
+    """Whether a certificate is good, and for long enough, by seconds since 1970. What to do is left to who tells it."""
+    day = f"{datetime.fromtimestamp(not_after_s, UTC):%Y-%m-%d %H:%M} UTC"
+    left_days = (not_after_s - now_s) / _DAY_S
+    if left_days <= 0:
+        return wrong(f"{cert} expired on {day}: nobody takes it any more")
+    text = f"{cert} is good until {day}"
+    return concern(text) if left_days < WARNED_DAYS else well(text)
 
 
 class Certificates:
@@ -24,17 +35,15 @@ class Certificates:
 
     def look(self) -> Finding:
         """For `Health.add`."""
-        files, not_after_s = self._tls.files, self._tls.not_after_s
+        not_after_s = self._tls.not_after_s
         if problem := self._tls.problem:
             return concern(f"what the files hold now is not taken: {problem}")
         if not_after_s is None:
             return well("it has none")
-        day = f"{datetime.fromtimestamp(not_after_s, UTC):%Y-%m-%d %H:%M} UTC"
-        left_days = (not_after_s - self._clock.now_us() / 1e6) / _DAY_S
-        if left_days <= 0:
-            return wrong(f"{files.cert} expired on {day}: nobody takes it any more; put a new one in its place")
-        text = f"{files.cert} is good until {day}"
-        return concern(f"{text}; put a new one in its place") if left_days < WARNED_DAYS else well(text)
+        found = lasting(self._tls.files.cert, not_after_s, self._clock.now_us() / 1e6)
+        if found.state is State.OK:
+            return found
+        return Finding(found.state, f"{found.text}; put a new one in its place")
 
     def steps(self, *, everything: bool) -> Steps:
         """See `Source`."""
