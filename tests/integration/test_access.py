@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+import urllib.error
+import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -55,6 +57,7 @@ class Secured:
             "security": True,
             "cluster_secret_file": secret,
             "super_users": ["user:admin", "role:boss"],
+            "metrics_port": 0,
         }
         self.cluster = stack.enter_context(
             LocalCluster.running(
@@ -367,3 +370,33 @@ async def test_nobody_learns_what_passwords_are_checked_against(secured: Secured
     users = (await secured.ask(api.LIST_USERS, messages.ListUsersRequest())).users
     assert {"admin", "alice"} <= {user.name for user in users}
     assert not any(user.scram.salt or user.scram.stored_key or user.scram.server_key for user in users)
+
+
+async def test_metrics_are_for_those_who_may_describe_the_cluster(secured: Secured) -> None:
+    context = secured.tls.client_context()
+
+    def get(name: str, path: str, token: str = "") -> tuple[int, str]:
+        request = urllib.request.Request(f"https://{secured.cluster.ready[name]['metrics_address']}{path}")
+        if token:
+            request.add_header("Authorization", f"Bearer {token}")
+        try:
+            with urllib.request.urlopen(request, context=context, timeout=10) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+    await secured.make_user("watcher")
+    async with await secured.client("watcher") as client:
+        token = await client.access.issue_token()
+    for name in ("coordinator", "broker-1", "backup-1"):
+        assert await asyncio.to_thread(get, name, "/livez") == (200, "live\n")
+        assert (await asyncio.to_thread(get, name, "/readyz"))[1] == "ready\n"
+        assert (await asyncio.to_thread(get, name, "/metrics"))[0] == 403
+        assert (await asyncio.to_thread(get, name, "/metrics", "kera_a_b"))[0] == 401
+        assert (await asyncio.to_thread(get, name, "/metrics", token.secret))[0] == 403
+    await secured.grant("user:watcher", "cluster", Operation.DESCRIBE)
+    for name in ("coordinator", "broker-1", "backup-1"):
+        status, text = await asyncio.to_thread(get, name, "/metrics", token.secret)
+        assert status == 200
+        assert "kera_" in text
+        assert "[+] state: it serves" in (await asyncio.to_thread(get, name, "/readyz", token.secret))[1]

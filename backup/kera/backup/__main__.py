@@ -56,7 +56,9 @@ async def serve(
             advertised_address(settings.advertised_address, settings.host, settings.port or 1)
         with setting("log_dirs"):
             log_dirs = [expanded(each).absolute() for each in settings.log_dirs]
-        monitor = stack.enter_context(Monitor("backup", [data_dir, *log_dirs], runtime=runtime))
+        monitor = stack.enter_context(
+            Monitor("backup", [data_dir, *log_dirs], runtime=runtime, guarded=settings.security)
+        )
         metrics = monitor.serve(settings.host, settings.metrics_port)
         directory = BackupDirectory(data_dir, runtime.new_id, runtime.files, besides=log_dirs)
         stack.callback(directory.close)
@@ -67,7 +69,7 @@ async def serve(
         stack.push_async_callback(engine.close)
         counters = RequestCounters()
         backup = BackupService(engine, counters, read_bytes_max=settings.message_bytes_max)
-        guard = stack.enter_context(guard_of(settings, runtime))
+        guard = stack.enter_context(monitor.guarded_by(guard_of(settings, runtime)))
         service = guard.guarded({**backup.service(), **guard.service()})
         takers = {method: guard.taker(taker, of_daemons=True) for method, taker in backup.takers().items()}
 

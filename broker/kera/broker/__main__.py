@@ -63,7 +63,7 @@ async def serve(
     async with AsyncExitStack() as stack:
         room = parts_of(connections_max(settings.connections_max, descriptor_limit()), CONNECTION_WEIGHTS)
         data_dir = _prepare(settings)
-        monitor = stack.enter_context(Monitor("broker", [data_dir], runtime=runtime))
+        monitor = stack.enter_context(Monitor("broker", [data_dir], runtime=runtime, guarded=settings.security))
         metrics = monitor.serve(settings.host, settings.metrics_port)
         directory = BrokerDirectory(data_dir, runtime.new_id, runtime.files)
         stack.callback(directory.close)
@@ -74,7 +74,7 @@ async def serve(
         stack.push_async_callback(engine.close)
         arena, counters, pushed = engine.arena, Counters(), PushTotals()
         guard = stack.enter_context(
-            guard_of(settings, runtime, name_of=partial(name_of, engine.streams), unknown=not_here)
+            monitor.guarded_by(guard_of(settings, runtime, name_of=partial(name_of, engine.streams), unknown=not_here))
         )
         leader = CoordinatorEpoch(wanted=engine.streams.moved_starts.hurry)
         broker = BrokerService(

@@ -100,7 +100,7 @@ async def serve(
     async with AsyncExitStack() as stack:
         with setting("data_dir"):
             disks = [] if settings.zookeeper else [expanded(settings.data_dir).absolute()]
-        monitor = stack.enter_context(Monitor("coordinator", disks, runtime=runtime))
+        monitor = stack.enter_context(Monitor("coordinator", disks, runtime=runtime, guarded=settings.security))
         ready: dict[str, Any] = dict(monitor.serve(settings.host, settings.metrics_port))
         monitor.health.starting("it opens the store of the metadata")
         store, election_of = await (open_store or _store)(settings, runtime, stack)
@@ -108,8 +108,10 @@ async def serve(
         monitor.add(metrics)
         names = StreamNames()
         guard = stack.enter_context(
-            # late: who leads is found out behind it
-            guard_of(settings, runtime, name_of=names.name_of, not_told=lambda: leadership.not_leader())  # noqa: PLW0108
+            monitor.guarded_by(
+                # late: who leads is found out behind it
+                guard_of(settings, runtime, name_of=names.name_of, not_told=lambda: leadership.not_leader())  # noqa: PLW0108
+            )
         )
         leadership = Leadership(
             lambda store, epoch: _office(

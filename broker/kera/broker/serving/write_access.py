@@ -29,7 +29,7 @@ class WriteAccess:
         self._guard = guard
         self._streams = streams
         self._writable: dict[Identity, dict[int, Stream]] = {}
-        guard.forgotten.append(self._writable.clear)
+        guard.known.forgotten.append(self._writable.clear)
         streams.dropped.listen(self._forget)
 
     def streams_of(self, peer: Peer) -> dict[int, Stream]:

@@ -86,7 +86,8 @@ class AccessService:
         """Make or change a user. Raises `InvalidArgument`, and `NotAllowed`: one may change one's own password only."""
         if not self._administers():
             who = _caller()
-            own = who is not None and who.user == request.name and not who.token_id and request.HasField("scram")
+            # Of who has shown another thing, a password would outlast that.
+            own = who is not None and who.user == request.name and who.how == "password" and request.HasField("scram")
             if not own or request.create or request.HasField("roles") or request.HasField("quota"):
                 raise self._not_allowed("administer", CLUSTER)
             if request.scram == messages.ScramVerifier():

@@ -97,17 +97,15 @@ class Authenticator:
         return self.known(self._of_jwt(text))
 
     def begin_login(self, client_first: bytes, peer: object) -> tuple[int, bytes]:
-        """First step of showing a password: the id of the exchange, and the answer. Raises `AuthenticationFailed`."""
+        """First step of showing a password: the id of the exchange, and the answer.
+
+        Raises `AuthenticationFailed`, and what is said to users before it is known who there is.
+        """
         return self._logins.begin(client_first, peer)
 
     def end_login(self, exchange_id: int, client_final: bytes, peer: object) -> tuple[Identity, bytes]:
-        """Second step: who it is, and the answer. Raises `AuthenticationFailed`, and `Unavailable` as `of_token`."""
-        try:
-            name, answer = self._logins.end(exchange_id, client_final, peer)
-        except AuthenticationFailed as error:
-            if error.attributes.get("user", DAEMON_USER) != DAEMON_USER:
-                self._check_told()
-            raise
+        """Second step: who it is, and the answer. Raises `AuthenticationFailed`."""
+        name, answer = self._logins.end(exchange_id, client_final, peer)
         if name == DAEMON_USER:
             return Identity("", how="password", is_daemon=True), answer
         version = self.accounts.password_version_of(name)
@@ -149,7 +147,10 @@ class Authenticator:
         return who.brought | self.accounts.roles_of(who.user)
 
     def _verifier_of(self, name: str) -> messages.ScramVerifier | None:
-        return self._daemons if name == DAEMON_USER else self.accounts.verifier_of(name)
+        if name == DAEMON_USER:
+            return self._daemons
+        self._check_told()  # now: begun with a user that is not known yet, it would end as with a wrong password
+        return self.accounts.verifier_of(name)
 
     def _check_told(self) -> None:
         if not self.is_told:

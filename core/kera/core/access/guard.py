@@ -1,7 +1,7 @@
 """The guard in front of what a daemon serves: finds out who asks, and refuses what is not allowed.
 
-What somebody was allowed is remembered until users or rules change. Then who has lost anything of it loses its
-connections, and with them what is under way over them; it may come back, and do what it still may.
+What somebody was allowed is remembered until users or rules change (``acquaintances``). Then who has lost anything of
+it loses its connections, and with them what is under way over them; it may come back, and do what it still may.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from functools import partial
 from typing import Any, Self
 
 from kera.core.access.accounts import Accounts
+from kera.core.access.acquaintances import Acquaintance, Acquaintances
 from kera.core.access.audit import Audit
 from kera.core.access.authenticator import Authenticator
 from kera.core.access.identity import NOBODY, Identity
 from kera.core.access.requirements import REQUIREMENTS, Need, Requirement, Who, stream
-from kera.core.access.rights import Operation
+from kera.core.access.rights import CLUSTER, Operation
 from kera.core.errors import AuthenticationFailed, KeraError, NotAllowed, StaleEpoch, UnknownStream
 from kera.core.rpc import api
 from kera.core.rpc.method import Call, Doorkeeper, Evidence, Handler, Method, Peer, Reply, Service
@@ -32,26 +33,22 @@ NameOf = Callable[[int], str | None]
 """The name of the stream with an id; None: there is none here."""
 CALLER: ContextVar[Peer | None] = ContextVar("caller", default=None)
 """Who has asked for what is done; None: the daemon does it by itself."""
+FAILED_S = 0.1
+"""After which who has shown nothing that is good is told so."""
+FAILURES_MAX = 3
+"""Of a connection of frames."""
+_FAILURES = "failed authentications"
 LOOK_S = 1.0
 """Between two looks whether identities are still good."""
-REMEMBERED_MAX = 4096
-"""Identities whose rights are remembered, and rights of each."""
-
-
-class _Peers:
-    """Those of one identity, and what it was allowed."""
-
-    def __init__(self) -> None:
-        self.here: dict[int, Peer] = {}
-        self.allowed: set[Need] = set()
-        self.resources: set[tuple[Operation, str]] = set()
-        """The same, by names."""
-        self.forgot = False
-        """It was allowed more than is remembered."""
 
 
 class Door:
     """What is in front of what a daemon serves: this one is open, and everybody may do everything."""
+
+    @property
+    def asks(self) -> bool:
+        """Whether it is not open."""
+        return False
 
     @property
     def doorkeeper(self) -> Doorkeeper | None:
@@ -77,6 +74,11 @@ class Door:
         """`service` as it is."""
         return service
 
+    def may_watch(self, evidence: Evidence) -> bool:
+        """Whether somebody may see metrics and health. Raises `AuthenticationFailed` for what is no good."""
+        del evidence
+        return True
+
     def taker(self, taker: Taker, *, of_daemons: bool) -> Taker:
         """`taker` as it is."""
         del of_daemons
@@ -101,10 +103,8 @@ class Guard(Door):
         self.audit = audit
         self._name_of = name_of
         self._look_s = look_s
-        self._of: dict[Identity, _Peers] = {}
+        self.known = Acquaintances()
         self._looking: asyncio.TimerHandle | None = None
-        self.forgotten: list[Callable[[], None]] = []
-        """Called when what was allowed has to be asked again."""
 
     def __enter__(self) -> Self:
         self._look_again()
@@ -118,6 +118,11 @@ class Guard(Door):
         self._looking = asyncio.get_running_loop().call_later(self._look_s, self._look)
 
     @property
+    def asks(self) -> bool:
+        """See `Door.asks`."""
+        return True
+
+    @property
     def doorkeeper(self) -> Doorkeeper | None:
         """For transports."""
         return self
@@ -127,56 +132,33 @@ class Guard(Door):
         """Of the users and rules that hold."""
         return self.authenticator.accounts.version
 
-    @property
-    def peers(self) -> int:
-        """That have authenticated, and are here."""
-        return sum(len(peers.here) for peers in self._of.values())
-
     # -- who asks --------------------------------------------------------------------------------------------------
 
     def admit(self, peer: Peer, evidence: Evidence) -> None:
         """See `Doorkeeper.admit`."""
-        who: Identity | None = None
+        who = self._who(evidence, peer.address, peer.transport)
+        if who is not None:
+            self.known.meet(peer, who)
+
+    def may_watch(self, evidence: Evidence) -> bool:
+        """See `Door.may_watch`."""
+        who = self._who(evidence, "", "http")
+        if who is None or not self.authenticator.is_told:  # a coordinator that stands by has nothing to tell of streams
+            return who is not None
+        return self.may(who, Operation.DESCRIBE, CLUSTER)
+
+    def _who(self, evidence: Evidence, address: str, transport: str) -> Identity | None:
+        door = self.authenticator
         try:
             if evidence.token:
-                who = self.authenticator.of_token(evidence.token)
-            elif evidence.user_id is not None:
-                who = self.authenticator.of_process(evidence.user_id)
-            elif evidence.certificate:
-                who = self.authenticator.of_certificate(evidence.certificate)
+                return door.of_token(evidence.token)
+            if evidence.user_id is not None:
+                return door.of_process(evidence.user_id)
+            return door.of_certificate(evidence.certificate) if evidence.certificate else None
         except AuthenticationFailed as error:
             if not error.attributes.get("session_ended"):
-                self.audit.authentication_failed(peer.address, peer.transport, error.message)
+                self.audit.authentication_failed(address, transport, error.message)
             raise
-        if who is not None:
-            self._identify(peer, who)
-
-    def _identify(self, peer: Peer, who: Identity) -> None:
-        before = peer.identity
-        if before is not None:
-            self._gone(peer)
-        else:
-            peer.on_close.append(partial(self._gone, peer))
-        peer.identity = who
-        peer.remembered = self._peers_of(who)
-        peer.remembered.here[id(peer)] = peer
-
-    def _gone(self, peer: Peer) -> None:
-        who = peer.identity
-        peers = None if who is None else self._of.get(who)
-        if who is not None and peers is not None:
-            peers.here.pop(id(peer), None)
-            if not peers.here and len(self._of) > REMEMBERED_MAX:
-                del self._of[who]
-
-    def _peers_of(self, who: Identity) -> _Peers:
-        peers = self._of.get(who)
-        if peers is None:
-            if len(self._of) > REMEMBERED_MAX:
-                for other in [other for other, these in self._of.items() if not these.here]:
-                    del self._of[other]
-            peers = self._of[who] = _Peers()
-        return peers
 
     async def _authenticate(self, call: Call[messages.AuthenticateRequest]) -> Reply[messages.AuthenticateResponse]:
         request, peer, door = call.message, call.peer, self.authenticator
@@ -194,14 +176,22 @@ class Guard(Door):
         except AuthenticationFailed as error:
             user = str(error.attributes.get("user", ""))
             self.audit.authentication_failed(peer.address, peer.transport, error.message, user=user)
+            await self._fail(peer)
             raise
         answer.principal = who.principal
         if peer.transport == "grpc":
             answer.session, for_s = door.session_for(who)
             answer.expires_in_ms = max(1, int(for_s * 1000))
         else:
-            self._identify(peer, who)
+            self.known.meet(peer, who)
         return Reply(answer)
+
+    async def _fail(self, peer: Peer) -> None:
+        """Whoever guesses has to wait, and to connect anew now and then."""
+        failures = peer.state[_FAILURES] = peer.state.get(_FAILURES, 0) + 1
+        await asyncio.sleep(FAILED_S)
+        if failures > FAILURES_MAX:
+            peer.end()
 
     # -- what it may do --------------------------------------------------------------------------------------------
 
@@ -214,8 +204,8 @@ class Guard(Door):
         who = peer.identity
         if who is None:
             raise not_authenticated()
-        peers: _Peers = peer.remembered or self._peers_of(who)
-        if need in peers.allowed:
+        known: Acquaintance = peer.remembered or self.known.of(who)
+        if need in known.allowed:
             return
         operation, wanted = need
         if isinstance(wanted, int):
@@ -227,11 +217,7 @@ class Guard(Door):
             resource = wanted
         decision = self.authenticator.accounts.rights.decide(who, operation, resource)
         if decision.allowed:
-            if len(peers.allowed) >= REMEMBERED_MAX:
-                self._forget(peers)
-                peers.forgot = True
-            peers.allowed.add(need)
-            peers.resources.add((operation, resource))
+            self.known.allow(known, need, resource)
             return
         self.audit.denied_to(who.principal, peer.address, operation.word, resource, decision.reason)
         kind, _, name = resource.partition(":")
@@ -246,12 +232,6 @@ class Guard(Door):
             operation=operation.word,
             resource=resource,
         )
-
-    def _forget(self, peers: _Peers) -> None:
-        peers.allowed.clear()
-        peers.resources.clear()
-        for forgotten in self.forgotten:
-            forgotten()
 
     # -- around what is served -------------------------------------------------------------------------------------
 
@@ -337,31 +317,19 @@ class Guard(Door):
         if coordinator_epoch == known.coordinator_epoch and table.version < known.version:
             return  # overtaken by a later one
         self.authenticator.accounts = Accounts(table, coordinator_epoch, self.authenticator.now_s())
-        ended = sum(self._end_lost(who, peers) for who, peers in list(self._of.items()))
+        ended = self.known.end(self._has_lost, CALLER.get())  # that one has changed it, and is answered
         log.info("users and rules have changed", version=table.version, connections_ended=ended)
 
-    def _end_lost(self, who: Identity, peers: _Peers) -> int:
-        """End the connections of who has lost anything; returns how many."""
-        lost = (
-            peers.forgot
-            or not self.authenticator.holds(who)
-            or not all(self.may(who, operation, resource) for operation, resource in peers.resources)
+    def _has_lost(self, who: Identity, known: Acquaintance) -> bool:
+        return not self.authenticator.holds(who) or not all(
+            self.may(who, operation, resource) for operation, resource in known.resources
         )
-        self._forget(peers)
-        peers.forgot = False
-        if not lost:
-            return 0
-        del self._of[who]
-        for peer in list(peers.here.values()):
-            if peer is not CALLER.get():  # that is the one who has changed it, and is answered
-                peer.end()
-        return len(peers.here)
 
     def _look(self) -> None:
         """End what is good no more, as its time is up."""
-        for who, peers in list(self._of.items()):
-            if peers.here and not self.authenticator.holds(who):
-                self._end_lost(who, peers)
+        now_s = self.authenticator.now_s()
+        if self.known.is_over(now_s):
+            self.known.end(lambda who, _: now_s >= who.until_s)
         self._look_again()
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from scramp import ScramClient, ScramException, ScramMechanism
 
-from kera.core.errors import AuthenticationFailed, InvalidArgument
+from kera.core.errors import AuthenticationFailed, InvalidArgument, KeraError
 from kera.v1 import access_pb2 as messages
 
 MECHANISM = "SCRAM-SHA-256"
@@ -111,12 +111,17 @@ class Logins:
         """For users that are not there: to who does not know a password, they look like others."""
 
     def begin(self, client_first: bytes, peer: object) -> tuple[int, bytes]:
-        """The id of an exchange, and the answer. Raises `AuthenticationFailed`."""
+        """The id of an exchange, and the answer. Raises `AuthenticationFailed`, and what `verifier_of` does."""
         user, known = "", False
+        refusal: KeraError | None = None
 
         def look_up(name: str) -> tuple[bytes, bytes, bytes, int]:
-            nonlocal user, known
-            user, verifier = name, self._verifier_of(name)
+            nonlocal user, known, refusal
+            try:
+                user, verifier = name, self._verifier_of(name)
+            except KeraError as error:
+                refusal = error
+                raise
             known = verifier is not None
             if verifier is None:
                 salt, stored, server_key = (
@@ -130,6 +135,8 @@ class Logins:
             server.set_client_first(_text(client_first))
             answer = str(server.get_server_first()).encode()
         except ScramException as error:
+            if refusal is not None:
+                raise refusal from None
             raise AuthenticationFailed(f"that is no beginning of {MECHANISM} without channel binding") from error
         while len(self._exchanges) >= self._exchanges_max:
             self._exchanges.popitem(last=False)

@@ -117,13 +117,23 @@ def _located(request: Any) -> Iterable[Need]:
 
 
 def _consumed(request: Any) -> Iterable[Need]:
+    """What a group has read may be removed from a stream: so nobody says that of a stream which it may not read."""
     yield Need(USE, group(request.consumer_group))
-    for stream_id in set(request.stream_ids):
+    about = {step.next.stream_id for steps in (request.steps, request.ended) for step in steps}
+    about |= {each.stream_id for many in (request.starts, request.seen) for each in many}
+    for stream_id in about.union(request.stream_ids):
+        yield Need(READ, stream_id)
+
+
+def _left(request: Any) -> Iterable[Need]:
+    yield Need(USE, group(request.consumer_group))
+    for stream_id in {step.next.stream_id for step in request.steps}:
         yield Need(READ, stream_id)
 
 
 def _reset(request: Any) -> Iterable[Need]:
-    yield Need(USE if request.unnamed or request.forward_only else ALTER, group(request.consumer_group))
+    goes_on = request.forward_only and not request.force
+    yield Need(USE if goes_on else ALTER, group(request.consumer_group))
     for stream_id in {start.stream_id for start in request.starts}:
         yield Need(READ, stream_id)
 
@@ -192,7 +202,7 @@ REQUIREMENTS: Mapping[Method[Any, Any], Requirement] = {
     api.READ_METADATA: _cluster(ADMINISTER),
     api.CONSUME_ROUND: Requirement(Who.IDENTIFIED, _consumed),
     api.KEEP_ALIVE: _of_group(USE),
-    api.LEAVE: _of_group(USE),
+    api.LEAVE: Requirement(Who.IDENTIFIED, _left),
     api.FETCH_CONSUMER_GROUP: _of_group(DESCRIBE),
     api.LIST_CONSUMER_GROUPS: Requirement(Who.IDENTIFIED, narrow=_narrow_groups),
     api.DESCRIBE_CONSUMER_GROUP: _of_group(DESCRIBE),

@@ -53,6 +53,8 @@ class Request(NamedTuple):
     """By name in small letters; of one that is repeated the last."""
     is_known: bool = True
     """Whether who asks has shown a certificate, where that is required."""
+    certificate: bytes = b""
+    """That who asks has shown, and TLS has verified."""
 
 
 class Response(NamedTuple):
@@ -268,7 +270,9 @@ class HttpServer:
             connection.asked = True
             method, request = parse(head)
             connection.being_answered = True
-            response = await self._answer(method, request._replace(is_known=self._knows(writer)))
+            shown = _certificate(writer)
+            request = request._replace(is_known=self._knows(shown), certificate=shown)
+            response = await self._answer(method, request)
         except asyncio.LimitOverrunError:
             response = text(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "the request is too large")
         except Refused as refused:
@@ -281,9 +285,9 @@ class HttpServer:
             writer.close()
             await writer.wait_closed()
 
-    def _knows(self, writer: asyncio.StreamWriter) -> bool:
+    def _knows(self, certificate: bytes) -> bool:
         required = self._tls is not None and self._tls.files.client_auth == "required"
-        return not required or bool(writer.get_extra_info("peercert"))
+        return not required or bool(certificate)
 
     async def _answer(self, method: str, request: Request) -> Response:
         route = self._routes.get(request.path)
@@ -299,6 +303,11 @@ class HttpServer:
                 return await lane.run(route.answer, request)
         except TimeoutError:
             return text(HTTPStatus.SERVICE_UNAVAILABLE, f"no answer within {self._limits.answer_s:g} s; ask less often")
+
+
+def _certificate(writer: asyncio.StreamWriter) -> bytes:
+    ssl_object = writer.get_extra_info("ssl_object")
+    return (ssl_object.getpeercert(binary_form=True) or b"") if ssl_object is not None else b""
 
 
 class _Lane:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -22,6 +22,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from kera.core.access.guard import Door
+from kera.core.errors import KeraError
 from kera.core.feature_level import FEATURE_LEVEL
 from kera.core.loop_lag import LoopLag
 from kera.core.monitoring.build import this_build
@@ -31,6 +33,8 @@ from kera.core.monitoring.http_server import LIMITS, HttpServer, Limits, Request
 from kera.core.monitoring.sources import Aside, OfProcess, Registered, Source, rendered, room_of
 from kera.core.rpc import Call, Reply, Service, api
 from kera.core.rpc.address import join_address
+from kera.core.rpc.grpc_options import BEARER
+from kera.core.rpc.method import Evidence
 from kera.core.runtime import MACHINE, Runtime
 from kera.core.turns import Turns
 from kera.v1 import daemon_pb2
@@ -59,8 +63,13 @@ class Monitor:
         runtime: Runtime = MACHINE,
         limits: Limits = LIMITS,
         stuck_s: float = STUCK_S,
+        guarded: bool = False,
     ) -> None:
-        """`role`: coordinator, broker or backup; `directories`: whose file systems the daemon writes to."""
+        """`role`: coordinator, broker or backup; `directories`: whose file systems the daemon writes to.
+
+        `guarded`: more than probes is answered to those only whom the door lets in, see `guarded_by`.
+        """
+        self._door: Door | None = None if guarded else Door()
         self.health = Health()
         self.registry = CollectorRegistry()
         """For what is counted by `prometheus_client` itself."""
@@ -86,6 +95,11 @@ class Monitor:
             self.health.add("certificate", certificates.look)
             self.add(certificates)
 
+    def guarded_by(self, door: Door) -> Door:
+        """Have `door` say from now on who may see metrics, and why the daemon is not ready; returns it."""
+        self._door = door
+        return door
+
     def add(self, source: Source) -> None:
         """Show what it collects, from now on."""
         self._sources.append(source)
@@ -100,8 +114,8 @@ class Monitor:
             {
                 "/livez": Route(self._livez, "probes", is_open=True),
                 "/readyz": Route(self._readyz, "probes", is_open=True),
-                "/metrics": Route(self._metrics, "metrics"),
-                "/metrics/all": Route(self._metrics_all, "everything"),
+                "/metrics": Route(self._for_known(self._metrics), "metrics"),
+                "/metrics/all": Route(self._for_known(self._metrics_all), "everything"),
             },
             self._limits,
             self._runtime.tls,
@@ -181,7 +195,7 @@ class Monitor:
             checks = [Check("loop", *wrong(self._still()))]
         ready = all(each.state is not State.PROBLEM for each in checks)
         status = HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE
-        if not request.is_known:
+        if not (request.is_known and await self._refusal(request) is None):
             checks = []  # why is nothing for everybody
         if "application/json" in request.fields.get("accept", ""):
             found = [{"name": each.name, "state": each.state.value, "text": each.text} for each in checks]
@@ -189,6 +203,39 @@ class Monitor:
             return Response(status, json.dumps(document).encode() + b"\n", "application/json")
         lines = [f"[{_SIGNS[each.state]}] {each.name}: {each.text}" for each in checks]
         return text(status, "\n".join(["ready" if ready else "not ready", *lines]))
+
+    def _for_known(self, answer: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+        async def answer_known(request: Request) -> Response:
+            refusal = await self._refusal(request)
+            return await answer(request) if refusal is None else refusal
+
+        return answer_known
+
+    async def _refusal(self, request: Request) -> Response | None:
+        """Why somebody is not told; None: it is."""
+        if self._door is not None and not self._door.asks:
+            return None
+        token = request.fields.get("authorization", "")
+        shown = Evidence(request.certificate, token=token.removeprefix(BEARER) if token.startswith(BEARER) else "")
+
+        async def ask() -> bool | None:
+            return None if self._door is None else self._door.may_watch(shown)
+
+        try:
+            may = await self._ask(ask(), READY_S)
+        except TimeoutError:
+            return text(HTTPStatus.SERVICE_UNAVAILABLE, self._still())
+        except KeraError as error:
+            return text(HTTPStatus.UNAUTHORIZED, error.message)
+        if may is None:
+            return text(HTTPStatus.SERVICE_UNAVAILABLE, "it is starting, and does not know yet who may see this")
+        if not may:
+            return text(
+                HTTPStatus.FORBIDDEN,
+                "show a certificate, or a token (Authorization: Bearer …), of somebody who may describe the cluster:"
+                " kera acl grant user:NAME describe cluster",
+            )
+        return None
 
     async def _metrics(self, _: Request) -> Response:
         return await self._rendered(everything=False)

@@ -74,6 +74,16 @@ def test_before_it_is_known_which_users_there_are_nobody_is_refused_for_good(now
         door.of_token(str(TOKEN))
 
 
+def test_a_login_that_begins_before_it_is_known_who_there_is_does_not_end_as_one_with_a_wrong_password(
+    now: Now,
+) -> None:
+    """A coordinator that has just begun to lead is asked at once by those whom it will know in a moment."""
+    door = authenticator(now)
+    with pytest.raises(Unavailable):
+        door.begin_login(Login("alice", PASSWORD).first(), "tcp")
+    assert log_in(told(door, now, table(users=[user("alice")])), "alice", PASSWORD).user == "alice"
+
+
 def test_another_password_another_role_or_no_user_ends_what_was_found_out(now: Now) -> None:
     door = told(authenticator(now), now, table(users=[user("alice", "etl")]))
     who = log_in(door, "alice", PASSWORD)

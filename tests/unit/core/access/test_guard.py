@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from kera.core.access.guard import CALLER, Guard
+from kera.core.access.guard import CALLER, FAILURES_MAX, Guard
 from kera.core.access.identity import Identity
 from kera.core.access.passwords import Login
 from kera.core.access.requirements import Need
-from kera.core.access.rights import Operation
+from kera.core.access.rights import CLUSTER, Operation
 from kera.core.errors import AuthenticationFailed, NotAllowed, StaleEpoch, UnknownStream
 from kera.core.rpc import api
 from kera.core.rpc.method import Call, Evidence, Peer
@@ -120,7 +120,7 @@ def changed(door: Guard, *rules: messages.AccessRule, version: int = 2, users: b
 
 def met(door: Guard, who: Identity) -> Connection:
     connection = Connection()
-    door._identify(connection.peer, who)
+    door.known.meet(connection.peer, who)
     return connection
 
 
@@ -181,8 +181,8 @@ def test_connections_that_are_gone_are_not_kept(door: Guard) -> None:
     for number in range(10_000):
         connection = met(door, Identity(f"u{number}"))
         connection.peer.closed()
-    assert door.peers == 0
-    assert len(door._of) < 5000
+    assert door.known.peers == 0
+    assert len(door.known) < 5000
 
 
 def test_what_a_coordinator_says_that_leads_no_more_counts_no_more(door: Guard) -> None:
@@ -197,7 +197,7 @@ def test_what_a_coordinator_says_that_leads_no_more_counts_no_more(door: Guard) 
 
 def test_what_was_written_to_has_to_be_asked_again_after_a_change(door: Guard) -> None:
     forgotten: list[int] = []
-    door.forgotten.append(lambda: forgotten.append(1))
+    door.known.forgotten.append(lambda: forgotten.append(1))
     met(door, Identity("alice"))
     changed(door, *RULES)
     assert forgotten
@@ -229,3 +229,27 @@ def test_the_same_denial_is_told_once_in_a_while(door: Guard, capsys: pytest.Cap
             door.check(alice, Need(Operation.DELETE, ORDERS))
     assert door.audit.denied == 100
     assert capsys.readouterr().err.count("denied") <= 1
+
+
+def test_who_may_describe_the_cluster_may_see_metrics(now: Now) -> None:
+    door = guard(now)
+    assert not door.may_watch(Evidence())
+    assert door.may_watch(Evidence(user_id=os.geteuid()))
+    door.apply(table(rules=[rule("user:daemon", CLUSTER, Operation.DESCRIBE)]), 1)
+    assert door.may_watch(Evidence(user_id=1))
+    door.apply(table(2), 1)
+    assert not door.may_watch(Evidence(user_id=1))
+    with pytest.raises(AuthenticationFailed):
+        door.may_watch(Evidence(token="kera_a_b"))
+
+
+async def test_who_guesses_has_to_connect_anew_now_and_then(door: Guard, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kera.core.access.guard.FAILED_S", 0.0)
+    connection = Connection()
+    for _ in range(FAILURES_MAX):
+        with pytest.raises(AuthenticationFailed):
+            await authenticate(door, connection, "wrong horse")
+    assert not connection.ended
+    with pytest.raises(AuthenticationFailed):
+        await authenticate(door, connection, "wrong horse")
+    assert connection.ended

@@ -146,3 +146,21 @@ async def test_what_somebody_may_not_see_is_not_listed() -> None:
             for who in (ALICE, MALLORY, DAEMON)
         }
     assert of == {"user:alice": ["payments"], "user:mallory": [], "daemons": ["orders", "payments", "secret"]}
+
+
+@pytest.mark.parametrize("method", [api.CONSUME_ROUND, api.LEAVE, api.RESET_CONSUMER_GROUP])
+def test_nobody_says_of_a_stream_how_far_it_was_read_who_may_not_read_it(method: Method[Any, Any]) -> None:
+    """Retention may go by that."""
+    needs = set(REQUIREMENTS[method].needs(filled(method.request())))
+    assert (Operation.READ, STREAM_ID) in needs
+
+
+@pytest.mark.parametrize(
+    ("forward_only", "force", "operation"),
+    [(True, False, Operation.USE), (True, True, Operation.ALTER), (False, False, Operation.ALTER)],
+)
+def test_a_member_puts_its_group_forward_only(*, forward_only: bool, force: bool, operation: Operation) -> None:
+    request = consumer_group_pb2.ResetConsumerGroupRequest(
+        consumer_group=GROUP, forward_only=forward_only, force=force, unnamed=True
+    )
+    assert list(REQUIREMENTS[api.RESET_CONSUMER_GROUP].needs(request)) == [(operation, f"group:{GROUP}")]

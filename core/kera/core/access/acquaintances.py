@@ -1,0 +1,107 @@
+"""Who is here, and what it was allowed: remembered until users or rules change. Bounded.
+
+Then who has lost anything of it loses its connections.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kera.core.access.identity import Identity
+from kera.core.access.requirements import Need
+from kera.core.access.rights import Operation
+from kera.core.rpc.method import Peer
+
+REMEMBERED_MAX = 4096
+"""Identities whose rights are remembered, and rights of each."""
+
+
+class Acquaintance:
+    """One identity: its peers, and what it was allowed."""
+
+    def __init__(self) -> None:
+        self.here: dict[int, Peer] = {}
+        self.allowed: set[Need] = set()
+        self.resources: set[tuple[Operation, str]] = set()
+        """The same, by names."""
+        self.forgot = False
+        """It was allowed more than is remembered."""
+
+
+class Acquaintances:
+    """All of them. Belongs to an event loop."""
+
+    def __init__(self) -> None:
+        self._of: dict[Identity, Acquaintance] = {}
+        self.forgotten: list[Callable[[], None]] = []
+        """Called when what was allowed has to be asked again."""
+
+    def __len__(self) -> int:
+        return len(self._of)
+
+    @property
+    def peers(self) -> int:
+        """That are here."""
+        return sum(len(each.here) for each in self._of.values())
+
+    def meet(self, peer: Peer, who: Identity) -> None:
+        """It is known now whose a peer is."""
+        if peer.identity is not None:
+            self._gone(peer)
+        else:
+            peer.on_close.append(lambda: self._gone(peer))
+        peer.identity, peer.remembered = who, self.of(who)
+        peer.remembered.here[id(peer)] = peer
+
+    def of(self, who: Identity) -> Acquaintance:
+        """What is remembered of somebody."""
+        known = self._of.get(who)
+        if known is None:
+            if len(self._of) > REMEMBERED_MAX:
+                for other in [other for other, each in self._of.items() if not each.here]:
+                    del self._of[other]
+            known = self._of[who] = Acquaintance()
+        return known
+
+    def allow(self, known: Acquaintance, need: Need, resource: str) -> None:
+        """Remember that somebody was allowed something."""
+        if len(known.allowed) >= REMEMBERED_MAX:
+            self._forget(known)
+            known.forgot = True
+        known.allowed.add(need)
+        known.resources.add((need.operation, resource))
+
+    def is_over(self, now_s: float) -> bool:
+        """Whether the time of anybody who is here is up, on the boot-time clock."""
+        return any(now_s >= who.until_s for who, known in self._of.items() if known.here)
+
+    def end(self, lost: Callable[[Identity, Acquaintance], bool], spared: Peer | None = None) -> int:
+        """End the connections of those who have lost something; returns how many. All are asked again from now on.
+
+        `spared`: is not ended.
+        """
+        ended = 0
+        for who, known in list(self._of.items()):
+            loses = lost(who, known) or known.forgot
+            self._forget(known)
+            known.forgot = False
+            if loses:
+                del self._of[who]
+                ended += len(known.here)
+                for peer in list(known.here.values()):
+                    if peer is not spared:
+                        peer.end()
+        return ended
+
+    def _gone(self, peer: Peer) -> None:
+        who, known = peer.identity, peer.remembered
+        if who is not None and known is not None:
+            known.here.pop(id(peer), None)
+            if not known.here and len(self._of) > REMEMBERED_MAX and self._of.get(who) is known:
+                del self._of[who]
+
+    def _forget(self, known: Acquaintance) -> None:
+        known.allowed.clear()
+        known.resources.clear()
+        for forgotten in self.forgotten:
+            forgotten()
