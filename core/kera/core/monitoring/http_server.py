@@ -146,8 +146,10 @@ class _Connection:
 
     def cut_off(self) -> None:
         """At once: not even the kernel keeps what it has not sent. Does nothing to one that has ended."""
-        with contextlib.suppress(OSError):
-            self.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+        sock = self.writer.get_extra_info("socket")
+        if sock is not None:  # over TLS there is none any more once it has ended
+            with contextlib.suppress(OSError):
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
         self.writer.transport.abort()
 
 
@@ -227,6 +229,7 @@ class HttpServer:
             listener,
             protocol,
             self._tls,
+            "metrics",
             handshakes_max=self._limits.connections_max,
             handshake_s=self._limits.request_s,
             only_asks=True,

@@ -17,18 +17,34 @@ from kera.core.errors import InvalidArgument
 
 _HOST = re.compile(r"[^\s/@;,\[\]]+")
 PORT_MAX = 65535
+CLOSED_AT_ONCE = "it closes the connection at once; if it speaks TLS, set tls_ca"
+"""To who speaks plainly. A peer that speaks TLS has nothing to say to it."""
+_NO_TLS = "it does not speak TLS"
+_NO_SAFE_TLS = "it speaks no version of TLS that is safe, 1.2 or 1.3"
+_NO_CIPHER = "it has no cipher in common with this side"
+_NOT_TAKEN = "it does not take this certificate"
 _TLS_REASONS = {
-    "WRONG_VERSION_NUMBER": "it does not speak TLS",
-    "HTTP_REQUEST": "it does not speak TLS",
-    "UNSUPPORTED_PROTOCOL": "it speaks no version of TLS that is safe, 1.2 or 1.3",
-    "TLSV1_ALERT_PROTOCOL_VERSION": "it speaks no version of TLS that is safe, 1.2 or 1.3",
+    "WRONG_VERSION_NUMBER": _NO_TLS,
+    "HTTP_REQUEST": _NO_TLS,
+    "HTTPS_PROXY_REQUEST": _NO_TLS,
+    "RECORD_LAYER_FAILURE": _NO_TLS,
+    "PACKET_LENGTH_TOO_LONG": _NO_TLS,
+    "UNSUPPORTED_PROTOCOL": _NO_SAFE_TLS,
+    "TLSV1_ALERT_PROTOCOL_VERSION": _NO_SAFE_TLS,
+    "NO_SHARED_CIPHER": _NO_CIPHER,
+    "PEER_DID_NOT_RETURN_A_CERTIFICATE": "it shows no certificate",
+    "EXCESSIVE_MESSAGE_SIZE": "it shows more certificates than a chain has",
+    "SSLV3_ALERT_HANDSHAKE_FAILURE": f"{_NO_CIPHER}, or wants a certificate: see tls_cert and tls_key",
     "TLSV13_ALERT_CERTIFICATE_REQUIRED": "it asks for a certificate: set tls_cert and tls_key",
-    "TLSV1_ALERT_UNKNOWN_CA": "it does not take this certificate: it is of an authority that it does not know",
-    "SSLV3_ALERT_BAD_CERTIFICATE": "it does not take this certificate",
-    "SSLV3_ALERT_CERTIFICATE_UNKNOWN": "it does not take this certificate",
-    "SSLV3_ALERT_CERTIFICATE_EXPIRED": "it does not take this certificate, which has expired",
+    "TLSV1_ALERT_UNKNOWN_CA": f"{_NOT_TAKEN}: it is of an authority that it does not know",
+    "SSLV3_ALERT_UNSUPPORTED_CERTIFICATE": f"{_NOT_TAKEN}, which is not issued for this purpose",
+    "SSLV3_ALERT_BAD_CERTIFICATE": f"{_NOT_TAKEN}: it is spoilt, or not yet valid",
+    "SSLV3_ALERT_CERTIFICATE_UNKNOWN": _NOT_TAKEN,
+    "SSLV3_ALERT_CERTIFICATE_EXPIRED": f"{_NOT_TAKEN}, which has expired",
+    "TLSV1_ALERT_DECRYPT_ERROR": f"{_NOT_TAKEN}: another authority than it names has signed it",
 }
 """By OpenSSL's names."""
+_REFUSALS = frozenset(name for name, text in _TLS_REASONS.items() if "ALERT" in name and "certificate" in text)
 UNIX_PATH_BYTES_MAX = 100
 """The kernel takes 107; a data directory deeper than that gets its socket in the directory for temporary files."""
 
@@ -128,6 +144,11 @@ def unix_socket_path(data_dir: Path, name: str) -> Path:
         return path
     digest = hashlib.sha256(bytes(path)).hexdigest()[:16]
     return Path(tempfile.gettempdir()) / f"kera-{digest}.sock"
+
+
+def refuses_certificate(error: ssl.SSLError) -> bool:
+    """Whether the peer has let this process in not at all: it does not take its certificate, or wants to see one."""
+    return error.reason in _REFUSALS
 
 
 def reason_of(error: OSError) -> str:

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from kera.core.errors import KeraError, ProtocolError, Unavailable, Uncertain
 from kera.core.rpc import api
-from kera.core.rpc.address import reason_of, split_address
+from kera.core.rpc.address import CLOSED_AT_ONCE, reason_of, refuses_certificate, split_address
 from kera.core.rpc.answer import Answer
 from kera.core.rpc.frames import NO_REQUEST, FrameHeader, FrameProtocol, Kind, encode_frame
 from kera.core.rpc.limits import BULK_BYTES_MAX
@@ -45,9 +45,13 @@ class FrameChannel(FrameProtocol):
         bulk_bytes_max: int = BULK_BYTES_MAX,
         *,
         silent_s_max: float = SILENT_S_MAX,
+        encrypted: bool = False,
     ) -> None:
         super().__init__(bulk_bytes_max)
         self._transport_name = transport_name
+        self._encrypted = encrypted
+        self._ended_here = False
+        """And not by the peer."""
         self._address = address
         self._silent_s_max = silent_s_max
         self._ids = itertools.count(1)
@@ -75,7 +79,11 @@ class FrameChannel(FrameProtocol):
         """
         host, port = split_address(address)
         context = None if tls is None else tls.client_context()
-        connecting = _connect_tcp(lambda: cls("tcp", address, bulk_bytes_max), host, port, attempt_s, context)
+
+        def protocol() -> FrameChannel:
+            return cls("tcp", address, bulk_bytes_max, encrypted=tls is not None)
+
+        connecting = _connect_tcp(protocol, host, port, attempt_s, context)
         return await cls._connected(connecting, address, timeout_s, introduction)
 
     @classmethod
@@ -161,6 +169,7 @@ class FrameChannel(FrameProtocol):
     def abort(self) -> None:
         """Close the connection, and wait for nothing: what was given to be sent is let go of at once."""
         if self._transport is not None and not self._closed.done():
+            self._ended_here = True
             self._transport.abort()
 
     async def wait_closed(self) -> None:
@@ -170,6 +179,7 @@ class FrameChannel(FrameProtocol):
     async def close(self) -> None:
         """See `Channel.close`."""
         if self._transport is not None and not self._closed.done():
+            self._ended_here = True
             self._transport.abort()
             await asyncio.shield(self._closed)
 
@@ -185,14 +195,23 @@ class FrameChannel(FrameProtocol):
         pending, self._pending = self._pending, {}
         if self._timer is not None:
             self._timer.cancel()
+        self._let_go_of_transport()
         if not self._closed.done():
             self._closed.set_result(None)  # first: who is told below may want to send again
-        reason = self._failure or (reason_of(exc) if isinstance(exc, ssl.SSLError) else exc) or "closed"
         for each in pending.values():
             if not each.future.done():
-                each.future.set_exception(
-                    Uncertain(f"connection to {self._address} was lost: {reason}", address=self._address)
-                )
+                each.future.set_exception(self._lost(exc))
+
+    def _lost(self, exc: Exception | None) -> KeraError:
+        """Why a request has no answer: the peer may have handled it, unless it has let nobody in."""
+        if isinstance(exc, ssl.SSLError) and self._failure is None:
+            if refuses_certificate(exc) and not self.arrivals:  # TLS 1.3 says so when this side has shaken hands
+                return Unavailable(f"cannot connect to {self._address}: {reason_of(exc)}", address=self._address)
+            reason: Any = reason_of(exc)
+        else:
+            at_once = self._transport_name == "tcp" and not (self._encrypted or self.arrivals or self._ended_here)
+            reason = self._failure or exc or (CLOSED_AT_ONCE if at_once else "closed")
+        return Uncertain(f"connection to {self._address} was lost: {reason}", address=self._address)
 
     def protocol_failed(self, error: ProtocolError) -> None:
         """See `FrameProtocol`."""

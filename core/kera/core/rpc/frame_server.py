@@ -156,7 +156,8 @@ class FrameServer:
         accept = partial(self.accept, "tcp")
         try:
             if self._tls is not None:
-                server: asyncio.Server | TlsListener = TlsListener(listening(host, port, BACKLOG), accept, self._tls)
+                listener = listening(host, port, BACKLOG)
+                server: asyncio.Server | TlsListener = TlsListener(listener, accept, self._tls, "frames")
             else:
                 server = await asyncio.get_running_loop().create_server(accept, host, port, backlog=BACKLOG)
         except OSError as error:
@@ -351,7 +352,7 @@ class ServerConnection(FrameProtocol):
         self._receive = memoryview(b"")
         self._shared.connections.pop(self, None)
         self._shared.strangers.goes(self)
-        self.outbox.unwatch()
+        self.outbox.end()
         self.lost.set_result(None)
         for future in self._waiting:
             future.cancel()

@@ -255,6 +255,11 @@ class FrameProtocol(asyncio.BufferedProtocol):
         self._held = True
         self._staging = self._bulk = memoryview(b"")
         self._header, self._head = None, b""
+        self._let_go_of_transport()
+
+    def _let_go_of_transport(self) -> None:
+        """It is gone, and refers to this: together, and with all that TLS needs, they would wait for a collection."""
+        self._transport = None
 
     def _take(self, consume: Callable[[], None]) -> None:
         """Handle what has arrived, and end the connection if it cannot be trusted."""

@@ -15,6 +15,7 @@ import grpc.aio
 from kera.core.errors import AuthenticationFailed, InternalError, KeraError, ProtocolError, Unavailable, Uncertain
 from kera.core.freed_memory import keep_freed_memory
 from kera.core.rpc import api
+from kera.core.rpc.address import CLOSED_AT_ONCE
 from kera.core.rpc.answer import Answer
 from kera.core.rpc.grpc_options import AUTHORIZATION, BEARER, ERROR_METADATA, client_options
 from kera.core.rpc.limits import BULK_BYTES_MAX, REQUESTS_IN_FLIGHT_MAX, check_request
@@ -32,7 +33,7 @@ broke. A text that is not among them counts as the latter, which is the safe sid
 INTRODUCTION_S = 10.0
 """For each step of showing who we are."""
 _Metadata = tuple[tuple[str, str], ...]
-_CLOSED_AT_ONCE = ": Socket closed"
+_SOCKET_CLOSED = ": Socket closed"
 _CERTIFICATE = re.compile(r"CERTIFICATE_VERIFY_FAILED: ([^:;]+)")
 
 
@@ -372,9 +373,9 @@ def _reason(details: str, tls: Tls | None) -> str:
         return "its certificate is not taken: it is for another host"
     if "WRONG_VERSION_NUMBER" in details:
         return "it does not speak TLS"
-    if details.endswith(_CLOSED_AT_ONCE) and tls is None:
-        return "it closes the connection at once; if it speaks TLS, set tls_ca"
-    if details.endswith(_CLOSED_AT_ONCE) and tls is not None and tls.files.cert is None:
+    if details.endswith(_SOCKET_CLOSED) and tls is None:
+        return CLOSED_AT_ONCE
+    if details.endswith(_SOCKET_CLOSED) and tls is not None and tls.files.cert is None:
         return "it closes the connection at once; if it wants a certificate, set tls_cert and tls_key"
     return details
 

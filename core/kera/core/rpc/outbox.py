@@ -36,6 +36,11 @@ class Outbox:
         self._transport = transport
         self._bound()
 
+    def end(self) -> None:
+        """The connection is gone."""
+        self.unwatch()
+        self._transport = None
+
     def _bound(self) -> None:
         """Have the protocol told to pause when too much is unsent, also if it is already."""
         if self._transport is not None:

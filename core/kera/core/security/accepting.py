@@ -1,16 +1,20 @@
 """Accepting connections over TLS: who has not shaken hands costs little, and not for long.
 
 A connection is handed over when its handshake is over. Until then it is one of at most `handshakes_max`, of which the
-oldest makes room for a new one, and has `handshake_s`.
+oldest makes room for a new one, and has `handshake_s`. Who is refused is told why, by an alert of TLS, and so is the
+log; who connects and goes without a word, as probes of a port do, is not worth a line.
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import Callable
 
-from kera.core.rpc.address import reason_of
+from kera.core.rpc.address import join_address, reason_of
+from kera.core.security.alerts import alert_of, send_alert
+from kera.core.security.refusals import Refusals
 from kera.core.security.tls import Tls
 from kera.core.telemetry import get_logger
 
@@ -46,12 +50,13 @@ class TlsListener:
         listener: socket.socket,
         protocol: Callable[[], asyncio.BaseProtocol],
         tls: Tls,
+        interface: str,
         *,
         handshakes_max: int = HANDSHAKES_MAX,
         handshake_s: float = HANDSHAKE_S,
         only_asks: bool = False,
     ) -> None:
-        """Takes `listener`, which listens, and makes a `protocol` of each connection.
+        """Takes `listener`, which listens, and makes a `protocol` of each connection; `interface`: which port it is.
 
         `only_asks`: see `Tls.server_context`.
         """
@@ -60,6 +65,7 @@ class TlsListener:
         self._listener = listener
         self._protocol = protocol
         self._tls = tls
+        self._refusals = Refusals(interface)
         self._handshakes_max = handshakes_max
         self._handshake_s = handshake_s
         self._only_asks = only_asks
@@ -92,18 +98,38 @@ class TlsListener:
                 oldest = next(iter(self._handshakes))
                 del self._handshakes[oldest]
                 oldest.cancel()
+                self._refusals.tell("too many have not shaken hands yet, and the oldest makes room")
             task = loop.create_task(self._shake_hands(sock))
             self._handshakes[task] = None
             task.add_done_callback(lambda task: self._handshakes.pop(task, None))
 
     async def _shake_hands(self, sock: socket.socket) -> None:
         loop, context = asyncio.get_running_loop(), self._tls.server_context(only_asks=self._only_asks)
+        peer = _peer(sock)
         try:
-            async with asyncio.timeout(self._handshake_s):
-                await loop.connect_accepted_socket(self._protocol, sock, ssl=context)
-        except (OSError, TimeoutError) as error:  # of TLS, too
+            with sock.dup() as own:  # the loop closes the other one before anything can be said
+                try:
+                    async with asyncio.timeout(self._handshake_s):
+                        await loop.connect_accepted_socket(self._protocol, sock, ssl=context)
+                except ssl.SSLError as error:
+                    self._refusals.tell(reason_of(error), peer)
+                    if alert := alert_of(error):
+                        await send_alert(own, alert)
+                    raise
+        except TimeoutError:
             sock.close()
-            log.debug("no connection over TLS has come about", reason=reason_of(error))
+            self._refusals.tell(f"it has not shaken hands within {self._handshake_s:g} s", peer)
+        except OSError as error:
+            sock.close()
+            log.debug("no connection over TLS has come about", peer=peer, reason=reason_of(error))
         except BaseException:
             sock.close()
             raise
+
+
+def _peer(sock: socket.socket) -> str:
+    try:
+        host, port = sock.getpeername()[:2]
+    except OSError:
+        return ""  # it has gone
+    return join_address(host, port)

@@ -123,7 +123,7 @@ class Authority:
 def check_request(hosts: Sequence[str], clients: Sequence[str], days: int) -> None:
     """Whether certificates can be issued for all of them: before the first is. Raises `InvalidArgument`."""
     for name in (*hosts, *clients):
-        reason = _no_file_name(name) or (_no_host(name) if name in hosts else "")
+        reason = _no_file_name(name) or (_no_host(name) if name in hosts else _no_user(name))
         if reason:
             raise InvalidArgument(f"{name!r} is no name of a host or client{reason}", name=name)
     both = [name for name in hosts if name in clients]
@@ -159,6 +159,11 @@ def _no_host(name: str) -> str:
     if any(not label or len(label) > _LABEL_CHARS_MAX or label.endswith("-") for label in name.split(".")):
         return ": it has a part that is empty, too long, or ends with a hyphen"
     return ""
+
+
+def _no_user(name: str) -> str:
+    """Why a user cannot have this name: it is all that its certificate has to name it by."""
+    return f": it has more than {_COMMON_NAME_CHARS_MAX} characters" if len(name) > _COMMON_NAME_CHARS_MAX else ""
 
 
 def _is_of_a_host(path: Path) -> bool | None:

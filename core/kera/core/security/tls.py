@@ -21,6 +21,7 @@ import grpc
 
 from kera.core.errors import InvalidArgument, StartError
 from kera.core.home import expanded
+from kera.core.security.alerts import AlertingContext
 from kera.core.telemetry import get_logger
 
 log = get_logger("kera.tls")
@@ -189,7 +190,7 @@ def _load(files: TlsFiles, before: _Loaded | None = None) -> _Loaded:
 
 
 def _serving(files: TlsFiles, ca: bytes | None, mode: ssl.VerifyMode) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context = AlertingContext(ssl.PROTOCOL_TLS_SERVER)
     _identify(context, files)
     _trust(context, files, ca)
     context.verify_mode = mode

@@ -227,6 +227,20 @@ def test_its_end_cuts_off_who_is_connected() -> None:
             connected(port)
 
 
+def test_an_answer_over_tls_leaves_no_traceback_behind(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    authority, _ = Authority.open_or_make(tmp_path)
+    one = authority.issue("127.0.0.1")
+    server = HttpServer({"/": Route(answer)}, tls=Tls(TlsFiles(one.cert, one.key, authority.path)))
+    port = server.listen("127.0.0.1", 0)
+    context = ssl.create_default_context(cafile=str(authority.path))
+    for _ in range(20):
+        with context.wrap_socket(connected(port), server_hostname="127.0.0.1") as sock:
+            sock.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            assert everything(sock).startswith(b"HTTP/1.1 200")
+    server.close()
+    assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []
+
+
 @pytest.mark.timeout(30)
 def test_its_end_over_tls_cuts_off_who_is_connected_and_who_shakes_hands(tmp_path: Path) -> None:
     authority, _ = Authority.open_or_make(tmp_path)

@@ -32,7 +32,9 @@ def tls(authority: Authority) -> Tls:
 @pytest.fixture
 async def listener(tls: Tls) -> AsyncIterator[TlsListener]:
     Taken.made = 0
-    listener = TlsListener(listening(HOST, 0, 100), Taken, tls, handshakes_max=HANDSHAKES_MAX, handshake_s=0.3)
+    listener = TlsListener(
+        listening(HOST, 0, 100), Taken, tls, "frames", handshakes_max=HANDSHAKES_MAX, handshake_s=0.3
+    )
     yield listener
     listener.close()
 
@@ -70,7 +72,7 @@ async def test_the_oldest_of_too_many_makes_room_for_who_shakes_hands(listener: 
 
 
 async def test_all_are_let_go_of_when_it_closes(tls: Tls) -> None:
-    listener = TlsListener(listening(HOST, 0, 100), Taken, tls)
+    listener = TlsListener(listening(HOST, 0, 100), Taken, tls, "frames")
     reader, writer = await knock(listener)
     await eventually(lambda: listener.handshakes == 1)
     listener.close()

@@ -73,6 +73,12 @@ def test_a_host_does_not_lose_its_certificate_to_a_client_nor_the_other_way_roun
     assert authority.issue("alice", client=client).cert.read_bytes() != before[0]
 
 
+def test_no_two_users_have_one_name_because_theirs_are_long(authority: Authority) -> None:
+    authority.issue("x" * 64, client=True)
+    with pytest.raises(InvalidArgument, match="it has more than 64 characters"):
+        authority.issue("x" * 64 + "y", client=True)
+
+
 def test_a_long_name_as_pods_have_it_is_that_of_a_host(authority: Authority) -> None:
     name = "broker-0.broker-headless.production-streaming.svc.cluster.local.example"
     one = authority.issue(name)
