@@ -55,11 +55,16 @@ class AccessRecords:
 
     def users(self) -> list[messages.UserRecord]:
         """All, by name."""
-        return [messages.UserRecord.FromString(value) for value in self._ledger.values(USERS)]
+        return [messages.UserRecord.FromString(value) for value in self._below(USERS)]
+
+    @property
+    def user_count(self) -> int:
+        """How many users there are."""
+        return len(self._ledger.children(USERS.rstrip("/")))
 
     def rules(self) -> list[messages.AccessRule]:
         """All, in the order in which they were made."""
-        return [messages.AccessRule.FromString(value) for value in self._ledger.values(RULES)]
+        return [messages.AccessRule.FromString(value) for value in self._below(RULES)]
 
     def token(self, token_id: str) -> messages.TokenRecord | None:
         """None: there is none."""
@@ -68,7 +73,7 @@ class AccessRecords:
 
     def tokens(self) -> list[messages.TokenRecord]:
         """All, also those that have expired and were not removed yet."""
-        return [messages.TokenRecord.FromString(value) for value in self._ledger.values(TOKENS)]
+        return [messages.TokenRecord.FromString(value) for value in self._below(TOKENS)]
 
     def default_quota(self) -> messages.Quota:
         """Of those without one of their own."""
@@ -88,3 +93,7 @@ class AccessRecords:
             tokens=tokens,
             default_quota=self.default_quota(),
         )
+
+    def _below(self, path: str) -> list[bytes]:
+        """Values by the order of their keys; what else is in the ledger costs nothing."""
+        return [self._ledger.get(key) or b"" for key in self._ledger.children(path.rstrip("/"))]

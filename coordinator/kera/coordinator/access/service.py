@@ -99,10 +99,10 @@ class AccessService:
             if not request.HasField("quota"):
                 raise InvalidArgument("a user needs a name; without one, only the default quota can be set")
             return {DEFAULT_QUOTA: request.quota.SerializeToString()}
-        known, users = self._records.user(request.name), self._records.users()
+        known = self._records.user(request.name)
         version = self._state.number_after(0 if known is None else known.password_version)
         now_us = self._state.clock.now_us()
-        record = changed_user(known, request, users=len(users), version=version, now_us=now_us)
+        record = changed_user(known, request, users=self._records.user_count, version=version, now_us=now_us)
         self._audit("user", user=record.name, created=known is None, password=request.HasField("scram"))
         return {user_key(record.name): record.SerializeToString()}
 
