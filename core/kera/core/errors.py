@@ -41,6 +41,7 @@ __all__ = [
     "PortTaken",
     "ProducerFenced",
     "ProtocolError",
+    "QuotaExceeded",
     "RecordTooLarge",
     "Recovering",
     "SchemaMismatch",
@@ -130,6 +131,12 @@ class NotAllowed(NotAccepted):
     """Who asks may not do this; ``attributes`` has the `principal`, the `operation` and the `resource`."""
 
     code = "not_allowed"
+
+
+class QuotaExceeded(NotAccepted):
+    """A principal has as much of something as its quota lets it; ``attributes`` has `quota`, `value`, `principal`."""
+
+    code = "quota_exceeded"
 
 
 class UnknownStream(NotAccepted):
