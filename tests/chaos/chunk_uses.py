@@ -72,7 +72,7 @@ def given_to_spark(batch: pa.RecordBatch) -> None:
         for shaped in Shaper(wanted(batch.schema), stream="s", typed=typed).shape([batch], HEADER):
             shaped.validate(full=True)
             shaped.serialize()
-    except pa.ArrowInvalid as error:
+    except SchemaMismatch as error:
         if not any(words in str(error) for words in VALUE_DOES_NOT_FIT):
             raise
 

@@ -38,7 +38,7 @@ from kera.core.chunk import (
     place_chunk,
     read_header,
 )
-from kera.core.errors import CorruptChunk
+from kera.core.errors import CorruptChunk, SchemaMismatch
 from kera.core.joining import JOINED_PAYLOAD_BYTES_MAX
 from kera.core.lean.layout import Kind, put_prefix, put_varint
 from kera.core.payload import encode_lean
@@ -455,12 +455,12 @@ def test_a_time_that_spark_cannot_hold_is_the_error_that_it_is_in_python(
     batch = pa.RecordBatch.from_arrays([column], names=["a"])
     wanted = columns_of(batch.schema, typed=True)
     chunk = chunk_of(batch, typed=True)
-    with pytest.raises(pa.ArrowInvalid):
+    with pytest.raises(SchemaMismatch, match="column 'a' has a value that Spark does not have"):
         shaped(batch, chunk, wanted, typed=True)
 
     answer = loaded(java, [(chunk, 0)], batch.schema, wanted, typed=True)
 
-    assert answer["error"].startswith(f"ArrowInvalid: {at}".split(", tz", 1)[0].split("[day", 1)[0])
+    assert answer["error"].startswith(f"SchemaMismatch: {at}".split(", tz", 1)[0].split("[day", 1)[0])
     assert f"{why}: {value}" in answer["error"]
 
 

@@ -215,8 +215,22 @@ class Shaper:
         else:
             content = _Content(batch, header, self._stream)
             columns = [_RECORD[field.name](content) for field in self._schema]
-        fitting = [_fit(column, field) for column, field in zip(columns, self._schema, strict=True)]
+        fitting = [self._fitting(column, field, header) for column, field in zip(columns, self._schema, strict=True)]
         return pa.RecordBatch.from_arrays(fitting, schema=self._schema)
+
+    def _fitting(self, column: pa.Array, field: pa.Field, header: ChunkHeader) -> pa.Array:
+        try:
+            return _fit(column, field)
+        except pa.ArrowInvalid as error:
+            raise SchemaMismatch(
+                f"stream '{self._stream}', streamlet {header.streamlet_id}, entry {header.entry}, from record"
+                f" {header.first_record} on: column '{field.name}' has a value that Spark does not have: {error}",
+                stream=self._stream,
+                streamlet_id=header.streamlet_id,
+                entry=header.entry,
+                record=header.first_record,
+                column=field.name,
+            ) from error
 
     def _column(self, field: pa.Field, batch: pa.RecordBatch) -> pa.Array:
         at = batch.schema.get_field_index(field.name)

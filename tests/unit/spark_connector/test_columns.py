@@ -216,6 +216,18 @@ def test_a_type_without_a_counterpart_names_its_column() -> None:
         columns_of(pa.schema([("d", pa.decimal256(50, 2))]), typed=True)
 
 
+def test_a_value_that_spark_does_not_have_is_told_with_its_place() -> None:
+    batch = pa.RecordBatch.from_arrays([pa.array([None, 1001]).view(pa.timestamp("ns"))], names=["at"])
+    shaper = Shaper(columns_of(batch.schema, typed=True), stream="s", typed=True)
+
+    with pytest.raises(
+        SchemaMismatch, match=r"column 'at' has a value that Spark does not have.*lose data: 1001"
+    ) as told:
+        list(shaper.shape([batch], header(streamlet_id=3, entry=1, first_record=70)))
+    place = {"stream": "s", "streamlet_id": 3, "entry": 1, "record": 70, "column": "at"}
+    assert told.value.attributes == place
+
+
 def test_a_chunk_older_than_a_column_gets_nulls() -> None:
     old = pa.RecordBatch.from_arrays([pa.array([1])], names=["a"])
     wanted = StructType([StructField("a", LongType()), StructField("b", StringType())])

@@ -61,7 +61,7 @@ final class NumberColumn extends FixedWidthColumn {
         if (isNullAt(row)) {
             return 0;
         }
-        throw new KeraException("ArrowInvalid", arrowType + " as " + dataType().simpleString() + " " + why + ": "
+        throw new KeraException("SchemaMismatch", arrowType + " as " + dataType().simpleString() + " " + why + ": "
                 + stored, false);
     }
 }
