@@ -15,7 +15,7 @@ from kera.core.security.issuing import Authority
 
 HOST = "127.0.0.1"
 SERVER, CLIENT = ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH
-NOW = datetime.datetime.now(datetime.UTC)
+DAY = datetime.timedelta(days=1)
 Key = ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey
 
 
@@ -34,7 +34,7 @@ class Signer(NamedTuple):
 
 
 class Issuing:
-    """Issues by an authority what `kera tls init` would not; for `HOST`, from yesterday on for 90 days."""
+    """Issues by an authority what `kera tls init` would not: for `HOST`, from yesterday on and for 90 days, else."""
 
     def __init__(self, authority: Authority, directory: Path) -> None:
         self._directory = directory
@@ -49,11 +49,15 @@ class Issuing:
 
     def expired(self) -> Pair:
         """An hour ago."""
-        return self._issue("expired", hours=(-24, -1))
+        return self._issue("expired", begin=-2 * DAY, end=-DAY / 24)
 
     def not_yet_valid(self) -> Pair:
         """Tomorrow."""
-        return self._issue("not_yet_valid", hours=(24, 48))
+        return self._issue("not_yet_valid", begin=DAY)
+
+    def valid_in_a_moment(self) -> Pair:
+        """Within three seconds."""
+        return self._issue("valid_in_a_moment", begin=datetime.timedelta(seconds=2))
 
     def self_signed(self) -> Pair:
         """By no authority."""
@@ -88,22 +92,23 @@ class Issuing:
         self,
         name: str,
         *,
-        hours: tuple[int, int] = (-24, 90 * 24),
+        begin: datetime.timedelta = -DAY,
+        end: datetime.timedelta = 90 * DAY,
         hosts: Sequence[str] = (HOST, "localhost"),
         purposes: Sequence[x509.ObjectIdentifier] = (SERVER, CLIENT),
         key: Key | None = None,
         signer: Signer | None = None,
     ) -> Pair:
         key, signer = key or ec.generate_private_key(ec.SECP256R1()), signer or self._authority
-        begin, end = (NOW + datetime.timedelta(hours=each) for each in hours)
+        now = datetime.datetime.now(datetime.UTC)
         builder = (
             x509.CertificateBuilder()
             .subject_name(_name(name))
             .issuer_name(signer.name)
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
-            .not_valid_before(begin)
-            .not_valid_after(end)
+            .not_valid_before(now + begin)
+            .not_valid_after(now + end)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(x509.ExtendedKeyUsage(purposes), critical=False)
         )

@@ -24,8 +24,8 @@ from kera.core.rpc.frame_client import FrameChannel
 from kera.core.rpc.grpc_client import GrpcChannel
 from kera.core.rpc.method import Method, RequestT, ResponseT, call
 from kera.core.runtime import MACHINE
+from kera.core.security import Tls, TlsFiles
 from kera.core.security.issuing import Authority
-from kera.core.security.tls import Tls, TlsFiles
 from kera.local.cluster import LocalCluster
 from kera.v1 import access_pb2 as messages
 from kera.v1 import backup_pb2, broker_pb2, coordinator_pb2

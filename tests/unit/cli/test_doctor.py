@@ -17,6 +17,7 @@ from kera.cli.diagnosis.findings import Finding
 from kera.core.monitoring.certificates import Certificates
 from kera.core.security import Tls, TlsFiles
 from kera.core.security.issuing import Authority
+from tests.certificates import Issuing
 from tests.integration.command_line import run_kera
 
 GIB = 1 << 30
@@ -172,6 +173,26 @@ def test_a_certificate_of_another_authority_is_a_problem(tmp_path: Path) -> None
     other, _ = Authority.open_or_make(tmp_path / "other")
     _, found = certificates(one.cert, one.key, other.path, ["localhost"], time.time())
     assert (found.severity.word, "unable to get local issuer" in found.text) == ("problem", True)
+
+
+def test_a_certificate_that_daemons_cannot_show_each_other_is_a_problem(tmp_path: Path) -> None:
+    authority, _ = Authority.open_or_make(tmp_path / "authority")
+    one = Issuing(authority, tmp_path / "issued").of_servers_only()
+    _, _, found = certificates(one.cert, one.key, authority.path, ["localhost"], time.time())
+    assert (found.severity.word, found.advice) == (
+        "problem",
+        "have one issued for clients as well: daemons call each other",
+    )
+    assert "is not taken when this host calls others: unsuitable certificate purpose" in found.text
+
+
+@pytest.mark.parametrize(("mode", "word"), [(0o600, "ok"), (0o640, "warning"), (0o604, "warning")])
+def test_a_key_that_others_can_read_is_a_warning(tmp_path: Path, mode: int, word: str) -> None:
+    authority, _ = Authority.open_or_make(tmp_path)
+    one = authority.issue("localhost")
+    one.key.chmod(mode)
+    found = certificates(one.cert, one.key, authority.path, [], time.time())
+    assert max(each.severity for each in found).word == word
 
 
 @pytest.mark.parametrize(

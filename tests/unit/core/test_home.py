@@ -16,7 +16,7 @@ from kera.coordinator.settings import CoordinatorSettings
 from kera.coordinator.store.data_dir import DataDir
 from kera.core.errors import InvalidArgument
 from kera.core.home import expanded
-from kera.core.security.tls import InvalidTls, Tls, TlsFiles
+from kera.core.security import InvalidTls, Tls, TlsFiles
 from kera.core.settings import InvalidSettings
 from kera.local.cluster import LocalCluster
 

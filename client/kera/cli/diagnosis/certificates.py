@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ssl
+import stat
 from pathlib import Path
 
 from kera.cli.diagnosis.findings import Finding, ok, problem, warning
@@ -10,9 +10,9 @@ from kera.core.errors import KeraError
 from kera.core.monitoring.certificates import lasting
 from kera.core.monitoring.health import State
 from kera.core.security import Tls, TlsFiles
+from kera.core.security.checking import refusal
 
 SUBJECT = "certificate"
-_HANDSHAKE_STEPS = 6
 
 
 def certificates(cert: Path, key: Path | None, ca: Path | None, names: list[str], now_s: float) -> list[Finding]:
@@ -20,18 +20,36 @@ def certificates(cert: Path, key: Path | None, ca: Path | None, names: list[str]
     if key is None or ca is None:
         return [problem(SUBJECT, "--tls-cert, --tls-key and --tls-ca belong together", "give all of them")]
     try:
-        tls = Tls(TlsFiles(cert, key, ca))
+        tls = Tls(TlsFiles(cert, key, ca, "required"))
     except KeraError as error:
         return [problem(SUBJECT, error.message, "see docs/security.md; kera tls init makes some")]
-    found = [_lasting(cert, tls.not_after_s, now_s)]
+    found = [_lasting(cert, tls.not_after_s, now_s), *_readable_by_others(key)]
     for name in names:
-        reason = refused(tls, name)
-        if reason is None:
+        refused = refusal(tls.client_context(), tls.server_context(), name)
+        if refused is None:
             found.append(ok(SUBJECT, f"{cert} is taken for {name}"))
+        elif refused.by_server:
+            text = f"{cert} is not taken when this host calls others: {refused.reason}"
+            found.append(problem(SUBJECT, text, "have one issued for clients as well: daemons call each other"))
         else:
+            is_name = "mismatch" in refused.reason
             advice = "have one issued with the names and addresses at which others reach this host"
-            found.append(problem(SUBJECT, f"{cert} is not taken for {name}: {reason}", advice))
+            found.append(
+                problem(
+                    SUBJECT,
+                    f"{cert} is not taken for {name}: {refused.reason}",
+                    advice if is_name else "have one issued for servers, by an authority of --tls-ca",
+                )
+            )
     return found
+
+
+def _readable_by_others(key: Path) -> list[Finding]:
+    mode = stat.S_IMODE(key.expanduser().stat().st_mode)
+    if not mode & (stat.S_IRWXG | stat.S_IRWXO):
+        return []
+    text = f"{key} can be read by others than its owner (mode {mode:o}): whoever has it can be this host"
+    return [warning(SUBJECT, text, f"chmod 600 {key}, unless they are to run daemons")]
 
 
 def _lasting(cert: Path, not_after_s: float | None, now_s: float) -> Finding:
@@ -45,21 +63,3 @@ def _lasting(cert: Path, not_after_s: float | None, now_s: float) -> Finding:
             return warning(SUBJECT, text, "have a new one issued soon")
         case State.OK:
             return ok(SUBJECT, text)
-
-
-def refused(tls: Tls, name: str) -> str | None:
-    """Why a client that calls `name` does not take this certificate; None: it does."""
-    ends = ssl.MemoryBIO(), ssl.MemoryBIO()
-    client = tls.client_context().wrap_bio(ends[0], ends[1], server_hostname=name)
-    server = tls.server_context().wrap_bio(ends[1], ends[0], server_side=True)
-    for _ in range(_HANDSHAKE_STEPS):
-        for end in (client, server):
-            try:
-                end.do_handshake()
-            except ssl.SSLWantReadError:
-                continue
-            except ssl.SSLCertVerificationError as error:
-                return error.verify_message
-            except ssl.SSLError as error:
-                return error.reason or str(error)
-    return None

@@ -16,7 +16,6 @@ from kera.core.access.identity import check_name, check_principal
 from kera.core.errors import AuthenticationFailed, KeraError, UnknownStream
 from kera.core.runtime import Runtime, secured
 from kera.core.security.settings import DaemonTlsSettings, TlsSettings, tls_of, tls_of_daemon
-from kera.core.security.tls import SYSTEM
 from kera.core.settings import InvalidSettings, setting
 
 SECRET_CHARS_MIN = 16
@@ -87,11 +86,6 @@ def secure_daemon(runtime: Runtime, settings: DaemonAccessSettings, host: str) -
         raise InvalidSettings(
             "security needs something by which daemons know each other: set cluster_secret_file, or tls_cert, tls_key,"
             " tls_ca and tls_client_auth required"
-        )
-    if settings.tls_ca == SYSTEM and settings.tls_client_auth != "none":
-        raise InvalidSettings(
-            "tls_ca system: with security, certificates say who somebody is, and anybody can get one of these"
-            " authorities; name your own, or set tls_client_auth none"
         )
     secret = _cluster_secret(settings)
     return secured(runtime, tls, of_daemon(secret) if secret else None)

@@ -35,12 +35,15 @@ class Certificates:
 
     def look(self) -> Finding:
         """For `Health.add`."""
-        not_after_s = self._tls.not_after_s
+        not_after_s, cert = self._tls.not_after_s, self._tls.files.cert
+        found = well("it has none")
+        if not_after_s is not None:
+            found = lasting(cert, not_after_s, self._clock.now_us() / 1e6)
         if problem := self._tls.problem:
-            return concern(f"what the files hold now is not taken: {problem}")
-        if not_after_s is None:
-            return well("it has none")
-        found = lasting(self._tls.files.cert, not_after_s, self._clock.now_us() / 1e6)
+            text = f"what the files hold now is not taken: {problem}"
+            return wrong(f"{found.text}; {text}") if found.state is State.PROBLEM else concern(text)
+        if found.state is State.OK and (unfit := self._tls.unfit):
+            found = concern(unfit)
         if found.state is State.OK:
             return found
         return Finding(found.state, f"{found.text}; put a new one in its place")

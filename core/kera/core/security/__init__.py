@@ -1,5 +1,6 @@
 """Who may talk to whom, and unheard by others: certificates and encryption. Cryptography itself is the libraries'."""
 
-from kera.core.security.tls import ClientAuth, Tls, TlsFiles
+from kera.core.security.files import ClientAuth, InvalidTls, TlsFiles
+from kera.core.security.tls import Tls
 
-__all__ = ["ClientAuth", "Tls", "TlsFiles"]
+__all__ = ["ClientAuth", "InvalidTls", "Tls", "TlsFiles"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import socket
 from collections.abc import Sequence
@@ -9,7 +10,10 @@ from pathlib import Path
 
 from pydantic import Field
 
-from kera.core.security.tls import ClientAuth, Tls, TlsFiles
+from kera.core.errors import InvalidArgument
+from kera.core.rpc.address import host_of, is_everywhere
+from kera.core.security.files import SYSTEM, ClientAuth, TlsFiles
+from kera.core.security.tls import Tls
 from kera.core.settings import InvalidSettings, KeraSettings
 
 
@@ -68,11 +72,17 @@ def tls_of_daemon(settings: DaemonTlsSettings, host: str, *, authenticates: bool
             " only those can reach it who may",
             host=host,
         )
+    if settings.tls_ca == SYSTEM and settings.tls_client_auth != "none":
+        raise InvalidSettings(
+            "tls_ca system: anybody can get a certificate of these authorities, and would be let in with it; name your"
+            " own, or set tls_client_auth none"
+        )
     return _tls(
         settings,
         required=("tls_ca", "tls_cert", "tls_key"),
         who="a daemon",
         client_auth=settings.tls_client_auth,
+        names=_names(settings, host),
     )
 
 
@@ -87,11 +97,28 @@ def is_on_this_host(host: str) -> bool:
     return all(ipaddress.ip_address(str(each[4][0]).partition("%")[0]).is_loopback for each in found)
 
 
-def _tls(settings: TlsSettings, *, required: Sequence[str], who: str, client_auth: ClientAuth) -> Tls | None:
+def _names(settings: DaemonTlsSettings, host: str) -> tuple[str, ...]:
+    """Where others are told to call a daemon; without what is no address, which the daemon itself says."""
+    found = []
+    told = [getattr(settings, name, "") for name in ("advertised_address", "advertised_frames_address")]
+    for address in [each for each in told if each] or [host]:
+        with contextlib.suppress(InvalidArgument):
+            found.append(host_of(address).strip("[]"))
+    return tuple(name for name in dict.fromkeys(found) if not is_everywhere(name))
+
+
+def _tls(
+    settings: TlsSettings,
+    *,
+    required: Sequence[str],
+    who: str,
+    client_auth: ClientAuth,
+    names: tuple[str, ...] = (),
+) -> Tls | None:
     given = {name: getattr(settings, name) for name in ("tls_ca", "tls_cert", "tls_key")}
     if not any(given.values()):
         return None
     missing = [name for name in required if given[name] is None]
     if missing:
         raise InvalidSettings(f"{', '.join(missing)} is missing: {who} with TLS needs it")
-    return Tls(TlsFiles(settings.tls_cert, settings.tls_key, settings.tls_ca, client_auth))
+    return Tls(TlsFiles(settings.tls_cert, settings.tls_key, settings.tls_ca, client_auth, names))

@@ -1,7 +1,9 @@
 """The certificates of a process: files that are no good, and files that change."""
 
+import contextlib
 import re
 import ssl
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,12 +11,16 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from structlog.testing import capture_logs
 
-from kera.core.security import ClientAuth, Tls, TlsFiles
+from kera.core.security import ClientAuth, InvalidTls, Tls, TlsFiles
+from kera.core.security import files as security_files
+from kera.core.security.files import FILE_BYTES_MAX
 from kera.core.security.issuing import Authority, Issued
 from kera.core.security.settings import DaemonTlsSettings, TlsSettings, tls_of, tls_of_daemon
-from kera.core.security.tls import FILE_BYTES_MAX, LOOK_EVERY_S, InvalidTls
+from kera.core.security.tls import LOOK_EVERY_S
 from kera.core.settings import InvalidSettings
+from tests.certificates import Issuing, Pair
 
 HOST = "127.0.0.1"
 
@@ -42,6 +48,50 @@ def absent(files: TlsFiles) -> None:
 def no_pem(files: TlsFiles) -> None:
     assert files.cert is not None
     files.cert.write_text("hello")
+
+
+def in_der(files: TlsFiles) -> None:
+    assert files.cert is not None
+    files.cert.write_bytes(ssl.PEM_cert_to_DER_cert(files.cert.read_text()))
+
+
+def empty(files: TlsFiles) -> None:
+    assert files.cert is not None
+    files.cert.write_text("")
+
+
+def a_directory(files: TlsFiles) -> None:
+    assert files.cert is not None
+    files.cert.unlink()
+    files.cert.mkdir()
+
+
+def a_key_instead(files: TlsFiles) -> None:
+    assert files.cert is not None
+    assert files.key is not None
+    files.cert.write_bytes(files.key.read_bytes())
+
+
+def a_certificate_instead(files: TlsFiles) -> None:
+    assert files.cert is not None
+    assert files.key is not None
+    files.key.write_bytes(files.cert.read_bytes())
+
+
+def a_key_that_grpc_does_not_know(files: TlsFiles) -> None:
+    assert files.cert is not None
+    assert files.ca is not None
+    authority, _ = Authority.open_or_make(files.ca.parent)
+    put(files, Issuing(authority, files.ca.parent / "issued").of_ed25519())
+
+
+def put(files: TlsFiles, pair: Pair | Issued) -> None:
+    """In place of what is there, each at once, and one after the other."""
+    for path, new in (files.cert, pair.cert), (files.key, pair.key):
+        assert path is not None
+        copy = path.with_name("new")
+        copy.write_bytes(new.read_bytes())
+        copy.replace(path)
 
 
 def truncated(files: TlsFiles) -> None:
@@ -82,7 +132,13 @@ def _key(encryption: serialization.KeySerializationEncryption) -> bytes:
 
 BAD: list[tuple[Callable[[TlsFiles], None], str]] = [
     (absent, r"tls_cert .*127\.0\.0\.1\.pem cannot be read: No such file or directory"),
-    (no_pem, r"are no certificate and its key in PEM"),
+    (no_pem, r"tls_cert .*127\.0\.0\.1\.pem is not PEM$"),
+    (in_der, r"tls_cert .*127\.0\.0\.1\.pem is not PEM; if it is DER, .*: openssl x509 -inform der -in "),
+    (empty, r"tls_cert .*127\.0\.0\.1\.pem is empty"),
+    (a_directory, r"tls_cert .*127\.0\.0\.1\.pem cannot be read: Is a directory"),
+    (a_key_instead, r"tls_cert .*127\.0\.0\.1\.pem has no certificate in it"),
+    (a_certificate_instead, r"tls_key .*127\.0\.0\.1-key\.pem has no key in it"),
+    (a_key_that_grpc_does_not_know, r"tls_cert .* has a key of a kind that gRPC does not know \(Ed25519\)"),
     (truncated, r"are no certificate and its key in PEM"),
     (too_large, r"tls_ca .*ca\.pem has more than 1048576 bytes: it is no PEM file"),
     (no_authorities, r"tls_ca .*ca\.pem has no certificates of authorities in PEM"),
@@ -115,10 +171,124 @@ def test_files_that_become_no_good_are_not_taken_until_they_are_whole_again(
     assert re.search(text, tls.problem)
 
     authority.path.write_bytes(ca)
+    if files.cert is not None and files.cert.is_dir():
+        files.cert.rmdir()
     authority.issue(HOST)
     assert tls.server_context() is not context
     assert tls.version != version
     assert tls.problem == ""
+
+
+OTHERS_WOULD_NOT_TAKE = [
+    ("expired", "when they call 127.0.0.1: certificate has expired"),
+    ("not_yet_valid", "when they call 127.0.0.1: certificate is not yet valid"),
+    ("self_signed", "when they call 127.0.0.1: self-signed certificate"),
+    ("of_a_stranger", "when they call 127.0.0.1: unable to get local issuer certificate"),
+    ("for_another_host", "when they call 127.0.0.1: IP address mismatch"),
+    ("without_hosts", "when they call 127.0.0.1: IP address mismatch"),
+    ("of_clients_only", "when they call 127.0.0.1: unsuitable certificate purpose"),
+    ("of_servers_only", "when this daemon calls them: unsuitable certificate purpose"),
+]
+
+
+@pytest.mark.parametrize(("kind", "text"), OTHERS_WOULD_NOT_TAKE, ids=[kind for kind, _ in OTHERS_WOULD_NOT_TAKE])
+def test_a_daemon_does_not_take_up_what_others_would_not_take(
+    authority: Authority, tmp_path: Path, kind: str, text: str
+) -> None:
+    issuing = Issuing(authority, tmp_path / "issued")
+    files = files_of(authority, authority.issue(HOST))._replace(client_auth="required", names=(HOST,))
+    tls = Tls(files, Timer())
+    context = tls.server_context()
+
+    put(files, getattr(issuing, kind)())
+    assert tls.server_context() is context
+    assert re.search(rf"others would not take .*127\.0\.0\.1\.pem {text}", tls.problem)
+    assert not tls.unfit
+
+    put(files, issuing.good())
+    assert tls.server_context() is not context
+    assert (tls.problem, tls.unfit) == ("", "")
+
+
+@pytest.mark.parametrize(("kind", "text"), OTHERS_WOULD_NOT_TAKE, ids=[kind for kind, _ in OTHERS_WOULD_NOT_TAKE])
+def test_at_its_start_a_daemon_has_no_other_and_says_what_is_wrong(
+    authority: Authority, tmp_path: Path, kind: str, text: str
+) -> None:
+    issuing = Issuing(authority, tmp_path / "issued")
+    files = files_of(authority, authority.issue(HOST))._replace(client_auth="required", names=(HOST,))
+    put(files, getattr(issuing, kind)())
+    with capture_logs() as lines:
+        tls = Tls(files, Timer())
+    assert [line["event"] for line in lines] == ["a certificate is no good"]
+    assert re.search(text, tls.unfit)
+    assert tls.problem == ""
+
+    put(files, issuing.expired())
+    assert "expired" in tls.unfit
+    put(files, issuing.good())
+    assert (tls.problem, tls.unfit) == ("", "")
+
+
+def test_what_is_not_yet_valid_is_taken_up_when_it_is(authority: Authority, tmp_path: Path) -> None:
+    issuing = Issuing(authority, tmp_path / "issued")
+    files = files_of(authority, authority.issue(HOST))._replace(names=(HOST,))
+    tls = Tls(files, Timer())
+    version = tls.version
+    put(files, issuing.valid_in_a_moment())
+    assert "not yet valid" in tls.problem
+    while tls.version == version:
+        time.sleep(0.05)
+    assert tls.problem == ""
+
+
+def test_an_authority_is_not_taken_away_before_its_certificates_are(authority: Authority, tmp_path: Path) -> None:
+    new, _ = Authority.open_or_make(tmp_path / "new")
+    files = files_of(authority, authority.issue(HOST))._replace(names=(HOST,))
+    tls = Tls(files, Timer())
+    old = authority.path.read_bytes()
+
+    authority.path.write_bytes(new.path.read_bytes())
+    assert "unable to get local issuer certificate" in tls.problem
+    authority.path.write_bytes(old + new.path.read_bytes())
+    assert tls.problem == ""
+    put(files, new.issue(HOST))
+    assert tls.problem == ""
+    version = tls.version
+    authority.path.write_bytes(new.path.read_bytes())
+    assert tls.version != version
+    assert tls.problem == ""
+
+
+def test_a_certificate_stays_with_the_key_that_was_read_with_it(
+    authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files may be replaced between reading them and what OpenSSL makes of them."""
+    files = files_of(authority, authority.issue(HOST))
+    other = Issuing(authority, tmp_path / "issued").good()
+
+    def replaced(setting: str, path: Path | None) -> bytes | None:
+        found = read(setting, path)
+        if setting == "tls_ca":
+            put(files, other)
+        return found
+
+    read = security_files._read
+    monkeypatch.setattr(security_files, "_read", replaced)
+    loaded = security_files.load(files)
+    assert loaded.cert is not None
+    assert shown(loaded) == ssl.PEM_cert_to_DER_cert(loaded.cert.decode())
+
+
+def shown(loaded: security_files.Loaded) -> bytes | None:
+    """The certificate that a client sees."""
+    assert loaded.server is not None
+    ends = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = loaded.client.wrap_bio(ends[0], ends[1], server_hostname=HOST)
+    server = loaded.server.wrap_bio(ends[1], ends[0], server_side=True)
+    for end in (client, server, client, server):
+        with contextlib.suppress(ssl.SSLWantReadError):
+            end.do_handshake()
+    return client.getpeercert(binary_form=True)
 
 
 def test_files_are_looked_at_now_and_then_only(authority: Authority) -> None:
@@ -156,6 +326,15 @@ def test_who_serves_needs_a_certificate(authority: Authority) -> None:
         (DaemonTlsSettings(tls_ca=Path("a")), "tls_cert, tls_key is missing: a daemon with TLS needs it"),
         (DaemonTlsSettings(tls_cert=Path("c")), "tls_ca, tls_key is missing: a daemon with TLS needs it"),
         (DaemonTlsSettings(tls_client_auth="required"), "tls_client_auth needs certificates"),
+        *[
+            (
+                DaemonTlsSettings(
+                    tls_ca=Path("system"), tls_cert=Path("c"), tls_key=Path("k"), tls_client_auth=client_auth
+                ),
+                "tls_ca system: anybody can get a certificate of these authorities, and would be let in with it",
+            )
+            for client_auth in ("required", "optional")
+        ],
     ],
 )
 def test_settings_of_a_daemon_that_are_not_complete_are_refused(settings: DaemonTlsSettings, text: str) -> None:
@@ -205,6 +384,31 @@ def test_on_its_own_host_a_daemon_needs_nothing(host: str) -> None:
 
 def test_without_settings_nothing_is_encrypted() -> None:
     assert tls_of(TlsSettings()) is None
+
+
+@pytest.mark.parametrize(
+    ("advertised", "frames", "host", "names"),
+    [
+        ("", "", "10.0.0.1", ("10.0.0.1",)),
+        ("broker-1.example.com", "", "0.0.0.0", ("broker-1.example.com",)),
+        ("broker-1.example.com:7410", "[2001:db8::1]:7411", "::", ("broker-1.example.com", "2001:db8::1")),
+        ("::1", "", "::1", ("::1",)),
+        ("", "", "::", ()),
+        ("no address:at all:x", "", "10.0.0.1", ()),
+    ],
+)
+def test_a_certificate_has_to_be_for_where_others_are_told_to_call(
+    authority: Authority, advertised: str, frames: str, host: str, names: tuple[str, ...]
+) -> None:
+    class Advertised(DaemonTlsSettings):
+        advertised_address: str = advertised
+        advertised_frames_address: str = frames
+
+    one = authority.issue(HOST)
+    settings = Advertised(tls_cert=one.cert, tls_key=one.key, tls_ca=authority.path, tls_client_auth="required")
+    tls = tls_of_daemon(settings, host)
+    assert tls is not None
+    assert tls.files.names == names
 
 
 def test_the_authorities_of_the_operating_system_will_do() -> None:
