@@ -5,7 +5,6 @@ import resource
 import socket
 import time
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 
@@ -14,6 +13,7 @@ from kera.cli.app import app
 from kera.cli.diagnosis import host
 from kera.cli.diagnosis.certificates import certificates
 from kera.cli.diagnosis.findings import Finding
+from kera.core.clock import FakeClock
 from kera.core.monitoring.certificates import Certificates
 from kera.core.security import Tls, TlsFiles
 from kera.core.security.issuing import Authority
@@ -161,7 +161,7 @@ def test_a_daemon_says_of_its_certificate_what_is_said_before_it_has_it(
     one = authority.issue("localhost", days=365)
     now_s = time.time() + age_days * 86_400
     (before, *_) = certificates(one.cert, one.key, authority.path, [], now_s)
-    daemons = Certificates(Tls(TlsFiles(one.cert, one.key, authority.path)), Mock(now_us=lambda: round(now_s * 1e6)))
+    daemons = Certificates(Tls(TlsFiles(one.cert, one.key, authority.path)), FakeClock(round(now_s * 1e6)))
 
     state, text = daemons.look()
     assert (state.value, before.severity.word) == (word, word)
