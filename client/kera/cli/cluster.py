@@ -18,7 +18,7 @@ from kera.cli._paths import file_to_replace, path_of
 from kera.cli._run import UsageError, extra, run_async
 from kera.cli._sizes import format_size
 from kera.cli._table import fields, format_time, plural, table
-from kera.core.errors import InvalidArgument, KeraError
+from kera.core.errors import InvalidArgument, KeraError, StartError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -144,6 +144,8 @@ async def _health(bootstrap: str, as_json: bool) -> int:
 
     try:
         found = cluster.health(await asking.look(bootstrap))
+    except StartError:
+        raise  # of our own settings, not of the cluster
     except KeraError as error:
         found = cluster.unreachable(bootstrap, error)
     severity = findings.worst(found)

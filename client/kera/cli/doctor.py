@@ -76,9 +76,11 @@ def doctor(
 
 async def _of_cluster(bootstrap: str) -> list[Finding]:
     from kera.cli.diagnosis import asking, cluster
-    from kera.core.errors import KeraError
+    from kera.core.errors import KeraError, StartError
 
     try:
         return cluster.installed(await asking.look(bootstrap))
+    except StartError:
+        raise  # of our own settings, not of the cluster
     except KeraError as error:
         return cluster.unreachable(bootstrap, error)

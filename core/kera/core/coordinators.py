@@ -76,7 +76,8 @@ class Coordinators:
             except Unavailable as error:
                 if "address" not in error.attributes:
                     raise  # it was reached, and what it needs is not there
-                unreachable = error
+                if unreachable is None or "refused" in error.attributes:  # which says more than that nobody is there
+                    unreachable = error
             except KeraError:
                 self._current = address
                 raise
@@ -86,10 +87,10 @@ class Coordinators:
             address = self._next(named, tried)
         if leaderless is not None:
             raise leaderless
-        raise Unavailable(
-            f"no coordinator can be reached ({unreachable.message if unreachable else 'none is known'});"
-            " is the cluster running (kera dev)?"
-        )
+        reason = unreachable.message if unreachable else "none is known"
+        is_there = unreachable is not None and "refused" in unreachable.attributes
+        asked = "" if is_there else "; is the cluster running (kera dev)?"
+        raise Unavailable(f"no coordinator can be reached ({reason}){asked}")
 
     def _next(self, named: str, tried: list[str]) -> str | None:
         """The address to try after those that were tried, the last of which has `named` the leader."""

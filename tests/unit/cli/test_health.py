@@ -319,3 +319,14 @@ def test_the_doctor_of_a_cluster_that_is_not_there(
     with answering(monkeypatch, Unavailable("no coordinator can be reached")):
         assert run_app(app, ["doctor", "--bootstrap", "h:1"]) == 2
     assert "none that leads answers at h:1: no coordinator can be reached" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", [["cluster", "health"], ["doctor", "--bootstrap", "h:1"]])
+def test_settings_of_ones_own_that_are_no_good_say_nothing_of_the_cluster(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
+    monkeypatch.setenv("KERA_CLIENT_TLS_CA", "/nowhere/ca.pem")
+    assert run_app(app, command) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert "tls_ca /nowhere/ca.pem cannot be read: No such file or directory" in told.err

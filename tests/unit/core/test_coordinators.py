@@ -2,6 +2,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ from kera.core.coordinators import CONVERSATIONS_MAX, LEARNED_MAX, Coordinators
 from kera.core.errors import InvalidArgument, KeraError, NotLeader, Unavailable, Uncertain, UnknownStream
 from kera.core.rpc import Call, Reply, api
 from kera.core.rpc.grpc_server import GrpcServer
+from kera.core.security import Tls, TlsFiles
+from kera.core.security.issuing import Authority
 from kera.v1 import coordinator_pb2 as messages
 
 TIMEOUT_S = 10.0
@@ -132,8 +135,27 @@ async def test_coordinators_that_name_each_other_are_asked_once_each() -> None:
 
 async def test_when_none_can_be_reached_it_is_told() -> None:
     async with knowing(nobody(), nobody()) as coordinators:
-        with pytest.raises(Unavailable, match="no coordinator can be reached"):
+        with pytest.raises(Unavailable, match=r"no coordinator can be reached .*; is the cluster running") as caught:
             await ask(coordinators)
+        assert "refused" not in caught.value.attributes
+
+
+@pytest.mark.parametrize("first", [True, False])
+async def test_one_that_refuses_to_speak_is_there_and_its_reason_is_told(tmp_path: Path, *, first: bool) -> None:
+    authority, _ = Authority.open_or_make(tmp_path)
+    one = authority.issue("127.0.0.1")
+    server = GrpcServer([], tls=Tls(TlsFiles(one.cert, one.key, authority.path)))
+    address = f"127.0.0.1:{await server.listen('127.0.0.1', 0)}"
+    try:
+        async with knowing(*([address, nobody()] if first else [nobody(), address])) as coordinators:
+            with pytest.raises(Unavailable) as caught:
+                await ask(coordinators)
+    finally:
+        await server.close(0)
+    assert caught.value.message == (
+        f"no coordinator can be reached (cannot connect to {address}: it closes the connection at once; if it speaks"
+        " TLS, set tls_ca)"
+    )
 
 
 async def test_one_that_gives_no_answer_is_not_asked_first_the_next_time() -> None:

@@ -19,6 +19,7 @@ _HOST = re.compile(r"[^\s/@;,\[\]]+")
 PORT_MAX = 65535
 CLOSED_AT_ONCE = "it closes the connection at once; if it speaks TLS, set tls_ca"
 """To who speaks plainly. A peer that speaks TLS has nothing to say to it."""
+_UNKNOWN_AUTHORITY = ("issuer certificate", "self signed", "self-signed")
 _NO_TLS = "it does not speak TLS"
 _NO_SAFE_TLS = "it speaks no version of TLS that is safe, 1.2 or 1.3"
 _NO_CIPHER = "it has no cipher in common with this side"
@@ -151,10 +152,16 @@ def refuses_certificate(error: ssl.SSLError) -> bool:
     return error.reason in _REFUSALS
 
 
+def not_taken(why: str) -> str:
+    """What is said of a peer's certificate; `why` in the words of a library."""
+    asked = "; is its authority in tls_ca?" if any(words in why for words in _UNKNOWN_AUTHORITY) else ""
+    return f"its certificate is not taken: {why}{asked}"
+
+
 def reason_of(error: OSError) -> str:
     """What the operating system, or TLS, says, in its words; each event loop has others around them."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate is not taken: {error.verify_message}"
+        return not_taken(error.verify_message)
     if isinstance(error, ssl.SSLError):
         return _TLS_REASONS.get(error.reason or "", f"TLS failed: {error.reason or error}")
     return os.strerror(error.errno) if error.errno is not None and error.errno > 0 else str(error)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import re
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
@@ -15,9 +14,9 @@ import grpc.aio
 from kera.core.errors import AuthenticationFailed, InternalError, KeraError, ProtocolError, Unavailable, Uncertain
 from kera.core.freed_memory import keep_freed_memory
 from kera.core.rpc import api
-from kera.core.rpc.address import CLOSED_AT_ONCE
 from kera.core.rpc.answer import Answer
 from kera.core.rpc.grpc_options import AUTHORIZATION, BEARER, ERROR_METADATA, client_options
+from kera.core.rpc.grpc_reasons import WRONG_HOST, reason_of_tls
 from kera.core.rpc.limits import BULK_BYTES_MAX, REQUESTS_IN_FLIGHT_MAX, check_request
 from kera.core.rpc.method import Introduction, Method, Reply, RequestT, ResponseT, introduce
 from kera.core.rpc.wire import error_from_message, parse, parse_with_bulk, serialize_with_bulk
@@ -33,8 +32,6 @@ broke. A text that is not among them counts as the latter, which is the safe sid
 INTRODUCTION_S = 10.0
 """For each step of showing who we are."""
 _Metadata = tuple[tuple[str, str], ...]
-_SOCKET_CLOSED = ": Socket closed"
-_CERTIFICATE = re.compile(r"CERTIFICATE_VERIFY_FAILED: ([^:;]+)")
 
 
 class GrpcChannel:
@@ -364,20 +361,11 @@ def _no_answer(address: str, method: str, timeout_s: float) -> Uncertain:
     return Uncertain(f"no answer from {address} to {method} within {timeout_s:g} s", address=address)
 
 
-def _reason(details: str, tls: Tls | None) -> str:
-    """Why there is no connection, without what gRPC has around it where that is about certificates."""
-    found = _CERTIFICATE.search(details)
-    if found is not None:
-        return f"its certificate is not taken: {found[1]}"
-    if "Hostname Verification Check failed" in details or "Peer name" in details:
-        return "its certificate is not taken: it is for another host"
-    if "WRONG_VERSION_NUMBER" in details:
-        return "it does not speak TLS"
-    if details.endswith(_SOCKET_CLOSED) and tls is None:
-        return CLOSED_AT_ONCE
-    if details.endswith(_SOCKET_CLOSED) and tls is not None and tls.files.cert is None:
-        return "it closes the connection at once; if it wants a certificate, set tls_cert and tls_key"
-    return details
+def _not_connected(address: str, details: str, tls: Tls | None) -> Unavailable:
+    """With ``refused`` where somebody is there."""
+    reason = reason_of_tls(details, tls)
+    attributes = {"refused": True} if reason else {}
+    return Unavailable(f"cannot connect to {address}: {reason or details}", address=address, **attributes)
 
 
 def _translate(error: grpc.aio.AioRpcError, address: str, method: str, tls: Tls | None) -> KeraError:
@@ -389,7 +377,9 @@ def _translate(error: grpc.aio.AioRpcError, address: str, method: str, tls: Tls 
     details = error.details() or error.code().name
     match error.code():
         case grpc.StatusCode.UNAVAILABLE if details.startswith(_NOT_SENT):
-            return Unavailable(f"cannot connect to {address}: {_reason(details, tls)}", address=address)
+            return _not_connected(address, details, tls)
+        case _ if details == WRONG_HOST:
+            return _not_connected(address, details, tls)
         case grpc.StatusCode.UNIMPLEMENTED:
             return ProtocolError(
                 f"unknown method {method}: {address} is another daemon, or an older one", address=address
