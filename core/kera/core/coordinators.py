@@ -51,7 +51,7 @@ class Coordinators:
     ) -> ResponseT:
         """Call the coordinator that leads, at each address at most once; `timeout_s` is for each.
 
-        `conversation`: calls of the same one come in the order in which they were made, and their answers may wait for
+        `conversation`: calls of one method come in the order in which they were made, and their answers may wait for
         something to happen: they have a connection that they share with few others. `end_conversation` ends it.
 
         Raises what it answers; `NotLeader` if none leads, `Unavailable` if none can be reached, and `Uncertain` as soon

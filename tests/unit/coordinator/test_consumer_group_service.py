@@ -10,10 +10,10 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from kera.coordinator.consumer_groups.registry import CONSUMER_GROUPS, NAME_CHARS_MAX
-from kera.coordinator.consumer_groups.service import PAUSE_S_MIN, TICK_S, ConsumerGroups
+from kera.coordinator.consumer_groups.service import LEFT_MAX, PAUSE_S_MIN, TICK_S, ConsumerGroups
 from kera.coordinator.metrics import CoordinatorMetrics
 from kera.coordinator.store.metadata import MetadataStoreFull
-from kera.core.errors import InvalidArgument, UnknownStream
+from kera.core.errors import InvalidArgument, LeaseLost, UnknownStream
 from kera.v1 import common_pb2, coordinator_pb2
 from kera.v1 import consumer_group_pb2 as messages
 from tests.metrics import shown
@@ -338,6 +338,26 @@ async def test_a_consumer_group_is_reset_and_deleted(service: Service) -> None:
     assert service.records() == []
     with pytest.raises(InvalidArgument, match="no consumer group"):
         await service.consumer_groups.describe(messages.DescribeConsumerGroupRequest(consumer_group="app"))
+
+
+async def test_a_round_that_a_leave_has_overtaken_makes_no_member(service: Service) -> None:
+    """Calls of different methods are accepted in any order, and what was sent over another connection may be late."""
+    await service.begin(1)
+    await service.consumer_groups.leave(messages.LeaveRequest(consumer_group="app", member_id="a"))
+    with pytest.raises(LeaseLost, match="member a has left"):
+        await service.round()
+    described = await service.consumer_groups.describe(messages.DescribeConsumerGroupRequest(consumer_group="app"))
+    assert not described.members
+    await service.round(member_id="b")
+
+
+async def test_of_members_that_have_left_so_many_are_remembered(service: Service) -> None:
+    await service.begin(1)
+    for number in range(LEFT_MAX + 1):
+        await service.consumer_groups.leave(messages.LeaveRequest(consumer_group="app", member_id=f"m{number}"))
+    await service.round(member_id="m0")
+    with pytest.raises(LeaseLost):
+        await service.round(member_id="m1")
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "x" * (NAME_CHARS_MAX + 1), "..", "ü"])

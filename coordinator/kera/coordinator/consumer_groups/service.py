@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import OrderedDict
 from collections.abc import Generator, Iterable
 from typing import TypeVar
 
@@ -28,7 +29,7 @@ from kera.coordinator.consumer_groups.polls import Polls
 from kera.coordinator.consumer_groups.registry import CONSUMER_GROUPS_MAX, ConsumerGroupRegistry
 from kera.coordinator.consumer_groups.requests import RESET_STREAMLETS_MAX, StreamShape, check_items
 from kera.coordinator.consumer_groups.uses import CLOCK, USES, Uses
-from kera.core.errors import InvalidArgument
+from kera.core.errors import InvalidArgument, LeaseLost
 from kera.core.rpc import api
 from kera.core.telemetry import get_logger
 from kera.v1 import consumer_group_pb2 as messages
@@ -41,6 +42,8 @@ TICK_S = 0.5
 PAUSE_S_MIN = 1.0
 """A tick that comes later than this: the process was paused."""
 WAIT_MS_MAX = 30_000
+LEFT_MAX = 4096
+"""Members that have left, of which that is remembered."""
 
 
 class ConsumerGroups:
@@ -64,6 +67,9 @@ class ConsumerGroups:
         self.polls = Polls()
         self.registry = ConsumerGroupRegistry(state, self._uses, self.polls, groups_max=groups_max)
         self._durability = Durability(state, self.registry, self._uses)
+        self._left: OrderedDict[tuple[str, str], None] = OrderedDict()
+        """Members that have left, the last ones: a round of theirs that comes behind, as calls may overtake each other,
+        must not make them members again."""
         self._ticking: asyncio.Task[None] | None = None
         self._forgetting: asyncio.Task[None] | None = None
 
@@ -111,8 +117,10 @@ class ConsumerGroups:
     # --- requests of consumers ---------------------------------------------------------------------------------
 
     async def consume_round(self, request: messages.ConsumeRoundRequest) -> messages.ConsumeRoundResponse:
-        """See `ConsumerGroup.consume_round`. Raises `UnknownStream`, `InvalidArgument`, `Unavailable`."""
+        """See `ConsumerGroup.consume_round`. Raises `UnknownStream`, `InvalidArgument`, `Unavailable`, `LeaseLost`."""
         name, member_id = request.consumer_group, request.member_id
+        if (name, member_id) in self._left:
+            raise LeaseLost(f"member {member_id} has left consumer group {name!r}", consumer_group=name)
         now_s = self._now_s()
         check_items(request.stream_ids, "stream_ids")
         shapes = self._shapes(request.stream_ids)
@@ -180,6 +188,9 @@ class ConsumerGroups:
     async def leave(self, request: messages.LeaveRequest) -> messages.LeaveResponse:
         """See `ConsumerGroup.leave`."""
         check_items(request.steps, "steps")
+        self._left[request.consumer_group, request.member_id] = None
+        if len(self._left) > LEFT_MAX:
+            self._left.popitem(last=False)
         consumer_group = self.registry.groups.get(request.consumer_group)
         if consumer_group is None:
             return messages.LeaveResponse(refused=request.steps)
