@@ -398,5 +398,6 @@ async def test_metrics_are_for_those_who_may_describe_the_cluster(secured: Secur
     for name in ("coordinator", "broker-1", "backup-1"):
         status, text = await asyncio.to_thread(get, name, "/metrics", token.secret)
         assert status == 200
-        assert "kera_" in text
+        assert "kera_access_denied_total" in text
+        assert "kera_access_version 0.0" not in text  # it goes by what was told
         assert "[+] state: it serves" in (await asyncio.to_thread(get, name, "/readyz", token.secret))[1]

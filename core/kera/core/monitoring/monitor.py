@@ -22,10 +22,11 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from kera.core.access.guard import Door
+from kera.core.access.guard import Door, Guard
 from kera.core.errors import KeraError
 from kera.core.feature_level import FEATURE_LEVEL
 from kera.core.loop_lag import LoopLag
+from kera.core.monitoring.access import AccessCounts
 from kera.core.monitoring.build import this_build
 from kera.core.monitoring.certificates import Certificates
 from kera.core.monitoring.health import Check, Health, State, wrong
@@ -98,6 +99,8 @@ class Monitor:
     def guarded_by(self, door: Door) -> Door:
         """Have `door` say from now on who may see metrics, and why the daemon is not ready; returns it."""
         self._door = door
+        if isinstance(door, Guard):
+            self.add(AccessCounts(door))
         return door
 
     def add(self, source: Source) -> None:
