@@ -8,104 +8,28 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 
-from kera.client import Client, ClientSettings
-from kera.core.access.credentials import of_daemon
-from kera.core.access.passwords import verifier_for
-from kera.core.access.rights import Operation, wire
+from kera.client import Client
+from kera.core.access.rights import Operation
 from kera.core.access.settings import secure
 from kera.core.errors import AuthenticationFailed, KeraError, NotAllowed, Uncertain, UnknownStream
 from kera.core.rpc import api
 from kera.core.rpc.frame_client import FrameChannel
-from kera.core.rpc.grpc_client import GrpcChannel
-from kera.core.rpc.method import Method, RequestT, ResponseT, call
+from kera.core.rpc.method import call
 from kera.core.runtime import MACHINE
-from kera.core.security import Tls, TlsFiles
-from kera.core.security.issuing import Authority
-from kera.local.cluster import LocalCluster
 from kera.v1 import access_pb2 as messages
 from kera.v1 import backup_pb2, broker_pb2, coordinator_pb2
+from tests.integration.secured_cluster import PASSWORD, Secured
 from tests.integration.support import until
 
 pytestmark = pytest.mark.timeout(180)
-HOST = "127.0.0.1"
-SECRET = "a secret that all daemons of the cluster have"
-PASSWORD = "correct horse battery"
 VALUES = [b"%d" % number for number in range(1000)]
 Transport = Literal["tcp", "grpc", "unix", "auto"]
 REVOKED_S = 2.0
 """Within which what was revoked is over."""
-
-
-class Secured:
-    """A cluster of two brokers and a backup over TLS, whose daemons know each other by a secret."""
-
-    def __init__(self, directory: Path, stack: contextlib.ExitStack) -> None:
-        authority, _ = Authority.open_or_make(directory)
-        self.ca = authority.path
-        one = authority.issue(HOST)
-        secret = directory / "secret"
-        secret.write_text(SECRET)
-        daemon = {
-            "tls_cert": one.cert,
-            "tls_key": one.key,
-            "tls_ca": self.ca,
-            "security": True,
-            "cluster_secret_file": secret,
-            "super_users": ["user:admin", "role:boss"],
-            "metrics_port": 0,
-        }
-        self.cluster = stack.enter_context(
-            LocalCluster.running(
-                brokers=2,
-                backups=1,
-                replication=1,
-                arena_bytes=64 << 20,
-                backup_memory_bytes=64 << 20,
-                segment_bytes=1 << 20,
-                coordinator_settings=daemon,
-                broker_settings=daemon,
-                backup_settings=daemon,
-            )
-        )
-
-    @property
-    def tls(self) -> Tls:
-        return Tls(TlsFiles(ca=self.ca))
-
-    def settings(self, **settings: Any) -> ClientSettings:
-        return ClientSettings(tls_ca=self.ca, **settings)
-
-    async def client(self, user: str, **settings: Any) -> Client:
-        return await Client.connect(self.cluster.bootstrap, self.settings(user=user, password=PASSWORD, **settings))
-
-    async def ask(self, method: Method[RequestT, ResponseT], request: RequestT) -> ResponseT:
-        """As a daemon."""
-        channel = GrpcChannel(self.cluster.bootstrap, tls=self.tls, introduction=of_daemon(SECRET))
-        try:
-            return await call(channel, method, request, timeout_s=10)
-        finally:
-            await channel.close()
-
-    async def make_user(self, name: str, *roles: str) -> None:
-        request = messages.PutUserRequest(name=name, create=True, scram=verifier_for(PASSWORD))
-        request.roles.names.extend(roles)
-        answer = await self.ask(api.PUT_USER, request)
-        assert not answer.untold.members
-
-    async def grant(self, principal: str, resource: str, *operations: Operation) -> int:
-        rule = messages.AccessRule(principal=principal, resource=resource, operations=wire(operations))
-        answer = await self.ask(api.GRANT_RIGHT, messages.GrantRightRequest(rule=rule))
-        assert not answer.untold.members
-        return answer.rule.rule_id
-
-    async def revoke(self, rule_id: int) -> None:
-        answer = await self.ask(api.REVOKE_RIGHTS, messages.RevokeRightsRequest(rule_ids=[rule_id]))
-        assert not answer.untold.members
 
 
 @pytest.fixture(scope="module")
@@ -325,7 +249,7 @@ async def test_a_token_does_what_it_is_narrowed_to_until_it_is_revoked(secured: 
                 await read_all(client, "token-out")
             with pytest.raises(NotAllowed, match="gets no further one"):
                 await client.access.issue_token()
-            assert await client.access.renew_token(issued.token_id) > 0
+            assert (await client.access.renew_token(issued.token_id)).expires_in_ms > 0
             assert not (await alice.access.revoke_token(issued.token_id)).untold
             with pytest.raises(AuthenticationFailed, match="the token is not known"):
                 await client.admin.list_streams()

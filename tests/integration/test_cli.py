@@ -191,7 +191,9 @@ def test_the_brokers_are_shown(kera: Kera) -> None:
     assert [(broker["broker_id"], broker["alive"]) for broker in cluster["brokers"]] == [(1, True), (2, True)]
 
     text = kera("cluster", "describe").decode()
-    assert text.startswith(f"cluster {cluster['cluster_id']} at {kera.bootstrap}, feature level {FEATURE_LEVEL}\n")
+    assert text.startswith(
+        f"cluster {cluster['cluster_id']} at {kera.bootstrap}, feature level {FEATURE_LEVEL}, security off\n"
+    )
     assert re.search(r"^ +1 +yes +\d\S+ +127\.0\.0\.1:\d+ +127\.0\.0\.1:\d+ +64 MiB +1 MiB ", text, re.MULTILINE)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from kera.cli import (
+    acl,
     bench,
     check,
     cluster,
@@ -18,6 +19,8 @@ from kera.cli import (
     produce,
     stream,
     tls,
+    token,
+    user,
     verify,
 )
 
@@ -55,6 +58,9 @@ app.add_typer(cluster.app, name="cluster")
 app.add_typer(group.app, name="group")
 app.command("produce")(produce.produce)
 app.command("consume")(consume.consume)
+app.add_typer(user.app, name="user")
+app.add_typer(acl.app, name="acl")
+app.add_typer(token.app, name="token")
 app.add_typer(tls.app, name="tls")
 app.add_typer(bench.app, name="bench")
 app.command("check")(check.check)

@@ -47,7 +47,8 @@ async def _describe(bootstrap: str, as_json: bool) -> None:
     if as_json:
         print(json.dumps(dataclasses.asdict(cluster), indent=2))
         return
-    print(f"cluster {cluster.cluster_id} at {bootstrap}, feature level {cluster.feature_level}")
+    security = "on" if cluster.security else "off"
+    print(f"cluster {cluster.cluster_id} at {bootstrap}, feature level {cluster.feature_level}, security {security}")
     if len(cluster.coordinators) > 1:
         leader, *others = cluster.coordinators
         print(f"coordinators: {leader} leads, {', '.join(others)}")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from kera.cli._client import BOOTSTRAP_OPTION, JSON_OPTION, connected
+from kera.cli._confirming import YES_OPTION
 from kera.cli._durations import format_ms, parse_duration_ms
 from kera.cli._run import UsageError, run_async
 from kera.cli._sizes import format_size
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Inspect consumer groups and reset their offsets.", no_args_is_help=True)
 
 NAME_ARGUMENT = typer.Argument(..., metavar="GROUP", help="Name of the consumer group.")
-YES_OPTION = typer.Option(False, "--yes", "-y", help="Do not ask for confirmation.")
 
 
 @app.command("list")

@@ -11,6 +11,7 @@ import typer
 
 from kera.cli._arrow_types import parse_columns
 from kera.cli._client import BOOTSTRAP_OPTION, JSON_OPTION, connected
+from kera.cli._confirming import YES_OPTION, confirm
 from kera.cli._run import UsageError, run_async
 from kera.cli._sizes import format_size, parse_size
 from kera.cli._table import fields, format_time, plural, table
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Create, list, describe, alter, truncate and delete streams.", no_args_is_help=True)
 
 NAME_ARGUMENT = typer.Argument(..., metavar="NAME", help="Name of the stream.")
-YES_OPTION = typer.Option(False, "--yes", "-y", help="Do not ask for confirmation.")
 
 
 @app.command()
@@ -356,7 +356,7 @@ def truncate(
         raise UsageError(
             "say what to delete: --all, or --streamlet and --to, with --entry if the streamlet has several"
         )
-    _confirm(f"truncating {name}", question, yes=yes)
+    confirm(f"truncating {name}", question, yes=yes)
     run_async(_truncate(bootstrap, name, place))
 
 
@@ -380,7 +380,7 @@ async def _truncate(bootstrap: str, name: str, place: tuple[Position, int, int] 
 @app.command()
 def delete(name: str = NAME_ARGUMENT, yes: bool = YES_OPTION, bootstrap: str = BOOTSTRAP_OPTION) -> None:
     """Delete a stream and all its records."""
-    _confirm(f"deleting {name}", f"Delete {name} and all its records?", yes=yes)
+    confirm(f"deleting {name}", f"Delete {name} and all its records?", yes=yes)
     run_async(_delete(bootstrap, name))
     print(f"deleted {name}")
 
@@ -388,14 +388,6 @@ def delete(name: str = NAME_ARGUMENT, yes: bool = YES_OPTION, bootstrap: str = B
 async def _delete(bootstrap: str, name: str) -> None:
     async with connected(bootstrap) as client:
         await client.admin.delete_stream(name)
-
-
-def _confirm(doing: str, question: str, *, yes: bool) -> None:
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        raise UsageError(f"{doing} needs --yes when standard input is not a terminal")
-    typer.confirm(question, abort=True)
 
 
 def _to_json(stream: StreamDescription, bounds: dict[int, list[EntryBounds]] | None = None) -> dict[str, Any]:

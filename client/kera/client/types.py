@@ -186,6 +186,8 @@ class ClusterDescription:
     """What the coordinator waits for, in words, while its metadata are known to be older than the cluster."""
     feature_level: int = 0
     """What the cluster's daemons may do that others have to understand: all of them have had that level."""
+    security: bool = False
+    """Everybody has to authenticate, and may do what rules allow."""
 
 
 class Interval(NamedTuple):

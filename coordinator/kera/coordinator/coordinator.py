@@ -266,6 +266,7 @@ class Coordinator:
             unknown_streams=self.unknown.describe_all(),
             catching_up=self.state.catching_up,
             feature_level=self.state.feature_level,
+            security=self.access.is_on,
         )
 
     async def _answer_copy(self, _: messages.ReadMetadataRequest) -> messages.ReadMetadataResponse:

@@ -57,6 +57,8 @@ __all__ = [
     "UnknownGroup",
     "UnknownLaunch",
     "UnknownStream",
+    "UnknownUser",
+    "UserExists",
     "error_from_wire",
     "error_to_attributes",
     "invariant",
@@ -137,6 +139,18 @@ class QuotaExceeded(NotAccepted):
     """A principal has as much of something as its quota lets it; ``attributes`` has `quota`, `value`, `principal`."""
 
     code = "quota_exceeded"
+
+
+class UnknownUser(InvalidArgument):
+    """The cluster keeps no user with this name."""
+
+    code = "unknown_user"
+
+
+class UserExists(InvalidArgument):
+    """A user with this name exists already."""
+
+    code = "user_exists"
 
 
 class UnknownStream(NotAccepted):

@@ -1011,6 +1011,7 @@ class DescribeClusterResponse(_message.Message):
     UNKNOWN_STREAMS_FIELD_NUMBER: _builtins.int
     CATCHING_UP_FIELD_NUMBER: _builtins.int
     FEATURE_LEVEL_FIELD_NUMBER: _builtins.int
+    SECURITY_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
     catching_up: _builtins.str
     """What is waited for before anything is recovered, moved or deleted, as the metadata are older than the cluster; empty:
@@ -1018,6 +1019,8 @@ class DescribeClusterResponse(_message.Message):
     """
     feature_level: _builtins.int
     """That the cluster has: what its daemons may do that others have to understand. See BrokerInfo."""
+    security: _builtins.bool
+    """Of the coordinator that leads: users and rules count."""
     @_builtins.property
     def brokers(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.BrokerInfo]: ...
     @_builtins.property
@@ -1040,10 +1043,11 @@ class DescribeClusterResponse(_message.Message):
         unknown_streams: _abc.Iterable[Global___UnknownStream] | None = ...,
         catching_up: _builtins.str = ...,
         feature_level: _builtins.int = ...,
+        security: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backups", b"backups", "brokers", b"brokers", "catching_up", b"catching_up", "cluster_id", b"cluster_id", "coordinators", b"coordinators", "feature_level", b"feature_level", "unknown_streams", b"unknown_streams"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backups", b"backups", "brokers", b"brokers", "catching_up", b"catching_up", "cluster_id", b"cluster_id", "coordinators", b"coordinators", "feature_level", b"feature_level", "security", b"security", "unknown_streams", b"unknown_streams"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

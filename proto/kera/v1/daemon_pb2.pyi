@@ -71,6 +71,7 @@ class DescribeDaemonResponse(_message.Message):
     CHECKS_FIELD_NUMBER: _builtins.int
     FILE_SYSTEMS_FIELD_NUMBER: _builtins.int
     FEATURE_LEVEL_FIELD_NUMBER: _builtins.int
+    SECURITY_FIELD_NUMBER: _builtins.int
     role: _builtins.str
     """coordinator, broker or backup."""
     version: _builtins.str
@@ -85,6 +86,8 @@ class DescribeDaemonResponse(_message.Message):
     uptime_ms: _builtins.int
     feature_level: _builtins.int
     """See BrokerInfo."""
+    security: _builtins.bool
+    """Everybody has to authenticate, and may do what rules allow."""
     @_builtins.property
     def checks(self) -> _containers.RepeatedCompositeFieldContainer[Global___HealthCheck]:
         """What its readiness is made of."""
@@ -106,10 +109,11 @@ class DescribeDaemonResponse(_message.Message):
         checks: _abc.Iterable[Global___HealthCheck] | None = ...,
         file_systems: _abc.Iterable[Global___FileSystem] | None = ...,
         feature_level: _builtins.int = ...,
+        security: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checks", b"checks", "commit", b"commit", "feature_level", b"feature_level", "file_systems", b"file_systems", "native", b"native", "node_id", b"node_id", "now_us", b"now_us", "role", b"role", "uptime_ms", b"uptime_ms", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checks", b"checks", "commit", b"commit", "feature_level", b"feature_level", "file_systems", b"file_systems", "native", b"native", "node_id", b"node_id", "now_us", b"now_us", "role", b"role", "security", b"security", "uptime_ms", b"uptime_ms", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

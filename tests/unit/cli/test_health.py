@@ -13,12 +13,12 @@ from kera.cli._run import run_app
 from kera.cli.app import app
 from kera.cli.diagnosis import asking
 from kera.cli.diagnosis.asking import Picture
-from kera.cli.diagnosis.cluster import health, installed
+from kera.cli.diagnosis.cluster import health, installed, unreachable
 from kera.cli.diagnosis.findings import Finding, Severity, document, lines, ok, problem, warning, worst
 from kera.client import BackupDescription, BrokerDescription, ClusterDescription, RecoveryDescription
 from kera.client.admin.daemons import DaemonCheck, DaemonDescription, FileSystemRoom
 from kera.client.types import Assignment, Interval
-from kera.core.errors import Unavailable
+from kera.core.errors import AuthenticationFailed, KeraError, NotAllowed, Unavailable
 
 GIB = 1 << 30
 
@@ -330,3 +330,34 @@ def test_settings_of_ones_own_that_are_no_good_say_nothing_of_the_cluster(
     told = capsys.readouterr()
     assert told.out == ""
     assert "tls_ca /nowhere/ca.pem cannot be read: No such file or directory" in told.err
+
+
+@pytest.mark.parametrize(
+    ("cluster", "at", "expected"),
+    [
+        (False, {"broker 1": False, "coordinator c:1": False}, []),
+        (True, {"broker 1": True, "coordinator c:1": True}, []),
+        (True, {"broker 1": False, "coordinator c:1": True}, ["broker 1 serves whoever connects, and others ask"]),
+        (False, {"broker 1": True, "coordinator c:1": False}, ["coordinator c:1 serves whoever connects"]),
+    ],
+)
+@pytest.mark.parametrize("judge", [health, installed])
+def test_a_daemon_that_serves_whoever_connects_in_a_secured_cluster_is_a_problem(
+    judge: Any, cluster: bool, at: dict[str, bool], expected: list[str]
+) -> None:
+    daemons = {name: daemon(security=is_on) for name, is_on in at.items()}
+    found = [
+        each for each in judge(picture(cluster={"security": cluster}, daemons=daemons)) if each.subject == "security"
+    ]
+    told = [each.text for each in found if each.severity is Severity.PROBLEM]
+    assert len(told) == len(expected)
+    assert all(text.startswith(start) for text, start in zip(told, expected, strict=True))
+    if cluster and not expected:
+        assert [each.text for each in found] == ["everybody has to authenticate, and may do what rules allow"]
+
+
+@pytest.mark.parametrize("error", [AuthenticationFailed("nobody has authenticated"), NotAllowed("may not describe")])
+def test_who_is_not_let_in_is_told_how_to_say_who_it_is(error: KeraError) -> None:
+    (found,) = unreachable("c:1", error)
+    assert (found.severity, found.subject, found.text) == (Severity.PROBLEM, "access", error.message)
+    assert "KERA_CLIENT_USER" in found.advice

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from kera.coordinator.access import changes
-from kera.coordinator.access.changes import UnknownUser, UserExists, changed_user, granted, revoked
+from kera.coordinator.access.changes import changed_user, granted, revoked
 from kera.coordinator.access.service import TOKEN_LIFETIME_MS, TOKEN_RENEWABLE_MS, AccessService
 from kera.core.access.accounts import Token
 from kera.core.access.audit import Audit
@@ -17,7 +17,7 @@ from kera.core.access.guard import CALLER, Guard
 from kera.core.access.identity import Identity
 from kera.core.access.passwords import ITERATIONS_MIN, verifier_for
 from kera.core.access.rights import Operation, wire
-from kera.core.errors import InvalidArgument, NotAllowed, Unavailable
+from kera.core.errors import InvalidArgument, NotAllowed, Unavailable, UnknownUser, UserExists
 from kera.core.rpc.method import Peer
 from kera.v1 import access_pb2 as messages
 from tests.unit.coordinator.fake_cluster import Cluster

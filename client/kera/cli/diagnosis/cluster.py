@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from kera.cli._sizes import format_size
 from kera.cli._table import plural
 from kera.cli.diagnosis.findings import Finding, Severity, ok, problem, warning
-from kera.core.errors import KeraError
+from kera.core.errors import AuthenticationFailed, KeraError, NotAllowed
 
 if TYPE_CHECKING:
     from kera.cli.diagnosis.asking import Picture
@@ -25,6 +25,10 @@ CLOCK_MS_MAX = 500
 NAMED_MAX = 5
 """Streams that are named; the others are counted."""
 ENDED = {"done", "cancelled"}
+CREDENTIALS_ADVICE = (
+    "say who you are: KERA_CLIENT_USER and KERA_CLIENT_PASSWORD_FILE, KERA_CLIENT_TOKEN_FILE or KERA_CLIENT_TLS_CERT;"
+    " it takes the right to describe the cluster"
+)
 
 
 def health(picture: Picture) -> list[Finding]:
@@ -36,6 +40,7 @@ def health(picture: Picture) -> list[Finding]:
         *_recoveries(picture),
         *_daemons(picture),
         *_disks(picture),
+        *_security(picture),
         *_versions(picture),
     ]
 
@@ -43,11 +48,13 @@ def health(picture: Picture) -> list[Finding]:
 def installed(picture: Picture) -> list[Finding]:
     """What is looked at once after a cluster was set up: everybody is there and can be reached, versions, clocks."""
     absent = [each for each in _members(picture) if each.severity]
-    return [*absent, *_reached(picture), *_versions(picture), *_clocks(picture)]
+    return [*absent, *_reached(picture), *_security(picture), *_versions(picture), *_clocks(picture)]
 
 
 def unreachable(bootstrap: str, error: KeraError) -> list[Finding]:
     """Of one whose coordinator has not."""
+    if isinstance(error, AuthenticationFailed | NotAllowed):
+        return [problem("access", error.message, CREDENTIALS_ADVICE)]
     advice = (
         "see whether coordinators run, and whether --bootstrap (KERA_BOOTSTRAP) names them; then look at their logs"
     )
@@ -233,6 +240,21 @@ def _disks(picture: Picture) -> Iterator[Finding]:
                 )
     if fullest >= FREE_PART_MIN:
         yield ok("disks", f"the fullest one has {fullest:.0%} free")
+
+
+def _security(picture: Picture) -> Iterator[Finding]:
+    """Whether all of them ask who somebody is, or none."""
+    is_on = {name: said.security for name, said in _described(picture).items()}
+    if not (picture.cluster.security or any(is_on.values())):
+        return  # nobody has asked for it
+    for name in (name for name, here in is_on.items() if not here):
+        yield problem(
+            "security",
+            f"{name} serves whoever connects, and others ask who that is",
+            "set security = true and cluster_secret_file there, as at the others, and start it again",
+        )
+    if all(is_on.values()):
+        yield ok("security", "everybody has to authenticate, and may do what rules allow")
 
 
 def _versions(picture: Picture) -> Iterator[Finding]:

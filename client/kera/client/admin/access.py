@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, get_args
 from kera.client import arguments
 from kera.client.cluster.cluster import Cluster
 from kera.core.access.passwords import verifier_for
-from kera.core.errors import InvalidArgument
+from kera.core.errors import InvalidArgument, Uncertain, UnknownUser
 from kera.core.rpc import api
 from kera.core.spelling import hint
 from kera.v1 import access_pb2 as messages
@@ -97,6 +97,18 @@ class Token:
     expires_in_ms: int
     secret: str = field(default="", repr=False)
     """What is to be shown, known only to who has asked for it."""
+    renewable_for_ms: int = 0
+    """For how long it can be renewed, known of one that was just issued."""
+    untold: tuple[str, ...] = ()
+    """See `Change.untold`, of one that was just issued."""
+
+
+class RenewedToken(NamedTuple):
+    """A token that is good for longer."""
+
+    expires_in_ms: int
+    change: Change
+    """Who is untold may end it when it would have ended before."""
 
 
 class Access:
@@ -111,33 +123,40 @@ class Access:
     async def create_user(self, name: str, password: str | None = None, roles: Sequence[str] = ()) -> Change:
         """Make a user. What the password is checked against is made here: it does not leave this process.
 
-        Raises `InvalidArgument`.
+        Raises `InvalidArgument` and `UserExists`.
         """
         request = messages.PutUserRequest(name=arguments.text("name", name, "a user's"), create=True)
         if password is not None:
             request.scram.CopyFrom(verifier_for(password))
-        request.roles.names.extend(roles)
+        request.roles.names.extend(arguments.names("roles", roles))
         return _change((await self._cluster.ask(api.PUT_USER, request)).untold)
 
     async def set_password(self, name: str, password: str | None) -> Change:
         """Give a user another password, or none; what was authenticated with the old one ends.
 
-        One's own can be changed by everybody. Raises `InvalidArgument`.
+        One's own can be changed by everybody. Raises `InvalidArgument` and `UnknownUser`.
         """
         scram = messages.ScramVerifier() if password is None else verifier_for(password)
         request = messages.PutUserRequest(name=arguments.text("name", name, "a user's"), scram=scram)
         return _change((await self._cluster.ask(api.PUT_USER, request)).untold)
 
     async def set_roles(self, name: str, roles: Sequence[str]) -> Change:
-        """Have a user be these roles, and no others. Raises `InvalidArgument`."""
+        """Have a user be these roles, and no others. Raises `InvalidArgument` and `UnknownUser`."""
         request = messages.PutUserRequest(
-            name=arguments.text("name", name, "a user's"), roles=messages.Roles(names=roles)
+            name=arguments.text("name", name, "a user's"),
+            roles=messages.Roles(names=arguments.names("roles", roles)),
         )
         return _change((await self._cluster.ask(api.PUT_USER, request)).untold)
 
     async def delete_user(self, name: str) -> DeletedUser:
-        """Forget a user, and revoke its tokens. Raises `InvalidArgument`."""
-        answer = await self._cluster.ask(api.DELETE_USER, messages.DeleteUserRequest(name=name))
+        """Forget a user, and revoke its tokens. Raises `UnknownUser`."""
+        request = messages.DeleteUserRequest(name=arguments.text("name", name, "a user's"))
+        try:
+            answer = await self._cluster.ask(api.DELETE_USER, request)
+        except UnknownUser as error:
+            if not isinstance(error.__cause__, Uncertain):
+                raise
+            answer = messages.DeleteUserResponse()  # an attempt that got no answer has deleted it, most likely
         return DeletedUser(answer.tokens_revoked, tuple(answer.rule_ids), _change(answer.untold))
 
     async def users(self) -> list[User]:
@@ -172,7 +191,11 @@ class Access:
         return await self._revoke(messages.RevokeRightsRequest(rule_ids=rule_ids))
 
     async def rules(self, principal: str = "", resource: str = "") -> list[Rule]:
-        """The rules there are, of a principal or about a resource if one is named; one's own are everybody's to see."""
+        """The rules that count for a principal and a resource, as far as these are named; one's own all may see.
+
+        For a user, those of its roles count, too, and those of everybody; about a resource, those with a prefix of it.
+        Raises `InvalidArgument`.
+        """
         request = messages.ListRightsRequest(principal=principal, resource=resource)
         return [_as_rule(each) for each in (await self._cluster.ask(api.LIST_RIGHTS, request)).rules]
 
@@ -189,12 +212,20 @@ class Access:
         """
         request = messages.IssueTokenRequest(resources=resources, lifetime_ms=lifetime_ms)
         answer = await self._cluster.ask(api.ISSUE_TOKEN, request)
-        return Token(answer.token_id, "", tuple(request.resources), answer.expires_in_ms, answer.token)
+        return Token(
+            answer.token_id,
+            "",
+            tuple(request.resources),
+            answer.expires_in_ms,
+            answer.token,
+            answer.renewable_for_ms,
+            tuple(answer.untold.members),
+        )
 
-    async def renew_token(self, token_id: str) -> int:
-        """Have a token be good for as long again; returns for how long, in ms. Raises `InvalidArgument`."""
+    async def renew_token(self, token_id: str) -> RenewedToken:
+        """Have a token be good for as long again. Raises `InvalidArgument`."""
         answer = await self._cluster.ask(api.RENEW_TOKEN, messages.RenewTokenRequest(token_id=token_id))
-        return answer.expires_in_ms
+        return RenewedToken(answer.expires_in_ms, _change(answer.untold))
 
     async def revoke_token(self, token_id: str) -> Change:
         """End a token now. Raises `InvalidArgument`."""

@@ -55,6 +55,8 @@ class DaemonDescription:
     file_systems: tuple[FileSystemRoom, ...]
     feature_level: int = 0
     """See `ClusterDescription`."""
+    security: bool = False
+    """Whoever asks it for anything has to authenticate."""
 
 
 async def describe_daemon(
@@ -84,4 +86,5 @@ async def describe_daemon(
         checks=tuple(DaemonCheck(each.name, _STATES.get(each.state, "warning"), each.text) for each in said.checks),
         file_systems=tuple(FileSystemRoom(each.path, each.size_bytes, each.free_bytes) for each in said.file_systems),
         feature_level=said.feature_level,
+        security=said.security,
     )

@@ -253,6 +253,7 @@ class Cluster:
             tuple(map(UnlistedStream.from_message, answer.unknown_streams)),
             answer.catching_up,
             answer.feature_level,
+            answer.security,
         )
 
     async def bounds(self, name: str) -> dict[int, list[EntryBounds]]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from kera.core.access.identity import check_name
 from kera.core.access.passwords import check_verifier
 from kera.core.access.rights import check_rule
-from kera.core.errors import InvalidArgument
+from kera.core.errors import InvalidArgument, UnknownUser, UserExists
 from kera.v1 import access_pb2 as messages
 
 USERS_MAX = 10_000
@@ -22,27 +22,21 @@ TOKEN_RESOURCES_MAX = 64
 """That a token is narrowed to."""
 
 
-class UnknownUser(InvalidArgument):
-    """No user has this name."""
-
-    code = "unknown_user"
-
-
-class UserExists(InvalidArgument):
-    """A user with this name exists already."""
-
-    code = "user_exists"
-
-
 def changed_user(
     known: messages.UserRecord | None, request: messages.PutUserRequest, *, users: int, version: int, now_us: int
 ) -> messages.UserRecord:
-    """The record of a user as a request wants it; `version`: of a new password. Raises `InvalidArgument`."""
+    """The record of a user as a request wants it; `version`: of a new password.
+
+    One that is there with the very verifier of a request was made by it: its salt is random. So an attempt after one
+    whose answer was lost finds what that one made. Raises `InvalidArgument`, `UnknownUser` and `UserExists`.
+    """
     name = check_name("user", request.name)
     if known is None and not request.create:
         raise UnknownUser(f"there is no user {name!r}: kera user create makes one", user=name)
     if known is not None and request.create:
-        raise UserExists(f"there is a user {name!r} already", user=name)
+        if request.HasField("scram") and known.scram == request.scram:
+            return known
+        raise UserExists(f"there is a user {name!r} already: kera user passwd and kera user roles change it", user=name)
     if known is None and users >= USERS_MAX:
         raise InvalidArgument(f"there are {users} users already", limit=USERS_MAX)
     record = messages.UserRecord(name=name, created_us=now_us)

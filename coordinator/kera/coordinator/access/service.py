@@ -10,7 +10,6 @@ from typing import Any
 from kera.coordinator.access.changes import (
     TOKEN_RESOURCES_MAX,
     TOKENS_MAX,
-    UnknownUser,
     changed_user,
     granted,
     revoked,
@@ -24,6 +23,7 @@ from kera.coordinator.access.records import (
     token_key,
     user_key,
 )
+from kera.coordinator.access.remarks import remark_on
 from kera.coordinator.access.telling import Telling, TellMember
 from kera.coordinator.cluster.handlers import Handlers
 from kera.coordinator.cluster.state import State
@@ -32,8 +32,8 @@ from kera.core.access.accounts import Token
 from kera.core.access.audit import Audit
 from kera.core.access.guard import CALLER, Guard
 from kera.core.access.identity import USER, Identity, check_name, check_principal
-from kera.core.access.rights import CLUSTER, Operation, Rights, check_resource, operation_word
-from kera.core.errors import InvalidArgument, NotAllowed, UnknownStream
+from kera.core.access.rights import CLUSTER, Operation, Rights, check_resource, covers, operation_word
+from kera.core.errors import InvalidArgument, NotAllowed, UnknownUser
 from kera.core.rpc import api
 from kera.core.rpc.method import Peer
 from kera.v1 import access_pb2 as messages
@@ -53,6 +53,11 @@ class AccessService:
         self._guard = guard
         self._records = AccessRecords(state.ledger)
         self.telling = Telling(state, self._table, tell)
+
+    @property
+    def is_on(self) -> bool:
+        """Whether users and rules count."""
+        return self._guard is not None
 
     def load(self) -> None:
         """Take up what the ledger has."""
@@ -114,7 +119,7 @@ class AccessService:
             name = request.name
             tokens = [token.token_id for token in self._records.tokens() if token.owner == name]
             if self._records.user(name) is None:
-                raise UnknownUser(f"there is no user {name!r}", user=name)
+                raise UnknownUser(f"there is no user {name!r}: kera user list shows all", user=name)
             answer.tokens_revoked = len(tokens)
             answer.rule_ids[:] = [rule.rule_id for rule in self._records.rules() if rule.principal == USER + name]
             self._audit("user", user=name, deleted=True, tokens=len(tokens))
@@ -152,7 +157,7 @@ class AccessService:
             return {rule_key(rule.rule_id): rule.SerializeToString(), **new}
 
         answer.untold.CopyFrom(await self._change(add))
-        answer.remark = self._remark(answer.rule.resource, answer.rule.principal)
+        answer.remark = remark_on(answer.rule, self._state.catalog, self._records)
         return answer
 
     async def revoke(self, request: messages.RevokeRightsRequest) -> messages.RevokeRightsResponse:
@@ -172,15 +177,20 @@ class AccessService:
         return answer
 
     def list_rights(self, request: messages.ListRightsRequest) -> messages.ListRightsResponse:
-        """The rules there are; who does not administer the cluster sees its own."""
+        """The rules that count for a principal, about a resource; who does not administer the cluster sees its own.
+
+        Raises `InvalidArgument`.
+        """
         mine = None if self._administers() else _principals_of(_caller())
+        theirs = _principals_of(self._who(request.principal)) | {request.principal} if request.principal else None
+        resource = check_resource(request.resource) if request.resource else ""
         return messages.ListRightsResponse(
             rules=[
                 rule
                 for rule in self._records.rules()
                 if (mine is None or rule.principal in mine)
-                and request.principal in {"", rule.principal}
-                and request.resource in {"", rule.resource}
+                and (theirs is None or rule.principal in theirs)
+                and (not resource or covers(rule.resource, resource))
             ]
         )
 
@@ -340,19 +350,6 @@ class AccessService:
         if audit is not None:
             peer = CALLER.get()
             audit.changed_by(_caller_principal(), "" if peer is None else peer.address, what, **fields)
-
-    def _remark(self, resource: str, principal: str) -> str:
-        kind, _, name = resource.partition(":")
-        remarks = []
-        if kind == "stream" and not name.endswith("*"):
-            try:
-                self._state.catalog.named(name)
-            except UnknownStream:
-                remarks.append(f"there is no stream {name!r} now")
-        user = principal.removeprefix(USER)
-        if principal.startswith(USER) and user != "*" and self._records.user(user) is None:
-            remarks.append(f"no user {user!r} is kept here, which is right for one with a certificate or a JWT")
-        return "; ".join(remarks)
 
 
 def _fields(rule: messages.AccessRule) -> dict[str, object]:

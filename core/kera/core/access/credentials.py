@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from pathlib import Path
+from typing import BinaryIO
 
 from kera.core.access.authenticator import DAEMON_USER
 from kera.core.access.passwords import Login
@@ -65,14 +66,21 @@ def secret_in(setting: str, path: Path) -> str:
     """What a file has, without white space around it. Raises `AuthenticationFailed`, which names the setting."""
     try:
         with expanded(path).open("rb") as file:
-            data = file.read(SECRET_BYTES_MAX + 1)
+            return secret_from(f"{setting} {path}", file)
+    except OSError as error:
+        raise AuthenticationFailed(f"{setting} {path} cannot be read: {error.strerror}", path=str(path)) from error
+    except InvalidArgument as error:
+        raise AuthenticationFailed(f"{setting} {path} cannot be read: {error.message}", path=str(path)) from error
+
+
+def secret_from(what: str, file: BinaryIO) -> str:
+    """What is in an open file, likewise; `what` it is called. Raises `AuthenticationFailed`, and `OSError`."""
+    data = file.read(SECRET_BYTES_MAX + 1)
+    try:
         text = data.decode().strip()
-    except (OSError, UnicodeDecodeError, InvalidArgument) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no text"
-        if isinstance(error, InvalidArgument):
-            reason = error.message
-        raise AuthenticationFailed(f"{setting} {path} cannot be read: {reason}", path=str(path)) from error
+    except UnicodeDecodeError as error:
+        raise AuthenticationFailed(f"{what} cannot be read: it is no text") from error
     if not text or len(data) > SECRET_BYTES_MAX:
-        what = "is empty" if not text else f"has more than {SECRET_BYTES_MAX} bytes"
-        raise AuthenticationFailed(f"{setting} {path} {what}", path=str(path))
+        reason = "is empty" if not text else f"has more than {SECRET_BYTES_MAX} bytes"
+        raise AuthenticationFailed(f"{what} {reason}")
     return text

@@ -63,6 +63,7 @@ def check_principal(principal: str) -> str:
     if principal != EVERYBODY:
         kind = next((kind for kind in (USER, ROLE) if principal.startswith(kind)), None)
         if kind is None:
-            raise InvalidArgument(f"principal {principal!r}: user:NAME, role:NAME, or user:* for everybody")
+            meant = f"; did you mean '{USER}{principal}'?" if _NAME.fullmatch(principal) else ""
+            raise InvalidArgument(f"principal {principal!r}: user:NAME, role:NAME, or user:* for everybody{meant}")
         check_name(kind[:-1], principal.removeprefix(kind))
     return principal

@@ -36,13 +36,21 @@ _REFUSED = "the user name or the password is not right"
 
 def verifier_for(password: str, *, iterations: int = ITERATIONS) -> messages.ScramVerifier:
     """What a server has to know of a password. Raises `InvalidArgument` for one that is none."""
-    if not PASSWORD_CHARS_MIN <= len(password) <= PASSWORD_CHARS_MAX:
-        raise InvalidArgument(f"a password has {PASSWORD_CHARS_MIN} to {PASSWORD_CHARS_MAX} characters")
+    check_password(password)
     try:
         salt, stored_key, server_key, count = _MECHANISM.make_auth_info(password, iteration_count=iterations)
     except ScramException as error:
         raise InvalidArgument("the password has characters that passwords cannot have") from error
     return messages.ScramVerifier(salt=salt, stored_key=stored_key, server_key=server_key, iterations=count)
+
+
+def check_password(password: str) -> str:
+    """Raises `InvalidArgument` for one that is none."""
+    if not PASSWORD_CHARS_MIN <= len(password) <= PASSWORD_CHARS_MAX:
+        raise InvalidArgument(
+            f"a password has {PASSWORD_CHARS_MIN} to {PASSWORD_CHARS_MAX} characters, and this one has {len(password)}"
+        )
+    return password
 
 
 def check_verifier(verifier: messages.ScramVerifier) -> None:

@@ -13,7 +13,7 @@ from typing import NamedTuple, cast
 
 from kera.core.access.identity import EVERYBODY, ROLE, Identity, check_principal
 from kera.core.errors import InvalidArgument
-from kera.core.spelling import hint
+from kera.core.spelling import closest, hint
 from kera.v1 import access_pb2 as messages
 
 
@@ -74,11 +74,18 @@ def check_resource(resource: str) -> str:
     if kind not in OF_RESOURCES or kind == CLUSTER:
         raise InvalidArgument(
             f"resource {resource!r}: stream:NAME, group:NAME, producer:NAME or cluster; a * at the end of a name stands"
-            f" for all that begin so{hint(kind, OF_RESOURCES)}"
+            f" for all that begin so{hint(kind, OF_RESOURCES) if colon else _meant(resource)}"
         )
     if not colon or not name or "*" in name[:-1] or len(resource) > RESOURCE_CHARS_MAX:
         raise InvalidArgument(f"resource {resource!r}: a name is missing, is too long, or has a * that is not its end")
     return resource
+
+
+def _meant(resource: str) -> str:
+    """What somebody most likely means who has written no kind."""
+    if closest(resource, [CLUSTER]):
+        return f"; did you mean '{CLUSTER}'?"
+    return f"; did you mean 'stream:{resource}'?" if resource else ""
 
 
 def covers(pattern: str, resource: str) -> bool:

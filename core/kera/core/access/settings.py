@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from pydantic import Field, SecretStr
@@ -67,10 +68,20 @@ class DaemonAccessSettings(DaemonTlsSettings):
 def secure(runtime: Runtime, settings: CredentialSettings) -> Runtime:
     """A client's runtime, whose connections are encrypted, and shown who we are over, as its settings say.
 
-    Raises `InvalidSettings` if they are not complete, and `InvalidTls` if the files are no good.
+    One that shows already who we are (`as_daemon`) goes on to. Raises `InvalidSettings` if the settings are not
+    complete, and `InvalidTls` if the files are no good.
     """
-    tls, credentials = tls_of(settings), _credentials(settings)
-    return runtime if tls is None and credentials is None else secured(runtime, tls, credentials)
+    tls, introduction = tls_of(settings), runtime.introduction or _credentials(settings)
+    return runtime if tls is None and introduction is None else secured(runtime, tls, introduction)
+
+
+def as_daemon(runtime: Runtime, cluster_secret_file: Path) -> Runtime:
+    """A client's runtime that shows the secret of a cluster, by which it may do all that daemons may.
+
+    For operators, while there is nobody else yet who may make users, or none who knows its password any more. Raises
+    `InvalidSettings`.
+    """
+    return replace(runtime, introduction=of_daemon(_secret_of_cluster(cluster_secret_file)))
 
 
 def secure_daemon(runtime: Runtime, settings: DaemonAccessSettings, host: str) -> Runtime:
@@ -114,9 +125,10 @@ def guard_of(
 
 
 def _cluster_secret(settings: DaemonAccessSettings) -> str:
-    path = settings.cluster_secret_file
-    if path is None:
-        return ""
+    return "" if settings.cluster_secret_file is None else _secret_of_cluster(settings.cluster_secret_file)
+
+
+def _secret_of_cluster(path: Path) -> str:
     try:
         secret = secret_in("cluster_secret_file", path)
     except AuthenticationFailed as error:

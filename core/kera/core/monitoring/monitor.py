@@ -70,6 +70,7 @@ class Monitor:
 
         `guarded`: more than probes is answered to those only whom the door lets in, see `guarded_by`.
         """
+        self._guarded = guarded
         self._door: Door | None = None if guarded else Door()
         self.health = Health()
         self.registry = CollectorRegistry()
@@ -160,6 +161,7 @@ class Monitor:
             feature_level=FEATURE_LEVEL,
             commit=build.commit,
             native=build.native,
+            security=self._guarded,
             node_id=self._runtime.node_id(),
             uptime_ms=round((self._clock.monotonic_s() - self._begun_s) * 1000),
             checks=[each.to_message() for each in self.health.checks()],

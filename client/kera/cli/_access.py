@@ -1,0 +1,55 @@
+"""What ``kera user``, ``kera acl`` and ``kera token`` share: who they are, and what they say after a change."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from kera.cli._client import connected
+from kera.cli._paths import path_of
+
+if TYPE_CHECKING:
+    from kera.client.admin.access import Access
+
+CLUSTER_SECRET_OPTION = typer.Option(
+    None,
+    "--cluster-secret-file",
+    metavar="FILE",
+    parser=path_of("--cluster-secret-file"),
+    help="Act as a daemon of the cluster, with its secret in FILE: for the first user, or when nobody can authenticate"
+    " who may do this.",
+)
+
+
+@contextlib.asynccontextmanager
+async def reading(bootstrap: str, cluster_secret_file: Path | None) -> AsyncIterator[Access]:
+    """Users, rules and tokens of a cluster."""
+    async with connected(bootstrap, patient=False, cluster_secret_file=cluster_secret_file) as client:
+        yield client.access
+
+
+@contextlib.asynccontextmanager
+async def changing(bootstrap: str, cluster_secret_file: Path | None) -> AsyncIterator[Access]:
+    """The same, to change something: says so if it counts for nothing, as security is off."""
+    async with connected(bootstrap, patient=False, cluster_secret_file=cluster_secret_file) as client:
+        is_on = (await client.admin.describe_cluster()).security  # before: who asks may be nobody any more after it
+        yield client.access
+        if not is_on:
+            warn("security is off in this cluster: this is kept, and counts once all daemons have security = true")
+
+
+def warn(text: str) -> None:
+    """Somebody should know this, though the command has done what it was asked for."""
+    print(f"kera: warning: {text}", file=sys.stderr)
+
+
+def warn_of_untold(untold: Iterable[str], meaning: str) -> None:
+    """Some daemons still go by what was before, by which what `meaning` says may happen there."""
+    for each in untold:
+        member, _, reason = each.partition(": ")
+        warn(f"{member} could not be told ({reason}): until it is heard of again, {meaning} there")

@@ -1,0 +1,245 @@
+"""``kera acl``: rules, by which who has authenticated may do something, or may not."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from kera.cli._access import CLUSTER_SECRET_OPTION, changing, reading, warn, warn_of_untold
+from kera.cli._client import BOOTSTRAP_OPTION, JSON_OPTION
+from kera.cli._run import UsageError, fail, run_async
+from kera.cli._table import format_time, table
+from kera.core.errors import InvalidArgument, KeraError
+
+if TYPE_CHECKING:
+    from kera.client.admin.access import Check, Granted, Operation, Revoked, Rule
+
+app = typer.Typer(help="Grant, revoke and list rights, and ask who may do what.", no_args_is_help=True)
+
+ALL = "all"
+"""In place of operations: those that there are for a resource."""
+EXIT_NO = 1
+EXIT_UNKNOWN = 2
+"""Whether somebody may do something could not be found out."""
+
+PRINCIPAL_HELP = "user:NAME, role:NAME, or user:* for everybody."
+RESOURCE_HELP = "stream:NAME, group:NAME, producer:NAME (a * at the end: all that begin so), or cluster."
+OPERATIONS_HELP = (
+    "describe, read, write, create, alter, delete, use (of groups and producers), administer (of the cluster), several"
+    f" with commas; {ALL}: those that there are for the resource."
+)
+DENY_HELP = "A rule that forbids it, which counts more than all that allow it."
+
+
+@app.command()
+def grant(
+    principal: str = typer.Argument(..., metavar="PRINCIPAL", help=PRINCIPAL_HELP),
+    operations: str = typer.Argument(..., metavar="OPERATION[,OPERATION]...", help=OPERATIONS_HELP),
+    resource: str = typer.Argument(..., metavar="RESOURCE", help=RESOURCE_HELP),
+    deny: bool = typer.Option(False, "--deny", help=DENY_HELP),
+    cluster_secret_file: Path | None = CLUSTER_SECRET_OPTION,
+    bootstrap: str = BOOTSTRAP_OPTION,
+    as_json: bool = JSON_OPTION,
+) -> None:
+    """Let a user or a role do something; or, with --deny, forbid it. It counts when the command ends.
+
+    A rule that there is already about the same gets more operations.
+    """
+    wanted = _checked(principal, operations, resource)
+    run_async(_grant(bootstrap, cluster_secret_file, principal, wanted, resource, deny, as_json))
+
+
+async def _grant(
+    bootstrap: str,
+    cluster_secret_file: Path | None,
+    principal: str,
+    operations: list[Operation],
+    resource: str,
+    deny: bool,
+    as_json: bool,
+) -> None:
+    async with changing(bootstrap, cluster_secret_file) as access:
+        done = await access.grant(principal, operations, resource, deny=deny)
+        _print_granted(done, as_json)
+
+
+def _print_granted(done: Granted, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({**dataclasses.asdict(done.rule), "untold": done.change.untold}, indent=2))
+    else:
+        print(f"rule {done.rule.rule_id}: {_text(done.rule)}")
+    if done.remark:
+        warn(done.remark)
+    meaning = "what it forbids may go on" if done.rule.deny else "what it allows may be refused"
+    warn_of_untold(done.change.untold, meaning)
+
+
+@app.command()
+def revoke(
+    principal: str | None = typer.Argument(None, metavar="[PRINCIPAL]", help=PRINCIPAL_HELP),
+    operations: str | None = typer.Argument(None, metavar="[OPERATION[,OPERATION]...]", help=OPERATIONS_HELP),
+    resource: str | None = typer.Argument(None, metavar="[RESOURCE]", help=RESOURCE_HELP),
+    rule: list[int] = typer.Option(
+        [], "--rule", min=1, metavar="ID", help="Number of the rule, in place of the others; may be repeated."
+    ),
+    deny: bool = typer.Option(False, "--deny", help="Of the rule that forbids it."),
+    cluster_secret_file: Path | None = CLUSTER_SECRET_OPTION,
+    bootstrap: str = BOOTSTRAP_OPTION,
+) -> None:
+    """Take rights away that a rule gives, as it was granted or by --rule; what is no longer allowed has ended then."""
+    if rule:
+        if principal is not None or deny:
+            raise UsageError("--rule says all of it: give it alone")
+        run_async(_revoke_rules(bootstrap, cluster_secret_file, rule))
+        return
+    if principal is None or operations is None or resource is None:
+        raise UsageError(
+            "give a PRINCIPAL, an OPERATION and a RESOURCE, as they were granted, or --rule; kera acl list shows all"
+        )
+    wanted = [] if operations == ALL else _checked(principal, operations, resource)
+    run_async(_revoke(bootstrap, cluster_secret_file, principal, wanted, resource, deny))
+
+
+async def _revoke_rules(bootstrap: str, cluster_secret_file: Path | None, rule_ids: list[int]) -> None:
+    async with changing(bootstrap, cluster_secret_file) as access:
+        _print_revoked(await access.revoke_rules(rule_ids), [])
+
+
+async def _revoke(
+    bootstrap: str,
+    cluster_secret_file: Path | None,
+    principal: str,
+    operations: list[Operation],
+    resource: str,
+    deny: bool,
+) -> None:
+    async with changing(bootstrap, cluster_secret_file) as access:
+        _print_revoked(await access.revoke(principal, resource, operations, deny=deny), operations)
+
+
+def _print_revoked(done: Revoked, operations: list[Operation]) -> None:
+    """`operations`: that were to go; none: all."""
+    for rule in done.rules:
+        left = tuple(each for each in rule.operations if operations and each not in operations)
+        if left:
+            print(f"rule {rule.rule_id}: {_text(dataclasses.replace(rule, operations=left))}")
+        else:
+            print(f"revoked rule {rule.rule_id}: {_text(rule)}")
+    forbade = all(rule.deny for rule in done.rules)
+    warn_of_untold(done.change.untold, "what it forbade may be refused" if forbade else "what it allowed may go on")
+
+
+@app.command("list")
+def list_(
+    principal: str = typer.Option("", "--principal", help="Only rules that count for it, with those of its roles."),
+    resource: str = typer.Option("", "--resource", help="Only rules that are about it, with those of its prefixes."),
+    cluster_secret_file: Path | None = CLUSTER_SECRET_OPTION,
+    bootstrap: str = BOOTSTRAP_OPTION,
+    as_json: bool = JSON_OPTION,
+) -> None:
+    """List the rules; who does not administer the cluster sees those about itself."""
+    run_async(_list(bootstrap, cluster_secret_file, principal, resource, as_json))
+
+
+async def _list(bootstrap: str, cluster_secret_file: Path | None, principal: str, resource: str, as_json: bool) -> None:
+    async with reading(bootstrap, cluster_secret_file) as access:
+        rules = await access.rules(principal, resource)
+    if as_json:
+        print(json.dumps([dataclasses.asdict(each) for each in rules], indent=2))
+        return
+    if not rules:
+        print("no such rules" if principal or resource else "no rules", file=sys.stderr)
+        return
+    heading = ("RULE", "PRINCIPAL", "MAY", "OPERATIONS", "RESOURCE", "CREATED", "BY")
+    rows = [
+        (
+            each.rule_id,
+            each.principal,
+            "no" if each.deny else "yes",
+            ", ".join(each.operations),
+            each.resource,
+            format_time(each.created_us),
+            each.created_by,
+        )
+        for each in rules
+    ]
+    print(table(heading, rows))
+
+
+@app.command()
+def check(
+    operation: str = typer.Argument(..., metavar="OPERATION", help="What is to be done, such as read."),
+    resource: str = typer.Argument(..., metavar="RESOURCE", help="With what, such as stream:orders."),
+    principal: str = typer.Option("", "--principal", metavar="PRINCIPAL", help="Who: user:NAME. Default: yourself."),
+    cluster_secret_file: Path | None = CLUSTER_SECRET_OPTION,
+    bootstrap: str = BOOTSTRAP_OPTION,
+    as_json: bool = JSON_OPTION,
+) -> int:
+    """Ask whether somebody may do something, and by which rule. Exit code 0: yes, 1: no, 2: it could not be asked."""
+    (wanted,) = _operations(operation, resource, most=1)
+    try:
+        said = run_async(_check(bootstrap, cluster_secret_file, wanted, resource, principal))
+    except KeraError as error:
+        if isinstance(error, UsageError):
+            raise
+        return fail(error.message, EXIT_UNKNOWN)
+    if as_json:
+        print(json.dumps(said._asdict(), indent=2))
+    else:
+        answer = "yes" if said.allowed else "no"
+        print(f"may {principal or _myself()} {wanted} {resource}? {answer}: {said.reason}")
+    return 0 if said.allowed else EXIT_NO
+
+
+async def _check(
+    bootstrap: str, cluster_secret_file: Path | None, operation: Operation, resource: str, principal: str
+) -> Check:
+    async with reading(bootstrap, cluster_secret_file) as access:
+        return await access.check(operation, resource, principal)
+
+
+def _myself() -> str:
+    from kera.client import ClientSettings
+
+    user = ClientSettings.load().user
+    return f"user:{user}" if user else "you"
+
+
+def _text(rule: Rule) -> str:
+    may = "may not" if rule.deny else "may"
+    return f"{rule.principal} {may} {', '.join(rule.operations)} {rule.resource}"
+
+
+def _checked(principal: str, operations: str, resource: str) -> list[Operation]:
+    """The operations of a rule, which makes sense. Raises `UsageError`."""
+    from kera.core.access.identity import check_principal
+
+    try:
+        check_principal(principal)
+    except InvalidArgument as error:
+        raise UsageError(error.message) from error
+    return _operations(operations, resource)
+
+
+def _operations(text: str, resource: str, *, most: int = 0) -> list[Operation]:
+    """Words of operations that there are for a resource. Raises `UsageError`."""
+    from kera.core.access.rights import OF_RESOURCES, check_resource
+    from kera.core.spelling import hint
+
+    try:
+        kind = check_resource(resource).partition(":")[0]
+    except InvalidArgument as error:
+        raise UsageError(error.message) from error
+    known = [each.word for each in OF_RESOURCES[kind]]
+    words = known if text == ALL and not most else [each.strip() for each in text.split(",")]
+    if most and len(words) > most:
+        raise UsageError(f"one operation at a time, not {text}")
+    for word in words:
+        if word not in known:
+            raise UsageError(f"{word!r} is nothing to do with a {kind}{hint(word, known)}")
+    return words  # type: ignore[return-value]  # looked at above

@@ -1,0 +1,203 @@
+"""``kera token``: delegation tokens, which are shown in place of a password, for a while, and for less if you like."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+import typer
+
+from kera.cli._access import CLUSTER_SECRET_OPTION, changing, reading, warn, warn_of_untold
+from kera.cli._client import BOOTSTRAP_OPTION, JSON_OPTION
+from kera.cli._durations import format_ms, parse_duration_ms
+from kera.cli._paths import file_to_replace, path_of
+from kera.cli._run import UsageError, run_async
+from kera.cli._table import table
+
+if TYPE_CHECKING:
+    from kera.client.admin.access import Token
+
+app = typer.Typer(help="Issue, list, renew and revoke delegation tokens.", no_args_is_help=True)
+
+TOKEN_ARGUMENT = typer.Argument(..., metavar="ID", help="Of the token, as kera token list shows it.")
+
+
+@app.command()
+def issue(
+    stream: list[str] = typer.Option(
+        [], "--stream", metavar="NAME", help="Narrow it to this stream (a * at the end: prefix); may be repeated."
+    ),
+    group: list[str] = typer.Option(
+        [], "--group", metavar="NAME", help="Narrow it to this consumer group, likewise; may be repeated."
+    ),
+    resource: list[str] = typer.Option(
+        [], "--resource", metavar="RESOURCE", help="Narrow it to this, as kera acl grant has it; may be repeated."
+    ),
+    lifetime: str | None = typer.Option(
+        None,
+        "--lifetime",
+        metavar="TIME",
+        help="For how long it is good until it is renewed: 8h. Default, and most: 24h.",
+    ),
+    out: Path | None = typer.Option(
+        None, "--out", metavar="FILE", parser=path_of("--out"), help="Write it into a file that you alone can read."
+    ),
+    bootstrap: str = BOOTSTRAP_OPTION,
+    as_json: bool = JSON_OPTION,
+) -> None:
+    """Issue a token with your rights, or fewer. Who has it may do what you may: keep it as you keep a password.
+
+    Programs take it from KERA_CLIENT_TOKEN_FILE. It is printed once, and known to nobody but who has it.
+    """
+    from kera.core.access.rights import check_resource
+    from kera.core.errors import InvalidArgument
+
+    resources = [*(f"stream:{each}" for each in stream), *(f"group:{each}" for each in group), *resource]
+    lifetime_ms = 0 if lifetime is None else parse_duration_ms(lifetime, name="--lifetime")
+    if lifetime is not None and not lifetime_ms:
+        raise UsageError("--lifetime: the time must be above 0")
+    try:
+        for each in resources:
+            check_resource(each)
+    except InvalidArgument as error:
+        raise UsageError(error.message) from error
+    file = None if out is None else file_to_replace(out)
+    run_async(_issue(bootstrap, resources, lifetime_ms, file, as_json))
+
+
+async def _issue(bootstrap: str, resources: list[str], lifetime_ms: int, file: Path | None, as_json: bool) -> None:
+    async with changing(bootstrap, None) as access:
+        with _file_for(file) as written:  # before there is a token: one that cannot be kept is none
+            token = await access.issue_token(resources, lifetime_ms=lifetime_ms)
+            if written is not None:
+                written.write(f"{token.secret}\n")
+        _print_issued(token, file, as_json)
+        if lifetime_ms > token.expires_in_ms:
+            warn(f"it is good for {format_ms(token.expires_in_ms)} only, the most there is; renew it before that ends")
+        warn_of_untold(token.untold, "it is good for nothing")
+
+
+def _print_issued(token: Token, file: Path | None, as_json: bool) -> None:
+    secret = {} if file is not None else {"token": token.secret}
+    if as_json:
+        document = {
+            "token_id": token.token_id,
+            **secret,
+            "resources": token.resources,
+            "expires_in_ms": token.expires_in_ms,
+            "renewable_for_ms": token.renewable_for_ms,
+            "untold": token.untold,
+        }
+        print(json.dumps(document, indent=2))
+        return
+    text = (
+        f"token {token.token_id}, good for {format_ms(token.expires_in_ms)}, and as long again whenever it is renewed"
+        f" within {format_ms(token.renewable_for_ms)}"
+    )
+    text += f", for {', '.join(token.resources)} only" if token.resources else ""
+    if file is not None:
+        print(f"{text}; it is in {file}")
+    else:
+        print(token.secret)  # alone, so that it can be taken as it is
+        print(text, file=sys.stderr)
+
+
+@contextlib.contextmanager
+def _file_for(file: Path | None) -> Iterator[IO[str] | None]:
+    """A file that takes the place of `file` in the end, all of it or nothing, and that nobody else can read."""
+    if file is None:
+        yield None
+        return
+    new = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        with open(new, "w", opener=lambda path, flags: os.open(path, flags | os.O_EXCL, 0o600)) as written:
+            yield written
+            written.flush()
+            os.fsync(written.fileno())
+        new.replace(file)
+    except OSError as error:
+        raise UsageError(f"cannot write {file}: {error.strerror}") from error
+    finally:
+        new.unlink(missing_ok=True)
+
+
+@app.command("list")
+def list_(
+    cluster_secret_file: Path | None = CLUSTER_SECRET_OPTION,
+    bootstrap: str = BOOTSTRAP_OPTION,
+    as_json: bool = JSON_OPTION,
+) -> None:
+    """List your tokens; all, if you administer the cluster. What they are shown as is known to nobody."""
+    run_async(_list(bootstrap, cluster_secret_file, as_json))
+
+
+async def _list(bootstrap: str, cluster_secret_file: Path | None, as_json: bool) -> None:
+    async with reading(bootstrap, cluster_secret_file) as access:
+        tokens = await access.tokens()
+    if as_json:
+        documents = [
+            {
+                "token_id": each.token_id,
+                "owner": each.owner,
+                "resources": each.resources,
+                "expires_in_ms": each.expires_in_ms,
+            }
+            for each in tokens
+        ]
+        print(json.dumps(documents, indent=2))
+        return
+    if not tokens:
+        print("no tokens", file=sys.stderr)
+        return
+    rows = [
+        (each.token_id, each.owner, ", ".join(each.resources) or "all", f"in {format_ms(each.expires_in_ms)}")
+        for each in tokens
+    ]
+    print(table(("TOKEN", "OWNER", "FOR", "EXPIRES"), rows))
+
+
+@app.command()
+def renew(
+    token: str = TOKEN_ARGUMENT,
+    cluster_secret_file: Path | None = CLUSTER_SECRET_OPTION,
+    bootstrap: str = BOOTSTRAP_OPTION,
+) -> None:
+    """Have a token be good for as long again, from now."""
+    run_async(_renew(bootstrap, cluster_secret_file, _id_of(token)))
+
+
+async def _renew(bootstrap: str, cluster_secret_file: Path | None, token_id: str) -> None:
+    async with changing(bootstrap, cluster_secret_file) as access:
+        done = await access.renew_token(token_id)
+        print(f"token {token_id} is good for {format_ms(done.expires_in_ms)}")
+        warn_of_untold(done.change.untold, "it ends when it would have ended before")
+
+
+@app.command()
+def revoke(
+    token: str = TOKEN_ARGUMENT,
+    cluster_secret_file: Path | None = CLUSTER_SECRET_OPTION,
+    bootstrap: str = BOOTSTRAP_OPTION,
+) -> None:
+    """End a token now; what was authenticated with it has ended then."""
+    run_async(_revoke(bootstrap, cluster_secret_file, _id_of(token)))
+
+
+async def _revoke(bootstrap: str, cluster_secret_file: Path | None, token_id: str) -> None:
+    async with changing(bootstrap, cluster_secret_file) as access:
+        change = await access.revoke_token(token_id)
+        print(f"revoked token {token_id}")
+        warn_of_untold(change.untold, "it may be good")
+
+
+def _id_of(text: str) -> str:
+    """The id, also of a whole token: nothing repeats its secret."""
+    from kera.core.access.accounts import Token
+
+    whole = Token.parse(text)
+    return text if whole is None else whole.token_id

@@ -1,0 +1,175 @@
+"""``kera user``: users that the cluster keeps, their passwords and roles."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from kera.cli._access import CLUSTER_SECRET_OPTION, changing, reading, warn, warn_of_untold
+from kera.cli._client import BOOTSTRAP_OPTION, JSON_OPTION
+from kera.cli._confirming import YES_OPTION, confirm
+from kera.cli._passwords import NO_PASSWORD_OPTION, PASSWORD_FILE_OPTION, new_password
+from kera.cli._run import UsageError, run_async
+from kera.cli._table import format_time, plural, table
+
+if TYPE_CHECKING:
+    from kera.client.admin.access import DeletedUser
+
+app = typer.Typer(help="Create, list and delete users, and set their passwords and roles.", no_args_is_help=True)
+
+NAME_ARGUMENT = typer.Argument(..., metavar="NAME", help="Name of the user.")
+
+
+@app.command()
+def create(
+    name: str = NAME_ARGUMENT,
+    role: list[str] = typer.Option([], "--role", metavar="ROLE", help="Role of the user; may be repeated."),
+    password_file: str | None = PASSWORD_FILE_OPTION,
+    no_password: bool = NO_PASSWORD_OPTION,
+    cluster_secret_file: Path | None = CLUSTER_SECRET_OPTION,
+    bootstrap: str = BOOTSTRAP_OPTION,
+) -> None:
+    """Create a user. It may do nothing until a rule says so: kera acl grant.
+
+    The password does not leave this machine: the cluster gets what it can be checked against.
+    """
+    password = new_password(name, password_file, none=no_password)
+    run_async(_create(bootstrap, cluster_secret_file, name, password, role))
+
+
+async def _create(
+    bootstrap: str, cluster_secret_file: Path | None, name: str, password: str | None, roles: list[str]
+) -> None:
+    async with changing(bootstrap, cluster_secret_file) as access:
+        change = await access.create_user(name, password, roles)
+        has = "with a password" if password is not None else "without a password"
+        print(f"created user {name} {has}" + (f", {_of_roles(roles)}" if roles else ""))
+        warn_of_untold(change.untold, f"nobody can authenticate as {name}")
+
+
+def _of_roles(roles: list[str]) -> str:
+    names = sorted(set(roles))
+    return f"{'role' if len(names) == 1 else 'roles'} {', '.join(names)}"
+
+
+@app.command("list")
+def list_(
+    cluster_secret_file: Path | None = CLUSTER_SECRET_OPTION,
+    bootstrap: str = BOOTSTRAP_OPTION,
+    as_json: bool = JSON_OPTION,
+) -> None:
+    """List the users that the cluster keeps; who comes with a certificate or another issuer's token need not be one."""
+    run_async(_list(bootstrap, cluster_secret_file, as_json))
+
+
+async def _list(bootstrap: str, cluster_secret_file: Path | None, as_json: bool) -> None:
+    async with reading(bootstrap, cluster_secret_file) as access:
+        users = await access.users()
+    if as_json:
+        print(json.dumps([dataclasses.asdict(each) for each in users], indent=2))
+        return
+    if not users:
+        print("no users", file=sys.stderr)
+        return
+    heading = ("USER", "PASSWORD", "ROLES", "CREATED", "CHANGED")
+    rows = [
+        (
+            each.name,
+            "yes" if each.has_password else "no",
+            ", ".join(each.roles),
+            format_time(each.created_us),
+            format_time(each.changed_us),
+        )
+        for each in users
+    ]
+    print(table(heading, rows))
+
+
+@app.command()
+def passwd(
+    name: str | None = typer.Argument(None, metavar="[NAME]", help="Name of the user. Default: KERA_CLIENT_USER."),
+    password_file: str | None = PASSWORD_FILE_OPTION,
+    no_password: bool = NO_PASSWORD_OPTION,
+    cluster_secret_file: Path | None = CLUSTER_SECRET_OPTION,
+    bootstrap: str = BOOTSTRAP_OPTION,
+) -> None:
+    """Change a user's password; everybody may change their own. What was authenticated with the old one ends."""
+    user = _myself() if name is None else name
+    password = new_password(user, password_file, none=no_password)
+    run_async(_passwd(bootstrap, cluster_secret_file, user, password))
+
+
+def _myself() -> str:
+    from kera.client import ClientSettings
+
+    user = ClientSettings.load().user
+    if not user:
+        raise UsageError("whose password? give a NAME, or set KERA_CLIENT_USER")
+    return user
+
+
+async def _passwd(bootstrap: str, cluster_secret_file: Path | None, name: str, password: str | None) -> None:
+    async with changing(bootstrap, cluster_secret_file) as access:
+        change = await access.set_password(name, password)
+        print(f"changed the password of {name}" if password is not None else f"{name} has no password any more")
+        warn_of_untold(change.untold, "the old password is good")
+
+
+@app.command()
+def roles(
+    name: str = NAME_ARGUMENT,
+    role: list[str] = typer.Option(
+        [], "--role", metavar="ROLE", help="Role that the user is to have, in place of those before; may be repeated."
+    ),
+    no_roles: bool = typer.Option(False, "--no-roles", help="Take all roles away."),
+    cluster_secret_file: Path | None = CLUSTER_SECRET_OPTION,
+    bootstrap: str = BOOTSTRAP_OPTION,
+) -> None:
+    """Set the roles of a user, all of them: rules about role:NAME count for who has it."""
+    if bool(role) == no_roles:
+        raise UsageError("give either each --role that the user is to have, or --no-roles")
+    run_async(_set_roles(bootstrap, cluster_secret_file, name, role))
+
+
+async def _set_roles(bootstrap: str, cluster_secret_file: Path | None, name: str, roles: list[str]) -> None:
+    async with changing(bootstrap, cluster_secret_file) as access:
+        change = await access.set_roles(name, roles)
+        has = f"the {_of_roles(roles)}" if roles else "no roles any more"
+        print(f"{name} has {has}")
+        warn_of_untold(change.untold, f"{name} has the roles from before")
+
+
+@app.command()
+def delete(
+    name: str = NAME_ARGUMENT,
+    yes: bool = YES_OPTION,
+    cluster_secret_file: Path | None = CLUSTER_SECRET_OPTION,
+    bootstrap: str = BOOTSTRAP_OPTION,
+) -> None:
+    """Delete a user, and revoke its tokens. What it has under way ends."""
+    confirm(f"deleting user {name}", f"Delete user {name} and its tokens?", yes=yes)
+    run_async(_delete(bootstrap, cluster_secret_file, name))
+
+
+async def _delete(bootstrap: str, cluster_secret_file: Path | None, name: str) -> None:
+    async with changing(bootstrap, cluster_secret_file) as access:
+        done = await access.delete_user(name)
+        _print_deleted(name, done)
+
+
+def _print_deleted(name: str, done: DeletedUser) -> None:
+    print(f"deleted user {name}" + (f" and {plural(done.tokens, 'token')}" if done.tokens else ""))
+    if done.rule_ids:
+        rules = ", ".join(map(str, done.rule_ids))
+        flags = " ".join(f"--rule {each}" for each in done.rule_ids)
+        what, names = ("rule", "names") if len(done.rule_ids) == 1 else ("rules", "name")
+        warn(
+            f"{what} {rules} still {names} user:{name}, and whoever is called that next has these rights:"
+            f" kera acl revoke {flags}"
+        )
+    warn_of_untold(done.change.untold, f"{name} may go on")

@@ -1,0 +1,393 @@
+"""The command line of a cluster with security on: who it is, what it may, and how the first user is made."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
+
+import pytest
+
+from kera.local.cluster import LocalCluster
+from tests.integration.command_line import run_kera
+from tests.integration.secured_cluster import PASSWORD, Secured
+from tests.integration.zookeeper import ZooKeeper
+
+pytestmark = pytest.mark.timeout(180)
+
+
+class CommandLine:
+    """Commands of somebody whom a cluster with security on may know."""
+
+    def __init__(self, secured: Secured, directory: Path) -> None:
+        self.secured = secured
+        self.directory = directory
+        self.password = directory / "password"
+        self.password.write_text(PASSWORD)
+        self.password.chmod(0o600)
+
+    def run(self, *arguments: str, stdin: bytes = b"", **shown: Any) -> CompletedProcess[bytes]:
+        """`shown`: settings of clients that say who it is."""
+        said = {f"KERA_CLIENT_{name.upper()}": str(value) for name, value in shown.items()}
+        environment = {
+            "KERA_BOOTSTRAP": self.secured.cluster.bootstrap,
+            "KERA_CLIENT_TLS_CA": str(self.secured.ca),
+            **said,
+        }
+        return run_kera(*arguments, stdin=stdin, env=environment)
+
+    def as_user(self, name: str, *arguments: str, stdin: bytes = b"") -> str:
+        """What is printed for a user of the cluster."""
+        return output(self.run(*arguments, stdin=stdin, user=name, password_file=self.password))
+
+    def refused(self, name: str, *arguments: str, stdin: bytes = b"", code: int = 1) -> str:
+        """What a user is told that may not."""
+        done = self.run(*arguments, stdin=stdin, user=name, password_file=self.password)
+        assert done.returncode == code, done
+        last = done.stderr.decode().splitlines()[-1]
+        assert last.startswith("kera: error: ")
+        return last
+
+    def as_daemon(self, *arguments: str) -> CompletedProcess[bytes]:
+        return self.run(*arguments, "--cluster-secret-file", str(self.secured.secret))
+
+
+def output(done: CompletedProcess[bytes]) -> str:
+    assert done.returncode == 0, done
+    return done.stdout.decode()
+
+
+@pytest.fixture(scope="module")
+def kera(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
+    directory = tmp_path_factory.mktemp("access-commands")
+    with contextlib.ExitStack() as stack:
+        made = CommandLine(Secured(directory, stack), directory)
+        done = made.as_daemon("user", "create", "admin", "--password-file", str(made.password))
+        assert output(done) == "created user admin with a password\n"
+        yield made
+
+
+_numbers = itertools.count(1)
+
+
+def new_name(what: str) -> str:
+    return f"{what}-{next(_numbers)}"
+
+
+@pytest.fixture
+def user(kera: CommandLine) -> str:
+    """One that may do nothing yet."""
+    name = new_name("user")
+    kera.as_user("admin", "user", "create", name, "--password-file", str(kera.password))
+    return name
+
+
+@pytest.fixture
+def stream(kera: CommandLine) -> str:
+    name = new_name("stream")
+    kera.as_user("admin", "stream", "create", name)
+    return name
+
+
+# -- the first user ------------------------------------------------------------------------------------------------
+
+
+def test_who_has_the_secret_of_the_cluster_makes_the_first_user_and_nobody_else(kera: CommandLine) -> None:
+    command = ("user", "create", new_name("user"), "--password-file", str(kera.password))
+    refused = kera.run(*command)
+    assert (refused.returncode, refused.stdout) == (1, b"")
+    assert b"kera: error: nobody has authenticated over this connection" in refused.stderr
+    wrong = kera.directory / "wrong-secret"
+    wrong.write_text("another secret of sixteen and more")
+    refused = kera.run(*command, "--cluster-secret-file", str(wrong))
+    assert refused.stderr == b"kera: error: the user name or the password is not right\n"
+    assert kera.as_daemon(*command).returncode == 0
+
+
+def test_who_has_the_secret_gives_a_new_password_when_the_old_one_is_lost(kera: CommandLine, user: str) -> None:
+    other = kera.directory / f"{user}-password"
+    other.write_text("what nobody had before")
+    other.chmod(0o600)
+    assert output(kera.as_daemon("user", "passwd", user, "--password-file", str(other)))
+    assert b"is not right" in kera.run("token", "list", user=user, password_file=kera.password).stderr
+    assert kera.run("token", "list", user=user, password_file=other).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("secret", "text"),
+    [
+        (None, "cluster_secret_file {} cannot be read: No such file or directory"),
+        ("", "cluster_secret_file {} is empty"),
+        ("short", "cluster_secret_file {} has 5 characters, and a secret has 16 at least"),
+    ],
+)
+def test_a_secret_that_is_none_is_told(kera: CommandLine, tmp_path: Path, secret: str | None, text: str) -> None:
+    path = tmp_path / "secret"
+    if secret is not None:
+        path.write_text(secret)
+    done = kera.run("user", "list", "--cluster-secret-file", str(path))
+    assert done.returncode == 2
+    assert text.format(path) in done.stderr.decode()
+
+
+# -- every command, whoever we are ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(
+    params=[
+        "password",
+        "token",
+        pytest.param("password of the environment", marks=pytest.mark.slow),
+        pytest.param("settings file", marks=pytest.mark.slow),
+    ]
+)
+def shown(request: pytest.FixtureRequest, kera: CommandLine, tmp_path: Path) -> dict[str, Any]:
+    """Settings by which clients say that they are the admin, in each way."""
+    if request.param == "password":
+        return {"user": "admin", "password_file": kera.password}
+    if request.param == "password of the environment":
+        return {"user": "admin", "password": PASSWORD}
+    if request.param == "token":
+        kera.as_user("admin", "token", "issue", "--out", str(tmp_path / "token"))
+        return {"token_file": tmp_path / "token"}
+    settings = tmp_path / "kera.toml"
+    settings.write_text(f'[client]\nuser = "admin"\npassword_file = "{kera.password}"\ntls_ca = "{kera.secured.ca}"\n')
+    return {"config": settings}
+
+
+def test_every_command_works_for_who_has_authenticated(
+    kera: CommandLine, shown: dict[str, Any], tmp_path: Path
+) -> None:
+    config = shown.pop("config", None)
+    environment = {} if config is None else {"KERA_CONFIG": str(config)}
+    stream, group = new_name("stream"), new_name("group")
+
+    def run(*arguments: str, stdin: bytes = b"") -> str:
+        if not environment:
+            return output(kera.run(*arguments, stdin=stdin, **shown))
+        return output(
+            run_kera(*arguments, stdin=stdin, env={"KERA_BOOTSTRAP": kera.secured.cluster.bootstrap, **environment})
+        )
+
+    run("stream", "create", stream, "--streamlets", "2")
+    run("produce", stream, stdin=b"one\ntwo\n")
+    assert sorted(run("consume", stream, "--until-end").split()) == ["one", "two"]
+    run("group", "reset", group, stream, "--to", "earliest", "--yes")
+    assert sorted(run("consume", stream, "--group", group, "--count", "2").split()) == ["one", "two"]
+    assert group in run("group", "list")
+    while not run("group", "describe", group).startswith(f"{group}: 0 consumers"):
+        pass  # on a busy machine, the coordinator hears only from its silence that it has left
+    run("group", "delete", group, "--yes")
+    run("stream", "alter", stream, "--retention-ms", "3600000")
+    assert stream in run("stream", "list")
+    assert stream in run("stream", "describe", stream)
+    run("stream", "truncate", stream, "--all", "--yes")
+    run("stream", "delete", stream, "--yes")
+    assert ", security on\n" in run("cluster", "describe")
+    assert "nothing to move" in run("cluster", "rebalance", "--dry-run")
+    run("cluster", "recoveries")
+    run("cluster", "backup", str(tmp_path / "metadata"))
+    said = run("cluster", "health")
+    assert "everybody has to authenticate, and may do what rules allow" in said
+    assert "does not answer" not in said
+    assert "security" in run("doctor", "--bootstrap", kera.secured.cluster.bootstrap)
+    assert json.loads(run("user", "list", "--json"))
+    run("acl", "list")
+    run("token", "list")
+
+
+def test_a_user_checks_and_measures_a_cluster(kera: CommandLine) -> None:
+    said = json.loads(kera.as_user("admin", "check", "--json", "--seconds", "1", "--rate", "100"))
+    assert said["verdict"] == "kept"
+    measured = kera.as_user(
+        "admin", "bench", "produce", "--records", "1000", "--bootstrap", kera.secured.cluster.bootstrap
+    )
+    assert "records" in measured.lower()
+
+
+def test_who_shows_nothing_is_told_what_to_show(kera: CommandLine, stream: str) -> None:
+    for command in (
+        ("stream", "list"),
+        ("stream", "create", "new"),
+        ("produce", stream),
+        ("consume", stream, "--until-end"),
+        ("group", "list"),
+        ("cluster", "describe"),
+        ("user", "list"),
+        ("acl", "list"),
+        ("token", "list"),
+    ):
+        done = kera.run(*command, retry_timeout_ms=300)
+        assert done.returncode == 1, command
+        assert done.stderr.startswith(b"kera: error: nobody has authenticated over this connection: show a certificate")
+    for command in (("cluster", "health"), ("doctor", "--bootstrap", kera.secured.cluster.bootstrap)):
+        done = kera.run(*command)
+        assert done.returncode == 2
+        assert b"problem  access  nobody has authenticated" in done.stdout
+        assert b"say who you are: KERA_CLIENT_USER" in done.stdout
+
+
+def test_what_a_user_lacks_is_named_with_the_command_that_grants_it(kera: CommandLine, user: str, stream: str) -> None:
+    kera.as_user("admin", "acl", "grant", f"user:{user}", "describe", f"stream:{stream}")
+    error = kera.refused(user, "stream", "delete", stream, "--yes")
+    grant = re.search(r"kera (acl grant user:\S+ delete stream:\S+)", error)
+    assert grant is not None, error
+    kera.as_user("admin", *grant[1].split())
+    kera.as_user(user, "stream", "delete", stream, "--yes")
+
+
+# -- users, rules and tokens ---------------------------------------------------------------------------------------
+
+
+def test_what_is_granted_can_be_done_and_what_is_revoked_cannot(kera: CommandLine, user: str, stream: str) -> None:
+    rule = f"user:{user}", "read,write", f"stream:{stream}"
+    assert kera.run("acl", "check", "write", rule[2], user=user, password_file=kera.password).returncode == 1
+    granted = kera.as_user("admin", "acl", "grant", *rule)
+    assert re.fullmatch(rf"rule \d+: {rule[0]} may read, write {rule[2]}\n", granted)
+    asked = kera.as_user("admin", "acl", "check", "--principal", rule[0], "write", rule[2])
+    assert re.fullmatch(rf"may {rule[0]} write {rule[2]}\? yes: rule \d+\n", asked)
+    kera.as_user(user, "produce", stream, stdin=b"one\n")
+    assert kera.as_user(user, "consume", stream, "--until-end") == "one\n"
+    kera.as_user("admin", "acl", "revoke", rule[0], "write", rule[2])
+    assert "may not write" in kera.refused(user, "produce", stream, stdin=b"two\n")
+    assert rule[2] in kera.as_user(user, "acl", "list")
+    kera.as_user("admin", "acl", "revoke", rule[0], "all", rule[2])
+    assert kera.run("acl", "list", user=user, password_file=kera.password).stderr == b"no rules\n"
+    assert "has no such rule" in kera.refused("admin", "acl", "revoke", *rule)
+
+
+def test_a_role_counts_for_who_has_it(kera: CommandLine, user: str, stream: str) -> None:
+    role = new_name("role")
+    kera.as_user("admin", "acl", "grant", f"role:{role}", "describe", f"stream:{stream}")
+    kera.as_user("admin", "user", "roles", user, "--role", role)
+    assert kera.as_user(user, "acl", "check", "describe", f"stream:{stream}").startswith(f"may user:{user} describe")
+    kera.as_user("admin", "user", "roles", user, "--no-roles")
+    assert stream not in kera.as_user(user, "stream", "list")
+
+
+def test_a_rule_about_a_stream_that_is_not_there_is_taken_and_told(kera: CommandLine, user: str) -> None:
+    stream = new_name("later")
+    done = kera.run(
+        *("acl", "grant", f"user:{user}", "read", f"stream:{stream}"), user="admin", password_file=kera.password
+    )
+    assert done.returncode == 0
+    assert done.stderr.decode() == f"kera: warning: there is no stream '{stream}' now\n"
+    kera.as_user("admin", "stream", "create", stream)
+    assert stream in kera.as_user(user, "stream", "list")
+
+
+def test_a_user_that_is_there_and_one_that_is_not(kera: CommandLine, user: str) -> None:
+    again = kera.refused("admin", "user", "create", user, "--password-file", str(kera.password))
+    assert f"there is a user '{user}' already: kera user passwd and kera user roles change it" in again
+    for command in (
+        ("user", "passwd", "nobody-here", "--no-password"),
+        ("user", "roles", "nobody-here", "--no-roles"),
+        ("user", "delete", "nobody-here", "--yes"),
+    ):
+        assert "there is no user 'nobody-here': kera user" in kera.refused("admin", *command)
+    assert "there is no rule 999999" in kera.refused("admin", "acl", "revoke", "--rule", "999999")
+    assert "there is no token '00aa'" in kera.refused("admin", "token", "revoke", "00aa")
+
+
+def test_who_may_not_administer_the_cluster_changes_nothing_but_its_own_password(kera: CommandLine, user: str) -> None:
+    for command in (
+        ("user", "list"),
+        ("user", "create", "new", "--no-password"),
+        ("user", "passwd", "admin", "--password-file", str(kera.password)),
+        ("user", "roles", user, "--role", "boss"),
+        ("user", "delete", "admin", "--yes"),
+        ("acl", "grant", f"user:{user}", "read", "stream:*"),
+        ("acl", "revoke", "--rule", "1"),
+    ):
+        assert f"user:{user} may not administer cluster" in kera.refused(user, *command)
+    assert kera.as_user(user, "user", "passwd", "--password-file", str(kera.password)).startswith("changed")
+
+
+def test_a_token_is_shown_in_place_of_a_password_for_what_it_is_narrowed_to(
+    kera: CommandLine, user: str, stream: str, tmp_path: Path
+) -> None:
+    kera.as_user("admin", "acl", "grant", f"user:{user}", "read,write", f"stream:{stream}")
+    kera.as_user("admin", "acl", "grant", f"user:{user}", "create", "stream:*")
+    file = tmp_path / "token"
+    issued = kera.as_user(user, "token", "issue", "--stream", stream, "--lifetime", "8h", "--out", str(file))
+    token_id = issued.split()[1].rstrip(",")
+    assert "good for 8 h, and as long again" in issued
+    output(kera.run("produce", stream, stdin=b"one\n", token_file=file))
+    assert output(kera.run("consume", stream, "--until-end", token_file=file)) == "one\n"
+    assert b"may not create" in kera.run("stream", "create", new_name("stream"), token_file=file).stderr
+    assert token_id in kera.as_user(user, "token", "list")
+    assert kera.as_user(user, "token", "renew", token_id) == f"token {token_id} is good for 8 h\n"
+    kera.as_user(user, "token", "revoke", token_id)
+    assert b"the token is not known" in kera.run("stream", "list", token_file=file).stderr
+
+
+def test_who_deletes_itself_is_gone_when_that_is_said(kera: CommandLine) -> None:
+    name = new_name("user")
+    kera.as_user("admin", "user", "create", name, "--role", "boss", "--password-file", str(kera.password))
+    assert kera.as_user(name, "user", "delete", name, "--yes") == f"deleted user {name}\n"
+    assert "is not right" in kera.refused(name, "user", "list")
+
+
+# -- what is down --------------------------------------------------------------------------------------------------
+
+
+def test_a_broker_that_cannot_be_told_is_named_with_what_that_means(kera: CommandLine, user: str) -> None:
+    kera.secured.cluster.kill("broker-2")
+    try:
+        done = kera.run("user", "delete", user, "--yes", user="admin", password_file=kera.password)
+    finally:
+        kera.secured.cluster.restart("broker-2")
+    assert (done.returncode, done.stdout.decode()) == (0, f"deleted user {user}\n")
+    assert re.fullmatch(
+        rf"kera: warning: broker \d+ could not be told \(.*\): until it is heard of again, {user} may go on there\n",
+        done.stderr.decode(),
+    )
+
+
+def test_while_the_coordinator_is_down_a_change_fails_in_words_and_soon(kera: CommandLine) -> None:
+    name = new_name("user")
+    create = "user", "create", name, "--password-file", str(kera.password)
+    kera.secured.cluster.kill("coordinator")
+    try:
+        assert "no coordinator can be reached" in kera.refused("admin", *create)
+        assert "no coordinator can be reached" in kera.refused("admin", "acl", "check", "read", "stream:a", code=2)
+    finally:
+        kera.secured.cluster.restart("coordinator")
+    kera.as_user("admin", *create)
+
+
+def test_while_the_store_of_the_metadata_is_down_a_change_fails_in_words(zookeeper: ZooKeeper, tmp_path: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        secured = Secured(
+            tmp_path, stack, brokers=1, backups=0, replication=0, zookeeper=f"{zookeeper.address}/access-commands"
+        )
+        kera = CommandLine(secured, tmp_path)
+        create = "user", "create", "alice", "--password-file", str(kera.password)
+        output(kera.as_daemon(*create))
+        zookeeper.stop()
+        try:
+            done = kera.as_daemon("user", "roles", "alice", "--role", "etl")
+        finally:
+            zookeeper.start()
+        assert done.returncode == 1
+        assert re.fullmatch(rb"kera: error: .*\n", done.stderr), done
+        while (done := kera.as_daemon("user", "roles", "alice", "--role", "etl")).returncode:
+            assert b"coordinator" in done.stderr
+        (alice,) = json.loads(output(kera.as_daemon("user", "list", "--json")))
+        assert alice["roles"] == ["etl"]
+
+
+def test_users_of_a_cluster_without_security_are_kept_with_a_warning() -> None:
+    with LocalCluster.running(arena_bytes=64 << 20, segment_bytes=1 << 20) as cluster:
+        bootstrap = {"KERA_BOOTSTRAP": cluster.bootstrap}
+        done = run_kera("user", "create", "alice", "--no-password", env=bootstrap)
+        assert (done.returncode, done.stdout) == (0, b"created user alice without a password\n")
+        assert done.stderr.startswith(b"kera: warning: security is off in this cluster: this is kept, and counts once")
+        assert b", security off\n" in run_kera("cluster", "describe", env=bootstrap).stdout
+        issued = run_kera("token", "issue", env=bootstrap)
+        assert (issued.returncode, b"tokens are for users" in issued.stderr) == (1, True)

@@ -1,0 +1,71 @@
+"""The SDK's calls about users, rules and tokens; a real cluster has them in tests/integration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kera.client.admin.access import Access, DeletedUser
+from kera.core.errors import InvalidArgument, Uncertain, UnknownUser
+from kera.core.rpc import Method
+from kera.v1 import access_pb2 as messages
+
+
+class Asked:
+    """A cluster that answers as it is told."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+        self.requests: list[Any] = []
+
+    async def ask(self, _: Method[Any, Any], message: Any) -> Any:
+        self.requests.append(message)
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+def access(answer: Any) -> tuple[Access, Asked]:
+    cluster = Asked(answer)
+    return Access(cluster), cluster  # type: ignore[arg-type]
+
+
+async def test_a_password_does_not_leave_the_process() -> None:
+    made, cluster = access(messages.PutUserResponse())
+    await made.create_user("alice", "correct horse battery", ["etl"])
+    (request,) = cluster.requests
+    assert request.scram.stored_key
+    assert b"horse" not in request.SerializeToString()
+
+
+async def test_a_user_that_is_gone_when_its_deletion_is_tried_again_was_deleted() -> None:
+    error = UnknownUser("there is no user 'alice'")
+    made, cluster = access(error)
+    with pytest.raises(UnknownUser):
+        await made.delete_user("alice")
+    error.__cause__ = Uncertain("no answer")
+    cluster.answer = error
+    assert await made.delete_user("alice") == DeletedUser(0, (), ((),))  # type: ignore[arg-type]
+
+
+async def test_an_issued_token_says_for_how_long_and_who_does_not_know_it() -> None:
+    untold = messages.Untold(members=["broker 3: gone"])
+    answer = messages.IssueTokenResponse(token="kera_a_b", token_id="a", expires_in_ms=1, renewable_for_ms=2)
+    answer.untold.CopyFrom(untold)
+    made, cluster = access(answer)
+    token = await made.issue_token(["stream:s"])
+    assert (token.expires_in_ms, token.renewable_for_ms, token.untold) == (1, 2, ("broker 3: gone",))
+    assert "kera_a_b" not in repr(token)
+    cluster.answer = messages.RenewTokenResponse(expires_in_ms=3, untold=untold)
+    assert await made.renew_token("a") == (3, (("broker 3: gone",),))
+
+
+async def test_what_is_no_list_of_roles_is_refused() -> None:
+    made, cluster = access(messages.PutUserResponse())
+    for wrong in ("etl", 3):
+        with pytest.raises(InvalidArgument, match="roles"):
+            await made.set_roles("alice", wrong)  # type: ignore[arg-type]
+        with pytest.raises(InvalidArgument, match="roles"):
+            await made.create_user("alice", roles=wrong)  # type: ignore[arg-type]
+    assert not cluster.requests
