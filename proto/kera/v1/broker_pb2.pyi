@@ -62,9 +62,14 @@ class MultiWriteChunksResponse(_message.Message):
     STATUSES_FIELD_NUMBER: _builtins.int
     VIRTUAL_SEGMENTS_FIELD_NUMBER: _builtins.int
     ALL_STORED_FIELD_NUMBER: _builtins.int
+    THROTTLED_MS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.int
     all_stored: _builtins.bool
     """Set only if no status has an error: who has sent many chunks need not look at each. It may be missing all the same."""
+    throttled_ms: _builtins.int
+    """For how long the answer was held back, as its principal has used more than its quota lets it. What comes next over
+    the connection was left there meanwhile: who sends less in advance waits less.
+    """
     @_builtins.property
     def error(self) -> _common_pb2.Error:
         """Set when the request as a whole could not be read; then there are no statuses."""
@@ -85,10 +90,11 @@ class MultiWriteChunksResponse(_message.Message):
         statuses: _abc.Iterable[Global___ChunkStatus] | None = ...,
         virtual_segments: _abc.Iterable[Global___VirtualSegmentPlaces] | None = ...,
         all_stored: _builtins.bool = ...,
+        throttled_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_stored", b"all_stored", "error", b"error", "request_id", b"request_id", "statuses", b"statuses", "virtual_segments", b"virtual_segments"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_stored", b"all_stored", "error", b"error", "request_id", b"request_id", "statuses", b"statuses", "throttled_ms", b"throttled_ms", "virtual_segments", b"virtual_segments"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -306,10 +312,13 @@ class MultiReadChunksResponse(_message.Message):
     ERROR_FIELD_NUMBER: _builtins.int
     RESULTS_FIELD_NUMBER: _builtins.int
     SESSION_KEPT_FIELD_NUMBER: _builtins.int
+    THROTTLED_MS_FIELD_NUMBER: _builtins.int
     CHUNKS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.int
     session_kept: _builtins.bool
     """The session goes on with the next step. If not, the broker keeps too many: the next request begins it anew."""
+    throttled_ms: _builtins.int
+    """See MultiWriteChunksResponse."""
     chunks: _builtins.bytes
     @_builtins.property
     def error(self) -> _common_pb2.Error: ...
@@ -324,11 +333,12 @@ class MultiReadChunksResponse(_message.Message):
         error: _common_pb2.Error | None = ...,
         results: _abc.Iterable[Global___ReadResult] | None = ...,
         session_kept: _builtins.bool = ...,
+        throttled_ms: _builtins.int = ...,
         chunks: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "error", b"error", "request_id", b"request_id", "results", b"results", "session_kept", b"session_kept"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "error", b"error", "request_id", b"request_id", "results", b"results", "session_kept", b"session_kept", "throttled_ms", b"throttled_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -99,7 +99,7 @@ class WriteTaker:
         counters.chunks_appended += chunks
         counters.records_appended += records
         counters.bytes_appended += size
-        return Taken(end, requests, held, answers)
+        return Taken(end, requests, held, answers, size)
 
     def _hold(  # noqa: PLR0913, PLR0917 - what a run of chunks is
         self,

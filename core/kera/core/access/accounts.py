@@ -18,6 +18,9 @@ TOKEN_PREFIX = "kera_"  # noqa: S105 - it says what it is, and opens nothing
 """What delegation tokens begin with: so they are told from others, by programs that look for leaked secrets as well."""
 
 
+NO_QUOTA = messages.Quota()
+
+
 class Token(NamedTuple):
     """A delegation token, as who has it shows it: ``kera_<id>_<secret>``."""
 
@@ -72,10 +75,12 @@ class Accounts:
         user = self._users.get(name)
         return frozenset(user.roles) if user is not None else frozenset()
 
-    def quota_of(self, name: str) -> messages.Quota:
-        """What a user may use at most."""
+    def quota_of(self, name: str, *, is_super: bool = False) -> messages.Quota:
+        """What a user may use at most: its own quota, or, unless it is a super user, the default one."""
         user = self._users.get(name)
-        return user.quota if user is not None and user.HasField("quota") else self.default_quota
+        if user is not None and user.HasField("quota"):
+            return user.quota
+        return NO_QUOTA if is_super else self.default_quota
 
     def owner_of(self, text: str, now_s: float) -> Identity:
         """Who shows a delegation token. Raises `AuthenticationFailed`."""

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from kera.core.access.identity import Identity
 from kera.core.access.requirements import Need
 from kera.core.access.rights import Operation
+from kera.core.access.usage import Usage, Usages
 from kera.core.rpc.method import Peer
 
 REMEMBERED_MAX = 4096
@@ -19,7 +20,9 @@ REMEMBERED_MAX = 4096
 class Acquaintance:
     """One identity: its peers, and what it was allowed."""
 
-    def __init__(self) -> None:
+    def __init__(self, usage: Usage | None) -> None:
+        self.usage = usage
+        """What it uses, together with all identities of the same user; None: nobody counts that."""
         self.here: dict[int, Peer] = {}
         self.allowed: set[Need] = set()
         self.resources: set[tuple[Operation, str]] = set()
@@ -31,7 +34,8 @@ class Acquaintance:
 class Acquaintances:
     """All of them. Belongs to an event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, usages: Usages) -> None:
+        self._usages = usages
         self._of: dict[Identity, Acquaintance] = {}
         self.forgotten: list[Callable[[], None]] = []
         """Called when what was allowed has to be asked again."""
@@ -60,7 +64,7 @@ class Acquaintances:
             if len(self._of) > REMEMBERED_MAX:
                 for other in [other for other, each in self._of.items() if not each.here]:
                     del self._of[other]
-            known = self._of[who] = Acquaintance()
+            known = self._of[who] = Acquaintance(self._usages.of(who))
         return known
 
     def allow(self, known: Acquaintance, need: Need, resource: str) -> None:

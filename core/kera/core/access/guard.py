@@ -18,8 +18,10 @@ from kera.core.access.acquaintances import Acquaintance, Acquaintances
 from kera.core.access.audit import Audit
 from kera.core.access.authenticator import Authenticator
 from kera.core.access.identity import NOBODY, Identity
+from kera.core.access.pacing import paced, paced_taker
 from kera.core.access.requirements import REQUIREMENTS, Need, Requirement, Who, stream
 from kera.core.access.rights import CLUSTER, Operation
+from kera.core.access.usage import Usages
 from kera.core.errors import AuthenticationFailed, KeraError, NotAllowed, StaleEpoch, UnknownStream
 from kera.core.rpc import api
 from kera.core.rpc.method import Call, Doorkeeper, Evidence, Handler, Method, Peer, Reply, Service
@@ -103,7 +105,8 @@ class Guard(Door):
         self.audit = audit
         self._name_of = name_of
         self._look_s = look_s
-        self.known = Acquaintances()
+        self.usages = Usages(lambda who: authenticator.accounts.quota_of(who.user, is_super=who.is_super))
+        self.known = Acquaintances(self.usages)
         self._looking: asyncio.TimerHandle | None = None
 
     def __enter__(self) -> Self:
@@ -245,12 +248,13 @@ class Guard(Door):
 
     def taker(self, taker: Taker, *, of_daemons: bool) -> Taker:
         """`taker`, for daemons only, or for whoever has authenticated: what that may is for the taker to find out."""
+        served = taker if of_daemons else paced_taker(taker)
 
         def take(asker: Asker, frames: memoryview, requests_max: int) -> Taken:
             who = asker.peer.identity
             if who is None or (of_daemons and not who.is_daemon):
                 return NOTHING  # the handler says why
-            return taker(asker, frames, requests_max)
+            return served(asker, frames, requests_max)
 
         return take
 
@@ -273,7 +277,7 @@ class Guard(Door):
                 return result
             return self._narrowed(result, requirement, who)
 
-        return serve
+        return serve if requirement.who is Who.DAEMONS else paced(method, serve)
 
     def _check_all(
         self, peer: Peer, who: Identity, method: Method[Any, Any], requirement: Requirement, message: Any
@@ -318,6 +322,7 @@ class Guard(Door):
             return  # overtaken by a later one
         self.authenticator.accounts = Accounts(table, coordinator_epoch, self.authenticator.now_s())
         ended = self.known.end(self._has_lost, CALLER.get())  # that one has changed it, and is answered
+        self.usages.apply()
         log.info("users and rules have changed", version=table.version, connections_ended=ended)
 
     def _has_lost(self, who: Identity, known: Acquaintance) -> bool:

@@ -23,14 +23,20 @@ _ROUNDING = 1e-3
 class Debt:
     """What one debtor owes for one thing that it has used."""
 
-    __slots__ = ("debtor", "due", "over")
+    __slots__ = ("_rate", "debtor", "due", "over")
 
-    def __init__(self, debtor: Hashable, due: float) -> None:
+    def __init__(self, rate: Rate, debtor: Hashable, due: float) -> None:
+        self._rate = rate
         self.debtor = debtor
         self.due = due
         """What each debtor has paid by then, since there were any."""
         self.over = False
         """It was paid, or forgiven."""
+
+    def forgive(self) -> None:
+        """It need not be paid."""
+        if not self.over:
+            self._rate.end(self)
 
 
 class _Account:
@@ -81,7 +87,7 @@ class Rate:
             account = self._accounts[debtor] = _Account()
         account.debts += 1
         account.due = max(account.due, self._paid) + owed
-        debt = Debt(debtor, account.due)
+        debt = Debt(self, debtor, account.due)
         heapq.heappush(self._debts, (debt.due, next(self._numbers), debt))
         return debt
 
@@ -103,10 +109,12 @@ class Rate:
             return None
         return self._now_s + (self._debts[0][0] - self._paid) * len(self._accounts) / self._per_s
 
-    def forgive(self, debt: Debt) -> None:
-        """It need not be paid."""
-        if not debt.over:
-            self._end(debt)
+    def forgive_all(self) -> list[Debt]:
+        """Nothing of what is owed need be paid; returns what was."""
+        forgiven = [debt for _, _, debt in self._debts if not debt.over]
+        for debt in forgiven:
+            debt.forgive()
+        return forgiven
 
     def _pass(self, now_s: float) -> None:
         """What has come since the last time goes to the debtors, and what they do not need is left."""
@@ -122,7 +130,7 @@ class Rate:
                 return
             earned = max(0.0, earned - needed)
             self._paid = due
-            self._end(debt)
+            self.end(debt)
             self._settled.append(debt)
         self._left = min(self._left + earned, self._per_s * BURST_S)
 
@@ -130,7 +138,8 @@ class Rate:
         while self._debts and self._debts[0][2].over:
             heapq.heappop(self._debts)
 
-    def _end(self, debt: Debt) -> None:
+    def end(self, debt: Debt) -> None:
+        """Of a debt of this rate that is not over: it is now."""
         debt.over = True
         account = self._accounts[debt.debtor]
         account.debts -= 1

@@ -1,9 +1,10 @@
 """Serves methods over frames on TCP and unix sockets.
 
 Back-pressure: a connection's requests are left where they are, on the network and in the staging buffer, while the peer
-does not take its replies (`SEND_BUFFER_BYTES_MAX`) or while `REQUESTS_IN_FLIGHT_MAX` of its requests wait for an
-answer; so what a connection holds is bounded by that and the replies to requests it has taken before. A peer that has
-to take replies and takes no byte of them for `Timing.stalled_s` is disconnected: what they hold is needed by others.
+does not take its replies (`SEND_BUFFER_BYTES_MAX`), while `REQUESTS_IN_FLIGHT_MAX` of its requests wait for an answer,
+or while a handler wants it (`Peer.hold`); so what a connection holds is bounded by that and the replies to requests it
+has taken before. A peer that has to take replies and takes no byte of them for `Timing.stalled_s` is disconnected: what
+they hold is needed by others.
 
 With a `Doorkeeper`, a connection of which nobody knows whose it is may authenticate, and nothing else: see
 ``strangers``.
@@ -27,17 +28,10 @@ from kera.core.errors import PathNotWritable, PortTaken, ProtocolError, Unavaila
 from kera.core.rpc.address import join_address, reason_of
 from kera.core.rpc.answer import Answer
 from kera.core.rpc.connections import BACKLOG, CONNECTIONS_MAX_DEFAULT, idlest
-from kera.core.rpc.frames import (
-    NO_REQUEST,
-    FrameHeader,
-    FrameProtocol,
-    Kind,
-    encode_error,
-    encode_frame,
-    lazy_memory,
-    method_at,
-)
-from kera.core.rpc.handling import deferred_reply, error_reply, run_handler
+from kera.core.rpc.frame_answers import encode_answer, encode_refusal
+from kera.core.rpc.frames import NO_REQUEST, FrameHeader, FrameProtocol, Kind, encode_error, lazy_memory, method_at
+from kera.core.rpc.handling import deferred_reply, run_handler
+from kera.core.rpc.holds import Holds
 from kera.core.rpc.limits import (
     BULK_BYTES_MAX,
     REQUESTS_IN_FLIGHT_MAX,
@@ -59,7 +53,7 @@ from kera.core.turns import SLICE_S, Share, Turns
 
 log = get_logger("kera.frames")
 
-_REQUEST, _REPLY = Kind.REQUEST, Kind.REPLY
+_REQUEST = Kind.REQUEST
 """Finding a member of an enumeration takes longer than looking at it, and is done for each frame."""
 REFUSALS_LOGGED_S = 10.0
 _ACCEPTED_TURNS = 3
@@ -243,7 +237,8 @@ class ServerConnection(FrameProtocol):
     def __init__(self, shared: _Shared, transport: str) -> None:
         super().__init__(shared.bulk_bytes_max)
         self._shared = shared
-        self.peer = self._peer = Peer(transport, "", end=self.abort)
+        self._holds = Holds(self.hold_frames, self._go_on)
+        self.peer = self._peer = Peer(transport, "", end=self.abort, hold=self._holds.hold, release=self._holds.release)
         self._is_stranger = False
         """It has to authenticate."""
         self._made_s = self._loop.time()
@@ -375,7 +370,8 @@ class ServerConnection(FrameProtocol):
         self.abort()
 
     def _go_on(self) -> None:
-        if not (self._share.resting or self._paused_by_peer or self.requests_in_flight >= REQUESTS_IN_FLIGHT_MAX):
+        held = self._holds or self._share.resting or self._paused_by_peer
+        if not (held or self.requests_in_flight >= REQUESTS_IN_FLIGHT_MAX):
             self.release_frames()
 
     def allocate_bulk(self, bulk_bytes: int) -> memoryview:
@@ -436,7 +432,7 @@ class ServerConnection(FrameProtocol):
         known = self._shared.methods.get(header.method)
         if known is None:
             error = ProtocolError(f"unknown method {header.method}; is the peer newer?", method=header.method)
-            self.outbox.write([_refusal(header, None, error)])
+            self.outbox.write([encode_refusal(header, None, error)])
             return
         method, handler = known
         try:
@@ -445,10 +441,10 @@ class ServerConnection(FrameProtocol):
             check_request(method, len(head), len(bulk), self.bulk_bytes_max)  # before it is looked at
             result = run_handler(handler, Call(parse(method.request, head), bulk, self._peer))
         except Exception as error:  # noqa: BLE001 - whatever a handler raises is answered
-            self.outbox.write([_refusal(header, method, error)])
+            self.outbox.write([encode_refusal(header, method, error)])
             return
         if isinstance(result, Reply):
-            self.outbox.write(_answer(header, method, result, self.bulk_bytes_max))
+            self.outbox.write(encode_answer(header, method, result, self.bulk_bytes_max))
             return
         self._waiting.add(result)
         finished = partial(self._finished, header, method)
@@ -467,9 +463,9 @@ class ServerConnection(FrameProtocol):
             reply = deferred_reply(future)
         except Exception as error:  # noqa: BLE001 - as above
             if self._open:
-                self.outbox.write([_refusal(header, method, error)])
+                self.outbox.write([encode_refusal(header, method, error)])
         else:
-            self.outbox.write(_answer(header, method, reply, self.bulk_bytes_max))
+            self.outbox.write(encode_answer(header, method, reply, self.bulk_bytes_max))
         self._answered()
 
     def _answered(self) -> None:
@@ -483,17 +479,6 @@ class ServerConnection(FrameProtocol):
     @property
     def _open(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
-
-
-def _answer(header: FrameHeader, method: Method[Any, Any], reply: Reply[Any], bulk_bytes_max: int) -> list[Any]:
-    try:
-        return encode_frame(_REPLY, method, header.request_id, reply.message, reply.bulk, bulk_bytes_max)
-    except Exception as error:  # noqa: BLE001 - too large, or what the handler returned cannot be sent
-        return [_refusal(header, method, error)]
-
-
-def _refusal(header: FrameHeader, method: Method[Any, Any] | None, error: BaseException) -> bytes:
-    return encode_error(header.method, header.request_id, error_reply(error, method))
 
 
 def _address(peername: Any) -> str:

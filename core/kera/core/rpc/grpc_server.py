@@ -35,6 +35,7 @@ from kera.core.rpc.grpc_options import (
 )
 from kera.core.rpc.grpc_untaken import UNTAKEN_LIMITS, Untaken, UntakenLimits
 from kera.core.rpc.handling import checked_reply, deferred_reply, error_reply, given_up, run_handler
+from kera.core.rpc.holds import Holds
 from kera.core.rpc.limits import (
     BULK_BYTES_MAX,
     REQUESTS_IN_FLIGHT_MAX,
@@ -158,7 +159,7 @@ def _rpc_handler(
         return grpc.stream_stream_rpc_method_handler(serve_stream)
 
     async def serve_call(data: bytes, context: Any) -> bytes:
-        peer = Peer("grpc", context.peer())
+        peer = Peer("grpc", context.peer(), lasts=False)
         try:
             if doorkeeper is not None:
                 peer.end = _ending(context)
@@ -264,12 +265,13 @@ class _Stream:
         self._head_bytes_max = head_bytes_max(method, bulk_bytes_max)
         self._untaken = untaken
         self._turns = turns
-        self._peer = Peer("grpc", context.peer())
         self._waiting: set[asyncio.Future[Reply[Any]]] = set()
         self._replies: asyncio.Queue[tuple[Reply[Any], int]] = asyncio.Queue()  # with their bytes; bounded by `_full`
         self._unsent = 0  # replies that gRPC has not taken yet, and their bytes
         self._unsent_bytes = 0
-        self._changed = asyncio.Event()  # `_waiting` or `_unsent` is smaller than it was
+        self._changed = asyncio.Event()  # `_waiting` or `_unsent` is smaller than it was, or nobody holds the stream
+        self._holds = Holds(lambda: None, self._changed.set)
+        self._peer = Peer("grpc", context.peer(), hold=self._holds.hold, release=self._holds.release)
         self._done = False
 
     async def meet(self, doorkeeper: Doorkeeper) -> None:
@@ -376,7 +378,12 @@ class _Stream:
 
     @property
     def _full(self) -> bool:
-        return len(self._waiting) >= REQUESTS_IN_FLIGHT_MAX or self._unsent_bytes > SEND_BUFFER_BYTES_MAX
+        """No further request is taken."""
+        return (
+            bool(self._holds)
+            or len(self._waiting) >= REQUESTS_IN_FLIGHT_MAX
+            or self._unsent_bytes > SEND_BUFFER_BYTES_MAX
+        )
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         while not (condition() or self._done):

@@ -77,6 +77,11 @@ class Peer:
     """What the `Doorkeeper` remembers of whose it is."""
     end: Callable[[], None] = lambda: None
     """Ends the connection, and what is under way over it."""
+    hold: Callable[[], None] = lambda: None
+    """Takes nothing more from the connection, until `release` was called as often."""
+    release: Callable[[], None] = lambda: None
+    lasts: bool = True
+    """It is there for more than one call."""
 
     def closed(self) -> None:
         """Run the callbacks, each of them even if another fails."""

@@ -34,6 +34,8 @@ class Taken(NamedTuple):
     """Of those, how many will be answered with `Asker.answer`."""
     answers: bytes
     """To the others: frames."""
+    bulk_bytes: int = 0
+    """Of all of them, as far as somebody counts them."""
 
 
 NOTHING = Taken(0, 0, 0, b"")

@@ -52,8 +52,9 @@ def table(
     users: Iterable[messages.UserRecord] = (),
     rules: Iterable[messages.AccessRule] = (),
     tokens: Iterable[messages.TokenRecord] = (),
+    default_quota: messages.Quota | None = None,
 ) -> messages.AccessTable:
-    return messages.AccessTable(version=version, users=users, rules=rules, tokens=tokens)
+    return messages.AccessTable(version=version, users=users, rules=rules, tokens=tokens, default_quota=default_quota)
 
 
 def authenticator(now: Now, *, super_users: Iterable[str] = (), secret: str = "") -> Authenticator:

@@ -102,14 +102,23 @@ def test_who_comes_back_at_once_has_not_paid_before() -> None:
 def test_what_is_forgiven_is_paid_by_nobody() -> None:
     rate = used_up()
     forgiven, other = owed(rate, "a", 10_000, 0.0), owed(rate, "b", 100, 0.0)
-    rate.forgive(forgiven)
-    rate.forgive(forgiven)
+    forgiven.forgive()
+    forgiven.forgive()
     assert forgiven.over
     assert rate.next_s() == pytest.approx(0.1)
     assert rate.settled(0.1) == [other]
-    rate.forgive(other)
+    other.forgive()
     assert rate.next_s() is None
     assert rate.use("a", PER_S * BURST_S, 5.0) is None
+
+
+def test_all_that_is_owed_can_be_forgiven() -> None:
+    rate = used_up()
+    debts = [owed(rate, name, 100, 0.0) for name in "aab"]
+    assert rate.settled(0.2) == [debts[0], debts[2]]
+    assert rate.forgive_all() == [debts[1]]
+    assert rate.forgive_all() == []
+    assert rate.next_s() is None
 
 
 def test_what_is_owed_is_paid_at_another_rate_when_that_changes() -> None:

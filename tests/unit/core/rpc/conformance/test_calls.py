@@ -296,3 +296,27 @@ async def test_however_much_is_asked_for_at_once_all_of_it_arrives(wire: Wire) -
         assert text_of((await reply).message) == str(number)
         assert len((await reply).bulk[0]) == reply_bytes
     assert answered == total
+
+
+async def test_a_handler_holds_its_connection_and_what_comes_over_it_waits(wire: Wire) -> None:
+    peers: list[Peer] = []
+
+    def hold(call: EchoCall) -> EchoReply:
+        peers.append(call.peer)
+        if len(peers) == 1:
+            call.peer.hold()
+            call.peer.hold()
+        return echo(call)
+
+    await wire.serve({ECHO: hold})
+    channel, other = await wire.connect(), await wire.connect()
+    assert await echoed(channel, 1, [b"first"]) == ("1", b"first")
+    later = [channel.submit(ECHO, numbered(2), [pattern(size)], timeout_s=TIMEOUT_S) for size in (10, MIB)]
+    assert await echoed(other, 3, [b"other"]) == ("3", b"other")
+    peers[0].release()
+    for _ in range(3):
+        assert await echoed(other, 4, [b"other"]) == ("4", b"other")
+    assert len(peers) == 5
+    assert not any(each.done() for each in later)
+    peers[0].release()
+    assert [text_of((await each).message) for each in later] == ["2", "2"]

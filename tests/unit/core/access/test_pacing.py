@@ -1,0 +1,288 @@
+"""Who has used more than its quota lets it waits for its answers; nobody else does."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from typing import Any
+
+import pytest
+
+from kera.core.access import usage as usages
+from kera.core.access.guard import Guard
+from kera.core.access.identity import Identity
+from kera.core.access.rights import Operation
+from kera.core.errors import UnknownStream
+from kera.core.rpc import api
+from kera.core.rpc.method import Call, Handler, Peer, Reply
+from kera.core.rpc.taking import NOTHING, Taken
+from kera.v1 import access_pb2 as messages
+from kera.v1 import broker_pb2, coordinator_pb2
+from tests.unit.core.access.support import DAEMON, Now, guard, rule, table
+
+RULES = [rule("user:*", "stream:*", *(each for each in Operation if each.word not in {"use", "administer"}))]
+ORDERS = 7
+SOON_S = 0.05
+WHOLE_S = 10.0
+"""For what takes far less, unless something is wrong."""
+
+
+class Connection:
+    """A peer that says whether it is held."""
+
+    def __init__(self, door: Guard, user: str = "alice", address: str = "10.0.0.9:1", transport: str = "tcp") -> None:
+        self.held = 0
+        self.peer = Peer(transport, address, hold=self.hold, release=self.release, lasts=transport != "call")
+        door.known.meet(self.peer, DAEMON if not user else door.authenticator.known(Identity(user)))
+
+    def hold(self) -> None:
+        self.held += 1
+
+    def release(self) -> None:
+        self.held -= 1
+        assert self.held >= 0
+
+
+def quotas(version: int = 2, default: messages.Quota | None = None, **of: messages.Quota) -> messages.AccessTable:
+    users = [messages.UserRecord(name=name, quota=quota) for name, quota in of.items()]
+    return table(version, users, RULES, default_quota=default)
+
+
+@pytest.fixture
+def door() -> Guard:
+    door = guard(Now(), super_users=["user:root"])
+    door.apply(quotas(), 1)
+    return door
+
+
+def served(door: Guard, method: Any, handler: Handler) -> Any:
+    return door.guarded({method: handler})[method]
+
+
+def store(_: Call[Any]) -> Reply[Any]:
+    return Reply(broker_pb2.MultiWriteChunksResponse())
+
+
+def write(door: Guard, connection: Connection, size: int, handler: Handler = store) -> Any:
+    request = broker_pb2.MultiWriteChunksRequest()
+    return served(door, api.MULTI_WRITE_CHUNKS, handler)(Call(request, memoryview(bytes(size)), connection.peer))
+
+
+def read(door: Guard, connection: Connection, size: int, *, later: bool = False, bytes_max: int = 0) -> Any:
+    """Of `size` bytes, as far as those who ask want them."""
+    request = broker_pb2.MultiReadChunksRequest(bytes_max=bytes_max)
+    request.ranges.add().start.stream_id = ORDERS
+
+    def give(call: Call[Any]) -> Any:
+        given = min(size, call.message.bytes_max or size)
+        reply = Reply(broker_pb2.MultiReadChunksResponse(), [memoryview(bytes(given))])
+
+        async def wait() -> Reply[Any]:
+            return reply
+
+        return wait() if later else reply
+
+    return served(door, api.MULTI_READ_CHUNKS, give)(Call(request, memoryview(b""), connection.peer))
+
+
+async def soon(result: Any) -> Reply[Any]:
+    """An answer that has waited."""
+    assert not isinstance(result, Reply)
+    async with asyncio.timeout(WHOLE_S):
+        reply: Reply[Any] = await result
+    return reply
+
+
+async def test_who_has_no_quota_waits_for_nothing(door: Guard) -> None:
+    door.apply(quotas(3, bob=messages.Quota(bytes_in_per_s=1, bytes_out_per_s=1, requests_per_s=1)), 1)
+    for connection in (Connection(door), Connection(door, "")):
+        for _ in range(100):
+            assert isinstance(write(door, connection, 1 << 20), Reply)
+            assert isinstance(read(door, connection, 1 << 20), Reply)
+        assert not connection.held
+
+
+async def test_what_is_beyond_the_rate_is_served_and_answered_later(door: Guard) -> None:
+    door.apply(quotas(3, alice=messages.Quota(bytes_in_per_s=10_000)), 1)
+    connection, other = Connection(door), Connection(door, "bob")
+    assert isinstance(write(door, connection, 10_000), Reply)
+    served: list[int] = []
+
+    def count(call: Call[Any]) -> Reply[Any]:
+        served.append(len(call.bulk))
+        return store(call)
+
+    result = write(door, connection, 1_000, count)
+    assert served == [1_000]
+    assert connection.held == 1
+    assert isinstance(write(door, other, 1_000), Reply)
+    assert (await soon(result)).message.throttled_ms >= 80
+    assert not connection.held
+    usage = door.usages.busiest(1)[0]
+    assert (usage.bytes_in, usage.requests, usage.waits) == (11_000, 2, 1)
+    assert usage.waited_s >= 0.08
+
+
+async def test_refusals_are_answered_later_too(door: Guard) -> None:
+    door.apply(quotas(3, alice=messages.Quota(requests_per_s=20)), 1)
+    connection = Connection(door)
+
+    def refuse(_: Call[Any]) -> Reply[Any]:
+        raise UnknownStream("there is none")
+
+    for _ in range(20):
+        with pytest.raises(UnknownStream):
+            write(door, connection, 0, refuse)
+    result = write(door, connection, 0, refuse)
+    assert connection.held
+    with pytest.raises(UnknownStream):
+        await soon(result)
+    assert not connection.held
+
+
+@pytest.mark.parametrize("later", [False, True])
+async def test_what_is_read_counts_when_it_is_answered(door: Guard, *, later: bool) -> None:
+    door.apply(quotas(3, alice=messages.Quota(bytes_out_per_s=10_000)), 1)
+    connection = Connection(door)
+    first = read(door, connection, 1 << 20, later=later)
+    first = await first if inspect.isawaitable(first) else first
+    assert sum(map(len, first.bulk)) == 10_000  # no more than may be had in a second
+    assert not first.message.throttled_ms
+    result = read(door, connection, 1 << 20, later=later, bytes_max=1_000)
+    reply = await soon(result)
+    assert reply.message.throttled_ms >= 80
+    assert sum(map(len, reply.bulk)) == 1_000
+    assert not connection.held
+    assert door.usages.busiest(1)[0].bytes_out == 11_000
+
+
+async def test_what_is_read_without_a_quota_is_counted(door: Guard) -> None:
+    connection = Connection(door)
+    read(door, connection, 100)
+    await read(door, connection, 200, later=True)
+    assert door.usages.busiest(1)[0].bytes_out == 300
+
+
+async def test_nobody_waits_for_longer_than_that(door: Guard, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(usages, "WAIT_S_MAX", SOON_S)
+    door.apply(quotas(3, alice=messages.Quota(bytes_in_per_s=1)), 1)
+    connection = Connection(door)
+    result = write(door, connection, 1 << 30)
+    assert SOON_S * 1000 <= (await soon(result)).message.throttled_ms < WHOLE_S * 1000
+    assert not connection.held
+
+
+async def test_connections_take_turns(door: Guard) -> None:
+    """However much one of them sends at a time."""
+    door.apply(quotas(3, alice=messages.Quota(bytes_in_per_s=100_000)), 1)
+    sizes = {"large": 20_000, "small": 1_000}
+    sent = dict.fromkeys(sizes, 0)
+    write(door, Connection(door), 100_000)
+
+    async def send(name: str) -> None:
+        connection = Connection(door, address=f"10.0.0.9:{name}")
+        while True:
+            result = write(door, connection, sizes[name])
+            sent[name] += sizes[name]
+            if inspect.isawaitable(result):
+                await result
+            assert not connection.held
+
+    tasks = [asyncio.create_task(send(name)) for name in sizes]
+    async with asyncio.timeout(WHOLE_S):
+        while sent["large"] < 100_000:
+            await asyncio.sleep(0.01)
+    for task in tasks:
+        task.cancel()
+    assert 50_000 < sent["small"] < 200_000
+
+
+async def test_who_goes_away_leaves_nothing_behind(door: Guard) -> None:
+    door.apply(quotas(3, alice=messages.Quota(bytes_in_per_s=1000)), 1)
+    connection = Connection(door)
+    task = asyncio.ensure_future(write(door, connection, 3_000))
+    await asyncio.sleep(0)
+    assert connection.held
+    task.cancel()
+    await asyncio.wait([task])
+    assert not connection.held
+    usage = door.usages.busiest(1)[0]
+    assert not usage._waiting
+    assert usage._timer is None
+
+
+async def test_another_quota_holds_from_then_on(door: Guard) -> None:
+    door.apply(quotas(3, alice=messages.Quota(bytes_in_per_s=1_000)), 1)
+    connection = Connection(door)
+    result = write(door, connection, 2_500)
+    assert connection.held
+    door.apply(quotas(4, alice=messages.Quota(bytes_in_per_s=1_000_000)), 1)
+    assert (await soon(result)).message.throttled_ms < 1_000
+    result = write(door, connection, 10_000_000)
+    assert connection.held
+    door.apply(quotas(5), 1)
+    assert not connection.held
+    await soon(result)
+    assert isinstance(write(door, connection, 10_000_000), Reply)
+
+
+async def test_the_default_quota_is_for_those_without_one_of_their_own(door: Guard) -> None:
+    default, own = messages.Quota(bytes_in_per_s=1), messages.Quota(connections=9)
+    door.apply(quotas(3, default, alice=own), 1)
+    for user, waits in (("alice", False), ("bob", True), ("root", False), ("", False)):
+        connection = Connection(door, user)
+        result = write(door, connection, 100)
+        assert bool(connection.held) == waits
+        assert isinstance(result, Reply) != waits
+        if waits:
+            result.close()
+
+
+class Asker:
+    """A connection whose requests are taken."""
+
+    bulk_bytes_max = 1 << 20
+
+    def __init__(self, peer: Peer) -> None:
+        self.peer = peer
+
+    def answer(self, answers: bytes, requests: int) -> None:
+        """Nothing is held."""
+
+
+async def test_requests_are_taken_past_the_handlers_until_nothing_is_left(door: Guard) -> None:
+    door.apply(quotas(3, alice=messages.Quota(bytes_in_per_s=1_000)), 1)
+    connection = Connection(door)
+    taken = Taken(2_000, 10, 0, b"answers", 1_500)
+    take = door.taker(lambda *_: taken, of_daemons=False)
+    frames = memoryview(b"")
+    assert take(Asker(connection.peer), frames, 10) == taken
+    assert not connection.held
+    assert take(Asker(connection.peer), frames, 10) == NOTHING  # the handler has the answer wait
+    assert take(Asker(Connection(door, "bob").peer), frames, 10) == taken
+    assert (await soon(write(door, connection, 10))).message.throttled_ms >= 400
+    alice = next(each for each in door.usages.busiest(2) if each.who.user == "alice")
+    assert (alice.requests, alice.bytes_in) == (11, 1_510)
+
+
+async def test_tokens_and_passwords_of_a_user_have_one_quota(door: Guard) -> None:
+    door.apply(quotas(3, alice=messages.Quota(bytes_in_per_s=1_000)), 1)
+    first, second = Peer("tcp", "10.0.0.9:1"), Peer("tcp", "10.0.0.9:2")
+    door.known.meet(first, Identity("alice", how="password"))
+    door.known.meet(second, Identity("alice", how="token", token_id="t"))
+    assert first.remembered.usage is second.remembered.usage
+
+
+async def test_calls_of_grpc_wait_as_well(door: Guard) -> None:
+    door.apply(quotas(3, alice=messages.Quota(requests_per_s=10)), 1)
+    request = coordinator_pb2.GetStreamIdRequest(name="orders")
+
+    async def look(_: Call[Any]) -> Reply[Any]:
+        return Reply(coordinator_pb2.GetStreamIdResponse(stream_id=ORDERS))
+
+    serve = served(door, api.GET_STREAM_ID, look)
+    begun_s = asyncio.get_running_loop().time()
+    async with asyncio.timeout(WHOLE_S):
+        for _ in range(13):
+            await serve(Call(request, memoryview(b""), Connection(door, transport="grpc").peer))
+    assert asyncio.get_running_loop().time() - begun_s >= 0.25
