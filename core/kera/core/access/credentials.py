@@ -17,6 +17,8 @@ from kera.v1 import access_pb2 as messages
 
 SECRET_BYTES_MAX = 64 << 10
 """Of a file with a password or a token."""
+CALL_TOKEN_CHARS_MAX = 4 << 10
+"""Longer tokens are shown once, for a session: gRPC takes some 8 KiB beside a call, and would send them with each."""
 
 Steps = Generator[messages.AuthenticateRequest, messages.AuthenticateResponse, str]
 
@@ -40,9 +42,10 @@ class Credentials:
         """See `kera.core.rpc.method.Introduction`. Raises `AuthenticationFailed`."""
         if self._token is not None:
             token = self._token()
-            if not each_call:
-                yield messages.AuthenticateRequest(token=token)
-            return token
+            if each_call and len(token) <= CALL_TOKEN_CHARS_MAX:
+                return token
+            answer = yield messages.AuthenticateRequest(token=token)
+            return answer.session
         if self._password is None:
             return ""
         login = Login(self._user, self._password())

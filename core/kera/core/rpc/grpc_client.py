@@ -60,6 +60,8 @@ class GrpcChannel:
         self._introduction = introduction
         self._introducing: asyncio.Task[_Metadata] | None = None
         """What calls show, when it is done."""
+        self._showing: _Metadata | None = None
+        """The same, as soon as it is known."""
         self._streams: dict[int, _BulkStream] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._unary_slots = asyncio.Semaphore(REQUESTS_IN_FLIGHT_MAX)  # gRPC would take any number
@@ -132,7 +134,7 @@ class GrpcChannel:
         stream = self._streams.get(method.number)
         if stream is None or stream.done:
             stream = self._streams[method.number] = _BulkStream(
-                self._channel, self._address, method, self._tls, self._shown, self._session_ended
+                self._channel, self._address, method, self._tls, self._shown, self._shown_anew
             )
             self._start(stream.read())
             self._start(stream.write())
@@ -152,12 +154,14 @@ class GrpcChannel:
     ) -> None:
         try:
             async with asyncio.timeout(timeout_s), self._unary_slots:
+                shown = await self._shown()
                 try:
-                    response = await self._send(method, data)
+                    response = await self._send(method, data, shown)
                 except grpc.aio.AioRpcError as error:
-                    if not self._session_ended(error, method.name):
+                    anew = await self._shown_anew(error, shown)
+                    if anew is None:
                         raise
-                    response = await self._send(method, data)
+                    response = await self._send(method, data, anew)
             message = parse(method.response, response)
         except ProtocolError as error:
             _fail(future, Uncertain(f"{self._address} answered what is no answer: {error}", address=self._address))
@@ -177,20 +181,23 @@ class GrpcChannel:
             if not future.done():
                 future.set_result(Reply(message))
 
-    async def _send(self, method: Method[Any, Any], data: bytes) -> bytes:
-        shown = await self._shown()
+    async def _send(self, method: Method[Any, Any], data: bytes, shown: _Metadata) -> bytes:
         call: Any = self._channel.unary_unary(method.path)  # bytes to bytes, which its types do not know
         response: bytes = await call(data, metadata=shown)
         return response
 
-    def _session_ended(self, error: grpc.aio.AioRpcError, method: str) -> bool:
-        """Whether the daemon does not know any more who we are, and is to be told again."""
+    async def _shown_anew(self, error: grpc.aio.AioRpcError, before: _Metadata) -> _Metadata | None:
+        """What calls show of who we are, after a daemon has refused what they showed `before`.
+
+        A session has ended, or a token has, and in its file is another one by now. None: it would be refused again.
+        Raises as `_shown`.
+        """
         if self._introduction is None or error.code() is not grpc.StatusCode.UNAUTHENTICATED:
-            return False
-        if not _translate(error, self._address, method, self._tls).attributes.get("session_ended"):
-            return False
-        self._introducing = None
-        return True
+            return None
+        if self._showing == before:  # and nobody else has asked anew meanwhile
+            self._showing = self._introducing = None
+        anew = await self._shown()
+        return anew if anew != before else None
 
     async def _shown(self) -> _Metadata:
         """What a call shows of who we are. Raises what the daemon says to that."""
@@ -222,7 +229,8 @@ class GrpcChannel:
             return parse(access_pb2.AuthenticateResponse, answer)
 
         shown = await introduce(self._introduction, step, each_call=True)
-        return ((AUTHORIZATION, BEARER + shown),) if shown else ()
+        self._showing = ((AUTHORIZATION, BEARER + shown),) if shown else ()
+        return self._showing
 
 
 class _BulkStream:
@@ -235,13 +243,14 @@ class _BulkStream:
         method: Method[Any, Any],
         tls: Tls | None,
         shown: Callable[[], Awaitable[_Metadata]],
-        session_ended: Callable[[grpc.aio.AioRpcError, str], bool],
+        shown_anew: Callable[[grpc.aio.AioRpcError, _Metadata], Awaitable[_Metadata | None]],
     ) -> None:
-        """`shown`: what it shows of who we are; `session_ended`: whether that is to be found out anew."""
+        """`shown`: what it shows of who we are; `shown_anew`: the same, after that was refused."""
         keep_freed_memory()
         self._channel = channel
-        self._shown = shown
-        self._session_ended = session_ended
+        self._show = shown
+        self._show_anew = shown_anew
+        self._shown: _Metadata = ()
         self._address = address
         self._tls = tls
         self._method = method
@@ -273,10 +282,10 @@ class _BulkStream:
     async def write(self) -> None:
         """Send what is submitted, until the stream ends."""
         try:
-            shown = await self._shown()
+            self._shown = await self._show()
             if self.done:
                 return
-            self._call = self._channel.stream_stream(self._method.path)(metadata=shown)
+            self._call = self._channel.stream_stream(self._method.path)(metadata=self._shown)
             self._begun.set()
             while (data := await self._outgoing.get()) is not None:
                 await self._call.write(data)
@@ -301,8 +310,13 @@ class _BulkStream:
             async for data in self._call:
                 self._resolve(*parse_with_bulk(self._method.response, data))
         except grpc.aio.AioRpcError as rpc_error:
+            self.done = True  # what is submitted from now on goes over another one
             error = _translate(rpc_error, self._address, self._method.name, self._tls)
-            refused = isinstance(error, AuthenticationFailed) and not self._session_ended(rpc_error, self._method.name)
+            refused = isinstance(error, AuthenticationFailed)
+            try:
+                refused = refused and await self._show_anew(rpc_error, self._shown) is None
+            except KeraError as why:
+                error, refused = why, isinstance(why, AuthenticationFailed)
             unread = rpc_error.code() is grpc.StatusCode.UNIMPLEMENTED
             if not (isinstance(error, Unavailable | Uncertain) or unread or refused):
                 error = _lost(self._address, error.message)  # what ended the stream is no answer to each request

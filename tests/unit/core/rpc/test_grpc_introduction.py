@@ -1,0 +1,128 @@
+"""What a client shows of who it is over gRPC, and what becomes of it when that is refused."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from kera.core.access.credentials import CALL_TOKEN_CHARS_MAX, Credentials
+from kera.core.access.identity import Identity
+from kera.core.errors import AuthenticationFailed, Uncertain
+from kera.core.rpc import api
+from kera.core.rpc.grpc_client import GrpcChannel
+from kera.core.rpc.grpc_server import GrpcServer
+from kera.core.rpc.method import Call, Evidence, Method, Peer, Reply
+from kera.v1 import access_pb2 as messages
+from tests.unit.core.rpc.transports import ECHO, HOST, UNARY, Closing, UnaryRequest, echo, numbered, unary_echo
+
+
+class Gate:
+    """Lets in who shows the token that is good."""
+
+    def __init__(self) -> None:
+        self.good = "one"
+        self.shown: list[str] = []
+        self.peers: list[Peer] = []
+
+    def admit(self, peer: Peer, evidence: Evidence) -> None:
+        self.shown.append(evidence.token)
+        self.peers.append(peer)
+        if evidence.token == self.good:
+            peer.identity = Identity("alice")
+        elif evidence.token:
+            raise AuthenticationFailed("the token expired 5 s ago; get a new one")
+
+    async def authenticate(self, call: Call[messages.AuthenticateRequest]) -> Reply[messages.AuthenticateResponse]:
+        if call.message.token != self.good:
+            raise AuthenticationFailed("that is no good")
+        self.good = "a-session"
+        return Reply(messages.AuthenticateResponse(session=self.good, expires_in_ms=1000))
+
+
+class Running:
+    def __init__(self) -> None:
+        self.gate, self.token, self.closing = Gate(), "one", Closing()
+        self.address = ""
+
+    async def start(self) -> GrpcChannel:
+        services: list[Any] = [{UNARY: unary_echo, ECHO: echo, api.AUTHENTICATE: self.gate.authenticate}]
+        server = self.closing(GrpcServer(services, doorkeeper=self.gate))
+        self.address = f"{HOST}:{await server.listen(HOST, 0)}"
+        return self.closing(GrpcChannel(self.address, introduction=Credentials(token=lambda: self.token)))
+
+
+@pytest.fixture
+async def running() -> AsyncIterator[Running]:
+    running = Running()
+    yield running
+    await running.closing.close()
+
+
+CALLS: list[tuple[Method[Any, Any], Any]] = [(UNARY, UnaryRequest()), (ECHO, numbered(1))]
+KINDS = pytest.mark.parametrize(("method", "request_"), CALLS, ids=["unary", "stream"])
+
+
+async def test_a_token_that_is_good_no_more_is_read_anew(running: Running) -> None:
+    channel = await running.start()
+    await channel.submit(UNARY, UnaryRequest(), timeout_s=10)
+    running.gate.good = running.token = "two"
+    await channel.submit(UNARY, UnaryRequest(), timeout_s=10)
+    assert running.gate.shown == ["one", "one", "two"]
+
+
+async def test_a_stream_that_was_ended_begins_with_the_token_that_is_there_then(running: Running) -> None:
+    channel = await running.start()
+    await channel.submit(ECHO, numbered(1), timeout_s=10)
+    running.gate.good = running.token = "two"
+    running.gate.peers[0].end()
+    answered = False
+    while not answered:  # what was under way is lost, and nothing else is said
+        try:
+            await channel.submit(ECHO, numbered(1), timeout_s=10)
+            answered = True
+        except Uncertain:
+            continue
+    assert running.gate.shown == ["one", "one", "two"]
+
+
+@KINDS
+async def test_a_token_that_is_refused_is_shown_again_only_if_it_is_another(
+    running: Running, method: Any, request_: Any
+) -> None:
+    channel = await running.start()
+    running.gate.good = "two"
+    for _ in range(2):
+        before = len(running.gate.shown)
+        with pytest.raises(AuthenticationFailed, match="the token expired"):
+            await channel.submit(method, request_, timeout_s=10)
+        assert running.gate.shown[before:] == ["one"]
+    running.token = "two"
+    await channel.submit(UNARY, UnaryRequest(), timeout_s=10)
+    await channel.submit(method, request_, timeout_s=10)
+
+
+@KINDS
+async def test_a_token_that_is_gone_is_the_error(running: Running, method: Any, request_: Any) -> None:
+    channel = await running.start()
+    running.gate.good = "two"
+
+    def gone() -> str:
+        raise AuthenticationFailed("token_file cannot be read: No such file or directory")
+
+    channel = running.closing(
+        GrpcChannel(running.address, introduction=Credentials(token=lambda: "one" if first.pop() else gone()))
+    )
+    first = [False, True]
+    with pytest.raises(AuthenticationFailed, match="token_file cannot be read"):
+        await channel.submit(method, request_, timeout_s=10)
+
+
+@KINDS
+async def test_a_long_token_is_shown_once_for_a_session(running: Running, method: Any, request_: Any) -> None:
+    channel = await running.start()
+    running.token = running.gate.good = "x" * (CALL_TOKEN_CHARS_MAX + 1)
+    for _ in range(3):
+        await channel.submit(method, request_, timeout_s=10)
+    assert {*running.gate.shown} == {"", "a-session"}
