@@ -140,6 +140,7 @@ WALL_CLOCK = {
     "coordinator/kera/coordinator/recovery/carry_out.py": "when phases of a recovery ended, as shown",
     "coordinator/kera/coordinator/recovery/records.py": "when recoveries began or were cancelled, as shown",
     "coordinator/kera/coordinator/operations/streams.py": "when a stream was created, as shown",
+    "core/kera/core/access/jwt_tokens.py": "when tokens of other issuers expire, which says when and not how soon",
     "core/kera/core/clock.py": "the one behind the protocol",
     "core/kera/core/monitoring/certificates.py": "how long a certificate is good yet",
     "core/kera/core/monitoring/monitor.py": "what time it is here, for those who compare clocks",

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import ExitStack
 from contextvars import ContextVar
 from functools import partial
-from typing import Any, Self
+from types import MappingProxyType
+from typing import Any, Protocol, Self
 
 from kera.core.access.accounts import Accounts
 from kera.core.access.acquaintances import Acquaintance, Acquaintances
@@ -23,6 +25,7 @@ from kera.core.access.requirements import REQUIREMENTS, Need, Requirement, Who, 
 from kera.core.access.rights import CLUSTER, Operation
 from kera.core.access.usage import Usages
 from kera.core.errors import AuthenticationFailed, KeraError, NotAllowed, StaleEpoch, UnknownStream
+from kera.core.monitoring.health import Finding
 from kera.core.rpc import api
 from kera.core.rpc.method import Call, Doorkeeper, Evidence, Handler, Method, Peer, Reply, Service
 from kera.core.rpc.taking import NOTHING, Asker, Taken, Taker
@@ -44,8 +47,27 @@ LOOK_S = 1.0
 """Between two looks whether identities are still good."""
 
 
+class Beside(Protocol):
+    """Something that a guard needs, and that runs while it does."""
+
+    def __enter__(self) -> object:
+        """Begin."""
+        ...
+
+    def __exit__(self, *_: object) -> None:
+        """End."""
+        ...
+
+    def look(self) -> Finding:
+        """How it goes."""
+        ...
+
+
 class Door:
     """What is in front of what a daemon serves: this one is open, and everybody may do everything."""
+
+    looks: Mapping[str, Callable[[], Finding]] = MappingProxyType({})
+    """How what it needs goes, for the daemon's health, by what it is."""
 
     @property
     def asks(self) -> bool:
@@ -98,8 +120,9 @@ class Guard(Door):
         name_of: NameOf = lambda _: None,
         unknown: Callable[[int], UnknownStream] | None = None,
         look_s: float = LOOK_S,
+        beside: Mapping[str, Beside] = MappingProxyType({}),
     ) -> None:
-        """`unknown`: the error for the id of a stream that is not here."""
+        """`unknown`: the error for the id of a stream that is not here; `beside`: what has to run meanwhile."""
         self._unknown = unknown or _unknown
         self.authenticator = authenticator
         self.audit = audit
@@ -108,12 +131,18 @@ class Guard(Door):
         self.usages = Usages(lambda who: authenticator.accounts.quota_of(who.user, is_super=who.is_super))
         self.known = Acquaintances(self.usages)
         self._looking: asyncio.TimerHandle | None = None
+        self._beside = beside
+        self._stack = ExitStack()
+        self.looks = {name: each.look for name, each in beside.items()}
 
     def __enter__(self) -> Self:
+        for each in self._beside.values():
+            self._stack.enter_context(each)
         self._look_again()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._stack.close()
         if self._looking is not None:
             self._looking.cancel()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import Field, SecretStr
 
@@ -14,10 +15,16 @@ from kera.core.access.certificates import DAEMONS, USERS, CertificateNames
 from kera.core.access.credentials import Credentials, of_daemon, secret_in
 from kera.core.access.guard import Door, Guard, NameOf
 from kera.core.access.identity import check_name, check_principal
+from kera.core.access.jwt_sources import keys_source
+from kera.core.clock import Clock
 from kera.core.errors import AuthenticationFailed, KeraError, UnknownStream
 from kera.core.runtime import Runtime, secured
 from kera.core.security.settings import DaemonTlsSettings, TlsSettings, tls_of, tls_of_daemon
 from kera.core.settings import InvalidSettings, setting
+
+if TYPE_CHECKING:
+    from kera.core.access.jwt_keys import JwtKeys
+    from kera.core.access.jwt_tokens import JwtTokens
 
 SECRET_CHARS_MIN = 16
 """Of a cluster's secret: it is not for people to remember."""
@@ -62,6 +69,28 @@ class DaemonAccessSettings(DaemonTlsSettings):
     certificate_users: list[str] = Field(
         list(USERS),
         description="The same that say whose it is, in a group (?P<user>…). By default the common name is the user.",
+    )
+    jwt_keys: str = Field(
+        "",
+        description="Where the keys of an issuer of JSON web tokens are, a key set (JWKS): a file, which is read again"
+        " when it has changed; or an address, https://… (http://… on this host), which is asked every five minutes, and"
+        " when a token names a key that is not there. Set: tokens of that issuer are taken.",
+    )
+    jwt_issuer: str = Field("", description="Whose tokens are taken: their claim iss. Needed with jwt_keys.")
+    jwt_audience: str = Field(
+        "",
+        description="For whom tokens have to be: their claim aud, or one of it. Needed with jwt_keys, as an issuer has"
+        " tokens for others as well.",
+    )
+    jwt_user_claim: str = Field("sub", min_length=1, description="Claim of a token that is the user's name.")
+    jwt_roles_claim: str = Field(
+        "roles",
+        min_length=1,
+        description="Claim with the user's roles, a list or a text with spaces between; with dots, one within another:"
+        " realm_access.roles. They come on top of those that the user has here.",
+    )
+    jwt_leeway_ms: int = Field(
+        60_000, ge=0, le=600_000, description="By how much the issuer's clock may be off this host's."
     )
 
 
@@ -118,10 +147,50 @@ def guard_of(
     with setting("certificate_daemons, certificate_users"):
         names = CertificateNames.of(settings.certificate_daemons, settings.certificate_users)
     now_s = runtime.clock.boottime_s
+    jwt = _jwt(settings, runtime.clock)
     authenticator = Authenticator(
-        names, now_s=now_s, super_users=super_users, cluster_secret=_cluster_secret(settings), not_told=not_told
+        names,
+        now_s=now_s,
+        super_users=super_users,
+        cluster_secret=_cluster_secret(settings),
+        of_jwt=None if jwt is None else jwt.tokens.identify,
+        not_told=not_told,
     )
-    return Guard(authenticator, Audit(now_s), name_of=name_of, unknown=unknown)
+    beside = {} if jwt is None else {"jwt_keys": jwt.keys}
+    return Guard(authenticator, Audit(now_s), name_of=name_of, unknown=unknown, beside=beside)
+
+
+class _Jwt(NamedTuple):
+    """What tokens of another issuer take."""
+
+    keys: JwtKeys
+    tokens: JwtTokens
+
+
+def _jwt(settings: DaemonAccessSettings, clock: Clock) -> _Jwt | None:
+    """None: there is no other issuer. Raises `InvalidSettings`."""
+    if not settings.jwt_keys:
+        if settings.jwt_issuer or settings.jwt_audience:
+            raise InvalidSettings("jwt_issuer and jwt_audience belong to jwt_keys: set all three, or none")
+        return None
+    if not (settings.jwt_issuer and settings.jwt_audience):
+        raise InvalidSettings(
+            "jwt_keys needs jwt_issuer and jwt_audience: the same keys sign tokens that are not for this cluster"
+        )
+    # Daemons have what these import, and a client need not.
+    from kera.core.access.jwt_keys import JwtKeys  # noqa: PLC0415
+    from kera.core.access.jwt_tokens import JwtRules, JwtTokens  # noqa: PLC0415
+
+    with setting("jwt_keys"):
+        keys = JwtKeys(keys_source(settings.jwt_keys), clock.boottime_s)
+    rules = JwtRules(
+        settings.jwt_issuer,
+        settings.jwt_audience,
+        settings.jwt_user_claim,
+        settings.jwt_roles_claim,
+        settings.jwt_leeway_ms / 1000,
+    )
+    return _Jwt(keys, JwtTokens(rules, keys, clock))
 
 
 def _cluster_secret(settings: DaemonAccessSettings) -> str:

@@ -102,6 +102,8 @@ class Monitor:
         self._door = door
         if isinstance(door, Guard):
             self.add(AccessCounts(door))
+        for name, look in door.looks.items():
+            self.health.add(name, look)
         return door
 
     def add(self, source: Source) -> None:

@@ -1,0 +1,47 @@
+"""JSON of whoever sends it: one meaning only, and nothing that ends who reads it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+NAME_CHARS_SHOWN = 100
+
+
+def parsed_object(data: bytes) -> dict[str, Any]:
+    """The object that `data` is.
+
+    Raises `ValueError` for everything else, such as an object that has a name twice: of that, readers take one or the
+    other, and what was checked would not be what is used.
+    """
+    try:
+        document = json.loads(data.decode(), object_pairs_hook=_unique, parse_constant=_no_number)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{error.msg} at character {error.pos}") from None
+    except UnicodeDecodeError:
+        raise ValueError("it is no text") from None
+    if not isinstance(document, dict):
+        raise ValueError("it is no object")  # noqa: TRY004 - one error for all that it may be instead
+    return document
+
+
+def shown(value: object) -> str:
+    """What somebody has sent, for a message: within bounds, and without control characters."""
+    text = repr(value)
+    return text if len(text) <= NAME_CHARS_SHOWN else f"{text[:NAME_CHARS_SHOWN]}…"
+
+
+def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: set[str] = set()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        raise ValueError(f"{shown(twice)} is there twice")
+    return found
+
+
+def _no_number(text: str) -> NoReturn:
+    raise ValueError(f"{text} is no number")
