@@ -169,6 +169,7 @@ def run(settings: BackupSettings) -> int:
         name="backup",
         log_level=settings.log_level,
         stop_timeout_s=settings.stop_timeout_s,
+        encrypted=settings.tls_cert is not None,
     )
 
 

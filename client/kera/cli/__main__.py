@@ -9,15 +9,19 @@ from __future__ import annotations
 import os
 import sys
 
+_DAEMONS = ("coordinator", "broker", "backup")
+_VERBOSITY, _SILENT = "GRPC_VERBOSITY", "NONE"
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    if (sys.argv[1:] if arguments is None else arguments) == ["--version"]:  # without what all commands need
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments == ["--version"]:  # without what all commands need
         from kera.core.monitoring.build import describe
 
         print(describe())
         return 0
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # before it is imported: what else it says is said better
+    _hush_grpc(arguments)
     try:
         from kera.cli.app import app
     except ModuleNotFoundError as error:
@@ -28,7 +32,16 @@ def main(arguments: list[str] | None = None) -> int:
     from kera.cli._run import open_standard_streams, run_app
 
     open_standard_streams()
-    return run_app(app, sys.argv[1:] if arguments is None else arguments)
+    return run_app(app, arguments)
+
+
+def _hush_grpc(arguments: list[str]) -> None:
+    """Before it is imported: what it writes by itself is said better by an error. Daemons put it into their log."""
+    if arguments[:1] and arguments[0] in _DAEMONS:
+        if os.environ.get(_VERBOSITY) == _SILENT:
+            del os.environ[_VERBOSITY]  # from the command that has started this one
+    else:
+        os.environ.setdefault(_VERBOSITY, _SILENT)
 
 
 if __name__ == "__main__":

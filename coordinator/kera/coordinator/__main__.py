@@ -238,7 +238,12 @@ async def _office(
 def run(settings: CoordinatorSettings) -> int:
     """Run a coordinator until it is told to stop; returns the exit code of the process."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    return run_daemon(lambda: serve(settings), name="coordinator", log_level=settings.log_level)
+    return run_daemon(
+        lambda: serve(settings),
+        name="coordinator",
+        log_level=settings.log_level,
+        encrypted=settings.tls_cert is not None,
+    )
 
 
 def main() -> int:

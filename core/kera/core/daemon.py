@@ -29,6 +29,7 @@ A failure while serving reaches this place only as an exception, so background t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 import gc
 import json
@@ -45,6 +46,7 @@ import uvloop
 from kera.core import native
 from kera.core.errors import KeraError, StartError
 from kera.core.process import die_with_parent, raise_descriptor_limit
+from kera.core.rpc.grpc_words import heard
 from kera.core.settings import KeraSettings
 from kera.core.telemetry import configure_logging, get_logger
 
@@ -89,11 +91,23 @@ def run_daemon(
     name: str,
     log_level: str = "info",
     stop_timeout_s: float = STOP_TIMEOUT_S,
+    encrypted: bool = False,
 ) -> int:
     """Run the daemon `name` from its start to its end, on uvloop, in the main thread; returns the exit code.
 
-    See the head of this module for what `serve` is and what is promised.
+    See the head of this module for what `serve` is and what is promised. `encrypted`: it speaks TLS, and whom gRPC
+    refuses is to be in the log.
     """
+    with heard() if encrypted else contextlib.nullcontext():
+        return _run(serve, name, log_level, stop_timeout_s)
+
+
+def _run(
+    serve: Callable[[], AbstractAsyncContextManager[Mapping[str, Any]]],
+    name: str,
+    log_level: str,
+    stop_timeout_s: float,
+) -> int:
     die_with_parent()
     raise_descriptor_limit()
     deadline = threading.Timer(stop_timeout_s, _end_process, (stop_timeout_s,))

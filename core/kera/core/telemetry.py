@@ -34,14 +34,19 @@ def get_logger(name: str) -> Any:
 def configure_logging(level: str = "info", **context: Any) -> None:
     """Log to standard error from `level` up: readable lines on a terminal, JSON lines elsewhere.
 
-    `context` is bound to every line (daemon, broker_id). Raises `StartError` when there is no such level.
+    `context` is in every line (daemon, broker_id), also of threads. Raises `StartError` when there is no such level.
     """
     threshold = logging.getLevelNamesMapping().get(level.upper())
     if threshold is None:
         raise StartError(f"log level {level!r} is none of debug, info, warning, error, critical", level=level)
     on_terminal = sys.stderr.isatty()
     renderer: Any = structlog.dev.ConsoleRenderer() if on_terminal else structlog.processors.JSONRenderer()
+
+    def with_context(_logger: Any, _method: str, line: Any) -> Any:
+        return {**context, **line}
+
     processors: list[Any] = [
+        with_context,
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
@@ -54,4 +59,3 @@ def configure_logging(level: str = "info", **context: Any) -> None:
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
-    structlog.contextvars.bind_contextvars(**context)

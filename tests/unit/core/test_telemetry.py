@@ -37,6 +37,17 @@ def test_a_line_is_json_with_its_context_where_there_is_no_terminal() -> None:
     }
 
 
+def test_lines_of_threads_have_the_context_as_well() -> None:
+    (line,) = lines(
+        "import threading\n"
+        "from kera.core.telemetry import configure_logging, get_logger\n"
+        "thread = threading.Thread(target=lambda: get_logger('kera.test').info('a'))\n"
+        "configure_logging(daemon='broker')\n"
+        "thread.start()\n"
+    )
+    assert json.loads(line)["daemon"] == "broker"
+
+
 def test_an_exception_is_one_line_with_its_trace() -> None:
     (line,) = lines(
         "from kera.core.telemetry import configure_logging, get_logger\n"

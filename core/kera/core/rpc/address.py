@@ -152,6 +152,11 @@ def refuses_certificate(error: ssl.SSLError) -> bool:
     return error.reason in _REFUSALS
 
 
+def tls_reason(name: str) -> str:
+    """Why a handshake has failed, by OpenSSL's name for it."""
+    return _TLS_REASONS.get(name, f"TLS failed: {name}")
+
+
 def not_taken(why: str) -> str:
     """What is said of a peer's certificate; `why` in the words of a library."""
     asked = "; is its authority in tls_ca?" if any(words in why for words in _UNKNOWN_AUTHORITY) else ""
@@ -163,5 +168,5 @@ def reason_of(error: OSError) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         return not_taken(error.verify_message)
     if isinstance(error, ssl.SSLError):
-        return _TLS_REASONS.get(error.reason or "", f"TLS failed: {error.reason or error}")
+        return tls_reason(error.reason or str(error))
     return os.strerror(error.errno) if error.errno is not None and error.errno > 0 else str(error)

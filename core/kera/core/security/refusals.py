@@ -20,9 +20,12 @@ LINES_MAX = 10
 class Refusals:
     """Of those who come to one port."""
 
-    def __init__(self, interface: str, now_s: Callable[[], float] = monotonic) -> None:
+    def __init__(
+        self, interface: str, now_s: Callable[[], float] = monotonic, *, event: str = "connection refused"
+    ) -> None:
         """`interface`: which port it is, for a person."""
         self._interface = interface
+        self._event = event
         self._now_s = now_s
         self._told: dict[tuple[str, str], float] = {}
         """Hosts and reasons, the oldest first, with when it was; at most `LINES_MAX`."""
@@ -44,4 +47,4 @@ class Refusals:
         self._told[key] = now_s
         untold, self.untold = self.untold, 0
         named = {"peer": peer} if peer else {}
-        log.warning("connection refused", interface=self._interface, **named, reason=reason, untold=untold)
+        log.warning(self._event, interface=self._interface, **named, reason=reason, untold=untold)

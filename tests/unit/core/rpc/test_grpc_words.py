@@ -1,0 +1,100 @@
+"""What gRPC writes to standard error: which of it is told, and what becomes of the rest."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from structlog.testing import capture_logs
+
+from kera.core.rpc.grpc_words import Words
+
+FAILED = (
+    "I1127 23:26:45.654694     926 ssl_transport_security.cc:2563] Handshake failed with error SSL_ERROR_SSL:"
+    " error:100000c0:SSL routines:OPENSSL_internal:"
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (f"{FAILED}PEER_DID_NOT_RETURN_A_CERTIFICATE: Invalid certificate", "it shows no certificate"),
+        (
+            f"{FAILED}CERTIFICATE_VERIFY_FAILED: certificate has expired",
+            "its certificate is not taken: certificate has expired",
+        ),
+        (f"{FAILED}HTTP_REQUEST: OK", "it does not speak TLS"),
+        (f"{FAILED}WRONG_CURVE", "TLS failed: WRONG_CURVE"),
+        (
+            "E1127 23:26:46.550198     926 ssl_transport_security.cc:3238] No match found for server name: vm",
+            "it calls this host by a name for which there is no certificate here",
+        ),
+    ],
+)
+def test_who_was_refused_is_told(line: str, reason: str) -> None:
+    with capture_logs() as lines:
+        assert Words("grpc").take(f"{line}\n".encode())
+    assert [(each["event"], each["interface"], each["reason"]) for each in lines] == [
+        ("connection refused", "grpc", reason)
+    ]
+
+
+def test_a_flood_has_few_lines() -> None:
+    words = Words("grpc")
+    with capture_logs() as lines:
+        for number in range(5000):
+            assert words.take(f"{FAILED}CERTIFICATE_VERIFY_FAILED: certificate has expired\n".encode())
+            assert words.take(f"E1127 23:26:46.550198 {number} tcp.cc:1] defect {number}\n".encode())
+    assert len([each for each in lines if each["event"] == "connection refused"]) == 1
+    assert len([each for each in lines if each["event"] == "gRPC says"]) == 10
+
+
+def test_what_nobody_needs_to_know_is_dropped_and_what_is_of_others_is_left() -> None:
+    with capture_logs() as lines:
+        assert Words("grpc").take(b"I1127 23:26:46.550198     926 ev_epoll1.cc:1] grpc epoll fd: 7\n")
+        for line in (b"malloc(): corrupted top size\n", b'{"event": "ready"}\n', b"\n", b"E1127 half a li"):
+            assert not Words("grpc").take(line)
+    assert lines == []
+
+
+PROGRAM = """
+import os, sys, structlog
+from kera.core.rpc.grpc_words import heard
+
+with heard():
+    os.write(2, b"E1127 23:26:46.550198     926 tcp.cc:1] a defect of gRPC's\\n")
+    os.write(2, b"a word of another library\\n")
+    print("python's own", file=sys.stderr)
+os.write(2, b"behind\\n")
+"""
+
+
+def run(**environment: str) -> str:
+    """What a program says on standard error."""
+    ended = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env={**{name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"}, **environment},
+        stderr=subprocess.PIPE,
+        check=True,
+    )
+    return ended.stderr.decode()
+
+
+def test_standard_error_is_as_it_was_but_for_grpcs_words() -> None:
+    said = run()
+    assert "gRPC says" in said
+    assert "E1127" not in said
+    for line in ("a word of another library", "python's own", "behind"):
+        assert said.count(line) == 1
+    assert said.endswith("behind\n")
+
+
+def test_who_asks_grpc_for_more_gets_it_as_it_is() -> None:
+    assert "E1127 23:26:46.550198     926 tcp.cc:1] a defect of gRPC's\n" in run(GRPC_VERBOSITY="DEBUG")
+
+
+def test_a_process_that_is_killed_leaves_its_tracebacks() -> None:
+    program = "from kera.core.rpc.grpc_words import heard\nimport os\nwith heard():\n    os.abort()"
+    ended = subprocess.run([sys.executable, "-c", program], stderr=subprocess.PIPE, check=False)
+    assert b"Fatal Python error: Aborted" in ended.stderr
+    assert ended.returncode < 0
