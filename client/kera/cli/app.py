@@ -17,6 +17,7 @@ from kera.cli import (
     inspect,
     node,
     produce,
+    quota,
     stream,
     tls,
     token,
@@ -61,6 +62,7 @@ app.command("consume")(consume.consume)
 app.add_typer(user.app, name="user")
 app.add_typer(acl.app, name="acl")
 app.add_typer(token.app, name="token")
+app.add_typer(quota.app, name="quota")
 app.add_typer(tls.app, name="tls")
 app.add_typer(bench.app, name="bench")
 app.command("check")(check.check)

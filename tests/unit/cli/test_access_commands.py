@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import json
 import stat
@@ -29,6 +30,7 @@ from kera.client.admin.access import (
     Token,
     User,
 )
+from kera.client.admin.quotas import Quota
 from kera.core.errors import InvalidArgument, Unavailable
 
 PASSWORD = "correct horse battery"
@@ -279,6 +281,7 @@ def test_users_are_listed(cluster: FakeAccess, capsys: pytest.CaptureFixture[str
         "has_password": True,
         "created_us": 1,
         "changed_us": 2,
+        "quota": dataclasses.asdict(Quota()),
     }
     cluster.error = InvalidArgument("none")
     assert kera(capsys, "user", "list") == (0, "", "no users\n")

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from kera.client.admin.access import Access, DeletedUser
+from kera.client.admin.quotas import Quota
 from kera.core.errors import InvalidArgument, Uncertain, UnknownUser
 from kera.core.rpc import Method
 from kera.v1 import access_pb2 as messages
@@ -37,6 +38,31 @@ async def test_a_password_does_not_leave_the_process() -> None:
     (request,) = cluster.requests
     assert request.scram.stored_key
     assert b"horse" not in request.SerializeToString()
+
+
+async def test_a_quota_replaces_the_one_before() -> None:
+    made, cluster = access(messages.PutUserResponse())
+    await made.set_quota("alice", bytes_in_per_s=5, streams=0)
+    await made.set_quota("alice")
+    await made.set_default_quota(connections=3)
+    own, cleared, default = cluster.requests
+    assert (own.name, own.quota) == ("alice", messages.Quota(bytes_in_per_s=5, streams=0))
+    assert cleared.HasField("quota")
+    assert cleared.quota == messages.Quota()
+    assert (default.name, default.quota) == ("", messages.Quota(connections=3))
+    for wrong in ({"bytes_in_per_s": 0}, {"streams": -1}, {"connections": "3"}, {"requests_per_s": 1.5}):
+        with pytest.raises(InvalidArgument, match=next(iter(wrong))):
+            await made.set_quota("alice", **wrong)
+    with pytest.raises(InvalidArgument):
+        await made.set_quota(None, streams=1)  # type: ignore[arg-type]
+
+
+async def test_quotas_are_told_with_the_users() -> None:
+    users = [messages.UserRecord(name="alice", quota=messages.Quota(streams=0)), messages.UserRecord(name="bob")]
+    made, _ = access(messages.ListUsersResponse(users=users, default_quota=messages.Quota(requests_per_s=9)))
+    assert [each.quota for each in await made.users()] == [Quota(streams=0), Quota()]
+    assert [bool(each.quota) for each in await made.users()] == [True, False]
+    assert await made.default_quota() == Quota(requests_per_s=9)
 
 
 async def test_a_user_that_is_gone_when_its_deletion_is_tried_again_was_deleted() -> None:

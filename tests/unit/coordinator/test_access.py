@@ -63,6 +63,15 @@ def test_of_a_user_only_that_changes_which_is_named() -> None:
     assert none.password_version == 7
 
 
+@pytest.mark.parametrize("limit", ["bytes_in_per_s", "bytes_out_per_s", "requests_per_s"])
+def test_a_rate_of_nothing_is_refused(limit: str) -> None:
+    """What may not be done at all is a question of rights, and would never be paid off."""
+    with pytest.raises(InvalidArgument, match=f"{limit} is 1 at least"):
+        changed(None, put(quota=messages.Quota(**{limit: 0})))
+    made = changed(None, put(quota=messages.Quota(**{limit: 1}, connections=0, streams=0)))
+    assert made.quota.HasField("streams")
+
+
 @pytest.mark.parametrize(
     "request_",
     [

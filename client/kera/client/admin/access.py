@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, get_args
 
 from kera.client import arguments
+from kera.client.admin.quotas import NO_QUOTA, Quota
 from kera.client.cluster.cluster import Cluster
 from kera.core.access.passwords import verifier_for
 from kera.core.errors import InvalidArgument, Uncertain, UnknownUser
@@ -28,6 +29,8 @@ class User:
     """Without one, it authenticates by a certificate or a token of another issuer."""
     created_us: int = 0
     changed_us: int = 0
+    quota: Quota = NO_QUOTA
+    """Its own; one that limits nothing: it has the default one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +151,43 @@ class Access:
         )
         return _change((await self._cluster.ask(api.PUT_USER, request)).untold)
 
+    async def set_quota(
+        self,
+        name: str,
+        *,
+        bytes_in_per_s: int | None = None,
+        bytes_out_per_s: int | None = None,
+        requests_per_s: int | None = None,
+        connections: int | None = None,
+        streams: int | None = None,
+        stored_bytes: int | None = None,
+    ) -> Change:
+        """Limit what a user may use, see `Quota`, by this and nothing else; without limits: by the default quota.
+
+        It holds at once, and ends no connection. Raises `InvalidArgument` and `UnknownUser`.
+        """
+        quota = Quota(bytes_in_per_s, bytes_out_per_s, requests_per_s, connections, streams, stored_bytes)
+        return await self._set_quota(arguments.text("name", name, "a user's"), quota)
+
+    async def set_default_quota(
+        self,
+        *,
+        bytes_in_per_s: int | None = None,
+        bytes_out_per_s: int | None = None,
+        requests_per_s: int | None = None,
+        connections: int | None = None,
+        streams: int | None = None,
+        stored_bytes: int | None = None,
+    ) -> Change:
+        """The same of each user that has no quota of its own, and is no super user."""
+        quota = Quota(bytes_in_per_s, bytes_out_per_s, requests_per_s, connections, streams, stored_bytes)
+        return await self._set_quota("", quota)
+
+    async def default_quota(self) -> Quota:
+        """Of each user that has none of its own, and is no super user."""
+        answer = await self._cluster.ask(api.LIST_USERS, messages.ListUsersRequest())
+        return Quota.from_message(answer.default_quota)
+
     async def delete_user(self, name: str) -> DeletedUser:
         """Forget a user, and revoke its tokens. Raises `UnknownUser`."""
         request = messages.DeleteUserRequest(name=arguments.text("name", name, "a user's"))
@@ -163,7 +203,14 @@ class Access:
         """All, by name."""
         answer = await self._cluster.ask(api.LIST_USERS, messages.ListUsersRequest())
         return [
-            User(each.name, tuple(each.roles), each.HasField("scram"), each.created_us, each.changed_us)
+            User(
+                each.name,
+                tuple(each.roles),
+                each.HasField("scram"),
+                each.created_us,
+                each.changed_us,
+                Quota.from_message(each.quota),
+            )
             for each in answer.users
         ]
 
@@ -236,6 +283,10 @@ class Access:
         """One's own; all, for who administers the cluster."""
         answer = await self._cluster.ask(api.LIST_TOKENS, messages.ListTokensRequest())
         return [Token(each.token_id, each.owner, tuple(each.resources), each.expires_in_ms) for each in answer.tokens]
+
+    async def _set_quota(self, name: str, quota: Quota) -> Change:
+        request = messages.PutUserRequest(name=name, quota=quota.to_message())
+        return _change((await self._cluster.ask(api.PUT_USER, request)).untold)
 
     async def _revoke(self, request: messages.RevokeRightsRequest) -> Revoked:
         answer = await self._cluster.ask(api.REVOKE_RIGHTS, request)

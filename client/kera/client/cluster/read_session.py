@@ -72,6 +72,8 @@ class ReadSession(Generic[ItemT]):
         self._added: dict[int, ItemT] = {}
         self._removed: list[int] = []
         """Since the last step."""
+        self.throttled_ms = 0
+        """For which answers were held back, as a quota was used up."""
         for item in items:
             self.add(item)
 
@@ -134,6 +136,7 @@ class ReadSession(Generic[ItemT]):
         self._kept = False  # until the answer is here, nobody knows
         self._added, self._removed = rest, []
         reply = await self._channel.submit(api.MULTI_READ_CHUNKS, request, timeout_s=timeout_s + wait_ms / 1000)
+        self.throttled_ms += reply.message.throttled_ms
         bulk = pa.py_buffer(reply.bulk[0]) if reply.bulk else pa.py_buffer(b"")
         found = self._found(reply.message, bulk)
         self._kept, self._step = reply.message.session_kept, request.step

@@ -159,6 +159,11 @@ class Consumer:
         """What was pulled and is not delivered yet."""
         return self._fetcher.arrivals.pulled_bytes
 
+    @property
+    def throttled_ms(self) -> int:
+        """For how long, altogether, brokers have held answers back, as a quota was used up (docs/quotas.md)."""
+        return self._fetcher.throttled_ms
+
     async def commit(self) -> None:
         """Say how far the consumer group (the setting ``consumer_group``) has read all its streams.
 

@@ -56,6 +56,8 @@ class Fetcher:
         self.tasks = Tasks(self.arrivals.put)
         self._running = 0
         """Ranges whose end has not been taken from the queue."""
+        self.throttled_ms = 0
+        """For which brokers have held answers back, as a quota was used up."""
 
     def add(self, stream: StreamDescription, wanted: Wanted, *, is_group: bool = False) -> Range:
         """Fetch a range of `stream`, too. `is_group`: it is the `rest_of_group`."""
@@ -191,6 +193,12 @@ class Fetcher:
                 self.arrivals.put(error)
         elif self.came(item, Fetched(item.wanted.entry, item.wanted.start, end.next, [], 0, None)):
             self.assign(item)
+
+    def throttled(self, home: Home, ms: int) -> None:
+        """A broker has held an answer back for so long."""
+        if ms and not self.throttled_ms:
+            log.warning("more than a quota lets us read: brokers hold answers back", broker_id=home[1], ms=ms)
+        self.throttled_ms += ms
 
     def _goes_on(self, item: Range, position: Position) -> bool:
         """All before `position` has come; whether there is more. If not, its end is queued."""
@@ -353,6 +361,7 @@ class _PullReader:
             timeout_s=self._fetcher.cluster.request_timeout_s,
         )
         fetching = self._fetching = asyncio.get_running_loop().create_task(work)
+        throttled_ms = session.throttled_ms
         try:
             return await fetching
         except asyncio.CancelledError:
@@ -360,6 +369,7 @@ class _PullReader:
                 raise
             return None
         finally:
+            self._fetcher.throttled(self.home, session.throttled_ms - throttled_ms)
             self._fetching = None
             if self._interrupt is not None:
                 self._interrupt.cancel()

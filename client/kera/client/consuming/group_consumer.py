@@ -224,6 +224,11 @@ class GroupConsumer:
         """How long the caller has been at work, in its own code; 0: it waits for records."""
         return self._liveness.busy_ms
 
+    @property
+    def throttled_ms(self) -> int:
+        """For how long, altogether, brokers have held answers back, as a quota was used up (docs/quotas.md)."""
+        return self._fetcher.throttled_ms
+
     async def close(self) -> None:
         """Leave the consumer group: what is processed is committed, and the groups go to others at once.
 
@@ -301,7 +306,8 @@ class GroupConsumer:
                 raise self._failure
             self._leases.raise_lost(committing=False)
             await self._be_sure()
-            self._tell_gaps()
+            while (gap := self._leases.next_gaps()) is not None:  # what went before anybody had found it
+                self._tell_gap(gap)
             try:
                 lease = self._current
                 if lease is not None:
@@ -339,11 +345,6 @@ class GroupConsumer:
             self._leases.end(lease)
         else:
             self._tell_gap(self._leases.pass_gap(lease, arrived.gap))
-
-    def _tell_gaps(self) -> None:
-        """Tell the caller what went before anybody had found it."""
-        while (gap := self._leases.next_gaps()) is not None:
-            self._tell_gap(gap)
 
     def _tell_gap(self, gap: DataLost | None) -> None:
         if gap is None:

@@ -314,6 +314,11 @@ class Producer:
                 raise
         return writer.stream, writer.checked_parts(batch, self._clock.now_us())
 
+    @property
+    def throttled_ms(self) -> int:
+        """For how long, altogether, brokers have held answers back, as a quota was used up (docs/quotas.md)."""
+        return self.routes.throttled_ms
+
     async def flush(self) -> None:
         """Wait until everything accepted so far is delivered or failed.
 

@@ -84,6 +84,8 @@ class Routes:
         """Lanes whose broker was not the owner when it was last asked, and those that end when nothing is in flight."""
         self._senders: dict[int, Sender] = {}
         self._searches = Tasks()
+        self.throttled_ms = 0
+        """See `LaneOwner.throttled`."""
 
     @property
     def broker_ids(self) -> list[int]:
@@ -207,6 +209,12 @@ class Routes:
             )
         route.sender.remove(lane)
         self._searches.start(self._find(lane, route, error))
+
+    def throttled(self, broker_id: int, ms: int) -> None:
+        """A broker has held an answer back, as a quota was used up."""
+        if not self.throttled_ms:
+            log.warning("more than a quota lets us write: brokers hold answers back", broker_id=broker_id, ms=ms)
+        self.throttled_ms += ms
 
     async def connect(self, sender: Sender) -> Channel | None:
         """A connection to a sender's broker; None if no lane needs it any more. Raises `Unavailable`."""

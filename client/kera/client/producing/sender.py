@@ -32,6 +32,9 @@ log = get_logger("kera.producer")
 
 REQUEST_TIMEOUT_S_MIN = 0.05
 """What the last attempt gets of a chunk whose time is almost up."""
+THROTTLED_MS_MAX = 1000
+"""For which an answer is held back as a quota is used up; after that, requests are smaller. Brokers hold none back for
+longer than 2 s, so that large ones would use more than the quota says."""
 JOINED_BYTES_MAX = 4 << 10
 """Payloads of fewer bytes, on average, are copied so that a request is in one piece."""
 
@@ -70,6 +73,10 @@ class LaneOwner(Protocol):
         """The broker does not have the lane's streamlet."""
         ...
 
+    def throttled(self, broker_id: int, ms: int) -> None:
+        """A broker has held an answer back for so long, as a quota was used up."""
+        ...
+
 
 class Sender:
     """Requests to one broker."""
@@ -98,8 +105,12 @@ class Sender:
         self._name = settings.name
         self._durability = durability_value(settings.durability)
         self._request_bytes_max = min(settings.request_bytes_max, cluster.settings.message_bytes_max)
+        self._bytes_max: int = self._request_bytes_max
+        """Of a request now: less while a quota has it wait for long."""
         self._request_chunks_max = limits.request_chunks_max
         self._requests_max = settings.requests_in_flight_max
+        self._throttled = False
+        """The broker held the last answer back: what is sent in advance would only wait there, and its time be up."""
         self._linger_ms = settings.linger_ms
         self._requests = 0
         self._pump_soon = False
@@ -169,13 +180,13 @@ class Sender:
             return
         if self._retry_at_s and self._loop.time() < self._retry_at_s:
             return  # the retry's timer pumps
-        while self._requests < self._requests_max:
+        while self._requests < (1 if self._throttled else self._requests_max):
             if self._channel is None or self._channel.closed:
                 self.take_bundles_apart()
                 if self._queue or self._owner.close_due_chunks(self.lanes):
                     self._connect()
                 return
-            bundles, chunks = self._gather(self._request_bytes_max)
+            bundles, chunks = self._gather(self._bytes_max)
             if bundles or chunks:
                 self._send(self._channel, bundles, chunks)
             elif self._requests and not self._linger_ms:
@@ -244,6 +255,8 @@ class Sender:
             self._refused(bundles, chunks, error)
             return
         message = done.result().message
+        if message.throttled_ms or self._throttled:
+            self._note_throttled(message.throttled_ms)
         statuses: Sequence[broker_pb2.ChunkStatus] = message.statuses
         count = sum(bundle.chunk_count for bundle in bundles) + len(chunks)
         if len(statuses) != count:
@@ -259,6 +272,16 @@ class Sender:
         else:
             self._attempt = 0
         self._pump()
+
+    def _note_throttled(self, ms: int) -> None:
+        """For how long the last answer was held back."""
+        self._throttled = ms > 0
+        if ms:
+            self._owner.throttled(self.broker_id, ms)
+        if ms > THROTTLED_MS_MAX:
+            self._bytes_max = max(1, self._bytes_max // 2)
+        elif ms < THROTTLED_MS_MAX // 4:
+            self._bytes_max = min(self._bytes_max * 2, self._request_bytes_max)
 
     def _bundles_stored(
         self,

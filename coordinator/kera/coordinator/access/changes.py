@@ -54,11 +54,22 @@ def changed_user(
             raise InvalidArgument(f"a user has at most {ROLES_MAX} roles", limit=ROLES_MAX)
         record.roles[:] = sorted({check_name("role", role) for role in request.roles.names})
     if request.HasField("quota"):
-        record.quota.CopyFrom(request.quota)
+        record.quota.CopyFrom(checked_quota(request.quota))
         if request.quota == messages.Quota():
             record.ClearField("quota")
     record.changed_us = now_us
     return record
+
+
+def checked_quota(quota: messages.Quota) -> messages.Quota:
+    """What a user may use at most. Raises `InvalidArgument`."""
+    for field, value in quota.ListFields():
+        if field.name.endswith("_per_s") and not value:
+            raise InvalidArgument(
+                f"{field.name} is 1 at least; who may do nothing at all has no right to: kera acl revoke",
+                quota=field.name,
+            )
+    return quota
 
 
 def granted(

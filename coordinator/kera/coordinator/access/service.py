@@ -11,6 +11,7 @@ from kera.coordinator.access.changes import (
     TOKEN_RESOURCES_MAX,
     TOKENS_MAX,
     changed_user,
+    checked_quota,
     granted,
     revoked,
 )
@@ -103,12 +104,14 @@ class AccessService:
         if not request.name:
             if not request.HasField("quota"):
                 raise InvalidArgument("a user needs a name; without one, only the default quota can be set")
-            return {DEFAULT_QUOTA: request.quota.SerializeToString()}
+            self._audit("default quota", quota=_limits(request.quota))
+            return {DEFAULT_QUOTA: checked_quota(request.quota).SerializeToString()}
         known = self._records.user(request.name)
         version = self._state.number_after(0 if known is None else known.password_version)
         now_us = self._state.clock.now_us()
         record = changed_user(known, request, users=self._records.user_count, version=version, now_us=now_us)
-        self._audit("user", user=record.name, created=known is None, password=request.HasField("scram"))
+        quota = {"quota": _limits(request.quota)} if request.HasField("quota") else {}
+        self._audit("user", user=record.name, created=known is None, password=request.HasField("scram"), **quota)
         return {user_key(record.name): record.SerializeToString()}
 
     async def delete_user(self, request: messages.DeleteUserRequest) -> messages.DeleteUserResponse:
@@ -350,6 +353,10 @@ class AccessService:
         if audit is not None:
             peer = CALLER.get()
             audit.changed_by(_caller_principal(), "" if peer is None else peer.address, what, **fields)
+
+
+def _limits(quota: messages.Quota) -> dict[str, int]:
+    return {field.name: value for field, value in quota.ListFields()}
 
 
 def _fields(rule: messages.AccessRule) -> dict[str, object]:

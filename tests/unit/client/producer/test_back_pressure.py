@@ -12,6 +12,7 @@ from kera.client.producing.producer import Producer
 from kera.client.settings import ProducerSettings
 from kera.core.clock import FakeClock
 from kera.core.errors import BufferFull, ClosedError, RecordTooLarge
+from kera.v1 import broker_pb2
 from tests.unit.client.conftest import MakeCluster, MakeProducer
 from tests.unit.client.producer_support import batch, give
 from tests.unit.client.support import WAIT_S, FakeCluster, Fault, until
@@ -198,3 +199,35 @@ async def test_room_that_is_made_by_closing_what_is_open_is_seen() -> None:
 
     async with asyncio.timeout(WAIT_S):
         await buffer.wait_for_room(50, fail)
+
+
+async def test_who_is_throttled_sends_nothing_in_advance_and_less_at_once(
+    cluster: FakeCluster, make_producer: MakeProducer
+) -> None:
+    """What waits at the broker would only be given up there, as its time is up."""
+    channel, held_back_ms = cluster.loopback, 1500
+
+    def hold_back(response: broker_pb2.MultiWriteChunksResponse) -> None:
+        response.throttled_ms = held_back_ms
+
+    channel.amend = hold_back
+    producer = make_producer(cluster, chunk_bytes_max=1024, request_bytes_max=16 << 10, requests_in_flight_max=3)
+    await producer.prepare("s")
+    for _ in range(600):
+        producer.send("s", b"x" * 100)
+    await give(producer.flush())
+    sizes = [sum(header.chunk_bytes for header in write) for write in channel.writes]
+    assert producer.throttled_ms == held_back_ms * len(sizes)
+    assert max(sizes[:3]) > 4 * max(sizes[8:])
+    channel.in_flight_max = 0
+    for _ in range(100):
+        producer.send("s", b"x" * 100)
+    await give(producer.flush())
+    assert channel.in_flight_max == 1
+    throttled_ms, held_back_ms = producer.throttled_ms, 0
+    await give(producer.send("s", b"not held back"))
+    for _ in range(200):
+        producer.send("s", b"x" * 1000)
+    await give(producer.flush())
+    assert channel.in_flight_max == 3
+    assert producer.throttled_ms == throttled_ms

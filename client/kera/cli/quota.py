@@ -1,0 +1,200 @@
+"""``kera quota``: what users may use of a cluster at most."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from kera.cli._access import CLUSTER_SECRET_OPTION, changing, reading, warn_of_untold
+from kera.cli._client import BOOTSTRAP_OPTION, JSON_OPTION
+from kera.cli._run import UsageError, run_async
+from kera.cli._sizes import format_size, parse_size
+from kera.cli._table import table
+
+if TYPE_CHECKING:
+    from kera.client.admin.access import Access
+    from kera.client.admin.quotas import Quota
+
+app = typer.Typer(help="Set, show and clear quotas: what users may use at most.", no_args_is_help=True)
+
+NONE = "none"
+"""In place of a number: as much as it likes."""
+SIZES = frozenset({"bytes_in_per_s", "bytes_out_per_s", "stored_bytes"})
+HEADING = ("USER", "BYTES IN/S", "BYTES OUT/S", "REQUESTS/S", "CONNECTIONS", "STREAMS", "STORED")
+DEFAULT = "(default)"
+"""In place of a name."""
+
+NAME_ARGUMENT = typer.Argument(None, metavar="NAME", help="Name of the user.")
+DEFAULT_OPTION = typer.Option(
+    False, "--default", help="The quota of each user that has none of its own, and is no super user."
+)
+
+
+@app.command("set")
+def set_(
+    name: str | None = NAME_ARGUMENT,
+    default: bool = DEFAULT_OPTION,
+    bytes_in_per_s: str | None = typer.Option(
+        None, "--bytes-in-per-s", metavar="SIZE", help="Chunks written to each broker per second, as 10MiB; none."
+    ),
+    bytes_out_per_s: str | None = typer.Option(
+        None, "--bytes-out-per-s", metavar="SIZE", help="Chunks read from each broker per second; none."
+    ),
+    requests_per_s: str | None = typer.Option(
+        None, "--requests-per-s", metavar="NUMBER", help="Requests to each daemon per second; none."
+    ),
+    connections: str | None = typer.Option(
+        None, "--connections", metavar="NUMBER", help="Connections to each broker; none."
+    ),
+    streams: str | None = typer.Option(
+        None, "--streams", metavar="NUMBER", help="Streams that it has created and that are there; none."
+    ),
+    stored_bytes: str | None = typer.Option(
+        None, "--stored-bytes", metavar="SIZE", help="Bytes of the chunks in these streams; none."
+    ),
+    cluster_secret_file: Path | None = CLUSTER_SECRET_OPTION,
+    bootstrap: str = BOOTSTRAP_OPTION,
+) -> None:
+    """Limit what a user may use, or take a limit away (none). Limits that are not named stay as they are.
+
+    Who goes beyond a rate waits for its answers; who would have more of the others is refused. It holds at once, and
+    ends no connection. A user with a quota of its own goes by nothing of the default one.
+    """
+    given = {
+        "bytes_in_per_s": bytes_in_per_s,
+        "bytes_out_per_s": bytes_out_per_s,
+        "requests_per_s": requests_per_s,
+        "connections": connections,
+        "streams": streams,
+        "stored_bytes": stored_bytes,
+    }
+    user = _user(name, default=default)
+    limits = {limit: _parsed(limit, text) for limit, text in given.items() if text is not None}
+    if not limits:
+        raise UsageError(f"give a limit: {', '.join(map(_flag, given))}")
+    run_async(_set(bootstrap, cluster_secret_file, user, limits))
+
+
+async def _set(bootstrap: str, cluster_secret_file: Path | None, user: str, limits: dict[str, int | None]) -> None:
+    async with changing(bootstrap, cluster_secret_file) as access:
+        known = await _quotas(access)
+        quota = dataclasses.replace(known[user], **limits) if user in known else _quota(limits)
+        change = await _put(access, user, quota)
+        print(f"{_whose(user)}: {_in_words(quota) if quota else _cleared(user)}")
+        warn_of_untold(change, "the quota from before holds")
+
+
+@app.command()
+def show(
+    name: str | None = NAME_ARGUMENT,
+    default: bool = DEFAULT_OPTION,
+    cluster_secret_file: Path | None = CLUSTER_SECRET_OPTION,
+    bootstrap: str = BOOTSTRAP_OPTION,
+    as_json: bool = JSON_OPTION,
+) -> None:
+    """Show the quota that holds for a user, or the default one; without a name all quotas there are."""
+    user = None if name is None and not default else _user(name, default=default)
+    run_async(_show(bootstrap, cluster_secret_file, user, as_json))
+
+
+async def _show(bootstrap: str, cluster_secret_file: Path | None, user: str | None, as_json: bool) -> None:
+    async with reading(bootstrap, cluster_secret_file) as access:
+        quotas = await _quotas(access)
+    if user is None:
+        shown = {each: quota for each, quota in quotas.items() if quota or not each}
+    else:
+        shown = {user: quotas.get(user) or quotas[""]}
+    if as_json:
+        rows = [{"user": each or None, **dataclasses.asdict(quota)} for each, quota in shown.items()]
+        print(json.dumps(rows if user is None else rows[0], indent=2))
+        return
+    print(table(HEADING, [(each or DEFAULT, *_cells(quota)) for each, quota in shown.items()]))
+
+
+@app.command()
+def clear(
+    name: str | None = NAME_ARGUMENT,
+    default: bool = DEFAULT_OPTION,
+    cluster_secret_file: Path | None = CLUSTER_SECRET_OPTION,
+    bootstrap: str = BOOTSTRAP_OPTION,
+) -> None:
+    """Take the quota of a user away, so that the default one holds for it; or take the default one away."""
+    run_async(_clear(bootstrap, cluster_secret_file, _user(name, default=default)))
+
+
+async def _clear(bootstrap: str, cluster_secret_file: Path | None, user: str) -> None:
+    async with changing(bootstrap, cluster_secret_file) as access:
+        change = await _put(access, user, _quota({}))
+        print(f"{_whose(user)}: {_cleared(user)}")
+        warn_of_untold(change, "the quota from before holds")
+
+
+async def _quotas(access: Access) -> dict[str, Quota]:
+    """By user; of "" the default one, which comes first."""
+    return {"": await access.default_quota(), **{each.name: each.quota for each in await access.users()}}
+
+
+async def _put(access: Access, user: str, quota: Quota) -> tuple[str, ...]:
+    """Returns who could not be told."""
+    limits = dataclasses.asdict(quota)
+    change = await (access.set_quota(user, **limits) if user else access.set_default_quota(**limits))
+    return change.untold
+
+
+def _quota(limits: dict[str, int | None]) -> Quota:
+    from kera.client.admin.quotas import Quota
+
+    return Quota(**limits)
+
+
+def _user(name: str | None, *, default: bool) -> str:
+    """Empty: the default quota is meant."""
+    if (name is None) != default or name == "":
+        raise UsageError("give either the NAME of a user, or --default")
+    return name or ""
+
+
+def _whose(user: str) -> str:
+    return f"quota of {user}" if user else "default quota"
+
+
+def _flag(limit: str) -> str:
+    return f"--{limit.replace('_', '-')}"
+
+
+def _parsed(limit: str, text: str) -> int | None:
+    if text.lower() == NONE:
+        return None
+    if limit in SIZES:
+        return parse_size(text, name=_flag(limit))
+    if not text.isdecimal():
+        raise UsageError(f"{_flag(limit)}: {text!r} is no number, and not {NONE}")
+    return int(text)
+
+
+def _text(limit: str, value: int | None) -> str:
+    if value is None:
+        return "-"
+    return format_size(value) if limit in SIZES else str(value)
+
+
+def _cells(quota: Quota) -> tuple[str, ...]:
+    return tuple(_text(limit, value) for limit, value in dataclasses.asdict(quota).items())
+
+
+def _in_words(quota: Quota) -> str:
+    limits = [
+        f"{limit.removesuffix('_per_s').replace('_', ' ')} {_text(limit, value)}"
+        + ("/s" if limit.endswith("_per_s") else "")
+        for limit, value in dataclasses.asdict(quota).items()
+        if value is not None
+    ]
+    return ", ".join(limits)
+
+
+def _cleared(user: str) -> str:
+    return "cleared, so that the default one holds" if user else "cleared"

@@ -1,0 +1,56 @@
+"""What a principal may use of a cluster at most, as users see it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Self
+
+from kera.client import arguments
+from kera.v1 import access_pb2 as messages
+
+RATES = frozenset({"bytes_in_per_s", "bytes_out_per_s", "requests_per_s"})
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Quota:
+    """What a principal may use at most. None: as much as it likes.
+
+    Who goes beyond a rate waits for its answers; who would have more of the others is refused (`QuotaExceeded`).
+    """
+
+    bytes_in_per_s: int | None = None
+    """Chunks that it writes, in bytes, to each broker."""
+    bytes_out_per_s: int | None = None
+    """Chunks that it reads, from each broker."""
+    requests_per_s: int | None = None
+    """To each broker and to the coordinator."""
+    connections: int | None = None
+    """To each broker: of frames, and streams of gRPC."""
+    streams: int | None = None
+    """That it has created, and that are there."""
+    stored_bytes: int | None = None
+    """Of the chunks of these streams, each counted once, however many replicas it has."""
+
+    def __bool__(self) -> bool:
+        """Whether anything is limited."""
+        return self != Quota()
+
+    def to_message(self) -> messages.Quota:
+        """As it travels. Raises `InvalidArgument`."""
+        known = {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
+        return messages.Quota(
+            **{
+                name: arguments.whole(name, value, int(name in RATES), arguments.UINT64_MAX)
+                for name, value in known.items()
+            }
+        )
+
+    @classmethod
+    def from_message(cls, message: messages.Quota) -> Self:
+        """The same back."""
+        return cls(**{field.name: value for field, value in message.ListFields()})
+
+
+NAMES = tuple(field.name for field in dataclasses.fields(Quota))
+"""Of all limits."""
+NO_QUOTA = Quota()

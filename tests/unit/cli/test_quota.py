@@ -1,0 +1,144 @@
+"""`kera quota`: what is asked of a cluster, and what is printed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import AsyncIterator, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kera.cli._client import connecting_by
+from kera.cli._run import run_app
+from kera.cli.app import app
+from kera.client.admin.access import Change, User
+from kera.client.admin.quotas import Quota
+from kera.core.errors import UnknownUser
+
+MIB = 1 << 20
+
+
+class FakeAccess:
+    """Quotas of a cluster that does what it is asked for; `client` has them."""
+
+    def __init__(self) -> None:
+        self.quotas = {
+            "": Quota(requests_per_s=100),
+            "alice": Quota(bytes_in_per_s=MIB, streams=3),
+            "bob": Quota(),
+        }
+        self.untold: tuple[str, ...] = ()
+        self.access = self.admin = self
+
+    async def describe_cluster(self) -> Any:
+        return SimpleNamespace(security=True)
+
+    async def users(self) -> list[User]:
+        return [User(name, quota=quota) for name, quota in self.quotas.items() if name]
+
+    async def default_quota(self) -> Quota:
+        return self.quotas[""]
+
+    async def set_quota(self, name: str, **limits: Any) -> Change:
+        if name not in self.quotas:
+            raise UnknownUser(f"there is no user {name!r}: kera user create makes one")
+        self.quotas[name] = Quota(**limits)
+        return Change(self.untold)
+
+    async def set_default_quota(self, **limits: Any) -> Change:
+        self.quotas[""] = Quota(**limits)
+        return Change(self.untold)
+
+
+@pytest.fixture
+def cluster() -> Iterator[FakeAccess]:
+    made = FakeAccess()
+
+    @contextlib.asynccontextmanager
+    async def connected(_: str, **__: Any) -> AsyncIterator[FakeAccess]:
+        yield made
+
+    with connecting_by(connected):
+        yield made
+
+
+def kera(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = run_app(app, ["quota", *arguments])
+    return code, *capsys.readouterr()
+
+
+def test_limits_that_are_not_named_stay(cluster: FakeAccess, capsys: pytest.CaptureFixture[str]) -> None:
+    assert kera(capsys, "set", "alice", "--bytes-out-per-s", "1.5MiB", "--streams", "none") == (
+        0,
+        "quota of alice: bytes in 1 MiB/s, bytes out 1.5 MiB/s\n",
+        "",
+    )
+    assert cluster.quotas["alice"] == Quota(bytes_in_per_s=MIB, bytes_out_per_s=MIB * 3 // 2)
+    assert kera(capsys, "set", "bob", "--connections", "0", "--stored-bytes", "1GiB")[1] == (
+        "quota of bob: connections 0, stored bytes 1 GiB\n"
+    )
+    assert kera(capsys, "set", "--default", "--requests-per-s", "50")[1] == "default quota: requests 50/s\n"
+    assert cluster.quotas[""] == Quota(requests_per_s=50)
+
+
+def test_the_last_limit_taken_away_clears_the_quota(cluster: FakeAccess, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster.quotas["alice"] = Quota(streams=1)
+    ended = kera(capsys, "set", "alice", "--streams", "none")
+    assert ended == (0, "quota of alice: cleared, so that the default one holds\n", "")
+
+
+def test_clear(cluster: FakeAccess, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster.untold = ("broker 3: connection refused",)
+    assert kera(capsys, "clear", "alice") == (
+        0,
+        "quota of alice: cleared, so that the default one holds\n",
+        (
+            "kera: warning: broker 3 could not be told (connection refused): until it is heard of again, the quota from"
+            " before holds there\n"
+        ),
+    )
+    assert kera(capsys, "clear", "--default")[1] == "default quota: cleared\n"
+    assert not any(cluster.quotas.values())
+
+
+@pytest.mark.usefixtures("cluster")
+def test_show(capsys: pytest.CaptureFixture[str]) -> None:
+    code, text, _ = kera(capsys, "show")
+    assert code == 0
+    assert [line.split() for line in text.splitlines()[1:]] == [
+        ["(default)", "-", "-", "100", "-", "-", "-"],
+        ["alice", "1", "MiB", "-", "-", "-", "3", "-"],
+    ]
+    assert "100" in kera(capsys, "show", "bob")[1].splitlines()[1]  # the default one holds
+    shown = json.loads(kera(capsys, "show", "alice", "--json")[1])
+    assert (shown["user"], shown["bytes_in_per_s"], shown["connections"]) == ("alice", MIB, None)
+    assert [each["user"] for each in json.loads(kera(capsys, "show", "--json")[1])] == [None, "alice"]
+    assert json.loads(kera(capsys, "show", "--default", "--json")[1])["user"] is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("set", "alice"), "give a limit: --bytes-in-per-s"),
+        (("set", "--streams", "1"), "give either the NAME of a user, or --default"),
+        (("set", "alice", "--default", "--streams", "1"), "give either the NAME of a user, or --default"),
+        (("set", "alice", "--streams", "many"), "--streams: 'many' is no number, and not none"),
+        (("set", "alice", "--bytes-in-per-s", "fast"), "--bytes-in-per-s: 'fast' is no size"),
+        (("clear",), "give either the NAME of a user, or --default"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    cluster: FakeAccess, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], text: str
+) -> None:
+    code, _, errors = kera(capsys, *arguments)
+    assert code == 2
+    assert errors.startswith(f"kera: error: {text}")
+    assert cluster.quotas["alice"].streams == 3
+
+
+def test_a_quota_is_for_users_that_there_are(cluster: FakeAccess, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, errors = kera(capsys, "set", "carol", "--streams", "1")
+    assert (code, errors) == (1, "kera: error: there is no user 'carol': kera user create makes one\n")
+    assert "carol" not in cluster.quotas
