@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from kera.client import Client, ClientSettings
@@ -26,8 +28,14 @@ PASSWORD = "correct horse battery"
 class Secured:
     """A cluster of two brokers and a backup over TLS, whose daemons know each other by a secret."""
 
-    def __init__(self, directory: Path, stack: contextlib.ExitStack, **arguments: Any) -> None:
-        """`arguments`: of `LocalCluster`, if it is to be another one."""
+    def __init__(
+        self,
+        directory: Path,
+        stack: contextlib.ExitStack,
+        daemon_settings: Mapping[str, Any] = MappingProxyType({}),
+        **arguments: Any,
+    ) -> None:
+        """`arguments`: of `LocalCluster`, if it is to be another one; `daemon_settings`: of all daemons."""
         authority, _ = Authority.open_or_make(directory)
         self.ca = authority.path
         one = authority.issue(HOST)
@@ -41,6 +49,7 @@ class Secured:
             "cluster_secret_file": self.secret,
             "super_users": ["user:admin", "role:boss"],
             "metrics_port": 0,
+            **daemon_settings,
         }
         self.cluster = stack.enter_context(
             LocalCluster.running(

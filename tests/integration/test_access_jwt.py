@@ -1,0 +1,286 @@
+"""A cluster that takes the tokens of an issuer: JSON web tokens, whose keys it fetches."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from kera.client import Client
+from kera.client.admin.daemons import describe_daemon
+from kera.core.access.rights import Operation
+from kera.core.access.settings import secure
+from kera.core.errors import AuthenticationFailed, KeraError, NotAllowed, Unavailable, UnknownStream
+from kera.core.rpc import api
+from kera.core.rpc.frame_client import FrameChannel
+from kera.core.rpc.grpc_client import GrpcChannel
+from kera.core.rpc.grpc_options import AUTHORIZATION, BEARER
+from kera.core.rpc.method import call
+from kera.core.runtime import MACHINE
+from kera.v1 import access_pb2 as messages
+from tests.integration.secured_cluster import Secured
+from tests.integration.support import until
+from tests.token_issuer import AUDIENCE, ISSUER, Published, claims_of, jwk, key_set, published, signed
+
+pytestmark = pytest.mark.timeout(180)
+TRANSPORTS = pytest.mark.parametrize("transport", ["tcp", "grpc"])
+EXPIRED_S = 3.0
+"""Within which what an expired token was shown for is over."""
+SHORT_S = 4
+"""For how long a token is good that is to expire soon."""
+
+
+class Issuing:
+    """A cluster, and the issuer whose tokens it takes."""
+
+    def __init__(self, directory: Path, page: Published, stack: contextlib.ExitStack) -> None:
+        self.page = page
+        self.directory = directory
+        settings = {"jwt_keys": page.url, "jwt_issuer": ISSUER, "jwt_audience": AUDIENCE, "jwt_leeway_ms": 0}
+        self.secured = Secured(directory, stack, settings)
+
+    def token(self, user: str, *, key_id: str = "one", name: str = "", **claims: Any) -> str:
+        return signed(claims_of(user, time.time(), **claims), key_id=key_id, name=name)
+
+    def file(self, name: str, token: str) -> Path:
+        path = self.directory / name
+        path.write_text(token)
+        return path
+
+    async def client(self, token_file: Path, **settings: Any) -> Client:
+        settings = {"retry_timeout_ms": 1000, **settings}
+        return await Client.connect(
+            self.secured.cluster.bootstrap, self.secured.settings(token_file=token_file, **settings)
+        )
+
+    async def refused(self, token: str, **settings: Any) -> str:
+        """What is said to who shows it."""
+        path = self.file("refused", token)
+        with pytest.raises(AuthenticationFailed) as raised:
+            async with await self.client(path, **settings) as client:
+                await client.admin.list_streams()
+        return raised.value.message
+
+
+@pytest.fixture(scope="module")
+def issuing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Issuing]:
+    with contextlib.ExitStack() as stack:
+        page = stack.enter_context(published(key_set(jwk("one", "ES256"))))
+        yield Issuing(tmp_path_factory.mktemp("jwt"), page, stack)
+
+
+@pytest.fixture
+async def admin(issuing: Issuing) -> AsyncIterator[Client]:
+    async with await issuing.client(issuing.file("admin", issuing.token("admin"))) as client:
+        yield client
+
+
+async def read_all(client: Client, stream: str) -> list[bytes]:
+    return [
+        value
+        async for chunk in client.consumer(stream, start="earliest", end="latest").batches()
+        for value in chunk.batch["value"].to_pylist()
+    ]
+
+
+async def write(client: Client, stream: str, values: list[bytes]) -> None:
+    async with client.producer() as producer:
+        await producer.prepare(stream)
+        for value in values:
+            await producer.send(stream, value)
+
+
+@TRANSPORTS
+@pytest.mark.parametrize("length", ["short", "long"])
+async def test_a_token_with_a_role_does_what_its_role_may(
+    issuing: Issuing, admin: Client, transport: str, length: str
+) -> None:
+    stream, group, role = (f"{kind}-{length}-{transport}" for kind in ("stream", "group", "role"))
+    await admin.admin.create_stream(stream, streamlets=1, replication=1)
+    await issuing.secured.grant(f"role:{role}", f"stream:{stream}", Operation.READ, Operation.WRITE)
+    await issuing.secured.grant(f"role:{role}", f"group:{group}", Operation.USE)
+    others = [f"another-role-of-{number}" for number in range(400 if length == "long" else 0)]
+    path = issuing.file(stream, issuing.token(f"alice-{length}-{transport}", roles=[role, *others]))
+    async with await issuing.client(path, transport=transport) as alice:
+        await write(alice, stream, [b"one"])
+        assert await read_all(alice, stream) == [b"one"]
+        async with alice.group_consumer(group, stream) as consumer:
+            async for _ in consumer:
+                break
+        with pytest.raises(NotAllowed, match="may not delete"):
+            await alice.admin.delete_stream(stream)
+    without = issuing.file(f"{stream}-without", issuing.token("somebody-else", roles=others))
+    async with await issuing.client(without, transport=transport) as other:
+        with pytest.raises(UnknownStream):
+            await read_all(other, stream)
+
+
+class Reading:
+    """What somebody reads of a stream, until it is given nothing more."""
+
+    def __init__(self, client: Client, stream: str) -> None:
+        self.client = client
+        self.stream = stream
+        self.records = 0
+        self.last_s = 0.0
+        self.error: KeraError | None = None
+
+    async def run(self) -> None:
+        try:
+            async for chunk in self.client.consumer(self.stream, start="earliest").batches():
+                self.records += chunk.batch.num_rows
+                self.last_s = time.time()
+        except KeraError as error:
+            self.error = error
+
+
+@TRANSPORTS
+async def test_a_consumer_ends_when_its_token_expires(issuing: Issuing, admin: Client, transport: str) -> None:
+    stream = f"expiring-{transport}"
+    await admin.admin.create_stream(stream, streamlets=1, replication=1)
+    await issuing.secured.grant("role:reader", f"stream:{stream}", Operation.READ)
+    until_s = int(time.time()) + SHORT_S
+    path = issuing.file(stream, issuing.token("reader", roles=["reader"], exp=until_s))
+    async with await issuing.client(path, transport=transport) as client, admin.producer() as producer:
+        await producer.prepare(stream)
+        reading = Reading(client, stream)
+        task = asyncio.create_task(reading.run())
+        while not task.done():
+            await producer.send(stream, b"one")
+    assert reading.records > 0
+    assert reading.last_s < until_s + EXPIRED_S
+    assert isinstance(reading.error, AuthenticationFailed), reading.error
+    assert "the token expired" in reading.error.message
+
+
+@TRANSPORTS
+async def test_a_consumer_goes_on_if_there_is_a_newer_token_in_the_file(
+    issuing: Issuing, admin: Client, transport: str
+) -> None:
+    stream = f"renewed-{transport}"
+    await admin.admin.create_stream(stream, streamlets=1, replication=1)
+    await issuing.secured.grant("role:reader", f"stream:{stream}", Operation.READ)
+    until_s = int(time.time()) + SHORT_S
+    path = issuing.file(stream, issuing.token("reader", roles=["reader"], exp=until_s))
+    async with await issuing.client(path, transport=transport) as client, admin.producer() as producer:
+        await producer.prepare(stream)
+        reading = Reading(client, stream)
+        task = asyncio.create_task(reading.run())
+        await producer.send(stream, b"one")
+        sent = 1
+        await until(lambda: task.done() or reading.records > 0)
+        issuing.file(stream, issuing.token("reader", roles=["reader"]))
+        while time.time() < until_s + EXPIRED_S:
+            await producer.send(stream, b"one")
+            sent += 1
+        await until(lambda: task.done() or reading.records >= sent)
+        task.cancel()
+    assert reading.error is None
+    assert reading.records == sent
+
+
+@TRANSPORTS
+async def test_who_is_not_let_in_learns_why(issuing: Issuing, transport: str) -> None:
+    now_s = time.time()
+    for token, why in (
+        (issuing.token("alice", aud="other"), "the token is for 'other' (aud), and not for 'kera'"),
+        (issuing.token("alice", iss="https://other"), "of the issuer 'https://other', and not of 'https://issuer"),
+        (issuing.token("alice", name="of-somebody-else"), "the signature of the token is not right"),
+        (issuing.token("alice")[:-20], "cannot be verified"),
+        ("no-token-at-all", "no JWT"),
+        # An issuer whose clock is ten minutes behind or ahead of ours, and its new tokens.
+        (issuing.token("alice", exp=now_s - 300), "expired 5 min ago; get a new one; if it is new, the clocks of this"),
+        (issuing.token("alice", nbf=now_s + 600, exp=now_s + 900), "not good yet, but in 10 min; if it is new, the"),
+    ):
+        assert why in await issuing.refused(token, transport=transport)
+
+
+@pytest.mark.slow
+async def test_keys_at_an_address_change_without_a_restart(issuing: Issuing, admin: Client) -> None:
+    before = issuing.page.data
+    token = issuing.token("admin", key_id="two", name="two")
+    path = issuing.file("two", token)
+    with pytest.raises(Unavailable, match="which is not known yet"):
+        async with await issuing.client(path, retry_timeout_ms=0) as client:
+            await client.admin.list_streams()
+    issuing.page.data = key_set(jwk("one", "ES256"), jwk("two", "ES256", "two"))
+    try:
+        async with await issuing.client(path, retry_timeout_ms=60_000) as client:
+            await client.admin.list_streams()
+            await admin.admin.list_streams()  # with the key from before
+    finally:
+        issuing.page.data = before
+
+
+async def test_daemons_start_without_the_issuer_and_take_its_tokens_when_there_are_keys(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.json"
+    settings = {"jwt_keys": str(keys), "jwt_issuer": ISSUER, "jwt_audience": AUDIENCE}
+    with contextlib.ExitStack() as stack:
+        secured = Secured(tmp_path, stack, settings, brokers=1)
+        await secured.make_user("admin")
+        runtime = secure(MACHINE, secured.settings(user="admin", password="correct horse battery"))
+
+        async def states() -> set[tuple[str, str]]:
+            found = [await describe_daemon(secured.cluster.bootstrap, runtime=runtime)]
+            found.append(await describe_daemon(secured.cluster.ready["broker-1"]["grpc_address"], runtime=runtime))
+            return {(each.state, each.text) for one in found for each in one.checks if each.name == "jwt_keys"}
+
+        async with await secured.client("admin") as admin:
+            await admin.admin.create_stream("early", streamlets=1, replication=1)
+        assert await states() == {
+            (
+                "problem",
+                f"there are no keys, and tokens of the issuer are refused: {keys}: No such file or directory",
+            )
+        }
+        token = signed(claims_of("admin", time.time()))
+        with pytest.raises(Unavailable, match=r"cannot be verified yet: .*keys.json: No such file"):
+            async with await Client.connect(
+                secured.cluster.bootstrap, secured.settings(token=token, retry_timeout_ms=0)
+            ) as client:
+                await client.admin.list_streams()
+        keys.write_bytes(key_set(jwk("one", "ES256")))
+        async with await Client.connect(secured.cluster.bootstrap, secured.settings(token=token)) as client:
+            assert [each.name for each in await client.admin.list_streams()] == ["early"]
+            await write(client, "early", [b"one"])
+        assert await states() == {("ok", f"1 keys of {keys}")}
+        keys.write_bytes(key_set(jwk("two", "ES256", "two")))
+        changed = signed(claims_of("admin", time.time()), key_id="two", name="two")
+        async with await Client.connect(secured.cluster.bootstrap, secured.settings(token=changed)) as client:
+            assert await read_all(client, "early") == [b"one"]
+            with pytest.raises(AuthenticationFailed, match="key 'one', which the issuer has not"):
+                async with await Client.connect(secured.cluster.bootstrap, secured.settings(token=token)) as other:
+                    await other.admin.list_streams()
+            keys.unlink()
+            on = f"{keys} cannot be read: No such file or directory; going on with 1 keys of {keys}"
+            while await states() != {("warning", on)}:
+                await asyncio.sleep(0.05)
+            await write(client, "early", [b"two"])
+
+
+async def test_what_is_too_long_to_be_a_token_does_no_harm(issuing: Issuing, admin: Client) -> None:
+    for transport in ("tcp", "grpc"):
+        channel: Any = GrpcChannel(issuing.secured.cluster.bootstrap, tls=issuing.secured.tls)
+        if transport == "tcp":
+            address = issuing.secured.cluster.ready["broker-1"]["frames_address"]
+            channel = await FrameChannel.connect_tcp(address, timeout_s=5, tls=issuing.secured.tls)
+        for size in (17 << 10, 63 << 10, 65 << 10, 400 << 10, 1 << 20):
+            with pytest.raises(KeraError) as raised:
+                await call(channel, api.AUTHENTICATE, messages.AuthenticateRequest(token="a" * size), timeout_s=5)
+            if size < 64 << 10:
+                assert raised.value.message == "the token has more than 16384 characters"
+        await channel.close()
+    async with grpc.aio.secure_channel(
+        issuing.secured.cluster.bootstrap, issuing.secured.tls.channel_credentials()
+    ) as foreign:
+        ask: Any = foreign.unary_unary(api.DESCRIBE_CLUSTER.path)
+        for size in (17 << 10, 64 << 10, 1 << 20):
+            with pytest.raises(grpc.aio.AioRpcError):
+                await ask(b"", metadata=((AUTHORIZATION, BEARER + "a" * size),), timeout=5)
+    await admin.admin.list_streams()
