@@ -88,9 +88,10 @@ class Coordinators:
         if leaderless is not None:
             raise leaderless
         reason = unreachable.message if unreachable else "none is known"
-        is_there = unreachable is not None and "refused" in unreachable.attributes
-        asked = "" if is_there else "; is the cluster running (kera dev)?"
-        raise Unavailable(f"no coordinator can be reached ({reason}){asked}")
+        text = f"no coordinator can be reached ({reason})"
+        if unreachable is not None and "refused" in unreachable.attributes:
+            raise Unavailable(text, refused=True)  # somebody is there
+        raise Unavailable(f"{text}; is the cluster running (kera dev)?")
 
     def _next(self, named: str, tried: list[str]) -> str | None:
         """The address to try after those that were tried, the last of which has `named` the leader."""

@@ -165,18 +165,20 @@ class Registration:
                     waiting.goes_on("the coordinator has this daemon wait", level="info", reason=error.message)
                     deadline = loop.time() + timeout_s
                 elif loop.time() >= deadline:
-                    raise CoordinatorUnreachable(
-                        f"no coordinator{' that leads' if isinstance(error, NotLeader) else ''} at {self._address}"
-                        f" within {timeout_s:g} s;"
-                        " start one (kera coordinator), or name another with --coordinator",
-                        address=self._address,
-                    ) from error
+                    raise CoordinatorUnreachable(self._none_within(timeout_s, error), address=self._address) from error
                 else:
-                    waiting.goes_on("waiting for the coordinator", level="info", address=self._address)
+                    refused = {"reason": error.message} if "refused" in error.attributes else {}
+                    waiting.goes_on("waiting for the coordinator", level="info", address=self._address, **refused)
                 await asyncio.sleep(self._timing.retry_interval_s)
             else:
                 waiting.over("coordinator is there", address=self._address)
                 return answer
+
+    def _none_within(self, timeout_s: float, error: KeraError) -> str:
+        text = f"no coordinator{' that leads' if isinstance(error, NotLeader) else ''} at {self._address}"
+        if "refused" in error.attributes:
+            return f"{text} has let this daemon in within {timeout_s:g} s: {error.message}"
+        return f"{text} within {timeout_s:g} s; start one (kera coordinator), or name another with --coordinator"
 
     async def beat(
         self,

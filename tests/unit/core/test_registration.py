@@ -15,6 +15,8 @@ from kera.core.errors import KeraError, NotLeader, StaleEpoch, StartError, Unava
 from kera.core.registration import CoordinatorUnreachable, Registration, RegistrationTiming
 from kera.core.rpc import Call, Reply, api
 from kera.core.rpc.grpc_server import GrpcServer
+from kera.core.security import Tls, TlsFiles
+from kera.core.security.issuing import Authority
 from kera.core.settings import InvalidSettings
 from kera.v1 import coordinator_pb2 as messages
 
@@ -140,6 +142,23 @@ async def test_coordinators_of_which_none_leads_are_waited_for_and_then_named() 
         await until(lambda: coordinators[1].beats > beats)
         coordinators[1].error = None
         await asyncio.wait_for(asking, WAIT_S)
+
+
+async def test_a_coordinator_that_lets_nobody_in_is_not_said_to_be_missing(tmp_path: Path) -> None:
+    authority, _ = Authority.open_or_make(tmp_path)
+    one = authority.issue("127.0.0.1")
+    server = GrpcServer([], tls=Tls(TlsFiles(one.cert, one.key, authority.path)))
+    registration = registering(f"127.0.0.1:{await server.listen('127.0.0.1', 0)}", retry_interval_s=0.001)
+    told = "if it speaks TLS, set tls_ca"
+    try:
+        with capture_logs() as lines, pytest.raises(CoordinatorUnreachable, match=told) as caught:
+            await registration.ask(api.HEARTBEAT, messages.HeartbeatRequest(), 0.1)
+    finally:
+        await registration.close()
+        await server.close(0)
+    assert "has let this daemon in within 0.1 s" in caught.value.message
+    assert "start one" not in caught.value.message
+    assert [told in line["reason"] for line in lines if line["event"] == "waiting for the coordinator"] == [True]
 
 
 @pytest.mark.parametrize("addresses", ["", "host", "a:1,b"])
