@@ -39,14 +39,16 @@ class Secured:
         authority, _ = Authority.open_or_make(directory)
         self.ca = authority.path
         one = authority.issue(HOST)
-        self.secret = directory / "secret"
-        self.secret.write_text(SECRET)
-        daemon = {
+        self.secrets = {kind: directory / f"secret-of-{kind}" for kind in ("coordinator", "broker", "backup")}
+        """As on three hosts; it is the same."""
+        for path in self.secrets.values():
+            path.write_text(SECRET)
+        self.secret = self.secrets["coordinator"]
+        daemon: dict[str, Any] = {
             "tls_cert": one.cert,
             "tls_key": one.key,
             "tls_ca": self.ca,
             "security": True,
-            "cluster_secret_file": self.secret,
             "super_users": ["user:admin", "role:boss"],
             "metrics_port": 0,
             **daemon_settings,
@@ -57,9 +59,10 @@ class Secured:
                 arena_bytes=64 << 20,
                 backup_memory_bytes=64 << 20,
                 segment_bytes=1 << 20,
-                coordinator_settings=daemon,
-                broker_settings=daemon,
-                backup_settings=daemon,
+                **{
+                    f"{kind}_settings": {**daemon, "cluster_secret_file": secret}
+                    for kind, secret in self.secrets.items()
+                },
             )
         )
 

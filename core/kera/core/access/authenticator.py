@@ -9,18 +9,17 @@ import os
 import pwd
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 from kera.core.access.accounts import TOKEN_PREFIX, Accounts
 from kera.core.access.certificates import CertificateNames, names_in
-from kera.core.access.identity import ROLE, Identity, check_name
-from kera.core.access.passwords import Logins, verifier_for
+from kera.core.access.cluster_secret import ClusterSecret
+from kera.core.access.identity import DAEMON_USER, ROLE, Identity, check_name
+from kera.core.access.passwords import REFUSED, Logins
 from kera.core.errors import AuthenticationFailed, InvalidArgument, KeraError, Unavailable
 from kera.v1 import access_pb2 as messages
 
-DAEMON_USER = ":daemon"
-"""The name under which daemons show the secret of their cluster; no user can have it."""
 SESSION_PREFIX = "kera-session_"
 SESSION_S = 3600.0
 """After which who calls over gRPC shows its password again."""
@@ -37,7 +36,7 @@ class Authenticator:
         *,
         now_s: Callable[[], float],
         super_users: frozenset[str] = frozenset(),
-        cluster_secret: str = "",
+        cluster_secret: ClusterSecret | None = None,
         of_jwt: Callable[[str], Identity] | None = None,
         not_told: Callable[[], KeraError] | None = None,
     ) -> None:
@@ -48,11 +47,11 @@ class Authenticator:
         self._names = names
         self.now_s = now_s
         self._super_users = super_users
-        self._daemons = verifier_for(cluster_secret) if cluster_secret else None
+        self.cluster_secret = cluster_secret
         self._of_jwt = of_jwt
         self.not_told = not_told or _not_told
         """What is said to users before it is known who there is."""
-        self._logins = Logins(self._verifier_of, now_s)
+        self._logins = Logins(self._verifiers_of, now_s)
         self._sessions: OrderedDict[str, Identity] = OrderedDict()
         self.accounts = NO_ACCOUNTS
 
@@ -105,9 +104,12 @@ class Authenticator:
 
     def end_login(self, exchange_id: int, client_final: bytes, peer: object) -> tuple[Identity, bytes]:
         """Second step: who it is, and the answer. Raises `AuthenticationFailed`."""
-        name, answer = self._logins.end(exchange_id, client_final, peer)
-        if name == DAEMON_USER:
-            return Identity("", how="password", is_daemon=True), answer
+        name, answer, verifier = self._logins.end(exchange_id, client_final, peer)
+        if verifier not in self._verifiers_of(name):
+            raise AuthenticationFailed(REFUSED, user=name)  # it has changed since the exchange began
+        if name == DAEMON_USER and self.cluster_secret is not None:
+            version = self.cluster_secret.version_of(verifier)
+            return Identity("", how="password", is_daemon=True, password_version=version), answer
         version = self.accounts.password_version_of(name)
         return self._user(name, "password")._replace(password_version=version), answer
 
@@ -126,7 +128,10 @@ class Authenticator:
         """Whether it still is who it was."""
         if self.now_s() >= who.until_s:
             return False
-        if who.is_daemon or not self.is_told:
+        if who.is_daemon:
+            secret = self.cluster_secret
+            return who.how != "password" or secret is None or secret.is_taken(who.password_version)
+        if not self.is_told:
             return True
         if who.token_id and self.accounts.until_s(who.token_id) is None:
             return False
@@ -146,11 +151,12 @@ class Authenticator:
     def _roles_of(self, who: Identity) -> frozenset[str]:
         return who.brought | self.accounts.roles_of(who.user)
 
-    def _verifier_of(self, name: str) -> messages.ScramVerifier | None:
+    def _verifiers_of(self, name: str) -> Sequence[messages.ScramVerifier]:
         if name == DAEMON_USER:
-            return self._daemons
+            return [] if self.cluster_secret is None else self.cluster_secret.verifiers()
         self._check_told()  # now: begun with a user that is not known yet, it would end as with a wrong password
-        return self.accounts.verifier_of(name)
+        verifier = self.accounts.verifier_of(name)
+        return [] if verifier is None else [verifier]
 
     def _check_told(self) -> None:
         if not self.is_told:

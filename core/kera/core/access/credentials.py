@@ -5,11 +5,12 @@ A secret is never in a message, a log line or a `repr`; what is shown of a passw
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+import contextlib
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from kera.core.access.authenticator import DAEMON_USER
+from kera.core.access.identity import DAEMON_USER
 from kera.core.access.passwords import Login
 from kera.core.errors import AuthenticationFailed, InvalidArgument
 from kera.core.home import expanded
@@ -31,11 +32,12 @@ class Credentials:
         *,
         user: str = "",
         password: Callable[[], str] | None = None,
+        passwords: Callable[[], Sequence[str]] | None = None,
         token: Callable[[], str] | None = None,
     ) -> None:
-        """A user and its password, or a token."""
+        """A user and its password, or a token; `passwords`: each is shown to who does not know the one before."""
         self._user = user
-        self._password = password
+        self._passwords = passwords if password is None else lambda: [password()]
         self._token = token
 
     def __call__(self, *, each_call: bool) -> Steps:
@@ -46,9 +48,16 @@ class Credentials:
                 return token
             answer = yield messages.AuthenticateRequest(token=token)
             return answer.session
-        if self._password is None:
+        if self._passwords is None:
             return ""
-        login = Login(self._user, self._password())
+        *others, last = self._passwords()
+        for password in others:
+            with contextlib.suppress(AuthenticationFailed):
+                return (yield from self._show(password))
+        return (yield from self._show(last))
+
+    def _show(self, password: str) -> Steps:
+        login = Login(self._user, password)
         answer = yield messages.AuthenticateRequest(scram=login.first())
         final = login.final(answer.scram)
         answer = yield messages.AuthenticateRequest(scram=final, exchange_id=answer.exchange_id)
@@ -60,9 +69,10 @@ class Credentials:
         return f"Credentials({self._user or 'token'!r})"
 
 
-def of_daemon(cluster_secret: str) -> Credentials:
-    """By which daemons of a cluster know each other."""
-    return Credentials(user=DAEMON_USER, password=lambda: cluster_secret)
+def of_daemon(cluster_secret: str | Callable[[], Sequence[str]]) -> Credentials:
+    """By which daemons of a cluster know each other; all that there are, see `ClusterSecret.shown`."""
+    secrets = cluster_secret if callable(cluster_secret) else lambda: [cluster_secret]
+    return Credentials(user=DAEMON_USER, passwords=secrets)
 
 
 def secret_in(setting: str, path: Path) -> str:

@@ -134,6 +134,9 @@ class Guard(Door):
         self._beside = beside
         self._stack = ExitStack()
         self.looks = {name: each.look for name, each in beside.items()}
+        if authenticator.cluster_secret is not None:
+            self.looks["cluster_secret"] = authenticator.cluster_secret.look
+        self._secret_changes = 0
 
     def __enter__(self) -> Self:
         for each in self._beside.values():
@@ -360,10 +363,12 @@ class Guard(Door):
         )
 
     def _look(self) -> None:
-        """End what is good no more, as its time is up."""
-        now_s = self.authenticator.now_s()
-        if self.known.is_over(now_s):
-            self.known.end(lambda who, _: now_s >= who.until_s)
+        """End what is good no more, as its time is up, or the secret is gone that was shown."""
+        secret = self.authenticator.cluster_secret
+        changes = self._secret_changes if secret is None else secret.changes
+        if self.known.is_over(self.authenticator.now_s()) or changes != self._secret_changes:
+            self._secret_changes = changes
+            self.known.end(lambda who, _: not self.authenticator.holds(who))
         self._look_again()
 
 

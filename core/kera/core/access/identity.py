@@ -11,6 +11,8 @@ from kera.core.errors import InvalidArgument
 NAME_CHARS_MAX = 128
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]*")
 USER, ROLE = "user:", "role:"
+DAEMON_USER = ":daemon"
+"""The name under which daemons show the secret of their cluster; no user can have it."""
 EVERYBODY = "user:*"
 """The principal that everybody is who has authenticated."""
 DAEMONS = "daemons"
@@ -35,7 +37,7 @@ class Identity(NamedTuple):
     brought: frozenset[str] = frozenset()
     """Roles that what it has shown says."""
     password_version: int = 0
-    """Of the password that it has shown."""
+    """Of the password, or the secret of the cluster, that it has shown."""
     token_id: str = ""
     """Of the delegation token that it has shown."""
     narrowed: tuple[str, ...] = ()

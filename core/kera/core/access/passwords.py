@@ -5,11 +5,14 @@ Iterations and exchanges are bounded, so nobody can have the other end compute f
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from scramp import ScramClient, ScramException, ScramMechanism
@@ -27,25 +30,28 @@ PASSWORD_CHARS_MIN = 8
 PASSWORD_CHARS_MAX = 1024
 EXCHANGES_MAX = 1024
 EXCHANGE_S = 10.0
+NONCE_BYTES = 16
 MESSAGE_BYTES_MAX = 4096
 """Of SCRAM's: names and nonces are short."""
 
 _MECHANISM = ScramMechanism(MECHANISM)
-_REFUSED = "the user name or the password is not right"
+_LookedUp = tuple[bytes, bytes, bytes, int]
+"""Salt, both keys, iterations."""
+REFUSED = "the user name or the password is not right"
 
 
-def verifier_for(password: str, *, iterations: int = ITERATIONS) -> messages.ScramVerifier:
+def verifier_for(password: str, *, iterations: int = ITERATIONS, salt: bytes | None = None) -> messages.ScramVerifier:
     """What a server has to know of a password. Raises `InvalidArgument` for one that is none."""
     check_password(password)
     try:
-        salt, stored_key, server_key, count = _MECHANISM.make_auth_info(password, iteration_count=iterations)
+        salt, stored_key, server_key, count = _MECHANISM.make_auth_info(password, iteration_count=iterations, salt=salt)
     except ScramException as error:
         raise InvalidArgument("the password has characters that passwords cannot have") from error
     return messages.ScramVerifier(salt=salt, stored_key=stored_key, server_key=server_key, iterations=count)
 
 
 def check_password(password: str) -> str:
-    """Raises `InvalidArgument` for one that is none."""
+    """Raises `InvalidArgument` for one that is too short or too long."""
     if not PASSWORD_CHARS_MIN <= len(password) <= PASSWORD_CHARS_MAX:
         raise InvalidArgument(
             f"a password has {PASSWORD_CHARS_MIN} to {PASSWORD_CHARS_MAX} characters, and this one has {len(password)}"
@@ -93,10 +99,20 @@ class Login:
             raise AuthenticationFailed("the server does not know the password: it is not the one it says") from error
 
 
-class _Exchange(NamedTuple):
-    server: Any
+class Known(NamedTuple):
+    """Somebody who knows a password."""
+
     user: str
-    known: bool
+    answer: bytes
+    verifier: messages.ScramVerifier
+    """Of the password that was shown."""
+
+
+class _Exchange(NamedTuple):
+    servers: Sequence[Any]
+    """One for each verifier: they have said the same up to now. Without one, it is there for the looks of it."""
+    user: str
+    verifiers: Sequence[messages.ScramVerifier]
     peer: object
     until_s: float
 
@@ -106,42 +122,39 @@ class Logins:
 
     def __init__(
         self,
-        verifier_of: Callable[[str], messages.ScramVerifier | None],
+        verifiers_of: Callable[[str], Sequence[messages.ScramVerifier]],
         now_s: Callable[[], float],
         *,
         exchanges_max: int = EXCHANGES_MAX,
     ) -> None:
-        self._verifier_of = verifier_of
+        """`verifiers_of`: of the passwords of which a user may show any; they have the same salt and iterations."""
+        self._verifiers_of = verifiers_of
         self._now_s = now_s
         self._exchanges_max = exchanges_max
         self._exchanges: OrderedDict[int, _Exchange] = OrderedDict()
-        self._decoy = secrets.token_bytes(32)
+        self._secret_of_decoys = secrets.token_bytes(32)
         """For users that are not there: to who does not know a password, they look like others."""
 
     def begin(self, client_first: bytes, peer: object) -> tuple[int, bytes]:
-        """The id of an exchange, and the answer. Raises `AuthenticationFailed`, and what `verifier_of` does."""
-        user, known = "", False
+        """The id of an exchange, and the answer. Raises `AuthenticationFailed`, and what `verifiers_of` does."""
+        user = ""
+        verifiers: Sequence[messages.ScramVerifier] = ()
         refusal: KeraError | None = None
 
-        def look_up(name: str) -> tuple[bytes, bytes, bytes, int]:
-            nonlocal user, known, refusal
+        def look_up(name: str) -> _LookedUp:
+            nonlocal user, verifiers, refusal
             try:
-                user, verifier = name, self._verifier_of(name)
+                user, verifiers = name, self._verifiers_of(name)
             except KeraError as error:
                 refusal = error
                 raise
-            known = verifier is not None
-            if verifier is None:
-                salt, stored, server_key = (
-                    hmac.digest(self._decoy, part + name.encode(), "sha256") for part in (b"salt", b"stored", b"server")
-                )
-                return salt, stored, server_key, ITERATIONS
-            return verifier.salt, verifier.stored_key, verifier.server_key, verifier.iterations
+            return _looked_up(verifiers[0] if verifiers else self._decoy(name), name)
 
-        server: Any = _MECHANISM.make_server(look_up)
+        text, nonce = _text(client_first), secrets.token_hex(NONCE_BYTES)
         try:
-            server.set_client_first(_text(client_first))
-            answer = str(server.get_server_first()).encode()
+            servers = [_begun(look_up, nonce, text)]
+            servers += [_begun(partial(_looked_up, one), nonce, text) for one in verifiers[1:]]
+            answer = str(servers[0].server_first).encode()
         except ScramException as error:
             if refusal is not None:
                 raise refusal from None
@@ -149,22 +162,42 @@ class Logins:
         while len(self._exchanges) >= self._exchanges_max:
             self._exchanges.popitem(last=False)
         exchange_id = secrets.randbits(63) | 1
-        self._exchanges[exchange_id] = _Exchange(server, user, known, peer, self._now_s() + EXCHANGE_S)
+        self._exchanges[exchange_id] = _Exchange(servers, user, verifiers, peer, self._now_s() + EXCHANGE_S)
         return exchange_id, answer
 
-    def end(self, exchange_id: int, client_final: bytes, peer: object) -> tuple[str, bytes]:
+    def end(self, exchange_id: int, client_final: bytes, peer: object) -> Known:
         """Who knows the password of which user, and the answer. Raises `AuthenticationFailed`."""
         exchange = self._exchanges.pop(exchange_id, None)
         if exchange is None or exchange.peer != peer or self._now_s() >= exchange.until_s:
             raise AuthenticationFailed("this password exchange is not under way; begin it anew")
-        try:
-            exchange.server.set_client_final(_text(client_final))
-            answer = str(exchange.server.get_server_final()).encode()
-        except ScramException as error:
-            raise AuthenticationFailed(_REFUSED, user=exchange.user) from error
-        if not exchange.known:
-            raise AuthenticationFailed(_REFUSED, user=exchange.user)
-        return exchange.user, answer
+        text = _text(client_final)
+        for server, verifier in zip_longest(exchange.servers, exchange.verifiers):
+            with contextlib.suppress(ScramException):
+                server.set_client_final(text)
+                answer = str(server.get_server_final()).encode()
+                if verifier is not None:
+                    return Known(exchange.user, answer, verifier)
+        raise AuthenticationFailed(REFUSED, user=exchange.user)
+
+    def _decoy(self, name: str) -> messages.ScramVerifier:
+        salt, stored_key, server_key = (
+            hmac.digest(self._secret_of_decoys, part + name.encode(), "sha256")
+            for part in (b"salt", b"stored", b"server")
+        )
+        return messages.ScramVerifier(salt=salt, stored_key=stored_key, server_key=server_key, iterations=ITERATIONS)
+
+
+def _begun(look_up: Callable[[str], _LookedUp], nonce: str, client_first: str) -> Any:
+    """A server that has answered the first message. Raises `ScramException`."""
+    server: Any = _MECHANISM.make_server(look_up, s_nonce=nonce)
+    server.set_client_first(client_first)
+    server.get_server_first()
+    return server
+
+
+def _looked_up(verifier: messages.ScramVerifier, _: str) -> _LookedUp:
+    """As the mechanism wants it."""
+    return verifier.salt, verifier.stored_key, verifier.server_key, verifier.iterations
 
 
 def _text(message: bytes) -> str:

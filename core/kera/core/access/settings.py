@@ -12,12 +12,13 @@ from pydantic import Field, SecretStr
 from kera.core.access.audit import Audit
 from kera.core.access.authenticator import Authenticator
 from kera.core.access.certificates import DAEMONS, USERS, CertificateNames
+from kera.core.access.cluster_secret import ClusterSecret
 from kera.core.access.credentials import Credentials, of_daemon, secret_in
 from kera.core.access.guard import Door, Guard, NameOf
 from kera.core.access.identity import check_name, check_principal
 from kera.core.access.jwt_sources import keys_source
 from kera.core.clock import Clock
-from kera.core.errors import AuthenticationFailed, KeraError, UnknownStream
+from kera.core.errors import KeraError, UnknownStream
 from kera.core.runtime import Runtime, secured
 from kera.core.security.settings import DaemonTlsSettings, TlsSettings, tls_of, tls_of_daemon
 from kera.core.settings import InvalidSettings, setting
@@ -25,9 +26,6 @@ from kera.core.settings import InvalidSettings, setting
 if TYPE_CHECKING:
     from kera.core.access.jwt_keys import JwtKeys
     from kera.core.access.jwt_tokens import JwtTokens
-
-SECRET_CHARS_MIN = 16
-"""Of a cluster's secret: it is not for people to remember."""
 
 
 class CredentialSettings(TlsSettings):
@@ -57,7 +55,9 @@ class DaemonAccessSettings(DaemonTlsSettings):
         " they know each other by cluster_secret_file, or by certificates with tls_client_auth required.",
     )
     cluster_secret_file: Path | None = Field(
-        None, description="File with a secret that all daemons of the cluster have, and nobody else."
+        None,
+        description="File with a secret that all daemons of the cluster have, and nobody else; on a second line the one"
+        " from before, while it is replaced. It is read again when it has changed.",
     )
     super_users: list[str] = Field(
         [], description="Principals that may do everything, whatever rules say: user:NAME or role:NAME."
@@ -110,7 +110,7 @@ def as_daemon(runtime: Runtime, cluster_secret_file: Path) -> Runtime:
     For operators, while there is nobody else yet who may make users, or none who knows its password any more. Raises
     `InvalidSettings`.
     """
-    return replace(runtime, introduction=of_daemon(_secret_of_cluster(cluster_secret_file)))
+    return replace(runtime, introduction=of_daemon(ClusterSecret(cluster_secret_file).shown))
 
 
 def secure_daemon(runtime: Runtime, settings: DaemonAccessSettings, host: str) -> Runtime:
@@ -127,8 +127,8 @@ def secure_daemon(runtime: Runtime, settings: DaemonAccessSettings, host: str) -
             "security needs something by which daemons know each other: set cluster_secret_file, or tls_cert, tls_key,"
             " tls_ca and tls_client_auth required"
         )
-    secret = _cluster_secret(settings)
-    return secured(runtime, tls, of_daemon(secret) if secret else None)
+    secret = _cluster_secret(settings, runtime)
+    return secured(runtime, tls, None if secret is None else of_daemon(secret.shown))
 
 
 def guard_of(
@@ -152,7 +152,7 @@ def guard_of(
         names,
         now_s=now_s,
         super_users=super_users,
-        cluster_secret=_cluster_secret(settings),
+        cluster_secret=_cluster_secret(settings, runtime),
         of_jwt=None if jwt is None else jwt.tokens.identify,
         not_told=not_told,
     )
@@ -193,22 +193,9 @@ def _jwt(settings: DaemonAccessSettings, clock: Clock) -> _Jwt | None:
     return _Jwt(keys, JwtTokens(rules, keys, clock))
 
 
-def _cluster_secret(settings: DaemonAccessSettings) -> str:
-    return "" if settings.cluster_secret_file is None else _secret_of_cluster(settings.cluster_secret_file)
-
-
-def _secret_of_cluster(path: Path) -> str:
-    try:
-        secret = secret_in("cluster_secret_file", path)
-    except AuthenticationFailed as error:
-        raise InvalidSettings(error.message, **error.attributes) from error
-    if len(secret) < SECRET_CHARS_MIN:
-        raise InvalidSettings(
-            f"cluster_secret_file {path} has {len(secret)} characters, and a secret has {SECRET_CHARS_MIN} at least:"
-            " openssl rand -base64 32 makes one",
-            path=str(path),
-        )
-    return secret
+def _cluster_secret(settings: DaemonAccessSettings, runtime: Runtime) -> ClusterSecret | None:
+    path = settings.cluster_secret_file
+    return None if path is None else ClusterSecret(path, runtime.clock.boottime_s)
 
 
 def _credentials(settings: CredentialSettings) -> Credentials | None:

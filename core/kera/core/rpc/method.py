@@ -21,6 +21,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 from google.protobuf.message import Message
 
 from kera.core.access.identity import Identity
+from kera.core.errors import AuthenticationFailed
 from kera.core.rpc.answer import Answer
 from kera.v1 import access_pb2
 
@@ -176,8 +177,8 @@ class Introduction(Protocol):
     ) -> Generator[access_pb2.AuthenticateRequest, access_pb2.AuthenticateResponse, str]:
         """Requests to authenticate, each made with the answer to the one before; returns what calls are to show.
 
-        `each_call`: calls show it (gRPC); else the connection is known by what was asked over it. Raises
-        `AuthenticationFailed`.
+        An `AuthenticationFailed` that is the answer is raised where the request was made. `each_call`: calls show it
+        (gRPC); else the connection is known by what was asked over it. Raises `AuthenticationFailed`.
         """
         ...
 
@@ -195,7 +196,12 @@ async def introduce(
     try:
         request = next(steps)
         while True:
-            request = steps.send(await ask(request))
+            try:
+                answer = await ask(request)
+            except AuthenticationFailed as error:
+                request = steps.throw(error)  # there may be something else to show
+            else:
+                request = steps.send(answer)
     except StopIteration as done:
         return str(done.value)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
 from kera.core.access.audit import Audit
 from kera.core.access.authenticator import Authenticator
 from kera.core.access.certificates import DAEMONS, USERS, CertificateNames
+from kera.core.access.cluster_secret import ClusterSecret
 from kera.core.access.guard import Guard
 from kera.core.access.identity import Identity
 from kera.core.access.passwords import ITERATIONS_MIN, verifier_for
@@ -59,7 +61,10 @@ def table(
 
 def authenticator(now: Now, *, super_users: Iterable[str] = (), secret: str = "") -> Authenticator:
     return Authenticator(
-        CertificateNames.of(DAEMONS, USERS), now_s=now, super_users=frozenset(super_users), cluster_secret=secret
+        CertificateNames.of(DAEMONS, USERS),
+        now_s=now,
+        super_users=frozenset(super_users),
+        cluster_secret=ClusterSecret(Path("secret"), now, secrets_in=lambda _: [secret]) if secret else None,
     )
 
 

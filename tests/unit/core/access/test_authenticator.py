@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from kera.core.access.accounts import Accounts, Token
-from kera.core.access.authenticator import DAEMON_USER, SESSION_S, Authenticator
+from kera.core.access.authenticator import SESSION_S, Authenticator
 from kera.core.access.certificates import DAEMONS, USERS, CertificateNames, names_in
-from kera.core.access.identity import Identity
+from kera.core.access.identity import DAEMON_USER, Identity
 from kera.core.access.passwords import Login
 from kera.core.errors import AuthenticationFailed, InvalidArgument, Unavailable
 from kera.core.security.issuing import Authority
@@ -64,6 +64,16 @@ def test_daemons_know_each_other_by_the_secret_of_their_cluster(now: Now) -> Non
         log_in(door, DAEMON_USER, SECRET + "x")
     with pytest.raises(AuthenticationFailed):
         log_in(authenticator(now), DAEMON_USER, "no secret at all")
+
+
+def test_who_has_begun_to_show_a_password_that_is_changed_meanwhile_has_shown_none(now: Now) -> None:
+    for after in ([], [user("alice", password="another horse", version=2)]):
+        door = told(authenticator(now), now, table(users=[user("alice")]))
+        login = Login("alice", PASSWORD)
+        exchange_id, answer = door.begin_login(login.first(), "tcp")
+        told(door, now, table(2, after))
+        with pytest.raises(AuthenticationFailed, match="is not right"):
+            door.end_login(exchange_id, login.final(answer), "tcp")
 
 
 def test_before_it_is_known_which_users_there_are_nobody_is_refused_for_good(now: Now) -> None:

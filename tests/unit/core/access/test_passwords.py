@@ -29,13 +29,13 @@ def now() -> Now:
 @pytest.fixture
 def logins(now: Now) -> Logins:
     known = {"alice": verifier_for(PASSWORD, iterations=ITERATIONS_MIN)}
-    return Logins(known.get, now)
+    return Logins(lambda name: [known[name]] if name in known else [], now)
 
 
 def test_who_knows_the_password_is_known(logins: Logins) -> None:
     login = Login("alice", PASSWORD)
     exchange_id, answer = logins.begin(login.first(), PEER)
-    user, final = logins.end(exchange_id, login.final(answer), PEER)
+    user, final, _ = logins.end(exchange_id, login.final(answer), PEER)
     login.check(final)
     assert user == "alice"
 
@@ -56,7 +56,7 @@ def test_a_user_that_is_not_there_has_the_same_salt_each_time(logins: Logins) ->
 def test_a_server_that_does_not_know_the_password_is_found_out(logins: Logins) -> None:
     login = Login("alice", PASSWORD)
     exchange_id, answer = logins.begin(login.first(), PEER)
-    _, final = logins.end(exchange_id, login.final(answer), PEER)
+    _, final, _ = logins.end(exchange_id, login.final(answer), PEER)
     with pytest.raises(AuthenticationFailed, match="it is not the one it says"):
         login.check(final[:-4] + b"AAA=")
 
@@ -97,7 +97,7 @@ def test_whatever_is_sent_is_refused_in_words(logins: Logins) -> None:
         first = _mutated(chance, login.first()) if round_ % 2 else login.first()
         try:
             exchange_id, answer = logins.begin(first, PEER)
-            user, _ = logins.end(exchange_id, _mutated(chance, login.final(answer)), PEER)
+            user, _, _ = logins.end(exchange_id, _mutated(chance, login.final(answer)), PEER)
         except AuthenticationFailed:
             continue
         assert user == "alice"  # the change made no difference
@@ -157,3 +157,21 @@ def test_what_no_password_could_be_checked_against_is_refused(change: dict[str, 
 
 def test_no_secret_is_in_a_verifier() -> None:
     assert PASSWORD.encode() not in messages.UserRecord(scram=verifier_for(PASSWORD)).SerializeToString()
+
+
+def test_any_of_several_passwords_is_taken_and_it_is_known_which(now: Now) -> None:
+    salt = b"0123456789abcdef"
+    known = [
+        verifier_for(password, iterations=ITERATIONS_MIN, salt=salt) for password in ("the new one", "the old one")
+    ]
+    logins = Logins(lambda _: known, now)
+    for password, verifier in zip(("the new one", "the old one"), known, strict=True):
+        login = Login("alice", password)
+        exchange_id, answer = logins.begin(login.first(), PEER)
+        user, final, shown = logins.end(exchange_id, login.final(answer), PEER)
+        login.check(final)
+        assert (user, shown) == ("alice", verifier)
+    login = Login("alice", "another one")
+    exchange_id, answer = logins.begin(login.first(), PEER)
+    with pytest.raises(AuthenticationFailed, match="is not right"):
+        logins.end(exchange_id, login.final(answer), PEER)
