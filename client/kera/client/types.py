@@ -309,7 +309,9 @@ class StreamDescription:
         schema = max(info.schemas, key=lambda version: version.schema_id, default=None)
         if schema is None:
             raise ProtocolError(f"stream {info.name!r} was described without a schema", stream=info.name)
-        config = info.config
+        config, assigned = info.config, {item.streamlet_id for item in info.assignments}
+        if len(assigned) < config.streamlets or not all(number in assigned for number in range(config.streamlets)):
+            raise ProtocolError(f"stream {info.name!r} was described without all of its streamlets", stream=info.name)
         return cls(
             stream_id=info.stream_id,
             name=info.name,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,8 @@ class GroupCluster(FakeCluster):
         """How many there were in each round, and in each farewell."""
         self.ended: list[str] = []
         """Conversations."""
+        self.spoil: Callable[[Any], object] = lambda _: None
+        """What is done to the answer of each round."""
         self.reset: list[int] = []
         """How many streamlets each request has put elsewhere."""
 
@@ -65,8 +68,10 @@ class GroupCluster(FakeCluster):
             if self.lose_answers and (request.steps or request.seen):
                 self.lose_answers -= 1
                 await self.consumer_groups.handlers()[method](request)
-        answer = self.consumer_groups.handlers()[method](request)
-        return await answer
+        answer = await self.consumer_groups.handlers()[method](request)
+        if method is api.CONSUME_ROUND:
+            self.spoil(answer)
+        return answer
 
     def end_conversation(self, conversation: str) -> None:
         self.ended.append(conversation)

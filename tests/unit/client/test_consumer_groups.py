@@ -4,10 +4,14 @@ from typing import Any, cast
 
 import pytest
 
+from kera.client.admin.consumer_groups import measure_lag
 from kera.client.cluster.cluster import Cluster
 from kera.client.consuming.committed import report_cursors
+from kera.client.types import StreamDescription
+from kera.core.errors import ProtocolError
 from kera.core.ids import EntryId, Position
-from kera.core.rpc import Method
+from kera.core.rpc import Method, Reply
+from kera.v1 import broker_pb2
 from tests.unit.client.support import description
 
 
@@ -34,3 +38,24 @@ async def test_cursors_of_many_streamlets_are_reported_in_several_requests(monke
         (cursor.entry, cursor.group_id) for each in cluster.requests for one in each.starts for cursor in one.cursors
     ]
     assert [group for entry, group in told if entry == 1] == list(range(1, 8))
+
+
+async def test_an_answer_that_has_not_all_lags_is_an_error_of_who_gave_it() -> None:
+    class Brokers:
+        request_timeout_s = 1.0
+
+        def forget(self, _: str) -> None:
+            pass
+
+        async def stream(self, _: str) -> StreamDescription:
+            return description()
+
+        async def channel(self, *_: Any) -> Any:
+            return self
+
+        async def submit(self, *_: Any, **__: Any) -> Any:
+            return Reply(broker_pb2.MeasureLagResponse())
+
+    entry = EntryId(description().stream_id, 0, 0)
+    with pytest.raises(ProtocolError, match="an answer makes no sense"):
+        await measure_lag(cast(Cluster, Brokers()), "s", [(entry, Position(1, 1, 0))])

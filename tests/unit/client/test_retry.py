@@ -15,6 +15,7 @@ from kera.core.errors import (
     InvalidCursor,
     KeraError,
     NotOwner,
+    ProtocolError,
     Recovering,
     Unavailable,
     Uncertain,
@@ -81,3 +82,13 @@ async def test_the_last_error_comes_out_and_says_what_was_uncertain_before() -> 
     with pytest.raises(UnknownStream) as caught:
         await retrying(fail, settings)
     assert caught.value.__cause__ is None
+
+
+@pytest.mark.parametrize("wrong", [KeyError(7), IndexError("list index out of range"), ValueError("too many values")])
+async def test_an_answer_that_makes_no_sense_is_an_error_of_who_gave_it(wrong: Exception) -> None:
+    async def attempt() -> None:
+        raise wrong
+
+    with pytest.raises(ProtocolError, match="an answer makes no sense") as told:
+        await retrying(attempt, ClientSettings())
+    assert told.value.__cause__ is wrong

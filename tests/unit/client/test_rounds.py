@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from kera.core.errors import LeaseLost, Unavailable, Uncertain
+from kera.core.errors import LeaseLost, ProtocolError, Unavailable, Uncertain
+from kera.v1 import common_pb2
 from tests.unit.client.conftest import MakeMember
 from tests.unit.client.group_support import ROWS, GroupCluster, take, take_batches
 from tests.unit.client.support import Fault, until
@@ -25,6 +26,27 @@ async def test_what_goes_wrong_for_a_while_is_tried_again(
     consumer = make_member()
     assert sorted(await take(consumer, ROWS)) == list(range(ROWS))
     await consumer.commit()
+
+
+@pytest.mark.parametrize(
+    "strange", [{"stream_id": 1 << 40}, {"stream_id": 7, "streamlet_id": 99}], ids=["stream", "streamlet"]
+)
+async def test_a_group_of_what_there_is_not_is_an_error_of_who_gave_it(
+    groups: GroupCluster, make_member: MakeMember, fill_groups: Any, strange: dict[str, int]
+) -> None:
+    await fill_groups(5)
+    groups.spoil = lambda answer: answer.held.add(next=common_pb2.Cursor(group_id=1, segment_id=1, **strange))
+    with pytest.raises(ProtocolError, match="an answer makes no sense: KeyError"):
+        await take(make_member(), 5)
+
+
+async def test_a_look_at_what_there_is_not_is_an_error_of_who_wants_it(
+    groups: GroupCluster, make_member: MakeMember, fill_groups: Any
+) -> None:
+    await fill_groups(5)
+    groups.spoil = lambda answer: answer.look.add(stream_id=7, streamlet_id=99)
+    with pytest.raises(ProtocolError, match="an answer makes no sense: KeyError"):
+        await take(make_member(), 50)
 
 
 async def test_a_new_coordinator_changes_nothing(

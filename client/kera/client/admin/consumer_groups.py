@@ -15,6 +15,7 @@ from kera.client.cluster.batches import CURSORS_MAX, batched
 from kera.client.cluster.cluster import Cluster
 from kera.client.cluster.intervals import start_of_group
 from kera.client.cluster.retry import retrying
+from kera.client.cluster.sense import making_sense
 from kera.client.consuming.committed import streamlets_max
 from kera.client.consuming.group_discovery import list_groups
 from kera.client.positions import check_place
@@ -312,7 +313,8 @@ async def measure_lag(
     for entry, position in points:
         for broker_id, start in _parts(stream, entry, position).items():
             asked.setdefault(broker_id, []).append((_Point(entry, position), start))
-    answers = await asyncio.gather(*(_measure(cluster, stream, *each) for each in asked.items()))
+    with making_sense():
+        answers = await asyncio.gather(*(_measure(cluster, stream, *each) for each in asked.items()))
     sums: dict[tuple[EntryId, Position], ConsumerLag | None] = {}
     for parts, lags in zip(asked.values(), answers, strict=True):
         for (point, _), lag in zip(parts, lags, strict=True):

@@ -16,6 +16,7 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from kera.client.cluster.sense import making_sense
 from kera.client.settings import ClientSettings
 from kera.core.errors import KeraError, NotOwner, Recovering, Unavailable, Uncertain
 
@@ -77,6 +78,8 @@ class RetryTime:
 async def retrying(operation: Callable[[], Awaitable[T]], settings: ClientSettings) -> T:
     """Await `operation` until it succeeds, fails for good, or time is over; its last error comes out.
 
+    An answer that makes no sense is a `ProtocolError`.
+
     When an earlier attempt was `Uncertain`, it is the ``__cause__`` of the error that comes out: that attempt may have
     done what a later one is refused for.
     """
@@ -85,7 +88,8 @@ async def retrying(operation: Callable[[], Awaitable[T]], settings: ClientSettin
     uncertain: Uncertain | None = None
     while True:
         try:
-            return await operation()
+            with making_sense():
+                return await operation()
         except KeraError as error:
             pause = patience.failed(error, loop.time())
             if pause is None:

@@ -14,6 +14,7 @@ from kera.client.cluster.asking import ask_broker, broker_failed
 from kera.client.cluster.cluster import Cluster
 from kera.client.cluster.intervals import check_part, merged_bounds
 from kera.client.cluster.retry import retrying
+from kera.client.cluster.sense import making_sense
 from kera.client.tasks import Tasks
 from kera.client.types import EntryBounds, Interval, StreamDescription, fill_cursor, position_of
 from kera.core.errors import KeraError, NotOwner
@@ -99,7 +100,8 @@ class Discovery:
 
     async def _look(self, look: consumer_group_pb2.Look) -> None:
         try:
-            finds = await look_around(self._cluster, self._streams[look.stream_id].name, [look], start=self._start)
+            with making_sense():
+                finds = await look_around(self._cluster, self._streams[look.stream_id].name, [look], start=self._start)
             self.finds.add(finds)
             if finds:
                 self._on_found()

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from kera.client.cluster.sense import making_sense
 from kera.client.consuming.fetcher import Fetcher
 from kera.client.consuming.lease import Lease, LeaseKey, Reach
 from kera.client.consuming.ranges import Range, rest_of_group
@@ -213,7 +214,8 @@ class Leases:
 
     def _take_up(self, key: LeaseKey, message: consumer_group_pb2.GroupLease) -> Lease:
         wanted = rest_of_group(key.entry, position_of(message.next))
-        fetched = self._fetcher.add(self._streams[key.entry.stream_id], wanted, is_group=True)
+        with making_sense():
+            fetched = self._fetcher.add(self._streams[key.entry.stream_id], wanted, is_group=True)
         lease = self._held[key] = self._of_range[fetched] = Lease(key, message, fetched)
         return lease
 

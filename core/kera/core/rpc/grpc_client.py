@@ -29,6 +29,8 @@ broke. A text that is not among them counts as the latter, which is the safe sid
 """
 
 
+_NO_ADDRESS = "Failed to create channel to "
+"""How the text begins where an address is none."""
 INTRODUCTION_S = 10.0
 """For each step of showing who we are."""
 _Metadata = tuple[tuple[str, str], ...]
@@ -392,7 +394,7 @@ def _translate(error: grpc.aio.AioRpcError, address: str, method: str, tls: Tls 
     match error.code():
         case grpc.StatusCode.UNAVAILABLE if details.startswith(_NOT_SENT):
             return _not_connected(address, details, tls)
-        case _ if details == WRONG_HOST:
+        case _ if details == WRONG_HOST or details.startswith(_NO_ADDRESS):
             return _not_connected(address, details, tls)
         case grpc.StatusCode.UNIMPLEMENTED:
             return ProtocolError(

@@ -533,6 +533,12 @@ async def test_a_call_on_a_channel_that_is_closed_at_once_can_be_made_again(harn
         await answer
 
 
+@pytest.mark.parametrize("address", ["", "\x00\x1b[2J\n"])
+async def test_an_address_that_is_none_is_unavailable(closing: Closing, address: str) -> None:
+    with pytest.raises(Unavailable, match="cannot connect to"):
+        await call(closing(GrpcChannel(address)), UNARY, UnaryRequest(), timeout_s=TIMEOUT_S)
+
+
 async def test_ipv6_addresses_have_brackets(closing: Closing) -> None:
     if not socket.has_ipv6:
         pytest.skip("no IPv6 here")
