@@ -12,7 +12,7 @@ import typer
 
 from kera.cli._client import JSON_OPTION
 from kera.cli._paths import path_of
-from kera.cli._run import UsageError, interruptible, run_async
+from kera.cli._run import UsageError, extra, interruptible, run_async
 from kera.cli._sizes import parse_size
 
 if TYPE_CHECKING:
@@ -46,6 +46,20 @@ def doctor(
     name: list[str] = typer.Option(
         [], "--name", help="Name or address at which others reach this host, which the certificate has; repeatable."
     ),
+    cluster_secret_file: Path | None = typer.Option(
+        None,
+        "--cluster-secret-file",
+        metavar="FILE",
+        parser=path_of("--cluster-secret-file"),
+        help="Secret that daemons here are to have.",
+    ),
+    config: Path | None = typer.Option(
+        None,
+        "--config",
+        metavar="FILE",
+        parser=path_of("--config"),
+        help="Settings of daemons here: whether what they say of security fits together, and its files are there.",
+    ),
     as_json: bool = JSON_OPTION,
 ) -> int:
     """Check whether KerA would run well on this machine, or, with --bootstrap, whether a cluster was set up well.
@@ -66,12 +80,25 @@ def doctor(
                 found += certificates.certificates(tls_cert, tls_key, tls_ca, names, time.time())
             elif tls_key is not None or tls_ca is not None or name:
                 raise UsageError("--tls-key, --tls-ca and --name need --tls-cert")
+            found += _of_security(cluster_secret_file, config)
     severity = findings.worst(found)
     if as_json:
         print(json.dumps({"worst": severity.word, "findings": findings.document(found)}, indent=2))
     else:
         print(*findings.lines(found), sep="\n")
     return int(severity)
+
+
+def _of_security(cluster_secret_file: Path | None, config: Path | None) -> list[Finding]:
+    found: list[Finding] = []
+    if cluster_secret_file is not None or config is not None:
+        from kera.cli.diagnosis import security
+
+        found += [] if cluster_secret_file is None else security.secret(cluster_secret_file)
+        if config is not None:
+            with extra("server"):
+                found += security.settings(config)
+    return found
 
 
 async def _of_cluster(bootstrap: str) -> list[Finding]:
