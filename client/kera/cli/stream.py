@@ -168,7 +168,7 @@ async def _describe(bootstrap: str, name: str, as_json: bool) -> None:
     config = stream.config
     pairs: list[tuple[str, object]] = [
         ("stream", f"{stream.name} (id {stream.stream_id})"),
-        ("created", format_time(stream.created_us)),
+        ("created", format_time(stream.created_us) + (f" by {stream.created_by}" if stream.created_by else "")),
         ("streamlets", config.streamlets),
         ("entries", f"{config.entries} per streamlet, groups of {plural(config.group_segments, 'segment')}"),
         ("durability", config.durability),
@@ -398,6 +398,7 @@ def _to_json(stream: StreamDescription, bounds: dict[int, list[EntryBounds]] | N
         "name": stream.name,
         "stream_id": stream.stream_id,
         "created_us": stream.created_us,
+        "created_by": stream.created_by,
         "config": dataclasses.asdict(stream.config),
         "typed": stream.typed,
         "schema_id": stream.schema_id,

@@ -243,6 +243,8 @@ class StreamDescription:
     timestamp_column: str | None
     assignments: Mapping[int, Assignment]
     created_us: int
+    created_by: str = ""
+    """The principal that has, as ``user:alice``; empty: a daemon has, or security was off."""
     brokers: Mapping[int, BrokerDescription] = field(default_factory=dict)
     assignments_version: int = 0
     """Grows with each change of `assignments`."""
@@ -349,6 +351,7 @@ class StreamDescription:
                 for item in info.assignments
             },
             created_us=info.created_us,
+            created_by=info.created_by,
             brokers={broker.broker_id: BrokerDescription.from_message(broker) for broker in brokers},
             assignments_version=info.assignments_version,
             config_version=info.config_version,

@@ -46,6 +46,7 @@ from kera.coordinator.consumer_groups.lags import GroupLags
 from kera.coordinator.consumer_groups.service import ConsumerGroups
 from kera.coordinator.control import Control
 from kera.coordinator.operations.balancing import Balancing
+from kera.coordinator.operations.creators import Creators
 from kera.coordinator.operations.drains import Drains
 from kera.coordinator.operations.drops import Drops
 from kera.coordinator.operations.feature_levels import FeatureLevels
@@ -121,7 +122,7 @@ class Coordinator:
         self.forgetting = Forgetting(state, self.recoveries, self.migration)
         self.balancing = Balancing(state, self.migration, loads)
         self.feature_levels = FeatureLevels(state, feature_level_of_coordinators)
-        self.streams = StreamOperations(state, self._drops, self.balancing.spread)
+        self.streams = StreamOperations(state, self._drops, self.balancing.spread, Creators(state.catalog, guard))
         advancing = (
             self.migration,
             self.drains,

@@ -526,6 +526,7 @@ class StreamInfo(_message.Message):
     ASSIGNMENTS_VERSION_FIELD_NUMBER: _builtins.int
     CREATION_ID_FIELD_NUMBER: _builtins.int
     ASSIGNMENTS_LINEAGE_FIELD_NUMBER: _builtins.int
+    CREATED_BY_FIELD_NUMBER: _builtins.int
     stream_id: _builtins.int
     name: _builtins.str
     created_us: _builtins.int
@@ -535,6 +536,10 @@ class StreamInfo(_message.Message):
     """Grows with every change of `assignments`, likewise."""
     creation_id: _builtins.str
     """What the request that created it was called: the same request again finds its own stream."""
+    created_by: _builtins.str
+    """The principal that has created it ("user:alice"), whose quotas it counts for; empty: a daemon has, or security was
+    off.
+    """
     @_builtins.property
     def config(self) -> Global___StreamConfig: ...
     @_builtins.property
@@ -561,10 +566,11 @@ class StreamInfo(_message.Message):
         assignments_version: _builtins.int = ...,
         creation_id: _builtins.str = ...,
         assignments_lineage: _abc.Iterable[_builtins.int] | None = ...,
+        created_by: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["config", b"config"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignments", b"assignments", "assignments_lineage", b"assignments_lineage", "assignments_version", b"assignments_version", "config", b"config", "config_version", b"config_version", "created_us", b"created_us", "creation_id", b"creation_id", "name", b"name", "schemas", b"schemas", "stream_id", b"stream_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignments", b"assignments", "assignments_lineage", b"assignments_lineage", "assignments_version", b"assignments_version", "config", b"config", "config_version", b"config_version", "created_by", b"created_by", "created_us", b"created_us", "creation_id", b"creation_id", "name", b"name", "schemas", b"schemas", "stream_id", b"stream_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -10,6 +10,7 @@ from kera.coordinator.coordinator import Coordinator
 from kera.coordinator.operations.migration import ObserveMove
 from kera.coordinator.settings import CoordinatorSettings
 from kera.coordinator.store.memory_store import MemoryStore
+from kera.core.access.guard import Guard
 from kera.core.clock import FakeClock
 from kera.core.errors import Unavailable
 from kera.core.lineage import CHANGES_BITS
@@ -197,6 +198,8 @@ class Cluster:
         self.settings = SETTINGS
         self.epoch = 0
         self.observe_move: ObserveMove = lambda *_: None
+        self.guard: Guard | None = None
+        """In front of coordinators that are loaded from then on."""
         self.coordinator: Coordinator
         self._loaded: list[Coordinator] = []
 
@@ -210,6 +213,7 @@ class Cluster:
             self.settings,
             coordinator_epoch=self.epoch,
             observe_move=self.observe_move,
+            guard=self.guard,
         )
         self._loaded.append(loaded)
         return loaded

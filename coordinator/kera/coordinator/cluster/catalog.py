@@ -57,6 +57,8 @@ class Catalog:
         self._bytes = 0
         self._brokers: dict[int, StreamBrokers] = {}
         self._streamlets: Counter[int] = Counter()
+        self.created: Counter[str] = Counter()
+        """How many streams each principal has created, with those that are just being created."""
         self._waited_for: Counter[str] = Counter()
         """By consumer groups, how many streams' retention waits for them."""
         self._of_broker: defaultdict[int, set[int]] = defaultdict(set)
@@ -214,12 +216,14 @@ class Catalog:
         self._bytes += self._sizes[stream.stream_id]
         self._brokers[stream.stream_id] = brokers
         self._streamlets.update(brokers.owners)
+        self.created[stream.created_by] += 1
 
     def _discount(self, stream: common_pb2.StreamInfo) -> None:
         size = self._sizes.pop(stream.stream_id, None)
         if size is not None:
             self._bytes -= size
             self._streamlets.subtract(self._brokers.pop(stream.stream_id).owners)
+            self.created[stream.created_by] -= 1
 
 
 def broker_ids_of(stream: common_pb2.StreamInfo) -> list[int]:

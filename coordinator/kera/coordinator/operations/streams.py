@@ -30,9 +30,11 @@ from kera.coordinator.cluster.validation import (
     checked_schema,
     extended_schema,
 )
+from kera.coordinator.operations.creators import Creators
 from kera.coordinator.operations.drops import Drops
 from kera.coordinator.store.ledger import number
 from kera.coordinator.store.metadata import MetadataStoreFailed
+from kera.core.access.identity import Identity
 from kera.core.errors import InvalidArgument, KeraError, TooFewBackups, Unavailable, UnknownStream
 from kera.core.lineage import new_version
 from kera.core.rpc import api
@@ -66,8 +68,10 @@ class StreamOperations:
         state: State,
         drops: Drops,
         spread: Callable[[str], Awaitable[common_pb2.StreamInfo]],
+        creators: Creators,
     ) -> None:
         """`spread` has a stream on as many brokers as its configuration says, and returns it then."""
+        self._creators = creators
         self._state = state
         self._spread = spread
         self._drops = drops
@@ -128,8 +132,8 @@ class StreamOperations:
         So there is nothing to resume: a stream is there entirely or not at all, and whoever asked may ask again: with
         the same `creation_id` the answer is the stream that the first request has made, or is about to.
 
-        Raises `StreamExists`, `InvalidArgument`, `SchemaMismatch`; `Unavailable` when there are too few brokers or one
-        of them gives no answer; `TooFewBackups`; and what a broker answers.
+        Raises `StreamExists`, `InvalidArgument`, `SchemaMismatch`, `QuotaExceeded`; `Unavailable` when there are too
+        few brokers or one of them gives no answer; `TooFewBackups`; and what a broker answers.
         """
         known = self._state.catalog.created_by(name, creation_id)
         if known is not None:
@@ -142,9 +146,11 @@ class StreamOperations:
             schemas=[checked_schema(schema)],
             creation_id=checked_creation_id(creation_id),
         )
+        who = self._creators.caller()
+        stream.created_by = "" if who is None else who.principal
         if not creation_id:
-            return await self._state.to_the_end(self._create(stream))
-        creation = asyncio.create_task(self._state.to_the_end(self._create(stream)))
+            return await self._state.to_the_end(self._create(stream, who))
+        creation = asyncio.create_task(self._state.to_the_end(self._create(stream, who)))
         self._creations[name, creation_id] = creation
         creation.add_done_callback(lambda _: self._ended(name, creation_id))
         return await asyncio.shield(creation)
@@ -154,7 +160,7 @@ class StreamOperations:
         if not creation.cancelled():
             creation.exception()  # whoever waited has got it; if nobody does any more, it is no defect
 
-    async def _create(self, stream: common_pb2.StreamInfo) -> common_pb2.StreamInfo:
+    async def _create(self, stream: common_pb2.StreamInfo, who: Identity | None) -> common_pb2.StreamInfo:
         state, catalog = self._state, self._state.catalog
         catalog.check_free(stream.name)
         self._check_backups(stream)
@@ -165,6 +171,7 @@ class StreamOperations:
             async with state.changing:
                 catalog.check_free(stream.name)
                 catalog.check_room(stream)
+                self._creators.check(who)
                 self._check_epochs(stream, placed)
                 stream.stream_id = state.next_id(LAST_STREAM_ID)
                 stream.created_us = state.clock.now_us()

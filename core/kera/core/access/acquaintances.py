@@ -49,11 +49,14 @@ class Acquaintances:
         return sum(len(each.here) for each in self._of.values())
 
     def meet(self, peer: Peer, who: Identity) -> None:
-        """It is known now whose a peer is."""
-        if peer.identity is not None:
-            self._gone(peer)
-        else:
+        """It is known now whose a peer is. Raises `QuotaExceeded` if that has as many connections as it may."""
+        usage, before = self.of(who).usage, peer.remembered
+        if usage is not None:
+            usage.connect(peer, again=before is not None and before.usage is usage)
+        if before is None:
             peer.on_close.append(lambda: self._gone(peer))
+        else:
+            self._gone(peer)
         peer.identity, peer.remembered = who, self.of(who)
         peer.remembered.here[id(peer)] = peer
 
@@ -101,6 +104,8 @@ class Acquaintances:
         who, known = peer.identity, peer.remembered
         if who is not None and known is not None:
             known.here.pop(id(peer), None)
+            if known.usage is not None:
+                known.usage.disconnect(peer)
             if not known.here and len(self._of) > REMEMBERED_MAX and self._of.get(who) is known:
                 del self._of[who]
 

@@ -128,7 +128,7 @@ class Guard(Door):
         self.audit = audit
         self._name_of = name_of
         self._look_s = look_s
-        self.usages = Usages(lambda who: authenticator.accounts.quota_of(who.user, is_super=who.is_super))
+        self.usages = Usages(self.quota_of)
         self.known = Acquaintances(self.usages)
         self._looking: asyncio.TimerHandle | None = None
         self._beside = beside
@@ -170,7 +170,7 @@ class Guard(Door):
     # -- who asks --------------------------------------------------------------------------------------------------
 
     def admit(self, peer: Peer, evidence: Evidence) -> None:
-        """See `Doorkeeper.admit`."""
+        """See `Doorkeeper.admit`. Raises `QuotaExceeded`, too."""
         who = self._who(evidence, peer.address, peer.transport)
         if who is not None:
             self.known.meet(peer, who)
@@ -233,6 +233,10 @@ class Guard(Door):
     def may(self, who: Identity, operation: Operation, resource: str) -> bool:
         """Whether somebody may do something; nothing follows from it."""
         return self.authenticator.accounts.rights.decide(who, operation, resource).allowed
+
+    def quota_of(self, who: Identity) -> messages.Quota:
+        """What a user may use at most."""
+        return self.authenticator.accounts.quota_of(who.user, is_super=who.is_super)
 
     def check(self, peer: Peer, need: Need) -> None:
         """Raises `NotAllowed`, or `UnknownStream` if who asks may not even know that it is there."""

@@ -22,6 +22,7 @@ from weakref import WeakValueDictionary
 from kera.core.access.accounts import NO_QUOTA
 from kera.core.access.identity import Identity
 from kera.core.access.quotas import Debt, Rate
+from kera.core.access.totals import exceeded
 from kera.core.rpc.method import Peer
 from kera.v1 import access_pb2 as messages
 
@@ -121,6 +122,24 @@ class Usage:
             else:
                 known.change(per_s, now_s)
         self._look()
+
+    # -- connections -----------------------------------------------------------------------------------------------
+
+    def connect(self, peer: Peer, *, again: bool = False) -> None:
+        """A peer is its own from now on. Raises `QuotaExceeded` for a connection that is one too many.
+
+        `again`: it was before, and it will be said that it is not any more.
+        """
+        if not peer.lasts:
+            return
+        if not again and self.quota.HasField("connections") and self.connections >= self.quota.connections:
+            has = f"has {self.connections} connections to this daemon"
+            raise exceeded(self.who.principal, "connections", self.quota.connections, has)
+        self.connections += 1
+
+    def disconnect(self, peer: Peer) -> None:
+        """It is not any more."""
+        self.connections -= peer.lasts
 
     # -- what is used ----------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from kera.core.rpc.address import CLOSED_AT_ONCE, reason_of, refuses_certificate
 from kera.core.rpc.answer import Answer
 from kera.core.rpc.frames import NO_REQUEST, FrameHeader, FrameProtocol, Kind, encode_frame
 from kera.core.rpc.limits import BULK_BYTES_MAX
-from kera.core.rpc.method import Introduction, Method, Reply, RequestT, ResponseT, call, introduce
+from kera.core.rpc.method import REFUSALS, Introduction, Method, Reply, RequestT, ResponseT, call, introduce
 from kera.core.rpc.sockets import CALLER, tune
 from kera.core.rpc.wire import error_from_message, parse
 from kera.core.security import Tls
@@ -61,6 +61,8 @@ class FrameChannel(FrameProtocol):
         self._timer_s = 0.0
         self._closed = self._loop.create_future()
         self._failure: KeraError | None = None
+        self._refusal: KeraError | None = None
+        """The peer takes nothing of us, and has not done anything that we have asked."""
 
     @classmethod
     async def connect_tcp(
@@ -146,7 +148,9 @@ class FrameChannel(FrameProtocol):
         """See `Channel.submit`."""
         future: Answer[Reply[ResponseT]] = Answer(loop=self._loop)
         if self.closed or self._transport is None:
-            future.set_exception(Unavailable(f"connection to {self._address} is closed", address=self._address))
+            future.set_exception(
+                self._refusal or Unavailable(f"connection to {self._address} is closed", address=self._address)
+            )
             return future
         request_id = next(self._ids)
         try:
@@ -204,6 +208,8 @@ class FrameChannel(FrameProtocol):
 
     def _lost(self, exc: Exception | None) -> KeraError:
         """Why a request has no answer: the peer may have handled it, unless it has let nobody in."""
+        if self._refusal is not None:
+            return self._refusal
         if isinstance(exc, ssl.SSLError) and self._failure is None:
             if refuses_certificate(exc) and not self.arrivals:  # TLS 1.3 says so when this side has shaken hands
                 return Unavailable(f"cannot connect to {self._address}: {reason_of(exc)}", address=self._address)
@@ -227,6 +233,7 @@ class FrameChannel(FrameProtocol):
         if header.kind == Kind.ERROR:
             error = error_from_message(parse(common_pb2.Error, head))
             if header.request_id == NO_REQUEST:
+                self._refusal = error if isinstance(error, REFUSALS) else None
                 raise ProtocolError(f"refused by the peer: {error}")
         elif header.kind != Kind.REPLY:
             raise ProtocolError(f"peer sent a frame of kind {header.kind} and no reply")

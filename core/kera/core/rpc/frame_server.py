@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kera.core.errors import PathNotWritable, PortTaken, ProtocolError, Unavailable
+from kera.core.errors import KeraError, PathNotWritable, PortTaken, ProtocolError, Unavailable
 from kera.core.rpc.address import join_address, reason_of
 from kera.core.rpc.answer import Answer
 from kera.core.rpc.connections import BACKLOG, CONNECTIONS_MAX_DEFAULT, idlest
@@ -58,6 +58,8 @@ _REQUEST = Kind.REQUEST
 REFUSALS_LOGGED_S = 10.0
 _ACCEPTED_TURNS = 3
 """Of the loop, after which a connection that the kernel has accepted before the end is known."""
+_REFUSED_S = 1.0
+"""For a peer to read why it is refused: it could not any more if the connection were closed with something unread."""
 _ABORT_S = 1.0
 """An aborted connection is gone in the loop's next round; this only bounds a wait that would be for ever."""
 
@@ -102,23 +104,26 @@ class _Shared:
     closing: bool = False
     """A connection that was being accepted when the server closed must not outlive it."""
 
-    def admit(self, new: ServerConnection, now_s: float) -> bool:
-        """Whether there is room for a connection, if need be by closing another one."""
+    def admit(self, new: ServerConnection, now_s: float) -> None:
+        """Make room for a connection, if need be by closing another one. Raises `Unavailable` if there is none."""
         if len(self.connections) < self.connections_max:
             self.connections[new] = None
-            return True
+            return
         idle = idlest(self.connections)
         if now_s >= self.logged_s + REFUSALS_LOGGED_S:
             self.logged_s = now_s
             log.warning("too many connections", limit=self.connections_max, evicted=self.evicted, refused=self.refused)
         if idle is None:
             self.refused += 1
-            return False
+            raise Unavailable(
+                f"the daemon has as many connections as it may, {self.connections_max}, and all are in use; raise"
+                " connections_max",
+                connections_max=self.connections_max,
+            )
         self.evicted += 1
         self.connections.pop(idle, None)  # now: it is gone only in the loop's next round
         idle.abort()
         self.connections[new] = None
-        return True
 
 
 class FrameServer:
@@ -326,17 +331,17 @@ class ServerConnection(FrameProtocol):
             self._shared.connections[self] = None
             transport.abort()  # type: ignore[attr-defined]  # every transport of a connection has it
             return
-        if not self._shared.admit(self, self._loop.time()):
-            limit = self._shared.connections_max
-            error = Unavailable(
-                f"the daemon has as many connections as it may, {limit}, and all are in use; raise connections_max",
-                connections_max=limit,
-            )
+        after_s = 0.0
+        try:
+            self._shared.admit(self, self._loop.time())
+            after_s = _REFUSED_S
+            tune(transport.get_extra_info("socket"), SERVER)
+            self._may_send(self._shared.strangers.arrives(self, transport))
+        except KeraError as error:
             self.outbox.write([encode_error(0, NO_REQUEST, error_to_message(error))])
-            self.close()
-            return
-        tune(transport.get_extra_info("socket"), SERVER)
-        self._may_send(self._shared.strangers.arrives(self, transport))
+            self.outbox.flush()
+            self.hold_frames()
+            self._loop.call_later(after_s, self.close)
 
     def _may_send(self, bounds: Bounds) -> None:
         self._is_stranger, self.head_bytes_max, self.bulk_bytes_max = bounds

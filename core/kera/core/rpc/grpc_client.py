@@ -11,14 +11,14 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from kera.core.errors import AuthenticationFailed, InternalError, KeraError, ProtocolError, Unavailable, Uncertain
+from kera.core.errors import InternalError, KeraError, ProtocolError, Unavailable, Uncertain
 from kera.core.freed_memory import keep_freed_memory
 from kera.core.rpc import api
 from kera.core.rpc.answer import Answer
 from kera.core.rpc.grpc_options import AUTHORIZATION, BEARER, ERROR_METADATA, client_options
 from kera.core.rpc.grpc_reasons import WRONG_HOST, reason_of_tls
 from kera.core.rpc.limits import BULK_BYTES_MAX, REQUESTS_IN_FLIGHT_MAX, check_request
-from kera.core.rpc.method import Introduction, Method, Reply, RequestT, ResponseT, introduce
+from kera.core.rpc.method import REFUSALS, Introduction, Method, Reply, RequestT, ResponseT, introduce
 from kera.core.rpc.wire import error_from_message, parse, parse_with_bulk, serialize_with_bulk
 from kera.core.security import Tls
 from kera.v1 import access_pb2, common_pb2
@@ -314,11 +314,11 @@ class _BulkStream:
         except grpc.aio.AioRpcError as rpc_error:
             self.done = True  # what is submitted from now on goes over another one
             error = _translate(rpc_error, self._address, self._method.name, self._tls)
-            refused = isinstance(error, AuthenticationFailed)
+            refused = isinstance(error, REFUSALS)
             try:
                 refused = refused and await self._show_anew(rpc_error, self._shown) is None
             except KeraError as why:
-                error, refused = why, isinstance(why, AuthenticationFailed)
+                error, refused = why, isinstance(why, REFUSALS)
             unread = rpc_error.code() is grpc.StatusCode.UNIMPLEMENTED
             if not (isinstance(error, Unavailable | Uncertain) or unread or refused):
                 error = _lost(self._address, error.message)  # what ended the stream is no answer to each request

@@ -19,7 +19,15 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from kera.core.errors import InternalError, KeraError, PortTaken, ProtocolError, RecordTooLarge, Unavailable
+from kera.core.errors import (
+    AuthenticationFailed,
+    InternalError,
+    KeraError,
+    PortTaken,
+    ProtocolError,
+    RecordTooLarge,
+    Unavailable,
+)
 from kera.core.freed_memory import keep_freed_memory
 from kera.core.rpc import grpc_unknown
 from kera.core.rpc.address import join_address
@@ -273,14 +281,18 @@ class _Stream:
         self._holds = Holds(lambda: None, self._changed.set)
         self._peer = Peer("grpc", context.peer(), hold=self._holds.hold, release=self._holds.release)
         self._done = False
+        self._refusal: KeraError | None = None
+        """Answered to the first request: who sends much before it hears anything may not hear how the stream ended."""
 
     async def meet(self, doorkeeper: Doorkeeper) -> None:
         """Find out whose stream it is; ends it if that is not enough."""
         self._peer.end = _ending(self._context)
         try:
             doorkeeper.admit(self._peer, _evidence(self._context))
-        except KeraError as error:
+        except AuthenticationFailed as error:
             await _abort(self._context, error_reply(error, self._method))
+        except KeraError as error:
+            self._refusal = error
 
     async def serve(self, requests: AsyncIterator[bytes]) -> None:
         """Answer `requests` until the client ends the stream or is gone."""
@@ -295,6 +307,9 @@ class _Stream:
                     RecordTooLarge,
                 ) as error:  # whose request it was cannot be told, so the stream ends
                     await _abort(self._context, error_reply(error, self._method))
+                if self._refusal is not None:
+                    self._answer_error(message.request_id, self._refusal)
+                    break
                 self._handle(message, bulk)
                 if perf_counter() - begun_s > SLICE_S:
                     await self._turns.turn(self._peer.address)  # others have theirs before the next request

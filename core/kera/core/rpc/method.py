@@ -21,9 +21,13 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 from google.protobuf.message import Message
 
 from kera.core.access.identity import Identity
-from kera.core.errors import AuthenticationFailed
+from kera.core.errors import AuthenticationFailed, QuotaExceeded
 from kera.core.rpc.answer import Answer
 from kera.v1 import access_pb2
+
+REFUSALS = (AuthenticationFailed, QuotaExceeded)
+"""Errors by which a connection or a stream ends of which a daemon takes nothing: it has done nothing of what was asked.
+"""
 
 RequestT = TypeVar("RequestT", bound=Message)
 ResponseT = TypeVar("ResponseT", bound=Message)

@@ -12,7 +12,7 @@ from kera.core.access import usage as usages
 from kera.core.access.guard import Guard
 from kera.core.access.identity import Identity
 from kera.core.access.rights import Operation
-from kera.core.errors import UnknownStream
+from kera.core.errors import QuotaExceeded, UnknownStream
 from kera.core.rpc import api
 from kera.core.rpc.method import Call, Handler, Peer, Reply
 from kera.core.rpc.taking import NOTHING, Taken
@@ -286,3 +286,49 @@ async def test_calls_of_grpc_wait_as_well(door: Guard) -> None:
         for _ in range(13):
             await serve(Call(request, memoryview(b""), Connection(door, transport="grpc").peer))
     assert asyncio.get_running_loop().time() - begun_s >= 0.25
+
+
+async def test_connections_are_counted_and_one_too_many_is_refused(door: Guard) -> None:
+    door.apply(quotas(3, alice=messages.Quota(connections=2)), 1)
+    first, second = Connection(door), Connection(door, transport="grpc")
+    with pytest.raises(QuotaExceeded) as raised:
+        Connection(door)
+    assert raised.value.message == (
+        "user:alice has 2 connections to this daemon, and its quota of connections is 2; who administers the cluster"
+        " can change that: kera quota set alice --connections MORE"
+    )
+    assert raised.value.attributes == {"quota": "connections", "value": 2, "principal": "user:alice"}
+    for _ in range(3):
+        Connection(door, transport="call")  # of gRPC, one by one, they are no connections
+        Connection(door, "bob")
+    door.known.meet(first.peer, Identity("alice", how="password"))  # it shows again who it is
+    with pytest.raises(QuotaExceeded):
+        Connection(door)
+    second.peer.closed()
+    third = Connection(door)
+    with pytest.raises(QuotaExceeded):
+        Connection(door)
+    door.known.meet(first.peer, Identity("bob"))
+    Connection(door)
+    assert third.peer.remembered.usage.connections == 2
+
+
+async def test_a_lower_quota_ends_no_connection(door: Guard) -> None:
+    connections = [Connection(door) for _ in range(3)]
+    door.apply(quotas(3, alice=messages.Quota(connections=1)), 1)
+    assert all(each.peer.identity is not None for each in connections)
+    with pytest.raises(QuotaExceeded, match="has 3 connections to this daemon, and its quota of connections is 1"):
+        Connection(door)
+    for each in connections:
+        each.peer.closed()
+        each.peer.closed()
+    assert Connection(door).peer.remembered.usage.connections == 1
+
+
+async def test_who_shows_what_is_good_over_one_connection_too_many_is_told(door: Guard) -> None:
+    door.apply(quotas(3, alice=messages.Quota(connections=0)), 1)
+    peer = Peer("unix", "")
+    with pytest.raises(QuotaExceeded):
+        door.known.meet(peer, Identity("alice"))
+    assert peer.identity is None
+    assert not peer.on_close

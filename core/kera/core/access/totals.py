@@ -1,0 +1,18 @@
+"""What somebody is told who would have more of something than its quota lets it."""
+
+from __future__ import annotations
+
+from kera.core.access.identity import USER
+from kera.core.errors import QuotaExceeded
+
+
+def exceeded(principal: str, quota: str, value: int, has: str) -> QuotaExceeded:
+    """`quota`: its name, as messages have it; `has`: in words, what the principal has."""
+    user, flag = principal.removeprefix(USER), quota.replace("_", "-")
+    return QuotaExceeded(
+        f"{principal} {has}, and its quota of {quota.replace('_', ' ')} is {value}; who administers the cluster can"
+        f" change that: kera quota set {user} --{flag} MORE",
+        quota=quota,
+        value=value,
+        principal=principal,
+    )

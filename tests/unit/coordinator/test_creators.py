@@ -1,0 +1,122 @@
+"""Who has created which stream, and that nobody has more of them than its quota lets it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from kera.core.access.audit import Audit
+from kera.core.access.authenticator import Authenticator
+from kera.core.access.certificates import DAEMONS, USERS, CertificateNames
+from kera.core.access.guard import CALLER, Guard
+from kera.core.access.identity import Identity
+from kera.core.errors import QuotaExceeded, StreamExists, Unavailable
+from kera.core.rpc.method import Peer
+from kera.v1 import access_pb2 as messages
+from kera.v1 import common_pb2
+from tests.unit.coordinator.fake_cluster import Cluster, config
+
+ALICE, BOB = Identity("alice"), Identity("bob")
+ROOT, DAEMON = Identity("root", is_super=True), Identity("", is_daemon=True)
+
+
+@pytest.fixture
+async def secured(cluster: Cluster) -> Cluster:
+    """With security on, and a broker."""
+    now_s = cluster.clock.boottime_s
+    cluster.guard = Guard(Authenticator(CertificateNames.of(DAEMONS, USERS), now_s=now_s), Audit(now_s))
+    await cluster.restart()
+    await cluster.register("a")
+    await limit(cluster, "", streams=1)
+    await limit(cluster, "alice", streams=2)
+    return cluster
+
+
+async def limit(cluster: Cluster, name: str, **quota: int) -> None:
+    called_by(ROOT)
+    if name and not any(each.name == name for each in cluster.coordinator.access.list_users(EVERYBODY).users):
+        await cluster.coordinator.access.put_user(messages.PutUserRequest(name=name, create=True))
+    await cluster.coordinator.access.put_user(messages.PutUserRequest(name=name, quota=messages.Quota(**quota)))
+
+
+EVERYBODY = messages.ListUsersRequest()
+
+
+def called_by(who: Identity | None) -> None:
+    CALLER.set(None if who is None else Peer("grpc", "10.0.0.9:1", identity=who))
+
+
+async def create(cluster: Cluster, who: Identity | None, name: str, **options: str) -> common_pb2.StreamInfo:
+    called_by(who)
+    return await cluster.coordinator.streams.create(name, config(1, 0, None), common_pb2.StreamSchema(), **options)
+
+
+async def test_a_stream_says_who_has_created_it(secured: Cluster) -> None:
+    assert (await create(secured, ALICE, "one")).created_by == "user:alice"
+    for number, who in enumerate((DAEMON, None)):
+        assert not (await create(secured, who, f"other-{number}")).created_by
+    await secured.restart()
+    await secured.heartbeat(1)
+    assert secured.coordinator.state.catalog.named("one").created_by == "user:alice"
+    assert (await secured.alter("one", retention_ms=1000)).created_by == "user:alice"
+
+
+async def test_without_security_nobody_asks_who_it_is(cluster: Cluster) -> None:
+    await cluster.register("a")
+    assert not (await create(cluster, ALICE, "one")).created_by
+
+
+async def test_nobody_has_more_streams_than_its_quota_lets_it(secured: Cluster) -> None:
+    for name in ("one", "two"):
+        await create(secured, ALICE, name)
+    with pytest.raises(QuotaExceeded) as raised:
+        await create(secured, ALICE, "three")
+    assert raised.value.message == (
+        "user:alice has created 2 streams, and its quota of streams is 2; who administers the cluster can change that:"
+        " kera quota set alice --streams MORE"
+    )
+    assert raised.value.attributes == {"quota": "streams", "value": 2, "principal": "user:alice"}
+    assert not secured.coordinator.state.catalog.find(3)
+    await secured.restart()
+    await secured.heartbeat(1)
+    with pytest.raises(QuotaExceeded):
+        await create(secured, ALICE, "three")
+    await secured.coordinator.streams.delete("one")
+    await create(secured, ALICE, "three")
+    await limit(secured, "alice", streams=3)
+    await create(secured, ALICE, "four")
+    with pytest.raises(StreamExists):
+        await create(secured, ALICE, "four")
+
+
+async def test_the_default_quota_is_for_the_others_but_for_super_users(secured: Cluster) -> None:
+    await create(secured, BOB, "b")
+    with pytest.raises(QuotaExceeded, match="user:bob has created 1 stream, and its quota of streams is 1"):
+        await create(secured, BOB, "b-2")
+    for who in (ROOT, DAEMON):
+        for number in range(3):
+            await create(secured, who, f"{who.user}-{number}")
+
+
+async def test_streams_that_are_just_being_created_count(secured: Cluster) -> None:
+    secured.brokers.answering.clear()
+    tasks = [asyncio.create_task(create(secured, BOB, f"b-{number}")) for number in range(3)]
+    done, _ = await asyncio.wait(tasks, timeout=5, return_when=asyncio.FIRST_EXCEPTION)
+    assert done
+    secured.brokers.answering.set()
+    outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    assert sorted(type(each).__name__ for each in outcomes) == ["QuotaExceeded", "QuotaExceeded", "StreamInfo"]
+
+
+async def test_a_stream_that_could_not_be_created_does_not_count(secured: Cluster) -> None:
+    secured.brokers.failures[1] = Unavailable("it does not answer")
+    with pytest.raises(Unavailable):
+        await create(secured, BOB, "b")
+    secured.brokers.failures.clear()
+    await create(secured, BOB, "b")
+
+
+async def test_a_creation_that_is_asked_for_again_is_the_same_one(secured: Cluster) -> None:
+    first = await create(secured, BOB, "b", creation_id="x")
+    assert await create(secured, BOB, "b", creation_id="x") == first
