@@ -220,7 +220,7 @@ def piece_of(
         schema_id=description.schema_id,
         first_record=chunks[0].header.first_record,
         records=0 if endless else sum(each.header.record_count for each in chunks),
-        bootstrap=kera.bootstrap,
+        connection={"bootstrap": kera.bootstrap, "files": {}},
         broker={
             "broker_id": broker.broker_id,
             "node_id": broker.node_id,
@@ -232,6 +232,7 @@ def piece_of(
     )
 
 
+NOWHERE: dict[str, Any] = {"bootstrap": "", "files": {}}
 SETTINGS: dict[str, Any] = {
     "fetch_bytes_max": 64 * KIB,
     "prefetch_bytes_max": MIB,
@@ -262,7 +263,7 @@ def piece(start: Position, end: Position | None, **other: Any) -> dict[str, Any]
         "schema_id": 1,
         "fail_on_data_loss": True,
         "shared_memory": "auto",
-        "bootstrap": "",
+        "connection": NOWHERE,
         "settings": settings,
         "hosts": [],
         **other,
@@ -937,7 +938,8 @@ def test_the_service_says_where_to_go_on_and_what_is_lost(jvm: Jvm, broker: Fake
     assert {second["reader"], third["reader"]} == {first["reader"]}
     assert first == {
         "reader": first["reader"],
-        "bootstrap": "",
+        "connection": NOWHERE,
+        "token": None,
         "stream": "s",
         "stream_id": ENTRY.stream_id,
         "streamlet": 0,

@@ -192,7 +192,7 @@ async def values_of(bootstrap: str) -> list[bytes]:
 def target_of(stream: StreamDescription, bootstrap: str, tls: dict[str, str]) -> dict[str, Any]:
     (broker,) = stream.brokers.values()
     return {
-        "bootstrap": bootstrap,
+        "connection": {"bootstrap": bootstrap, "files": {}},
         "stream": stream.name,
         "stream_id": stream.stream_id,
         "schema_id": stream.schema_id,

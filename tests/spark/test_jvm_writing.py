@@ -83,7 +83,7 @@ class Writers:
         self.service = FakeService(self._folder, *answers)
         writer = Writer(self._jvm, f"{self._folder}-{next(self._names)}")
         known = {
-            "bootstrap": "nowhere:1",
+            "connection": {"bootstrap": "nowhere:1", "files": {}},
             "stream": "s",
             "stream_id": STREAM_ID,
             "schema_id": 1,

@@ -4,7 +4,7 @@ Spark's planner and its Python workers are synchronous processes that live acros
 tasks. A `Portal` is a connected client on an event loop of its own thread:
 
 * the client connects when it is first needed, in the process that needs it: a portal is never pickled;
-* `shared` keeps one portal per coordinator address and process, so that a task of the next micro-batch finds
+* `shared` keeps one portal per `Connection` and process, so that a task of the next micro-batch finds
   connections and metadata ready;
 * `iterate` fetches ahead, so that the network works while Spark takes what has arrived.
 
@@ -21,29 +21,36 @@ import queue
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from concurrent.futures import Future
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import uvloop
 
 from kera.core.errors import InternalError, KeraError
+from kera.spark_connector.connection import Connection
 
 if TYPE_CHECKING:
-    from kera.client import Client
+    from kera.client import Client, ClientSettings
 
 T = TypeVar("T")
 
-_shared: dict[tuple[int, str], Portal] = {}
+SHARED_IDLE_MAX = 16
+"""So many portals that nobody uses are kept: of those that have used other tokens, or asked other clusters, before."""
+_shared: dict[tuple[int, Connection], Portal] = {}
+"""The one that was asked for last at the end."""
 _shared_lock = threading.Lock()
 
 
 class Portal:
-    """A client of the coordinators at `bootstrap`, usable from synchronous code of any thread."""
+    """A client of a cluster, usable from synchronous code of any thread."""
 
-    def __init__(self, bootstrap: str, *, retry_timeout_ms: int | None = None) -> None:
+    def __init__(self, connection: Connection, *, retry_timeout_ms: int | None = None) -> None:
         """`retry_timeout_ms`: how long to go on trying; None: what the client's settings say."""
-        self._bootstrap = bootstrap
+        self._connection = connection
         self._retry_timeout_ms = retry_timeout_ms
         self._client: Client | None = None
+        self._under_way: set[Future[Any]] = set()
+        """What was begun and has not ended."""
         self._connecting: asyncio.Lock | None = None
         self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="kera-portal", daemon=True)
@@ -64,8 +71,7 @@ class Portal:
         async def run() -> T:
             return await work(await self._connected())
 
-        future = asyncio.run_coroutine_threadsafe(run(), self._loop)
-        return functools.partial(_outcome, future)
+        return functools.partial(_outcome, self._begun(asyncio.run_coroutine_threadsafe(run(), self._loop)))
 
     def iterate(self, work: Callable[[Client], AsyncGenerator[T, None]], ahead: int) -> Iterator[T]:
         """What `work` yields, up to `ahead` items of it fetched before they are asked for.
@@ -86,7 +92,7 @@ class Portal:
                 raise
             items.put((False, None))
 
-        future = asyncio.run_coroutine_threadsafe(pump(), self._loop)
+        future = self._begun(asyncio.run_coroutine_threadsafe(pump(), self._loop))
         try:
             while True:
                 is_item, value = items.get()
@@ -110,15 +116,25 @@ class Portal:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
 
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is under way."""
+        return not self._under_way
+
+    def _begun(self, future: Future[T]) -> Future[T]:
+        self._under_way.add(future)
+        future.add_done_callback(self._under_way.discard)
+        return future
+
     async def _connected(self) -> Client:
         if self._connecting is None:
             self._connecting = asyncio.Lock()
         async with self._connecting:
             if self._client is None:
-                from kera.client import Client, ClientSettings  # late: Spark imports this to look for data sources
+                from kera.client import Client  # late: Spark imports this to look for data sources
 
-                settings = ClientSettings.load(retry_timeout_ms=self._retry_timeout_ms)
-                self._client = await Client.connect(self._bootstrap, settings)
+                settings = settings_of(self._connection, retry_timeout_ms=self._retry_timeout_ms)
+                self._client = await Client.connect(self._connection.bootstrap, settings)
         return self._client
 
 
@@ -132,13 +148,39 @@ def _outcome(future: Future[T]) -> T:
         raise error.with_traceback(None) from None
 
 
-def shared(bootstrap: str) -> Portal:
-    """The portal of this process for `bootstrap`. It lives as long as the process."""
-    key = (os.getpid(), bootstrap)  # Spark forks its workers: a parent's portal has no thread here
+def settings_of(connection: Connection, *, retry_timeout_ms: int | None = None) -> ClientSettings:
+    """The settings of a client that connects so. Raises `InvalidSettings`.
+
+    Where `connection` says who it is, what the environment and the settings file say of that does not count.
+    """
+    from pydantic import SecretStr
+
+    from kera.client import ClientSettings
+
+    files: dict[str, Any] = connection.files
+    settings = ClientSettings.load(retry_timeout_ms=retry_timeout_ms, **files)
+    given: dict[str, Any] = {
+        name: value if name == "user" else Path(value) for name, value in connection.credentials.items()
+    }
+    if connection.token is not None:
+        given = {"token": SecretStr(connection.token.reveal())}
+    if not given:
+        return settings
+    nobody = {"user": "", "password_file": None, "password": None, "token_file": None, "token": None}
+    return settings.model_copy(update=nobody | given)
+
+
+def shared(connection: Connection) -> Portal:
+    """The portal of this process for `connection`. It lives as long as the process, or until many others are used."""
+    key = (os.getpid(), connection)  # Spark forks its workers: a parent's portal has no thread here
     with _shared_lock:
-        if key not in _shared:
-            _shared[key] = Portal(bootstrap)
-        return _shared[key]
+        portal = _shared.pop(key, None)
+        idle = [known for known, other in _shared.items() if known[0] == key[0] and other.idle]
+        left = [_shared.pop(known) for known in idle[: max(0, len(idle) - SHARED_IDLE_MAX + 1)]]
+        _shared[key] = portal = portal or Portal(connection)
+    for other in left:
+        other.close()
+    return portal
 
 
 def close_shared() -> None:

@@ -95,7 +95,7 @@ def columns_of_options(options: ReadOptions) -> StructType:
     if options.metadata is not None:
         return COLUMNS[options.metadata]
     gone = not options.fail_on_data_loss  # a query that goes on from its checkpoint without a stream comes by here
-    with contextlib.closing(Portal(options.bootstrap, retry_timeout_ms=LOOK_UP_TIMEOUT_MS)) as portal:
+    with contextlib.closing(Portal(options.connection, retry_timeout_ms=LOOK_UP_TIMEOUT_MS)) as portal:
         streams = portal.call(lambda client: descriptions(client, options.subscription, may_be_gone=gone))
     of_records = options.on_mismatch == "bytes"
     if options.include_headers and not of_records and any(stream.typed for stream in streams):

@@ -53,10 +53,10 @@ final class ColumnsHarness {
     private static final Piece PIECE = Piece.parse("""
             {"stream": "events", "stream_id": 7, "streamlet": 3, "entry": 1, "start": [1, 0, 0], "end": null,
              "first_record": 0, "records": 0, "bytes": 0, "typed": false, "schema": "", "schema_id": 1,
-             "fail_on_data_loss": true, "shared_memory": "never", "bootstrap": "", "broker": null, "hosts": [],
+             "fail_on_data_loss": true, "shared_memory": "never", "connection": {}, "broker": null, "hosts": [],
              "settings": {"fetch_bytes_max": 1, "prefetch_bytes_max": 1, "request_timeout_ms": 1,
                           "connect_timeout_ms": 1, "verify_checksums": true, "transport": "tcp",
-                          "consumer_group": ""}}""");
+                          "consumer_group": ""}}""", null);
 
     private final Path folder;
 

@@ -43,14 +43,19 @@ final class Reading extends Obedient {
     private void open(JsonNode command) {
         String python = command.path("python").asText();
         boolean payloadWanted = command.path("payload_wanted").asBoolean(true);
-        reader = new PieceReader(
-                Piece.parse(command.get("piece").toString()), () -> Service.shared(python), payloadWanted);
+        reader = new PieceReader(piece(command), () -> Service.shared(python), payloadWanted);
+    }
+
+    /** The token is a part of it here. */
+    private static Piece piece(JsonNode command) {
+        JsonNode piece = command.get("piece");
+        return Piece.parse(piece.toString(), Token.parse(piece.path("token")));
     }
 
     /** In real-time mode; of each row there is its ordinal. */
     private void openRows(JsonNode command) {
         StructType wanted = new StructType().add("offset", DataTypes.LongType);
-        Piece piece = Piece.parse(command.get("piece").toString());
+        Piece piece = piece(command);
         rows = new KeraRealTimeReader(piece, UnsafeProjection.create(wanted),
                 new KeraColumnarReader(piece, wanted, () -> Service.shared("")));
     }
@@ -64,7 +69,7 @@ final class Reading extends Obedient {
     private void openBatches(JsonNode command) {
         StructType wanted =
                 new StructType().add("offset", DataTypes.LongType).add("value", DataTypes.BinaryType);
-        Piece piece = Piece.parse(command.get("piece").toString());
+        Piece piece = piece(command);
         batches = new KeraColumnarReader(piece, wanted, () -> Service.shared(""));
     }
 

@@ -41,7 +41,8 @@ final class Writing extends Obedient {
 
     private void open(JsonNode command) {
         columns = StructType.fromDDL(command.get("columns").asText());
-        WriteTarget target = WriteTarget.parse(command.get("target").toString());
+        JsonNode given = command.get("target");
+        WriteTarget target = WriteTarget.parse(given.toString(), Token.parse(given.path("token")));
         String python = command.get("python").asText();
         ChunkSender sender = new ChunkSender(target, command.get("producer_id").asLong(),
                 command.get("producer_epoch").asInt(), () -> Service.shared(python));

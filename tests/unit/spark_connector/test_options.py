@@ -34,7 +34,7 @@ def reads(**which: str) -> Subscription:
 def test_defaults_are_those_of_the_kafka_source() -> None:
     options = parse()
 
-    assert options.bootstrap == "127.0.0.1:7400"
+    assert options.connection.bootstrap == "127.0.0.1:7400"
     assert options.subscription == Subscription(names=("flights",))
     assert options.batch_starting == Where("startingOffsets", "earliest")
     assert options.batch_ending == Where("endingOffsets", "latest")

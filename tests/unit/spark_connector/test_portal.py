@@ -7,13 +7,14 @@ import pytest
 
 from kera.client import Client
 from kera.core.errors import InternalError, Unavailable, UnknownStream
+from kera.spark_connector.connection import Connection
 from kera.spark_connector.portal import Portal, shared
 from tests.unit.spark_connector.fakes import FakeClient
 
 
 @pytest.fixture
 def portal(cluster: FakeClient) -> Iterator[Portal]:  # noqa: ARG001  # it is what the portal finds
-    portal = Portal("h:1")
+    portal = Portal(Connection("h:1"))
     yield portal
     portal.close()
 
@@ -109,5 +110,5 @@ def portal_threads() -> set[threading.Thread]:
 
 @pytest.mark.usefixtures("cluster")
 def test_a_process_shares_one_portal_per_address() -> None:
-    assert shared("h:1") is shared("h:1")
-    assert shared("h:1") is not shared("h:2")
+    assert shared(Connection("h:1")) is shared(Connection("h:1"))
+    assert shared(Connection("h:1")) is not shared(Connection("h:2"))

@@ -42,7 +42,7 @@ def params(error: KeraError | None = None, **more: Any) -> dict[str, Any]:
         failed = {"broker_id": 1, "error": document | {"attributes": error_to_attributes(error)}}
     return {
         "reader": "r",
-        "bootstrap": "h:1",
+        "connection": {"bootstrap": "h:1", "files": {}},
         "stream": "numbers",
         "stream_id": 7,
         "streamlet": 0,

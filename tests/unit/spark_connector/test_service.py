@@ -151,7 +151,7 @@ def test_options_are_checked_for_what_they_are_for(service: Service) -> None:
     of_batch = {"options": OPTIONS | {"endingOffsets": "latest"}, "schema": COLUMNS}
 
     assert service.call("open", of_stream) == {"stream": 1}
-    assert service.call("plan_batch", of_batch) == {"pieces": []}
+    assert service.call("plan_batch", of_batch) == {"pieces": [], "token": None}
     for method, params in (("plan_batch", of_stream), ("open", of_batch)):
         with pytest.raises(InvalidArgument, match=r"option (maxOffsetsPerTrigger|endingOffsets)"):
             service.call(method, params)

@@ -3,6 +3,7 @@
 import pytest
 
 from kera.core.errors import InvalidArgument
+from kera.spark_connector.connection import Connection
 from kera.spark_connector.options.writing import VERSION_MAX, WriteOptions, parse_write_options
 
 SERVERS = {"kera.bootstrap.servers": "127.0.0.1:7400"}
@@ -20,7 +21,9 @@ def test_the_stream_is_an_option_or_the_argument_of_save_or_neither() -> None:
 
 
 def test_names_are_taken_in_any_case() -> None:
-    assert parse_write_options({"KERA.BOOTSTRAP.SERVERS": "a:1", "STREAM": "s"}) == WriteOptions("a:1", "s", None, 0)
+    assert parse_write_options({"KERA.BOOTSTRAP.SERVERS": "a:1", "STREAM": "s"}) == WriteOptions(
+        Connection("a:1"), "s", None, 0
+    )
 
 
 def test_what_spark_adds_for_itself_is_left_to_it() -> None:

@@ -1,6 +1,13 @@
 """The names of the options, as Spark's Kafka source has them where it has such an option."""
 
 BOOTSTRAP = "kera.bootstrap.servers"
+TLS_CA = "tls.ca"
+TLS_CERT = "tls.cert"
+TLS_KEY = "tls.key"
+USER = "user"
+PASSWORD_FILE = "password.file"  # noqa: S105 - it is a name
+TOKEN_FILE = "token.file"  # noqa: S105 - likewise
+TOKEN_LIFETIME = "token.lifetime"  # noqa: S105 - likewise
 SUBSCRIBE = "subscribe"
 PATTERN = "subscribePattern"
 ASSIGN = "assign"
@@ -27,8 +34,11 @@ METADATA = "metadata"
 ENGINE = "engine"
 ON_MISMATCH = "onSchemaMismatch"
 
+CONNECTING = (BOOTSTRAP, TLS_CA, TLS_CERT, TLS_KEY, USER, PASSWORD_FILE, TOKEN_FILE, TOKEN_LIFETIME)
+"""All options that say how a cluster is reached, and as whom."""
+
 READING = (
-    BOOTSTRAP,
+    *CONNECTING,
     SUBSCRIBE,
     PATTERN,
     ASSIGN,
@@ -61,5 +71,12 @@ STREAM = "stream"
 APP_ID = "txnAppId"
 VERSION = "txnVersion"
 
-WRITING = (BOOTSTRAP, PATH, STREAM, APP_ID, VERSION, ENGINE)
+WRITING = (*CONNECTING, PATH, STREAM, APP_ID, VERSION, ENGINE)
 """All options for writing, in their canonical case."""
+
+_IN_A_FILE = "options are shown, by plans and by Spark's UI. Put it into a file that only you can read, and name that"
+SECRETS = {
+    "password": f"{_IN_A_FILE} with {PASSWORD_FILE}",
+    "token": f"{_IN_A_FILE} with {TOKEN_FILE}",
+}
+"""What is refused, and why."""

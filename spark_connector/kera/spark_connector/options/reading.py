@@ -12,11 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar, cast
 
+from kera.spark_connector.connection import Connection
+from kera.spark_connector.options.connecting import connection_of
 from kera.spark_connector.options.engines import Engine, engine_of, not_loaded
 from kera.spark_connector.options.names import (
     ASSIGN,
-    BOOTSTRAP,
     BYTES_MAX,
+    CONNECTING,
     DELAY_MAX,
     ENDING,
     ENDING_BY_TIME,
@@ -45,7 +47,6 @@ from kera.spark_connector.options.names import (
 from kera.spark_connector.options.places import parse_time, parse_times, parse_where
 from kera.spark_connector.options.subscription import Subscription, subscription_of
 from kera.spark_connector.options.values import (
-    bootstrap_of,
     choice,
     did_you_mean,
     duration_ms,
@@ -69,7 +70,7 @@ _OF_STREAMS = {
     **dict.fromkeys((GROUP, GROUP_PREFIX), "names the cursor that a streaming query stores"),
 }
 """What has no meaning in a batch query, and why."""
-_OF_STREAM_LISTS = {BOOTSTRAP, METADATA, ENGINE, ON_MISMATCH, SUBSCRIBE, PATH, PATTERN, ASSIGN}
+_OF_STREAM_LISTS = {*CONNECTING, METADATA, ENGINE, ON_MISMATCH, SUBSCRIBE, PATH, PATTERN, ASSIGN}
 """All that ``metadata=streams`` looks at."""
 _OF_WRITING = {
     "stream": f"it names the stream to write to; to read one, use {SUBSCRIBE}",
@@ -95,8 +96,7 @@ _FAIL: Literal["fail"] = "fail"
 class ReadOptions:
     """What a query asks for; see the table in docs/spark.md."""
 
-    bootstrap: str
-    """host:port of one or more coordinators, separated by commas."""
+    connection: Connection
     subscription: Subscription
     starting: Where | None
     """None: not given. Use `batch_starting` or `stream_starting`."""
@@ -176,11 +176,11 @@ def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
     def value(option: str, parse: Callable[[str, str], T], default: D) -> T | D:
         return parse(option, given[option]) if option in given else default
 
-    bootstrap = bootstrap_of(given)
+    connection = connection_of(given)
     metadata = value(METADATA, _metadata, None)
     subscription = subscription_of(given, listing=metadata == "streams")
     return ReadOptions(
-        bootstrap=bootstrap,
+        connection=connection,
         subscription=subscription,
         starting=_starting(given, subscription),
         ending=_where(given, _ENDS, subscription, "latest"),

@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 
 from kera.core.errors import InvalidArgument
-from kera.spark_connector.options.names import BOOTSTRAP
+from kera.spark_connector.options.names import BOOTSTRAP, SECRETS
 from kera.spark_connector.options.places import span_ms
 
 
@@ -26,6 +26,8 @@ def take(
     others = {name.lower(): name for name in elsewhere or {}}
     given: dict[str, str] = {}
     for name, value in options.items():
+        if name.lower().removeprefix("kera.") in SECRETS:
+            raise wrong(name, SECRETS[name.lower().removeprefix("kera.")])
         if name.lower() in canonical:
             given[canonical[name.lower()]] = value
         elif name.lower() in others:
@@ -33,7 +35,7 @@ def take(
             raise InvalidArgument(f"option {other} does not apply here: {(elsewhere or {})[other]}", option=other)
         else:
             close = difflib.get_close_matches(name.lower(), canonical, n=1, cutoff=0.6)
-            hint = f"did you mean {canonical[close[0]]}?" if close else f"known are {listed(known)}"
+            hint = f"did you mean {canonical[close[0]]}?" if close else f"known are {listed(known, len(known))}"
             raise InvalidArgument(f"unknown option {name}: {hint}", option=name)
     return given
 

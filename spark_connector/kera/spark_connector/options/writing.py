@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kera.core.errors import InvalidArgument
+from kera.spark_connector.connection import Connection
+from kera.spark_connector.options.connecting import connection_of
 from kera.spark_connector.options.engines import Engine, engine_of, not_loaded
 from kera.spark_connector.options.names import (
     APP_ID,
@@ -18,7 +20,7 @@ from kera.spark_connector.options.names import (
     VERSION,
     WRITING,
 )
-from kera.spark_connector.options.values import bootstrap_of, take
+from kera.spark_connector.options.values import take
 
 SPARKS_OWN = ("checkpointLocation", "queryName")
 """Spark hands over these, too: they are for itself."""
@@ -34,8 +36,7 @@ VERSION_MAX = (1 << 32) - 2
 class WriteOptions:
     """What a query asks for; see the table in docs/spark.md."""
 
-    bootstrap: str
-    """host:port of one or more coordinators, separated by commas."""
+    connection: Connection
     stream: str | None
     """Where to; None: each row says it, in its column ``stream``."""
     app_id: str | None
@@ -83,7 +84,7 @@ def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
     if (app_id is None) != (VERSION not in given):
         missing = APP_ID if app_id is None else VERSION
         raise InvalidArgument(f"options {APP_ID} and {VERSION} go together; {missing} is missing", option=missing)
-    return WriteOptions(bootstrap_of(given), names[0] if names else None, app_id, _version(given), engine_of(given))
+    return WriteOptions(connection_of(given), names[0] if names else None, app_id, _version(given), engine_of(given))
 
 
 def _version(given: Mapping[str, str]) -> int:

@@ -13,6 +13,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
+from kera.spark_connector.delegation.asking import for_tasks
 from kera.spark_connector.options.reading import ReadOptions
 from kera.spark_connector.planning import Piece, ranges
 from kera.spark_connector.portal import shared
@@ -59,8 +60,9 @@ class KeraBatchReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         """At least one per entry with records, as the streams are now."""
-        pieces = shared(self._options.bootstrap).call(lambda client: plan_batch(client, self._options, self._wanted))
-        return [KeraPartition(piece) for piece in pieces]
+        pieces = shared(self._options.connection).call(lambda client: plan_batch(client, self._options, self._wanted))
+        connection = for_tasks(self._options.connection, {piece.stream for piece in pieces})
+        return [KeraPartition(piece, connection) for piece in pieces]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The records of one partition; runs in an executor's Python worker."""

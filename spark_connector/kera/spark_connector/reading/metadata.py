@@ -91,7 +91,7 @@ class KeraMetadataReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """One, with the rows."""
         tell = _streams if self._kind == "streams" else _partitions
-        return [Rows(shared(self._options.bootstrap).call(lambda client: tell(client, self._options)))]
+        return [Rows(shared(self._options.connection).call(lambda client: tell(client, self._options)))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows."""

@@ -23,7 +23,7 @@ import functools
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -32,6 +32,8 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
 from kera.core.errors import DataLost
+from kera.spark_connector.connection import Connection
+from kera.spark_connector.delegation.asking import Lease
 from kera.spark_connector.options.reading import ReadOptions, parse_read_options
 from kera.spark_connector.planning import (
     Advance,
@@ -105,6 +107,10 @@ class KeraStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._now_s = now_s
         self._cursor = QueryCursor(now_s)
         self._portal: Portal | None = None
+        self._lease: Lease | None = None
+        """What tasks are known to the cluster by; it ends with this process, or `stop`."""
+        self._read: set[str] = set()
+        """Streams of which anything was read: they do not become fewer, so that tasks seldom need another token."""
         self._initial = initial
         """Where the query begins; asked for once."""
         self._target: Offsets | None = None
@@ -207,7 +213,16 @@ class KeraStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """At least one per entry with records between the two."""
-        return [KeraPartition(piece) for piece in self.pieces(start, end)]
+        pieces = self.pieces(start, end)
+        connection = self.connection_for_tasks(pieces)
+        return [KeraPartition(piece, connection) for piece in pieces]
+
+    def connection_for_tasks(self, pieces: Sequence[Piece | Tail]) -> Connection | None:
+        """How the tasks connect that read `pieces`; None: as the options say. See ``delegation``."""
+        self._read.update(piece.stream for piece in pieces)
+        if self._lease is None:
+            self._lease = Lease()
+        return self._lease.for_tasks(self._options.connection, self._read)
 
     def pieces(self, start: dict[str, Any], end: dict[str, Any]) -> list[Piece]:
         """What the partitions are."""
@@ -271,6 +286,9 @@ class KeraStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def stop(self) -> None:
         """Close the connections."""
         self._cursor.finish()
+        if self._lease is not None:
+            self._lease.close()
+            self._lease = None
         if self._portal is not None:
             self._portal.close()
             self._portal = None
@@ -299,7 +317,7 @@ class KeraStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def portal(self) -> Portal:
         """The reader's connection to its cluster."""
         if self._portal is None:
-            self._portal = Portal(self._options.bootstrap)
+            self._portal = Portal(self._options.connection)
         return self._portal
 
     async def _survey(self, client: Client, *, begins: bool = False) -> Now:

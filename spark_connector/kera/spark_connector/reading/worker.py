@@ -32,6 +32,7 @@ from pyspark.sql.types import StructType
 from kera.core.errors import DataLost, Unavailable
 from kera.core.ids import Position
 from kera.spark_connector.columns import ChunkShaper, Shaper
+from kera.spark_connector.connection import Connection
 from kera.spark_connector.options.reading import ReadOptions, SharedMemory
 from kera.spark_connector.planning import Piece
 from kera.spark_connector.portal import shared
@@ -62,12 +63,13 @@ def read_partition(options: ReadOptions, partition: InputPartition, wanted: Stru
     if not isinstance(partition, KeraPartition):
         return  # Spark makes one empty partition of a batch query that has none
     piece, losses = partition.piece, Losses()
+    connection = partition.connection or options.connection
     records = chunk_count = pushed_count = 0
     shape = _shaper(options, piece, wanted)
     left, shared_memory = piece, options.shared_memory
     while True:
         again: Position | None = None
-        for gathered in _fetched(options, left, shared_memory, losses):
+        for gathered in _fetched(connection, options, left, shared_memory, losses):
             batches = _shaped(shape, gathered)
             if batches is None:
                 again = gathered[0].start
@@ -88,12 +90,12 @@ def read_partition(options: ReadOptions, partition: InputPartition, wanted: Stru
 
 
 def _fetched(
-    options: ReadOptions, piece: Piece, shared_memory: SharedMemory, losses: Losses
+    connection: Connection, options: ReadOptions, piece: Piece, shared_memory: SharedMemory, losses: Losses
 ) -> Iterator[list[ChunkBatch]]:
     settings: dict[str, Any] = {"shared_memory": shared_memory}
     if _rows_are_chunks(options, piece):
         settings["joined_bytes_max"] = 0
-    return shared(options.bootstrap).iterate(lambda client: _gathered(client, piece, settings, losses), BATCHES_AHEAD)
+    return shared(connection).iterate(lambda client: _gathered(client, piece, settings, losses), BATCHES_AHEAD)
 
 
 def _rows_are_chunks(options: ReadOptions, piece: Piece) -> bool:

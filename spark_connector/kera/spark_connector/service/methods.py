@@ -11,12 +11,14 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from kera.spark_connector.options.reading import ReadOptions
     from kera.spark_connector.planning import Piece, Tail
+    from kera.spark_connector.portal import Portal
     from kera.spark_connector.reading.streaming import KeraStreamReader
     from kera.spark_connector.service.routing import Router
     from kera.spark_connector.service.writes import WriteRouter
@@ -40,8 +42,9 @@ class Service:
     def __init__(self) -> None:
         self._streams: dict[int, _Stream] = {}
         self._opened = 0
-        self._routers: dict[str, Router] = {}
-        self._write_routers: dict[str, WriteRouter] = {}
+        self._routers: WeakKeyDictionary[Portal, Router] = WeakKeyDictionary()
+        self._write_routers: WeakKeyDictionary[Portal, WriteRouter] = WeakKeyDictionary()
+        """Each is for the event loop of its portal."""
         self._lock = threading.Lock()
         self._methods: dict[str, Callable[[Params], dict[str, Any]]] = {
             "hello": self._hello,
@@ -103,9 +106,10 @@ class Service:
         return {"schema": columns_of_options(_options(params)).json()}
 
     def _plan_batch(self, params: Params) -> dict[str, Any]:
+        from kera.spark_connector.delegation.asking import for_tasks
         from kera.spark_connector.portal import shared
         from kera.spark_connector.reading.batch import plan_batch
-        from kera.spark_connector.service.pieces import as_json
+        from kera.spark_connector.service.pieces import as_json, token_as_json
 
         options, wanted, parallelism = _options(params), _columns(params), params.get("parallelism")
         options.check_batch()
@@ -113,16 +117,19 @@ class Service:
         async def plan(client: Any) -> list[dict[str, Any]]:
             return await as_json(client, await plan_batch(client, options, wanted, parallelism=parallelism), options)
 
-        return {"pieces": shared(options.bootstrap).call(plan)}
+        pieces = shared(options.connection).call(plan)
+        tasks = for_tasks(options.connection, {piece["stream"] for piece in pieces})
+        return {"pieces": pieces, "token": token_as_json(tasks)}
 
     def _route(self, params: Params) -> dict[str, Any]:
         from kera.spark_connector.portal import shared
+        from kera.spark_connector.service.pieces import connection_from_json
         from kera.spark_connector.service.routing import Asked, Router
 
-        bootstrap, asked = str(params["bootstrap"]), Asked.of(params)
+        portal, asked = shared(connection_from_json(params)), Asked.of(params)
         with self._lock:
-            router = self._routers.setdefault(bootstrap, Router())
-        return shared(bootstrap).call(lambda client: router.route(client, asked))
+            router = self._routers.setdefault(portal, Router())
+        return portal.call(lambda client: router.route(client, asked))
 
     def _can_write(self, params: Params) -> dict[str, Any]:
         from kera.spark_connector.service.writes import can_write
@@ -143,19 +150,21 @@ class Service:
 
     def _route_write(self, params: Params) -> dict[str, Any]:
         from kera.spark_connector.portal import shared
+        from kera.spark_connector.service.pieces import connection_from_json
         from kera.spark_connector.service.writes import WriteRouter, failures_of
 
-        bootstrap, failed = str(params["bootstrap"]), failures_of(params)
+        portal, failed = shared(connection_from_json(params)), failures_of(params)
         writer, stream, stream_id = str(params["writer"]), str(params["stream"]), int(params["stream_id"])
         with self._lock:
-            router = self._write_routers.setdefault(bootstrap, WriteRouter())
-        return shared(bootstrap).call(lambda client: router.route(client, writer, stream, stream_id, failed))
+            router = self._write_routers.setdefault(portal, WriteRouter())
+        return portal.call(lambda client: router.route(client, writer, stream, stream_id, failed))
 
     def _stored_rows(self, params: Params) -> dict[str, Any]:
         from kera.spark_connector.portal import shared
+        from kera.spark_connector.service.pieces import connection_from_json
         from kera.spark_connector.service.writes import stored_rows
 
-        return shared(str(params["bootstrap"])).call(lambda client: stored_rows(client, params))
+        return shared(connection_from_json(params)).call(lambda client: stored_rows(client, params))
 
     # -- streams -----------------------------------------------------------------------------------------------
 
@@ -222,9 +231,10 @@ def _plan(stream: _Stream, params: Params) -> dict[str, Any]:
 
 
 def _as_json(stream: _Stream, pieces: Sequence[Piece | Tail]) -> dict[str, Any]:
-    from kera.spark_connector.service.pieces import as_json
+    from kera.spark_connector.service.pieces import as_json, token_as_json
 
-    return {"pieces": stream.reader.portal.call(lambda client: as_json(client, pieces, stream.options))}
+    found = stream.reader.portal.call(lambda client: as_json(client, pieces, stream.options))
+    return {"pieces": found, "token": token_as_json(stream.reader.connection_for_tasks(pieces))}
 
 
 def _commit(stream: _Stream, params: Params) -> dict[str, Any]:

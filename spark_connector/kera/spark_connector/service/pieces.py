@@ -7,7 +7,7 @@ import base64
 import ipaddress
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -16,8 +16,10 @@ from kera.core.errors import UnknownStream
 from kera.core.home import expanded
 from kera.core.schema import schema_to_bytes
 from kera.core.settings import setting
+from kera.spark_connector.connection import Connection, Secret
 from kera.spark_connector.options.reading import ReadOptions, SharedMemory
 from kera.spark_connector.planning import Piece, Tail
+from kera.spark_connector.portal import settings_of
 
 if TYPE_CHECKING:
     from kera.client import BrokerDescription, Client, ClientSettings, StreamDescription
@@ -41,11 +43,11 @@ def broker_as_json(broker: BrokerDescription) -> dict[str, Any]:
     }
 
 
-def settings(shared_memory: SharedMemory) -> dict[str, Any]:
+def settings(connection: Connection, shared_memory: SharedMemory) -> dict[str, Any]:
     """What the client's settings say about reading. Raises `InvalidSettings`."""
-    from kera.client import ClientSettings, ConsumerSettings
+    from kera.client import ConsumerSettings
 
-    client, consumer = ClientSettings.load(), ConsumerSettings.load(shared_memory=shared_memory)
+    client, consumer = settings_of(connection), ConsumerSettings.load(shared_memory=shared_memory)
     return {
         "fetch_bytes_max": int(consumer.fetch_bytes_max),
         "prefetch_bytes_max": int(consumer.prefetch_bytes_max),
@@ -56,6 +58,23 @@ def settings(shared_memory: SharedMemory) -> dict[str, Any]:
         "consumer_group": consumer.consumer_group,
         "tls": tls_as_json(client),
     }
+
+
+def connection_as_json(connection: Connection) -> dict[str, Any]:
+    """How tasks connect that ask their own service, but for what shows who they are."""
+    return {"bootstrap": connection.bootstrap, "files": connection.files}
+
+
+def connection_from_json(params: Mapping[str, Any]) -> Connection:
+    """The same back, and the token of whoever asks, if it has one."""
+    connection, token = params["connection"], params.get("token")
+    shown = None if token is None else Secret(str(token))
+    return Connection(str(connection["bootstrap"]), tuple(dict(connection["files"]).items()), shown)
+
+
+def token_as_json(connection: Connection | None) -> str | None:
+    """What tasks show, beside all else that they get to know, as it is to be seen nowhere."""
+    return None if connection is None or connection.token is None else connection.token.reveal()
 
 
 def tls_as_json(client: ClientSettings) -> dict[str, str] | None:
@@ -114,8 +133,8 @@ async def as_json(
     hosts = dict(zip(known, await asyncio.gather(*map(known_hosts.of, known.values())), strict=True))
     shared = {
         "shared_memory": options.shared_memory,
-        "bootstrap": options.bootstrap,
-        "settings": settings(options.shared_memory),
+        "connection": connection_as_json(options.connection),
+        "settings": settings(options.connection, options.shared_memory),
     }
     return [
         _document(piece)

@@ -34,12 +34,12 @@ from kera.core.errors import (
 from kera.core.ids import EntryId, Position
 from kera.spark_connector.options.names import ENGINE
 from kera.spark_connector.options.writing import parse_write_options
-from kera.spark_connector.portal import shared
-from kera.spark_connector.service.pieces import broker_as_json, tls_as_json
+from kera.spark_connector.portal import settings_of, shared
+from kera.spark_connector.service.pieces import broker_as_json, connection_as_json, tls_as_json, token_as_json
 from kera.spark_connector.service.routing import pause_about
 from kera.spark_connector.writing.stored_chunks import StoredChunks
 from kera.spark_connector.writing.task import CHUNK_BYTES, CHUNKS_PER_SEGMENT, out_of_date
-from kera.spark_connector.writing.writers import target_of, task_name
+from kera.spark_connector.writing.writers import connection_for_tasks, target_of, task_name
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -71,7 +71,6 @@ def open_write(
 
     `query`: the id of the streaming query; None: it is a batch, called `name` unless the options say otherwise.
     """
-    from kera.client import ClientSettings
     from kera.client.producing.encoding import room_in_words
 
     options = parse_write_options(given)
@@ -79,7 +78,7 @@ def open_write(
         options.check_batch(overwrite=overwrite)
     else:
         options.check_streaming(overwrite=overwrite)
-    stream = target_of(options, columns, shared(options.bootstrap))
+    stream = target_of(options, columns, shared(options.connection))
     obstacle = _obstacle(stream)
     if stream is None or obstacle is not None:
         raise InvalidArgument(
@@ -88,9 +87,10 @@ def open_write(
             option=ENGINE,
         )
     named = ("batch", options.app_id or name) if query is None else ("query", query)
-    client, limit = ClientSettings.load(), stream.segment_bytes_min
+    client, limit = settings_of(options.connection), stream.segment_bytes_min
     return {
-        "bootstrap": options.bootstrap,
+        "connection": connection_as_json(options.connection),
+        "token": token_as_json(connection_for_tasks(options)),
         "stream": stream.name,
         "stream_id": stream.stream_id,
         "schema_id": stream.schema_id,
@@ -113,7 +113,7 @@ def can_write(given: Mapping[str, str], columns: StructType) -> bool:
     """Whether the columnar engine takes a write; not what is wrong, which Python says in its own words."""
     try:
         options = parse_write_options(given)
-        return _obstacle(target_of(options, columns, shared(options.bootstrap))) is None
+        return _obstacle(target_of(options, columns, shared(options.connection))) is None
     except KeraError:
         return False
 

@@ -33,6 +33,8 @@ from pyspark.sql.types import StructType
 
 from kera.core.errors import UnknownStream, invariant
 from kera.core.telemetry import get_logger
+from kera.spark_connector.connection import Connection
+from kera.spark_connector.delegation.asking import for_tasks
 from kera.spark_connector.options.writing import WriteOptions, parse_write_options
 from kera.spark_connector.portal import Portal, shared
 from kera.spark_connector.spark_api import StreamArrowWriter, arrow_batches
@@ -62,11 +64,12 @@ class KeraBatchWriter(DataSourceArrowWriter):
         self._given = given
         self._name = self._options.app_id or uuid.uuid4().hex
         check_target(self._options, given)
+        self._connection = connection_for_tasks(self._options)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Store the rows of one partition; runs in an executor's Python worker."""
         name = task_name("batch", self._name, _context().partitionId(), self._options.version)
-        return write_rows(self._options, self._given, name, iterator)
+        return write_rows(self._connection, self._options, self._given, name, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """All is stored."""
@@ -86,6 +89,7 @@ class KeraStreamWriter(StreamArrowWriter):
         self._options.check_streaming(overwrite=overwrite)
         self._given = given
         check_target(self._options, given)
+        self._connection = connection_for_tasks(self._options)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Store the rows of one partition; runs in an executor's Python worker."""
@@ -93,7 +97,7 @@ class KeraStreamWriter(StreamArrowWriter):
         query, batch = context.getLocalProperty(QUERY_ID), context.getLocalProperty(BATCH_ID)
         invariant(query and batch, "Spark tells tasks of a streaming query its id and the micro-batch")
         name = task_name("query", str(query), context.partitionId(), int(str(batch)))
-        return write_rows(self._options, self._given, name, arrow_batches(iterator, self._given))
+        return write_rows(self._connection, self._options, self._given, name, arrow_batches(iterator, self._given))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """All is stored."""
@@ -113,7 +117,7 @@ def task_name(kind: str, name: str, partition: int, version: int) -> Name:
 
 def check_target(options: WriteOptions, given: StructType) -> None:
     """Raise what is wrong with the columns `given`, or that there is no such stream."""
-    with contextlib.closing(Portal(options.bootstrap, retry_timeout_ms=LOOK_UP_TIMEOUT_MS)) as portal:
+    with contextlib.closing(Portal(options.connection, retry_timeout_ms=LOOK_UP_TIMEOUT_MS)) as portal:
         target_of(options, given, portal)
 
 
@@ -131,11 +135,17 @@ def target_of(options: WriteOptions, given: StructType, portal: Portal) -> Strea
     return description
 
 
+def connection_for_tasks(options: WriteOptions) -> Connection:
+    """How the tasks of a write connect, see ``delegation``."""
+    streams = None if options.stream is None else [options.stream]
+    return for_tasks(options.connection, streams) or options.connection
+
+
 def write_rows(
-    options: WriteOptions, given: StructType, name: Name, iterator: Iterator[pa.RecordBatch]
+    connection: Connection, options: WriteOptions, given: StructType, name: Name, iterator: Iterator[pa.RecordBatch]
 ) -> WriterCommitMessage:
     """Store all rows under `name`."""
-    portal = shared(options.bootstrap)
+    portal = shared(connection)
 
     async def begin(client: Client) -> TaskWriter:
         return TaskWriter(client, given, options.stream, name)

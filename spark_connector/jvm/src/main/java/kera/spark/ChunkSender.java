@@ -211,7 +211,9 @@ final class ChunkSender implements Closeable {
     }
 
     private ObjectNode about(ObjectNode params) {
-        return params.put("bootstrap", target.bootstrap()).put("stream", target.stream())
+        params.set("connection", target.connection());
+        Token token = target.access().token();
+        return params.put("token", token == null ? null : token.text()).put("stream", target.stream())
                 .put("stream_id", target.streamId());
     }
 
@@ -255,7 +257,7 @@ final class ChunkSender implements Closeable {
         } catch (InterruptedIOException | ClosedByInterruptException error) {
             throw error;
         } catch (IOException error) {
-            broken.add(new Broken(outlet, Wire.Failure.unavailable(error.getMessage())));
+            broken.add(new Broken(outlet, Refused.failureOf(error)));
             return;
         }
         try {

@@ -4,6 +4,7 @@ import java.io.IOException;
 import java.io.InterruptedIOException;
 import java.net.ProtocolException;
 import java.nio.ByteBuffer;
+import java.nio.ByteOrder;
 import java.nio.channels.ClosedByInterruptException;
 import java.util.ArrayList;
 import java.util.List;
@@ -23,6 +24,7 @@ final class Frames {
     static final int MULTI_WRITE_CHUNKS = 1;
     static final int MULTI_READ_CHUNKS = 2;
 
+    private static final int AUTHENTICATE = 501;
     private static final int CRC_AT = 28;
     private static final short MAGIC = 'K' | 'F' << 8;
     private static final int VERSION = 1;
@@ -70,9 +72,10 @@ final class Frames {
 
     /**
      * A connection to a broker by the first of its addresses that can be reached, the fastest way first; one that is
-     * idle, if there is one.
+     * idle, if there is one. It is a {@link Refused} if the broker does not take who this is.
      */
-    static Link link(String transport, long timeoutMs, Broker broker, boolean local, Tls tls) throws IOException {
+    static Link link(String transport, long timeoutMs, Broker broker, boolean local, Access access)
+            throws IOException {
         List<String> addresses = new ArrayList<>();
         String path = broker.framesUnixPath();
         if (allows(transport, "unix") && local && !path.isEmpty()) {
@@ -89,13 +92,15 @@ final class Frames {
         IOException failure = null;
         for (String address : addresses) {
             try {
-                Tls secured = address.equals(path) ? null : tls;
-                Link kept = IDLE.take(kind(address, secured));
+                boolean unix = address.equals(path);
+                Access shown = unix ? access.withinHost() : access;
+                Link kept = IDLE.take(new Kind(address, shown));
                 if (kept != null) {
                     return kept;
                 }
-                return address.equals(path) ? Link.unix(path, timeoutMs) : Link.tcp(address, timeoutMs, secured);
-            } catch (InterruptedIOException | ClosedByInterruptException error) {
+                Link made = unix ? Link.unix(path, timeoutMs) : Link.tcp(address, timeoutMs, shown.tls());
+                return introduced(made, shown, timeoutMs);
+            } catch (InterruptedIOException | ClosedByInterruptException | Refused error) {
                 throw error;
             } catch (IOException error) {
                 failure = error;
@@ -108,13 +113,58 @@ final class Frames {
         return transport.equals("auto") || transport.equals(wanted);
     }
 
-    /** Keep a connection on which nothing is under way for the next who wants one. */
-    static void giveBack(Link link) {
-        IDLE.give(kind(link.address(), link.tls()), link);
+    /** {@code link}, when the broker knows who this is. */
+    private static Link introduced(Link link, Access access, long timeoutMs) throws IOException {
+        boolean known = false;
+        try {
+            if (access.token() != null) {
+                authenticate(link, access.token(), Deadline.afterMs(timeoutMs));
+            }
+            link.madeAs(access);
+            known = true;
+            return link;
+        } finally {
+            if (!known) {
+                link.close();
+            }
+        }
     }
 
-    /** Who shows other certificates, or wants to see others, has connections of its own. */
-    private static String kind(String address, Tls tls) {
-        return tls == null ? address : address + " " + tls;
+    private static void authenticate(Link link, Token token, long deadline) throws IOException {
+        byte[] message = Wire.authenticateRequest(token.text());
+        ByteBuffer frame = ByteBuffer.allocate(HEADER_BYTES + message.length).order(ByteOrder.LITTLE_ENDIAN);
+        putRequest(frame, AUTHENTICATE, 1, message.length, 0);
+        link.send(frame.put(message).flip());
+        ByteBuffer header = received(link, HEADER_BYTES, deadline);
+        require(header);
+        if (header.getInt(BULK_BYTES_AT) != 0) {
+            throw new ProtocolException("an answer to Authenticate has chunks");
+        }
+        ByteBuffer answer = received(link, header.getInt(HEAD_BYTES_AT), deadline);
+        switch (header.get(KIND_AT)) {
+            case REPLY -> { } // it has what this end need not know
+            case ERROR -> throw new Refused(Wire.failure(answer.array()));
+            default -> throw new ProtocolException("peer sent a frame of kind " + header.get(KIND_AT)
+                    + " and no reply");
+        }
+    }
+
+    private static ByteBuffer received(Link link, int bytes, long deadline) throws IOException {
+        ByteBuffer part = ByteBuffer.allocate(bytes).order(ByteOrder.LITTLE_ENDIAN);
+        while (part.hasRemaining()) {
+            if (link.receive(part, deadline) == 0) {
+                throw new IOException("no answer from " + link.address() + " to Authenticate in time");
+            }
+        }
+        return part;
+    }
+
+    /** Keep a connection on which nothing is under way for the next who wants one. */
+    static void giveBack(Link link) {
+        IDLE.give(new Kind(link.address(), link.access()), link);
+    }
+
+    /** Who shows something else, or wants to see something else, has connections of its own. */
+    private record Kind(String address, Access access) {
     }
 }

@@ -38,7 +38,7 @@ final class FramesChannel implements Source {
         next = start;
         waitMs = piece.end == null ? WAIT_MS : 0;
         Piece.Settings settings = piece.settings;
-        link = Frames.link(settings.transport(), settings.connectTimeoutMs(), broker, local, settings.tls());
+        link = Frames.link(settings.transport(), settings.connectTimeoutMs(), broker, local, settings.access());
     }
 
     @Override

@@ -57,6 +57,7 @@ record KeraQuery(CaseInsensitiveStringMap options, StructType columns, StructTyp
 
     /** The pieces that the planner has answered with, each for one task. */
     static InputPartition[] partitions(JsonNode planned) {
+        Token token = Token.parse(planned.path("token"));
         Set<String> hosting = executorHosts(SparkSession.active().sparkContext());
         List<InputPartition> partitions = new ArrayList<>();
         for (JsonNode piece : planned.path("pieces")) {
@@ -65,7 +66,7 @@ record KeraQuery(CaseInsensitiveStringMap options, StructType columns, StructTyp
             if (!hosting.isEmpty()) {
                 hosts.retainAll(hosting);
             }
-            partitions.add(new KeraInputPartition(piece.toString(), hosts.toArray(String[]::new)));
+            partitions.add(new KeraInputPartition(piece.toString(), token, hosts.toArray(String[]::new)));
         }
         return partitions.toArray(InputPartition[]::new);
     }

@@ -27,19 +27,15 @@ final class KeraReaderFactory implements PartitionReaderFactory {
 
     @Override
     public PartitionReader<ColumnarBatch> createColumnarReader(InputPartition partition) {
-        return columnarReader(pieceOf(partition));
+        return columnarReader(((KeraInputPartition) partition).piece());
     }
 
     /** Rows there are in real-time mode only. */
     @Override
     public PartitionReader<InternalRow> createReader(InputPartition partition) {
-        Piece piece = pieceOf(partition);
+        Piece piece = ((KeraInputPartition) partition).piece();
         UnsafeProjection copy = UnsafeProjection.create(wanted);
         return new KeraRealTimeReader(piece, copy, columnarReader(piece));
-    }
-
-    private static Piece pieceOf(InputPartition partition) {
-        return Piece.parse(((KeraInputPartition) partition).piece());
     }
 
     private KeraColumnarReader columnarReader(Piece piece) {

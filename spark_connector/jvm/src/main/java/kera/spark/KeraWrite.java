@@ -1,6 +1,7 @@
 package kera.spark;
 
 import java.util.Arrays;
+import java.util.List;
 import java.util.UUID;
 
 import com.fasterxml.jackson.databind.JsonNode;
@@ -95,9 +96,10 @@ final class KeraWrite implements Write {
         JsonNode opened = KeraAnalysisException.translating(() -> Service.shared(python).call("open_write", params));
         long[] producerIds = new long[partitions];
         Arrays.setAll(producerIds, partition -> opened.get("producer_ids").get(partition).asLong());
-        ((ObjectNode) opened).remove("producer_ids");
+        Token token = Token.parse(opened.path("token"));
+        ((ObjectNode) opened).remove(List.of("producer_ids", "token"));
         return new KeraWriterFactory(
-                info.schema(), opened.toString(), producerIds, opened.get("version").asLong(), python);
+                info.schema(), opened.toString(), token, producerIds, opened.get("version").asLong(), python);
     }
 
     private static ObjectNode params(LogicalWriteInfo info) {

@@ -12,14 +12,20 @@ final class KeraWriterFactory implements DataWriterFactory, StreamingDataWriterF
 
     private final StructType given;
     private final String target;
+    private final Token token;
     private final long[] producerIds;
     private final long version;
     private final String driverPython;
 
-    /** {@code version} of a batch; {@code target} is the JSON of a {@link WriteTarget}; ids are by partition. */
-    KeraWriterFactory(StructType given, String target, long[] producerIds, long version, String driverPython) {
+    /**
+     * {@code version} of a batch; {@code target} is the JSON of a {@link WriteTarget}, {@code token} what is shown
+     * there, or null; ids are by partition.
+     */
+    KeraWriterFactory(StructType given, String target, Token token, long[] producerIds, long version,
+            String driverPython) {
         this.given = given;
         this.target = target;
+        this.token = token;
         this.producerIds = producerIds;
         this.version = version;
         this.driverPython = driverPython;
@@ -40,7 +46,7 @@ final class KeraWriterFactory implements DataWriterFactory, StreamingDataWriterF
         Environment.missingForReading().ifPresent(missing -> {
             throw new KeraException("EngineUnavailable", missing, false);
         });
-        WriteTarget known = WriteTarget.parse(target);
+        WriteTarget known = WriteTarget.parse(target, token);
         int keyless = (int) ((partitionId + number) % known.streamlets());
         ChunkSender sender = new ChunkSender(known, producerIds[partitionId], (int) (number + 1),
                 () -> Service.shared(Service.executorPython(driverPython)));

@@ -36,8 +36,9 @@ final class Link implements Pool.Idle {
 
     private final String address;
     private final SocketChannel channel;
-    /** Null, as the next one: what is sent is not encrypted. */
-    private Tls tls;
+    /** With which it was made. */
+    private Access access = Access.OPEN;
+    /** Null: what is sent is not encrypted. */
     private TlsChannel secured;
     private final Selector selector;
     private final SelectionKey key;
@@ -84,7 +85,6 @@ final class Link implements Pool.Idle {
                 try {
                     SSLEngine engine = tls == null ? null : tls.engine(host, port);
                     Link made = connect(address, watched(), new InetSocketAddress(each, port), attempt, engine);
-                    made.tls = tls;
                     return made;
                 } catch (InterruptedIOException | ClosedByInterruptException error) {
                     throw error;
@@ -173,9 +173,14 @@ final class Link implements Pool.Idle {
         return address;
     }
 
-    /** With which it was made; null: it is not encrypted. */
-    Tls tls() {
-        return tls;
+    /** As what it was made, see {@link #madeAs}. */
+    Access access() {
+        return access;
+    }
+
+    /** The peer knows who this is by that. */
+    void madeAs(Access shown) {
+        access = shown;
     }
 
     /** Send all that remains of {@code message}, which is not to change, now or while something is waited for. */

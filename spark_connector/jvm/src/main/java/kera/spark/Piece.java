@@ -14,7 +14,7 @@ final class Piece {
 
     /** How to read: settings of the client and its consumers. */
     record Settings(int fetchBytesMax, long prefetchBytesMax, long requestTimeoutMs, long connectTimeoutMs,
-            boolean verifyChecksums, String transport, String consumerGroup, Tls tls) {
+            boolean verifyChecksums, String transport, String consumerGroup, Access access) {
     }
 
     public final String stream;
@@ -38,7 +38,8 @@ final class Piece {
     public final long stopRecord;
     public final boolean failOnDataLoss;
     public final String sharedMemory;
-    public final String bootstrap;
+    /** How the service connects that is asked about it, as it is to be told. */
+    public final JsonNode connection;
     public final Settings settings;
     /** Who has the start, as far as is known; null: the service has to be asked. */
     public final Broker broker;
@@ -46,7 +47,7 @@ final class Piece {
     /** The versions of the schema before {@link #schema}, by their ids. */
     private final Map<Integer, byte[]> earlierSchemas = new HashMap<>();
 
-    private Piece(JsonNode node) {
+    private Piece(JsonNode node, Token token) {
         stream = node.get("stream").asText();
         streamId = node.get("stream_id").asLong();
         streamlet = node.get("streamlet").asInt();
@@ -65,12 +66,12 @@ final class Piece {
         stopRecord = stopsAt.path(3).asLong();
         failOnDataLoss = node.get("fail_on_data_loss").asBoolean();
         sharedMemory = node.get("shared_memory").asText();
-        bootstrap = node.get("bootstrap").asText();
+        connection = node.get("connection");
         JsonNode values = node.get("settings");
         settings = new Settings(values.get("fetch_bytes_max").asInt(), values.get("prefetch_bytes_max").asLong(),
                 values.get("request_timeout_ms").asLong(), values.get("connect_timeout_ms").asLong(),
                 values.get("verify_checksums").asBoolean(), values.get("transport").asText(),
-                values.get("consumer_group").asText(), Tls.parse(values.get("tls")));
+                values.get("consumer_group").asText(), new Access(Tls.parse(values.get("tls")), token));
         broker = Broker.parse(node.get("broker"));
     }
 
@@ -90,10 +91,10 @@ final class Piece {
         return earlierSchemas.getOrDefault(id, schema);
     }
 
-    /** From its JSON text. */
-    static Piece parse(String json) {
+    /** From its JSON text. {@code token} or null: what the task shows of who it is. */
+    static Piece parse(String json, Token token) {
         try {
-            return new Piece(JSON.readTree(json));
+            return new Piece(JSON.readTree(json), token);
         } catch (JsonProcessingException error) {
             throw new IllegalArgumentException("not a piece: " + error.getOriginalMessage(), error);
         }

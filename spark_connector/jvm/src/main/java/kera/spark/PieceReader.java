@@ -358,7 +358,7 @@ final class PieceReader implements Closeable {
             cannotPush(new KeraException("ProtocolError", error.getMessage(), false));
             return;
         }
-        failed(Wire.Failure.unavailable(String.valueOf(error.getMessage())));
+        failed(Refused.failureOf(error));
     }
 
     private void failed(Wire.Failure error) {
@@ -372,7 +372,9 @@ final class PieceReader implements Closeable {
     /** Ask the service where to go on; it waits until there is an answer. Throws {@link KeraException}. */
     private void route() {
         ObjectNode params = Service.JSON.createObjectNode();
-        params.put("reader", reader).put("bootstrap", piece.bootstrap).put("stream", piece.stream)
+        params.set("connection", piece.connection);
+        Token token = piece.settings.access().token();
+        params.put("token", token == null ? null : token.text()).put("reader", reader).put("stream", piece.stream)
                 .put("stream_id", piece.streamId).put("streamlet", piece.streamlet).put("entry", piece.entry);
         params.set("position", next.toJson());
         params.set("end", piece.end == null ? null : piece.end.toJson());

@@ -9,8 +9,8 @@ import java.util.concurrent.ScheduledExecutorService;
 import java.util.concurrent.TimeUnit;
 
 /**
- * Connections that nobody uses now, by address: pieces are opened all the time, and most are small. At most
- * {@link #IDLE_MAX} per address are kept, and none is used again after {@link #IDLE_MS}.
+ * Connections that nobody uses now, by where they lead, and as whom: pieces are opened all the time, and most are
+ * small. At most {@link #IDLE_MAX} of a kind are kept, and none is used again after {@link #IDLE_MS}.
  */
 final class Pool<T extends Pool.Idle> {
 
@@ -38,12 +38,12 @@ final class Pool<T extends Pool.Idle> {
         return thread;
     });
 
-    private final Map<String, Deque<Kept<T>>> kept = new HashMap<>();
+    private final Map<Object, Deque<Kept<T>>> kept = new HashMap<>();
 
     /** One that can be used, or null. */
-    T take(String address) {
+    T take(Object kind) {
         while (true) {
-            T found = poll(address);
+            T found = poll(kind);
             if (found == null || found.usable()) {
                 return found;
             }
@@ -51,17 +51,17 @@ final class Pool<T extends Pool.Idle> {
         }
     }
 
-    private synchronized T poll(String address) {
+    private synchronized T poll(Object kind) {
         closeOld();
-        Deque<Kept<T>> idle = kept.get(address);
+        Deque<Kept<T>> idle = kept.get(kind);
         Kept<T> last = idle == null ? null : idle.pollLast();
         return last == null ? null : last.connection;
     }
 
     /** Keep one, or close it. */
-    synchronized void give(String address, T connection) {
+    synchronized void give(Object kind, T connection) {
         closeOld();
-        Deque<Kept<T>> idle = kept.computeIfAbsent(address, key -> new ArrayDeque<>());
+        Deque<Kept<T>> idle = kept.computeIfAbsent(kind, key -> new ArrayDeque<>());
         if (idle.size() >= IDLE_MAX) {
             connection.close();
         } else {

@@ -181,7 +181,8 @@ final class ServiceProcess {
                 asked.complete(answer);
             }
         } catch (JsonProcessingException error) {
-            LOG.warn("`{}` has written what is no answer: {}", command, line);
+            // It may be a part of an answer, and so is not shown: there may be a token in it.
+            LOG.warn("`{}` has written what is no answer: {} characters", command, line.length());
         }
     }
 

@@ -78,6 +78,11 @@ final class Wire {
                 .varint(5, Integer.toUnsignedLong(at.segment())).varint(6, Integer.toUnsignedLong(at.offset())).done();
     }
 
+    /** {@code AuthenticateRequest} with a token. */
+    static byte[] authenticateRequest(String token) {
+        return new Writer().bytes(1, utf8(token)).done();
+    }
+
     private static byte[] utf8(String text) {
         return text.getBytes(StandardCharsets.UTF_8);
     }

@@ -27,7 +27,7 @@ final class WriteConnection {
     WriteConnection(WriteTarget target, Broker broker) throws IOException {
         timeoutMs = target.requestTimeoutMs();
         link = Frames.link(target.transport(), target.connectTimeoutMs(), broker, broker.isOnThisNode(),
-                target.tls());
+                target.access());
     }
 
     /** Send the chunk of {@code outlet}, whose frame is complete but for its header. */

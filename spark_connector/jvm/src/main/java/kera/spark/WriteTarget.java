@@ -9,26 +9,28 @@ import com.fasterxml.jackson.databind.JsonNode;
 /**
  * The stream that rows are written to, as {@code open_write} of {@code service/writes.py} describes it.
  *
+ * @param connection how the service connects that is asked about it, as it is to be told
  * @param chunkBytes rows are gathered until they are so many; a chunk of several is at most twice as large
  * @param chunkBytesMax no chunk can be larger
  * @param room what a record has to fit into, in words
  * @param owners the broker of each streamlet, as far as is known; it changes
  */
-record WriteTarget(String bootstrap, String stream, long streamId, int schemaId, int codec, int streamlets,
+record WriteTarget(JsonNode connection, String stream, long streamId, int schemaId, int codec, int streamlets,
         int chunkBytes, long chunkBytesMax, String room, long requestTimeoutMs, long connectTimeoutMs, String transport,
-        Tls tls, Map<Integer, Broker> brokers, int[] owners) {
+        Access access, Map<Integer, Broker> brokers, int[] owners) {
 
-    /** From its JSON text. */
-    static WriteTarget parse(String json) {
+    /** From its JSON text. {@code token} or null: what the task shows of who it is. */
+    static WriteTarget parse(String json, Token token) {
         try {
             JsonNode node = Service.JSON.readTree(json);
             int streamlets = node.get("streamlets").asInt();
-            WriteTarget made = new WriteTarget(node.get("bootstrap").asText(), node.get("stream").asText(),
+            WriteTarget made = new WriteTarget(node.get("connection"), node.get("stream").asText(),
                     node.get("stream_id").asLong(), node.get("schema_id").asInt(), node.get("codec").asInt(),
                     streamlets, node.get("chunk_bytes").asInt(), node.get("chunk_bytes_max").asLong(),
                     node.get("room").asText(),
                     node.get("request_timeout_ms").asLong(), node.get("connect_timeout_ms").asLong(),
-                    node.get("transport").asText(), Tls.parse(node.get("tls")), new HashMap<>(), new int[streamlets]);
+                    node.get("transport").asText(), new Access(Tls.parse(node.get("tls")), token), new HashMap<>(),
+                    new int[streamlets]);
             for (int streamlet = 0; streamlet < streamlets; streamlet++) {
                 made.owners[streamlet] = node.get("owners").get(streamlet).asInt();
             }

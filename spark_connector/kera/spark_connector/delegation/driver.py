@@ -1,0 +1,74 @@
+"""The driver, as processes see it that Spark has started on its host.
+
+Spark runs Python in children of the driver's JVM, or in children of one that makes these (``pyspark.daemon``).
+"""
+
+from __future__ import annotations
+
+import os
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+from kera.core.errors import Unavailable
+
+PROC = Path("/proc")
+_SPARKS = "pyspark."
+"""How the modules begin that Spark's Python processes run."""
+
+
+class Driver(NamedTuple):
+    """A process, told from later ones with its number."""
+
+    process_id: int
+    started: str
+    """When, in the kernel's ticks."""
+
+    @property
+    def keeper_address(self) -> str:
+        """Of the socket of the process that keeps its tokens: an abstract one, which leaves no file."""
+        return f"\0kera-spark-tokens/{os.geteuid()}/{self.process_id}/{self.started}"
+
+    def lives(self, proc: Path = PROC) -> bool:
+        """Whether it still runs."""
+        return _started(self.process_id, proc) == self.started
+
+
+def driver_of(process_id: int, proc: Path = PROC) -> Driver:
+    """The driver whose child, or grandchild, `process_id` is. Raises `Unavailable` if it has ended."""
+    parent = _parent(process_id, proc)
+    while _is_sparks_python(parent, proc):
+        parent = _parent(parent, proc)
+    started = _started(parent, proc)
+    if not started:
+        raise Unavailable("the driver of this Spark application has ended")
+    return Driver(parent, started)
+
+
+def _is_sparks_python(process_id: int, proc: Path) -> bool:
+    """Whether it is run as ``python -m pyspark.…``."""
+    try:
+        words = (proc / str(process_id) / "cmdline").read_text(errors="replace").split("\0")
+    except OSError:
+        return False
+    return any(flag == "-m" and module.startswith(_SPARKS) for flag, module in pairwise(words))
+
+
+def _parent(process_id: int, proc: Path) -> int:
+    fields = _stat(process_id, proc)
+    return int(fields[1]) if fields else 0
+
+
+def _started(process_id: int, proc: Path) -> str:
+    """Empty: it does not run any more."""
+    fields = _stat(process_id, proc)
+    return "" if not fields or fields[0] in {"Z", "X"} else fields[19]
+
+
+def _stat(process_id: int, proc: Path) -> list[str]:
+    """The fields behind the command, which may have anything in it: state, parent, …; see proc(5)."""
+    try:
+        text = (proc / str(process_id) / "stat").read_text(errors="replace")
+    except OSError:
+        return []
+    return text.rpartition(")")[2].split()

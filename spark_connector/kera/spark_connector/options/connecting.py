@@ -1,0 +1,60 @@
+"""The options that say how a query reaches its cluster, and as whom: named as the settings of the client are.
+
+A password or a token is no option. Options are shown: by plans, by Spark's UI, in event logs. So they name files, which
+the driver alone reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kera.core.errors import InvalidArgument
+from kera.spark_connector.connection import Connection
+from kera.spark_connector.options.names import (
+    PASSWORD_FILE,
+    TLS_CA,
+    TLS_CERT,
+    TLS_KEY,
+    TOKEN_FILE,
+    TOKEN_LIFETIME,
+    USER,
+)
+from kera.spark_connector.options.values import bootstrap_of, duration_ms, wrong
+
+_SETTINGS = {
+    TLS_CA: "tls_ca",
+    TLS_CERT: "tls_cert",
+    TLS_KEY: "tls_key",
+    USER: "user",
+    PASSWORD_FILE: "password_file",
+    TOKEN_FILE: "token_file",
+}
+TOKEN_LIFETIME_MS_MIN = 5_000
+"""So often a token can be renewed, which all daemons are told."""
+
+
+def connection_of(given: Mapping[str, str]) -> Connection:
+    """What the options say; raises `InvalidArgument`."""
+    settings = {}
+    for option, setting in _SETTINGS.items():
+        if option in given:
+            value = given[option].strip()
+            if not value:
+                raise wrong(option, "is empty; leave it out, and the client's settings say it")
+            settings[setting] = value
+    if TOKEN_FILE in given and (USER in given or PASSWORD_FILE in given):
+        raise wrong(TOKEN_FILE, f"says who reads already: leave {USER} and {PASSWORD_FILE} out")
+    _require_both(given, USER, PASSWORD_FILE)
+    _require_both(given, TLS_CERT, TLS_KEY)
+    lifetime_ms = None
+    if TOKEN_LIFETIME in given:
+        lifetime_ms = duration_ms(TOKEN_LIFETIME, given[TOKEN_LIFETIME])
+        if lifetime_ms < TOKEN_LIFETIME_MS_MIN:
+            raise wrong(TOKEN_LIFETIME, f"must be {TOKEN_LIFETIME_MS_MIN // 1000}s at least", given[TOKEN_LIFETIME])
+    return Connection(bootstrap_of(given), tuple(settings.items()), token_lifetime_ms=lifetime_ms)
+
+
+def _require_both(given: Mapping[str, str], one: str, other: str) -> None:
+    if (one in given) != (other in given):
+        missing = other if one in given else one
+        raise InvalidArgument(f"options {one} and {other} go together; {missing} is missing", option=missing)

@@ -1,0 +1,141 @@
+"""Queries on a cluster with security on: executors read and write with a token of the driver's, and with nothing else.
+
+Here Spark has one process, and Python workers; on a cluster of its own: test_secured_cluster.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from py4j.protocol import Py4JJavaError
+from pyspark.errors.exceptions.base import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from kera.client import Client
+from tests.spark.secured import SecuredCluster, secrets_in, secured_cluster
+from tests.spark.support import wait_until
+
+VALUES = sorted(b"%d" % number for number in range(300))
+WITHIN_S = 120.0
+pytestmark = pytest.mark.timeout(300)
+both_engines = pytest.mark.parametrize("engine", ["python", "columnar"])
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredCluster]:
+    with secured_cluster(tmp_path_factory.mktemp("secured")) as made:
+        made.make_user("alice")
+        made.make_user("bob")
+        made.grant("alice", "group:spark-*", "use")
+        yield made
+
+
+def mine(secured: SecuredCluster, name: str, *, values: list[bytes] = VALUES, user: str = "alice") -> str:
+    """A stream that a user may read and write, with values."""
+    secured.create(name, streamlets=2)
+    secured.grant(user, f"stream:{name}", "read", "write")
+    if values:
+        secured.send(name, values)
+    return name
+
+
+class Queries:
+    """What a user does with Spark."""
+
+    def __init__(self, spark: SparkSession, options: dict[str, str], engine: str) -> None:
+        self.spark = spark
+        self.options = options | {"engine": engine}
+
+    def read(self, stream: str) -> DataFrame:
+        # Who runs as the broker's user, as these tests do, could read its memory whatever rights say.
+        reader = self.spark.read.format("kera").options(**self.options).option("sharedMemory", "never")
+        return reader.load(stream)
+
+    def values(self, stream: str) -> list[bytes]:
+        return sorted(bytes(row.value) for row in self.read(stream).select("value").collect())
+
+    def write(self, frame: DataFrame, stream: str) -> None:
+        frame.write.format("kera").options(**self.options).mode("append").save(stream)
+
+    def stream(self, stream: str) -> DataFrame:
+        reader = self.spark.readStream.format("kera").options(**self.options)
+        return reader.option("startingOffsets", "earliest").load(stream)
+
+
+@both_engines
+def test_a_batch_is_read_and_written_with_a_token_for_its_streams(
+    spark: SparkSession, secured: SecuredCluster, engine: str
+) -> None:
+    source, sink = mine(secured, f"in-{engine}"), mine(secured, f"out-{engine}", values=[])
+    queries = Queries(spark, secured.options("alice"), engine)
+
+    assert queries.values(source) == VALUES
+    queries.write(queries.read(source).select("key", "value"), sink)
+
+    assert secured.values(sink) == VALUES
+    narrowed = secured.run(tokens_of)
+    assert {("alice", (f"stream:{source}",)), ("alice", (f"stream:{sink}",))} <= narrowed
+
+
+async def tokens_of(client: Client) -> set[tuple[str, tuple[str, ...]]]:
+    return {(token.owner, token.resources) for token in await client.access.tokens()}
+
+
+@both_engines
+def test_a_stream_has_a_token_until_it_is_stopped(
+    spark: SparkSession, secured: SecuredCluster, engine: str, tmp_path: Path
+) -> None:
+    source, sink = mine(secured, f"flow-{engine}"), mine(secured, f"flown-{engine}", values=[])
+    queries = Queries(spark, secured.options("alice"), engine)
+    writer = queries.stream(source).select("key", "value").writeStream.format("kera").options(**queries.options)
+    query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start(sink)
+    try:
+        wait_until(lambda: secured.values(sink) == VALUES, "the values", WITHIN_S)
+        assert ("alice", (f"stream:{source}",)) in secured.run(tokens_of)
+    finally:
+        query.stop()
+    wait_until(
+        lambda: ("alice", (f"stream:{source}",)) not in secured.run(tokens_of), "its token to be revoked", WITHIN_S
+    )
+    for file in (tmp_path / "checkpoint").rglob("*"):
+        assert file.is_dir() or secrets_in(file.read_bytes()) == []
+
+
+@both_engines
+def test_who_may_not_is_told_so(spark: SparkSession, secured: SecuredCluster, engine: str) -> None:
+    source, unseen = mine(secured, f"seen-{engine}"), mine(secured, f"unseen-{engine}")
+    secured.grant("bob", f"stream:{source}", "describe")
+    queries = Queries(spark, secured.options("bob"), engine)
+    rows = spark.createDataFrame([(b"1",)], "value binary")
+    for refused, text in (
+        (lambda: queries.values(source), f"NotAllowed: user:bob may not read stream:{source}: no rule allows it"),
+        (lambda: queries.write(rows, source), f"NotAllowed: user:bob may not write stream:{source}: no rule allows it"),
+        (lambda: queries.values(unseen), f"UnknownStream: no stream is called '{unseen}'"),
+    ):
+        with pytest.raises((PySparkException, Py4JJavaError)) as caught:
+            refused()
+        assert text in str(caught.value)
+        assert secrets_in(str(caught.value).encode()) == []
+    assert secured.values(source) == VALUES
+
+
+@both_engines
+def test_nothing_that_is_shown_of_a_query_has_a_secret(
+    spark: SparkSession, secured: SecuredCluster, engine: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    frame = Queries(spark, secured.options("alice"), engine).read(mine(secured, f"shown-{engine}"))
+    assert len(frame.collect()) == len(VALUES)
+    for mode in ("simple", "extended", "codegen", "cost", "formatted"):
+        frame.explain(mode)
+    shown = capfd.readouterr().out
+    assert "kera" in shown
+    assert secrets_in(f"{shown} {frame!r} {frame._jdf.queryExecution().toString()}".encode()) == []
+
+
+@pytest.mark.parametrize("name", ["password", "token"])
+def test_a_secret_is_no_option(spark: SparkSession, secured: SecuredCluster, name: str) -> None:
+    with pytest.raises(PySparkException, match=f"option {name}: options are shown") as caught:
+        spark.read.format("kera").options(**secured.options("alice")).option(name, "x5ecret-option").load("any")
+    assert secrets_in(str(caught.value).encode()) == []

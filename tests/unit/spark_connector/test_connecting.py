@@ -1,0 +1,102 @@
+"""How a query reaches its cluster, and as whom: by files that options name, never by what is in them."""
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kera.core.errors import InvalidArgument
+from kera.spark_connector.connection import Connection, Secret
+from kera.spark_connector.options.reading import parse_read_options
+from kera.spark_connector.options.writing import parse_write_options
+from kera.spark_connector.portal import settings_of
+
+SERVERS = {"kera.bootstrap.servers": "h:1"}
+TOKEN = "kera_0123_456789"
+
+
+def reading(**options: str) -> Connection:
+    return parse_read_options({**SERVERS, "subscribe": "s", **options}).connection
+
+
+def writing(**options: str) -> Connection:
+    return parse_write_options({**SERVERS, "stream": "s", **options}).connection
+
+
+both = pytest.mark.parametrize("parse", [reading, writing])
+
+
+@both
+def test_files_and_the_user_are_options(parse: Callable[..., Connection]) -> None:
+    files = {"tls.ca": "ca.pem", "tls.cert": "me.pem", "tls.key": "me-key.pem"}
+    found = parse(**files, user="alice", **{"Password.File": " /p "})
+
+    assert found.files == {"tls_ca": "ca.pem", "tls_cert": "me.pem", "tls_key": "me-key.pem"}
+    assert found.credentials == {"user": "alice", "password_file": "/p"}
+    assert parse(**{"token.file": "/t"}).credentials == {"token_file": "/t"}
+
+
+@both
+@pytest.mark.parametrize("name", ["password", "PASSWORD", "token", "kera.password", "Kera.Token"])
+def test_a_secret_is_no_option_and_is_not_repeated(parse: Callable[..., Connection], name: str) -> None:
+    with pytest.raises(InvalidArgument, match=r"options are shown.*name that with (password|token)\.file") as caught:
+        parse(**{name: "do-not-repeat"})
+
+    assert "do-not-repeat" not in f"{caught.value} {caught.value.attributes}"
+
+
+@both
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"user": "alice"}, "user and password.file go together; password.file is missing"),
+        ({"password.file": "/p"}, "user and password.file go together; user is missing"),
+        ({"tls.cert": "c"}, "tls.cert and tls.key go together; tls.key is missing"),
+        ({"user": "alice", "password.file": "/p", "token.file": "/t"}, "token.file: says who reads already"),
+        ({"tls.ca": " "}, "tls.ca: is empty"),
+        ({"token.lifetime": "1s"}, "token.lifetime: must be 5s at least"),
+        ({"token.lifetime": "soon"}, "token.lifetime: must be a number with a unit"),
+    ],
+)
+def test_what_does_not_go_together_is_an_error(
+    parse: Callable[..., Connection], options: dict[str, str], text: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=text):
+        parse(**options)
+
+
+def test_options_go_before_the_environment_where_they_say_who_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KERA_CLIENT_TOKEN_FILE", "/environment")
+    monkeypatch.setenv("KERA_CLIENT_TLS_CA", "/ca")
+
+    by_options = settings_of(reading(user="alice", **{"password.file": "/p"}))
+    by_environment = settings_of(reading())
+
+    assert (by_options.user, by_options.password_file, by_options.token_file) == ("alice", Path("/p"), None)
+    assert (by_environment.user, by_environment.token_file) == ("", Path("/environment"))
+    assert by_options.tls_ca == by_environment.tls_ca == Path("/ca")
+
+
+def test_executors_show_a_token_and_nothing_else_that_says_who_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KERA_CLIENT_USER", "somebody")
+    monkeypatch.setenv("KERA_CLIENT_PASSWORD", "of the executor's host")
+    driver = reading(user="alice", **{"password.file": "/p", "tls.ca": "/ca", "token.lifetime": "1h"})
+
+    executor = driver.with_token(Secret(TOKEN))
+    settings = settings_of(pickle.loads(pickle.dumps(executor)))
+
+    assert executor.credentials == {}
+    assert (settings.user, settings.password, settings.password_file, settings.token_file) == ("", None, None, None)
+    assert settings.token is not None
+    assert settings.token.get_secret_value() == TOKEN
+    assert settings.tls_ca == Path("/ca")
+
+
+def test_who_prints_it_sees_no_secret() -> None:
+    things: list[Any] = [Secret(TOKEN), Connection("h:1", token=Secret(TOKEN)), {"a": [Secret(TOKEN)]}]
+
+    assert not any(TOKEN in shown for thing in things for shown in (str(thing), repr(thing), f"{thing}"))
+    assert Secret(TOKEN) == Secret(TOKEN)
+    assert Secret(TOKEN) != Secret("another")
