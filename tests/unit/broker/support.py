@@ -34,6 +34,7 @@ from kera.broker.storage.persistence import PersistenceManager
 from kera.broker.storage.physical_ids import PhysicalIds
 from kera.broker.storage.restart import Restart
 from kera.broker.storage.segment_files import SegmentStore
+from kera.core.access.guard import Door
 from kera.core.chunk import (
     HEADER_BYTES,
     ChunkHeader,
@@ -345,6 +346,7 @@ class Broker:
         order_turns: Turns | None = None,
         pump: Callable[[], None] = lambda: None,
         check_payloads: bool = False,
+        guard: Door | None = None,
     ) -> None:
         self.engine = engine
         self.arena = engine.arena
@@ -369,6 +371,7 @@ class Broker:
             check_payloads=check_payloads,
             limits=limits,
             turns=turns,
+            guard=guard,
         )
         self.service = self.broker.service()
         self.peer = Peer("unix", "")

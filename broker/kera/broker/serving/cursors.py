@@ -15,7 +15,9 @@ from kera.broker.log.waiting import begun, until_done
 from kera.broker.ownership.streams import Streams
 from kera.broker.records import SegmentRecord
 from kera.broker.serving.limits import CONSUMER_GROUP_BYTES_MAX, ServingLimits
+from kera.broker.serving.stream_access import CheckStream, nothing_is_kept
 from kera.broker.storage.persistence import PersistenceManager
+from kera.core.access.rights import Operation
 from kera.core.done import Done
 from kera.core.errors import DataLost, InvalidArgument, KeraError, Unavailable
 from kera.core.ids import EARLIEST, Position
@@ -44,7 +46,15 @@ def fill_cursor(cursor: common_pb2.Cursor, entry: Entry, position: Position) -> 
 class CursorChanges:
     """Handles commitCursors and truncateStreamlets."""
 
-    def __init__(self, streams: Streams, memory: PersistenceManager, turns: Turns, limits: ServingLimits) -> None:
+    def __init__(
+        self,
+        streams: Streams,
+        memory: PersistenceManager,
+        turns: Turns,
+        limits: ServingLimits,
+        check: CheckStream = nothing_is_kept,
+    ) -> None:
+        self._check = check
         self._streams = streams
         self._memory = memory
         self._turns = turns
@@ -57,7 +67,8 @@ class CursorChanges:
         self, call: Call[broker_pb2.TruncateStreamletsRequest]
     ) -> Reply[broker_pb2.TruncateStreamletsResponse]:
         """Remove what is before cursors; answered when it cannot come back. What is gone already is no error."""
-        return Reply(broker_pb2.TruncateStreamletsResponse(results=await self._for_each(call, self._truncate)))
+        results = await self._for_each(call, Operation.DELETE, self._truncate)
+        return Reply(broker_pb2.TruncateStreamletsResponse(results=results))
 
     async def commit_cursors(
         self, call: Call[broker_pb2.CommitCursorsRequest]
@@ -73,10 +84,14 @@ class CursorChanges:
         async def commit(streamlet: Streamlet, entry: Entry, position: Position) -> None:
             await self._commit(streamlet, entry, consumer_group, position)
 
-        return Reply(broker_pb2.CommitCursorsResponse(results=await self._for_each(call, commit)))
+        results = await self._for_each(call, Operation.READ, commit)
+        return Reply(broker_pb2.CommitCursorsResponse(results=results))
 
     async def _for_each(
-        self, call: Call[Any], action: Callable[[Streamlet, Entry, Position], Awaitable[Removal | None]]
+        self,
+        call: Call[Any],
+        operation: Operation,
+        action: Callable[[Streamlet, Entry, Position], Awaitable[Removal | None]],
     ) -> list[broker_pb2.CursorResult]:
         """Do something with each cursor of a request; one that fails does not fail its neighbours.
 
@@ -91,6 +106,7 @@ class CursorChanges:
             await pace.step()
             result = broker_pb2.CursorResult()
             try:
+                self._check(call.peer, operation, cursor.stream_id)
                 streamlet = self._streams.streamlet(cursor.stream_id, cursor.streamlet_id)
                 entry = entry_of(streamlet, cursor.entry)
                 removals.append((result, entry, await action(streamlet, entry, position_of(cursor))))

@@ -13,9 +13,12 @@ from kera.broker.log.streamlet import Streamlet
 from kera.broker.ownership.streams import Streams
 from kera.broker.serving.cursors import fill_cursor, position_of
 from kera.broker.serving.limits import ServingLimits
+from kera.broker.serving.stream_access import CheckStream, nothing_is_kept
+from kera.core.access.rights import Operation
 from kera.core.errors import InvalidArgument, KeraError
 from kera.core.ids import EARLIEST, Position
 from kera.core.rpc import Call, Reply
+from kera.core.rpc.method import Peer
 from kera.core.rpc.wire import error_to_message
 from kera.core.turns import Turns
 from kera.v1 import broker_pb2, common_pb2
@@ -31,7 +34,10 @@ STREAMLETS_MAX = 65536
 class Descriptions:
     """Handles describeStreamlets, listGroups and measureLag."""
 
-    def __init__(self, streams: Streams, turns: Turns, limits: ServingLimits) -> None:
+    def __init__(
+        self, streams: Streams, turns: Turns, limits: ServingLimits, check: CheckStream = nothing_is_kept
+    ) -> None:
+        self._check = check
         self._streams = streams
         self._turns = turns
         self._entries_max = limits.described_entries_max
@@ -116,14 +122,17 @@ class Descriptions:
         """What is durable at this broker behind cursors."""
         if len(call.message.cursors) > CURSORS_MAX:
             raise InvalidArgument(f"at most {CURSORS_MAX} cursors in a request", limit=CURSORS_MAX)
-        return Reply(await self._turns.run(self._lags(call.message.cursors), id(call.peer)))
+        return Reply(await self._turns.run(self._lags(call.peer, call.message.cursors), id(call.peer)))
 
-    def _lags(self, cursors: Iterable[common_pb2.Cursor]) -> Generator[None, None, broker_pb2.MeasureLagResponse]:
+    def _lags(
+        self, peer: Peer, cursors: Iterable[common_pb2.Cursor]
+    ) -> Generator[None, None, broker_pb2.MeasureLagResponse]:
         response = broker_pb2.MeasureLagResponse()
         for cursor in cursors:
             yield  # one may walk through a thousand segments
             lag = response.lags.add()
             try:
+                self._check(peer, Operation.DESCRIBE, cursor.stream_id)
                 streamlet = self._streamlet(cursor)
                 entry = entry_of(streamlet, cursor.entry)
                 position = _in_a_segment(streamlet, entry, position_of(cursor))

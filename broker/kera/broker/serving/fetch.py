@@ -23,8 +23,10 @@ from kera.broker.records import Key
 from kera.broker.serving.cursors import position_of
 from kera.broker.serving.limits import ServingLimits
 from kera.broker.serving.outgoing import AnswersNotTaken, Outgoing
+from kera.broker.serving.stream_access import CheckStream, nothing_is_kept
 from kera.broker.slices import Slices
 from kera.broker.storage.persistence import PersistenceManager
+from kera.core.access.rights import Operation
 from kera.core.errors import InvalidArgument, KeraError, NotOwner
 from kera.core.ids import Position
 from kera.core.rpc import Call, Reply
@@ -67,7 +69,9 @@ class Fetches:
         *,
         read_bytes_max: int,
         limits: ServingLimits,
+        check: CheckStream = nothing_is_kept,
     ) -> None:
+        self._check = check
         self._streams = streams
         self._memory = memory
         self._counters = counters
@@ -160,6 +164,7 @@ class Fetches:
             start = wanted.start
             result.next.CopyFrom(start)
             try:
+                self._check(call.peer, Operation.READ, start.stream_id)
                 streamlet = self._streams.streamlet(start.stream_id, start.streamlet_id)
                 entry = entry_of(streamlet, start.entry)
                 if waiter is not None:

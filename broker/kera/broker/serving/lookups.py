@@ -19,7 +19,9 @@ from kera.broker.ownership.streams import Streams
 from kera.broker.records import Key
 from kera.broker.serving.cursors import position_of
 from kera.broker.serving.limits import ServingLimits
+from kera.broker.serving.stream_access import CheckStream, nothing_is_kept
 from kera.broker.storage.persistence import PersistenceManager
+from kera.core.access.rights import Operation
 from kera.core.errors import InvalidArgument, KeraError, Unavailable
 from kera.core.rpc import Call, Reply
 from kera.core.rpc.wire import error_to_message
@@ -61,7 +63,15 @@ class _Turn:
 class Lookups:
     """Handles locateChunks and listSegments for the service."""
 
-    def __init__(self, streams: Streams, memory: PersistenceManager, turns: Turns, limits: ServingLimits) -> None:
+    def __init__(
+        self,
+        streams: Streams,
+        memory: PersistenceManager,
+        turns: Turns,
+        limits: ServingLimits,
+        check: CheckStream = nothing_is_kept,
+    ) -> None:
+        self._check = check
         self._streams = streams
         self._memory = memory
         self._turns = turns
@@ -81,6 +91,7 @@ class Lookups:
         for wanted in queries:
             place = response.places.add()
             try:
+                self._check(call.peer, Operation.DESCRIBE, wanted.start.stream_id)
                 lookup = _Lookup(wanted, _query(wanted), place)
                 entry, step = await self._go_on(lookup, Progress(position_of(wanted.start)), segments_max, turn)
             except KeraError as error:

@@ -38,8 +38,10 @@ from kera.broker.serving.fetch import (
 from kera.broker.serving.following import Follower, Loading, Watches
 from kera.broker.serving.limits import ServingLimits
 from kera.broker.serving.outgoing import AnswersNotTaken, Outgoing
+from kera.broker.serving.stream_access import CheckStream, nothing_is_kept
 from kera.broker.slices import Slices
 from kera.broker.storage.persistence import PersistenceManager
+from kera.core.access.rights import Operation
 from kera.core.errors import InvalidArgument, KeraError, NotOwner, SessionLost
 from kera.core.rpc import Reply
 from kera.core.rpc.method import Peer
@@ -169,7 +171,9 @@ class ReadSessions:
         *,
         read_bytes_max: int,
         limits: ServingLimits,
+        check: CheckStream = nothing_is_kept,
     ) -> None:
+        self._check = check
         self._limits = limits
         self._streams = streams
         self._memory = memory
@@ -413,6 +417,7 @@ class ReadSessions:
         if item.error is not None:
             raise item.error
         stream_id, streamlet_id, index = item.address
+        self._check(peer, Operation.READ, stream_id)
         streamlet = self._streams.streamlet(stream_id, streamlet_id)
         here = _Place(streamlet, entry_of(streamlet, index))
         self._watches.watch(item, here.entry)

@@ -23,6 +23,7 @@ from kera.broker.serving.fetch import READ_BYTES_MAX, Fetches, ReadCall, ReadRep
 from kera.broker.serving.limits import ServingLimits
 from kera.broker.serving.lookups import Lookups
 from kera.broker.serving.read_sessions import ReadSessions
+from kera.broker.serving.stream_access import checking
 from kera.broker.serving.thesis_api import ThesisApi
 from kera.broker.serving.write import Writer
 from kera.broker.serving.write_access import WriteAccess
@@ -79,7 +80,10 @@ class BrokerService:
             access=WriteAccess(guard, streams) if isinstance(guard, Guard) else None,
         )
         self.turns = turns = turns or Turns()
-        self.fetches = Fetches(streams, memory, counters, turns, read_bytes_max=read_bytes_max, limits=limits)
+        check = checking(guard)
+        self.fetches = Fetches(
+            streams, memory, counters, turns, read_bytes_max=read_bytes_max, limits=limits, check=check
+        )
         self.sessions = ReadSessions(
             streams,
             memory,
@@ -88,10 +92,11 @@ class BrokerService:
             self.fetches.outgoing,
             read_bytes_max=self.fetches.read_bytes_max,
             limits=limits,
+            check=check,
         )
-        self._lookups = Lookups(streams, memory, turns, limits)
-        self._cursors = CursorChanges(streams, memory, turns, limits)
-        self._descriptions = Descriptions(streams, turns, limits)
+        self._lookups = Lookups(streams, memory, turns, limits, check)
+        self._cursors = CursorChanges(streams, memory, turns, limits, check)
+        self._descriptions = Descriptions(streams, turns, limits, check)
         self._thesis = ThesisApi(streams, turns)
         self._registered: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
@@ -124,12 +129,14 @@ class BrokerService:
             api.LOCATE_CHUNKS: self._lookups.locate,
             api.LIST_SEGMENTS: self._lookups.list_segments,
         }
-        served: Service = {
-            **{method: self._once_registered(handler) for method, handler in handlers.items()},
+        others: Service = {
             api.OPEN_STREAMLETS: self._open_streamlets,
             api.DROP_STREAM: self._drop_stream,
+            **self._guard.service(),
         }
-        return self._guard.guarded({**served, **self._guard.service()})
+        # Before the guard, which would say of any stream that it is not here.
+        served = {method: self._once_registered(handler) for method, handler in self._guard.guarded(handlers).items()}
+        return {**served, **self._guard.guarded(others)}
 
     def takers(self) -> Mapping[Method[Any, Any], Taker]:
         """Of methods whose requests are many and small, for connections of frames."""

@@ -49,6 +49,9 @@ class Requirement:
     """Of a request: all of them."""
     narrow: Callable[[Any, May], None] | None = None
     """Takes what somebody may not see out of a response."""
+    each: bool = False
+    """Of streams that are not here it is said one by one, by who looks for them; and who finds one that is here by then
+    asks whether this may be seen. Else it is said by the guard."""
 
 
 def stream(name: str) -> str:
@@ -163,17 +166,17 @@ _IDENTIFIED = Requirement(Who.IDENTIFIED)
 REQUIREMENTS: Mapping[Method[Any, Any], Requirement] = {
     # What is in the chunks of a request is found when they are looked at: see `Guard.may_write`.
     api.MULTI_WRITE_CHUNKS: _IDENTIFIED,
-    api.MULTI_READ_CHUNKS: Requirement(Who.IDENTIFIED, _read),
+    api.MULTI_READ_CHUNKS: Requirement(Who.IDENTIFIED, _read, each=True),
     api.GET_NEXT_GROUPS: _by_id(DESCRIBE),
     api.GET_NEXT_SEGMENTS: _by_id(DESCRIBE),
     api.GET_AVAILABLE_GROUPS: _by_id(DESCRIBE),
     api.GET_AVAILABLE_SEGMENTS: _by_id(DESCRIBE),
     api.DESCRIBE_STREAMLETS: _by_id(DESCRIBE),
-    api.TRUNCATE_STREAMLETS: Requirement(Who.IDENTIFIED, _of_cursors(DELETE)),
-    api.COMMIT_CURSORS: Requirement(Who.IDENTIFIED, _committed),
-    api.MEASURE_LAG: Requirement(Who.IDENTIFIED, _of_cursors(DESCRIBE)),
+    api.TRUNCATE_STREAMLETS: Requirement(Who.IDENTIFIED, _of_cursors(DELETE), each=True),
+    api.COMMIT_CURSORS: Requirement(Who.IDENTIFIED, _committed, each=True),
+    api.MEASURE_LAG: Requirement(Who.IDENTIFIED, _of_cursors(DESCRIBE), each=True),
     api.LIST_GROUPS: _by_id(DESCRIBE),
-    api.LOCATE_CHUNKS: Requirement(Who.IDENTIFIED, _located),
+    api.LOCATE_CHUNKS: Requirement(Who.IDENTIFIED, _located, each=True),
     api.LIST_SEGMENTS: Requirement(Who.IDENTIFIED, lambda request: (Need(DESCRIBE, request.start.stream_id),)),
     api.SEAL_STREAMLETS: _DAEMONS,
     api.TAKE_OVER: _DAEMONS,
@@ -202,7 +205,7 @@ REQUIREMENTS: Mapping[Method[Any, Any], Requirement] = {
     api.READ_METADATA: _cluster(ADMINISTER),
     api.CONSUME_ROUND: Requirement(Who.IDENTIFIED, _consumed),
     api.KEEP_ALIVE: _of_group(USE),
-    api.LEAVE: Requirement(Who.IDENTIFIED, _left),
+    api.LEAVE: Requirement(Who.IDENTIFIED, _left, each=True),  # it holds nothing of a stream that is gone
     api.FETCH_CONSUMER_GROUP: _of_group(DESCRIBE),
     api.LIST_CONSUMER_GROUPS: Requirement(Who.IDENTIFIED, narrow=_narrow_groups),
     api.DESCRIBE_CONSUMER_GROUP: _of_group(DESCRIBE),
