@@ -230,6 +230,8 @@ async def _office(
         )
         stack.push_async_callback(coordinator.close)
         stack.enter_context(names.of(coordinator.state.catalog))
+        if isinstance(guard, Guard):
+            stack.callback(guard.authenticator.forget)  # first of all: without names, no stream would be there
         coordinator.start()
         stack.enter_context(metrics.leading(coordinator))
         yield coordinator_service(coordinator.handlers(), metrics.observe)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
@@ -17,7 +18,7 @@ from kera.core.access.guard import CALLER, Guard
 from kera.core.access.identity import Identity
 from kera.core.access.passwords import ITERATIONS_MIN, verifier_for
 from kera.core.access.rights import Operation, wire
-from kera.core.errors import InvalidArgument, NotAllowed, Unavailable, UnknownUser, UserExists
+from kera.core.errors import AuthenticationFailed, InvalidArgument, NotAllowed, Unavailable, UnknownUser, UserExists
 from kera.core.rpc.method import Peer
 from kera.v1 import access_pb2 as messages
 from tests.unit.coordinator.fake_cluster import Cluster
@@ -267,6 +268,27 @@ async def test_ones_own_password_is_changed_by_who_has_shown_the_old_one(
     else:
         with pytest.raises(NotAllowed):
             await secured.service.put_user(request)
+
+
+async def test_who_loses_its_rights_while_its_change_waits_changes_nothing(secured: Secured) -> None:
+    changing = secured.cluster.coordinator.state.changing
+    caller(Identity("alice"))
+    await secured.service.grant(messages.GrantRightRequest(rule=rule("user:mallory", "cluster", ADMINISTER)))
+    secured.guard.known.meet(mallory := Peer("grpc", "10.0.0.8:1"), Identity("mallory"))
+    CALLER.set(mallory)
+    async with changing:
+        waiting = asyncio.create_task(secured.service.put_user(put("accomplice", scram=VERIFIER)))
+        queued = asyncio.create_task(secured.cluster.coordinator.streams.delete("s"))
+        await asyncio.sleep(0)
+        table = messages.AccessTable()
+        table.CopyFrom(secured.table)
+        del table.rules[:]
+        caller(ROOT)
+        secured.guard.apply(table, secured.cluster.coordinator.state.coordinator_epoch)
+    for task in (waiting, queued):
+        with pytest.raises(AuthenticationFailed, match="what you may do has changed"):
+            await task
+    assert not secured.service.list_users(messages.ListUsersRequest()).users
 
 
 async def test_with_a_user_its_tokens_go_and_its_rules_are_named(secured: Secured) -> None:

@@ -328,7 +328,7 @@ class AccessService:
             await self._state.write(changes)
             self._apply()
 
-        await self._state.change(write())
+        await self._state.change(write(), for_caller=True)
         return messages.Untold() if self._guard is None else await self._state.to_the_end(self.telling.all())
 
     def _apply(self) -> None:
@@ -339,8 +339,8 @@ class AccessService:
         return self._records.table(self._state.clock.now_us())
 
     def _administers(self) -> bool:
-        who = _caller()
-        return self._guard is None or who is None or self._guard.may(who, Operation.ADMINISTER, CLUSTER)
+        peer = CALLER.get()
+        return self._guard is None or peer is None or self._guard.allows(peer, Operation.ADMINISTER, CLUSTER)
 
     def _not_allowed(self, operation: str, resource: str) -> NotAllowed:
         principal = _caller_principal()

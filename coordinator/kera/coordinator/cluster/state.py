@@ -25,6 +25,7 @@ from kera.coordinator.store.ledger import Ledger
 from kera.coordinator.store.metadata import MetadataStoreFailed, VersionConflict
 from kera.coordinator.store.metadata_copy import CLUSTER_ID
 from kera.coordinator.store.numbers import instances_by, next_epoch, next_id
+from kera.core.access.guard import check_caller
 from kera.core.clock import Clock
 from kera.core.errors import KeraError, Unavailable, UnknownStream, invariant
 from kera.core.telemetry import get_logger
@@ -157,11 +158,20 @@ class State:
             self.catalog.add(stream)
             await pace.step()
 
-    async def change(self, operation: Coroutine[Any, Any, T]) -> T:
-        """Do `operation` while nothing else changes anything, to its end."""
+    async def change(self, operation: Coroutine[Any, Any, T], *, for_caller: bool = False) -> T:
+        """Do `operation` while nothing else changes anything, to its end.
+
+        `for_caller`: only if whoever has asked for it still may, when it is its turn. Raises `AuthenticationFailed`.
+        """
 
         async def alone() -> T:
             async with self.changing:
+                if for_caller:
+                    try:
+                        check_caller()
+                    except KeraError:
+                        operation.close()
+                        raise
                 return await operation
 
         return await self.to_the_end(alone())

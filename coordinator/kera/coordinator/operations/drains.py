@@ -91,7 +91,7 @@ class Drains:
             noun = members.kind.noun
             raise InvalidArgument(f"there is no {noun} {member_id}", **{f"{noun}_id": member_id})
         if not request.ask:
-            await self._state.change(self._mark(members, member_id, draining=not request.undo))
+            await self._state.change(self._mark(members, member_id, draining=not request.undo), for_caller=True)
 
     async def _mark(self, members: Membership[RecordT, InfoT], member_id: int, *, draining: bool) -> None:
         known = members.record(member_id)

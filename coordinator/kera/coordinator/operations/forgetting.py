@@ -58,9 +58,11 @@ class Forgetting:
             raise InvalidArgument("name the broker or the backup to forget: one of the two")
         self._state.check_caught_up()
         if request.backup_id:
-            lost = await self._state.change(self._forget_backup(request.backup_id, force=request.force))
+            forgetting = self._forget_backup(request.backup_id, force=request.force)
+            lost = await self._state.change(forgetting, for_caller=True)
         else:
-            lost, streams = await self._state.change(self._forget_broker(request.broker_id, force=request.force))
+            of_broker = self._forget_broker(request.broker_id, force=request.force)
+            lost, streams = await self._state.change(of_broker, for_caller=True)
             for stream in streams:
                 await self._state.tell(stream, otherwise="broker does not know yet that it owns what nobody has")
         return coordinator_pb2.ForgetMemberResponse(lost=lost)

@@ -130,7 +130,8 @@ class Producers:
 
         Raises `InvalidArgument`; `Unavailable` when a broker does not say in time that it has noted that.
         """
-        instance = await self._state.change(self._give_out(checked_producer_name(name) if name else ""))
+        giving_out = self._give_out(checked_producer_name(name) if name else "")
+        instance = await self._state.change(giving_out, for_caller=True)
         if instance.first_epoch > FIRST_EPOCH:
             await self._noted_by_all(name, self._fences[instance.producer_id].version)
         return instance

@@ -34,6 +34,7 @@ from kera.coordinator.operations.creators import Creators
 from kera.coordinator.operations.drops import Drops
 from kera.coordinator.store.ledger import number
 from kera.coordinator.store.metadata import MetadataStoreFailed
+from kera.core.access.guard import check_caller
 from kera.core.access.identity import Identity
 from kera.core.errors import InvalidArgument, KeraError, TooFewBackups, Unavailable, UnknownStream
 from kera.core.lineage import new_version
@@ -169,6 +170,7 @@ class StreamOperations:
         try:
             await self._assign(stream, placed)
             async with state.changing:
+                check_caller()
                 catalog.check_free(stream.name)
                 catalog.check_room(stream)
                 self._creators.check(who)
@@ -275,6 +277,7 @@ class StreamOperations:
     async def _alter(self, request: messages.AlterStreamRequest) -> common_pb2.StreamInfo:
         state = self._state
         async with state.changing:
+            check_caller()
             state.check_caught_up()
             known = state.catalog.named(request.name)
             stream = common_pb2.StreamInfo()
@@ -309,6 +312,7 @@ class StreamOperations:
     async def _delete(self, name: str) -> int:
         state = self._state
         async with state.changing:
+            check_caller()
             state.check_caught_up()
             stream = state.catalog.named(name)
             about_streamlets = (streamlets_path(prefix, stream.stream_id) for prefix in (STARTS, HANDOVERS, MOVES))

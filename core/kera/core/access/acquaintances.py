@@ -25,8 +25,10 @@ class Acquaintance:
         """What it uses, together with all identities of the same user; None: nobody counts that."""
         self.here: dict[int, Peer] = {}
         self.allowed: set[Need] = set()
+        """Since the last change."""
         self.resources: set[tuple[Operation, str]] = set()
-        """The same, by names."""
+        """What it was allowed at any time since it is known: what is under way by that may have begun before others
+        were changed."""
         self.forgot = False
         """It was allowed more than is remembered."""
 
@@ -73,9 +75,11 @@ class Acquaintances:
     def allow(self, known: Acquaintance, need: Need, resource: str) -> None:
         """Remember that somebody was allowed something."""
         if len(known.allowed) >= REMEMBERED_MAX:
-            self._forget(known)
-            known.forgot = True
+            known.allowed.clear()
         known.allowed.add(need)
+        if len(known.resources) >= REMEMBERED_MAX:
+            known.resources.clear()
+            known.forgot = True
         known.resources.add((need.operation, resource))
 
     def is_over(self, now_s: float) -> bool:
@@ -89,15 +93,15 @@ class Acquaintances:
         """
         ended = 0
         for who, known in list(self._of.items()):
-            loses = lost(who, known) or known.forgot
-            self._forget(known)
-            known.forgot = False
-            if loses:
+            known.allowed.clear()
+            if lost(who, known) or known.forgot:
                 del self._of[who]
                 ended += len(known.here)
                 for peer in list(known.here.values()):
                     if peer is not spared:
-                        peer.end()
+                        peer.dismiss()
+        for forgotten in self.forgotten:
+            forgotten()
         return ended
 
     def _gone(self, peer: Peer) -> None:
@@ -108,9 +112,3 @@ class Acquaintances:
                 known.usage.disconnect(peer)
             if not known.here and len(self._of) > REMEMBERED_MAX and self._of.get(who) is known:
                 del self._of[who]
-
-    def _forget(self, known: Acquaintance) -> None:
-        known.allowed.clear()
-        known.resources.clear()
-        for forgotten in self.forgotten:
-            forgotten()

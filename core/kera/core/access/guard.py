@@ -141,16 +141,13 @@ class Guard(Door):
     def __enter__(self) -> Self:
         for each in self._beside.values():
             self._stack.enter_context(each)
-        self._look_again()
+        self._look()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
         if self._looking is not None:
             self._looking.cancel()
-
-    def _look_again(self) -> None:
-        self._looking = asyncio.get_running_loop().call_later(self._look_s, self._look)
 
     @property
     def asks(self) -> bool:
@@ -208,6 +205,8 @@ class Guard(Door):
                 return Reply(answer)
             else:
                 who, answer.scram = door.end_login(request.exchange_id, request.scram, peer.transport)
+            if peer.asked and peer.identity not in {None, who}:  # what is under way would be nobody's to take away
+                raise AuthenticationFailed("this connection is somebody else's by now: authenticate over another one")
         except AuthenticationFailed as error:
             user = str(error.attributes.get("user", ""))
             self.audit.authentication_failed(peer.address, peer.transport, error.message, user=user)
@@ -238,11 +237,19 @@ class Guard(Door):
         """What a user may use at most."""
         return self.authenticator.accounts.quota_of(who.user, is_super=who.is_super)
 
+    def allows(self, peer: Peer, operation: Operation, resource: str) -> bool:
+        """Whether a peer may do something, as long as it is here: it is ended when that is taken away."""
+        who = peer.identity
+        if who is None or not self.may(who, operation, resource):
+            return False
+        self.known.allow(peer.remembered or self.known.of(who), Need(operation, resource), resource)
+        return True
+
     def check(self, peer: Peer, need: Need) -> None:
         """Raises `NotAllowed`, or `UnknownStream` if who asks may not even know that it is there."""
         who = peer.identity
         if who is None:
-            raise not_authenticated()
+            raise _dismissed() if peer.dismissed else not_authenticated()
         known: Acquaintance = peer.remembered or self.known.of(who)
         if need in known.allowed:
             return
@@ -250,7 +257,7 @@ class Guard(Door):
         if isinstance(wanted, int):
             name = self._name_of(wanted)
             if name is None:
-                return  # nothing is here, and so it is answered
+                raise self._unknown(wanted)
             resource = stream(name)
         else:
             resource = wanted
@@ -287,9 +294,11 @@ class Guard(Door):
         served = taker if of_daemons else paced_taker(taker)
 
         def take(asker: Asker, frames: memoryview, requests_max: int) -> Taken:
-            who = asker.peer.identity
+            peer = asker.peer
+            who = peer.identity
             if who is None or (of_daemons and not who.is_daemon):
                 return NOTHING  # the handler says why
+            peer.asked = True
             return served(asker, frames, requests_max)
 
         return take
@@ -303,7 +312,8 @@ class Guard(Door):
             peer = call.peer
             who = peer.identity
             if who is None:
-                raise not_authenticated()
+                raise _dismissed() if peer.dismissed else not_authenticated()
+            peer.asked = True
             if not who.is_daemon:
                 if not self.authenticator.is_told:
                     raise self.authenticator.not_told()
@@ -328,8 +338,11 @@ class Guard(Door):
             )
         allowed = peer.remembered.allowed if peer.remembered is not None else ()
         for need in requirement.needs(message):
-            if need not in allowed:
-                self.check(peer, need)
+            if need in allowed:
+                continue
+            if requirement.each and isinstance(need.resource, int) and self._name_of(need.resource) is None:
+                continue
+            self.check(peer, need)
 
     async def _narrowed(
         self, result: Reply[Any] | Awaitable[Reply[Any]], requirement: Requirement, who: Identity
@@ -373,11 +386,22 @@ class Guard(Door):
         if self.known.is_over(self.authenticator.now_s()) or changes != self._secret_changes:
             self._secret_changes = changes
             self.known.end(lambda who, _: not self.authenticator.holds(who))
-        self._look_again()
+        self._looking = asyncio.get_running_loop().call_later(self._look_s, self._look)
 
 
 def _unknown(stream_id: int) -> UnknownStream:
     return UnknownStream(f"there is no stream with id {stream_id}", stream_id=stream_id)
+
+
+def check_caller() -> None:
+    """Raises `AuthenticationFailed` if who has asked for what is done has lost it meanwhile, while it waited."""
+    peer = CALLER.get()
+    if peer is not None and peer.dismissed:
+        raise _dismissed()
+
+
+def _dismissed() -> KeraError:
+    return AuthenticationFailed("what you may do has changed, or who you are is good no more: connect again")
 
 
 def not_authenticated() -> KeraError:

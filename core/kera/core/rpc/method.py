@@ -82,6 +82,10 @@ class Peer:
     """What the `Doorkeeper` remembers of whose it is."""
     end: Callable[[], None] = lambda: None
     """Ends the connection, and what is under way over it."""
+    asked: bool = False
+    """It has asked for more than to be known: it stays who it is."""
+    dismissed: bool = False
+    """What it was allowed was taken away, and its connection is being ended."""
     hold: Callable[[], None] = lambda: None
     """Takes nothing more from the connection, until `release` was called as often."""
     release: Callable[[], None] = lambda: None
@@ -94,6 +98,12 @@ class Peer:
         with contextlib.ExitStack() as stack:
             for callback in reversed(callbacks):
                 stack.callback(callback)
+
+    def dismiss(self) -> None:
+        """End the connection. Until that is so, and for what goes on without it, it is nobody's."""
+        self.identity = self.remembered = None
+        self.dismissed = True
+        self.end()
 
 
 class Evidence(NamedTuple):

@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from kera.core.access.accounts import Accounts
 from kera.core.access.guard import CALLER, FAILURES_MAX, Guard
 from kera.core.access.identity import Identity
 from kera.core.access.passwords import Login
@@ -13,9 +14,10 @@ from kera.core.access.requirements import Need
 from kera.core.access.rights import CLUSTER, Operation
 from kera.core.errors import AuthenticationFailed, NotAllowed, StaleEpoch, UnknownStream
 from kera.core.rpc import api
-from kera.core.rpc.method import Call, Evidence, Peer
+from kera.core.rpc.method import Call, Evidence, Peer, Reply
 from kera.core.rpc.taking import NOTHING, Taken
 from kera.v1 import access_pb2 as messages
+from kera.v1 import broker_pb2, coordinator_pb2
 from tests.unit.core.access.support import DAEMON, PASSWORD, Now, guard, peer, rule, table, user
 
 READ, WRITE = Operation.READ, Operation.WRITE
@@ -110,8 +112,12 @@ def test_what_somebody_may_not_see_is_not_there(door: Guard) -> None:
         assert "payments" not in raised.value.message or wanted != PAYMENTS
     with pytest.raises(NotAllowed):
         door.check(alice, Need(Operation.CREATE, "stream:payments"))  # who makes streams has to know why not
-    door.check(alice, Need(READ, MISSING))  # nothing is there, and so it is answered
     assert door.audit.denied == 3
+    with pytest.raises(UnknownStream) as missing:
+        door.check(alice, Need(READ, MISSING))
+    with pytest.raises(UnknownStream) as unseen:
+        door.check(alice, Need(READ, PAYMENTS))
+    assert str(missing.value).replace(str(MISSING), "?") == str(unseen.value).replace(str(PAYMENTS), "?")
 
 
 def changed(door: Guard, *rules: messages.AccessRule, version: int = 2, users: bool = True) -> None:
@@ -132,6 +138,57 @@ def test_who_loses_a_right_that_it_has_used_loses_its_connections(door: Guard) -
     assert (first.ended, second.ended, bob.ended) == (1, 1, 0)
     with pytest.raises(NotAllowed):
         door.check(met(door, alice).peer, Need(READ, ORDERS))
+
+
+def test_what_was_allowed_is_remembered_whatever_else_changes(door: Guard, now: Now) -> None:
+    """What waits was asked for once: a change of something else, or another one whose time is up, must not hide it."""
+    connection, guest = met(door, Identity("alice")), met(door, Identity("guest", until_s=now.s + 1))
+    door.check(connection.peer, Need(READ, ORDERS))
+    changed(door, *RULES, rule("user:bob", "stream:payments", READ), version=2)
+    now.s += 1
+    door.known.end(lambda who, _: now.s >= who.until_s)
+    assert (connection.ended, guest.ended) == (0, 1)
+    changed(door, version=3)
+    assert connection.ended == 1
+
+
+def test_who_has_lost_something_is_nobody_before_its_connection_has_ended(door: Guard) -> None:
+    """It keeps another right, and what goes on of what it asked for is not to use that."""
+    connection = met(door, Identity("alice"))
+    served = door.guarded({api.DESCRIBE_STREAMLETS: lambda _: pytest.fail("it was asked")})[api.DESCRIBE_STREAMLETS]
+    door.check(connection.peer, Need(READ, ORDERS))
+    changed(door, rule("user:alice", "stream:orders", WRITE))
+    with pytest.raises(AuthenticationFailed, match="what you may do has changed"):
+        door.check(connection.peer, Need(WRITE, ORDERS))
+    with pytest.raises(AuthenticationFailed, match="what you may do has changed"):
+        served(Call(broker_pb2.DescribeStreamletsRequest(stream_id=ORDERS), memoryview(b""), connection.peer))
+    connection.peer.closed()
+    assert door.known.peers == 0
+
+
+async def test_a_connection_that_was_used_stays_whose_it_is(door: Guard) -> None:
+    """What is under way over it was allowed to that one, and is taken away with its rights."""
+    connection = met(door, Identity("bob"))
+    await authenticate(door, connection)  # nothing was asked yet: as by who has a certificate, and shows a password
+    served = door.guarded({api.LIST_STREAMS: lambda _: Reply(coordinator_pb2.ListStreamsResponse())})[api.LIST_STREAMS]
+    await cast(Any, served(Call(coordinator_pb2.ListStreamsRequest(), memoryview(b""), connection.peer)))
+    await authenticate(door, connection)
+    known = connection.peer.identity
+    changed(door, *RULES, users=True)
+    door.authenticator.accounts = Accounts(table(3, [user("alice", version=2)], RULES), 1, 0.0)
+    with pytest.raises(AuthenticationFailed, match="this connection is somebody else's by now"):
+        await authenticate(door, connection)
+    assert connection.peer.identity == known
+
+
+def test_what_waits_for_a_change_of_rights_is_ended_by_it(door: Guard) -> None:
+    connection = met(door, Identity("alice"))
+    assert not door.allows(connection.peer, Operation.ADMINISTER, CLUSTER)
+    changed(door, rule("user:alice", CLUSTER, Operation.ADMINISTER))
+    assert door.allows(connection.peer, Operation.ADMINISTER, CLUSTER)
+    changed(door, version=3)
+    assert connection.ended == 1
+    assert not door.allows(connection.peer, Operation.ADMINISTER, CLUSTER)
 
 
 def test_who_loses_nothing_that_it_has_used_keeps_them(door: Guard) -> None:
