@@ -4,6 +4,7 @@ import asyncio
 import gc
 import itertools
 import threading
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -16,7 +17,7 @@ from kera.client.chunk_batch import ChunkBatch, PushedSlot
 from kera.client.client import Client
 from kera.client.cluster import fetch
 from kera.client.cluster.fetch import Overwritten, Wanted, batches_of
-from kera.client.cluster.push import SubscriptionEnd
+from kera.client.cluster.push import PushChannel, SubscriptionEnd
 from kera.client.cluster.push_connect import connect
 from kera.client.consuming import consumer as consumer_module
 from kera.client.consuming.consumer import Consumer
@@ -26,12 +27,14 @@ from kera.client.testing import StoredChunk
 from kera.client.types import Record, StreamDescription
 from kera.core.errors import DataLost, InvalidArgument, InvalidCursor, KeraError, NotOwner, Unavailable
 from kera.core.ids import EARLIEST, EntryId, Position
-from kera.core.push import VERSION
+from kera.core.push import VERSION, Decoder, Run, encode_runs
 from kera.core.rpc import Channel
+from kera.v1 import push_pb2
 from tests.unit.client.fake_support import STREAM_ID, MakeFleet
 from tests.unit.client.push_broker import SLOT_BYTES, SLOTS, SOON, PushFleet, Reason, position_of
 from tests.unit.client.support import WAIT_S, description, until
 from tests.unit.client.test_fetcher import put
+from tests.unit.core.rpc.fake_transport import FakeTransport
 
 MakeConsumer = Callable[..., Consumer]
 VALUES = [b"%d" % number for number in range(6)]
@@ -544,6 +547,27 @@ async def test_a_run_that_makes_no_sense_ends_the_connection_and_nothing_of_it_i
     assert await taking == VALUES
     assert reader.closed
     assert fleet.pulled > 0
+
+
+async def test_a_connection_that_has_failed_is_forgotten_with_what_came_over_it() -> None:
+    """What Arrow refers to is out of the sight of the collector of garbage: it must not be part of a cycle."""
+
+    def fail() -> "weakref.ref[PushChannel]":
+        hello = push_pb2.PushHello(slots=1, slot_bytes=64, slots_at=64, rows_at=0, row_bytes=8, arena_bytes=128)
+        channel = PushChannel(hello, memoryview(bytearray(128)), Decoder(), "somewhere", return_delay_s=0.001)
+        channel.connection_made(FakeTransport())
+        arrived: list[fetch.Fetched] = []
+        wanted = fetch.Wanted(EntryId(STREAM_ID, 0, 0), Position(1, 1, 0), None)
+        channel.subscriber("", 1 << 20).open(wanted, arrived.append, lambda _: None)
+        good = Run(1, 0, 0, 64, 32, 1, 1, 0, 0)
+        channel.data_received(encode_runs([good, good]))  # the same again makes no sense
+        assert len(arrived) == 1
+        assert channel.failure is not None
+        channel.connection_lost(None)
+        return weakref.ref(channel)
+
+    failed = fail()
+    await until(lambda: gc.collect() >= 0 and failed() is None)  # a timer holds it for a moment
 
 
 # --- when there is no way ------------------------------------------------------------------------------------

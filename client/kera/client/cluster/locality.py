@@ -76,7 +76,7 @@ class Locality:
             silent = False
             try:
                 if known is not None and known.failure is not None and known.broker_epoch == broker.broker_epoch:
-                    raise known.failure
+                    raise known.failure.with_traceback(None)  # it is raised again and again, and each would add to it
                 silent = known is not None and known.silent and known.broker_epoch == broker.broker_epoch
                 found = await self._connect(broker, self._timing.silent_greeting_s if silent else math.inf)
             except KeraError as error:

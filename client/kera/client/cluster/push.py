@@ -390,7 +390,9 @@ class PushChannel(asyncio.Protocol):
                 elif kind is not Kind.ALIVE:
                     raise ProtocolError(f"a broker pushed a message of kind {kind.name}")
         except ProtocolError as error:
-            self.failure = error
+            # Without its trace, which would hold this: a run that nobody has taken yet holds it, too, out of the sight
+            # of the collector of garbage, and neither of them, nor the mapping, would ever be let go of.
+            self.failure = ProtocolError(error.message, **error.attributes)
             log.error("push connection fails", broker_id=self.broker_id, error=error.message)
             if self._transport is not None:
                 self._transport.abort()
