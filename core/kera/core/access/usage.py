@@ -133,7 +133,7 @@ class Usage:
         if not peer.lasts:
             return
         if not again and self.quota.HasField("connections") and self.connections >= self.quota.connections:
-            has = f"has {self.connections} connections to this daemon"
+            has = f"has {self.connections} connection{'' if self.connections == 1 else 's'} to this daemon"
             raise exceeded(self.who.principal, "connections", self.quota.connections, has)
         self.connections += 1
 

@@ -1,0 +1,322 @@
+"""A cluster with security on whose users have quotas: who uses more is slowed down, and who would have more is refused.
+
+Rates are compared with what was let through in seconds, with generous slack: tests share their processors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import random
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Literal
+
+import pytest
+
+from kera.client import Client, Consumer, Producer
+from kera.client.admin.quotas import Quota
+from kera.core.access.rights import Operation
+from kera.core.errors import InvalidArgument, NotAllowed, QuotaExceeded, UnknownUser
+from tests.integration.secured_cluster import Secured
+from tests.integration.support import until
+
+pytestmark = pytest.mark.timeout(180)
+
+Transport = Literal["tcp", "grpc"]
+EACH_TRANSPORT = pytest.mark.parametrize("transport", ["tcp", "grpc"])
+QUOTA = 1 << 20
+"""Bytes per second; without it, a client writes and reads a hundred times as much."""
+MEASURED_S = 2.5
+VALUE = random.Random(7).randbytes(100_000)
+WRITERS = 30
+RECORDS = 200
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    with contextlib.ExitStack() as stack:
+        secured = Secured(tmp_path_factory.mktemp("quotas"), stack, brokers=1, backups=0, replication=0)
+        asyncio.run(secured.make_user("admin"))
+        yield secured
+
+
+@pytest.fixture
+async def admin(secured: Secured) -> AsyncIterator[Client]:
+    async with await secured.client("admin") as client:
+        yield client
+
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture
+async def user(secured: Secured) -> str:
+    """One that may write, read and create streams that are called as it is."""
+    name = f"user-{next(_numbers)}"
+    await secured.make_user(name)
+    await secured.grant(f"user:{name}", f"stream:{name}*", Operation.READ, Operation.WRITE, Operation.CREATE)
+    return name
+
+
+class Writing:
+    """Somebody who writes as much as it can."""
+
+    def __init__(self, producer: Producer, stream: str) -> None:
+        self._producer = producer
+        self._stream = stream
+        self.acknowledged = 0
+        """Bytes."""
+
+    async def run(self) -> None:
+        await self._producer.prepare(self._stream)
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(WRITERS):
+                tasks.create_task(self._write())
+
+    async def _write(self) -> None:
+        while True:
+            await self._producer.send(self._stream, VALUE)
+            self.acknowledged += len(VALUE)
+
+
+class Reading:
+    """Somebody who reads as much as it can."""
+
+    def __init__(self, consumer: Consumer) -> None:
+        self._consumer = consumer
+        self.read = 0
+        """Bytes."""
+
+    async def run(self) -> None:
+        async for chunk in self._consumer.batches():
+            self.read += chunk.header.chunk_bytes
+
+
+async def rate_of(count: Callable[[], int], measured_s: float = MEASURED_S) -> float:
+    """How much more of something there is per second."""
+    begun_s, begun = time.monotonic(), count()
+    await until(lambda: time.monotonic() >= begun_s + measured_s)
+    return (count() - begun) / (time.monotonic() - begun_s)
+
+
+@contextlib.asynccontextmanager
+async def running(work: Writing | Reading) -> AsyncIterator[None]:
+    task = asyncio.create_task(work.run())
+    try:
+        yield
+        assert not task.done(), task
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+@EACH_TRANSPORT
+async def test_a_greedy_writer_gets_what_its_quota_lets_it(
+    secured: Secured, admin: Client, user: str, transport: Transport
+) -> None:
+    await admin.admin.create_stream(user, streamlets=4)
+    await admin.access.set_quota(user, bytes_in_per_s=QUOTA)
+    async with (
+        await secured.client(user, transport=transport) as client,
+        client.producer() as producer,
+    ):
+        writing = Writing(producer, user)
+        async with running(writing):
+            await until(lambda: producer.throttled_ms > 0)
+            rate = await rate_of(lambda: writing.acknowledged)
+        assert QUOTA / 4 < rate < QUOTA * 2
+        assert producer.throttled_ms > MEASURED_S * 250
+        await producer.close(flush=False)
+
+
+@EACH_TRANSPORT
+async def test_a_greedy_reader_gets_what_its_quota_lets_it(
+    secured: Secured, admin: Client, user: str, transport: Transport
+) -> None:
+    await admin.admin.create_stream(user, streamlets=4)
+    async with admin.producer() as producer:
+        await producer.prepare(user)
+        for _ in range(RECORDS):
+            producer.send(user, VALUE)
+    await admin.access.set_quota(user, bytes_out_per_s=QUOTA)
+    async with (
+        await secured.client(user, transport=transport) as client,
+        client.consumer(user, start="earliest", shared_memory="never") as consumer,
+    ):
+        reading = Reading(consumer)
+        async with running(reading):
+            await until(lambda: consumer.throttled_ms > 0)
+            rate = await rate_of(lambda: reading.read)
+        assert QUOTA / 4 < rate < QUOTA * 2
+        assert consumer.throttled_ms > MEASURED_S * 250
+        await admin.access.set_quota(user)
+        async with running(reading):
+            await until(lambda: reading.read >= RECORDS * len(VALUE))
+
+
+@EACH_TRANSPORT
+async def test_another_quota_holds_at_once_and_ends_no_connection(
+    secured: Secured, admin: Client, user: str, transport: Transport
+) -> None:
+    await admin.admin.create_stream(user, streamlets=2)
+    await admin.access.set_quota(user, bytes_in_per_s=QUOTA // 4)
+    async with (
+        await secured.client(user, transport=transport) as client,
+        client.producer() as producer,
+    ):
+        writing = Writing(producer, user)
+        async with running(writing):
+            await until(lambda: producer.throttled_ms > 0)
+            slow = await rate_of(lambda: writing.acknowledged)
+            assert not (await admin.access.set_quota(user, bytes_in_per_s=QUOTA * 8)).untold
+            await until(lambda: writing.acknowledged > 4 * QUOTA)
+            fast = await rate_of(lambda: writing.acknowledged, 1.0)
+            await admin.access.set_quota(user)
+            throttled_ms = producer.throttled_ms
+            before = writing.acknowledged
+            await until(lambda: writing.acknowledged > before + 20 * QUOTA)
+        assert slow < QUOTA
+        assert fast > 2 * QUOTA
+        assert producer.throttled_ms < throttled_ms + 3000  # what was under way
+        await producer.close(flush=False)
+
+
+async def test_others_are_not_held_back(secured: Secured, admin: Client, user: str) -> None:
+    await admin.admin.create_stream(user, streamlets=1)
+    await admin.access.set_quota(user, requests_per_s=1, bytes_in_per_s=1)
+    async with (
+        await secured.client(user, transport="tcp") as client,
+        client.producer() as greedy,
+        admin.producer() as producer,
+    ):
+        await greedy.prepare(user)
+        await producer.prepare(user)
+        first = greedy.send(user, VALUE)
+        await first
+        held_back = greedy.send(user, VALUE)
+        for _ in range(5):
+            await producer.send(user, VALUE)
+        assert not held_back.done()
+        assert not producer.throttled_ms
+        await held_back
+        assert greedy.throttled_ms > 0
+
+
+@EACH_TRANSPORT
+async def test_small_requests_count_as_well(secured: Secured, admin: Client, user: str, transport: Transport) -> None:
+    """Over frames, the native core carries them out past the handlers as long as the quota lasts."""
+    await admin.admin.create_stream(user, streamlets=1)
+    await admin.access.set_quota(user, requests_per_s=40)
+    async with await secured.client(user, transport=transport) as client, client.producer() as producer:
+        await producer.prepare(user)
+        acknowledged = 0
+
+        async def write() -> None:
+            nonlocal acknowledged
+            while True:
+                await producer.send(user, b"small")
+                acknowledged += 1
+
+        task = asyncio.create_task(write())
+        await until(lambda: producer.throttled_ms > 0)
+        rate = await rate_of(lambda: acknowledged)
+        task.cancel()
+        assert 10 < rate < 80
+
+
+async def test_requests_to_the_coordinator_count_as_well(secured: Secured, admin: Client, user: str) -> None:
+    await admin.admin.create_stream(user, streamlets=1)
+    await admin.access.set_quota(user, requests_per_s=5)
+    async with await secured.client(user) as client:
+        begun_s = time.monotonic()
+        for _ in range(15):
+            await client.admin.list_streams()
+        assert time.monotonic() - begun_s >= 1.5
+
+
+async def test_one_stream_too_many_is_refused(secured: Secured, admin: Client, user: str) -> None:
+    await admin.access.set_quota(user, streams=2)
+    async with await secured.client(user) as client:
+        for number in range(2):
+            await client.admin.create_stream(f"{user}-{number}", streamlets=1)
+        with pytest.raises(QuotaExceeded) as raised:
+            await client.admin.create_stream(f"{user}-2", streamlets=1)
+        assert raised.value.message == (
+            f"user:{user} has created 2 streams, and its quota of streams is 2; who administers the cluster can change"
+            f" that: kera quota set {user} --streams MORE"
+        )
+        assert (await client.describe(f"{user}-0")).created_by == f"user:{user}"
+        await admin.admin.create_stream(f"{user}-of-admin", streamlets=1)
+        await admin.admin.delete_stream(f"{user}-0")
+        await client.admin.create_stream(f"{user}-2", streamlets=1)
+
+
+@EACH_TRANSPORT
+async def test_one_connection_too_many_is_refused(
+    secured: Secured, admin: Client, user: str, transport: Transport
+) -> None:
+    await admin.admin.create_stream(user, streamlets=1)
+    await admin.access.set_quota(user, connections=1)
+    async with (
+        await secured.client(user, transport=transport) as first,
+        await secured.client(user, transport=transport, retry_timeout_ms=10_000) as second,
+        first.producer() as producer,
+    ):
+        await producer.prepare(user)
+        await producer.send(user, VALUE)
+        async with second.producer() as other:
+            await other.prepare(user)
+            other.send(user, VALUE)
+            with pytest.raises(QuotaExceeded, match=f"user:{user} has 1 connection to this daemon"):
+                await other.flush()
+            await admin.access.set_quota(user, connections=2)
+            await other.send(user, VALUE)
+            await producer.send(user, VALUE)
+
+
+async def test_the_default_quota_is_for_those_without_one_of_their_own(
+    secured: Secured, admin: Client, user: str
+) -> None:
+    try:
+        await admin.access.set_default_quota(streams=0)
+        async with await secured.client(user) as client:
+            with pytest.raises(QuotaExceeded, match="its quota of streams is 0"):
+                await client.admin.create_stream(user, streamlets=1)
+            await admin.access.set_quota(user, connections=10)
+            await client.admin.create_stream(user, streamlets=1)
+        await admin.admin.create_stream(f"{user}-of-admin", streamlets=1)  # of a super user
+        assert await admin.access.default_quota() == Quota(streams=0)
+        quotas = {each.name: each.quota for each in await admin.access.users()}
+        assert quotas[user] == Quota(connections=10)
+        assert not quotas["admin"]
+    finally:
+        await admin.access.set_default_quota()
+
+
+async def test_who_administers_the_cluster_sets_quotas(secured: Secured, admin: Client, user: str) -> None:
+    async with await secured.client(user) as client:
+        with pytest.raises(NotAllowed):
+            await client.access.set_quota(user)
+        with pytest.raises(NotAllowed):
+            await client.access.set_default_quota()
+    with pytest.raises(UnknownUser, match="kera user create makes one"):
+        await admin.access.set_quota("nobody-here", streams=1)
+    with pytest.raises(InvalidArgument):
+        await admin.access.set_quota("admin", bytes_in_per_s=0)
+
+
+async def test_quotas_outlast_the_coordinator_and_brokers(secured: Secured, admin: Client, user: str) -> None:
+    await admin.admin.create_stream(user, streamlets=1)
+    await admin.access.set_quota(user, bytes_in_per_s=1000)
+    for name in ("coordinator", "broker-1"):
+        secured.cluster.restart(name)
+    async with (
+        await secured.client(user) as client,
+        client.producer() as producer,
+    ):
+        await producer.prepare(user)
+        await producer.send(user, VALUE)
+        assert producer.throttled_ms > 0
