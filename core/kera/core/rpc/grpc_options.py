@@ -58,7 +58,8 @@ def server_options(
     and refuse what a client sends as soon as it has that answer.
 
     It takes so many connections and closes others at once. It cannot close the idlest for a new one, so idle ones are
-    closed after a while in any case. Pings of clients are answered as often as ours send them, and twice as often.
+    closed after a while in any case, and those that say nothing sooner where places are few (``grpc_room``). Pings of
+    clients are answered as often as ours send them, and twice as often.
     """
     return [
         *channel_options(bulk_bytes_max),

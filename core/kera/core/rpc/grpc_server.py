@@ -41,6 +41,7 @@ from kera.core.rpc.grpc_options import (
     HANDSHAKE_MS,
     server_options,
 )
+from kera.core.rpc.grpc_room import Room
 from kera.core.rpc.grpc_untaken import UNTAKEN_LIMITS, Untaken, UntakenLimits
 from kera.core.rpc.handling import checked_reply, deferred_reply, error_reply, given_up, run_handler
 from kera.core.rpc.holds import Holds
@@ -101,6 +102,8 @@ class GrpcServer:
     ) -> None:
         """`tls`: connections are encrypted; `doorkeeper`: finds out who calls."""
         self._tls = tls
+        self._connections_max = connections_max
+        self._room: Room | None = None
         options = server_options(bulk_bytes_max, connections_max, connection_calls_max, handshake_ms)
         self.turns = Turns()
         self._server = grpc_unknown.server(options, CALLS_MAX)
@@ -139,10 +142,13 @@ class GrpcServer:
         await self._server.start()
         for name in self._names:
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        self._room = Room(int(bound), self._connections_max, encrypted=self._tls is not None)
         return int(bound)
 
     async def close(self, grace_s: float = 0.5) -> None:
         """Stop accepting, give calls in progress `grace_s` seconds, then end them."""
+        if self._room is not None:
+            await self._room.close()
         await self._health.enter_graceful_shutdown()
         await self._server.stop(grace_s)
 

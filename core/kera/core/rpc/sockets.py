@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -69,14 +70,32 @@ def shut_down(host: str, port: int) -> bool:
     For connections that a library keeps to itself. It learns of the end as if the peer had ended it. Looks at all
     descriptors, which takes a while when there are thousands.
     """
-    for link in _DESCRIPTORS.iterdir() if _DESCRIPTORS.exists() else ():
-        # A descriptor of our own: the library may close its own at any time, and another one get its number.
-        with contextlib.suppress(OSError, ValueError), _copy_of(int(link.name)) as sock:
+    for sock in copies_of_sockets():
+        with contextlib.suppress(OSError, ValueError):
             peer_host, peer_port, *_ = sock.getpeername()
             if (peer_host.removeprefix(_MAPPED), peer_port) == (host, port):
                 sock.shutdown(socket.SHUT_RDWR)
                 return True
     return False
+
+
+def open_descriptors() -> int:
+    """Of this process, of all kinds."""
+    return sum(1 for _ in _DESCRIPTORS.iterdir()) if _DESCRIPTORS.exists() else 0
+
+
+def copies_of_sockets() -> Iterator[socket.socket]:
+    """Of all sockets of this process, each until the next one is asked for.
+
+    With descriptors of our own: a library may close its own at any time, and another one get its number.
+    """
+    for link in _DESCRIPTORS.iterdir() if _DESCRIPTORS.exists() else ():
+        with contextlib.suppress(OSError, ValueError):
+            sock = _copy_of(int(link.name))
+            try:
+                yield sock
+            finally:
+                sock.close()
 
 
 def _copy_of(descriptor: int) -> socket.socket:

@@ -1,0 +1,103 @@
+"""Who connects to gRPC and says nothing keeps out nobody who does, and loses no place while there are others."""
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+from structlog.testing import capture_logs
+
+from kera.core.errors import Unavailable
+from kera.core.rpc.grpc_client import GrpcChannel
+from kera.core.rpc.grpc_room import FULL, QUIET_S, ROOMY
+from kera.core.rpc.grpc_server import GrpcServer
+from kera.core.security import Tls
+from tests.unit.core.rpc.transports import HOST, TIMEOUT_S, UNARY, Closing, UnaryRequest, eventually, unary_echo
+
+CONNECTIONS_MAX = 400
+"""More than a process has descriptors that are none of these connections."""
+HANDSHAKE_MS = 600_000
+
+
+async def serving(closing: Closing, tls: Tls | None) -> int:
+    server = GrpcServer([{UNARY: unary_echo}], connections_max=CONNECTIONS_MAX, handshake_ms=HANDSHAKE_MS, tls=tls)
+    return await closing(server).listen(HOST, 0)
+
+
+@contextlib.contextmanager
+def silent(port: int, count: int, said: bytes = b"") -> Iterator[list[socket.socket]]:
+    """Connections over which nothing more comes."""
+    with contextlib.ExitStack() as opened:
+        socks = [opened.enter_context(socket.create_connection((HOST, port), TIMEOUT_S)) for _ in range(count)]
+        for sock in socks:
+            with contextlib.suppress(OSError):
+                sock.sendall(said)
+            sock.setblocking(False)
+        yield socks
+
+
+def is_open(sock: socket.socket) -> bool:
+    """As far as has come to be known."""
+    try:
+        return bool(sock.recv(1 << 16))
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+
+
+async def answers(channel: GrpcChannel) -> bool:
+    try:
+        await channel.submit(UNARY, UnaryRequest(), timeout_s=TIMEOUT_S)
+    except Unavailable:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(("encrypted", "said"), [(False, b""), (True, b""), (True, b"\x16\x03\x01\x00\xf0")])
+async def test_who_says_nothing_makes_room_for_who_does(
+    closing: Closing, tls: Tls, *, encrypted: bool, said: bytes
+) -> None:
+    own = tls if encrypted else None
+    port = await serving(closing, own)
+    with silent(port, CONNECTIONS_MAX, said) as socks, capture_logs() as lines:
+        channel = closing(GrpcChannel(f"{HOST}:{port}", tls=own))
+        deadline_s = time.monotonic() + TIMEOUT_S
+        while not await answers(channel):
+            assert time.monotonic() < deadline_s
+        await eventually(lambda: sum(map(is_open, socks)) <= FULL * CONNECTIONS_MAX)
+        assert sum(map(is_open, socks)) >= ROOMY * CONNECTIONS_MAX - 2
+    assert [line["limit"] for line in lines if "make room" in line["event"]] == [CONNECTIONS_MAX]
+
+
+async def test_who_speaks_byte_by_byte_makes_room_as_well(closing: Closing, tls: Tls) -> None:
+    port = await serving(closing, tls)
+    with silent(port, CONNECTIONS_MAX - 10, b"\x16\x03\x01\x02\x00") as socks:
+        deadline_s = time.monotonic() + TIMEOUT_S
+        while sum(map(is_open, socks)) > FULL * CONNECTIONS_MAX:
+            assert time.monotonic() < deadline_s
+            for sock in socks:
+                with contextlib.suppress(OSError):
+                    sock.sendall(b"\x00")
+            await asyncio.sleep(0.1)
+
+
+async def test_who_has_spoken_keeps_its_place(closing: Closing, tls: Tls) -> None:
+    port = await serving(closing, tls)
+    first = closing(GrpcChannel(f"{HOST}:{port}", tls=tls))
+    assert await answers(first)
+    with silent(port, CONNECTIONS_MAX - 10) as socks:
+        await eventually(lambda: sum(map(is_open, socks)) <= FULL * CONNECTIONS_MAX)
+    assert await answers(first)
+
+
+async def test_while_there_are_places_nobody_loses_one(closing: Closing, tls: Tls) -> None:
+    port = await serving(closing, tls)
+    with silent(port, int(ROOMY * CONNECTIONS_MAX)) as socks:
+        begun_s = time.monotonic()
+        channel = closing(GrpcChannel(f"{HOST}:{port}", tls=tls))
+        while time.monotonic() < begun_s + 3 * QUIET_S:
+            assert await answers(channel)
+        assert all(map(is_open, socks))
