@@ -10,6 +10,8 @@
 #   --certificates DIR   with ca.pem, ADDRESS.pem and ADDRESS-key.pem, as `kera tls init DIR ADDRESS...` makes them: then
 #                        connections are encrypted, and whoever connects has to show a certificate of ca.pem; again with
 #                        new ones, which are taken up without a restart
+#   --cluster-secret FILE  with --certificates: everybody has to authenticate, and may do what rules allow; daemons know
+#                        each other by what FILE has, the same on all hosts: openssl rand -base64 32 makes it
 #   --insecure           in place of that: whoever reaches this host may do everything
 #   --wheel FILE         what is installed, by the name with which it was built; or a version of the package index
 #                        ("kera==0.1.0")
@@ -24,7 +26,7 @@ set -eu
 
 here="$(cd "$(dirname "$0")" && pwd)"
 units="$here/../systemd"
-wheel= address= coordinator= zookeeper= certificates= insecure= root= program= daemons= start=yes
+wheel= address= coordinator= zookeeper= certificates= cluster_secret= insecure= root= program= daemons= start=yes
 
 fail() {
     echo "install: error: $*" >&2
@@ -37,10 +39,10 @@ say() {
 
 while [ $# -gt 0 ]; do
     case "$1" in
-    --wheel | --address | --coordinator | --zookeeper | --certificates | --root | --program)
+    --wheel | --address | --coordinator | --zookeeper | --certificates | --cluster-secret | --root | --program)
         [ $# -ge 2 ] || fail "$1 needs a value"
         case "$2" in *'"'* | *'|'* | *'&'* | *'\'*) fail "$1: no quotes, and none of | & \\ in $2" ;; esac
-        name="${1#--}"
+        name="$(echo "${1#--}" | tr - _)"
         eval "$name=\$2"
         shift 2
         ;;
@@ -120,6 +122,13 @@ esac
 [ -z "$program" ] || [ -n "$root" ] || fail "--program is for --root"
 [ -n "$root" ] || [ "$(id -u)" = 0 ] || fail "only root may install below /: use sudo, or --root DIR"
 
+if [ -n "$cluster_secret" ]; then
+    [ -n "$certificates" ] || fail "--cluster-secret needs --certificates: without, who reads the network takes up what others show"
+    [ -f "$cluster_secret" ] || fail "--cluster-secret: there is no file $cluster_secret (openssl rand -base64 32 >$cluster_secret)"
+    [ -s "$cluster_secret" ] && awk 'NF && length($0) < 16 { exit 1 }' "$cluster_secret" ||
+        fail "--cluster-secret: a secret has 16 characters at least (openssl rand -base64 32 >$cluster_secret)"
+fi
+
 settings="$root/etc/kera/kera.toml"
 if [ -n "$certificates" ]; then
     [ -z "$insecure" ] || fail "--certificates or --insecure: one of the two"
@@ -156,16 +165,23 @@ if [ -z "$root" ]; then
     systemd-sysusers kera.conf
 fi
 
+if [ -n "$root" ]; then owner="$(id -g)"; else owner=kera; fi
 if [ -n "$certificates" ]; then
     mkdir -p "$root/etc/kera"
-    if [ -n "$root" ]; then owner="$(id -g)"; else owner=kera; fi
     install -m 644 "$certificates/ca.pem" "$root/etc/kera/ca.pem"
     # The key last: daemons take neither until both are there.
     install -m 644 "$certificates/$address.pem" "$root/etc/kera/host.pem"
     install -m 640 -g "$owner" "$certificates/$address-key.pem" "$root/etc/kera/host-key.pem"
 fi
+if [ -n "$cluster_secret" ]; then
+    install -m 640 -g "$owner" "$cluster_secret" "$root/etc/kera/cluster-secret"
+fi
 if [ -e "$settings" ]; then
     say "settings stay as they are: $settings"
+    if [ -n "$cluster_secret" ] && ! grep -q '^security = true' "$settings"; then
+        say "security is off there; in [coordinator], [broker] and [backup], on all hosts, set security = true and" \
+            "cluster_secret_file = \"/etc/kera/cluster-secret\""
+    fi
 else
     mkdir -p "$root/etc/kera"
     sed -e "s|^host = .*|host = \"$address\"|" \
@@ -174,6 +190,10 @@ else
         "$units/kera.toml" >"$settings.new"
     if [ -n "$insecure" ]; then
         sed -i -e "/^tls_\(ca\|cert\|key\) = /d" -e "s|^tls_client_auth = .*|insecure = true|" "$settings.new"
+    fi
+    if [ -n "$cluster_secret" ]; then
+        sed -i "s|^tls_client_auth = .*|tls_client_auth = \"optional\"\nsecurity = true\ncluster_secret_file = \"/etc/kera/cluster-secret\"|" \
+            "$settings.new"
     fi
     if [ -n "$zookeeper" ]; then
         sed -i "s|^\[coordinator\]|[coordinator]\nzookeeper = \"$zookeeper\"|" "$settings.new"
@@ -193,6 +213,9 @@ for daemon in $daemons; do
                 secured="$secured KERA_${upper}_${each%=*}=$root/etc/kera/${each#*=}"
             done
         fi
+        if [ -n "$cluster_secret" ]; then
+            secured="$secured KERA_${upper}_CLUSTER_SECRET_FILE=$root/etc/kera/cluster-secret"
+        fi
         say "to start it: KERA_${upper}_DATA_DIR=$root/var/lib/kera/$daemon$secured $program $daemon --config $settings"
     fi
 done
@@ -206,4 +229,8 @@ if [ -z "$root" ]; then
     done
     [ -n "$start" ] || say "to start them: systemctl start$(printf ' kera-%s' $daemons)"
     say "how it is: systemctl status 'kera-*'; kera cluster health --bootstrap $coordinator"
+    if [ -n "$cluster_secret" ]; then
+        say "who may do what: docs/security.md; the first user: kera user create NAME --cluster-secret-file" \
+            "/etc/kera/cluster-secret --bootstrap $coordinator, with KERA_CLIENT_TLS_CA=/etc/kera/ca.pem"
+    fi
 fi

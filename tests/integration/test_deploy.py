@@ -41,6 +41,7 @@ DEPLOY = ROOT / "deploy"
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
 RULES = DEPLOY / "prometheus" / "kera.rules.yml"
 RUNBOOKS = ROOT / "docs" / "runbooks.md"
+SECURITY = ROOT / "docs" / "security.md"
 EXPOSURE_MAX = 20
 """Of 100: what systemd-analyze calls "OK" ends there."""
 HEADROOM_GIB = 2
@@ -54,10 +55,16 @@ SMALL = {
 }
 
 
-def run(*command: str | Path, environment: dict[str, str] | None = None) -> str:
-    """What a command prints. Fails with what it says if it fails."""
+def run(*command: str | Path, environment: dict[str, str] | None = None, folder: Path | None = None) -> str:
+    """What a command prints, in a folder. Fails with what it says if it fails."""
     done = subprocess.run(
-        command, env=os.environ | (environment or {}), capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        command,
+        env=os.environ | (environment or {}),
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
@@ -150,8 +157,11 @@ class Host:
             own = {
                 key: value.replace("/var/lib", f"{self.root}/var/lib") for key, value in environment_of(unit).items()
             }
-            for setting, file in (("CA", "ca.pem"), ("CERT", "host.pem"), ("KEY", "host-key.pem")):
-                own[f"KERA_{name.upper()}_TLS_{setting}"] = str(self.root / "etc/kera" / file)
+            files = {"TLS_CA": "ca.pem", "TLS_CERT": "host.pem", "TLS_KEY": "host-key.pem"}
+            if (self.root / "etc/kera/cluster-secret").exists():
+                files["CLUSTER_SECRET_FILE"] = "cluster-secret"
+            for setting, file in files.items():
+                own[f"KERA_{name.upper()}_{setting}"] = str(self.root / "etc/kera" / file)
             log = (self.root / f"{name}.log").open("wb")
             with log:
                 self.processes[name] = subprocess.Popen(
@@ -186,9 +196,9 @@ def until(condition: Callable[[], bool], timeout_s: float = TIMEOUT_S) -> None:
         time.sleep(0.05)
 
 
-def commands_of(section: str) -> Iterator[str]:
+def commands_of(section: str, page: Path = RUNBOOKS) -> Iterator[str]:
     """Those that are in a section of the runbooks, line by line."""
-    text = RUNBOOKS.read_text().split(f"\n## {section}\n")[1].split("\n## ")[0]
+    text = page.read_text().split(f"\n## {section}\n")[1].split("\n## ")[0]
     for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL):
         yield from block.strip().splitlines()
 
@@ -207,10 +217,11 @@ class Hosts:
     def carry_out(self, line: str) -> str:
         """One command; what it prints."""
         line = re.sub(r"10\.0\.0\.(\d)", lambda found: f"127.77.0.{found[1]}", line)
-        line = re.sub(r"(?<=[ =])certificates\b", str(self._folder / "certificates"), line)
+        line = re.sub(r"(?<=[ =])(certificates|cluster-secret|[a-z]+-password)\b", rf"{self._folder}/\1", line)
         if line.startswith("export "):
-            name, _, value = line.removeprefix("export ").partition("=")
-            self._environment[name] = value
+            for each in line.removeprefix("export ").split():
+                name, _, value = each.partition("=")
+                self._environment[name] = value
             return ""
         if line.startswith("sudo deploy/hosts/install.sh "):
             arguments = shlex.split(line)[2:]
@@ -228,7 +239,7 @@ class Hosts:
         line = line.removeprefix("sudo -u kera ").replace("/backups", str(self._folder))
         if "/var/lib/kera" in line:
             line = line.replace("/var/lib/kera", f"{self._here.root}/var/lib/kera")
-        return run("sh", "-c", line, environment=self._environment)
+        return run("sh", "-c", line, environment=self._environment, folder=self._folder)
 
     def running(self) -> list[Host]:
         """Hosts with daemons."""
@@ -265,6 +276,28 @@ def test_the_runbook_makes_a_cluster_of_three_hosts_and_replaces_one_that_is_gon
         records = hosts.carry_out("kera consume orders --until-end").splitlines()
         assert len([line for line in records if line]) >= 10_001
         until(lambda: "127.77.0.4" in hosts.carry_out("kera cluster describe"))
+    finally:
+        for host in sorted(hosts.by_number.values(), key=lambda each: "coordinator" in each.processes):
+            host.stop()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_runbook_makes_a_secured_cluster_and_replaces_its_secret(tmp_path: Path) -> None:
+    if any(_taken(7400 + offset) for offset in range(5)):
+        pytest.skip("the ports of a real cluster are taken here")
+    needs("openssl")
+    hosts = Hosts(tmp_path)
+    try:
+        lines = list(commands_of("From nothing to a secured cluster", SECURITY))
+        assert len(lines) == 10
+        said = {line: hosts.carry_out(line) for line in lines}
+        assert said["kera cluster health"].startswith("healthy")
+        assert "everybody has to authenticate, and may do what rules allow" in said["kera cluster health"]
+        for line in commands_of("Users and rights", SECURITY):
+            said[line] = hosts.carry_out(line)
+        assert any("may read, write stream:orders" in text for text in said.values())
+        assert any("hello" in text for text in said.values())
     finally:
         for host in sorted(hosts.by_number.values(), key=lambda each: "coordinator" in each.processes):
             host.stop()
@@ -390,6 +423,19 @@ def _taken(port: int) -> bool:
         ("broker --address 10.0.0.1 --coordinator h:7400 --wheel w", "who may connect? --certificates DIR"),
         ("broker --address 10.0.0.1 --coordinator h:7400 --wheel w --certificates {here}", "/ca.pem (kera tls init"),
         ("broker --address 10.0.0.1 --coordinator h:7400 --wheel w --certificates x --insecure", "one of the two"),
+        ("broker --address 10.0.0.1 --coordinator h:7400 --wheel w --cluster-secret x", "needs --certificates"),
+        (
+            "broker --address 10.0.0.1 --coordinator h:7400 --wheel w --certificates x --cluster-secret x",
+            "there is no file x (openssl rand -base64 32 >x)",
+        ),
+        (
+            "broker --address 10.0.0.1 --coordinator h:7400 --wheel w --certificates x --cluster-secret {here}/short",
+            "16 characters at least",
+        ),
+        (
+            "broker --address 10.0.0.1 --coordinator h:7400 --wheel w --certificates x --cluster-secret {here}/empty",
+            "16 characters at least",
+        ),
     ],
 )
 def test_the_script_says_what_is_wrong_and_does_nothing(
@@ -397,6 +443,8 @@ def test_the_script_says_what_is_wrong_and_does_nothing(
 ) -> None:
     here = tmp_path_factory.mktemp("wheels")
     (here / "kera.whl").touch()
+    (here / "short").write_text("short\n")
+    (here / "empty").touch()
     command: list[str | Path] = [DEPLOY / "hosts" / "install.sh", *shlex.split(arguments.format(here=here))]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
 
@@ -462,6 +510,41 @@ def test_certificates_are_brought_where_the_settings_say_and_new_ones_replace_th
         assert named == {Path("/etc/kera") / name for name in ("ca.pem", "host.pem", "host-key.pem")}
         assert section["tls_client_auth"] == "required"
         assert "insecure" not in section
+
+
+def test_the_secret_of_a_cluster_is_brought_where_the_settings_say_for_nobody_else(tmp_path: Path) -> None:
+    authority, _ = Authority.open_or_make(tmp_path / "made")
+    authority.issue("10.0.0.7")
+    secret = tmp_path / "secret"
+    command: list[str | Path] = [DEPLOY / "hosts" / "install.sh", "--root", tmp_path / "root"]
+    command += ["--program", Path(sys.executable).with_name("kera"), "--certificates", tmp_path / "made"]
+    command += ["--cluster-secret", secret, "--address", "10.0.0.7", "--coordinator", "10.0.0.7:7400", "broker"]
+    folder = tmp_path / "root/etc/kera"
+    for text in ("a secret of sixteen and more\n", "another one that is long enough\na secret of sixteen and more\n"):
+        secret.write_text(text)
+        said = run(*command)
+
+        assert "KERA_BROKER_CLUSTER_SECRET_FILE=" in said
+        assert (folder / "cluster-secret").read_text() == text
+        assert stat.S_IMODE((folder / "cluster-secret").stat().st_mode) == 0o640
+    for section in tomllib.loads((folder / "kera.toml").read_text()).values():
+        assert section["security"] is True
+        assert section["cluster_secret_file"] == "/etc/kera/cluster-secret"
+        assert section["tls_client_auth"] == "optional"
+
+
+def test_settings_without_security_stay_and_the_script_says_what_they_lack(tmp_path: Path) -> None:
+    authority, _ = Authority.open_or_make(tmp_path / "made")
+    authority.issue("10.0.0.7")
+    (tmp_path / "secret").write_text("a secret of sixteen and more\n")
+    command: list[str | Path] = [DEPLOY / "hosts" / "install.sh", "--root", tmp_path / "root"]
+    command += ["--program", Path(sys.executable).with_name("kera"), "--certificates", tmp_path / "made"]
+    command += ["--address", "10.0.0.7", "--coordinator", "10.0.0.7:7400", "broker"]
+    run(*command)
+    said = run(*command, "--cluster-secret", tmp_path / "secret")
+
+    assert "settings stay as they are" in said
+    assert 'set security = true and cluster_secret_file = "/etc/kera/cluster-secret"' in said
 
 
 def test_who_wants_it_insecure_gets_that_and_no_certificates(tmp_path: Path) -> None:
@@ -569,10 +652,31 @@ def test_the_chart_shares_memory_with_executors_and_has_several_coordinators_whe
     assert re.search(r'name: KERA_COORDINATOR_ZOOKEEPER\n +value: "zk:2181"', made)
 
 
+def test_the_chart_has_everybody_authenticate_where_that_is_asked_for() -> None:
+    """With the secret of a Secret, which nobody else in the pod can read."""
+    given = "security.enabled=true,security.secretName=of-the-cluster,security.superUsers={user:admin,role:boss}"
+    for tls in ("", ",tls.secretName=certificates"):
+        made = rendered("--set", given + tls)
+
+        for kind in ("COORDINATOR", "BROKER", "BACKUP"):
+            for name, value in (
+                ("SECURITY", '"true"'),
+                ("CLUSTER_SECRET_FILE", "/etc/kera/secret/cluster-secret"),
+                ("SUPER_USERS", r'"[\"user:admin\",\"role:boss\"]"'),
+            ):
+                assert f"name: KERA_{kind}_{name}\n              value: {value}\n" in made, name
+            assert f"name: KERA_{kind}_{'TLS_CLIENT_AUTH' if tls else 'INSECURE'}" in made
+        assert made.count("secret: {secretName: of-the-cluster, defaultMode: 0440}") == 3
+        assert made.count("- {name: secret, mountPath: /etc/kera/secret, readOnly: true}") == 3
+        assert "value: required" not in made  # clients have passwords, and need no certificate
+    assert "SECURITY" not in rendered()
+
+
 @pytest.mark.parametrize(
     ("values", "says"),
     [
         ("coordinator.replicas=2", "several coordinators need a zookeeper"),
+        ("security.enabled=true", "security.enabled needs security.secretName"),
         ("broker.arena=2GB", "give memory in Mi or Gi"),
     ],
 )
@@ -582,6 +686,26 @@ def test_the_chart_says_what_is_wrong(values: str, says: str) -> None:
 
     assert done.returncode != 0
     assert says in done.stderr
+
+
+# -- docker compose ---------------------------------------------------------------------------------------------
+
+
+def test_compose_secures_each_daemon_that_there_is() -> None:
+    plain, secured = ((DEPLOY / "docker" / name).read_text() for name in ("compose.yaml", "compose.security.yaml"))
+    services = plain.split("\nservices:\n")[1].split("\nnetworks:\n")[0]
+    daemons = re.findall(r"^  ((?:coordinator|broker|backup)-\d):", services, re.MULTILINE)
+
+    assert len(daemons) > 5
+    assert re.findall(r"^  (\w+-\d): \*\w+$", secured, re.MULTILINE) == daemons
+    for name in daemons:
+        kind = name.partition("-")[0]
+        assert f"\n  {name}: *{kind}\n" in secured
+        block = secured.split(f"x-{kind}: &{kind}\n")[1].split("\n\n")[0]
+        assert block == (
+            f'  <<: *secret\n  environment:\n    KERA_{kind.upper()}_SECURITY: "true"\n'
+            f"    KERA_{kind.upper()}_CLUSTER_SECRET_FILE: /run/secrets/cluster-secret"
+        )
 
 
 # -- alerts and dashboards --------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import typer
 from kera.cli._access import CLUSTER_SECRET_OPTION, changing, reading, warn, warn_of_untold
 from kera.cli._client import BOOTSTRAP_OPTION, JSON_OPTION
 from kera.cli._durations import format_ms, parse_duration_ms
-from kera.cli._paths import file_to_replace, path_of
+from kera.cli._paths import expanded_path, file_to_replace, path_of
 from kera.cli._run import UsageError, run_async
 from kera.cli._table import table
 
@@ -66,24 +66,24 @@ def issue(
             check_resource(each)
     except InvalidArgument as error:
         raise UsageError(error.message) from error
-    file = None if out is None else file_to_replace(out)
-    run_async(_issue(bootstrap, resources, lifetime_ms, file, as_json))
+    run_async(_issue(bootstrap, resources, lifetime_ms, out, as_json))
 
 
-async def _issue(bootstrap: str, resources: list[str], lifetime_ms: int, file: Path | None, as_json: bool) -> None:
+async def _issue(bootstrap: str, resources: list[str], lifetime_ms: int, out: Path | None, as_json: bool) -> None:
+    file = None if out is None else file_to_replace(expanded_path("--out", out))
     async with changing(bootstrap, None) as access:
         with _file_for(file) as written:  # before there is a token: one that cannot be kept is none
             token = await access.issue_token(resources, lifetime_ms=lifetime_ms)
             if written is not None:
                 written.write(f"{token.secret}\n")
-        _print_issued(token, file, as_json)
+        _print_issued(token, out, as_json)
         if lifetime_ms > token.expires_in_ms:
             warn(f"it is good for {format_ms(token.expires_in_ms)} only, the most there is; renew it before that ends")
         warn_of_untold(token.untold, "it is good for nothing")
 
 
-def _print_issued(token: Token, file: Path | None, as_json: bool) -> None:
-    secret = {} if file is not None else {"token": token.secret}
+def _print_issued(token: Token, out: Path | None, as_json: bool) -> None:
+    secret = {} if out is not None else {"token": token.secret}
     if as_json:
         document = {
             "token_id": token.token_id,
@@ -100,8 +100,8 @@ def _print_issued(token: Token, file: Path | None, as_json: bool) -> None:
         f" within {format_ms(token.renewable_for_ms)}"
     )
     text += f", for {', '.join(token.resources)} only" if token.resources else ""
-    if file is not None:
-        print(f"{text}; it is in {file}")
+    if out is not None:
+        print(f"{text}; it is in {out}")
     else:
         print(token.secret)  # alone, so that it can be taken as it is
         print(text, file=sys.stderr)
