@@ -19,7 +19,7 @@ from kera.core.access.accounts import Accounts
 from kera.core.access.acquaintances import Acquaintance, Acquaintances
 from kera.core.access.audit import Audit
 from kera.core.access.authenticator import Authenticator
-from kera.core.access.identity import NOBODY, Identity
+from kera.core.access.identity import Identity, not_authenticated
 from kera.core.access.pacing import paced, paced_taker
 from kera.core.access.requirements import REQUIREMENTS, Need, Requirement, Who, stream
 from kera.core.access.rights import CLUSTER, Operation
@@ -402,11 +402,3 @@ def check_caller() -> None:
 
 def _dismissed() -> KeraError:
     return AuthenticationFailed("what you may do has changed, or who you are is good no more: connect again")
-
-
-def not_authenticated() -> KeraError:
-    """Who has shown nothing."""
-    return AuthenticationFailed(
-        f"{NOBODY} has authenticated over this connection: show a certificate, a password or a token (KERA_CLIENT_USER"
-        " and KERA_CLIENT_PASSWORD_FILE, KERA_CLIENT_TOKEN_FILE, KERA_CLIENT_TLS_CERT)"
-    )

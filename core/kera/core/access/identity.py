@@ -6,7 +6,7 @@ import math
 import re
 from typing import NamedTuple
 
-from kera.core.errors import InvalidArgument
+from kera.core.errors import AuthenticationFailed, InvalidArgument
 
 NAME_CHARS_MAX = 128
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]*")
@@ -58,6 +58,14 @@ def check_name(what: str, name: str) -> str:
             f"{what} {name!r}: letters, digits, and . _ @ + - within, at most {NAME_CHARS_MAX} of them", name=name
         )
     return name
+
+
+def not_authenticated() -> AuthenticationFailed:
+    """The error for who has shown nothing."""
+    return AuthenticationFailed(
+        f"{NOBODY} has authenticated over this connection: show a certificate, a password or a token (KERA_CLIENT_USER"
+        " and KERA_CLIENT_PASSWORD_FILE, KERA_CLIENT_TOKEN_FILE, KERA_CLIENT_TLS_CERT)"
+    )
 
 
 def check_principal(principal: str) -> str:

@@ -17,10 +17,10 @@ from typing import Any, NoReturn
 import grpc
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
+from kera.core.access.identity import not_authenticated
 from kera.core.errors import (
-    AuthenticationFailed,
     InternalError,
     KeraError,
     PortTaken,
@@ -41,7 +41,9 @@ from kera.core.rpc.grpc_options import (
     HANDSHAKE_MS,
     server_options,
 )
+from kera.core.rpc.grpc_others import OthersBehind
 from kera.core.rpc.grpc_room import Room
+from kera.core.rpc.grpc_strangers import GrpcStrangers
 from kera.core.rpc.grpc_untaken import UNTAKEN_LIMITS, Untaken, UntakenLimits
 from kera.core.rpc.handling import checked_reply, deferred_reply, error_reply, given_up, run_handler
 from kera.core.rpc.holds import Holds
@@ -109,20 +111,23 @@ class GrpcServer:
         self._server = grpc_unknown.server(options, CALLS_MAX)
         names = []
         self.untaken = Untaken(untaken)
+        behind = None if doorkeeper is None else _Behind(doorkeeper)
         for service in services:
             by_name: dict[str, dict[str, Any]] = {}
             for method, handler in service.items():
                 by_name.setdefault(method.service, {})[method.name] = _rpc_handler(
-                    method, handler, bulk_bytes_max, self.untaken, self.turns, doorkeeper
+                    method, handler, bulk_bytes_max, self.untaken, self.turns, behind
                 )
             for name, handlers in by_name.items():
                 self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, handlers),))
                 self._server.add_registered_method_handlers(name, handlers)
                 names.append(name)
         self._health = health.aio.HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        others: Any = self._server if behind is None else OthersBehind(self._server, behind.strangers, behind.admit)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, others)
         names.append(health.SERVICE_NAME)
-        reflection.enable_server_reflection((*names, reflection.SERVICE_NAME), self._server)
+        described = reflection.aio.ReflectionServicer((*names, reflection.SERVICE_NAME))
+        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(described, others)  # type: ignore[no-untyped-call]
         self._names = names
 
     async def listen(self, host: str, port: int) -> int:
@@ -159,25 +164,23 @@ def _rpc_handler(
     bulk_bytes_max: int,
     untaken: Untaken,
     turns: Turns,
-    doorkeeper: Doorkeeper | None,
+    behind: _Behind | None,
 ) -> Any:
     """Messages stay bytes up to our own code, which says what is wrong with them; gRPC would only log it."""
     if method.bulk:
 
         async def serve_stream(requests: AsyncIterator[bytes], context: Any) -> None:
             stream = _Stream(method, handler, context, bulk_bytes_max, untaken, turns)
-            if doorkeeper is not None:
-                await stream.meet(doorkeeper)
+            if behind is not None:
+                await behind.meet(stream.peer, context, method)
             await stream.serve(requests)
 
         return grpc.stream_stream_rpc_method_handler(serve_stream)
 
-    async def serve_call(data: bytes, context: Any) -> bytes:
+    async def serve_call(received: Any, context: Any) -> bytes:
         peer = Peer("grpc", context.peer(), lasts=False)
         try:
-            if doorkeeper is not None:
-                peer.end = _ending(context)
-                doorkeeper.admit(peer, _evidence(context))
+            data = received if behind is None else await behind.request(peer, context, method, received)
             await turns.turn(peer.address)  # of calls that came together, one is begun in a round of the loop
             check_request(method, len(data), 0, bulk_bytes_max)  # before it is looked at
             result = handler(Call(parse(method.request, data), _NO_BULK, peer))
@@ -196,7 +199,44 @@ def _rpc_handler(
         finally:
             peer.closed()
 
+    if behind is not None:  # it is for the caller, the same: but here nothing is received yet when it begins
+        return grpc.stream_unary_rpc_method_handler(serve_call)
     return grpc.unary_unary_rpc_method_handler(serve_call)
+
+
+class _Behind:
+    """A doorkeeper before calls: each is looked at before anything is received of it."""
+
+    def __init__(self, doorkeeper: Doorkeeper) -> None:
+        self._doorkeeper = doorkeeper
+        self.strangers = GrpcStrangers()
+
+    def find_out(self, peer: Peer, context: Any) -> None:
+        """Whose a call is. Raises what the doorkeeper does."""
+        peer.end = _ending(context)
+        self._doorkeeper.admit(peer, _evidence(context))
+
+    async def request(
+        self, peer: Peer, context: Any, method: Method[Any, Any], requests: AsyncIterator[bytes]
+    ) -> bytes:
+        """What a unary call asks. Raises what the doorkeeper does, and `AuthenticationFailed`."""
+        self.find_out(peer, context)
+        return await self.strangers.message(peer, method, requests)
+
+    async def meet(self, peer: Peer, context: Any, method: Method[Any, Any] | None) -> None:
+        """Find out whose a stream is; ends it if that is not enough."""
+        try:
+            self.find_out(peer, context)
+            if peer.identity is None:
+                raise not_authenticated()
+        except KeraError as error:
+            await _abort(context, error_reply(error, method))
+
+    async def admit(self, context: Any) -> None:
+        """Likewise, of a service that is none of ours."""
+        peer = Peer("grpc", context.peer(), lasts=False)
+        context.add_done_callback(lambda _: peer.closed())
+        await self.meet(peer, context, None)
 
 
 def _ending(context: Any) -> Callable[[], None]:
@@ -285,20 +325,10 @@ class _Stream:
         self._unsent_bytes = 0
         self._changed = asyncio.Event()  # `_waiting` or `_unsent` is smaller than it was, or nobody holds the stream
         self._holds = Holds(lambda: None, self._changed.set)
-        self._peer = Peer("grpc", context.peer(), hold=self._holds.hold, release=self._holds.release)
+        self.peer = Peer("grpc", context.peer(), hold=self._holds.hold, release=self._holds.release)
         self._done = False
         self._refusal: KeraError | None = None
         """Answered to the first request: who sends much before it hears anything may not hear how the stream ended."""
-
-    async def meet(self, doorkeeper: Doorkeeper) -> None:
-        """Find out whose stream it is; ends it if that is not enough."""
-        self._peer.end = _ending(self._context)
-        try:
-            doorkeeper.admit(self._peer, _evidence(self._context))
-        except AuthenticationFailed as error:
-            await _abort(self._context, error_reply(error, self._method))
-        except KeraError as error:
-            self._refusal = error
 
     async def serve(self, requests: AsyncIterator[bytes]) -> None:
         """Answer `requests` until the client ends the stream or is gone."""
@@ -318,7 +348,7 @@ class _Stream:
                     break
                 self._handle(message, bulk)
                 if perf_counter() - begun_s > SLICE_S:
-                    await self._turns.turn(self._peer.address)  # others have theirs before the next request
+                    await self._turns.turn(self.peer.address)  # others have theirs before the next request
                 await self._until(lambda: not self._full)
             await self._until(lambda: not self._waiting and not self._unsent)
         finally:
@@ -326,12 +356,12 @@ class _Stream:
             sending.cancel()
             for future in self._waiting:
                 future.cancel()
-            self._peer.closed()
+            self.peer.closed()
 
     def _handle(self, message: Any, bulk: memoryview) -> None:
         request_id = message.request_id
         try:
-            result = run_handler(self._handler, Call(message, bulk, self._peer))
+            result = run_handler(self._handler, Call(message, bulk, self.peer))
         except Exception as error:  # noqa: BLE001 - whatever a handler raises is answered
             self._answer_error(request_id, error)
             return
@@ -377,11 +407,11 @@ class _Stream:
             while True:
                 reply, reply_bytes = await self._replies.get()
                 try:
-                    hold = self._untaken.admit(self._peer.address, reply_bytes)
+                    hold = self._untaken.admit(self.peer.address, reply_bytes)
                 except Unavailable as error:
                     request_id = reply.message.request_id
                     reply = Reply(self._method.response(request_id=request_id, error=error_reply(error, self._method)))
-                    hold = self._untaken.admit(self._peer.address, 0)
+                    hold = self._untaken.admit(self.peer.address, 0)
                 try:
                     data = serialize_with_bulk(reply.message, reply.bulk)  # only now: it is a copy, and one is enough
                     del reply  # and with it the references to the handler's memory
