@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 import grpc.aio
+from grpc._cython import cygrpc  # type: ignore[attr-defined]  # an extension without stubs
 
 from kera.core.errors import InternalError, KeraError, ProtocolError, Unavailable, Uncertain
 from kera.core.freed_memory import keep_freed_memory
@@ -290,7 +291,9 @@ class _BulkStream:
             self._call = self._channel.stream_stream(self._method.path)(metadata=self._shown)
             self._begun.set()
             while (data := await self._outgoing.get()) is not None:
-                await self._call.write(data)
+                if not await _written(self._call, data):
+                    self.done = True
+                    return
             if not self.done:
                 await self._call.done_writing()
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError, asyncio.CancelledError):
@@ -356,6 +359,22 @@ class _BulkStream:
         future, _ = self._pending.pop(request_id, (None, None))
         if future is not None:
             _fail(future, _no_answer(self._address, self._method.name, timeout_s))
+
+
+async def _written(call: Any, data: bytes) -> bool:
+    """Send a message of a stream; False: the stream has ended, and its reading end learns how.
+
+    Of a stream that is ended while something is sent, gRPC's own `write` makes an internal error, and what the daemon
+    has said is lost.
+    """
+    await call._metadata_sent.wait()  # noqa: SLF001 - as `write` does
+    if call.done():
+        return False
+    try:
+        await call._cython_call.send_serialized_message(data)  # noqa: SLF001 - the same
+    except cygrpc.InternalError:
+        return False
+    return True
 
 
 def _fail(future: asyncio.Future[Any], error: KeraError) -> None:

@@ -259,6 +259,13 @@ async def test_a_reply_for_which_there_is_no_room_is_refused_and_the_stream_goes
     assert not EchoResponse.FromString(await stream.read()).HasField("error")
 
 
+async def test_a_stream_that_is_ended_at_once_says_why(harness: Harness) -> None:
+    await harness.serve({UNARY: unary_echo})
+    for _ in range(100):
+        with pytest.raises(ProtocolError, match="unknown method Echo"):
+            await harness.channel().submit(ECHO, numbered(1), (b"x" * KIB,), timeout_s=TIMEOUT_S)
+
+
 async def test_a_burst_of_calls_waits_for_its_turn(harness: Harness) -> None:
     # By itself gRPC cancels some of more than a thousand that are waiting to be begun.
     gate = asyncio.Event()
