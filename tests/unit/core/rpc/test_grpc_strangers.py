@@ -39,7 +39,7 @@ def authenticate(call: Call[messages.AuthenticateRequest]) -> Reply[messages.Aut
 
 
 @pytest.fixture
-async def channel() -> AsyncIterator[grpc.aio.Channel]:
+async def channel() -> AsyncIterator[Any]:
     closing = Closing()
     services: list[Any] = [{UNARY: unary_echo, ECHO: echo, api.AUTHENTICATE: authenticate}]
     server = closing(GrpcServer(services, doorkeeper=Gate()))
@@ -55,18 +55,18 @@ async def status_of(call: Any) -> grpc.StatusCode:
 
 
 @pytest.mark.parametrize("method", [UNARY, ECHO], ids=["unary", "stream"])
-async def test_of_a_strangers_call_nothing_is_received(channel: grpc.aio.Channel, method: Any) -> None:
+async def test_of_a_strangers_call_nothing_is_received(channel: Any, method: Any) -> None:
     """It is refused before it has sent anything of its message."""
     call = channel.stream_stream(method.path)() if method.bulk else channel.stream_unary(method.path)()
     assert await status_of(call) is grpc.StatusCode.UNAUTHENTICATED
 
 
-async def test_who_is_known_asks_what_it_likes(channel: grpc.aio.Channel) -> None:
+async def test_who_is_known_asks_what_it_likes(channel: Any) -> None:
     data = UnaryRequest(name="hello").SerializeToString()
     assert await channel.unary_unary(UNARY.path)(data, metadata=KNOWN)
 
 
-async def test_a_stranger_becomes_known_by_what_it_asks(channel: grpc.aio.Channel) -> None:
+async def test_a_stranger_becomes_known_by_what_it_asks(channel: Any) -> None:
     data = messages.AuthenticateRequest(token="good").SerializeToString()
     answer = await channel.unary_unary(api.AUTHENTICATE.path)(data)
     assert messages.AuthenticateResponse.FromString(answer).principal == "good"
@@ -77,8 +77,8 @@ async def test_a_stranger_becomes_known_by_what_it_asks(channel: grpc.aio.Channe
     assert "of who has not authenticated" in str(raised.value.details())
 
 
-async def test_everybody_may_ask_for_health_and_nobody_may_wait_for_it(channel: grpc.aio.Channel) -> None:
-    health = health_pb2_grpc.HealthStub(channel)
+async def test_everybody_may_ask_for_health_and_nobody_may_wait_for_it(channel: Any) -> None:
+    health: Any = health_pb2_grpc.HealthStub(channel)
     answer = await health.Check(health_pb2.HealthCheckRequest())
     assert answer.status == health_pb2.HealthCheckResponse.SERVING
     assert await status_of(health.Watch(health_pb2.HealthCheckRequest())) is grpc.StatusCode.UNAUTHENTICATED
@@ -87,8 +87,8 @@ async def test_everybody_may_ask_for_health_and_nobody_may_wait_for_it(channel: 
     watching.cancel()
 
 
-async def test_services_are_described_to_who_is_known(channel: grpc.aio.Channel) -> None:
-    reflection = reflection_pb2_grpc.ServerReflectionStub(channel)  # type: ignore[no-untyped-call]
+async def test_services_are_described_to_who_is_known(channel: Any) -> None:
+    reflection: Any = reflection_pb2_grpc.ServerReflectionStub(channel)
     wanted = reflection_pb2.ServerReflectionRequest(list_services="")
     assert await status_of(reflection.ServerReflectionInfo([wanted])) is grpc.StatusCode.UNAUTHENTICATED
     call = reflection.ServerReflectionInfo([wanted], metadata=KNOWN)
