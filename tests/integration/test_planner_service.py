@@ -163,7 +163,7 @@ def test_the_schema_and_the_pieces_of_a_batch_are_those_of_the_data_source(
     for piece in pieces:
         assert piece["start"] < piece["end"]
         assert piece["broker"]["frames_address"].count(":") == 1
-        assert piece["bootstrap"] == cluster.bootstrap
+        assert piece["connection"]["bootstrap"] == cluster.bootstrap
         assert not {"localhost", "127.0.0.1", "::1"} & set(piece["hosts"])
     assert {piece["broker"]["broker_id"] for piece in pieces} == {1, 2}
 
@@ -253,7 +253,7 @@ def test_route_names_the_broker_and_waits_after_a_failure(
     planner: Planner, cluster: RunningCluster, stream: str
 ) -> None:
     (piece, _) = planner.call("plan_batch", options=options(cluster, stream), schema=COLUMNS.json())["pieces"]
-    names = "bootstrap", "stream", "stream_id", "streamlet", "entry", "end", "fail_on_data_loss", "shared_memory"
+    names = "connection", "stream", "stream_id", "streamlet", "entry", "end", "fail_on_data_loss", "shared_memory"
     asked = {name: piece[name] for name in names} | {"reader": "r", "position": piece["start"], "progressed": False}
     error = {"code": "not_owner", "message": "it has moved", "retriable": True, "attributes": {"broker_id": "1"}}
 

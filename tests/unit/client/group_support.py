@@ -86,6 +86,7 @@ class GroupCluster(FakeCluster):
     async def expel(self, member_id: str) -> None:
         """The coordinator gives the member's groups to others, without its doing."""
         await self.say(api.LEAVE, consumer_group_pb2.LeaveRequest(consumer_group="app", member_id=member_id))
+        self.consumer_groups._left.clear()  # it has not said so itself, and may come back
 
     async def described(self) -> consumer_group_pb2.DescribeConsumerGroupResponse:
         """The consumer group of the tests, as the coordinator has it."""
