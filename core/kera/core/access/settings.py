@@ -97,10 +97,10 @@ class DaemonAccessSettings(DaemonTlsSettings):
 def secure(runtime: Runtime, settings: CredentialSettings) -> Runtime:
     """A client's runtime, whose connections are encrypted, and shown who we are over, as its settings say.
 
-    One that shows already who we are (`as_daemon`) goes on to. Raises `InvalidSettings` if the settings are not
-    complete, and `InvalidTls` if the files are no good.
+    What the runtime has of that already stays (`as_daemon`). Raises `InvalidSettings` if the settings are not complete,
+    and `InvalidTls` if the files are no good.
     """
-    tls, introduction = tls_of(settings), runtime.introduction or _credentials(settings)
+    tls, introduction = tls_of(settings) or runtime.tls, runtime.introduction or _credentials(settings)
     return runtime if tls is None and introduction is None else secured(runtime, tls, introduction)
 
 

@@ -5,13 +5,16 @@ import os
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
 
 from kera.core.access.accounts import Accounts, Token
 from kera.core.access.authenticator import SESSION_S, Authenticator
 from kera.core.access.certificates import DAEMONS, USERS, CertificateNames, names_in
 from kera.core.access.identity import DAEMON_USER, Identity
 from kera.core.access.passwords import Login
+from kera.core.access.settings import CredentialSettings, secure
 from kera.core.errors import AuthenticationFailed, InvalidArgument, Unavailable
+from kera.core.runtime import MACHINE
 from kera.core.security.issuing import Authority
 from kera.v1 import access_pb2 as messages
 from tests.unit.core.access.support import PASSWORD, SECRET, Now, authenticator, table, user
@@ -215,3 +218,11 @@ def test_what_a_certificate_names(tmp_path: Path) -> None:
     names = names_in(authority.issue("host-1").cert.read_bytes())
     assert names[0] == "CN=host-1"
     assert {"URI:urn:kera:daemon", "DNS:host-1", "DNS:localhost", "IP:127.0.0.1"} <= set(names)
+
+
+def test_a_runtime_that_is_encrypted_stays_so_with_settings_that_say_nothing_of_it(tmp_path: Path) -> None:
+    authority, _ = Authority.open_or_make(tmp_path)
+    encrypted = secure(MACHINE, CredentialSettings(tls_ca=authority.path))
+    known = secure(encrypted, CredentialSettings(user="alice", password=SecretStr(PASSWORD)))
+    assert known.tls is encrypted.tls is not None
+    assert known.introduction is not None
