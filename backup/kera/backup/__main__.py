@@ -169,7 +169,6 @@ def run(settings: BackupSettings) -> int:
         name="backup",
         log_level=settings.log_level,
         stop_timeout_s=settings.stop_timeout_s,
-        encrypted=settings.tls_cert is not None,
     )
 
 

@@ -240,7 +240,6 @@ def run(settings: BrokerSettings) -> int:
         name="broker",
         log_level=settings.log_level,
         stop_timeout_s=settings.stop_timeout_s,
-        encrypted=settings.tls_cert is not None,
     )
 
 

@@ -244,7 +244,6 @@ def run(settings: CoordinatorSettings) -> int:
         lambda: serve(settings),
         name="coordinator",
         log_level=settings.log_level,
-        encrypted=settings.tls_cert is not None,
     )
 
 

@@ -29,7 +29,6 @@ A failure while serving reaches this place only as an exception, so background t
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import enum
 import gc
 import json
@@ -91,14 +90,12 @@ def run_daemon(
     name: str,
     log_level: str = "info",
     stop_timeout_s: float = STOP_TIMEOUT_S,
-    encrypted: bool = False,
 ) -> int:
     """Run the daemon `name` from its start to its end, on uvloop, in the main thread; returns the exit code.
 
-    See the head of this module for what `serve` is and what is promised. `encrypted`: it speaks TLS, and whom gRPC
-    refuses is to be in the log.
+    See the head of this module for what `serve` is and what is promised.
     """
-    with heard() if encrypted else contextlib.nullcontext():
+    with heard():
         return _run(serve, name, log_level, stop_timeout_s)
 
 

@@ -3,7 +3,10 @@
 gRPC's core knows no logger of ours. It has a line for each handshake that fails, which is where the reason is to be
 found, and a flood of them would fill the log: so whatever is written to the file descriptor of standard error goes
 through a pipe. Refused handshakes are told as those of other ports are, other words of gRPC's now and then; what
-others write (a library that ends the process, say) is passed on as it is. Python's own `sys.stderr` goes past all this.
+others write (a library that ends the process, say) is passed on. Python's own `sys.stderr` goes past all this.
+
+gRPC repeats what peers have sent, ends of lines as well. So what comes with a line of gRPC's, or looks like one of the
+log, is passed on with a mark, and nothing with a character that is none to print: a peer writes no lines of the log.
 
 Nothing waits for the pipe: while it is full, what is written to it is lost. So are the last words of a process that is
 killed by a signal, but for the tracebacks of all its threads.
@@ -24,7 +27,10 @@ from kera.core.security.refusals import Refusals
 
 VERBOSITY = "GRPC_VERBOSITY"
 """The environment variable by which people who look for a defect ask for more: they get all of it as it is."""
+MARK = "| "
+"""Before a line that is none of the log, though it may look like one."""
 _STANDARD_ERROR = 2
+_READ_BYTES = 1 << 16
 _LINE_BYTES_MAX = 8192
 _JOIN_S = 1.0
 _WORDS = re.compile(rb"([IWEF])\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ ([\w.-]+):\d+\] (.*)", re.DOTALL)
@@ -88,8 +94,25 @@ class Words:
 
 
 def _listen(reading: int, own: int, words: Words) -> None:
-    with open(reading, "rb") as lines:
-        while line := lines.readline(_LINE_BYTES_MAX):
-            if not words.take(line):
-                with contextlib.suppress(OSError):
-                    os.write(own, line)
+    rest, goes_on = b"", False
+    with open(reading, "rb", buffering=0) as pipe:
+        while data := pipe.read(_READ_BYTES):
+            *lines, rest = (rest + data).split(b"\n")
+            if len(rest) > _LINE_BYTES_MAX:
+                lines, rest = [*lines, rest], b""
+            for line in lines:
+                if words.take(line):
+                    goes_on = True
+                else:
+                    _pass_on(own, line, marked=goes_on)
+            goes_on = goes_on and bool(rest)  # what gRPC says at once is read at once
+    if rest:
+        _pass_on(own, rest, marked=goes_on)
+
+
+def _pass_on(own: int, line: bytes, *, marked: bool) -> None:
+    text = line.decode(errors="backslashreplace")
+    shown = "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+    mark = MARK if marked or text.lstrip().startswith("{") else ""
+    with contextlib.suppress(OSError):
+        os.write(own, f"{mark}{shown}\n".encode())

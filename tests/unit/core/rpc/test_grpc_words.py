@@ -57,6 +57,30 @@ def test_what_nobody_needs_to_know_is_dropped_and_what_is_of_others_is_left() ->
     assert lines == []
 
 
+FORGED = '{"event": "all is well", "level": "info"}'
+FORGING = """
+import os, sys
+from kera.core.rpc.grpc_words import heard
+
+begins = b"I1127 23:26:46.550198     926 transport.cc:1] Got goaway: x\\n"
+with heard():
+    os.write(2, begins + sys.argv[1].encode() + b"\\n\\x1b[2Jy\\n")
+os.write(2, b"behind\\n")
+"""
+
+
+def test_what_a_peer_has_grpc_say_is_no_line_of_the_log() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", FORGING, FORGED],
+        env={name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"},
+        stderr=subprocess.PIPE,
+        check=True,
+    )
+    lines = ended.stderr.decode().splitlines()
+    assert [line for line in lines if line.startswith("{")] == []
+    assert lines == [f"| {FORGED}", "| \\x1b[2Jy", "behind"]
+
+
 PROGRAM = """
 import os, sys, structlog
 from kera.core.rpc.grpc_words import heard
