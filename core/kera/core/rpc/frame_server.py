@@ -42,7 +42,7 @@ from kera.core.rpc.limits import (
 from kera.core.rpc.method import Call, Doorkeeper, Handler, Method, Peer, Reply, Service
 from kera.core.rpc.outbox import Outbox
 from kera.core.rpc.sockets import SERVER, tune
-from kera.core.rpc.strangers import Bounds, Strangers
+from kera.core.rpc.strangers import Bounds, Strangers, check_requests
 from kera.core.rpc.taking import Taker
 from kera.core.rpc.unix_socket import bind_unix
 from kera.core.rpc.wire import error_to_message, parse
@@ -401,6 +401,8 @@ class ServerConnection(FrameProtocol):
         if header.kind != _REQUEST:
             raise ProtocolError(f"peer sent a frame of kind {header.kind} and no request")
         self._frames += 1
+        if self._is_stranger:
+            check_requests(self._frames)
         begun_s = self._share.begin()
         self._handle(header, head, bulk)
         if self._share.end(begun_s):

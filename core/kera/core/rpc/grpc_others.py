@@ -40,7 +40,7 @@ class OthersBehind:
         if handler.unary_unary is not None:
 
             async def answer(requests: AsyncIterator[bytes], context: Any) -> Any:
-                data = await self._strangers.receive(requests)
+                data = await self._strangers.receive(requests, context.peer())
                 return await handler.unary_unary(read(data), context)
 
             return grpc.stream_unary_rpc_method_handler(answer, None, write)

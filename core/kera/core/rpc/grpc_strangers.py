@@ -3,7 +3,7 @@
 gRPC receives a message as a whole, of whatever size its limit allows, and a server can tell it neither that one method
 takes less than another nor that one caller does. So a call is looked at before its message is: of a stranger's nothing
 is received, unless it is to authenticate. Those messages are few at a time and have to be there soon: of more the
-oldest makes room, which is never one that came with its call.
+oldest of the host that sends most makes room, which is seldom one that came with its call.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 from kera.core.access.identity import not_authenticated
 from kera.core.errors import ProtocolError, RecordTooLarge, Unavailable
 from kera.core.rpc import api
+from kera.core.rpc.crowd import Crowd, host_of
 from kera.core.rpc.method import Method, Peer
 from kera.core.rpc.strangers import STRANGER_BYTES_MAX
 
@@ -28,30 +29,26 @@ class GrpcStrangers:
     """Those of one server."""
 
     def __init__(self, *, receiving_max: int = RECEIVING_MAX, receive_s: float = RECEIVE_S) -> None:
-        self._receiving_max = receiving_max
         self._receive_s = receive_s
-        self._receiving: dict[asyncio.Future[bytes], None] = {}
-        """The oldest first."""
+        self._receiving = Crowd[asyncio.Future[bytes]](receiving_max)
 
     async def message(self, peer: Peer, method: Method[Any, Any], requests: AsyncIterator[bytes]) -> bytes:
         """The request of a unary call. Raises `AuthenticationFailed` if nothing is received of it."""
         if peer.identity is not None:
             return await anext(requests, b"")
         check_known(peer, method)
-        return await self.receive(requests)
+        return await self.receive(requests, peer.address)
 
-    async def receive(self, requests: AsyncIterator[bytes]) -> bytes:
+    async def receive(self, requests: AsyncIterator[bytes], address: str) -> bytes:
         """The first message of a stranger. Raises `Unavailable`, `ProtocolError` and `RecordTooLarge`."""
-        if len(self._receiving) >= self._receiving_max:
-            oldest = next(iter(self._receiving))
-            del self._receiving[oldest]
-            oldest.cancel()
         receiving = asyncio.ensure_future(anext(requests, b""))
-        self._receiving[receiving] = None
+        crowded_out = self._receiving.add(receiving, host_of(address))
+        if crowded_out is not None:
+            crowded_out.cancel()
         try:
             done, _ = await asyncio.wait([receiving], timeout=self._receive_s)
         finally:
-            self._receiving.pop(receiving, None)
+            self._receiving.remove(receiving)
             if not receiving.done():
                 receiving.cancel()
         if not done:

@@ -1,7 +1,7 @@
 """Connections of which nobody knows whose they are, where somebody has to: few, small, and not for long.
 
-Such a connection may authenticate, and nothing else. It has `stranger_s` for that, requests of at most
-`STRANGER_BYTES_MAX`, and a place among `STRANGERS_MAX`, of which the oldest makes room.
+Such a connection may authenticate, and nothing else. It has `stranger_s` for that, `STRANGER_REQUESTS_MAX` requests of
+at most `STRANGER_BYTES_MAX`, and a place among `STRANGERS_MAX`: the oldest of the host that has most makes room.
 """
 
 from __future__ import annotations
@@ -11,11 +11,15 @@ import os
 import socket
 from typing import NamedTuple, Protocol
 
+from kera.core.errors import ProtocolError
+from kera.core.rpc.crowd import Crowd, host_of
 from kera.core.rpc.limits import HEAD_BYTES_MAX
 from kera.core.rpc.method import Doorkeeper, Evidence, Peer
 from kera.core.rpc.unix_socket import peer_user
 
 STRANGER_BYTES_MAX = 64 << 10
+STRANGER_REQUESTS_MAX = 8
+"""Two are needed: who asks for more is guessing, or keeps us busy."""
 STRANGERS_MAX = 256
 
 
@@ -44,8 +48,7 @@ class Strangers:
         """`doorkeeper`: finds out whose connections are; None: nobody asks."""
         self._doorkeeper = doorkeeper
         self._known = Bounds(is_stranger=False, head_bytes_max=HEAD_BYTES_MAX, bulk_bytes_max=bulk_bytes_max)
-        self._here: dict[Stranger, None] = {}
-        """The oldest first."""
+        self._here = Crowd[Stranger](STRANGERS_MAX)
 
     def __len__(self) -> int:
         return len(self._here)
@@ -55,23 +58,28 @@ class Strangers:
         if self._doorkeeper is None:
             return self._known
         self._doorkeeper.admit(one.peer, _evidence(one.peer, transport))
+        if one.peer.identity is None:
+            crowded_out = self._here.add(one, host_of(one.peer.address))
+            if crowded_out is not None:
+                crowded_out.abort()
         return self.look(one)
 
     def look(self, one: Stranger) -> Bounds:
         """What it may send now."""
         if self._doorkeeper is None or one.peer.identity is not None:
-            self._here.pop(one, None)
+            self._here.remove(one)
             return self._known
-        self._here[one] = None
-        if len(self._here) > STRANGERS_MAX:
-            oldest = next(iter(self._here))
-            del self._here[oldest]
-            oldest.abort()
         return Bounds(is_stranger=True, head_bytes_max=STRANGER_BYTES_MAX, bulk_bytes_max=0)
 
     def goes(self, one: Stranger) -> None:
         """It is gone."""
-        self._here.pop(one, None)
+        self._here.remove(one)
+
+
+def check_requests(requests: int) -> None:
+    """Raises `ProtocolError` for a stranger that has asked too often."""
+    if requests > STRANGER_REQUESTS_MAX:
+        raise ProtocolError(f"it has asked {STRANGER_REQUESTS_MAX} times, and has not authenticated")
 
 
 def _evidence(peer: Peer, transport: asyncio.BaseTransport) -> Evidence:

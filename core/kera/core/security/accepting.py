@@ -1,8 +1,8 @@
 """Accepting connections over TLS: who has not shaken hands costs little, and not for long.
 
-A connection is handed over when its handshake is over. Until then it is one of at most `handshakes_max`, of which the
-oldest makes room for a new one, and has `handshake_s`. Who is refused is told why, by an alert of TLS, and so is the
-log; who connects and goes without a word, as probes of a port do, is not worth a line.
+A connection is handed over when its handshake is over. Until then it has `handshake_s`, and is one of at most
+`handshakes_max`, of which the oldest of the host that has most makes room for a new one. Who is refused is told why, by
+an alert of TLS, and so is the log; who connects and goes without a word, as probes of a port do, is not worth a line.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import ssl
 from collections.abc import Callable
 
 from kera.core.rpc.address import join_address, reason_of
+from kera.core.rpc.crowd import Crowd, host_of
 from kera.core.security.alerts import alert_of, send_alert
 from kera.core.security.refusals import Refusals
 from kera.core.security.tls import Tls
@@ -66,11 +67,9 @@ class TlsListener:
         self._protocol = protocol
         self._tls = tls
         self._refusals = Refusals(interface)
-        self._handshakes_max = handshakes_max
         self._handshake_s = handshake_s
         self._only_asks = only_asks
-        self._handshakes: dict[asyncio.Task[None], None] = {}
-        """The oldest first."""
+        self._handshakes = Crowd[asyncio.Task[None]](handshakes_max)
         self._accepting = asyncio.get_running_loop().create_task(self._accept())
 
     @property
@@ -94,18 +93,16 @@ class TlsListener:
                 log.warning("cannot accept a connection", reason=reason_of(error))
                 await asyncio.sleep(PAUSE_S)
                 continue
-            if len(self._handshakes) >= self._handshakes_max:
-                oldest = next(iter(self._handshakes))
-                del self._handshakes[oldest]
-                oldest.cancel()
-                self._refusals.tell("too many have not shaken hands yet, and the oldest makes room")
-            task = loop.create_task(self._shake_hands(sock))
-            self._handshakes[task] = None
-            task.add_done_callback(lambda task: self._handshakes.pop(task, None))
+            peer = _peer(sock)
+            task = loop.create_task(self._shake_hands(sock, peer))
+            crowded_out = self._handshakes.add(task, host_of(peer))
+            task.add_done_callback(self._handshakes.remove)
+            if crowded_out is not None:
+                crowded_out.cancel()
+                self._refusals.tell("too many have not shaken hands yet, and one of those makes room")
 
-    async def _shake_hands(self, sock: socket.socket) -> None:
+    async def _shake_hands(self, sock: socket.socket, peer: str) -> None:
         loop, context = asyncio.get_running_loop(), self._tls.server_context(only_asks=self._only_asks)
-        peer = _peer(sock)
         try:
             with sock.dup() as own:  # the loop closes the other one before anything can be said
                 try:

@@ -109,27 +109,28 @@ class Message:
         return await self.data
 
 
-async def test_of_too_many_messages_that_do_not_come_the_oldest_makes_room() -> None:
+async def test_of_too_many_messages_that_do_not_come_the_oldest_of_the_most_crowded_host_makes_room() -> None:
     strangers = GrpcStrangers(receiving_max=2)
-    sent = [Message() for _ in range(3)]
+    sent = [Message() for _ in range(4)]
     waiting = []
-    for message in sent:
-        waiting.append(asyncio.ensure_future(strangers.receive(message)))
+    for message, host in zip(sent, "abbb", strict=True):
+        waiting.append(asyncio.ensure_future(strangers.receive(message, f"ipv4:{host}:1")))
         await asyncio.sleep(0)
-    with pytest.raises(Unavailable, match="too many are about to authenticate"):
-        await waiting[0]
     for number in (1, 2):
+        with pytest.raises(Unavailable, match="too many are about to authenticate"):
+            await waiting[number]
+    for number in (0, 3):
         sent[number].data.set_result(b"%d" % number)
         assert await waiting[number] == b"%d" % number
 
 
 async def test_a_message_that_does_not_come_is_waited_for_no_longer() -> None:
     with pytest.raises(ProtocolError, match=r"has not come whole within 0\.01 s"):
-        await GrpcStrangers(receive_s=0.01).receive(Message())
+        await GrpcStrangers(receive_s=0.01).receive(Message(), "")
 
 
 async def test_a_large_message_of_a_stranger_is_refused() -> None:
     message = Message()
     message.data.set_result(b"x" * (STRANGER_BYTES_MAX + 1))
     with pytest.raises(RecordTooLarge):
-        await GrpcStrangers().receive(message)
+        await GrpcStrangers().receive(message, "")

@@ -71,6 +71,16 @@ async def test_the_oldest_of_too_many_makes_room_for_who_shakes_hands(listener: 
         each.close()
 
 
+async def test_who_comes_in_numbers_crowds_out_nobody_from_elsewhere(listener: TlsListener, tls: Tls) -> None:
+    address = listener.sockets[0].getsockname()
+    _, alone = await asyncio.open_connection(*address, local_addr=("127.0.0.2", 0))
+    many = [await knock(listener) for _ in range(3 * HANDSHAKES_MAX)]
+    await alone.start_tls(tls.client_context(), server_hostname=HOST)
+    await eventually(lambda: Taken.made == 1)
+    for each in (alone, *(writer for _, writer in many)):
+        each.close()
+
+
 async def test_all_are_let_go_of_when_it_closes(tls: Tls) -> None:
     listener = TlsListener(listening(HOST, 0, 100), Taken, tls, "frames")
     reader, writer = await knock(listener)
