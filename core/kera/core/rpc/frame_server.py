@@ -48,6 +48,7 @@ from kera.core.rpc.unix_socket import bind_unix
 from kera.core.rpc.wire import error_to_message, parse
 from kera.core.security import Tls
 from kera.core.security.accepting import TlsListener, listening
+from kera.core.security.refusals import Refusals
 from kera.core.telemetry import get_logger
 from kera.core.turns import SLICE_S, Share, Turns
 
@@ -97,6 +98,7 @@ class _Shared:
     evicted: int = 0
     """Connections that were closed to make room."""
     refused: int = 0
+    refusals: Refusals = field(default_factory=partial(Refusals, "frames"))
     logged_s: float = -REFUSALS_LOGGED_S
     """When it was last said that there are too many."""
     turns: Turns = field(default_factory=Turns)
@@ -387,7 +389,7 @@ class ServerConnection(FrameProtocol):
 
     def protocol_failed(self, error: ProtocolError) -> None:
         """See `FrameProtocol`."""
-        log.warning("connection refused", peer=self._peer.address, transport=self._peer.transport, error=str(error))
+        self._shared.refusals.tell(str(error), self._peer.address or self._peer.transport)
         self.outbox.write([encode_error(0, NO_REQUEST, error_to_message(error))])
         self.outbox.flush()
 

@@ -356,8 +356,8 @@ async def test_what_is_no_request_ends_the_connection_and_both_ends_learn_why(
     assert type(error) is ProtocolError
     assert text in error.message
     (line,) = logs
-    assert (line["event"], line["log_level"], line["transport"]) == ("connection refused", "warning", "tcp")
-    assert text in line["error"]
+    assert (line["event"], line["log_level"], line["interface"]) == ("connection refused", "warning", "frames")
+    assert text in line["reason"]
     assert line["peer"].startswith(f"{HOST}:")
 
     await other.send(request(2))  # others are served on
@@ -519,6 +519,17 @@ async def test_a_connection_that_was_being_accepted_does_not_outlive_the_server(
     assert not harness.server.connections
 
 
+async def test_who_is_refused_again_and_again_fills_no_log(harness: Harness) -> None:
+    await harness.serve({ECHO: echo})
+    with capture_logs() as logs:
+        for _ in range(5):
+            client = await harness.connect()
+            await client.send(bytes(64))
+            await client.receive()
+            assert await client.ended()
+    assert [line["event"] for line in logs] == ["connection refused"]
+
+
 # --- peers that do not go on -------------------------------------------------------------------------------
 
 
@@ -526,13 +537,11 @@ async def test_a_frame_that_does_not_come_whole_ends_its_connection_and_no_other
     await harness.serve({ECHO: echo}, Timing(slice_s=60.0, sweep_s=0.01, frame_s_max=0.05))
     for part in (request(1)[:-1], request(1, bytes(MIB))[: 200 * KIB], request(1)[:5]):
         stalled, idle, busy = await harness.connect(), await harness.connect(), await harness.connect()
-        with capture_logs() as logs:
-            await stalled.send(part)
-            header, head, _ = await stalled.receive()
-            assert (header.kind, header.request_id) == (Kind.ERROR, NO_REQUEST)
-            assert "has not come whole" in error_from_message(common_pb2.Error.FromString(head)).message
-            assert await stalled.ended()
-        assert [line["event"] for line in logs] == ["connection refused"]
+        await stalled.send(part)
+        header, head, _ = await stalled.receive()
+        assert (header.kind, header.request_id) == (Kind.ERROR, NO_REQUEST)
+        assert "has not come whole" in error_from_message(common_pb2.Error.FromString(head)).message
+        assert await stalled.ended()
         for other in (idle, busy):
             await other.send(request(2))
             assert (await other.receive())[0].request_id == 2
