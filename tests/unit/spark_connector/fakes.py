@@ -152,6 +152,8 @@ class FakeClient:
         self.closed = False
         self.read_ranges_open = 0
         self.connected = 0
+        self.settings: list[ClientSettings] = []
+        """With which it was connected to."""
         self.intact = True
         """Whether any chunk is still in the broker's memory."""
         self.reused: set[Position] = set()
@@ -193,6 +195,7 @@ class FakeClient:
 
     async def connect(self, bootstrap: str, settings: ClientSettings) -> Self:
         self.connected += 1
+        self.settings.append(settings)
         return self
 
     @property
