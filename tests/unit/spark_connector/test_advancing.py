@@ -121,7 +121,7 @@ LOSSES: dict[str, tuple[Now, type[KeraError], str, dict[str, Any]]] = {
     "deleted": (
         {},
         UnknownStream,
-        "stream 'flights' is in the checkpoint, but was deleted, or is no longer subscribed.*failOnDataLoss to false",
+        "is in the checkpoint, but was deleted, is no longer subscribed, or may not be seen.*failOnDataLoss to false",
         {"stream": "flights"},
     ),
     "recreated": (

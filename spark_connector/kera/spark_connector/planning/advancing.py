@@ -107,8 +107,8 @@ def _later(start: EntryOffset, head: EntryOffset) -> EntryOffset:
 
 def _deleted(name: str) -> KeraError:
     return UnknownStream(
-        f"stream '{name}' is in the checkpoint, but was deleted, or is no longer subscribed. To go on without it set"
-        " failOnDataLoss to false",
+        f"stream '{name}' is in the checkpoint, but was deleted, is no longer subscribed, or may not be seen any more"
+        " by whoever reads. To go on without it set failOnDataLoss to false",
         stream=name,
     )
 
