@@ -1,0 +1,380 @@
+"""A user's Spark application on a secured cluster, with executors elsewhere: they know no password; nobody sees one.
+
+Spark is a master and two workers, each a process. Its event logs, its pages, its checkpoints, all logs and what the
+system shows of its processes are searched for secrets at the end: that of the cluster, passwords, and all tokens.
+"""
+
+from __future__ import annotations
+
+import html.parser
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+import pytest
+
+from tests.spark.jvm_harness import OPENED
+from tests.spark.secured import SecuredCluster, password_of, secrets_in, secured_cluster
+from tests.spark.standalone import Standalone, standalone
+from tests.spark.submitting import environment, java_of_tests
+from tests.spark.support import wait_until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+ENGINES = ("python", "columnar")
+VALUES = sorted(f"{number}" for number in range(500))
+WITHIN_S = 180.0
+REVOKED_S = 30.0
+"""Within which a query whose right was taken away has ended; most of that is what Spark takes on a busy machine."""
+LIFETIME_S = 6
+"""Of the tokens of a query that outlasts them."""
+PAGES_MAX = 400
+
+
+class Application:
+    """A driver, which does what it is told; see secured_job.py."""
+
+    def __init__(self, process: subprocess.Popen[str], log: Path) -> None:
+        self.process = process
+        self.log = log
+
+    def begin(self, do: str, **arguments: Any) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
+        self.process.stdin.flush()
+
+    def answer(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, f"the application has ended: {self.log.read_text()[-4000:]}"
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def do(self, do: str, **arguments: Any) -> Any:
+        """The outcome."""
+        self.begin(do, **arguments)
+        answer = self.answer()
+        assert "error" not in answer, answer["error"]
+        return answer["done"]
+
+    def refused(self, do: str, **arguments: Any) -> str:
+        """The error."""
+        self.begin(do, **arguments)
+        return str(self.answer()["error"])
+
+
+class World(NamedTuple):
+    """All that there is."""
+
+    secured: SecuredCluster
+    spark: Standalone
+    application: Application
+    folder: Path
+    """Of all that is searched."""
+
+    def options(self, engine: str, user: str = "alice", **more: str) -> dict[str, str]:
+        return self.secured.options(user) | {"engine": engine, "sharedMemory": "never"} | more
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    folder = tmp_path_factory.mktemp("world")
+    (folder / "events").mkdir()
+    (folder / "local").mkdir()
+    opened = [f"--add-opens={package}=ALL-UNNAMED" for package in OPENED]
+    with secured_cluster(folder, log_dir=folder / "logs", brokers=2) as secured:
+        for user in ("alice", "bob"):
+            secured.make_user(user)
+        secured.grant("alice", "group:spark-*", "use")
+        with (
+            standalone(folder / "spark", java_of_tests(), opened, memory="1g") as spark,
+            application(folder, spark.url, secured) as running,
+        ):
+            yield World(secured, spark, running, folder)
+
+
+@contextmanager
+def application(folder: Path, master: str, secured: SecuredCluster) -> Iterator[Application]:
+    conf = {
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.memory": "1g",
+        "spark.executor.memory": "1g",
+        "spark.cores.max": "2",
+        "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+        "spark.eventLog.enabled": "true",
+        "spark.eventLog.compress": "false",
+        "spark.eventLog.dir": (folder / "events").as_uri(),
+        "spark.local.dir": str(folder / "local"),
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+        "spark.sql.streaming.noDataProgressEventInterval": "500",
+        "spark.ui.port": "0",
+        "spark.ui.showConsoleProgress": "false",
+        # Over the network, as on hosts of their own: who comes over a socket of the broker's user need show nothing.
+        "spark.executorEnv.KERA_CLIENT_TRANSPORT": "tcp",
+        "spark.executorEnv.KERA_CLIENT_TLS_CA": str(secured.ca),
+        "spark.executorEnv.KERA_CLIENT_RETRY_TIMEOUT_MS": "5000",
+    }
+    alice = {
+        "KERA_CLIENT_TRANSPORT": "tcp",
+        "KERA_CLIENT_TLS_CA": str(secured.ca),
+        "KERA_CLIENT_USER": "alice",
+        "KERA_CLIENT_PASSWORD": password_of("alice"),  # in the worst place that there is
+        "KERA_CLIENT_RETRY_TIMEOUT_MS": "5000",
+    }
+    log = folder / "driver.log"
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.spark.secured_job", json.dumps({"master": master, "conf": conf})],
+            env=environment() | alice,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=output,
+            text=True,
+        )
+    try:
+        yield Application(process, log)
+    finally:
+        process.terminate()
+        process.communicate()
+
+
+def streams(world: World, name: str, user: str = "alice") -> tuple[str, str]:
+    """Two that a user may read and write; the first has values."""
+    source, sink = f"{name}-in", f"{name}-out"
+    for stream in (source, sink):
+        world.secured.create(stream, streamlets=2)
+        world.secured.grant(user, f"stream:{stream}", "read", "write")
+    send(world, source, VALUES)
+    return source, sink
+
+
+def send(world: World, stream: str, values: Sequence[str]) -> None:
+    world.secured.send(stream, [value.encode() for value in values])
+
+
+def values(world: World, stream: str) -> list[str]:
+    return [value.decode() for value in world.secured.values(stream)]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_batches_are_read_and_written(world: World, engine: str) -> None:
+    source, sink = streams(world, f"batch-{engine}")
+    by_environment = {"kera.bootstrap.servers": world.secured.bootstrap, "engine": engine, "sharedMemory": "never"}
+
+    assert world.application.do("read", stream=source, options=by_environment) == VALUES
+    assert world.application.do("read", stream=source, options=world.options(engine)) == VALUES
+    world.application.do("copy", stream=source, to=sink, options=world.options(engine))
+
+    assert values(world, sink) == VALUES
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_stream_goes_on_for_longer_than_its_tokens_are_good(world: World, engine: str) -> None:
+    source, sink = streams(world, f"long-{engine}")
+    options = world.options(engine, **{"token.lifetime": f"{LIFETIME_S}s"})
+    checkpoint = str(world.folder / "checkpoints" / f"long-{engine}")
+    world.application.do("start", stream=source, to=sink, options=options, checkpoint=checkpoint, name=engine)
+    begun, sent = time.monotonic(), list(VALUES)
+    while time.monotonic() < begun + 4 * LIFETIME_S:
+        sent.append(f"more-{len(sent)}")
+        send(world, source, sent[-1:])
+        count = len(sent)
+        wait_until(lambda count=count: len(values(world, sink)) >= count, "what was sent", WITHIN_S)  # type: ignore[misc]
+    world.application.do("stop", name=engine)
+    assert values(world, sink) == sorted(sent)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_who_may_not_is_told_so(world: World, engine: str) -> None:
+    source, unseen = f"seen-{engine}", f"unseen-{engine}"
+    for stream in (source, unseen):
+        world.secured.create(stream)
+        send(world, stream, VALUES)
+    world.secured.grant("bob", f"stream:{source}", "describe")
+    options = world.options(engine, "bob")
+
+    read = world.application.refused("read", stream=source, options=options)
+    assert f"NotAllowed: user:bob may not read stream:{source}: no rule allows it" in read
+    missing = world.application.refused("read", stream=unseen, options=options)
+    assert f"UnknownStream: no stream is called '{unseen}'" in missing
+    readable, _ = streams(world, f"bobs-{engine}", "bob")
+    written = world.application.refused("copy", stream=readable, to=source, options=options)
+    assert f"NotAllowed: user:bob may not write stream:{source}: no rule allows it" in written
+    assert secrets_in((read + missing + written).encode()) == []
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("what", ["read", "write"])
+def test_a_right_that_is_taken_away_ends_a_query(world: World, engine: str, what: Any) -> None:
+    name = f"revoked-{what}-{engine}"
+    source, sink = streams(world, name)
+    of = source if what == "read" else sink
+    checkpoint = str(world.folder / "checkpoints" / name)
+    options = world.options(engine)
+    world.application.do("start", stream=source, to=sink, options=options, checkpoint=checkpoint, name=name)
+    wait_until(lambda: values(world, sink) == VALUES, "the values", WITHIN_S)
+    world.application.begin("wait", name=name)
+    world.secured.revoke("alice", f"stream:{of}", what)
+    revoked = time.monotonic()
+    send(world, source, ["secret"])
+
+    error = str(world.application.answer()["done"])
+
+    assert f"NotAllowed: user:alice may not {what} stream:{of}" in error
+    assert time.monotonic() < revoked + REVOKED_S
+    assert values(world, sink) == VALUES
+    assert secrets_in(error.encode()) == []
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_stream_that_may_not_be_seen_any_more_ends_a_query(world: World, engine: str) -> None:
+    name = f"unseen-{engine}"
+    source, sink = streams(world, name)
+    checkpoint = str(world.folder / "checkpoints" / name)
+    options = world.options(engine)
+    world.application.do("start", stream=source, to=sink, options=options, checkpoint=checkpoint, name=name)
+    wait_until(lambda: values(world, sink) == VALUES, "the values", WITHIN_S)
+    world.application.begin("wait", name=name)
+    world.secured.revoke("alice", f"stream:{source}")
+    revoked = time.monotonic()
+    send(world, source, ["secret"])
+
+    error = str(world.application.answer()["done"])
+
+    assert "UnknownStream" in error
+    assert source in error
+    assert time.monotonic() < revoked + REVOKED_S
+    assert values(world, sink) == VALUES
+
+
+# -- and nobody has seen a secret: these tests are the last ones ---------------------------------------------------
+
+
+class _Links(html.parser.HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        del tag
+        self.found += [value for name, value in attributes if name in ("href", "src") and value]
+
+
+def pages(*begin: str) -> dict[str, bytes]:
+    """All that can be reached by links, of these hosts and ports."""
+    servers = {urllib.parse.urlsplit(url).netloc for url in begin}
+    found: dict[str, bytes] = {}
+    waiting = list(begin)
+    while waiting and len(found) < PAGES_MAX:
+        url = urllib.parse.urldefrag(waiting.pop(0))[0]
+        path = urllib.parse.urlsplit(url)
+        unwanted = path.path.endswith((".js", ".css", ".png", "/kill", "/kill/")) or ".sort=" in path.query
+        if url in found or path.netloc not in servers or unwanted:
+            continue
+        try:
+            with urllib.request.urlopen(urllib.parse.quote(url, safe=":/?&=%+"), timeout=60) as answer:
+                found[url] = answer.read()
+        except urllib.error.HTTPError as error:
+            found[url] = error.read()
+            continue
+        if "html" in answer.headers.get("Content-Type", ""):
+            links = _Links()
+            links.feed(found[url].decode(errors="replace"))
+            waiting += [urllib.parse.urljoin(url, link) for link in links.found]
+    return found
+
+
+def api(ui: str) -> Iterator[str]:
+    """What Spark tells programs."""
+    with urllib.request.urlopen(f"{ui}/api/v1/applications", timeout=60) as answer:
+        (application,) = json.load(answer)
+    base = f"{ui}/api/v1/applications/{application['id']}"
+    yield from (f"{ui}/api/v1/applications", base)
+    for name in ("jobs", "stages?details=true", "allexecutors", "storage/rdd", "environment", "streaming/statistics"):
+        yield f"{base}/{name}"
+    yield f"{base}/sql?details=true&planDescription=true&length=1000"
+
+
+def processes(world: World) -> list[psutil.Process]:
+    """Of Spark's workers: executors, and theirs."""
+    return [child for worker in world.spark.workers for child in psutil.Process(worker.process.pid).children(True)]
+
+
+def test_what_is_shown_and_kept_has_no_secret(world: World) -> None:
+    application, said = world.application, world.folder / "said"
+    said.mkdir()
+    for engine in ENGINES:
+        source, sink = streams(world, f"shown-{engine}")
+        options = world.options(engine)
+        assert application.do("read", stream=source, options=options) == VALUES
+        application.do("copy", stream=source, to=sink, options=options)
+        checkpoint = str(world.folder / "checkpoints" / f"shown-{engine}")
+        how = {"options": options, "checkpoint": checkpoint, "name": f"shown-{engine}"}
+        application.do("start", stream=source, to=sink, **how)
+        wait_until(lambda sink=sink: len(values(world, sink)) == 2 * len(VALUES), "the values", WITHIN_S)  # type: ignore[misc]
+        (said / f"progress-{engine}").write_text(application.do("progress", name=f"shown-{engine}"))
+        (said / f"explained-{engine}").write_text(application.do("explain", stream=source, options=options))
+        bobs = world.options(engine, "bob")
+        (said / f"refused-{engine}").write_text(application.refused("read", stream=source, options=bobs))
+    executors = processes(world)
+    shown = {}
+    for each in executors:
+        with suppress(psutil.Error):
+            shown[each.pid] = f"{each.cmdline()} {each.environ()}"
+    assert sum("CoarseGrainedExecutorBackend" in text for text in shown.values()) == 2
+    assert any("pyspark.daemon" in text for text in shown.values())
+    (said / "processes").write_text(json.dumps(shown))
+
+    ui = application.do("ui")
+    web = [found for each in (world.spark.master, *world.spark.workers) for found in web_of(each.log)]
+    assert len(web) == 3
+    fetched = pages(ui, *web, *api(ui))
+    parts = "jobs", "SQL/execution", "StreamingQuery", "environment", "executors", "stages/stage", "logPage"
+    for part in (f"/{each}/" for each in parts):
+        assert any(part in url for url in fetched), f"{part} is not among {sorted(fetched)}"
+    for number, (url, data) in enumerate(sorted(fetched.items())):
+        (said / f"page-{number}").write_bytes(url.encode() + b"\n" + data)
+
+    # While the driver runs, and when it has ended, with what it has written then.
+    assert hidden(world) == {}
+    assert world.secured.tokens() != []
+    application.do("end")
+    application.process.wait()
+    assert list((world.folder / "events").rglob("*")) != []
+    assert hidden(world) == {}
+    wait_until(lambda: world.secured.tokens() == [], "all tokens to be revoked", WITHIN_S)
+
+
+def web_of(log: Path) -> list[str]:
+    return re.findall(r"(?:MasterWebUI|WorkerWebUI).*?started at (http://\S+)", log.read_text())
+
+
+def hidden(world: World) -> dict[str, list[bytes]]:
+    """Files with secrets that are not meant for them."""
+    found = {}
+    for folder, _, names in os.walk(world.folder):
+        if Path(folder) == world.secured.folder:
+            continue
+        for name in names:
+            with suppress(FileNotFoundError):  # Spark clears up
+                secrets = secrets_in((Path(folder) / name).read_bytes())
+                if secrets:
+                    found[str(Path(folder) / name)] = secrets[:3]
+    return found
+
+
+def test_a_secret_would_have_been_found(world: World) -> None:
+    issued = world.secured.run(lambda client: client.access.issue_token(), "alice")
+    (world.folder / "leak").write_text(f"… {issued.secret} …")
+    assert [Path(each).name for each in hidden(world)] == ["leak"]
