@@ -30,6 +30,8 @@ TEXTS = (
     b"0",
 )
 MANY = 1_000
+SELDOM = 0.05
+"""How often what is repeated is repeated so often: to make such messages takes longest."""
 DEEP = (2, 20, 99, 101, 1_000, 5_000)
 """Protobuf itself takes a hundred messages within each other."""
 BYTES_MAX = 1 << 19
@@ -150,9 +152,9 @@ def _absent(place: _Place, _: Random) -> None:
 
 def _repeated(place: _Place, random_: Random) -> None:
     if place.at >= 0:
-        field = place.fields[place.at]
-        most = BYTES_MAX // (len(data_of([field])) + len(data_of(place.fields)))
-        count = min(most, random_.choice((1, 1, 2, MANY)))
+        field, count = place.fields[place.at], random_.choice((1, 1, 2))
+        if random_.random() < SELDOM:
+            count = min(MANY, BYTES_MAX // (len(data_of([field])) + len(data_of(place.fields))))
         place.fields[place.at : place.at] = [_copied(field) for _ in range(count)]
 
 

@@ -27,16 +27,18 @@ OPENED = ("java.base/java.lang", "java.base/java.nio", "java.base/java.util", "j
 """Of what Spark's scripts open, what is needed here."""
 
 
-def compiled(name: str, folder: Path) -> list[str]:
-    """The command that runs the program `name`, compiled into `folder`; its arguments are to be added."""
+def compiled(name: str, folder: Path, *others: str) -> list[str]:
+    """The command that runs the program `name`, compiled into `folder`; its arguments are to be added.
+
+    `others`: programs that it uses.
+    """
     subprocess.run([sys.executable, str(BUILD)], check=True)
     javac, java = shutil.which("javac"), shutil.which("java")
     assert javac is not None
     assert java is not None
     path = f"{JAR}:{SPARK_JARS}"
-    subprocess.run(
-        [javac, "--release", "17", "-cp", path, "-d", str(folder), str(SOURCES / f"{name}.java")], check=True
-    )
+    sources = [str(SOURCES / f"{each}.java") for each in (name, *others)]
+    subprocess.run([javac, "--release", "17", "-cp", path, "-d", str(folder), *sources], check=True)
     opened = [f"--add-opens={package}=ALL-UNNAMED" for package in OPENED]
     return [
         java,

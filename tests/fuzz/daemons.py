@@ -1,0 +1,414 @@
+"""Real daemons in processes of their own, all ports of which are sent what `ports` makes, while others use them.
+
+Checked after each batch: every daemon lives and answers, none has logged a defect, and no answer told of one. At the
+end: memory has not grown, and what others wrote meanwhile is all there (`kera check`). How long a client waits that
+behaves well is measured, without and with those who do not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import mmap
+import re
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from kera.cli.check._options import Options
+from kera.client import Client
+from kera.core.errors import KeraError
+from kera.core.rpc import api
+from kera.core.rpc.frame_client import FrameChannel
+from kera.core.rpc.grpc_client import GrpcChannel
+from kera.core.rpc.grpc_words import MARK
+from kera.core.rpc.method import call
+from kera.local.cluster import LocalCluster
+from kera.v1 import backup_pb2, coordinator_pb2, daemon_pb2
+from tests.chaos.checked import Load, loaded
+from tests.fuzz.ports import NO_PORTS, PROTOCOLS, Sent, World, frames
+from tests.fuzz.ports import call as call_of
+from tests.fuzz.running import GROWTH_BYTES_MAX
+from tests.fuzz.talking import Defect, Port, Talk
+from tests.integration.control_support import control_cluster
+from tests.integration.test_fields import leading_epoch, theirs_of
+
+FOREIGN, PROBED = "foreign", "probed"
+STREAMLETS = 2
+PRODUCERS = 256
+AT_ONCE = 8
+"""Connections to a port."""
+BATCH = 200
+"""Inputs for each port and protocol, but for those that take long."""
+BATCH_HTTP = 40
+"""Metrics are made one after the other, with a rest in between."""
+ANSWER_S_MAX = 10.0
+WARM_BATCHES = 3
+FOREIGN_BYTES = 1 << 20
+"""That the foreign stream keeps."""
+BACKUP_BYTES = 256 << 20
+"""So that what is sent between two batches has room there."""
+VALID_PROTOCOLS = {"frames_address": (frames,), "frames_unix_path": (frames,), "grpc_address": (call_of,)}
+"""That can send what is as it should be."""
+EPOCH_MAX = (1 << 64) - 1
+KEPT = 5
+RATE = 200.0
+"""Records a second of those who are not to notice."""
+_LOUD = ("error", "critical", "exception")
+_OF_GRPC = re.compile(r"[IWE]\d{4} \d\d:\d\d:.*$")
+"""What gRPC itself says of what it was sent, which may come in the middle of a line; what is fatal begins with F."""
+_TEXTS = ("Traceback", "unexpected", "handler failed", "invariant broken", "never retrieved", "Segmentation", "Fatal")
+
+
+@dataclass
+class Report:
+    """What came of it."""
+
+    seed: int
+    inputs: Counter[str] = field(default_factory=Counter)
+    """By port: connections and calls."""
+    requests: Counter[str] = field(default_factory=Counter)
+    """What was sent in them."""
+    outcomes: dict[str, Counter[str]] = field(default_factory=dict)
+    defects: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    grown_bytes: dict[str, int] = field(default_factory=dict)
+    idle: dict[str, Any] = field(default_factory=dict)
+    """Of the client that behaves well."""
+    valid: dict[str, Any] = field(default_factory=dict)
+    """Beside as many requests with which all is well."""
+    busy: dict[str, Any] = field(default_factory=dict)
+    acknowledged: int = 0
+    verdict: str = ""
+
+    def lines(self) -> Iterator[str]:
+        """For people."""
+        for port, count in sorted(self.inputs.items()):
+            most = ", ".join(f"{word} {number}" for word, number in self.outcomes[port].most_common(5))
+            rate = self.requests[port] / self.seconds
+            yield f"{port:<26}{count:>7} connections or calls, {self.requests[port]:>7} requests {rate:>5.0f}/s  {most}"
+        for name, grown in self.grown_bytes.items():
+            yield f"{name}: {grown / (1 << 20):+.1f} MiB since batch {WARM_BATCHES}"
+        for when, found in (("alone", self.idle), ("beside good requests", self.valid), ("beside these", self.busy)):
+            yield f"a client that behaves well, {when}: write {found.get('write')}, read {found.get('read')} ms"
+        yield f"kera check: {self.verdict}, {self.acknowledged} records"
+        yield from self.defects
+
+
+class Logs:
+    """What daemons say."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._read: dict[Path, int] = {}
+
+    def defects(self) -> list[str]:
+        """Lines since the last look that say that something is wrong with a daemon itself."""
+        found: list[str] = []
+        for path in sorted(self._folder.glob("*.log")):
+            data = path.read_bytes()
+            begin = self._read.get(path, 0)
+            end = data.rfind(b"\n") + 1
+            self._read[path] = end
+            lines = data[begin:end].decode("utf-8", "replace").splitlines()
+            found += [f"{path.name}: {line[:1500]}" for line in lines if self._is_wrong(line)]
+        return found
+
+    @staticmethod
+    def _is_wrong(line: str) -> bool:
+        line = _OF_GRPC.sub("", line).strip()
+        if line.startswith(MARK):  # what gRPC says of what it was sent
+            return False
+        if not line.startswith("{"):
+            return bool(line)
+        try:
+            level = json.loads(line).get("level")
+        except ValueError:
+            return True
+        return level in _LOUD or any(text in line for text in _TEXTS)
+
+
+def ports_of(cluster: LocalCluster) -> list[Port]:
+    """All ports of all daemons. Fails for one that nobody fuzzes."""
+    found = []
+    for daemon, ready in cluster.ready.items():
+        role = daemon.partition("-")[0]
+        for kind, address in ready.items():
+            if kind.endswith(("_address", "_path", "_port")) and kind not in NO_PORTS and address:
+                if kind not in PROTOCOLS:
+                    raise AssertionError(f"nobody fuzzes the {kind} of {daemon}")
+                found.append(Port(daemon, role, kind, str(address)))
+    return found
+
+
+def resident_bytes(pid: int) -> int:
+    """Memory of a process that is there and is its own: an arena is shared."""
+    _, resident, shared, *_ = Path(f"/proc/{pid}/statm").read_text().split()
+    return (int(resident) - int(shared)) * mmap.PAGESIZE
+
+
+class Field:
+    """A cluster that is fuzzed."""
+
+    def __init__(self, cluster: LocalCluster, client: Client, seed: int) -> None:
+        self.cluster = cluster
+        self.client = client
+        self.report = Report(seed)
+        self._logs = Logs(cluster.log_dir)
+        self._world: World | None = None
+        self._coordinator = GrpcChannel(cluster.bootstrap)
+        self._ports = ports_of(cluster)
+        self._talks = {port: Talk(port) for port in self._ports}
+        self._numbers: Counter[str] = Counter()
+        self._batches = 0
+        self._warm_bytes: dict[str, int] = {}
+
+    async def prepare(self) -> None:
+        """Make the world: all that there is is somebody else's, but for the foreign stream."""
+        admin = self.client.admin
+        await admin.create_stream(
+            FOREIGN, streamlets=STREAMLETS, entries=2, replication=1, retention_bytes=FOREIGN_BYTES
+        )
+        request = coordinator_pb2.DescribeStreamRequest(name=FOREIGN)
+        described = await call(self._coordinator, api.DESCRIBE_STREAM, request, timeout_s=ANSWER_S_MAX)
+        members = await admin.describe_cluster()
+        others = [stream for stream in await admin.list_streams() if stream.name != FOREIGN]
+        groups = [group.consumer_group for group in await admin.consumer_groups()]
+        ids = [await self._new_producer() for _ in range(PRODUCERS)]
+        known = {each.broker_id: each for each in described.brokers}
+        self._world = World(
+            foreign=theirs_of(described.stream, known, FOREIGN, leading_epoch(self.cluster)),
+            names=frozenset([*(stream.name for stream in others), *groups]),
+            stream_ids=frozenset(stream.stream_id for stream in others),
+            member_ids=frozenset(
+                [*(each.broker_id for each in members.brokers), *(each.backup_id for each in members.backups)]
+            ),
+            producer_ids=tuple(ids),
+        )
+
+    async def _new_producer(self) -> int:
+        request = coordinator_pb2.InitProducerRequest()
+        return int((await call(self._coordinator, api.INIT_PRODUCER, request, timeout_s=ANSWER_S_MAX)).producer_id)
+
+    async def close(self) -> None:
+        """Close what is open."""
+        for talk in self._talks.values():
+            await talk.close()
+        await self._coordinator.close()
+
+    # -- batches -----------------------------------------------------------------------------------------------
+
+    async def run(self, seconds: float) -> None:
+        """One batch after the other."""
+        begun_s = time.monotonic()
+        while time.monotonic() < begun_s + seconds and len(self.report.defects) < KEPT:
+            await self.batch()
+        self.report.seconds += time.monotonic() - begun_s
+
+    async def run_valid(self, seconds: float) -> None:
+        """The same with requests with which all is well: to see what others wait for then. They do not count."""
+        if self._world is None:
+            raise AssertionError("there is no world yet")
+        spoiling, self._world, counted = self._world, replace(self._world, valid=1.0), self.report
+        self.report = Report(counted.seed, defects=counted.defects)
+        begun_s = time.monotonic()
+        while time.monotonic() < begun_s + seconds and len(self.report.defects) < KEPT:
+            await self.batch(VALID_PROTOCOLS)
+        self._world, self.report = spoiling, counted
+        self._batches = 0
+        for talk in self._talks.values():
+            talk.outcomes.clear()
+
+    async def batch(self, protocols: Mapping[str, Sequence[Callable[..., Any]]] = PROTOCOLS) -> None:
+        """Some inputs for each port, and a look at everybody behind them."""
+        async with asyncio.TaskGroup() as tasks:
+            for port in self._ports:
+                for protocol in protocols.get(port.kind, ()):
+                    count = BATCH_HTTP if port.kind == "metrics_address" else BATCH
+                    source = iter(self._inputs(port, protocol, count))
+                    for _ in range(AT_ONCE):
+                        tasks.create_task(self._talk(port, source))
+        self._batches += 1
+        await self._clean()
+        await self._check()
+
+    def _inputs(self, port: Port, protocol: Callable[..., Any], count: int) -> Iterator[tuple[str, Any]]:
+        if self._world is None:
+            raise AssertionError("there is no world yet")
+        name = f"{port} {protocol.__name__}"
+        for _ in range(count):
+            number = self._numbers[name]
+            self._numbers[name] += 1
+            yield f"{name} {number}", protocol(port.role, self._world, Random(f"{self.report.seed} {name} {number}"))
+
+    async def _talk(self, port: Port, source: Iterator[tuple[str, Any]]) -> None:
+        talk = self._talks[port]
+        for name, what in source:
+            self.report.inputs[str(port)] += 1
+            self.report.requests[str(port)] += max(1, what.requests if isinstance(what, Sent) else len(what.messages))
+            try:
+                await talk.say(what)
+            except Defect as defect:
+                self._defect(f"seed {self.report.seed} {name}: {defect}")
+        self.report.outcomes[str(port)] = talk.outcomes
+
+    def _defect(self, text: str) -> None:
+        if len(self.report.defects) < 4 * KEPT:
+            self.report.defects.append(text)
+
+    # -- behind a batch ----------------------------------------------------------------------------------------
+
+    async def _check(self) -> None:
+        gone = sorted(self.cluster.ready.keys() - self.cluster.processes.keys())
+        if gone:
+            self._defect(f"batch {self._batches}: ended: {gone}")
+        for text in self._logs.defects():
+            self._defect(f"batch {self._batches}: {text}")
+        for port in self._ports:
+            if port.kind == "grpc_address" and port.daemon not in gone:
+                await self._require_answer(port)
+        for name, pid in self.cluster.processes.items():
+            now = resident_bytes(pid)
+            if self._batches == WARM_BATCHES:
+                self._warm_bytes[name] = now
+            elif name in self._warm_bytes:
+                self.report.grown_bytes[name] = now - self._warm_bytes[name]
+
+    async def _require_answer(self, port: Port) -> None:
+        channel = GrpcChannel(port.address)
+        try:
+            await call(channel, api.DESCRIBE_DAEMON, daemon_pb2.DescribeDaemonRequest(), timeout_s=ANSWER_S_MAX)
+        except KeraError as error:
+            self._defect(f"batch {self._batches}: {port} does not answer: {error!r}")
+        finally:
+            await channel.close()
+
+    async def _clean(self) -> None:
+        """Remove what requests have made, as those may who are let in: nobody is to run out of room for it."""
+        admin, world = self.client.admin, self._world
+        if world is None:
+            return
+        for stream in await admin.list_streams():
+            if stream.stream_id not in world.stream_ids and stream.name != FOREIGN:
+                await admin.delete_stream(stream.name)
+        for group in await admin.consumer_groups():
+            if group.consumer_group not in world.names:
+                with contextlib.suppress(KeraError):  # it has members still
+                    await admin.delete_consumer_group(group.consumer_group)
+        await self._forget_members(world)
+        for port in self._ports:
+            if port.role == "backup" and port.kind == "frames_address":
+                await self._free_replicas(port, world.strangers)
+        world.strangers.clear()
+
+    async def _free_replicas(self, port: Port, broker_ids: set[int]) -> None:
+        channel = await FrameChannel.connect_tcp(port.address, timeout_s=ANSWER_S_MAX)
+        requests = [
+            backup_pb2.FreeReplicasRequest(broker_id=each, broker_epoch=EPOCH_MAX, before_epoch=EPOCH_MAX)
+            for each in sorted(broker_ids)
+        ]
+        answers = [channel.submit(api.FREE_REPLICAS, each, timeout_s=ANSWER_S_MAX) for each in requests]
+        await asyncio.gather(*answers, return_exceptions=True)
+        await channel.close()
+
+    async def _forget_members(self, world: World) -> None:
+        members = await self.client.admin.describe_cluster()
+        requests = [
+            *(coordinator_pb2.ForgetMemberRequest(broker_id=each.broker_id) for each in members.brokers),
+            *(coordinator_pb2.ForgetMemberRequest(backup_id=each.backup_id) for each in members.backups),
+        ]
+        for request in requests:
+            if (request.broker_id or request.backup_id) not in world.member_ids:
+                with contextlib.suppress(KeraError):
+                    await call(self._coordinator, api.FORGET_MEMBER, request, timeout_s=ANSWER_S_MAX)
+
+
+class Probing:
+    """The client that behaves well, see `probe`."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    async def report(self) -> dict[str, Any]:
+        """Since the last one."""
+        stdin, stdout = self._process.stdin, self._process.stdout
+        if stdin is None or stdout is None:
+            raise AssertionError("there is no pipe")
+        stdin.write(b"\n")
+        found: dict[str, Any] = json.loads(await stdout.readline())
+        return found
+
+
+@contextlib.asynccontextmanager
+async def probing(bootstrap: str) -> AsyncIterator[Probing]:
+    """A process that writes and reads meanwhile."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tests.fuzz.probe", bootstrap, PROBED),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    try:
+        yield Probing(process)
+    finally:
+        if process.stdin is not None:
+            process.stdin.close()
+        await process.wait()
+
+
+@contextlib.asynccontextmanager
+async def fuzzed(directory: Path, seed: int) -> AsyncIterator[tuple[Field, Load, Probing]]:
+    """A cluster with two brokers and two backups, those who use it, and what is to be sent to it."""
+    settings = {"heartbeats_missed_max": 25, "metrics_port": 0}  # two cores that are shared are slow
+    async with (
+        control_cluster(
+            directory,
+            brokers=2,
+            backups=2,
+            backup_memory_bytes=BACKUP_BYTES,
+            coordinator_settings=settings,
+            backup_settings={"metrics_port": 0},
+        ) as cluster,
+        await Client.connect(cluster.bootstrap) as client,
+    ):
+        await client.admin.create_stream(PROBED, streamlets=STREAMLETS, replication=1)
+        options = Options(seconds=6 * 3600.0, rate=RATE, streamlets=STREAMLETS, replication=1, seed=seed)
+        async with probing(cluster.bootstrap) as probe, loaded(cluster.bootstrap, options) as load:
+            await load.until_acknowledged(10)
+            made = Field(cluster, client, seed)
+            try:
+                await made.prepare()
+                yield made, load, probe
+            finally:
+                await made.close()
+        outcome = load.outcome
+        made.report.verdict, made.report.acknowledged = outcome.verdict, outcome.acknowledged
+        if outcome.verdict != "kept":
+            made.report.defects += [f"kera check: {outcome.verdict} {outcome.impossible or ''}", *outcome.lines]
+
+
+async def run(directory: Path, seed: int, seconds: float, *, idle_s: float | None = None) -> Report:
+    """Fuzz for so long; twice a tenth of it, or `idle_s`, goes to see how it is alone, and beside good requests."""
+    idle_s = seconds / 10 if idle_s is None else idle_s
+    async with fuzzed(directory, seed) as (made, _, probe):
+        await probe.report()
+        await asyncio.sleep(idle_s)  # sleep: how it is when nothing is sent is to be measured
+        made.report.idle = await probe.report()
+        await made.run_valid(idle_s)
+        made.report.valid = await probe.report()
+        await made.run(seconds - 2 * idle_s)
+        made.report.busy = await probe.report()
+    report = made.report
+    for when, found in (("alone", report.idle), ("beside good requests", report.valid), ("beside these", report.busy)):
+        report.defects += [f"a client that behaves well, {when}: {text}" for text in found["wrong"][:KEPT]]
+    report.defects += [
+        f"{name} has grown by {grown >> 20} MiB"
+        for name, grown in report.grown_bytes.items()
+        if grown > GROWTH_BYTES_MAX
+    ]
+    return report

@@ -1,0 +1,342 @@
+"""What is sent to the ports of daemons: frames, gRPC, HTTP, what readers push. Pure: made from a seed and a `World`.
+
+Every method of each service is asked, also at daemons that do not have it. What a request is *meant* to do to somebody
+else's is not sent (`World.allows`): whoever is let in may delete a stream by its name, and no decoder is to blame.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+from dataclasses import dataclass, field
+from functools import cache
+from random import Random
+from typing import Any, NamedTuple
+
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import DecodeError, Message
+
+from kera.core.chunk import MAGIC, verify_run
+from kera.core.errors import CorruptChunk, ProtocolError
+from kera.core.push import Kind as PushKind
+from kera.core.push import encode, encode_numbers
+from kera.core.rpc import Method, api
+from kera.core.rpc.frames import HEADER_BYTES as FRAME_BYTES
+from kera.core.rpc.frames import Kind, decode_header
+from kera.core.rpc.grpc_options import ERROR_METADATA
+from kera.core.rpc.limits import BULK_BYTES_MAX
+from kera.v1 import push_pb2
+from tests.fuzz import http2
+from tests.fuzz.exchanges import METHODS, Frame, chunk_of, conversation, request_of
+from tests.fuzz.mutating import mutated, wild
+from tests.fuzz.payloads import framed, placed, sources, spoilt_chunk, spoilt_payload, with_payload
+from tests.fuzz.protobuf import spoilt
+from tests.fuzz.wire_targets import http_head
+from tests.integration.field_cases import CASES, STRANGER_ID, Theirs
+
+_BY_NUMBER = {method.number: method for method in METHODS}
+SERVICES = {
+    "coordinator": {api.COORDINATOR, api.CONSUMER_GROUPS, api.ACCESS},
+    "broker": {api.BROKER},
+    "backup": {api.BACKUP},
+}
+"""That only such daemons have; one that nobody has alone is everybody's."""
+WAIT_MS_MAX = 50
+"""An answer that a request wants to wait for, for longer, is one that nobody here waits for."""
+REQUESTS_MAX = 16
+"""Of one connection."""
+OTHER_SERVICE = 0.05
+"""How often a daemon is asked for what it does not have."""
+TRIES = 1_000
+STRANGERS = 1 << 16
+VALID = 0.15
+"""How much of what is sent is as it should be: so that there is something to be spoilt."""
+STREAM_ID_AT = 16
+"""In a chunk's header."""
+_SAYS_WHERE = frozenset({"kera.v1.StreamletAssignment"})
+"""Messages that name brokers of which they want nothing."""
+GRPC_PATHS = ("/grpc.health.v1.Health/Check", "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo")
+
+
+@dataclass(frozen=True)
+class World:
+    """What there is in a cluster: what requests are about, and what of it is somebody else's."""
+
+    foreign: Theirs
+    names: frozenset[str]
+    """Of others: streams, consumer groups, members, producers."""
+    stream_ids: frozenset[int]
+    member_ids: frozenset[int]
+    """Of the brokers and backups that there are."""
+    producer_ids: tuple[int, ...]
+    """That the coordinator has given to whoever asks."""
+    valid: float = VALID
+    """How much of what is sent is as it should be."""
+    requests: dict[int, Message] = field(default_factory=dict, compare=False)
+    strangers: set[int] = field(default_factory=set, compare=False)
+    """Brokers that there are not, of which backups may have replicas."""
+
+    def request(self, method: Method[Any, Any]) -> Message:
+        """One with which all is well."""
+        return self.requests.setdefault(method.number, request_of(method, self.foreign))
+
+    def allows(self, method: Method[Any, Any], head: bytes, bulk: bytes = b"") -> bool:
+        """Whether a request says nothing about what is somebody else's, as far as it would be heard."""
+        if self._has_chunks_of_others(bulk) or self._has_chunks_of_others(head):
+            return False
+        try:
+            message = method.request.FromString(head)
+        except DecodeError:
+            return True
+        case = CASES.get(method)
+        rights = case.rights if case is not None else tuple(each.name for each in message.DESCRIPTOR.fields)
+        return not any(self._is_of_others(message, message.DESCRIPTOR.fields_by_name[name]) for name in rights)
+
+    def _is_of_others(self, message: Message, known: FieldDescriptor) -> bool:
+        kind = known.message_type
+        if kind is not None and (kind.GetOptions().map_entry or kind.full_name in _SAYS_WHERE):
+            return False
+        found = getattr(message, known.name)
+        for value in found if known.is_repeated else [found]:
+            if kind is not None:
+                if any(self._is_of_others(value, each) for each in kind.fields):
+                    return True
+            elif known.type == FieldDescriptor.TYPE_STRING:
+                if value in self.names:
+                    return True
+            elif known.name.startswith("stream_id"):
+                if value in self.stream_ids:
+                    return True
+            elif known.name.startswith(("broker_id", "backup_id")) and value in self.member_ids:
+                return True
+        return False
+
+    def _has_chunks_of_others(self, data: bytes) -> bool:
+        at = data.find(MAGIC)
+        while at >= 0:
+            stream_id = int.from_bytes(data[at + STREAM_ID_AT : at + STREAM_ID_AT + 8], "little")
+            if stream_id in self.stream_ids:
+                return True
+            at = data.find(MAGIC, at + 1)
+        return False
+
+
+class Sent(NamedTuple):
+    """What is sent over a connection."""
+
+    data: bytes
+    requests: int
+    """That are whole, and so answered; 0: nobody knows."""
+
+
+class Called(NamedTuple):
+    """What is sent in a call of gRPC."""
+
+    path: str
+    messages: list[bytes]
+    metadata: list[tuple[str, str | bytes]]
+    is_stream: bool
+
+
+def methods_of(role: str, random_: Random) -> Method[Any, Any]:
+    """A method of a daemon, mostly one that it has."""
+    return random_.choice(METHODS if random_.random() < OTHER_SERVICE else _methods(role))
+
+
+@cache
+def _methods(role: str) -> list[Method[Any, Any]]:
+    of_others = set().union(*SERVICES.values()) - SERVICES[role]
+    return [method for method in METHODS if method.service not in of_others]
+
+
+def request(method: Method[Any, Any], world: World, random_: Random) -> tuple[bytes, bytes]:
+    """Head and bulk of a request, with some of it changed."""
+    for _ in range(TRIES):
+        bulk = _bulk(method, world, random_)
+        message = (
+            _of_a_stranger(method, world, random_, bulk) if method.service == api.BACKUP else world.request(method)
+        )
+        head = message.SerializeToString() if random_.random() < world.valid else spoilt(message, random_)
+        if world.allows(method, head, bulk) and not _waits(method, head):
+            return head, bulk
+    raise AssertionError(f"nothing can be said with {method.name} that is not about somebody else's")
+
+
+def _of_a_stranger(method: Method[Any, Any], world: World, random_: Random, bulk: bytes) -> Message:
+    """A request of a broker that there is not, to a backup: of another one each time, as a fence is there for good."""
+    message: Any = method.request()
+    message.CopyFrom(world.request(method))
+    message.broker_id = STRANGER_ID + random_.randrange(STRANGERS) + STRANGERS * (method is api.FENCE_BROKER)
+    if method is api.REPLICATE:
+        world.strangers.add(message.broker_id)
+        message.virtual_log_id, message.persist = 1, random_.random() < 0.2
+        message.close = random_.random() < 0.2
+        with contextlib.suppress(CorruptChunk):
+            _, message.checksum = verify_run(memoryview(bulk), 0, 0, 1 << 10)
+    found: Message = message
+    return found
+
+
+def _waits(method: Method[Any, Any], head: bytes) -> bool:
+    """Whether the answer would only come after a while, as the request wants it."""
+    if "wait_ms" not in method.request.DESCRIPTOR.fields_by_name:
+        return False
+    try:
+        return bool(method.request.FromString(head).wait_ms > WAIT_MS_MAX)
+    except DecodeError:
+        return False
+
+
+def _bulk(method: Method[Any, Any], world: World, random_: Random) -> bytes:
+    if method is api.MULTI_WRITE_CHUNKS:
+        return b"".join(hostile_chunk(world, random_) for _ in range(random_.choice((1, 1, 2, 5))))
+    if method is api.REPLICATE:
+        chunks = b"".join(placed(hostile_chunk(world, random_)) for _ in range(random_.choice((0, 1, 1, 3))))
+        return mutated(chunks, random_) if random_.random() < 0.3 else chunks
+    return chunk_of(world.foreign, 0, 0, 9) if method.bulk and random_.random() < 0.1 else b""
+
+
+def hostile_chunk(world: World, random_: Random) -> bytes:
+    """A chunk for the foreign stream, in which something is wrong most of the time."""
+    producer_id = random_.choice(world.producer_ids)
+    if random_.random() < world.valid:
+        return chunk_of(world.foreign, random_.randrange(2), 0, producer_id)
+    source = sources()[random_.choice((0, 1))]
+    chunk = bytearray(framed(source, source.payload))
+    schema_id = world.foreign.stream.schemas[-1].schema_id
+    struct.pack_into(
+        "<QIIQ", chunk, STREAM_ID_AT, world.foreign.stream.stream_id, random_.randrange(2), schema_id, producer_id
+    )
+    payload = source.payload if random_.random() < 0.5 else spoilt_payload(source, random_)
+    whole = with_payload(bytes(chunk), payload)
+    return whole if random_.random() < 0.4 else spoilt_chunk(whole, random_)
+
+
+# -- frames ------------------------------------------------------------------------------------------------------------
+
+
+def frames(role: str, world: World, random_: Random) -> Sent:
+    """Requests over a framed connection: whole frames, or, now and then, what is none."""
+    sent = []
+    for number in range(random_.randrange(1, REQUESTS_MAX + 1)):
+        method = methods_of(role, random_)
+        sent.append(Frame(Kind.REQUEST, method.number, number + 1, *request(method, world, random_)))
+    if random_.random() < max(0.7, world.valid):
+        return Sent(b"".join(frame.data for frame in sent), len(sent))
+    return Sent(_harmless(conversation(sent, random_), sent, world), 0)
+
+
+def _harmless(data: bytes, sent: list[Frame], world: World) -> bytes:
+    """`data`, unless what became of its bytes is about somebody else's: then the frames as they were."""
+    at = 0
+    while at < len(data):
+        try:
+            header = decode_header(memoryview(data), at, BULK_BYTES_MAX)
+        except (ProtocolError, struct.error):
+            return data  # the connection ends here
+        begin = at + FRAME_BYTES
+        at = begin + header.head_bytes
+        method = _BY_NUMBER.get(header.method)
+        if method is not None and not world.allows(method, data[begin:at], data[at : at + header.bulk_bytes]):
+            return b"".join(frame.data for frame in sent)
+        at += header.bulk_bytes
+    return data
+
+
+# -- gRPC --------------------------------------------------------------------------------------------------------------
+
+
+def call(role: str, world: World, random_: Random) -> Called:
+    """A call of gRPC with other bytes and metadata than clients have."""
+    method = methods_of(role, random_)
+    messages = []
+    for _ in range(random_.choice((1, 1, 3)) if method.bulk else 1):
+        head, bulk = request(method, world, random_)
+        messages.append(head + http2.bulk_field(bulk) if bulk else head)
+    path = method.path
+    if random_.random() < 0.05:
+        path = random_.choice((*GRPC_PATHS, path + "x", path[:-1], "/", "/x/y", path.replace("kera", "KERA")))
+        messages = [mutated(each, random_) for each in messages]
+        messages = [each for each in messages if not world._has_chunks_of_others(each)]
+    return Called(path, messages or [b""], _metadata(random_), method.bulk)
+
+
+def _metadata(random_: Random) -> list[tuple[str, str | bytes]]:
+    keys = (ERROR_METADATA, "some-bin", "grpc-timeout", "te", "content-type", "user-agent", "x", "grpc-encoding")
+    found: list[tuple[str, str | bytes]] = []
+    for _ in range(random_.choice((0, 0, 1, 3, 30))):
+        key = random_.choice(keys)
+        size = random_.choice((0, 1, 50, 900))
+        value: str | bytes = random_.randbytes(size) if key.endswith("-bin") else "v" * size
+        found.append((key, value))
+    return found
+
+
+def raw_http2(role: str, world: World, random_: Random) -> Sent:
+    """A call of gRPC as the bytes of HTTP/2, some of which are others."""
+    method = methods_of(role, random_)
+    head, bulk = request(method, world, random_)
+    data = http2.spoilt_call(method.path, head + (http2.bulk_field(bulk) if bulk else b""), random_)
+    if world._has_chunks_of_others(data) or any(name.encode() in data for name in world.names):
+        data = http2.PREFACE
+    return Sent(data, 0)
+
+
+# -- HTTP, and the push channel ----------------------------------------------------------------------------------------
+
+
+def http(role: str, world: World, random_: Random) -> Sent:
+    """A request for metrics or health."""
+    del role, world
+    return Sent(http_head(random_), 0)
+
+
+def pushed(role: str, world: World, random_: Random) -> Sent:
+    """What a reader tells a broker's push socket."""
+    del role
+    messages = []
+    for number in range(random_.randrange(1, 5)):
+        subscribe = push_pb2.PushSubscribe(consumer_group="foreign-group", window_bytes=1 << 20)
+        subscribe.lanes.add(lane=number + 1, start=random_.choice(world.foreign.cursors))
+        body = subscribe.SerializeToString() if random_.random() < 0.4 else spoilt(subscribe, random_)
+        messages.append(
+            random_.choice(
+                (
+                    encode(PushKind.SUBSCRIBE, body),
+                    encode(PushKind.SUBSCRIBE, body),
+                    encode_numbers(PushKind.CANCEL, [random_.choice((1, number, wild(random_, 32)))]),
+                    encode_numbers(
+                        PushKind.RELEASE, [random_.choice((0, 1, wild(random_, 32)))] * random_.choice((1, 900))
+                    ),
+                    encode(PushKind.TAKEN, random_.choice((1, 100, wild(random_))).to_bytes(8, "little")),
+                    encode(random_.choice(list(PushKind)), random_.randbytes(16)),
+                )
+            )
+        )
+    data = b"".join(messages)
+    return Sent(mutated(data, random_, messages) if random_.random() < 0.3 else data, 0)
+
+
+PROTOCOLS = {
+    "frames_address": (frames,),
+    "frames_unix_path": (frames,),
+    "grpc_address": (call, raw_http2),
+    "metrics_address": (http,),
+    "push_unix_path": (pushed,),
+}
+"""By what a daemon's ready line calls the address: what is sent there. One that is not here is a port nobody fuzzes."""
+NO_PORTS = frozenset({"arena_path"})
+"""Of a ready line, what ends like an address and is none."""
+
+
+def has_error(message: Message) -> str | None:
+    """The text of an error in an answer, or in a part of it, that says that a daemon has a defect."""
+    for known, value in message.ListFields():
+        if known.message_type is None or known.message_type.GetOptions().map_entry:
+            continue
+        for each in value if known.is_repeated else [value]:
+            if known.message_type.full_name == "kera.v1.Error" and each.code == "internal":
+                return str(each.message)
+            if (found := has_error(each)) is not None:
+                return found
+    return None

@@ -1,0 +1,188 @@
+"""Sends inputs to the ports of daemons, and looks at what is answered."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from typing import Any, NamedTuple
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+
+from kera.core.errors import KeraError, ProtocolError, error_from_wire
+from kera.core.rpc import Method
+from kera.core.rpc.frames import HEADER_BYTES, Kind, decode_header
+from kera.core.rpc.grpc_options import ERROR_METADATA
+from kera.core.rpc.limits import BULK_BYTES_MAX
+from kera.v1 import common_pb2
+from tests.fuzz.exchanges import METHODS
+from tests.fuzz.ports import Called, Sent, has_error
+
+CONNECT_S = 10.0
+ANSWER_S = 3.0
+"""Whoever has no answer by then gives up, as a client does that goes away."""
+CLOSED_S = 0.5
+"""Likewise who has said that nothing more will come."""
+READ_BYTES = 1 << 16
+_BY_NUMBER = {method.number: method for method in METHODS}
+_BY_PATH = {method.path: method for method in METHODS}
+
+
+class Port(NamedTuple):
+    """Where a daemon listens."""
+
+    daemon: str
+    role: str
+    kind: str
+    """As the daemon calls it."""
+    address: str
+
+    def __str__(self) -> str:
+        return f"{self.daemon} {self.kind}"
+
+
+class Defect(Exception):
+    """An answer that says that a daemon has a defect."""
+
+
+class Talk:
+    """Connections to a port, one after the other, and what came of them."""
+
+    def __init__(self, port: Port) -> None:
+        self.port = port
+        self.outcomes: Counter[str] = Counter()
+        self._channel: grpc.aio.Channel | None = None
+
+    async def close(self) -> None:
+        """Close what is open."""
+        if self._channel is not None:
+            await self._channel.close()
+
+    async def say(self, what: Sent | Called) -> None:
+        """Send an input. Raises `Defect`."""
+        if isinstance(what, Called):
+            await self._call(what)
+            return
+        try:
+            reader, writer = await self._connected()
+        except (OSError, TimeoutError) as error:
+            raise Defect(f"cannot connect: {error!r}") from error
+        try:
+            answers = await self._answers(reader, writer, what)
+        except (OSError, TimeoutError) as error:
+            self.outcomes[type(error).__name__] += 1
+            return
+        finally:
+            writer.transport.abort()
+        if self.port.kind.startswith("frames"):
+            self._look_at_frames(answers, what)
+        else:
+            self.outcomes["answered" if answers else "closed"] += 1
+
+    async def _connected(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        async with asyncio.timeout(CONNECT_S):
+            if self.port.kind.endswith("_path"):
+                return await asyncio.open_unix_connection(self.port.address)
+            host, _, number = self.port.address.rpartition(":")
+            return await asyncio.open_connection(host, int(number))
+
+    async def _answers(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, what: Sent) -> bytes:
+        writer.write(what.data)
+        if not what.requests:
+            writer.write_eof()  # so that the daemon ends it, whatever it was waiting for
+        found = bytearray()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(ANSWER_S if what.requests else CLOSED_S):
+                while not (what.requests and _replies(found) >= what.requests):
+                    data = await reader.read(READ_BYTES)
+                    if not data:
+                        break
+                    found += data
+                    if not what.requests and self.port.kind == "push_unix_path" and len(found) > READ_BYTES:
+                        break
+        return bytes(found)
+
+    def _look_at_frames(self, answers: bytes, what: Sent) -> None:
+        count = at = 0
+        while at + HEADER_BYTES <= len(answers):
+            try:
+                header = decode_header(memoryview(answers), at, BULK_BYTES_MAX)
+            except ProtocolError as error:
+                raise Defect(f"answered with what is no frame: {error}") from error
+            head = answers[at + HEADER_BYTES : at + HEADER_BYTES + header.head_bytes]
+            if len(head) < header.head_bytes:
+                break
+            if header.kind == Kind.ERROR:
+                self._look_at_error(common_pb2.Error.FromString(head))
+            else:
+                self._look_at_answer(_BY_NUMBER[header.method], head)
+            count += 1
+            at += HEADER_BYTES + header.head_bytes + header.bulk_bytes
+        if count < what.requests:
+            self.outcomes["not answered"] += what.requests - count
+        elif not count:
+            self.outcomes["silent"] += 1
+
+    def _look_at_error(self, error: common_pb2.Error) -> None:
+        found = error_from_wire(error.code, error.message, dict(error.attributes))
+        self.outcomes[error.code] += 1
+        if error.code == "internal" or type(found) is KeraError:
+            raise Defect(f"answered as a defect, {error.code}: {error.message}")
+
+    def _look_at_answer(self, method: Method[Any, Any], head: bytes) -> None:
+        self.outcomes["answered"] += 1
+        text = has_error(method.response.FromString(head))
+        if text is not None:
+            raise Defect(f"{method.name} answered as a defect: {text}")
+
+    # -- gRPC --------------------------------------------------------------------------------------------------
+
+    async def _call(self, what: Called) -> None:
+        if self._channel is None:
+            self._channel = grpc.aio.insecure_channel(
+                self.port.address, options=[("grpc.max_receive_message_length", -1), ("grpc.enable_retries", 0)]
+            )
+        try:
+            answers = await self._answers_to(self._channel, what)
+        except grpc.aio.AioRpcError as error:
+            self._look_at_rpc_error(what, error)
+            return
+        except (ValueError, TypeError, grpc.aio.UsageError):  # metadata that no client of gRPC sends
+            self.outcomes["not sent"] += 1
+            return
+        for data in answers:
+            if what.path in _BY_PATH:
+                self._look_at_answer(_BY_PATH[what.path], data)
+        if not answers:
+            self.outcomes["no answer"] += 1
+
+    async def _answers_to(self, channel: grpc.aio.Channel, what: Called) -> list[bytes]:
+        if not what.is_stream:
+            unary: Any = channel.unary_unary(what.path)
+            return [await unary(what.messages[0], metadata=what.metadata, timeout=ANSWER_S)]
+        stream: Any = channel.stream_stream(what.path)
+        return [data async for data in stream(iter(what.messages), metadata=what.metadata, timeout=ANSWER_S)]
+
+    def _look_at_rpc_error(self, what: Called, error: grpc.aio.AioRpcError) -> None:
+        for key, value in error.trailing_metadata() or ():
+            if key != ERROR_METADATA or not isinstance(value, bytes):
+                continue
+            with contextlib.suppress(DecodeError):
+                self._look_at_error(common_pb2.Error.FromString(value))
+                return
+        self.outcomes[error.code().name] += 1
+        if error.code() is grpc.StatusCode.UNKNOWN and what.path in _BY_PATH:
+            raise Defect(f"{what.path} failed without an error of KerA's: {error.details()}")
+
+
+def _replies(data: bytearray) -> int:
+    """How many frames are whole."""
+    view, at, count = memoryview(bytes(data)), 0, 0
+    while at + HEADER_BYTES <= len(view):
+        head_bytes = int.from_bytes(view[at + 16 : at + 20], "little")
+        bulk_bytes = int.from_bytes(view[at + 20 : at + 24], "little")
+        at += HEADER_BYTES + head_bytes + bulk_bytes
+        count += at <= len(view)
+    return count

@@ -1,0 +1,41 @@
+"""Short forms of what ``make fuzz-wire`` does with real daemons."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.fuzz import consumers, daemons, sessions
+
+SEED = 7
+
+
+@pytest.mark.timeout(180)
+async def test_whatever_comes_to_their_ports_daemons_live_and_others_lose_nothing(tmp_path: Path) -> None:
+    report = await daemons.run(tmp_path, SEED, 10.0, idle_s=1.0)
+    assert report.defects == []
+    assert report.verdict == "kept"
+    assert report.acknowledged > 0
+    assert len(report.inputs) == 20, "each port of a coordinator, two brokers and two backups"
+    assert min(report.inputs.values()) >= daemons.BATCH_HTTP
+
+
+@pytest.mark.timeout(180)
+async def test_a_poisoned_chunk_is_read_or_refused_with_its_place_by_each_kind_of_consumer(tmp_path: Path) -> None:
+    reports = await consumers.run(tmp_path, SEED, 5.0, commands=1)
+    assert [report.defects for report in reports] == [[], [], []]
+    for report in reports[:2]:
+        assert report.outcomes["corrupt_chunk"] > 0
+        assert report.outcomes["read"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+async def test_a_client_whose_peers_lie_ends_with_an_error_of_keras_or_with_what_it_has_asked_for(
+    tmp_path: Path,
+) -> None:
+    report = await sessions.run(tmp_path, SEED, 20.0)
+    assert report.defects == []
+    assert report.outcomes["done"] > 0
+    assert report.outcomes["protocol"] > 0
