@@ -1,11 +1,24 @@
-"""Who has authenticated, who could not, and what was denied: counts of one daemon with security on."""
+"""Who has authenticated, who could not, what was denied, and what principals use: of a daemon with security on."""
 
 from __future__ import annotations
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from collections import Counter
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from kera.core.access.guard import Guard
 from kera.core.monitoring.sources import Steps
+
+PRINCIPALS_MAX = 20
+"""With series of their own: the busiest."""
+_COUNTED = {
+    "requests": ("requests", "Requests of a principal."),
+    "bytes_in": ("bytes_in", "Bytes of chunks that a principal has written."),
+    "bytes_out": ("bytes_out", "Bytes of chunks that a principal has read."),
+    "waits": ("throttled", "Answers that were held back as the principal's quota was used up."),
+    "waited_s": ("throttled_seconds", "For how long they were, altogether."),
+}
+"""What is shown of each, and as what."""
 
 
 class AccessCounts:
@@ -16,10 +29,9 @@ class AccessCounts:
 
     def steps(self, *, everything: bool) -> Steps:
         """See `Source`."""
-        del everything
         yield
         audit, known = self._guard.audit, self._guard.known
-        return [
+        families: list[Metric] = [
             CounterMetricFamily(
                 "kera_access_authentications_failed", "Times that somebody showed nothing that is good.", audit.failed
             ),
@@ -32,3 +44,29 @@ class AccessCounts:
                 "kera_access_connections", "Connections and calls of those who have authenticated.", known.peers
             ),
         ]
+        if everything:
+            families += self._of_principals()
+        return families
+
+    def _of_principals(self) -> list[Metric]:
+        totals: dict[str, Counter[str]] = {}
+        for usage in self._guard.usages.busiest(PRINCIPALS_MAX):  # of a user there are two, if it is super now and then
+            of = totals.setdefault(usage.who.principal, Counter())
+            of.update({name: getattr(usage, name) for name in (*_COUNTED, "connections")})
+        families: list[Metric] = []
+        for name, (metric, text) in _COUNTED.items():
+            counted = CounterMetricFamily(f"kera_principal_{metric}", text, labels=["principal"])
+            for principal, of in totals.items():
+                counted.add_metric([principal], of[name])
+            families.append(counted)
+        connections = GaugeMetricFamily(
+            "kera_principal_connections", "Connections that a principal has.", labels=["principal"]
+        )
+        for principal, of in totals.items():
+            connections.add_metric([principal], of["connections"])
+        left_out = GaugeMetricFamily(
+            "kera_principals_left_out",
+            "Principals that have asked something and have no series of their own.",
+            value=max(0, len(self._guard.usages) - PRINCIPALS_MAX),
+        )
+        return [*families, connections, left_out]
