@@ -18,9 +18,9 @@ import pytest
 from kera.client import Client, Consumer, Producer
 from kera.client.admin.quotas import Quota
 from kera.core.access.rights import Operation
-from kera.core.errors import InvalidArgument, NotAllowed, QuotaExceeded, UnknownUser
+from kera.core.errors import InvalidArgument, NotAllowed, QuotaExceeded, Uncertain, UnknownUser
 from tests.integration.secured_cluster import Secured
-from tests.integration.support import until
+from tests.integration.support import until, until_found
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -254,6 +254,88 @@ async def test_one_stream_too_many_is_refused(secured: Secured, admin: Client, u
         await client.admin.create_stream(f"{user}-2", streamlets=1)
 
 
+async def refused(producer: Producer, stream: str) -> QuotaExceeded:
+    """What is said when a stream takes no more, with the next heartbeat or the one after that."""
+    await producer.prepare(stream)
+
+    async def refusal() -> QuotaExceeded | None:
+        try:
+            await producer.send(stream, VALUE)
+        except QuotaExceeded as error:
+            return error
+        except Uncertain:
+            return None  # the connection that it was sent over was lost
+        return None
+
+    return await until_found(refusal)
+
+
+async def taken(producer: Producer, stream: str) -> None:
+    """Wait until a stream takes chunks again."""
+
+    async def is_taken() -> bool:
+        try:
+            await producer.send(stream, VALUE)
+        except QuotaExceeded:
+            return False
+        return True
+
+    await until_found(is_taken)
+
+
+@EACH_TRANSPORT
+async def test_streams_of_who_has_stored_too_much_take_no_more(
+    secured: Secured, admin: Client, user: str, transport: Transport
+) -> None:
+    """Whoever writes, until something is deleted, or the quota is greater."""
+    first, second = f"{user}-first", f"{user}-second"
+    await admin.access.set_quota(user, stored_bytes=10 * len(VALUE))
+    async with (
+        await secured.client(user, transport=transport) as client,
+        client.producer() as producer,
+        admin.producer() as other,
+    ):
+        for name in (first, second):
+            await client.admin.create_stream(name, streamlets=2)
+        error = await refused(producer, first)
+        assert error.attributes == {"quota": "stored_bytes", "value": 10 * len(VALUE), "principal": f"user:{user}"}
+        assert error.message.startswith(f"user:{user} has stored ")
+        assert error.message.endswith(
+            f" bytes in its streams, as {first!r}, and its quota of stored bytes is {10 * len(VALUE)}; who administers"
+            f" the cluster can change that: kera quota set {user} --stored-bytes MORE"
+        )
+        await producer.prepare(second)
+        with pytest.raises(QuotaExceeded, match=f"user:{user} has stored"):
+            await producer.send(second, VALUE)
+        await other.prepare(first)
+        with pytest.raises(QuotaExceeded, match=f"user:{user} has stored"):
+            await other.send(first, VALUE)
+        with pytest.raises(QuotaExceeded, match=f"user:{user} has stored"):
+            await client.admin.create_stream(f"{user}-third", streamlets=1)
+        await admin.admin.create_stream(f"{user}-of-admin", streamlets=1)
+        await producer.prepare(f"{user}-of-admin")
+        await producer.send(f"{user}-of-admin", VALUE)
+        await admin.admin.delete_stream(first)
+        await taken(producer, second)
+        await admin.access.set_quota(user, stored_bytes=1)  # less than there is
+        await refused(producer, second)
+        assert [record.value async for record in client.consumer(second, start="earliest", end="latest")]
+        await admin.access.set_quota(user)
+        await taken(producer, second)
+        for each in (producer, other):
+            await each.close(flush=False)
+
+
+async def test_retention_makes_room_for_who_has_stored_too_much(secured: Secured, admin: Client, user: str) -> None:
+    await admin.access.set_quota(user, stored_bytes=5 << 20)
+    async with await secured.client(user) as client, client.producer() as producer:
+        await client.admin.create_stream(user, streamlets=1, entries=1)
+        await refused(producer, user)
+        await admin.admin.alter_stream(user, retention_bytes=2 << 20)
+        await taken(producer, user)
+        await producer.close(flush=False)
+
+
 @EACH_TRANSPORT
 async def test_one_connection_too_many_is_refused(
     secured: Secured, admin: Client, user: str, transport: Transport
@@ -320,3 +402,16 @@ async def test_quotas_outlast_the_coordinator_and_brokers(secured: Secured, admi
         await producer.prepare(user)
         await producer.send(user, VALUE)
         assert producer.throttled_ms > 0
+
+
+async def test_who_has_stored_too_much_still_has_after_restarts(secured: Secured, admin: Client, user: str) -> None:
+    await admin.access.set_quota(user, stored_bytes=10 * len(VALUE))
+    async with await secured.client(user) as client, client.producer() as producer:
+        await client.admin.create_stream(user, streamlets=1)
+        await refused(producer, user)
+        for names in (["coordinator"], ["broker-1"], ["coordinator", "broker-1"]):
+            for name in names:
+                secured.cluster.restart(name)
+            await refused(producer, user)
+        await producer.close(flush=False)
+        assert sum([len(each.value or b"") async for each in client.consumer(user, start="earliest", end="latest")])

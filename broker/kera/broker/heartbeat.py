@@ -1,4 +1,4 @@
-"""What a broker tells the coordinator with each heartbeat: loads, starts that moved, what is empty, recoveries.
+"""What a broker tells with each heartbeat: loads, starts that moved, what is empty and stored, recoveries.
 
 Loads are rates since the last heartbeat, whether that was answered or not. The rest is told until an answer says that
 it has arrived, or for as long as it is so. All of it is bounded: what does not fit goes with the next heartbeats.
@@ -19,6 +19,7 @@ from kera.broker.log.bounds import removed_before
 from kera.broker.log.entry import Entry
 from kera.broker.log.intervals import Interval
 from kera.broker.log.streamlet import Streamlet
+from kera.broker.ownership.stored import StoredBytes
 from kera.broker.ownership.streams import Streams
 from kera.broker.ownership.unknown import UnknownReport
 from kera.broker.replication.manager import Replication
@@ -58,6 +59,7 @@ class HeartbeatReport:
         self._recoveries = recoveries
         self._replication = replication
         self._unknown = unknown
+        self._stored = StoredBytes(streams)
         self._unneeded: frozenset[int] = frozenset()
         """Backups that the heartbeat names that is not answered yet."""
         self._clock = clock
@@ -82,6 +84,7 @@ class HeartbeatReport:
                     loads.append(load)
                     total_bytes += load[2]
                     stream.bytes_appended += load[2]
+                    self._stored.appended(stream, load[2])
                     stream.records_appended += load[3]
                     stream.bytes_read += load[4]
                 if len(streamlet.intervals) > 1 or not streamlet.owned:
@@ -98,6 +101,7 @@ class HeartbeatReport:
             )
         self._add_processor_time(request, seconds)
         self._add_starts(request)
+        self._stored.fill(request)
         request.recoveries.extend(self._recoveries())
         if self._unknown is not None:
             self._unknown.fill(request)
@@ -148,6 +152,7 @@ class HeartbeatReport:
 
     def answered(self, answer: coordinator_pb2.HeartbeatResponse, /) -> None:
         """The last heartbeat that was filled has arrived."""
+        self._streams.full.note(answer)
         if self._unknown is not None:
             self._unknown.answered(answer)
         refused = {(one.stream_id, one.streamlet_id) for one in answer.starts_refused}

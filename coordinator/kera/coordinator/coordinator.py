@@ -57,6 +57,7 @@ from kera.coordinator.operations.migration import Migration, ObserveMove
 from kera.coordinator.operations.producers import Producers
 from kera.coordinator.operations.restarts import Restarts
 from kera.coordinator.operations.restored import Restored
+from kera.coordinator.operations.stored import StoredBytes
 from kera.coordinator.operations.streams import StreamOperations
 from kera.coordinator.operations.unknown import UnknownStreams
 from kera.coordinator.recovery.carry_out import ObservePhase, Recoveries
@@ -101,6 +102,7 @@ class Coordinator:
         lag_interval_ms = state.settings.group_lag_interval_ms if shown else 0
         self.group_lags = GroupLags(state, self.consumer_groups.registry, lag_interval_ms)
         loads = MeasuredLoads(state.brokers)
+        self.stored = StoredBytes(state.brokers, guard)
         self._drops = Drops(state)
         self.producers = Producers(state)
         self.recoveries = Recoveries(state, self.consumer_groups.registry.cursors_of, observe_phase=observe_phase)
@@ -117,12 +119,14 @@ class Coordinator:
             restarts=self.restarts,
             loads=loads,
             access_heard=self.access.heard,
+            stored_heard=self.stored.heard,
         )
         self.drains = Drains(state, self.recoveries, self.migration)
         self.forgetting = Forgetting(state, self.recoveries, self.migration)
         self.balancing = Balancing(state, self.migration, loads)
         self.feature_levels = FeatureLevels(state, feature_level_of_coordinators)
-        self.streams = StreamOperations(state, self._drops, self.balancing.spread, Creators(state.catalog, guard))
+        creators = Creators(state.catalog, self.stored, guard)
+        self.streams = StreamOperations(state, self._drops, self.balancing.spread, creators)
         advancing = (
             self.migration,
             self.drains,

@@ -1426,6 +1426,8 @@ class HeartbeatRequest(_message.Message):
     LOOP_BUSY_PERMILLE_FIELD_NUMBER: _builtins.int
     PROCESSOR_PERMILLE_FIELD_NUMBER: _builtins.int
     ACCESS_VERSION_FIELD_NUMBER: _builtins.int
+    STORED_FIELD_NUMBER: _builtins.int
+    STORED_INCOMPLETE_FIELD_NUMBER: _builtins.int
     broker_id: _builtins.int
     broker_epoch: _builtins.int
     bytes_per_s: _builtins.int
@@ -1441,6 +1443,8 @@ class HeartbeatRequest(_message.Message):
     processor_permille: _builtins.int
     access_version: _builtins.int
     """Of the users and rules that it goes by, see ApplyAccess."""
+    stored_incomplete: _builtins.bool
+    """Not everything was looked at since the broker began."""
     @_builtins.property
     def loads(self) -> _containers.RepeatedCompositeFieldContainer[Global___StreamletLoad]:
         """Of the streamlets that are written to, the busiest."""
@@ -1469,6 +1473,10 @@ class HeartbeatRequest(_message.Message):
     def held_streams(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldStream]:
         """All that it has something of, told to each coordinator that begins to lead."""
 
+    @_builtins.property
+    def stored(self) -> _containers.RepeatedCompositeFieldContainer[Global___StoredBytes]:
+        """Of each principal that has created streams of which something is here."""
+
     def __init__(
         self,
         *,
@@ -1487,16 +1495,68 @@ class HeartbeatRequest(_message.Message):
         loop_busy_permille: _builtins.int | None = ...,
         processor_permille: _builtins.int = ...,
         access_version: _builtins.int = ...,
+        stored: _abc.Iterable[Global___StoredBytes] | None = ...,
+        stored_incomplete: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_loop_busy_permille", b"_loop_busy_permille", "loop_busy_permille", b"loop_busy_permille"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loop_busy_permille", b"_loop_busy_permille", "access_version", b"access_version", "broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "bytes_per_s", b"bytes_per_s", "empty_intervals", b"empty_intervals", "fences_version", b"fences_version", "held_streams", b"held_streams", "held_streams_told", b"held_streams_told", "loads", b"loads", "loop_busy_permille", b"loop_busy_permille", "processor_permille", b"processor_permille", "recoveries", b"recoveries", "starts", b"starts", "unknown_streams", b"unknown_streams", "unneeded_backup_ids", b"unneeded_backup_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loop_busy_permille", b"_loop_busy_permille", "access_version", b"access_version", "broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "bytes_per_s", b"bytes_per_s", "empty_intervals", b"empty_intervals", "fences_version", b"fences_version", "held_streams", b"held_streams", "held_streams_told", b"held_streams_told", "loads", b"loads", "loop_busy_permille", b"loop_busy_permille", "processor_permille", b"processor_permille", "recoveries", b"recoveries", "starts", b"starts", "stored", b"stored", "stored_incomplete", b"stored_incomplete", "unknown_streams", b"unknown_streams", "unneeded_backup_ids", b"unneeded_backup_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__loop_busy_permille: _TypeAlias = _typing.Literal["loop_busy_permille"]  # noqa: Y015
     _WhichOneofArgType__loop_busy_permille: _TypeAlias = _typing.Literal["_loop_busy_permille", b"_loop_busy_permille"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__loop_busy_permille) -> _WhichOneofReturnType__loop_busy_permille | None: ...
 
 Global___HeartbeatRequest: _TypeAlias = HeartbeatRequest  # noqa: Y015
+
+@_typing.final
+class StoredBytes(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PRINCIPAL_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    principal: _builtins.str
+    bytes: _builtins.int
+    """Of chunks, without their replicas."""
+    def __init__(
+        self,
+        *,
+        principal: _builtins.str = ...,
+        bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "principal", b"principal"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StoredBytes: _TypeAlias = StoredBytes  # noqa: Y015
+
+@_typing.final
+class FullPrincipal(_message.Message):
+    """A principal that has stored as much as its quota lets it: its streams take no more."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PRINCIPAL_FIELD_NUMBER: _builtins.int
+    STORED_BYTES_FIELD_NUMBER: _builtins.int
+    QUOTA_BYTES_FIELD_NUMBER: _builtins.int
+    principal: _builtins.str
+    stored_bytes: _builtins.int
+    quota_bytes: _builtins.int
+    def __init__(
+        self,
+        *,
+        principal: _builtins.str = ...,
+        stored_bytes: _builtins.int = ...,
+        quota_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["principal", b"principal", "quota_bytes", b"quota_bytes", "stored_bytes", b"stored_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FullPrincipal: _TypeAlias = FullPrincipal  # noqa: Y015
 
 @_typing.final
 class HeartbeatResponse(_message.Message):
@@ -1508,11 +1568,15 @@ class HeartbeatResponse(_message.Message):
     FENCES_FIELD_NUMBER: _builtins.int
     UNKNOWN_STREAM_IDS_FIELD_NUMBER: _builtins.int
     STARTS_REFUSED_FIELD_NUMBER: _builtins.int
+    FULL_PRINCIPALS_FIELD_NUMBER: _builtins.int
+    FULL_PRINCIPALS_INCOMPLETE_FIELD_NUMBER: _builtins.int
     lease_ms: _builtins.int
     """For how long, counted from when the request was sent, nobody else gets the broker's replicated streamlets. After
     that it takes no chunks for them until a heartbeat is answered.
     """
     coordinator_epoch: _builtins.int
+    full_principals_incomplete: _builtins.bool
+    """Not all brokers have told what is stored: others that were full may still be."""
     @_builtins.property
     def backups(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.BackupInfo]:
         """All backups, alive or not: where the broker may put replicas."""
@@ -1531,6 +1595,10 @@ class HeartbeatResponse(_message.Message):
         have by now: nothing may be removed there by these, as whoever recovers does not know of it.
         """
 
+    @_builtins.property
+    def full_principals(self) -> _containers.RepeatedCompositeFieldContainer[Global___FullPrincipal]:
+        """Of the principals that the heartbeat told of."""
+
     def __init__(
         self,
         *,
@@ -1540,10 +1608,12 @@ class HeartbeatResponse(_message.Message):
         fences: Global___ProducerFences | None = ...,
         unknown_stream_ids: _abc.Iterable[_builtins.int] | None = ...,
         starts_refused: _abc.Iterable[_common_pb2.StreamletRef] | None = ...,
+        full_principals: _abc.Iterable[Global___FullPrincipal] | None = ...,
+        full_principals_incomplete: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["fences", b"fences"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backups", b"backups", "coordinator_epoch", b"coordinator_epoch", "fences", b"fences", "lease_ms", b"lease_ms", "starts_refused", b"starts_refused", "unknown_stream_ids", b"unknown_stream_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backups", b"backups", "coordinator_epoch", b"coordinator_epoch", "fences", b"fences", "full_principals", b"full_principals", "full_principals_incomplete", b"full_principals_incomplete", "lease_ms", b"lease_ms", "starts_refused", b"starts_refused", "unknown_stream_ids", b"unknown_stream_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -6,50 +6,19 @@ import asyncio
 
 import pytest
 
-from kera.core.access.audit import Audit
-from kera.core.access.authenticator import Authenticator
-from kera.core.access.certificates import DAEMONS, USERS, CertificateNames
-from kera.core.access.guard import CALLER, Guard
-from kera.core.access.identity import Identity
 from kera.core.errors import QuotaExceeded, StreamExists, Unavailable
-from kera.core.rpc.method import Peer
-from kera.v1 import access_pb2 as messages
-from kera.v1 import common_pb2
-from tests.unit.coordinator.fake_cluster import Cluster, config
-
-ALICE, BOB = Identity("alice"), Identity("bob")
-ROOT, DAEMON = Identity("root", is_super=True), Identity("", is_daemon=True)
+from tests.unit.coordinator.creators_support import ALICE, BOB, DAEMON, ROOT, create, limit, secure
+from tests.unit.coordinator.fake_cluster import Cluster
 
 
 @pytest.fixture
 async def secured(cluster: Cluster) -> Cluster:
     """With security on, and a broker."""
-    now_s = cluster.clock.boottime_s
-    cluster.guard = Guard(Authenticator(CertificateNames.of(DAEMONS, USERS), now_s=now_s), Audit(now_s))
-    await cluster.restart()
+    await secure(cluster)
     await cluster.register("a")
     await limit(cluster, "", streams=1)
     await limit(cluster, "alice", streams=2)
     return cluster
-
-
-async def limit(cluster: Cluster, name: str, **quota: int) -> None:
-    called_by(ROOT)
-    if name and not any(each.name == name for each in cluster.coordinator.access.list_users(EVERYBODY).users):
-        await cluster.coordinator.access.put_user(messages.PutUserRequest(name=name, create=True))
-    await cluster.coordinator.access.put_user(messages.PutUserRequest(name=name, quota=messages.Quota(**quota)))
-
-
-EVERYBODY = messages.ListUsersRequest()
-
-
-def called_by(who: Identity | None) -> None:
-    CALLER.set(None if who is None else Peer("grpc", "10.0.0.9:1", identity=who))
-
-
-async def create(cluster: Cluster, who: Identity | None, name: str, **options: str) -> common_pb2.StreamInfo:
-    called_by(who)
-    return await cluster.coordinator.streams.create(name, config(1, 0, None), common_pb2.StreamSchema(), **options)
 
 
 async def test_a_stream_says_who_has_created_it(secured: Cluster) -> None:

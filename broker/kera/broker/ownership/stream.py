@@ -15,6 +15,8 @@ class Stream:
     def __init__(self, info: common_pb2.StreamInfo) -> None:
         self.stream_id = info.stream_id
         self.name = info.name
+        self.created_by = info.created_by
+        """The principal that has; empty: nobody knows, and it counts for nobody."""
         self.streamlet_count = info.config.streamlets
         self.streamlets: dict[int, Streamlet] = {}
         """Those of which this broker has anything, its own and those of which it has older groups."""

@@ -12,6 +12,7 @@ from kera.broker.ownership.moved_starts import MovedStarts
 from kera.broker.ownership.opener import StreamletOpener
 from kera.broker.ownership.producer_fences import ProducerFences
 from kera.broker.ownership.removal import StreamletRemoval
+from kera.broker.ownership.stored import Full
 from kera.broker.ownership.stream import Stream
 from kera.broker.ownership.stream_records import assignments_version, is_news, put_stream
 from kera.broker.records import SegmentAddress
@@ -47,6 +48,8 @@ class Streams:
         """A stream is not here any more."""
         self.fences = ProducerFences()
         """Of all its streamlets."""
+        self.full = Full()
+        """Whose streams take no more."""
         self.moved_starts = MovedStarts(memory.removals.collect)
         self.unknown: dict[int, Unserved] = {}
         """Streams that are here and of which the coordinator did not know: kept, and not served."""

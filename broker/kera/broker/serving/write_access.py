@@ -30,6 +30,7 @@ class WriteAccess:
         self._streams = streams
         self._writable: dict[Identity, dict[int, Stream]] = {}
         guard.known.forgotten.append(self._writable.clear)
+        streams.full.changed.listen(self._writable.clear)
         streams.dropped.listen(self._forget)
 
     def streams_of(self, peer: Peer) -> dict[int, Stream]:
@@ -47,10 +48,11 @@ class WriteAccess:
         return known
 
     def check(self, peer: Peer, stream: Stream) -> None:
-        """Raises `NotAllowed`, or `UnknownStream` if the peer may not even know that it is there."""
+        """Raises `NotAllowed`, `UnknownStream` if the peer may not even know that it is there, and `QuotaExceeded`."""
         known = self.streams_of(peer)
         if stream.stream_id not in known:
             self._guard.check(peer, Need(Operation.WRITE, stream.stream_id))
+            self._streams.full.check(stream)
             known[stream.stream_id] = stream
 
     def _forget(self, stream_id: int) -> None:

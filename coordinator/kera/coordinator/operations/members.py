@@ -18,6 +18,7 @@ from kera.coordinator.operations.loads import MeasuredLoads
 from kera.coordinator.operations.producers import Producers
 from kera.coordinator.operations.restarts import Restarts
 from kera.coordinator.operations.restored import Restored
+from kera.coordinator.operations.stored import Told
 from kera.coordinator.operations.streamlet_report import StreamletReport
 from kera.coordinator.operations.unknown import UnknownStreams
 from kera.coordinator.recovery.carry_out import Recoveries
@@ -38,7 +39,7 @@ REPORTED_MAX = 4096
 class Members:
     """The operations of brokers and backups."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - who is told of what members say
         self,
         state: State,
         *,
@@ -48,9 +49,13 @@ class Members:
         producers: Producers,
         restarts: Restarts,
         loads: MeasuredLoads,
-        access_heard: Callable[[str, int, int], None] = lambda *_: None,
+        access_heard: Callable[[str, int, int], None],
+        stored_heard: Callable[[coordinator_pb2.HeartbeatRequest], Told],
     ) -> None:
-        """`access_heard`: of a kind of member, its id, and the version of users and rules by which it goes."""
+        """`access_heard`: of a kind of member, its id, and the version of users and rules by which it goes.
+
+        `stored_heard`: of what a broker has stored; returns whose streams take no more.
+        """
         self._state = state
         self._recoveries = recoveries
         self._restored = restored
@@ -59,6 +64,7 @@ class Members:
         self._restarts = restarts
         self._loads = loads
         self._access_heard = access_heard
+        self._stored_heard = stored_heard
         self.work = Work()
 
     def handlers(self) -> Handlers:
@@ -246,6 +252,7 @@ class Members:
         if self._restored.takes_up:
             self._unknown.advance()
         unknown = await self._unknown.reports.of(launch, request)
+        stored = self._stored_heard(request)
         return coordinator_pb2.HeartbeatResponse(
             backups=self._state.backups.describe_all(),
             lease_ms=self._state.settings.lease_ms,
@@ -253,6 +260,8 @@ class Members:
             fences=self._producers.fences(request.fences_version),
             unknown_stream_ids=unknown,
             starts_refused=refused,
+            full_principals=stored.full,
+            full_principals_incomplete=stored.incomplete,
         )
 
     async def _take_down(
@@ -260,7 +269,7 @@ class Members:
     ) -> list[common_pb2.StreamletRef]:
         """Returns of which streamlets starts are refused."""
         self._state.brokers.heartbeat(*launch)
-        for name in ("loads", "starts", "empty_intervals"):
+        for name in ("loads", "starts", "empty_intervals", "stored"):
             if len(getattr(request, name)) > REPORTED_MAX:
                 raise InvalidArgument(
                     f"a heartbeat tells of at most {REPORTED_MAX} {name}, not {len(getattr(request, name))}",
