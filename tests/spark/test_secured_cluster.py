@@ -6,26 +6,20 @@ system shows of its processes are searched for secrets at the end: that of the c
 
 from __future__ import annotations
 
-import html.parser
 import json
-import os
-import re
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import psutil
 import pytest
 
 from tests.spark.jvm_harness import OPENED
 from tests.spark.secured import SecuredCluster, password_of, secrets_in, secured_cluster
+from tests.spark.shown import hidden, keep_what_is_shown
 from tests.spark.standalone import Standalone, standalone
 from tests.spark.submitting import environment, java_of_tests
 from tests.spark.support import wait_until
@@ -39,7 +33,6 @@ REVOKED_S = 30.0
 """Within which a query whose right was taken away has ended; most of that is what Spark takes on a busy machine."""
 LIFETIME_S = 6
 """Of the tokens of a query that outlasts them."""
-PAGES_MAX = 400
 
 
 class Application:
@@ -261,56 +254,6 @@ def test_a_stream_that_may_not_be_seen_any_more_ends_a_query(world: World, engin
 # -- and nobody has seen a secret: these tests are the last ones ---------------------------------------------------
 
 
-class _Links(html.parser.HTMLParser):
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[str] = []
-
-    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        del tag
-        self.found += [value for name, value in attributes if name in ("href", "src") and value]
-
-
-def pages(*begin: str) -> dict[str, bytes]:
-    """All that can be reached by links, of these hosts and ports."""
-    servers = {urllib.parse.urlsplit(url).netloc for url in begin}
-    found: dict[str, bytes] = {}
-    waiting = list(begin)
-    while waiting and len(found) < PAGES_MAX:
-        url = urllib.parse.urldefrag(waiting.pop(0))[0]
-        path = urllib.parse.urlsplit(url)
-        unwanted = path.path.endswith((".js", ".css", ".png", "/kill", "/kill/")) or ".sort=" in path.query
-        if url in found or path.netloc not in servers or unwanted:
-            continue
-        try:
-            with urllib.request.urlopen(urllib.parse.quote(url, safe=":/?&=%+"), timeout=60) as answer:
-                found[url] = answer.read()
-        except urllib.error.HTTPError as error:
-            found[url] = error.read()
-            continue
-        if "html" in answer.headers.get("Content-Type", ""):
-            links = _Links()
-            links.feed(found[url].decode(errors="replace"))
-            waiting += [urllib.parse.urljoin(url, link) for link in links.found]
-    return found
-
-
-def api(ui: str) -> Iterator[str]:
-    """What Spark tells programs."""
-    with urllib.request.urlopen(f"{ui}/api/v1/applications", timeout=60) as answer:
-        (application,) = json.load(answer)
-    base = f"{ui}/api/v1/applications/{application['id']}"
-    yield from (f"{ui}/api/v1/applications", base)
-    for name in ("jobs", "stages?details=true", "allexecutors", "storage/rdd", "environment", "streaming/statistics"):
-        yield f"{base}/{name}"
-    yield f"{base}/sql?details=true&planDescription=true&length=1000"
-
-
-def processes(world: World) -> list[psutil.Process]:
-    """Of Spark's workers: executors, and theirs."""
-    return [child for worker in world.spark.workers for child in psutil.Process(worker.process.pid).children(True)]
-
-
 def test_what_is_shown_and_kept_has_no_secret(world: World) -> None:
     application, said = world.application, world.folder / "said"
     said.mkdir()
@@ -327,54 +270,21 @@ def test_what_is_shown_and_kept_has_no_secret(world: World) -> None:
         (said / f"explained-{engine}").write_text(application.do("explain", stream=source, options=options))
         bobs = world.options(engine, "bob")
         (said / f"refused-{engine}").write_text(application.refused("read", stream=source, options=bobs))
-    executors = processes(world)
-    shown = {}
-    for each in executors:
-        with suppress(psutil.Error):
-            shown[each.pid] = f"{each.cmdline()} {each.environ()}"
-    assert sum("CoarseGrainedExecutorBackend" in text for text in shown.values()) == 2
-    assert any("pyspark.daemon" in text for text in shown.values())
-    (said / "processes").write_text(json.dumps(shown))
-
-    ui = application.do("ui")
-    web = [found for each in (world.spark.master, *world.spark.workers) for found in web_of(each.log)]
-    assert len(web) == 3
-    fetched = pages(ui, *web, *api(ui))
-    parts = "jobs", "SQL/execution", "StreamingQuery", "environment", "executors", "stages/stage", "logPage"
-    for part in (f"/{each}/" for each in parts):
-        assert any(part in url for url in fetched), f"{part} is not among {sorted(fetched)}"
-    for number, (url, data) in enumerate(sorted(fetched.items())):
-        (said / f"page-{number}").write_bytes(url.encode() + b"\n" + data)
+    shown = keep_what_is_shown(world.spark, application.do("ui"), said)
+    assert any("/StreamingQuery/" in url for url in shown)
+    assert "pyspark.daemon" in (said / "executors").read_text()
 
     # While the driver runs, and when it has ended, with what it has written then.
-    assert hidden(world) == {}
+    assert hidden(world.folder, world.secured.folder) == {}
     assert world.secured.tokens() != []
     application.do("end")
     application.process.wait()
     assert list((world.folder / "events").rglob("*")) != []
-    assert hidden(world) == {}
+    assert hidden(world.folder, world.secured.folder) == {}
     wait_until(lambda: world.secured.tokens() == [], "all tokens to be revoked", WITHIN_S)
-
-
-def web_of(log: Path) -> list[str]:
-    return re.findall(r"(?:MasterWebUI|WorkerWebUI).*?started at (http://\S+)", log.read_text())
-
-
-def hidden(world: World) -> dict[str, list[bytes]]:
-    """Files with secrets that are not meant for them."""
-    found = {}
-    for folder, _, names in os.walk(world.folder):
-        if Path(folder) == world.secured.folder:
-            continue
-        for name in names:
-            with suppress(FileNotFoundError):  # Spark clears up
-                secrets = secrets_in((Path(folder) / name).read_bytes())
-                if secrets:
-                    found[str(Path(folder) / name)] = secrets[:3]
-    return found
 
 
 def test_a_secret_would_have_been_found(world: World) -> None:
     issued = world.secured.run(lambda client: client.access.issue_token(), "alice")
     (world.folder / "leak").write_text(f"… {issued.secret} …")
-    assert [Path(each).name for each in hidden(world)] == ["leak"]
+    assert [Path(each).name for each in hidden(world.folder, world.secured.folder)] == ["leak"]
