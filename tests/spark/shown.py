@@ -1,4 +1,4 @@
-"""What others see of an application on Spark's own cluster, for a search in it: pages, processes, what programs are told.
+"""What others see of an application on Spark's own cluster, for a search: pages, processes, what programs are told.
 
 All of it goes into files, and `hidden` looks through whole folders for secrets.
 """
