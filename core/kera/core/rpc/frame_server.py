@@ -254,11 +254,12 @@ class ServerConnection(FrameProtocol):
         self._held_requests = 0
         """Whose answers a taker holds."""
         self._receive = memoryview(b"")  # reused for every large bulk; its bytes are consumed inside the handler
-        self.outbox = Outbox(self._loop, shared.timing.stalled_s, self._peer_stalled)
+        self.outbox = Outbox(
+            self._loop, shared.timing.stalled_s, self._peer_stalled, pause=self.hold_frames, resume=self._go_on
+        )
         """Replies; those that are gathered leave when all that has arrived is handled."""
         now_s = shared.timing.now_s or self._loop.time
         self._share = Share(shared.turns, self, shared.timing.slice_s, self._go_on, now_s=now_s)
-        self._paused_by_peer = False
         self.active_s = self._loop.time()
         """When something had last come, at a sweep; at first, when it was made."""
         self._arrivals_swept = 0
@@ -271,9 +272,7 @@ class ServerConnection(FrameProtocol):
 
     def close(self) -> None:
         """Take no further request, and go when the replies have left."""
-        self.outbox.flush()
-        if self._transport is not None:
-            self._transport.close()
+        self.outbox.close()
 
     def abort(self) -> None:
         """Go now, if it is not gone yet."""
@@ -362,22 +361,18 @@ class ServerConnection(FrameProtocol):
 
     def pause_writing(self) -> None:
         """See `asyncio.Protocol`."""
-        self._paused_by_peer = True
-        self.hold_frames()
-        self.outbox.watch()
+        self.outbox.is_full()
 
     def resume_writing(self) -> None:
         """See `asyncio.Protocol`."""
-        self._paused_by_peer = False
-        self.outbox.unwatch()
-        self._go_on()
+        self.outbox.has_room()
 
     def _peer_stalled(self, unsent_bytes: int) -> None:
         log.warning("connection closed: the peer takes no replies", peer=self._peer.address, unsent_bytes=unsent_bytes)
         self.abort()
 
     def _go_on(self) -> None:
-        held = self._holds or self._share.resting or self._paused_by_peer
+        held = self._holds or self._share.resting or self.outbox.paused
         if not (held or self.requests_in_flight >= REQUESTS_IN_FLIGHT_MAX):
             self.release_frames()
 

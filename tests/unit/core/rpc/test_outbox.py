@@ -1,0 +1,138 @@
+"""What a connection sends over a transport that encrypts, and so makes copies."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from kera.core.rpc.limits import SEND_BUFFER_BYTES_MAX
+from kera.core.rpc.outbox import ENCRYPTED_BYTES_MAX, RESUMED_BYTES_MAX, Outbox
+from tests.unit.core.rpc.fake_transport import FakeTransport
+from tests.unit.core.rpc.transports import eventually
+
+KIB, MIB = 1 << 10, 1 << 20
+
+
+class Encrypting(FakeTransport):
+    """Says that it is full, and that it has room, as asyncio's does; the peer takes what a test says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.outbox: Outbox | None = None
+        self.high = 0
+        self.is_full = False
+        self.most = 0
+        """Bytes that it had at once."""
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self if name == "ssl_object" else default
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        del low
+        self.high = high or 0
+
+    def writelines(self, list_of_data: Iterable[Any]) -> None:
+        before = len(self.written)
+        super().writelines(list_of_data)
+        self.unsent_bytes += len(self.written) - before
+        self.most = max(self.most, self.unsent_bytes)
+        if self.unsent_bytes > self.high and not self.is_full and self.outbox is not None:
+            self.is_full = True
+            self.outbox.is_full()
+
+    def take(self, size: int) -> None:
+        """The peer takes so many bytes."""
+        while size and self.unsent_bytes:
+            taken = min(size, self.unsent_bytes)
+            self.unsent_bytes -= taken
+            size -= taken
+            if self.is_full and self.unsent_bytes <= self.high // 4 and self.outbox is not None:
+                self.is_full = False
+                self.outbox.has_room()
+
+
+class Connection:
+    """An outbox, and what it has its connection do."""
+
+    def __init__(self, stalled_s: float = 60.0) -> None:
+        self.did: list[str] = []
+        self.outbox = Outbox(
+            asyncio.get_running_loop(),
+            stalled_s,
+            lambda _: self.did.append("stalled"),
+            pause=lambda: self.did.append("pause"),
+            resume=lambda: self.did.append("resume"),
+        )
+        self.transport = Encrypting()
+        self.transport.outbox = self.outbox
+        self.outbox.open(self.transport)
+
+
+async def test_a_transport_that_encrypts_is_given_little_at_a_time_and_all_in_its_order() -> None:
+    one = Connection()
+    rng = random.Random(1)
+    sent = bytearray()
+    for _ in range(200):
+        frame = [rng.randbytes(rng.choice([0, 1, 100, 70 * KIB, 300 * KIB])) for _ in range(rng.randint(1, 3))]
+        sent += b"".join(frame)
+        one.outbox.write(frame)
+        one.transport.take(rng.choice([0, 100 * KIB, MIB]))
+    one.outbox.flush()
+    assert one.outbox.unsent_bytes == one.transport.unsent_bytes + len(sent) - len(one.transport.written)
+    one.transport.take(len(sent))
+    assert one.transport.written == sent
+    assert one.outbox.empty
+    assert one.transport.most <= 2 * ENCRYPTED_BYTES_MAX
+
+
+async def test_memory_of_others_is_let_go_of_when_it_is_sent() -> None:
+    one = Connection()
+    view = memoryview(bytearray(MIB))
+    piece = pa.py_buffer(view)
+    held = weakref.ref(view)
+    one.outbox.write([b"head", piece])
+    del view, piece
+    assert held() is not None
+    one.transport.take(2 * MIB)
+    assert held() is None
+
+
+async def test_too_much_that_is_not_taken_pauses_until_most_of_it_is() -> None:
+    one = Connection()
+    while one.outbox.unsent_bytes <= SEND_BUFFER_BYTES_MAX:
+        assert one.did == []
+        one.outbox.write([b"head", bytes(256 * KIB)])
+    assert one.did == ["pause"]
+    assert one.outbox.paused
+    one.transport.take(one.outbox.unsent_bytes - RESUMED_BYTES_MAX - ENCRYPTED_BYTES_MAX)
+    assert one.did == ["pause"]
+    one.transport.take(4 * ENCRYPTED_BYTES_MAX)
+    assert one.did == ["pause", "resume"]
+    assert not one.outbox.paused
+
+
+async def test_a_peer_that_takes_nothing_has_stalled() -> None:
+    one = Connection(stalled_s=0.01)
+    one.outbox.write([b"head", bytes(SEND_BUFFER_BYTES_MAX)])
+    await eventually(lambda: one.did == ["pause", "stalled"])
+
+
+@pytest.mark.parametrize("ends", ["end", "close"])
+async def test_nothing_is_kept_at_the_end(ends: str) -> None:
+    one = Connection()
+    frame = [b"head", bytes(MIB)]
+    one.outbox.write(frame)
+    if ends == "close":
+        one.outbox.close()
+        assert one.transport.written == b"".join(frame), "replies that are under way leave before it is closed"
+        assert one.transport.closed
+    else:
+        one.outbox.end()
+    one.outbox.write(frame)
+    assert one.outbox.unsent_bytes == (one.transport.unsent_bytes if ends == "close" else 0)
