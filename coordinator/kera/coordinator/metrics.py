@@ -13,7 +13,9 @@ from prometheus_client.registry import Collector
 from kera.coordinator.consumer_groups.lags import GroupLags
 from kera.coordinator.consumer_groups.registry import ConsumerGroupRegistry
 from kera.coordinator.coordinator import Coordinator
+from kera.coordinator.operations.stored import StoredBytes
 from kera.coordinator.recovery.decide import word
+from kera.core.monitoring.access import PRINCIPALS_MAX
 from kera.core.monitoring.sources import Steps
 from kera.v1 import common_pb2, coordinator_pb2
 
@@ -111,6 +113,7 @@ class CoordinatorMetrics:
             families += _of_consumer_groups(consumer_groups, self._consumer_groups_max)
             yield
             families += _of_lags(leader.group_lags, self._consumer_groups_max)
+            families.append(_of_stored(leader.stored))
         return families
 
     def catching_up(self) -> str:
@@ -188,6 +191,18 @@ def _of_lags(lags: GroupLags, series_max: int) -> list[Metric]:
         value=max(0, len(records) - series_max) + lags.left_out,
     )
     return [family, left_out]
+
+
+def _of_stored(stored: StoredBytes) -> Metric:
+    """A series for each of those who have the most."""
+    family = GaugeMetricFamily(
+        "kera_principal_stored_bytes",
+        "Bytes of chunks in the streams that a principal has created, each counted once.",
+        labels=("principal",),
+    )
+    for principal, size in stored.most(PRINCIPALS_MAX):
+        family.add_metric([principal], size)
+    return family
 
 
 class _OfRecoveries(Collector):

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Mapping
 
+import pytest
+from prometheus_client import CollectorRegistry
+
+from kera.coordinator.metrics import CoordinatorMetrics
 from kera.core.errors import InvalidArgument, QuotaExceeded
+from kera.core.monitoring.access import PRINCIPALS_MAX
 from kera.v1 import access_pb2, coordinator_pb2
+from tests.metrics import shown
 from tests.unit.coordinator.creators_support import ALICE, ROOT, called_by, create, limit, secure
 from tests.unit.coordinator.fake_cluster import Cluster
 
@@ -23,10 +29,15 @@ async def secured(cluster: Cluster) -> Cluster:
     return cluster
 
 
-async def tell(
-    cluster: Cluster, broker_id: int, *, incomplete: bool = False, **stored: int
-) -> coordinator_pb2.HeartbeatResponse:
+async def tell(cluster: Cluster, broker_id: int, **stored: int) -> coordinator_pb2.HeartbeatResponse:
     """A heartbeat of a broker that has something of users' streams."""
+    return await tell_some(cluster, broker_id, stored, incomplete=False)
+
+
+async def tell_some(
+    cluster: Cluster, broker_id: int, stored: Mapping[str, int], *, incomplete: bool = True
+) -> coordinator_pb2.HeartbeatResponse:
+    """The same of one that has not looked at all that it has."""
     request = coordinator_pb2.HeartbeatRequest(
         broker_id=broker_id,
         broker_epoch=cluster.coordinator.state.brokers.epoch(broker_id),
@@ -102,7 +113,7 @@ async def test_a_coordinator_that_has_just_begun_knows_when_all_have_told(secure
     answer = await tell(secured, FIRST, alice=600, bob=1200)
     assert answer.full_principals_incomplete
     assert [each.principal for each in answer.full_principals] == ["user:bob"]
-    answer = await tell(secured, SECOND, incomplete=True, alice=400)
+    answer = await tell_some(secured, SECOND, {"alice": 400})
     assert answer.full_principals_incomplete
     assert [each.principal for each in answer.full_principals] == ["user:alice"]
     assert full(await tell(secured, SECOND, alice=500)) == {"user:alice": (1100, 1000)}
@@ -119,6 +130,17 @@ async def test_what_a_broker_has_had_counts_for_as_long_as_it_is_there(secured: 
     secured.coordinator.state.brokers.declare_dead(FIRST)
     assert secured.coordinator.stored.of("user:alice") == 600
     assert full(await tell(secured, SECOND, alice=600)) == {}
+
+
+async def test_metrics_have_those_who_have_the_most(secured: Cluster) -> None:
+    await tell(secured, FIRST, **{f"user_{number}": number for number in range(1, PRINCIPALS_MAX + 3)})
+    await tell(secured, SECOND, user_9=1000)
+    metrics = CoordinatorMetrics(CollectorRegistry())
+    with metrics.leading(secured.coordinator):
+        text = shown(metrics)
+    assert 'kera_principal_stored_bytes{principal="user:user_9"} 1009.0' in text
+    assert text.count("kera_principal_stored_bytes{") == PRINCIPALS_MAX
+    assert 'principal="user:user_1"' not in text
 
 
 async def test_without_security_nobody_has_a_quota(cluster: Cluster) -> None:
