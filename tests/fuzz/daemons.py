@@ -78,7 +78,10 @@ class Report:
     outcomes: dict[str, Counter[str]] = field(default_factory=dict)
     defects: list[str] = field(default_factory=list)
     seconds: float = 0.0
-    grown_bytes: dict[str, int] = field(default_factory=dict)
+    warm_bytes: dict[str, int] = field(default_factory=dict)
+    """Memory of each daemon after the first batches."""
+    resident_bytes: dict[str, int] = field(default_factory=dict)
+    """And now."""
     idle: dict[str, Any] = field(default_factory=dict)
     """Of the client that behaves well."""
     valid: dict[str, Any] = field(default_factory=dict)
@@ -87,14 +90,19 @@ class Report:
     acknowledged: int = 0
     verdict: str = ""
 
+    def grown_bytes(self) -> dict[str, int]:
+        """What each daemon has taken since."""
+        return {name: now - self.warm_bytes[name] for name, now in self.resident_bytes.items()}
+
     def lines(self) -> Iterator[str]:
         """For people."""
         for port, count in sorted(self.inputs.items()):
             most = ", ".join(f"{word} {number}" for word, number in self.outcomes[port].most_common(5))
             rate = self.requests[port] / self.seconds
             yield f"{port:<26}{count:>7} connections or calls, {self.requests[port]:>7} requests {rate:>5.0f}/s  {most}"
-        for name, grown in self.grown_bytes.items():
-            yield f"{name}: {grown / (1 << 20):+.1f} MiB since batch {WARM_BATCHES}"
+        for name, grown in self.grown_bytes().items():
+            now = self.resident_bytes[name]
+            yield f"{name}: {now / (1 << 20):.1f} MiB, {grown / (1 << 20):+.1f} since batch {WARM_BATCHES}"
         for when, found in (("alone", self.idle), ("beside good requests", self.valid), ("beside these", self.busy)):
             yield f"a client that behaves well, {when}: write {found.get('write')}, read {found.get('read')} ms"
         yield f"kera check: {self.verdict}, {self.acknowledged} records"
@@ -167,7 +175,6 @@ class Field:
         self._talks = {port: Talk(port) for port in self._ports}
         self._numbers: Counter[str] = Counter()
         self._batches = 0
-        self._warm_bytes: dict[str, int] = {}
 
     async def prepare(self) -> None:
         """Make the world: all that there is is somebody else's, but for the foreign stream."""
@@ -276,9 +283,9 @@ class Field:
         for name, pid in self.cluster.processes.items():
             now = resident_bytes(pid)
             if self._batches == WARM_BATCHES:
-                self._warm_bytes[name] = now
-            elif name in self._warm_bytes:
-                self.report.grown_bytes[name] = now - self._warm_bytes[name]
+                self.report.warm_bytes[name] = now
+            if name in self.report.warm_bytes:
+                self.report.resident_bytes[name] = now
 
     async def _require_answer(self, port: Port) -> None:
         channel = GrpcChannel(port.address)
@@ -408,7 +415,7 @@ async def run(directory: Path, seed: int, seconds: float, *, idle_s: float | Non
         report.defects += [f"a client that behaves well, {when}: {text}" for text in found["wrong"][:KEPT]]
     report.defects += [
         f"{name} has grown by {grown >> 20} MiB"
-        for name, grown in report.grown_bytes.items()
+        for name, grown in report.grown_bytes().items()
         if grown > GROWTH_BYTES_MAX
     ]
     return report
