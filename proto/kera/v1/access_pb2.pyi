@@ -5,7 +5,8 @@ Who may do what: identities, rights and tokens.
 
 With security on, a connection of frames has to authenticate before anything else; over gRPC each call shows what it
 has been given: metadata "authorization: Bearer <token>". Who shows a certificate, or comes over a unix socket, has
-an identity by that and need not authenticate.
+an identity by that and need not authenticate. Of who has none over gRPC no message is received: what it asks of
+Authenticate is metadata of the call, "kera-authenticate-bin", and the message is empty.
 """
 
 from collections import abc as _abc

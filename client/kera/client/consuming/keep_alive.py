@@ -16,6 +16,7 @@ from kera.core.clock import Clock
 from kera.core.errors import AuthenticationFailed, ProtocolError
 from kera.core.rpc import api
 from kera.core.rpc.grpc_options import AUTHORIZATION, BEARER, ERROR_METADATA, client_options
+from kera.core.rpc.grpc_strangers import beside_call
 from kera.core.rpc.method import Introduction, Method, RequestT, ResponseT
 from kera.core.rpc.wire import error_from_message, parse
 from kera.core.security import Tls
@@ -152,7 +153,8 @@ class KeepAlive:
         try:
             request = next(steps)
             while True:
-                request = steps.send(self._call(channel, api.AUTHENTICATE, request))
+                shown = beside_call(request.SerializeToString())
+                request = steps.send(self._call(channel, api.AUTHENTICATE, type(request)(), shown))
         except StopIteration as done:
             return ((AUTHORIZATION, BEARER + done.value),) if done.value else ()
 
@@ -161,7 +163,7 @@ class KeepAlive:
         channel: grpc.Channel,
         method: Method[RequestT, ResponseT],
         request: RequestT,
-        shown: tuple[tuple[str, str], ...] = (),
+        shown: tuple[tuple[str, str | bytes], ...] = (),
     ) -> ResponseT:
         send = channel.unary_unary(
             method.path,

@@ -18,6 +18,7 @@ from kera.core.rpc import api
 from kera.core.rpc.answer import Answer
 from kera.core.rpc.grpc_options import AUTHORIZATION, BEARER, ERROR_METADATA, client_options
 from kera.core.rpc.grpc_reasons import WRONG_HOST, reason_of_tls
+from kera.core.rpc.grpc_strangers import beside_call
 from kera.core.rpc.limits import BULK_BYTES_MAX, REQUESTS_IN_FLIGHT_MAX, check_request
 from kera.core.rpc.method import REFUSALS, Introduction, Method, Reply, RequestT, ResponseT, introduce
 from kera.core.rpc.wire import error_from_message, parse, parse_with_bulk, serialize_with_bulk
@@ -34,7 +35,7 @@ _NO_ADDRESS = "Failed to create channel to "
 """How the text begins where an address is none."""
 INTRODUCTION_S = 10.0
 """For each step of showing who we are."""
-_Metadata = tuple[tuple[str, str], ...]
+_Metadata = tuple[tuple[str, str | bytes], ...]
 
 
 class GrpcChannel:
@@ -185,6 +186,8 @@ class GrpcChannel:
                 future.set_result(Reply(message))
 
     async def _send(self, method: Method[Any, Any], data: bytes, shown: _Metadata) -> bytes:
+        if method is api.AUTHENTICATE:
+            data, shown = b"", (*shown, *beside_call(data))
         call: Any = self._channel.unary_unary(method.path)  # bytes to bytes, which its types do not know
         response: bytes = await call(data, metadata=shown)
         return response
@@ -223,7 +226,8 @@ class GrpcChannel:
 
         async def step(request: access_pb2.AuthenticateRequest) -> access_pb2.AuthenticateResponse:
             try:
-                answer = await ask(request.SerializeToString(), timeout=INTRODUCTION_S)
+                shown = beside_call(request.SerializeToString())
+                answer = await ask(b"", metadata=shown, timeout=INTRODUCTION_S)
             except grpc.aio.AioRpcError as error:
                 translated = _translate(error, self._address, api.AUTHENTICATE.name, self._tls)
                 if isinstance(translated, Uncertain):  # nothing that matters was carried out
@@ -231,8 +235,8 @@ class GrpcChannel:
                 raise translated from error
             return parse(access_pb2.AuthenticateResponse, answer)
 
-        shown = await introduce(self._introduction, step, each_call=True)
-        self._showing = ((AUTHORIZATION, BEARER + shown),) if shown else ()
+        token = await introduce(self._introduction, step, each_call=True)
+        self._showing = ((AUTHORIZATION, BEARER + token),) if token else ()
         return self._showing
 
 

@@ -12,6 +12,11 @@ ERROR_METADATA = "kera-error-bin"
 """Trailing metadata of a failed call: a ``kera.v1.Error``."""
 AUTHORIZATION, BEARER = "authorization", "Bearer "
 """Metadata of a call: who shows a token shows it here, behind this word."""
+AUTHENTICATE_METADATA = "kera-authenticate-bin"
+"""Likewise, of a call of ``Authenticate``: the request, whose message is empty. Of who is not known yet a server takes
+no messages, which could be of any size."""
+METADATA_BYTES_MAX = 24 << 10
+"""Of a call, as servers take it: room for the longest token."""
 CALLS_MAX = 1 << 14
 """Calls of all clients that a server has at once; further ones are refused (``RESOURCE_EXHAUSTED``)."""
 CONNECTION_CALLS_MAX_DEFAULT = 100
@@ -67,6 +72,8 @@ def server_options(
         ("grpc.http2.min_ping_interval_without_data_ms", 1000 * CALLER.idle_s // 2),
         ("grpc.max_allowed_incoming_connections", connections_max),
         ("grpc.max_concurrent_streams", connection_calls_max),
+        ("grpc.max_metadata_size", METADATA_BYTES_MAX),
+        ("grpc.absolute_max_metadata_size", METADATA_BYTES_MAX),
         ("grpc.http.overload_protection", 0),
         ("grpc.max_connection_idle_ms", CONNECTION_IDLE_MS),
         ("grpc.server_handshake_timeout_ms", handshake_ms),

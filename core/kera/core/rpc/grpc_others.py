@@ -1,5 +1,8 @@
 """gRPC's own services, where callers have to authenticate: anybody may ask for health, as probes do, and nothing else.
 
+Who asks is told of the daemon as a whole, whatever service it names: no message of somebody unknown is received (see
+`grpc_strangers`), and all services of a daemon have the same health.
+
 Who waits for health to change, or has services described, holds a call for as long as it likes; of those there are so
 many for all callers together.
 """
@@ -12,8 +15,6 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from kera.core.rpc.grpc_strangers import GrpcStrangers
-
 Admit = Callable[[Any], Awaitable[None]]
 """Ends a call, by its context, if nobody knows whose it is."""
 
@@ -21,9 +22,8 @@ Admit = Callable[[Any], Awaitable[None]]
 class OthersBehind:
     """Registers services with a server, as the functions do that gRPC generates, behind a door."""
 
-    def __init__(self, server: grpc.aio.Server, strangers: GrpcStrangers, admit: Admit) -> None:
+    def __init__(self, server: grpc.aio.Server, admit: Admit) -> None:
         self._server = server
-        self._strangers = strangers
         self._admit = admit
 
     def add_generic_rpc_handlers(self, handlers: Any) -> None:
@@ -40,8 +40,8 @@ class OthersBehind:
         if handler.unary_unary is not None:
 
             async def answer(requests: AsyncIterator[bytes], context: Any) -> Any:
-                data = await self._strangers.receive(requests, context.peer())
-                return await handler.unary_unary(read(data), context)
+                del requests
+                return await handler.unary_unary(read(b""), context)
 
             return grpc.stream_unary_rpc_method_handler(answer, None, write)
 

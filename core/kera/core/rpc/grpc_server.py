@@ -43,7 +43,7 @@ from kera.core.rpc.grpc_options import (
 )
 from kera.core.rpc.grpc_others import OthersBehind
 from kera.core.rpc.grpc_room import Room
-from kera.core.rpc.grpc_strangers import GrpcStrangers
+from kera.core.rpc.grpc_strangers import request_of
 from kera.core.rpc.grpc_untaken import UNTAKEN_LIMITS, Untaken, UntakenLimits
 from kera.core.rpc.handling import checked_reply, deferred_reply, error_reply, given_up, run_handler
 from kera.core.rpc.holds import Holds
@@ -123,7 +123,7 @@ class GrpcServer:
                 self._server.add_registered_method_handlers(name, handlers)
                 names.append(name)
         self._health = health.aio.HealthServicer()
-        others: Any = self._server if behind is None else OthersBehind(self._server, behind.strangers, behind.admit)
+        others: Any = self._server if behind is None else OthersBehind(self._server, behind.admit)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, others)
         names.append(health.SERVICE_NAME)
         described = reflection.aio.ReflectionServicer((*names, reflection.SERVICE_NAME))
@@ -209,7 +209,6 @@ class _Behind:
 
     def __init__(self, doorkeeper: Doorkeeper) -> None:
         self._doorkeeper = doorkeeper
-        self.strangers = GrpcStrangers()
 
     def find_out(self, peer: Peer, context: Any) -> None:
         """Whose a call is. Raises what the doorkeeper does."""
@@ -221,7 +220,7 @@ class _Behind:
     ) -> bytes:
         """What a unary call asks. Raises what the doorkeeper does, and `AuthenticationFailed`."""
         self.find_out(peer, context)
-        return await self.strangers.message(peer, method, requests)
+        return await request_of(peer, method, context, requests)
 
     async def meet(self, peer: Peer, context: Any, method: Method[Any, Any] | None) -> None:
         """Find out whose a stream is; ends it if that is not enough."""

@@ -13,6 +13,7 @@ from kera.core.errors import AuthenticationFailed, Uncertain
 from kera.core.rpc import api
 from kera.core.rpc.grpc_client import GrpcChannel
 from kera.core.rpc.grpc_server import GrpcServer
+from kera.core.rpc.grpc_strangers import SHOWN_BYTES_MAX
 from kera.core.rpc.method import Call, Evidence, Method, Peer, Reply
 from kera.v1 import access_pb2 as messages
 from tests.unit.core.rpc.transports import ECHO, HOST, UNARY, Closing, UnaryRequest, echo, numbered, unary_echo
@@ -126,3 +127,10 @@ async def test_a_long_token_is_shown_once_for_a_session(running: Running, method
     for _ in range(3):
         await channel.submit(method, request_, timeout_s=10)
     assert {*running.gate.shown} == {"", "a-session"}
+
+
+async def test_what_no_daemon_takes_is_not_shown_to_one(running: Running) -> None:
+    channel = await running.start()
+    running.token = "x" * (SHOWN_BYTES_MAX + 1)
+    with pytest.raises(AuthenticationFailed, match=f"{SHOWN_BYTES_MAX} are taken over gRPC"):
+        await channel.submit(UNARY, UnaryRequest(), timeout_s=20)

@@ -1,4 +1,4 @@
-"""Calls over gRPC of somebody unknown: nothing is received of them but what makes them known, and little of that."""
+"""Calls over gRPC of somebody unknown: nothing is received of them, and what makes them known is beside the call."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from kera.core.access.identity import Identity
-from kera.core.errors import ProtocolError, RecordTooLarge, Unavailable
 from kera.core.rpc import api
-from kera.core.rpc.grpc_options import AUTHORIZATION, BEARER
+from kera.core.rpc.grpc_options import AUTHENTICATE_METADATA, AUTHORIZATION, BEARER
 from kera.core.rpc.grpc_server import GrpcServer
-from kera.core.rpc.grpc_strangers import GrpcStrangers
 from kera.core.rpc.method import Call, Evidence, Peer, Reply
-from kera.core.rpc.strangers import STRANGER_BYTES_MAX
 from kera.v1 import access_pb2 as messages
 from tests.unit.core.rpc.transports import ECHO, HOST, UNARY, Closing, UnaryRequest, echo, unary_echo
 
+HEALTH = "/grpc.health.v1.Health/Check"
+TOKEN_CHARS = 16 << 10
 KNOWN = ((AUTHORIZATION, f"{BEARER}good"),)
 
 
@@ -66,15 +65,23 @@ async def test_who_is_known_asks_what_it_likes(channel: Any) -> None:
     assert await channel.unary_unary(UNARY.path)(data, metadata=KNOWN)
 
 
-async def test_a_stranger_becomes_known_by_what_it_asks(channel: Any) -> None:
-    data = messages.AuthenticateRequest(token="good").SerializeToString()
-    answer = await channel.unary_unary(api.AUTHENTICATE.path)(data)
-    assert messages.AuthenticateResponse.FromString(answer).principal == "good"
-    large = messages.AuthenticateRequest(token="x" * STRANGER_BYTES_MAX).SerializeToString()
-    with pytest.raises(grpc.aio.AioRpcError) as raised:
-        await channel.unary_unary(api.AUTHENTICATE.path)(large)
-    assert raised.value.code() is grpc.StatusCode.UNKNOWN
-    assert "of who has not authenticated" in str(raised.value.details())
+async def test_a_stranger_becomes_known_by_what_it_shows_beside_its_call(channel: Any) -> None:
+    token = "x" * TOKEN_CHARS
+    data = messages.AuthenticateRequest(token=token).SerializeToString()
+    ask = channel.unary_unary(api.AUTHENTICATE.path)
+    answer = await ask(b"", metadata=((AUTHENTICATE_METADATA, data),))
+    assert messages.AuthenticateResponse.FromString(answer).principal == token
+    assert await status_of(ask(data)) is grpc.StatusCode.UNAUTHENTICATED
+    answer = await ask(data, metadata=KNOWN)
+    assert messages.AuthenticateResponse.FromString(answer).principal == token
+
+
+@pytest.mark.parametrize("path", [api.AUTHENTICATE.path, HEALTH])
+async def test_no_message_of_a_stranger_is_received(channel: Any, path: str) -> None:
+    """It is answered while the message has only been begun."""
+    call = channel.stream_unary(path)()
+    expected = grpc.StatusCode.OK if path == HEALTH else grpc.StatusCode.UNAUTHENTICATED
+    assert await status_of(call) is expected
 
 
 async def test_everybody_may_ask_for_health_and_nobody_may_wait_for_it(channel: Any) -> None:
@@ -94,43 +101,3 @@ async def test_services_are_described_to_who_is_known(channel: Any) -> None:
     call = reflection.ServerReflectionInfo([wanted], metadata=KNOWN)
     assert "kera.v1.Authentication" in str(await call.read())
     call.cancel()
-
-
-class Message:
-    """What a stranger sends, when it does."""
-
-    def __init__(self) -> None:
-        self.data: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        return self
-
-    async def __anext__(self) -> bytes:
-        return await self.data
-
-
-async def test_of_too_many_messages_that_do_not_come_the_oldest_of_the_most_crowded_host_makes_room() -> None:
-    strangers = GrpcStrangers(receiving_max=2)
-    sent = [Message() for _ in range(4)]
-    waiting = []
-    for message, host in zip(sent, "abbb", strict=True):
-        waiting.append(asyncio.ensure_future(strangers.receive(message, f"ipv4:{host}:1")))
-        await asyncio.sleep(0)
-    for number in (1, 2):
-        with pytest.raises(Unavailable, match="too many are about to authenticate"):
-            await waiting[number]
-    for number in (0, 3):
-        sent[number].data.set_result(b"%d" % number)
-        assert await waiting[number] == b"%d" % number
-
-
-async def test_a_message_that_does_not_come_is_waited_for_no_longer() -> None:
-    with pytest.raises(ProtocolError, match=r"has not come whole within 0\.01 s"):
-        await GrpcStrangers(receive_s=0.01).receive(Message(), "")
-
-
-async def test_a_large_message_of_a_stranger_is_refused() -> None:
-    message = Message()
-    message.data.set_result(b"x" * (STRANGER_BYTES_MAX + 1))
-    with pytest.raises(RecordTooLarge):
-        await GrpcStrangers().receive(message, "")
