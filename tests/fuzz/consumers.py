@@ -11,12 +11,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import resource
 import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -176,7 +174,8 @@ def defect_of(chunk: Poisoned, told: dict[str, Any] | str) -> str | None:
 
 def command_defects(bootstrap: str, stream: str) -> Iterator[str]:
     """What is wrong with what ``kera consume`` makes of a stream."""
-    limit = partial(resource.setrlimit, resource.RLIMIT_AS, (MEMORY_BYTES_MAX, MEMORY_BYTES_MAX))
+    # By a shell: of a process with gRPC in it, a child that runs Python before its program may end there.
+    limit = ["sh", "-c", f'ulimit -v {MEMORY_BYTES_MAX >> 10} && exec "$@"', "sh"]
     for corrupt_chunks, codes in (("fail", (0, 1)), ("skip", (0,))):
         command = [
             sys.executable,
@@ -190,11 +189,7 @@ def command_defects(bootstrap: str, stream: str) -> Iterator[str]:
             "--json",
         ]
         done = subprocess.run(
-            [*command, "--corrupt-chunks", corrupt_chunks],
-            capture_output=True,
-            timeout=COMMAND_S,
-            check=False,
-            preexec_fn=limit,
+            [*limit, *command, "--corrupt-chunks", corrupt_chunks], capture_output=True, timeout=COMMAND_S, check=False
         )
         said = done.stderr.decode("utf-8", "replace")
         if done.returncode not in codes or "Traceback" in said:
