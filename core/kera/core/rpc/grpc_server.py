@@ -39,6 +39,7 @@ from kera.core.rpc.grpc_options import (
     CONNECTION_CALLS_MAX_DEFAULT,
     ERROR_METADATA,
     HANDSHAKE_MS,
+    WINDOW_OPTIONS,
     server_options,
 )
 from kera.core.rpc.grpc_others import OthersBehind
@@ -108,6 +109,8 @@ class GrpcServer:
         self._room: Room | None = None
         options = server_options(bulk_bytes_max, connections_max, connection_calls_max, handshake_ms)
         self.turns = Turns()
+        if doorkeeper is not None and (tls is None or tls.files.client_auth != "required"):
+            options += WINDOW_OPTIONS  # else nobody gets here whom TLS has not let in
         self._server = grpc_unknown.server(options, CALLS_MAX)
         names = []
         self.untaken = Untaken(untaken)
