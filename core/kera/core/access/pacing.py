@@ -6,6 +6,7 @@ those of anybody, and counted behind that; once nothing is left, they go to the 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable
 from typing import Any
 
@@ -86,6 +87,24 @@ class _Limited:
 
     def serve(self, usage: Usage, call: Call[Any]) -> Result:
         """Answer a request, if need be later."""
+        if usage.left_behind:
+            bulk = memoryview(bytes(call.bulk))  # what the call has is gone when this returns
+            return self._serve_later(usage, Call(call.message, bulk, call.peer))
+        return self._serve(usage, call)
+
+    async def _serve_later(self, usage: Usage, call: Call[Any]) -> Reply[Any]:
+        call.peer.hold()  # what comes next is served behind it
+        try:
+            waited_ms = await usage.others_have_paid()
+            result = self._serve(usage, call)
+        finally:
+            call.peer.release()
+        reply = result if isinstance(result, Reply) else await result
+        if self._tells:
+            reply.message.throttled_ms += waited_ms
+        return reply
+
+    def _serve(self, usage: Usage, call: Call[Any]) -> Result:
         peer = call.peer
         debts = usage.asked(peer, len(call.bulk))
         waits = [usage.wait(peer, debts)] if debts else []
@@ -113,8 +132,13 @@ class _Limited:
                 self._pay(usage, peer, outcome, waits)
             for wait in waits:
                 await wait.over()
-        finally:
+        except asyncio.CancelledError:
+            for wait in waits:
+                wait.leave()
+            raise
+        except BaseException:
             _end(waits)
+            raise
         if isinstance(outcome, KeraError):
             raise outcome
         if self._tells:

@@ -8,6 +8,9 @@ pay at the same time, each an equal part of the rate.
 An answer waits for at most `WAIT_S_MAX`, and what is owed by then is forgiven: who asks would take the daemon for dead
 otherwise. So each connection gets a request through every `WAIT_S_MAX`, however small a rate is.
 
+Whoever goes before it has paid leaves that behind, for as long as it would have waited: until then no request of the
+principal is served. To connect anew is no way around a quota.
+
 Clients of the daemon's own user on its host, and what is pushed to those, count as daemons: they have no quotas.
 """
 
@@ -31,6 +34,7 @@ WAIT_S_MAX = 2.0
 which it waits."""
 READ_S = 1.0
 """A reader is given no more at once than it may have in so long, but for a single chunk."""
+UINT32_MAX = (1 << 32) - 1
 REQUESTS, BYTES_IN, BYTES_OUT = "requests_per_s", "bytes_in_per_s", "bytes_out_per_s"
 RATES = (REQUESTS, BYTES_IN, BYTES_OUT)
 
@@ -48,6 +52,7 @@ class Wait:
         self.ms = 0
         """For how long it was, when it is over."""
         self._debts: set[Debt] = set()
+        self._gone = False
         self._over: asyncio.Future[None] = self._loop.create_future()
         self._latest = self._loop.call_later(WAIT_S_MAX, self.end)
         peer.hold()
@@ -78,6 +83,17 @@ class Wait:
         waited_s = self._loop.time() - self._begun_s
         self.ms = math.ceil(waited_s * 1000)
         self._usage.waited_s += waited_s
+        if self._gone:
+            self._usage.left_behind.discard(self)
+        else:
+            self._peer.release()
+
+    def leave(self) -> None:
+        """Nobody is there any more to be answered. May be repeated, and when it is over."""
+        if self._over.done() or self._gone:
+            return
+        self._gone = True
+        self._usage.left_behind.add(self)
         self._peer.release()
 
     async def over(self) -> None:
@@ -99,6 +115,8 @@ class Usage:
         """They have, altogether."""
         self.rates: dict[str, Rate] = {}
         """By what they are of; empty: it may use as much as it likes."""
+        self.left_behind: set[Wait] = set()
+        """Of those who have gone before they had paid."""
         self._waiting: dict[Debt, Wait] = {}
         self._timer: asyncio.TimerHandle | None = None
 
@@ -152,7 +170,7 @@ class Usage:
     @property
     def read_bytes_max(self) -> int | None:
         """Of one answer; None: as many as it likes."""
-        return max(1, int(self.quota.bytes_out_per_s * READ_S)) if BYTES_OUT in self.rates else None
+        return max(1, min(int(self.quota.bytes_out_per_s * READ_S), UINT32_MAX)) if BYTES_OUT in self.rates else None
 
     def asked(self, peer: Peer, bytes_in: int, requests: int = 1) -> list[Debt]:
         """Requests have come; returns what is owed for them."""
@@ -186,6 +204,13 @@ class Usage:
             self._waiting[debt] = wait
         self._look_again()
         return wait
+
+    async def others_have_paid(self) -> int:
+        """Wait until those who have left anything behind have paid; returns for how many ms that was."""
+        begun_s = asyncio.get_running_loop().time()
+        for wait in list(self.left_behind):
+            await wait.over()
+        return math.ceil((asyncio.get_running_loop().time() - begun_s) * 1000)
 
     def forgive(self, debt: Debt) -> None:
         """Nobody waits for it any more."""

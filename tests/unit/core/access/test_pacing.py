@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -197,18 +198,91 @@ async def test_connections_take_turns(door: Guard) -> None:
     assert 50_000 < sent["small"] < 200_000
 
 
-async def test_who_goes_away_leaves_nothing_behind(door: Guard) -> None:
-    door.apply(quotas(3, alice=messages.Quota(bytes_in_per_s=1000)), 1)
+async def test_who_goes_away_holds_nothing(door: Guard) -> None:
+    door.apply(quotas(3, alice=messages.Quota(bytes_in_per_s=10_000)), 1)
     connection = Connection(door)
-    task = asyncio.ensure_future(write(door, connection, 3_000))
+    await gone(door, connection, 11_000)
+    assert not connection.held
+    usage = door.usages.busiest(1)[0]
+    await until(lambda: not usage.left_behind)
+    assert not usage._waiting
+    assert usage._timer is None
+
+
+async def gone(door: Guard, connection: Connection, size: int) -> None:
+    """Write, and go before that is answered."""
+    task = asyncio.ensure_future(write(door, connection, size))
     await asyncio.sleep(0)
     assert connection.held
     task.cancel()
     await asyncio.wait([task])
-    assert not connection.held
-    usage = door.usages.busiest(1)[0]
-    assert not usage._waiting
-    assert usage._timer is None
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(WHOLE_S):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def test_who_connects_anew_still_owes_what_it_has_left_behind(door: Guard) -> None:
+    """Else, whoever does not wait for its answers could write as much as it likes."""
+    door.apply(quotas(3, alice=messages.Quota(bytes_in_per_s=10_000)), 1)
+    stored: list[bytes] = []
+
+    def count(call: Call[Any]) -> Reply[Any]:
+        stored.append(bytes(call.bulk))
+        return store(call)
+
+    await gone(door, Connection(door), 11_000)
+    again, other = Connection(door), Connection(door, "bob")
+    assert isinstance(write(door, other, 1_000), Reply)
+    request = bytearray(b"alice")
+    call = Call(broker_pb2.MultiWriteChunksRequest(), memoryview(request), again.peer)
+    result = asyncio.ensure_future(served(door, api.MULTI_WRITE_CHUNKS, count)(call))
+    request[:] = b"other"  # the connection uses its memory for something else
+    await asyncio.sleep(0)
+    assert not stored
+    assert again.held
+    assert (await soon(result)).message.throttled_ms >= 80
+    assert stored == [b"alice"]
+    assert not again.held
+
+
+async def test_who_goes_while_it_waits_for_others_is_not_served(door: Guard) -> None:
+    door.apply(quotas(3, alice=messages.Quota(bytes_in_per_s=10_000)), 1)
+    await gone(door, Connection(door), 11_000)
+    before = door.usages.busiest(1)[0].bytes_in
+    for _ in range(10):
+        await gone(door, Connection(door), 1_000)
+    assert door.usages.busiest(1)[0].bytes_in == before
+
+
+async def test_what_was_left_behind_is_forgiven_as_soon_as_anything_else(
+    door: Guard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(usages, "WAIT_S_MAX", SOON_S)
+    door.apply(quotas(3, alice=messages.Quota(bytes_in_per_s=1)), 1)
+    await gone(door, Connection(door), 1 << 20)
+    await gone(door, Connection(door), 1 << 20)
+    again = Connection(door)
+    assert (await soon(write(door, again, 1 << 20))).message.throttled_ms < WHOLE_S * 1000
+    await gone(door, again, 1 << 20)
+    door.apply(quotas(4), 1)
+    assert isinstance(write(door, again, 1 << 20), Reply)
+
+
+@pytest.mark.parametrize("most", [1 << 33, 1 << 63, (1 << 64) - 1])
+async def test_a_very_large_quota_is_none(door: Guard, most: int) -> None:
+    door.apply(
+        quotas(
+            3, alice=messages.Quota(bytes_in_per_s=most, bytes_out_per_s=most, requests_per_s=most, connections=most)
+        ),
+        1,
+    )
+    connection = Connection(door)
+    for _ in range(10):
+        assert isinstance(write(door, connection, 1 << 20), Reply)
+        assert isinstance(read(door, connection, 1 << 20), Reply)
 
 
 async def test_another_quota_holds_from_then_on(door: Guard) -> None:
