@@ -55,6 +55,8 @@ async def test_a_quota_replaces_the_one_before() -> None:
             await made.set_quota("alice", **wrong)
     with pytest.raises(InvalidArgument):
         await made.set_quota(None, streams=1)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match="set_default_quota"):
+        await made.set_quota("", streams=1)  # not everybody's, because a name was left out
 
 
 async def test_quotas_are_told_with_the_users() -> None:

@@ -167,7 +167,9 @@ class Access:
         It holds at once, and ends no connection. Raises `InvalidArgument` and `UnknownUser`.
         """
         quota = Quota(bytes_in_per_s, bytes_out_per_s, requests_per_s, connections, streams, stored_bytes)
-        return await self._set_quota(arguments.text("name", name, "a user's"), quota)
+        if not arguments.text("name", name, "a user's"):
+            raise InvalidArgument("a quota needs the name of a user; that of all others is set with set_default_quota")
+        return await self._set_quota(name, quota)
 
     async def set_default_quota(
         self,
