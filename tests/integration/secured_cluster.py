@@ -36,6 +36,7 @@ class Secured:
         **arguments: Any,
     ) -> None:
         """`arguments`: of `LocalCluster`, if it is to be another one; `daemon_settings`: of all daemons."""
+        settings_of = {kind: arguments.pop(f"{kind}_settings", {}) for kind in ("coordinator", "broker", "backup")}
         authority, _ = Authority.open_or_make(directory)
         self.ca = authority.path
         one = authority.issue(HOST)
@@ -60,7 +61,7 @@ class Secured:
                 backup_memory_bytes=64 << 20,
                 segment_bytes=1 << 20,
                 **{
-                    f"{kind}_settings": {**daemon, "cluster_secret_file": secret}
+                    f"{kind}_settings": {**daemon, "cluster_secret_file": secret, **settings_of.get(kind, {})}
                     for kind, secret in self.secrets.items()
                 },
             )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -102,8 +100,7 @@ class Launch:
 
     def kill(self) -> None:
         self.store.index.close()
-        fcntl.flock(self.arena._fd, fcntl.LOCK_UN)  # the mapping, which is still there, holds the file open
-        os.close(self.arena._fd)
+        self.arena.close(keep=True)
 
 
 @pytest.fixture

@@ -700,7 +700,9 @@ class LogMachine(RuleBasedStateMachine):
                 assert segment.slot.index not in used
                 assert not segment.slot.retired
                 used.add(segment.slot.index)
-        free = {slot.index for slot in self.up.arena._free}
+        arena = self.up.arena
+        free = {slot.index for free in (*arena._files.values(), arena._bare) for slot in free}
+        assert arena.free_slots == len(free)
         assert not used & free
         for held in self.held:
             assert held.slot.index not in free

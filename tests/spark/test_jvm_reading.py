@@ -173,9 +173,9 @@ def kera(cluster: RunningCluster) -> Kera:
     return Kera(cast("SparkSession", None), cluster.bootstrap)  # these tests need none
 
 
-def fill(kera: Kera, stream: str, size: int) -> list[ChunkBatch]:
+def fill(kera: Kera, stream: str, size: int, **settings: Any) -> list[ChunkBatch]:
     """Make a stream of so many bytes; its chunks as the Python client reads them."""
-    kera.create(stream, streamlets=1)
+    kera.create(stream, streamlets=1, **settings)
     kera.run(lambda client: append(client, stream, size, payload="arrow"))
     return kera.run(lambda client: chunks_of(client, stream))
 
@@ -271,6 +271,19 @@ def piece(start: Position, end: Position | None, **other: Any) -> dict[str, Any]
 
 
 # --- a real broker -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("memory_domain", "in_place"), [("eu", True), ("default", False), ("us", False)])
+def test_what_is_of_a_memory_domain_is_read_in_place_by_who_knows_of_it(
+    jvm: Jvm, kera: Kera, stream: str, memory_domain: str, in_place: bool
+) -> None:
+    chunks = fill(kera, stream, 2 * SEGMENT_BYTES, memory_domain="eu")
+    for _ in range(2):  # the second one over a connection that was kept
+        reader = jvm.open(piece_of(kera, stream, chunks, memory_domain=memory_domain))
+        answer = reader.next()
+        assert answer.chunks == as_read(chunks)
+        assert answer.in_place == {in_place}
+        reader.close()
 
 
 @PUSHED_AND_PULLED

@@ -101,12 +101,14 @@ async def serve(
         )
         stack.push_async_callback(frames.close)
         unix_path = unix_socket_path(data_dir, "broker")
-        await frames.listen_unix(unix_path)
+        await frames.listen_unix(unix_path, settings.unix_socket_mode)
         frames_port = await frames.listen_tcp(settings.host, settings.frames_port)
         push = PushServer(
             Push(engine.streams, arena, engine.memory, pushed, asyncio.get_running_loop()),
             arena,
             connections_max=room["push"],
+            guard=guard,
+            mode=settings.unix_socket_mode,
         )
         stack.push_async_callback(push.close)
         push_path = unix_socket_path(data_dir, "push")

@@ -16,7 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from kera.broker.backup_ways import BackupWays
-from kera.broker.log.arena import Arena, remove_orphans
+from kera.broker.log.arena import Arena
+from kera.broker.log.arena_file import remove_orphans
 from kera.broker.log.entry import Entry
 from kera.broker.log.events import Events
 from kera.broker.log.intervals import held_streamlets

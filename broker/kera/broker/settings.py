@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import ByteSize, Field, field_validator, model_validator
 
@@ -14,6 +14,7 @@ from kera.core.chunk import HEADER_BYTES
 from kera.core.cpus import format_cpus, parse_cpus
 from kera.core.daemon import HANDOVER_MS, STOP_FLUSH_MS, STOP_TIMEOUT_S
 from kera.core.errors import InvalidArgument
+from kera.core.rpc.unix_socket import ANY_USER, OWN_USER
 from kera.core.settings import KIB, MIB
 
 SEGMENT_BYTES_MIN = 4 * KIB
@@ -67,6 +68,12 @@ class BrokerSettings(DaemonAccessSettings):
     shm_dir: Path = Field(
         Path("/dev/shm"),  # noqa: S108 - shared memory is the point
         description="Directory of the arena: must be on shared memory (tmpfs), so that readers can map it.",
+    )
+    unix_socket_users: Literal["own", "any"] = Field(
+        "own",
+        description="Whose processes on this host may use the broker's unix sockets, and with them its shared memory:"
+        " own, of its own user and root; any, of everybody who authenticates, as far as their rights go. The sockets"
+        " are in data_dir, which those users have to be able to enter; with any, security must be on.",
     )
     arena_bytes: ByteSize = Field(
         ByteSize(512 * MIB),
@@ -165,6 +172,10 @@ class BrokerSettings(DaemonAccessSettings):
             raise ValueError(f"segment_bytes must be a multiple of {BLOCK_BYTES}, at least {SEGMENT_BYTES_MIN}")
         if self.segment_bytes > SEGMENT_BYTES_MAX:
             raise ValueError(f"segment_bytes must be at most {SEGMENT_BYTES_MAX}")
+        if self.unix_socket_users == "any" and not self.security:
+            raise ValueError(
+                "unix_socket_users any needs security: else nobody asks who they are, and what they may do"
+            )
         if self.arena_bytes < ARENA_SEGMENTS_MIN * self.segment_bytes:
             raise ValueError(f"arena_bytes must have room for {ARENA_SEGMENTS_MIN} segments at least")
         if self.message_bytes_max < self.segment_bytes + HEADER_BYTES:
@@ -172,6 +183,11 @@ class BrokerSettings(DaemonAccessSettings):
         if self.message_bytes_max > MESSAGE_BYTES_MAX:
             raise ValueError(f"message_bytes_max must be at most {MESSAGE_BYTES_MAX}")
         return self
+
+    @property
+    def unix_socket_mode(self) -> int:
+        """Of its unix sockets: who may connect."""
+        return ANY_USER if self.unix_socket_users == "any" else OWN_USER
 
     @property
     def stop_timeout_s(self) -> float:

@@ -28,7 +28,7 @@ EXIT_UNKNOWN = 2
 """Whether somebody may do something could not be found out."""
 
 PRINCIPAL_HELP = "user:NAME, role:NAME, or user:* for everybody."
-RESOURCE_HELP = "stream:NAME, group:NAME, producer:NAME (a * at the end: all that begin so), or cluster."
+RESOURCE_HELP = "stream:NAME, group:NAME, producer:NAME, domain:NAME (a * at the end: all that begin so), or cluster."
 OPERATIONS_HELP = (
     "describe, read, write, create, alter, delete, use (of groups and producers), administer (of the cluster), several"
     f" with commas; {ALL}: those that there are for the resource."

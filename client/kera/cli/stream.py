@@ -15,6 +15,7 @@ from kera.cli._confirming import YES_OPTION, confirm
 from kera.cli._run import UsageError, run_async
 from kera.cli._sizes import format_size, parse_size
 from kera.cli._table import fields, format_time, plural, table
+from kera.core.push import DEFAULT_DOMAIN
 
 if TYPE_CHECKING:
     from kera.client import EntryBounds, Position, StreamConfig, StreamDescription
@@ -55,6 +56,9 @@ def create(
     replication_priority: int = typer.Option(
         0, min=0, max=9, metavar="0-9", help="Records of streams with a higher one go to backups first."
     ),
+    memory_domain: str = typer.Option(
+        DEFAULT_DOMAIN, metavar="NAME", help="Keep it apart in shared memory from streams of other memory domains."
+    ),
     durability: str | None = typer.Option(
         None,
         metavar="LEVEL",
@@ -93,6 +97,7 @@ def create(
         "virtual_logs": virtual_logs,
         "memory_priority": memory_priority,
         "replication_priority": replication_priority,
+        "memory_domain": memory_domain,
         "durability": durability,
         "codec": codec,
         "schema": parse_columns(column) if column else None,
@@ -174,6 +179,7 @@ async def _describe(bootstrap: str, name: str, as_json: bool) -> None:
         ("durability", config.durability),
         ("replication", _replication(config)),
         *_priority_pairs(config),
+        *_domain_pairs(config),
         ("codec", config.codec),
         ("schema", "\n".join(f"{field.name}: {field.type}" for field in stream.schema)),
     ]
@@ -206,6 +212,10 @@ def _priority_pairs(config: StreamConfig) -> list[tuple[str, object]]:
     priorities = {"memory": config.memory_priority, "replication": config.replication_priority}
     told = ", ".join(f"{what} {priority}" for what, priority in priorities.items() if priority)
     return [("priority", told)] if told else []
+
+
+def _domain_pairs(config: StreamConfig) -> list[tuple[str, object]]:
+    return [("memory domain", config.memory_domain)] if config.memory_domain != DEFAULT_DOMAIN else []
 
 
 def _retention_pairs(config: StreamConfig) -> list[tuple[str, object]]:
@@ -268,6 +278,9 @@ def alter(
     replication_priority: int | None = typer.Option(
         None, min=0, max=9, metavar="0-9", help="Records of streams with a higher one go to backups first."
     ),
+    memory_domain: str | None = typer.Option(
+        None, metavar="NAME", help="Have what is written from now on in the shared memory of this memory domain."
+    ),
     retention_ms: int | None = typer.Option(
         None, min=0, metavar="MS", help="Delete records older than this; 0 keeps them."
     ),
@@ -300,7 +313,7 @@ def alter(
     ),
     bootstrap: str = BOOTSTRAP_OPTION,
 ) -> None:
-    """Change the durability, virtual logs, priorities, retention or spread of a stream, or add columns to it.
+    """Change durability, virtual logs, priorities, memory, retention or spread of a stream, or add columns to it.
 
     Settings that are not given stay unchanged.
     """
@@ -311,6 +324,7 @@ def alter(
         "virtual_logs": virtual_logs,
         "memory_priority": memory_priority,
         "replication_priority": replication_priority,
+        "memory_domain": memory_domain,
         "retention_ms": retention_ms,
         "retention_bytes": (None if retention_bytes is None else parse_size(retention_bytes, name="--retention-bytes")),
         "retention_consumer_groups": retention_consumer_group or ([] if no_retention_consumer_groups else None),

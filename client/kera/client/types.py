@@ -13,6 +13,7 @@ from kera.client.settings import Durability
 from kera.core.chunk import ALIGNMENT_BYTES, Codec
 from kera.core.errors import InvalidArgument, ProtocolError, StreamletOutOfRange
 from kera.core.ids import EntryId, Position
+from kera.core.push import DEFAULT_DOMAIN
 from kera.core.schema import schema_from_bytes
 from kera.v1 import broker_pb2, common_pb2, coordinator_pb2
 
@@ -43,6 +44,8 @@ class StreamConfig:
     """What is on disk of streams with a higher one stays in memory longer."""
     replication_priority: int = 0
     """Chunks of streams with a higher one go to backups first."""
+    memory_domain: str = DEFAULT_DOMAIN
+    """In whose shared memory its segments are, at brokers: who may map that sees all that is in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,6 +335,7 @@ class StreamDescription:
                 virtual_logs=config.virtual_logs or 1,
                 memory_priority=config.memory_priority,
                 replication_priority=config.replication_priority,
+                memory_domain=config.memory_domain or DEFAULT_DOMAIN,
             ),
             schema=schema_from_bytes(schema.arrow_schema),
             schema_id=schema.schema_id,

@@ -18,11 +18,15 @@ from typing import Any, NamedTuple
 from kera.core.errors import ProtocolError
 
 VERSION = 2
+DEFAULT_DOMAIN = "default"
+"""The memory domain of streams of which nothing else is said."""
 ALIVE_INTERVAL_MS = 1_000
 """How often a broker says that it is there, whatever else it says."""
 SILENT_INTERVALS_MAX = 5
 """After so many without a word from it, a reader goes elsewhere."""
 BODY_BYTES_MAX = 1 << 20
+STRANGER_BYTES_MAX = 64 << 10
+"""Of a body, of who has not been given any memory yet."""
 WINDOW_BYTES_MAX = 64 << 20
 WINDOW_SHARE_MAX = 8
 """A window is at most so much of a broker's memory: it closes before its reader holds too much."""
@@ -39,10 +43,14 @@ class Kind(enum.IntEnum):
     RUNS = 1
     END = 2
     ALIVE = 3
+    AUTHENTICATED = 4
+    REFUSED = 5
     SUBSCRIBE = 16
     CANCEL = 17
     TAKEN = 18
     RELEASE = 19
+    AUTHENTICATE = 20
+    OPEN = 21
 
 
 class Run(NamedTuple):
@@ -122,7 +130,8 @@ def numbers_of(body: bytes) -> tuple[int, ...]:
 class Decoder:
     """Messages out of the pieces in which a stream arrives."""
 
-    def __init__(self) -> None:
+    def __init__(self, body_bytes_max: int = BODY_BYTES_MAX) -> None:
+        self.body_bytes_max = body_bytes_max
         self._rest = b""
 
     @property
@@ -136,9 +145,10 @@ class Decoder:
         at = 0
         while len(data) - at >= HEAD.size:
             length, number = HEAD.unpack_from(data, at)
-            if length > BODY_BYTES_MAX:
+            if length > self.body_bytes_max:
                 raise ProtocolError(
-                    f"a push message of {length} bytes is over the limit of {BODY_BYTES_MAX}", limit=BODY_BYTES_MAX
+                    f"a push message of {length} bytes is over the limit of {self.body_bytes_max}",
+                    limit=self.body_bytes_max,
                 )
             kind = _KINDS.get(number)
             if kind is None:

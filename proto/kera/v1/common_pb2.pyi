@@ -179,6 +179,7 @@ class StreamConfig(_message.Message):
     VIRTUAL_LOGS_FIELD_NUMBER: _builtins.int
     MEMORY_PRIORITY_FIELD_NUMBER: _builtins.int
     REPLICATION_PRIORITY_FIELD_NUMBER: _builtins.int
+    MEMORY_DOMAIN_FIELD_NUMBER: _builtins.int
     streamlets: _builtins.int
     """M: the number of streamlets, fixed at creation. A request says how many, 1 at least: absent is 0, which is refused."""
     brokers: _builtins.int
@@ -214,6 +215,10 @@ class StreamConfig(_message.Message):
     """
     replication_priority: _builtins.int
     """Chunks of streams with a higher one are sent to backups first, and get replicas anew first."""
+    memory_domain: _builtins.str
+    """In whose shared memory its segments are, at brokers: who may map that sees what is in it of all streams of the
+    domain. Can be changed while the stream is in use (AlterStream); empty: "default".
+    """
     @_builtins.property
     def retention_consumer_groups(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Consumer groups whose committed cursors (CommitCursors) hold back all rules: nothing goes that one of them has yet to
@@ -237,10 +242,11 @@ class StreamConfig(_message.Message):
         virtual_logs: _builtins.int = ...,
         memory_priority: _builtins.int = ...,
         replication_priority: _builtins.int = ...,
+        memory_domain: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_replication", b"_replication", "replication", b"replication"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_replication", b"_replication", "brokers", b"brokers", "codec", b"codec", "durability", b"durability", "entries", b"entries", "group_segments", b"group_segments", "memory_priority", b"memory_priority", "replication", b"replication", "replication_priority", b"replication_priority", "retention_bytes", b"retention_bytes", "retention_consumed", b"retention_consumed", "retention_consumer_groups", b"retention_consumer_groups", "retention_ms", b"retention_ms", "streamlets", b"streamlets", "virtual_logs", b"virtual_logs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_replication", b"_replication", "brokers", b"brokers", "codec", b"codec", "durability", b"durability", "entries", b"entries", "group_segments", b"group_segments", "memory_domain", b"memory_domain", "memory_priority", b"memory_priority", "replication", b"replication", "replication_priority", b"replication_priority", "retention_bytes", b"retention_bytes", "retention_consumed", b"retention_consumed", "retention_consumer_groups", b"retention_consumer_groups", "retention_ms", b"retention_ms", "streamlets", b"streamlets", "virtual_logs", b"virtual_logs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__replication: _TypeAlias = _typing.Literal["replication"]  # noqa: Y015
     _WhichOneofArgType__replication: _TypeAlias = _typing.Literal["_replication", b"_replication"]  # noqa: Y015

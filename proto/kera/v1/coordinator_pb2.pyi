@@ -829,6 +829,7 @@ class AlterStreamRequest(_message.Message):
     ADD_COLUMNS_FIELD_NUMBER: _builtins.int
     MEMORY_PRIORITY_FIELD_NUMBER: _builtins.int
     REPLICATION_PRIORITY_FIELD_NUMBER: _builtins.int
+    MEMORY_DOMAIN_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     durability: _common_pb2.Durability.ValueType
     retention_ms: _builtins.int
@@ -845,6 +846,8 @@ class AlterStreamRequest(_message.Message):
     """
     memory_priority: _builtins.int
     replication_priority: _builtins.int
+    memory_domain: _builtins.str
+    """Where segments that are opened or loaded from now on are."""
     @_builtins.property
     def retention_consumer_groups(self) -> Global___ConsumerGroupNames:
         """Replaces the list."""
@@ -863,15 +866,18 @@ class AlterStreamRequest(_message.Message):
         add_columns: _builtins.bytes = ...,
         memory_priority: _builtins.int | None = ...,
         replication_priority: _builtins.int | None = ...,
+        memory_domain: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_brokers", b"_brokers", "_durability", b"_durability", "_memory_priority", b"_memory_priority", "_replication_priority", b"_replication_priority", "_retention_bytes", b"_retention_bytes", "_retention_consumed", b"_retention_consumed", "_retention_consumer_groups", b"_retention_consumer_groups", "_retention_ms", b"_retention_ms", "_virtual_logs", b"_virtual_logs", "brokers", b"brokers", "durability", b"durability", "memory_priority", b"memory_priority", "replication_priority", b"replication_priority", "retention_bytes", b"retention_bytes", "retention_consumed", b"retention_consumed", "retention_consumer_groups", b"retention_consumer_groups", "retention_ms", b"retention_ms", "virtual_logs", b"virtual_logs"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_brokers", b"_brokers", "_durability", b"_durability", "_memory_domain", b"_memory_domain", "_memory_priority", b"_memory_priority", "_replication_priority", b"_replication_priority", "_retention_bytes", b"_retention_bytes", "_retention_consumed", b"_retention_consumed", "_retention_consumer_groups", b"_retention_consumer_groups", "_retention_ms", b"_retention_ms", "_virtual_logs", b"_virtual_logs", "brokers", b"brokers", "durability", b"durability", "memory_domain", b"memory_domain", "memory_priority", b"memory_priority", "replication_priority", b"replication_priority", "retention_bytes", b"retention_bytes", "retention_consumed", b"retention_consumed", "retention_consumer_groups", b"retention_consumer_groups", "retention_ms", b"retention_ms", "virtual_logs", b"virtual_logs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_brokers", b"_brokers", "_durability", b"_durability", "_memory_priority", b"_memory_priority", "_replication_priority", b"_replication_priority", "_retention_bytes", b"_retention_bytes", "_retention_consumed", b"_retention_consumed", "_retention_consumer_groups", b"_retention_consumer_groups", "_retention_ms", b"_retention_ms", "_virtual_logs", b"_virtual_logs", "add_columns", b"add_columns", "brokers", b"brokers", "durability", b"durability", "memory_priority", b"memory_priority", "name", b"name", "replication_priority", b"replication_priority", "retention_bytes", b"retention_bytes", "retention_consumed", b"retention_consumed", "retention_consumer_groups", b"retention_consumer_groups", "retention_ms", b"retention_ms", "virtual_logs", b"virtual_logs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_brokers", b"_brokers", "_durability", b"_durability", "_memory_domain", b"_memory_domain", "_memory_priority", b"_memory_priority", "_replication_priority", b"_replication_priority", "_retention_bytes", b"_retention_bytes", "_retention_consumed", b"_retention_consumed", "_retention_consumer_groups", b"_retention_consumer_groups", "_retention_ms", b"_retention_ms", "_virtual_logs", b"_virtual_logs", "add_columns", b"add_columns", "brokers", b"brokers", "durability", b"durability", "memory_domain", b"memory_domain", "memory_priority", b"memory_priority", "name", b"name", "replication_priority", b"replication_priority", "retention_bytes", b"retention_bytes", "retention_consumed", b"retention_consumed", "retention_consumer_groups", b"retention_consumer_groups", "retention_ms", b"retention_ms", "virtual_logs", b"virtual_logs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__brokers: _TypeAlias = _typing.Literal["brokers"]  # noqa: Y015
     _WhichOneofArgType__brokers: _TypeAlias = _typing.Literal["_brokers", b"_brokers"]  # noqa: Y015
     _WhichOneofReturnType__durability: _TypeAlias = _typing.Literal["durability"]  # noqa: Y015
     _WhichOneofArgType__durability: _TypeAlias = _typing.Literal["_durability", b"_durability"]  # noqa: Y015
+    _WhichOneofReturnType__memory_domain: _TypeAlias = _typing.Literal["memory_domain"]  # noqa: Y015
+    _WhichOneofArgType__memory_domain: _TypeAlias = _typing.Literal["_memory_domain", b"_memory_domain"]  # noqa: Y015
     _WhichOneofReturnType__memory_priority: _TypeAlias = _typing.Literal["memory_priority"]  # noqa: Y015
     _WhichOneofArgType__memory_priority: _TypeAlias = _typing.Literal["_memory_priority", b"_memory_priority"]  # noqa: Y015
     _WhichOneofReturnType__replication_priority: _TypeAlias = _typing.Literal["replication_priority"]  # noqa: Y015
@@ -890,6 +896,8 @@ class AlterStreamRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__brokers) -> _WhichOneofReturnType__brokers | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__durability) -> _WhichOneofReturnType__durability | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__memory_domain) -> _WhichOneofReturnType__memory_domain | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__memory_priority) -> _WhichOneofReturnType__memory_priority | None: ...
     @_typing.overload

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from kera.v1 import common_pb2 as kera_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12kera/v1/push.proto\x12\x07kera.v1\x1a\x14kera/v1/common.proto\"\xe2\x01\n\tPushHello\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x11\n\tbroker_id\x18\x02 \x01(\r\x12\x14\n\x0c\x62roker_epoch\x18\x03 \x01(\x04\x12\x12\n\narena_path\x18\x04 \x01(\t\x12\x13\n\x0b\x61rena_bytes\x18\x05 \x01(\x04\x12\r\n\x05slots\x18\x06 \x01(\r\x12\x12\n\nslot_bytes\x18\x07 \x01(\r\x12\x10\n\x08slots_at\x18\x08 \x01(\x04\x12\x0f\n\x07rows_at\x18\t \x01(\x04\x12\x11\n\trow_bytes\x18\n \x01(\r\x12\x19\n\x11\x61live_interval_ms\x18\x0b \x01(\r\"_\n\rPushSubscribe\x12\x16\n\x0e\x63onsumer_group\x18\x01 \x01(\t\x12\x14\n\x0cwindow_bytes\x18\x02 \x01(\x04\x12 \n\x05lanes\x18\x03 \x03(\x0b\x32\x11.kera.v1.PushLane\"V\n\x08PushLane\x12\x0c\n\x04lane\x18\x01 \x01(\r\x12\x1e\n\x05start\x18\x02 \x01(\x0b\x32\x0f.kera.v1.Cursor\x12\x1c\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x0f.kera.v1.Cursor\"\xdd\x01\n\x07PushEnd\x12\x0c\n\x04lane\x18\x01 \x01(\r\x12\'\n\x06reason\x18\x02 \x01(\x0e\x32\x17.kera.v1.PushEnd.Reason\x12\x1d\n\x04next\x18\x03 \x01(\x0b\x32\x0f.kera.v1.Cursor\x12\x1d\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x0e.kera.v1.Error\"]\n\x06Reason\x12\x16\n\x12REASON_UNSPECIFIED\x10\x00\x12\x0b\n\x07REACHED\x10\x01\x12\t\n\x05MOVED\x10\x02\x12\n\n\x06\x46\x41ILED\x10\x03\x12\x08\n\x04PULL\x10\x04\x12\r\n\tCANCELLED\x10\x05\x42\x10Z\x0ekera/v1;kerav1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12kera/v1/push.proto\x12\x07kera.v1\x1a\x14kera/v1/common.proto\"\xf9\x01\n\tPushHello\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x11\n\tbroker_id\x18\x02 \x01(\r\x12\x14\n\x0c\x62roker_epoch\x18\x03 \x01(\x04\x12\x12\n\narena_path\x18\x04 \x01(\t\x12\x13\n\x0b\x61rena_bytes\x18\x05 \x01(\x04\x12\r\n\x05slots\x18\x06 \x01(\r\x12\x12\n\nslot_bytes\x18\x07 \x01(\r\x12\x10\n\x08slots_at\x18\x08 \x01(\x04\x12\x0f\n\x07rows_at\x18\t \x01(\x04\x12\x11\n\trow_bytes\x18\n \x01(\r\x12\x15\n\rmemory_domain\x18\x0c \x01(\t\x12\x19\n\x11\x61live_interval_ms\x18\x0b \x01(\r\"!\n\x08PushOpen\x12\x15\n\rmemory_domain\x18\x01 \x01(\t\"_\n\rPushSubscribe\x12\x16\n\x0e\x63onsumer_group\x18\x01 \x01(\t\x12\x14\n\x0cwindow_bytes\x18\x02 \x01(\x04\x12 \n\x05lanes\x18\x03 \x03(\x0b\x32\x11.kera.v1.PushLane\"V\n\x08PushLane\x12\x0c\n\x04lane\x18\x01 \x01(\r\x12\x1e\n\x05start\x18\x02 \x01(\x0b\x32\x0f.kera.v1.Cursor\x12\x1c\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x0f.kera.v1.Cursor\"\xdd\x01\n\x07PushEnd\x12\x0c\n\x04lane\x18\x01 \x01(\r\x12\'\n\x06reason\x18\x02 \x01(\x0e\x32\x17.kera.v1.PushEnd.Reason\x12\x1d\n\x04next\x18\x03 \x01(\x0b\x32\x0f.kera.v1.Cursor\x12\x1d\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x0e.kera.v1.Error\"]\n\x06Reason\x12\x16\n\x12REASON_UNSPECIFIED\x10\x00\x12\x0b\n\x07REACHED\x10\x01\x12\t\n\x05MOVED\x10\x02\x12\n\n\x06\x46\x41ILED\x10\x03\x12\x08\n\x04PULL\x10\x04\x12\r\n\tCANCELLED\x10\x05\x42\x10Z\x0ekera/v1;kerav1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,13 +34,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'Z\016kera/v1;kerav1'
   _globals['_PUSHHELLO']._serialized_start=54
-  _globals['_PUSHHELLO']._serialized_end=280
-  _globals['_PUSHSUBSCRIBE']._serialized_start=282
-  _globals['_PUSHSUBSCRIBE']._serialized_end=377
-  _globals['_PUSHLANE']._serialized_start=379
-  _globals['_PUSHLANE']._serialized_end=465
-  _globals['_PUSHEND']._serialized_start=468
-  _globals['_PUSHEND']._serialized_end=689
-  _globals['_PUSHEND_REASON']._serialized_start=596
-  _globals['_PUSHEND_REASON']._serialized_end=689
+  _globals['_PUSHHELLO']._serialized_end=303
+  _globals['_PUSHOPEN']._serialized_start=305
+  _globals['_PUSHOPEN']._serialized_end=338
+  _globals['_PUSHSUBSCRIBE']._serialized_start=340
+  _globals['_PUSHSUBSCRIBE']._serialized_end=435
+  _globals['_PUSHLANE']._serialized_start=437
+  _globals['_PUSHLANE']._serialized_end=523
+  _globals['_PUSHEND']._serialized_start=526
+  _globals['_PUSHEND']._serialized_end=747
+  _globals['_PUSHEND_REASON']._serialized_start=654
+  _globals['_PUSHEND_REASON']._serialized_end=747
 # @@protoc_insertion_point(module_scope)

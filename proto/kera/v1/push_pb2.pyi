@@ -4,18 +4,24 @@ isort:skip_file
 The push channel (thesis 7.4.2): a broker tells readers of its own node where new chunks lie in its memory.
 
 Over a unix stream socket of its own. Each message is a length (u32, of the body), a kind (u8) and three bytes of zeros,
-then the body; all numbers are little-endian. The broker speaks first: HELLO, with the arena's file descriptor (read
-only) attached as SCM_RIGHTS; who cannot receive descriptors opens `arena_path`. Bodies are one of the messages below,
-or, where the traffic is, plain structures (kera.core.push):
+then the body; all numbers are little-endian. The broker speaks first: HELLO, with the file descriptor (read only) of
+the arena's default memory domain attached as SCM_RIGHTS; who cannot receive descriptors opens `arena_path`. To readers
+of other users than the broker's own it gives nothing yet (`arena_bytes` 0): they AUTHENTICATE, unless the broker knows
+them by their user, and OPEN a domain. So do readers of domains other than the default one. Bodies are one of the
+messages below, or, where the traffic is, plain structures (kera.core.push):
 
-  broker to reader   0 HELLO      PushHello
-                     1 RUNS       64 bytes each: chunks that follow each other in a slot
-                     2 END        PushEnd
-                     3 ALIVE      nothing: the broker is there, see PushHello.alive_interval_ms
-  reader to broker  16 SUBSCRIBE  PushSubscribe
-                    17 CANCEL     lane u32 each
-                    18 TAKEN      bytes u64: the reader's consumer group has taken so much; opens the window again
-                    19 RELEASE    slot u32 each, once per run: no reference to the run's bytes is left
+  broker to reader   0 HELLO          PushHello
+                     1 RUNS           64 bytes each: chunks that follow each other in a slot
+                     2 END            PushEnd
+                     3 ALIVE          nothing: the broker is there, see PushHello.alive_interval_ms
+                     4 AUTHENTICATED  AuthenticateResponse
+                     5 REFUSED        Error: what was asked for last is not to be had
+  reader to broker  16 SUBSCRIBE      PushSubscribe
+                    17 CANCEL         lane u32 each
+                    18 TAKEN          bytes u64: the reader's consumer group has taken so much; opens the window again
+                    19 RELEASE        slot u32 each, once per run: no reference to the run's bytes is left
+                    20 AUTHENTICATE   AuthenticateRequest, a step; answered by AUTHENTICATED or REFUSED
+                    21 OPEN           PushOpen, once, before SUBSCRIBE; answered by HELLO or REFUSED
 
 A run leases its slot to the connection until RELEASE, or until the connection is gone. The window bounds what was
 pushed and not TAKEN.
@@ -52,6 +58,7 @@ class PushHello(_message.Message):
     SLOTS_AT_FIELD_NUMBER: _builtins.int
     ROWS_AT_FIELD_NUMBER: _builtins.int
     ROW_BYTES_FIELD_NUMBER: _builtins.int
+    MEMORY_DOMAIN_FIELD_NUMBER: _builtins.int
     ALIVE_INTERVAL_MS_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     broker_id: _builtins.int
@@ -64,6 +71,8 @@ class PushHello(_message.Message):
     rows_at: _builtins.int
     """Of a slot's row: it begins with the slot's generation, u64."""
     row_bytes: _builtins.int
+    memory_domain: _builtins.str
+    """What is in the memory that the descriptor is of; empty: the default domain."""
     alive_interval_ms: _builtins.int
     """How often the broker sends ALIVE, whatever else it sends; a reader that hears nothing for five times as long closes
     the connection and reads on elsewhere. 0: it promises nothing.
@@ -81,15 +90,37 @@ class PushHello(_message.Message):
         slots_at: _builtins.int = ...,
         rows_at: _builtins.int = ...,
         row_bytes: _builtins.int = ...,
+        memory_domain: _builtins.str = ...,
         alive_interval_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alive_interval_ms", b"alive_interval_ms", "arena_bytes", b"arena_bytes", "arena_path", b"arena_path", "broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "row_bytes", b"row_bytes", "rows_at", b"rows_at", "slot_bytes", b"slot_bytes", "slots", b"slots", "slots_at", b"slots_at", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alive_interval_ms", b"alive_interval_ms", "arena_bytes", b"arena_bytes", "arena_path", b"arena_path", "broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "memory_domain", b"memory_domain", "row_bytes", b"row_bytes", "rows_at", b"rows_at", "slot_bytes", b"slot_bytes", "slots", b"slots", "slots_at", b"slots_at", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PushHello: _TypeAlias = PushHello  # noqa: Y015
+
+@_typing.final
+class PushOpen(_message.Message):
+    """Asks for the memory of a domain."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MEMORY_DOMAIN_FIELD_NUMBER: _builtins.int
+    memory_domain: _builtins.str
+    def __init__(
+        self,
+        *,
+        memory_domain: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["memory_domain", b"memory_domain"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PushOpen: _TypeAlias = PushOpen  # noqa: Y015
 
 @_typing.final
 class PushSubscribe(_message.Message):

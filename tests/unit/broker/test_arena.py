@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from kera.broker.log.arena import HEAD_BYTES, PAGE_BYTES, ROW_BYTES, Arena, SlotContent, remove_orphans
+from kera.broker.log.arena import Arena, SlotContent
+from kera.broker.log.arena_file import HEAD_BYTES, PAGE_BYTES, ROW_BYTES, remove_orphans
 from kera.core.blocks import FileCalls
 from kera.core.errors import ArenaFull, InternalError, PathNotWritable, SharedMemoryTooSmall, StartError
 from tests.unit.broker.support import SLOT_BYTES

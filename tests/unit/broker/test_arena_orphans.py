@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from kera.broker.log.arena import Arena, remove_orphans
+from kera.broker.log.arena import Arena
+from kera.broker.log.arena_file import remove_orphans
 
 OURS = Path("/data/ours")
 OTHERS = Path("/data/others")

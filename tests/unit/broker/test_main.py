@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from kera.broker.__main__ import main, serve
-from kera.broker.log.arena import HEAD_BYTES
+from kera.broker.log.arena_file import HEAD_BYTES
 from kera.broker.registration import BrokerDirectory
 from kera.broker.settings import BrokerSettings
 from kera.core.daemon import ExitCode

@@ -3,7 +3,13 @@ from contextlib import nullcontext
 
 import pytest
 
-from kera.coordinator.cluster.catalog import GROUPS_PER_LAUNCH, Catalog, broker_ids_of, relaunched
+from kera.coordinator.cluster.catalog import (
+    GROUPS_PER_LAUNCH,
+    MEMORY_DOMAINS_MAX,
+    Catalog,
+    broker_ids_of,
+    relaunched,
+)
 from kera.core.errors import InternalError, InvalidArgument, StreamExists, Unavailable, UnknownStream
 from kera.core.turns import at_once
 from kera.v1 import common_pb2
@@ -148,6 +154,22 @@ def test_the_descriptions_of_all_streams_together_are_limited() -> None:
             catalog.check_room(third)  # a new description takes the place of the old one
         with pytest.raises(InvalidArgument, match="delete streams"):
             catalog.check_room(stream("d", 4, (1, 1)))
+
+
+def test_memory_domains_of_all_streams_together_are_limited() -> None:
+    catalog = Catalog()
+    for number in range(1, MEMORY_DOMAINS_MAX + 1):
+        each = stream(f"s{number}", number, (1, 1))
+        each.config.memory_domain = f"domain-{number}"
+        catalog.check_room(each)
+        catalog.add(each)
+    one_more = stream("one-more", 100, (1, 1))
+    one_more.config.memory_domain = "another"
+    with pytest.raises(InvalidArgument, match="no room for 'another'"):
+        catalog.check_room(one_more)
+    one_more.config.memory_domain = "domain-3"
+
+    catalog.check_room(one_more)
 
 
 def test_the_brokers_of_a_stream_are_named_once() -> None:

@@ -107,8 +107,8 @@ def test_there_are_no_more_virtual_logs_than_there_is_to_share_them(streamlets: 
 
 
 def test_a_stored_configuration_of_a_version_without_replication_becomes_complete() -> None:
-    assert config_of_store(config()) == config(replication=0, virtual_logs=1)
-    complete = config(replication=3, virtual_logs=1)
+    assert config_of_store(config()) == config(replication=0, virtual_logs=1, memory_domain="default")
+    complete = config(replication=3, virtual_logs=1, memory_domain="eu")
     assert config_of_store(complete) == complete
 
 
@@ -161,6 +161,8 @@ def test_retention_by_consumption_needs_someone_who_consumes() -> None:
         ({"retention_ms": 0, "retention_bytes": 7}, {"retention_ms": 0, "retention_bytes": 7}),
         ({"virtual_logs": 3}, {"virtual_logs": 3}),
         ({"memory_priority": 9}, {"memory_priority": 9}),
+        ({"memory_domain": "eu"}, {"memory_domain": "eu"}),
+        ({"memory_domain": ""}, {"memory_domain": "default"}),
         ({"memory_priority": 0, "replication_priority": 1}, {"memory_priority": 0, "replication_priority": 1}),
         ({"durability": common_pb2.DURABILITY_REPLICATED}, {"durability": common_pb2.DURABILITY_REPLICATED}),
         ({"retention_consumer_groups": ConsumerGroupNames(names=["b"])}, {"retention_consumer_groups": ["b"]}),
@@ -176,6 +178,7 @@ def test_an_alteration_changes_what_is_set_and_nothing_else(changes: dict[str, A
         "replication": 2,
         "virtual_logs": 2,
         "memory_priority": 4,
+        "memory_domain": "us",
         "durability": common_pb2.DURABILITY_PERSISTED,
         "retention_ms": 5,
         "retention_consumer_groups": ["a"],
@@ -195,6 +198,8 @@ def test_an_alteration_changes_what_is_set_and_nothing_else(changes: dict[str, A
         ({"durability": common_pb2.DURABILITY_REPLICATED}, "needs replication"),
         ({"virtual_logs": 2}, "virtual_logs must be between 1 and 1, not 2"),
         ({"memory_priority": 10}, "memory_priority must be between 0 and 9, not 10"),
+        ({"memory_domain": "a/b"}, "a memory domain cannot be called 'a/b'"),
+        ({"memory_domain": "x" * 300}, "a memory domain cannot be called"),
         ({"replication_priority": 1 << 31}, "replication_priority must be between 0 and 9"),
         ({"retention_ms": 1 << 63}, "retention_ms must be"),
         ({"retention_consumer_groups": ConsumerGroupNames(names=["."])}, "a consumer group cannot be called"),

@@ -49,6 +49,7 @@ async def test_a_piece_has_all_that_a_task_needs(cluster: FakeClient, monkeypatc
         "records": 5,
         "bytes": 2 * CHUNK_BYTES,
         "typed": True,
+        "memory_domain": "default",
         "schema_id": 1,
         "earlier_schemas": {},
         "stop": None,

@@ -1,51 +1,35 @@
-"""The arena: one file of shared memory per broker, cut into equal slots that segments live in.
+"""The arena: a broker's shared memory, cut into equal slots that segments live in.
 
-    0            4096                     slots_at
-    ┌────────────┬────────────────────────┬──────────┬──────────┬─────
-    │ JSON head  │ 64-byte row × slots    │ slot 0   │ slot 1   │ …
-    └────────────┴────────────────────────┴──────────┴──────────┴─────
+Slots have their bytes in files, one for each memory domain (``arena_file``); there are as many as fit into the memory
+that the broker may use, whichever domains they are of.
 
-* The file is reserved and faulted in when it is made (a fresh page costs ten times a reused one), so it never grows,
-  and a full file system shows at the start and not as SIGBUS later.
-* A slot that is let go is used again, the last one first: its pages are the warmest.
+* A slot that is let go is used again, the last one first: its pages are the warmest. One of the same domain is taken
+  before those of others, whose memory is cleared and moves to the file of this one.
 * The row of a slot says which segment is in it and up to where. It is written after the bytes that it speaks of, so
   the next launch of a broker that was killed finds every chunk that was appended (`Arena.attach`, `Slot.content`).
 * Its generation grows each time the slot is let go. A reader that maps the file compares generations before and after
   it looks, and so never takes a new segment's bytes for the old one's.
 * A slot with leases is used again only when the last one is released (invariant 5 of the design). Leases of a launch
   that was killed are taken over as one, which the owner ends when those readers have had time to let go.
-* The owner holds a lock on the file. So an arena whose owner has died is recognised: it is taken over by the next
-  launch of the same broker; one of an ephemeral broker, which never comes back, is removed by the next start of any
-  broker of the same user.
 
-Invariant: a slot is either free, or in use by exactly one segment, or retired and leased.
+Invariant: a slot is either free, or in use by exactly one segment, or retired and leased; and it has memory in one file
+at most.
 """
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import fcntl
-import json
-import mmap
-import os
-import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, Self
 
 from kera.broker.event import Event
+from kera.broker.log.arena_file import HOLE, ArenaFile, Geometry, Owner
 from kera.core.blocks import FILE_CALLS, FileCalls
 from kera.core.errors import ArenaFull, PathNotWritable, SharedMemoryTooSmall, invariant
-from kera.core.populating import populate
+from kera.core.push import DEFAULT_DOMAIN
 from kera.core.telemetry import get_logger
 
 log = get_logger("kera.arena")
-
-FORMAT = 2
-HEAD_BYTES = 4096
-PAGE_BYTES = 4096
-ROW_BYTES = 64
 
 # A row, as columns of u64 and of u32.
 _GENERATION, _STREAM_ID, _GROUP_ID, _FIRST_RECORD = range(4)
@@ -71,23 +55,47 @@ class SlotContent(NamedTuple):
 class Slot:
     """Memory for one segment."""
 
-    __slots__ = ("_arena", "_u64", "arena_offset", "index", "leases", "pins", "retired", "row", "view")
+    __slots__ = ("_arena", "_u64", "arena_offset", "file", "index", "leases", "pins", "retired", "row", "view")
 
-    def __init__(self, arena: Arena, index: int, arena_offset: int, row: memoryview, view: memoryview) -> None:
+    def __init__(self, arena: Arena, index: int, file: ArenaFile) -> None:
         self._arena = arena
-        self._u64 = row.cast("Q")
-        self.row = row.cast("I")
-        """What it says of its segment, as numbers of 32 bits: the native core writes the heads."""
         self.index = index
-        self.arena_offset = arena_offset
-        """Of the slot's first byte, in the arena file."""
-        self.view = view
+        self.arena_offset = file.geometry.slot_at(index)
+        """Of the slot's first byte, in each file of the arena."""
+        self._bind(file)
         self.leases = 0
         """Readers that still look at the slot's bytes."""
         self.pins = 0
         """Jobs of ours that read or write the slot's bytes. Unlike leases they end with the process."""
         self.retired = False
         """No segment uses the slot any more; it is free as soon as there are no leases."""
+
+    def _bind(self, file: ArenaFile) -> None:
+        row = file.row(self.index)
+        self.file = file
+        """In which it has its memory, if it has any."""
+        self._u64 = row.cast("Q")
+        self.row = row.cast("I")
+        """What it says of its segment, as numbers of 32 bits: the native core writes the heads."""
+        self.view = file.slot_view(self.index)
+
+    @property
+    def has_memory(self) -> bool:
+        """Whether it has memory in its file; else there is a hole."""
+        return not self.row[HOLE]
+
+    def move(self, file: ArenaFile) -> None:
+        """Have memory in `file`, and nowhere else. Raises `OSError`; then it has none at all."""
+        if self.has_memory:
+            if self.file is file:
+                return
+            self.row[HOLE] = 1  # first: a launch that is killed now leaves one without memory
+            self.file.take_memory(self.index)
+        self._bind(file)
+        file.give_memory(self.index)
+        if not self.generation:
+            self.advance_generation()
+        self.row[HOLE] = 0
 
     @property
     def generation(self) -> int:
@@ -195,37 +203,42 @@ class Arena:
     """See the head of this module."""
 
     def __init__(
-        self,
-        path: Path,
-        fd: int,
-        memory: mmap.mmap,
-        slot_bytes: int,
-        slots: int,
-        slots_at: int,
+        self, shm_dir: Path, owner: Owner, files: Iterable[ArenaFile], calls: FileCalls, *, left: bool = False
     ) -> None:
-        self.path = path
-        self.slot_bytes = slot_bytes
+        """`files`: one at least, of which `left` says whether an earlier launch has left them."""
         self.released = Event[[]]()
         """A slot has come free, or could: its last lease has ended."""
-        self._fd = fd
-        self._memory = memory
-        self._view = memoryview(memory)
-        rows = self._view[HEAD_BYTES : HEAD_BYTES + ROW_BYTES * slots]
-        self._slots = [
-            Slot(
-                self,
-                index,
-                at,
-                rows[index * ROW_BYTES : (index + 1) * ROW_BYTES],
-                self._view[at : at + slot_bytes],
-            )
-            for index, at in enumerate(range(slots_at, slots_at + slots * slot_bytes, slot_bytes))
-        ]
-        self._free: list[Slot] = []
+        self._shm_dir = shm_dir
+        self._owner = owner
+        self._calls = calls
+        self._files: dict[ArenaFile, list[Slot]] = {file: [] for file in sorted(files, key=_age)}
+        """With the free slots that have memory there."""
+        self._current = {file.domain: file for file in self._files}
+        """The last one of each domain; the others are renewed."""
+        first, *_ = self._files
+        self._geometry = first.geometry
+        self.path = self._current.get(DEFAULT_DOMAIN, first).path
+        self.slot_bytes = first.geometry.slot_bytes
+        self._bare: list[Slot] = []
+        """Free, and without memory."""
+        self._slots = [Slot(self, index, self._found_in(index)) for index in range(first.geometry.slots)]
+        self._slots_in = dict.fromkeys(self._files, 0)
+        """How many have their memory in each file."""
+        self.free_slots = 0
+        """How many slots can be allocated now."""
+        self._is_short = False
+        """A slot could not have memory in the file where it was wanted, and that was told."""
         self.leased_slots = 0
         """With at least one lease."""
         self.inherited: list[Slot] = []
         """Slots that readers of the last launch may still look at; each has one lease, to be released in the end."""
+        for slot in reversed(self._slots):
+            self._slots_in[slot.file] += slot.has_memory
+            if not left:
+                slot.advance_generation()
+                self._add_free(slot)
+            else:
+                self._take_over(slot)
 
     @classmethod
     def create(
@@ -237,102 +250,46 @@ class Arena:
         data_dir: Path,
         ephemeral: bool,
         calls: FileCalls = FILE_CALLS,
-    ) -> Arena:
-        """Make an arena of `arena_bytes` // `slot_bytes` slots in `shm_dir` and lock it. Half a second for each GiB.
+    ) -> Self:
+        """Make an arena of `arena_bytes` // `slot_bytes` slots in `shm_dir`. Half a second for each GiB.
 
         Raises `SharedMemoryTooSmall` or `PathNotWritable`.
         """
-        slots = arena_bytes // slot_bytes
-        slots_at = -(-(HEAD_BYTES + ROW_BYTES * slots) // PAGE_BYTES) * PAGE_BYTES
-        size = slots_at + slots * slot_bytes
-        try:
-            status = os.statvfs(shm_dir)
-            available = status.f_bavail * status.f_frsize
-            path, fd = _create_locked(shm_dir, calls)
-        except OSError as error:
-            raise _unusable(shm_dir, error) from error
-        try:
-            if available < size:
-                raise _too_small(shm_dir, size, available)
-            calls.reserve(fd, 0, size)
-            memory = mmap.mmap(fd, size)
-        except OSError as error:
-            path.unlink(missing_ok=True)
-            os.close(fd)
-            if error.errno in (errno.ENOSPC, errno.ENOMEM):
-                raise _too_small(shm_dir, size, available) from error
-            raise PathNotWritable(f"cannot make arena {path}: {error.strerror}", path=str(path)) from error
-        except SharedMemoryTooSmall:
-            path.unlink(missing_ok=True)
-            os.close(fd)
-            raise
-        populate(memory)
-        head = {
-            "format": FORMAT,
-            "data_dir": str(data_dir),
-            "ephemeral": ephemeral,
-            "slot_bytes": slot_bytes,
-            "slots": slots,
-            "slots_at": slots_at,
-        }
-        text = json.dumps(head).encode()
-        invariant(len(text) < HEAD_BYTES, "the arena's head is larger than its page", data_dir=str(data_dir))
-        arena = cls(path, fd, memory, slot_bytes, slots, slots_at)
-        for slot in arena._slots:
-            slot.advance_generation()
-        arena._free = list(reversed(arena._slots))
-        memory[: len(text)] = text  # last: an arena without a head was never used
-        return arena
+        geometry, owner = Geometry(slot_bytes, arena_bytes // slot_bytes), Owner(data_dir, ephemeral)
+        file = ArenaFile.create(shm_dir, geometry, owner, domain=DEFAULT_DOMAIN, reserved=True, calls=calls)
+        return cls(shm_dir, owner, [file], calls)
 
     @classmethod
-    def attach(cls, shm_dir: Path, data_dir: Path) -> Arena | None:
+    def attach(cls, shm_dir: Path, data_dir: Path) -> Self | None:
         """Take over the arena that a killed launch with this data directory has left; None when there is none.
 
         Slots that hold segments are not free: the caller looks at their `content` and keeps or retires each. Raises
         `PathNotWritable`.
         """
-        for path in _arenas_in(shm_dir):
-            try:
-                fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-            except OSError:
-                continue
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                head = _read_head(fd)
-                if (
-                    head is not None
-                    and head.get("data_dir") == str(data_dir)
-                    and not head.get("ephemeral")
-                    and head.get("format") == FORMAT
-                    and os.fstat(fd).st_size == head["slots_at"] + head["slots"] * head["slot_bytes"]
-                ):
-                    memory = mmap.mmap(fd, 0)
-                    arena = cls(path, fd, memory, head["slot_bytes"], head["slots"], head["slots_at"])
-                    arena._take_over()
-                    return arena
-            except (OSError, KeyError):
-                pass  # another broker's, or none that we know: `remove_orphans` deals with it
-            os.close(fd)
-        return None
+        files = ArenaFile.left_by(shm_dir, data_dir)
+        alike = [file for file in files if file.geometry == files[0].geometry]
+        for file in files:
+            if file not in alike:
+                file.close(keep=True)
+        return cls(shm_dir, Owner(data_dir, ephemeral=False), alike, FILE_CALLS, left=True) if alike else None
 
-    def _take_over(self) -> None:
-        for slot in reversed(self._slots):
-            if slot.take_over():
-                self.inherited.append(slot)
-            if slot.content is None:
-                slot.retired = True
-                if not slot.leases:
-                    self._free.append(slot)
+    def _found_in(self, index: int) -> ArenaFile:
+        """Where a slot has its memory."""
+        with_memory = (file for file in self._files if file.has_memory(index))
+        return next(with_memory, next(iter(self._files)))
+
+    def _take_over(self, slot: Slot) -> None:
+        if slot.take_over():
+            self.inherited.append(slot)
+        if slot.content is None:
+            slot.retired = True
+            if not slot.leases:
+                self._add_free(slot)
 
     @property
     def slot_count(self) -> int:
         """How many slots there are."""
         return len(self._slots)
-
-    @property
-    def free_slots(self) -> int:
-        """How many slots can be allocated now."""
-        return len(self._free)
 
     def slots(self) -> Iterator[Slot]:
         """All slots."""
@@ -342,13 +299,38 @@ class Arena:
         """The slot with this index."""
         return self._slots[index]
 
-    def allocate(self) -> Slot:
-        """A free slot. Raises `ArenaFull`."""
-        if not self._free:
+    def allocate(self, domain: str = DEFAULT_DOMAIN) -> Slot:
+        """A free slot, with memory in the file of `domain`. Raises `ArenaFull`."""
+        if not self.free_slots:
             raise self.full()
-        slot = self._free.pop()
+        try:
+            file = self.file(domain)
+        except (PathNotWritable, SharedMemoryTooSmall) as error:
+            raise self._short_of(domain, error.message) from error
+        slot = (self._files[file] or self._bare or self._others()).pop()
+        self.free_slots -= 1
+        if slot.file is not file or not slot.has_memory:
+            self._move(slot, file)
         slot.retired = False
         return slot
+
+    def _others(self) -> list[Slot]:
+        """Free slots that have their memory in another file: those of one that was renewed, or else of the most."""
+        return max(self._files.items(), key=lambda item: (bool(item[1]) and self.is_renewed(item[0]), len(item[1])))[1]
+
+    def _move(self, slot: Slot, file: ArenaFile) -> None:
+        before = slot.file if slot.has_memory else None
+        try:
+            slot.move(file)
+        except OSError as error:
+            self._add_free(slot)
+            raise self._short_of(file.domain, error.strerror or "") from error
+        finally:
+            if before is not None:
+                self._slots_in[before] -= 1
+                self._drop_if_empty(before)
+        self._slots_in[file] += 1
+        self._is_short = False
 
     def full(self) -> ArenaFull:
         """The error for want of a slot."""
@@ -359,109 +341,57 @@ class Arena:
             slot_bytes=self.slot_bytes,
         )
 
+    def _short_of(self, domain: str, reason: str) -> ArenaFull:
+        text = f"no memory could be had in {self._shm_dir} for memory domain {domain!r}: {reason}"
+        if not self._is_short:
+            self._is_short = True
+            log.error("a segment gets no memory in the file of its memory domain", domain=domain, reason=reason)
+        return ArenaFull(text, domain=domain, slot_bytes=self.slot_bytes)
+
     def reuse(self, slot: Slot) -> None:
         """Called by the slot itself when nobody uses it any more."""
         slot.advance_generation()
-        self._free.append(slot)
+        self._add_free(slot)
         self.released()
 
+    def _add_free(self, slot: Slot) -> None:
+        (self._files[slot.file] if slot.has_memory else self._bare).append(slot)
+        self.free_slots += 1
+
+    # -- domains ---------------------------------------------------------------------------------------------------
+
+    def file(self, domain: str = DEFAULT_DOMAIN) -> ArenaFile:
+        """In which slots of a domain get their memory. Raises `SharedMemoryTooSmall` or `PathNotWritable`."""
+        file = self._current.get(domain)
+        if file is None:
+            number = 1 + max((each.number for each in self._files if each.domain == domain), default=-1)
+            file = ArenaFile.create(
+                self._shm_dir, self._geometry, self._owner, domain=domain, number=number, calls=self._calls
+            )
+            self._files[file], self._slots_in[file] = [], 0
+            self._current[domain] = file
+        return file
+
+    def is_renewed(self, file: ArenaFile) -> bool:
+        """Whether slots of its domain get their memory in another file by now."""
+        return self._current.get(file.domain) is not file
+
+    def renew(self, domain: str) -> None:
+        """From now on, slots of a domain get their memory in a file that nobody has mapped."""
+        file = self._current.pop(domain, None)
+        if file is not None:
+            self._drop_if_empty(file)
+
+    def _drop_if_empty(self, file: ArenaFile) -> None:
+        if not self._slots_in[file] and self.is_renewed(file):
+            del self._files[file], self._slots_in[file]
+            file.close()
+
     def close(self, *, keep: bool = False) -> None:
-        """Remove the file, unless the next launch is to find it.
-
-        The memory itself goes when the last one who maps it lets it go.
-        """
-        if not keep:
-            self.path.unlink(missing_ok=True)
-        fcntl.flock(self._fd, fcntl.LOCK_UN)  # the mapping has a duplicate of the descriptor, which would keep it
-        os.close(self._fd)
+        """Remove the files, unless the next launch is to find them. See `ArenaFile.close`."""
+        for file in self._files:
+            file.close(keep=keep)
 
 
-def _create_locked(shm_dir: Path, calls: FileCalls) -> tuple[Path, int]:
-    """A new file and its descriptor, which holds the lock."""
-    while True:
-        path = shm_dir / f"kera-{os.getuid()}-{secrets.token_hex(4)}.arena"
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            calls.lock(fd, fcntl.LOCK_EX)  # who holds it is looking for orphans, which is soon done
-            if os.fstat(fd).st_nlink:
-                return path, fd
-        except OSError:
-            path.unlink(missing_ok=True)
-            os.close(fd)
-            raise
-        os.close(fd)  # taken for an orphan between its creation and its lock
-
-
-def _arenas_in(shm_dir: Path) -> list[Path]:
-    """What is called as arenas of this user are; nothing in a directory that is not there."""
-    try:
-        return sorted(shm_dir.glob(f"kera-{os.getuid()}-*.arena"))
-    except OSError as error:  # a name that is too long; pathlib takes what is no directory, or not ours, for empty
-        raise _unusable(shm_dir, error) from error
-
-
-def _unusable(shm_dir: Path, error: OSError) -> PathNotWritable:
-    return PathNotWritable(
-        f"cannot make an arena in shm_dir {shm_dir}: {error.strerror}; choose another --shm-dir", path=str(shm_dir)
-    )
-
-
-def _too_small(shm_dir: Path, needed: int, available: int) -> SharedMemoryTooSmall:
-    return SharedMemoryTooSmall(
-        f"{shm_dir} has {available >> 20} MiB free, the arena needs {-(-needed >> 20)} MiB;"
-        " give the broker a smaller --arena-bytes, or the file system more room (mount -o remount,size=...)",
-        path=str(shm_dir),
-        needed_bytes=needed,
-        available_bytes=available,
-    )
-
-
-def remove_orphans(shm_dir: Path, data_dir: Path) -> list[Path]:
-    """Remove the arenas of dead brokers that are ours to remove; returns their paths.
-
-    Ours are those of an earlier launch with the same `data_dir`, and those of ephemeral brokers of the same user.
-    Raises `PathNotWritable`.
-    """
-    removed = []
-    for path in _arenas_in(shm_dir):
-        with _locked(path) as fd:
-            if fd is None:
-                continue  # its owner is alive
-            try:
-                head = _read_head(fd)
-                if head is not None and not head.get("ephemeral") and head.get("data_dir") != str(data_dir):
-                    continue  # a broker that may come back for it
-                path.unlink(missing_ok=True)
-            except OSError as error:  # the directory is everybody's: what is called so need not be an arena, nor ours
-                log.warning("cannot remove what looks like an arena", path=str(path), error=str(error))
-                continue
-            removed.append(path)
-            log.info("removed the arena of a dead broker", path=str(path))
-    return removed
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[int | None]:
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe by that name must not hold us up
-    except OSError:
-        yield None
-        return
-    try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            yield None
-        else:
-            yield fd
-    finally:
-        os.close(fd)
-
-
-def _read_head(fd: int) -> dict[str, Any] | None:
-    """The head of an arena file; None when its maker died before it wrote one."""
-    try:
-        head = json.loads(os.pread(fd, HEAD_BYTES, 0).rstrip(b"\0"))
-    except ValueError:
-        return None
-    return head if isinstance(head, dict) else None
+def _age(file: ArenaFile) -> int:
+    return file.number

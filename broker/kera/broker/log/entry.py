@@ -34,6 +34,7 @@ from kera.broker.records import (
 )
 from kera.core.errors import Recovering
 from kera.core.ids import EARLIEST, EntryId, Position
+from kera.core.push import DEFAULT_DOMAIN
 
 
 class EntryListener:
@@ -56,6 +57,7 @@ class Entry(EntryProgress):
         "index",
         "last_stored",
         "log_id",
+        "memory_domain",
         "memory_priority",
         "readers",
         "resident",
@@ -92,6 +94,8 @@ class Entry(EntryProgress):
         """See `UnsureTail`; None: there is none."""
         self.memory_priority = 0
         """What is on disk of entries with a lower one leaves memory first."""
+        self.memory_domain = DEFAULT_DOMAIN
+        """In whose memory its segments are."""
         self.tail = []
         self.resident: dict[Key, Segment] = {}
         """What is in memory or on its way there: the tail, and stored segments that are kept or were loaded."""
@@ -298,7 +302,16 @@ class Entries:
     somebody asks for it. To go through all of them makes them all; who looks for what is there goes through `made`.
     """
 
-    __slots__ = ("_by_replicas", "_gone", "_memory_priority", "_ref", "_segment_index", "count", "made_by_index")
+    __slots__ = (
+        "_by_replicas",
+        "_gone",
+        "_memory_domain",
+        "_memory_priority",
+        "_ref",
+        "_segment_index",
+        "count",
+        "made_by_index",
+    )
 
     def __init__(
         self, stream_id: int, streamlet_id: int, count: int, segment_index: SegmentLookup, made: Iterable[Entry] = ()
@@ -311,6 +324,7 @@ class Entries:
         """See `made`."""
         self._by_replicas = False
         self._memory_priority = 0
+        self._memory_domain = DEFAULT_DOMAIN
         self._gone = False
 
     def __len__(self) -> int:
@@ -324,6 +338,7 @@ class Entries:
             found = self.made_by_index[index] = Entry(EntryId(*self._ref, index), self._segment_index)
             found.by_replicas = self._by_replicas
             found.memory_priority = self._memory_priority
+            found.memory_domain = self._memory_domain
         return found
 
     def __iter__(self) -> Iterator[Entry]:
@@ -345,6 +360,12 @@ class Entries:
         self._memory_priority = priority
         for entry in self.made_by_index.values():
             entry.memory_priority = priority
+
+    def set_memory_domain(self, domain: str) -> None:
+        """Set `Entry.memory_domain` of all."""
+        self._memory_domain = domain
+        for entry in self.made_by_index.values():
+            entry.memory_domain = domain
 
     def drop(self) -> None:
         """The streamlet is gone: who goes through all entries makes none any more."""

@@ -73,8 +73,8 @@ class SlotSource(Protocol):
         """Size of a segment."""
         ...
 
-    def allocate(self) -> Slot:
-        """A slot for a new segment. Raises `ArenaFull` or `DiskFull`."""
+    def allocate(self, domain: str) -> Slot:
+        """A slot for a new segment, in the memory of a domain. Raises `ArenaFull` or `DiskFull`."""
         ...
 
 
@@ -304,7 +304,7 @@ class Streamlet(StreamletProgress):
                 chunk_bytes=chunk_bytes,
                 limit=slot_bytes,
             )
-        slot = self._memory.slots.allocate()  # before anything is closed: it may raise
+        slot = self._memory.slots.allocate(entry.memory_domain)  # before anything is closed: it may raise
         head = entry.head  # which may have been closed to make room
         if head is not None and head.address.segment_id < self._group_segments:
             key = (head.address.group_id, head.address.segment_id + 1)

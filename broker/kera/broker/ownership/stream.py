@@ -6,6 +6,7 @@ from kera.broker.log.retention import Rules
 from kera.broker.log.streamlet import Streamlet
 from kera.broker.replication.virtual_logs import StreamLogs
 from kera.core.errors import NotOwner, StreamletOutOfRange
+from kera.core.push import DEFAULT_DOMAIN
 from kera.v1 import common_pb2
 
 
@@ -40,6 +41,7 @@ class Stream:
         self.by_replicas = self.replication > 0 and self.durability > common_pb2.DURABILITY_LEADER
         """Whether readers and writers wait for backups."""
         self.memory_priority = info.config.memory_priority
+        self.memory_domain = info.config.memory_domain or DEFAULT_DOMAIN
         self.replication_priority = info.config.replication_priority
         self.by_disk = self.replication == 0
         """Whether level persisted means the broker's own disk: there are no replicas."""
@@ -58,6 +60,7 @@ class Stream:
     def _set_level(self, streamlet: Streamlet) -> None:
         streamlet.entries.set_by_replicas(self.by_replicas)
         streamlet.entries.set_memory_priority(self.memory_priority)
+        streamlet.entries.set_memory_domain(self.memory_domain)
         if self.durability == common_pb2.DURABILITY_LEADER:
             for entry in streamlet.entries.made:
                 for segment in entry.tail:

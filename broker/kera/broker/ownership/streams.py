@@ -155,7 +155,11 @@ class Streams:
             self.unknown.pop(info.stream_id, None)
             stream = self.by_id[info.stream_id] = Stream(info)
         elif info.config_version > stream.config_version:
+            domain = stream.memory_domain
             stream.alter(info)
+            if stream.memory_domain != domain:
+                for streamlet in stream.streamlets.values():
+                    self._memory.close_older(streamlet.entries.made, 0)
             if stream.logs is not None:
                 self._replication.logs.set_virtual_logs(stream.logs, stream.virtual_logs)
         return stream

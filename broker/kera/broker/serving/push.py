@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator
 
 from kera.broker.counters import PushTotals
 from kera.broker.log.arena import Arena
+from kera.broker.log.arena_file import ArenaFile
 from kera.broker.log.bounds import end_of, lag_records
 from kera.broker.log.entry import Entry
 from kera.broker.log.intervals import interval_of
@@ -90,15 +91,23 @@ class PushConnection:
         push: Push,
         send: Callable[[bytes], object],
         *,
+        file: ArenaFile | None = None,
+        may_read: Callable[[int], None] | None = None,
         on_idle: Callable[[], object] = lambda: None,
         on_failed: Callable[[ProtocolError], object] = lambda _: None,
     ) -> None:
         """`send`: takes a message, and never waits; who cannot take more calls `pause` first.
 
+        `file`: what it has mapped; None: that of the default domain.
+        `may_read`: raises an error for the id of a stream that the peer may not read; None: it may read all.
+
         `on_idle`: called when it is not `busy` any more; `on_failed`: when the peer turns out not to be trusted then.
         """
         self._push = push
         self._send = send
+        self._may_read = may_read
+        self._file = file or push.arena.file()
+        """What the reader has mapped: it is told of chunks that are there, and gets copies of others."""
         self._inbox = Inbox(push.slices, push.limits.steps_at_once, on_idle=on_idle, on_failed=on_failed)
         self.consumer_group = ""
         self._window_bytes = push.window_bytes_max
@@ -168,12 +177,22 @@ class PushConnection:
             subscription = Subscription(self, wanted.lane, wanted)
             if len(self._subscriptions) == self._push.limits.subscriptions_max:
                 self._send(self._ended(subscription, Reason.PULL))
+            elif (refusal := self._refusal(wanted.start.stream_id)) is not None:
+                self._send(self._ended(subscription, Reason.FAILED, refusal))
             else:
                 self._subscriptions[subscription.number] = subscription
                 self._push.totals.subscriptions += 1
                 self.mark(subscription)
             yield
         self._schedule()
+
+    def _refusal(self, stream_id: int) -> KeraError | None:
+        try:
+            if self._may_read is not None:
+                self._may_read(stream_id)
+        except KeraError as error:
+            return error
+        return None
 
     def _taken(self, taken_bytes: int) -> None:
         if taken_bytes > self._outstanding_bytes:
@@ -325,10 +344,10 @@ class PushConnection:
             lags = [lag_records(streamlet, entry, Position(*segment.key, end)) for segment, _, end in plan.ranges]
         for (segment, begin, end), lag in zip(plan.ranges, lags, strict=True):
             group_id, segment_id = segment.key
-            if leases.too_many or not push.memory.slots.may_lease(segment):
+            slot = segment.slot
+            if slot.file is not self._file or leases.too_many or not push.memory.slots.may_lease(segment):
                 position = Position(group_id, segment_id, begin)
                 break
-            slot = segment.slot
             leases.add(slot)
             push.memory.slots.touched(segment)
             length += end - begin

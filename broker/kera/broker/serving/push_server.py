@@ -1,10 +1,12 @@
-"""Serves the push channel on a unix socket: who may connect, the arena's descriptor, bytes in and out.
+"""Serves the push channel on a unix socket: who may connect, descriptors of the arena, bytes in and out.
 
-What is pushed is decided in ``kera.broker.serving.push``. A reader must be of the broker's own user, or root: the file
-mode of the socket says the same, but a directory may be shared, and a socket may be handed on.
+What is pushed is decided in ``kera.broker.serving.push``. Readers of the broker's own user, and of root, are given
+memory at once. Others are not served at all, unless the broker is told to, and knows who may do what; then they get the
+memory of domains all of which they may read, and what they read of it are streams that they may read.
 
 Limits: `CONNECTIONS_MAX`; per connection, `WRITE_BUFFER_BYTES_MAX` of messages that its reader has not taken, and a few
-more: then nothing is pushed and nothing is read any more until it has; `MESSAGE_S_MAX` for one of its messages to come.
+more: then nothing is pushed and nothing is read any more until it has; `MESSAGE_S_MAX` for one of its messages to come;
+and, until it has been given memory, `STRANGER_BYTES_MAX` for a message and `STRANGER_S_MAX` in all.
 
 Every `ALIVE_INTERVAL_MS` each reader is told that the broker is there. One that hears nothing knows that the broker
 stands still, and looks for another one that has taken over.
@@ -14,18 +16,37 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
 
-from kera.broker.log.arena import HEAD_BYTES, ROW_BYTES, Arena
+from kera.broker.log.arena import Arena
+from kera.broker.log.arena_file import HEAD_BYTES, ROW_BYTES, ArenaFile
+from kera.broker.serving.mappings import Mappings
 from kera.broker.serving.push import Push, PushConnection
-from kera.core.errors import ProtocolError, invariant
-from kera.core.push import ALIVE, ALIVE_INTERVAL_MS, VERSION, Decoder, Kind, encode
-from kera.core.rpc.unix_socket import bind_unix, peer_user
+from kera.core.access.guard import Door, Guard
+from kera.core.access.requirements import Need
+from kera.core.access.rights import Operation
+from kera.core.errors import KeraError, ProtocolError, Unavailable, invariant
+from kera.core.push import (
+    ALIVE,
+    ALIVE_INTERVAL_MS,
+    BODY_BYTES_MAX,
+    DEFAULT_DOMAIN,
+    STRANGER_BYTES_MAX,
+    VERSION,
+    Decoder,
+    Kind,
+    encode,
+)
+from kera.core.rpc import api
+from kera.core.rpc.method import Call, Evidence, Handler, Peer
+from kera.core.rpc.unix_socket import ANY_USER, OWN_USER, bind_unix, peer_user
+from kera.core.rpc.wire import error_to_message, parse
 from kera.core.telemetry import get_logger
-from kera.v1 import push_pb2
+from kera.v1 import access_pb2, push_pb2
 
 log = get_logger("kera.push")
 
@@ -33,6 +54,8 @@ CONNECTIONS_MAX = 1024
 WRITE_BUFFER_BYTES_MAX = 1 << 20
 MESSAGE_S_MAX = 30.0
 """From the first byte of a reader's message to its last."""
+STRANGER_S_MAX = 10.0
+"""Until a reader has been given memory."""
 _ABORT_S = 1.0
 """An aborted connection is gone in the loop's next round; this only bounds a wait that would be for ever."""
 
@@ -40,7 +63,7 @@ _ABORT_S = 1.0
 class PushServer:
     """See the head of this module. `bind`, then `start`; `close` before the arena is closed."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - a limit each
         self,
         push: Push,
         arena: Arena,
@@ -50,7 +73,11 @@ class PushServer:
         write_buffer_bytes_max: int = WRITE_BUFFER_BYTES_MAX,
         alive_interval_ms: int = ALIVE_INTERVAL_MS,
         message_s_max: float = MESSAGE_S_MAX,
+        stranger_s_max: float = STRANGER_S_MAX,
+        guard: Door | None = None,
+        mode: int = OWN_USER,
     ) -> None:
+        """`mode`: of the socket; with `ANY_USER`, readers of other users get what `guard` lets them have."""
         self.push = push
         self.connections_max = min(connections_max, CONNECTIONS_MAX)
         self.uid_of = uid_of
@@ -59,10 +86,16 @@ class PushServer:
         self._alive_interval_ms = alive_interval_ms
         self.connections: set[_Connection] = set()
         self.closing = False
-        self.hello = b""
-        self.arena_fd = os.open(arena.path, os.O_RDONLY | os.O_CLOEXEC)
-        """Not the broker's own, by which readers could write."""
-        self._arena = arena
+        self.stranger_s_max = stranger_s_max
+        self.guard = guard if isinstance(guard, Guard) else None
+        """Who says what others may read."""
+        self.serves_others = mode == ANY_USER and self.guard is not None
+        self._mode = mode
+        self.arena = arena
+        self.mappings = None if self.guard is None else Mappings(arena, push.memory, self.guard)
+        if self.guard is not None:
+            self.guard.known.forgotten.append(self._renew)
+        self._hello = push_pb2.PushHello()
         self._path: Path | None = None
         self._socket: socket.socket | None = None
         self._server: asyncio.Server | None = None
@@ -70,29 +103,35 @@ class PushServer:
 
     def bind(self, path: Path) -> None:
         """Take `path`, which is removed at close; see `bind_unix`. Nobody can connect before `start`."""
-        self._socket, self._path = bind_unix(path), path
+        self._socket, self._path = bind_unix(path, self._mode), path
 
     async def start(self, broker_id: int, broker_epoch: int) -> None:
         """Serve, as the broker that the coordinator has registered."""
         invariant(self._socket is not None, "a push server is bound before it starts")
-        arena = self._arena
-        hello = push_pb2.PushHello(
-            version=VERSION,
-            broker_id=broker_id,
-            broker_epoch=broker_epoch,
-            arena_path=str(arena.path),
-            arena_bytes=os.fstat(self.arena_fd).st_size,
-            slots=arena.slot_count,
-            slot_bytes=arena.slot_bytes,
-            slots_at=arena.slot(0).arena_offset,
-            rows_at=HEAD_BYTES,
-            row_bytes=ROW_BYTES,
-            alive_interval_ms=self._alive_interval_ms,
+        self._hello = push_pb2.PushHello(
+            version=VERSION, broker_id=broker_id, broker_epoch=broker_epoch, alive_interval_ms=self._alive_interval_ms
         )
-        self.hello = encode(Kind.HELLO, hello.SerializeToString())
         loop = asyncio.get_running_loop()
         self._server = await loop.create_unix_server(lambda: _Connection(self), sock=self._socket)
         self._tell_alive()
+
+    def hello(self, file: ArenaFile | None) -> bytes:
+        """The greeting of who gets a file with it; None: it gets nothing yet."""
+        hello = push_pb2.PushHello()
+        hello.CopyFrom(self._hello)
+        if file is not None:
+            hello.memory_domain = file.domain
+            hello.arena_path = str(file.path)
+            hello.arena_bytes = file.geometry.file_bytes
+            hello.slots, hello.slot_bytes = file.geometry.slots, file.geometry.slot_bytes
+            hello.slots_at, hello.rows_at, hello.row_bytes = file.geometry.slots_at, HEAD_BYTES, ROW_BYTES
+        return encode(Kind.HELLO, hello.SerializeToString())
+
+    def _renew(self) -> None:
+        """End those who read what is not in use any more: they come back for what is."""
+        renewed = [] if self.mappings is None else self.mappings.renew()
+        for connection in [each for each in self.connections if each.file in renewed]:
+            connection.abort()
 
     def _tell_alive(self) -> None:
         loop = asyncio.get_running_loop()
@@ -117,7 +156,6 @@ class PushServer:
             connection.abort()
         if lost:
             await asyncio.wait(lost, timeout=_ABORT_S)
-        os.close(self.arena_fd)
 
 
 class _Connection(asyncio.Protocol):
@@ -126,8 +164,18 @@ class _Connection(asyncio.Protocol):
     def __init__(self, server: PushServer) -> None:
         self._server = server
         self._transport: asyncio.Transport | None = None
-        self._decoder = Decoder()
+        self._decoder = Decoder(STRANGER_BYTES_MAX)
         self._state: PushConnection | None = None
+        self._peer = Peer("push", "", end=self.abort)
+        self._is_own = False
+        """Of the broker's own user, or root."""
+        self.file: ArenaFile | None = None
+        """What it was given."""
+        self._opened = False
+        """It has asked for the memory of a domain, and got it, or for what is in the one that it was given."""
+        self._stranger: asyncio.TimerHandle | None = None
+        """Runs until it was given something."""
+        self._authenticating: asyncio.Task[None] | None = None
         self.paused = False
         """The reader takes nothing."""
         self._messages = self._messages_seen = 0
@@ -161,49 +209,158 @@ class _Connection(asyncio.Protocol):
         self._transport = transport  # type: ignore[assignment]
         server = self._server
         server.connections.add(self)
-        if server.closing or not self._greet(transport):
+        if server.closing or not self._admit(transport):
             self.abort()
             return
         transport.set_write_buffer_limits(high=server.write_buffer_bytes_max)  # type: ignore[attr-defined]
+        if self._is_own:
+            if not self._give(server.arena.file(DEFAULT_DOMAIN)):
+                self.abort()
+            return
+        transport.write(server.hello(None))  # type: ignore[attr-defined]
+        loop = asyncio.get_running_loop()
+        self._stranger = loop.call_later(server.stranger_s_max, self._took_too_long)
+
+    def _admit(self, transport: asyncio.BaseTransport) -> bool:
+        """Whether the peer may be here."""
+        server, totals = self._server, self._server.push.totals
+        with self._real_socket(transport) as sock:
+            uid = server.uid_of(sock)
+        self._is_own = uid in (0, os.getuid())
+        if not self._is_own and not server.serves_others:
+            totals.refused += 1
+            log.warning("a reader of another user was refused", uid=uid)
+            return False
+        if len(server.connections) > server.connections_max:
+            totals.refused += 1
+            log.warning("a reader was refused: there are too many", limit=server.connections_max)
+            return False
+        self._peer.address = f"uid {uid}"
+        try:
+            if server.guard is not None:
+                server.guard.admit(self._peer, Evidence(user_id=uid))
+        except KeraError as error:
+            self._refuse(error)
+            return False
+        return True
+
+    @staticmethod
+    def _real_socket(transport: asyncio.BaseTransport) -> socket.socket:
+        """A duplicate: the loop's own is no real socket everywhere."""
+        return socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
+
+    def _took_too_long(self) -> None:
+        self._server.push.totals.refused += 1
+        log.warning("a reader was disconnected: it has not said in time who it is, and what it wants to read")
+        self.abort()
+
+    def _give(self, file: ArenaFile) -> bool:
+        """Give the peer the memory of a domain; False if it is gone."""
+        server, transport = self._server, self._transport
+        if transport is None or transport.is_closing() or transport.get_write_buffer_size():
+            return False  # it is to come behind what was written, and must not wait
+        hello = server.hello(file)
+        try:
+            fd = file.open_for_readers()  # not the broker's own, by which readers could write
+            try:
+                with self._real_socket(transport) as sock:
+                    if socket.send_fds(sock, [hello], [fd]) != len(hello):
+                        return False
+            finally:
+                os.close(fd)
+        except OSError:
+            return False  # it is gone already
+        if server.mappings is not None:
+            server.mappings.give(file, self._peer.identity)
+        self.file = file
+        if self._stranger is not None:
+            self._stranger.cancel()
+        self._decoder.body_bytes_max = BODY_BYTES_MAX
+        if self._state is not None:
+            self._state.lost()
         self._state = PushConnection(
             server.push,
-            transport.write,  # type: ignore[attr-defined]
+            transport.write,
+            file=file,
+            may_read=None if self._is_own else self._may_read,
             on_idle=self._read_on,
             on_failed=self._failed,
         )
+        return True
 
-    def _greet(self, transport: asyncio.BaseTransport) -> bool:
-        """Whether the peer may read, and has been given the arena."""
-        server, totals = self._server, self._server.push.totals
-        # The loop's own is no real socket everywhere; and it has written nothing yet, so this cannot come between.
-        with socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno())) as sock:
-            uid = server.uid_of(sock)
-            if uid not in (0, os.getuid()):
-                totals.refused += 1
-                log.warning("a reader of another user was refused", uid=uid)
-                return False
-            if len(server.connections) > server.connections_max:
-                totals.refused += 1
-                log.warning("a reader was refused: there are too many", limit=server.connections_max)
-                return False
-            try:
-                return socket.send_fds(sock, [server.hello], [server.arena_fd]) == len(server.hello)
-            except OSError:
-                return False  # it is gone already
+    def _may_read(self, stream_id: int) -> None:
+        if self._server.guard is not None:
+            self._server.guard.check(self._peer, Need(Operation.READ, stream_id))
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
-        state = self._state
-        if state is None:
+        if self._transport is None or self._transport.is_closing():
             return
         try:
             for kind, body in self._decoder.feed(data):
                 self._messages += 1
-                state.received(kind, body)
+                self._received(kind, body)
         except ProtocolError as error:
             self._failed(error)
-        if state.busy and self._transport is not None:
+        if self._state is not None and self._state.busy and not self._transport.is_closing():
             self._transport.pause_reading()
+
+    def _received(self, kind: Kind, body: bytes) -> None:
+        if kind is Kind.OPEN:
+            self._open(parse(push_pb2.PushOpen, body).memory_domain or DEFAULT_DOMAIN)
+        elif kind is Kind.AUTHENTICATE:
+            self._authenticate(body)
+        elif self._state is None:
+            raise ProtocolError(f"a reader that has no memory yet does not send {kind.name}")
+        else:
+            self._opened = True
+            self._state.received(kind, body)
+
+    def _open(self, domain: str) -> None:
+        if self._opened or self._authenticating is not None:
+            raise ProtocolError("a reader opens one memory domain, once, before it asks for anything else")
+        server = self._server
+        try:
+            if server.mappings is not None and not self._is_own:
+                server.mappings.check(self._peer, domain)
+                self._peer.asked = True
+            if domain not in {stream.memory_domain for stream in server.push.streams}:
+                raise Unavailable(f"there is no stream of memory domain {domain!r} at this broker", domain=domain)
+            file = server.arena.file(domain)
+        except KeraError as error:
+            self._refuse(error)
+            return
+        self._opened = True
+        if not self._give(file):
+            self.abort()
+
+    def _authenticate(self, body: bytes) -> None:
+        guard = self._server.guard
+        handler = None if guard is None else guard.service().get(api.AUTHENTICATE)
+        if handler is None or self._authenticating is not None or self._transport is None:
+            raise ProtocolError("there is nobody to authenticate to, or it is under way")
+        request = parse(access_pb2.AuthenticateRequest, body)
+        self._transport.pause_reading()
+        self._authenticating = asyncio.create_task(self._ask(handler, request))
+
+    async def _ask(self, handler: Handler, request: access_pb2.AuthenticateRequest) -> None:
+        try:
+            reply = handler(Call(request, memoryview(b""), self._peer))
+            answer = (await reply if inspect.isawaitable(reply) else reply).message
+        except KeraError as error:
+            self._refuse(error)
+        else:
+            self._write(encode(Kind.AUTHENTICATED, answer.SerializeToString()))
+        finally:
+            self._authenticating = None
+            self._read_on()
+
+    def _refuse(self, error: KeraError) -> None:
+        self._write(encode(Kind.REFUSED, error_to_message(error).SerializeToString()))
+
+    def _write(self, message: bytes) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(message)
 
     def _failed(self, error: ProtocolError) -> None:
         consumer_group = "" if self._state is None else self._state.consumer_group
@@ -212,7 +369,7 @@ class _Connection(asyncio.Protocol):
 
     def _read_on(self) -> None:
         """Read from the peer again, unless it takes nothing, or there is something to do of what it has sent."""
-        if self._state is None or self._transport is None or self.paused or self._state.busy:
+        if self._transport is None or self.paused or (self._state is not None and self._state.busy):
             return
         self._unfinished_s = None
         if not self._transport.is_closing():
@@ -220,22 +377,29 @@ class _Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """See `asyncio.BaseProtocol`."""
-        if self._state is not None and self._transport is not None:
+        if self._transport is not None:
             self.paused = True
-            self._state.pause()
+            if self._state is not None:
+                self._state.pause()
             self._transport.pause_reading()  # what it asks for would be answered
 
     def resume_writing(self) -> None:
         """See `asyncio.BaseProtocol`."""
-        if self._state is not None and self._transport is not None:
+        if self._transport is not None:
             self.paused = False
-            self._state.resume()
+            if self._state is not None:
+                self._state.resume()
             self._read_on()
 
     def connection_lost(self, _exc: Exception | None) -> None:
         """See `asyncio.BaseProtocol`."""
         self._server.connections.discard(self)
+        if self._stranger is not None:
+            self._stranger.cancel()
+        if self._authenticating is not None:
+            self._authenticating.cancel()
         if self._state is not None:
             self._state.lost()
+        self._peer.closed()
         if not self.lost.done():
             self.lost.set_result(None)

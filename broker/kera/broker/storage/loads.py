@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from kera.broker.log.arena import Slot
 from kera.broker.log.entry import Entry
 from kera.broker.log.segment import Segment
 from kera.broker.records import Key, SegmentRecord
@@ -18,7 +19,7 @@ from kera.broker.storage.books import Books
 from kera.broker.storage.jobs import LoadJob
 from kera.broker.storage.slots import SegmentSlots
 from kera.core.done import Done
-from kera.core.errors import DiskFailed, KeraError, Recovering, Unavailable
+from kera.core.errors import ArenaFull, DiskFailed, KeraError, Recovering, Unavailable
 from kera.core.telemetry import get_logger
 
 log = get_logger("kera.persistence")
@@ -141,14 +142,18 @@ class Loads:
             elif wanted not in self._waiters and not slots.may_read_ahead:
                 del self._wanted[wanted]  # enough was read ahead
             elif slots.have_free() or (slots.hurry(self._now_ms) and slots.have_free()):
+                try:
+                    slot = slots.begin_load(entry.memory_domain)
+                except ArenaFull:  # of this memory domain; the reader is told so if it takes too long
+                    break
                 del self._wanted[wanted]
-                jobs.append(self._begin(entry, key, record))
+                jobs.append(self._begin(entry, key, record, slot))
             else:
                 break
         return jobs
 
-    def _begin(self, entry: Entry, key: Key, record: SegmentRecord) -> LoadJob:
-        segment = Segment.stub(entry, entry.address(key), self._slots.begin_load(), record)
+    def _begin(self, entry: Entry, key: Key, record: SegmentRecord, slot: Slot) -> LoadJob:
+        segment = Segment.stub(entry, entry.address(key), slot, record)
         entry.resident[key] = segment
         self._in_flight[segment] = self._waiters.pop((entry, key), [])
         if (entry, key) in self._read_on:

@@ -96,6 +96,12 @@ class PersistenceManager:
         """See `Memory`."""
         self.segments.close(segment)
 
+    def close_all_of(self, domain: str) -> None:
+        """Close what is open of a memory domain: what follows is elsewhere in memory."""
+        for segment in list(self.segments.heads):
+            if segment.entry.memory_domain == domain:
+                self.close(segment)
+
     def adopt(self, segment: Segment) -> None:
         """A segment of the tail that the last launch left in memory.
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 from kera.broker.log.arena import Arena, Slot
 from kera.broker.log.segment import Segment
 from kera.broker.storage.books import Books
+from kera.core.push import DEFAULT_DOMAIN
 
 RESERVE_SHARE = 4
 """One slot in so many is the reserve, and no more than `RESERVE_SLOTS_MAX`."""
@@ -60,10 +61,13 @@ class SegmentSlots:
 
     # -- writers and readers ---------------------------------------------------------------------------------------
 
-    def allocate(self) -> Slot:
-        """A slot, free or freed. Raises `ArenaFull` or `DiskFull`; then `room` tells when it is worth trying."""
+    def allocate(self, domain: str = DEFAULT_DOMAIN) -> Slot:
+        """A slot, free or freed, for a segment of a memory domain.
+
+        Raises `ArenaFull` or `DiskFull`; then `room` tells when it is worth trying.
+        """
         if self.beyond_reserve() and self.have_free():
-            return self._arena.allocate()
+            return self._arena.allocate(domain)
         self.room_wanted = True
         self._books.events.disk_work()
         self._books.disk.check()
@@ -150,10 +154,11 @@ class SegmentSlots:
 
     # -- what was loaded -------------------------------------------------------------------------------------------
 
-    def begin_load(self) -> Slot:
-        """A free slot for a segment that comes back from disk."""
+    def begin_load(self, domain: str = DEFAULT_DOMAIN) -> Slot:
+        """A free slot for a segment of a memory domain that comes back from disk. Raises `ArenaFull`."""
+        slot = self._arena.allocate(domain)
         self._loading += 1
-        return self._arena.allocate()
+        return slot
 
     def end_load(self, segment: Segment, now_ms: int, *, loaded: bool) -> None:
         """It is there, and is kept for its reader; or its slot is not needed."""

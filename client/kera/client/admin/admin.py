@@ -30,6 +30,7 @@ from kera.client.positions import Positions, check_place
 from kera.client.types import ClusterDescription, StreamDescription, durability_value
 from kera.core.errors import InvalidArgument, Uncertain, UnknownStream
 from kera.core.ids import EntryId, Position
+from kera.core.push import DEFAULT_DOMAIN
 from kera.core.rpc import api
 from kera.core.schema import schema_to_bytes
 from kera.v1 import common_pb2, coordinator_pb2
@@ -64,6 +65,7 @@ class Admin:
         virtual_logs: int = 1,
         memory_priority: int = 0,
         replication_priority: int = 0,
+        memory_domain: str = DEFAULT_DOMAIN,
     ) -> StreamDescription:
         """Create a stream (thesis table 6.1, createStream).
 
@@ -86,6 +88,9 @@ class Admin:
         Priorities (0 to 9) are among the streams of a broker: what is on disk of those with a higher `memory_priority`
         stays in memory longer; chunks of those with a higher `replication_priority` go to backups first.
 
+        Brokers keep streams of different `memory_domain` apart in shared memory: who may map that of one sees what is
+        in it of all its streams, and of no others.
+
         Raises `StreamExists`, `InvalidArgument`, `SchemaMismatch`, `Unavailable`, `TooFewBackups`.
         """
         request = coordinator_pb2.CreateStreamRequest(
@@ -107,6 +112,7 @@ class Admin:
                 virtual_logs=_count("virtual_logs", virtual_logs),
                 memory_priority=_count("memory_priority", memory_priority),
                 replication_priority=_count("replication_priority", replication_priority),
+                memory_domain=arguments.text("memory_domain", memory_domain, "the name of a memory domain"),
             ),
         )
         columns = {"key_column": key_column, "timestamp_column": timestamp_column}
@@ -149,15 +155,19 @@ class Admin:
         virtual_logs: int | None = None,
         memory_priority: int | None = None,
         replication_priority: int | None = None,
+        memory_domain: str | None = None,
         brokers: int | None = None,
         add_columns: pa.Schema | None = None,
     ) -> StreamDescription:
-        """Change durability, retention, virtual logs or priorities of a stream; what is None stays.
+        """Change durability, retention, virtual logs, priorities or memory of a stream; what is None stays.
 
         See `create_stream` for them.
 
         `add_columns` adds columns to a typed stream, behind those it has. They are nullable: records that are there
         have nulls in them, and producers may go on without them. One that is there already stays as it is.
+
+        With another `memory_domain`, what is written or loaded from now on is there; what is in memory stays where it
+        is until its place is needed.
 
         `retention_consumer_groups` replaces the list. A broker that is away follows when it is back. `brokers` (0: all)
         has streamlets move until the stream is spread over so many; older records stay where they are.
@@ -186,6 +196,8 @@ class Admin:
             request.memory_priority = _count("memory_priority", memory_priority)
         if replication_priority is not None:
             request.replication_priority = _count("replication_priority", replication_priority)
+        if memory_domain is not None:
+            request.memory_domain = arguments.text("memory_domain", memory_domain, "the name of a memory domain")
         if brokers is not None:
             request.brokers = _count("brokers", brokers)
         if add_columns is not None:

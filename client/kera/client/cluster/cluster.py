@@ -103,7 +103,7 @@ class Cluster:
         self.timing = timing or Timing()
         self.runtime = runtime = secure(runtime, settings)
         here = runtime.node_id()
-        self.locality = Locality(here, settings, self.timing)
+        self.locality = Locality(here, settings, self.timing, runtime.introduction)
         """Whose memory can be read in place."""
         self._connections = Connections(
             here,

@@ -1,4 +1,4 @@
-"""Whose memory can be read in place: one push connection per broker of this node, and why there is none.
+"""Whose memory can be read in place: a push connection per broker of this node and memory domain, or why not.
 
 The setting ``shared_memory`` says what is wanted. *auto*: whatever fails is remembered, the reader pulls, and the log
 says so once; what may pass is tried again after a while. *always*: it is an error that says what is in the way.
@@ -18,27 +18,37 @@ from kera.client.cluster.timing import Timing
 from kera.client.settings import ClientSettings, SharedMemory
 from kera.client.types import BrokerDescription
 from kera.core.closing import close_all
-from kera.core.errors import ClosedError, InvalidArgument, KeraError, Unavailable
+from kera.core.errors import ClosedError, InvalidArgument, KeraError, NotAllowed, Unavailable
+from kera.core.rpc.method import Introduction
 from kera.core.telemetry import get_logger
 
 log = get_logger("kera.push")
+
+Place = tuple[int, str]
+"""A broker, and a memory domain there."""
 
 
 class Locality:
     """The push connections of a client. Belongs to one event loop."""
 
-    def __init__(self, node_id: str, settings: ClientSettings, timing: Timing) -> None:
+    def __init__(
+        self, node_id: str, settings: ClientSettings, timing: Timing, introduction: Introduction | None = None
+    ) -> None:
+        self._introduction = introduction
         self._node_id = node_id
         self._timing = timing
         self._settings = settings
-        self._connections: dict[int, PushChannel] = {}
-        self._connecting: dict[int, asyncio.Lock] = {}
-        self._refused: dict[int, tuple[int, float]] = {}
-        """By broker: the epoch of the launch that cannot push to us, and when to try again."""
+        self._connections: dict[Place, PushChannel] = {}
+        self._connecting: dict[Place, asyncio.Lock] = {}
+        self._refused: dict[Place, tuple[int, float]] = {}
+        """The epoch of the broker's launch that cannot push to us, and when to try again."""
         self._closed = False
 
-    def reachable(self, broker: BrokerDescription | None, wish: SharedMemory) -> bool:
-        """Whether to have a broker push. Raises `InvalidArgument` when that is a must and cannot be."""
+    def reachable(self, broker: BrokerDescription | None, domain: str, wish: SharedMemory) -> bool:
+        """Whether to have a broker push what is of a memory domain.
+
+        Raises `InvalidArgument` when that is a must and cannot be.
+        """
         if wish == "never" or broker is None:
             return False
         obstacle = self._obstacle(broker)
@@ -50,7 +60,7 @@ class Locality:
             return True
         if obstacle is not None:
             return False
-        epoch, again_s = self._refused.get(broker.broker_id, (-1, 0.0))
+        epoch, again_s = self._refused.get((broker.broker_id, domain), (-1, 0.0))
         return epoch != broker.broker_epoch or asyncio.get_running_loop().time() >= again_s
 
     def _obstacle(self, broker: BrokerDescription) -> str | None:
@@ -62,15 +72,16 @@ class Locality:
             return f"broker {broker.broker_id} does not push"
         return None
 
-    async def connection(self, broker: BrokerDescription, wish: SharedMemory) -> PushChannel | None:
+    async def connection(self, broker: BrokerDescription, domain: str, wish: SharedMemory) -> PushChannel | None:
         """The connection to a broker that is `reachable`; None: it cannot be had, so pull.
 
-        With *always*, raises what is in the way: `InvalidArgument`, `ProtocolError` or `Unavailable`. Raises
-        `ClosedError` after `close`.
+        With *always*, raises what is in the way: `InvalidArgument`, `NotAllowed`, `ProtocolError` or `Unavailable`.
+        Raises `ClosedError` after `close`.
         """
-        async with self._connecting.setdefault(broker.broker_id, asyncio.Lock()):
+        place = broker.broker_id, domain
+        async with self._connecting.setdefault(place, asyncio.Lock()):
             self._check_open()
-            known = self._connections.get(broker.broker_id)
+            known = self._connections.get(place)
             if known is not None and not known.closed:
                 return known
             silent = False
@@ -78,22 +89,28 @@ class Locality:
                 if known is not None and known.failure is not None and known.broker_epoch == broker.broker_epoch:
                     raise known.failure.with_traceback(None)  # it is raised again and again, and each would add to it
                 silent = known is not None and known.silent and known.broker_epoch == broker.broker_epoch
-                found = await self._connect(broker, self._timing.silent_greeting_s if silent else math.inf)
+                found = await self._connect(broker, domain, self._timing.silent_greeting_s if silent else math.inf)
             except KeraError as error:
                 if wish == "always" or (silent and error.retriable):
                     raise
-                self._refuse(broker, error)
+                self._refuse(broker, domain, error)
                 return None
             if self._closed:
                 await found.close()
             self._check_open()
-            self._connections[broker.broker_id] = found
-            self._refused.pop(broker.broker_id, None)
+            self._connections[place] = found
+            self._refused.pop(place, None)
             return found
 
-    async def _connect(self, broker: BrokerDescription, timeout_s_max: float) -> PushChannel:
+    async def _connect(self, broker: BrokerDescription, domain: str, timeout_s_max: float) -> PushChannel:
         path, timeout_s = broker.push_unix_path, min(self._settings.connect_timeout_ms / 1000, timeout_s_max)
-        found = await connect(path, timeout_s=timeout_s, return_delay_s=self._timing.return_delay_s)
+        found = await connect(
+            path,
+            timeout_s=timeout_s,
+            domain=domain,
+            introduction=self._introduction,
+            return_delay_s=self._timing.return_delay_s,
+        )
         if found.broker_id != broker.broker_id:
             await found.close()
             raise Unavailable(
@@ -101,16 +118,19 @@ class Locality:
             )
         return found
 
-    def _refuse(self, broker: BrokerDescription, error: KeraError) -> None:
-        epoch, _ = self._refused.get(broker.broker_id, (-1, 0.0))
+    def _refuse(self, broker: BrokerDescription, domain: str, error: KeraError) -> None:
+        place = broker.broker_id, domain
+        epoch, _ = self._refused.get(place, (-1, 0.0))
         if epoch != broker.broker_epoch:
             log.info(
                 "the broker's memory cannot be read in place; chunks are copied",
                 broker_id=broker.broker_id,
+                memory_domain=domain,
                 error=error.message,
             )
-        again_s = asyncio.get_running_loop().time() + self._timing.push_again_s if error.retriable else math.inf
-        self._refused[broker.broker_id] = broker.broker_epoch, again_s
+        passes = error.retriable or isinstance(error, NotAllowed)  # rights may be given
+        again_s = asyncio.get_running_loop().time() + self._timing.push_again_s if passes else math.inf
+        self._refused[place] = broker.broker_epoch, again_s
 
     async def close(self) -> None:
         """Close all connections; there are none after it."""

@@ -1,4 +1,4 @@
-"""Connecting to a broker's push socket: its greeting, and the mapping of its memory."""
+"""Connecting to a broker's push socket: who we are, the memory domain that is wanted, and the mapping of its memory."""
 
 from __future__ import annotations
 
@@ -10,23 +10,34 @@ import socket
 from kera.client.cluster.push import PushChannel
 from kera.client.cluster.push_returns import RETURN_DELAY_S
 from kera.core.errors import InvalidArgument, ProtocolError, Unavailable
-from kera.core.push import VERSION, Decoder, Kind
+from kera.core.push import DEFAULT_DOMAIN, VERSION, Decoder, Kind, encode
 from kera.core.rpc.address import reason_of
-from kera.core.rpc.wire import parse
-from kera.v1 import push_pb2
+from kera.core.rpc.method import Introduction, introduce
+from kera.core.rpc.wire import error_from_message, parse
+from kera.v1 import access_pb2, common_pb2, push_pb2
 
 _HELLO_BYTES_MAX = 1 << 16
-_WAY_OUT = "run as the broker's user, or set shared_memory to never"
+_WAY_OUT = (
+    "run as the broker's user, have the broker serve others (unix_socket_users any), or set shared_memory to never"
+)
 
 
-async def connect(path: str, *, timeout_s: float, return_delay_s: float = RETURN_DELAY_S) -> PushChannel:
-    """Connect to the socket at `path` and map the broker's memory.
+async def connect(
+    path: str,
+    *,
+    timeout_s: float,
+    domain: str = DEFAULT_DOMAIN,
+    introduction: Introduction | None = None,
+    return_delay_s: float = RETURN_DELAY_S,
+) -> PushChannel:
+    """Connect to the socket at `path` and map the broker's memory of a domain.
 
-    Raises `Unavailable`, and `InvalidArgument` or `ProtocolError` when it is of no use to try again.
+    `introduction`: shows who we are to a broker of another user. Raises `Unavailable`, and `InvalidArgument`,
+    `NotAllowed`, `AuthenticationFailed` or `ProtocolError` when it is of no use to try again at once.
     """
     try:
         async with asyncio.timeout(timeout_s):
-            sock, hello, fd, decoder = await _greeting(path)
+            sock, hello, fd, decoder = await _greeting(path, domain, introduction)
     except TimeoutError as error:
         raise Unavailable(f"no greeting from {path} within {timeout_s:g} s", address=path) from error
     except PermissionError as error:
@@ -44,33 +55,84 @@ async def connect(path: str, *, timeout_s: float, return_delay_s: float = RETURN
     return channel
 
 
-async def _greeting(path: str) -> tuple[socket.socket, push_pb2.PushHello, int | None, Decoder]:
-    """Connect; what the broker says first, and the descriptor that comes with it. Raises `OSError` and `KeraError`."""
-    loop = asyncio.get_running_loop()
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
-    fds: list[int] = []
-    decoder = Decoder()
+async def _greeting(
+    path: str, domain: str, introduction: Introduction | None
+) -> tuple[socket.socket, push_pb2.PushHello, int | None, Decoder]:
+    """Connect; the broker's greeting that comes with memory. Raises `OSError` and `KeraError`."""
+    talk = _Talk(path)
     try:
-        await loop.sock_connect(sock, path)
+        await asyncio.get_running_loop().sock_connect(talk.sock, path)
+        hello = await talk.hello()
+        if hello.arena_bytes == 0:
+            await introduce(introduction, talk.authenticate, each_call=False)
+        if hello.arena_bytes == 0 or domain != (hello.memory_domain or DEFAULT_DOMAIN):
+            talk.close_fd()
+            await talk.ask(Kind.OPEN, push_pb2.PushOpen(memory_domain=domain).SerializeToString())
+            hello = await talk.hello()
+            if hello.memory_domain != domain:
+                raise ProtocolError(f"{path} gives memory of domain {hello.memory_domain!r}, not {domain!r}")
+    except BaseException:
+        talk.close_fd()
+        talk.sock.close()
+        raise
+    return talk.sock, hello, talk.fd, talk.decoder
+
+
+class _Talk:
+    """What is said before anything is pushed: one message at a time."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        self.decoder = Decoder()
+        self.fd: int | None = None
+        """That has come with the last greeting."""
+
+    def close_fd(self) -> None:
+        """Let go of what has come, and is not wanted."""
+        if self.fd is not None:
+            os.close(self.fd)
+            self.fd = None
+
+    async def hello(self) -> push_pb2.PushHello:
+        """The next message, which is a greeting. Raises what the broker refuses it with."""
+        kind, body = await self._next()
+        hello = parse(push_pb2.PushHello, body)
+        if kind is not Kind.HELLO or hello.version != VERSION:
+            raise ProtocolError(f"{self._path} is no push channel of version {VERSION}", version=hello.version)
+        return hello
+
+    async def authenticate(self, request: access_pb2.AuthenticateRequest) -> access_pb2.AuthenticateResponse:
+        """One step. Raises `AuthenticationFailed`."""
+        await self.ask(Kind.AUTHENTICATE, request.SerializeToString())
+        kind, body = await self._next()
+        if kind is not Kind.AUTHENTICATED:
+            raise ProtocolError(f"{self._path} answers a step of authenticating with {kind.name}")
+        return parse(access_pb2.AuthenticateResponse, body)
+
+    async def ask(self, kind: Kind, body: bytes) -> None:
+        """Send a message."""
+        await asyncio.get_running_loop().sock_sendall(self.sock, encode(kind, body))
+
+    async def _next(self) -> tuple[Kind, bytes]:
+        """Raises what the broker refuses something with, and `Unavailable` if it closes the connection."""
         while True:
-            await _readable(sock)
+            await _readable(self.sock)
             try:
-                data, more, _, _ = socket.recv_fds(sock, _HELLO_BYTES_MAX, 1, socket.MSG_CMSG_CLOEXEC)
+                data, fds, _, _ = socket.recv_fds(self.sock, _HELLO_BYTES_MAX, 1, socket.MSG_CMSG_CLOEXEC)
             except BlockingIOError:
                 continue
-            fds += more
+            for fd in fds:
+                self.close_fd()
+                self.fd = fd
             if not data:
-                raise Unavailable(f"the broker closes {path} at once; {_WAY_OUT}", address=path)
-            for kind, body in decoder.feed(data):
-                hello = parse(push_pb2.PushHello, body)
-                if kind is not Kind.HELLO or hello.version != VERSION or len(fds) > 1:
-                    raise ProtocolError(f"{path} is no push channel of version {VERSION}", version=hello.version)
-                return sock, hello, fds[0] if fds else None, decoder
-    except BaseException:
-        for fd in fds:
-            os.close(fd)
-        sock.close()
-        raise
+                raise Unavailable(f"the broker closes {self._path} at once; {_WAY_OUT}", address=self._path)
+            for kind, body in self.decoder.feed(data):
+                if kind is Kind.ALIVE:
+                    continue
+                if kind is Kind.REFUSED:
+                    raise error_from_message(parse(common_pb2.Error, body))
+                return kind, body
 
 
 async def _readable(sock: socket.socket) -> None:

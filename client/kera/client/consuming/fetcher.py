@@ -140,8 +140,9 @@ class Fetcher:
                 return False
             item.pull_until_s = None
         stream_id, broker_id = home
-        broker = self._streams[stream_id].brokers.get(broker_id)
-        return self.cluster.locality.reachable(broker, self.settings.shared_memory)
+        stream = self._streams[stream_id]
+        broker, domain = stream.brokers.get(broker_id), stream.config.memory_domain
+        return self.cluster.locality.reachable(broker, domain, self.settings.shared_memory)
 
     async def _pull(self, reader: _PullReader) -> None:
         """Let a reader fetch until it has no ranges any more."""
@@ -436,8 +437,9 @@ class _PushReader:
         fetcher = self._fetcher
         settings = fetcher.settings
         try:
-            broker = fetcher.stream(self._home).brokers[self._home[1]]
-            channel = await fetcher.cluster.locality.connection(broker, settings.shared_memory)
+            stream = fetcher.stream(self._home)
+            broker, domain = stream.brokers[self._home[1]], stream.config.memory_domain
+            channel = await fetcher.cluster.locality.connection(broker, domain, settings.shared_memory)
         except KeraError as error:
             lost, self._waiting = self._waiting, []
             fetcher.failed(self._home, [(item, error) for item in lost])

@@ -42,6 +42,10 @@ CATALOG_BYTES_MAX = 16 << 20
 32 MiB; the rest is for assignments, which grow with epochs and group ids."""
 
 
+MEMORY_DOMAINS_MAX = 64
+"""Of all streams together: a broker has a file in shared memory for each."""
+
+
 class Catalog:
     """The streams of the cluster."""
 
@@ -113,6 +117,7 @@ class Catalog:
                 " delete streams, or create some with fewer streamlets",
                 limit_bytes=self._bytes_max,
             )
+        _check_domain(stream.config.memory_domain, (*self._creating.values(), *self._streams.values()))
 
     def fits(self, stream: common_pb2.StreamInfo, bytes_max: int) -> bool:
         """Whether all descriptions take at most so much, with this one in the place of the stream's own."""
@@ -292,3 +297,19 @@ def with_assignments(
     for assignment in assignments:
         version.assignments[assignment.streamlet_id].CopyFrom(assignment)
     return version
+
+
+def _check_domain(domain: str, streams: Iterable[common_pb2.StreamInfo]) -> None:
+    """Whether there is room for a stream of this memory domain. Raises `InvalidArgument`."""
+    domains: set[str] = set()
+    for each in streams:
+        if each.config.memory_domain == domain:
+            return
+        domains.add(each.config.memory_domain)
+    if len(domains) >= MEMORY_DOMAINS_MAX:
+        raise InvalidArgument(
+            f"there are streams of {len(domains)} memory domains, and no room for {domain!r}: put the stream into one of"
+            " those, or delete all streams of one",
+            memory_domain=domain,
+            limit=MEMORY_DOMAINS_MAX,
+        )

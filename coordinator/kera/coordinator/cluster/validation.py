@@ -14,6 +14,7 @@ import pyarrow as pa
 from kera.coordinator.settings import REPLICATION_MAX
 from kera.coordinator.store.metadata import VALUE_BYTES_MAX
 from kera.core.errors import InvalidArgument, SchemaMismatch, invariant
+from kera.core.push import DEFAULT_DOMAIN
 from kera.core.schema import DEFAULT_SCHEMA, schema_from_bytes, schema_to_bytes
 from kera.v1 import common_pb2, coordinator_pb2
 
@@ -83,6 +84,8 @@ def checked_config(config: common_pb2.StreamConfig, *, default_replication: int 
     _check_virtual_logs(checked)
     for field in ("memory_priority", "replication_priority"):
         _check_range(field, getattr(config, field), PRIORITY_MAX, value_min=0)
+    checked.memory_domain = config.memory_domain or DEFAULT_DOMAIN
+    _check_name("a memory domain", checked.memory_domain)
     checked.durability = _checked_durability(config.durability, checked.replication)
     if config.codec not in common_pb2.Codec.values():
         raise InvalidArgument(f"codec {config.codec} is not known to this version", codec=int(config.codec))
@@ -125,11 +128,12 @@ def _check_virtual_logs(config: common_pb2.StreamConfig) -> None:
 
 
 def config_of_store(config: common_pb2.StreamConfig) -> common_pb2.StreamConfig:
-    """A copy of `config`, as it is in the store, with what versions before replication did not write."""
+    """A copy of `config`, as it is in the store, with what earlier versions did not write."""
     complete = common_pb2.StreamConfig()
     complete.CopyFrom(config)
     complete.replication = config.replication
     complete.virtual_logs = config.virtual_logs or 1
+    complete.memory_domain = config.memory_domain or DEFAULT_DOMAIN
     return complete
 
 
@@ -159,6 +163,8 @@ def altered_config(
     for field in ("memory_priority", "replication_priority"):
         if request.HasField(field):
             setattr(altered, field, getattr(request, field))
+    if request.HasField("memory_domain"):
+        altered.memory_domain = request.memory_domain
     if request.HasField("brokers"):
         _check_range("brokers", request.brokers, config.streamlets, value_min=0)
         altered.brokers = request.brokers

@@ -44,7 +44,7 @@ from kera.core.rpc.outbox import Outbox
 from kera.core.rpc.sockets import SERVER, tune
 from kera.core.rpc.strangers import Bounds, Strangers, check_requests
 from kera.core.rpc.taking import Taker
-from kera.core.rpc.unix_socket import bind_unix
+from kera.core.rpc.unix_socket import OWN_USER, bind_unix
 from kera.core.rpc.wire import error_to_message, parse
 from kera.core.security import Tls
 from kera.core.security.accepting import TlsListener, listening
@@ -170,14 +170,14 @@ class FrameServer:
         self._listens(server)
         return int(server.sockets[0].getsockname()[1])
 
-    async def listen_unix(self, path: Path) -> None:
-        """Serve on a unix socket at `path`, which is removed at close.
+    async def listen_unix(self, path: Path, mode: int = OWN_USER) -> None:
+        """Serve on a unix socket at `path`, which is removed at close; `mode` says who may connect.
 
         A socket that nobody serves any more is replaced. Raises `PortTaken` if somebody does, and `PathNotWritable`.
         """
         loop = asyncio.get_running_loop()
         try:
-            sock = bind_unix(path)
+            sock = bind_unix(path, mode)
             server = await loop.create_unix_server(partial(self.accept, "unix"), sock=sock, backlog=BACKLOG)
         except OSError as error:
             raise PathNotWritable(f"cannot listen on unix socket {path}: {reason_of(error)}", path=str(path)) from error

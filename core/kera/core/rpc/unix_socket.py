@@ -1,6 +1,6 @@
 """Unix sockets that daemons listen on, and who is at the other end.
 
-They are for the daemon's own user alone, and take the place of those that nobody serves.
+They are for the daemon's own user alone, unless it says otherwise, and take the place of those that nobody serves.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from pathlib import Path
 from kera.core.errors import PathNotWritable, PortTaken
 from kera.core.rpc.address import reason_of
 
+OWN_USER, ANY_USER = 0o600, 0o666
+"""Modes: who may connect."""
 _CREDENTIALS = struct.Struct("3i")
 """Of the kernel: process, user, group."""
 
@@ -23,8 +25,8 @@ def peer_user(sock: socket.socket) -> int:
     return int(_CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[1])
 
 
-def bind_unix(path: Path) -> socket.socket:
-    """A socket at `path`, that does not listen yet: whoever may connect may read what is in shared memory.
+def bind_unix(path: Path, mode: int = OWN_USER) -> socket.socket:
+    """A socket at `path`, that does not listen yet.
 
     One that nobody serves any more is replaced. Raises `PortTaken` if somebody does, and `PathNotWritable`.
     """
@@ -33,7 +35,7 @@ def bind_unix(path: Path) -> socket.socket:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             sock.bind(str(path))
-            path.chmod(0o600)  # nobody could connect before: it does not listen yet
+            path.chmod(mode)  # nobody could connect before: it does not listen yet
         except OSError:
             sock.close()
             raise

@@ -160,6 +160,7 @@ def _schema(stream: StreamDescription | None) -> dict[str, Any]:
     if stream is None:
         return {"schema": "", "schema_id": 0, "earlier_schemas": {}}
     return {
+        "memory_domain": stream.config.memory_domain,
         "schema": _encoded(stream.schema),
         "schema_id": stream.schema_id,
         "earlier_schemas": {str(number): _encoded(schema) for number, schema in stream.earlier_schemas.items()},

@@ -12,6 +12,8 @@ final class Piece {
 
     private static final ObjectMapper JSON = new ObjectMapper();
 
+    private static final String DEFAULT_DOMAIN = "default";
+
     /** How to read: settings of the client and its consumers. */
     record Settings(int fetchBytesMax, long prefetchBytesMax, long requestTimeoutMs, long connectTimeoutMs,
             boolean verifyChecksums, String transport, String consumerGroup, Access access) {
@@ -28,6 +30,8 @@ final class Piece {
     public final long firstRecord;
     /** How many it has to give; 0 if it never ends. */
     public final long records;
+    /** In whose memory its chunks are, at brokers. */
+    public final String memoryDomain;
     public final boolean typed;
     /** The Arrow IPC schema message of the stream: the newest version when this was planned. */
     public final byte[] schema;
@@ -56,6 +60,7 @@ final class Piece {
         end = Position.parse(node.get("end"));
         firstRecord = node.get("first_record").asLong();
         records = node.get("records").asLong();
+        memoryDomain = node.path("memory_domain").asText(DEFAULT_DOMAIN);
         typed = node.get("typed").asBoolean();
         schema = Base64.getDecoder().decode(node.get("schema").asText());
         schemaId = node.get("schema_id").asInt();

@@ -32,7 +32,7 @@ final class PushChannel implements Source {
     PushChannel(Piece piece, Broker broker, Position start) throws IOException {
         this.piece = piece;
         next = start;
-        connection = PushConnection.to(broker, piece.settings.connectTimeoutMs());
+        connection = PushConnection.to(broker, piece.memoryDomain, piece.settings.connectTimeoutMs());
         windowBytes = connection.window(piece.settings.prefetchBytesMax());
         try {
             lane = connection.subscribe(piece, start);

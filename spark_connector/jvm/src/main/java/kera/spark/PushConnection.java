@@ -18,9 +18,11 @@ final class PushConnection implements Pool.Idle {
     static final int RUNS = 1;
     static final int END = 2;
     static final int ALIVE = 3;
+    static final int REFUSED = 5;
     static final int SUBSCRIBE = 16;
     static final int TAKEN = 18;
     static final int RELEASE = 19;
+    static final int OPEN = 21;
 
     private static final int VERSION = 2;
     private static final int HEAD_BYTES = 8;
@@ -33,12 +35,17 @@ final class PushConnection implements Pool.Idle {
 
     private static final Pool<PushConnection> IDLE = new Pool<>();
 
+    /** Where one leads: a broker's socket, and a memory domain there. */
+    private record Place(String path, String domain) {
+    }
+
     /** A message of the broker's. */
     record Message(int kind, byte[] body) {
     }
 
     final Arena arena;
     private final Link link;
+    private final Place place;
     private final int brokerId;
     /** How often the broker says that it is there; 0: it does not. */
     private final long aliveIntervalMs;
@@ -49,8 +56,32 @@ final class PushConnection implements Pool.Idle {
     /** How much of what was received has been given out. */
     private int given;
 
-    private PushConnection(Link link, long timeoutMs) throws IOException {
+    private PushConnection(Link link, String domain, long timeoutMs) throws IOException {
         this.link = link;
+        place = new Place(link.address(), domain);
+        Wire.Hello hello = greeting(timeoutMs);
+        brokerId = hello.brokerId();
+        aliveIntervalMs = hello.aliveIntervalMs();
+        if (hello.arenaBytes() == 0) { // descriptors do not get here, and files are the broker's own
+            throw new KeraException("InvalidArgument", "the broker at " + link.address()
+                    + " is of another user, whose files cannot be opened; " + WAY_OUT, false);
+        }
+        if (!hello.memoryDomain().equals(domain)) {
+            byte[] body = Wire.pushOpen(domain);
+            link.send(message(OPEN, body.length).put(body).flip());
+            hello = greeting(timeoutMs);
+        }
+        try {
+            arena = Arena.of(link.address() + " " + domain, hello);
+        } catch (ProtocolException | ClosedByInterruptException error) {
+            throw error;
+        } catch (IOException | IllegalArgumentException error) {
+            throw new KeraException("InvalidArgument", "cannot map the broker's memory " + hello.arenaPath() + ": "
+                    + error.getMessage() + "; " + WAY_OUT, false);
+        }
+    }
+
+    private Wire.Hello greeting(long timeoutMs) throws IOException {
         Message first;
         try {
             first = receive(Deadline.afterMs(timeoutMs));
@@ -62,30 +93,26 @@ final class PushConnection implements Pool.Idle {
         if (first == null) {
             throw new IOException("no greeting from " + link.address() + " in time");
         }
+        if (first.kind == REFUSED) {
+            Wire.Failure failure = Wire.failure(first.body);
+            throw new IOException(failure.message());
+        }
         Wire.Hello hello = first.kind == HELLO ? Wire.hello(first.body) : null;
         if (hello == null || hello.version() != VERSION) {
             throw new ProtocolException(link.address() + " is no push channel of version " + VERSION);
         }
-        brokerId = hello.brokerId();
-        aliveIntervalMs = hello.aliveIntervalMs();
-        try {
-            arena = Arena.of(link.address(), hello);
-        } catch (ProtocolException | ClosedByInterruptException error) {
-            throw error;
-        } catch (IOException | IllegalArgumentException error) {
-            throw new KeraException("InvalidArgument", "cannot map the broker's memory " + hello.arenaPath() + ": "
-                    + error.getMessage() + "; " + WAY_OUT, false);
-        }
+        return hello;
     }
 
     /**
-     * A connection to a broker, perhaps one that was used before. Throws {@link KeraException} or
-     * {@link ProtocolException} when it is of no use to try again, another {@link IOException} when it is.
+     * A connection to a broker for what is of a memory domain, perhaps one that was used before. Throws
+     * {@link KeraException} or {@link ProtocolException} when it is of no use to try again, another
+     * {@link IOException} when it is.
      */
-    static PushConnection to(Broker broker, long timeoutMs) throws IOException {
+    static PushConnection to(Broker broker, String domain, long timeoutMs) throws IOException {
         String path = broker.pushUnixPath();
-        PushConnection kept = IDLE.take(path);
-        PushConnection made = kept == null ? open(path, timeoutMs) : kept;
+        PushConnection kept = IDLE.take(new Place(path, domain));
+        PushConnection made = kept == null ? open(path, domain, timeoutMs) : kept;
         if (made.brokerId != broker.brokerId()) {
             made.close();
             throw new IOException("broker " + made.brokerId + " is at " + path + ", not broker " + broker.brokerId());
@@ -93,7 +120,7 @@ final class PushConnection implements Pool.Idle {
         return made;
     }
 
-    private static PushConnection open(String path, long timeoutMs) throws IOException {
+    private static PushConnection open(String path, String domain, long timeoutMs) throws IOException {
         Link link;
         try {
             link = Link.unix(path, timeoutMs);
@@ -106,7 +133,7 @@ final class PushConnection implements Pool.Idle {
             throw error;
         }
         try {
-            return new PushConnection(link, timeoutMs);
+            return new PushConnection(link, domain, timeoutMs);
         } catch (IOException | RuntimeException error) {
             link.close();
             throw error;
@@ -169,7 +196,7 @@ final class PushConnection implements Pool.Idle {
                     throw new ProtocolException("a push message of " + bodyBytes + " bytes is over the limit of "
                             + BODY_BYTES_MAX);
                 }
-                if (kind != HELLO && kind != RUNS && kind != END && kind != ALIVE) {
+                if (kind != HELLO && kind != RUNS && kind != END && kind != ALIVE && kind != REFUSED) {
                     throw new ProtocolException("a push message of unknown kind " + kind + "; is the peer newer?");
                 }
                 wanted = HEAD_BYTES + (int) bodyBytes;
@@ -228,7 +255,7 @@ final class PushConnection implements Pool.Idle {
 
     /** Leave it to others: no lane is on it any more, and nothing is leased. */
     void keep() {
-        IDLE.give(link.address(), this);
+        IDLE.give(place, this);
     }
 
     @Override

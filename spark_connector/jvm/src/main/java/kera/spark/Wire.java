@@ -35,7 +35,7 @@ final class Wire {
 
     /** {@code PushHello}. */
     record Hello(int version, int brokerId, String arenaPath, long arenaBytes, long slots, long slotBytes, long slotsAt,
-            long rowsAt, long rowBytes, long aliveIntervalMs) {
+            long rowsAt, long rowBytes, long aliveIntervalMs, String memoryDomain) {
     }
 
     /** {@code PushEnd}. */
@@ -78,6 +78,11 @@ final class Wire {
                 .varint(5, Integer.toUnsignedLong(at.segment())).varint(6, Integer.toUnsignedLong(at.offset())).done();
     }
 
+    /** {@code PushOpen}. */
+    static byte[] pushOpen(String domain) {
+        return new Writer().bytes(1, utf8(domain)).done();
+    }
+
     /** {@code AuthenticateRequest} with a token. */
     static byte[] authenticateRequest(String token) {
         return new Writer().bytes(1, utf8(token)).done();
@@ -92,6 +97,7 @@ final class Wire {
         int version = 0;
         int brokerId = 0;
         String path = "";
+        String domain = "default";
         long[] sizes = new long[12];
         while (in.next()) {
             switch (in.field) {
@@ -99,12 +105,13 @@ final class Wire {
                 case 2 -> brokerId = (int) in.varint();
                 case 4 -> path = in.text();
                 case 5, 8, 9 -> sizes[in.field] = in.varint();
+                case 12 -> domain = in.text();
                 case 6, 7, 10, 11 -> sizes[in.field] = in.varint() & 0xFFFF_FFFFL;
                 default -> in.skip();
             }
         }
         return new Hello(version, brokerId, path, sizes[5], sizes[6], sizes[7], sizes[8], sizes[9], sizes[10],
-                sizes[11]);
+                sizes[11], domain);
     }
 
     static LaneEnd laneEnd(byte[] data) throws ProtocolException {

@@ -1,0 +1,338 @@
+"""Who gets the memory of a domain over the push channel, who gets copies, and what follows when rights are taken."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kera.broker.serving.push import Push
+from kera.broker.serving.push_server import PushServer
+from kera.client.cluster.fetch import Fetched, Wanted
+from kera.client.cluster.push import PushChannel, Reason, SubscriptionEnd
+from kera.client.cluster.push_connect import connect
+from kera.core.access.credentials import Credentials
+from kera.core.access.guard import Guard
+from kera.core.access.rights import Operation
+from kera.core.errors import AuthenticationFailed, InvalidArgument, NotAllowed, Unavailable, UnknownStream
+from kera.core.ids import EARLIEST, EntryId
+from kera.core.push import STRANGER_BYTES_MAX, Kind, encode, encode_numbers
+from kera.core.rpc.unix_socket import ANY_USER, OWN_USER
+from kera.v1 import access_pb2, push_pb2
+from tests.unit.broker.support import CHUNK_BYTES, Broker, Engine, chunk, stream_info
+from tests.unit.core.access.support import PASSWORD, Now, guard, rule, table, user
+
+TIMEOUT_S = 10.0
+ORDERS, PAYMENTS = 7, 8
+SOMEBODY = 12_345
+"""A user of the host that has no name there."""
+READ = Operation.READ
+ALICE = Credentials(user="alice", password=lambda: PASSWORD)
+
+
+@pytest.fixture
+def path() -> Iterator[Path]:
+    """Where the socket is to be."""
+    with tempfile.TemporaryDirectory(prefix="kera-") as directory:
+        yield Path(directory) / "push.sock"
+
+
+@dataclass
+class Served:
+    """A broker with stream `ORDERS` of domain eu, and `PAYMENTS` of the default one."""
+
+    broker: Broker
+    guard: Guard
+    path: Path
+    uid: int = SOMEBODY
+    version: int = 1
+    sequences: dict[int, int] = field(default_factory=lambda: {ORDERS: 0, PAYMENTS: 0})
+
+    def allow(self, *rules: access_pb2.AccessRule, **changes: Any) -> None:
+        """From now on, these rules hold."""
+        self.version += 1
+        users = changes.pop("users", [user("alice"), user("bob")])
+        self.guard.apply(table(self.version, users=users, rules=rules, **changes), 1)
+
+    def fill(self, stream_id: int, count: int = 1, fill: bytes = b"x") -> None:
+        start = self.sequences[stream_id]
+        self.sequences[stream_id] += count
+        chunks = [chunk(2, number, stream_id=stream_id, fill=fill) for number in range(start, start + count)]
+        assert not any(status.error.code for status in self.broker.append(*chunks))
+
+    async def connect(self, domain: str = "eu", introduction: Credentials | None = ALICE) -> PushChannel:
+        return await connect(
+            str(self.path), timeout_s=TIMEOUT_S, domain=domain, introduction=introduction, return_delay_s=0.001
+        )
+
+
+@asynccontextmanager
+async def serving(broker: Broker, path: Path, mode: int = ANY_USER, **limits: Any) -> AsyncIterator[Served]:
+    loop = asyncio.get_running_loop()
+    with guard(Now(), look_s=60) as door:
+        served = Served(broker, door, path)
+
+        def uid_of(_: socket.socket) -> int:
+            return served.uid
+
+        push = Push(broker.streams, broker.arena, broker.engine.memory, broker.pushed, loop)
+        server = PushServer(push, broker.arena, uid_of=uid_of, guard=door, mode=mode, **limits)
+        try:
+            server.bind(path)
+            await server.start(3, 12)
+            yield served
+        finally:
+            await server.close()
+
+
+@pytest.fixture
+async def broker(make_engine: Callable[..., Engine]) -> Broker:
+    return Broker(make_engine(64), stream_info(ORDERS, memory_domain="eu"), stream_info(PAYMENTS))
+
+
+@pytest.fixture
+async def served(broker: Broker, path: Path) -> AsyncIterator[Served]:
+    async with serving(broker, path) as served:
+        yield served
+
+
+@dataclass
+class Reader:
+    """Somebody who reads a stream from its start."""
+
+    runs: list[Fetched] = field(default_factory=list)
+    ends: list[SubscriptionEnd] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, channel: PushChannel, stream_id: int) -> Reader:
+        reader = cls()
+        wanted = Wanted(EntryId(stream_id, 0, 0), EARLIEST, None)
+        channel.subscriber("group", 1 << 20).open(wanted, reader.runs.append, reader.ends.append)
+        return reader
+
+    async def has(self, size: int) -> None:
+        await until(lambda: sum(run.size_bytes for run in self.runs) == size)
+
+    async def end(self) -> SubscriptionEnd:
+        await until(lambda: bool(self.ends))
+        return self.ends[0]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(TIMEOUT_S):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+async def test_who_may_read_a_domain_reads_its_streams_in_place(served: Served) -> None:
+    served.allow(rule("user:alice", "domain:eu", READ), rule("user:alice", "stream:orders", READ))
+    served.fill(ORDERS, 3)
+    channel = await served.connect()
+    reader = Reader.of(channel, ORDERS)
+    await reader.has(3 * CHUNK_BYTES)
+
+    assert all(run.slot is not None for run in reader.runs)
+    assert not reader.ends
+    await channel.close()
+
+
+@pytest.mark.parametrize("rules", [[], [rule("user:alice", "stream:orders", READ)]], ids=["nothing", "stream"])
+async def test_who_may_not_read_a_domain_does_not_get_it(served: Served, rules: list[access_pb2.AccessRule]) -> None:
+    served.allow(*rules)
+    with pytest.raises(NotAllowed, match="user:alice may not read domain:eu"):
+        await served.connect()
+
+
+async def test_of_a_domain_that_it_may_read_nobody_is_pushed_streams_that_it_may_not(served: Served) -> None:
+    served.allow(rule("user:alice", "domain:eu", READ))
+    served.fill(ORDERS)
+    channel = await served.connect()
+    end = await Reader.of(channel, ORDERS).end()
+
+    assert end.reason is Reason.FAILED
+    assert isinstance(end.error, UnknownStream)
+    await channel.close()
+
+
+async def test_what_is_of_another_domain_is_to_be_pulled(served: Served) -> None:
+    everything = [rule("user:alice", each, READ) for each in ("domain:eu", "stream:orders", "stream:payments")]
+    served.allow(*everything)
+    served.fill(PAYMENTS)
+    channel = await served.connect()
+    end = await Reader.of(channel, PAYMENTS).end()
+
+    assert end.reason is Reason.PULL
+    await channel.close()
+
+
+@pytest.mark.parametrize(
+    ("credentials", "error"),
+    [
+        (None, "no rule allows it|not authenticated|authenticate"),
+        (Credentials(user="alice", password=lambda: "wrong"), "password"),
+    ],
+)
+async def test_who_is_not_known_gets_nothing(served: Served, credentials: Credentials | None, error: str) -> None:
+    served.allow(rule("user:alice", "domain:eu", READ))
+    with pytest.raises((AuthenticationFailed, NotAllowed), match=error):
+        await served.connect(introduction=credentials)
+
+
+async def test_others_are_not_served_at_all_unless_the_broker_is_told_to(broker: Broker, path: Path) -> None:
+    async with serving(broker, path, OWN_USER) as served:
+        served.allow(rule("user:alice", "domain:eu", READ))
+        with pytest.raises(Unavailable, match="unix_socket_users"):
+            await served.connect()
+        assert path.stat().st_mode & 0o777 == 0o600
+    async with serving(broker, path):
+        assert path.stat().st_mode & 0o777 == 0o666
+
+
+async def test_the_brokers_own_user_reads_all_domains_each_over_a_connection(served: Served) -> None:
+    served.uid = 0
+    for stream_id in (ORDERS, PAYMENTS):
+        served.fill(stream_id, 2)
+    for domain, stream_id in (("eu", ORDERS), ("default", PAYMENTS)):
+        channel = await served.connect(domain, introduction=None)
+        await Reader.of(channel, stream_id).has(2 * CHUNK_BYTES)
+        await channel.close()
+
+
+async def test_a_domain_of_which_nothing_is_here_is_made_for_nobody(served: Served) -> None:
+    served.allow(rule("user:alice", "domain:*", READ))
+    with pytest.raises(Unavailable, match="no stream of memory domain 'us'"):
+        await served.connect("us")
+
+    assert {slot.file.domain for slot in served.broker.arena.slots()} == {"default"}
+
+
+async def test_who_is_counted_reads_copies(served: Served) -> None:
+    served.allow(rule("user:alice", "domain:eu", READ), default_quota=access_pb2.Quota(bytes_out_per_s=1 << 20))
+    with pytest.raises(NotAllowed, match="quota"):
+        await served.connect()
+
+
+@pytest.mark.parametrize("lost", ["right", "user", "password"])
+async def test_who_loses_a_domain_sees_nothing_new_of_it_in_what_it_has_mapped(served: Served, lost: str) -> None:
+    bob = [rule("user:bob", each, READ) for each in ("domain:eu", "stream:orders")]
+    alice = [rule("user:alice", each, READ) for each in ("domain:eu", "stream:orders")]
+    served.allow(*alice, *bob)
+    served.fill(ORDERS, 2, fill=b"before")
+    theirs, others = await served.connect(), await served.connect(introduction=_of("bob"))
+    reader = Reader.of(theirs, ORDERS)
+    await until(lambda: bool(reader.runs))
+    mapped = theirs._memory
+    if lost == "right":
+        served.allow(*bob)
+    else:
+        users = [user("bob"), *([user("alice", version=2)] if lost == "password" else [])]
+        served.allow(*bob, *(alice if lost == "password" else []), users=users)
+    await until(lambda: theirs.closed and others.closed)
+    served.fill(ORDERS, 20, fill=b"after!")
+
+    assert b"before" in bytes(mapped)
+    assert b"after!" not in bytes(mapped)
+    again = await served.connect(introduction=_of("bob"))
+    reader = Reader.of(again, ORDERS)
+    assert (await reader.end()).reason is Reason.PULL, "what was there before is not in the memory that it has now"
+    assert b"after!" in bytes(again._memory)
+    await again.close()
+
+
+async def test_who_loses_something_else_has_the_memory_left_as_it_is(served: Served) -> None:
+    mine = [rule("user:alice", each, READ) for each in ("domain:eu", "stream:orders")]
+    served.allow(*mine, rule("user:alice", "stream:payments", READ))
+    served.fill(ORDERS)
+    channel = await served.connect()
+    file = served.broker.arena.file("eu")
+    served.allow(*mine)
+
+    assert served.broker.arena.file("eu") is file
+    assert not channel.closed
+    await channel.close()
+
+
+async def test_a_stream_can_be_put_into_another_domain(served: Served) -> None:
+    served.uid = 0
+    served.fill(ORDERS, 2, fill=b"before")
+    eu = await served.connect("eu", introduction=None)
+    info = stream_info(ORDERS, memory_domain="us")
+    info.config_version = 2
+    served.broker.streams.open(info, 3, 9)
+    served.fill(ORDERS, 2, fill=b"after!")
+    us = await served.connect("us", introduction=None)
+
+    assert b"before" in bytes(eu._memory)
+    assert b"after!" not in bytes(eu._memory)
+    assert b"after!" in bytes(us._memory)
+    await us.close()
+    await eu.close()
+
+
+# --- who means harm ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        encode(Kind.SUBSCRIBE, push_pb2.PushSubscribe().SerializeToString()),
+        encode_numbers(Kind.RELEASE, [0]),
+        encode(Kind.HELLO, b""),
+        encode(Kind.AUTHENTICATE, b"\xff\xff"),
+        encode(Kind.OPEN, b"\xff"),
+        encode(Kind.AUTHENTICATE, bytes(STRANGER_BYTES_MAX + 1))[:16],
+        2 * encode(Kind.AUTHENTICATE, access_pb2.AuthenticateRequest(token="x").SerializeToString()),
+    ],
+    ids=["subscribe", "release", "hello", "no request", "no open", "large", "twice at once"],
+)
+async def test_a_stranger_that_does_not_keep_to_the_order_is_disconnected(served: Served, said: bytes) -> None:
+    loop = asyncio.get_running_loop()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.setblocking(False)
+        await loop.sock_connect(sock, str(served.path))
+        await loop.sock_sendall(sock, said)
+        async with asyncio.timeout(TIMEOUT_S):
+            while True:
+                try:
+                    if not await loop.sock_recv(sock, 1 << 16):
+                        break
+                except ConnectionResetError:
+                    break
+
+
+async def test_a_stranger_that_says_nothing_is_disconnected_in_time(broker: Broker, path: Path) -> None:
+    async with serving(broker, path, stranger_s_max=0.05) as served:
+        loop = asyncio.get_running_loop()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            sock.setblocking(False)
+            await loop.sock_connect(sock, str(served.path))
+            async with asyncio.timeout(TIMEOUT_S):
+                while await loop.sock_recv(sock, 1 << 16):
+                    pass
+
+
+@pytest.mark.parametrize("uid", [0, SOMEBODY])
+async def test_a_domain_is_opened_once_and_before_anything_else(served: Served, uid: int) -> None:
+    served.allow(rule("user:alice", "domain:*", READ), rule("user:alice", "stream:*", READ))
+    served.uid = uid
+    channel = await served.connect()
+    channel._send(encode(Kind.OPEN, push_pb2.PushOpen(memory_domain="default").SerializeToString()))
+    await until(lambda: channel.closed)
+
+
+async def test_a_name_that_is_no_domain_is_refused(served: Served) -> None:
+    served.allow(rule("user:alice", "domain:*", READ))
+    for name in ("a*", "../eu", "x" * 10_000):
+        with pytest.raises((Unavailable, NotAllowed, InvalidArgument)):
+            await served.connect(name)
+
+
+def _of(name: str) -> Credentials:
+    return Credentials(user=name, password=lambda: PASSWORD)
