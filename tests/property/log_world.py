@@ -218,7 +218,8 @@ class World:
     def lose_host(self) -> None:
         """The machine dies: what is on disk stays."""
         self._let_go()
-        self.arena.path.unlink()
+        for path in self.root.glob("*.arena"):
+            path.unlink()
         self.start()
 
     def stop(self) -> bool:

@@ -53,6 +53,8 @@ APPENDS_PER_LAUNCH = 12
 EXAMPLES = int(os.environ.get("KERA_FUZZ_EXAMPLES", examples(400, quick=100)))
 STEPS_PER_EXAMPLE = int(os.environ.get("KERA_FUZZ_STEPS", "60"))
 LEADER, PERSISTED = 1, 2
+DOMAINS = {LEADER: "default", PERSISTED: "eu"}
+"""So their segments take slots from each other, in two files."""
 ENTRIES = 2
 PRODUCERS = 4
 CHUNK_BYTES = st.sampled_from([192, 512, 1024, 2048, 4096, 8192])
@@ -72,6 +74,7 @@ def stream(stream_id: int, durability: int) -> common_pb2.StreamInfo:
             entries=ENTRIES,
             group_segments=2,
             durability=durability,  # type: ignore[arg-type]
+            memory_domain=DOMAINS[stream_id],
         ),
         schemas=[common_pb2.StreamSchema(schema_id=1)],
         assignments=[common_pb2.StreamletAssignment(streamlet_id=0, broker_id=BROKER_ID)],
@@ -611,6 +614,15 @@ class LogMachine(RuleBasedStateMachine):
                 chunk.damaged = True
 
     @precondition(has_run)
+    @rule(stream_id=st.sampled_from([LEADER, PERSISTED]))
+    def renew_memory(self, stream_id: int) -> None:
+        """Somebody who has mapped it may not read it any more."""
+        before = self.up.arena.file(DOMAINS[stream_id])
+        self.up.arena.renew(DOMAINS[stream_id])
+        self.up.memory.close_all_of(DOMAINS[stream_id])
+        assert self.up.arena.file(DOMAINS[stream_id]) is not before
+
+    @precondition(has_run)
     @rule()
     def kill(self) -> None:
         self.restart("kill")
@@ -699,6 +711,8 @@ class LogMachine(RuleBasedStateMachine):
             for segment in self.entry(key).resident.values():
                 assert segment.slot.index not in used
                 assert not segment.slot.retired
+                assert segment.slot.has_memory
+                assert segment.slot.file.domain == segment.entry.memory_domain
                 used.add(segment.slot.index)
         arena = self.up.arena
         free = {slot.index for free in (*arena._files.values(), arena._bare) for slot in free}

@@ -308,8 +308,8 @@ def _check_domain(domain: str, streams: Iterable[common_pb2.StreamInfo]) -> None
         domains.add(each.config.memory_domain)
     if len(domains) >= MEMORY_DOMAINS_MAX:
         raise InvalidArgument(
-            f"there are streams of {len(domains)} memory domains, and no room for {domain!r}: put the stream into one of"
-            " those, or delete all streams of one",
+            f"there are streams of {len(domains)} memory domains, and no room for {domain!r}: put the stream into one"
+            " of those, or delete all streams of one",
             memory_domain=domain,
             limit=MEMORY_DOMAINS_MAX,
         )
