@@ -4,6 +4,7 @@ import java.util.Arrays;
 import java.util.HashSet;
 import java.util.Set;
 
+import org.apache.spark.sql.SparkSession;
 import org.apache.spark.sql.connector.read.Scan;
 import org.apache.spark.sql.connector.read.SupportsPushDownRequiredColumns;
 import org.apache.spark.sql.types.StructField;
@@ -11,6 +12,8 @@ import org.apache.spark.sql.types.StructType;
 
 /** Takes the columns that a query uses out of those that there are. A column is taken whole, with all its fields. */
 final class KeraScanBuilder implements SupportsPushDownRequiredColumns {
+    private static final String PYTHON_KEEPS_COLUMNS = "spark.sql.execution.arrow.pythonUDF.columnarInput.enabled";
+
     private KeraQuery query;
 
     KeraScanBuilder(KeraQuery query) {
@@ -27,6 +30,16 @@ final class KeraScanBuilder implements SupportsPushDownRequiredColumns {
 
     @Override
     public Scan build() {
+        copyForPython();
         return new KeraScan(query);
+    }
+
+    /**
+     * Has Spark copy rows that Python functions are evaluated on. It would keep their batch instead, until the functions
+     * have answered, and take others meanwhile: but a batch of ours is valid until the next one only. Results would
+     * stand beside the columns of other rows.
+     */
+    private static void copyForPython() {
+        SparkSession.active().conf().set(PYTHON_KEEPS_COLUMNS, false);
     }
 }

@@ -1,0 +1,71 @@
+"""Python functions of users on columns: each value comes out beside the row that it was made of, with either engine.
+
+Spark would hand Arrow's columns to Python without a copy and go on reading meanwhile. Ours are valid until the next
+batch only.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import Column, DataFrame, Row
+from pyspark.sql import functions as F  # noqa: N812  # as all the world calls it
+
+from tests.spark.support import Kera, columnar_first
+
+SENT = range(600)
+pytestmark = columnar_first
+
+
+@pytest.fixture
+def filled(kera: Kera, stream: str) -> Iterator[str]:
+    kera.create(stream, streamlets=2)
+    # Large ones come by themselves, small ones are joined: either way there are many batches.
+    kera.send(stream, SENT, flush_every=10, payload="arrow")
+    return stream
+
+
+def with_functions(frame: DataFrame) -> DataFrame:
+    """Of the columns as they lie in chunks, of those that are made for Spark, and of none."""
+
+    def same(column: str, returned: str) -> Column:
+        return F.udf(lambda value: value, returned)(column).alias(f"{column} again")
+
+    one = F.udf(lambda: 1, "int").asNondeterministic()
+    return frame.select(
+        "value", same("value", "binary"), "timestamp", "offset", "streamlet", same("key", "binary"), "key"
+    ).withColumn("one", one())
+
+
+def check(rows: list[Row]) -> None:
+    assert sorted(int(bytes(row.value)[1:]) for row in rows) == list(SENT)
+    assert {row.one for row in rows} == {1}
+    wrong = [row for row in rows if row.value != row["value again"] or row.key != row["key again"]]
+    assert wrong == []
+    assert all(bytes(row.key) == b"k%d" % (int(bytes(row.value)[1:]) % 7) for row in rows)
+    places = {(row.streamlet, row.offset): row for row in rows}
+    assert len(places) == len(SENT)
+
+
+def test_what_a_function_gives_is_of_its_row(kera: Kera, filled: str) -> None:
+    check(with_functions(kera.read(filled)).collect())
+
+
+def test_a_function_without_arguments_leaves_the_columns_as_they_are(kera: Kera, filled: str) -> None:
+    one = F.udf(lambda: 1, "int").asNondeterministic()
+    rows = kera.read(filled).select("value", "offset", "streamlet", one().alias("one")).collect()
+    assert sorted(int(bytes(row.value)[1:]) for row in rows) == list(SENT)
+    assert len({(row.streamlet, row.offset) for row in rows}) == len(SENT)
+
+
+def test_it_is_so_in_a_stream(kera: Kera, filled: str, tmp_path: Path) -> None:
+    found: list[Row] = []
+    query = (
+        with_functions(kera.stream(filled, startingOffsets="earliest"))
+        .writeStream.foreachBatch(lambda frame, _: found.extend(frame.collect()))
+        .option("checkpointLocation", str(tmp_path))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    check(found)
