@@ -4,7 +4,6 @@ Spark would hand Arrow's columns to Python without a copy and go on reading mean
 batch only.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ pytestmark = columnar_first
 
 
 @pytest.fixture
-def filled(kera: Kera, stream: str) -> Iterator[str]:
+def filled(kera: Kera, stream: str) -> str:
     kera.create(stream, streamlets=2)
     # Large ones come by themselves, small ones are joined: either way there are many batches.
     kera.send(stream, SENT, flush_every=10, payload="arrow")

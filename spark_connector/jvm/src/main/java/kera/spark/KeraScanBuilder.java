@@ -35,9 +35,9 @@ final class KeraScanBuilder implements SupportsPushDownRequiredColumns {
     }
 
     /**
-     * Has Spark copy rows that Python functions are evaluated on. It would keep their batch instead, until the functions
-     * have answered, and take others meanwhile: but a batch of ours is valid until the next one only. Results would
-     * stand beside the columns of other rows.
+     * Has Spark copy rows that Python functions are evaluated on. It would keep their batch instead, until they have
+     * been, and take others meanwhile: but a batch of ours is valid until the next one only. Results would stand beside
+     * the columns of other rows.
      */
     private static void copyForPython() {
         SparkSession.active().conf().set(PYTHON_KEEPS_COLUMNS, false);
