@@ -39,10 +39,24 @@ def test_files_and_the_user_are_options(parse: Callable[..., Connection]) -> Non
 
 
 @both
-@pytest.mark.parametrize("name", ["password", "PASSWORD", "token", "kera.password", "Kera.Token"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "password", "PASSWORD", "token", "kera.password", "Kera.Token", "kera.client.password", "user_password",
+        "passwd", "auth-token", "cluster.secret", "kafka.sasl.jaas.config",
+    ],
+)  # fmt: skip
 def test_a_secret_is_no_option_and_is_not_repeated(parse: Callable[..., Connection], name: str) -> None:
     with pytest.raises(InvalidArgument, match=r"options are shown.*name that with (password|token)\.file") as caught:
         parse(**{name: "do-not-repeat"})
+
+    assert "do-not-repeat" not in f"{caught.value} {caught.value.attributes}"
+
+
+@both
+def test_nor_is_it_a_part_of_an_address(parse: Callable[..., Connection]) -> None:
+    with pytest.raises(InvalidArgument, match=r"servers: addresses alone, without a user") as caught:
+        parse(**{"kera.bootstrap.servers": "alice:do-not-repeat@h:1"})
 
     assert "do-not-repeat" not in f"{caught.value} {caught.value.attributes}"
 
@@ -57,6 +71,7 @@ def test_a_secret_is_no_option_and_is_not_repeated(parse: Callable[..., Connecti
         ({"user": "alice", "password.file": "/p", "token.file": "/t"}, "token.file: says who reads already"),
         ({"tls.ca": " "}, "tls.ca: is empty"),
         ({"token.lifetime": "1s"}, "token.lifetime: must be 5s at least"),
+        ({"token.lifetime": "2d"}, "token.lifetime: must be 1d at most"),
         ({"token.lifetime": "soon"}, "token.lifetime: must be a number with a unit"),
     ],
 )

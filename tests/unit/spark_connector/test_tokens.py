@@ -214,6 +214,16 @@ async def test_one_that_somebody_has_revoked_is_given_to_no_further_query(world:
     assert await tokens.token(need("a"), "another") != text
 
 
+async def test_each_batch_asks_whether_it_was_revoked(world: World, tokens: Tokens) -> None:
+    for batches in (need("a"), need("b")):  # they outlast each batch, so there is none that would begin to hold them
+        text = await tokens.token(batches, batches)
+        await world.revoke_token(text.split("_")[1])
+        await world.passes(10)
+        other = await tokens.token(batches, batches)
+        assert other != text
+        assert world.good_now(other)
+
+
 async def test_what_a_query_does_not_ask_for_any_more_is_not_renewed_but_good_for_tasks_that_run(
     world: World, tokens: Tokens
 ) -> None:

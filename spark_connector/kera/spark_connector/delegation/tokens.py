@@ -83,7 +83,8 @@ class Tokens:
         """What is to be shown, from now on held by `holder`, too. Raises what the cluster says against it.
 
         A holder that asks for something else than before does not need the earlier one for long: it is not renewed for
-        it, and is revoked when the holder lets go of all that it has.
+        it, and is revoked when the holder lets go of all that it has. A need that holds itself is let go of by
+        nobody but the end, so each time that it asks something begins.
         """
         kept = self._kept.get(need)
         if kept is None:
@@ -94,7 +95,7 @@ class Tokens:
         if begins:
             held.append(kept)
             kept.holders.add(holder)
-        text = await kept.text(look=begins)
+        text = await kept.text(look=begins or holder == need)
         for earlier in held:
             if earlier is not kept and not earlier.shared:
                 earlier.rest()

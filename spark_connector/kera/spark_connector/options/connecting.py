@@ -31,6 +31,8 @@ _SETTINGS = {
 }
 TOKEN_LIFETIME_MS_MIN = 5_000
 """So often a token can be renewed, which all daemons are told."""
+TOKEN_LIFETIME_MS_MAX = 24 * 3600 * 1000
+"""The coordinator's, which would make less of it without a word."""
 
 
 def connection_of(given: Mapping[str, str]) -> Connection:
@@ -51,6 +53,10 @@ def connection_of(given: Mapping[str, str]) -> Connection:
         lifetime_ms = duration_ms(TOKEN_LIFETIME, given[TOKEN_LIFETIME])
         if lifetime_ms < TOKEN_LIFETIME_MS_MIN:
             raise wrong(TOKEN_LIFETIME, f"must be {TOKEN_LIFETIME_MS_MIN // 1000}s at least", given[TOKEN_LIFETIME])
+        if lifetime_ms > TOKEN_LIFETIME_MS_MAX:
+            raise wrong(
+                TOKEN_LIFETIME, "must be 1d at most; tokens are renewed while they are needed", given[TOKEN_LIFETIME]
+            )
     return Connection(bootstrap_of(given), tuple(settings.items()), token_lifetime_ms=lifetime_ms)
 
 

@@ -75,8 +75,13 @@ WRITING = (*CONNECTING, PATH, STREAM, APP_ID, VERSION, ENGINE)
 """All options for writing, in their canonical case."""
 
 _IN_A_FILE = "options are shown, by plans and by Spark's UI. Put it into a file that only you can read, and name that"
+_A_PASSWORD = f"{_IN_A_FILE} with {PASSWORD_FILE}"
 SECRETS = {
-    "password": f"{_IN_A_FILE} with {PASSWORD_FILE}",
+    "password": _A_PASSWORD,
+    "passwd": _A_PASSWORD,
+    "pwd": _A_PASSWORD,
+    "jaas": _A_PASSWORD,
+    "secret": f"{_IN_A_FILE} with {PASSWORD_FILE} or {TOKEN_FILE}",
     "token": f"{_IN_A_FILE} with {TOKEN_FILE}",
 }
-"""What is refused, and why."""
+"""What is refused, by the last word of the name, and why. (Kafka has passwords in ``sasl.jaas.config``.)"""

@@ -26,8 +26,8 @@ def take(
     others = {name.lower(): name for name in elsewhere or {}}
     given: dict[str, str] = {}
     for name, value in options.items():
-        if name.lower().removeprefix("kera.") in SECRETS:
-            raise wrong(name, SECRETS[name.lower().removeprefix("kera.")])
+        if (refused := _secret(name)) is not None:
+            raise wrong(name, refused)
         if name.lower() in canonical:
             given[canonical[name.lower()]] = value
         elif name.lower() in others:
@@ -40,6 +40,12 @@ def take(
     return given
 
 
+def _secret(name: str) -> str | None:
+    """Why an option is refused that somebody may have put a secret into; None: it is not."""
+    words = re.split(r"[^a-z]+", name.lower())
+    return SECRETS.get("jaas" if "jaas" in words else words[-1])
+
+
 def bootstrap_of(given: Mapping[str, str]) -> str:
     """The value of ``kera.bootstrap.servers``; raises `InvalidArgument` when it is missing."""
     bootstrap = given.get(BOOTSTRAP, "").strip()
@@ -47,6 +53,8 @@ def bootstrap_of(given: Mapping[str, str]) -> str:
         raise InvalidArgument(
             f"option {BOOTSTRAP} is missing: the address of the coordinator, as in 127.0.0.1:7400", option=BOOTSTRAP
         )
+    if "@" in bootstrap:  # it is not repeated: there may be a password in it
+        raise wrong(BOOTSTRAP, f"addresses alone, without a user and a password; {SECRETS['password']}")
     return bootstrap
 
 
