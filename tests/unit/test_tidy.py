@@ -119,6 +119,7 @@ def test_a_path_of_a_developers_machine_is_found(home: str) -> None:
 # --- the wall clock decides nothing that waits --------------------------------------------------------------
 
 WALL_CLOCK = {
+    "client/kera/cli/_audit_stream.py": "says when something happened to access, and decides nothing",
     "bench/due.py": "values begin with when they were due, for readers in other processes",
     "bench/recovery.py": "compared with the times in the coordinator's report",
     "bench/spark_engines.py": "compared with when values were due, which another process has written into them",

@@ -69,7 +69,9 @@ async def serve(
         stack.push_async_callback(engine.close)
         counters = RequestCounters()
         backup = BackupService(engine, counters, read_bytes_max=settings.message_bytes_max)
-        guard = stack.enter_context(monitor.guarded_by(guard_of(settings, runtime)))
+        guard = stack.enter_context(
+            monitor.guarded_by(guard_of(settings, runtime, coordinators=lambda: settings.coordinator, daemon="backup"))
+        )
         service = guard.guarded({**backup.service(), **guard.service()})
         takers = {method: guard.taker(taker, of_daemons=True) for method, taker in backup.takers().items()}
 
@@ -162,10 +164,10 @@ async def _hand_over(registration: BackupRegistration, engine: Engine, handover_
     log.info("handed over; starting again is no crash for a time", replicas_open=engine.replicas_open)
 
 
-def run(settings: BackupSettings) -> int:
+def run(settings: BackupSettings, runtime: Runtime = MACHINE) -> int:
     """Run a backup until it is told to stop; returns the exit code of the process."""
     return run_daemon(
-        lambda: serve(settings),
+        lambda: serve(settings, runtime),
         name="backup",
         log_level=settings.log_level,
         stop_timeout_s=settings.stop_timeout_s,

@@ -74,7 +74,16 @@ async def serve(
         stack.push_async_callback(engine.close)
         arena, counters, pushed = engine.arena, Counters(), PushTotals()
         guard = stack.enter_context(
-            monitor.guarded_by(guard_of(settings, runtime, name_of=partial(name_of, engine.streams), unknown=not_here))
+            monitor.guarded_by(
+                guard_of(
+                    settings,
+                    runtime,
+                    name_of=partial(name_of, engine.streams),
+                    unknown=not_here,
+                    coordinators=lambda: settings.coordinator,
+                    daemon="broker",
+                )
+            )
         )
         leader = CoordinatorEpoch(wanted=engine.streams.moved_starts.hurry)
         broker = BrokerService(
@@ -235,10 +244,10 @@ async def _until_replaced(told: Callable[[], Awaitable[None]], broker: BrokerSer
         raise
 
 
-def run(settings: BrokerSettings) -> int:
+def run(settings: BrokerSettings, runtime: Runtime = MACHINE) -> int:
     """Run a broker until it is told to stop; returns the exit code of the process."""
     return run_daemon(
-        lambda: serve(settings),
+        lambda: serve(settings, runtime),
         name="broker",
         log_level=settings.log_level,
         stop_timeout_s=settings.stop_timeout_s,

@@ -6,6 +6,7 @@ used, so that the other commands do not wait for the import of daemons.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import os
@@ -27,7 +28,7 @@ class Daemon(NamedTuple):
 
     name: str
     package: str
-    """Has ``settings`` with the settings class, and ``__main__`` with ``run(settings) -> int``."""
+    """Has ``settings`` with the settings class, and ``__main__`` with ``run(settings, runtime) -> int``."""
     settings_class: str
     help: str
 
@@ -62,7 +63,12 @@ def _run(daemon: Daemon, settings: Any) -> int:
     _die_with_supervisor()
     with extra("server"):
         module = importlib.import_module(f"{daemon.package}.__main__")
-    return int(module.run(settings))
+    if not settings.audit_stream:
+        return int(module.run(settings))
+    from kera.cli._audit_stream import StreamOfEvents
+    from kera.core.runtime import MACHINE
+
+    return int(module.run(settings, dataclasses.replace(MACHINE, audit_stream=StreamOfEvents)))
 
 
 def _die_with_supervisor() -> None:

@@ -110,7 +110,14 @@ async def serve(
         guard = stack.enter_context(
             monitor.guarded_by(
                 # late: who leads is found out behind it
-                guard_of(settings, runtime, name_of=names.name_of, not_told=lambda: leadership.not_leader())  # noqa: PLW0108
+                guard_of(
+                    settings,
+                    runtime,
+                    name_of=names.name_of,
+                    not_told=lambda: leadership.not_leader(),  # noqa: PLW0108
+                    coordinators=lambda: address,
+                    daemon="coordinator",
+                )
             )
         )
         leadership = Leadership(
@@ -237,11 +244,11 @@ async def _office(
         yield coordinator_service(coordinator.handlers(), metrics.observe)
 
 
-def run(settings: CoordinatorSettings) -> int:
+def run(settings: CoordinatorSettings, runtime: Runtime = MACHINE) -> int:
     """Run a coordinator until it is told to stop; returns the exit code of the process."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     return run_daemon(
-        lambda: serve(settings),
+        lambda: serve(settings, runtime),
         name="coordinator",
         log_level=settings.log_level,
     )

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from kera.core.blocks import FILE_CALLS, FileCalls
 from kera.core.clock import Clock, SystemClock
@@ -24,6 +24,9 @@ from kera.core.rpc.grpc_options import CONNECTION_CALLS_MAX_DEFAULT
 from kera.core.rpc.limits import BULK_BYTES_MAX
 from kera.core.rpc.method import Channel, Doorkeeper, Introduction, Service
 from kera.core.security import Tls
+
+if TYPE_CHECKING:
+    from kera.core.access.audit import AuditStream
 
 
 class OpenChannel(Protocol):
@@ -104,6 +107,14 @@ class MakeHeartbeats(Protocol):
         ...
 
 
+class OpenAuditStream(Protocol):
+    """Opens a stream for what happened to access."""
+
+    def __call__(self, stream: str, bootstrap: Callable[[], str], daemon: str, runtime: Runtime) -> AuditStream:
+        """`bootstrap`: where coordinators are, asked for when it begins; `daemon`: whose events they are."""
+        ...
+
+
 def random_id() -> str:
     """An id that nobody else has."""
     return uuid.uuid4().hex
@@ -130,6 +141,8 @@ class Runtime:
     """Certificates; None: connections over the network are not encrypted."""
     introduction: Introduction | None = None
     """Shows daemons who we are; None: nobody, unless there is a certificate."""
+    audit_stream: OpenAuditStream | None = None
+    """How a daemon writes what happened to access into a stream; None: it cannot."""
 
 
 MACHINE = Runtime()

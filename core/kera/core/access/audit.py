@@ -1,14 +1,17 @@
 """What happened to access: who could not authenticate, who was denied what, and what was changed.
 
-Each is one line of the log, of the logger ``kera.audit``, with fixed fields. They tell nobody's secrets: no password,
-token or key ever gets here. What a peer repeats is bounded, so nobody can fill a log with it.
+Each is one line of the log, of the logger ``kera.audit``, with fixed fields, and an `AuditEvent` for whoever else wants
+to know. They tell nobody's secrets: no password, token or key ever gets here. What a peer repeats is bounded, so nobody
+can fill a log with it.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, NamedTuple, Protocol
 
+from kera.core.monitoring.health import Finding
 from kera.core.telemetry import get_logger
 
 log = get_logger("kera.audit")
@@ -20,11 +23,49 @@ REMEMBERED_MAX = 1024
 """Of what was told: beyond that, the oldest is forgotten."""
 
 
+class AuditEvent(NamedTuple):
+    """One of them. What is not known of it is empty."""
+
+    kind: Kind
+    principal: str = ""
+    """Who it was; of a failed authentication, who it claimed to be, as ``user:NAME``."""
+    peer: str = ""
+    """Its address."""
+    transport: str = ""
+    operation: str = ""
+    """What it wanted to do, or has done."""
+    resource: str = ""
+    reason: str = ""
+    """Why it was refused; of a change, what it was changed to, as JSON."""
+
+
+class AuditStream(Protocol):
+    """Where events go besides the log. Runs in a ``with``."""
+
+    def put(self, event: AuditEvent) -> None:
+        """One more. Never waits."""
+        ...
+
+    def __enter__(self) -> object:
+        """Begin."""
+        ...
+
+    def __exit__(self, *_: object) -> None:
+        """End."""
+        ...
+
+    def look(self) -> Finding:
+        """How it goes."""
+        ...
+
+
 class Audit:
     """Of one daemon."""
 
-    def __init__(self, now_s: Callable[[], float]) -> None:
+    def __init__(self, now_s: Callable[[], float], put: Callable[[AuditEvent], None] = lambda _: None) -> None:
+        """`put`: is given each event, as long as it is not repeated."""
         self._now_s = now_s
+        self._put = put
         self._told: dict[tuple[str, ...], float] = {}
         self.failed = 0
         """Authentications."""
@@ -36,17 +77,28 @@ class Audit:
         self.failed += 1
         if self._is_news("failed", peer.rpartition(":")[0], user, reason):
             log.warning("authentication failed", peer=peer, transport=transport, user=user, reason=reason)
+            principal = f"user:{user}" if user else ""
+            self._put(AuditEvent("authentication_failed", principal, peer, transport, reason=reason))
 
     def denied_to(self, principal: str, peer: str, operation: str, resource: str, reason: str) -> None:
         """Somebody may not do something."""
         self.denied += 1
         if self._is_news("denied", principal, operation, resource):
             log.warning("denied", principal=principal, peer=peer, operation=operation, resource=resource, reason=reason)
+            self._put(AuditEvent("denied", principal, peer, operation=operation, resource=resource, reason=reason))
 
     def changed_by(self, principal: str, peer: str, what: str, **fields: object) -> None:
-        """Somebody has changed users, rules or tokens, or the cluster."""
+        """Somebody has changed users, rules or tokens."""
         self.changed += 1
         log.info("changed", principal=principal, peer=peer, what=what, **fields)
+        self._put(AuditEvent("changed", principal, peer, operation=what, reason=json.dumps(fields, default=str)))
+
+    def done_by(self, principal: str, peer: str, operation: str, resource: str) -> None:
+        """Somebody has done something to streams, consumer groups or members. Who asks again how far it is does not."""
+        self.changed += 1
+        if self._is_news("changed", principal, operation, resource):
+            log.info("changed", principal=principal, peer=peer, what=operation, resource=resource)
+            self._put(AuditEvent("changed", principal, peer, operation=operation, resource=resource))
 
     def _is_news(self, *what: str) -> bool:
         now_s = self._now_s()

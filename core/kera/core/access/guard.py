@@ -21,7 +21,7 @@ from kera.core.access.audit import Audit
 from kera.core.access.authenticator import Authenticator
 from kera.core.access.identity import Identity, not_authenticated
 from kera.core.access.pacing import paced, paced_taker
-from kera.core.access.requirements import REQUIREMENTS, Need, Requirement, Who, stream
+from kera.core.access.requirements import CHANGES, REQUIREMENTS, May, Need, Requirement, Who, stream
 from kera.core.access.rights import CLUSTER, Operation
 from kera.core.access.usage import Usages
 from kera.core.errors import AuthenticationFailed, KeraError, NotAllowed, StaleEpoch, UnknownStream
@@ -319,9 +319,11 @@ class Guard(Door):
                     raise self.authenticator.not_told()
                 self._check_all(peer, who, method, requirement, call.message)
             result = handler(call)
+            if method in CHANGES:
+                return self._audited(result, call, method, who)
             if requirement.narrow is None or who.is_daemon:
                 return result
-            return self._narrowed(result, requirement, who)
+            return _narrowed(result, requirement.narrow, partial(self.may, who))
 
         return serve if requirement.who is Who.DAEMONS else paced(method, serve)
 
@@ -344,12 +346,17 @@ class Guard(Door):
                 continue
             self.check(peer, need)
 
-    async def _narrowed(
-        self, result: Reply[Any] | Awaitable[Reply[Any]], requirement: Requirement, who: Identity
+    async def _audited(
+        self, result: Reply[Any] | Awaitable[Reply[Any]], call: Call[Any], method: Method[Any, Any], who: Identity
     ) -> Reply[Any]:
+        """Write down what was done, once it is."""
+        address, message = call.peer.address, call.message
         reply = await result if inspect.isawaitable(result) else result
-        if requirement.narrow is not None:
-            requirement.narrow(reply.message, partial(self.may, who))
+        about = next(iter(REQUIREMENTS[method].needs(message)), Need(Operation.ADMINISTER, CLUSTER)).resource
+        if isinstance(about, int):
+            name = self._name_of(about)
+            about = f"stream id {about}" if name is None else stream(name)
+        self.audit.done_by(who.principal, address, method.name, about)
         return reply
 
     # -- changes ---------------------------------------------------------------------------------------------------
@@ -387,6 +394,14 @@ class Guard(Door):
             self._secret_changes = changes
             self.known.end(lambda who, _: not self.authenticator.holds(who))
         self._looking = asyncio.get_running_loop().call_later(self._look_s, self._look)
+
+
+async def _narrowed(
+    result: Reply[Any] | Awaitable[Reply[Any]], narrow: Callable[[Any, May], None], may: May
+) -> Reply[Any]:
+    reply = await result if inspect.isawaitable(result) else result
+    narrow(reply.message, may)
+    return reply
 
 
 def _unknown(stream_id: int) -> UnknownStream:

@@ -231,3 +231,21 @@ REQUIREMENTS: Mapping[Method[Any, Any], Requirement] = {
     api.REVOKE_TOKEN: _IDENTIFIED,
     api.LIST_TOKENS: _IDENTIFIED,
 }
+CHANGES: frozenset[Method[Any, Any]] = frozenset(
+    {
+        api.CREATE_STREAM,
+        api.ALTER_STREAM,
+        api.DELETE_STREAM,
+        api.TRUNCATE_STREAMLETS,
+        api.ADOPT_STREAM,
+        api.MOVE_STREAMLET,
+        api.REBALANCE,
+        api.DRAIN,
+        api.FORGET_MEMBER,
+        api.READ_METADATA,
+        api.RESET_CONSUMER_GROUP,
+        api.DELETE_CONSUMER_GROUP,
+    }
+)
+"""What is written down of those who do it (``audit``). Changes of users, rules and tokens the coordinator writes down
+itself, as it knows what has changed."""

@@ -14,7 +14,7 @@ from kera.core.access.authenticator import Authenticator
 from kera.core.access.certificates import DAEMONS, USERS, CertificateNames
 from kera.core.access.cluster_secret import ClusterSecret
 from kera.core.access.credentials import Credentials, of_daemon, secret_in
-from kera.core.access.guard import Door, Guard, NameOf
+from kera.core.access.guard import Beside, Door, Guard, NameOf
 from kera.core.access.identity import check_name, check_principal
 from kera.core.access.jwt_sources import keys_source
 from kera.core.clock import Clock
@@ -69,6 +69,11 @@ class DaemonAccessSettings(DaemonTlsSettings):
     certificate_users: list[str] = Field(
         list(USERS),
         description="The same that say whose it is, in a group (?P<user>…). By default the common name is the user.",
+    )
+    audit_stream: str = Field(
+        "",
+        description="Stream into which this daemon writes what happens to access, besides its log (kera.audit): a"
+        " record of JSON for each event. It is made if it is not there. Empty: only the log.",
     )
     jwt_keys: str = Field(
         "",
@@ -138,9 +143,16 @@ def guard_of(
     name_of: NameOf = lambda _: None,
     unknown: Callable[[int], UnknownStream] | None = None,
     not_told: Callable[[], KeraError] | None = None,
+    coordinators: Callable[[], str] = lambda: "",
+    daemon: str = "",
 ) -> Door:
-    """The guard in front of a daemon, see `Guard`. Raises `InvalidSettings`."""
+    """The guard in front of a daemon, see `Guard`. Raises `InvalidSettings`.
+
+    `coordinators`: where they are, asked for when the daemon runs; `daemon`: what it is; empty: none will run.
+    """
     if not settings.security:
+        if settings.audit_stream:
+            raise InvalidSettings("audit_stream belongs to security: without it there is nothing to write down")
         return Door()
     with setting("super_users"):
         super_users = frozenset(map(check_principal, settings.super_users))
@@ -156,8 +168,14 @@ def guard_of(
         of_jwt=None if jwt is None else jwt.tokens.identify,
         not_told=not_told,
     )
-    beside = {} if jwt is None else {"jwt_keys": jwt.keys}
-    return Guard(authenticator, Audit(now_s), name_of=name_of, unknown=unknown, beside=beside)
+    beside: dict[str, Beside] = {} if jwt is None else {"jwt_keys": jwt.keys}
+    audit = Audit(now_s)
+    if settings.audit_stream and daemon:
+        if runtime.audit_stream is None:
+            raise InvalidSettings("audit_stream needs a daemon that is run with kera: this one cannot write to streams")
+        into = beside["audit_stream"] = runtime.audit_stream(settings.audit_stream, coordinators, daemon, runtime)
+        audit = Audit(now_s, into.put)
+    return Guard(authenticator, audit, name_of=name_of, unknown=unknown, beside=beside)
 
 
 class _Jwt(NamedTuple):

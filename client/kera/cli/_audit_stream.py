@@ -1,0 +1,113 @@
+"""What happened to access, written into a stream: a record of JSON for each event of a daemon.
+
+The log has all of them whatever becomes of this: events wait here until the stream has taken them, at most
+`EVENTS_MAX`; further ones are counted, and what is said of that is the next record. One that was not acknowledged is
+written again, so it may be there twice. What a daemon has not delivered when it ends is only in its log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections import deque
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Self
+
+from kera.client import Client, ClientSettings
+from kera.core.access.audit import AuditEvent
+from kera.core.errors import KeraError, StreamExists
+from kera.core.monitoring.health import Finding, State
+from kera.core.runtime import Runtime
+from kera.core.telemetry import get_logger
+
+log = get_logger("kera.audit")
+
+EVENTS_MAX = 10_000
+BATCH_EVENTS_MAX = 500
+RETRY_S = 2.0
+"""Between two attempts, when the cluster does not take them."""
+
+
+class StreamOfEvents:
+    """See `kera.core.access.audit.AuditStream`."""
+
+    def __init__(self, stream: str, bootstrap: Callable[[], str], daemon: str, runtime: Runtime) -> None:
+        self._stream = stream
+        self._bootstrap = bootstrap
+        self._origin = {"daemon": daemon, "host": socket.gethostname()}
+        self._runtime = runtime
+        self._waiting: deque[bytes] = deque()
+        self._come = asyncio.Event()
+        self._lost = 0
+        """For want of room."""
+        self._error = ""
+        self._writing: asyncio.Task[None] | None = None
+
+    def __enter__(self) -> Self:
+        self._writing = asyncio.get_running_loop().create_task(self._write())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._writing is not None:
+            self._writing.cancel()
+
+    def put(self, event: AuditEvent) -> None:
+        """See `AuditStream.put`."""
+        if len(self._waiting) >= EVENTS_MAX:
+            self._lost += 1
+            return
+        if self._lost:
+            lost, self._lost = self._lost, 0
+            self._add({"kind": "lost", "reason": f"{lost} events are only in the daemon's log"})
+        self._add(event._asdict())
+
+    def _add(self, fields: dict[str, str]) -> None:
+        time = datetime.fromtimestamp(self._runtime.clock.now_us() / 1e6, UTC).isoformat(timespec="milliseconds")
+        self._waiting.append(json.dumps({"time": time, **self._origin, **fields}).encode())
+        self._come.set()
+
+    def look(self) -> Finding:
+        """See `AuditStream.look`."""
+        if self._error:
+            text = (
+                f"{len(self._waiting)} events wait for stream {self._stream!r}, {self._lost} had no room: {self._error}"
+            )
+            return Finding(State.WARNING, text)
+        return Finding(State.OK, f"stream {self._stream!r} has all but {len(self._waiting)} events")
+
+    async def _write(self) -> None:
+        await self._come.wait()  # nothing happens before the daemon serves, and knows where coordinators are
+        while True:
+            try:
+                async with await Client.connect(self._bootstrap(), ClientSettings(), runtime=self._runtime) as client:
+                    await self._write_with(client)
+            except KeraError as error:
+                if not self._error:
+                    log.warning("events do not get into their stream", stream=self._stream, error=error.message)
+                self._error = error.message
+            except Exception as error:  # whatever it is, it must not end this for good
+                log.exception("events do not get into their stream", stream=self._stream)
+                self._error = repr(error)
+            await asyncio.sleep(RETRY_S)
+
+    async def _write_with(self, client: Client) -> None:
+        """Write what comes. Raises `KeraError` when that fails."""
+        try:
+            await client.admin.create_stream(self._stream)
+        except StreamExists:
+            pass
+        else:
+            log.info("made the stream for events", stream=self._stream)
+        async with client.producer() as producer:
+            await producer.prepare(self._stream)
+            while True:
+                await self._come.wait()
+                batch = [self._waiting[index] for index in range(min(len(self._waiting), BATCH_EVENTS_MAX))]
+                await asyncio.gather(*[producer.send(self._stream, event) for event in batch])
+                for _ in batch:
+                    self._waiting.popleft()
+                self._error = ""
+                if not self._waiting:
+                    self._come.clear()

@@ -1,0 +1,41 @@
+"""Events that go into a stream: what becomes of them while the stream does not take them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+from kera.cli._audit_stream import EVENTS_MAX, StreamOfEvents
+from kera.core.access.audit import AuditEvent
+from kera.core.monitoring.health import State
+from kera.core.runtime import MACHINE
+
+EVENT = AuditEvent("denied", "user:alice", "10.0.0.9:1", operation="read", resource="stream:orders")
+
+
+def test_more_events_than_there_is_room_for_are_counted_and_told() -> None:
+    stream = StreamOfEvents("audit", lambda: "127.0.0.1:1", "broker", MACHINE)
+    for _ in range(EVENTS_MAX + 5):
+        stream.put(EVENT)
+    assert len(stream._waiting) == EVENTS_MAX
+    first = json.loads(stream._waiting[0])
+    assert (first["daemon"], first["kind"], first["resource"]) == ("broker", "denied", "stream:orders")
+    for _ in range(10):
+        stream._waiting.popleft()
+    stream.put(EVENT)
+
+    lost, last = (json.loads(each) for each in list(stream._waiting)[-2:])
+    assert (lost["kind"], lost["reason"]) == ("lost", "5 events are only in the daemon's log")
+    assert last["kind"] == "denied"
+
+
+async def test_health_says_why_events_do_not_get_into_their_stream() -> None:
+    stream = StreamOfEvents("audit", lambda: "not an address", "broker", MACHINE)
+    with stream:
+        assert stream.look().state is State.OK
+        stream.put(EVENT)
+        async with asyncio.timeout(10):
+            while stream.look().state is State.OK:
+                await asyncio.sleep(0.01)
+        assert "1 events wait for stream 'audit'" in stream.look().text
+        assert "not an address" in stream.look().text
