@@ -218,8 +218,7 @@ class World:
     def lose_host(self) -> None:
         """The machine dies: what is on disk stays."""
         self._let_go()
-        for path in self.root.glob("*.arena"):
-            path.unlink()
+        self._forget_memory()
         self.start()
 
     def stop(self) -> bool:
@@ -233,7 +232,7 @@ class World:
             clean = False
         self._let_go()
         if clean:
-            self.arena.path.unlink()
+            self._forget_memory()
         self.start()
         return clean
 
@@ -242,6 +241,10 @@ class World:
         self._let_go()
         shutil.rmtree(self.root / "index")
         self.start()
+
+    def _forget_memory(self) -> None:
+        for path in self.root.glob("*.arena"):
+            path.unlink()
 
     def _let_go(self) -> None:
         for name in self.totals.__slots__:
