@@ -10,9 +10,12 @@ The pages of the reference are written from the code and from what daemons of th
 from __future__ import annotations
 
 import argparse
+import asyncio
+import contextlib
 import os
 import posixpath
 import re
+import secrets
 import shutil
 import subprocess
 import sys
@@ -249,20 +252,26 @@ def _metrics() -> Iterator[str]:
     yield ""
     yield "What `/metrics/all` has; `/metrics` has what is of a daemon as a whole. A histogram has `_bucket`, `_count`"
     yield "and `_sum`."
-    served = {"metrics_port": 0}
-    with (
-        tempfile.TemporaryDirectory(prefix="kera-docs-") as directory,
-        LocalCluster.running(
-            backups=1,
-            replication=1,
-            data_dir=Path(directory),
-            broker_settings=served,
-            backup_settings=served,
-            coordinator_settings=served,
-        ) as cluster,
-    ):
+    with tempfile.TemporaryDirectory(prefix="kera-docs-") as directory, contextlib.ExitStack() as stack:
+        secret = Path(directory) / "secret"
+        secret.write_text(secrets.token_hex(16))
+        # With security, so that what is measured of it is shown as well.
+        served = {"metrics_port": 0, "security": True, "cluster_secret_file": secret}
+        cluster = stack.enter_context(
+            LocalCluster.running(
+                backups=1,
+                replication=1,
+                data_dir=Path(directory) / "data",
+                broker_settings=served,
+                backup_settings=served,
+                coordinator_settings=served,
+            )
+        )
+        token = asyncio.run(_token(cluster.bootstrap, secret))
         for name, ready in sorted(cluster.ready.items()):
-            with urllib.request.urlopen(f"http://{ready['metrics_address']}/metrics/all", timeout=TIMEOUT_S) as answer:
+            address = f"http://{ready['metrics_address']}/metrics/all"
+            request = urllib.request.Request(address, headers={"Authorization": f"Bearer {token}"})
+            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
                 text = answer.read().decode()
             kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
             told = re.findall(r"^# HELP (\S+) (.*)$", text, re.MULTILINE)
@@ -271,6 +280,20 @@ def _metrics() -> Iterator[str]:
                 ("name", "kind", "what it is"),
                 *((f"`{metric}`", kinds.get(metric, ""), help_) for metric, help_ in sorted(told)),
             )
+
+
+async def _token(bootstrap: str, secret: Path) -> str:
+    """Of somebody who may see the metrics of a cluster."""
+    from kera.client import Client, ClientSettings
+    from kera.core.access.settings import as_daemon
+    from kera.core.runtime import MACHINE
+
+    password = secrets.token_hex(16)
+    async with await Client.connect(bootstrap, ClientSettings(), runtime=as_daemon(MACHINE, secret)) as client:
+        await client.access.create_user("docs", password)
+        await client.access.grant("user:docs", ["describe"], "cluster")
+    async with await Client.connect(bootstrap, ClientSettings(user="docs", password=password)) as client:
+        return (await client.access.issue_token()).secret
 
 
 if __name__ == "__main__":
