@@ -37,7 +37,9 @@ class AccessCounts:
             ),
             CounterMetricFamily("kera_access_denied", "Requests of what somebody may not do.", audit.denied),
             CounterMetricFamily(
-                "kera_access_changes", "Changes that somebody has made at this daemon: of users, rules, streams, groups and members.", audit.changed
+                "kera_access_changes",
+                "What somebody has changed here: users, rules, streams, groups, members.",
+                audit.changed,
             ),
             GaugeMetricFamily("kera_access_version", "Of the users and rules that hold.", self._guard.version),
             GaugeMetricFamily(
