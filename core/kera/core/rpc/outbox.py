@@ -5,7 +5,8 @@ gathered, and few bytes: what a peer does not take has to be seen. When to `flus
 
 A transport that encrypts makes a copy of what it is given, of all of it at once, and keeps that until the peer takes
 it: thousands of peers that take nothing would have gigabytes. So it is given `ENCRYPTED_BYTES_MAX` at a time, and the
-rest waits here, where it is still somebody else's memory.
+rest waits here, where it is still somebody else's memory. While it is full nothing more is answered either: it also is
+of what TLS itself says, to a peer that asks for other keys again and again.
 """
 
 from __future__ import annotations
@@ -20,8 +21,6 @@ from kera.core.rpc.limits import SEND_BUFFER_BYTES_MAX
 GATHERED_BYTES_MAX = 64 << 10
 """Of frames that are sent together."""
 ENCRYPTED_BYTES_MAX = 128 << 10
-RESUMED_BYTES_MAX = SEND_BUFFER_BYTES_MAX // 4
-"""That are unsent when more is answered again."""
 
 
 class Outbox:
@@ -47,8 +46,6 @@ class Outbox:
         self._resume = resume
         self._transport: asyncio.Transport | None = None
         self._encrypts = False
-        self._full = False
-        """The transport is to be given nothing more for now."""
         self._waiting: deque[memoryview] = deque()  # until a transport that encrypts has room
         self._waiting_bytes = 0
         self._gathered: list[bytes] = []  # go with the next frame, or when they are flushed
@@ -56,7 +53,7 @@ class Outbox:
         self._flushing_soon = False
         self._watching: asyncio.TimerHandle | None = None
         self.paused = False
-        """Nothing more is to be answered."""
+        """The transport is to be given nothing more for now, and nothing more is to be answered."""
 
     def open(self, transport: asyncio.Transport) -> None:
         """From now on frames go to `transport`."""
@@ -140,17 +137,16 @@ class Outbox:
 
     def is_full(self) -> None:
         """The transport is to be given nothing more for now."""
-        self._full = True
-        if not self._encrypts:
-            self._pauses()
+        self.paused = True
+        self._pause()
+        self._watch()
 
     def has_room(self) -> None:
         """The transport may be given more."""
-        self._full = False
+        self.paused = False
+        self._unwatch()
         self._feed()
-        if self.paused and (not self._encrypts or self.unsent_bytes <= RESUMED_BYTES_MAX):
-            self.paused = False
-            self._unwatch()
+        if not self.paused:
             self._resume()
 
     def _wait(self, pieces: list[Any]) -> None:
@@ -160,12 +156,10 @@ class Outbox:
             self._waiting.append(view)
             self._waiting_bytes += len(view)
         self._feed()
-        if self.unsent_bytes > SEND_BUFFER_BYTES_MAX:
-            self._pauses()
 
     def _feed(self) -> None:
         """Give the transport what it may have."""
-        while self._waiting and not self._full and self._transport is not None and not self._transport.is_closing():
+        while self._waiting and not self.paused and self._transport is not None and not self._transport.is_closing():
             batch, room = [], ENCRYPTED_BYTES_MAX
             while self._waiting and room:
                 piece = self._waiting.popleft()
@@ -180,12 +174,6 @@ class Outbox:
     def _let_go(self) -> None:
         self._waiting.clear()
         self._waiting_bytes = 0
-
-    def _pauses(self) -> None:
-        if not self.paused:
-            self.paused = True
-            self._pause()
-            self._watch()
 
     def _watch(self) -> None:
         """See whether the peer takes anything of what is unsent now."""

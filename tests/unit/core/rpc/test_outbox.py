@@ -11,8 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from kera.core.rpc.limits import SEND_BUFFER_BYTES_MAX
-from kera.core.rpc.outbox import ENCRYPTED_BYTES_MAX, RESUMED_BYTES_MAX, Outbox
+from kera.core.rpc.outbox import ENCRYPTED_BYTES_MAX, Outbox
 from tests.unit.core.rpc.fake_transport import FakeTransport
 from tests.unit.core.rpc.transports import eventually
 
@@ -103,23 +102,33 @@ async def test_memory_of_others_is_let_go_of_when_it_is_sent() -> None:
     assert held() is None
 
 
-async def test_too_much_that_is_not_taken_pauses_until_most_of_it_is() -> None:
+async def test_what_is_not_taken_pauses_until_all_that_waits_is_given() -> None:
     one = Connection()
-    while one.outbox.unsent_bytes <= SEND_BUFFER_BYTES_MAX:
-        assert one.did == []
-        one.outbox.write([b"head", bytes(256 * KIB)])
+    one.outbox.write([b"head", bytes(ENCRYPTED_BYTES_MAX // 2)])
+    assert one.did == []
+    one.outbox.write([b"head", bytes(MIB)])
     assert one.did == ["pause"]
+    one.transport.take(MIB // 2)
     assert one.outbox.paused
-    one.transport.take(one.outbox.unsent_bytes - RESUMED_BYTES_MAX - ENCRYPTED_BYTES_MAX)
-    assert one.did == ["pause"]
-    one.transport.take(4 * ENCRYPTED_BYTES_MAX)
-    assert one.did == ["pause", "resume"]
+    one.transport.take(2 * MIB)
+    assert one.did[-1] == "resume"
+    assert "resume" not in one.did[:-1]
     assert not one.outbox.paused
+
+
+async def test_what_tls_itself_says_and_nobody_takes_pauses_as_well() -> None:
+    one = Connection()
+    one.transport.writelines([bytes(2 * ENCRYPTED_BYTES_MAX)])
+    assert one.did == ["pause"]
+    one.outbox.write([b"head", b"bulk"])
+    one.transport.take(2 * ENCRYPTED_BYTES_MAX)
+    assert one.did == ["pause", "resume"]
+    assert one.transport.written.endswith(b"headbulk")
 
 
 async def test_a_peer_that_takes_nothing_has_stalled() -> None:
     one = Connection(stalled_s=0.01)
-    one.outbox.write([b"head", bytes(SEND_BUFFER_BYTES_MAX)])
+    one.outbox.write([b"head", bytes(MIB)])
     await eventually(lambda: one.did == ["pause", "stalled"])
 
 
