@@ -20,6 +20,8 @@ from kera.client.cluster import push_connect
 from kera.client.cluster.fetch import Fetched, NewerSchema, Wanted, batches_of
 from kera.client.cluster.push import PushChannel, SubscriptionEnd
 from kera.client.cluster.read_session import ReadSession
+from kera.client.producing.partitioner import streamlet_of
+from kera.client.producing.stream_lanes import ProducerIdentity, StreamLanes
 from kera.client.settings import ConsumerSettings
 from kera.client.types import BackupDescription, BrokerDescription, EntryBounds, StreamDescription, UnlistedStream
 from kera.coordinator.cluster import validation
@@ -82,7 +84,11 @@ def _look_at_schema(data: bytes) -> str:
 
 
 def _stream_and_brokers(message: coordinator_pb2.DescribeStreamResponse) -> object:
-    return StreamDescription.from_message(message.stream, message.brokers)
+    """As a producer is to write to it."""
+    stream = StreamDescription.from_message(message.stream, message.brokers)
+    StreamLanes(stream, ProducerIdentity(producer_id=9, first_epoch=0, last_epoch=4))
+    streamlet_of(b"key", stream.config.streamlets)
+    return stream
 
 
 _DESCRIBED: tuple[tuple[type[Message], Callable[[Any], object]], ...] = (

@@ -315,6 +315,8 @@ class StreamDescription:
         if schema is None:
             raise ProtocolError(f"stream {info.name!r} was described without a schema", stream=info.name)
         config, assigned = info.config, {item.streamlet_id for item in info.assignments}
+        if not config.streamlets:
+            raise ProtocolError(f"stream {info.name!r} was described without any streamlets", stream=info.name)
         if len(assigned) < config.streamlets or not all(number in assigned for number in range(config.streamlets)):
             raise ProtocolError(f"stream {info.name!r} was described without all of its streamlets", stream=info.name)
         return cls(

@@ -263,8 +263,9 @@ async def test_a_phase_that_only_a_newer_coordinator_knows_is_shown_as_a_number(
         ({"schemas": []}, "stream 's' was described without a schema"),
         ({"assignments": []}, "stream 's' was described without all of its streamlets"),
         ({"config": common_pb2.StreamConfig(streamlets=1 << 31)}, "without all of its streamlets"),
-        ({"config": common_pb2.StreamConfig(codec=7)}, "codec 7 is not known; is the peer newer?"),  # type: ignore[arg-type]
-        ({"config": common_pb2.StreamConfig(durability=8)}, "durability 8 is not known"),  # type: ignore[arg-type]
+        ({"config": common_pb2.StreamConfig(streamlets=0)}, "stream 's' was described without any streamlets"),
+        ({"config": common_pb2.StreamConfig(streamlets=1, codec=7)}, "codec 7 is not known; is the peer newer?"),  # type: ignore[arg-type]
+        ({"config": common_pb2.StreamConfig(streamlets=1, durability=8)}, "durability 8 is not known"),  # type: ignore[arg-type]
     ],
 )
 def test_a_description_that_makes_no_sense_is_an_error_that_says_so(changes: dict[str, Any], text: str) -> None:
