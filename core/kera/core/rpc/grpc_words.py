@@ -7,6 +7,7 @@ others write (a library that ends the process, say) is passed on. Python's own `
 
 gRPC repeats what peers have sent, ends of lines as well. So what comes with a line of gRPC's, or looks like one of the
 log, is passed on with a mark, and nothing with a character that is none to print: a peer writes no lines of the log.
+Of those with a mark there are `MARKED_MAX` in `MARKED_S`; further ones, and empty ones, are dropped.
 
 Nothing waits for the pipe: while it is full, what is written to it is lost. So are the last words of a process that is
 killed by a signal, but for the tracebacks of all its threads.
@@ -20,6 +21,7 @@ import os
 import re
 import sys
 import threading
+import time
 from collections.abc import Iterator
 
 from kera.core.rpc.address import not_taken, tls_reason
@@ -29,6 +31,7 @@ VERBOSITY = "GRPC_VERBOSITY"
 """The environment variable by which people who look for a defect ask for more: they get all of it as it is."""
 MARK = "| "
 """Before a line that is none of the log, though it may look like one."""
+MARKED_MAX, MARKED_S = 200, 60.0
 _STANDARD_ERROR = 2
 _READ_BYTES = 1 << 16
 _LINE_BYTES_MAX = 8192
@@ -94,7 +97,7 @@ class Words:
 
 
 def _listen(reading: int, own: int, words: Words) -> None:
-    rest, goes_on = b"", False
+    rest, goes_on, room = b"", False, _Room()
     with open(reading, "rb", buffering=0) as pipe:
         while data := pipe.read(_READ_BYTES):
             *lines, rest = (rest + data).split(b"\n")
@@ -104,15 +107,33 @@ def _listen(reading: int, own: int, words: Words) -> None:
                 if words.take(line):
                     goes_on = True
                 else:
-                    _pass_on(own, line, marked=goes_on)
+                    _pass_on(own, line, room, marked=goes_on)
             goes_on = goes_on and bool(rest)  # what gRPC says at once is read at once
     if rest:
-        _pass_on(own, rest, marked=goes_on)
+        _pass_on(own, rest, room, marked=goes_on)
 
 
-def _pass_on(own: int, line: bytes, *, marked: bool) -> None:
+class _Room:
+    """For lines with a mark."""
+
+    def __init__(self) -> None:
+        self._since_s = time.monotonic()
+        self._count = 0
+
+    def take(self) -> bool:
+        """Whether there is any for one more."""
+        now_s = time.monotonic()
+        if now_s >= self._since_s + MARKED_S:
+            self._since_s, self._count = now_s, 0
+        self._count += 1
+        return self._count <= MARKED_MAX
+
+
+def _pass_on(own: int, line: bytes, room: _Room, *, marked: bool) -> None:
     text = line.decode(errors="backslashreplace")
     shown = "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
     mark = MARK if marked or text.lstrip().startswith("{") else ""
+    if not text.strip() or (mark and not room.take()):
+        return
     with contextlib.suppress(OSError):
         os.write(own, f"{mark}{shown}\n".encode())

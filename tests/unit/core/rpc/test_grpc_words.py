@@ -7,7 +7,7 @@ import sys
 import pytest
 from structlog.testing import capture_logs
 
-from kera.core.rpc.grpc_words import Words
+from kera.core.rpc.grpc_words import MARKED_MAX, Words
 
 FAILED = (
     "I1127 23:26:45.654694     926 ssl_transport_security.cc:2563] Handshake failed with error SSL_ERROR_SSL:"
@@ -69,14 +69,22 @@ os.write(2, b"behind\\n")
 """
 
 
-def test_what_a_peer_has_grpc_say_is_no_line_of_the_log() -> None:
+def forged(text: str) -> list[str]:
     ended = subprocess.run(
-        [sys.executable, "-c", FORGING, FORGED],
+        [sys.executable, "-c", FORGING, text],
         env={name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"},
         stderr=subprocess.PIPE,
         check=True,
     )
-    lines = ended.stderr.decode().splitlines()
+    return ended.stderr.decode().splitlines()
+
+
+def test_what_a_peer_has_grpc_say_does_not_fill_the_log() -> None:
+    assert forged("x\n\n" * 2 * MARKED_MAX) == [*(["| x"] * MARKED_MAX), "behind"]
+
+
+def test_what_a_peer_has_grpc_say_is_no_line_of_the_log() -> None:
+    lines = forged(FORGED)
     assert [line for line in lines if line.startswith("{")] == []
     assert lines == [f"| {FORGED}", "| \\x1b[2Jy", "behind"]
 
