@@ -6,9 +6,9 @@
     python -m tests.fuzz --seed 7 --keep payloads 2398 a-name-that-says-what-was-found
 
 The decoders one after the other, each in a process of its own (`targets`); those in Java (`jvm`), if there is a JDK;
-real daemons (`daemons`); consumers of poisoned chunks (`consumers`); and clients whose peers lie (`sessions`). The same
-seed makes the same inputs: those for
-daemons but for the ids, epochs and times that a cluster gives out.
+real daemons (`daemons`), also with security on; consumers of poisoned chunks (`consumers`); and clients whose peers lie
+(`sessions`). The same seed makes the same inputs: those for daemons but for the ids, epochs and times that a cluster
+gives out.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from tests.fuzz import consumers, corpus, daemons, jvm, running, sessions
 from tests.fuzz.target import outcome, random_of
 from tests.fuzz.targets import TARGETS
 
-DAEMONS, CONSUMERS, SESSIONS = "daemons", "consumers", "sessions"
-SHARES = {"decoders": 0.35, "java": 0.1, DAEMONS: 0.35, CONSUMERS: 0.1, SESSIONS: 0.1}
+DAEMONS, SECURED, CONSUMERS, SESSIONS = "daemons", "secured-daemons", "consumers", "sessions"
+SHARES = {"decoders": 0.25, "java": 0.1, DAEMONS: 0.25, SECURED: 0.2, CONSUMERS: 0.1, SESSIONS: 0.1}
 """Of the time."""
-CLUSTERS = (DAEMONS, CONSUMERS, SESSIONS)
+CLUSTERS = (DAEMONS, SECURED, CONSUMERS, SESSIONS)
 NAMES = [*TARGETS, *(target.name for target in jvm.JAVA_TARGETS), *CLUSTERS]
 
 
@@ -51,10 +51,12 @@ def fuzz(seed: int, seconds: float, only: Sequence[str]) -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
         if java:
             found += _told(_java(java, seed, times_s["java"] / len(java), Path(folder)))
-        if parts[DAEMONS]:
-            report = asyncio.run(daemons.run(Path(folder, DAEMONS), seed, times_s[DAEMONS]))
-            print("\n".join(report.lines()))
-            found += report.defects
+        for part in (DAEMONS, SECURED):
+            if parts[part]:
+                secured = part == SECURED
+                report = asyncio.run(daemons.run(Path(folder, part), seed, times_s[part], security=secured))
+                print("\n".join([f"{part}:", *report.lines()]), flush=True)
+                found += report.defects
         if parts[CONSUMERS]:
             found += _told(asyncio.run(consumers.run(Path(folder, CONSUMERS), seed, times_s[CONSUMERS])))
         if parts[SESSIONS]:

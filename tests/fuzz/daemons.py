@@ -15,7 +15,7 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
@@ -26,17 +26,18 @@ from kera.client import Client
 from kera.core.errors import KeraError
 from kera.core.rpc import api
 from kera.core.rpc.frame_client import FrameChannel
-from kera.core.rpc.grpc_client import GrpcChannel
 from kera.core.rpc.grpc_words import MARK
 from kera.core.rpc.method import call
 from kera.local.cluster import LocalCluster
 from kera.v1 import backup_pb2, coordinator_pb2, daemon_pb2
 from tests.chaos.checked import Load, loaded
+from tests.fuzz import greedy
 from tests.fuzz.ports import NO_PORTS, PROTOCOLS, Sent, World, frames
 from tests.fuzz.ports import call as call_of
 from tests.fuzz.running import GROWTH_BYTES_MAX
+from tests.fuzz.secured import STRANGER, Door, secured_cluster
 from tests.fuzz.talking import Defect, Port, Talk
-from tests.integration.control_support import control_cluster
+from tests.integration.control_support import HEARTBEAT_MS, SEGMENT_BYTES, control_cluster
 from tests.integration.test_fields import leading_epoch, theirs_of
 
 FOREIGN, PROBED = "foreign", "probed"
@@ -46,8 +47,8 @@ AT_ONCE = 8
 """Connections to a port."""
 BATCH = 200
 """Inputs for each port and protocol, but for those that take long."""
-BATCH_HTTP = 40
-"""Metrics are made one after the other, with a rest in between."""
+BATCH_SLOW = 40
+"""Metrics are made one after the other, with a rest in between; and who is not known has to wait for being told so."""
 ANSWER_S_MAX = 10.0
 WARM_BATCHES = 3
 FOREIGN_BYTES = 1 << 20
@@ -87,6 +88,8 @@ class Report:
     valid: dict[str, Any] = field(default_factory=dict)
     """Beside as many requests with which all is well."""
     busy: dict[str, Any] = field(default_factory=dict)
+    taken_bytes: dict[str, int] = field(default_factory=dict)
+    """By port: what strangers had the daemon take, for each of their connections."""
     acknowledged: int = 0
     verdict: str = ""
 
@@ -103,6 +106,8 @@ class Report:
         for name, grown in self.grown_bytes().items():
             now = self.resident_bytes[name]
             yield f"{name}: {now / (1 << 20):.1f} MiB, {grown / (1 << 20):+.1f} since batch {WARM_BATCHES}"
+        for port, taken in self.taken_bytes.items():
+            yield f"{port}: at most {taken >> 10} KiB taken for each connection"
         for when, found in (("alone", self.idle), ("beside good requests", self.valid), ("beside these", self.busy)):
             yield f"a client that behaves well, {when}: write {found.get('write')}, read {found.get('read')} ms"
         yield f"kera check: {self.verdict}, {self.acknowledged} records"
@@ -131,7 +136,7 @@ class Logs:
     @staticmethod
     def _is_wrong(line: str) -> bool:
         line = _OF_GRPC.sub("", line).strip()
-        if line.startswith(MARK):  # what gRPC says of what it was sent
+        if line.startswith(MARK.strip()):  # what gRPC says of what it was sent
             return False
         if not line.startswith("{"):
             return bool(line)
@@ -142,8 +147,8 @@ class Logs:
         return level in _LOUD or any(text in line for text in _TEXTS)
 
 
-def ports_of(cluster: LocalCluster) -> list[Port]:
-    """All ports of all daemons. Fails for one that nobody fuzzes."""
+def ports_of(cluster: LocalCluster, whos: Iterable[str] = ("",)) -> list[Port]:
+    """All ports of all daemons, each for everybody who talks to it. Fails for one that nobody fuzzes."""
     found = []
     for daemon, ready in cluster.ready.items():
         role = daemon.partition("-")[0]
@@ -151,7 +156,8 @@ def ports_of(cluster: LocalCluster) -> list[Port]:
             if kind.endswith(("_address", "_path", "_port")) and kind not in NO_PORTS and address:
                 if kind not in PROTOCOLS:
                     raise AssertionError(f"nobody fuzzes the {kind} of {daemon}")
-                found.append(Port(daemon, role, kind, str(address)))
+                here = whos if kind.endswith("_address") else [who for who in whos if not who]
+                found += [Port(daemon, role, kind, str(address), who) for who in here]
     return found
 
 
@@ -164,15 +170,16 @@ def resident_bytes(pid: int) -> int:
 class Field:
     """A cluster that is fuzzed."""
 
-    def __init__(self, cluster: LocalCluster, client: Client, seed: int) -> None:
+    def __init__(self, cluster: LocalCluster, client: Client, seed: int, door: Door) -> None:
         self.cluster = cluster
+        self._door = door
         self.client = client
         self.report = Report(seed)
         self._logs = Logs(cluster.log_dir)
         self._world: World | None = None
-        self._coordinator = GrpcChannel(cluster.bootstrap)
-        self._ports = ports_of(cluster)
-        self._talks = {port: Talk(port) for port in self._ports}
+        self._coordinator = door.channel(cluster.bootstrap)
+        self._ports = ports_of(cluster, door.access)
+        self._talks = {port: Talk(port, door.access[port.who]) for port in self._ports}
         self._numbers: Counter[str] = Counter()
         self._batches = 0
 
@@ -237,7 +244,7 @@ class Field:
         async with asyncio.TaskGroup() as tasks:
             for port in self._ports:
                 for protocol in protocols.get(port.kind, ()):
-                    count = BATCH_HTTP if port.kind == "metrics_address" else BATCH
+                    count = BATCH_SLOW if port.kind == "metrics_address" or port.who else BATCH
                     source = iter(self._inputs(port, protocol, count))
                     for _ in range(AT_ONCE):
                         tasks.create_task(self._talk(port, source))
@@ -249,10 +256,11 @@ class Field:
         if self._world is None:
             raise AssertionError("there is no world yet")
         name = f"{port} {protocol.__name__}"
+        world = replace(self._world, asks=port.who == STRANGER)
         for _ in range(count):
             number = self._numbers[name]
             self._numbers[name] += 1
-            yield f"{name} {number}", protocol(port.role, self._world, Random(f"{self.report.seed} {name} {number}"))
+            yield f"{name} {number}", protocol(port.role, world, Random(f"{self.report.seed} {name} {number}"))
 
     async def _talk(self, port: Port, source: Iterator[tuple[str, Any]]) -> None:
         talk = self._talks[port]
@@ -269,6 +277,18 @@ class Field:
         if len(self.report.defects) < 4 * KEPT:
             self.report.defects.append(text)
 
+    async def ask_for_memory(self) -> None:
+        """Have strangers ask daemons for much, see `greedy`."""
+        for port in self._ports:
+            if port.who != STRANGER:
+                continue
+            found = await greedy.taken(port, self._door.access[STRANGER], self.cluster.processes[port.daemon])
+            self.report.taken_bytes[str(port)] = max(found.values())
+            for what, most in found.items():
+                if most > greedy.limit(port):
+                    self._defect(f"{port} takes {most >> 10} KiB for each connection of strangers, by {what}")
+        await self._check()
+
     # -- behind a batch ----------------------------------------------------------------------------------------
 
     async def _check(self) -> None:
@@ -277,9 +297,9 @@ class Field:
             self._defect(f"batch {self._batches}: ended: {gone}")
         for text in self._logs.defects():
             self._defect(f"batch {self._batches}: {text}")
-        for port in self._ports:
-            if port.kind == "grpc_address" and port.daemon not in gone:
-                await self._require_answer(port)
+        for name, ready in self.cluster.ready.items():
+            if name not in gone:
+                await self._require_answer(name, str(ready["grpc_address"]))
         for name, pid in self.cluster.processes.items():
             now = resident_bytes(pid)
             if self._batches == WARM_BATCHES:
@@ -287,12 +307,12 @@ class Field:
             if name in self.report.warm_bytes:
                 self.report.resident_bytes[name] = now
 
-    async def _require_answer(self, port: Port) -> None:
-        channel = GrpcChannel(port.address)
+    async def _require_answer(self, daemon: str, address: str) -> None:
+        channel = self._door.channel(address)
         try:
             await call(channel, api.DESCRIBE_DAEMON, daemon_pb2.DescribeDaemonRequest(), timeout_s=ANSWER_S_MAX)
         except KeraError as error:
-            self._defect(f"batch {self._batches}: {port} does not answer: {error!r}")
+            self._defect(f"batch {self._batches}: {daemon} does not answer: {error!r}")
         finally:
             await channel.close()
 
@@ -310,7 +330,7 @@ class Field:
                     await admin.delete_consumer_group(group.consumer_group)
         await self._forget_members(world)
         for port in self._ports:
-            if port.role == "backup" and port.kind == "frames_address":
+            if port.role == "backup" and port.kind == "frames_address" and self._door.tls is None:
                 await self._free_replicas(port, world.strangers)
         world.strangers.clear()
 
@@ -369,25 +389,33 @@ async def probing(bootstrap: str) -> AsyncIterator[Probing]:
 
 
 @contextlib.asynccontextmanager
-async def fuzzed(directory: Path, seed: int) -> AsyncIterator[tuple[Field, Load, Probing]]:
-    """A cluster with two brokers and two backups, those who use it, and what is to be sent to it."""
+async def clusters(directory: Path, *, security: bool) -> AsyncIterator[tuple[LocalCluster, Door]]:
+    """A cluster with two brokers and two backups."""
+    sizes = {"brokers": 2, "backups": 2, "backup_memory_bytes": BACKUP_BYTES}
     settings = {"heartbeats_missed_max": 25, "metrics_port": 0}  # two cores that are shared are slow
+    if not security:
+        others: dict[str, Any] = {"coordinator_settings": settings, "backup_settings": {"metrics_port": 0}}
+        async with control_cluster(directory, **sizes, **others) as cluster:
+            yield cluster, Door()
+        return
+    settings["heartbeat_interval_ms"] = HEARTBEAT_MS
+    sizes |= {"arena_bytes": 32 << 20, "segment_bytes": SEGMENT_BYTES, "replication": 1}
+    async with secured_cluster(directory, **sizes, coordinator_settings=settings) as (cluster, door):
+        yield cluster, door
+
+
+@contextlib.asynccontextmanager
+async def fuzzed(directory: Path, seed: int, *, security: bool) -> AsyncIterator[tuple[Field, Load, Probing]]:
+    """Such a cluster, those who use it, and what is to be sent to it."""
     async with (
-        control_cluster(
-            directory,
-            brokers=2,
-            backups=2,
-            backup_memory_bytes=BACKUP_BYTES,
-            coordinator_settings=settings,
-            backup_settings={"metrics_port": 0},
-        ) as cluster,
+        clusters(directory, security=security) as (cluster, door),
         await Client.connect(cluster.bootstrap) as client,
     ):
         await client.admin.create_stream(PROBED, streamlets=STREAMLETS, replication=1)
         options = Options(seconds=6 * 3600.0, rate=RATE, streamlets=STREAMLETS, replication=1, seed=seed)
         async with probing(cluster.bootstrap) as probe, loaded(cluster.bootstrap, options) as load:
             await load.until_acknowledged(10)
-            made = Field(cluster, client, seed)
+            made = Field(cluster, client, seed, door)
             try:
                 await made.prepare()
                 yield made, load, probe
@@ -399,10 +427,12 @@ async def fuzzed(directory: Path, seed: int) -> AsyncIterator[tuple[Field, Load,
             made.report.defects += [f"kera check: {outcome.verdict} {outcome.impossible or ''}", *outcome.lines]
 
 
-async def run(directory: Path, seed: int, seconds: float, *, idle_s: float | None = None) -> Report:
+async def run(
+    directory: Path, seed: int, seconds: float, *, idle_s: float | None = None, security: bool = False
+) -> Report:
     """Fuzz for so long; twice a tenth of it, or `idle_s`, goes to see how it is alone, and beside good requests."""
     idle_s = seconds / 10 if idle_s is None else idle_s
-    async with fuzzed(directory, seed) as (made, _, probe):
+    async with fuzzed(directory, seed, security=security) as (made, _, probe):
         await probe.report()
         await asyncio.sleep(idle_s)  # sleep: how it is when nothing is sent is to be measured
         made.report.idle = await probe.report()
@@ -410,6 +440,8 @@ async def run(directory: Path, seed: int, seconds: float, *, idle_s: float | Non
         made.report.valid = await probe.report()
         await made.run(seconds - 2 * idle_s)
         made.report.busy = await probe.report()
+        if security:
+            await made.ask_for_memory()
     report = made.report
     for when, found in (("alone", report.idle), ("beside good requests", report.valid), ("beside these", report.busy)):
         report.defects += [f"a client that behaves well, {when}: {text}" for text in found["wrong"][:KEPT]]

@@ -23,9 +23,9 @@ from kera.core.push import encode, encode_numbers
 from kera.core.rpc import Method, api
 from kera.core.rpc.frames import HEADER_BYTES as FRAME_BYTES
 from kera.core.rpc.frames import Kind, decode_header
-from kera.core.rpc.grpc_options import ERROR_METADATA
+from kera.core.rpc.grpc_options import AUTHENTICATE_METADATA, ERROR_METADATA
 from kera.core.rpc.limits import BULK_BYTES_MAX
-from kera.v1 import push_pb2
+from kera.v1 import access_pb2, push_pb2
 from tests.fuzz import http2
 from tests.fuzz.exchanges import METHODS, Frame, chunk_of, conversation, request_of
 from tests.fuzz.mutating import mutated, wild
@@ -55,6 +55,19 @@ STREAM_ID_AT = 16
 """In a chunk's header."""
 _SAYS_WHERE = frozenset({"kera.v1.StreamletAssignment"})
 """Messages that name brokers of which they want nothing."""
+LOGINS = 0.4
+"""How often who is asked for it says who he is."""
+SCRAM_STEPS = (
+    b"n,,n=some,r=fyko+d2lbbFgONRv9qkxdawL",
+    b"n,,n=admin,r=rOprNGfwEbeRWgbNEkqO",
+    b"c=biws,r=fyko+d2lbbFgONRv9qkxdawL3rfcNHYJY1ZVvWVs7j,p=v0X8v3Bz2T0CJGbJQyF0X+HI4Ts=",
+)
+TOKENS = (
+    "kera_0123_4567",
+    "kera_",
+    "eyJhbGciOiJub25lIn0.eyJzdWIiOiJhZG1pbiJ9.",
+    "eyJhbGciOiJSUzI1NiIsImtpZCI6IngifQ.e30.AA",
+)
 GRPC_PATHS = ("/grpc.health.v1.Health/Check", "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo")
 
 
@@ -70,6 +83,8 @@ class World:
     """Of the brokers and backups that there are."""
     producer_ids: tuple[int, ...]
     """That the coordinator has given to whoever asks."""
+    asks: bool = False
+    """Daemons ask who somebody is: many tell them."""
     valid: float = VALID
     """How much of what is sent is as it should be."""
     requests: dict[int, Message] = field(default_factory=dict, compare=False)
@@ -143,6 +158,10 @@ def methods_of(role: str, random_: Random) -> Method[Any, Any]:
     return random_.choice(METHODS if random_.random() < OTHER_SERVICE else _methods(role))
 
 
+def _method(role: str, world: World, random_: Random) -> Method[Any, Any]:
+    return api.AUTHENTICATE if world.asks and random_.random() < LOGINS else methods_of(role, random_)
+
+
 @cache
 def _methods(role: str) -> list[Method[Any, Any]]:
     of_others = set().union(*SERVICES.values()) - SERVICES[role]
@@ -153,9 +172,11 @@ def request(method: Method[Any, Any], world: World, random_: Random) -> tuple[by
     """Head and bulk of a request, with some of it changed."""
     for _ in range(TRIES):
         bulk = _bulk(method, world, random_)
-        message = (
-            _of_a_stranger(method, world, random_, bulk) if method.service == api.BACKUP else world.request(method)
-        )
+        message = world.request(method)
+        if method.service == api.BACKUP:
+            message = _of_a_stranger(method, world, random_, bulk)
+        elif method is api.AUTHENTICATE:
+            message = _login(random_)
         head = message.SerializeToString() if random_.random() < world.valid else spoilt(message, random_)
         if world.allows(method, head, bulk) and not _waits(method, head):
             return head, bulk
@@ -175,6 +196,18 @@ def _of_a_stranger(method: Method[Any, Any], world: World, random_: Random, bulk
             _, message.checksum = verify_run(memoryview(bulk), 0, 0, 1 << 10)
     found: Message = message
     return found
+
+
+def _login(random_: Random) -> Message:
+    message = access_pb2.AuthenticateRequest()
+    if random_.random() < 0.4:
+        message.token = random_.choice(TOKENS)
+    else:
+        message.scram = random_.choice(SCRAM_STEPS)
+        message.exchange_id = random_.choice((0, 0, 1, wild(random_)))
+        if random_.random() < 0.5:
+            message.scram = mutated(message.scram, random_, SCRAM_STEPS)
+    return message
 
 
 def _waits(method: Method[Any, Any], head: bytes) -> bool:
@@ -219,7 +252,7 @@ def frames(role: str, world: World, random_: Random) -> Sent:
     """Requests over a framed connection: whole frames, or, now and then, what is none."""
     sent = []
     for number in range(random_.randrange(1, REQUESTS_MAX + 1)):
-        method = methods_of(role, random_)
+        method = _method(role, world, random_)
         sent.append(Frame(Kind.REQUEST, method.number, number + 1, *request(method, world, random_)))
     if random_.random() < max(0.7, world.valid):
         return Sent(b"".join(frame.data for frame in sent), len(sent))
@@ -248,7 +281,7 @@ def _harmless(data: bytes, sent: list[Frame], world: World) -> bytes:
 
 def call(role: str, world: World, random_: Random) -> Called:
     """A call of gRPC with other bytes and metadata than clients have."""
-    method = methods_of(role, random_)
+    method = _method(role, world, random_)
     messages = []
     for _ in range(random_.choice((1, 1, 3)) if method.bulk else 1):
         head, bulk = request(method, world, random_)
@@ -258,7 +291,10 @@ def call(role: str, world: World, random_: Random) -> Called:
         path = random_.choice((*GRPC_PATHS, path + "x", path[:-1], "/", "/x/y", path.replace("kera", "KERA")))
         messages = [mutated(each, random_) for each in messages]
         messages = [each for each in messages if not world._has_chunks_of_others(each)]
-    return Called(path, messages or [b""], _metadata(random_), method.bulk)
+    metadata = _metadata(random_)
+    if method is api.AUTHENTICATE and random_.random() < 0.8:
+        metadata.append((AUTHENTICATE_METADATA, messages.pop() if messages else b""))
+    return Called(path, messages or [b""], metadata, method.bulk)
 
 
 def _metadata(random_: Random) -> list[tuple[str, str | bytes]]:

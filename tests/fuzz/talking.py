@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from collections import Counter
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import grpc
@@ -12,12 +14,12 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from kera.core.errors import KeraError, ProtocolError, error_from_wire
-from kera.core.rpc import Method
+from kera.core.rpc import Method, api
 from kera.core.rpc.frames import HEADER_BYTES, Kind, decode_header
-from kera.core.rpc.grpc_options import ERROR_METADATA
+from kera.core.rpc.grpc_options import AUTHORIZATION, BEARER, ERROR_METADATA
 from kera.core.rpc.limits import BULK_BYTES_MAX
-from kera.v1 import common_pb2
-from tests.fuzz.exchanges import METHODS
+from kera.v1 import access_pb2, common_pb2
+from tests.fuzz.exchanges import METHODS, Frame
 from tests.fuzz.ports import Called, Sent, has_error
 
 CONNECT_S = 10.0
@@ -38,9 +40,23 @@ class Port(NamedTuple):
     kind: str
     """As the daemon calls it."""
     address: str
+    who: str = ""
+    """Who talks to it, where daemons ask."""
 
     def __str__(self) -> str:
-        return f"{self.daemon} {self.kind}"
+        return " ".join(filter(None, (self.daemon, self.kind, self.who)))
+
+
+class Access(NamedTuple):
+    """What it takes to talk to daemons that ask who somebody is."""
+
+    ca: Path | None = None
+    """Of a cluster over TLS."""
+    token: str = ""
+    """Of somebody whom they know."""
+
+
+OPEN = Access()
 
 
 class Defect(Exception):
@@ -50,8 +66,19 @@ class Defect(Exception):
 class Talk:
     """Connections to a port, one after the other, and what came of them."""
 
-    def __init__(self, port: Port) -> None:
+    def __init__(self, port: Port, access: Access = OPEN) -> None:
         self.port = port
+        self._access = access
+        self._first = b""
+        """What is said first over a connection of frames."""
+        if access.token and port.kind.startswith("frames"):
+            shown = access_pb2.AuthenticateRequest(token=access.token).SerializeToString()
+            self._first = Frame(Kind.REQUEST, api.AUTHENTICATE.number, 1 << 32, shown).data
+        self._context: ssl.SSLContext | None = None
+        if access.ca is not None and port.kind.endswith("_address"):
+            self._context = ssl.create_default_context(cafile=access.ca)
+            if port.kind == "grpc_address":
+                self._context.set_alpn_protocols(["h2"])
         self.outcomes: Counter[str] = Counter()
         self._channel: grpc.aio.Channel | None = None
 
@@ -66,7 +93,7 @@ class Talk:
             await self._call(what)
             return
         try:
-            reader, writer = await self._connected()
+            reader, writer = await self.connected()
         except (OSError, TimeoutError) as error:
             raise Defect(f"cannot connect: {error!r}") from error
         try:
@@ -81,21 +108,23 @@ class Talk:
         else:
             self.outcomes["answered" if answers else "closed"] += 1
 
-    async def _connected(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def connected(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A connection. Raises `OSError` and `TimeoutError`."""
         async with asyncio.timeout(CONNECT_S):
             if self.port.kind.endswith("_path"):
                 return await asyncio.open_unix_connection(self.port.address)
             host, _, number = self.port.address.rpartition(":")
-            return await asyncio.open_connection(host, int(number))
+            return await asyncio.open_connection(host, int(number), ssl=self._context)
 
     async def _answers(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, what: Sent) -> bytes:
-        writer.write(what.data)
-        if not what.requests:
+        writer.write(self._first + what.data)
+        requests = what.requests and what.requests + bool(self._first)
+        if not requests and writer.can_write_eof():
             writer.write_eof()  # so that the daemon ends it, whatever it was waiting for
         found = bytearray()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(ANSWER_S if what.requests else CLOSED_S):
-                while not (what.requests and _replies(found) >= what.requests):
+            async with asyncio.timeout(ANSWER_S if requests else CLOSED_S):
+                while not (requests and _replies(found) >= requests):
                     data = await reader.read(READ_BYTES)
                     if not data:
                         break
@@ -120,6 +149,7 @@ class Talk:
                 self._look_at_answer(_BY_NUMBER[header.method], head)
             count += 1
             at += HEADER_BYTES + header.head_bytes + header.bulk_bytes
+        count -= bool(self._first and count)
         if count < what.requests:
             self.outcomes["not answered"] += what.requests - count
         elif not count:
@@ -141,9 +171,12 @@ class Talk:
 
     async def _call(self, what: Called) -> None:
         if self._channel is None:
-            self._channel = grpc.aio.insecure_channel(
-                self.port.address, options=[("grpc.max_receive_message_length", -1), ("grpc.enable_retries", 0)]
-            )
+            options = [("grpc.max_receive_message_length", -1), ("grpc.enable_retries", 0)]
+            if self._access.ca is None:
+                self._channel = grpc.aio.insecure_channel(self.port.address, options=options)
+            else:
+                credentials = grpc.ssl_channel_credentials(self._access.ca.read_bytes())
+                self._channel = grpc.aio.secure_channel(self.port.address, credentials, options=options)
         try:
             answers = await self._answers_to(self._channel, what)
         except grpc.aio.AioRpcError as error:
@@ -159,11 +192,14 @@ class Talk:
             self.outcomes["no answer"] += 1
 
     async def _answers_to(self, channel: grpc.aio.Channel, what: Called) -> list[bytes]:
+        metadata = what.metadata
+        if self._access.token:
+            metadata = [*metadata, (AUTHORIZATION, BEARER + self._access.token)]
         if not what.is_stream:
             unary: Any = channel.unary_unary(what.path)
-            return [await unary(what.messages[0], metadata=what.metadata, timeout=ANSWER_S)]
+            return [await unary(what.messages[0], metadata=metadata, timeout=ANSWER_S)]
         stream: Any = channel.stream_stream(what.path)
-        return [data async for data in stream(iter(what.messages), metadata=what.metadata, timeout=ANSWER_S)]
+        return [data async for data in stream(iter(what.messages), metadata=metadata, timeout=ANSWER_S)]
 
     def _look_at_rpc_error(self, what: Called, error: grpc.aio.AioRpcError) -> None:
         for key, value in error.trailing_metadata() or ():

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.fuzz import consumers, daemons, sessions
+from tests.fuzz import consumers, daemons, greedy, sessions
+from tests.fuzz.daemons import ports_of
+from tests.fuzz.secured import STRANGER, secured_cluster
 
 SEED = 7
 
@@ -18,7 +20,29 @@ async def test_whatever_comes_to_their_ports_daemons_live_and_others_lose_nothin
     assert report.verdict == "kept"
     assert report.acknowledged > 0
     assert len(report.inputs) == 20, "each port of a coordinator, two brokers and two backups"
-    assert min(report.inputs.values()) >= daemons.BATCH_HTTP
+    assert min(report.inputs.values()) >= daemons.BATCH_SLOW
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_whatever_strangers_and_users_send_daemons_that_ask_who_they_are_live_and_take_little_for_them(
+    tmp_path: Path,
+) -> None:
+    report = await daemons.run(tmp_path, SEED, 10.0, idle_s=1.0, security=True)
+    assert report.defects == []
+    assert report.verdict == "kept"
+    assert len(report.inputs) == 28, "each port over TCP, for a stranger and for a user"
+    assert len(report.taken_bytes) == 14
+
+
+@pytest.mark.timeout(180)
+async def test_what_strangers_say_is_to_come_takes_no_memory_of_a_daemon(tmp_path: Path) -> None:
+    sizes = {"brokers": 1, "backups": 1, "arena_bytes": 16 << 20, "segment_bytes": 1 << 18, "replication": 1}
+    async with secured_cluster(tmp_path, **sizes) as (cluster, door):
+        for port in ports_of(cluster, [STRANGER]):
+            if port.role == "broker":
+                found = await greedy.taken(port, door.access[STRANGER], cluster.processes[port.daemon])
+                assert max(found.values()) < greedy.limit(port), (port, found)
 
 
 @pytest.mark.timeout(180)

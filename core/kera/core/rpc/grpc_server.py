@@ -107,7 +107,8 @@ class GrpcServer:
         self._tls = tls
         self._connections_max = connections_max
         self._room: Room | None = None
-        options = server_options(bulk_bytes_max, connections_max, connection_calls_max, handshake_ms)
+        asks = doorkeeper is not None
+        options = server_options(bulk_bytes_max, connections_max, connection_calls_max, handshake_ms, asks=asks)
         self.turns = Turns()
         if doorkeeper is not None and (tls is None or tls.files.client_auth != "required"):
             options += WINDOW_OPTIONS  # else nobody gets here whom TLS has not let in

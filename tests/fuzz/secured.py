@@ -1,0 +1,115 @@
+"""A cluster with security on that is fuzzed: by nobody whom it knows, and by a user who may do little.
+
+Who comes over a unix socket as the daemons' own user may do what they may, so nobody does here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kera.client import Client
+from kera.core.access.credentials import of_daemon
+from kera.core.access.passwords import verifier_for
+from kera.core.access.rights import Operation, wire
+from kera.core.rpc import api
+from kera.core.rpc.grpc_client import GrpcChannel
+from kera.core.rpc.method import Method, RequestT, ResponseT, call
+from kera.core.security import Tls, TlsFiles
+from kera.core.security.issuing import Authority
+from kera.local.cluster import LocalCluster
+from kera.v1 import access_pb2 as messages
+from tests.fuzz.talking import OPEN, Access
+from tests.integration.secured_cluster import HOST, PASSWORD, SECRET
+
+ADMIN, USER, STRANGER = "admin", "user", "stranger"
+CALL_S = 20.0
+RIGHTS: Mapping[str, tuple[Operation, ...]] = {
+    "stream:foreign": tuple(each for each in Operation if each not in {Operation.USE, Operation.ADMINISTER}),
+    "group:foreign*": (Operation.USE,),
+    "producer:foreign*": (Operation.USE,),
+    "cluster": (Operation.DESCRIBE,),
+}
+"""Of the user."""
+
+
+class Door(NamedTuple):
+    """How those get in who are let in."""
+
+    tls: Tls | None = None
+    access: Mapping[str, Access] = {"": OPEN}
+    """By who talks to daemons."""
+
+    @property
+    def introduction(self) -> Any:
+        """A daemon's."""
+        return None if self.tls is None else of_daemon(SECRET)
+
+    def channel(self, address: str) -> GrpcChannel:
+        """To a daemon, as one."""
+        return GrpcChannel(address, tls=self.tls, introduction=self.introduction)
+
+
+@contextlib.asynccontextmanager
+async def secured_cluster(directory: Path, **settings: Any) -> AsyncIterator[tuple[LocalCluster, Door]]:
+    """Such a cluster; clients that are made meanwhile are a super user. `settings`: of `LocalCluster`, but of roles."""
+    directory.mkdir(parents=True, exist_ok=True)
+    authority, _ = Authority.open_or_make(directory)
+    one, secret = authority.issue(HOST), directory / "secret"
+    secret.write_text(SECRET)
+    daemon = {
+        "tls_cert": one.cert,
+        "tls_key": one.key,
+        "tls_ca": authority.path,
+        "security": True,
+        "super_users": [f"user:{ADMIN}"],
+        "metrics_port": 0,
+        "cluster_secret_file": secret,
+    }
+    roles = ("coordinator", "broker", "backup")
+    of_roles: dict[str, Any] = {
+        f"{role}_settings": {**daemon, **settings.pop(f"{role}_settings", {})} for role in roles
+    }
+    async with LocalCluster(data_dir=directory / "cluster", **settings, **of_roles) as cluster:
+        tls = Tls(TlsFiles(ca=authority.path))
+        for name in (ADMIN, USER):
+            request = messages.PutUserRequest(name=name, create=True, scram=verifier_for(PASSWORD))
+            await _ask(cluster, tls, api.PUT_USER, request)
+        for resource, operations in RIGHTS.items():
+            rule = messages.AccessRule(principal=f"user:{USER}", resource=resource, operations=wire(operations))
+            await _ask(cluster, tls, api.GRANT_RIGHT, messages.GrantRightRequest(rule=rule))
+        with _as_user(authority.path, USER):
+            async with await Client.connect(cluster.bootstrap) as user:
+                token = await user.access.issue_token()
+        with _as_user(authority.path, ADMIN):
+            access = {STRANGER: Access(authority.path), USER: Access(authority.path, token.secret)}
+            yield cluster, Door(tls, access)
+
+
+async def _ask(cluster: LocalCluster, tls: Tls, method: Method[RequestT, ResponseT], request: RequestT) -> ResponseT:
+    channel = Door(tls).channel(cluster.bootstrap)
+    try:
+        async with asyncio.timeout(CALL_S):
+            return await call(channel, method, request, timeout_s=CALL_S)
+    finally:
+        await channel.close()
+
+
+@contextlib.contextmanager
+def _as_user(ca: Path, user: str) -> Iterator[None]:
+    """Clients of this process, and of those that it starts, are that user."""
+    variables = {"KERA_CLIENT_TLS_CA": str(ca), "KERA_CLIENT_USER": user, "KERA_CLIENT_PASSWORD": PASSWORD}
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
