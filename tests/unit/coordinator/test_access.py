@@ -10,6 +10,7 @@ import pytest
 from kera.coordinator.access import changes
 from kera.coordinator.access.changes import changed_user, granted, revoked
 from kera.coordinator.access.service import TOKEN_LIFETIME_MS, TOKEN_RENEWABLE_MS, AccessService
+from kera.coordinator.store.metadata import MetadataStoreFailed, MetadataStoreFull
 from kera.core.access.accounts import Token
 from kera.core.access.audit import Audit
 from kera.core.access.authenticator import Authenticator
@@ -18,7 +19,14 @@ from kera.core.access.guard import CALLER, Guard
 from kera.core.access.identity import Identity
 from kera.core.access.passwords import ITERATIONS_MIN, verifier_for
 from kera.core.access.rights import Operation, wire
-from kera.core.errors import AuthenticationFailed, InvalidArgument, NotAllowed, Unavailable, UnknownUser, UserExists
+from kera.core.errors import (
+    AuthenticationFailed,
+    InvalidArgument,
+    NotAllowed,
+    Unavailable,
+    UnknownUser,
+    UserExists,
+)
 from kera.core.rpc.method import Peer
 from kera.v1 import access_pb2 as messages
 from tests.unit.coordinator.fake_cluster import Cluster
@@ -224,6 +232,48 @@ async def test_who_cannot_be_told_is_named_and_told_when_it_is_heard_of(secured:
     assert not secured.daemons.told
 
 
+async def test_what_may_have_been_written_holds_for_nobody_before_a_coordinator_has_found_it(secured: Secured) -> None:
+    secured.cluster.store.failure = MetadataStoreFailed("input/output error")
+    with pytest.raises(MetadataStoreFailed):
+        await secured.service.put_user(put(scram=VERIFIER))
+    assert not secured.daemons.told
+    assert secured.guard.authenticator.accounts.verifier_of("alice") is None
+    secured.cluster.store.failure = None
+    await secured.restart()
+    assert secured.guard.authenticator.accounts.verifier_of("alice") is not None
+
+
+async def test_what_cannot_be_written_is_not_told_and_holds_for_nobody(secured: Secured) -> None:
+    await secured.service.put_user(put(scram=VERIFIER))
+    rule_id = (await secured.service.grant(messages.GrantRightRequest(rule=rule()))).rule.rule_id
+    caller(Identity("alice", how="password"))
+    token_id = (await secured.service.issue_token(messages.IssueTokenRequest())).token_id
+    caller(None)
+    before, told = secured.guard.authenticator.accounts, secured.table
+    secured.daemons.told.clear()
+    secured.cluster.store.failure = MetadataStoreFull("no room")
+
+    for change in (
+        secured.service.put_user(put("bob", scram=VERIFIER)),
+        secured.service.put_user(messages.PutUserRequest(name="alice", roles=messages.Roles(names=["boss"]))),
+        secured.service.delete_user(messages.DeleteUserRequest(name="alice")),
+        secured.service.grant(messages.GrantRightRequest(rule=rule("user:bob"))),
+        secured.service.revoke(messages.RevokeRightsRequest(rule_ids=[rule_id])),
+        secured.service.revoke_token(messages.RevokeTokenRequest(token_id=token_id)),
+    ):
+        with pytest.raises(MetadataStoreFull):
+            await change
+
+    assert not secured.daemons.told
+    assert secured.guard.authenticator.accounts is before
+    secured.cluster.store.failure = None
+    await secured.restart()
+    assert [user.name for user in secured.service.list_users(messages.ListUsersRequest()).users] == ["alice"]
+    after = secured.guard.authenticator.accounts
+    assert (after.roles_of("alice"), len(told.rules)) == (before.roles_of("alice"), 1)
+    assert after.until_s(token_id) is not None
+
+
 async def test_users_rules_and_tokens_outlast_the_coordinator(secured: Secured) -> None:
     await secured.service.put_user(put(scram=VERIFIER))
     await secured.service.grant(messages.GrantRightRequest(rule=rule()))
@@ -309,6 +359,19 @@ async def test_what_is_not_there_now_is_remarked(secured: Secured) -> None:
     assert answer.remark == (
         "there is no stream 's' now; no user 'alice' is kept here, which is right for one with a certificate or a JWT"
     )
+
+
+async def test_a_memory_domain_without_a_stream_is_remarked(secured: Secured) -> None:
+    await secured.service.put_user(put(scram=VERIFIER))
+    await secured.cluster.create("orders")
+    await secured.cluster.alter("orders", memory_domain="finance")
+    for name, remark in (
+        ("domain:finance", ""),
+        ("domain:fin*", ""),
+        ("domain:finanze", "no stream is in memory domain 'finanze' now; did you mean 'finance'?"),
+    ):
+        answer = await secured.service.grant(messages.GrantRightRequest(rule=rule("user:alice", name)))
+        assert answer.remark == remark
 
 
 async def test_why_somebody_may_do_something_is_told(secured: Secured) -> None:

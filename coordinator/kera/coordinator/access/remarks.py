@@ -24,6 +24,12 @@ def remark_on(rule: messages.AccessRule, catalog: Catalog, records: AccessRecord
             known = [stream.name for stream in catalog.streams()] if len(catalog) <= COMPARED_MAX else []
             meant = closest(name, known)
             remarks.append(f"there is no stream {name!r} now" + (f"; did you mean {meant!r}?" if meant else ""))
+    if kind == "domain" and not name.endswith("*"):
+        domains = {stream.config.memory_domain for stream in catalog.streams()}
+        if name not in domains:
+            meant = closest(name, sorted(domains))
+            text = f"no stream is in memory domain {name!r} now"
+            remarks.append(text + (f"; did you mean {meant!r}?" if meant else ""))
     user = rule.principal.removeprefix(USER)
     if rule.principal.startswith(USER) and rule.principal != EVERYBODY and records.user(user) is None:
         remarks.append(f"no user {user!r} is kept here, which is right for one with a certificate or a JWT")
