@@ -1,8 +1,9 @@
 """What happened to access: who could not authenticate, who was denied what, and what was changed.
 
 Each is one line of the log, of the logger ``kera.audit``, with fixed fields, and an `AuditEvent` for whoever else wants
-to know. They tell nobody's secrets: no password, token or key ever gets here. What a peer repeats is bounded, so nobody
-can fill a log with it.
+to know. They tell nobody's secrets: no password, token or key ever gets here. Nobody can fill a log with them: what a
+peer repeats is told once in a while, and of failures and denials so many in that time. The next one that is told says
+how many were not.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ log = get_logger("kera.audit")
 Kind = Literal["authentication_failed", "denied", "changed"]
 REPEATED_S = 10.0
 """The same of the same peer is told once in so many seconds."""
+TOLD_MAX = 100
+"""Failures, and as many denials, in that time: whoever guesses names another user each time."""
 REMEMBERED_MAX = 1024
 """Of what was told: beyond that, the oldest is forgotten."""
 
@@ -59,6 +62,28 @@ class AuditStream(Protocol):
         ...
 
 
+class _Few:
+    """Bounds how many are told."""
+
+    def __init__(self) -> None:
+        self._since_s = -REPEATED_S
+        self._told = 0
+        """Since then."""
+        self._untold = 0
+        """Since the last one that was."""
+
+    def untold(self, now_s: float) -> int | None:
+        """For one that is to be told: how many were not before it; None: nor is this one."""
+        if now_s >= self._since_s + REPEATED_S:
+            self._since_s, self._told = now_s, 0
+        if self._told >= TOLD_MAX:
+            self._untold += 1
+            return None
+        self._told += 1
+        untold, self._untold = self._untold, 0
+        return untold
+
+
 class Audit:
     """Of one daemon."""
 
@@ -67,6 +92,7 @@ class Audit:
         self._now_s = now_s
         self._put = put
         self._told: dict[tuple[str, ...], float] = {}
+        self._failures, self._denials = _Few(), _Few()
         self.failed = 0
         """Authentications."""
         self.denied = 0
@@ -75,16 +101,24 @@ class Audit:
     def authentication_failed(self, peer: str, transport: str, reason: str, *, user: str = "") -> None:
         """Somebody has shown nothing that is good."""
         self.failed += 1
-        if self._is_news("failed", peer.rpartition(":")[0], user, reason):
-            log.warning("authentication failed", peer=peer, transport=transport, user=user, reason=reason)
+        if not self._is_news("failed", peer.rpartition(":")[0], user, reason):
+            return
+        untold = self._failures.untold(self._now_s())
+        if untold is not None:
+            fields = {"peer": peer, "transport": transport, "user": user, "reason": reason}
+            log.warning("authentication failed", **fields, untold=untold)
             principal = f"user:{user}" if user else ""
             self._put(AuditEvent("authentication_failed", principal, peer, transport, reason=reason))
 
     def denied_to(self, principal: str, peer: str, operation: str, resource: str, reason: str) -> None:
         """Somebody may not do something."""
         self.denied += 1
-        if self._is_news("denied", principal, operation, resource):
-            log.warning("denied", principal=principal, peer=peer, operation=operation, resource=resource, reason=reason)
+        if not self._is_news("denied", principal, operation, resource):
+            return
+        untold = self._denials.untold(self._now_s())
+        if untold is not None:
+            fields = {"principal": principal, "peer": peer, "operation": operation, "resource": resource}
+            log.warning("denied", **fields, reason=reason, untold=untold)
             self._put(AuditEvent("denied", principal, peer, operation=operation, resource=resource, reason=reason))
 
     def changed_by(self, principal: str, peer: str, what: str, **fields: object) -> None:

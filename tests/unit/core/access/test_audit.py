@@ -6,8 +6,9 @@ import json
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
-from kera.core.access.audit import Audit, AuditEvent
+from kera.core.access.audit import REPEATED_S, TOLD_MAX, Audit, AuditEvent
 from kera.core.access.guard import Guard
 from kera.core.access.identity import Identity
 from kera.core.access.requirements import CHANGES, REQUIREMENTS, Who
@@ -55,6 +56,21 @@ def test_what_is_repeated_is_no_event_for_a_while() -> None:
     now.s += 11
     audit.done_by("user:admin", "10.0.0.9:2", "Drain", "cluster")
     assert len(events) == 3
+
+
+def test_who_names_another_user_or_stream_each_time_fills_no_log() -> None:
+    now = Now()
+    audit, events = audit_of(now)
+    with capture_logs() as lines:
+        for number in range(1000):
+            audit.authentication_failed("10.0.0.9:1", "grpc", "the password is not right", user=f"guess{number}")
+            audit.denied_to("user:alice", "10.0.0.9:1", "read", f"stream:guess{number}", "no rule allows it")
+        assert len(lines) == len(events) == 2 * TOLD_MAX
+        now.s += REPEATED_S
+        audit.authentication_failed("10.0.0.9:1", "grpc", "the password is not right", user="bob")
+        audit.changed_by("user:admin", "10.0.0.9:2", "grant", rule_id=7)
+    assert [line.get("untold") for line in lines[-2:]] == [1000 - TOLD_MAX, None]
+    assert (audit.failed, audit.denied) == (1001, 1000)
 
 
 @pytest.mark.parametrize("later", [False, True])
