@@ -237,6 +237,15 @@ async def test_requests_to_the_coordinator_count_as_well(secured: Secured, admin
         assert time.monotonic() - begun_s >= 1.5
 
 
+async def test_requests_that_come_together_are_not_served_together(secured: Secured, admin: Client, user: str) -> None:
+    await admin.admin.create_stream(user, streamlets=1)
+    await admin.access.set_quota(user, requests_per_s=5)
+    async with await secured.client(user) as client:
+        begun_s = time.monotonic()
+        await asyncio.gather(*(client.admin.list_streams() for _ in range(24)))
+        assert time.monotonic() - begun_s >= 3
+
+
 async def test_one_stream_too_many_is_refused(secured: Secured, admin: Client, user: str) -> None:
     await admin.access.set_quota(user, streams=2)
     async with await secured.client(user) as client:

@@ -52,6 +52,7 @@ __all__ = [
     "StreamExists",
     "StreamletOutOfRange",
     "TooFewBackups",
+    "TooManyRequests",
     "Unavailable",
     "Uncertain",
     "UnknownGroup",
@@ -139,6 +140,13 @@ class QuotaExceeded(NotAccepted):
     """A principal has as much of something as its quota lets it; ``attributes`` has `quota`, `value`, `principal`."""
 
     code = "quota_exceeded"
+
+
+class TooManyRequests(QuotaExceeded):
+    """A principal asks more than its quota lets it, and a call would have waited for too long."""
+
+    code = "too_many_requests"
+    retriable = True
 
 
 class UnknownUser(InvalidArgument):

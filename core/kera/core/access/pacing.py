@@ -10,8 +10,11 @@ import asyncio
 from collections.abc import Awaitable
 from typing import Any
 
+from kera.core.access import usage as usages
+from kera.core.access.quotas import Debt
+from kera.core.access.totals import exceeded
 from kera.core.access.usage import Usage, Wait
-from kera.core.errors import KeraError
+from kera.core.errors import KeraError, TooManyRequests
 from kera.core.rpc import api
 from kera.core.rpc.method import Call, Handler, Method, Peer, Reply
 from kera.core.rpc.taking import NOTHING, Asker, Taken, Taker
@@ -87,10 +90,27 @@ class _Limited:
 
     def serve(self, usage: Usage, call: Call[Any]) -> Result:
         """Answer a request, if need be later."""
+        if not call.peer.lasts:
+            debts = usage.asked(call.peer, len(call.bulk))
+            return self._serve_paid(usage, call, debts) if debts else self._handler(call)
         if usage.left_behind:
             bulk = memoryview(bytes(call.bulk))  # what the call has is gone when this returns
             return self._serve_later(usage, Call(call.message, bulk, call.peer))
         return self._serve(usage, call)
+
+    async def _serve_paid(self, usage: Usage, call: Call[Any], debts: list[Debt]) -> Reply[Any]:
+        """A call of gRPC, which has no bulk. Raises `TooManyRequests`."""
+        wait = usage.wait(call.peer, debts, s_max=usages.CALL_S_MAX)
+        try:
+            await wait.over()
+        finally:
+            wait.end()
+        if not wait.is_paid:
+            has = f"asks so much that a call would wait for more than {usages.CALL_S_MAX:g} s"
+            error = exceeded(usage.who.principal, usages.REQUESTS, usage.quota.requests_per_s, has)
+            raise TooManyRequests(error.message, **error.attributes)
+        result = self._handler(call)
+        return result if isinstance(result, Reply) else await result
 
     async def _serve_later(self, usage: Usage, call: Call[Any]) -> Reply[Any]:
         call.peer.hold()  # what comes next is served behind it

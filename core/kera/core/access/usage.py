@@ -8,6 +8,9 @@ pay at the same time, each an equal part of the rate.
 An answer waits for at most `WAIT_S_MAX`, and what is owed by then is forgiven: who asks would take the daemon for dead
 otherwise. So each connection gets a request through every `WAIT_S_MAX`, however small a rate is.
 
+Nothing holds calls of gRPC back that come side by side, so they are served only when they are paid, each behind those
+that came before over its connection; what has not been by then is refused after `CALL_S_MAX`.
+
 Whoever goes before it has paid leaves that behind, for as long as it would have waited: until then no request of the
 principal is served. To connect anew is no way around a quota.
 
@@ -32,6 +35,8 @@ from kera.v1 import access_pb2 as messages
 WAIT_S_MAX = 2.0
 """A client that keeps five requests in flight, as ours do, gets the answer to the last one in less than the 10 s for
 which it waits."""
+CALL_S_MAX = 5.0
+"""Less than that for which our clients wait for an answer."""
 READ_S = 1.0
 """A reader is given no more at once than it may have in so long, but for a single chunk."""
 UINT32_MAX = (1 << 32) - 1
@@ -44,17 +49,19 @@ QuotaOf = Callable[[Identity], messages.Quota]
 class Wait:
     """Of a request whose cost was more than was left: its answer waits, and its connection."""
 
-    def __init__(self, usage: Usage, peer: Peer) -> None:
+    def __init__(self, usage: Usage, peer: Peer, s_max: float) -> None:
         self._usage = usage
         self._peer = peer
         self._loop = asyncio.get_running_loop()
         self._begun_s = self._loop.time()
+        self.is_paid = False
+        """It was over as all was paid."""
         self.ms = 0
         """For how long it was, when it is over."""
         self._debts: set[Debt] = set()
         self._gone = False
         self._over: asyncio.Future[None] = self._loop.create_future()
-        self._latest = self._loop.call_later(WAIT_S_MAX, self.end)
+        self._latest = self._loop.call_later(s_max, self.end)
         peer.hold()
 
     @property
@@ -70,6 +77,7 @@ class Wait:
         """One of what it waits for."""
         self._debts.discard(debt)
         if not self._debts:
+            self.is_paid = True
             self.end()
 
     def end(self) -> None:
@@ -194,10 +202,13 @@ class Usage:
 
     # -- waiting ---------------------------------------------------------------------------------------------------
 
-    def wait(self, peer: Peer, debts: list[Debt], wait: Wait | None = None) -> Wait:
-        """Have the connection wait until debts are paid, of which there are some; in `wait`, if that is not over."""
+    def wait(self, peer: Peer, debts: list[Debt], wait: Wait | None = None, *, s_max: float | None = None) -> Wait:
+        """Have the connection wait until debts are paid, of which there are some; in `wait`, if that is not over.
+
+        `s_max`: for no longer than that, `WAIT_S_MAX` if it is None.
+        """
         if wait is None:
-            wait = Wait(self, peer)
+            wait = Wait(self, peer, WAIT_S_MAX if s_max is None else s_max)
             self.waits += 1
         for debt in debts:
             wait.add(debt)

@@ -76,6 +76,7 @@ _STATUS = {
     "authentication_failed": grpc.StatusCode.UNAUTHENTICATED,
     "not_allowed": grpc.StatusCode.PERMISSION_DENIED,
     "quota_exceeded": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "too_many_requests": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "unknown_stream": grpc.StatusCode.NOT_FOUND,
     "unknown_group": grpc.StatusCode.NOT_FOUND,
     "stream_exists": grpc.StatusCode.ALREADY_EXISTS,

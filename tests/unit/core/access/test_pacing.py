@@ -13,7 +13,7 @@ from kera.core.access import usage as usages
 from kera.core.access.guard import Guard
 from kera.core.access.identity import Identity
 from kera.core.access.rights import Operation
-from kera.core.errors import QuotaExceeded, UnknownStream
+from kera.core.errors import QuotaExceeded, TooManyRequests, UnknownStream
 from kera.core.rpc import api
 from kera.core.rpc.method import Call, Handler, Peer, Reply
 from kera.core.rpc.taking import NOTHING, Taken
@@ -360,6 +360,61 @@ async def test_calls_of_grpc_wait_as_well(door: Guard) -> None:
         for _ in range(13):
             await serve(Call(request, memoryview(b""), Connection(door, transport="grpc").peer))
     assert asyncio.get_running_loop().time() - begun_s >= 0.25
+
+
+class Calls:
+    """Calls of gRPC, which come side by side."""
+
+    def __init__(self, door: Guard) -> None:
+        self._door = door
+        self.served = 0
+        self._serve = served(door, api.GET_STREAM_ID, self._look)
+
+    def _look(self, _: Call[Any]) -> Reply[Any]:
+        self.served += 1
+        return Reply(coordinator_pb2.GetStreamIdResponse(stream_id=ORDERS))
+
+    async def one(self, address: str = "10.0.0.9:1", user: str = "alice") -> Reply[Any]:
+        peer = Peer("grpc", address, lasts=False)
+        self._door.known.meet(peer, self._door.authenticator.known(Identity(user)))
+        request = coordinator_pb2.GetStreamIdRequest(name="orders")
+        result = self._serve(Call(request, memoryview(b""), peer))
+        return result if isinstance(result, Reply) else await result
+
+
+async def test_calls_that_come_together_are_served_as_they_are_paid(door: Guard) -> None:
+    """Else each would wait by itself, and as many could be asked at once as one likes."""
+    door.apply(quotas(3, alice=messages.Quota(requests_per_s=20)), 1)
+    calls = Calls(door)
+    begun_s = asyncio.get_running_loop().time()
+    tasks = [asyncio.ensure_future(calls.one(f"10.0.0.9:{number % 3}")) for number in range(30)]
+    await asyncio.sleep(0)
+    assert calls.served == 20
+    await calls.one(user="bob")
+    assert calls.served == 21
+    tasks[-1].cancel()
+    async with asyncio.timeout(WHOLE_S):
+        await asyncio.wait(tasks)
+    assert calls.served == 30
+    assert 0.4 <= asyncio.get_running_loop().time() - begun_s < WHOLE_S
+
+
+async def test_a_call_that_would_wait_for_too_long_is_refused(door: Guard, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(usages, "CALL_S_MAX", SOON_S)
+    door.apply(quotas(3, alice=messages.Quota(requests_per_s=1)), 1)
+    calls = Calls(door)
+    await calls.one()
+    with pytest.raises(TooManyRequests) as raised:
+        await calls.one()
+    assert raised.value.retriable
+    assert raised.value.attributes == {"quota": "requests_per_s", "value": 1, "principal": "user:alice"}
+    assert raised.value.message == (
+        "user:alice asks so much that a call would wait for more than 0.05 s, and its quota of requests per s is 1; who"
+        " administers the cluster can change that: kera quota set alice --requests-per-s MORE"
+    )
+    assert calls.served == 1
+    door.apply(quotas(4), 1)
+    await calls.one()
 
 
 async def test_connections_are_counted_and_one_too_many_is_refused(door: Guard) -> None:
