@@ -95,12 +95,12 @@ class Authenticator:
             raise AuthenticationFailed("that is no token of this cluster, and no issuer of others is set up: jwt_keys")
         return self.known(self._of_jwt(text))
 
-    def begin_login(self, client_first: bytes, peer: object) -> tuple[int, bytes]:
+    def begin_login(self, client_first: bytes, peer: object, host: str = "") -> tuple[int, bytes]:
         """First step of showing a password: the id of the exchange, and the answer.
 
         Raises `AuthenticationFailed`, and what is said to users before it is known who there is.
         """
-        return self._logins.begin(client_first, peer)
+        return self._logins.begin(client_first, peer, host)
 
     def end_login(self, exchange_id: int, client_final: bytes, peer: object) -> tuple[Identity, bytes]:
         """Second step: who it is, and the answer. Raises `AuthenticationFailed`."""

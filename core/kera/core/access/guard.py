@@ -27,6 +27,7 @@ from kera.core.access.usage import Usages
 from kera.core.errors import AuthenticationFailed, KeraError, NotAllowed, StaleEpoch, UnknownStream
 from kera.core.monitoring.health import Finding
 from kera.core.rpc import api
+from kera.core.rpc.crowd import host_of
 from kera.core.rpc.method import Call, Doorkeeper, Evidence, Handler, Method, Peer, Reply, Service
 from kera.core.rpc.taking import NOTHING, Asker, Taken, Taker
 from kera.core.telemetry import get_logger
@@ -201,7 +202,8 @@ class Guard(Door):
             elif request.WhichOneof("with") is None:
                 raise AuthenticationFailed("nothing was shown: set token or scram")
             elif not request.exchange_id:
-                answer.exchange_id, answer.scram = door.begin_login(request.scram, peer.transport)
+                host = host_of(peer.address)
+                answer.exchange_id, answer.scram = door.begin_login(request.scram, peer.transport, host)
                 return Reply(answer)
             else:
                 who, answer.scram = door.end_login(request.exchange_id, request.scram, peer.transport)

@@ -9,7 +9,6 @@ import contextlib
 import hashlib
 import hmac
 import secrets
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import zip_longest
@@ -18,6 +17,7 @@ from typing import Any, NamedTuple
 from scramp import ScramClient, ScramException, ScramMechanism
 
 from kera.core.errors import AuthenticationFailed, InvalidArgument, KeraError
+from kera.core.rpc.crowd import Crowd
 from kera.v1 import access_pb2 as messages
 
 MECHANISM = "SCRAM-SHA-256"
@@ -118,7 +118,7 @@ class _Exchange(NamedTuple):
 
 
 class Logins:
-    """The answering end: exchanges that have begun, of which the oldest make room for new ones."""
+    """The answering end: exchanges that have begun. Of too many, the oldest of the host that has most makes room."""
 
     def __init__(
         self,
@@ -130,12 +130,12 @@ class Logins:
         """`verifiers_of`: of the passwords of which a user may show any; they have the same salt and iterations."""
         self._verifiers_of = verifiers_of
         self._now_s = now_s
-        self._exchanges_max = exchanges_max
-        self._exchanges: OrderedDict[int, _Exchange] = OrderedDict()
+        self._exchanges: dict[int, _Exchange] = {}
+        self._crowd = Crowd[int](exchanges_max)
         self._secret_of_decoys = secrets.token_bytes(32)
         """For users that are not there: to who does not know a password, they look like others."""
 
-    def begin(self, client_first: bytes, peer: object) -> tuple[int, bytes]:
+    def begin(self, client_first: bytes, peer: object, host: str = "") -> tuple[int, bytes]:
         """The id of an exchange, and the answer. Raises `AuthenticationFailed`, and what `verifiers_of` does."""
         user = ""
         verifiers: Sequence[messages.ScramVerifier] = ()
@@ -159,15 +159,17 @@ class Logins:
             if refusal is not None:
                 raise refusal from None
             raise AuthenticationFailed(f"that is no beginning of {MECHANISM} without channel binding") from error
-        while len(self._exchanges) >= self._exchanges_max:
-            self._exchanges.popitem(last=False)
         exchange_id = secrets.randbits(63) | 1
+        crowded_out = self._crowd.add(exchange_id, host)
+        if crowded_out is not None:
+            del self._exchanges[crowded_out]
         self._exchanges[exchange_id] = _Exchange(servers, user, verifiers, peer, self._now_s() + EXCHANGE_S)
         return exchange_id, answer
 
     def end(self, exchange_id: int, client_final: bytes, peer: object) -> Known:
         """Who knows the password of which user, and the answer. Raises `AuthenticationFailed`."""
         exchange = self._exchanges.pop(exchange_id, None)
+        self._crowd.remove(exchange_id)
         if exchange is None or exchange.peer != peer or self._now_s() >= exchange.until_s:
             raise AuthenticationFailed("this password exchange is not under way; begin it anew")
         text = _text(client_final)

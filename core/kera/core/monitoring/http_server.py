@@ -5,9 +5,9 @@ hears nothing of those who connect. Promises:
 
 * A request's head has `head_bytes_max` and `request_s` to come, an answer `answer_s` to be made and `response_s` to
   be taken.
-* At most `connections_max` at once. One too many has the oldest closed of those that have asked nothing yet, else of
-  those that do not take their answer: probes get through though others hold on to their connections. Only when all are
-  being answered the new one is closed.
+* At most `connections_max` at once. One too many has another closed of those that have asked nothing yet, else of those
+  that do not take their answer, and of these the oldest of the host that has most: probes get through though others
+  hold on to their connections. Only when all are being answered the new one is closed.
 * Of the time, what is served has `1 / (1 + REST)` at most, per lane: whoever asks too often waits. Lanes do not wait
   for each other, so a scrape holds up no probe.
 """
@@ -27,6 +27,7 @@ from typing import NamedTuple
 
 from kera.core.errors import PortTaken
 from kera.core.rpc.address import join_address
+from kera.core.rpc.crowd import host_of, most_crowded
 from kera.core.security import Tls
 from kera.core.security.accepting import TlsListener, listening
 from kera.core.telemetry import get_logger
@@ -141,6 +142,8 @@ class _Connection:
 
     def __init__(self, writer: asyncio.StreamWriter) -> None:
         self.writer = writer
+        peer = writer.get_extra_info("peername")
+        self.host = host_of(join_address(*peer[:2])) if peer else ""
         self.being_answered = False
         self.asked = False
 
@@ -257,9 +260,10 @@ class HttpServer:
         if len(self._connections) < self._limits.connections_max:
             return True
         idle = [each for each in self._connections if not each.being_answered]
-        victim = next((each for each in idle if not each.asked), idle[0] if idle else None)
-        if victim is None:
+        some = [each for each in idle if not each.asked] or idle
+        if not some:
             return False
+        victim = most_crowded(some, lambda each: each.host)
         victim.being_answered = True  # it has been chosen, and is gone in a moment
         victim.cut_off()
         return True

@@ -6,7 +6,7 @@ So whoever comes in numbers from one host crowds out nobody from another.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, TypeVar
 from urllib.parse import unquote
 
@@ -60,6 +60,14 @@ class Crowd(Generic[T]):
         if not there:
             del self._hosts[host]
         return True
+
+
+def most_crowded(some: Iterable[T], host_of_one: Callable[[T], str]) -> T:
+    """Of some, at least one, the oldest of the host that has most; they come in the order of their age."""
+    hosts: dict[str, list[T]] = {}
+    for one in some:
+        hosts.setdefault(host_of_one(one), []).append(one)
+    return max(hosts.values(), key=len)[0]
 
 
 def host_of(address: str) -> str:

@@ -9,7 +9,7 @@ import pytest
 from kera.core.access.accounts import Accounts
 from kera.core.access.guard import CALLER, FAILURES_MAX, Guard
 from kera.core.access.identity import Identity
-from kera.core.access.passwords import Login
+from kera.core.access.passwords import EXCHANGES_MAX, Login
 from kera.core.access.requirements import Need
 from kera.core.access.rights import CLUSTER, Operation
 from kera.core.errors import AuthenticationFailed, NotAllowed, StaleEpoch, UnknownStream
@@ -66,6 +66,19 @@ async def test_over_frames_a_connection_is_known_by_the_password_that_was_shown(
     assert answer.principal == "user:alice"
     assert not answer.session
     door.check(connection.peer, Need(READ, ORDERS))
+
+
+async def test_who_begins_to_authenticate_in_numbers_is_in_the_way_of_nobody_elsewhere(door: Guard) -> None:
+    served: Any = door.guarded(door.service())[api.AUTHENTICATE]
+    alone, many, login = Connection(), Connection(), Login("alice", PASSWORD)
+    many.peer.address = "10.0.0.8:1"
+    first = messages.AuthenticateRequest(scram=login.first())
+    answer = await served(Call(first, memoryview(b""), alone.peer))
+    for _ in range(EXCHANGES_MAX):
+        await served(Call(first, memoryview(b""), many.peer))
+    final = login.final(answer.message.scram)
+    second = messages.AuthenticateRequest(scram=final, exchange_id=answer.message.exchange_id)
+    assert (await served(Call(second, memoryview(b""), alone.peer))).message.principal == "user:alice"
 
 
 async def test_over_grpc_calls_show_a_session(door: Guard) -> None:

@@ -53,6 +53,17 @@ def test_a_user_that_is_not_there_has_the_same_salt_each_time(logins: Logins) ->
     assert len(salts) == 1
 
 
+def test_who_begins_many_exchanges_ends_those_of_nobody_elsewhere(now: Now) -> None:
+    verifier = verifier_for(PASSWORD, iterations=ITERATIONS_MIN)
+    logins = Logins(lambda _: [verifier], now, exchanges_max=4)
+    login = Login("alice", PASSWORD)
+    exchange_id, answer = logins.begin(login.first(), PEER, "10.0.0.2")
+    many = [logins.begin(Login("alice", PASSWORD).first(), PEER, "10.0.0.3")[0] for _ in range(10)]
+    assert logins.end(exchange_id, login.final(answer), PEER).user == "alice"
+    with pytest.raises(AuthenticationFailed, match="not under way"):
+        logins.end(many[0], b"", PEER)
+
+
 def test_a_server_that_does_not_know_the_password_is_found_out(logins: Logins) -> None:
     login = Login("alice", PASSWORD)
     exchange_id, answer = logins.begin(login.first(), PEER)

@@ -145,6 +145,19 @@ def test_connections_that_ask_nothing_keep_nobody_out(start: Start) -> None:
         assert everything(silent[0]) == b"", "the oldest makes room"
 
 
+def test_who_comes_in_numbers_keeps_out_nobody_from_elsewhere(start: Start) -> None:
+    port = start(connections_max=3)
+    with contextlib.ExitStack() as stack:
+        alone = stack.enter_context(
+            socket.create_connection(("127.0.0.1", port), timeout=WAIT_S, source_address=("127.0.0.2", 0))
+        )
+        many = [stack.enter_context(connected(port)) for _ in range(6)]
+        for each in many[:4]:
+            assert everything(each) == b""
+        alone.sendall(GET)
+        assert status_of(everything(alone)) == 200
+
+
 def test_while_all_are_being_answered_a_new_one_is_closed(start: Start) -> None:
     begun, go_on = threading.Semaphore(0), threading.Event()
 
