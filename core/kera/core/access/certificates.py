@@ -68,7 +68,7 @@ def _pattern(text: str) -> re.Pattern[str]:
 
 @lru_cache(CACHED_MAX)
 def names_in(certificate: bytes) -> tuple[str, ...]:
-    """What a certificate (DER or PEM) names; nothing, if it is none."""
+    """What a certificate (DER or PEM) names; nothing, if it is none, or has what cannot be read."""
     from cryptography import x509  # noqa: PLC0415 - daemons have it, and a client need not
 
     pem = certificate.lstrip().startswith(b"-----")
@@ -86,6 +86,6 @@ def names_in(certificate: bytes) -> tuple[str, ...]:
             (x509.IPAddress, "IP"),
         ):
             names += [f"{word}:{value}" for value in others.get_values_for_type(kind)]
-    except ValueError:
+    except Exception:  # noqa: BLE001 - what cannot be read is told in many ways, `TypeError` among them
         return ()
     return tuple(name for name in names[:NAMES_MAX] if len(name) <= NAME_CHARS_MAX)

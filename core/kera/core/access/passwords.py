@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import hmac
+import re
 import secrets
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -34,6 +35,7 @@ NONCE_BYTES = 16
 MESSAGE_BYTES_MAX = 4096
 """Of SCRAM's: names and nonces are short."""
 
+_COUNT = re.compile(r"[0-9]{1,9}")
 _MECHANISM = ScramMechanism(MECHANISM)
 _LookedUp = tuple[bytes, bytes, bytes, int]
 """Salt, both keys, iterations."""
@@ -84,8 +86,8 @@ class Login:
         try:
             text = server_first.decode()
             count = next((part[2:] for part in text.split(",") if part.startswith("i=")), "")
-            if not count.isdigit() or int(count) > ITERATIONS_MAX:
-                raise AuthenticationFailed(f"the server asks for {count or 'no'} iterations")
+            if not _COUNT.fullmatch(count) or int(count) > ITERATIONS_MAX:
+                raise AuthenticationFailed(f"the server asks for {count[:20] or 'no'} iterations")
             self._client.set_server_first(text)
             return str(self._client.get_client_final()).encode()
         except (ScramException, UnicodeDecodeError) as error:
