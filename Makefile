@@ -62,7 +62,7 @@ WITH_SEED := seed="$(SEED)"; seed="$${seed:-$$(od -An -N4 -tu4 /dev/urandom | tr
 .PHONY: help setup jar demo demo-check test test-all test-bench test-fast coverage check check-all lint types proto proto-check
 .PHONY: bench bench-compare bench-log bench-streamlets bench-requests bench-real-time
 .PHONY: bench-replication bench-recovery bench-migration bench-push bench-spark chaos-kill chaos-replicas chaos-control
-.PHONY: chaos-network chaos-access chaos-silence chaos-push chaos-columnar chaos-spark fuzz-log fuzz-replication fuzz-native fuzz-chunks fuzz-wire constraints clean
+.PHONY: chaos-network chaos-access chaos-crowd chaos-silence chaos-push chaos-columnar chaos-spark fuzz-log fuzz-replication fuzz-native fuzz-chunks fuzz-wire constraints clean
 .PHONY: bench-smoke bench-stages bench-experiments bench-fairness bench-fairness-deep bench-soak chaos-restart chaos-hostile
 .PHONY: docs dist test-spark-versions test-lakehouse test-native-asan sim sim-mutants
 
@@ -257,6 +257,9 @@ chaos-network: setup ## Break the network between each two roles, ROUNDS times (
 
 chaos-access: setup ## Revoke rights under load while leaders are killed, ROUNDS times. CHAOS_ARGS are passed on.
 	@$(WITH_ZOOKEEPER) $(PY) -m tests.chaos.access --rounds $(ROUNDS) $(if $(SEED),--seed $(SEED)) $(CHAOS_ARGS)
+
+chaos-crowd: setup ## Attack a secured cluster as somebody who knows no password, beside a client. CHAOS_ARGS are passed on.
+	@$(PY) -m tests.chaos.crowd $(CHAOS_ARGS)
 
 chaos-silence: setup ## Cut hosts off silently under load, for CUTS seconds each (root). CHAOS_ARGS are passed on.
 	@$(PY) -m tests.chaos.network --cuts $(CUTS) $(CHAOS_ARGS)
