@@ -11,6 +11,7 @@ import itertools
 import random
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 from typing import Literal
 
 import pytest
@@ -263,13 +264,13 @@ async def test_one_stream_too_many_is_refused(secured: Secured, admin: Client, u
         await client.admin.create_stream(f"{user}-2", streamlets=1)
 
 
-async def refused(producer: Producer, stream: str) -> QuotaExceeded:
+async def refused(producer: Producer, stream: str, streamlet: int | None = None) -> QuotaExceeded:
     """What is said when a stream takes no more, with the next heartbeat or the one after that."""
     await producer.prepare(stream)
 
     async def refusal() -> QuotaExceeded | None:
         try:
-            await producer.send(stream, VALUE)
+            await producer.send(stream, VALUE, streamlet=streamlet)
         except QuotaExceeded as error:
             return error
         except Uncertain:
@@ -424,3 +425,44 @@ async def test_who_has_stored_too_much_still_has_after_restarts(secured: Secured
             await refused(producer, user)
         await producer.close(flush=False)
         assert sum([len(each.value or b"") async for each in client.consumer(user, start="earliest", end="latest")])
+
+
+async def test_no_broker_takes_more_while_another_coordinator_counts(tmp_path: Path) -> None:
+    """What each of them has is within the quota, and only together it is not."""
+    with contextlib.ExitStack() as stack:
+        secured = Secured(tmp_path, stack, brokers=2, backups=0, replication=0)
+        for name in ("admin", "alice"):
+            await secured.make_user(name)
+        await secured.grant("user:alice", "stream:alice*", Operation.READ, Operation.WRITE, Operation.CREATE)
+        async with (
+            await secured.client("admin") as admin,
+            await secured.client("alice") as client,
+            client.producer() as producer,
+        ):
+            await client.admin.create_stream("alice", streamlets=2)
+            await producer.prepare("alice")
+            for number in range(20):
+                await producer.send("alice", VALUE, streamlet=number % 2)
+            await admin.access.set_quota("alice", stored_bytes=15 * len(VALUE))
+            await rate_of(lambda: 0)  # what is written until both have heard of it would be enough for one alone
+            for streamlet in range(2):
+                await refused(producer, "alice", streamlet)
+            taken = 0
+
+            async def probe(streamlet: int) -> None:
+                nonlocal taken
+                while True:
+                    with contextlib.suppress(QuotaExceeded):
+                        await producer.send("alice", VALUE, streamlet=streamlet)
+                        taken += 1
+
+            tasks = [asyncio.create_task(probe(streamlet)) for streamlet in range(2)]
+            await asyncio.to_thread(secured.cluster.restart, "coordinator")
+            await admin.admin.list_streams()
+            await rate_of(lambda: taken)
+            for task in tasks:
+                assert not task.done(), task
+                task.cancel()
+            await asyncio.wait(tasks)
+            assert not taken
+            await producer.close(flush=False)
