@@ -57,7 +57,8 @@ def test_the_head_of_the_file_says_where_its_slots_are(shm_dir: Path) -> None:
     head = json.loads(arena.path.read_bytes()[:HEAD_BYTES].rstrip(b"\0"))
     slots_at = head.pop("slots_at")
 
-    assert head == {"format": 2, "data_dir": "/data", "ephemeral": False, "slot_bytes": 4096, "slots": 600}
+    expected = {"given": 0, "format": 2, "data_dir": "/data", "ephemeral": False, "slot_bytes": 4096, "slots": 600}
+    assert head == expected
     assert slots_at % PAGE_BYTES == 0
     assert slots_at >= HEAD_BYTES + 64 * 600, "the rows must not reach into the first slot"
     assert [arena.slot(index).arena_offset for index in (0, 1, 599)] == [

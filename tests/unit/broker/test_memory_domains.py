@@ -197,6 +197,28 @@ def test_a_killed_launch_leaves_the_segments_of_all_domains_to_the_next(shm_dir:
     arena.close()
 
 
+def test_what_a_killed_launch_has_given_away_gets_nothing_new_in_the_next(shm_dir: Path) -> None:
+    """It knew to whom; who has lost the right meanwhile may look still."""
+    before = create(shm_dir)
+    kept, given = before.allocate("us"), before.allocate("eu")
+    given.assign(CONTENT)
+    given.file.note_given()
+    with mapped(given.file) as theirs:
+        before.close(keep=True)
+        arena = Arena.attach(shm_dir, Path("/data"))
+        assert arena is not None
+
+        assert arena.slot(given.index).content == CONTENT
+        assert arena.file("us").path == kept.file.path
+        assert write(arena.allocate("eu")).file.path != given.file.path
+        assert MARK not in theirs[:]
+        arena.slot(given.index).retire()
+        assert write(arena.allocate("eu")).index == given.index
+        assert not given.file.path.exists()
+        assert MARK not in theirs[:]
+        arena.close()
+
+
 def test_slots_without_memory_are_given_some_by_the_next_launch(shm_dir: Path) -> None:
     def fails(_fd: int, offset: int, _size: int) -> None:
         if offset:

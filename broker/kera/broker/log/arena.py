@@ -213,8 +213,9 @@ class Arena:
         self._calls = calls
         self._files: dict[ArenaFile, list[Slot]] = {file: [] for file in sorted(files, key=_age)}
         """With the free slots that have memory there."""
-        self._current = {file.domain: file for file in self._files}
-        """The last one of each domain; the others are renewed."""
+        self._current = {file.domain: file for file in self._files if not (left and file.is_given)}
+        """The last one of each domain; the others are renewed, as are those of which only an earlier launch knew who
+        has mapped them."""
         first, *_ = self._files
         self._geometry = first.geometry
         self.path = self._current.get(DEFAULT_DOMAIN, first).path
@@ -239,6 +240,8 @@ class Arena:
                 self._add_free(slot)
             else:
                 self._take_over(slot)
+        for file in list(self._files):
+            self._drop_if_empty(file)
 
     @classmethod
     def create(
@@ -374,7 +377,11 @@ class Arena:
 
     def is_renewed(self, file: ArenaFile) -> bool:
         """Whether slots of its domain get their memory in another file by now."""
-        return self._current.get(file.domain) is not file
+        return not self.is_of(file, file.domain)
+
+    def is_of(self, file: ArenaFile, domain: str) -> bool:
+        """Whether slots of a domain get their memory there now."""
+        return self._current.get(domain) is file
 
     def renew(self, domain: str) -> None:
         """From now on, slots of a domain get their memory in a file that nobody has mapped."""

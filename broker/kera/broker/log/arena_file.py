@@ -12,7 +12,8 @@
   system shows at the start and not as SIGBUS later. The others begin as holes, and slots get memory there before they
   are written to.
 * A file that is *renewed* gets no further slots: what is new of its domain lies in another one, which those who had
-  mapped this one have not.
+  mapped this one have not. One that was given to anybody who may lose the right to it says so, for the next launch,
+  which does not know to whom.
 * The owner holds a lock on each. So files whose owner has died are recognised: they are taken over by the next launch
   of the same broker; those of an ephemeral broker, which never comes back, are removed by the next start of any broker
   of the same user.
@@ -45,6 +46,8 @@ log = get_logger("kera.arena")
 FORMAT = 2
 DOMAIN_FORMAT = 3
 """Of files of other domains: who knows only one does not take them for its arena."""
+_GIVEN, _YES = b'"given": ', ord("1")
+"""In the head, and what is behind it of a file that is."""
 HEAD_BYTES = 4096
 PAGE_BYTES = 4096
 ROW_BYTES = 64
@@ -94,6 +97,7 @@ class ArenaFile:
         self._calls = calls
         self._memory = mmap.mmap(fd, geometry.file_bytes)
         self._view = memoryview(self._memory)
+        self._given_at = self._find_given()
 
     @classmethod
     def create(
@@ -138,6 +142,7 @@ class ArenaFile:
         if reserved:
             populate(file._memory)
         head = {
+            "given": 0,
             "format": FORMAT,
             "data_dir": str(owner.data_dir),
             "ephemeral": owner.ephemeral,
@@ -152,6 +157,7 @@ class ArenaFile:
         text = json.dumps(head).encode()
         invariant(len(text) < HEAD_BYTES, "the arena's head is larger than its page", data_dir=str(owner.data_dir))
         file._memory[: len(text)] = text  # last: a file without a head was never used
+        file._given_at = file._find_given()
         return file
 
     @classmethod
@@ -180,6 +186,21 @@ class ArenaFile:
                 pass  # another broker's, or none that we know: `remove_orphans` deals with it
             os.close(fd)
         return found
+
+    @property
+    def is_given(self) -> bool:
+        """Whether anybody may have it mapped who could lose the right to it; so it is of one that does not say."""
+        return self._given_at is None or self._view[self._given_at] == _YES
+
+    def note_given(self) -> None:
+        """Write down that somebody gets it who may lose the right to it."""
+        if self._given_at is not None:
+            self._view[self._given_at] = _YES
+
+    def _find_given(self) -> int | None:
+        """Where the head says whether it is given; None: it does not."""
+        at = self._memory.find(_GIVEN, 0, HEAD_BYTES)
+        return None if at < 0 else at + len(_GIVEN)
 
     def has_memory(self, index: int) -> bool:
         """Whether a slot has its memory here."""

@@ -161,6 +161,7 @@ class StreamletOpener:
             if stream.by_disk and stream.durability > common_pb2.DURABILITY_LEADER:
                 self._memory.commits.persist([(segment, segment.head)], nothing)
         stream.add(streamlet)
+        self._memory.close_elsewhere(restored.segments)
         return streamlet
 
 

@@ -1,9 +1,12 @@
 """Who gets the memory of a domain, and what follows when one of them may not read it any more.
 
 Nobody can take a mapping back. So what is new goes elsewhere then: to a file that is given to those who still may.
+Whoever has shown a token may no longer once its time is up, whether it is still here or not: it may have been leaked.
 """
 
 from __future__ import annotations
+
+import math
 
 from kera.broker.log.arena import Arena
 from kera.broker.log.arena_file import ArenaFile
@@ -20,6 +23,7 @@ log = get_logger("kera.push")
 
 GIVEN_MAX = 4096
 """Identities that are remembered of a file: with more, it is renewed."""
+_NOW_S = -math.inf
 
 
 class Mappings:
@@ -30,18 +34,29 @@ class Mappings:
         self._memory = memory
         self._guard = guard
         self._given: dict[ArenaFile, set[Identity]] = {}
+        self._until_s = math.inf
+        """When the first of them may not read any longer, on the boot-time clock."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the time of somebody is up: `renew`."""
+        return self._guard.authenticator.now_s() >= self._until_s
 
     def check(self, peer: Peer, domain: str) -> None:
         """Whether a peer may map the memory of a domain. Raises `NotAllowed`, and `AuthenticationFailed`."""
         self._guard.check(peer, Need(Operation.READ, _resource(domain)))
         who = peer.identity
-        if who is not None and not who.is_daemon and self._guard.quota_of(who).HasField("bytes_out_per_s"):
+        if who is not None and not who.is_daemon and self._is_counted(who):
             raise NotAllowed("a quota counts what you read, and what is read in place cannot be counted")
 
     def give(self, file: ArenaFile, who: Identity | None) -> None:
-        """Somebody gets a file. Those who could read all memory anyway need not be remembered."""
-        if who is not None and not who.is_daemon:
-            self._given.setdefault(file, set()).add(who)
+        """Somebody is about to get a file. Those who could read all memory anyway need not be remembered."""
+        if who is None or who.is_daemon:
+            return
+        file.note_given()
+        given = self._given.setdefault(file, set())
+        given.add(who if who.how == "jwt" else who._replace(until_s=math.inf))  # of others it is known otherwise
+        self._until_s = _NOW_S if len(given) > GIVEN_MAX else min(self._until_s, self._good_until_s(who))
 
     def renew(self) -> list[ArenaFile]:
         """See whether somebody has lost what it was given; returns the files that are in use no more for that."""
@@ -56,18 +71,29 @@ class Mappings:
                 log.info("memory is renewed: somebody who has mapped it may not read it any more", domain=file.domain)
                 self._arena.renew(file.domain)
                 self._memory.close_all_of(file.domain)
+        times = [self._good_until_s(who) for given in self._given.values() for who in given]
+        self._until_s = min(times, default=math.inf)
         return renewed
 
     def _has_lost(self, who: Identity, domain: str) -> bool:
-        """Whether something was taken from somebody: the right, or what it had shown to be known by.
-
-        That the time of it is up, as that of tokens is, takes nothing from who may get another one.
-        """
+        """Whether something was taken from somebody: the right, or what it had shown to be known by."""
         door = self._guard.authenticator
-        is_over = door.now_s() >= who.until_s
-        return not (is_over or door.holds(who)) or not self._guard.may(
-            door.known(who), Operation.READ, _resource(domain)
+        return (
+            not door.is_still(who)
+            or door.now_s() >= self._good_until_s(who)
+            or not self._guard.may(door.known(who), Operation.READ, _resource(domain))
+            or self._is_counted(who)
         )
+
+    def _good_until_s(self, who: Identity) -> float:
+        """How long it is good what somebody has shown: a session ends, but not the password that it came from."""
+        if who.token_id:
+            until_s = self._guard.authenticator.accounts.until_s(who.token_id)  # it may have been renewed
+            return _NOW_S if until_s is None else until_s
+        return who.until_s if who.how == "jwt" else math.inf
+
+    def _is_counted(self, who: Identity) -> bool:
+        return self._guard.quota_of(who).HasField("bytes_out_per_s")
 
 
 def _resource(domain: str) -> str:

@@ -135,6 +135,8 @@ class PushServer:
 
     def _tell_alive(self) -> None:
         loop = asyncio.get_running_loop()
+        if self.mappings is not None and self.mappings.is_over:
+            self._renew()
         for connection in list(self.connections):
             connection.tell_alive(loop.time())
         self._alive_timer = loop.call_later(self._alive_interval_ms / 1000, self._tell_alive)
@@ -260,6 +262,8 @@ class _Connection(asyncio.Protocol):
         if transport is None or transport.is_closing() or transport.get_write_buffer_size():
             return False  # it is to come behind what was written, and must not wait
         hello = server.hello(file)
+        if server.mappings is not None:
+            server.mappings.give(file, self._peer.identity)
         try:
             fd = file.open_for_readers()  # not the broker's own, by which readers could write
             try:
@@ -270,8 +274,6 @@ class _Connection(asyncio.Protocol):
                 os.close(fd)
         except OSError:
             return False  # it is gone already
-        if server.mappings is not None:
-            server.mappings.give(file, self._peer.identity)
         self.file = file
         if self._stranger is not None:
             self._stranger.cancel()

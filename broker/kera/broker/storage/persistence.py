@@ -102,6 +102,12 @@ class PersistenceManager:
             if segment.entry.memory_domain == domain:
                 self.close(segment)
 
+    def close_elsewhere(self, segments: Iterable[Segment]) -> None:
+        """Close those that are open where what is new of their memory domain is not to be."""
+        for segment in segments:
+            if segment in self.segments.heads and not self.slots.is_in_place(segment):
+                self.close(segment)
+
     def adopt(self, segment: Segment) -> None:
         """A segment of the tail that the last launch left in memory.
 

@@ -82,6 +82,10 @@ class SegmentSlots:
             return True
         return self.beyond_reserve()
 
+    def is_in_place(self, segment: Segment) -> bool:
+        """Whether a segment is where new ones of its memory domain are."""
+        return self._arena.is_of(segment.slot.file, segment.entry.memory_domain)
+
     def touched(self, segment: Segment) -> None:
         """A reader has got something of a segment: if it was loaded for that, it is one like the others now."""
         self._kept.pop(segment, None)

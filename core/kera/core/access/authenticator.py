@@ -125,9 +125,11 @@ class Authenticator:
     # -- what becomes of it ----------------------------------------------------------------------------------------
 
     def holds(self, who: Identity) -> bool:
-        """Whether it still is who it was."""
-        if self.now_s() >= who.until_s:
-            return False
+        """Whether it still is who it was, and its time is not up."""
+        return self.now_s() < who.until_s and self.is_still(who)
+
+    def is_still(self, who: Identity) -> bool:
+        """Whether what it has shown would make it the same again, however long ago it was."""
         if who.is_daemon:
             secret = self.cluster_secret
             return who.how != "password" or secret is None or secret.is_taken(who.password_version)

@@ -18,8 +18,10 @@ from kera.broker.serving.push_server import PushServer
 from kera.client.cluster.fetch import Fetched, Wanted
 from kera.client.cluster.push import PushChannel, Reason, SubscriptionEnd
 from kera.client.cluster.push_connect import connect
+from kera.core.access.accounts import Token
 from kera.core.access.credentials import Credentials
 from kera.core.access.guard import Guard
+from kera.core.access.identity import Identity
 from kera.core.access.rights import Operation
 from kera.core.errors import AuthenticationFailed, InvalidArgument, NotAllowed, Unavailable, UnknownStream
 from kera.core.ids import EARLIEST, EntryId
@@ -35,6 +37,8 @@ SOMEBODY = 12_345
 """A user of the host that has no name there."""
 READ = Operation.READ
 ALICE = Credentials(user="alice", password=lambda: PASSWORD)
+TOKEN = Token("t1", "secret")
+"""Of alice."""
 
 
 @pytest.fixture
@@ -51,6 +55,7 @@ class Served:
     broker: Broker
     guard: Guard
     path: Path
+    now: Now
     uid: int = SOMEBODY
     version: int = 1
     sequences: dict[int, int] = field(default_factory=lambda: {ORDERS: 0, PAYMENTS: 0})
@@ -76,8 +81,9 @@ class Served:
 @asynccontextmanager
 async def serving(broker: Broker, path: Path, mode: int = ANY_USER, **limits: Any) -> AsyncIterator[Served]:
     loop = asyncio.get_running_loop()
-    with guard(Now(), look_s=60) as door:
-        served = Served(broker, door, path)
+    now = Now()
+    with guard(now, look_s=60) as door:
+        served = Served(broker, door, path, now)
 
         def uid_of(_: socket.socket) -> int:
             return served.uid
@@ -246,6 +252,54 @@ async def test_who_loses_a_domain_sees_nothing_new_of_it_in_what_it_has_mapped(s
     await again.close()
 
 
+@pytest.mark.parametrize("shown", ["token", "session"])
+async def test_who_has_mapped_memory_with_what_was_stolen_does_not_see_all_that_comes(
+    broker: Broker, path: Path, shown: str
+) -> None:
+    """It need not stay connected: the token ends by itself, and of the session that its password has changed."""
+    async with serving(broker, path, alive_interval_ms=1) as served:
+        rules = [rule("user:alice", "domain:eu", READ)]
+        served.allow(*rules, tokens=[_token_for(600)])
+        alice = served.guard.authenticator.known(Identity("alice", how="password", password_version=1))
+        session, _ = served.guard.authenticator.session_for(alice)
+        stolen = str(TOKEN) if shown == "token" else session
+        channel = await served.connect(introduction=Credentials(token=lambda: stolen))
+        mapped, file = channel._memory, broker.arena.file("eu")
+        await channel.close()
+        served.fill(ORDERS, 2, fill=b"before")
+        served.now.s += 3_700
+        if shown == "session":
+            served.allow(*rules, users=[user("alice", version=2)])
+        await until(lambda: broker.arena.is_renewed(file))
+        served.fill(ORDERS, 20, fill=b"after!")
+
+        assert b"before" in bytes(mapped)
+        assert b"after!" not in bytes(mapped)
+
+
+async def test_a_token_that_was_renewed_in_time_leaves_the_memory_as_it_is(served: Served) -> None:
+    mine = rule("user:alice", "domain:eu", READ)
+    served.allow(mine, tokens=[_token_for(10)])
+    channel = await served.connect(introduction=Credentials(token=lambda: str(TOKEN)))
+    file = served.broker.arena.file("eu")
+    for left_s, renewed in ((5, False), (20, False), (3, False), (0, True)):
+        served.now.s += 9
+        served.allow(mine, tokens=[_token_for(left_s)])
+        assert served.broker.arena.is_renewed(file) == renewed
+    await channel.close()
+
+
+async def test_who_is_counted_from_now_on_reads_nothing_more_in_place(served: Served) -> None:
+    rules = [rule("user:alice", each, READ) for each in ("domain:eu", "stream:orders")]
+    served.allow(*rules)
+    channel = await served.connect()
+    served.allow(*rules, default_quota=access_pb2.Quota(bytes_out_per_s=1 << 20))
+    await until(lambda: channel.closed)
+    served.fill(ORDERS, 2, fill=b"after!")
+
+    assert b"after!" not in bytes(channel._memory)
+
+
 async def test_who_loses_something_else_has_the_memory_left_as_it_is(served: Served) -> None:
     mine = [rule("user:alice", each, READ) for each in ("domain:eu", "stream:orders")]
     served.allow(*mine, rule("user:alice", "stream:payments", READ))
@@ -336,3 +390,7 @@ async def test_a_name_that_is_no_domain_is_refused(served: Served) -> None:
 
 def _of(name: str) -> Credentials:
     return Credentials(user=name, password=lambda: PASSWORD)
+
+
+def _token_for(seconds: int) -> access_pb2.TokenRecord:
+    return access_pb2.TokenRecord(token_id="t1", digest=TOKEN.digest, owner="alice", expires_in_ms=seconds * 1000)

@@ -5,10 +5,11 @@ import pytest
 from kera.broker.log.bounds import lag_records
 from kera.broker.storage.index_format import put_entry
 from kera.broker.storage.index_repair import StartFindings
+from kera.core.chunk import verify_header
 from kera.core.ids import Position
 from kera.v1 import common_pb2
 from tests.unit.broker.restart_support import SEGMENT, Launches, commit, lost
-from tests.unit.broker.support import BROKER_ID, CHUNK_BYTES, SLOT_BYTES, STREAM_ID, Log, Outcome, stream_info
+from tests.unit.broker.support import BROKER_ID, CHUNK_BYTES, SLOT_BYTES, STREAM_ID, Log, Outcome, chunk, stream_info
 
 # --- the first launch --------------------------------------------------------------------------------------
 
@@ -203,3 +204,24 @@ def test_after_a_clean_end_everything_is_on_disk_and_nothing_is_lost(launches: L
     assert log.append().group_id == 2, "ids of groups go on by one"
     assert log.append(sequence=0).duplicate
     assert log.read_all() == list(range(SEGMENT + 3))
+
+
+# --- memory domains ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", ["nothing", "given", "altered"])
+def test_what_was_being_written_where_others_may_look_is_not_gone_on_with(launches: Launches, what: str) -> None:
+    """As the memory was given to others, who may have lost the right meanwhile, or the stream has another domain."""
+    launches.start()
+    launches.engine.streams.open(stream_info(memory_domain="eu"), BROKER_ID, 9)
+    data = chunk()
+    launches.engine.streams.streamlet(STREAM_ID, 0).append(memoryview(data), verify_header(data))
+    if what == "given":
+        launches.engine.arena.file("eu").note_given()
+    launches.kill()
+    launches.start()
+    info = stream_info(memory_domain="us" if what == "altered" else "eu")
+    launches.engine.streams.open(info, BROKER_ID, 9)
+    entry = launches.engine.streams.streamlet(STREAM_ID, 0).entries[0]
+
+    assert [segment.closed for segment in entry.tail] == [what != "nothing"]
