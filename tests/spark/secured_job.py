@@ -32,6 +32,10 @@ class Application:
         url: str | None = self._spark.sparkContext.uiWebUrl
         return url
 
+    def configuration(self) -> str:
+        """All that Spark was told."""
+        return f"{self._spark.sparkContext.getConf().getAll()} {self._spark.conf.getAll}"
+
     def read(self, stream: str, options: dict[str, str]) -> list[str]:
         """The values of a stream."""
         return sorted(row.value for row in self._batch(stream, options).collect())

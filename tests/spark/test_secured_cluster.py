@@ -115,7 +115,6 @@ def application(folder: Path, master: str, secured: SecuredCluster) -> Iterator[
         "spark.ui.showConsoleProgress": "false",
         # Over the network, as on hosts of their own: who comes over a socket of the broker's user need show nothing.
         "spark.executorEnv.KERA_CLIENT_TRANSPORT": "tcp",
-        "spark.executorEnv.KERA_CLIENT_TLS_CA": str(secured.ca),
         "spark.executorEnv.KERA_CLIENT_RETRY_TIMEOUT_MS": "5000",
     }
     alice = {
@@ -270,6 +269,7 @@ def test_what_is_shown_and_kept_has_no_secret(world: World) -> None:
         (said / f"explained-{engine}").write_text(application.do("explain", stream=source, options=options))
         bobs = world.options(engine, "bob")
         (said / f"refused-{engine}").write_text(application.refused("read", stream=source, options=bobs))
+    (said / "configuration").write_text(application.do("configuration"))
     shown = keep_what_is_shown(world.spark, application.do("ui"), said)
     assert any("/StreamingQuery/" in url for url in shown)
     assert "pyspark.daemon" in (said / "executors").read_text()

@@ -78,7 +78,6 @@ def started(secured: SecuredCluster, folder: Path, master: str, engine: str) -> 
             "spark.ui.port": "0",
             "spark.ui.showConsoleProgress": "false",
             "spark.executorEnv.KERA_CLIENT_TRANSPORT": "tcp",
-            "spark.executorEnv.KERA_CLIENT_TLS_CA": str(secured.ca),
         },
     }
     analyst = {

@@ -49,6 +49,8 @@ class Connection:
     """To show in place of all else that says who it is; None: what `given` or the process's own environment says."""
     token_lifetime_ms: int | None = None
     """Of the tokens that are made for executors; None: nobody has said so."""
+    drivers_ca: str = ""
+    """File of authorities that the driver goes by: for executors to which nobody has named one."""
 
     @property
     def files(self) -> dict[str, str]:
@@ -60,6 +62,6 @@ class Connection:
         """What of `given` says who it is."""
         return {name: value for name, value in self.given if name in CREDENTIALS}
 
-    def with_token(self, token: Secret) -> Connection:
+    def with_token(self, token: Secret, drivers_ca: str = "") -> Connection:
         """For executors: it shows the token, and has nothing else of who the driver is."""
-        return Connection(self.bootstrap, tuple(self.files.items()), token)
+        return Connection(self.bootstrap, tuple(self.files.items()), token, drivers_ca=drivers_ca)

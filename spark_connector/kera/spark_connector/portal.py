@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import uvloop
 
 from kera.core.errors import InternalError, KeraError
+from kera.core.home import expanded
 from kera.spark_connector.connection import Connection
 
 if TYPE_CHECKING:
@@ -159,6 +160,8 @@ def settings_of(connection: Connection, *, retry_timeout_ms: int | None = None) 
 
     files: dict[str, Any] = connection.files
     settings = ClientSettings.load(retry_timeout_ms=retry_timeout_ms, **files)
+    if connection.drivers_ca and settings.tls_ca is None:
+        settings = settings.model_copy(update={"tls_ca": Path(connection.drivers_ca)})
     given: dict[str, Any] = {
         name: value if name == "user" else Path(value) for name, value in connection.credentials.items()
     }
@@ -168,6 +171,11 @@ def settings_of(connection: Connection, *, retry_timeout_ms: int | None = None) 
         return settings
     nobody = {"user": "", "password_file": None, "password": None, "token_file": None, "token": None}
     return settings.model_copy(update=nobody | given)
+
+
+def ca_of(settings: ClientSettings) -> str:
+    """Where the authorities are that a driver with these settings goes by, for others; empty: it has none."""
+    return "" if settings.tls_ca is None else str(expanded(settings.tls_ca))
 
 
 def shared(connection: Connection) -> Portal:

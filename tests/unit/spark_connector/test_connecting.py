@@ -11,7 +11,8 @@ from kera.core.errors import InvalidArgument
 from kera.spark_connector.connection import Connection, Secret
 from kera.spark_connector.options.reading import parse_read_options
 from kera.spark_connector.options.writing import parse_write_options
-from kera.spark_connector.portal import settings_of
+from kera.spark_connector.portal import ca_of, settings_of
+from kera.spark_connector.service.pieces import connection_as_json, connection_from_json
 
 SERVERS = {"kera.bootstrap.servers": "h:1"}
 TOKEN = "kera_0123_456789"
@@ -115,3 +116,19 @@ def test_who_prints_it_sees_no_secret() -> None:
     assert not any(TOKEN in shown for thing in things for shown in (str(thing), repr(thing), f"{thing}"))
     assert Secret(TOKEN) == Secret(TOKEN)
     assert Secret(TOKEN) != Secret("another")
+
+
+def test_executors_go_by_the_drivers_authorities_unless_they_have_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KERA_CLIENT_TLS_CA", "/driver")
+    driver = reading(user="alice", **{"password.file": "/p"})
+    executors = [
+        driver.with_token(Secret(TOKEN), ca_of(settings_of(driver))),
+        connection_from_json({"connection": connection_as_json(driver), "token": TOKEN}),
+    ]
+
+    monkeypatch.delenv("KERA_CLIENT_TLS_CA")
+    assert [settings_of(executor).tls_ca for executor in executors] == [Path("/driver")] * 2
+    monkeypatch.setenv("KERA_CLIENT_TLS_CA", "/executor")
+    assert [settings_of(executor).tls_ca for executor in executors] == [Path("/executor")] * 2
+    named = reading(user="alice", **{"password.file": "/p", "tls.ca": "/named"}).with_token(Secret(TOKEN), "/driver")
+    assert settings_of(named).tls_ca == Path("/named")

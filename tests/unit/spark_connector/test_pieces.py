@@ -55,7 +55,7 @@ async def test_a_piece_has_all_that_a_task_needs(cluster: FakeClient, monkeypatc
         "stop": None,
         "fail_on_data_loss": True,
         "shared_memory": "never",
-        "connection": {"bootstrap": "h:1", "files": {}},
+        "connection": {"bootstrap": "h:1", "files": {}, "drivers_ca": ""},
         "settings": {
             "fetch_bytes_max": 2 << 20,
             "prefetch_bytes_max": 8 << 20,

@@ -114,6 +114,7 @@ def test_each_micro_batch_has_the_token_that_is_good_then_until_the_query_stops(
             assert connection is not None
             assert connection.token is not None
             tokens.append(connection.token.reveal())
+            assert connection.drivers_ca == "/ca"
     assert tokens == [TOKEN, TOKEN, "kera_2_x5ecret", "kera_2_x5ecret"]
     assert {(asked["resources"], asked["hold"]) for asked in keeper.asked} == {(("stream:numbers",), True)}
     assert keeper.ended == 0

@@ -21,7 +21,7 @@ from kera.core.errors import Unavailable, error_from_wire
 from kera.spark_connector.connection import TOKEN_LIFETIME_MS, Connection, Secret
 from kera.spark_connector.delegation.driver import Driver, driver_of
 from kera.spark_connector.delegation.protocol import settings_to_json
-from kera.spark_connector.portal import settings_of
+from kera.spark_connector.portal import ca_of, settings_of
 
 if TYPE_CHECKING:
     from kera.client import ClientSettings
@@ -103,7 +103,7 @@ class _Asking:
         error = answer.get("error")
         if error is not None:
             raise error_from_wire(error["code"], error["message"], error["attributes"])
-        return connection.with_token(Secret(str(answer["token"])))
+        return connection.with_token(Secret(str(answer["token"])), ca_of(settings))
 
     def close(self) -> None:
         with self._lock:

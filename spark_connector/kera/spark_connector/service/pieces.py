@@ -19,7 +19,7 @@ from kera.core.settings import setting
 from kera.spark_connector.connection import Connection, Secret
 from kera.spark_connector.options.reading import ReadOptions, SharedMemory
 from kera.spark_connector.planning import Piece, Tail
-from kera.spark_connector.portal import settings_of
+from kera.spark_connector.portal import ca_of, settings_of
 
 if TYPE_CHECKING:
     from kera.client import BrokerDescription, Client, ClientSettings, StreamDescription
@@ -62,14 +62,16 @@ def settings(connection: Connection, shared_memory: SharedMemory) -> dict[str, A
 
 def connection_as_json(connection: Connection) -> dict[str, Any]:
     """How tasks connect that ask their own service, but for what shows who they are."""
-    return {"bootstrap": connection.bootstrap, "files": connection.files}
+    ca = ca_of(settings_of(connection))
+    return {"bootstrap": connection.bootstrap, "files": connection.files, "drivers_ca": ca}
 
 
 def connection_from_json(params: Mapping[str, Any]) -> Connection:
     """The same back, and the token of whoever asks, if it has one."""
     connection, token = params["connection"], params.get("token")
     shown = None if token is None else Secret(str(token))
-    return Connection(str(connection["bootstrap"]), tuple(dict(connection["files"]).items()), shown)
+    files = tuple(dict(connection["files"]).items())
+    return Connection(str(connection["bootstrap"]), files, shown, drivers_ca=str(connection.get("drivers_ca", "")))
 
 
 def token_as_json(connection: Connection | None) -> str | None:
