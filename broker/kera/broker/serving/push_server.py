@@ -4,9 +4,11 @@ What is pushed is decided in ``kera.broker.serving.push``. Readers of the broker
 memory at once. Others are not served at all, unless the broker is told to, and knows who may do what; then they get the
 memory of domains all of which they may read, and what they read of it are streams that they may read.
 
-Limits: `CONNECTIONS_MAX`; per connection, `WRITE_BUFFER_BYTES_MAX` of messages that its reader has not taken, and a few
-more: then nothing is pushed and nothing is read any more until it has; `MESSAGE_S_MAX` for one of its messages to come;
-and, until it has been given memory, `STRANGER_BYTES_MAX` for a message and `STRANGER_S_MAX` in all.
+Limits: `CONNECTIONS_MAX`, of which others than the broker's own user and root have half, and among these
+`STRANGERS_MAX` have no memory yet: the oldest of the user that has most makes room. Per connection,
+`WRITE_BUFFER_BYTES_MAX` of messages that its reader has not taken, and a few more: then nothing is pushed and nothing is
+read any more until it has; `MESSAGE_S_MAX` for one of its messages to come; and, until it has been given memory,
+`STRANGER_BYTES_MAX` for a message and `STRANGER_S_MAX` in all.
 
 Every `ALIVE_INTERVAL_MS` each reader is told that the broker is there. One that hears nothing knows that the broker
 stands still, and looks for another one that has taken over.
@@ -42,6 +44,7 @@ from kera.core.push import (
     encode,
 )
 from kera.core.rpc import api
+from kera.core.rpc.crowd import Crowd
 from kera.core.rpc.method import Call, Evidence, Handler, Peer
 from kera.core.rpc.unix_socket import ANY_USER, OWN_USER, bind_unix, peer_user
 from kera.core.rpc.wire import error_to_message, parse
@@ -51,6 +54,7 @@ from kera.v1 import access_pb2, push_pb2
 log = get_logger("kera.push")
 
 CONNECTIONS_MAX = 1024
+STRANGERS_MAX = 128
 WRITE_BUFFER_BYTES_MAX = 1 << 20
 MESSAGE_S_MAX = 30.0
 """From the first byte of a reader's message to its last."""
@@ -85,6 +89,11 @@ class PushServer:
         self.message_s_max = message_s_max
         self._alive_interval_ms = alive_interval_ms
         self.connections: set[_Connection] = set()
+        self.others: set[_Connection] = set()
+        """Those of them that are of other users."""
+        self.others_max = max(1, self.connections_max // 2)
+        self.strangers = Crowd[_Connection](min(STRANGERS_MAX, max(1, self.others_max // 2)))
+        """Those of them that have no memory yet."""
         self.closing = False
         self.stranger_s_max = stranger_s_max
         self.guard = guard if isinstance(guard, Guard) else None
@@ -187,6 +196,7 @@ class _Connection(asyncio.Protocol):
 
     def abort(self) -> None:
         """Go now; leases end at once."""
+        self._server.others.discard(self)
         if self._state is not None:
             self._state.lost()
         if self._transport is not None:
@@ -219,6 +229,10 @@ class _Connection(asyncio.Protocol):
             if not self._give(server.arena.file(DEFAULT_DOMAIN)):
                 self.abort()
             return
+        crowded_out = server.strangers.add(self, self._peer.address)
+        if crowded_out is not None:
+            server.push.totals.refused += 1
+            crowded_out.abort()
         transport.write(server.hello(None))  # type: ignore[attr-defined]
         loop = asyncio.get_running_loop()
         self._stranger = loop.call_later(server.stranger_s_max, self._took_too_long)
@@ -233,9 +247,12 @@ class _Connection(asyncio.Protocol):
             totals.refused += 1
             log.warning("a reader of another user was refused", uid=uid)
             return False
-        if len(server.connections) > server.connections_max:
+        if not self._is_own:
+            server.others.add(self)
+        if len(server.connections) > server.connections_max or len(server.others) > server.others_max:
             totals.refused += 1
-            log.warning("a reader was refused: there are too many", limit=server.connections_max)
+            limit = server.connections_max if self._is_own else server.others_max
+            log.warning("a reader was refused: there are too many", uid=uid, limit=limit)
             return False
         self._peer.address = f"uid {uid}"
         try:
@@ -275,6 +292,7 @@ class _Connection(asyncio.Protocol):
         except OSError:
             return False  # it is gone already
         self.file = file
+        server.strangers.remove(self)
         if self._stranger is not None:
             self._stranger.cancel()
         self._decoder.body_bytes_max = BODY_BYTES_MAX
@@ -396,6 +414,8 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, _exc: Exception | None) -> None:
         """See `asyncio.BaseProtocol`."""
         self._server.connections.discard(self)
+        self._server.others.discard(self)
+        self._server.strangers.remove(self)
         if self._stranger is not None:
             self._stranger.cancel()
         if self._authenticating is not None:

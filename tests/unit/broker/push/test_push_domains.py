@@ -6,7 +6,7 @@ import asyncio
 import socket
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -370,6 +370,37 @@ async def test_a_stranger_that_says_nothing_is_disconnected_in_time(broker: Brok
             async with asyncio.timeout(TIMEOUT_S):
                 while await loop.sock_recv(sock, 1 << 16):
                     pass
+
+
+async def test_who_only_connects_keeps_nobody_else_out(broker: Broker, path: Path) -> None:
+    async with serving(broker, path, connections_max=16) as served:
+        served.allow(rule("user:alice", "domain:eu", READ))
+        loop = asyncio.get_running_loop()
+        with ExitStack() as stack:
+            for _ in range(40):
+                sock = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+                sock.setblocking(False)
+                await loop.sock_connect(sock, str(path))
+                with suppress(ConnectionError):  # put out at once
+                    await loop.sock_recv(sock, 1)
+            served.uid = SOMEBODY + 1
+            channel = await served.connect()
+            served.uid = 0
+            own = await served.connect("default", introduction=None)
+            await own.close()
+            await channel.close()
+
+
+async def test_others_leave_room_for_the_brokers_own_user(broker: Broker, path: Path) -> None:
+    async with serving(broker, path, connections_max=4) as served:
+        served.allow(rule("user:alice", "domain:eu", READ))
+        channels = [await served.connect() for _ in range(2)]
+        with pytest.raises(Unavailable):
+            await served.connect()
+        served.uid = 0
+        channels += [await served.connect("default", introduction=None) for _ in range(2)]
+        for channel in channels:
+            await channel.close()
 
 
 @pytest.mark.parametrize("uid", [0, SOMEBODY])
