@@ -6,8 +6,8 @@ memory of domains all of which they may read, and what they read of it are strea
 
 Limits: `CONNECTIONS_MAX`, of which others than the broker's own user and root have half, and among these
 `STRANGERS_MAX` have no memory yet: the oldest of the user that has most makes room. Per connection,
-`WRITE_BUFFER_BYTES_MAX` of messages that its reader has not taken, and a few more: then nothing is pushed and nothing is
-read any more until it has; `MESSAGE_S_MAX` for one of its messages to come; and, until it has been given memory,
+`WRITE_BUFFER_BYTES_MAX` of messages that its reader has not taken, and a few more: then nothing is pushed and nothing
+is read any more until it has; `MESSAGE_S_MAX` for one of its messages to come; and, until it has been given memory,
 `STRANGER_BYTES_MAX` for a message and `STRANGER_S_MAX` in all.
 
 Every `ALIVE_INTERVAL_MS` each reader is told that the broker is there. One that hears nothing knows that the broker
