@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from kera.coordinator.access import changes
+from kera.coordinator.access import changes, service
 from kera.coordinator.access.changes import changed_user, granted, revoked
 from kera.coordinator.access.service import TOKEN_LIFETIME_MS, TOKEN_RENEWABLE_MS, AccessService
 from kera.coordinator.store.metadata import MetadataStoreFailed, MetadataStoreFull
@@ -429,6 +429,32 @@ async def test_nobody_touches_the_tokens_of_others(secured: Secured) -> None:
     caller(ROOT)
     assert [each.owner for each in secured.service.list_tokens(messages.ListTokensRequest()).tokens] == ["alice"]
     await secured.service.revoke_token(messages.RevokeTokenRequest(token_id=issued.token_id))
+
+
+async def test_who_has_a_token_touches_no_other_one_of_its_owner(secured: Secured) -> None:
+    caller(Identity("alice"))
+    shown, other = [await secured.service.issue_token(messages.IssueTokenRequest()) for _ in range(2)]
+    caller(Identity("alice", how="token", token_id=shown.token_id))
+    assert [each.token_id for each in secured.service.list_tokens(messages.ListTokensRequest()).tokens] == [
+        shown.token_id
+    ]
+    await secured.service.renew_token(messages.RenewTokenRequest(token_id=shown.token_id))
+    with pytest.raises(InvalidArgument, match="there is no token"):
+        await secured.service.renew_token(messages.RenewTokenRequest(token_id=other.token_id))
+    with pytest.raises(InvalidArgument, match="there is no token"):
+        await secured.service.revoke_token(messages.RevokeTokenRequest(token_id=other.token_id))
+    await secured.service.revoke_token(messages.RevokeTokenRequest(token_id=shown.token_id))
+
+
+async def test_nobody_has_all_tokens(secured: Secured, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "TOKENS_OF_USER_MAX", 2)
+    caller(Identity("mallory"))
+    for _ in range(2):
+        await secured.service.issue_token(messages.IssueTokenRequest())
+    with pytest.raises(InvalidArgument, match="mallory has 2 tokens already"):
+        await secured.service.issue_token(messages.IssueTokenRequest())
+    caller(Identity("alice"))
+    assert (await secured.service.issue_token(messages.IssueTokenRequest())).token
 
 
 async def test_who_has_a_token_gets_no_further_one_and_daemons_none(secured: Secured) -> None:

@@ -16,6 +16,8 @@ from kera.v1 import access_pb2 as messages
 USERS_MAX = 10_000
 RULES_MAX = 10_000
 TOKENS_MAX = 10_000
+TOKENS_OF_USER_MAX = 1_000
+"""Whoever may do nothing may have tokens: so one user must not have them all."""
 ROLES_MAX = 64
 """Of a user."""
 TOKEN_RESOURCES_MAX = 64

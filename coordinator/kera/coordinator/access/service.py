@@ -10,6 +10,7 @@ from typing import Any
 from kera.coordinator.access.changes import (
     TOKEN_RESOURCES_MAX,
     TOKENS_MAX,
+    TOKENS_OF_USER_MAX,
     changed_user,
     checked_quota,
     granted,
@@ -252,6 +253,9 @@ class AccessService:
             gone = {token_key(each.token_id): None for each in tokens if each.expires_us <= now_us}
             if len(tokens) - len(gone) >= TOKENS_MAX:
                 raise InvalidArgument(f"there are {len(tokens)} tokens already; revoke some", limit=TOKENS_MAX)
+            own = sum(each.owner == user and each.expires_us > now_us for each in tokens)
+            if own >= TOKENS_OF_USER_MAX:
+                raise InvalidArgument(f"{user} has {own} tokens already; revoke some", limit=TOKENS_OF_USER_MAX)
             record = messages.TokenRecord(
                 token_id=token.token_id,
                 digest=token.digest,
@@ -303,9 +307,9 @@ class AccessService:
         return messages.RevokeTokenResponse(untold=await self._change(end))
 
     def list_tokens(self, _: messages.ListTokensRequest) -> messages.ListTokensResponse:
-        """Those of who asks; all, for who administers the cluster."""
-        owner = None if self._administers() else _caller_name()
-        tokens = [each for each in self._table().tokens if owner in {None, each.owner}]
+        """Those of who asks; all, for who administers the cluster; for who has shown a token, that one."""
+        administers = self._administers()
+        tokens = [each for each in self._table().tokens if administers or _is_callers(each)]
         for token in tokens:
             token.ClearField("digest")
         return messages.ListTokensResponse(tokens=tokens)
@@ -313,7 +317,7 @@ class AccessService:
     def _token(self, token_id: str) -> messages.TokenRecord:
         """A token that who asks may change. Raises `InvalidArgument`."""
         record = self._records.token(token_id)
-        if record is None or not (self._administers() or record.owner == _caller_name()):
+        if record is None or not (self._administers() or _is_callers(record)):
             raise InvalidArgument(f"there is no token {token_id!r}", token_id=token_id)
         return record
 
@@ -379,9 +383,10 @@ def _caller() -> Identity | None:
     return None if peer is None else peer.identity
 
 
-def _caller_name() -> str:
+def _is_callers(token: messages.TokenRecord) -> bool:
+    """Whether it is a token of who asks. Who has shown one, as may be who has found it, has no other."""
     who = _caller()
-    return "" if who is None else who.user
+    return who is not None and token.owner == who.user and who.token_id in {"", token.token_id}
 
 
 def _caller_principal() -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import pwd
 import secrets
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
@@ -18,12 +17,14 @@ from kera.core.access.cluster_secret import ClusterSecret
 from kera.core.access.identity import DAEMON_USER, ROLE, Identity, check_name
 from kera.core.access.passwords import REFUSED, Logins
 from kera.core.errors import AuthenticationFailed, InvalidArgument, KeraError, Unavailable
+from kera.core.rpc.crowd import Crowd
 from kera.v1 import access_pb2 as messages
 
 SESSION_PREFIX = "kera-session_"
 SESSION_S = 3600.0
 """After which who calls over gRPC shows its password again."""
 SESSIONS_MAX = 10_000
+"""Of more, the oldest of the user that has most ends."""
 NO_ACCOUNTS = Accounts(messages.AccessTable(), 0, 0.0)
 
 
@@ -52,7 +53,8 @@ class Authenticator:
         self.not_told = not_told or _not_told
         """What is said to users before it is known who there is."""
         self._logins = Logins(self._verifiers_of, now_s)
-        self._sessions: OrderedDict[str, Identity] = OrderedDict()
+        self._sessions: dict[str, Identity] = {}
+        self._crowd = Crowd[str](SESSIONS_MAX)
         self.accounts = NO_ACCOUNTS
 
     @property
@@ -86,6 +88,7 @@ class Authenticator:
             session = self._sessions.get(text)
             if session is None or not self.holds(session):
                 self._sessions.pop(text, None)
+                self._crowd.remove(text)
                 raise AuthenticationFailed("this session has ended; authenticate again", session_ended=True)
             return session
         if text.startswith(TOKEN_PREFIX):
@@ -115,9 +118,10 @@ class Authenticator:
 
     def session_for(self, identity: Identity) -> tuple[str, float]:
         """What somebody may show in place of a password from now on, and for how many seconds."""
-        while len(self._sessions) >= SESSIONS_MAX:
-            self._sessions.popitem(last=False)
         session = SESSION_PREFIX + secrets.token_urlsafe(32)
+        crowded_out = self._crowd.add(session, identity.user)
+        if crowded_out is not None:
+            del self._sessions[crowded_out]
         until_s = min(identity.until_s, self.now_s() + SESSION_S)
         self._sessions[session] = identity._replace(until_s=until_s)
         return session, until_s - self.now_s()

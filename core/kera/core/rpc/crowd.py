@@ -1,6 +1,6 @@
 """Who comes from where: of too many, the oldest of the host that has most makes room. Pure.
 
-So whoever comes in numbers from one host crowds out nobody from another.
+So whoever comes in numbers from one host crowds out nobody from another. Of who is known, a host may be the user.
 """
 
 from __future__ import annotations

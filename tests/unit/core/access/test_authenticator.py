@@ -8,7 +8,7 @@ import pytest
 from pydantic import SecretStr
 
 from kera.core.access.accounts import Accounts, Token
-from kera.core.access.authenticator import SESSION_S, Authenticator
+from kera.core.access.authenticator import SESSION_S, SESSIONS_MAX, Authenticator
 from kera.core.access.certificates import DAEMONS, USERS, CertificateNames, names_in
 from kera.core.access.identity import DAEMON_USER, Identity
 from kera.core.access.passwords import Login
@@ -151,6 +151,17 @@ def test_what_is_no_token_is_refused(now: Now, text: str) -> None:
 def test_a_token_does_not_show_its_secret() -> None:
     assert "s3cret" not in repr(TOKEN)
     assert "s3cret" in str(TOKEN)
+
+
+def test_who_begins_many_sessions_ends_those_of_nobody_else(now: Now) -> None:
+    door = authenticator(now)
+    session, _ = door.session_for(Identity("alice"))
+    first, _ = door.session_for(Identity("mallory"))
+    for _ in range(SESSIONS_MAX):
+        door.session_for(Identity("mallory"))
+    assert door.of_token(session).user == "alice"
+    with pytest.raises(AuthenticationFailed, match="this session has ended"):
+        door.of_token(first)
 
 
 def test_a_session_stands_for_a_password_until_that_changes_or_an_hour_is_over(now: Now) -> None:
