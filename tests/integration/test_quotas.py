@@ -10,7 +10,9 @@ import contextlib
 import itertools
 import random
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -18,6 +20,7 @@ import pytest
 
 from kera.client import Client, Consumer, Producer
 from kera.client.admin.quotas import Quota
+from kera.client.producing.accumulator import Pending
 from kera.core.access.rights import Operation
 from kera.core.errors import InvalidArgument, NotAllowed, QuotaExceeded, Uncertain, UnknownUser
 from tests.integration.secured_cluster import Secured
@@ -334,6 +337,54 @@ async def test_streams_of_who_has_stored_too_much_take_no_more(
         await taken(producer, second)
         for each in (producer, other):
             await each.close(flush=False)
+
+
+async def test_what_is_refused_is_not_there_and_what_is_acknowledged_is_there_once(
+    secured: Secured, admin: Client, user: str
+) -> None:
+    """Though much is under way whenever its streams are full, and when they are not any more."""
+    outcomes: dict[bytes, bool] = {}
+    recent = deque[bool](maxlen=100)
+
+    async def outcome_of(value: bytes, sent: Pending) -> None:
+        try:
+            await sent
+        except QuotaExceeded:
+            outcomes[value] = False
+        else:
+            outcomes[value] = True
+        recent.append(outcomes[value])
+
+    async with await secured.client(user, transport="tcp") as client, client.producer(linger_ms=0) as producer:
+        await client.admin.create_stream(user, streamlets=2)
+        await producer.prepare(user)
+
+        room = asyncio.Semaphore(50)
+
+        def all_are(*, taken: bool) -> bool:
+            return len(recent) == 100 and set(recent) == {taken}
+
+        async def write() -> None:
+            async with asyncio.TaskGroup() as tasks:
+                for number in itertools.count():
+                    await room.acquire()
+                    if is_over:
+                        return
+                    value = b"%d:" % number + VALUE[: 1 + number % 1000]
+                    task = tasks.create_task(outcome_of(value, producer.send(user, value)))
+                    task.add_done_callback(lambda _: room.release())
+
+        is_over = False
+        writing = asyncio.create_task(write())
+        for number in range(6):
+            await admin.access.set_quota(user, stored_bytes=None if number % 2 else 0)
+            await until(partial(all_are, taken=bool(number % 2)))
+        is_over = True
+        await writing
+        await producer.close(flush=False)
+        found = [each.value async for each in client.consumer(user, start="earliest", end="latest")]
+    assert len(found) == len(set(found))
+    assert set(found) == {value for value, taken in outcomes.items() if taken}
 
 
 async def test_retention_makes_room_for_who_has_stored_too_much(secured: Secured, admin: Client, user: str) -> None:
