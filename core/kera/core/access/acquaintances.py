@@ -17,6 +17,10 @@ REMEMBERED_MAX = 4096
 """Identities whose rights are remembered, and rights of each."""
 
 
+RESOURCE_CHARS_MAX = 512
+"""Nothing that there is has a longer name: what was allowed about one is not remembered."""
+
+
 class Acquaintance:
     """One identity: its peers, and what it was allowed."""
 
@@ -74,6 +78,8 @@ class Acquaintances:
 
     def allow(self, known: Acquaintance, need: Need, resource: str) -> None:
         """Remember that somebody was allowed something."""
+        if len(resource) > RESOURCE_CHARS_MAX:
+            return
         if len(known.allowed) >= REMEMBERED_MAX:
             known.allowed.clear()
         known.allowed.add(need)

@@ -3,7 +3,7 @@
 Each is one line of the log, of the logger ``kera.audit``, with fixed fields, and an `AuditEvent` for whoever else wants
 to know. They tell nobody's secrets: no password, token or key ever gets here. Nobody can fill a log with them: what a
 peer repeats is told once in a while, and of failures and denials so many in that time. The next one that is told says
-how many were not.
+how many were not. Of what peers call themselves, and what they want, no more is kept than a name can have.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ REPEATED_S = 10.0
 """The same of the same peer is told once in so many seconds."""
 TOLD_MAX = 100
 """Failures, and as many denials, in that time: whoever guesses names another user each time."""
+TEXT_CHARS_MAX = 256
+"""Of each text of an event that peers have a say in. Names that there are have fewer."""
 REMEMBERED_MAX = 1024
 """Of what was told: beyond that, the oldest is forgotten."""
 
@@ -101,6 +103,7 @@ class Audit:
     def authentication_failed(self, peer: str, transport: str, reason: str, *, user: str = "") -> None:
         """Somebody has shown nothing that is good."""
         self.failed += 1
+        user, reason = _cut(user), _cut(reason)
         if not self._is_news("failed", peer.rpartition(":")[0], user, reason):
             return
         untold = self._failures.untold(self._now_s())
@@ -113,6 +116,7 @@ class Audit:
     def denied_to(self, principal: str, peer: str, operation: str, resource: str, reason: str) -> None:
         """Somebody may not do something."""
         self.denied += 1
+        resource, reason = _cut(resource), _cut(reason)
         if not self._is_news("denied", principal, operation, resource):
             return
         untold = self._denials.untold(self._now_s())
@@ -130,6 +134,7 @@ class Audit:
     def done_by(self, principal: str, peer: str, operation: str, resource: str) -> None:
         """Somebody has done something to streams, consumer groups or members. Who asks again how far it is does not."""
         self.changed += 1
+        resource = _cut(resource)
         if self._is_news("changed", principal, operation, resource):
             log.info("changed", principal=principal, peer=peer, what=operation, resource=resource)
             self._put(AuditEvent("changed", principal, peer, operation=operation, resource=resource))
@@ -143,3 +148,7 @@ class Audit:
             del self._told[next(iter(self._told))]
         self._told[what] = now_s
         return True
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= TEXT_CHARS_MAX else f"{text[:TEXT_CHARS_MAX]}…"

@@ -73,6 +73,19 @@ def test_who_names_another_user_or_stream_each_time_fills_no_log() -> None:
     assert (audit.failed, audit.denied) == (1001, 1000)
 
 
+def test_what_peers_say_is_kept_as_far_as_a_name_can_go() -> None:
+    """Or each that is refused, and is remembered for a while, takes as much memory, and log, as a request has bytes."""
+    audit, events = audit_of(Now())
+    for number in range(10):
+        audit.authentication_failed("10.0.0.9:1", "grpc", "no such user", user=f"{number}{'x' * 500_000}")
+        audit.denied_to("user:alice", "10.0.0.9:1", "create", f"stream:{number}{'x' * 500_000}", "no rule allows it")
+        audit.done_by("user:alice", "10.0.0.9:1", "DeleteStream", f"stream:{number}{'x' * 500_000}")
+
+    assert len(events) == 30
+    assert max(len(text) for event in events for text in event) < 300
+    assert max(len(text) for what in audit._told for text in what) < 300
+
+
 @pytest.mark.parametrize("later", [False, True])
 @pytest.mark.parametrize("fails", [False, True])
 async def test_what_somebody_has_done_is_written_down_once_it_is_done(later: bool, fails: bool) -> None:

@@ -7,6 +7,7 @@ from typing import Any, cast
 import pytest
 
 from kera.core.access.accounts import Accounts
+from kera.core.access.acquaintances import RESOURCE_CHARS_MAX
 from kera.core.access.guard import CALLER, FAILURES_MAX, Guard
 from kera.core.access.identity import Identity
 from kera.core.access.passwords import EXCHANGES_MAX, Login
@@ -323,3 +324,13 @@ async def test_who_guesses_has_to_connect_anew_now_and_then(door: Guard, monkeyp
     with pytest.raises(AuthenticationFailed):
         await authenticate(door, connection, "wrong horse")
     assert connection.ended
+
+
+def test_what_was_allowed_about_names_that_nothing_can_have_takes_no_memory() -> None:
+    door = guard(Now())
+    door.apply(table(users=[user("bob")], rules=[rule("user:bob", "stream:pay*", Operation.DESCRIBE)]), 1)
+    bob = Identity("bob")
+    for name in ("payments", f"pay{'x' * RESOURCE_CHARS_MAX}"):
+        door.check(peer(bob), Need(Operation.DESCRIBE, f"stream:{name}"))
+
+    assert door.known.of(bob).resources == {(Operation.DESCRIBE, "stream:payments")}
