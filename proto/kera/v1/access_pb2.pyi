@@ -371,8 +371,11 @@ class AccessTable(_message.Message):
     RULES_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
     DEFAULT_QUOTA_FIELD_NUMBER: _builtins.int
+    DECOYS_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """Grows with each change."""
+    decoys: _builtins.bytes
+    """Random. By it, users that are not there have the same salt at all daemons, as those have that are."""
     @_builtins.property
     def users(self) -> _containers.RepeatedCompositeFieldContainer[Global___UserRecord]: ...
     @_builtins.property
@@ -391,10 +394,11 @@ class AccessTable(_message.Message):
         rules: _abc.Iterable[Global___AccessRule] | None = ...,
         tokens: _abc.Iterable[Global___TokenRecord] | None = ...,
         default_quota: Global___Quota | None = ...,
+        decoys: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["default_quota", b"default_quota"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["default_quota", b"default_quota", "rules", b"rules", "tokens", b"tokens", "users", b"users", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decoys", b"decoys", "default_quota", b"default_quota", "rules", b"rules", "tokens", b"tokens", "users", b"users", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -217,6 +217,16 @@ async def test_a_change_is_answered_when_all_daemons_have_been_told(secured: Sec
     assert [each.rule_id for each in secured.table.rules] == [1]
 
 
+async def test_all_daemons_have_the_same_decoys_for_ever(secured: Secured) -> None:
+    await secured.service.put_user(put(scram=VERIFIER))
+    decoys = secured.table.decoys
+    assert len(decoys) == 32
+    await secured.restart()
+    await secured.service.grant(messages.GrantRightRequest(rule=rule()))
+    assert secured.table.decoys == decoys
+    assert secured.guard.authenticator.accounts.decoys == decoys
+
+
 async def test_who_cannot_be_told_is_named_and_told_when_it_is_heard_of(secured: Secured) -> None:
     secured.daemons.away.add("broker-a:1")
     answer = await secured.service.put_user(put(scram=VERIFIER))

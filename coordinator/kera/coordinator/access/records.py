@@ -2,6 +2,7 @@
 
 access/version             the version of the table, as decimal text
 access/default             Quota of those without one of their own
+access/decoys              see `AccessTable`
 access/users/<name>        UserRecord
 access/rules/<id>          AccessRule, 16 hexadecimal digits
 access/tokens/<id>         TokenRecord
@@ -17,6 +18,7 @@ from kera.v1 import access_pb2 as messages
 VERSION = "access/version"
 LAST_RULE_ID = "last/rule_id"
 DEFAULT_QUOTA = "access/default"
+DECOYS = "access/decoys"
 USERS = "access/users/"
 RULES = "access/rules/"
 TOKENS = "access/tokens/"
@@ -79,6 +81,10 @@ class AccessRecords:
         """Of those without one of their own."""
         return messages.Quota.FromString(self._ledger.get(DEFAULT_QUOTA) or b"")
 
+    def decoys(self) -> bytes:
+        """See `AccessTable`; empty: nothing was changed since there are some."""
+        return self._ledger.get(DECOYS) or b""
+
     def table(self, now_us: int) -> messages.AccessTable:
         """What daemons go by, as of now."""
         tokens = []
@@ -92,6 +98,7 @@ class AccessRecords:
             rules=self.rules(),
             tokens=tokens,
             default_quota=self.default_quota(),
+            decoys=self.decoys(),
         )
 
     def _below(self, path: str) -> list[bytes]:

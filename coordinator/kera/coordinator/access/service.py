@@ -17,6 +17,7 @@ from kera.coordinator.access.changes import (
     revoked,
 )
 from kera.coordinator.access.records import (
+    DECOYS,
     DEFAULT_QUOTA,
     LAST_RULE_ID,
     VERSION,
@@ -42,6 +43,7 @@ from kera.v1 import access_pb2 as messages
 
 TOKEN_LIFETIME_MS = 24 * 3600 * 1000
 """The longest, until it has to be renewed."""
+DECOYS_BYTES = 32
 TOKEN_RENEWABLE_MS = 7 * 24 * 3600 * 1000
 """From when it was issued."""
 
@@ -329,6 +331,8 @@ class AccessService:
         async def write() -> None:
             changes = decide()
             changes[VERSION] = number(self._state.number_after(self._records.version))
+            if not self._records.decoys():
+                changes[DECOYS] = secrets.token_bytes(DECOYS_BYTES)
             await self._state.write(changes)
             self._apply()
 

@@ -56,6 +56,7 @@ class Accounts:
         self.coordinator_epoch = coordinator_epoch
         self.rights = Rights(table.rules)
         self.default_quota = table.default_quota
+        self.decoys = table.decoys
         self._users = {user.name: user for user in table.users}
         self._tokens = {token.token_id: token for token in table.tokens}
         self._told_s = now_s

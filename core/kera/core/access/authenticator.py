@@ -52,7 +52,7 @@ class Authenticator:
         self._of_jwt = of_jwt
         self.not_told = not_told or _not_told
         """What is said to users before it is known who there is."""
-        self._logins = Logins(self._verifiers_of, now_s)
+        self._logins = Logins(self._verifiers_of, now_s, decoys=lambda: self.accounts.decoys)
         self._sessions: dict[str, Identity] = {}
         self._crowd = Crowd[str](SESSIONS_MAX)
         self.accounts = NO_ACCOUNTS

@@ -128,14 +128,19 @@ class Logins:
         now_s: Callable[[], float],
         *,
         exchanges_max: int = EXCHANGES_MAX,
+        decoys: Callable[[], bytes] = bytes,
     ) -> None:
-        """`verifiers_of`: of the passwords of which a user may show any; they have the same salt and iterations."""
+        """`verifiers_of`: of the passwords of which a user may show any; they have the same salt and iterations.
+
+        `decoys`: random bytes that all daemons have, by which users that are not there look like others to who does not
+        know a password; without them, they look like others to who asks one daemon only.
+        """
         self._verifiers_of = verifiers_of
         self._now_s = now_s
         self._exchanges: dict[int, _Exchange] = {}
         self._crowd = Crowd[int](exchanges_max)
-        self._secret_of_decoys = secrets.token_bytes(32)
-        """For users that are not there: to who does not know a password, they look like others."""
+        self._decoys = decoys
+        self._own_decoys = secrets.token_bytes(32)
 
     def begin(self, client_first: bytes, peer: object, host: str = "") -> tuple[int, bytes]:
         """The id of an exchange, and the answer. Raises `AuthenticationFailed`, and what `verifiers_of` does."""
@@ -184,9 +189,9 @@ class Logins:
         raise AuthenticationFailed(REFUSED, user=exchange.user)
 
     def _decoy(self, name: str) -> messages.ScramVerifier:
+        secret = self._decoys() or self._own_decoys
         salt, stored_key, server_key = (
-            hmac.digest(self._secret_of_decoys, part + name.encode(), "sha256")
-            for part in (b"salt", b"stored", b"server")
+            hmac.digest(secret, part + name.encode(), "sha256") for part in (b"salt", b"stored", b"server")
         )
         return messages.ScramVerifier(salt=salt, stored_key=stored_key, server_key=server_key, iterations=ITERATIONS)
 

@@ -153,6 +153,14 @@ def test_a_token_does_not_show_its_secret() -> None:
     assert "s3cret" in str(TOKEN)
 
 
+def test_no_two_daemons_tell_by_their_salts_who_is_there(now: Now) -> None:
+    known = table(users=[user("alice")])
+    known.decoys = b"of the cluster"
+    doors = [told(authenticator(now), now, known) for _ in range(2)]
+    for name in ("alice", "bob"):
+        assert len({door.begin_login(Login(name, PASSWORD).first(), "tcp")[1].split(b",")[1] for door in doors}) == 1
+
+
 def test_who_begins_many_sessions_ends_those_of_nobody_else(now: Now) -> None:
     door = authenticator(now)
     session, _ = door.session_for(Identity("alice"))

@@ -53,6 +53,12 @@ def test_a_user_that_is_not_there_has_the_same_salt_each_time(logins: Logins) ->
     assert len(salts) == 1
 
 
+def test_a_user_that_is_not_there_has_the_same_salt_at_all_daemons(now: Now) -> None:
+    daemons = [Logins(lambda _: [], now, decoys=lambda: b"of the cluster") for _ in range(2)]
+    salts = {logins.begin(Login("bob", PASSWORD).first(), PEER)[1].split(b",")[1] for logins in daemons}
+    assert len(salts) == 1
+
+
 def test_who_begins_many_exchanges_ends_those_of_nobody_elsewhere(now: Now) -> None:
     verifier = verifier_for(PASSWORD, iterations=ITERATIONS_MIN)
     logins = Logins(lambda _: [verifier], now, exchanges_max=4)
