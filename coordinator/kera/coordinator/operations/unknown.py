@@ -19,7 +19,7 @@ from collections.abc import Container, Iterable
 from kera.coordinator.cluster.catalog import broker_ids_of, first_group_id_of
 from kera.coordinator.cluster.handlers import Handlers
 from kera.coordinator.cluster.state import State
-from kera.coordinator.cluster.validation import checked_name
+from kera.coordinator.cluster.validation import checked_name, config_of_store
 from kera.coordinator.cluster.work import Work
 from kera.coordinator.ids import StreamletId
 from kera.coordinator.operations.migration import Migration
@@ -218,6 +218,7 @@ class UnknownStreams:
         self.reports.check_told(known, latest)
         stream = common_pb2.StreamInfo()
         stream.CopyFrom(latest)
+        stream.config.CopyFrom(config_of_store(stream.config))
         stream.name = known.name
         if known.config_version > latest.config_version:
             stream.config.CopyFrom(known.config)
@@ -265,6 +266,7 @@ class UnknownStreams:
         self._check_recovered(stream)
         self._renew_launches(stream)
         new_version(stream, self._state.coordinator_epoch)
+        stream.config.CopyFrom(config_of_store(stream.config))  # brokers have it as they were told, however long ago
         stream.config_version += 1
         return stream
 
