@@ -15,7 +15,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Self
 
-from kera.client import Client, ClientSettings
+from kera.client import Client, ClientSettings, ProducerSettings
 from kera.core.access.audit import AuditEvent
 from kera.core.errors import KeraError, StreamExists
 from kera.core.monitoring.health import Finding, State
@@ -26,6 +26,8 @@ log = get_logger("kera.audit")
 
 EVENTS_MAX = 10_000
 BATCH_EVENTS_MAX = 500
+CLIENT, PRODUCER = ClientSettings.model_construct(), ProducerSettings.model_construct()
+"""Whatever is set for clients on this host, and who they are: this is a daemon."""
 RETRY_S = 2.0
 """Between two attempts, when the cluster does not take them."""
 
@@ -81,7 +83,7 @@ class StreamOfEvents:
         await self._come.wait()  # nothing happens before the daemon serves, and knows where coordinators are
         while True:
             try:
-                async with await Client.connect(self._bootstrap(), ClientSettings(), runtime=self._runtime) as client:
+                async with await Client.connect(self._bootstrap(), CLIENT, runtime=self._runtime) as client:
                     await self._write_with(client)
             except KeraError as error:
                 if not self._error:
@@ -100,7 +102,7 @@ class StreamOfEvents:
             pass
         else:
             log.info("made the stream for events", stream=self._stream)
-        async with client.producer() as producer:
+        async with client.producer(PRODUCER) as producer:
             await producer.prepare(self._stream)
             while True:
                 await self._come.wait()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 
+import pytest
+
 from kera.cli._audit_stream import EVENTS_MAX, StreamOfEvents
 from kera.core.access.audit import AuditEvent
 from kera.core.monitoring.health import State
@@ -29,7 +31,13 @@ def test_more_events_than_there_is_room_for_are_counted_and_told() -> None:
     assert last["kind"] == "denied"
 
 
-async def test_health_says_why_events_do_not_get_into_their_stream() -> None:
+@pytest.mark.parametrize("variable", ["", "KERA_CLIENT_TLS_CA", "KERA_CLIENT_RETRY_TIMEOUT_MS"])
+async def test_health_says_why_events_do_not_get_into_their_stream(
+    variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is set for clients on the same host is no reason."""
+    if variable:
+        monkeypatch.setenv(variable, "nonsense")
     stream = StreamOfEvents("audit", lambda: "not an address", "broker", MACHINE)
     with stream:
         assert stream.look().state is State.OK

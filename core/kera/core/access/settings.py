@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +27,9 @@ from kera.core.settings import InvalidSettings, setting
 if TYPE_CHECKING:
     from kera.core.access.jwt_keys import JwtKeys
     from kera.core.access.jwt_tokens import JwtTokens
+
+_STREAM = re.compile(r"(?!\.\.?$)[a-zA-Z0-9._-]{1,249}")
+"""What a stream can be called."""
 
 
 class CredentialSettings(TlsSettings):
@@ -170,6 +174,11 @@ def guard_of(
     )
     beside: dict[str, Beside] = {} if jwt is None else {"jwt_keys": jwt.keys}
     audit = Audit(now_s)
+    if settings.audit_stream and not _STREAM.fullmatch(settings.audit_stream):
+        raise InvalidSettings(
+            f"audit_stream: a stream cannot be called {settings.audit_stream!r}: letters, digits, dots, underscores and"
+            " hyphens, at most 249 of them"
+        )
     if settings.audit_stream and daemon:
         if runtime.audit_stream is None:
             raise InvalidSettings("audit_stream needs a daemon that is run with kera: this one cannot write to streams")

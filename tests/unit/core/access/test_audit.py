@@ -132,6 +132,8 @@ def test_what_is_written_down_is_what_users_do() -> None:
     [
         ({"security": True, "audit_stream": "audit"}, "run with kera"),
         ({"security": False, "audit_stream": "audit"}, "belongs to security"),
+        ({"security": True, "audit_stream": "audit/events"}, "a stream cannot be called 'audit/events'"),
+        ({"security": True, "audit_stream": ".."}, "a stream cannot be called '..'"),
     ],
 )
 def test_a_daemon_that_cannot_write_its_events_says_so_at_the_start(settings: dict[str, Any], why: str) -> None:
