@@ -155,7 +155,8 @@ class Logins:
             except KeraError as error:
                 refusal = error
                 raise
-            return _looked_up(verifiers[0] if verifiers else self._decoy(name), name)
+            decoy = self._decoy(name)  # for all: how long an answer takes tells nothing
+            return _looked_up(verifiers[0] if verifiers else decoy, name)
 
         text, nonce = _text(client_first), secrets.token_hex(NONCE_BYTES)
         try:

@@ -59,6 +59,19 @@ def test_a_user_that_is_not_there_has_the_same_salt_at_all_daemons(now: Now) -> 
     assert len(salts) == 1
 
 
+def test_as_much_is_done_for_a_user_that_is_there_as_for_one_that_is_not(now: Now) -> None:
+    verifier, made = verifier_for(PASSWORD, iterations=ITERATIONS_MIN), []
+
+    def decoys() -> bytes:
+        made.append(True)
+        return b"of the cluster"
+
+    logins = Logins(lambda name: [verifier] if name == "alice" else [], now, decoys=decoys)
+    for name in ("alice", "bob"):
+        logins.begin(Login(name, PASSWORD).first(), PEER)
+    assert len(made) == 2
+
+
 def test_who_begins_many_exchanges_ends_those_of_nobody_elsewhere(now: Now) -> None:
     verifier = verifier_for(PASSWORD, iterations=ITERATIONS_MIN)
     logins = Logins(lambda _: [verifier], now, exchanges_max=4)
