@@ -32,10 +32,11 @@ from kera.local.cluster import LocalCluster
 from kera.v1 import backup_pb2, coordinator_pb2, daemon_pb2
 from tests.chaos.checked import Load, loaded
 from tests.fuzz import greedy
-from tests.fuzz.ports import NO_PORTS, PROTOCOLS, Sent, World, frames
+from tests.fuzz.ports import NO_PORTS, PROTOCOLS, UNENCRYPTED, Sent, World, frames
 from tests.fuzz.ports import call as call_of
 from tests.fuzz.running import GROWTH_BYTES_MAX
 from tests.fuzz.secured import STRANGER, Door, secured_cluster
+from tests.fuzz.secured import UNENCRYPTED as NOT_TLS
 from tests.fuzz.talking import Defect, Port, Talk
 from tests.integration.control_support import HEARTBEAT_MS, SEGMENT_BYTES, control_cluster
 from tests.integration.test_fields import leading_epoch, theirs_of
@@ -57,6 +58,8 @@ BACKUP_BYTES = 256 << 20
 """So that what is sent between two batches has room there."""
 VALID_PROTOCOLS = {"frames_address": (frames,), "frames_unix_path": (frames,), "grpc_address": (call_of,)}
 """That can send what is as it should be."""
+OWN_BYTES = 24 << 20
+"""That a daemon may take for those who are not to notice, and give back."""
 EPOCH_MAX = (1 << 64) - 1
 KEPT = 5
 RATE = 200.0
@@ -243,7 +246,7 @@ class Field:
         """Some inputs for each port, and a look at everybody behind them."""
         async with asyncio.TaskGroup() as tasks:
             for port in self._ports:
-                for protocol in protocols.get(port.kind, ()):
+                for protocol in (UNENCRYPTED if port.who == NOT_TLS else protocols).get(port.kind, ()):
                     count = BATCH_SLOW if port.kind == "metrics_address" or port.who else BATCH
                     source = iter(self._inputs(port, protocol, count))
                     for _ in range(AT_ONCE):
@@ -282,7 +285,8 @@ class Field:
         for port in self._ports:
             if port.who != STRANGER:
                 continue
-            found = await greedy.taken(port, self._door.access[STRANGER], self.cluster.processes[port.daemon])
+            pid = self.cluster.processes[port.daemon]
+            found = await greedy.taken(port, self._door.access[STRANGER], pid, own_bytes=OWN_BYTES)
             self.report.taken_bytes[str(port)] = max(found.values())
             for what, most in found.items():
                 if most > greedy.limit(port):

@@ -33,7 +33,7 @@ TAKEN_BYTES_MAX = 1 << 20
 """Of a daemon's memory, for each connection."""
 CALLS_TAKEN_BYTES_MAX = 8 << 20
 """For each connection of gRPC: of each call 64 KiB are received before it is refused, and what is shown beside it."""
-WAIT_S = 5.0
+WAIT_S = 2.0
 LOOK_S = 0.01
 HEALTH = "/grpc.health.v1.Health/Check"
 GRPC_PATHS = (
@@ -131,8 +131,11 @@ def limit(port: Port) -> int:
     return CALLS_TAKEN_BYTES_MAX if port.kind == "grpc_address" else TAKEN_BYTES_MAX
 
 
-async def taken(port: Port, access: Access, pid: int) -> dict[str, int]:
-    """By what was sent: the most memory that the daemon took meanwhile, for each connection."""
+async def taken(port: Port, access: Access, pid: int, *, own_bytes: int = 0) -> dict[str, int]:
+    """By what was sent: the most memory that the daemon took meanwhile, for each connection.
+
+    `own_bytes`: that it may take meanwhile for others, who are not to be counted.
+    """
     found = {}
     count = CALLERS if port.kind == "grpc_address" else CONNECTIONS
     ways: dict[str, Callable[[], Awaitable[None]]]
@@ -146,5 +149,5 @@ async def taken(port: Port, access: Access, pid: int) -> dict[str, int]:
     for name, one in ways.items():
         async with _watched(pid) as most:
             await asyncio.gather(*(one() for _ in range(count)))
-        found[name] = most[0] // count
+        found[name] = max(0, most[0] - own_bytes) // count
     return found

@@ -28,6 +28,7 @@ from kera.core.rpc.limits import BULK_BYTES_MAX
 from kera.v1 import access_pb2, push_pb2
 from tests.fuzz import http2
 from tests.fuzz.exchanges import METHODS, Frame, chunk_of, conversation, request_of
+from tests.fuzz.hello import spoilt_hello
 from tests.fuzz.mutating import mutated, wild
 from tests.fuzz.payloads import framed, placed, sources, spoilt_chunk, spoilt_payload, with_payload
 from tests.fuzz.protobuf import spoilt
@@ -353,6 +354,13 @@ def pushed(role: str, world: World, random_: Random) -> Sent:
     return Sent(mutated(data, random_, messages) if random_.random() < 0.3 else data, 0)
 
 
+def unencrypted(role: str, world: World, random_: Random) -> Sent:
+    """What a port over TLS gets of who speaks it badly, or not at all."""
+    if random_.random() < 0.7:
+        return Sent(spoilt_hello(random_), 0)
+    return Sent(random_.choice((frames, raw_http2, http))(role, world, random_).data, 0)
+
+
 PROTOCOLS = {
     "frames_address": (frames,),
     "frames_unix_path": (frames,),
@@ -361,6 +369,7 @@ PROTOCOLS = {
     "push_unix_path": (pushed,),
 }
 """By what a daemon's ready line calls the address: what is sent there. One that is not here is a port nobody fuzzes."""
+UNENCRYPTED = dict.fromkeys(("frames_address", "grpc_address", "metrics_address"), (unencrypted,))
 NO_PORTS = frozenset({"arena_path"})
 """Of a ready line, what ends like an address and is none."""
 

@@ -26,7 +26,7 @@ from kera.v1 import access_pb2 as messages
 from tests.fuzz.talking import OPEN, Access
 from tests.integration.secured_cluster import HOST, PASSWORD, SECRET
 
-ADMIN, USER, STRANGER = "admin", "user", "stranger"
+ADMIN, USER, STRANGER, UNENCRYPTED = "admin", "user", "stranger", "unencrypted"
 CALL_S = 20.0
 RIGHTS: Mapping[str, tuple[Operation, ...]] = {
     "stream:foreign": tuple(each for each in Operation if each not in {Operation.USE, Operation.ADMINISTER}),
@@ -86,7 +86,7 @@ async def secured_cluster(directory: Path, **settings: Any) -> AsyncIterator[tup
             async with await Client.connect(cluster.bootstrap) as user:
                 token = await user.access.issue_token()
         with _as_user(authority.path, ADMIN):
-            access = {STRANGER: Access(authority.path), USER: Access(authority.path, token.secret)}
+            access = {UNENCRYPTED: OPEN, STRANGER: Access(authority.path), USER: Access(authority.path, token.secret)}
             yield cluster, Door(tls, access)
 
 

@@ -69,6 +69,8 @@ class Talk:
     def __init__(self, port: Port, access: Access = OPEN) -> None:
         self.port = port
         self._access = access
+        self._speaks = access.ca is not None or not port.who
+        """Else what is answered is TLS's."""
         self._first = b""
         """What is said first over a connection of frames."""
         if access.token and port.kind.startswith("frames"):
@@ -95,6 +97,9 @@ class Talk:
         try:
             reader, writer = await self.connected()
         except (OSError, TimeoutError) as error:
+            if self._context is not None and isinstance(error, ConnectionResetError | ssl.SSLError):
+                self.outcomes["crowded out"] += 1  # of those who still greet each other, some make room for others
+                return
             raise Defect(f"cannot connect: {error!r}") from error
         try:
             answers = await self._answers(reader, writer, what)
@@ -103,7 +108,7 @@ class Talk:
             return
         finally:
             writer.transport.abort()
-        if self.port.kind.startswith("frames"):
+        if self.port.kind.startswith("frames") and self._speaks:
             self._look_at_frames(answers, what)
         else:
             self.outcomes["answered" if answers else "closed"] += 1

@@ -31,7 +31,7 @@ async def test_whatever_strangers_and_users_send_daemons_that_ask_who_they_are_l
     report = await daemons.run(tmp_path, SEED, 10.0, idle_s=1.0, security=True)
     assert report.defects == []
     assert report.verdict == "kept"
-    assert len(report.inputs) == 28, "each port over TCP, for a stranger and for a user"
+    assert len(report.inputs) == 42, "each port over TCP, for who speaks no TLS, a stranger and a user"
     assert len(report.taken_bytes) == 14
 
 

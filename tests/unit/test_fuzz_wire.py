@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ssl
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -10,8 +12,10 @@ import pytest
 
 from kera.core.rpc import api
 from kera.core.rpc.method import Method
+from kera.core.security.issuing import Authority
 from tests.fuzz import corpus, running
 from tests.fuzz.exchanges import METHODS, filled, request_of, theirs
+from tests.fuzz.hello import hello, spoilt_hello
 from tests.fuzz.ports import PROTOCOLS, SERVICES, Sent, World, methods_of, request
 from tests.fuzz.protobuf import data_of, fields_of, spoilt
 from tests.fuzz.target import outcome, random_of
@@ -131,6 +135,19 @@ def test_with_each_method_something_can_be_said_that_is_right_and_about_nobody_e
     asked = {methods_of(role, Random(number)) for number in range(3_000)}
     for method in asked:
         assert request(method, world, Random(1)), method.name
+
+
+def test_a_client_of_tls_is_answered_that_says_what_is_spoilt(tmp_path: Path) -> None:
+    authority, _ = Authority.open_or_make(tmp_path)
+    one = authority.issue("localhost")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(one.cert, one.key)
+    said, answered = ssl.MemoryBIO(), ssl.MemoryBIO()
+    said.write(hello())
+    with pytest.raises(ssl.SSLWantReadError):
+        context.wrap_bio(said, answered, server_side=True).do_handshake()
+    assert answered.pending > 100
+    assert len({spoilt_hello(Random(number)) for number in range(50)}) > 20
 
 
 def test_nothing_is_sent_about_what_is_somebody_elses() -> None:
