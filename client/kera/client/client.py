@@ -26,6 +26,7 @@ from kera.client.producing.appender import Appender
 from kera.client.producing.producer import Producer
 from kera.client.settings import ClientSettings, ConsumerSettings, ProducerSettings
 from kera.client.types import EntryBounds, StreamDescription
+from kera.core.errors import InvalidArgument
 from kera.core.ids import EntryId, Position
 from kera.core.runtime import MACHINE, Runtime
 
@@ -45,6 +46,10 @@ class Client:
     """
 
     def __init__(self, cluster: Cluster) -> None:
+        if isinstance(cluster, str):  # as it is done without asyncio
+            raise InvalidArgument(
+                "a client is made by `await Client.connect(...)`; without asyncio by `kera.client.sync.Client(...)`"
+            )
         self._cluster = cluster
         self._producers: WeakSet[Producer] = WeakSet()
         self._consumers: WeakSet[Consumer | GroupConsumer] = WeakSet()

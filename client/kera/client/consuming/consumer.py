@@ -211,6 +211,11 @@ class Consumer:
         """Each record as Python values; see `batches` for what is raised."""
         return self._records
 
+    async def next_records(self) -> list[Record]:
+        """The next records, up to before one with which more counts as delivered; none at the end. See `records`."""
+        first = await anext(self._records, None)
+        return [] if first is None else [first, *self._at_hand]
+
     async def _next_record(self) -> Record:
         """When none is at hand: the last one of a chunk, with which that is delivered, or the next chunk's first."""
         async with self._opening:  # each of several tasks goes on with what another one has opened meanwhile

@@ -117,6 +117,8 @@ class GroupConsumer:
         self._open: ChunkBatch | None = None
         """The chunk whose records are being delivered."""
         self._open_records: Iterator[Record] = iter(())
+        self._coming: AsyncIterator[Record] | None = None
+        """What `next_records` goes on with."""
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -196,6 +198,19 @@ class GroupConsumer:
             lease, self._open = await self._next_chunk(copied=True)
             self._leases.take_in_hand(lease)
             self._open_records = records_of(self._open, self._chunks.streams[self._open.entry.stream_id])
+
+    async def next_records(self) -> list[Record]:
+        """The next records, up to before one with which more counts as delivered. See `records`."""
+        coming = self._coming or self.records()
+        self._coming = None  # it has ended if it raises something
+        records = [await anext(coming)]
+        chunk, lease, offset = self._open, self._leases.in_hand, records[0].offset
+        if chunk is not None and lease is not None:
+            end = next((last for last, _ in chunk.ends() if last > offset), offset + 1)
+            while (offset := offset + 1) < end and not lease.lost:
+                records.append(await anext(coming))
+        self._coming = coming
+        return records
 
     def __aiter__(self) -> AsyncIterator[Record]:
         return self.records()
@@ -311,7 +326,7 @@ class GroupConsumer:
             try:
                 lease = self._current
                 if lease is not None:
-                    chunk = await self._following(lease, copied=copied)
+                    chunk = await _following(self._chunks, lease, copied=copied)
                     if chunk is not None:
                         return lease, chunk
                     self._current = None
@@ -327,11 +342,6 @@ class GroupConsumer:
         """Wait while others may have what this member had."""
         while not self._closed and self._failure is None and self._liveness.in_doubt:
             await self._rounds.answer()
-
-    async def _following(self, lease: Lease, *, copied: bool) -> ChunkBatch | None:
-        chunk = await self._chunks.following(copied=copied) if lease.usable else None
-        # Behind the end of the group, the entry's next one may have come along.
-        return chunk if chunk is not None and chunk.start.group_id == lease.key.group_id else None
 
     def _use(self, arrived: Arrived) -> None:
         """Something of a group comes to be delivered. Raises `DataLost`."""
@@ -352,3 +362,10 @@ class GroupConsumer:
         if self._settings.on_data_lost == "raise":
             raise gap
         log.warning("records are gone; skipped", consumer_group=self.consumer_group, error=gap.message)
+
+
+async def _following(chunks: Chunks, lease: Lease, *, copied: bool) -> ChunkBatch | None:
+    """The next chunk of a lease's group; None: it has no further one."""
+    chunk = await chunks.following(copied=copied) if lease.usable else None
+    # Behind the end of the group, the entry's next one may have come along.
+    return chunk if chunk is not None and chunk.start.group_id == lease.key.group_id else None

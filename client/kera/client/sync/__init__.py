@@ -1,0 +1,12 @@
+"""The SDK for those who write no asyncio: the same names, and calls that wait for their results.
+
+Start with `Client`. Values (`Record`, `Delivery`, …), settings and errors are those of `kera.client`.
+"""
+
+from kera.client.sync.access import Access
+from kera.client.sync.admin import Admin
+from kera.client.sync.client import Client
+from kera.client.sync.consumer import Consumer, GroupConsumer
+from kera.client.sync.producer import Producer, Sent
+
+__all__ = ["Access", "Admin", "Client", "Consumer", "GroupConsumer", "Producer", "Sent"]

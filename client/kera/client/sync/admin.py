@@ -1,0 +1,191 @@
+"""`kera.client.Admin` for those who write no asyncio. Written by ``python -m scripts.sync_sdk``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import pyarrow as pa
+
+from kera.client.admin.admin import GROUP_SEGMENTS_DEFAULT
+from kera.client.admin.admin import Admin as AsyncAdmin
+from kera.client.admin.consumer_groups import ConsumerGroupDescription, ConsumerGroupSummary, ResetTo
+from kera.client.admin.control import DrainStatus, MoveResult, Rebalancing, RecoveryDescription
+from kera.client.positions import Positions
+from kera.client.sync.loop_thread import LoopThread
+from kera.client.types import ClusterDescription, StreamDescription
+from kera.core.ids import Position
+from kera.core.push import DEFAULT_DOMAIN
+
+
+class Admin:
+    """Creates, lists, describes, alters, truncates and deletes streams. Get it as `Client.admin`.
+
+    What each method promises and raises is in `kera.client.Admin`.
+    """
+
+    def __init__(self, thread: LoopThread, admin: AsyncAdmin) -> None:
+        self._thread = thread
+        self._admin = admin
+
+    def create_stream(  # noqa: PLR0913 - as many as the other one has
+        self,
+        name: str,
+        *,
+        streamlets: int = 1,
+        brokers: int = 0,
+        entries: int = 1,
+        group_segments: int = GROUP_SEGMENTS_DEFAULT,
+        durability: str | None = None,
+        codec: str = "none",
+        schema: pa.Schema | None = None,
+        key_column: str | None = None,
+        timestamp_column: str | None = None,
+        retention_ms: int = 0,
+        retention_bytes: int = 0,
+        retention_consumer_groups: Sequence[str] = (),
+        retention_consumed: bool = False,
+        replication: int | None = None,
+        virtual_logs: int = 1,
+        memory_priority: int = 0,
+        replication_priority: int = 0,
+        memory_domain: str = DEFAULT_DOMAIN,
+    ) -> StreamDescription:
+        """Create a stream (thesis table 6.1, createStream)."""
+        return self._thread.run(
+            self._admin.create_stream(
+                name,
+                streamlets=streamlets,
+                brokers=brokers,
+                entries=entries,
+                group_segments=group_segments,
+                durability=durability,
+                codec=codec,
+                schema=schema,
+                key_column=key_column,
+                timestamp_column=timestamp_column,
+                retention_ms=retention_ms,
+                retention_bytes=retention_bytes,
+                retention_consumer_groups=retention_consumer_groups,
+                retention_consumed=retention_consumed,
+                replication=replication,
+                virtual_logs=virtual_logs,
+                memory_priority=memory_priority,
+                replication_priority=replication_priority,
+                memory_domain=memory_domain,
+            )
+        )
+
+    def stream_id(self, name: str) -> int:
+        """The id of a stream (thesis table 6.1, getStreamId)."""
+        return self._thread.run(self._admin.stream_id(name))
+
+    def list_streams(self) -> list[StreamDescription]:
+        """All streams, by name."""
+        return self._thread.run(self._admin.list_streams())
+
+    def describe_stream(self, name: str) -> StreamDescription:
+        """A stream as it is now."""
+        return self._thread.run(self._admin.describe_stream(name))
+
+    def alter_stream(  # noqa: PLR0913 - as many as the other one has
+        self,
+        name: str,
+        *,
+        durability: str | None = None,
+        retention_ms: int | None = None,
+        retention_bytes: int | None = None,
+        retention_consumer_groups: Sequence[str] | None = None,
+        retention_consumed: bool | None = None,
+        virtual_logs: int | None = None,
+        memory_priority: int | None = None,
+        replication_priority: int | None = None,
+        memory_domain: str | None = None,
+        brokers: int | None = None,
+        add_columns: pa.Schema | None = None,
+    ) -> StreamDescription:
+        """Change durability, retention, virtual logs, priorities or memory of a stream; what is None stays."""
+        return self._thread.run(
+            self._admin.alter_stream(
+                name,
+                durability=durability,
+                retention_ms=retention_ms,
+                retention_bytes=retention_bytes,
+                retention_consumer_groups=retention_consumer_groups,
+                retention_consumed=retention_consumed,
+                virtual_logs=virtual_logs,
+                memory_priority=memory_priority,
+                replication_priority=replication_priority,
+                memory_domain=memory_domain,
+                brokers=brokers,
+                add_columns=add_columns,
+            )
+        )
+
+    def truncate_stream(self, name: str, to: Positions | Literal["latest"]) -> dict[int, list[Position]]:
+        """Remove the records before `to`, for ever; returns where the entries start now."""
+        return self._thread.run(self._admin.truncate_stream(name, to))
+
+    def commit_cursors(self, consumer_group: str, stream: str, positions: Positions) -> None:
+        """Tell the brokers that a consumer group has read a stream up to `positions`: retention goes by it."""
+        self._thread.run(self._admin.commit_cursors(consumer_group, stream, positions))
+
+    def delete_stream(self, name: str) -> None:
+        """Delete a stream and its data."""
+        self._thread.run(self._admin.delete_stream(name))
+
+    def move_streamlet(self, stream: str, streamlet_id: int, broker_id: int) -> MoveResult:
+        """Have a broker own a streamlet from now on; older records stay where they are, and can be read there."""
+        return self._thread.run(self._admin.move_streamlet(stream, streamlet_id, broker_id))
+
+    def rebalance(self, *, dry_run: bool = False) -> Rebalancing:
+        """Move streamlets so that brokers have about the same load; with `dry_run`, only say which, and why."""
+        return self._thread.run(self._admin.rebalance(dry_run=dry_run))
+
+    def drain_broker(self, broker_id: int, *, undo: bool = False, ask: bool = False) -> DrainStatus:
+        """Begin to empty a broker so that it can be stopped, or take it back; says how far that is."""
+        return self._thread.run(self._admin.drain_broker(broker_id, undo=undo, ask=ask))
+
+    def drain_backup(self, backup_id: int, *, undo: bool = False, ask: bool = False) -> DrainStatus:
+        """The same for a backup: brokers make its replicas anew elsewhere."""
+        return self._thread.run(self._admin.drain_backup(backup_id, undo=undo, ask=ask))
+
+    def forget_broker(self, broker_id: int, *, force: bool = False) -> list[str]:
+        """Remove the record of a broker that is gone for good; returns what was lost by that, in words."""
+        return self._thread.run(self._admin.forget_broker(broker_id, force=force))
+
+    def forget_backup(self, backup_id: int, *, force: bool = False) -> list[str]:
+        """The same for a backup; with `force` also one of which brokers may need replicas."""
+        return self._thread.run(self._admin.forget_backup(backup_id, force=force))
+
+    def adopt_stream(self, stream: str, name: str = "") -> StreamDescription:
+        """Take up again a stream that brokers hold and that is not in the metadata, by its name or its id."""
+        return self._thread.run(self._admin.adopt_stream(stream, name))
+
+    def backup_metadata(self) -> bytes:
+        """All metadata of the cluster, of one moment, as a file to be kept; ``kera cluster restore`` puts it back."""
+        return self._thread.run(self._admin.backup_metadata())
+
+    def recoveries(self) -> list[RecoveryDescription]:
+        """The recoveries of lost brokers, under way and recent, the last one first."""
+        return self._thread.run(self._admin.recoveries())
+
+    def consumer_groups(self) -> list[ConsumerGroupSummary]:
+        """The consumer groups whose consumers share streams (`Client.group_consumer`), by name."""
+        return self._thread.run(self._admin.consumer_groups())
+
+    def describe_consumer_group(self, name: str) -> ConsumerGroupDescription:
+        """Consumers, cursors and lag of a consumer group."""
+        return self._thread.run(self._admin.describe_consumer_group(name))
+
+    def reset_consumer_group(self, name: str, stream: str, to: ResetTo, *, force: bool = False) -> None:
+        """Put a consumer group elsewhere in a stream, back or forward: its consumers go on from there."""
+        self._thread.run(self._admin.reset_consumer_group(name, stream, to, force=force))
+
+    def delete_consumer_group(self, name: str, *, idle_ms: int = 0) -> None:
+        """Forget a consumer group and its cursors."""
+        self._thread.run(self._admin.delete_consumer_group(name, idle_ms=idle_ms))
+
+    def describe_cluster(self) -> ClusterDescription:
+        """The cluster's id, its brokers and its backups."""
+        return self._thread.run(self._admin.describe_cluster())

@@ -1,0 +1,151 @@
+"""The way in for those who write no asyncio: scripts, notebooks, web applications with threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Self
+
+from kera.client.admin.locating import ChunkPlace, ChunkQuery, SegmentBounds
+from kera.client.chunk_batch import ChunkBatch
+from kera.client.client import READ_BYTES_MAX
+from kera.client.client import Client as AsyncClient
+from kera.client.consuming.consumer import End, Start
+from kera.client.consuming.group_consumer_settings import GroupConsumerSettings
+from kera.client.consuming.leases import LostGroup
+from kera.client.positions import Positions
+from kera.client.settings import ClientSettings, ConsumerSettings, ProducerSettings
+from kera.client.sync.access import Access
+from kera.client.sync.admin import Admin
+from kera.client.sync.consumer import Consumer, GroupConsumer, following
+from kera.client.sync.loop_thread import loop_thread
+from kera.client.sync.producer import Producer
+from kera.client.types import EntryBounds, StreamDescription
+from kera.core.ids import EntryId, Position
+from kera.core.runtime import MACHINE, Runtime
+
+
+class Client:
+    """Connections to one cluster, shared by everything made from it; use it as a context manager.
+
+    ::
+
+        with Client("127.0.0.1:7400") as client:
+            client.admin.create_stream("greetings")
+            with client.producer() as producer:
+                producer.send("greetings", b"hello")
+
+    What it has is what `kera.client.Client` has, with the same names; calls wait for their results. It may be used by
+    several threads. The work is done on a thread of its own, that all clients of a process share.
+    """
+
+    def __init__(
+        self, bootstrap: str, settings: ClientSettings | None = None, *, runtime: Runtime = MACHINE, **overrides: Any
+    ) -> None:
+        """Of the cluster whose coordinators are at `bootstrap`: ``host:port``, several with commas.
+
+        `overrides` are fields of `ClientSettings`. A cluster that is not there shows at the first call.
+        """
+        if settings is None or overrides:
+            settings = ClientSettings.load(**{**(settings.model_dump() if settings else {}), **overrides})
+        self._thread = loop_thread()
+        self._client = self._thread.run(AsyncClient.connect(bootstrap, settings, runtime=runtime))
+        self.admin = Admin(self._thread, self._client.admin)
+        self.access = Access(self._thread, self._client.access)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(flush=kind is None)
+
+    def producer(self, settings: ProducerSettings | None = None, **overrides: Any) -> Producer:
+        """A producer; `overrides` are fields of `ProducerSettings`."""
+        made = self._thread.run(_made(lambda: self._client.producer(settings, **overrides)))
+        return Producer(self._thread, made)
+
+    def consumer(
+        self,
+        *streams: str,
+        start: Start | Positions = "latest",
+        end: End | Positions | None = None,
+        settings: ConsumerSettings | None = None,
+        **overrides: Any,
+    ) -> Consumer:
+        """A consumer of `streams`; see `kera.client.Client.consumer`."""
+        made = self._thread.run(
+            _made(lambda: self._client.consumer(*streams, start=start, end=end, settings=settings, **overrides))
+        )
+        return Consumer(self._thread, made)
+
+    def group_consumer(
+        self,
+        consumer_group: str,
+        streams: str | Sequence[str],
+        settings: GroupConsumerSettings | None = None,
+        *,
+        on_lost: Callable[[list[LostGroup]], None] | None = None,
+        **overrides: Any,
+    ) -> GroupConsumer:
+        """A consumer that shares `streams` with the others of its consumer group.
+
+        See `kera.client.Client.group_consumer`. `on_lost` is called on the client's thread, so it must not wait for
+        anything.
+        """
+        made = self._thread.run(
+            _made(lambda: self._client.group_consumer(consumer_group, streams, settings, on_lost=on_lost, **overrides))
+        )
+        return GroupConsumer(self._thread, made)
+
+    def describe(self, stream: str) -> StreamDescription:
+        """A stream, from cached metadata. Raises `UnknownStream`."""
+        return self._thread.run(self._client.describe(stream))
+
+    def bounds(self, stream: str) -> dict[int, list[EntryBounds]]:
+        """Where each entry of each streamlet starts and ends now."""
+        return self._thread.run(self._client.bounds(stream))
+
+    def locate(self, stream: str, queries: Sequence[ChunkQuery]) -> list[ChunkPlace]:
+        """Where readers of entries would be after so many records or bytes, or at a time: one place per query."""
+        return self._thread.run(self._client.locate(stream, queries))
+
+    def segments(
+        self, stream: str, streamlet_id: int, entry: int, start: Position, end: Position | None = None
+    ) -> list[SegmentBounds]:
+        """The segments of an entry from `start` up to `end`, or to the durable head of now."""
+        return self._thread.run(self._client.segments(stream, streamlet_id, entry, start, end))
+
+    def positions_at(self, stream: str, timestamp_us: int) -> dict[int, list[ChunkPlace]]:
+        """Per streamlet, and per entry in it, the first chunk with a record at or after a time, or the end."""
+        return self._thread.run(self._client.positions_at(stream, timestamp_us))
+
+    def commit(
+        self, consumer_group: str, stream: str, positions: Mapping[EntryId, Position], *, unnamed: bool = False
+    ) -> None:
+        """Say how far a consumer group has read a stream, for who reads with `read_range`."""
+        self._thread.run(self._client.commit(consumer_group, stream, positions, unnamed=unnamed))
+
+    def read_range(
+        self,
+        stream: str,
+        streamlet_id: int,
+        entry: int,
+        start: Position,
+        end: Position | None,
+        *,
+        bytes_max: int = READ_BYTES_MAX,
+        settings: ConsumerSettings | None = None,
+    ) -> Iterator[ChunkBatch]:
+        """The chunks of one entry from `start` up to exactly `end`, or up to the durable head of now."""
+        chunks = self._client.read_range(
+            stream, streamlet_id, entry, start, end, bytes_max=bytes_max, settings=settings
+        )
+        return following(self._thread, chunks)
+
+    def close(self, *, flush: bool = True) -> None:
+        """Close what was made from this client and is still open, then all connections."""
+        self._thread.run(self._client.close(flush=flush))
+
+
+async def _made(make: Callable[[], Any]) -> Any:
+    """On the client's thread, whose loop it belongs to."""
+    return make()

@@ -1,0 +1,95 @@
+"""Consumers for those who write no asyncio: iterate over their records or batches.
+
+Each step asks the client's thread once for a batch, or for the records up to the next one that changes what counts as
+delivered; so `positions` and `commit` say the same as those of `kera.client.Consumer`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Generic, Self, TypeVar
+
+from kera.client.chunk_batch import ChunkBatch
+from kera.client.consuming.consumer import Consumer as AsyncConsumer
+from kera.client.consuming.group_consumer import GroupConsumer as AsyncGroupConsumer
+from kera.client.sync.loop_thread import LoopThread
+from kera.client.types import Record
+from kera.core.ids import Position
+
+T = TypeVar("T")
+ConsumerT = TypeVar("ConsumerT", AsyncConsumer, AsyncGroupConsumer)
+
+
+class _Consumer(Generic[ConsumerT]):
+    """What both kinds have."""
+
+    def __init__(self, thread: LoopThread, consumer: ConsumerT) -> None:
+        self._thread = thread
+        self._consumer: ConsumerT = consumer
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def start(self) -> None:
+        """Look up the streams, and begin to fetch; iterating does so by itself. Raises `UnknownStream`."""
+        self._thread.run(self._consumer.start())
+
+    def batches(self) -> Iterator[ChunkBatch]:
+        """Each chunk as an Arrow batch in place, small ones several together; raises what the asynchronous one does."""
+        return following(self._thread, self._consumer.batches())
+
+    def records(self) -> Iterator[Record]:
+        """Each record as Python values."""
+        while records := self._thread.run(self._consumer.next_records()):
+            yield from records
+
+    def __iter__(self) -> Iterator[Record]:
+        return self.records()
+
+    def commit(self) -> None:
+        """Say that all that was delivered has been processed; raises what the asynchronous one does."""
+        self._thread.run(self._consumer.commit())
+
+    @property
+    def throttled_ms(self) -> int:
+        """For how long, altogether, brokers have held answers back, as a quota was used up."""
+        return self._consumer.throttled_ms
+
+    def close(self) -> None:
+        """Stop fetching; of a consumer group, leave it."""
+        self._thread.run(self._consumer.close())
+
+
+class Consumer(_Consumer[AsyncConsumer]):
+    """Reads streams. Made by `Client.consumer`; see `kera.client.Consumer`."""
+
+    def positions(self, stream: str | None = None) -> dict[int, list[Position]]:
+        """Where to go on after what was delivered so far, per streamlet and entry."""
+        return self._thread.run(_of(lambda: self._consumer.positions(stream)))
+
+
+class GroupConsumer(_Consumer[AsyncGroupConsumer]):
+    """Reads streams together with the others of its consumer group. Made by `Client.group_consumer`."""
+
+    def positions(self, stream: str | None = None) -> dict[tuple[int, int], Position]:
+        """By streamlet and group, of the groups that this consumer has: up to where they were delivered."""
+        return self._thread.run(_of(lambda: self._consumer.positions(stream)))
+
+
+def following(thread: LoopThread, batches: AsyncIterator[ChunkBatch]) -> Iterator[ChunkBatch]:
+    """What comes, one after the other."""
+    while (batch := thread.run(_next(batches))) is not None:
+        yield batch
+        del batch  # and with it the place in the broker's memory, though the next one may be long in coming
+
+
+async def _next(batches: AsyncIterator[ChunkBatch]) -> ChunkBatch | None:
+    return await anext(batches, None)
+
+
+async def _of(ask: Callable[[], T]) -> T:
+    return ask()

@@ -1,0 +1,303 @@
+"""The synchronous SDK, with real daemons: the same as the asynchronous one, from threads, scripts and callbacks."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from itertools import islice
+
+import pyarrow as pa
+import pytest
+
+from kera.client import Client as AsyncClient
+from kera.client import Delivery
+from kera.client.sync import Client, GroupConsumer
+from kera.core.errors import (
+    ClosedError,
+    InvalidArgument,
+    KeraError,
+    RecordTooLarge,
+    SchemaMismatch,
+    StreamExists,
+    UnknownStream,
+)
+from kera.local.cluster import RunningCluster
+
+TIMEOUT_S = 60.0
+VALUES = [b"%d" % number for number in range(1000)]
+
+
+@pytest.fixture
+def client(cluster: RunningCluster) -> Iterator[Client]:
+    with Client(cluster.bootstrap) as connected:
+        yield connected
+
+
+def fill(client: Client, stream: str, *, chunks: int = 3, records: int = 4) -> list[bytes]:
+    """Chunks of several records each."""
+    client.admin.create_stream(stream)
+    values = [b"%d" % number for number in range(chunks * records)]
+    with client.producer() as producer:
+        for first in range(0, len(values), records):
+            batch = pa.record_batch({"value": pa.array(values[first : first + records], pa.binary())})
+            producer.send_batch(stream, batch).result()
+    return values
+
+
+def read(client: Client, stream: str) -> list[bytes | None]:
+    with client.consumer(stream, start="earliest", end="latest") as consumer:
+        return [record.value for record in consumer]
+
+
+def test_records_go_in_and_come_out_in_their_order(client: Client) -> None:
+    client.admin.create_stream("sync-order")
+    with client.producer() as producer:
+        sent = [producer.send("sync-order", value, headers={"n": value}) for value in VALUES]
+    assert [each.result().record for each in sent] == list(range(len(VALUES)))
+    with client.consumer("sync-order", start="earliest", end="latest") as consumer:
+        records = list(consumer)
+    assert [record.value for record in records] == VALUES
+    assert records[7].headers == {"n": b"7"}
+    with client.consumer("sync-order", start="earliest", end="latest") as consumer:
+        assert [value for batch in consumer.batches() for value in batch.batch["value"].to_pylist()] == VALUES
+
+
+def test_records_and_batches_of_one_producer_stay_in_the_order_of_the_calls(client: Client) -> None:
+    client.admin.create_stream("sync-mixed")
+    expected: list[bytes] = []
+    with client.producer() as producer:
+        for number in range(200):
+            values = [b"%d-%d" % (number, row) for row in range(3)]
+            if number % 3:
+                producer.send_batch("sync-mixed", pa.record_batch({"value": pa.array(values, pa.binary())}))
+            else:
+                for value in values:
+                    producer.send("sync-mixed", value)
+            expected += values
+    assert read(client, "sync-mixed") == expected
+
+
+def test_what_is_wrong_is_told_where_the_delivery_is_and_by_the_next_flush(client: Client) -> None:
+    client.admin.create_stream("sync-wrong")
+    told: list[tuple[Delivery | None, Exception | None]] = []
+    with client.producer() as producer:
+        with pytest.raises(UnknownStream):
+            producer.send("sync-no-such", b"x")
+        large = producer.send(
+            "sync-wrong", bytes(64 << 20), on_delivery=lambda delivery, error: told.append((delivery, error))
+        )
+        good = producer.send("sync-wrong", b"good", on_delivery=lambda delivery, error: told.append((delivery, error)))
+        wrong = producer.send_batch("sync-wrong", pa.record_batch({"other": pa.array([1])}))
+        with pytest.raises(RecordTooLarge):
+            producer.flush()
+        producer.flush()  # it was told
+        with pytest.raises(RecordTooLarge):
+            large.result()
+        with pytest.raises(SchemaMismatch):
+            wrong.result()
+        assert good.result().record == 0
+        assert [type(error) for _, error in told] == [RecordTooLarge, type(None)]
+        assert told[1][0] == good.result()
+        no_bytes = producer.send("sync-wrong", "text")  # type: ignore[arg-type]
+        with pytest.raises(InvalidArgument, match="bytes"):
+            no_bytes.result()
+        with pytest.raises(InvalidArgument, match="bytes"):
+            producer.flush()
+    with pytest.raises(ClosedError):
+        producer.send("sync-wrong", b"late")
+    producer.close()
+    assert read(client, "sync-wrong") == [b"good"]
+
+
+def test_an_error_leaves_the_context_of_a_producer_that_nobody_has_asked(client: Client) -> None:
+    client.admin.create_stream("sync-context")
+    with pytest.raises(RecordTooLarge), client.producer() as producer:
+        producer.send("sync-context", bytes(64 << 20))
+
+
+def test_who_sends_more_than_is_taken_waits_and_loses_nothing(client: Client) -> None:
+    client.admin.create_stream("sync-full")
+    count, value = 3000, bytes(20_000)
+    with client.producer(buffer_bytes_max=1 << 20) as producer:
+        for _ in range(count):
+            producer.send("sync-full", value)
+            assert producer._waiting_bytes <= (16 << 20) + 1
+    (entry,) = client.bounds("sync-full")[0]
+    assert entry.next_record == count
+
+
+def test_several_threads_share_a_client_and_a_producer(client: Client) -> None:
+    client.admin.create_stream("sync-threads")
+    with client.producer() as producer:
+
+        def send(thread: int) -> None:
+            for number in range(500):
+                producer.send("sync-threads", b"%d %d" % (thread, number))
+
+        threads = [threading.Thread(target=send, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(TIMEOUT_S)
+    found = read(client, "sync-threads")
+    assert len(found) == 2000
+    for sender in range(4):
+        mine = [value for value in found if value is not None and value.startswith(b"%d " % sender)]
+        assert mine == [b"%d %d" % (sender, number) for number in range(500)]
+
+
+def test_positions_are_those_of_chunks_whose_last_record_was_given_out(client: Client, cluster: RunningCluster) -> None:
+    """As with the asynchronous consumer, after each record."""
+    values = fill(client, "sync-positions", chunks=4, records=3)
+
+    async def positions() -> list[object]:
+        async with (
+            await AsyncClient.connect(cluster.bootstrap) as other,
+            other.consumer("sync-positions", start="earliest", end="latest") as consumer,
+        ):
+            return [consumer.positions() async for _ in consumer]
+
+    expected = asyncio.run(positions())
+    with client.consumer("sync-positions", start="earliest", end="latest") as consumer:
+        found = []
+        for record, value in zip(consumer, values, strict=True):
+            assert record.value == value
+            found.append(consumer.positions())
+    assert found == expected
+
+
+@pytest.mark.parametrize("taken", range(13))
+def test_what_a_consumer_group_has_committed_is_not_read_again_and_nothing_else_is_left_out(
+    client: Client, taken: int
+) -> None:
+    stream, group = f"sync-group-{taken}", f"sync-group-{taken}"
+    values = fill(client, stream, chunks=4, records=3)
+    with client.group_consumer(group, stream, commit_interval_ms=0) as consumer:
+        first = [record.value for record in islice(consumer, taken)]
+        consumer.commit()
+    assert first == values[:taken]
+    whole = taken // 3 * 3
+    if whole == len(values):
+        return
+    with client.group_consumer(group, stream) as consumer:
+        rest = [record.value for record in islice(consumer, len(values) - whole)]
+    assert rest == values[whole:], "the rest of a chunk that was begun comes again, and no chunk is left out"
+
+
+def test_a_consumer_group_is_shared_by_threads(client: Client) -> None:
+    client.admin.create_stream("sync-shared", streamlets=4)
+    with client.producer() as producer:
+        for number in range(2000):
+            producer.send("sync-shared", b"%d" % number, streamlet=number % 4)
+    found: list[bytes | None] = []
+    all_there = threading.Event()
+
+    def consume(consumer: GroupConsumer) -> None:
+        try:
+            for record in consumer:
+                found.append(record.value)
+                if len(found) >= 2000:
+                    all_there.set()
+        except ClosedError:
+            pass
+
+    consumers = [client.group_consumer("sync-shared", "sync-shared") for _ in range(3)]
+    threads = [threading.Thread(target=consume, args=(consumer,)) for consumer in consumers]
+    for thread in threads:
+        thread.start()
+    assert all_there.wait(TIMEOUT_S)
+    for consumer in consumers:
+        consumer.close()
+    for thread in threads:
+        thread.join(TIMEOUT_S)
+        assert not thread.is_alive()
+    assert sorted(int(value or b"") for value in found) == list(range(2000))
+
+
+def test_nothing_waits_on_the_clients_own_thread(client: Client) -> None:
+    client.admin.create_stream("sync-callback")
+    told: list[KeraError] = []
+
+    def ask_again(delivery: Delivery | None, error: Exception | None) -> None:
+        del delivery, error
+        try:
+            client.describe("sync-callback")
+        except KeraError as refused:
+            told.append(refused)
+
+    with client.producer() as producer:
+        producer.send("sync-callback", b"x", on_delivery=ask_again)
+    assert [type(error) for error in told] == [InvalidArgument]
+    assert "own thread" in told[0].message
+
+
+def test_administration_has_the_same_names(client: Client) -> None:
+    client.admin.create_stream("sync-admin", streamlets=2)
+    with pytest.raises(StreamExists):
+        client.admin.create_stream("sync-admin")
+    assert client.admin.alter_stream("sync-admin", retention_ms=1000).config.retention_ms == 1000
+    assert "sync-admin" in [stream.name for stream in client.admin.list_streams()]
+    assert client.admin.describe_cluster().brokers
+    client.admin.delete_stream("sync-admin")
+    with pytest.raises(UnknownStream):
+        client.admin.describe_stream("sync-admin")
+
+
+def test_a_loop_that_runs_already_is_in_nobodys_way(client: Client) -> None:
+    """As in a notebook."""
+
+    async def main() -> int:
+        return len(client.admin.describe_cluster().brokers)
+
+    assert asyncio.run(main()) > 0
+
+
+def run(program: str, bootstrap: str) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-c", program, bootstrap], stdout=subprocess.PIPE, text=True)
+
+
+def test_a_script_that_closes_nothing_delivers_what_it_has_sent(client: Client, cluster: RunningCluster) -> None:
+    client.admin.create_stream("sync-script")
+    program = (
+        "import sys\nfrom kera.client.sync import Client\n"
+        "producer = Client(sys.argv[1]).producer()\n"
+        "for number in range(100):\n    producer.send('sync-script', b'%d' % number)\n"
+    )
+    with run(program, cluster.bootstrap) as script:
+        assert script.wait(TIMEOUT_S) == 0
+    assert read(client, "sync-script") == [b"%d" % number for number in range(100)]
+
+
+def test_who_waits_for_records_can_be_interrupted(client: Client, cluster: RunningCluster) -> None:
+    client.admin.create_stream("sync-waits")
+    program = (
+        "import sys\nfrom kera.client.sync import Client\n"
+        "with Client(sys.argv[1]) as client, client.consumer('sync-waits', start='earliest') as consumer:\n"
+        "    print('ready', flush=True)\n"
+        "    try:\n        next(iter(consumer))\n    except KeyboardInterrupt:\n        print('interrupted')\n"
+    )
+    with run(program, cluster.bootstrap) as script:
+        assert script.stdout is not None
+        assert script.stdout.readline() == "ready\n"
+        script.send_signal(signal.SIGINT)
+        assert script.stdout.readline() == "interrupted\n"
+        assert script.wait(TIMEOUT_S) == 0
+
+
+def test_a_child_that_was_forked_is_told_that_it_cannot_use_what_its_parent_has_made(client: Client) -> None:
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            with pytest.raises(ClosedError, match="before the process was forked"):
+                client.admin.list_streams()
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    client.admin.list_streams()

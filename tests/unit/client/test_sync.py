@@ -1,0 +1,50 @@
+"""The synchronous SDK has what the asynchronous one has, under the same names."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kera import client as asynchronous
+from kera.client import sync
+
+ROOT = Path(__file__).resolve().parents[3]
+LEFT_OUT: dict[str, set[str]] = {
+    "Client": {
+        "connect",  # a constructor does
+        "appender",  # for writers that choose their identity and count their chunks themselves
+    },
+    "Producer": {"drain", "loss", "routes", "settings"},  # `send` waits by itself
+    "Consumer": {"fetched_ahead", "fetched_bytes", "next_records"},
+    "GroupConsumer": {"busy_ms", "loss", "member_id", "consumer_group", "next_records"},
+    "Admin": set(),
+    "Access": set(),
+}
+
+
+def public(of: Any) -> set[str]:
+    return {name for name in dir(of) if not name.startswith("_")}
+
+
+@pytest.mark.parametrize("name", LEFT_OUT)
+def test_nothing_is_missing(name: str) -> None:
+    of = asynchronous.Client if name == "Client" else getattr(asynchronous, name, None)
+    if of is None:
+        of = inspect.get_annotations(asynchronous.Client).get(name)
+    if name == "Access":
+        from kera.client.admin.access import Access
+
+        of = Access
+    assert public(of) - public(getattr(sync, name)) - LEFT_OUT[name] == set()
+
+
+def test_what_is_written_by_a_program_is_current() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "scripts.sync_sdk", "--check"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
