@@ -11,6 +11,8 @@ import threading
 from collections.abc import Iterator
 from itertools import islice
 
+import pandas as pd
+import polars as pl
 import pyarrow as pa
 import pytest
 
@@ -187,6 +189,44 @@ def test_what_a_consumer_group_has_committed_is_not_read_again_and_nothing_else_
     with client.group_consumer(group, stream) as consumer:
         rest = [record.value for record in islice(consumer, len(values) - whole)]
     assert rest == values[whole:], "the rest of a chunk that was begun comes again, and no chunk is left out"
+
+
+def test_data_frames_go_in_and_come_out(client: Client) -> None:
+    schema = pa.schema([("time", pa.timestamp("us")), ("who", pa.string()), ("amount", pa.float64())])
+    client.admin.create_stream("sync-frames", schema=schema, key_column="who", timestamp_column="time")
+    given = pd.DataFrame(
+        {
+            "time": pd.to_datetime(range(100), unit="s").astype("datetime64[us]"),
+            "who": [f"user-{number % 7}" for number in range(100)],
+            "amount": [number / 4 for number in range(100)],
+        }
+    )
+    with client.producer() as producer:
+        producer.send_batch("sync-frames", given)
+        producer.send_batch("sync-frames", pl.from_pandas(given))
+    with client.consumer("sync-frames", start="earliest", end="latest") as consumer:
+        found = consumer.to_pandas()
+    expected = pd.concat([given, given], ignore_index=True)
+    pd.testing.assert_frame_equal(found, expected)
+    with client.consumer("sync-frames", start="earliest", end="latest") as consumer:
+        assert consumer.to_polars().equals(pl.from_pandas(expected))
+        assert consumer.to_polars().is_empty(), "all that was left has been read"
+        assert consumer.to_arrow().schema == schema
+
+
+def test_a_table_begins_where_records_have_ended(client: Client) -> None:
+    values = fill(client, "sync-rest", chunks=2, records=4)
+    with client.consumer("sync-rest", start="earliest", end="latest") as consumer:
+        assert [next(iter(consumer)).value for _ in range(6)] == values[:6]
+        # The chunk that was begun is not delivered, so it comes whole.
+        assert consumer.to_arrow()["value"].to_pylist() == values[4:]
+    client.admin.create_stream("sync-other")
+    for consumer in (
+        client.consumer("sync-rest", start="earliest"),
+        client.consumer("sync-rest", "sync-other", start="earliest", end="latest"),
+    ):
+        with pytest.raises(InvalidArgument, match="with an end"):
+            consumer.to_arrow()
 
 
 def test_a_consumer_group_is_shared_by_threads(client: Client) -> None:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Literal, Self, get_args
+from typing import TYPE_CHECKING, Literal, Self, get_args
+
+import pyarrow as pa
 
 from kera.client import arguments
 from kera.client.chunk_batch import ChunkBatch
@@ -26,6 +28,10 @@ from kera.client.settings import ConsumerSettings
 from kera.client.types import Record, StreamDescription
 from kera.core.errors import ClosedError, InvalidArgument, KeraError
 from kera.core.ids import EARLIEST, EntryId, Position
+
+if TYPE_CHECKING:
+    import pandas
+    import polars
 
 Start = Literal["earliest", "latest", "committed"]
 End = Literal["latest"]
@@ -197,15 +203,39 @@ class Consumer:
         `Recovering` when what a crashed broker had is not back within ``recovery_timeout_ms``.
         """
         await self.start()
-        if self._open is not None:  # begun as records, and not delivered to its end
-            chunk = self._open.rest(self._positions[self._open.entry])
-            self._forget_open()
-            self._positions[chunk.entry] = chunk.next
-            yield chunk
+        if self._open is not None:
+            yield self._rest(self._open)
         while (chunk_or_end := self._next_here(copied=False) or await self._next_chunk()) is not None:
             self._positions[chunk_or_end.entry] = chunk_or_end.next
             yield chunk_or_end
             del chunk_or_end  # and with it the place in the broker's memory, though the next one may be long in coming
+
+    async def to_arrow(self) -> pa.Table:
+        """All that is left up to `end`, as a table of the stream's columns, in memory of its own.
+
+        Raises `InvalidArgument` for a consumer of several streams, or without an `end`, and what `batches` does.
+        """
+        if len(self._names) > 1 or self._end is None:
+            raise InvalidArgument("a table is of one stream, and of a consumer with an end: end='latest', or positions")
+        await self.start()
+        (stream,) = self._chunks.streams.values()
+        parts = [pa.Table.from_batches([], stream.schema)]
+        if self._open is not None:
+            parts.append(pa.Table.from_batches([self._rest(self._open).batch]))
+        while (chunk := await self._next_chunk(copied=True)) is not None:
+            self._positions[chunk.entry] = chunk.next
+            parts.append(pa.Table.from_batches([chunk.batch]))
+        return pa.concat_tables(parts, promote_options="default")
+
+    async def to_pandas(self) -> pandas.DataFrame:
+        """The same as a data frame of pandas, which has to be installed."""
+        return (await self.to_arrow()).to_pandas()
+
+    async def to_polars(self) -> polars.DataFrame:
+        """The same as a data frame of polars, which has to be installed."""
+        import polars  # noqa: PLC0415 - only who asks for it needs it
+
+        return polars.from_arrow(await self.to_arrow())  # type: ignore[return-value]  # a table is a frame
 
     def records(self) -> AsyncIterator[Record]:
         """Each record as Python values; see `batches` for what is raised."""
@@ -256,9 +286,23 @@ class Consumer:
         self._open, self._open_records, self._at_hand = None, iter(()), iter(())
         self._records.take(self._at_hand)
 
+    def _rest(self, begun: ChunkBatch) -> ChunkBatch:
+        """Of a chunk that was begun as records, and not delivered to its end."""
+        chunk = begun.rest(self._positions[begun.entry])
+        self._forget_open()
+        self._positions[chunk.entry] = chunk.next
+        return chunk
+
     async def _next_chunk(self, *, copied: bool = False) -> ChunkBatch | None:
         """The next chunk; None when everything that was asked for has been delivered."""
-        while (chunk := self._next_here(copied=copied) or await self._following(copied=copied)) is None:
+        while (chunk := self._next_here(copied=copied)) is None:
+            try:
+                chunk = await self._chunks.following(copied=copied)
+            except KeraError as error:
+                self._failure = error
+                raise
+            if chunk is not None:
+                return chunk
             fetched = await self._fetcher.fetched()
             if fetched is None:
                 return None
@@ -276,13 +320,6 @@ class Consumer:
             raise self._failure
         try:
             return self._chunks.following_here(copied=copied)
-        except KeraError as error:
-            self._failure = error
-            raise
-
-    async def _following(self, *, copied: bool) -> ChunkBatch | None:
-        try:
-            return await self._chunks.following(copied=copied)
         except KeraError as error:
             self._failure = error
             raise

@@ -7,7 +7,9 @@ delivered; so `positions` and `commit` say the same as those of `kera.client.Con
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Generic, Self, TypeVar
+
+import pyarrow as pa
 
 from kera.client.chunk_batch import ChunkBatch
 from kera.client.consuming.consumer import Consumer as AsyncConsumer
@@ -15,6 +17,10 @@ from kera.client.consuming.group_consumer import GroupConsumer as AsyncGroupCons
 from kera.client.sync.loop_thread import LoopThread
 from kera.client.types import Record
 from kera.core.ids import Position
+
+if TYPE_CHECKING:
+    import pandas
+    import polars
 
 T = TypeVar("T")
 ConsumerT = TypeVar("ConsumerT", AsyncConsumer, AsyncGroupConsumer)
@@ -26,6 +32,8 @@ class _Consumer(Generic[ConsumerT]):
     def __init__(self, thread: LoopThread, consumer: ConsumerT) -> None:
         self._thread = thread
         self._consumer: ConsumerT = consumer
+        self._at_hand: Iterator[Record] = iter(())
+        """Records that have come, for whoever goes on, also in another loop."""
 
     def __enter__(self) -> Self:
         self.start()
@@ -40,12 +48,17 @@ class _Consumer(Generic[ConsumerT]):
 
     def batches(self) -> Iterator[ChunkBatch]:
         """Each chunk as an Arrow batch in place, small ones several together; raises what the asynchronous one does."""
+        self._at_hand = iter(())  # their chunk comes whole: its last record was not given out
         return following(self._thread, self._consumer.batches())
 
     def records(self) -> Iterator[Record]:
-        """Each record as Python values."""
-        while records := self._thread.run(self._consumer.next_records()):
-            yield from records
+        """Each record as Python values. Who leaves such a loop may begin another one, which goes on there."""
+        while True:
+            yield from self._at_hand
+            records = self._thread.run(self._consumer.next_records())
+            if not records:
+                return
+            self._at_hand = iter(records)
 
     def __iter__(self) -> Iterator[Record]:
         return self.records()
@@ -66,6 +79,21 @@ class _Consumer(Generic[ConsumerT]):
 
 class Consumer(_Consumer[AsyncConsumer]):
     """Reads streams. Made by `Client.consumer`; see `kera.client.Consumer`."""
+
+    def to_arrow(self) -> pa.Table:
+        """All that is left up to `end`, as a table of the stream's columns."""
+        self._at_hand = iter(())
+        return self._thread.run(self._consumer.to_arrow())
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """The same as a data frame of pandas, which has to be installed."""
+        self._at_hand = iter(())
+        return self._thread.run(self._consumer.to_pandas())
+
+    def to_polars(self) -> polars.DataFrame:
+        """The same as a data frame of polars, which has to be installed."""
+        self._at_hand = iter(())
+        return self._thread.run(self._consumer.to_polars())
 
     def positions(self, stream: str | None = None) -> dict[int, list[Position]]:
         """Where to go on after what was delivered so far, per streamlet and entry."""
