@@ -26,6 +26,7 @@ from kera.core.errors import CorruptChunk, KeraError, SchemaMismatch, invariant
 from kera.core.ids import EntryId, Position
 from kera.core.payload import check_payload
 from kera.core.record_batch import DECOMPRESSED_BYTES_MAX
+from kera.core.written_out import check_written_out
 from tests.chaos.chunk_uses import stream_of
 from tests.chaos.chunks import Source, opened, use
 from tests.fuzz.payloads import (
@@ -49,6 +50,7 @@ lean_decode: Any = sys.modules["kera.core.lean.decode"]
 joining: Any = sys.modules["kera.core.joining"]
 CHUNKS_MAX = 6
 VALUES_MAX = 1 << 22
+WRITTEN_OUT_BYTES_MAX = VALUES_MAX
 """That are looked at one by one."""
 RECORDS_MAX = 8
 """Of each of the chunks that follow each other."""
@@ -154,12 +156,21 @@ def _use(data: bytes) -> str:
     """What the SDK, ``kera consume`` and Spark's Python worker make of the values of a payload."""
     source, payload = source_of(data)
     batch = opened(source, payload)
-    if sum(map(values_within, batch.columns)) > VALUES_MAX:
+    if has_many_values(batch):
         return "read, and not used"
     return use(batch)
 
 
-def values_within(column: pa.Array) -> int:
+def has_many_values(batch: pa.RecordBatch) -> bool:
+    """Whether Python takes long to make values of it: a reader takes as much as there are bytes for."""
+    try:
+        check_written_out(batch, WRITTEN_OUT_BYTES_MAX)
+    except CorruptChunk:
+        return True
+    return sum(map(_values_within, batch.columns)) > VALUES_MAX
+
+
+def _values_within(column: pa.Array) -> int:
     """How many values there are, with those within others. Nulls in a list take no bytes, but in Python they do."""
     kind = column.type
     within: list[pa.Array] = []
@@ -167,7 +178,7 @@ def values_within(column: pa.Array) -> int:
         within = [column.field(at) for at in range(kind.num_fields)]
     elif hasattr(column, "values"):
         within = [column.values]
-    return len(column) + sum(map(values_within, within))
+    return len(column) + sum(map(_values_within, within))
 
 
 def _door(data: bytes) -> str:

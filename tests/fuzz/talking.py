@@ -103,7 +103,7 @@ class Talk:
             raise Defect(f"cannot connect: {error!r}") from error
         try:
             answers = await self._answers(reader, writer, what)
-        except (OSError, TimeoutError) as error:
+        except (OSError, TimeoutError, asyncio.IncompleteReadError) as error:
             self.outcomes[type(error).__name__] += 1
             return
         finally:
@@ -122,8 +122,15 @@ class Talk:
             return await asyncio.open_connection(host, int(number), ssl=self._context)
 
     async def _answers(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, what: Sent) -> bytes:
-        writer.write(self._first + what.data)
-        requests = what.requests and what.requests + bool(self._first)
+        if self._first:
+            writer.write(self._first)
+            async with asyncio.timeout(CONNECT_S):
+                header = await reader.readexactly(HEADER_BYTES)
+                await reader.readexactly(int.from_bytes(header[16:20], "little"))
+            if header[3] == Kind.ERROR:
+                raise Defect("whom it should know it does not know")
+        writer.write(what.data)
+        requests = what.requests
         if not requests and writer.can_write_eof():
             writer.write_eof()  # so that the daemon ends it, whatever it was waiting for
         found = bytearray()
@@ -154,7 +161,6 @@ class Talk:
                 self._look_at_answer(_BY_NUMBER[header.method], head)
             count += 1
             at += HEADER_BYTES + header.head_bytes + header.bulk_bytes
-        count -= bool(self._first and count)
         if count < what.requests:
             self.outcomes["not answered"] += what.requests - count
         elif not count:
