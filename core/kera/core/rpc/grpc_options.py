@@ -26,6 +26,8 @@ CONNECTION_IDLE_MS = 60_000
 """Without a call; then the server takes its leave, and the client connects again when it has one."""
 HANDSHAKE_MS = 5_000
 """For the first words of HTTP/2. Who only connects holds a descriptor for no longer."""
+UNTAKEN_BYTES_MAX = 16 << 10
+"""Of each call, by a server that asks who calls, as long as nobody has taken it."""
 _FIELD_OVERHEAD_BYTES = 64
 """Tag and length of the bulk field, and the request id, come on top of the two limits."""
 
@@ -69,16 +71,18 @@ def server_options(
     clients are answered as often as ours send them, and twice as often.
 
     By itself gRPC receives more of calls that nobody has taken yet, the faster a peer sends, also of those that are
-    about to be refused: gigabytes. A server that `asks` who calls keeps to 64 KiB of each call; for a message that is
-    taken there is room by the megabyte. Small messages in numbers are slower by that.
+    about to be refused: ten connections of strangers had 1.5 GiB. A server that `asks` who calls keeps to
+    `UNTAKEN_BYTES_MAX` of each call. For a message that is taken there is room by the megabyte: so those of 256 KiB
+    come at two thirds of the rate, and larger ones as fast.
     """
+    windows = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", UNTAKEN_BYTES_MAX)] if asks else []
     return [
         *channel_options(bulk_bytes_max),
         *_keepalive(SERVER),
         ("grpc.http2.min_ping_interval_without_data_ms", 1000 * CALLER.idle_s // 2),
         ("grpc.max_allowed_incoming_connections", connections_max),
         ("grpc.max_concurrent_streams", connection_calls_max),
-        ("grpc.http2.bdp_probe", int(not asks)),
+        *windows,
         ("grpc.max_metadata_size", METADATA_BYTES_MAX),
         ("grpc.absolute_max_metadata_size", METADATA_BYTES_MAX),
         ("grpc.http.overload_protection", 0),
@@ -88,13 +92,6 @@ def server_options(
         ("grpc.server.max_pending_requests", CALLS_MAX),
         ("grpc.server.max_pending_requests_hard_limit", CALLS_MAX),
     ]
-
-
-WINDOW_OPTIONS = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 16 << 10)]
-"""Of a server that receives nothing of those whom it does not know. gRPC takes so much of each call before anybody asks
-for it; with its probes it would be 4 MiB, and ten connections of strangers would have 1.5 GiB. What is asked for is
-announced as a whole: of those who are known, messages of 256 KiB come at two thirds of the rate, larger ones as fast.
-"""
 
 
 def client_options(bulk_bytes_max: int = BULK_BYTES_MAX) -> list[tuple[str, Any]]:

@@ -39,7 +39,6 @@ from kera.core.rpc.grpc_options import (
     CONNECTION_CALLS_MAX_DEFAULT,
     ERROR_METADATA,
     HANDSHAKE_MS,
-    WINDOW_OPTIONS,
     server_options,
 )
 from kera.core.rpc.grpc_others import OthersBehind
@@ -108,11 +107,10 @@ class GrpcServer:
         self._tls = tls
         self._connections_max = connections_max
         self._room: Room | None = None
-        asks = doorkeeper is not None
+        # Who shows no certificate that is required gets no further than TLS.
+        asks = doorkeeper is not None and (tls is None or tls.files.client_auth != "required")
         options = server_options(bulk_bytes_max, connections_max, connection_calls_max, handshake_ms, asks=asks)
         self.turns = Turns()
-        if doorkeeper is not None and (tls is None or tls.files.client_auth != "required"):
-            options += WINDOW_OPTIONS  # else nobody gets here whom TLS has not let in
         self._server = grpc_unknown.server(options, CALLS_MAX)
         names = []
         self.untaken = Untaken(untaken)
