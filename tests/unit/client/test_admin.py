@@ -8,9 +8,10 @@ import pytest
 from kera.client.admin.admin import Admin
 from kera.client.admin.control import BrokerLoad, DrainStatus, StreamletMove
 from kera.client.cluster.cluster import Cluster
+from kera.client.cluster.connections import Connections
 from kera.client.settings import ClientSettings
 from kera.client.types import BackupDescription, StreamDescription
-from kera.core.errors import InvalidArgument, ProtocolError
+from kera.core.errors import InvalidArgument, ProtocolError, Unavailable
 from kera.core.rpc import Method, api
 from kera.core.runtime import MACHINE
 from kera.v1 import common_pb2, coordinator_pb2
@@ -255,6 +256,15 @@ async def test_a_phase_that_only_a_newer_coordinator_knows_is_shown_as_a_number(
     (found,) = await Answering(coordinator_pb2.ListRecoveriesResponse(recoveries=[info])).admin.recoveries()
 
     assert found.phase == "phase 99"
+
+
+@pytest.mark.parametrize("path", ["x" * 5_000, "a\0b"], ids=["too-long", "no-text"])
+async def test_a_unix_socket_that_cannot_be_is_not_there(path: str) -> None:
+    settings = ClientSettings(transport="unix")
+    connections = Connections("here", settings, report_again_s=1.0, report=lambda *_: None)
+    broker = common_pb2.BrokerInfo(broker_id=1, node_id="here", frames_unix_path=path)
+    with pytest.raises(Unavailable, match="does not offer transport unix"):
+        await connections.channel(StreamDescription.from_message(stream_info(), [broker]), 1)
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,14 @@ from kera.core.errors import (
     InvalidCursor,
     KeraError,
     NotOwner,
+    ProtocolError,
     Recovering,
     StreamletOutOfRange,
     Unavailable,
     UnknownStream,
 )
 from kera.core.ids import EARLIEST, Position
+from kera.core.rpc.wire import error_to_message
 from kera.v1 import broker_pb2
 from tests.unit.broker.moving_support import Cluster as Map
 from tests.unit.broker.support import CHUNK_BYTES, STREAM_ID, Engine, chunk
@@ -322,3 +324,33 @@ async def test_what_the_stream_does_not_have_is_refused(client: RealBrokers) -> 
         await locate(client, STREAM, [ChunkQuery(1, 0, EARLIEST, records_max=1)])
     with pytest.raises(InvalidArgument):
         await segments(client, STREAM, 0, 1, EARLIEST, None)
+
+
+# --- answers that make no sense ----------------------------------------------------------------------------
+
+
+def answering(monkeypatch: pytest.MonkeyPatch, answer: broker_pb2.LocateChunksResponse) -> None:
+    async def ask(*_: object) -> broker_pb2.LocateChunksResponse:
+        return answer
+
+    monkeypatch.setattr(locating, "ask_broker", ask)
+
+
+@pytest.mark.parametrize("places", [0, 3])
+async def test_more_places_or_fewer_than_were_asked_for_are_no_answer(
+    client: RealBrokers, monkeypatch: pytest.MonkeyPatch, places: int
+) -> None:
+    answering(monkeypatch, broker_pb2.LocateChunksResponse(places=[broker_pb2.ChunkPlace()] * places))
+    with pytest.raises(ProtocolError, match=f"was asked for 2 places, and answered with {places}"):
+        await find(client, Position(1, 1, 0), records_max=5)
+
+
+@pytest.mark.parametrize("attributes", [{}, {"available_from": [1, 2]}, {"available_from": "far"}])
+async def test_a_gap_of_which_nobody_says_where_it_ends_is_no_answer(
+    client: RealBrokers, monkeypatch: pytest.MonkeyPatch, attributes: dict[str, Any]
+) -> None:
+    lost = error_to_message(DataLost("it is gone", **attributes))
+    place = broker_pb2.ChunkPlace(error=lost)
+    answering(monkeypatch, broker_pb2.LocateChunksResponse(places=[place, place]))
+    with pytest.raises(ProtocolError, match="does not say from where on there is something"):
+        await find(client, EARLIEST, records_max=5)

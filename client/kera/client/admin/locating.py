@@ -20,7 +20,7 @@ from kera.client.cluster.cluster import Cluster
 from kera.client.cluster.retry import retrying
 from kera.client.positions import check_position
 from kera.client.types import StreamDescription, fill_cursor, position_of
-from kera.core.errors import DataLost, InvalidArgument, InvalidCursor, KeraError, Unavailable
+from kera.core.errors import DataLost, InvalidArgument, InvalidCursor, KeraError, ProtocolError, Unavailable
 from kera.core.ids import EARLIEST, EntryId, Position
 from kera.core.rpc import api
 from kera.core.rpc.wire import error_from_message
@@ -255,7 +255,7 @@ class _Search:
     def _skip(self, error: DataLost) -> None:
         """Go on behind what is not there any more."""
         self.position = _available(error)
-        self.record = error.attributes["available_record"]
+        self.record = error.attributes.get("available_record", self.record)
         if not self.bytes:
             self.start_record = None  # it starts there
 
@@ -294,6 +294,10 @@ async def _locate_at(
         answer = await ask_broker(cluster, stream, broker_id, api.LOCATE_CHUNKS, request)
     except KeraError as error:
         return False, [error]
+    wanted = sum(len(messages) for _, messages in asked)
+    if len(answer.places) != wanted:
+        text = f"broker {broker_id} was asked for {wanted} places, and answered with {len(answer.places)}"
+        return False, [ProtocolError(text, broker_id=broker_id)]
     places = iter(answer.places)
     further, errors = False, []
     for search, messages in asked:
@@ -305,5 +309,8 @@ async def _locate_at(
 
 
 def _available(error: DataLost) -> Position:
-    """Where an entry goes on behind what is not there any more."""
-    return Position(*error.attributes["available_from"])
+    """Where an entry goes on behind what is not there any more. Raises `ProtocolError` if the broker does not say."""
+    match error.attributes.get("available_from"):
+        case [int(group_id), int(segment_id), int(offset)]:
+            return Position(group_id, segment_id, offset)
+    raise ProtocolError(f"a broker does not say from where on there is something: {error.message}")

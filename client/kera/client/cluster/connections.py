@@ -121,7 +121,7 @@ class Connections:
 
     def _transports(self, broker: BrokerDescription) -> list[Transport]:
         """Those that can work, the fastest first."""
-        local = broker.node_id == self._node_id and Path(broker.frames_unix_path).exists()
+        local = broker.node_id == self._node_id and _is_there(broker.frames_unix_path)
         offered: list[Transport] = []
         if broker.frames_unix_path and local:
             offered.append("unix")
@@ -174,3 +174,10 @@ class Connections:
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError("the client is closed")
+
+
+def _is_there(path: str) -> bool:
+    try:
+        return Path(path).exists()
+    except (OSError, ValueError):  # it is no path, whatever it is
+        return False
