@@ -27,7 +27,6 @@ BOOTSTRAP_OPTION = typer.Option(
     metavar="HOST:PORT",
     help="Coordinators of the cluster, separated by commas.",
 )
-JSON_OPTION = typer.Option(False, "--json", help="Print JSON.")
 
 
 @contextlib.asynccontextmanager

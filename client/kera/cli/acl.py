@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +10,9 @@ from typing import TYPE_CHECKING
 import typer
 
 from kera.cli._access import CLUSTER_SECRET_OPTION, changing, reading, warn, warn_of_untold
-from kera.cli._client import BOOTSTRAP_OPTION, JSON_OPTION
+from kera.cli._client import BOOTSTRAP_OPTION
+from kera.cli._commands import Commands
+from kera.cli._output import OUTPUT_OPTION, Output, show_document
 from kera.cli._run import UsageError, fail, run_async
 from kera.cli._table import format_time, table
 from kera.core.errors import InvalidArgument, KeraError
@@ -19,7 +20,7 @@ from kera.core.errors import InvalidArgument, KeraError
 if TYPE_CHECKING:
     from kera.client.admin.access import Check, Granted, Operation, Revoked, Rule
 
-app = typer.Typer(help="Grant, revoke and list rights, and ask who may do what.", no_args_is_help=True)
+app = Commands(help="Grant, revoke and list rights, and ask who may do what.", no_args_is_help=True)
 
 ALL = "all"
 """In place of operations: those that there are for a resource."""
@@ -44,14 +45,14 @@ def grant(
     deny: bool = typer.Option(False, "--deny", help=DENY_HELP),
     cluster_secret_file: Path | None = CLUSTER_SECRET_OPTION,
     bootstrap: str = BOOTSTRAP_OPTION,
-    as_json: bool = JSON_OPTION,
+    output: Output = OUTPUT_OPTION,
 ) -> None:
     """Let a user or a role do something; or, with --deny, forbid it. It counts when the command ends.
 
     A rule that there is already about the same gets more operations.
     """
     wanted = _checked(principal, operations, resource)
-    run_async(_grant(bootstrap, cluster_secret_file, principal, wanted, resource, deny, as_json))
+    run_async(_grant(bootstrap, cluster_secret_file, principal, wanted, resource, deny, output))
 
 
 async def _grant(
@@ -61,16 +62,16 @@ async def _grant(
     operations: list[Operation],
     resource: str,
     deny: bool,
-    as_json: bool,
+    output: Output,
 ) -> None:
     async with changing(bootstrap, cluster_secret_file) as access:
         done = await access.grant(principal, operations, resource, deny=deny)
-        _print_granted(done, as_json)
+        _print_granted(done, output)
 
 
-def _print_granted(done: Granted, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps({**dataclasses.asdict(done.rule), "untold": done.change.untold}, indent=2))
+def _print_granted(done: Granted, output: Output) -> None:
+    if output.is_document:
+        show_document({**dataclasses.asdict(done.rule), "untold": done.change.untold}, output)
     else:
         print(f"rule {done.rule.rule_id}: {_text(done.rule)}")
     if done.remark:
@@ -140,17 +141,19 @@ def list_(
     resource: str = typer.Option("", "--resource", help="Only rules that are about it, with those of its prefixes."),
     cluster_secret_file: Path | None = CLUSTER_SECRET_OPTION,
     bootstrap: str = BOOTSTRAP_OPTION,
-    as_json: bool = JSON_OPTION,
+    output: Output = OUTPUT_OPTION,
 ) -> None:
     """List the rules; who does not administer the cluster sees those about itself."""
-    run_async(_list(bootstrap, cluster_secret_file, principal, resource, as_json))
+    run_async(_list(bootstrap, cluster_secret_file, principal, resource, output))
 
 
-async def _list(bootstrap: str, cluster_secret_file: Path | None, principal: str, resource: str, as_json: bool) -> None:
+async def _list(
+    bootstrap: str, cluster_secret_file: Path | None, principal: str, resource: str, output: Output
+) -> None:
     async with reading(bootstrap, cluster_secret_file) as access:
         rules = await access.rules(principal, resource)
-    if as_json:
-        print(json.dumps([dataclasses.asdict(each) for each in rules], indent=2))
+    if output.is_document:
+        show_document([dataclasses.asdict(each) for each in rules], output)
         return
     if not rules:
         print("no such rules" if principal or resource else "no rules", file=sys.stderr)
@@ -178,7 +181,7 @@ def check(
     principal: str = typer.Option("", "--principal", metavar="PRINCIPAL", help="Who: user:NAME. Default: yourself."),
     cluster_secret_file: Path | None = CLUSTER_SECRET_OPTION,
     bootstrap: str = BOOTSTRAP_OPTION,
-    as_json: bool = JSON_OPTION,
+    output: Output = OUTPUT_OPTION,
 ) -> int:
     """Ask whether somebody may do something, and by which rule. Exit code 0: yes, 1: no, 2: it could not be asked."""
     (wanted,) = _operations(operation, resource, most=1)
@@ -188,8 +191,8 @@ def check(
         if isinstance(error, UsageError):
             raise
         return fail(error.message, EXIT_UNKNOWN)
-    if as_json:
-        print(json.dumps(said._asdict(), indent=2))
+    if output.is_document:
+        show_document(said._asdict(), output)
     else:
         answer = "yes" if said.allowed else "no"
         print(f"may {principal or _myself()} {wanted} {resource}? {answer}: {said.reason}")

@@ -24,8 +24,9 @@ from kera.cli import (
     user,
     verify,
 )
+from kera.cli._commands import Commands
 
-app = typer.Typer(
+app = Commands(
     name="kera",
     help="Ingest and store streams: run daemons, manage streams, produce and consume records.",
     no_args_is_help=True,

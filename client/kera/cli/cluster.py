@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
 import re
 import sys
@@ -13,7 +12,9 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from kera.cli._client import BOOTSTRAP_OPTION, JSON_OPTION, connected
+from kera.cli._client import BOOTSTRAP_OPTION, connected
+from kera.cli._commands import Commands
+from kera.cli._output import OUTPUT_OPTION, Output, show_document
 from kera.cli._paths import file_to_replace, path_of
 from kera.cli._run import UsageError, extra, run_async
 from kera.cli._sizes import format_size
@@ -25,9 +26,7 @@ if TYPE_CHECKING:
 
     from kera.client import BackupDescription, BrokerDescription, DrainStatus, RecoveryDescription, UnlistedStream
 
-app = typer.Typer(
-    help="Inspect the cluster, move streamlets, drain members, back up the metadata.", no_args_is_help=True
-)
+app = Commands(help="Inspect the cluster, move streamlets, drain members, back up the metadata.", no_args_is_help=True)
 
 HEALTH_WORDS = ("healthy", "degraded", "broken")
 """By how bad the worst finding is."""
@@ -36,16 +35,16 @@ POLL_INTERVAL_S = 0.5
 
 
 @app.command()
-def describe(bootstrap: str = BOOTSTRAP_OPTION, as_json: bool = JSON_OPTION) -> None:
+def describe(bootstrap: str = BOOTSTRAP_OPTION, output: Output = OUTPUT_OPTION) -> None:
     """Show the brokers and backups, and which are alive."""
-    run_async(_describe(bootstrap, as_json))
+    run_async(_describe(bootstrap, output))
 
 
-async def _describe(bootstrap: str, as_json: bool) -> None:
+async def _describe(bootstrap: str, output: Output) -> None:
     async with connected(bootstrap) as client:
         cluster = await client.admin.describe_cluster()
-    if as_json:
-        print(json.dumps(dataclasses.asdict(cluster), indent=2))
+    if output.is_document:
+        show_document(dataclasses.asdict(cluster), output)
         return
     security = "on" if cluster.security else "off"
     print(f"cluster {cluster.cluster_id} at {bootstrap}, feature level {cluster.feature_level}, security {security}")
@@ -132,15 +131,15 @@ def _life(member: BrokerDescription | BackupDescription) -> str:
 
 
 @app.command()
-def health(bootstrap: str = BOOTSTRAP_OPTION, as_json: bool = JSON_OPTION) -> int:
+def health(bootstrap: str = BOOTSTRAP_OPTION, output: Output = OUTPUT_OPTION) -> int:
     """Check the cluster: exit code 0 if it is healthy, 1 if it is degraded, 2 if it is broken or cannot be reached.
 
     Asks the coordinator and all daemons, and says what to do.
     """
-    return run_async(_health(bootstrap, as_json))
+    return run_async(_health(bootstrap, output))
 
 
-async def _health(bootstrap: str, as_json: bool) -> int:
+async def _health(bootstrap: str, output: Output) -> int:
     from kera.cli.diagnosis import asking, cluster, findings
 
     try:
@@ -151,8 +150,8 @@ async def _health(bootstrap: str, as_json: bool) -> int:
         found = cluster.unreachable(bootstrap, error)
     severity = findings.worst(found)
     word = HEALTH_WORDS[severity]
-    if as_json:
-        print(json.dumps({"health": word, "findings": findings.document(found)}, indent=2))
+    if output.is_document:
+        show_document({"health": word, "findings": findings.document(found)}, output)
     else:
         print(word, *findings.lines(found), sep="\n")
     return int(severity)
@@ -164,20 +163,24 @@ def move(
     streamlet: int = typer.Argument(..., min=0, metavar="STREAMLET", help="Number of the streamlet."),
     broker_id: int = typer.Argument(..., min=1, metavar="BROKER_ID", help="Target broker."),
     bootstrap: str = BOOTSTRAP_OPTION,
-    as_json: bool = JSON_OPTION,
+    output: Output = OUTPUT_OPTION,
 ) -> None:
     """Move a streamlet to another broker.
 
     Producers and consumers keep running; existing records stay where they are.
     """
-    run_async(_move(bootstrap, stream, streamlet, broker_id, as_json))
+    run_async(_move(bootstrap, stream, streamlet, broker_id, output))
 
 
-async def _move(bootstrap: str, stream: str, streamlet: int, broker_id: int, as_json: bool) -> None:
+async def _move(bootstrap: str, stream: str, streamlet: int, broker_id: int, output: Output) -> None:
     async with connected(bootstrap) as client:
         moved = await client.admin.move_streamlet(stream, streamlet, broker_id)
-    if as_json:
-        print(json.dumps({"stream": stream, "streamlet": streamlet, "broker": broker_id, "stall_us": moved.stall_us}))
+    if output.is_document:
+        show_document(
+            {"stream": stream, "streamlet": streamlet, "broker": broker_id, "stall_us": moved.stall_us},
+            output,
+            indent=None,
+        )
     else:
         stall = f"appends paused for {moved.stall_us / 1000:.1f} ms" if moved.stall_us else "it was already there"
         print(f"broker {broker_id} owns streamlet {streamlet} of {stream}; {stall}")
@@ -187,17 +190,17 @@ async def _move(bootstrap: str, stream: str, streamlet: int, broker_id: int, as_
 def rebalance(
     dry_run: bool = typer.Option(False, "--dry-run", help="Only show what would move, and why."),
     bootstrap: str = BOOTSTRAP_OPTION,
-    as_json: bool = JSON_OPTION,
+    output: Output = OUTPUT_OPTION,
 ) -> None:
     """Move streamlets to balance the load of the brokers."""
-    run_async(_rebalance(bootstrap, dry_run, as_json))
+    run_async(_rebalance(bootstrap, dry_run, output))
 
 
-async def _rebalance(bootstrap: str, dry_run: bool, as_json: bool) -> None:
+async def _rebalance(bootstrap: str, dry_run: bool, output: Output) -> None:
     async with connected(bootstrap) as client:
         done = await client.admin.rebalance(dry_run=dry_run)
-    if as_json:
-        print(json.dumps(dataclasses.asdict(done), indent=2))
+    if output.is_document:
+        show_document(dataclasses.asdict(done), output)
         return
     if done.moves:
         heading = ("STREAM", "STREAMLET", "FROM", "TO", "REASON")
@@ -238,7 +241,7 @@ def drain(
         help="Wait until it is empty, showing what it is waiting for; otherwise show the progress.",
     ),
     bootstrap: str = BOOTSTRAP_OPTION,
-    as_json: bool = JSON_OPTION,
+    output: Output = OUTPUT_OPTION,
 ) -> None:
     """Drain a broker or a backup, so that it can be stopped without loss.
 
@@ -246,7 +249,7 @@ def drain(
     """
     if undo and wait:
         raise UsageError("--undo and --wait are mutually exclusive")
-    run_async(_drain(bootstrap, *_member(member), undo, wait, as_json))
+    run_async(_drain(bootstrap, *_member(member), undo, wait, output))
 
 
 def _member(text: str) -> tuple[str, int]:
@@ -256,7 +259,7 @@ def _member(text: str) -> tuple[str, int]:
     return match[1], int(match[2])
 
 
-async def _drain(bootstrap: str, kind: str, member_id: int, undo: bool, wait: bool, as_json: bool) -> None:
+async def _drain(bootstrap: str, kind: str, member_id: int, undo: bool, wait: bool, output: Output) -> None:
     import asyncio
 
     async with connected(bootstrap) as client:
@@ -276,8 +279,8 @@ async def _drain(bootstrap: str, kind: str, member_id: int, undo: bool, wait: bo
                 told = reasons
             await asyncio.sleep(POLL_INTERVAL_S)
             status = await ask(member_id, ask=True)
-    if as_json:
-        print(json.dumps(dataclasses.asdict(status), indent=2))
+    if output.is_document:
+        show_document(dataclasses.asdict(status), output)
     elif undo:
         print(f"{kind} {member_id} is back in service")
     elif status.done:
@@ -306,21 +309,21 @@ def forget(
         False, "--force", help="Remove it even if that loses records or replicas; otherwise list them and do nothing."
     ),
     bootstrap: str = BOOTSTRAP_OPTION,
-    as_json: bool = JSON_OPTION,
+    output: Output = OUTPUT_OPTION,
 ) -> None:
     """Remove a broker or a backup that is gone for good from the metadata.
 
     The cluster stops waiting for it, and it cannot rejoin. Refused while it is alive, or its data are being recovered.
     """
-    run_async(_forget(bootstrap, *_member(member), force, as_json))
+    run_async(_forget(bootstrap, *_member(member), force, output))
 
 
-async def _forget(bootstrap: str, kind: str, member_id: int, force: bool, as_json: bool) -> None:
+async def _forget(bootstrap: str, kind: str, member_id: int, force: bool, output: Output) -> None:
     async with connected(bootstrap) as client:
         ask = client.admin.forget_broker if kind == "broker" else client.admin.forget_backup
         lost = await ask(member_id, force=force)
-    if as_json:
-        print(json.dumps({kind: member_id, "lost": lost}, indent=2))
+    if output.is_document:
+        show_document({kind: member_id, "lost": lost}, output)
         return
     print(f"forgot {kind} {member_id}")
     for what in lost:
@@ -334,28 +337,28 @@ def adopt(
     ),
     name: str = typer.Option("", "--name", help="New name, if the old one is taken."),
     bootstrap: str = BOOTSTRAP_OPTION,
-    as_json: bool = JSON_OPTION,
+    output: Output = OUTPUT_OPTION,
 ) -> None:
     """Adopt a stream that brokers hold, but the metadata lack or know only in an older state.
 
     Needed after the metadata were restored from an older backup. The stream keeps all its records; one that the
     metadata know loses those that other brokers have taken for it since the restore.
     """
-    run_async(_adopt(bootstrap, stream, name, as_json))
+    run_async(_adopt(bootstrap, stream, name, output))
 
 
-async def _adopt(bootstrap: str, stream: str, name: str, as_json: bool) -> None:
+async def _adopt(bootstrap: str, stream: str, name: str, output: Output) -> None:
     async with connected(bootstrap) as client:
         if not stream:
             unknown = (await client.admin.describe_cluster()).unknown_streams
-            if as_json:
-                print(json.dumps([dataclasses.asdict(one) for one in unknown], indent=2))
+            if output.is_document:
+                show_document([dataclasses.asdict(one) for one in unknown], output)
             else:
                 print(_unknown_table(unknown) if unknown else "the metadata have all streams that brokers hold")
             return
         adopted = await client.admin.adopt_stream(stream, name)
-    if as_json:
-        print(json.dumps({"stream": adopted.name, "stream_id": adopted.stream_id}))
+    if output.is_document:
+        show_document({"stream": adopted.name, "stream_id": adopted.stream_id}, output, indent=None)
     else:
         print(f"adopted stream {adopted.name}, id {adopted.stream_id}")
 
@@ -437,16 +440,16 @@ async def _restore(file: Path, where: dict[str, object], force: bool) -> None:
 
 
 @app.command()
-def recoveries(bootstrap: str = BOOTSTRAP_OPTION, as_json: bool = JSON_OPTION) -> None:
+def recoveries(bootstrap: str = BOOTSTRAP_OPTION, output: Output = OUTPUT_OPTION) -> None:
     """Show the progress and duration of recoveries of lost brokers."""
-    run_async(_recoveries(bootstrap, as_json))
+    run_async(_recoveries(bootstrap, output))
 
 
-async def _recoveries(bootstrap: str, as_json: bool) -> None:
+async def _recoveries(bootstrap: str, output: Output) -> None:
     async with connected(bootstrap) as client:
         found = await client.admin.recoveries()
-    if as_json:
-        print(json.dumps([dataclasses.asdict(one) for one in found], indent=2))
+    if output.is_document:
+        show_document([dataclasses.asdict(one) for one in found], output)
     elif not found:
         print("no recent recoveries")
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import time
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from kera.cli._client import JSON_OPTION
+from kera.cli._output import OUTPUT_OPTION, Output, show_document
 from kera.cli._paths import path_of
 from kera.cli._run import UsageError, extra, interruptible, run_async
 from kera.cli._sizes import parse_size
@@ -60,7 +59,7 @@ def doctor(
         parser=path_of("--config"),
         help="Settings of daemons here: whether what they say of security fits together, and its files are there.",
     ),
-    as_json: bool = JSON_OPTION,
+    output: Output = OUTPUT_OPTION,
 ) -> int:
     """Check whether KerA would run well on this machine, or, with --bootstrap, whether a cluster was set up well.
 
@@ -82,8 +81,8 @@ def doctor(
                 raise UsageError("--tls-key, --tls-ca and --name need --tls-cert")
             found += _of_security(cluster_secret_file, config)
     severity = findings.worst(found)
-    if as_json:
-        print(json.dumps({"worst": severity.word, "findings": findings.document(found)}, indent=2))
+    if output.is_document:
+        show_document({"worst": severity.word, "findings": findings.document(found)}, output)
     else:
         print(*findings.lines(found), sep="\n")
     return int(severity)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import json
 import sys
 import time
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from kera.cli._client import BOOTSTRAP_OPTION, JSON_OPTION, connected
+from kera.cli._client import BOOTSTRAP_OPTION, connected
+from kera.cli._commands import Commands
 from kera.cli._confirming import YES_OPTION
 from kera.cli._durations import format_ms, parse_duration_ms
+from kera.cli._output import OUTPUT_OPTION, Output, show_document
 from kera.cli._run import UsageError, run_async
 from kera.cli._sizes import format_size
 from kera.cli._table import plural, table
@@ -22,22 +23,22 @@ from kera.core.errors import InvalidArgument
 if TYPE_CHECKING:
     from kera.client import ConsumerGroupDescription, EntryProgress, MemberDescription
 
-app = typer.Typer(help="Inspect consumer groups and reset their offsets.", no_args_is_help=True)
+app = Commands(help="Inspect consumer groups and reset their offsets.", no_args_is_help=True)
 
 NAME_ARGUMENT = typer.Argument(..., metavar="GROUP", help="Name of the consumer group.")
 
 
 @app.command("list")
-def list_(bootstrap: str = BOOTSTRAP_OPTION, as_json: bool = JSON_OPTION) -> None:
+def list_(bootstrap: str = BOOTSTRAP_OPTION, output: Output = OUTPUT_OPTION) -> None:
     """List all consumer groups."""
-    run_async(_list(bootstrap, as_json))
+    run_async(_list(bootstrap, output))
 
 
-async def _list(bootstrap: str, as_json: bool) -> None:
+async def _list(bootstrap: str, output: Output) -> None:
     async with connected(bootstrap) as client:
         found = await client.admin.consumer_groups()
-    if as_json:
-        print(json.dumps([dataclasses.asdict(each) for each in found], indent=2))
+    if output.is_document:
+        show_document([dataclasses.asdict(each) for each in found], output)
         return
     if not found:
         print("no groups", file=sys.stderr)
@@ -60,16 +61,16 @@ async def _list(bootstrap: str, as_json: bool) -> None:
 
 
 @app.command()
-def describe(name: str = NAME_ARGUMENT, bootstrap: str = BOOTSTRAP_OPTION, as_json: bool = JSON_OPTION) -> None:
+def describe(name: str = NAME_ARGUMENT, bootstrap: str = BOOTSTRAP_OPTION, output: Output = OUTPUT_OPTION) -> None:
     """Show the consumers of a consumer group, its cursors, and its lag."""
-    run_async(_describe(bootstrap, name, as_json))
+    run_async(_describe(bootstrap, name, output))
 
 
-async def _describe(bootstrap: str, name: str, as_json: bool) -> None:
+async def _describe(bootstrap: str, name: str, output: Output) -> None:
     async with connected(bootstrap) as client:
         found = await client.admin.describe_consumer_group(name)
-    if as_json:
-        print(json.dumps(_to_json(found), indent=2))
+    if output.is_document:
+        show_document(_to_json(found), output)
         return
     count = len(found.members)
     print(f"{name}: {plural(count, 'consumer')}")

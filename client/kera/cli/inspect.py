@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
-from kera.cli._client import JSON_OPTION
+from kera.cli._output import OUTPUT_OPTION, Output, show_document
 from kera.cli._run import UsageError, extra, interruptible
 from kera.cli._table import format_time, table
 
@@ -69,7 +68,7 @@ def inspect(
     chunks: bool = typer.Option(
         False, "--chunks", help="Also list the chunks of each segment, and verify their checksums."
     ),
-    as_json: bool = JSON_OPTION,
+    output: Output = OUTPUT_OPTION,
 ) -> None:
     """List the segments on a broker's disk.
 
@@ -83,14 +82,14 @@ def inspect(
         import kera.broker.verify  # noqa: F401 - fails here if a package is missing
     with interruptible():
         if path.is_file():
-            _show(_of_file(path, with_chunks=chunks), with_chunks=chunks, as_json=as_json)
+            _show(_of_file(path, with_chunks=chunks), with_chunks=chunks, output=output)
         else:
-            _show(_of_directory(path, stream, with_chunks=chunks), with_chunks=chunks, as_json=as_json)
+            _show(_of_directory(path, stream, with_chunks=chunks), with_chunks=chunks, output=output)
 
 
-def _show(found: Iterator[tuple[SegmentRow, list[ChunkRow] | None]], *, with_chunks: bool, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps([_to_json(*item) for item in found], indent=2))
+def _show(found: Iterator[tuple[SegmentRow, list[ChunkRow] | None]], *, with_chunks: bool, output: Output) -> None:
+    if output.is_document:
+        show_document([_to_json(*item) for item in found], output)
     elif with_chunks:
         for segment, chunks in found:
             print(table(SEGMENT_HEADING, [_segment_row(segment)]), "", sep="\n")

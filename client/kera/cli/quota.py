@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
 from kera.cli._access import CLUSTER_SECRET_OPTION, changing, reading, warn_of_untold
-from kera.cli._client import BOOTSTRAP_OPTION, JSON_OPTION
+from kera.cli._client import BOOTSTRAP_OPTION
+from kera.cli._commands import Commands
+from kera.cli._output import OUTPUT_OPTION, Output, show_document
 from kera.cli._run import UsageError, run_async
 from kera.cli._sizes import format_size, parse_size
 from kera.cli._table import table
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from kera.client.admin.access import Access
     from kera.client.admin.quotas import Quota
 
-app = typer.Typer(help="Set, show and clear quotas: what users may use at most.", no_args_is_help=True)
+app = Commands(help="Set, show and clear quotas: what users may use at most.", no_args_is_help=True)
 
 NONE = "none"
 """In place of a number: as much as it likes."""
@@ -94,23 +95,23 @@ def show(
     default: bool = DEFAULT_OPTION,
     cluster_secret_file: Path | None = CLUSTER_SECRET_OPTION,
     bootstrap: str = BOOTSTRAP_OPTION,
-    as_json: bool = JSON_OPTION,
+    output: Output = OUTPUT_OPTION,
 ) -> None:
     """Show the quota that holds for a user, or the default one; without a name all quotas there are."""
     user = None if name is None and not default else _user(name, default=default)
-    run_async(_show(bootstrap, cluster_secret_file, user, as_json))
+    run_async(_show(bootstrap, cluster_secret_file, user, output))
 
 
-async def _show(bootstrap: str, cluster_secret_file: Path | None, user: str | None, as_json: bool) -> None:
+async def _show(bootstrap: str, cluster_secret_file: Path | None, user: str | None, output: Output) -> None:
     async with reading(bootstrap, cluster_secret_file) as access:
         quotas = await _quotas(access)
     if user is None:
         shown = {each: quota for each, quota in quotas.items() if quota or not each}
     else:
         shown = {user: quotas.get(user) or quotas[""]}
-    if as_json:
+    if output.is_document:
         rows = [{"user": each or None, **dataclasses.asdict(quota)} for each, quota in shown.items()]
-        print(json.dumps(rows if user is None else rows[0], indent=2))
+        show_document(rows if user is None else rows[0], output)
         return
     print(table(HEADING, [(each or DEFAULT, *_cells(quota)) for each, quota in shown.items()]))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from typing import TYPE_CHECKING, Any
@@ -10,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from kera.cli._arrow_types import parse_columns
-from kera.cli._client import BOOTSTRAP_OPTION, JSON_OPTION, connected
+from kera.cli._client import BOOTSTRAP_OPTION, connected
+from kera.cli._commands import Commands
 from kera.cli._confirming import YES_OPTION, confirm
+from kera.cli._output import OUTPUT_OPTION, Output, show_document
 from kera.cli._run import UsageError, run_async
 from kera.cli._sizes import format_size, parse_size
 from kera.cli._table import fields, format_time, plural, table
@@ -20,7 +21,7 @@ from kera.core.push import DEFAULT_DOMAIN
 if TYPE_CHECKING:
     from kera.client import EntryBounds, Position, StreamConfig, StreamDescription
 
-app = typer.Typer(help="Create, list, describe, alter, truncate and delete streams.", no_args_is_help=True)
+app = Commands(help="Create, list, describe, alter, truncate and delete streams.", no_args_is_help=True)
 
 NAME_ARGUMENT = typer.Argument(..., metavar="NAME", help="Name of the stream.")
 
@@ -124,17 +125,17 @@ async def _create(bootstrap: str, name: str, arguments: dict[str, Any]) -> None:
 
 
 @app.command("list")
-def list_(bootstrap: str = BOOTSTRAP_OPTION, as_json: bool = JSON_OPTION) -> None:
+def list_(bootstrap: str = BOOTSTRAP_OPTION, output: Output = OUTPUT_OPTION) -> None:
     """List all streams."""
-    run_async(_list(bootstrap, as_json))
+    run_async(_list(bootstrap, output))
 
 
-async def _list(bootstrap: str, as_json: bool) -> None:
+async def _list(bootstrap: str, output: Output) -> None:
     async with connected(bootstrap) as client:
         streams = await client.admin.list_streams()
     streams = sorted(streams, key=lambda stream: stream.name)
-    if as_json:
-        print(json.dumps([_to_json(stream) for stream in streams], indent=2))
+    if output.is_document:
+        show_document([_to_json(stream) for stream in streams], output)
         return
     if not streams:
         print("no streams", file=sys.stderr)
@@ -158,17 +159,17 @@ async def _list(bootstrap: str, as_json: bool) -> None:
 
 
 @app.command()
-def describe(name: str = NAME_ARGUMENT, bootstrap: str = BOOTSTRAP_OPTION, as_json: bool = JSON_OPTION) -> None:
+def describe(name: str = NAME_ARGUMENT, bootstrap: str = BOOTSTRAP_OPTION, output: Output = OUTPUT_OPTION) -> None:
     """Show a stream: its settings, its schema, and the records of each entry."""
-    run_async(_describe(bootstrap, name, as_json))
+    run_async(_describe(bootstrap, name, output))
 
 
-async def _describe(bootstrap: str, name: str, as_json: bool) -> None:
+async def _describe(bootstrap: str, name: str, output: Output) -> None:
     async with connected(bootstrap) as client:
         stream = await client.describe(name)
         bounds = await client.bounds(name)
-    if as_json:
-        print(json.dumps(_to_json(stream, bounds), indent=2))
+    if output.is_document:
+        show_document(_to_json(stream, bounds), output)
         return
     config = stream.config
     pairs: list[tuple[str, object]] = [

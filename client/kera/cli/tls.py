@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import typer
 
-from kera.cli._client import JSON_OPTION
+from kera.cli._commands import Commands
+from kera.cli._output import OUTPUT_OPTION, Output, show_document
 from kera.cli._paths import expanded_path, path_of
 from kera.cli._table import table
 
-app = typer.Typer(help="Make certificates for a cluster.", no_args_is_help=True)
+app = Commands(help="Make certificates for a cluster.", no_args_is_help=True)
 
 DAYS_DEFAULT = 365
 
@@ -33,7 +33,7 @@ def init(
         [], "--client", metavar="NAME", help="Make a certificate for a client as well; may be repeated."
     ),
     days: int = typer.Option(DAYS_DEFAULT, "--days", help="For how many days certificates are good."),
-    as_json: bool = JSON_OPTION,
+    output: Output = OUTPUT_OPTION,
 ) -> None:
     """Make an authority in DIR, unless there is one, and certificates of it for hosts and clients.
 
@@ -47,12 +47,12 @@ def init(
     authority, made = Authority.open_or_make(expanded_path("DIR", directory))
     issued = [authority.issue(name, days=days) for name in hosts]
     issued += [authority.issue(name, days=days, client=True) for name in clients]
-    if as_json:
+    if output.is_document:
         files = [
             {"name": one.name, "cert": str(one.cert), "key": str(one.key), "not_after": one.not_after.isoformat()}
             for one in issued
         ]
-        print(json.dumps({"ca": str(authority.path), "ca_made": made, "certificates": files}, indent=2))
+        show_document({"ca": str(authority.path), "ca_made": made, "certificates": files}, output)
         return
     rows = [(one.name, one.cert, one.key, f"{one.not_after:%Y-%m-%d}") for one in issued]
     print(f"authority: {authority.path}{'' if made else ' (it was there)'}")

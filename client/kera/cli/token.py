@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import sys
 from collections.abc import Iterator
@@ -13,8 +12,10 @@ from typing import IO, TYPE_CHECKING
 import typer
 
 from kera.cli._access import CLUSTER_SECRET_OPTION, changing, reading, warn, warn_of_untold
-from kera.cli._client import BOOTSTRAP_OPTION, JSON_OPTION
+from kera.cli._client import BOOTSTRAP_OPTION
+from kera.cli._commands import Commands
 from kera.cli._durations import format_ms, parse_duration_ms
+from kera.cli._output import OUTPUT_OPTION, Output, show_document
 from kera.cli._paths import expanded_path, file_to_replace, path_of
 from kera.cli._run import UsageError, run_async
 from kera.cli._table import table
@@ -22,7 +23,7 @@ from kera.cli._table import table
 if TYPE_CHECKING:
     from kera.client.admin.access import Token
 
-app = typer.Typer(help="Issue, list, renew and revoke delegation tokens.", no_args_is_help=True)
+app = Commands(help="Issue, list, renew and revoke delegation tokens.", no_args_is_help=True)
 
 TOKEN_ARGUMENT = typer.Argument(..., metavar="ID", help="Of the token, as kera token list shows it.")
 
@@ -48,7 +49,7 @@ def issue(
         None, "--out", metavar="FILE", parser=path_of("--out"), help="Write it into a file that you alone can read."
     ),
     bootstrap: str = BOOTSTRAP_OPTION,
-    as_json: bool = JSON_OPTION,
+    output: Output = OUTPUT_OPTION,
 ) -> None:
     """Issue a token with your rights, or fewer. Who has it may do what you may: keep it as you keep a password.
 
@@ -66,25 +67,25 @@ def issue(
             check_resource(each)
     except InvalidArgument as error:
         raise UsageError(error.message) from error
-    run_async(_issue(bootstrap, resources, lifetime_ms, out, as_json))
+    run_async(_issue(bootstrap, resources, lifetime_ms, out, output))
 
 
-async def _issue(bootstrap: str, resources: list[str], lifetime_ms: int, out: Path | None, as_json: bool) -> None:
+async def _issue(bootstrap: str, resources: list[str], lifetime_ms: int, out: Path | None, output: Output) -> None:
     file = None if out is None else file_to_replace(expanded_path("--out", out))
     async with changing(bootstrap, None) as access:
         with _file_for(file) as written:  # before there is a token: one that cannot be kept is none
             token = await access.issue_token(resources, lifetime_ms=lifetime_ms)
             if written is not None:
                 written.write(f"{token.secret}\n")
-        _print_issued(token, out, as_json)
+        _print_issued(token, out, output)
         if lifetime_ms > token.expires_in_ms:
             warn(f"it is good for {format_ms(token.expires_in_ms)} only, the most there is; renew it before that ends")
         warn_of_untold(token.untold, "it is good for nothing")
 
 
-def _print_issued(token: Token, out: Path | None, as_json: bool) -> None:
+def _print_issued(token: Token, out: Path | None, output: Output) -> None:
     secret = {} if out is not None else {"token": token.secret}
-    if as_json:
+    if output.is_document:
         document = {
             "token_id": token.token_id,
             **secret,
@@ -93,7 +94,7 @@ def _print_issued(token: Token, out: Path | None, as_json: bool) -> None:
             "renewable_for_ms": token.renewable_for_ms,
             "untold": token.untold,
         }
-        print(json.dumps(document, indent=2))
+        show_document(document, output)
         return
     text = (
         f"token {token.token_id}, good for {format_ms(token.expires_in_ms)}, and as long again whenever it is renewed"
@@ -130,16 +131,16 @@ def _file_for(file: Path | None) -> Iterator[IO[str] | None]:
 def list_(
     cluster_secret_file: Path | None = CLUSTER_SECRET_OPTION,
     bootstrap: str = BOOTSTRAP_OPTION,
-    as_json: bool = JSON_OPTION,
+    output: Output = OUTPUT_OPTION,
 ) -> None:
     """List your tokens; all, if you administer the cluster. What they are shown as is known to nobody."""
-    run_async(_list(bootstrap, cluster_secret_file, as_json))
+    run_async(_list(bootstrap, cluster_secret_file, output))
 
 
-async def _list(bootstrap: str, cluster_secret_file: Path | None, as_json: bool) -> None:
+async def _list(bootstrap: str, cluster_secret_file: Path | None, output: Output) -> None:
     async with reading(bootstrap, cluster_secret_file) as access:
         tokens = await access.tokens()
-    if as_json:
+    if output.is_document:
         documents = [
             {
                 "token_id": each.token_id,
@@ -149,7 +150,7 @@ async def _list(bootstrap: str, cluster_secret_file: Path | None, as_json: bool)
             }
             for each in tokens
         ]
-        print(json.dumps(documents, indent=2))
+        show_document(documents, output)
         return
     if not tokens:
         print("no tokens", file=sys.stderr)

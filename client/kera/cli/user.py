@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,8 +10,10 @@ from typing import TYPE_CHECKING
 import typer
 
 from kera.cli._access import CLUSTER_SECRET_OPTION, changing, reading, warn, warn_of_untold
-from kera.cli._client import BOOTSTRAP_OPTION, JSON_OPTION
+from kera.cli._client import BOOTSTRAP_OPTION
+from kera.cli._commands import Commands
 from kera.cli._confirming import YES_OPTION, confirm
+from kera.cli._output import OUTPUT_OPTION, Output, show_document
 from kera.cli._passwords import NO_PASSWORD_OPTION, PASSWORD_FILE_OPTION, new_password
 from kera.cli._run import UsageError, run_async
 from kera.cli._table import format_time, plural, table
@@ -20,7 +21,7 @@ from kera.cli._table import format_time, plural, table
 if TYPE_CHECKING:
     from kera.client.admin.access import DeletedUser
 
-app = typer.Typer(help="Create, list and delete users, and set their passwords and roles.", no_args_is_help=True)
+app = Commands(help="Create, list and delete users, and set their passwords and roles.", no_args_is_help=True)
 
 NAME_ARGUMENT = typer.Argument(..., metavar="NAME", help="Name of the user.")
 
@@ -61,17 +62,17 @@ def _of_roles(roles: list[str]) -> str:
 def list_(
     cluster_secret_file: Path | None = CLUSTER_SECRET_OPTION,
     bootstrap: str = BOOTSTRAP_OPTION,
-    as_json: bool = JSON_OPTION,
+    output: Output = OUTPUT_OPTION,
 ) -> None:
     """List the users that the cluster keeps; who comes with a certificate or another issuer's token need not be one."""
-    run_async(_list(bootstrap, cluster_secret_file, as_json))
+    run_async(_list(bootstrap, cluster_secret_file, output))
 
 
-async def _list(bootstrap: str, cluster_secret_file: Path | None, as_json: bool) -> None:
+async def _list(bootstrap: str, cluster_secret_file: Path | None, output: Output) -> None:
     async with reading(bootstrap, cluster_secret_file) as access:
         users = await access.users()
-    if as_json:
-        print(json.dumps([dataclasses.asdict(each) for each in users], indent=2))
+    if output.is_document:
+        show_document([dataclasses.asdict(each) for each in users], output)
         return
     if not users:
         print("no users", file=sys.stderr)

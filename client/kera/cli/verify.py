@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Self
 
 import typer
 
-from kera.cli._client import JSON_OPTION
+from kera.cli._output import OUTPUT_OPTION, Output, show_document
 from kera.cli._run import EXIT_ERROR, extra, interruptible
 from kera.cli._sizes import format_size
 from kera.cli._table import plural
@@ -35,7 +34,7 @@ def verify(
         file_okay=False,
         help="Data directories of stopped brokers and backups, and the --log-dirs of backups.",
     ),
-    as_json: bool = JSON_OPTION,
+    output: Output = OUTPUT_OPTION,
 ) -> int:
     """Verify the data directories of brokers and backups.
 
@@ -54,11 +53,11 @@ def verify(
         for finding in check.run(brokers, backups, progress):
             found.append(finding)
             progress.clear()
-            if not as_json:
+            if not output.is_document:
                 print(_line(finding), flush=True)
     damages = sum(finding.severity == "damage" for finding in found)
-    if as_json:
-        print(json.dumps(_to_json(check, found), indent=2))
+    if output.is_document:
+        show_document(_to_json(check, found), output)
     else:
         print(_summary(check, damages, len(found) - damages))
     return EXIT_ERROR if damages else 0

@@ -9,13 +9,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
-import typer
-
+from kera.cli._commands import Commands
 from kera.cli._lazy import add_lazy_command
 
 __all__ = ["app"]
 
-app = typer.Typer(help="Measure throughput and latency.", no_args_is_help=True)
+app = Commands(help="Measure throughput and latency.", no_args_is_help=True)
 
 
 def _load(name: str) -> Callable[..., int]:

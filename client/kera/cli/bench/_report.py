@@ -6,13 +6,13 @@ The fields are described in docs/bench.md; they are added to, never renamed.
 from __future__ import annotations
 
 import datetime
-import json
 import os
 import platform
 import statistics
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from kera.cli._output import Output, rendered
 from kera.cli._sizes import format_size
 from kera.cli._table import plural, table
 from kera.cli.bench._cpu import cpu_model
@@ -116,7 +116,7 @@ def _versions() -> dict[str, str]:
 
 def to_line(report: dict[str, Any]) -> str:
     """The report as one line of JSON."""
-    return json.dumps(report)
+    return rendered(report, Output.JSON, indent=None)
 
 
 def to_table(reports: Sequence[dict[str, Any]]) -> str:

@@ -6,14 +6,14 @@ came of it. What was seen is kept and judged in `kera.client.checking.ledger`.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import traceback
 
 import typer
 
-from kera.cli._client import BOOTSTRAP_OPTION, JSON_OPTION
+from kera.cli._client import BOOTSTRAP_OPTION
+from kera.cli._output import OUTPUT_OPTION, Output, rendered
 from kera.cli._run import UsageError, fail, run_async, show
 from kera.core.errors import KeraError
 from kera.core.process import raise_descriptor_limit
@@ -59,7 +59,7 @@ def check(
     ),
     seed: int | None = typer.Option(None, "--seed", metavar="N", help="Of what chance decides; it is printed."),
     keep: bool = typer.Option(False, "--keep", help="Keep the stream. It is kept anyway when something is wrong."),
-    as_json: bool = JSON_OPTION,
+    output: Output = OUTPUT_OPTION,
     bootstrap: str = BOOTSTRAP_OPTION,
 ) -> int:
     """Check that a cluster keeps its promises, under a load and whatever --kill does to it.
@@ -106,5 +106,5 @@ def check(
     except Exception as error:  # noqa: BLE001 - the exit code of a crash would be that of a violation
         traceback.print_exc()
         return fail(f"the check itself has failed: {error!r}", EXIT_NOT_CHECKED)
-    text = json.dumps(to_json(outcome), indent=2) if as_json else to_text(outcome)
+    text = rendered(to_json(outcome), output) if output.is_document else to_text(outcome)
     return show(f"{text}\n", EXIT_CODES[outcome.verdict], EXIT_NOT_CHECKED)

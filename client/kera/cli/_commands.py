@@ -1,0 +1,48 @@
+"""A group of commands, with the options that belong to others: ``--json`` to ``--output``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import typer
+import typer.core
+
+from kera.cli._output import JSON_OPTION
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Command(typer.core.TyperCommand):
+    """A command that has what belongs to its options."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        for name, beside in _BESIDE.items():
+            for place in [place for place, each in enumerate(self.params) if each.name == name]:
+                self.params[place + 1 : place + 1] = _params_of(beside)
+
+
+class Commands(typer.Typer):
+    """A group whose commands are of class `Command`, unless they are of another."""
+
+    def command(
+        self, name: str | None = None, *, cls: type[typer.core.TyperCommand] | None = Command, **options: Any
+    ) -> Callable[[F], F]:
+        """As typer's."""
+        return super().command(name, cls=cls, **options)
+
+
+def _json(as_json: bool = JSON_OPTION) -> None:
+    del as_json
+
+
+_BESIDE: dict[str, Callable[..., None]] = {"output": _json}
+"""By the parameter of a command: functions with those that stand beside it."""
+
+
+def _params_of(function: Callable[..., None]) -> list[Any]:
+    """What typer makes of the function's parameters."""
+    app = typer.Typer(add_completion=False)
+    app.command()(function)
+    return list(typer.main.get_command(app).params)

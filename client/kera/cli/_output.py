@@ -1,0 +1,87 @@
+"""How a command shows what it has found: a text for people, or one document as JSON or YAML.
+
+Here alone it is decided how a document looks. It has the same names and values in both forms, and only characters of
+ASCII: no encoding of a terminal, or of a pipe, changes it.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+from typing import Any
+
+import typer
+
+from kera.cli._run import UsageError, extra
+
+_JSON_GIVEN = "kera.cli.json"
+
+
+class Output(enum.StrEnum):
+    """What ``--output`` takes."""
+
+    TABLE = "table"
+    JSON = "json"
+    YAML = "yaml"
+
+    @property
+    def is_document(self) -> bool:
+        """Whether a program is to read it: then there is the document and nothing else."""
+        return self is not Output.TABLE
+
+
+def _chosen(context: typer.Context, value: Output) -> Output:
+    if value is Output.YAML:  # before anything is done whose result could not be shown
+        _yaml()
+    if not context.meta.get(_JSON_GIVEN):
+        return value
+    source = context.get_parameter_source("output")
+    if source is not None and source.name == "COMMANDLINE" and value is not Output.JSON:
+        raise UsageError(f"--json and --output {value.value} contradict each other: give one of them")
+    return Output.JSON
+
+
+def _remember_json(context: typer.Context, value: bool) -> None:
+    context.meta[_JSON_GIVEN] = value
+
+
+OUTPUT_OPTION = typer.Option(
+    Output.TABLE, "--output", "-o", case_sensitive=False, callback=_chosen, help="How to print the result."
+)
+JSON_OPTION = typer.Option(
+    False, "--json", is_eager=True, expose_value=False, callback=_remember_json, help="The same as --output json."
+)
+"""Beside each `OUTPUT_OPTION`, see `kera.cli._commands`: what that says is in `Output` alone."""
+
+
+def rendered(document: Any, output: Output, *, indent: int | None = 2) -> str:
+    """The document as text, without a line's end. `indent`: of JSON; None: all in one line."""
+    text = json.dumps(document, indent=indent)
+    return text if output is Output.JSON else _as_yaml(json.loads(text))
+
+
+def show_document(document: Any, output: Output, *, indent: int | None = 2) -> None:
+    """Print the document."""
+    print(rendered(document, output, indent=indent))
+
+
+def _yaml() -> Any:
+    with extra("cli"):
+        import yaml
+    return yaml
+
+
+def _as_yaml(document: Any) -> str:
+    """Of what JSON has: no alias, no type of Python's."""
+    yaml = _yaml()
+
+    class Dumper(yaml.SafeDumper):  # type: ignore[misc,name-defined]
+        """Quotes texts that might be numbers: YAML 1.2 takes more for one than 1.1, by which PyYAML goes."""
+
+    def text(dumper: Any, value: str) -> Any:
+        style = "'" if value[:1] in set("0123456789+-.") else None
+        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+
+    Dumper.add_representer(str, text)
+    dumped: str = yaml.dump(document, Dumper=Dumper, sort_keys=False, width=1 << 20)
+    return dumped.removesuffix("\n").removesuffix("\n...")

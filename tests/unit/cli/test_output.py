@@ -1,0 +1,157 @@
+"""`--output`: one document in two forms, which one place decides; and the commands that have it."""
+
+from __future__ import annotations
+
+import enum
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+
+from kera.cli._output import Output, rendered
+from kera.cli._run import run_app
+from kera.cli.app import app
+
+CLI = Path(__file__).parents[3] / "client" / "kera" / "cli"
+MAKE_JSON = {
+    "_audit_stream.py": "records of a stream",
+    "_format.py": "records",
+    "_output.py": "the place",
+    "_records.py": "records",
+    "bench/_processes.py": "between processes",
+    "bench/_worker.py": "between processes",
+}
+
+
+def commands(command: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """All commands below one, by what is typed."""
+    if not hasattr(command, "commands"):
+        yield name, command
+        return
+    for word, each in command.commands.items():
+        yield from commands(each, f"{name} {word}".strip())
+
+
+def options(command: Any) -> set[str]:
+    return {option for each in command.params for option in each.opts}
+
+
+ALL = dict(commands(typer.main.get_command(app)))
+
+
+def kera(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = run_app(app, list(arguments))
+    return code, *capsys.readouterr()
+
+
+def test_whatever_lists_or_describes_something_has_the_option() -> None:
+    named = [name for name in ALL if name.split()[-1] in {"list", "describe", "show", "health", "recoveries"}]
+    assert len(named) > 8
+    assert [name for name in named if not {"--output", "-o", "--json"} <= options(ALL[name])] == []
+
+
+def test_who_prints_json_prints_yaml_as_well() -> None:
+    records = {"produce", "consume"}  # JSON of records, not of a result
+    has_json = {name for name, each in ALL.items() if "--json" in options(each)} - records
+    assert {name for name in has_json if "--output" not in options(ALL[name])} == set()
+    assert {name for name, each in ALL.items() if "--output" in options(each)} == has_json
+
+
+def test_no_command_makes_json_by_itself() -> None:
+    makes = {
+        str(each.relative_to(CLI)) for each in CLI.rglob("*.py") if re.search(r"\bjson\.dumps?\(", each.read_text())
+    }
+    assert makes - set(MAKE_JSON) == set()
+
+
+class Word(enum.StrEnum):
+    A = "a"
+
+
+def test_both_forms_have_the_same_values() -> None:
+    document: dict[str, Any] = {
+        "name": "orders",
+        "none": None,
+        "flag": True,
+        "words": [
+            "yes",
+            "no",
+            "on",
+            "null",
+            "~",
+            "",
+            " x ",
+            "#",
+            "a: b",
+            "- c",
+            "é 🙂",
+            "\x1b[31m",
+            "a\nb\n",
+            "\ud800",
+        ],
+        "numbers": [0, -1, 1 << 63, 0.5, 1e300],
+        "texts": ["1", "1e3", "0x1f", "0o17", "12:30:45", "2026-01-31", ".5", "+1", "=", "1234e5678901234"],
+        "tuple": (1, 2),
+        "word": Word.A,
+        "empty": [{}, []],
+        "deep": [[{"a": [1]}]],
+    }
+    assert yaml.safe_load(rendered(document, Output.YAML)) == json.loads(rendered(document, Output.JSON))
+    assert rendered(document, Output.YAML).isascii()
+
+
+@pytest.mark.parametrize("text", ["1234e5678901234", "0o17", "1e3", "16c1932da1014479"])
+def test_what_newer_yaml_takes_for_a_number_is_quoted(text: str) -> None:
+    assert rendered({"id": text}, Output.YAML) == f"id: '{text}'"
+
+
+def test_the_same_object_twice_is_written_twice() -> None:
+    one = {"a": [1]}
+    assert rendered([one, one], Output.YAML) == "- a:\n  - 1\n- a:\n  - 1"
+
+
+@pytest.mark.parametrize(("document", "text"), [([], "[]"), ({}, "{}"), (None, "null"), ("a", "a"), (1, "1")])
+def test_a_document_may_be_next_to_nothing(document: Any, text: str) -> None:
+    assert rendered(document, Output.YAML) == text
+
+
+@pytest.mark.parametrize("flags", [["--json"], ["-o", "json"], ["-ojson"], ["--output=JSON"], ["--json", "-o", "json"]])
+def test_json_is_asked_for_in_several_ways(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str]
+) -> None:
+    code, out, _ = kera(capsys, "tls", "init", str(tmp_path / "made"), *flags)
+    assert code == 0
+    assert json.loads(out)["ca"] == str(tmp_path / "made" / "ca.pem")
+
+
+@pytest.mark.parametrize("flags", [["--json", "-o", "yaml"], ["-o", "table", "--json"]])
+def test_two_answers_are_refused_before_anything_is_done(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str]
+) -> None:
+    code, out, err = kera(capsys, "tls", "init", str(tmp_path / "made"), *flags)
+    assert (code, out) == (2, "")
+    assert "contradict each other" in err
+    assert not (tmp_path / "made").exists()
+
+
+def test_without_its_library_yaml_is_refused_before_anything_is_done(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    code, out, err = kera(capsys, "tls", "init", str(tmp_path / "made"), "-o", "yaml")
+    assert (code, out) == (1, "")
+    assert "pip install 'kera[cli]'" in err
+    assert not (tmp_path / "made").exists()
+
+
+def test_yaml_has_what_json_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = kera(capsys, "tls", "init", str(tmp_path / "made"), "-o", "yaml")
+    assert code == 0
+    assert [each["name"] for each in yaml.safe_load(out)["certificates"]] == ["localhost"]
+    assert "PRIVATE" not in out
