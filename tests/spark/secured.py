@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+import ssl
+import urllib.request
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -48,11 +50,12 @@ class SecuredCluster:
         self.ca = self.authority.path
         self.host: Issued = self.authority.issue(HOST)
         self.folder.mkdir()
+        self._watching: str | None = None
         secret = self.folder / "cluster"
         secret.write_text(CLUSTER_SECRET)
         files = {"tls_ca": self.ca, "tls_cert": self.host.cert, "tls_key": self.host.key}
         daemon = {**files, "security": True, "cluster_secret_file": secret}
-        coordinator = {**daemon, **cluster.pop("coordinator_settings", {})}
+        coordinator = {**daemon, "metrics_port": 0, **cluster.pop("coordinator_settings", {})}
         self.cluster: RunningCluster = stack.enter_context(
             LocalCluster.running(
                 arena_bytes=64 << 20,
@@ -122,6 +125,34 @@ class SecuredCluster:
             return sorted(token.token_id for token in await client.access.tokens())
 
         return self.run(ids)
+
+    def revoke_tokens(self, stream: str) -> int:
+        """End those that are for a stream alone; gives how many there were."""
+
+        async def revoke(client: Client) -> int:
+            meant = [token for token in await client.access.tokens() if token.resources == (f"stream:{stream}",)]
+            for token in meant:
+                await client.access.revoke_token(token.token_id)
+            return len(meant)
+
+        return self.run(revoke)
+
+    def failures(self) -> int:
+        """How often somebody has shown the coordinator nothing that is good."""
+
+        async def issue(client: Client) -> str:
+            return (await client.access.issue_token()).secret
+
+        if self._watching is None:
+            self.make_user("watcher")
+            self.grant("watcher", "cluster", "describe")
+            self._watching = self.run(issue, "watcher")
+        request = urllib.request.Request(f"https://{self.cluster.ready['coordinator']['metrics_address']}/metrics")
+        request.add_header("Authorization", f"Bearer {self._watching}")
+        context = ssl.create_default_context(cafile=self.ca)
+        with urllib.request.urlopen(request, context=context, timeout=60) as answer:
+            found = re.findall(rb"^kera_access_authentications_failed_total (\S+)", answer.read(), re.MULTILINE)
+        return round(sum(map(float, found)))
 
     def send(self, stream: str, values: Iterable[bytes]) -> None:
         """Store records."""

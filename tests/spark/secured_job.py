@@ -7,10 +7,12 @@ Each line names what to do in ``do``, and is answered with one: ``{"done": …}`
 
 import json
 import sys
+import time
 import traceback
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import udf
 from pyspark.sql.streaming.query import StreamingQuery
 
 from kera.spark_connector import configure
@@ -39,6 +41,18 @@ class Application:
     def read(self, stream: str, options: dict[str, str]) -> list[str]:
         """The values of a stream."""
         return sorted(row.value for row in self._batch(stream, options).collect())
+
+    def read_slowly(self, stream: str, options: dict[str, str], pause_s: float) -> list[str]:
+        """The same, with a function of a user's that takes its time for each of them."""
+
+        def slow(value: str) -> str:
+            time.sleep(pause_s)  # sleep: it is what makes it slow
+            return value
+
+        slowly = udf(slow, "string")
+        return sorted(
+            row.value for row in self._batch(stream, options).select(slowly("value").alias("value")).collect()
+        )
 
     def explain(self, stream: str, options: dict[str, str]) -> str:
         """All that Spark says of such a read."""

@@ -122,6 +122,25 @@ def test_who_may_not_is_told_so(spark: SparkSession, secured: SecuredCluster, en
 
 
 @both_engines
+def test_a_wrong_password_is_shown_once(
+    spark: SparkSession, secured: SecuredCluster, engine: str, tmp_path: Path
+) -> None:
+    (tmp_path / "wrong").write_text("x5ecret-wrong")
+    queries = Queries(spark, secured.options("alice") | {"password.file": str(tmp_path / "wrong")}, engine)
+    rows = spark.createDataFrame([(b"1",)], "value binary")
+    for refused in (
+        lambda: queries.read("any"),
+        lambda: queries.stream("any"),
+        lambda: queries.write(rows, "any"),
+    ):
+        before = secured.failures()
+        with pytest.raises((PySparkException, Py4JJavaError), match="AuthenticationFailed: the user name or") as caught:
+            refused()
+        assert secrets_in(str(caught.value).encode()) == []
+        assert secured.failures() == before + 1
+
+
+@both_engines
 def test_nothing_that_is_shown_of_a_query_has_a_secret(
     spark: SparkSession, secured: SecuredCluster, engine: str, capfd: pytest.CaptureFixture[str]
 ) -> None:

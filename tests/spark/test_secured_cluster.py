@@ -188,6 +188,45 @@ def test_a_stream_goes_on_for_longer_than_its_tokens_are_good(world: World, engi
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+def test_a_batch_goes_on_for_longer_than_its_token_is_good(world: World, engine: str) -> None:
+    source, _ = streams(world, f"slow-{engine}")
+    options = world.options(engine, **{"token.lifetime": f"{LIFETIME_S}s"})
+    begun = time.monotonic()
+    pause_s = 3 * LIFETIME_S * 2 / len(VALUES)  # there are two tasks
+    assert world.application.do("read_slowly", stream=source, options=options, pause_s=pause_s) == VALUES
+    assert time.monotonic() > begun + 2 * LIFETIME_S
+    assert world.application.do("read", stream=source, options=options) == VALUES
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_a_revoked_token_was_for_can_be_started_again_as_another_user_too(world: World, engine: str) -> None:
+    name = f"ended-{engine}"
+    source, sink = streams(world, name)
+    checkpoint = str(world.folder / "checkpoints" / name)
+    how: dict[str, Any] = {"stream": source, "to": sink, "checkpoint": checkpoint}
+    world.application.do("start", options=world.options(engine), name=name, **how)
+    wait_until(lambda: values(world, sink) == VALUES, "the values", WITHIN_S)
+    assert world.application.do("read", stream=source, options=world.options(engine)) == VALUES
+    assert world.secured.revoke_tokens(source) == 1  # the query and the batch have it together
+    world.application.begin("wait", name=name)
+    send(world, source, ["more"])
+    assert "AuthenticationFailed: the token is not known" in str(world.application.answer()["done"])
+
+    def read() -> bool:
+        world.application.begin("read", stream=source, options=world.options(engine))
+        return world.application.answer().get("done") == sorted([*VALUES, "more"])
+
+    wait_until(read, "another token for batches", WITHIN_S)
+    bobs = world.options(engine, "bob")
+    assert f"no stream is called '{source}'" in world.application.refused("start", options=bobs, name=name, **how)
+    world.secured.grant("bob", f"stream:{source}", "read")
+    world.secured.grant("bob", f"stream:{sink}", "write")
+    world.application.do("start", options=bobs, name=name, **how)
+    wait_until(lambda: values(world, sink) == sorted([*VALUES, "more"]), "the rest", WITHIN_S)
+    world.application.do("stop", name=name)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
 def test_who_may_not_is_told_so(world: World, engine: str) -> None:
     source, unseen = f"seen-{engine}", f"unseen-{engine}"
     for stream in (source, unseen):
