@@ -25,7 +25,7 @@ from typing import NamedTuple, Self
 from kera.broker.event import Event
 from kera.broker.log.arena_file import HOLE, ArenaFile, Geometry, Owner
 from kera.core.blocks import FILE_CALLS, FileCalls
-from kera.core.errors import ArenaFull, PathNotWritable, SharedMemoryTooSmall, invariant
+from kera.core.errors import ArenaFull, PathNotWritable, SharedMemoryTooSmall, Unavailable, invariant
 from kera.core.push import DEFAULT_DOMAIN
 from kera.core.telemetry import get_logger
 
@@ -374,6 +374,15 @@ class Arena:
             self._files[file], self._slots_in[file] = [], 0
             self._current[domain] = file
         return file
+
+    def file_for_readers(self, domain: str) -> ArenaFile:
+        """The same. Raises `Unavailable`: there may be room for it later."""
+        try:
+            return self.file(domain)
+        except (PathNotWritable, SharedMemoryTooSmall) as error:
+            raise Unavailable(
+                f"memory domain {domain!r} has no file in {self._shm_dir} yet: {error.message}", domain=domain
+            ) from error
 
     def is_renewed(self, file: ArenaFile) -> bool:
         """Whether slots of its domain get their memory in another file by now."""

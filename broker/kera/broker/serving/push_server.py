@@ -226,8 +226,7 @@ class _Connection(asyncio.Protocol):
             return
         transport.set_write_buffer_limits(high=server.write_buffer_bytes_max)  # type: ignore[attr-defined]
         if self._is_own:
-            if not self._give(server.arena.file(DEFAULT_DOMAIN)):
-                self.abort()
+            self._give_default()
             return
         crowded_out = server.strangers.add(self, self._peer.address)
         if crowded_out is not None:
@@ -272,6 +271,16 @@ class _Connection(asyncio.Protocol):
         self._server.push.totals.refused += 1
         log.warning("a reader was disconnected: it has not said in time who it is, and what it wants to read")
         self.abort()
+
+    def _give_default(self) -> None:
+        try:
+            file = self._server.arena.file_for_readers(DEFAULT_DOMAIN)
+        except KeraError as error:
+            self._refuse(error)
+            self.abort()
+        else:
+            if not self._give(file):
+                self.abort()
 
     def _give(self, file: ArenaFile) -> bool:
         """Give the peer the memory of a domain; False if it is gone."""
@@ -346,7 +355,7 @@ class _Connection(asyncio.Protocol):
                 self._peer.asked = True
             if domain not in {stream.memory_domain for stream in server.push.streams}:
                 raise Unavailable(f"there is no stream of memory domain {domain!r} at this broker", domain=domain)
-            file = server.arena.file(domain)
+            file = server.arena.file_for_readers(domain)
         except KeraError as error:
             self._refuse(error)
             return

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import socket
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -23,6 +25,7 @@ from kera.core.access.credentials import Credentials
 from kera.core.access.guard import Guard
 from kera.core.access.identity import Identity
 from kera.core.access.rights import Operation
+from kera.core.blocks import FileCalls
 from kera.core.errors import AuthenticationFailed, InvalidArgument, NotAllowed, Unavailable, UnknownStream
 from kera.core.ids import EARLIEST, EntryId
 from kera.core.push import STRANGER_BYTES_MAX, Kind, encode, encode_numbers
@@ -217,6 +220,22 @@ async def test_a_domain_of_which_nothing_is_here_is_made_for_nobody(served: Serv
         await served.connect("us")
 
     assert {slot.file.domain for slot in served.broker.arena.slots()} == {"default"}
+
+
+@pytest.mark.parametrize(("uid", "domain"), [(SOMEBODY, "eu"), (0, "eu"), (0, "default")])
+async def test_a_domain_for_which_there_is_no_room_is_to_be_asked_for_later(
+    served: Served, uid: int, domain: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served.allow(rule("user:alice", "domain:eu", READ))
+    served.uid = uid
+    arena = served.broker.arena
+    arena.renew(domain)
+    with monkeypatch.context() as no_room:
+        no_room.setattr(arena, "_calls", FileCalls(reserve=_fails))
+        with pytest.raises(Unavailable, match="no file in"):
+            await served.connect(domain)
+    channel = await served.connect(domain)
+    await channel.close()
 
 
 async def test_who_is_counted_reads_copies(served: Served) -> None:
@@ -421,6 +440,10 @@ async def test_a_name_that_is_no_domain_is_refused(served: Served) -> None:
 
 def _of(name: str) -> Credentials:
     return Credentials(user=name, password=lambda: PASSWORD)
+
+
+def _fails(*_: int) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _token_for(seconds: int) -> access_pb2.TokenRecord:
