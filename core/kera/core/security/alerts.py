@@ -66,3 +66,5 @@ async def send_alert(sock: socket.socket, alert: bytes) -> None:
                 taken_bytes += len(data)
     except OSError:  # it has gone, or its time is up
         return
+    except RuntimeError:  # for the loop, its descriptor is still that of a transport whose socket was closed before
+        return
