@@ -73,6 +73,8 @@ async def _pour(port: Port, access: Access, beginning: bytes) -> None:
             try:
                 writer.write(beginning)
                 for _ in range(SENT_BYTES // PIECE_BYTES):
+                    if writer.transport.is_closing():
+                        break
                     writer.write(bytes(PIECE_BYTES))
                     await writer.drain()
                 await writer.wait_closed()
