@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextvars import ContextVar
 from pathlib import Path
@@ -10,15 +12,108 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from kera.cli import _contexts
+from kera.cli._contexts import BOOTSTRAP_VARIABLE, CONTEXT_VARIABLE, Context
+from kera.cli._run import UsageError
+
 if TYPE_CHECKING:
     from kera.client import Client
 
-BOOTSTRAP_VARIABLE = "KERA_BOOTSTRAP"
 BOOTSTRAP_DEFAULT = "127.0.0.1:7400"
 
 FIRST_CONTACT_MS = 2000
 """How long a command tries to reach the coordinator."""
 
+_NAMED = "kera.cli.context"
+_FLAG = "--context"
+
+
+def _remember_name(command: typer.Context, name: str | None) -> None:
+    if name is None or command.resilient_parsing:
+        return
+    if not name:
+        raise UsageError(f"{_FLAG} is empty; kera context list shows which there are")
+    command.meta[_NAMED] = (name, _FLAG if is_given(command, "context", "COMMANDLINE") else CONTEXT_VARIABLE)
+
+
+def is_given(command: typer.Context, parameter: str, *sources: str) -> bool:
+    """Whether a parameter's value is from one of `sources`, as click calls them: COMMANDLINE, ENVIRONMENT."""
+    source = command.get_parameter_source(parameter)
+    return source is not None and source.name in sources
+
+
+def _choose(command: typer.Context) -> tuple[str, Context | None]:
+    """The context that counts for a command, which says where the cluster is if nothing else does.
+
+    Who says where has not thought of a context that is in the environment, or the current one: and the password of that
+    is for no other cluster. Nor has who has a command do something without a cluster.
+    """
+    by_flag, by_variable = (is_given(command, "bootstrap", source) for source in ("COMMANDLINE", "ENVIRONMENT"))
+    value = command.params["bootstrap"]
+    name, source = command.meta.get(_NAMED, ("", ""))
+    if source != _FLAG and (by_flag or not value):
+        return "", None
+    if name:
+        chosen: Context | None = _contexts.load().get(name, source)
+    else:
+        name, chosen = ("", None) if by_variable else current_context()
+    if chosen is None:
+        return "", None
+    if by_variable and value != chosen.bootstrap:
+        _warn(f"{BOOTSTRAP_VARIABLE} is set, and counts for more than context {name}, of which nothing is used")
+        return "", None
+    command.params["bootstrap"] = value if by_flag else chosen.bootstrap
+    return name, chosen
+
+
+def current_context() -> tuple[str, Context | None]:
+    """That which `kera context use` has made the one of commands that name none."""
+    try:
+        contexts = _contexts.load()
+    except _contexts.NotThere:
+        return "", None
+    if not contexts.current:
+        return "", None
+    return contexts.current, contexts.get(contexts.current, f"the current one of {_contexts.path()}")
+
+
+@contextlib.contextmanager
+def in_context(command: typer.Context) -> Iterator[None]:
+    """Within it, a command goes where its context says, and is who that says, as far as it was told nothing else."""
+    name, chosen = _choose(command) if "bootstrap" in command.params else ("", None)
+    if chosen is not None and _NAMED in command.meta:
+        winners = [each for each in _contexts.added(chosen, os.environ)[1] if each != BOOTSTRAP_VARIABLE]
+        if winners:
+            are = "are" if len(winners) > 1 else "is"
+            _warn(f"{', '.join(winners)} {are} set, and counts for more than what context {name} says of it")
+    with _contexts.applied(chosen):
+        yield
+
+
+def _warn(text: str) -> None:
+    print(f"kera: warning: {text}", file=sys.stderr)
+
+
+def _names() -> list[str]:
+    """For completion by a shell, which has no use for an error."""
+    try:
+        return sorted(_contexts.load().by_name)
+    except UsageError:
+        return []
+
+
+CONTEXT_OPTION = typer.Option(
+    None,
+    _FLAG,
+    envvar=CONTEXT_VARIABLE,
+    metavar="NAME",
+    is_eager=True,
+    expose_value=False,
+    callback=_remember_name,
+    autocompletion=_names,
+    help="Connection that kera context set has kept. Default: the current one.",
+)
+"""Beside each option for the coordinators, see `kera.cli._commands`."""
 BOOTSTRAP_OPTION = typer.Option(
     BOOTSTRAP_DEFAULT,
     "--bootstrap",

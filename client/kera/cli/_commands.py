@@ -1,4 +1,7 @@
-"""A group of commands, with the options that belong to others: ``--json`` to ``--output``."""
+"""A group of commands, with the options that belong to others.
+
+``--json`` is beside ``--output``, and ``--context`` beside ``--bootstrap``.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import Any, TypeVar
 import typer
 import typer.core
 
+from kera.cli._client import CONTEXT_OPTION, in_context
 from kera.cli._output import JSON_OPTION
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -21,6 +25,11 @@ class Command(typer.core.TyperCommand):
         for name, beside in _BESIDE.items():
             for place in [place for place, each in enumerate(self.params) if each.name == name]:
                 self.params[place + 1 : place + 1] = _params_of(beside)
+
+    def invoke(self, ctx: Any) -> Any:
+        """As click's, in the context that was chosen."""
+        with in_context(ctx):
+            return super().invoke(ctx)
 
 
 class Commands(typer.Typer):
@@ -37,7 +46,11 @@ def _json(as_json: bool = JSON_OPTION) -> None:
     del as_json
 
 
-_BESIDE: dict[str, Callable[..., None]] = {"output": _json}
+def _context(context: str | None = CONTEXT_OPTION) -> None:
+    del context
+
+
+_BESIDE: dict[str, Callable[..., None]] = {"output": _json, "bootstrap": _context}
 """By the parameter of a command: functions with those that stand beside it."""
 
 

@@ -10,6 +10,7 @@ from kera.cli import (
     check,
     cluster,
     consume,
+    context,
     daemons,
     dev,
     doctor,
@@ -56,6 +57,7 @@ app.command("node")(node.node)
 app.command("dev")(dev.dev)
 app.command("doctor")(doctor.doctor)
 app.add_typer(stream.app, name="stream")
+app.add_typer(context.app, name="context")
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(group.app, name="group")
 app.command("produce")(produce.produce)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import textwrap
@@ -10,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from kera.cli._client import BOOTSTRAP_DEFAULT, BOOTSTRAP_VARIABLE
+from kera.cli._client import BOOTSTRAP_DEFAULT, current_context
+from kera.cli._contexts import BOOTSTRAP_VARIABLE, CONTEXT_VARIABLE
 from kera.cli._paths import expanded_path, path_of
 from kera.cli._run import EXIT_ERROR, UsageError, fail, run_async
 from kera.cli._sizes import format_size, parse_size
@@ -165,7 +167,7 @@ def welcome(cluster: LocalCluster) -> str:
         "echo hello | kera produce demo",
         "kera consume demo",
     ]
-    if cluster.bootstrap != BOOTSTRAP_DEFAULT:
+    if cluster.bootstrap != BOOTSTRAP_DEFAULT or _elsewhere():
         commands.insert(0, f"export {BOOTSTRAP_VARIABLE}={cluster.bootstrap}")
     members = plural(cluster.broker_count, "broker")
     if cluster.backup_count:
@@ -182,3 +184,11 @@ def welcome(cluster: LocalCluster) -> str:
             "Ctrl-C stops it.",
         )
     )
+
+
+def _elsewhere() -> bool:
+    """Whether commands would go to another cluster by themselves."""
+    try:
+        return BOOTSTRAP_VARIABLE in os.environ or CONTEXT_VARIABLE in os.environ or current_context()[1] is not None
+    except UsageError:
+        return True

@@ -21,6 +21,7 @@ from kera.cli.app import app
 CLI = Path(__file__).parents[3] / "client" / "kera" / "cli"
 MAKE_JSON = {
     "_audit_stream.py": "records of a stream",
+    "_contexts.py": "a file",
     "_format.py": "records",
     "_output.py": "the place",
     "_records.py": "records",

@@ -1,0 +1,223 @@
+"""Named connections, kept for one user: where a cluster is, who we are there, and by which authorities we know it.
+
+They are in one file of the user's configuration, for the user alone, and have no password and no token: only the names
+of files with these. Of processes that change it at once one waits for the other, and whoever reads it meanwhile sees it
+as it was before or after, as a whole.
+
+A context says what the environment could say as well: `applied` is how a command, and what it starts, gets to know.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from kera.cli._run import UsageError
+from kera.core.errors import InvalidArgument
+from kera.core.home import expanded
+from kera.core.spelling import hint
+
+CONTEXT_VARIABLE = "KERA_CONTEXT"
+BOOTSTRAP_VARIABLE = "KERA_BOOTSTRAP"
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_OTHERS_WRITE = 0o022
+_TOGETHER = (("user", "password", "password_file", "token", "token_file"), ("tls_cert", "tls_key"), ("tls_ca",))
+"""Settings of which some from here and some from elsewhere would be nobody's, or the wrong one's."""
+
+
+class NotThere(UsageError):
+    """This user has no place for contexts, or may not look there."""
+
+    code = "no_contexts"
+
+
+@dataclasses.dataclass(frozen=True)
+class Context:
+    """A connection. What is empty it does not say."""
+
+    bootstrap: str
+    user: str = ""
+    password_file: str = ""
+    token_file: str = ""
+    tls_ca: str = ""
+    tls_cert: str = ""
+    tls_key: str = ""
+
+    def variables(self) -> dict[str, str]:
+        """What it says, as variables of the environment."""
+        said = {f"KERA_CLIENT_{name}".upper(): value for name, value in dataclasses.asdict(self).items() if value}
+        return {BOOTSTRAP_VARIABLE: said.pop("KERA_CLIENT_BOOTSTRAP"), **said}
+
+
+@dataclasses.dataclass
+class Contexts:
+    """All that a user has."""
+
+    by_name: dict[str, Context] = dataclasses.field(default_factory=dict)
+    current: str = ""
+    """Of commands that name none; empty: there is none."""
+
+    def get(self, name: str, source: str = "") -> Context:
+        """`source`: where the name is from. Raises `UsageError` if there is none of the name."""
+        if name not in self.by_name:
+            where = f" ({source})" if source else ""
+            meant = hint(name, self.by_name) if self.by_name else "; kera context set makes one"
+            raise UsageError(f"there is no context {name!r}{where}{meant}")
+        return self.by_name[name]
+
+
+def check_name(name: str) -> str:
+    """Raises `UsageError`."""
+    if not _NAME.fullmatch(name):
+        raise UsageError(f"a context cannot be called {name!r}: letters, digits, and . _ - within, at most 64 of them")
+    return name
+
+
+def path() -> Path:
+    """Where contexts are, or would be. Raises `NotThere`."""
+    directory = Path(os.environ.get("XDG_CONFIG_HOME", ""))
+    try:
+        directory = directory if directory.is_absolute() else expanded(Path("~/.config"))
+    except InvalidArgument as error:
+        raise NotThere(f"there is no place for contexts: {error.message}; XDG_CONFIG_HOME can name one") from error
+    return directory / "kera" / "contexts.json"
+
+
+def load() -> Contexts:
+    """What there is. Raises `UsageError` that names the file, and the way out."""
+    file = path()
+    try:
+        with file.open("rb") as opened:
+            mode = os.fstat(opened.fileno()).st_mode
+            data = opened.read()
+    except (FileNotFoundError, NotADirectoryError):
+        return Contexts()
+    except PermissionError as error:  # also of who is another user now, with the home of the one before
+        raise NotThere(f"cannot read contexts from {file}: {error.strerror}") from error
+    except OSError as error:
+        raise UsageError(f"cannot read contexts from {file}: {error.strerror}") from error
+    if mode & _OTHERS_WRITE:
+        raise UsageError(
+            f"others can write to {file}, and so have your password sent to a cluster of theirs; look whether it is as"
+            f" you left it, then: chmod 600 {file}"
+        )
+    try:
+        return _parsed(data)
+    except (ValueError, RecursionError) as error:  # no JSON, not even text, or other JSON
+        raise UsageError(
+            f"contexts in {file} cannot be read: {error}; mend the file, or remove it and make them anew with kera"
+            " context set; --bootstrap does without"
+        ) from error
+
+
+def _parsed(data: bytes) -> Contexts:
+    """Raises `ValueError` that says what is wrong."""
+    document = json.loads(data.decode())
+    if not isinstance(document, dict) or not isinstance(document.get("contexts"), dict):
+        raise ValueError('it has no object "contexts"')  # noqa: TRY004 - as what json raises
+    current = document.get("current", "")
+    if not isinstance(current, str):
+        raise ValueError('"current" is no text')  # noqa: TRY004
+    return Contexts({name: _context(name, said) for name, said in document["contexts"].items()}, current)
+
+
+def _context(name: str, said: Any) -> Context:
+    fields = {each.name for each in dataclasses.fields(Context)}
+    if not isinstance(said, dict):
+        raise ValueError(f"context {name!r} is no object")  # noqa: TRY004
+    for field, value in said.items():
+        if field in {"password", "token"}:
+            raise ValueError(f"context {name!r} has a {field}: name a file with it, as {field}_file")
+        if field not in fields:
+            raise ValueError(f"context {name!r} has {field!r}{hint(field, fields)}")
+        if not isinstance(value, str):
+            raise ValueError(f"{field} of context {name!r} is no text")  # noqa: TRY004
+    if not said.get("bootstrap"):
+        raise ValueError(f"context {name!r} has no bootstrap")
+    return Context(**said)
+
+
+@contextlib.contextmanager
+def changing() -> Iterator[Contexts]:
+    """All contexts, which are kept as they are in the end, unless that raises. Raises `UsageError`."""
+    file = path()
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        directory = os.open(file.parent, os.O_RDONLY)
+    except OSError as error:
+        raise UsageError(f"cannot keep contexts in {file}: {error.strerror}") from error
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX)  # until it is closed: what others have changed meanwhile is not undone
+        contexts = load()
+        yield contexts
+        _save(contexts, file)
+    finally:
+        os.close(directory)
+
+
+def _save(contexts: Contexts, file: Path) -> None:
+    by_name = {name: _said(each) for name, each in sorted(contexts.by_name.items())}
+    text = json.dumps({"current": contexts.current, "contexts": by_name}, indent=2)
+    place = Path(os.path.realpath(file))  # a link stays one
+    new = None
+    try:
+        descriptor, new = tempfile.mkstemp(prefix=".contexts-", dir=place.parent)  # mode 0600
+        with os.fdopen(descriptor, "w") as written:
+            written.write(text + "\n")
+            written.flush()
+            os.fsync(written.fileno())
+        Path(new).replace(place)
+    except OSError as error:
+        if new is not None:
+            Path(new).unlink(missing_ok=True)
+        raise UsageError(f"cannot keep contexts in {file}: {error.strerror}") from error
+
+
+def _said(context: Context) -> dict[str, str]:
+    return {name: value for name, value in dataclasses.asdict(context).items() if value}
+
+
+def added(context: Context, environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+    """What a context adds to an environment; and the variables there that win over it, and say something else.
+
+    What belongs together is taken from one of the two: nobody is alice with the password of bob.
+    """
+    said, there = context.variables(), {name.upper(): value for name, value in environ.items()}
+    together = [tuple(f"KERA_CLIENT_{name}".upper() for name in names) for names in _TOGETHER]
+    adds: dict[str, str] = {}
+    winners: list[str] = []
+    for names in [(BOOTSTRAP_VARIABLE,), *together]:
+        wins = [name for name in names if there.get(name)]
+        if wins:
+            winners += [name for name in wins if there[name] != said.get(name)]
+        else:
+            adds |= {name: said[name] for name in names if name in said}
+    return adds, winners
+
+
+@contextlib.contextmanager
+def applied(context: Context | None) -> Iterator[None]:
+    """Within it, the environment says what the context does, where it has said nothing else."""
+    if context is None:
+        yield
+        return
+    adds = {name: value for name, value in added(context, os.environ)[0].items() if name != BOOTSTRAP_VARIABLE}
+    before = {name: os.environ.get(name) for name in adds}
+    os.environ.update(adds)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

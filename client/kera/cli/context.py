@@ -1,0 +1,220 @@
+"""``kera context``: named connections, so that a command need not be told where a cluster is and who we are there."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import stat
+import sys
+from pathlib import Path
+
+import typer
+
+from kera.cli import _contexts
+from kera.cli._access import warn
+from kera.cli._commands import Commands
+from kera.cli._contexts import CONTEXT_VARIABLE, Context
+from kera.cli._output import OUTPUT_OPTION, Output, show_document
+from kera.cli._paths import expanded_path
+from kera.cli._run import UsageError
+from kera.cli._table import fields, table
+from kera.core.errors import InvalidArgument
+
+app = Commands(help="Keep named connections, and choose one.", no_args_is_help=True)
+
+NONE = "none"
+SYSTEM = "system"
+"""Of tls_ca: no file."""
+SECRET = ("password_file", "token_file")
+
+NAME_ARGUMENT = typer.Argument(..., metavar="NAME", help="Name of the context.")
+LABELS = {
+    "bootstrap": "bootstrap",
+    "user": "user",
+    "password_file": "password file",
+    "token_file": "token file",
+    "tls_ca": "tls ca",
+    "tls_cert": "tls cert",
+    "tls_key": "tls key",
+}
+
+
+@app.command("set")
+def set_(
+    name: str = NAME_ARGUMENT,
+    coordinators: str | None = typer.Option(
+        None, "--bootstrap", "-b", metavar="HOST:PORT", help="Coordinators, separated by commas. A new one needs it."
+    ),
+    user: str | None = typer.Option(None, "--user", metavar="NAME", help="Who we are there, with a password."),
+    password_file: str | None = typer.Option(None, "--password-file", metavar="FILE", help="File with the password."),
+    token_file: str | None = typer.Option(None, "--token-file", metavar="FILE", help="File with a token, in place."),
+    tls_ca: str | None = typer.Option(
+        None, "--tls-ca", metavar="FILE", help="Authorities whose certificates daemons have; system: the host's."
+    ),
+    tls_cert: str | None = typer.Option(None, "--tls-cert", metavar="FILE", help="Our certificate."),
+    tls_key: str | None = typer.Option(None, "--tls-key", metavar="FILE", help="Its key."),
+) -> None:
+    """Make a context, or change one: what is not named stays, and none takes it away.
+
+    It has no password, only the name of a file with one, which is read whenever it is shown.
+    """
+    _contexts.check_name(name)
+    given = {
+        "bootstrap": coordinators,
+        "user": user,
+        "password_file": password_file,
+        "token_file": token_file,
+        "tls_ca": tls_ca,
+        "tls_cert": tls_cert,
+        "tls_key": tls_key,
+    }
+    said = {field: _checked(field, value) for field, value in given.items() if value is not None}
+    with _contexts.changing() as contexts:
+        before = contexts.by_name.get(name)
+        if before is None and not said.get("bootstrap"):
+            raise UsageError(f"--bootstrap HOST:PORT is missing: there is no context {name!r} yet")
+        if not said:
+            raise UsageError("nothing is to be changed; kera context set --help shows what there is")
+        made = Context(**said) if before is None else dataclasses.replace(before, **said)
+        _check_together(made)
+        contexts.by_name[name] = made
+        is_current = contexts.current == name
+    print(f"context {name}: {_in_words(made)}")
+    if before is None and not is_current:
+        print(f"kera context use {name} has commands take it that name none", file=sys.stderr)
+
+
+def _checked(field: str, value: str) -> str:
+    """Raises `UsageError`."""
+    from kera.core.access.identity import check_name
+    from kera.core.coordinators import Coordinators
+
+    flag = f"--{field.replace('_', '-')}"
+    if not value:
+        raise UsageError(f"{flag} is empty; {NONE} takes away what a context has")
+    if value == NONE:
+        if field == "bootstrap":
+            raise UsageError(f"{flag}: a context has to say where the cluster is")
+        return ""
+    try:
+        if field == "bootstrap":
+            return ",".join(Coordinators(value).addresses)
+        if field == "user":
+            return check_name("user", value)
+    except InvalidArgument as error:
+        raise UsageError(f"{flag}: {error.message}") from error
+    return value if (field, value) == ("tls_ca", SYSTEM) else _file(flag, value, secret=field in SECRET)
+
+
+def _file(flag: str, value: str, *, secret: bool) -> str:
+    """The whole path of a file. Raises `UsageError` if there is none, which does not repeat what may be a password."""
+    path = expanded_path(flag, Path(value)).absolute()  # a link stays one: it may lead elsewhere later
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):  # ValueError: a null character in it
+        mode = 0
+    if not stat.S_ISREG(mode):
+        if secret:
+            what = flag.removeprefix("--").removesuffix("-file")
+            raise UsageError(f"{flag} names no file that is there; it takes the path of one, never the {what} itself")
+        raise UsageError(f"{flag}: there is no file {value}")
+    if secret and mode & 0o077:
+        warn(f"others can read {path}, or write to it: chmod 600 {path}")
+    return str(path)
+
+
+def _check_together(made: Context) -> None:
+    """Raises `UsageError`."""
+    if made.token_file and (made.user or made.password_file):
+        raise UsageError(
+            "a token says whose it is: take the one away (--token-file none) or the other (--user none --password-file"
+            " none)"
+        )
+    if bool(made.user) != bool(made.password_file):
+        raise UsageError("--user and --password-file belong together: give both")
+    if bool(made.tls_cert) != bool(made.tls_key):
+        raise UsageError("--tls-cert and --tls-key belong together: give both")
+    if made.tls_cert and not made.tls_ca:
+        raise UsageError("--tls-cert needs --tls-ca, by which daemons are known")
+
+
+def _in_words(context: Context) -> str:
+    who = f" as {context.user}" if context.user else " with a token" if context.token_file else ""
+    certificate = " and a certificate" if context.tls_cert else ""
+    return f"{context.bootstrap}{who}{', TLS' if context.tls_ca else ''}{certificate}"
+
+
+@app.command()
+def use(
+    name: str | None = typer.Argument(None, metavar="[NAME]", help="Name of the context."),
+    none: bool = typer.Option(False, "--none", help="Use none, as before."),
+) -> None:
+    """Make a context the current one: of all commands that name neither a context nor a cluster."""
+    if (name is None) is not none:
+        raise UsageError("give either a NAME or --none")
+    with _contexts.changing() as contexts:
+        chosen = None if name is None else contexts.get(name)
+        contexts.current = name or ""
+    print("commands that name none use no context" if chosen is None else f"using {name}: {_in_words(chosen)}")
+    if os.environ.get(CONTEXT_VARIABLE, name) != name:
+        warn(f"{CONTEXT_VARIABLE}={os.environ[CONTEXT_VARIABLE]} is set, and counts for more")
+
+
+@app.command("list")
+def list_(output: Output = OUTPUT_OPTION) -> None:
+    """List all contexts."""
+    contexts = _contexts.load()
+    if output.is_document:
+        show_document([_document(contexts, name) for name in sorted(contexts.by_name)], output)
+        return
+    if not contexts.by_name:
+        print("no contexts", file=sys.stderr)
+        return
+    rows = [
+        ("*" if name == contexts.current else " ", name, each.bootstrap, each.user, "yes" if each.tls_ca else "no")
+        for name, each in sorted(contexts.by_name.items())
+    ]
+    print(table(("CURRENT", "NAME", "BOOTSTRAP", "USER", "TLS"), rows))
+
+
+@app.command()
+def show(
+    name: str | None = typer.Argument(None, metavar="[NAME]", help="Name of the context. Default: the current one."),
+    output: Output = OUTPUT_OPTION,
+) -> None:
+    """Show a context, and which variables of the environment count for more."""
+    contexts = _contexts.load()
+    variable = os.environ.get(CONTEXT_VARIABLE, "")
+    chosen = name or variable or contexts.current
+    if not chosen:
+        raise UsageError("there is no current context: kera context use NAME makes one that; or give a NAME")
+    source = "" if name else CONTEXT_VARIABLE if variable else f"the current one of {_contexts.path()}"
+    context = contexts.get(chosen, source)
+    winners = _contexts.added(context, os.environ)[1]
+    if output.is_document:
+        show_document({**_document(contexts, chosen), "overridden_by": winners}, output)
+        return
+    pairs: list[tuple[str, object]] = [("context", chosen + (" (current)" if chosen == contexts.current else ""))]
+    pairs += [(LABELS[field], value) for field, value in dataclasses.asdict(context).items() if value]
+    pairs += [("overridden by", ", ".join(winners))] if winners else []
+    print(fields(pairs))
+
+
+def _document(contexts: _contexts.Contexts, name: str) -> dict[str, object]:
+    said = dataclasses.asdict(contexts.by_name[name])
+    return {
+        "name": name,
+        "current": name == contexts.current,
+        **{field: value or None for field, value in said.items()},
+    }
+
+
+@app.command()
+def delete(name: str = NAME_ARGUMENT) -> None:
+    """Delete a context. The files that it names stay."""
+    with _contexts.changing() as contexts:
+        contexts.get(name)
+        was_current = contexts.current == name
+        del contexts.by_name[name]
+        contexts.current = "" if was_current else contexts.current
+    print(f"deleted {name}" + (", which was the current one: now there is none" if was_current else ""))

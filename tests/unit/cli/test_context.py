@@ -1,0 +1,345 @@
+"""`kera context`: connections with a name, where they are kept, and which of what is said counts."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+
+from kera.cli._client import connecting_by
+from kera.cli._run import run_app
+from kera.cli.app import app
+from kera.cli.dev import _elsewhere
+from kera.client import ClientSettings
+
+Run = Any
+
+
+class Asked(NamedTuple):
+    """What a command was connected by."""
+
+    bootstrap: str
+    user: str
+    password_file: str
+    token_file: str
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in [each for each in os.environ if each.startswith(("KERA_CLIENT_", "KERA_BOOTSTRAP", "KERA_CONTEXT"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.chdir(tmp_path)
+    for name in ("alice.pw", "bob.pw", "a.token", "ca.pem", "me.pem", "me-key.pem"):
+        (tmp_path / name).write_text("geheimnis\n")
+        (tmp_path / name).chmod(0o600)
+    return tmp_path
+
+
+@pytest.fixture
+def kera(home: Path, capsys: pytest.CaptureFixture[str]) -> Run:
+    del home
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        code = run_app(app, list(arguments))
+        return code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def asked() -> Iterator[list[Asked]]:
+    """How commands have connected; there are no streams."""
+    made: list[Asked] = []
+
+    async def no_streams() -> list[Any]:
+        return []
+
+    @contextlib.asynccontextmanager
+    async def connected(bootstrap: str, **_: Any) -> AsyncIterator[Any]:
+        found = ClientSettings.load()
+        paths = [str(each) if each else "" for each in (found.password_file, found.token_file)]
+        made.append(Asked(bootstrap, found.user, *paths))
+        yield SimpleNamespace(admin=SimpleNamespace(list_streams=no_streams))
+
+    with connecting_by(connected):
+        yield made
+
+
+def file_of(home: Path) -> Path:
+    return home / "config" / "kera" / "contexts.json"
+
+
+def set_prod(kera: Run) -> None:
+    assert kera("context", "set", "prod", "-b", "h:7400", "--user", "alice", "--password-file", "alice.pw")[0] == 0
+
+
+def test_a_context_is_kept_for_its_user_alone_and_without_a_password(home: Path, kera: Run) -> None:
+    code, out, err = kera(
+        "context", "set", "prod", "--bootstrap", "h:7400, i:7400", "--user", "alice", "--password-file", "alice.pw",
+        "--tls-ca", "ca.pem", "--tls-cert", "me.pem", "--tls-key", "me-key.pem",
+    )  # fmt: skip
+    assert (code, out) == (0, "context prod: h:7400,i:7400 as alice, TLS and a certificate\n")
+    assert err == "kera context use prod has commands take it that name none\n"
+    assert file_of(home).stat().st_mode & 0o777 == 0o600
+    assert file_of(home).parent.stat().st_mode & 0o777 == 0o700
+    text = file_of(home).read_text()
+    assert "geheimnis" not in text
+    assert json.loads(text)["contexts"]["prod"]["password_file"] == str(home / "alice.pw")
+    assert [each.name for each in file_of(home).parent.iterdir()] == ["contexts.json"]
+
+
+def test_contexts_are_listed_shown_used_and_deleted(home: Path, kera: Run) -> None:
+    assert kera("context", "list") == (0, "", "no contexts\n")
+    assert json.loads(kera("context", "list", "--json")[1]) == []
+    assert kera("context", "show")[0] == 2
+    set_prod(kera)
+    kera("context", "set", "dev", "-b", "127.0.0.1:7400")
+    assert kera("context", "use", "prod") == (0, "using prod: h:7400 as alice\n", "")
+    assert [each.split() for each in kera("context", "list")[1].splitlines()] == [
+        ["CURRENT", "NAME", "BOOTSTRAP", "USER", "TLS"],
+        ["dev", "127.0.0.1:7400", "-", "no"],
+        ["*", "prod", "h:7400", "alice", "no"],
+    ]
+    shown = json.loads(kera("context", "show", "-o", "json")[1])
+    assert (shown["name"], shown["current"], shown["token_file"]) == ("prod", True, None)
+    assert str(home / "alice.pw") in kera("context", "show")[1]
+    assert kera("context", "use", "--none")[0] == 0
+    assert kera("context", "show")[0] == 2
+    kera("context", "use", "prod")
+    assert "now there is none" in kera("context", "delete", "prod")[1]
+    assert [each["name"] for each in json.loads(kera("context", "list", "--json")[1])] == ["dev"]
+    assert (home / "alice.pw").exists()
+
+
+def test_the_current_context_says_where_and_who(home: Path, kera: Run, asked: list[Asked]) -> None:
+    set_prod(kera)
+    kera("stream", "list")
+    kera("context", "use", "prod")
+    kera("stream", "list")
+    kera("stream", "list", "--bootstrap", "other:1")  # no password of alice goes there
+    alice = Asked("h:7400", "alice", str(home / "alice.pw"), "")
+    assert asked == [Asked("127.0.0.1:7400", "", "", ""), alice, Asked("other:1", "", "", "")]
+    assert "KERA_CLIENT_USER" not in os.environ
+
+
+def test_a_context_is_chosen_by_a_flag_or_a_variable(
+    home: Path, kera: Run, asked: list[Asked], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_prod(kera)
+    kera("context", "set", "dev", "-b", "d:1")
+    kera("context", "use", "dev")
+    kera("stream", "list", "--context", "prod")
+    monkeypatch.setenv("KERA_CONTEXT", "prod")
+    kera("stream", "list")
+    kera("stream", "list", "--context", "dev")
+    kera("stream", "list", "-b", "other:1")
+    kera("stream", "list", "-b", "i:7400", "--context", "prod")  # another coordinator, as who says both means
+    alice = Asked("h:7400", "alice", str(home / "alice.pw"), "")
+    nobody = Asked("d:1", "", "", "")
+    assert asked == [alice, alice, nobody, nobody._replace(bootstrap="other:1"), alice._replace(bootstrap="i:7400")]
+
+
+def test_the_environment_counts_for_more_and_whole(
+    home: Path, kera: Run, asked: list[Asked], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_prod(kera)
+    kera("context", "use", "prod")
+    monkeypatch.setenv("KERA_CLIENT_TOKEN_FILE", str(home / "a.token"))
+    assert kera("stream", "list") == (0, "", "no streams\n")
+    _, _, err = kera("stream", "list", "--context", "prod")
+    assert "warning: KERA_CLIENT_TOKEN_FILE is set, and counts for more than what context prod says" in err
+    assert json.loads(kera("context", "show", "--json")[1])["overridden_by"] == ["KERA_CLIENT_TOKEN_FILE"]
+    assert asked == [Asked("h:7400", "", "", str(home / "a.token"))] * 2
+
+
+def test_a_cluster_of_the_environment_gets_nobodys_password(
+    kera: Run, asked: list[Asked], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_prod(kera)
+    monkeypatch.setenv("KERA_BOOTSTRAP", "other:1")
+    _, _, err = kera("stream", "list", "--context", "prod")
+    assert "KERA_BOOTSTRAP is set, and counts for more than context prod, of which nothing is used" in err
+    assert asked == [Asked("other:1", "", "", "")]
+    monkeypatch.setenv("KERA_BOOTSTRAP", "h:7400")
+    assert "warning" not in kera("stream", "list", "--context", "prod")[2]
+    assert asked[1].user == "alice"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variable", "message"),
+    [
+        (["stream", "list", "--context", "prd"], "", "there is no context 'prd' (--context); did you mean 'prod'?"),
+        (["stream", "list"], "prd", "there is no context 'prd' (KERA_CONTEXT); did you mean 'prod'?"),
+        (["stream", "list", "--context", ""], "", "--context is empty"),
+        (["context", "show", "xyz"], "", "there is no context 'xyz'; there are 'prod'"),
+        (["context", "use", "Prod"], "", "did you mean 'prod'?"),
+        (["context", "use"], "", "give either a NAME or --none"),
+        (["context", "delete", "prd"], "", "did you mean 'prod'?"),
+        (["context", "set", "new"], "", "--bootstrap HOST:PORT is missing: there is no context 'new' yet"),
+        (["context", "set", "prod"], "", "nothing is to be changed"),
+        (["context", "set", "a b", "-b", "h:1"], "", "a context cannot be called 'a b'"),
+        (["context", "set", "--", "-x"], "", "a context cannot be called '-x'"),
+        (["context", "set", "new", "-b", "h"], "", "--bootstrap: "),
+        (["context", "set", "new", "-b", "none"], "", "has to say where"),
+        (["context", "set", "prod", "--user", "a b"], "", "--user: "),
+        (["context", "set", "prod", "--user", ""], "", "--user is empty; none takes away"),
+        (["context", "set", "prod", "--user", "none"], "", "--user and --password-file belong together"),
+        (["context", "set", "prod", "--token-file", "a.token"], "", "a token says whose it is"),
+        (["context", "set", "prod", "--tls-ca", "nope.pem"], "", "--tls-ca: there is no file nope.pem"),
+        (["context", "set", "prod", "--tls-ca", "."], "", "--tls-ca: there is no file ."),
+        (["context", "set", "prod", "--tls-cert", "me.pem"], "", "--tls-cert and --tls-key belong together"),
+    ],
+)
+def test_what_makes_no_sense_is_told_and_changes_nothing(
+    home: Path, kera: Run, monkeypatch: pytest.MonkeyPatch, arguments: list[str], variable: str, message: str
+) -> None:
+    set_prod(kera)
+    before = file_of(home).read_text()
+    monkeypatch.setenv("KERA_CONTEXT", variable)
+    code, out, err = kera(*arguments)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert err.count("\n") == 1
+    assert file_of(home).read_text() == before
+
+
+def test_a_password_in_place_of_its_file_is_neither_kept_nor_repeated(home: Path, kera: Run) -> None:
+    code, out, err = kera("context", "set", "p", "-b", "h:1", "--user", "alice", "--password-file", "hunter22")
+    assert (code, out) == (2, "")
+    assert "never the password itself" in err
+    assert "hunter22" not in err
+    assert not file_of(home).exists()
+
+
+def test_a_password_that_others_can_read_is_told(home: Path, kera: Run) -> None:
+    (home / "alice.pw").chmod(0o644)
+    _, _, err = kera("context", "set", "p", "-b", "h:1", "--user", "alice", "--password-file", "alice.pw")
+    assert f"kera: warning: others can read {home / 'alice.pw'}" in err
+
+
+def test_what_is_not_named_stays_and_none_takes_away(home: Path, kera: Run) -> None:
+    set_prod(kera)
+    assert kera("context", "set", "prod", "--tls-ca", "system")[1] == "context prod: h:7400 as alice, TLS\n"
+    nobody = ("--user", "none", "--password-file", "none", "--token-file", "a.token")
+    assert kera("context", "set", "prod", *nobody)[1] == "context prod: h:7400 with a token, TLS\n"
+    assert set(json.loads(file_of(home).read_text())["contexts"]["prod"]) == {"bootstrap", "token_file", "tls_ca"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"{",
+        b"\xff",
+        b"[]",
+        b"{}",
+        b'{"contexts": []}',
+        b'{"contexts": {"a": 1}}',
+        b'{"contexts": {"a": {}}}',
+        b'{"contexts": {"a": {"bootstrap": 1}}}',
+        b'{"contexts": {"a": {"bootstrap": "h:1", "usr": "x"}}}',
+        b'{"contexts": {"a": {"bootstrap": "h:1", "password": "hunter22"}}}',
+        b'{"contexts": {}, "current": 1}',
+        b"[" * 100_000,
+    ],
+)
+def test_a_broken_file_is_named_with_the_way_out_and_left_alone(
+    home: Path, kera: Run, asked: list[Asked], text: bytes
+) -> None:
+    file_of(home).parent.mkdir(parents=True)
+    file_of(home).write_bytes(text)
+    file_of(home).chmod(0o600)
+    for arguments in (["stream", "list"], ["context", "list"], ["context", "set", "b", "-b", "h:1"]):
+        code, out, err = kera(*arguments)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert str(file_of(home)) in err
+        assert "mend the file, or remove it" in err
+        assert "hunter22" not in err
+    assert file_of(home).read_bytes() == text
+    assert kera("stream", "list", "--bootstrap", "h:1")[0] == 0
+    assert [each.bootstrap for each in asked] == ["h:1"]
+
+
+def test_a_file_that_others_can_write_to_is_not_believed(home: Path, kera: Run) -> None:
+    set_prod(kera)
+    file_of(home).chmod(0o620)
+    code, _, err = kera("stream", "list")
+    assert code == 2
+    assert f"chmod 600 {file_of(home)}" in err
+
+
+def test_a_current_context_that_is_gone_is_told(home: Path, kera: Run) -> None:
+    set_prod(kera)
+    file_of(home).write_text(file_of(home).read_text().replace('"current": ""', '"current": "prof"'))
+    code, _, err = kera("stream", "list")
+    assert code == 2
+    assert f"there is no context 'prof' (the current one of {file_of(home)}); did you mean 'prod'?" in err
+
+
+def test_who_has_no_home_has_no_contexts(
+    kera: Run, asked: list[Asked], monkeypatch: pytest.MonkeyPatch, home: Path
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", "relative")  # is to be ignored, as the specification has it
+    monkeypatch.setenv("HOME", str(home / "nowhere"))
+    assert kera("stream", "list")[0] == 0
+    (home / "file").write_text("")
+    monkeypatch.setenv("HOME", str(home / "file"))
+    assert kera("stream", "list")[0] == 0
+    assert [each.bootstrap for each in asked] == ["127.0.0.1:7400"] * 2
+    code, _, err = kera("context", "set", "a", "-b", "h:1")
+    assert code == 2
+    assert "cannot keep contexts in" in err
+
+
+def test_a_link_stays_one(home: Path, kera: Run) -> None:
+    set_prod(kera)
+    kept = home / "kept.json"
+    file_of(home).rename(kept)
+    file_of(home).symlink_to(kept)
+    kera("context", "use", "prod")
+    assert file_of(home).is_symlink()
+    assert json.loads(kept.read_text())["current"] == "prod"
+
+
+def test_processes_that_write_at_once_lose_nothing(home: Path, kera: Run) -> None:
+    program = (
+        "import sys; from kera.cli.__main__ import main;"
+        "[main(['context', 'set', f'{sys.argv[1]}{n}', '-b', 'h:1']) for n in range(20)]"
+    )
+    running = [
+        subprocess.Popen([sys.executable, "-c", program, letter], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        for letter in "abc"
+    ]
+    while any(each.poll() is None for each in running):
+        assert kera("context", "list", "--json")[0] == 0  # never half of a file
+    assert [each.returncode for each in running] == [0, 0, 0]
+    assert len(json.loads(file_of(home).read_text())["contexts"]) == 60
+
+
+def test_a_measurement_goes_to_no_cluster_that_nobody_named(kera: Run, asked: list[Asked]) -> None:
+    set_prod(kera)
+    kera("context", "use", "prod")
+    code, out, _ = kera("doctor", "--json", "--data-dir", "/nonexistent")
+    assert code in {0, 1, 2}
+    assert json.loads(out)["findings"]
+    assert asked == []
+
+
+def test_kera_dev_says_where_it_is_if_commands_would_go_elsewhere(kera: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not _elsewhere()
+    set_prod(kera)
+    assert not _elsewhere()
+    kera("context", "use", "prod")
+    assert _elsewhere()
+    kera("context", "use", "--none")
+    monkeypatch.setenv("KERA_CONTEXT", "prod")
+    assert _elsewhere()
