@@ -252,12 +252,12 @@ class Writer:
                     check_payload(bulk, at, header)
                 stream, streamlet = self._owner(header, write.peer)
                 self._append(write, stream, streamlet, bulk[at:chunk_end], header)
-            except ArenaFull:
-                write.pump = True
-                if self._backlog.make_room():
-                    continue
-                return False
             except KeraError as error:
+                if isinstance(error, ArenaFull) and "domain" not in error.attributes:  # else it waits for no room here
+                    write.pump = True
+                    if self._backlog.make_room():
+                        continue
+                    return False
                 self._counters.chunks_refused += 1
                 self._counters.not_owner += isinstance(error, NotOwner)
                 write.statuses.add(error=error_to_message(error))

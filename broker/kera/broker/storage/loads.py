@@ -127,8 +127,8 @@ class Loads:
     def plan(self) -> list[LoadJob]:
         """What to load now; each job must be performed and then given to `finished`."""
         jobs: list[LoadJob] = []
-        slots = self._slots
-        while self._wanted and len(self._in_flight) < LOADS_IN_FLIGHT_MAX:
+        slots, put_off = self._slots, 0
+        while len(self._wanted) > put_off and len(self._in_flight) < LOADS_IN_FLIGHT_MAX:
             entry, key = wanted = next(iter(self._wanted))
             record = entry.find(key)
             if not isinstance(record, SegmentRecord):
@@ -144,8 +144,11 @@ class Loads:
             elif slots.have_free() or (slots.hurry(self._now_ms) and slots.have_free()):
                 try:
                     slot = slots.begin_load(entry.memory_domain)
-                except ArenaFull:  # of this memory domain; the reader is told so if it takes too long
-                    break
+                except ArenaFull:  # of this memory domain: others first; the reader is told so if it takes too long
+                    del self._wanted[wanted]
+                    self._wanted[wanted] = None
+                    put_off += 1
+                    continue
                 del self._wanted[wanted]
                 jobs.append(self._begin(entry, key, record, slot))
             else:
