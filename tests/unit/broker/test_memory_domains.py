@@ -145,6 +145,24 @@ def test_a_slot_that_gets_no_memory_says_so_and_is_tried_again(shm_dir: Path) ->
     arena.close()
 
 
+def test_memory_that_readers_have_put_into_holes_is_taken_back_when_it_is_missing(make_arena: MakeArena) -> None:
+    arena = make_arena(slots=4)
+    file = arena.allocate("eu").file
+    file.note_given()
+
+    def reserve(fd: int, offset: int, size: int) -> None:
+        if used_bytes(arena) > 4 * SLOT_BYTES:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        os.posix_fallocate(fd, offset, size)
+
+    with mapped(file) as theirs:
+        assert len(theirs[:]) == file.geometry.file_bytes  # each page was looked at
+        assert used_bytes(arena) > 4 * SLOT_BYTES
+        file._calls = FileCalls(reserve=reserve)
+        assert write(arena.allocate("eu")).file is file
+        assert used_bytes(arena) <= 4 * SLOT_BYTES
+
+
 def test_a_renewed_domain_gets_memory_that_nobody_has_mapped(make_arena: MakeArena) -> None:
     arena = make_arena(slots=4)
     before = arena.allocate("eu")

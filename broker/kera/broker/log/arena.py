@@ -18,6 +18,7 @@ at most.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -227,8 +228,8 @@ class Arena:
         """How many have their memory in each file."""
         self.free_slots = 0
         """How many slots can be allocated now."""
-        self._is_short = False
-        """A slot could not have memory in the file where it was wanted, and that was told."""
+        self._short: set[str] = set()
+        """Domains of which slots could not have memory where it was wanted, and that was told."""
         self.leased_slots = 0
         """With at least one lease."""
         self.inherited: list[Slot] = []
@@ -306,10 +307,18 @@ class Arena:
         """A free slot, with memory in the file of `domain`. Raises `ArenaFull`."""
         if not self.free_slots:
             raise self.full()
+        with contextlib.suppress(OSError, PathNotWritable, SharedMemoryTooSmall):
+            return self._allocate(domain)
+        self._take_back()
         try:
-            file = self.file(domain)
+            return self._allocate(domain)
         except (PathNotWritable, SharedMemoryTooSmall) as error:
             raise self._short_of(domain, error.message) from error
+        except OSError as error:
+            raise self._short_of(domain, error.strerror or "") from error
+
+    def _allocate(self, domain: str) -> Slot:
+        file = self.file(domain)
         slot = (self._files[file] or self._bare or self._others()).pop()
         self.free_slots -= 1
         if slot.file is not file or not slot.has_memory:
@@ -325,15 +334,21 @@ class Arena:
         before = slot.file if slot.has_memory else None
         try:
             slot.move(file)
-        except OSError as error:
+        except OSError:
             self._add_free(slot)
-            raise self._short_of(file.domain, error.strerror or "") from error
+            raise
         finally:
             if before is not None:
                 self._slots_in[before] -= 1
                 self._drop_if_empty(before)
         self._slots_in[file] += 1
-        self._is_short = False
+        self._short.discard(file.domain)
+
+    def _take_back(self) -> None:
+        """Have the memory that readers have put into holes, by looking there: it is missing now."""
+        for file in self._files:
+            if file.is_given:
+                file.clear_holes()
 
     def full(self) -> ArenaFull:
         """The error for want of a slot."""
@@ -346,8 +361,8 @@ class Arena:
 
     def _short_of(self, domain: str, reason: str) -> ArenaFull:
         text = f"no memory could be had in {self._shm_dir} for memory domain {domain!r}: {reason}"
-        if not self._is_short:
-            self._is_short = True
+        if domain not in self._short:
+            self._short.add(domain)
             log.error("a segment gets no memory in the file of its memory domain", domain=domain, reason=reason)
         return ArenaFull(text, domain=domain, slot_bytes=self.slot_bytes)
 

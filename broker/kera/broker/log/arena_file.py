@@ -19,7 +19,8 @@
   of the same user.
 
 Who maps a file can have the kernel put empty pages into its holes, by looking there: so much more memory is used, up to
-the size of the arena for each file, until slots get memory there or the file goes.
+the size of the arena for each file, until slots get memory there, or want some elsewhere and there is none, or the file
+goes.
 """
 
 from __future__ import annotations
@@ -223,6 +224,12 @@ class ArenaFile:
     def take_memory(self, index: int) -> None:
         """Make a hole of a slot, for those who have mapped it as well."""
         self._memory.madvise(mmap.MADV_REMOVE, self.geometry.slot_at(index), self.geometry.slot_bytes)
+
+    def clear_holes(self) -> None:
+        """Have no memory where slots have none here."""
+        for index in range(self.geometry.slots):
+            if not self.has_memory(index):
+                self.take_memory(index)
 
     def open_for_readers(self) -> int:
         """A descriptor by which nobody can write. Raises `OSError`."""
