@@ -111,7 +111,7 @@ class Audit:
             fields = {"peer": peer, "transport": transport, "user": user, "reason": reason}
             log.warning("authentication failed", **fields, untold=untold)
             principal = f"user:{user}" if user else ""
-            self._put(AuditEvent("authentication_failed", principal, peer, transport, reason=reason))
+            self._put(AuditEvent("authentication_failed", principal, peer, transport, reason=_with(untold, reason)))
 
     def denied_to(self, principal: str, peer: str, operation: str, resource: str, reason: str) -> None:
         """Somebody may not do something."""
@@ -123,7 +123,8 @@ class Audit:
         if untold is not None:
             fields = {"principal": principal, "peer": peer, "operation": operation, "resource": resource}
             log.warning("denied", **fields, reason=reason, untold=untold)
-            self._put(AuditEvent("denied", principal, peer, operation=operation, resource=resource, reason=reason))
+            said = _with(untold, reason)
+            self._put(AuditEvent("denied", principal, peer, operation=operation, resource=resource, reason=said))
 
     def changed_by(self, principal: str, peer: str, what: str, **fields: object) -> None:
         """Somebody has changed users, rules or tokens."""
@@ -148,6 +149,10 @@ class Audit:
             del self._told[next(iter(self._told))]
         self._told[what] = now_s
         return True
+
+
+def _with(untold: int, reason: str) -> str:
+    return f"{reason}; {untold} more of this kind before it are not told" if untold else reason
 
 
 def _cut(text: str) -> str:

@@ -13,6 +13,9 @@ from pathlib import Path
 
 from kera.core.errors import PathNotWritable, PortTaken
 from kera.core.rpc.address import reason_of
+from kera.core.telemetry import get_logger
+
+log = get_logger("kera.rpc")
 
 OWN_USER, ANY_USER = 0o600, 0o666
 """Modes: who may connect."""
@@ -34,6 +37,8 @@ def bind_unix(path: Path, mode: int = OWN_USER) -> socket.socket:
         _remove_dead_socket(path)
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
+            if mode == ANY_USER:
+                _warn_if_closed(path)
             sock.bind(str(path))
             path.chmod(mode)  # nobody could connect before: it does not listen yet
         except OSError:
@@ -42,6 +47,17 @@ def bind_unix(path: Path, mode: int = OWN_USER) -> socket.socket:
     except OSError as error:
         raise PathNotWritable(f"cannot listen on unix socket {path}: {reason_of(error)}", path=str(path)) from error
     return sock
+
+
+def _warn_if_closed(path: Path) -> None:
+    """Say so if those for whom a socket is cannot get to it."""
+    closed = [each for each in path.absolute().parents if not each.stat().st_mode & stat.S_IXOTH]
+    if closed:
+        log.warning(
+            "other users cannot enter the directory of a socket that is for them: chmod o+x",
+            path=str(path),
+            directories=[str(each) for each in closed],
+        )
 
 
 def _remove_dead_socket(path: Path) -> None:
