@@ -1,7 +1,10 @@
 """What hatchling runs while it builds the wheel: adds the native core, the jar of Spark's columnar engine, the commit.
 
-Both are built, not kept in git. Building the jar takes a JDK and pyspark, building the native core a C compiler and the
-headers of Python; the client can be built without any, for those who say so. The environment variable KERA_JAR decides:
+And files of deploy/, which `kera generate` prints; an editable install has them in the tree.
+
+Native core and jar are built, not kept in git. Building the jar takes a JDK and pyspark, building the native core a C
+compiler and the headers of Python; the client can be built without any, for those who say so. The environment variable
+KERA_JAR decides:
 
     require  without the jar there is no wheel; an isolated build gets itself a pyspark for it
     (unset)  the same, without the pyspark: then the jar has to be there, or what builds it
@@ -37,6 +40,9 @@ NATIVE_PROGRAM = Path("core", "native", "build.py")
 COMMIT_OF_SDIST = "COMMIT"
 COMMIT_OF_WHEEL = "kera/core/COMMIT"
 GIT_TIMEOUT_S = 30
+DEPLOYMENT = ("docker", "grafana", "prometheus", "systemd")
+"""Folders of deploy/ of which the wheel has what is for machines, by the ends of names."""
+DEPLOYED = {".json", ".service", ".sysusers", ".toml", ".yaml", ".yml"}
 
 WAY_OUT = (
     "KERA_JAR=skip builds a wheel without the Spark connector's columnar engine;"
@@ -61,6 +67,7 @@ class Hook(BuildHookInterface[Any]):
             add_commit(root, COMMIT_OF_SDIST, build_data)
         elif version != "editable":
             add_commit(root, COMMIT_OF_WHEEL, build_data)
+            add_deployment(root, build_data)
             add_jar(root, build_data)
             add_native(root, build_data)
 
@@ -73,6 +80,14 @@ def add_commit(root: Path, name: str, build_data: dict[str, Any]) -> None:
         written.parent.mkdir(exist_ok=True)
         written.write_text(commit + "\n", encoding="utf-8")
         build_data["force_include"][str(written)] = name
+
+
+def add_deployment(root: Path, build_data: dict[str, Any]) -> None:
+    """Put what `kera generate` prints beside it."""
+    for folder in DEPLOYMENT:
+        for file in sorted((root / "deploy" / folder).iterdir()):
+            if file.suffix in DEPLOYED:
+                build_data["force_include"][str(file)] = f"kera/cli/deploy/{folder}/{file.name}"
 
 
 def commit_of(root: Path) -> str:

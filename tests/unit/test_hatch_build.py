@@ -1,12 +1,17 @@
 """The hook of the wheel (hatch_build.py): which wheels there are where the jar, or the native core, cannot be built."""
 
 import importlib.util
+import os
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from zipfile import ZipFile
 
 import pytest
 
+from kera.cli.generate import KINDS
 from kera.core.monitoring.build import commit_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -66,6 +71,7 @@ def build(
     monkeypatch.setattr(module.Hook, "root", str(ROOT))
     monkeypatch.setattr(module.Hook, "target_name", target)
     monkeypatch.setattr(module, "commit_of", lambda _: "")
+    monkeypatch.setattr(module, "add_deployment", lambda *_: None)  # below
     for name, policy in (("KERA_JAR", jar), ("KERA_NATIVE_BUILD", native)):
         if policy is not None:
             monkeypatch.setenv(name, policy)
@@ -167,3 +173,31 @@ def test_the_commit_is_that_of_the_sdist_or_of_the_work_tree(module: ModuleType,
     assert module.commit_of(tmp_path) == "0123abc"
     if (ROOT / ".git").exists():
         assert module.commit_of(ROOT) == commit_of(ROOT)
+
+
+# -- files of deploy/ -------------------------------------------------------------------------------------------
+
+
+def test_the_wheel_has_what_kera_generate_prints_byte_by_byte(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(tmp_path)]
+    without = {"KERA_JAR": "skip", "KERA_NATIVE_BUILD": "skip"}
+    subprocess.run(command, cwd=ROOT, env=os.environ | without, check=True, capture_output=True)
+    (wheel,) = tmp_path.iterdir()
+
+    with ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "installed")
+
+    folder = tmp_path / "installed" / "kera" / "cli" / "deploy"
+    packaged = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    printed = {str(Path(kind.folder, name)) for kind in KINDS for name in kind.files}
+    assert set(packaged) == printed
+    assert packaged == {name: (ROOT / "deploy" / name).read_bytes() for name in printed}
+
+
+def test_an_editable_install_has_them_in_the_tree(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    added: list[Path] = []
+    monkeypatch.setattr(module, "add_deployment", lambda root, _: added.append(root))
+    monkeypatch.setattr(module.Hook, "root", str(ROOT))
+    monkeypatch.setattr(module.Hook, "target_name", "wheel")
+    module.Hook.__new__(module.Hook).initialize("editable", {"force_include": {}})
+    assert added == []

@@ -14,6 +14,7 @@ from kera.cli import (
     daemons,
     dev,
     doctor,
+    generate,
     group,
     inspect,
     node,
@@ -67,6 +68,7 @@ app.add_typer(acl.app, name="acl")
 app.add_typer(token.app, name="token")
 app.add_typer(quota.app, name="quota")
 app.add_typer(tls.app, name="tls")
+app.add_typer(generate.app, name="generate")
 app.add_typer(bench.app, name="bench")
 app.command("check")(check.check)
 app.command("verify")(verify.verify)

@@ -1,0 +1,200 @@
+"""``kera generate``: what deploy/ has, for those who have the package and not the tree.
+
+The wheel has these files (hatch_build.py); an editable install reads them where they are. They are printed byte by
+byte, so that what is redirected into a file is that file.
+"""
+
+from __future__ import annotations
+
+import enum
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import typer
+
+from kera.cli._commands import Commands
+from kera.cli._paths import expanded_path, file_to_replace, path_of
+from kera.cli._run import UsageError
+from kera.core.errors import KeraError
+from kera.core.spelling import hint
+
+app = Commands(help="Print what goes with a deployment: alerts, dashboard, units, completion.", no_args_is_help=True)
+
+
+class Kind(NamedTuple):
+    """What one command prints."""
+
+    shown: tuple[str, ...]
+    """What it prints if no file is named."""
+    others: tuple[str, ...] = ()
+    """What goes with it."""
+    folder: str = ""
+    """In which of deploy/ they are; empty: in several, as which they have to stay together."""
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """All there are."""
+        return (*self.shown, *self.others)
+
+
+PROMETHEUS = Kind(("kera.rules.yml",), ("prometheus.yml", "kera.rules.test.yml"), "prometheus")
+GRAFANA = Kind(("kera.json",), (), "grafana")
+SYSTEMD = Kind(
+    ("kera-coordinator.service", "kera-broker.service", "kera-backup.service"),
+    ("kera.toml", "kera.sysusers"),
+    "systemd",
+)
+COMPOSE = Kind(
+    ("docker/compose.yaml",),
+    (
+        "docker/compose.security.yaml",
+        "docker/prometheus.yml",
+        "docker/grafana.yml",
+        "prometheus/kera.rules.yml",
+        "grafana/kera.json",
+    ),
+)
+KINDS = (PROMETHEUS, GRAFANA, SYSTEMD, COMPOSE)
+
+
+class Shell(enum.StrEnum):
+    """For which there is completion."""
+
+    BASH = "bash"
+    ZSH = "zsh"
+    FISH = "fish"
+
+
+FILE_ARGUMENT = typer.Argument(None, metavar="[FILE]", help="Print this one, of those that --list shows.")
+LIST_OPTION = typer.Option(False, "--list", help="Only list the files that there are.")
+OUT_OPTION = typer.Option(
+    None, "--out", metavar="DIR", parser=path_of("--out"), help="Write all of them, or FILE, into a directory instead."
+)
+FORCE_OPTION = typer.Option(False, "--force", help="With --out: replace files that are there and have something else.")
+
+
+@app.command()
+def prometheus(
+    file: str | None = FILE_ARGUMENT,
+    only_list: bool = LIST_OPTION,
+    out: Path | None = OUT_OPTION,
+    force: bool = FORCE_OPTION,
+) -> None:
+    """Print recorded series and alerts for Prometheus.
+
+    By name also what scrapes, and tests of the alerts.
+    """
+    _generate(PROMETHEUS, file, out, only_list=only_list, force=force)
+
+
+@app.command()
+def grafana(
+    file: str | None = FILE_ARGUMENT,
+    only_list: bool = LIST_OPTION,
+    out: Path | None = OUT_OPTION,
+    force: bool = FORCE_OPTION,
+) -> None:
+    """Print the dashboard for Grafana.
+
+    It shows what the rules for Prometheus record.
+    """
+    _generate(GRAFANA, file, out, only_list=only_list, force=force)
+
+
+@app.command()
+def systemd(
+    file: str | None = FILE_ARGUMENT,
+    only_list: bool = LIST_OPTION,
+    out: Path | None = OUT_OPTION,
+    force: bool = FORCE_OPTION,
+) -> None:
+    """Print the units of systemd, each under its name.
+
+    By name also the settings and the user that go with them.
+    """
+    _generate(SYSTEMD, file, out, only_list=only_list, force=force)
+
+
+@app.command()
+def compose(
+    file: str | None = FILE_ARGUMENT,
+    only_list: bool = LIST_OPTION,
+    out: Path | None = OUT_OPTION,
+    force: bool = FORCE_OPTION,
+) -> None:
+    """Print the file of Docker Compose for a cluster.
+
+    It is one on this machine, to try it. With --out the files that it mounts come as well.
+    """
+    _generate(COMPOSE, file, out, only_list=only_list, force=force)
+
+
+@app.command()
+def completion(shell: Shell = typer.Argument(..., help="For which shell.")) -> None:
+    """Print what completes kera in a shell.
+
+    `source` takes it, or the shell's folder of completions.
+    """
+    from typer._completion_shared import get_completion_script
+
+    print(get_completion_script(prog_name="kera", complete_var="_KERA_COMPLETE", shell=shell.value))
+
+
+def _generate(kind: Kind, file: str | None, out: Path | None, *, only_list: bool, force: bool) -> None:
+    if file is not None and file not in kind.files:
+        raise UsageError(f"there is no file {file!r} here{hint(file, kind.files)}")
+    if only_list and (file is not None or out is not None):
+        raise UsageError("--list is given alone")
+    if force and out is None:
+        raise UsageError("--force belongs to --out")
+    if only_list:
+        print(*kind.files, sep="\n")
+    elif out is not None:
+        _write(kind, (file,) if file else kind.files, expanded_path("--out", out), force=force)
+    else:
+        _print(kind, (file,) if file else kind.shown)
+
+
+def _print(kind: Kind, names: tuple[str, ...]) -> None:
+    """One file as it is; several under their names, as `systemctl cat` has it."""
+    parts = [content(kind, name) for name in names]
+    if len(parts) > 1:
+        parts = [f"# {name}\n".encode() + part for name, part in zip(names, parts, strict=True)]
+    sys.stdout.flush()
+    sys.stdout.buffer.write(b"\n".join(parts))  # whatever the encoding of the output is: the file is in its own
+    sys.stdout.buffer.flush()
+
+
+def _write(kind: Kind, names: tuple[str, ...], out: Path, *, force: bool) -> None:
+    """All of them, or none if that would replace what somebody has changed."""
+    wanted = {file_to_replace(out / name): content(kind, name) for name in names}
+    try:
+        changed = [str(path) for path, data in wanted.items() if path.exists() and path.read_bytes() != data]
+        if changed and not force:
+            raise UsageError(f"{', '.join(changed)}: there already, with something else in it; --force replaces it")
+        for path, data in wanted.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+    except OSError as error:
+        raise UsageError(f"cannot write {error.filename or out}: {error.strerror}") from error
+    print(*(str(out / name) for name in names), sep="\n")
+
+
+class NotPackaged(KeraError):
+    """This installation lacks the files."""
+
+    code = "not_packaged"
+
+
+def content(kind: Kind, name: str) -> bytes:
+    """A file of deploy/. Raises `NotPackaged`."""
+    here = Path(__file__).resolve()
+    tree = here.parents[3]
+    folders = [here.parent / "deploy", *([tree / "deploy"] if (tree / "pyproject.toml").is_file() else [])]
+    for folder in folders:
+        try:
+            return (folder / kind.folder / name).read_bytes()
+        except OSError:
+            continue
+    raise NotPackaged(f"this installation of kera has no {name}: install its wheel anew", name=name)
