@@ -22,6 +22,8 @@ from kera.core.errors import CorruptChunk
 
 INLINE_BYTES = 12
 """Of a view: longer values are in another buffer."""
+LIST_BYTES = 64
+"""Of a list itself, as of Python: ten million that are empty take seconds, and most of a gigabyte."""
 _VIEW_BYTES = 16
 _SCHEMAS_KEPT = 256
 _BITS = 8
@@ -130,7 +132,7 @@ def _found(column: pa.Array, limit: int) -> _Before:  # noqa: PLR0911 - a kind o
         return lambda places: sum((field(places) for field in fields), np.zeros(len(places)))
     if types.is_fixed_size_list(kind) and kind.list_size:
         elements, size = _before(column.values, limit), kind.list_size
-        return lambda places: elements(places * size)
+        return lambda places: elements(places * size) + places * LIST_BYTES
     if types.is_run_end_encoded(kind):
         return _of_runs(column, limit)
     if types.is_union(kind):
@@ -212,7 +214,7 @@ def _of_lists(column: pa.Array, starts: _Numbers, ends: _Numbers, limit: int) ->
     elements = _before(column.values, limit)
     if (starts < 0).any() or (ends < starts).any() or (ends > len(column.values)).any():
         raise _no_batch("a list that reaches out of its elements")
-    return _of_those_there(column, elements(ends) - elements(starts))
+    return _of_those_there(column, elements(ends) - elements(starts) + LIST_BYTES)
 
 
 def _of_runs(column: pa.Array, limit: int) -> _Before:

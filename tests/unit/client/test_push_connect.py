@@ -93,7 +93,7 @@ async def test_a_broker_that_cannot_push_is_pulled_from_unless_it_has_to(
 async def test_a_socket_that_is_not_for_us_is_an_error_that_says_so(
     fleet: PushFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def refused(_: str) -> Any:
+    async def refused(*_: Any) -> Any:
         raise PermissionError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr(push_connect, "_greeting", refused)

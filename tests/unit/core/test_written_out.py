@@ -18,7 +18,7 @@ from kera.core.chunk import Codec, encode_chunk, encode_payload, verify_header
 from kera.core.errors import CorruptChunk
 from kera.core.record_batch import DECOMPRESSED_BYTES_MAX, check_payload, decode_payload, is_readable, shape_of
 from kera.core.schema import DEFAULT_SCHEMA
-from kera.core.written_out import check_written_out, may_grow, shared_columns
+from kera.core.written_out import LIST_BYTES, check_written_out, may_grow, shared_columns
 from tests.chaos.growing import GROWING, IN_METADATA, OTHERS, growing
 
 GIB = 1 << 30
@@ -100,12 +100,27 @@ def test_the_size_is_that_of_the_values(name: str) -> None:
     assert refused.value.attributes["limit"] == total - 1
 
 
+def test_many_lists_of_nothing_are_refused_as_they_take_a_reader_seconds() -> None:
+    inner = pa.ListViewArray.from_arrays(
+        pa.array([0] * 1000, pa.int32()), pa.array([0] * 1000, pa.int32()), pa.nulls(0)
+    )
+    outer = pa.ListViewArray.from_arrays(
+        pa.array([0] * 10_000, pa.int32()), pa.array([1000] * 10_000, pa.int32()), inner
+    )
+    batch = pa.record_batch({"c": outer})
+    payload = encode_payload(batch)
+    assert payload.size < 100_000
+    with pytest.raises(CorruptChunk, match="decompressed_bytes_max"):
+        decode_payload(payload, batch.schema, records=batch.num_rows)
+
+
 def _size(value: object, kind: pa.DataType) -> int:
     """The rule, value by value; all numbers of `OTHERS` have eight bytes."""
     if isinstance(value, bytes | str):
         return max(1, len(value if isinstance(value, bytes) else value.encode()))
     if isinstance(value, list | tuple):
-        return max(1, sum(_size(each, kind) for each in value))
+        size = sum(_size(each, kind) for each in value)
+        return size + LIST_BYTES if isinstance(value, list) else max(1, size)
     if isinstance(value, dict):
         return max(1, sum(_size(each, kind) for each in value.values()))
     return 8 if isinstance(value, int) else 1
