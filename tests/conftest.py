@@ -31,6 +31,15 @@ def logging_ends_with_the_test() -> Iterator[None]:
     structlog.configure(**before)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def nobody_has_contexts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Commands go to no cluster that `kera context use` has named for whoever runs the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
+        patch.delenv("KERA_CONTEXT", raising=False)
+        yield
+
+
 @pytest.fixture(scope="module", params=["native", "python"])
 def either_core(request: pytest.FixtureRequest) -> Iterator[None]:
     """Runs the tests of a module twice: with the extension in C, and with what it stands for in Python."""

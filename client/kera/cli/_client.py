@@ -60,7 +60,8 @@ def _choose(command: typer.Context) -> tuple[str, Context | None]:
     if chosen is None:
         return "", None
     if by_variable and value != chosen.bootstrap:
-        _warn(f"{BOOTSTRAP_VARIABLE} is set, and counts for more than context {name}, of which nothing is used")
+        (variable,) = (each.envvar for each in command.command.params if each.name == "bootstrap")
+        _warn(f"{variable} is set, and counts for more than context {name}, of which nothing is used")
         return "", None
     command.params["bootstrap"] = value if by_flag else chosen.bootstrap
     return name, chosen
@@ -111,7 +112,7 @@ CONTEXT_OPTION = typer.Option(
     expose_value=False,
     callback=_remember_name,
     autocompletion=_names,
-    help="Connection that kera context set has kept. Default: the current one.",
+    help="Connection that kera context set has kept, in place of --bootstrap.",
 )
 """Beside each option for the coordinators, see `kera.cli._commands`."""
 BOOTSTRAP_OPTION = typer.Option(

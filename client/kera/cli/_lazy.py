@@ -13,6 +13,8 @@ from typing import Any
 import typer
 import typer.core
 
+from kera.cli._commands import Commands
+
 
 def add_lazy_command(app: typer.Typer, name: str, text: str, load: Callable[[], Callable[..., int]]) -> None:
     """Add a command to `app`; `load` gives the function that typer would make it of. `text` is its help."""
@@ -27,7 +29,7 @@ def _command_class(load: Callable[[], Callable[..., int]]) -> type[typer.core.Ty
     class LazyCommand(typer.core.TyperCommand):
         @functools.cached_property
         def _loaded(self) -> Any:
-            app = typer.Typer(add_completion=False)
+            app = Commands(add_completion=False)
             app.command()(load())
             return typer.main.get_command(app)
 
@@ -46,5 +48,8 @@ def _command_class(load: Callable[[], Callable[..., int]]) -> type[typer.core.Ty
         @callback.setter
         def callback(self, value: Any) -> None:
             pass  # the placeholder
+
+        def invoke(self, ctx: Any) -> Any:
+            return self._loaded.invoke(ctx)
 
     return LazyCommand

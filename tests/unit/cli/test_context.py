@@ -26,7 +26,7 @@ Run = Any
 class Asked(NamedTuple):
     """What a command was connected by."""
 
-    bootstrap: str
+    bootstrap: str | None
     user: str
     password_file: str
     token_file: str
@@ -325,7 +325,32 @@ def test_processes_that_write_at_once_lose_nothing(home: Path, kera: Run) -> Non
     assert len(json.loads(file_of(home).read_text())["contexts"]) == 60
 
 
-def test_a_measurement_goes_to_no_cluster_that_nobody_named(kera: Run, asked: list[Asked]) -> None:
+def test_a_measurement_goes_to_no_cluster_that_nobody_named(
+    home: Path, kera: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kera.cli.bench import _rounds
+
+    asked: list[Asked] = []
+
+    def run(_: str, settings: Any) -> int:
+        found = ClientSettings.load()
+        asked.append(Asked(settings.bootstrap, found.user, str(found.password_file or ""), ""))
+        return 0
+
+    monkeypatch.setattr(_rounds, "run", run)
+    set_prod(kera)
+    kera("context", "use", "prod")
+    assert kera("bench", "produce") == (0, "", "")
+    monkeypatch.setenv("KERA_CONTEXT", "prod")
+    assert kera("bench", "produce") == (0, "", "")
+    assert kera("bench", "produce", "--context", "prod") == (0, "", "")
+    monkeypatch.setenv("KERA_BENCH_PRODUCE_BOOTSTRAP", "other:1")
+    assert "KERA_BENCH_PRODUCE_BOOTSTRAP is set, and" in kera("bench", "produce", "--context", "prod")[2]
+    nobody, alice = Asked(None, "", "", ""), Asked("h:7400", "alice", str(home / "alice.pw"), "")
+    assert asked == [nobody, nobody, alice, nobody._replace(bootstrap="other:1")]
+
+
+def test_a_look_at_this_machine_is_none_at_a_cluster(kera: Run, asked: list[Asked]) -> None:
     set_prod(kera)
     kera("context", "use", "prod")
     code, out, _ = kera("doctor", "--json", "--data-dir", "/nonexistent")
