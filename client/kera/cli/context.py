@@ -91,7 +91,8 @@ def _checked(field: str, value: str) -> str:
 
     flag = f"--{field.replace('_', '-')}"
     if not value:
-        raise UsageError(f"{flag} is empty; {NONE} takes away what a context has")
+        way_out = "" if field == "bootstrap" else f"; {NONE} takes away what a context has"
+        raise UsageError(f"{flag} is empty{way_out}")
     if value == NONE:
         if field == "bootstrap":
             raise UsageError(f"{flag}: a context has to say where the cluster is")

@@ -6,7 +6,6 @@ byte, so that what is redirected into a file is that file.
 
 from __future__ import annotations
 
-import enum
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -58,12 +57,8 @@ COMPOSE = Kind(
 KINDS = (PROMETHEUS, GRAFANA, SYSTEMD, COMPOSE)
 
 
-class Shell(enum.StrEnum):
-    """For which there is completion."""
-
-    BASH = "bash"
-    ZSH = "zsh"
-    FISH = "fish"
+SHELLS = ("bash", "zsh", "fish")
+"""For which there is completion."""
 
 
 FILE_ARGUMENT = typer.Argument(None, metavar="[FILE]", help="Print this one, of those that --list shows.")
@@ -131,14 +126,20 @@ def compose(
 
 
 @app.command()
-def completion(shell: Shell = typer.Argument(..., help="For which shell.")) -> None:
+def completion(
+    shell: str = typer.Argument(
+        ..., metavar="SHELL", autocompletion=lambda: list(SHELLS), help=f"For which: {', '.join(SHELLS)}."
+    ),
+) -> None:
     """Print what completes kera in a shell.
 
     `source` takes it, or the shell's folder of completions.
     """
     from typer._completion_shared import get_completion_script
 
-    print(get_completion_script(prog_name="kera", complete_var="_KERA_COMPLETE", shell=shell.value))
+    if shell not in SHELLS:
+        raise UsageError(f"there is no completion for {shell!r}{hint(shell, SHELLS)}")
+    print(get_completion_script(prog_name="kera", complete_var="_KERA_COMPLETE", shell=shell))
 
 
 def _generate(kind: Kind, file: str | None, out: Path | None, *, only_list: bool, force: bool) -> None:
@@ -173,8 +174,9 @@ def _write(kind: Kind, names: tuple[str, ...], out: Path, *, force: bool) -> Non
         changed = [str(path) for path, data in wanted.items() if path.exists() and path.read_bytes() != data]
         if changed and not force:
             raise UsageError(f"{', '.join(changed)}: there already, with something else in it; --force replaces it")
+        for name in names:  # not of what links lead to: a place that is not there is most likely a mistake
+            (out / name).parent.mkdir(parents=True, exist_ok=True)
         for path, data in wanted.items():
-            path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)
     except OSError as error:
         raise UsageError(f"cannot write {error.filename or out}: {error.strerror}") from error

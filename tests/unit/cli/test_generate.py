@@ -110,8 +110,9 @@ def test_what_somebody_has_changed_is_not_replaced(tmp_path: Path, capfdbinary: 
         (["systemd", "--force"], "--force belongs to --out"),
         (["systemd", "--out", ""], "--out is empty"),
         (["systemd", "--out", "/dev/null"], "cannot write /dev/null"),
-        (["completion"], "Missing argument"),
-        (["completion", "csh"], "csh"),
+        (["completion"], "Missing argument 'SHELL'"),
+        (["completion", "csh"], "there is no completion for 'csh'"),
+        (["completion", "Bash"], "did you mean 'bash'?"),
     ],
 )
 def test_what_makes_no_sense_is_told(
@@ -120,6 +121,17 @@ def test_what_makes_no_sense_is_told(
     code, out, err = kera(capfdbinary, *arguments)
     assert (code, out) == (2, b"")
     assert message in err
+    assert err.count("\n") == 1
+
+
+def test_nothing_is_made_where_a_link_leads_to_nothing(
+    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    (tmp_path / "kera.json").symlink_to(tmp_path / "nowhere" / "x")
+    code, out, err = kera(capfdbinary, "grafana", "--out", str(tmp_path))
+    assert (code, out) == (2, b"")
+    assert f"cannot write {tmp_path / 'nowhere' / 'x'}: No such file or directory" in err
+    assert not (tmp_path / "nowhere").exists()
 
 
 def test_files_are_listed(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
