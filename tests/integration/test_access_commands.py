@@ -391,3 +391,30 @@ def test_users_of_a_cluster_without_security_are_kept_with_a_warning() -> None:
         assert b", security off\n" in run_kera("cluster", "describe", env=bootstrap).stdout
         issued = run_kera("token", "issue", env=bootstrap)
         assert (issued.returncode, b"tokens are for users" in issued.stderr) == (1, True)
+
+
+# --- contexts ------------------------------------------------------------------------------------------------
+
+
+def test_a_context_is_all_that_a_command_needs(kera: CommandLine, tmp_path: Path) -> None:
+    said = {"XDG_CONFIG_HOME": str(tmp_path)}
+    where = ("--bootstrap", kera.secured.cluster.bootstrap, "--tls-ca", str(kera.secured.ca))
+    who = ("--user", "admin", "--password-file", str(kera.password))
+    stream = new_name("stream")
+
+    output(run_kera("context", "set", "prod", *where, *who, env=said))
+    output(run_kera("context", "set", "nobody", *where, env=said))
+    output(run_kera("context", "use", "prod", env=said))
+
+    assert output(run_kera("stream", "create", stream, env=said)).startswith(f"created {stream}")
+    assert output(run_kera("produce", stream, stdin=b"a\n", env=said)) == ""
+    assert output(run_kera("consume", stream, "--until-end", env=said)) == "a\n"
+    listed = json.loads(output(run_kera("user", "list", "-o", "json", env=said)))
+    assert PASSWORD not in str(listed)
+    assert "admin" in [each["name"] for each in listed]
+    health = json.loads(run_kera("cluster", "health", "-o", "json", env=said).stdout)
+    assert not [each for each in health["findings"] if "authenticated" in each["text"]]
+    refused = run_kera("stream", "list", "--context", "nobody", env=said)
+    assert refused.returncode == 1
+    assert b"authenticated" in refused.stderr
+    output(run_kera("stream", "delete", stream, "--yes", env={**said, "KERA_CONTEXT": "prod"}))
