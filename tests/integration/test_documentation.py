@@ -30,6 +30,7 @@ TYPED = {"stream", "group", "produce", "consume", "cluster"}
 NOT_TYPED = {
     "kera consume clicks --group billing": "it goes on for ever",
     "kera consume orders --group billing": "it goes on for ever",
+    "kera stream list --context prod": "tests/integration/test_access_commands.py has contexts, with users",
     "kera cluster health": "a broker is lost there; tests/integration/test_health.py has that",
     "kera cluster forget backup-2": "tests/integration/test_deploy.py has it, with hosts that are gone",
     "kera cluster forget broker-3": "likewise",
