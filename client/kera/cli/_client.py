@@ -59,7 +59,7 @@ def _choose(command: typer.Context) -> tuple[str, Context | None]:
         name, chosen = ("", None) if by_variable else current_context()
     if chosen is None:
         return "", None
-    if by_variable and value != chosen.bootstrap:
+    if by_variable and source != _FLAG and value != chosen.bootstrap:
         (variable,) = (each.envvar for each in command.command.params if each.name == "bootstrap")
         _warn(f"{variable} is set, and counts for more than context {name}, of which nothing is used")
         return "", None
