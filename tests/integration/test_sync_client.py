@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from itertools import islice
+from typing import Any
 
 import pandas as pd
 import polars as pl
@@ -327,6 +328,51 @@ def test_who_waits_for_records_can_be_interrupted(client: Client, cluster: Runni
         script.send_signal(signal.SIGINT)
         assert script.stdout.readline() == "interrupted\n"
         assert script.wait(TIMEOUT_S) == 0
+
+
+@pytest.mark.parametrize("kind", ["records", "batches"])
+@pytest.mark.parametrize("in_group", [False, True])
+def test_who_is_interrupted_loses_nothing_that_has_come(
+    client: Client, monkeypatch: pytest.MonkeyPatch, kind: str, in_group: bool
+) -> None:
+    """Ctrl-C comes when the client's thread is done, and nobody has taken what it has got."""
+    stream = f"sync-interrupted-{kind}-{in_group}"
+    values = fill(client, stream, chunks=4, records=3)
+    consumer: Any = client.consumer(stream, start="earliest", end="latest", joined_bytes_max=0)
+    if in_group:
+        consumer = client.group_consumer(stream, stream, joined_bytes_max=0)
+    run_it = consumer._thread.run
+    interrupted = 0
+
+    def run(work: Any) -> Any:
+        nonlocal interrupted
+        result = run_it(work)
+        if work.__name__.startswith("_fetch") and interrupted < 20:
+            interrupted += 1
+            if interrupted % 2:
+                raise KeyboardInterrupt
+        return result
+
+    monkeypatch.setattr(consumer._thread, "run", run)
+    found: list[bytes | None] = []
+    while len(found) < len(values):
+        try:
+            if kind == "records":
+                for record in consumer:
+                    found.append(record.value)
+                    if len(found) == len(values):
+                        break
+            else:
+                for batch in consumer.batches():
+                    found += batch.batch["value"].to_pylist()
+                    if len(found) == len(values):
+                        break
+        except KeyboardInterrupt:
+            pass
+    monkeypatch.undo()
+    consumer.close()
+    assert interrupted > 2
+    assert found == values
 
 
 def test_a_child_that_was_forked_is_told_that_it_cannot_use_what_its_parent_has_made(client: Client) -> None:

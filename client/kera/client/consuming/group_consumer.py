@@ -119,6 +119,8 @@ class GroupConsumer:
         self._open_records: Iterator[Record] = iter(())
         self._coming: AsyncIterator[Record] | None = None
         """What `next_records` goes on with."""
+        self._come: list[Record] = []
+        """What had come for it when it was cancelled, or something went wrong."""
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -203,12 +205,19 @@ class GroupConsumer:
         """The next records, up to before one with which more counts as delivered. See `records`."""
         coming = self._coming or self.records()
         self._coming = None  # it has ended if it raises something
-        records = [await anext(coming)]
-        chunk, lease, offset = self._open, self._leases.in_hand, records[0].offset
-        if chunk is not None and lease is not None:
-            end = next((last for last, _ in chunk.ends() if last > offset), offset + 1)
-            while (offset := offset + 1) < end and not lease.lost:
-                records.append(await anext(coming))
+        records, self._come = self._come, []
+        if not records:
+            records.append(await anext(coming))
+            chunk, lease, offset = self._open, self._leases.in_hand, records[0].offset
+            end = offset + 1
+            if chunk is not None and lease is not None:
+                end = next((last for last, _ in chunk.ends() if last > offset), end)
+            try:
+                while (offset := offset + 1) < end and lease is not None and not lease.lost:
+                    records.append(await anext(coming))
+            except BaseException:
+                self._come = records  # they come the next time
+                raise
         self._coming = coming
         return records
 

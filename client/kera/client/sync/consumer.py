@@ -33,7 +33,9 @@ class _Consumer(Generic[ConsumerT]):
         self._thread = thread
         self._consumer: ConsumerT = consumer
         self._at_hand: Iterator[Record] = iter(())
-        """Records that have come, for whoever goes on, also in another loop."""
+        """Records that have come, for whoever goes on, also in another loop, and after an interruption."""
+        self._batch: ChunkBatch | None = None
+        """The same of a batch."""
 
     def __enter__(self) -> Self:
         self.start()
@@ -49,16 +51,29 @@ class _Consumer(Generic[ConsumerT]):
     def batches(self) -> Iterator[ChunkBatch]:
         """Each chunk as an Arrow batch in place, small ones several together; raises what the asynchronous one does."""
         self._at_hand = iter(())  # their chunk comes whole: its last record was not given out
-        return following(self._thread, self._consumer.batches())
+        coming = self._consumer.batches()
+        while self._batch is not None or self._thread.run(self._fetch_batch(coming)):
+            batch, self._batch = self._batch, None
+            if batch is not None:
+                yield batch
+            del batch  # and with it the place in the broker's memory, though the next one may be long in coming
 
     def records(self) -> Iterator[Record]:
         """Each record as Python values. Who leaves such a loop may begin another one, which goes on there."""
         while True:
             yield from self._at_hand
-            records = self._thread.run(self._consumer.next_records())
-            if not records:
+            if not self._thread.run(self._fetch_records()):
                 return
-            self._at_hand = iter(records)
+
+    async def _fetch_records(self) -> bool:
+        # Here, and not where it is waited for: who is interrupted there just then loses none.
+        records = await self._consumer.next_records()
+        self._at_hand = iter(records)
+        return bool(records)
+
+    async def _fetch_batch(self, coming: AsyncIterator[ChunkBatch]) -> bool:
+        self._batch = await anext(coming, None)
+        return self._batch is not None
 
     def __iter__(self) -> Iterator[Record]:
         return self.records()
