@@ -319,8 +319,11 @@ def test_who_waits_for_records_can_be_interrupted(client: Client, cluster: Runni
     program = (
         "import sys\nfrom kera.client.sync import Client\n"
         "with Client(sys.argv[1]) as client, client.consumer('sync-waits', start='earliest') as consumer:\n"
-        "    print('ready', flush=True)\n"
-        "    try:\n        next(iter(consumer))\n    except KeyboardInterrupt:\n        print('interrupted')\n"
+        "    try:\n"
+        "        print('ready', flush=True)\n"
+        "        next(iter(consumer))\n"
+        "    except KeyboardInterrupt:\n"
+        "        print('interrupted', flush=True)\n"
     )
     with run(program, cluster.bootstrap) as script:
         assert script.stdout is not None
