@@ -95,7 +95,7 @@ async def be_good(settings: ClientSettings, bootstrap: str) -> None:
                 tell("connect", begun_s)
             except KeraError as error:
                 tell("connect", begun_s, repr(error))
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.1)  # sleep: so often somebody new comes
 
     async with await Client.connect(bootstrap, settings) as client:
         await asyncio.gather(write(client), read(client), ask())

@@ -205,7 +205,7 @@ async def stalled_readers(target: Target) -> None:
                 )
             except KeraError as error:
                 target.did[type(error).__name__] += 1
-                await asyncio.sleep(1)
+                await asyncio.sleep(1)  # sleep: it was refused, and comes again, as who means harm does
                 continue
             channels.append(channel)
             target.did["connected"] += 1

@@ -24,7 +24,7 @@ from kera.core.rpc.address import split_address
 from kera.core.security.issuing import Authority, Issued
 from kera.core.security.tls import LOOK_EVERY_S
 from kera.local.cluster import LocalCluster
-from tests.integration.zookeeper import ZooKeeper
+from tests.integration.zookeeper import ZooKeeper, secured_by
 
 pytestmark = pytest.mark.timeout(180)
 HOST = "127.0.0.1"
@@ -291,18 +291,8 @@ async def test_who_only_connects_keeps_nobody_out(secured: Secured) -> None:
 async def test_a_coordinator_reaches_zookeeper_over_tls(tmp_path: Path) -> None:
     authority, _ = Authority.open_or_make(tmp_path / "certificates")
     one = authority.issue(HOST)
-    together = tmp_path / "zookeeper.pem"
-    together.write_bytes(one.key.read_bytes() + one.cert.read_bytes())
-    lines = [
-        "serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory",
-        f"ssl.keyStore.location={together}",
-        f"ssl.trustStore.location={authority.path}",
-        "ssl.keyStore.type=PEM",
-        "ssl.trustStore.type=PEM",
-        "ssl.clientAuth=need",
-    ]
     files = {"tls_cert": one.cert, "tls_key": one.key, "tls_ca": authority.path}
-    with ZooKeeper(tmp_path / "zookeeper", secure=lines) as server:
+    with ZooKeeper(tmp_path / "zookeeper", secure=secured_by(authority, one)) as server:
         cluster = LocalCluster(
             arena_bytes=64 << 20,
             segment_bytes=1 << 20,

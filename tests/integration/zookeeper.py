@@ -18,6 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from kera.core.security.issuing import Authority, Issued
+
 JARS = Path("/usr/share/java")
 JAR = JARS / "zookeeper.jar"
 """Its manifest names the others that it needs."""
@@ -31,6 +33,20 @@ START_TIMEOUT_S = 60.0
 PORT_ATTEMPTS = 5
 PORTS = range(20_000, 32_000)
 _PR_SET_PDEATHSIG = 1
+
+
+def secured_by(authority: Authority, one: Issued) -> list[str]:
+    """Settings of a server that shows a certificate, and wants to see one of the authority."""
+    together = one.cert.with_name("zookeeper.pem")
+    together.write_bytes(one.key.read_bytes() + one.cert.read_bytes())
+    return [
+        "serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory",
+        f"ssl.keyStore.location={together}",
+        f"ssl.trustStore.location={authority.path}",
+        "ssl.keyStore.type=PEM",
+        "ssl.trustStore.type=PEM",
+        "ssl.clientAuth=need",
+    ]
 
 
 class ZooKeeper:

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from kera.core.security.issuing import Authority
-from tests.integration.zookeeper import ZooKeeper
+from tests.integration.zookeeper import ZooKeeper, secured_by
 from tests.spark.jvm_harness import OPENED
 from tests.spark.secured import HOST, SecuredCluster, secured_cluster
 from tests.spark.shown import hidden, keep_what_is_shown
@@ -40,17 +40,7 @@ def secured_zookeeper(folder: Path) -> Iterator[str]:
     """The address of one that wants to see a certificate of the cluster's authority."""
     authority, _ = Authority.open_or_make(folder / "certificates")
     one = authority.issue(HOST)
-    together = folder / "zookeeper.pem"
-    together.write_bytes(one.key.read_bytes() + one.cert.read_bytes())
-    lines = [
-        "serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory",
-        f"ssl.keyStore.location={together}",
-        f"ssl.trustStore.location={authority.path}",
-        "ssl.keyStore.type=PEM",
-        "ssl.trustStore.type=PEM",
-        "ssl.clientAuth=need",
-    ]
-    with ZooKeeper(folder / "zookeeper", secure=lines) as server:
+    with ZooKeeper(folder / "zookeeper", secure=secured_by(authority, one)) as server:
         yield server.secure_address
 
 

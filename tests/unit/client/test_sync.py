@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 
 from kera import client as asynchronous
 from kera.client import sync
+from kera.client.admin.access import Access
 
 ROOT = Path(__file__).resolve().parents[3]
 LEFT_OUT: dict[str, set[str]] = {
@@ -33,13 +33,7 @@ def public(of: Any) -> set[str]:
 
 @pytest.mark.parametrize("name", LEFT_OUT)
 def test_nothing_is_missing(name: str) -> None:
-    of = asynchronous.Client if name == "Client" else getattr(asynchronous, name, None)
-    if of is None:
-        of = inspect.get_annotations(asynchronous.Client).get(name)
-    if name == "Access":
-        from kera.client.admin.access import Access
-
-        of = Access
+    of = Access if name == "Access" else getattr(asynchronous, name)
     assert public(of) - public(getattr(sync, name)) - LEFT_OUT[name] == set()
 
 

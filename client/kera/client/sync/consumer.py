@@ -49,7 +49,10 @@ class _Consumer(Generic[ConsumerT]):
         self._thread.run(self._consumer.start())
 
     def batches(self) -> Iterator[ChunkBatch]:
-        """Each chunk as an Arrow batch in place, small ones several together; raises what the asynchronous one does."""
+        """Each chunk as an Arrow batch in place, small ones several together; raises what the asynchronous one does.
+
+        Who was interrupted while one came gets that first from the next loop over batches.
+        """
         self._at_hand = iter(())  # their chunk comes whole: its last record was not given out
         coming = self._consumer.batches()
         while self._batch is not None or self._thread.run(self._fetch_batch(coming)):

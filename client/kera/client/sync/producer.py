@@ -36,7 +36,17 @@ ResultT = TypeVar("ResultT")
 class Sent(Generic[ResultT]):
     """A record or a batch that was sent: what becomes of it, a `Delivery` or a sequence of them."""
 
-    __slots__ = ("_accepted", "_error", "_on_delivery", "_producer", "arguments", "content", "size", "stream")
+    __slots__ = (
+        "_accepted",
+        "_error",
+        "_on_delivery",
+        "_producer",
+        "arguments",
+        "content",
+        "is_batch",
+        "size",
+        "stream",
+    )
 
     def __init__(
         self,
@@ -46,12 +56,15 @@ class Sent(Generic[ResultT]):
         arguments: dict[str, Any] | None,
         size: int,
         on_delivery: Callable[[ResultT | None, Exception | None], object] | None,
+        *,
+        is_batch: bool = False,
     ) -> None:
         self._producer = producer
         self.stream = stream
         self.content = content
         self.arguments = arguments
         self.size = size
+        self.is_batch = is_batch
         self._on_delivery = on_delivery
         self._accepted: Any = None
         self._error: Exception | None = None
@@ -166,9 +179,10 @@ class Producer:
     ) -> Sent[Sequence[Delivery]]:
         """Have all rows of `batch` sent; see `kera.client.Producer.send_batch`, and `send`."""
         size = getattr(batch, "nbytes", None)
-        arguments = {"batch": True, "streamlet": streamlet}
         size = size if isinstance(size, int) else _UNKNOWN_BYTES
-        sent: Sent[Sequence[Delivery]] = Sent(self, stream, batch, arguments, size, on_delivery)
+        sent: Sent[Sequence[Delivery]] = Sent(
+            self, stream, batch, {"streamlet": streamlet}, size, on_delivery, is_batch=True
+        )
         self._put(sent)
         return sent
 
@@ -244,20 +258,16 @@ class Producer:
                 await asyncio.sleep(PAUSE_S)
 
     async def _give(self, sent: Sent[Any]) -> None:
-        arguments = sent.arguments
-        if arguments is not None and "batch" in arguments:
-            sent.accept(await self._producer.send_batch(sent.stream, sent.content, streamlet=arguments["streamlet"]))
+        arguments = sent.arguments or {}
+        if sent.is_batch:
+            sent.accept(await self._producer.send_batch(sent.stream, sent.content, **arguments))
             return
         while True:
             try:
-                if arguments is None:
-                    accepted = self._producer.send(sent.stream, sent.content)
-                else:
-                    accepted = self._producer.send(sent.stream, sent.content, **arguments)
+                sent.accept(self._producer.send(sent.stream, sent.content, **arguments))
             except BufferFull:
                 await self._producer.drain()
             else:
-                sent.accept(accepted)
                 return
 
     async def _all_given(self) -> None:
