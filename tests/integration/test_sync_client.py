@@ -27,6 +27,7 @@ from kera.core.errors import (
     RecordTooLarge,
     SchemaMismatch,
     StreamExists,
+    Unavailable,
     UnknownStream,
 )
 from kera.local.cluster import RunningCluster
@@ -228,6 +229,24 @@ def test_a_table_begins_where_records_have_ended(client: Client) -> None:
     ):
         with pytest.raises(InvalidArgument, match="with an end"):
             consumer.to_arrow()
+
+
+def test_a_table_that_does_not_come_whole_was_not_delivered(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(client, "sync-cut", chunks=4, records=3)
+    with client.consumer("sync-cut", start="earliest", end="latest", joined_bytes_max=0) as consumer:
+        before = consumer.positions()
+        next_chunk, left = consumer._consumer._next_chunk, [2]
+
+        async def two_chunks(*, copied: bool = False) -> Any:
+            left[0] -= 1
+            if left[0] < 0:
+                raise Unavailable("the broker is away")
+            return await next_chunk(copied=copied)
+
+        monkeypatch.setattr(consumer._consumer, "_next_chunk", two_chunks)
+        with pytest.raises(Unavailable):
+            consumer.to_arrow()
+        assert consumer.positions() == before
 
 
 def test_a_consumer_group_is_shared_by_threads(client: Client) -> None:

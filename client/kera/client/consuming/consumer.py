@@ -219,12 +219,16 @@ class Consumer:
             raise InvalidArgument("a table is of one stream, and of a consumer with an end: end='latest', or positions")
         await self.start()
         (stream,) = self._chunks.streams.values()
-        parts = [pa.Table.from_batches([], stream.schema)]
-        if self._open is not None:
-            parts.append(pa.Table.from_batches([self._rest(self._open).batch]))
-        while (chunk := await self._next_chunk(copied=True)) is not None:
-            self._positions[chunk.entry] = chunk.next
-            parts.append(pa.Table.from_batches([chunk.batch]))
+        parts, before = [pa.Table.from_batches([], stream.schema)], dict(self._positions)
+        try:
+            if self._open is not None:
+                parts.append(pa.Table.from_batches([self._rest(self._open).batch]))
+            while (chunk := await self._next_chunk(copied=True)) is not None:
+                self._positions[chunk.entry] = chunk.next
+                parts.append(pa.Table.from_batches([chunk.batch]))
+        except BaseException:
+            self._positions.update(before)  # nothing was given out
+            raise
         return pa.concat_tables(parts, promote_options="default")
 
     async def to_pandas(self) -> pandas.DataFrame:
