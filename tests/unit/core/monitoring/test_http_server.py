@@ -61,6 +61,13 @@ def asked(port: int, request: bytes) -> bytes:
         return everything(sock)
 
 
+def asked_in_vain(port: int, request: bytes) -> bytes:
+    """What a server answers that may close the connection at any moment, even before connecting has returned."""
+    with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+        return asked(port, request)
+    return b""
+
+
 def status_of(answered: bytes) -> int:
     return int(answered.split(b" ", 2)[1])
 
@@ -170,7 +177,7 @@ def test_while_all_are_being_answered_a_new_one_is_closed(start: Start) -> None:
     with connected(port) as first:
         first.sendall(GET)
         assert begun.acquire(timeout=WAIT_S)
-        assert asked(port, GET) == b""
+        assert asked_in_vain(port, GET) == b""
         go_on.set()
         assert status_of(everything(first)) == 200
 
