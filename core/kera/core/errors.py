@@ -20,6 +20,8 @@ __all__ = [
     "AuthenticationFailed",
     "BackupFull",
     "BufferFull",
+    "CannotDecode",
+    "CannotEncode",
     "ClosedError",
     "CorruptChunk",
     "DataLost",
@@ -32,6 +34,7 @@ __all__ = [
     "LeaseLost",
     "NotAccepted",
     "NotAllowed",
+    "NotFramed",
     "NotLeader",
     "NotOwner",
     "NotPersisted",
@@ -233,6 +236,24 @@ class SchemaMismatch(NotAccepted):
     """Records do not have the schema of the stream."""
 
     code = "schema_mismatch"
+
+
+class CannotEncode(NotAccepted):
+    """A value has no form as bytes, or none that its schema allows; ``attributes`` has `stream`, `field`, `reason`."""
+
+    code = "cannot_encode"
+
+
+class CannotDecode(NotAccepted):
+    """The bytes of a value or key are not what its deserializer takes; ``attributes`` has where it is, and `reason`."""
+
+    code = "cannot_decode"
+
+
+class NotFramed(CannotDecode):
+    """A value does not begin with the id of a schema."""
+
+    code = "not_framed"
 
 
 class OutOfSequence(NotAccepted):
