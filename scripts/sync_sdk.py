@@ -1,4 +1,4 @@
-"""Writes the synchronous faces of `Admin` and `Access`: a method for each of theirs, which waits for its result.
+"""Writes the synchronous faces of `Admin` and others: a method for each of theirs, which waits for its result.
 
 ``python -m scripts.sync_sdk`` writes them in place; ``--check`` ends with 1 if they are not what it would write.
 """
@@ -16,8 +16,12 @@ ROOT = Path(__file__).resolve().parent.parent
 CLIENT = ROOT / "client/kera/client"
 ARGUMENTS_MAX = 8
 """More have to be meant (ruff)."""
-FACES = {"Admin": "admin/admin.py", "Access": "admin/access.py"}
-"""By class: the module of the asynchronous one."""
+FACES = {
+    "Admin": ("admin/admin.py", "admin"),
+    "Access": ("admin/access.py", "access"),
+    "SchemaRegistry": ("schemas/registry.py", "schemas"),
+}
+"""By class: the module of the asynchronous one, and the attribute of a client that is one."""
 
 
 def main() -> int:
@@ -25,9 +29,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m scripts.sync_sdk", description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing, and end with 1 if they are not current")
     arguments = parser.parse_args()
-    for name, module in FACES.items():
-        path = CLIENT / "sync" / f"{name.lower()}.py"
-        text = face_of(name, module)
+    for name, (module, attribute) in FACES.items():
+        path = CLIENT / "sync" / f"{attribute}.py"
+        text = face_of(name, module, attribute)
         if not arguments.check:
             path.write_text(text)
         elif not path.is_file() or path.read_text() != text:
@@ -36,12 +40,12 @@ def main() -> int:
     return 0
 
 
-def face_of(name: str, module: str) -> str:
+def face_of(name: str, module: str, attribute: str) -> str:
     """The text of a module with the synchronous face of a class."""
     tree = ast.parse((CLIENT / module).read_text())
     (of,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
     methods = [node for node in of.body if isinstance(node, ast.AsyncFunctionDef) and not node.name.startswith("_")]
-    body = "\n\n".join(_method(node, name) for node in methods)
+    body = "\n\n".join(_method(node, attribute) for node in methods)
     source = "kera.client." + module.removesuffix(".py").replace("/", ".")
     used = {
         node.id
@@ -61,21 +65,21 @@ from kera.client.sync.loop_thread import LoopThread
 
 
 class {name}:
-    """{head.partition(" Get it as")[0]} Get it as `Client.{name.lower()}`.
+    """{head.partition(" Get it as")[0]} Get it as `Client.{attribute}`.
 
     What each method promises and raises is in `kera.client.{name}`.
     """
 
-    def __init__(self, thread: LoopThread, {name.lower()}: Async{name}) -> None:
+    def __init__(self, thread: LoopThread, {attribute}: Async{name}) -> None:
         self._thread = thread
-        self._{name.lower()} = {name.lower()}
+        self._{attribute} = {attribute}
 
 {body}
 '''
     return _formatted(text)
 
 
-def _method(node: ast.AsyncFunctionDef, name: str) -> str:
+def _method(node: ast.AsyncFunctionDef, attribute: str) -> str:
     given = [each.arg for each in node.args.args[1:]]
     given += [f"*{node.args.vararg.arg}"] if node.args.vararg else []
     given += [f"{each.arg}={each.arg}" for each in node.args.kwonlyargs]
@@ -88,7 +92,7 @@ def _method(node: ast.AsyncFunctionDef, name: str) -> str:
     return (
         f"    def {node.name}({begin}{arguments}) -> {returns}:\n"
         f'        """{said.partition(". ")[0].removesuffix(".")}."""\n'
-        f"        {result}self._thread.run(self._{name.lower()}.{node.name}({', '.join(given)}))"
+        f"        {result}self._thread.run(self._{attribute}.{node.name}({', '.join(given)}))"
     )
 
 

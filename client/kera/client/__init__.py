@@ -29,6 +29,7 @@ from kera.client.consuming.group_consumer_settings import GroupConsumerSettings
 from kera.client.consuming.leases import LostGroup
 from kera.client.producing.appender import Appender, AppendResult
 from kera.client.producing.producer import Producer
+from kera.client.schemas.registry import RegisteredSchema, SchemaRegistry
 from kera.client.settings import ClientSettings, ConsumerSettings, ProducerSettings
 from kera.client.types import (
     Assignment,
@@ -45,6 +46,7 @@ from kera.client.types import (
 )
 from kera.core.errors import KeraError
 from kera.core.ids import EARLIEST, PRODUCER_IDS, EntryId, Position
+from kera.core.schemas import Compatibility, SchemaType
 
 __all__ = [
     "EARLIEST",
@@ -62,6 +64,7 @@ __all__ = [
     "Client",
     "ClientSettings",
     "ClusterDescription",
+    "Compatibility",
     "Consumer",
     "ConsumerGroupDescription",
     "ConsumerGroupSummary",
@@ -86,6 +89,9 @@ __all__ = [
     "Rebalancing",
     "Record",
     "RecoveryDescription",
+    "RegisteredSchema",
+    "SchemaRegistry",
+    "SchemaType",
     "SegmentBounds",
     "StreamConfig",
     "StreamDescription",

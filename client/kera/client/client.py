@@ -24,6 +24,7 @@ from kera.client.consuming.leases import LostGroup
 from kera.client.positions import Positions, check_position
 from kera.client.producing.appender import Appender
 from kera.client.producing.producer import Producer
+from kera.client.schemas.registry import SchemaRegistry
 from kera.client.settings import ClientSettings, ConsumerSettings, ProducerSettings
 from kera.client.types import EntryBounds, StreamDescription
 from kera.core.errors import InvalidArgument
@@ -55,6 +56,7 @@ class Client:
         self._consumers: WeakSet[Consumer | GroupConsumer] = WeakSet()
         self.admin = Admin(cluster)
         self.access = Access(cluster)
+        self.schemas = SchemaRegistry(cluster)
 
     @classmethod
     async def connect(

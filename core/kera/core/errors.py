@@ -27,9 +27,11 @@ __all__ = [
     "DataLost",
     "DiskFailed",
     "DiskFull",
+    "IncompatibleSchema",
     "InternalError",
     "InvalidArgument",
     "InvalidCursor",
+    "InvalidSchema",
     "KeraError",
     "LeaseLost",
     "NotAccepted",
@@ -60,7 +62,9 @@ __all__ = [
     "Uncertain",
     "UnknownGroup",
     "UnknownLaunch",
+    "UnknownSchema",
     "UnknownStream",
+    "UnknownSubject",
     "UnknownUser",
     "UserExists",
     "error_from_wire",
@@ -254,6 +258,30 @@ class NotFramed(CannotDecode):
     """A value does not begin with the id of a schema."""
 
     code = "not_framed"
+
+
+class InvalidSchema(InvalidArgument):
+    """A definition that is no schema of its kind, or has what the registry does not take; the message says where."""
+
+    code = "invalid_schema"
+
+
+class IncompatibleSchema(NotAccepted):
+    """A schema that may not follow those of its subject; ``attributes`` has the `incompatibilities`, one text each."""
+
+    code = "incompatible_schema"
+
+
+class UnknownSchema(NotAccepted):
+    """No schema has this id, or the subject has no such version."""
+
+    code = "unknown_schema"
+
+
+class UnknownSubject(NotAccepted):
+    """No schema is registered under this subject."""
+
+    code = "unknown_subject"
 
 
 class OutOfSequence(NotAccepted):

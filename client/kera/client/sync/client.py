@@ -19,6 +19,7 @@ from kera.client.sync.admin import Admin
 from kera.client.sync.consumer import Consumer, GroupConsumer, following
 from kera.client.sync.loop_thread import loop_thread
 from kera.client.sync.producer import Producer
+from kera.client.sync.schemas import SchemaRegistry
 from kera.client.types import EntryBounds, StreamDescription
 from kera.core.ids import EntryId, Position
 from kera.core.runtime import MACHINE, Runtime
@@ -51,6 +52,7 @@ class Client:
         self._client = self._thread.run(AsyncClient.connect(bootstrap, settings, runtime=runtime))
         self.admin = Admin(self._thread, self._client.admin)
         self.access = Access(self._thread, self._client.access)
+        self.schemas = SchemaRegistry(self._thread, self._client.schemas)
 
     def __enter__(self) -> Self:
         return self

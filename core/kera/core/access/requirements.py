@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from kera.core.access.rights import CLUSTER, Operation
 from kera.core.rpc import api
 from kera.core.rpc.method import Method
+from kera.core.schemas import stream_of
 
 DESCRIBE, READ, WRITE, CREATE = Operation.DESCRIBE, Operation.READ, Operation.WRITE, Operation.CREATE
 ALTER, DELETE, USE, ADMINISTER = Operation.ALTER, Operation.DELETE, Operation.USE, Operation.ADMINISTER
@@ -141,6 +142,28 @@ def _reset(request: Any) -> Iterable[Need]:
         yield Need(READ, stream_id)
 
 
+def _of_subject(operation: Operation) -> Requirement:
+    return Requirement(Who.IDENTIFIED, lambda request: (Need(operation, stream(stream_of(request.subject))),))
+
+
+def _schema_got(request: Any) -> Iterable[Need]:
+    return (Need(DESCRIBE, stream(stream_of(request.subject))),) if request.WhichOneof("which") == "subject" else ()
+
+
+def _compatibility_got(request: Any) -> Iterable[Need]:
+    return (Need(DESCRIBE, stream(stream_of(request.subject))),) if request.subject else ()
+
+
+def _compatibility_set(request: Any) -> Iterable[Need]:
+    if request.subject:
+        return (Need(ALTER, stream(stream_of(request.subject))),)
+    return (Need(ADMINISTER, CLUSTER),)
+
+
+def _narrow_subjects(response: Any, may: May) -> None:
+    _keep(response.subjects, lambda subject: may(DESCRIBE, stream(stream_of(subject))))
+
+
 def _narrow_streams(response: Any, may: May) -> None:
     _keep(response.streams, lambda each: may(DESCRIBE, stream(each.name)))
 
@@ -230,6 +253,14 @@ REQUIREMENTS: Mapping[Method[Any, Any], Requirement] = {
     api.RENEW_TOKEN: _IDENTIFIED,
     api.REVOKE_TOKEN: _IDENTIFIED,
     api.LIST_TOKENS: _IDENTIFIED,
+    api.REGISTER_SCHEMA: _IDENTIFIED,  # write or alter of the stream: see the coordinator
+    api.CHECK_SCHEMA: _of_subject(DESCRIBE),
+    api.GET_SCHEMA: Requirement(Who.IDENTIFIED, _schema_got),  # by id: describe of a stream that has it: likewise
+    api.LIST_SUBJECTS: Requirement(Who.IDENTIFIED, narrow=_narrow_subjects),
+    api.LIST_SCHEMA_VERSIONS: _of_subject(DESCRIBE),
+    api.GET_COMPATIBILITY: Requirement(Who.IDENTIFIED, _compatibility_got),
+    api.SET_COMPATIBILITY: Requirement(Who.IDENTIFIED, _compatibility_set),
+    api.DELETE_SCHEMA: _of_subject(DELETE),
 }
 CHANGES: frozenset[Method[Any, Any]] = frozenset(
     {
@@ -247,5 +278,5 @@ CHANGES: frozenset[Method[Any, Any]] = frozenset(
         api.DELETE_CONSUMER_GROUP,
     }
 )
-"""What is written down of those who do it (``audit``). Changes of users, rules and tokens the coordinator writes down
-itself, as it knows what has changed."""
+"""What is written down of those who do it (``audit``). Changes of users, rules, tokens and schemas the coordinator
+writes down itself, as it knows what has changed."""

@@ -9,6 +9,7 @@ from kera.v1 import broker_pb2 as broker
 from kera.v1 import consumer_group_pb2 as consumer_group
 from kera.v1 import coordinator_pb2 as coordinator
 from kera.v1 import daemon_pb2 as daemon
+from kera.v1 import schema_pb2 as schema
 
 ACCESS = "kera.v1.Access"
 AUTHENTICATION = "kera.v1.Authentication"
@@ -17,6 +18,7 @@ BROKER = "kera.v1.Broker"
 CONSUMER_GROUPS = "kera.v1.ConsumerGroups"
 COORDINATOR = "kera.v1.Coordinator"
 DAEMON = "kera.v1.Daemon"
+SCHEMA_REGISTRY = "kera.v1.SchemaRegistry"
 
 MULTI_WRITE_CHUNKS = Method(
     BROKER, "MultiWriteChunks", 1, broker.MultiWriteChunksRequest, broker.MultiWriteChunksResponse, bulk=True
@@ -301,4 +303,34 @@ ACCESS_METHODS = (
     RENEW_TOKEN,
     REVOKE_TOKEN,
     LIST_TOKENS,
+)
+
+REGISTER_SCHEMA = Method(
+    SCHEMA_REGISTRY, "RegisterSchema", 701, schema.RegisterSchemaRequest, schema.RegisterSchemaResponse
+)
+CHECK_SCHEMA = Method(SCHEMA_REGISTRY, "CheckSchema", 702, schema.CheckSchemaRequest, schema.CheckSchemaResponse)
+GET_SCHEMA = Method(SCHEMA_REGISTRY, "GetSchema", 703, schema.GetSchemaRequest, schema.GetSchemaResponse)
+LIST_SUBJECTS = Method(
+    SCHEMA_REGISTRY, "ListSubjects", 704, schema.ListSubjectsRequest, schema.ListSubjectsResponse, large=True
+)
+LIST_SCHEMA_VERSIONS = Method(
+    SCHEMA_REGISTRY, "ListSchemaVersions", 705, schema.ListSchemaVersionsRequest, schema.ListSchemaVersionsResponse
+)
+GET_COMPATIBILITY = Method(
+    SCHEMA_REGISTRY, "GetCompatibility", 706, schema.GetCompatibilityRequest, schema.GetCompatibilityResponse
+)
+SET_COMPATIBILITY = Method(
+    SCHEMA_REGISTRY, "SetCompatibility", 707, schema.SetCompatibilityRequest, schema.SetCompatibilityResponse
+)
+DELETE_SCHEMA = Method(SCHEMA_REGISTRY, "DeleteSchema", 708, schema.DeleteSchemaRequest, schema.DeleteSchemaResponse)
+
+SCHEMA_REGISTRY_METHODS = (
+    REGISTER_SCHEMA,
+    CHECK_SCHEMA,
+    GET_SCHEMA,
+    LIST_SUBJECTS,
+    LIST_SCHEMA_VERSIONS,
+    GET_COMPATIBILITY,
+    SET_COMPATIBILITY,
+    DELETE_SCHEMA,
 )

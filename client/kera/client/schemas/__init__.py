@@ -1,0 +1,1 @@
+"""Schemas of values: the registry that the coordinator keeps."""

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kera.core.errors import InvalidArgument, InvalidSchema
+from kera.core.schemas import (
+    DEFINITION_BYTES_MAX,
+    MESSAGE_CHARS_MAX,
+    SUBJECT_CHARS_MAX,
+    Compatibility,
+    SchemaType,
+    checked_message,
+    checked_subject,
+    checked_text,
+    stream_of,
+)
+from kera.v1 import schema_pb2
+
+
+@pytest.mark.parametrize(
+    "subject", ["", "a b", "a/b", "é", "x" * (SUBJECT_CHARS_MAX + 1), "a\n", None, b"orders-value"]
+)
+def test_a_name_that_no_subject_can_have_is_refused(subject: Any) -> None:
+    with pytest.raises(InvalidArgument, match="a subject cannot be called"):
+        checked_subject(subject)
+
+
+def test_the_longest_stream_has_a_subject() -> None:
+    assert checked_subject("s" * 249 + "-value")
+
+
+@pytest.mark.parametrize(
+    ("definition", "said"),
+    [
+        ("", "empty"),
+        ("x" * (DEFINITION_BYTES_MAX + 1), "the limit is 262144"),
+        ("é" * (DEFINITION_BYTES_MAX // 2 + 1), "the limit is 262144"),
+        ("\ud800", "UTF-8 has not"),
+        (b"{}", "text, not bytes"),
+        (None, "text, not NoneType"),
+    ],
+)
+def test_a_definition_that_is_too_long_or_no_text_is_refused(definition: Any, said: str) -> None:
+    with pytest.raises(InvalidSchema, match=said):
+        checked_text(definition)
+
+
+def test_a_definition_may_be_as_long_as_the_limit_says() -> None:
+    assert checked_text("x" * DEFINITION_BYTES_MAX)
+
+
+@pytest.mark.parametrize("message", ["1a", "a..b", ".a", "a.", "a b", "a" * (MESSAGE_CHARS_MAX + 1), "a\n", None, 7])
+def test_a_name_that_no_message_can_have_is_refused(message: Any) -> None:
+    with pytest.raises(InvalidArgument, match="no full name of a Protobuf message"):
+        checked_message(message, SchemaType.PROTOBUF)
+
+
+def test_only_protobuf_has_messages_to_choose() -> None:
+    assert checked_message("shop.v1.Order", SchemaType.PROTOBUF) == "shop.v1.Order"
+    with pytest.raises(InvalidArgument, match="leave message out"):
+        checked_message("shop.v1.Order", SchemaType.AVRO)
+
+
+@pytest.mark.parametrize(
+    ("subject", "stream"),
+    [
+        ("orders-value", "orders"),
+        ("orders-key", "orders"),
+        ("orders", "orders"),
+        ("orders-value-value", "orders-value"),
+        ("-value", "-value"),
+    ],
+)
+def test_a_subject_belongs_to_a_stream(subject: str, stream: str) -> None:
+    assert stream_of(subject) == stream
+
+
+def test_kinds_have_the_numbers_that_messages_say() -> None:
+    for kind in SchemaType:
+        assert schema_pb2.SchemaType.Name(kind.wire) == f"SCHEMA_TYPE_{kind.upper()}"
+        assert SchemaType.from_wire(kind.wire) is kind
+    for mode in Compatibility:
+        assert schema_pb2.Compatibility.Name(mode.wire) == f"COMPATIBILITY_{mode.upper()}"
+        assert Compatibility.from_wire(mode.wire) is mode
+
+
+@pytest.mark.parametrize("number", [0, 99])
+def test_a_kind_of_a_newer_program_is_not_known(number: int) -> None:
+    assert SchemaType.from_wire(number) is None
+    assert Compatibility.from_wire(number) is None
+
+
+def test_modes_say_what_they_ask_for() -> None:
+    asked = {mode: (mode.backward, mode.forward, mode.transitive) for mode in Compatibility}
+    assert asked == {
+        Compatibility.NONE: (False, False, False),
+        Compatibility.BACKWARD: (True, False, False),
+        Compatibility.FORWARD: (False, True, False),
+        Compatibility.FULL: (True, True, False),
+        Compatibility.BACKWARD_TRANSITIVE: (True, False, True),
+        Compatibility.FORWARD_TRANSITIVE: (False, True, True),
+        Compatibility.FULL_TRANSITIVE: (True, True, True),
+    }
