@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Any
 
@@ -249,6 +250,47 @@ def test_a_table_that_does_not_come_whole_was_not_delivered(client: Client, monk
         assert consumer.positions() == before
 
 
+@pytest.mark.parametrize("shared_memory", ["always", "never"])
+def test_loops_over_batches_and_records_and_tables_follow_each_other(client: Client, shared_memory: Any) -> None:
+    stream = f"sync-by-turns-{shared_memory}"
+    values = fill(client, stream, chunks=40, records=3)
+    settings: Any = {"joined_bytes_max": 0, "shared_memory": shared_memory}
+    with client.consumer(stream, start="earliest", end="latest", **settings) as consumer:
+        found: list[bytes | None] = []
+        for _ in range(3):
+            for batch in consumer.batches():
+                found += batch.batch["value"].to_pylist()
+                break
+            assert found == values[: len(found)], "nothing is left out, though more had come than was taken"
+            with client.consumer(stream, start=consumer.positions(), end="latest") as other:
+                assert next(iter(other)).value == values[len(found)], "and positions know of what was taken only"
+            for record in consumer:
+                found.append(record.value)
+                if len(found) % 3 == 0:
+                    break
+            assert found == values[: len(found)]
+        for batch in consumer.batches():
+            found += batch.batch["value"].to_pylist()
+            break
+        found += consumer.to_arrow()["value"].to_pylist()
+    assert found == values
+
+
+def test_threads_share_the_batches_of_a_consumer(client: Client) -> None:
+    values = fill(client, "sync-share-batches", chunks=60, records=2)
+    found: list[bytes | None] = []
+    with client.consumer("sync-share-batches", start="earliest", end="latest", joined_bytes_max=0) as consumer:
+
+        def take() -> None:
+            for batch in consumer.batches():
+                found.extend(batch.batch["value"].to_pylist())
+
+        with ThreadPoolExecutor(4) as threads:
+            for each in [threads.submit(take) for _ in range(4)]:
+                each.result(TIMEOUT_S)
+    assert sorted(found, key=lambda value: int(value or 0)) == values
+
+
 def test_a_consumer_group_is_shared_by_threads(client: Client) -> None:
     client.admin.create_stream("sync-shared", streamlets=4)
     with client.producer() as producer:
@@ -376,6 +418,7 @@ def test_who_is_interrupted_loses_nothing_that_has_come(
         return result
 
     monkeypatch.setattr(consumer._thread, "run", run)
+    monkeypatch.setattr("kera.client.sync.consumer.AHEAD_MAX", 1)
     found: list[bytes | None] = []
     while len(found) < len(values):
         try:

@@ -16,11 +16,12 @@ from kera.client.cluster.cluster import Cluster
 from kera.client.cluster.fetch import Wanted
 from kera.client.consuming.chunks import Chunks
 from kera.client.consuming.committed import report_cursors
-from kera.client.consuming.consumer import Consumer, End, Start
+from kera.client.consuming.consumer import Consumer
 from kera.client.consuming.fetcher import Fetcher
 from kera.client.consuming.group_consumer import GroupConsumer
 from kera.client.consuming.group_consumer_settings import GroupConsumerSettings
 from kera.client.consuming.leases import LostGroup
+from kera.client.consuming.start_and_end import End, Start
 from kera.client.positions import Positions, check_position
 from kera.client.producing.appender import Appender
 from kera.client.producing.producer import Producer

@@ -1,6 +1,7 @@
 """The consumer against a real broker service without processes. What needs processes is in tests/integration."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from typing import Any
@@ -109,6 +110,50 @@ async def test_several_tasks_share_the_records_of_a_consumer(filled: FakeCluster
     async with asyncio.timeout(WAIT_S):
         await asyncio.gather(*(take() for _ in range(3)))
     assert sorted(value or b"" for value in taken) == sorted(EXPECTED)
+
+
+@together
+async def test_several_tasks_share_the_batches_of_a_consumer(
+    make_cluster: MakeCluster, make_producer: MakeProducer, make_consumer: MakeConsumer, joined_bytes_max: int
+) -> None:
+    cluster = make_cluster(stream_info("s", 7), stream_info("t", 8))
+    for stream in ("s", "t"):
+        await fill(cluster, make_producer, stream)
+    consumer = make_consumer(cluster, "s", "t", joined_bytes_max=joined_bytes_max)
+    taken: list[bytes | None] = []
+
+    async def take() -> None:
+        async for chunk in consumer.batches():
+            taken.extend(chunk.batch["value"].to_pylist())
+            await asyncio.sleep(0)  # the others' turn
+
+    async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as tasks:
+        for _ in range(3):
+            tasks.create_task(take())
+    assert Counter(taken) == Counter(2 * EXPECTED)
+
+
+@together
+@pytest.mark.parametrize("given", [0, 1, 3, CHUNKS])
+@pytest.mark.parametrize("go_on", [take_records, take_batches])
+async def test_batches_that_were_given_back_come_first_in_whichever_form(
+    filled: FakeCluster, make_consumer: MakeConsumer, joined_bytes_max: int, given: int, go_on: Any
+) -> None:
+    consumer = make_consumer(filled, joined_bytes_max=joined_bytes_max)
+    taken: list[bytes | None] = []
+    before = None
+    while batches := await consumer.next_batches(4):
+        for batch in batches[:given]:
+            consumer.deliver(batch)
+            taken += batch.batch["value"].to_pylist()
+        consumer.give_back(batches[given:])
+        if before == (before := len(taken)):
+            break
+    if given == 0:
+        other = make_consumer(filled, start=consumer.positions())
+        assert await take_records(other) == EXPECTED, "nothing was delivered"
+    taken += await go_on(consumer)
+    assert taken == EXPECTED
 
 
 async def test_positions_are_where_another_consumer_goes_on(filled: FakeCluster, make_consumer: MakeConsumer) -> None:

@@ -61,6 +61,28 @@ async def test_records_and_batches_may_take_turns(make_member: MakeMember, fill_
     assert (taken, rest) == ([0, 1, 2], list(range(2, 40))), "the chunk that was begun comes whole"
 
 
+async def test_several_tasks_share_the_batches_of_one_consumer(make_member: MakeMember, fill_groups: Any) -> None:
+    await fill_groups()
+    consumer = make_member()
+    taken: list[int] = []
+    all_there = asyncio.Event()
+
+    async def read() -> None:
+        async for chunk in consumer.batches():
+            taken.extend(int(value[:6]) for value in chunk.batch["value"].to_pylist())
+            if len(taken) >= ROWS:
+                all_there.set()
+            await asyncio.sleep(0)  # the others' turn
+
+    readers = [asyncio.create_task(read()) for _ in range(3)]
+    async with asyncio.timeout(WAIT_S):
+        await all_there.wait()
+    for reader in readers:
+        reader.cancel()
+    await asyncio.gather(*readers, return_exceptions=True)
+    assert sorted(taken) == list(range(ROWS))
+
+
 async def test_whoever_comes_next_goes_on_behind_the_last_commit(make_member: MakeMember, fill_groups: Any) -> None:
     await fill_groups()
     first = make_member()

@@ -7,7 +7,7 @@ their time, and whoever gives up waiting for them misses nothing: the next one t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 
 from kera.client.chunk_batch import ChunkBatch
@@ -16,6 +16,7 @@ from kera.client.cluster.fetch import Fetched, NewerSchema, Overwritten, Wanted,
 from kera.client.consuming.fetcher import Fetcher
 from kera.client.settings import ConsumerSettings
 from kera.client.types import StreamDescription
+from kera.core.ids import Position
 
 
 class Chunks:
@@ -28,7 +29,8 @@ class Chunks:
         """By id: those that are read, each with the newest columns that a chunk had."""
         self._batches: Iterator[ChunkBatch] = iter(())
         self._rest: Wanted | NewerSchema | None = None
-        """What is to be read again, as it was overwritten before delivery; or what has columns not known yet."""
+        """What is to be read again, as it was overwritten before delivery or given back; or what has columns not known
+        yet."""
         self._copied = False
         """Whether the next one is copied: all its values are looked at."""
 
@@ -62,6 +64,13 @@ class Chunks:
             self._rest = newer
         return None
 
+    def give_back(self, batches: Sequence[ChunkBatch]) -> None:
+        """The last that were given out, of one entry, come again: they are read again, as copies."""
+        end: Position | None = batches[-1].next
+        if self._rest is not None:  # it goes on there
+            end = self._rest.end if isinstance(self._rest, Wanted) else self._rest.rest.next
+        self._rest = Wanted(batches[0].entry, batches[0].start, end)
+
     def _batches_of(self, fetched: Fetched) -> Iterator[ChunkBatch]:
         return batches_of(fetched, self.streams[fetched.entry.stream_id], self._settings, copying=lambda: self._copied)
 
@@ -71,7 +80,8 @@ class Chunks:
             self.streams[stream_id] = await self._cluster.with_schema(self.streams[stream_id], rest.schema_id)
             self._batches = chain(self._batches_of(rest.rest), self._batches)
         else:
-            self._batches = chain.from_iterable(map(self._batches_of, await self._read_again(rest)))
+            again = await self._read_again(rest)
+            self._batches = chain(chain.from_iterable(map(self._batches_of, again)), self._batches)
         self._rest = None
 
     async def _read_again(self, rest: Wanted) -> list[Fetched]:

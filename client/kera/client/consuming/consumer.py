@@ -7,9 +7,9 @@ or records of them. Between entries there is no order, as between partitions.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from itertools import islice
-from typing import TYPE_CHECKING, Literal, Self, get_args
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Self, get_args
 
 import pyarrow as pa
 
@@ -19,22 +19,21 @@ from kera.client.cluster.batches import batched
 from kera.client.cluster.cluster import Cluster
 from kera.client.cluster.fetch import Wanted
 from kera.client.consuming.chunks import Chunks
-from kera.client.consuming.committed import committed_cursors, report_cursors
+from kera.client.consuming.committed import report_cursors
 from kera.client.consuming.fetcher import Fetcher
 from kera.client.consuming.one_by_one import OneByOne
+from kera.client.consuming.open_chunk import OpenChunk
 from kera.client.consuming.records import records_of
-from kera.client.positions import Positions, check_place, check_streamlets
+from kera.client.consuming.start_and_end import End, Start, ranges_to_read
+from kera.client.positions import Positions, check_place
 from kera.client.settings import ConsumerSettings
 from kera.client.types import Record, StreamDescription
 from kera.core.errors import ClosedError, InvalidArgument, KeraError
-from kera.core.ids import EARLIEST, EntryId, Position
+from kera.core.ids import EntryId, Position
 
 if TYPE_CHECKING:
     import pandas
     import polars
-
-Start = Literal["earliest", "latest", "committed"]
-End = Literal["latest"]
 
 LOOKED_UP_AT_ONCE_MAX = 64
 """Streams: of ten thousand, one after the other would take half a minute."""
@@ -71,24 +70,17 @@ class Consumer:
         self._settings = settings
         self._start = start
         self._end = end
+        self._starting = asyncio.Lock()
         self._positions: dict[EntryId, Position] = {}
         self._fetcher = Fetcher(cluster, settings)
         self._chunks = Chunks(cluster, settings)
         self._started = False
         self._failure: BaseException | None = None
         """What ended the reading; told to everyone who asks for more."""
-        self._open: ChunkBatch | None = None
-        """The chunk whose records are being delivered."""
-        self._open_records: Iterator[Record] = iter(())
-        self._ends: Iterator[tuple[int, Position]] = iter(())
-        """See `ChunkBatch.ends`: of what comes behind `_span`, if small chunks have come together."""
-        self._span = (0, 0, EARLIEST)
-        """Of the chunk that is being delivered: its first and last record, and where the next one starts."""
-        self._at_hand: Iterator[Record] = iter(())
-        """Its records but the last one."""
         self._opening = asyncio.Lock()
-        """Of a chunk; the records at hand need none."""
+        """Of a chunk, or of what was fetched: by one task at a time. What is at hand needs no turn."""
         self._records = OneByOne(self._next_record)
+        self._open = OpenChunk(self._records.take)
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -100,47 +92,23 @@ class Consumer:
 
     async def start(self) -> None:
         """Look up the streams, decide where to start, begin to fetch. Raises `UnknownStream`, `InvalidArgument`."""
-        if self._started:
-            return
-        if self._closed:
-            raise ClosedError("the consumer is closed")
-        wanted: list[tuple[StreamDescription, Wanted]] = []
-        for names in batched(self._names, LOOKED_UP_AT_ONCE_MAX):
-            for stream, ranges in await asyncio.gather(*map(self._look_up, names)):
-                self._chunks.streams[stream.stream_id] = stream
-                for item in ranges:
-                    self._positions[item.entry] = item.start
-                    if item.end is None or item.start < item.end:
-                        wanted.append((stream, item))
-        self._started = True
-        for stream, item in wanted:
-            self._fetcher.add(stream, item)
-
-    async def _look_up(self, name: str) -> tuple[StreamDescription, list[Wanted]]:
-        """What to read of each entry of a stream, those included that have nothing to read."""
-        needs_bounds = self._start == "latest" or self._end == "latest"
-        bounds = await self._cluster.bounds(name) if needs_bounds else {}
-        stream = await self._cluster.stream(name)  # known by now, if it was asked for its bounds
-        committed: Mapping[EntryId, Position] = {}
-        if self._start == "committed":
-            committed = await committed_cursors(self._cluster, self._settings.consumer_group, stream)
-        ranges = []
-        for streamlet_id in stream.assignments:
-            for entry in range(stream.config.entries):
-                start, end = committed.get(EntryId(stream.stream_id, streamlet_id, entry), EARLIEST), None
-                if self._start == "latest":
-                    start = bounds[streamlet_id][entry].end
-                elif not isinstance(self._start, str):
-                    start = _given(self._start, streamlet_id, entry, stream)
-                if self._end == "latest":
-                    end = bounds[streamlet_id][entry].end
-                elif self._end is not None:
-                    end = _given(self._end, streamlet_id, entry, stream)
-                ranges.append(Wanted(EntryId(stream.stream_id, streamlet_id, entry), start, end))
-        for given in (self._start, self._end):
-            if isinstance(given, Mapping):
-                check_streamlets(given, stream)
-        return stream, ranges
+        async with self._starting:  # of several tasks, one starts; the others find that done
+            if self._started:
+                return
+            if self._closed:
+                raise ClosedError("the consumer is closed")
+            look_up = partial(ranges_to_read, self._cluster, self._settings, start=self._start, end=self._end)
+            wanted: list[tuple[StreamDescription, Wanted]] = []
+            for names in batched(self._names, LOOKED_UP_AT_ONCE_MAX):
+                for stream, ranges in await asyncio.gather(*map(look_up, names)):
+                    self._chunks.streams[stream.stream_id] = stream
+                    for item in ranges:
+                        self._positions[item.entry] = item.start
+                        if item.end is None or item.start < item.end:
+                            wanted.append((stream, item))
+            self._started = True
+            for stream, item in wanted:
+                self._fetcher.add(stream, item)
 
     def positions(self, stream: str | None = None) -> dict[int, list[Position]]:
         """Where to go on after what was delivered so far, per streamlet and entry; can be given as a new `start`.
@@ -203,12 +171,39 @@ class Consumer:
         `Recovering` when what a crashed broker had is not back within ``recovery_timeout_ms``.
         """
         await self.start()
-        if self._open is not None:
-            yield self._rest(self._open)
-        while (chunk_or_end := self._next_here(copied=False) or await self._next_chunk()) is not None:
+        if self._open.chunk is not None:
+            yield self._rest(self._open.chunk)
+        while (chunk_or_end := self._next_here(copied=False) or await self._chunk_in_turn()) is not None:
             self._positions[chunk_or_end.entry] = chunk_or_end.next
             yield chunk_or_end
             del chunk_or_end  # and with it the place in the broker's memory, though the next one may be long in coming
+
+    async def next_batches(self, batches_max: int) -> list[ChunkBatch]:
+        """The next of `batches`, and those behind it that need no waiting; none at the end.
+
+        Each has been delivered when `deliver` has said so, and those of which it does not go to `give_back`.
+        """
+        await self.start()
+        if self._open.chunk is not None:
+            return [self._rest(self._open.chunk)]
+        chunk = await self._chunk_in_turn()
+        found: list[ChunkBatch] = []
+        while chunk is not None:
+            found.append(chunk)
+            try:
+                chunk = self._next_here(copied=False) if len(found) < batches_max else None
+            except KeraError:
+                break  # who asks for more is told
+        return found
+
+    def deliver(self, batch: ChunkBatch) -> None:
+        """One of `next_batches` goes to the caller; any thread may say so."""
+        self._positions[batch.entry] = batch.next
+
+    def give_back(self, batches: Sequence[ChunkBatch]) -> None:
+        """The rest of `next_batches` is not wanted now: whoever asks for more, in whichever form, gets it first."""
+        if batches and not self._closed:
+            self._chunks.give_back(batches)
 
     async def to_arrow(self) -> pa.Table:
         """All that is left up to `end`, as a table of the stream's columns, in memory of its own.
@@ -221,9 +216,9 @@ class Consumer:
         (stream,) = self._chunks.streams.values()
         parts, before = [pa.Table.from_batches([], stream.schema)], dict(self._positions)
         try:
-            if self._open is not None:
-                parts.append(pa.Table.from_batches([self._rest(self._open).batch]))
-            while (chunk := await self._next_chunk(copied=True)) is not None:
+            if self._open.chunk is not None:
+                parts.append(pa.Table.from_batches([self._rest(self._open.chunk).batch]))
+            while (chunk := await self._chunk_in_turn(copied=True)) is not None:
                 self._positions[chunk.entry] = chunk.next
                 parts.append(pa.Table.from_batches([chunk.batch]))
         except BaseException:
@@ -248,54 +243,37 @@ class Consumer:
     async def next_records(self) -> list[Record]:
         """The next records, up to before one with which more counts as delivered; none at the end. See `records`."""
         first = await anext(self._records, None)
-        return [] if first is None else [first, *self._at_hand]
+        return [] if first is None else [first, *self._open.at_hand]
 
     async def _next_record(self) -> Record:
         """When none is at hand: the last one of a chunk, with which that is delivered, or the next chunk's first."""
         async with self._opening:  # each of several tasks goes on with what another one has opened meanwhile
             await self.start()
             while True:
-                for record in self._at_hand:
+                for record in self._open.at_hand:
                     return record
-                if self._open is None:
-                    await self._open_next()
+                chunk = self._open.chunk
+                if chunk is None:
+                    chunk = await self._next_chunk(copied=True)
+                    if chunk is None:
+                        raise StopAsyncIteration
+                    self._open.open(chunk, records_of(chunk, self._chunks.streams[chunk.entry.stream_id]))
                     continue
-                first, last, behind = self._span
-                self._positions[self._open.entry] = behind
-                record_or_none = next(self._open_records, None) if first <= last else None
-                self._next_end(last + 1)
+                self._positions[chunk.entry], record_or_none = self._open.pass_end()
                 if record_or_none is not None:
                     return record_or_none
-
-    async def _open_next(self) -> None:
-        """Begin with the records of the next chunk; raises `StopAsyncIteration` at the end."""
-        opened = await self._next_chunk(copied=True)
-        if opened is None:
-            raise StopAsyncIteration
-        self._open = opened
-        self._open_records = records_of(opened, self._chunks.streams[opened.entry.stream_id])
-        self._ends = opened.ends()
-        self._next_end(opened.header.first_record)
-
-    def _next_end(self, first: int) -> None:
-        """Have the records of the open chunk up to its end at hand, but for the last one; or of the next with it."""
-        for last, behind in self._ends:
-            self._span = first, last, behind
-            self._at_hand = islice(self._open_records, max(0, last - first))
-            self._records.take(self._at_hand)
-            return
-        self._forget_open()
-
-    def _forget_open(self) -> None:
-        self._open, self._open_records, self._at_hand = None, iter(()), iter(())
-        self._records.take(self._at_hand)
 
     def _rest(self, begun: ChunkBatch) -> ChunkBatch:
         """Of a chunk that was begun as records, and not delivered to its end."""
         chunk = begun.rest(self._positions[begun.entry])
-        self._forget_open()
+        self._open.close()
         self._positions[chunk.entry] = chunk.next
         return chunk
+
+    async def _chunk_in_turn(self, *, copied: bool = False) -> ChunkBatch | None:
+        """Of several tasks that wait, one opens what comes; else the next one's would be put in its place."""
+        async with self._opening:
+            return await self._next_chunk(copied=copied)
 
     async def _next_chunk(self, *, copied: bool = False) -> ChunkBatch | None:
         """The next chunk; None when everything that was asked for has been delivered."""
@@ -336,15 +314,4 @@ class Consumer:
         self._closed = True
         await self._fetcher.close()
         self._chunks.clear()
-        self._forget_open()
-
-
-def _given(positions: Positions, streamlet_id: int, entry: int, stream: StreamDescription) -> Position:
-    try:
-        return Position(*positions[streamlet_id][entry])
-    except (KeyError, IndexError):
-        raise InvalidArgument(
-            f"no position is given for streamlet {streamlet_id}, entry {entry} of stream {stream.name!r}",
-            stream=stream.name,
-            streamlet_id=streamlet_id,
-        ) from None
+        self._open.close()

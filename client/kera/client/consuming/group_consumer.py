@@ -108,6 +108,8 @@ class GroupConsumer:
             clock=clock,
         )
         self._started = False
+        self._starting, self._in_turn = asyncio.Lock(), asyncio.Lock()
+        """Tasks open what was fetched in turn; else the next one's would be put in its place."""
         self._guard: Guard | None = None
         self._closing: asyncio.Task[None] | None = None
         self._failure: BaseException | None = None
@@ -131,17 +133,18 @@ class GroupConsumer:
 
     async def start(self) -> None:
         """Look up the streams and join the consumer group. Raises `UnknownStream`."""
-        if self._started:
-            return
-        if self._closed:
-            raise ClosedError("the consumer is closed")
-        for name in self._names:
-            stream = await self._cluster.stream(name)
-            self._chunks.streams[stream.stream_id] = stream
-        self._started = True
-        self._liveness.start()
-        self._guard = Guard(self)
-        self._tasks.start(self._rounds.run())
+        async with self._starting:  # of several tasks, one starts; the others find that done
+            if self._started:
+                return
+            if self._closed:
+                raise ClosedError("the consumer is closed")
+            for name in self._names:
+                stream = await self._cluster.stream(name)
+                self._chunks.streams[stream.stream_id] = stream
+            self._started = True
+            self._liveness.start()
+            self._guard = Guard(self)
+            self._tasks.start(self._rounds.run())
 
     async def batches(self) -> AsyncIterator[ChunkBatch]:
         """Each chunk as an Arrow batch in place; small ones several together (the setting ``joined_bytes_max``).
@@ -313,7 +316,8 @@ class GroupConsumer:
 
     async def _next_chunk(self, *, copied: bool) -> tuple[Lease, ChunkBatch]:
         self._liveness.caller_waits()
-        return await self._as_waiting(self._wait_for_chunk(copied=copied))
+        async with self._in_turn:
+            return await self._as_waiting(self._wait_for_chunk(copied=copied))
 
     async def _as_waiting(self, work: Coroutine[Any, Any, T]) -> T:
         """Whatever ends the wait, also an error or a cancellation: then it is the caller's turn."""

@@ -9,9 +9,9 @@ from kera.client.admin.locating import ChunkPlace, ChunkQuery, SegmentBounds
 from kera.client.chunk_batch import ChunkBatch
 from kera.client.client import READ_BYTES_MAX
 from kera.client.client import Client as AsyncClient
-from kera.client.consuming.consumer import End, Start
 from kera.client.consuming.group_consumer_settings import GroupConsumerSettings
 from kera.client.consuming.leases import LostGroup
+from kera.client.consuming.start_and_end import End, Start
 from kera.client.positions import Positions
 from kera.client.settings import ClientSettings, ConsumerSettings, ProducerSettings
 from kera.client.sync.access import Access

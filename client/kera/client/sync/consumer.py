@@ -1,12 +1,15 @@
 """Consumers for those who write no asyncio: iterate over their records or batches.
 
-Each step asks the client's thread once for a batch, or for the records up to the next one that changes what counts as
-delivered; so `positions` and `commit` say the same as those of `kera.client.Consumer`.
+Each step asks the client's thread once: for the batches that have come, or for the records up to the next one that
+changes what counts as delivered. `positions` and `commit` say the same as those of `kera.client.Consumer`: a batch is
+delivered when it is given out.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 import pyarrow as pa
@@ -26,6 +29,10 @@ T = TypeVar("T")
 ConsumerT = TypeVar("ConsumerT", AsyncConsumer, AsyncGroupConsumer)
 
 
+AHEAD_MAX = 16
+"""Batches that come together. Who has them in hand asks the other thread once for all, which costs some 50 µs."""
+
+
 class _Consumer(Generic[ConsumerT]):
     """What both kinds have."""
 
@@ -34,8 +41,6 @@ class _Consumer(Generic[ConsumerT]):
         self._consumer: ConsumerT = consumer
         self._at_hand: Iterator[Record] = iter(())
         """Records that have come, for whoever goes on, also in another loop, and after an interruption."""
-        self._batch: ChunkBatch | None = None
-        """The same of a batch."""
 
     def __enter__(self) -> Self:
         self.start()
@@ -47,19 +52,6 @@ class _Consumer(Generic[ConsumerT]):
     def start(self) -> None:
         """Look up the streams, and begin to fetch; iterating does so by itself. Raises `UnknownStream`."""
         self._thread.run(self._consumer.start())
-
-    def batches(self) -> Iterator[ChunkBatch]:
-        """Each chunk as an Arrow batch in place, small ones several together; raises what the asynchronous one does.
-
-        Who was interrupted while one came gets that first from the next loop over batches.
-        """
-        self._at_hand = iter(())  # their chunk comes whole: its last record was not given out
-        coming = self._consumer.batches()
-        while self._batch is not None or self._thread.run(self._fetch_batch(coming)):
-            batch, self._batch = self._batch, None
-            if batch is not None:
-                yield batch
-            del batch  # and with it the place in the broker's memory, though the next one may be long in coming
 
     def records(self) -> Iterator[Record]:
         """Each record as Python values. Who leaves such a loop may begin another one, which goes on there."""
@@ -73,10 +65,6 @@ class _Consumer(Generic[ConsumerT]):
         records = await self._consumer.next_records()
         self._at_hand = iter(records)
         return bool(records)
-
-    async def _fetch_batch(self, coming: AsyncIterator[ChunkBatch]) -> bool:
-        self._batch = await anext(coming, None)
-        return self._batch is not None
 
     def __iter__(self) -> Iterator[Record]:
         return self.records()
@@ -98,20 +86,66 @@ class _Consumer(Generic[ConsumerT]):
 class Consumer(_Consumer[AsyncConsumer]):
     """Reads streams. Made by `Client.consumer`; see `kera.client.Consumer`."""
 
+    def __init__(self, thread: LoopThread, consumer: AsyncConsumer) -> None:
+        super().__init__(thread, consumer)
+        self._ahead: deque[ChunkBatch] = deque()
+        """Batches that have come and are not delivered."""
+        self._handing_out = threading.Lock()
+        """Of what is ahead, to one thread each."""
+
+    def batches(self) -> Iterator[ChunkBatch]:
+        """Each chunk as an Arrow batch in place, small ones several together; raises what the asynchronous one does."""
+        self._at_hand = iter(())  # their chunk comes whole: its last record was not given out
+        while True:
+            while (batch := self._next_ahead()) is not None:
+                yield batch
+                del batch  # and with it the place in the broker's memory, though the next one may be long in coming
+            if not self._thread.run(self._fetch_batches()):
+                return
+
     def to_arrow(self) -> pa.Table:
         """All that is left up to `end`, as a table of the stream's columns."""
-        self._at_hand = iter(())
-        return self._thread.run(self._consumer.to_arrow())
+        return self._thread.run(self._whole(self._consumer.to_arrow))
 
     def to_pandas(self) -> pandas.DataFrame:
         """The same as a data frame of pandas, which has to be installed."""
-        self._at_hand = iter(())
-        return self._thread.run(self._consumer.to_pandas())
+        return self._thread.run(self._whole(self._consumer.to_pandas))
 
     def to_polars(self) -> polars.DataFrame:
         """The same as a data frame of polars, which has to be installed."""
+        return self._thread.run(self._whole(self._consumer.to_polars))
+
+    def _next_ahead(self) -> ChunkBatch | None:
+        with self._handing_out:
+            if not self._ahead or not self._ahead[0].intact:  # who asks for more gets it from where it is now
+                return None
+            batch = self._ahead[0]
+            self._consumer.deliver(batch)
+            self._ahead.popleft()  # last: who is interrupted before gets it the next time
+            return batch
+
+    async def _fetch_batches(self) -> bool:
+        if self._ahead and self._ahead[0].intact:
+            return True  # another thread has been here
+        self._give_back()
+        batches = await self._consumer.next_batches(AHEAD_MAX)
+        with self._handing_out:
+            self._ahead.extend(batches)
+        return bool(batches)
+
+    async def _fetch_records(self) -> bool:
+        self._give_back()
+        return await super()._fetch_records()
+
+    async def _whole(self, read: Callable[[], Awaitable[T]]) -> T:
         self._at_hand = iter(())
-        return self._thread.run(self._consumer.to_polars())
+        self._give_back()
+        return await read()
+
+    def _give_back(self) -> None:
+        with self._handing_out:
+            self._consumer.give_back(self._ahead)
+            self._ahead.clear()
 
     def positions(self, stream: str | None = None) -> dict[int, list[Position]]:
         """Where to go on after what was delivered so far, per streamlet and entry."""
@@ -120,6 +154,28 @@ class Consumer(_Consumer[AsyncConsumer]):
 
 class GroupConsumer(_Consumer[AsyncGroupConsumer]):
     """Reads streams together with the others of its consumer group. Made by `Client.group_consumer`."""
+
+    def __init__(self, thread: LoopThread, consumer: AsyncGroupConsumer) -> None:
+        super().__init__(thread, consumer)
+        self._batch: ChunkBatch | None = None
+        """That has come, for whoever goes on after an interruption."""
+
+    def batches(self) -> Iterator[ChunkBatch]:
+        """Each chunk as an Arrow batch in place, small ones several together; raises what the asynchronous one does.
+
+        Who was interrupted while one came gets that first from the next loop over batches.
+        """
+        self._at_hand = iter(())  # their chunk comes whole: its last record was not given out
+        coming = self._consumer.batches()
+        while self._batch is not None or self._thread.run(self._fetch_batch(coming)):
+            batch, self._batch = self._batch, None
+            if batch is not None:
+                yield batch
+            del batch  # and with it the place in the broker's memory, though the next one may be long in coming
+
+    async def _fetch_batch(self, coming: AsyncIterator[ChunkBatch]) -> bool:
+        self._batch = await anext(coming, None)
+        return self._batch is not None
 
     def positions(self, stream: str | None = None) -> dict[tuple[int, int], Position]:
         """By streamlet and group, of the groups that this consumer has: up to where they were delivered."""

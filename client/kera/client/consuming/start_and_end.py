@@ -1,0 +1,62 @@
+"""From where, and up to where, a consumer reads: what was asked for, as a range of each entry of a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from kera.client.cluster.cluster import Cluster
+from kera.client.cluster.fetch import Wanted
+from kera.client.consuming.committed import committed_cursors
+from kera.client.positions import Positions, check_streamlets
+from kera.client.settings import ConsumerSettings
+from kera.client.types import StreamDescription
+from kera.core.errors import InvalidArgument
+from kera.core.ids import EARLIEST, EntryId, Position
+
+Start = Literal["earliest", "latest", "committed"]
+End = Literal["latest"]
+
+
+async def ranges_to_read(
+    cluster: Cluster, settings: ConsumerSettings, name: str, *, start: Start | Positions, end: End | Positions | None
+) -> tuple[StreamDescription, list[Wanted]]:
+    """What to read of each entry of a stream, those included that have nothing to read.
+
+    Raises `UnknownStream`, and `InvalidArgument` for positions that leave out an entry or name one that is not there.
+    """
+    needs_bounds = start == "latest" or end == "latest"
+    bounds = await cluster.bounds(name) if needs_bounds else {}
+    stream = await cluster.stream(name)  # known by now, if it was asked for its bounds
+    committed: Mapping[EntryId, Position] = {}
+    if start == "committed":
+        committed = await committed_cursors(cluster, settings.consumer_group, stream)
+    ranges = []
+    for streamlet_id in stream.assignments:
+        for number in range(stream.config.entries):
+            entry = EntryId(stream.stream_id, streamlet_id, number)
+            first, behind = committed.get(entry, EARLIEST), None
+            if start == "latest":
+                first = bounds[streamlet_id][number].end
+            elif not isinstance(start, str):
+                first = _given(start, streamlet_id, number, stream)
+            if end == "latest":
+                behind = bounds[streamlet_id][number].end
+            elif end is not None:
+                behind = _given(end, streamlet_id, number, stream)
+            ranges.append(Wanted(entry, first, behind))
+    for given in (start, end):
+        if isinstance(given, Mapping):
+            check_streamlets(given, stream)
+    return stream, ranges
+
+
+def _given(positions: Positions, streamlet_id: int, entry: int, stream: StreamDescription) -> Position:
+    try:
+        return Position(*positions[streamlet_id][entry])
+    except (KeyError, IndexError):
+        raise InvalidArgument(
+            f"no position is given for streamlet {streamlet_id}, entry {entry} of stream {stream.name!r}",
+            stream=stream.name,
+            streamlet_id=streamlet_id,
+        ) from None
