@@ -52,7 +52,12 @@ OpenStore = Callable[
     [CoordinatorSettings, Runtime, AsyncExitStack], Awaitable[tuple[MetadataStore, Callable[[str], Election]]]
 ]
 """Where the metadata are, and the election of who may lead, for a coordinator at an address."""
-METHODS = (*api.COORDINATOR_METHODS, *api.CONSUMER_GROUPS_METHODS, *api.ACCESS_METHODS)
+METHODS = (
+    *api.COORDINATOR_METHODS,
+    *api.CONSUMER_GROUPS_METHODS,
+    *api.ACCESS_METHODS,
+    *api.SCHEMA_REGISTRY_METHODS,
+)
 
 
 class StreamNames:

@@ -13,6 +13,7 @@
     producers        ids, names, and that earlier ones are refused
     consumer_groups  which consumer reads what, and how far it is
     access           who may do what: users, rules, tokens
+    schemas          what values look like, and which changes of that are taken
     restored         catching up with a cluster that is younger than the metadata
     control          noticing which brokers are lost
 
@@ -61,6 +62,7 @@ from kera.coordinator.operations.stored import StoredBytes
 from kera.coordinator.operations.streams import StreamOperations
 from kera.coordinator.operations.unknown import UnknownStreams
 from kera.coordinator.recovery.carry_out import ObservePhase, Recoveries
+from kera.coordinator.schemas.service import SchemaService
 from kera.coordinator.settings import CoordinatorSettings
 from kera.coordinator.store.ledger import Ledger
 from kera.coordinator.store.metadata import MetadataStore
@@ -97,6 +99,7 @@ class Coordinator:
         """`guard`: in front of what it serves, None: security is off; `tell_member`: see ``access``."""
         self.state = state
         self.access = AccessService(state, guard, tell_member)
+        self.schemas = SchemaService(state, guard)
         self.consumer_groups = ConsumerGroups(state, state.settings.unnamed_group_retention_ms)
         shown = state.settings.metrics_port is not None
         lag_interval_ms = state.settings.group_lag_interval_ms if shown else 0
@@ -200,6 +203,7 @@ class Coordinator:
             self.producers,
             self._restored,
             self.access,
+            self.schemas,
         ):
             part.load()
         log.info(
@@ -228,6 +232,7 @@ class Coordinator:
         self.producers.close()
         for part in self._active:
             await part.close()
+        await self.schemas.close()
         await self.state.close()
 
     def tick(self) -> None:
@@ -259,6 +264,7 @@ class Coordinator:
             self.control,
             self.consumer_groups,
             self.access,
+            self.schemas,
         ):
             handlers.update(part.handlers())
         return handlers

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14kera/v1/schema.proto\x12\x07kera.v1\"Z\n\x10SchemaDefinition\x12!\n\x04type\x18\x01 \x01(\x0e\x32\x13.kera.v1.SchemaType\x12\x12\n\ndefinition\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\"\xa0\x01\n\x10RegisteredSchema\x12\x0f\n\x07subject\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\r\x12\x11\n\tschema_id\x18\x03 \x01(\r\x12)\n\x06schema\x18\x04 \x01(\x0b\x32\x19.kera.v1.SchemaDefinition\x12\x15\n\rregistered_us\x18\x05 \x01(\x03\x12\x15\n\rregistered_by\x18\x06 \x01(\t\"S\n\x15RegisterSchemaRequest\x12\x0f\n\x07subject\x18\x01 \x01(\t\x12)\n\x06schema\x18\x02 \x01(\x0b\x32\x19.kera.v1.SchemaDefinition\"G\n\x16RegisterSchemaResponse\x12-\n\nregistered\x18\x01 \x01(\x0b\x32\x19.kera.v1.RegisteredSchema\"P\n\x12\x43heckSchemaRequest\x12\x0f\n\x07subject\x18\x01 \x01(\t\x12)\n\x06schema\x18\x02 \x01(\x0b\x32\x19.kera.v1.SchemaDefinition\"_\n\x13\x43heckSchemaResponse\x12\x19\n\x11incompatibilities\x18\x01 \x03(\t\x12-\n\rcompatibility\x18\x02 \x01(\x0e\x32\x16.kera.v1.Compatibility\"T\n\x10GetSchemaRequest\x12\x13\n\tschema_id\x18\x01 \x01(\rH\x00\x12\x11\n\x07subject\x18\x02 \x01(\tH\x00\x12\x0f\n\x07version\x18\x03 \x01(\rB\x07\n\x05which\"B\n\x11GetSchemaResponse\x12-\n\nregistered\x18\x01 \x01(\x0b\x32\x19.kera.v1.RegisteredSchema\"%\n\x13ListSubjectsRequest\x12\x0e\n\x06prefix\x18\x01 \x01(\t\"(\n\x14ListSubjectsResponse\x12\x10\n\x08subjects\x18\x01 \x03(\t\",\n\x19ListSchemaVersionsRequest\x12\x0f\n\x07subject\x18\x01 \x01(\t\"I\n\x1aListSchemaVersionsResponse\x12+\n\x08versions\x18\x01 \x03(\x0b\x32\x19.kera.v1.RegisteredSchema\"*\n\x17GetCompatibilityRequest\x12\x0f\n\x07subject\x18\x01 \x01(\t\"]\n\x18GetCompatibilityResponse\x12-\n\rcompatibility\x18\x01 \x01(\x0e\x32\x16.kera.v1.Compatibility\x12\x12\n\nby_default\x18\x02 \x01(\x08\"Y\n\x17SetCompatibilityRequest\x12\x0f\n\x07subject\x18\x01 \x01(\t\x12-\n\rcompatibility\x18\x02 \x01(\x0e\x32\x16.kera.v1.Compatibility\"\x1a\n\x18SetCompatibilityResponse\"7\n\x13\x44\x65leteSchemaRequest\x12\x0f\n\x07subject\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\r\"<\n\x14\x44\x65leteSchemaResponse\x12\x10\n\x08versions\x18\x01 \x03(\r\x12\x12\n\nschema_ids\x18\x02 \x03(\r\"L\n\x0cSchemaRecord\x12\x11\n\tschema_id\x18\x01 \x01(\r\x12)\n\x06schema\x18\x02 \x01(\x0b\x32\x19.kera.v1.SchemaDefinition\"\x92\x01\n\rSubjectRecord\x12\x0f\n\x07subject\x18\x01 \x01(\t\x12-\n\rcompatibility\x18\x02 \x01(\x0e\x32\x16.kera.v1.Compatibility\x12+\n\x08versions\x18\x03 \x03(\x0b\x32\x19.kera.v1.RegisteredSchema\x12\x14\n\x0clast_version\x18\x04 \x01(\r*\x86\x01\n\nSchemaType\x12\x1b\n\x17SCHEMA_TYPE_UNSPECIFIED\x10\x00\x12\x14\n\x10SCHEMA_TYPE_AVRO\x10\x01\x12\x14\n\x10SCHEMA_TYPE_JSON\x10\x02\x12\x18\n\x14SCHEMA_TYPE_PROTOBUF\x10\x03\x12\x15\n\x11SCHEMA_TYPE_ARROW\x10\x04*\x85\x02\n\rCompatibility\x12\x1d\n\x19\x43OMPATIBILITY_UNSPECIFIED\x10\x00\x12\x16\n\x12\x43OMPATIBILITY_NONE\x10\x01\x12\x1a\n\x16\x43OMPATIBILITY_BACKWARD\x10\x02\x12\x19\n\x15\x43OMPATIBILITY_FORWARD\x10\x03\x12\x16\n\x12\x43OMPATIBILITY_FULL\x10\x04\x12%\n!COMPATIBILITY_BACKWARD_TRANSITIVE\x10\x05\x12$\n COMPATIBILITY_FORWARD_TRANSITIVE\x10\x06\x12!\n\x1d\x43OMPATIBILITY_FULL_TRANSITIVE\x10\x07\x32\x9c\x05\n\x0eSchemaRegistry\x12Q\n\x0eRegisterSchema\x12\x1e.kera.v1.RegisterSchemaRequest\x1a\x1f.kera.v1.RegisterSchemaResponse\x12H\n\x0b\x43heckSchema\x12\x1b.kera.v1.CheckSchemaRequest\x1a\x1c.kera.v1.CheckSchemaResponse\x12\x42\n\tGetSchema\x12\x19.kera.v1.GetSchemaRequest\x1a\x1a.kera.v1.GetSchemaResponse\x12K\n\x0cListSubjects\x12\x1c.kera.v1.ListSubjectsRequest\x1a\x1d.kera.v1.ListSubjectsResponse\x12]\n\x12ListSchemaVersions\x12\".kera.v1.ListSchemaVersionsRequest\x1a#.kera.v1.ListSchemaVersionsResponse\x12W\n\x10GetCompatibility\x12 .kera.v1.GetCompatibilityRequest\x1a!.kera.v1.GetCompatibilityResponse\x12W\n\x10SetCompatibility\x12 .kera.v1.SetCompatibilityRequest\x1a!.kera.v1.SetCompatibilityResponse\x12K\n\x0c\x44\x65leteSchema\x12\x1c.kera.v1.DeleteSchemaRequest\x1a\x1d.kera.v1.DeleteSchemaResponseB\x10Z\x0ekera/v1;kerav1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14kera/v1/schema.proto\x12\x07kera.v1\"Z\n\x10SchemaDefinition\x12!\n\x04type\x18\x01 \x01(\x0e\x32\x13.kera.v1.SchemaType\x12\x12\n\ndefinition\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\"\xa0\x01\n\x10RegisteredSchema\x12\x0f\n\x07subject\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\r\x12\x11\n\tschema_id\x18\x03 \x01(\r\x12)\n\x06schema\x18\x04 \x01(\x0b\x32\x19.kera.v1.SchemaDefinition\x12\x15\n\rregistered_us\x18\x05 \x01(\x03\x12\x15\n\rregistered_by\x18\x06 \x01(\t\"S\n\x15RegisterSchemaRequest\x12\x0f\n\x07subject\x18\x01 \x01(\t\x12)\n\x06schema\x18\x02 \x01(\x0b\x32\x19.kera.v1.SchemaDefinition\"G\n\x16RegisterSchemaResponse\x12-\n\nregistered\x18\x01 \x01(\x0b\x32\x19.kera.v1.RegisteredSchema\"P\n\x12\x43heckSchemaRequest\x12\x0f\n\x07subject\x18\x01 \x01(\t\x12)\n\x06schema\x18\x02 \x01(\x0b\x32\x19.kera.v1.SchemaDefinition\"_\n\x13\x43heckSchemaResponse\x12\x19\n\x11incompatibilities\x18\x01 \x03(\t\x12-\n\rcompatibility\x18\x02 \x01(\x0e\x32\x16.kera.v1.Compatibility\"T\n\x10GetSchemaRequest\x12\x13\n\tschema_id\x18\x01 \x01(\rH\x00\x12\x11\n\x07subject\x18\x02 \x01(\tH\x00\x12\x0f\n\x07version\x18\x03 \x01(\rB\x07\n\x05which\"B\n\x11GetSchemaResponse\x12-\n\nregistered\x18\x01 \x01(\x0b\x32\x19.kera.v1.RegisteredSchema\"4\n\x13ListSubjectsRequest\x12\x0e\n\x06prefix\x18\x01 \x01(\t\x12\r\n\x05\x61\x66ter\x18\x02 \x01(\t\"<\n\x14ListSubjectsResponse\x12\x10\n\x08subjects\x18\x01 \x03(\t\x12\x12\n\nnext_after\x18\x02 \x01(\t\",\n\x19ListSchemaVersionsRequest\x12\x0f\n\x07subject\x18\x01 \x01(\t\"I\n\x1aListSchemaVersionsResponse\x12+\n\x08versions\x18\x01 \x03(\x0b\x32\x19.kera.v1.RegisteredSchema\"*\n\x17GetCompatibilityRequest\x12\x0f\n\x07subject\x18\x01 \x01(\t\"]\n\x18GetCompatibilityResponse\x12-\n\rcompatibility\x18\x01 \x01(\x0e\x32\x16.kera.v1.Compatibility\x12\x12\n\nby_default\x18\x02 \x01(\x08\"Y\n\x17SetCompatibilityRequest\x12\x0f\n\x07subject\x18\x01 \x01(\t\x12-\n\rcompatibility\x18\x02 \x01(\x0e\x32\x16.kera.v1.Compatibility\"\x1a\n\x18SetCompatibilityResponse\"7\n\x13\x44\x65leteSchemaRequest\x12\x0f\n\x07subject\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\r\"<\n\x14\x44\x65leteSchemaResponse\x12\x10\n\x08versions\x18\x01 \x03(\r\x12\x12\n\nschema_ids\x18\x02 \x03(\r\"L\n\x0cSchemaRecord\x12\x11\n\tschema_id\x18\x01 \x01(\r\x12)\n\x06schema\x18\x02 \x01(\x0b\x32\x19.kera.v1.SchemaDefinition\"\x92\x01\n\rSubjectRecord\x12\x0f\n\x07subject\x18\x01 \x01(\t\x12-\n\rcompatibility\x18\x02 \x01(\x0e\x32\x16.kera.v1.Compatibility\x12+\n\x08versions\x18\x03 \x03(\x0b\x32\x19.kera.v1.RegisteredSchema\x12\x14\n\x0clast_version\x18\x04 \x01(\r*\x86\x01\n\nSchemaType\x12\x1b\n\x17SCHEMA_TYPE_UNSPECIFIED\x10\x00\x12\x14\n\x10SCHEMA_TYPE_AVRO\x10\x01\x12\x14\n\x10SCHEMA_TYPE_JSON\x10\x02\x12\x18\n\x14SCHEMA_TYPE_PROTOBUF\x10\x03\x12\x15\n\x11SCHEMA_TYPE_ARROW\x10\x04*\x85\x02\n\rCompatibility\x12\x1d\n\x19\x43OMPATIBILITY_UNSPECIFIED\x10\x00\x12\x16\n\x12\x43OMPATIBILITY_NONE\x10\x01\x12\x1a\n\x16\x43OMPATIBILITY_BACKWARD\x10\x02\x12\x19\n\x15\x43OMPATIBILITY_FORWARD\x10\x03\x12\x16\n\x12\x43OMPATIBILITY_FULL\x10\x04\x12%\n!COMPATIBILITY_BACKWARD_TRANSITIVE\x10\x05\x12$\n COMPATIBILITY_FORWARD_TRANSITIVE\x10\x06\x12!\n\x1d\x43OMPATIBILITY_FULL_TRANSITIVE\x10\x07\x32\x9c\x05\n\x0eSchemaRegistry\x12Q\n\x0eRegisterSchema\x12\x1e.kera.v1.RegisterSchemaRequest\x1a\x1f.kera.v1.RegisterSchemaResponse\x12H\n\x0b\x43heckSchema\x12\x1b.kera.v1.CheckSchemaRequest\x1a\x1c.kera.v1.CheckSchemaResponse\x12\x42\n\tGetSchema\x12\x19.kera.v1.GetSchemaRequest\x1a\x1a.kera.v1.GetSchemaResponse\x12K\n\x0cListSubjects\x12\x1c.kera.v1.ListSubjectsRequest\x1a\x1d.kera.v1.ListSubjectsResponse\x12]\n\x12ListSchemaVersions\x12\".kera.v1.ListSchemaVersionsRequest\x1a#.kera.v1.ListSchemaVersionsResponse\x12W\n\x10GetCompatibility\x12 .kera.v1.GetCompatibilityRequest\x1a!.kera.v1.GetCompatibilityResponse\x12W\n\x10SetCompatibility\x12 .kera.v1.SetCompatibilityRequest\x1a!.kera.v1.SetCompatibilityResponse\x12K\n\x0c\x44\x65leteSchema\x12\x1c.kera.v1.DeleteSchemaRequest\x1a\x1d.kera.v1.DeleteSchemaResponseB\x10Z\x0ekera/v1;kerav1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,10 +32,10 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kera.v1.schema_pb2', _globa
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'Z\016kera/v1;kerav1'
-  _globals['_SCHEMATYPE']._serialized_start=1586
-  _globals['_SCHEMATYPE']._serialized_end=1720
-  _globals['_COMPATIBILITY']._serialized_start=1723
-  _globals['_COMPATIBILITY']._serialized_end=1984
+  _globals['_SCHEMATYPE']._serialized_start=1621
+  _globals['_SCHEMATYPE']._serialized_end=1755
+  _globals['_COMPATIBILITY']._serialized_start=1758
+  _globals['_COMPATIBILITY']._serialized_end=2019
   _globals['_SCHEMADEFINITION']._serialized_start=33
   _globals['_SCHEMADEFINITION']._serialized_end=123
   _globals['_REGISTEREDSCHEMA']._serialized_start=126
@@ -53,29 +53,29 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETSCHEMARESPONSE']._serialized_start=711
   _globals['_GETSCHEMARESPONSE']._serialized_end=777
   _globals['_LISTSUBJECTSREQUEST']._serialized_start=779
-  _globals['_LISTSUBJECTSREQUEST']._serialized_end=816
-  _globals['_LISTSUBJECTSRESPONSE']._serialized_start=818
-  _globals['_LISTSUBJECTSRESPONSE']._serialized_end=858
-  _globals['_LISTSCHEMAVERSIONSREQUEST']._serialized_start=860
-  _globals['_LISTSCHEMAVERSIONSREQUEST']._serialized_end=904
-  _globals['_LISTSCHEMAVERSIONSRESPONSE']._serialized_start=906
-  _globals['_LISTSCHEMAVERSIONSRESPONSE']._serialized_end=979
-  _globals['_GETCOMPATIBILITYREQUEST']._serialized_start=981
-  _globals['_GETCOMPATIBILITYREQUEST']._serialized_end=1023
-  _globals['_GETCOMPATIBILITYRESPONSE']._serialized_start=1025
-  _globals['_GETCOMPATIBILITYRESPONSE']._serialized_end=1118
-  _globals['_SETCOMPATIBILITYREQUEST']._serialized_start=1120
-  _globals['_SETCOMPATIBILITYREQUEST']._serialized_end=1209
-  _globals['_SETCOMPATIBILITYRESPONSE']._serialized_start=1211
-  _globals['_SETCOMPATIBILITYRESPONSE']._serialized_end=1237
-  _globals['_DELETESCHEMAREQUEST']._serialized_start=1239
-  _globals['_DELETESCHEMAREQUEST']._serialized_end=1294
-  _globals['_DELETESCHEMARESPONSE']._serialized_start=1296
-  _globals['_DELETESCHEMARESPONSE']._serialized_end=1356
-  _globals['_SCHEMARECORD']._serialized_start=1358
-  _globals['_SCHEMARECORD']._serialized_end=1434
-  _globals['_SUBJECTRECORD']._serialized_start=1437
-  _globals['_SUBJECTRECORD']._serialized_end=1583
-  _globals['_SCHEMAREGISTRY']._serialized_start=1987
-  _globals['_SCHEMAREGISTRY']._serialized_end=2655
+  _globals['_LISTSUBJECTSREQUEST']._serialized_end=831
+  _globals['_LISTSUBJECTSRESPONSE']._serialized_start=833
+  _globals['_LISTSUBJECTSRESPONSE']._serialized_end=893
+  _globals['_LISTSCHEMAVERSIONSREQUEST']._serialized_start=895
+  _globals['_LISTSCHEMAVERSIONSREQUEST']._serialized_end=939
+  _globals['_LISTSCHEMAVERSIONSRESPONSE']._serialized_start=941
+  _globals['_LISTSCHEMAVERSIONSRESPONSE']._serialized_end=1014
+  _globals['_GETCOMPATIBILITYREQUEST']._serialized_start=1016
+  _globals['_GETCOMPATIBILITYREQUEST']._serialized_end=1058
+  _globals['_GETCOMPATIBILITYRESPONSE']._serialized_start=1060
+  _globals['_GETCOMPATIBILITYRESPONSE']._serialized_end=1153
+  _globals['_SETCOMPATIBILITYREQUEST']._serialized_start=1155
+  _globals['_SETCOMPATIBILITYREQUEST']._serialized_end=1244
+  _globals['_SETCOMPATIBILITYRESPONSE']._serialized_start=1246
+  _globals['_SETCOMPATIBILITYRESPONSE']._serialized_end=1272
+  _globals['_DELETESCHEMAREQUEST']._serialized_start=1274
+  _globals['_DELETESCHEMAREQUEST']._serialized_end=1329
+  _globals['_DELETESCHEMARESPONSE']._serialized_start=1331
+  _globals['_DELETESCHEMARESPONSE']._serialized_end=1391
+  _globals['_SCHEMARECORD']._serialized_start=1393
+  _globals['_SCHEMARECORD']._serialized_end=1469
+  _globals['_SUBJECTRECORD']._serialized_start=1472
+  _globals['_SUBJECTRECORD']._serialized_end=1618
+  _globals['_SCHEMAREGISTRY']._serialized_start=2022
+  _globals['_SCHEMAREGISTRY']._serialized_end=2690
 # @@protoc_insertion_point(module_scope)

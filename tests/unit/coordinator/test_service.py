@@ -35,7 +35,12 @@ def client(cluster: Cluster) -> Client:
 
 
 async def test_every_method_of_the_coordinator_is_served(client: Client) -> None:
-    assert set(client.service) == {*api.COORDINATOR_METHODS, *api.CONSUMER_GROUPS_METHODS, *api.ACCESS_METHODS}
+    assert set(client.service) == {
+        *api.COORDINATOR_METHODS,
+        *api.CONSUMER_GROUPS_METHODS,
+        *api.ACCESS_METHODS,
+        *api.SCHEMA_REGISTRY_METHODS,
+    }
 
 
 async def test_a_stream_goes_from_creation_to_deletion(client: Client, cluster: Cluster) -> None:

@@ -107,7 +107,13 @@ class SchemaRegistry:
     async def subjects(self, prefix: str = "") -> list[str]:
         """All whose names begin with `prefix`, and that who asks may describe, in order."""
         request = schema_pb2.ListSubjectsRequest(prefix=arguments.text("prefix", prefix, "the beginning of a name"))
-        return list((await self._cluster.ask(api.LIST_SUBJECTS, request)).subjects)
+        found: list[str] = []
+        while True:
+            answer = await self._cluster.ask(api.LIST_SUBJECTS, request)
+            found += answer.subjects
+            if not answer.next_after:
+                return found
+            request.after = answer.next_after
 
     async def versions(self, subject: str) -> list[int]:
         """The numbers of the versions of `subject` that are there, from the oldest. Raises `UnknownSubject`."""
@@ -136,7 +142,7 @@ class SchemaRegistry:
         await self._cluster.ask(api.SET_COMPATIBILITY, request)
 
     async def delete(self, subject: str, version: int | None = None) -> None:
-        """Forget a version of `subject`, or all of it; the numbers and ids are not used again.
+        """Forget a version of `subject`, or all of it; ids are not used again.
 
         Values that were written with a schema that no subject has any more cannot be read by their schema from then on.
         Raises `UnknownSubject` and `UnknownSchema`.

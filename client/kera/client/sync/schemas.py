@@ -57,5 +57,5 @@ class SchemaRegistry:
         self._thread.run(self._schemas.set_compatibility(subject, mode))
 
     def delete(self, subject: str, version: int | None = None) -> None:
-        """Forget a version of `subject`, or all of it; the numbers and ids are not used again."""
+        """Forget a version of `subject`, or all of it; ids are not used again."""
         self._thread.run(self._schemas.delete(subject, version))

@@ -67,3 +67,7 @@ def last_id(noun: str) -> str:
 def last_epoch(noun: str) -> str:
     """Key of the last epoch of any launch of a kind."""
     return f"last/{noun}_epoch"
+
+
+LAST_SCHEMA_ID = last_id("schema")
+"""Key of the last id of a schema of values, see ``kera.coordinator.schemas``."""

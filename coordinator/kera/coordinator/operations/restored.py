@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 
 from kera.coordinator.cluster.catalog import with_assignments
-from kera.coordinator.cluster.keys import last_epoch
+from kera.coordinator.cluster.keys import LAST_SCHEMA_ID, last_epoch
 from kera.coordinator.cluster.state import State
 from kera.coordinator.cluster.work import Work
 from kera.coordinator.ids import Launch
@@ -24,6 +24,7 @@ from kera.coordinator.operations.catching_up import (
 )
 from kera.coordinator.operations.unknown import UnknownStreams
 from kera.coordinator.store.leadership import LEADER
+from kera.coordinator.store.ledger import number
 from kera.coordinator.store.metadata_copy import RESTORED
 from kera.core.errors import Unavailable, UnknownLaunch
 from kera.core.lineage import comes_from
@@ -163,9 +164,15 @@ class Restored:
         await self._unknown.go_on_without()
         await self._unknown.recover_lost()
         await self._tell_anew()
-        await self._state.change(self._state.write({RESTORED: None}))
+        await self._state.change(self._over())
         self._catching_up = None
         self._asked.clear()
+
+    async def _over(self) -> None:
+        """Ids of schemas count from 1: those that were given since the copy are not known, and lie below this one."""
+        state = self._state
+        last_id = state.number_after(state.ledger.last_number(LAST_SCHEMA_ID))
+        await state.write({RESTORED: None, LAST_SCHEMA_ID: number(last_id)})
 
     async def _tell_anew(self) -> None:
         """Have brokers hear of all streams as of something new.

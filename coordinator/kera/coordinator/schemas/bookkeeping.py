@@ -1,0 +1,293 @@
+"""What the registry of schemas has, and what a change makes of it. Pure: records in, records out.
+
+Invariants:
+
+1. A text has one id, whatever subjects have it, and one version of a subject. It is gone with the last of them.
+2. Numbers of a subject's versions only grow, as long as the subject is there.
+3. What all takes together is bounded: it is in the coordinator's memory, and in each copy of the metadata.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from kera.core.errors import InvalidArgument, UnknownSchema, UnknownSubject
+from kera.core.schemas import VERSIONS_MAX, Compatibility
+from kera.core.schemas.compatibility import Definition, Version
+from kera.core.schemas.kinds import SchemaType
+from kera.v1 import schema_pb2 as messages
+
+SUBJECTS_MAX = 100_000
+BYTES_MAX = 24 << 20
+"""Of all definitions and what is around them: a copy of the metadata has to fit into a message (30 MiB)."""
+SUBJECT_BYTES_MAX = 4 << 20
+"""Of the definitions of one subject: a new one may have to be compared with all of them."""
+SUBJECT_BYTES, VERSION_BYTES, SCHEMA_BYTES = 120, 60, 60
+"""What one of them takes besides its name or its definition, about."""
+SUBJECTS_OF_PAGE_MAX = 5_000
+
+
+class Basis(NamedTuple):
+    """What a decision about a new version of a subject was made by."""
+
+    compatibility: Compatibility
+    versions: tuple[tuple[int, int], ...]
+    """Number and id."""
+
+
+class Change(NamedTuple):
+    """What is to be written: None deletes."""
+
+    subject: str
+    record: messages.SubjectRecord | None
+    schemas: Mapping[int, messages.SchemaRecord | None]
+    """By id."""
+
+
+class Registry:
+    """See the head of this module."""
+
+    def __init__(
+        self,
+        subjects: Iterable[messages.SubjectRecord] = (),
+        schemas: Iterable[messages.SchemaRecord] = (),
+        default: Compatibility = Compatibility.BACKWARD,
+    ) -> None:
+        self.default = default
+        """Of subjects without their own."""
+        self._subjects: dict[str, messages.SubjectRecord] = {}
+        self._names: list[str] = []
+        """Of subjects that have versions, in order."""
+        self._schemas: dict[int, messages.SchemaRecord] = {}
+        self._ids: dict[bytes, int] = {}
+        """By the digest of a definition."""
+        self._users: dict[int, dict[str, None]] = {}
+        """Of each schema: the subjects that have it, from the first."""
+        self._bytes = 0
+        for schema in schemas:
+            self._put_schema(schema.schema_id, schema)
+        for subject in subjects:
+            self._put_subject(subject.subject, subject)
+
+    @property
+    def bytes(self) -> int:
+        """Of all that there is, about."""
+        return self._bytes
+
+    def __len__(self) -> int:
+        return len(self._subjects)
+
+    # -- what is there ---------------------------------------------------------------------------------------------
+
+    def subjects(self, prefix: str, after: str) -> tuple[list[str], bool]:
+        """Some that have versions and begin so, in order, those behind `after`; and whether there are more."""
+        at = bisect_left(self._names, max(prefix, f"{after}\0" if after else ""))
+        page = self._names[at : at + SUBJECTS_OF_PAGE_MAX + 1]
+        found = [name for name in page if name.startswith(prefix)]
+        return found[:SUBJECTS_OF_PAGE_MAX], len(found) > SUBJECTS_OF_PAGE_MAX
+
+    def subject(self, subject: str) -> messages.SubjectRecord:
+        """One that has versions. Raises `UnknownSubject`."""
+        record = self._subjects.get(subject)
+        if record is None or not record.versions:
+            raise UnknownSubject(f"no schema is registered under {subject!r}", subject=subject)
+        return record
+
+    def compatibility(self, subject: str) -> tuple[Compatibility, bool]:
+        """Of a subject, also of one without versions; and whether that is by default."""
+        record = self._subjects.get(subject)
+        own = None if record is None else Compatibility.from_wire(record.compatibility)
+        return own or self.default, own is None
+
+    def version(self, subject: str, number: int) -> messages.RegisteredSchema:
+        """One, with its schema; 0: the newest. Raises `UnknownSubject` and `UnknownSchema`."""
+        record = self.subject(subject)
+        found = next((each for each in record.versions if each.version == number), None)
+        if not number:
+            found = record.versions[-1]
+        if found is None:
+            raise UnknownSchema(
+                f"{subject} has no version {number}: it has up to {record.versions[-1].version}",
+                subject=subject,
+                version=number,
+            )
+        return self.filled(subject, found)
+
+    def filled(self, subject: str, version: messages.RegisteredSchema) -> messages.RegisteredSchema:
+        """A version as it is answered, with its schema."""
+        answer = messages.RegisteredSchema(subject=subject)
+        answer.MergeFrom(version)
+        answer.schema.CopyFrom(self._schemas[version.schema_id].schema)
+        return answer
+
+    def users(self, schema_id: int) -> list[str]:
+        """The subjects that have a schema. Raises `UnknownSchema`."""
+        users = self._users.get(schema_id)
+        if not users:
+            raise unknown_id(schema_id)
+        return list(users)
+
+    def of_id(self, subject: str, schema_id: int) -> messages.RegisteredSchema:
+        """The version of a subject that is this schema. Raises `UnknownSchema`."""
+        record = self._subjects.get(subject)
+        found = next((each for each in record.versions if each.schema_id == schema_id), None) if record else None
+        if found is None:
+            raise unknown_id(schema_id)
+        return self.filled(subject, found)
+
+    def find(self, subject: str, schema: messages.SchemaDefinition) -> messages.RegisteredSchema | None:
+        """The version of a subject that is this very schema, without it."""
+        schema_id, record = self._ids.get(_digest(schema)), self._subjects.get(subject)
+        if schema_id is None or record is None:
+            return None
+        return next((each for each in record.versions if each.schema_id == schema_id), None)
+
+    def basis(self, subject: str) -> Basis:
+        """What a decision about a new version is made by; another one is to be made once it is different."""
+        record = self._subjects.get(subject)
+        versions = () if record is None else tuple((each.version, each.schema_id) for each in record.versions)
+        return Basis(self.compatibility(subject)[0], versions)
+
+    def versions(self, basis: Basis) -> list[Version]:
+        """Those of a basis, with their definitions."""
+        found = []
+        for number, schema_id in basis.versions:
+            schema = self._schemas[schema_id].schema
+            kind = SchemaType.from_wire(schema.type)
+            if kind is not None:
+                found.append(Version(number, Definition(kind, schema.definition, schema.message)))
+        return found
+
+    # -- what becomes of it ----------------------------------------------------------------------------------------
+
+    def registered(
+        self, subject: str, schema: messages.SchemaDefinition, *, new_id: int, by: str, now_us: int
+    ) -> Change:
+        """With a next version of a subject; `new_id`: of a schema that is new. Raises `InvalidArgument`."""
+        known = self._subjects.get(subject)
+        record = messages.SubjectRecord(subject=subject)
+        if known is not None:
+            record.CopyFrom(known)
+        if len(record.versions) >= VERSIONS_MAX:
+            raise InvalidArgument(
+                f"{subject} has {len(record.versions)} versions already: delete those that nobody reads",
+                limit=VERSIONS_MAX,
+            )
+        schema_id = self._ids.get(_digest(schema))
+        is_new = schema_id is None
+        size = _size(schema)
+        own = size + sum(_size(self._schemas[each.schema_id].schema) for each in record.versions)
+        if own > SUBJECT_BYTES_MAX:
+            raise InvalidArgument(
+                f"the versions of {subject} would take {own} bytes: delete those that nobody reads",
+                limit=SUBJECT_BYTES_MAX,
+            )
+        self._check_room(subject, VERSION_BYTES + (size + SCHEMA_BYTES if is_new else 0))
+        record.last_version += 1
+        record.versions.add(
+            version=record.last_version,
+            schema_id=new_id if schema_id is None else schema_id,
+            registered_us=now_us,
+            registered_by=by,
+        )
+        return Change(
+            subject, record, {new_id: messages.SchemaRecord(schema_id=new_id, schema=schema)} if is_new else {}
+        )
+
+    def with_compatibility(self, subject: str, compatibility: Compatibility | None) -> Change:
+        """With a compatibility of its own for a subject, or none. Raises `InvalidArgument`."""
+        record = messages.SubjectRecord(subject=subject)
+        known = self._subjects.get(subject)
+        if known is not None:
+            record.CopyFrom(known)
+        elif compatibility is not None:
+            self._check_room(subject, 0)
+        record.compatibility = messages.COMPATIBILITY_UNSPECIFIED if compatibility is None else compatibility.wire
+        is_empty = not record.versions and not record.last_version and compatibility is None
+        return Change(subject, None if is_empty else record, {})
+
+    def without(self, subject: str, number: int) -> Change:
+        """Without a version, or, of 0, without the subject. Raises `UnknownSubject` and `UnknownSchema`."""
+        record = messages.SubjectRecord()
+        if number:
+            self.version(subject, number)
+            record.CopyFrom(self.subject(subject))
+            gone = [each.schema_id for each in record.versions if each.version == number]
+            kept = [each for each in record.versions if each.version != number]
+            del record.versions[:]
+            record.versions.extend(kept)
+        else:
+            known = self._subjects.get(subject)
+            if known is None:
+                raise UnknownSubject(f"no schema is registered under {subject!r}", subject=subject)
+            gone = [each.schema_id for each in known.versions]
+        unused = [schema_id for schema_id in gone if len(self._users[schema_id]) == 1]
+        return Change(subject, record if number else None, dict.fromkeys(unused))
+
+    def apply(self, change: Change) -> None:
+        """A change that is in the store."""
+        for schema_id, schema in change.schemas.items():
+            if schema is not None:
+                self._put_schema(schema_id, schema)
+        self._put_subject(change.subject, change.record)
+        for schema_id, schema in change.schemas.items():
+            if schema is None:
+                self._put_schema(schema_id, None)
+
+    def _check_room(self, subject: str, size: int) -> None:
+        is_new = subject not in self._subjects
+        if is_new and len(self._subjects) >= SUBJECTS_MAX:
+            raise InvalidArgument(f"there are {len(self._subjects)} subjects already", limit=SUBJECTS_MAX)
+        total = self._bytes + size + (SUBJECT_BYTES + len(subject) if is_new else 0)
+        if total > BYTES_MAX:
+            raise InvalidArgument(
+                f"all schemas would take {total} bytes: delete subjects that nobody reads", limit=BYTES_MAX
+            )
+
+    def _put_schema(self, schema_id: int, record: messages.SchemaRecord | None) -> None:
+        known = self._schemas.pop(schema_id, None)
+        if known is not None:
+            del self._ids[_digest(known.schema)]
+            self._users.pop(schema_id, None)
+            self._bytes -= SCHEMA_BYTES + _size(known.schema)
+        if record is not None:
+            self._schemas[schema_id] = record
+            self._ids[_digest(record.schema)] = schema_id
+            self._bytes += SCHEMA_BYTES + _size(record.schema)
+
+    def _put_subject(self, subject: str, record: messages.SubjectRecord | None) -> None:
+        known = self._subjects.pop(subject, None)
+        before = {} if known is None else {each.schema_id for each in known.versions}
+        after = {} if record is None else {each.schema_id for each in record.versions}
+        for schema_id in before:
+            if schema_id not in after:
+                self._users.get(schema_id, {}).pop(subject, None)
+        for schema_id in after:
+            self._users.setdefault(schema_id, {}).setdefault(subject)
+        if bool(before) != bool(after):
+            if after:
+                insort(self._names, subject)
+            else:
+                del self._names[bisect_left(self._names, subject)]
+        if known is not None:
+            self._bytes -= SUBJECT_BYTES + len(subject) + VERSION_BYTES * len(before)
+        if record is not None:
+            self._subjects[subject] = record
+            self._bytes += SUBJECT_BYTES + len(subject) + VERSION_BYTES * len(after)
+
+
+def unknown_id(schema_id: int) -> UnknownSchema:
+    """The error."""
+    return UnknownSchema(f"no schema has the id {schema_id}", schema_id=schema_id)
+
+
+def _size(schema: messages.SchemaDefinition) -> int:
+    return len(schema.definition) + len(schema.message)
+
+
+def _digest(schema: messages.SchemaDefinition) -> bytes:
+    head = f"{schema.type} {schema.message}\n"
+    return hashlib.sha256(head.encode() + schema.definition.encode()).digest()

@@ -1,0 +1,25 @@
+"""Where the registry of schemas is in the metadata.
+
+schemas/compatibility      the one of subjects without their own, as its word
+schemas/ids/<id>           SchemaRecord, 8 hexadecimal digits
+schemas/subjects/<digest>  SubjectRecord; a name may be too long for a key
+last/schema_id             the last id that was given, as decimal text
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+DEFAULT_COMPATIBILITY = "schemas/compatibility"
+SCHEMAS = "schemas/ids/"
+SUBJECTS = "schemas/subjects/"
+
+
+def schema_key(schema_id: int) -> str:
+    """Key of a schema's record."""
+    return f"{SCHEMAS}{schema_id:08x}"
+
+
+def subject_key(subject: str) -> str:
+    """Key of a subject's record."""
+    return SUBJECTS + hashlib.sha256(subject.encode()).hexdigest()[:40]

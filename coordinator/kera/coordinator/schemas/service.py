@@ -1,0 +1,281 @@
+"""Requests about schemas. What is answered is in the store.
+
+A comparison may take a while, and is made before it is this change's turn. When that has come, and the subject is not
+what the comparison was made by, it is made again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from kera.coordinator.cluster.handlers import Handlers
+from kera.coordinator.cluster.keys import LAST_SCHEMA_ID
+from kera.coordinator.cluster.state import State
+from kera.coordinator.schemas.bookkeeping import Basis, Change, Registry, unknown_id
+from kera.coordinator.schemas.checking import Checking
+from kera.coordinator.schemas.records import DEFAULT_COMPATIBILITY, SCHEMAS, SUBJECTS, schema_key, subject_key
+from kera.coordinator.store.ledger import number
+from kera.coordinator.store.metadata_copy import RESTORED
+from kera.core.access.guard import CALLER, Guard
+from kera.core.access.requirements import Need, stream
+from kera.core.access.rights import Operation
+from kera.core.errors import IncompatibleSchema, InvalidArgument, InvalidSchema, Unavailable
+from kera.core.rpc import api
+from kera.core.schemas import (
+    DEFINITION_BYTES_MAX,
+    SCHEMA_ID_MAX,
+    SUBJECT_CHARS_MAX,
+    VERSION_MAX,
+    Compatibility,
+    SchemaType,
+    checked_subject,
+    stream_of,
+)
+from kera.core.schemas.compatibility import Definition
+from kera.core.telemetry import get_logger
+from kera.v1 import schema_pb2 as messages
+
+log = get_logger("kera.coordinator")
+
+ATTEMPTS_MAX = 10
+"""Of comparing, while others change the subject."""
+TOLD_CHARS_MAX = 1_200
+"""Of incompatibilities in an error, which has to fit into metadata of gRPC; `CheckSchema` tells of more."""
+
+
+class SchemaService:
+    """See the head of this module."""
+
+    def __init__(self, state: State, guard: Guard | None) -> None:
+        """`guard`: the coordinator's own; None: security is off."""
+        self._state = state
+        self._guard = guard
+        self._registry = Registry()
+        self._checking = Checking()
+
+    def load(self) -> None:
+        """Take up what the ledger has."""
+        ledger = self._state.ledger
+        default = (ledger.get(DEFAULT_COMPATIBILITY) or Compatibility.BACKWARD.encode()).decode()
+        self._registry = Registry(
+            [messages.SubjectRecord.FromString(value) for value in self._below(SUBJECTS)],
+            [messages.SchemaRecord.FromString(value) for value in self._below(SCHEMAS)],
+            Compatibility(default),
+        )
+
+    async def close(self) -> None:
+        """Let comparisons that have begun end."""
+        await self._checking.close()
+
+    def handlers(self) -> Handlers:
+        """Requests in, responses out, by method."""
+        handlers: Mapping[Any, Callable[[Any], Any]] = {
+            api.REGISTER_SCHEMA: self.register,
+            api.CHECK_SCHEMA: self.check,
+            api.GET_SCHEMA: self.get,
+            api.LIST_SUBJECTS: self.list_subjects,
+            api.LIST_SCHEMA_VERSIONS: self.list_versions,
+            api.GET_COMPATIBILITY: self.get_compatibility,
+            api.SET_COMPATIBILITY: self.set_compatibility,
+            api.DELETE_SCHEMA: self.delete,
+        }
+        return handlers
+
+    # -- changes ---------------------------------------------------------------------------------------------------
+
+    async def register(self, request: messages.RegisterSchemaRequest) -> messages.RegisterSchemaResponse:
+        """Make a schema the next version of a subject, or find it there.
+
+        Raises `InvalidSchema`, `IncompatibleSchema`, `InvalidArgument`, and `NotAllowed`.
+        """
+        subject = checked_subject(request.subject)
+        definition = _definition(request.schema)
+        self._check_may_register(subject)
+        for _ in range(ATTEMPTS_MAX):
+            known = self._registry.find(subject, request.schema)
+            if known is not None:
+                return _registered(subject, known)
+            if self._state.ledger.get(RESTORED) is not None:  # ids may have been given that are not in these metadata
+                raise Unavailable(self._state.catching_up or "the metadata are catching up with the cluster; ask again")
+            basis = self._registry.basis(subject)
+            found = await self._compared(basis, definition)
+            if found:
+                raise _incompatible(subject, found)
+            change = await self._state.change(self._add(subject, request.schema, basis), for_caller=True)
+            if change is not None and change.record is not None:
+                return _registered(subject, change.record.versions[-1])
+        raise Unavailable(f"others change {subject} all the time; ask again", subject=subject)
+
+    async def _add(self, subject: str, schema: messages.SchemaDefinition, basis: Basis) -> Change | None:
+        """None: the subject is not what it was."""
+        if self._registry.basis(subject) != basis:
+            return None
+        ledger, state = self._state.ledger, self._state
+        new_id = ledger.next_number(LAST_SCHEMA_ID)
+        if new_id > SCHEMA_ID_MAX:
+            raise InvalidArgument("there are no more ids for schemas")
+        change = self._registry.registered(
+            subject, schema, new_id=new_id, by=_caller_principal(), now_us=state.clock.now_us()
+        )
+        await self._write(change, {LAST_SCHEMA_ID: number(new_id)} if change.schemas else {})
+        if change.record is not None:
+            last = change.record.versions[-1]
+            self._say("schema registered", subject=subject, version=last.version, schema_id=last.schema_id)
+        return change
+
+    async def set_compatibility(self, request: messages.SetCompatibilityRequest) -> messages.SetCompatibilityResponse:
+        """Say which schemas may follow those of a subject, or of all others. Raises `InvalidArgument`."""
+        wanted = Compatibility.from_wire(request.compatibility)
+        if wanted is None and (request.compatibility or not request.subject):
+            raise InvalidArgument(f"compatibility {request.compatibility} is not known to this version")
+        subject = checked_subject(request.subject) if request.subject else ""
+
+        async def put() -> None:
+            if subject:
+                if self._registry.compatibility(subject) == (wanted or self._registry.default, wanted is None):
+                    return
+                await self._write(self._registry.with_compatibility(subject, wanted))
+            elif wanted is not None:
+                await self._state.write({DEFAULT_COMPATIBILITY: wanted.encode()})
+                self._registry.default = wanted
+            self._say("compatibility of schemas", subject=subject or "*", compatibility=wanted or "default")
+
+        await self._state.change(put(), for_caller=True)
+        return messages.SetCompatibilityResponse()
+
+    async def delete(self, request: messages.DeleteSchemaRequest) -> messages.DeleteSchemaResponse:
+        """Forget a version, or a subject. Raises `UnknownSubject` and `UnknownSchema`."""
+        subject = checked_subject(request.subject)
+        answer = messages.DeleteSchemaResponse()
+
+        async def take() -> None:
+            before = self._registry.basis(subject).versions
+            change = self._registry.without(subject, request.version)
+            await self._write(change)
+            after = self._registry.basis(subject).versions
+            answer.versions.extend(version for version, schema_id in before if (version, schema_id) not in after)
+            answer.schema_ids.extend(sorted(change.schemas))
+            shown = {"version": request.version} if request.version else {"versions": len(before)}
+            self._say("schema deleted", subject=subject, **shown)
+
+        await self._state.change(take(), for_caller=True)
+        return answer
+
+    async def _write(self, change: Change, more: Mapping[str, bytes | None] | None = None) -> None:
+        record = change.record
+        await self._state.write(
+            {
+                subject_key(change.subject): None if record is None else record.SerializeToString(),
+                **{
+                    schema_key(schema_id): None if schema is None else schema.SerializeToString()
+                    for schema_id, schema in change.schemas.items()
+                },
+                **(more or {}),
+            }
+        )
+        self._registry.apply(change)
+
+    # -- looking ---------------------------------------------------------------------------------------------------
+
+    async def check(self, request: messages.CheckSchemaRequest) -> messages.CheckSchemaResponse:
+        """What would break. Raises `InvalidSchema`."""
+        basis = self._registry.basis(checked_subject(request.subject))
+        definition = _definition(request.schema)
+        known = self._registry.find(request.subject, request.schema)
+        found = [] if known is not None else await self._compared(basis, definition)
+        return messages.CheckSchemaResponse(incompatibilities=found, compatibility=basis.compatibility.wire)
+
+    async def get(self, request: messages.GetSchemaRequest) -> messages.GetSchemaResponse:
+        """A version of a subject, or a schema by its id. Raises `UnknownSubject` and `UnknownSchema`."""
+        if request.WhichOneof("which") != "schema_id":
+            subject = checked_subject(request.subject)
+            if request.version > VERSION_MAX:
+                raise InvalidArgument(f"no version has a number above {VERSION_MAX}")
+            return messages.GetSchemaResponse(registered=self._registry.version(subject, request.version))
+        schema_id, peer, pace = request.schema_id, CALLER.get(), self._state.pace()
+        for subject in self._registry.users(schema_id):
+            if self._guard is None or peer is None:
+                return messages.GetSchemaResponse(registered=self._registry.of_id(subject, schema_id))
+            if self._guard.allows(peer, Operation.DESCRIBE, stream(stream_of(subject))):
+                return messages.GetSchemaResponse(registered=self._registry.of_id(subject, schema_id))
+            await pace.step()
+        raise unknown_id(schema_id)  # as if it were not there
+
+    def list_subjects(self, request: messages.ListSubjectsRequest) -> messages.ListSubjectsResponse:
+        """Those that begin so, a page of them."""
+        if len(request.prefix) > SUBJECT_CHARS_MAX or len(request.after) > SUBJECT_CHARS_MAX:
+            raise InvalidArgument(f"no subject has a name of more than {SUBJECT_CHARS_MAX} characters")
+        subjects, more = self._registry.subjects(request.prefix, request.after)
+        return messages.ListSubjectsResponse(subjects=subjects, next_after=subjects[-1] if more else "")
+
+    def list_versions(self, request: messages.ListSchemaVersionsRequest) -> messages.ListSchemaVersionsResponse:
+        """All of a subject. Raises `UnknownSubject`."""
+        record = self._registry.subject(checked_subject(request.subject))
+        return messages.ListSchemaVersionsResponse(versions=record.versions)
+
+    def get_compatibility(self, request: messages.GetCompatibilityRequest) -> messages.GetCompatibilityResponse:
+        """Of a subject, or of those without their own."""
+        subject = checked_subject(request.subject) if request.subject else ""
+        compatibility, by_default = self._registry.compatibility(subject)
+        return messages.GetCompatibilityResponse(compatibility=compatibility.wire, by_default=by_default)
+
+    async def _compared(self, basis: Basis, definition: Definition) -> list[str]:
+        versions = self._registry.versions(basis)
+        return await self._checking.incompatibilities(definition, versions, basis.compatibility)
+
+    def _below(self, path: str) -> list[bytes]:
+        ledger = self._state.ledger
+        return [ledger.get(key) or b"" for key in ledger.children(path.rstrip("/"))]
+
+    # -- who asks --------------------------------------------------------------------------------------------------
+
+    def _check_may_register(self, subject: str) -> None:
+        """Who may write to the stream or alter it. Raises `NotAllowed`, or `UnknownStream`."""
+        peer, resource = CALLER.get(), stream(stream_of(subject))
+        if self._guard is None or peer is None or self._guard.allows(peer, Operation.ALTER, resource):
+            return
+        if peer.identity is None or not peer.identity.is_daemon:
+            self._guard.check(peer, Need(Operation.WRITE, resource))
+
+    def _say(self, what: str, **fields: object) -> None:
+        peer = CALLER.get()
+        if self._guard is None:
+            log.info(what, **fields)
+        else:
+            address = "" if peer is None else peer.address
+            self._guard.audit.changed_by(_caller_principal(), address, what, **fields)
+
+
+def _definition(schema: messages.SchemaDefinition) -> Definition:
+    kind = SchemaType.from_wire(schema.type)
+    if kind is None:
+        raise InvalidSchema(f"schemas of type {schema.type} are not known to this version")
+    if len(schema.definition) > DEFINITION_BYTES_MAX:  # before anything looks at all of it
+        raise InvalidSchema(
+            f"the definition has {len(schema.definition)} characters, the limit is {DEFINITION_BYTES_MAX}",
+            limit=DEFINITION_BYTES_MAX,
+        )
+    return Definition(kind, schema.definition, schema.message)
+
+
+def _registered(subject: str, version: messages.RegisteredSchema) -> messages.RegisterSchemaResponse:
+    answer = messages.RegisterSchemaResponse(registered=version)
+    answer.registered.subject = subject
+    return answer
+
+
+def _incompatible(subject: str, found: list[str]) -> IncompatibleSchema:
+    told, room = list[str](), TOLD_CHARS_MAX
+    for each in found:
+        room -= len(each)
+        if told and room < 0:
+            break
+        told.append(each)
+    more = f"; and {len(found) - 1} more" if len(found) > 1 else ""
+    return IncompatibleSchema(f"{subject}: {found[0]}{more}", subject=subject, incompatibilities=told)
+
+
+def _caller_principal() -> str:
+    peer = CALLER.get()
+    return "" if peer is None or peer.identity is None else peer.identity.principal

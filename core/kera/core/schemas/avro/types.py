@@ -1,0 +1,142 @@
+"""What a schema of Avro is made of, once it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, assert_never
+
+SHOWN_MAX = 8
+"""Branches of a union, for people."""
+PRIMITIVES = frozenset({"null", "boolean", "int", "long", "float", "double", "bytes", "string"})
+
+
+@dataclass(frozen=True, slots=True)
+class Logical:
+    """What values mean beyond their type."""
+
+    name: str
+    precision: int = 0
+    """Of decimals; likewise the other."""
+    scale: int = 0
+
+    def __str__(self) -> str:
+        return f"decimal({self.precision}, {self.scale})" if self.name == "decimal" else self.name
+
+
+@dataclass(slots=True, eq=False)
+class Primitive:
+    """One of `PRIMITIVES`."""
+
+    kind: str
+    logical: Logical | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Array:
+    """A list."""
+
+    items: Type
+
+
+@dataclass(slots=True, eq=False)
+class Map:
+    """Values by text."""
+
+    values: Type
+
+
+@dataclass(slots=True, eq=False)
+class Union:
+    """One of several."""
+
+    branches: Sequence[Type]
+
+
+@dataclass(slots=True, eq=False)
+class Reference:
+    """A type that has been defined before, by its full name."""
+
+    name: str
+
+
+@dataclass(slots=True, eq=False)
+class Enum:
+    """One of several words."""
+
+    name: str
+    """Full, likewise those below."""
+    aliases: frozenset[str]
+    symbols: Sequence[str]
+    default: str | None
+
+
+@dataclass(slots=True, eq=False)
+class Fixed:
+    """So many bytes."""
+
+    name: str
+    aliases: frozenset[str]
+    size: int
+    logical: Logical | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Field:
+    """Of a record."""
+
+    name: str
+    aliases: frozenset[str]
+    type: Type
+    has_default: bool
+    default: Any = None
+
+
+@dataclass(slots=True, eq=False)
+class Record:
+    """Named fields in their order."""
+
+    name: str
+    aliases: frozenset[str]
+    fields: list[Field] = field(default_factory=list)
+
+
+Named: TypeAlias = Enum | Fixed | Record
+Type: TypeAlias = Primitive | Array | Map | Union | Reference | Named
+
+
+@dataclass(slots=True, eq=False)
+class AvroSchema:
+    """A definition that was read."""
+
+    root: Type
+    named: dict[str, Named]
+    """By their full names."""
+
+    def resolve(self, kind: Type) -> Type:
+        """What a reference stands for."""
+        return self.named[kind.name] if isinstance(kind, Reference) else kind
+
+
+def word(kind: Type) -> str:
+    """A type in few words."""
+    match kind:
+        case Primitive(name, logical):
+            said = f"{name} ({logical})" if logical else name
+        case Array():
+            said = "array"
+        case Map():
+            said = "map"
+        case Union(branches):
+            said = f"union of {', '.join(map(word, branches[:SHOWN_MAX]))}{', …' if len(branches) > SHOWN_MAX else ''}"
+        case Reference(name):
+            said = name
+        case Fixed(name, _, size, logical):
+            said = f"fixed {name} of {size} bytes{f' ({logical})' if logical else ''}"
+        case Enum(name):
+            said = f"enum {name}"
+        case Record():
+            said = f"record {kind.name}"
+        case _:
+            assert_never(kind)
+    return said

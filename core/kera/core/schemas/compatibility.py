@@ -1,0 +1,86 @@
+"""Reads definitions, and says what of a new one breaks readers. Pure; each kind of schema has rules of its own.
+
+A large definition takes a while: who must not be held up does this in a thread (`is_large`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from kera.core.errors import InvalidSchema
+from kera.core.schemas import arrow
+from kera.core.schemas.arrow import parsed_arrow
+from kera.core.schemas.avro import rules as avro
+from kera.core.schemas.avro.parsing import parsed_avro
+from kera.core.schemas.differences import DIFFERENCES_MAX, Budget, Pair
+from kera.core.schemas.kinds import Compatibility, SchemaType
+from kera.core.schemas.limits import checked_message, checked_text
+
+Compare = Callable[[Any, Any, Pair], None]
+_RULES: dict[SchemaType, Compare] = {
+    SchemaType.AVRO: avro.compare,
+    SchemaType.ARROW: arrow.compare,
+}
+
+
+class Definition(NamedTuple):
+    """A schema as somebody has written it."""
+
+    schema_type: SchemaType
+    text: str
+    message: str = ""
+    """Of Protobuf: see `RegisteredSchema`."""
+
+    def parsed(self) -> Any:
+        """What its rules take. Raises `InvalidSchema`, also for what the registry does not take."""
+        checked_text(self.text)
+        checked_message(self.message, self.schema_type)
+        match self.schema_type:
+            case SchemaType.AVRO:
+                return parsed_avro(self.text)
+            case SchemaType.ARROW:
+                return parsed_arrow(self.text)
+            case other:
+                raise InvalidSchema(f"schemas of type {other} are not taken yet")
+
+
+class Version(NamedTuple):
+    """One of those that a subject has."""
+
+    number: int
+    definition: Definition
+
+
+def incompatibilities(new: Definition, earlier: Iterable[Version], mode: Compatibility) -> list[str]:
+    """What breaks if `new` follows `earlier`, a text for each field; empty: nothing.
+
+    `earlier`: from the oldest. Raises `InvalidSchema`, also of a comparison that would take too long.
+    """
+    parsed, budget = new.parsed(), Budget()
+    found: dict[str, None] = {}
+    versions = list(earlier)[::-1]
+    if mode is Compatibility.NONE:
+        return []
+    for version in versions if mode.transitive else versions[:1]:
+        if version.definition.schema_type is not new.schema_type:
+            found[
+                f"the schema: {new.schema_type}, was {version.definition.schema_type} in version {version.number}"
+            ] = None
+            continue
+        old = version.definition.parsed()
+        for new_reads in (True, False):
+            if mode.backward if new_reads else mode.forward:
+                pair = Pair(budget, new_reads=new_reads)
+                _RULES[new.schema_type](*((old, parsed) if new_reads else (parsed, old)), pair)
+                found |= dict.fromkeys(_said(pair, version.number))
+        if len(found) > DIFFERENCES_MAX:
+            break
+    said = list(found)
+    return said if len(said) <= DIFFERENCES_MAX else [*said[:DIFFERENCES_MAX], "and more"]
+
+
+def _said(pair: Pair, version: int) -> Iterable[str]:
+    end = f"it cannot read version {version}" if pair.new_reads else f"readers of version {version} cannot read it"
+    for path, reason in pair.found:
+        yield f"{f'field {path}' if path else 'the schema'}: {reason}: {end}"

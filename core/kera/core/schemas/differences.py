@@ -1,0 +1,98 @@
+"""What two schemas differ in so that a reader cannot read, and how long it is looked for. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from kera.core.errors import InvalidSchema
+
+STEPS_MAX = 1_000_000
+"""Of all comparisons for one answer, a microsecond or two each."""
+DIFFERENCES_MAX = 50
+"""That are told; of more nobody would read all."""
+LEVELS_MAX = 100
+"""Of types within types; readers that call themselves could not bear many more."""
+PATH_CHARS_MAX = 200
+REASON_CHARS_MAX = 300
+
+
+class Difference(NamedTuple):
+    """Why a reader cannot read something."""
+
+    path: str
+    """Of the field, with dots; ``[]`` are items, ``{}`` values of a map. Empty: the whole value."""
+    reason: str
+
+
+class Pair:
+    """A comparison of what is written with what reads it: how far it may go, and what it has found.
+
+    One of both schemas is the new one; words for people say what is new, and what was before.
+    """
+
+    def __init__(self, budget: Budget, *, new_reads: bool) -> None:
+        self._budget = budget
+        self._levels = 0
+        self.new_reads = new_reads
+        """The new schema is the reader's; else it is the writer's."""
+        self.found: dict[Difference, None] = {}
+        """In the order in which they were found, each once."""
+
+    def step(self, count: int = 1) -> None:
+        """One thing more is looked at. Raises `InvalidSchema` when there are too many."""
+        self._budget.spend(count)
+
+    @contextmanager
+    def level(self) -> Iterator[None]:
+        """What is looked at is within something else. Raises `InvalidSchema` when that goes too deep."""
+        self.step()
+        self._levels += 1
+        if self._levels > LEVELS_MAX:
+            raise InvalidSchema(f"types of the schema have each other in them more than {LEVELS_MAX} levels deep")
+        try:
+            yield
+        finally:
+            self._levels -= 1
+
+    def differ(self, path: str, *, writes: object, reads: object) -> None:
+        """The same thing is written as `writes`, and read as `reads`."""
+        new, old = (reads, writes) if self.new_reads else (writes, reads)
+        self.say(path, f"{new}, was {old}")
+
+    def say(self, path: str, reason: str) -> None:
+        """Something else."""
+        if len(self.found) <= DIFFERENCES_MAX:
+            self.found[Difference(_cut(path, PATH_CHARS_MAX), _cut(reason, REASON_CHARS_MAX))] = None
+
+    def either(self, *, reads: str, writes: str) -> str:
+        """Words for when the new schema reads, and for when it writes."""
+        return reads if self.new_reads else writes
+
+
+class Budget:
+    """Of all comparisons for one answer: a schema can be made so that they would take for ever."""
+
+    def __init__(self, steps: int = STEPS_MAX) -> None:
+        self._left = steps
+
+    def spend(self, count: int) -> None:
+        """Raises `InvalidSchema` when nothing is left."""
+        self._left -= count
+        if self._left < 0:
+            raise InvalidSchema(
+                "it takes too long to compare the schema with those that are there: make it simpler, delete versions"
+                " that nobody reads, or set a compatibility that asks for less, such as backward"
+            )
+
+
+def below(path: str, name: str) -> str:
+    """The path of a field within `path`."""
+    if len(path) > PATH_CHARS_MAX:
+        return path
+    return f"{path}.{name}" if path else name
+
+
+def _cut(text: str, chars_max: int) -> str:
+    return text if len(text) <= chars_max else f"{text[: chars_max - 1]}…"

@@ -1,0 +1,64 @@
+"""JSON of whoever sends it, of any kind: one meaning only, and no deeper than what reads it can bear."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from kera.core.access.strict_json import shown
+from kera.core.errors import InvalidSchema
+
+DEPTH_MAX = 64
+"""How deep objects and lists may be nested in each other."""
+_MARKS = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{]|[\]}]', re.DOTALL)
+
+
+def parsed_json(text: str, what: str) -> Any:
+    """What `text` says; `what` is it, for people. Raises `InvalidSchema`."""
+    check_depth(text, what)
+    try:
+        return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_number, parse_float=_finite)
+    except RecursionError:
+        raise InvalidSchema(f"{what} is nested too deep") from None
+    except json.JSONDecodeError as error:
+        raise InvalidSchema(f"{what} is no JSON: {error.msg} in line {error.lineno}, column {error.colno}") from None
+    except ValueError as error:
+        raise InvalidSchema(f"{what} is no JSON: {error}") from None
+
+
+def check_depth(text: str, what: str) -> None:
+    """Look how deep it is nested before anything reads it that calls itself. Raises `InvalidSchema`."""
+    depth = 0
+    for mark in _MARKS.finditer(text):
+        match text[mark.start()]:
+            case "[" | "{":
+                depth += 1
+                if depth > DEPTH_MAX:
+                    raise InvalidSchema(f"{what} is nested deeper than {DEPTH_MAX} levels", limit=DEPTH_MAX)
+            case "]" | "}":
+                depth -= 1
+            case _:
+                pass
+
+
+def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: set[str] = set()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        raise ValueError(f"{shown(twice)} is there twice in one object")
+    return found
+
+
+def _no_number(text: str) -> NoReturn:
+    raise ValueError(f"{text} is no number")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{shown(text)} is no number that can be kept")
+    return value
