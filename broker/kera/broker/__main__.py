@@ -12,6 +12,7 @@ from typing import Any
 
 from kera.broker.counters import Counters, PushTotals
 from kera.broker.engine import LogEngine
+from kera.broker.figures import StreamFigures
 from kera.broker.health import watch_log, watch_registration
 from kera.broker.heartbeat import HeartbeatReport
 from kera.broker.metrics import BrokerCollector
@@ -48,6 +49,12 @@ CONNECTION_WEIGHTS = {"frames": 2, "grpc": 1, "push": 1}
 """How connections are divided among those who ask for them."""
 
 log = get_logger("kera.broker")
+
+
+def _watch(monitor: Monitor, collector: BrokerCollector, engine: LogEngine) -> None:
+    monitor.add(collector)
+    monitor.watch_streams(StreamFigures(engine.streams, lambda: engine.replication.logs.now_ms))
+    watch_log(monitor.health, engine)
 
 
 @asynccontextmanager
@@ -138,8 +145,7 @@ async def serve(
             "arena_path": str(arena.path),
             **metrics,
         }
-        monitor.add(BrokerCollector(counters, pushed, broker.latencies, engine))
-        watch_log(monitor.health, engine)
+        _watch(monitor, BrokerCollector(counters, pushed, broker.latencies, engine), engine)
 
         registration = BrokerRegistration(
             settings.coordinator,

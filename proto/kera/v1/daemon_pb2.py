@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14kera/v1/daemon.proto\x12\x07kera.v1\"\x17\n\x15\x44\x65scribeDaemonRequest\"\x85\x02\n\x16\x44\x65scribeDaemonResponse\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x0e\n\x06\x63ommit\x18\x03 \x01(\t\x12\x0e\n\x06native\x18\x04 \x01(\x08\x12\x0f\n\x07node_id\x18\x05 \x01(\t\x12\x0e\n\x06now_us\x18\x06 \x01(\x03\x12\x11\n\tuptime_ms\x18\x07 \x01(\x04\x12$\n\x06\x63hecks\x18\x08 \x03(\x0b\x32\x14.kera.v1.HealthCheck\x12)\n\x0c\x66ile_systems\x18\t \x03(\x0b\x32\x13.kera.v1.FileSystem\x12\x15\n\rfeature_level\x18\n \x01(\r\x12\x10\n\x08security\x18\x0b \x01(\x08\"N\n\x0bHealthCheck\x12\x0c\n\x04name\x18\x01 \x01(\t\x12#\n\x05state\x18\x02 \x01(\x0e\x32\x14.kera.v1.HealthState\x12\x0c\n\x04text\x18\x03 \x01(\t\"B\n\nFileSystem\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\x12\x12\n\nfree_bytes\x18\x03 \x01(\x04*t\n\x0bHealthState\x12\x1c\n\x18HEALTH_STATE_UNSPECIFIED\x10\x00\x12\x13\n\x0fHEALTH_STATE_OK\x10\x01\x12\x18\n\x14HEALTH_STATE_WARNING\x10\x02\x12\x18\n\x14HEALTH_STATE_PROBLEM\x10\x03\x32[\n\x06\x44\x61\x65mon\x12Q\n\x0e\x44\x65scribeDaemon\x12\x1e.kera.v1.DescribeDaemonRequest\x1a\x1f.kera.v1.DescribeDaemonResponseB\x10Z\x0ekera/v1;kerav1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14kera/v1/daemon.proto\x12\x07kera.v1\"\x17\n\x15\x44\x65scribeDaemonRequest\"\x85\x02\n\x16\x44\x65scribeDaemonResponse\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x0e\n\x06\x63ommit\x18\x03 \x01(\t\x12\x0e\n\x06native\x18\x04 \x01(\x08\x12\x0f\n\x07node_id\x18\x05 \x01(\t\x12\x0e\n\x06now_us\x18\x06 \x01(\x03\x12\x11\n\tuptime_ms\x18\x07 \x01(\x04\x12$\n\x06\x63hecks\x18\x08 \x03(\x0b\x32\x14.kera.v1.HealthCheck\x12)\n\x0c\x66ile_systems\x18\t \x03(\x0b\x32\x13.kera.v1.FileSystem\x12\x15\n\rfeature_level\x18\n \x01(\r\x12\x10\n\x08security\x18\x0b \x01(\x08\"N\n\x0bHealthCheck\x12\x0c\n\x04name\x18\x01 \x01(\t\x12#\n\x05state\x18\x02 \x01(\x0e\x32\x14.kera.v1.HealthState\x12\x0c\n\x04text\x18\x03 \x01(\t\"B\n\nFileSystem\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\x12\x12\n\nfree_bytes\x18\x03 \x01(\x04\"B\n\x12ReadFiguresRequest\x12\x13\n\x0bstreams_max\x18\x01 \x01(\r\x12\x17\n\x0f\x61\x66ter_stream_id\x18\x02 \x01(\x04\"\x9c\x01\n\x13ReadFiguresResponse\x12\x11\n\tlaunch_id\x18\x01 \x01(\t\x12\x11\n\tuptime_us\x18\x02 \x01(\x04\x12 \n\x07\x66igures\x18\x03 \x03(\x0b\x32\x0f.kera.v1.Figure\x12\'\n\x07streams\x18\x04 \x03(\x0b\x32\x16.kera.v1.StreamFigures\x12\x14\n\x0cmore_streams\x18\x05 \x01(\x08\"5\n\x06\x46igure\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06labels\x18\x02 \x03(\t\x12\r\n\x05value\x18\x03 \x01(\x01\"\xb7\x01\n\rStreamFigures\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12\x18\n\x10records_appended\x18\x02 \x01(\x04\x12\x16\n\x0e\x62ytes_appended\x18\x03 \x01(\x04\x12\x12\n\nbytes_read\x18\x04 \x01(\x04\x12\x12\n\nstreamlets\x18\x05 \x01(\r\x12\x1d\n\x15replication_lag_bytes\x18\x06 \x01(\x04\x12\x1a\n\x12replication_lag_ms\x18\x07 \x01(\x04*t\n\x0bHealthState\x12\x1c\n\x18HEALTH_STATE_UNSPECIFIED\x10\x00\x12\x13\n\x0fHEALTH_STATE_OK\x10\x01\x12\x18\n\x14HEALTH_STATE_WARNING\x10\x02\x12\x18\n\x14HEALTH_STATE_PROBLEM\x10\x03\x32\xa5\x01\n\x06\x44\x61\x65mon\x12Q\n\x0e\x44\x65scribeDaemon\x12\x1e.kera.v1.DescribeDaemonRequest\x1a\x1f.kera.v1.DescribeDaemonResponse\x12H\n\x0bReadFigures\x12\x1b.kera.v1.ReadFiguresRequest\x1a\x1c.kera.v1.ReadFiguresResponseB\x10Z\x0ekera/v1;kerav1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,8 +32,8 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kera.v1.daemon_pb2', _globa
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'Z\016kera/v1;kerav1'
-  _globals['_HEALTHSTATE']._serialized_start=470
-  _globals['_HEALTHSTATE']._serialized_end=586
+  _globals['_HEALTHSTATE']._serialized_start=938
+  _globals['_HEALTHSTATE']._serialized_end=1054
   _globals['_DESCRIBEDAEMONREQUEST']._serialized_start=33
   _globals['_DESCRIBEDAEMONREQUEST']._serialized_end=56
   _globals['_DESCRIBEDAEMONRESPONSE']._serialized_start=59
@@ -42,6 +42,14 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HEALTHCHECK']._serialized_end=400
   _globals['_FILESYSTEM']._serialized_start=402
   _globals['_FILESYSTEM']._serialized_end=468
-  _globals['_DAEMON']._serialized_start=588
-  _globals['_DAEMON']._serialized_end=679
+  _globals['_READFIGURESREQUEST']._serialized_start=470
+  _globals['_READFIGURESREQUEST']._serialized_end=536
+  _globals['_READFIGURESRESPONSE']._serialized_start=539
+  _globals['_READFIGURESRESPONSE']._serialized_end=695
+  _globals['_FIGURE']._serialized_start=697
+  _globals['_FIGURE']._serialized_end=750
+  _globals['_STREAMFIGURES']._serialized_start=753
+  _globals['_STREAMFIGURES']._serialized_end=936
+  _globals['_DAEMON']._serialized_start=1057
+  _globals['_DAEMON']._serialized_end=1222
 # @@protoc_insertion_point(module_scope)

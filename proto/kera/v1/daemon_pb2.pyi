@@ -169,3 +169,135 @@ class FileSystem(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FileSystem: _TypeAlias = FileSystem  # noqa: Y015
+
+@_typing.final
+class ReadFiguresRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STREAMS_MAX_FIELD_NUMBER: _builtins.int
+    AFTER_STREAM_ID_FIELD_NUMBER: _builtins.int
+    streams_max: _builtins.int
+    """Of so many streams at most what there is for each; 0: of none. A daemon has a limit of its own."""
+    after_stream_id: _builtins.int
+    """With higher ids than this."""
+    def __init__(
+        self,
+        *,
+        streams_max: _builtins.int = ...,
+        after_stream_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_stream_id", b"after_stream_id", "streams_max", b"streams_max"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadFiguresRequest: _TypeAlias = ReadFiguresRequest  # noqa: Y015
+
+@_typing.final
+class ReadFiguresResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LAUNCH_ID_FIELD_NUMBER: _builtins.int
+    UPTIME_US_FIELD_NUMBER: _builtins.int
+    FIGURES_FIELD_NUMBER: _builtins.int
+    STREAMS_FIELD_NUMBER: _builtins.int
+    MORE_STREAMS_FIELD_NUMBER: _builtins.int
+    launch_id: _builtins.str
+    """Another one with each start of the process: what is counted begins at 0 then."""
+    uptime_us: _builtins.int
+    """By the daemon's own clock, which never goes back: what lies between two answers with one launch_id."""
+    more_streams: _builtins.bool
+    """There are others, with higher ids."""
+    @_builtins.property
+    def figures(self) -> _containers.RepeatedCompositeFieldContainer[Global___Figure]:
+        """Called as they are called for Prometheus, without what is there for each stream."""
+
+    @_builtins.property
+    def streams(self) -> _containers.RepeatedCompositeFieldContainer[Global___StreamFigures]:
+        """By id. Of a broker, those of which it has something."""
+
+    def __init__(
+        self,
+        *,
+        launch_id: _builtins.str = ...,
+        uptime_us: _builtins.int = ...,
+        figures: _abc.Iterable[Global___Figure] | None = ...,
+        streams: _abc.Iterable[Global___StreamFigures] | None = ...,
+        more_streams: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["figures", b"figures", "launch_id", b"launch_id", "more_streams", b"more_streams", "streams", b"streams", "uptime_us", b"uptime_us"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadFiguresResponse: _TypeAlias = ReadFiguresResponse  # noqa: Y015
+
+@_typing.final
+class Figure(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    value: _builtins.float
+    @_builtins.property
+    def labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names and values, in turn."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        labels: _abc.Iterable[_builtins.str] | None = ...,
+        value: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["labels", b"labels", "name", b"name", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Figure: _TypeAlias = Figure  # noqa: Y015
+
+@_typing.final
+class StreamFigures(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STREAM_ID_FIELD_NUMBER: _builtins.int
+    RECORDS_APPENDED_FIELD_NUMBER: _builtins.int
+    BYTES_APPENDED_FIELD_NUMBER: _builtins.int
+    BYTES_READ_FIELD_NUMBER: _builtins.int
+    STREAMLETS_FIELD_NUMBER: _builtins.int
+    REPLICATION_LAG_BYTES_FIELD_NUMBER: _builtins.int
+    REPLICATION_LAG_MS_FIELD_NUMBER: _builtins.int
+    stream_id: _builtins.int
+    records_appended: _builtins.int
+    """Since the stream was opened here."""
+    bytes_appended: _builtins.int
+    bytes_read: _builtins.int
+    streamlets: _builtins.int
+    """Streamlets that are owned here."""
+    replication_lag_bytes: _builtins.int
+    """What backups do not have yet, and how old the oldest of it is."""
+    replication_lag_ms: _builtins.int
+    def __init__(
+        self,
+        *,
+        stream_id: _builtins.int = ...,
+        records_appended: _builtins.int = ...,
+        bytes_appended: _builtins.int = ...,
+        bytes_read: _builtins.int = ...,
+        streamlets: _builtins.int = ...,
+        replication_lag_bytes: _builtins.int = ...,
+        replication_lag_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_appended", b"bytes_appended", "bytes_read", b"bytes_read", "records_appended", b"records_appended", "replication_lag_bytes", b"replication_lag_bytes", "replication_lag_ms", b"replication_lag_ms", "stream_id", b"stream_id", "streamlets", b"streamlets"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StreamFigures: _TypeAlias = StreamFigures  # noqa: Y015

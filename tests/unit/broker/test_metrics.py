@@ -4,6 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from kera.broker.counters import Counters, PushTotals
+from kera.broker.figures import StreamFigures
 from kera.broker.heartbeat import HeartbeatReport
 from kera.broker.metrics import (
     _FOUND_HELP,
@@ -20,6 +21,7 @@ from kera.broker.replication.virtual_segment import ReplicationTotals
 from kera.broker.storage.index_repair import StartFindings
 from kera.broker.storage.jobs import RETRY_MS, DiskTotals
 from kera.core.rpc import Call, api
+from kera.core.turns import at_once
 from kera.v1 import coordinator_pb2
 from tests.metrics import values
 from tests.unit.broker.support import BROKER_ID, STREAM_ID, Broker, Engine, chunk, read_range, stream_info
@@ -174,3 +176,26 @@ async def test_consumer_groups_have_their_lag_where_they_have_committed(engine: 
     bounded = metrics(broker, everything=True, consumer_groups_max=1)
     assert sum(name.startswith("kera_broker_consumer_group_lag_records") for name in bounded) == 1
     assert bounded["kera_broker_consumer_group_lags_left_out"] == 1
+
+
+async def test_figures_of_streams_are_of_now_and_not_of_the_last_heartbeat(engine: Engine) -> None:
+    broker = Broker(engine, stream_info())
+    broker.streams.open(stream_info(STREAM_ID + 1), BROKER_ID)
+    figures = StreamFigures(broker.streams, lambda: 0)
+
+    def told() -> list[tuple[int, int, int, int]]:
+        found = at_once(figures.of_streams(0, 10)).streams
+        return [(each.stream_id, each.records_appended, each.bytes_appended, each.streamlets) for each in found]
+
+    broker.append(chunk(1, 0, record_count=5))
+    first = told()
+    assert first == [(STREAM_ID, 5, 1024, first[0][3]), (STREAM_ID + 1, 0, 0, first[1][3])]
+    assert all(streamlets for *_, streamlets in first)
+    HeartbeatReport(broker.streams, list).fill(coordinator_pb2.HeartbeatRequest())
+    assert told() == first
+    broker.append(chunk(1, 1, record_count=2))
+    assert told()[0][1:3] == (7, 2048)
+
+    assert at_once(figures.of_streams(0, 1)).more
+    rest = at_once(figures.of_streams(STREAM_ID, 1))
+    assert ([each.stream_id for each in rest.streams], rest.more) == ([STREAM_ID + 1], False)

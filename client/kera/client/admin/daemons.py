@@ -1,10 +1,13 @@
-"""What a single daemon tells of itself: any of them, also a coordinator that stands by. For diagnosis."""
+"""What a single daemon tells of itself: any of them, also a coordinator that stands by. To diagnose, and to watch."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from kera.core.rpc import api
+from kera.core.errors import ProtocolError
+from kera.core.rpc import Channel, api
 from kera.core.rpc.method import call
 from kera.core.runtime import MACHINE, Runtime
 from kera.v1 import daemon_pb2
@@ -88,3 +91,75 @@ async def describe_daemon(
         feature_level=said.feature_level,
         security=said.security,
     )
+
+
+# -- figures -------------------------------------------------------------------------------------------------------
+
+STREAMS_AT_ONCE = 5_000
+"""Asked for in one request."""
+
+
+class StreamFigures(NamedTuple):
+    """What a broker has counted of a stream since it was opened there; lag: of its replication, now."""
+
+    records_appended: int
+    bytes_appended: int
+    bytes_read: int
+    streamlets: int
+    """That it owns."""
+    lag_bytes: int
+    lag_ms: int
+
+
+Labels = tuple[str, ...]
+"""Names and values of a figure's labels, in turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonFigures:
+    """What a daemon has counted since its start, and how things are now."""
+
+    launch_id: str
+    """Of another start, what was counted is no predecessor of this."""
+    uptime_us: int
+    """By its own clock."""
+    figures: Mapping[str, Mapping[Labels, float]]
+    """By names as Prometheus has them."""
+    streams: Mapping[int, StreamFigures]
+    """By id; of a broker, those of which it has something."""
+
+    def value(self, name: str, *labels: str) -> float | None:
+        """One figure; None: the daemon has none of that name, as others or older ones do."""
+        return self.figures.get(name, {}).get(labels)
+
+
+async def read_figures(channel: Channel, *, streams_max: int, timeout_s: float) -> DaemonFigures:
+    """Ask the daemon behind `channel`, once, or as often as it has streams up to `streams_max`.
+
+    `timeout_s` is that of each answer. Raises what keeps it from answering, and `ProtocolError`.
+    """
+    streams: dict[int, StreamFigures] = {}
+    after = 0
+    while True:
+        request = daemon_pb2.ReadFiguresRequest(
+            streams_max=min(streams_max - len(streams), STREAMS_AT_ONCE), after_stream_id=after
+        )
+        said = await call(channel, api.READ_FIGURES, request, timeout_s=timeout_s)
+        for each in said.streams:
+            if each.stream_id <= after:
+                raise ProtocolError("a daemon tells of streams out of order", stream_id=each.stream_id)
+            after = each.stream_id
+            streams[after] = StreamFigures(
+                each.records_appended,
+                each.bytes_appended,
+                each.bytes_read,
+                each.streamlets,
+                each.replication_lag_bytes,
+                each.replication_lag_ms,
+            )
+        if not (said.more_streams and said.streams) or len(streams) >= streams_max:
+            break
+    figures: dict[str, dict[Labels, float]] = {}
+    for figure in said.figures:
+        figures.setdefault(figure.name, {})[tuple(figure.labels)] = figure.value
+    return DaemonFigures(said.launch_id, said.uptime_us, figures, streams)

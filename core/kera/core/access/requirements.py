@@ -240,6 +240,7 @@ REQUIREMENTS: Mapping[Method[Any, Any], Requirement] = {
     api.FREE_REPLICAS: _DAEMONS,
     api.FENCE_BROKER: _DAEMONS,
     api.DESCRIBE_DAEMON: _cluster(DESCRIBE),
+    api.READ_FIGURES: _cluster(DESCRIBE),
     api.AUTHENTICATE: Requirement(Who.ANYBODY),
     api.APPLY_ACCESS: _DAEMONS,
     api.PUT_USER: _IDENTIFIED,  # its own password is everybody's to change: see the coordinator

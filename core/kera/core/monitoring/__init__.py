@@ -4,6 +4,7 @@
     health        what a daemon says about itself: whether it can do its work, and if not, why
     histogram     latencies, counted on hot paths
     sources       metrics as a daemon's loop collects them, and those of its process
+    figures       the same for whoever watches live, over gRPC
     http_server   a small server of HTTP that bears whoever connects
     monitor       all of it for one daemon: /livez, /readyz, /metrics, /metrics/all
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from kera.core.access.guard import Door, Guard
@@ -29,6 +29,7 @@ from kera.core.loop_lag import LoopLag
 from kera.core.monitoring.access import AccessCounts
 from kera.core.monitoring.build import this_build
 from kera.core.monitoring.certificates import Certificates
+from kera.core.monitoring.figures import STREAMS_AT_ONCE_MAX, PerStream, figures_of
 from kera.core.monitoring.health import Check, Health, State, wrong
 from kera.core.monitoring.http_server import LIMITS, HttpServer, Limits, Request, Response, Route, text
 from kera.core.monitoring.sources import Aside, OfProcess, Registered, Source, rendered, room_of
@@ -79,12 +80,16 @@ class Monitor:
         self._lag: LoopLag | None = None
         """Measured if somebody may ask."""
         self._sources: list[Source] = [Registered(self.registry)]
+        self._of_scrapes: list[Source] = []
+        """What begins anew with each scrape: who watches live takes nothing of it away from Prometheus."""
+        self._per_stream: PerStream | None = None
         self._process = OfProcess(directories)
         self._directories = directories
         self._role = role
         self._runtime = runtime
         self._clock = runtime.clock
         self._begun_s = self._clock.monotonic_s()
+        self._launch_id = f"{self._clock.now_us():x}"
         self._looking = Aside("kera-process-metrics")
         self._looking_at_room = Aside("kera-file-systems")
         self._turns = Turns()
@@ -110,12 +115,18 @@ class Monitor:
         """Show what it collects, from now on."""
         self._sources.append(source)
 
+    def watch_streams(self, per_stream: PerStream) -> None:
+        """Tell of single streams, too, whoever asks for figures."""
+        self._per_stream = per_stream
+
     def serve(self, host: str, port: int | None) -> dict[str, str]:
         """Answer on `host`:`port` (0: any free one, None: nowhere) from now on; returns where. Raises `PortTaken`."""
         if port is None:
             return {}
         self._lag = LoopLag()
-        self.registry.register(self._lag)
+        scraped = CollectorRegistry()
+        scraped.register(self._lag)
+        self._of_scrapes.append(Registered(scraped))
         self._server = HttpServer(
             {
                 "/livez": Route(self._livez, "probes", is_open=True),
@@ -145,14 +156,17 @@ class Monitor:
 
     async def collect(self, *, everything: bool) -> list[Metric]:
         """What the sources have, but for the process."""
+        return await self._collect([*self._sources, *self._of_scrapes], everything=everything)
+
+    async def _collect(self, sources: Sequence[Source], *, everything: bool) -> list[Metric]:
         families: list[Metric] = []
-        for source in self._sources:
+        for source in sources:
             families += await self._turns.run(source.steps(everything=everything), self)
         return families
 
     def service(self) -> Service:
         """What a daemon's gRPC server answers about it."""
-        return {api.DESCRIBE_DAEMON: self._describe}
+        return {api.DESCRIBE_DAEMON: self._describe, api.READ_FIGURES: self._figures}
 
     async def _describe(self, _: Call[daemon_pb2.DescribeDaemonRequest]) -> Reply[daemon_pb2.DescribeDaemonResponse]:
         rooms = await self._looking_at_room.run(lambda: room_of(self._directories), PROCESS_S)
@@ -171,6 +185,29 @@ class Monitor:
         )
         response.now_us = self._clock.now_us()  # last: who asks compares it with the middle of its waiting
         return Reply(response)
+
+    async def _figures(self, call: Call[daemon_pb2.ReadFiguresRequest]) -> Reply[daemon_pb2.ReadFiguresResponse]:
+        request = call.message
+        families = [*self._process.process(), self._of_processor()]
+        response = daemon_pb2.ReadFiguresResponse(launch_id=self._launch_id)
+        response.figures.extend(figures_of([*families, *await self._collect(self._sources, everything=False)]))
+        if request.streams_max and self._per_stream is not None:
+            steps = self._per_stream.of_streams(request.after_stream_id, min(request.streams_max, STREAMS_AT_ONCE_MAX))
+            response.streams.extend((found := await self._turns.run(steps, self)).streams)
+            response.more_streams = found.more
+        response.uptime_us = round((self._clock.monotonic_s() - self._begun_s) * 1_000_000)
+        return Reply(response)
+
+    def _of_processor(self) -> Metric:
+        """Of the loop's thread, and of all: from its rate one sees whether the loop is what others wait for."""
+        family = CounterMetricFamily(
+            "kera_processor_seconds", "processor time of the loop's thread, and of all threads", labels=["of"]
+        )
+        taken = self._clock.processor_s()
+        if taken is not None:
+            family.add_metric(["loop"], taken[0])
+            family.add_metric(["process"], taken[1])
+        return family
 
     async def _checks(self) -> list[Check]:
         return self.health.checks()

@@ -262,8 +262,9 @@ CONSUMER_GROUPS_METHODS = (
 )
 
 DESCRIBE_DAEMON = Method(DAEMON, "DescribeDaemon", 401, daemon.DescribeDaemonRequest, daemon.DescribeDaemonResponse)
+READ_FIGURES = Method(DAEMON, "ReadFigures", 402, daemon.ReadFiguresRequest, daemon.ReadFiguresResponse, large=True)
 
-DAEMON_METHODS = (DESCRIBE_DAEMON,)
+DAEMON_METHODS = (DESCRIBE_DAEMON, READ_FIGURES)
 
 AUTHENTICATE = Method(
     AUTHENTICATION,

@@ -6,19 +6,22 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Generator
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 
 from kera.core.monitoring.build import this_build
+from kera.core.monitoring.figures import STREAMS_AT_ONCE_MAX
+from kera.core.monitoring.figures import OfStreams as FoundStreams
 from kera.core.monitoring.health import concern, well, wrong
 from kera.core.monitoring.monitor import Monitor
 from kera.core.monitoring.sources import SAMPLES_AT_ONCE, Aside, Fixed, Steps, rendered
 from kera.core.native import native
-from kera.core.rpc import Call, Reply
-from kera.core.rpc.method import Peer
+from kera.core.rpc import Call, Reply, api
+from kera.core.rpc.method import Method, Peer, ResponseT
 from kera.core.turns import at_once
 from kera.v1 import daemon_pb2
 
@@ -187,10 +190,7 @@ async def test_nothing_listens_unless_it_is_asked_to() -> None:
 async def test_a_daemon_describes_itself(monitor: Monitor) -> None:
     monitor.health.started()
     monitor.health.add("disk", lambda: concern("it is slow"))
-    (handler,) = monitor.service().values()
-    answer = handler(Call(daemon_pb2.DescribeDaemonRequest(), memoryview(b""), Peer("grpc", "")))
-    assert not isinstance(answer, Reply)
-    said = (await answer).message
+    said = await ask(monitor, api.DESCRIBE_DAEMON, daemon_pb2.DescribeDaemonRequest())
 
     assert (said.role, said.version, said.native) == ("broker", this_build().version, native is not None)
     assert abs(said.now_us - time.time() * 1e6) < 60e6
@@ -198,6 +198,71 @@ async def test_a_daemon_describes_itself(monitor: Monitor) -> None:
         ("state", daemon_pb2.HEALTH_STATE_OK),
         ("disk", daemon_pb2.HEALTH_STATE_WARNING),
     ]
+
+
+async def ask(monitor: Monitor, method: Method[Any, ResponseT], request: Any) -> ResponseT:
+    answer = monitor.service()[method](Call(request, memoryview(b""), Peer("grpc", "")))
+    assert not isinstance(answer, Reply)
+    message: ResponseT = (await answer).message
+    return message
+
+
+class Numbered:
+    """A `PerStream` of streams 1 to `count`."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def of_streams(self, after_stream_id: int, streams_max: int) -> Generator[None, None, FoundStreams]:
+        ids = range(after_stream_id + 1, self._count + 1)
+        yield
+        found = [daemon_pb2.StreamFigures(stream_id=stream_id) for stream_id in ids[:streams_max]]
+        return FoundStreams(found, more=len(ids) > streams_max)
+
+
+def values(response: daemon_pb2.ReadFiguresResponse) -> dict[tuple[str, ...], float]:
+    return {(figure.name, *figure.labels): figure.value for figure in response.figures}
+
+
+async def test_figures_are_those_of_prometheus_without_a_port(monitor: Monitor) -> None:
+    Counter("chunks", "Chunks.", ["kind"], registry=monitor.registry).labels("new").inc(3)
+    monitor.add(OfStreams(2))
+    first = await ask(monitor, api.READ_FIGURES, daemon_pb2.ReadFiguresRequest())
+    second = await ask(monitor, api.READ_FIGURES, daemon_pb2.ReadFiguresRequest())
+
+    found = values(second)
+    assert found["chunks_total", "kind", "new"] == 3
+    assert found["streams",] == 2
+    assert not [name for name, *_ in found if name == "streams_by_name" or name.endswith("_created")]
+    assert found["process_resident_memory_bytes",] > 0
+    assert found["kera_processor_seconds_total", "of", "process"] > 0
+    assert first.launch_id == second.launch_id
+    assert first.uptime_us < second.uptime_us
+    assert not second.streams
+
+
+async def test_streams_come_in_as_many_answers_as_are_asked_for(monitor: Monitor) -> None:
+    monitor.watch_streams(Numbered(STREAMS_AT_ONCE_MAX + 2))
+
+    async def read(streams_max: int, after: int = 0) -> tuple[list[int], bool]:
+        request = daemon_pb2.ReadFiguresRequest(streams_max=streams_max, after_stream_id=after)
+        response = await ask(monitor, api.READ_FIGURES, request)
+        return [each.stream_id for each in response.streams], response.more_streams
+
+    assert await read(0) == ([], False)
+    assert await read(2) == ([1, 2], True)
+    found, more = await read((1 << 32) - 1)
+    assert (len(found), found[-1], more) == (STREAMS_AT_ONCE_MAX, STREAMS_AT_ONCE_MAX, True)
+    assert await read(10, STREAMS_AT_ONCE_MAX) == ([STREAMS_AT_ONCE_MAX + 1, STREAMS_AT_ONCE_MAX + 2], False)
+    assert await read(10, (1 << 64) - 1) == ([], False)
+
+
+async def test_who_watches_live_leaves_the_worst_wait_to_prometheus(monitor: Monitor) -> None:
+    address = served(monitor)
+    found = values(await ask(monitor, api.READ_FIGURES, daemon_pb2.ReadFiguresRequest()))
+
+    assert ("kera_loop_lag_seconds",) not in found
+    assert "\nkera_loop_lag_seconds " in (await get(address, "/metrics"))[1]
 
 
 async def test_what_hangs_takes_one_thread_however_often_it_is_asked() -> None:

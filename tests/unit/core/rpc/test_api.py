@@ -101,6 +101,7 @@ def test_the_numbers_in_frames_never_change() -> None:
         "ResetConsumerGroup": 307,
         "DeleteConsumerGroup": 308,
         "DescribeDaemon": 401,
+        "ReadFigures": 402,
     }
 
 

@@ -1,0 +1,49 @@
+"""What the broker tells of single streams to whoever watches it live: as of now, and not of the last heartbeat."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Generator, Iterable
+
+from kera.broker.ownership.stream import Stream
+from kera.core.monitoring.figures import OfStreams
+from kera.v1 import daemon_pb2
+
+
+class StreamFigures:
+    """A `PerStream` of the broker's streams."""
+
+    def __init__(self, streams: Iterable[Stream], now_ms: Callable[[], int]) -> None:
+        """`now_ms`: the clock by which virtual logs tell how old their lag is."""
+        self._streams = streams
+        self._now_ms = now_ms
+
+    def of_streams(self, after_stream_id: int, streams_max: int) -> Generator[None, None, OfStreams]:
+        """See `PerStream`."""
+        behind = (stream for stream in self._streams if stream.stream_id > after_stream_id)
+        chosen = heapq.nsmallest(streams_max + 1, behind, key=lambda stream: stream.stream_id)
+        found = []
+        for stream in chosen[:streams_max]:
+            found.append(_figures(stream, self._now_ms()))
+            yield
+        return OfStreams(found, more=len(chosen) > streams_max)
+
+
+def _figures(stream: Stream, now_ms: int) -> daemon_pb2.StreamFigures:
+    """Streamlets count since the last heartbeat, and the stream what heartbeats have told."""
+    figures = daemon_pb2.StreamFigures(
+        stream_id=stream.stream_id,
+        records_appended=stream.records_appended,
+        bytes_appended=stream.bytes_appended,
+        bytes_read=stream.bytes_read,
+    )
+    for streamlet in stream.streamlets.values():
+        figures.records_appended += streamlet.records_appended
+        figures.bytes_appended += streamlet.bytes_appended
+        figures.bytes_read += streamlet.bytes_read
+        figures.streamlets += streamlet.owned
+    for log in stream.logs.all() if stream.logs is not None else ():
+        if log.lag_bytes:
+            figures.replication_lag_bytes += log.lag_bytes
+            figures.replication_lag_ms = max(figures.replication_lag_ms, log.lag_ms(now_ms))
+    return figures
