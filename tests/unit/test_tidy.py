@@ -131,6 +131,8 @@ WALL_CLOCK = {
     "client/kera/cli/doctor.py": "how long a certificate is good yet",
     "client/kera/cli/consume.py": "--since 5m is that long before now",
     "client/kera/cli/group.py": "how old the oldest unread record is, as shown",
+    "client/kera/cli/top/_collector.py": "when a sample was taken, as shown",
+    "client/kera/cli/top/_polling.py": "since when somebody has not answered, as shown",
     "client/kera/client/admin/daemons.py": "how far the clocks of daemons are off",
     "client/kera/client/producing/appender.py": "timestamps of records that have none",
     "client/kera/client/producing/producer.py": "timestamps of records that have none",

@@ -23,6 +23,7 @@ from kera.cli import (
     stream,
     tls,
     token,
+    top,
     user,
     verify,
 )
@@ -57,6 +58,7 @@ daemons.register(app)
 app.command("node")(node.node)
 app.command("dev")(dev.dev)
 app.command("doctor")(doctor.doctor)
+app.command("top")(top.top)
 app.add_typer(stream.app, name="stream")
 app.add_typer(context.app, name="context")
 app.add_typer(cluster.app, name="cluster")

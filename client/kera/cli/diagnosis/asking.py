@@ -31,11 +31,16 @@ async def look(bootstrap: str) -> Picture:
         cluster = await client.admin.describe_cluster()
         recoveries = await client.admin.recoveries()
         streams = await client.admin.list_streams()
-    coordinators = cluster.coordinators or tuple(bootstrap.split(",")[:1])
+    addresses = addresses_of(cluster, bootstrap.split(",", maxsplit=1)[0])
+    return Picture(cluster, recoveries, streams, await describe_all(addresses))
+
+
+def addresses_of(cluster: ClusterDescription, coordinator: str = "") -> dict[str, str]:
+    """Of the daemons that should be there, by name; `coordinator`: one, if the cluster does not say which there are."""
+    coordinators = cluster.coordinators or ((coordinator,) if coordinator else ())
     addresses = {f"coordinator {address}": address for address in coordinators}
     addresses |= {f"broker {each.broker_id}": each.grpc_address for each in cluster.brokers if each.alive}
-    addresses |= {f"backup {each.backup_id}": each.grpc_address for each in cluster.backups if each.alive}
-    return Picture(cluster, recoveries, streams, await describe_all(addresses))
+    return addresses | {f"backup {each.backup_id}": each.grpc_address for each in cluster.backups if each.alive}
 
 
 async def describe_all(addresses: dict[str, str]) -> dict[str, DaemonDescription | KeraError]:

@@ -125,10 +125,11 @@ class _Point(NamedTuple):
     position: Position
 
 
-async def list_consumer_groups(cluster: Cluster) -> list[ConsumerGroupSummary]:
-    """All consumer groups, by name."""
+async def list_consumer_groups(cluster: Cluster, names: Mapping[int, str] | None = None) -> list[ConsumerGroupSummary]:
+    """All consumer groups, by name. `names`: of streams, by id, from who knows them; others are left out."""
     answer = await cluster.ask(api.LIST_CONSUMER_GROUPS, consumer_group_pb2.ListConsumerGroupsRequest())
-    names = await _names(cluster)
+    if names is None:
+        names = await _names(cluster)
     return [
         ConsumerGroupSummary(
             info.consumer_group,
@@ -142,13 +143,19 @@ async def list_consumer_groups(cluster: Cluster) -> list[ConsumerGroupSummary]:
     ]
 
 
-async def describe_consumer_group(cluster: Cluster, name: str) -> ConsumerGroupDescription:
-    """Members, cursors and lag of a consumer group. Raises `InvalidArgument` when there is none of this name."""
+async def describe_consumer_group(
+    cluster: Cluster, name: str, names: Mapping[int, str] | None = None
+) -> ConsumerGroupDescription:
+    """Members, cursors and lag of a consumer group. Raises `InvalidArgument` when there is none of this name.
+
+    `names`: see `list_consumer_groups`.
+    """
     arguments.text("name", name, "the name of a consumer group")
     answer = await cluster.ask(
         api.DESCRIBE_CONSUMER_GROUP, consumer_group_pb2.DescribeConsumerGroupRequest(consumer_group=name)
     )
-    names = await _names(cluster)
+    if names is None:
+        names = await _names(cluster)
     entries: list[EntryProgress] = []
     for stream_id in sorted({progress.stream_id for progress in answer.streamlets} & set(names)):
         progresses = [progress for progress in answer.streamlets if progress.stream_id == stream_id]

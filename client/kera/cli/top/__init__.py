@@ -1,0 +1,134 @@
+"""``kera top``: a live view of a cluster in the terminal, and the same figures as a document.
+
+    _sample     what was seen at one moment
+    _rates      rates of what is counted, of two answers
+    _rows       what is shown; made by _members, _groups and _snapshot
+    _text       numbers as they stand there
+    _views      columns, order, filter: which rows are on the screen
+    _details    one row in full
+    _document   as JSON or YAML, and as tables
+    _polling    asks again and again, and never waits for who is slow
+    _collector  gathers samples
+    _app        the screen, with Textual
+
+Everything but the last three is pure. Only _app knows of Textual, and whoever prints a document needs none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+from typing import TYPE_CHECKING
+
+import typer
+
+from kera.cli._client import BOOTSTRAP_OPTION, connected
+from kera.cli._output import OUTPUT_OPTION, Output, show_document
+from kera.cli._run import UsageError, extra, run_async
+from kera.core.errors import Unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from kera.cli.top._app import Options
+    from kera.cli.top._collector import Collector
+    from kera.cli.top._rows import Snapshot
+    from kera.cli.top._sample import Sample
+
+INTERVAL_S = 2.0
+INTERVAL_S_MIN = 0.2
+INTERVAL_S_MAX = 3600.0
+RETRY_MS = 1000
+REQUEST_MS = 3000
+"""A view shows what does not answer, and asks again: it does not wait as long as a program that has work to do."""
+PATIENCE_S = 4.0
+"""Of what is printed once, and of the first look: time for whoever is slow."""
+VIEW_NAMES = ("brokers", "backups", "streams", "groups", "findings")
+
+
+def top(
+    interval: float = typer.Option(
+        INTERVAL_S,
+        "--interval",
+        "-i",
+        metavar="SECONDS",
+        help=f"Between two refreshes, and what rates are over: {INTERVAL_S_MIN} to {INTERVAL_S_MAX:.0f}.",
+    ),
+    view: str = typer.Option("brokers", "--view", metavar="NAME", help=f"To begin with: {', '.join(VIEW_NAMES)}."),
+    wanted: str = typer.Option("", "--filter", metavar="TEXT", help="Only streams and groups that have it in a row."),
+    once: bool = typer.Option(False, "--once", help="Print one snapshot and end; so does --output json or yaml."),
+    rows: int = typer.Option(20, "--rows", min=1, max=1_000_000, metavar="N", help="Of each table, with --once."),
+    output: Output = OUTPUT_OPTION,
+    bootstrap: str = BOOTSTRAP_OPTION,
+) -> None:
+    """Watch brokers, backups, streams, consumer groups and Spark queries: rates, lag, memory, and who is slow and why.
+
+    Press ? in it for its keys. Without a terminal, --json or --once print what it shows.
+    """
+    if not INTERVAL_S_MIN <= interval <= INTERVAL_S_MAX:
+        raise UsageError(f"--interval: {interval:g} is not from {INTERVAL_S_MIN} to {INTERVAL_S_MAX:.0f} seconds")
+    if view not in VIEW_NAMES:
+        raise UsageError(f"--view: there is no {view!r}; there are {', '.join(VIEW_NAMES)}")
+    if once or output.is_document:
+        _print(run_async(_once(bootstrap, interval)), output, wanted, rows)
+        return
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise UsageError("kera top needs a terminal; without one, --json or --once print one snapshot")
+    # What gRPC's core has to say of a daemon that is gone would be written over the screen.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    with extra("top"):
+        from kera.cli.top._app import Options
+    run_async(_live(bootstrap, Options(interval, view, wanted)), logged_from=logging.CRITICAL)
+
+
+def _print(found: Snapshot, output: Output, wanted: str, rows: int) -> None:
+    from kera.cli.top._document import document, tables
+
+    if output.is_document:
+        show_document(document(found), output)
+    else:
+        print(tables(found, wanted, rows))
+
+
+@contextlib.asynccontextmanager
+async def _collecting(bootstrap: str) -> AsyncIterator[Collector]:
+    from kera.cli.top._collector import Collector
+    from kera.client.admin.watching import Watch
+
+    async with connected(bootstrap, retry_timeout_ms=RETRY_MS, request_timeout_ms=REQUEST_MS) as client:
+        collector = Collector(Watch(client.admin))
+        try:
+            yield collector
+        finally:
+            await collector.close()
+
+
+async def _first(collector: Collector, bootstrap: str) -> Sample:
+    """Raises `Unavailable` when there is nothing to see."""
+    sample = await collector.sample(patience_s=PATIENCE_S)
+    trouble = sample.cluster_trouble
+    if sample.cluster is None and trouble is not None and not trouble.refused:
+        raise Unavailable(f"no coordinator that leads answers at {bootstrap}: {trouble.text}")
+    return sample
+
+
+async def _once(bootstrap: str, interval_s: float) -> Snapshot:
+    """Of two samples, an interval apart."""
+    import asyncio
+
+    from kera.cli.top._snapshot import snapshot
+
+    async with _collecting(bootstrap) as collector:
+        await _first(collector, bootstrap)
+        await asyncio.sleep(interval_s)
+        return snapshot(await collector.sample(patience_s=PATIENCE_S))
+
+
+async def _live(bootstrap: str, options: Options) -> None:
+    from kera.cli.top._app import Top
+
+    async with _collecting(bootstrap) as collector:
+        first = await _first(collector, bootstrap)
+        await Top(collector, options, first).run_async()

@@ -1,0 +1,371 @@
+"""The screen of ``kera top``: keys, tables, and how often it asks. What it shows is decided elsewhere.
+
+One task asks and shows, so that a slow answer delays the next look and nothing else: keys work all the time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any, ClassVar, NamedTuple
+
+from rich.text import Text
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import VerticalScroll
+from textual.screen import ModalScreen, Screen
+from textual.widgets import DataTable, Input, Static
+
+from kera.cli.top._collector import Collector
+from kera.cli.top._details import details
+from kera.cli.top._document import heading
+from kera.cli.top._rows import Snapshot
+from kera.cli.top._sample import Sample
+from kera.cli.top._snapshot import snapshot
+from kera.cli.top._text import time_of_day
+from kera.cli.top._views import BY_NAME, VIEWS, Column, Order, View, shown
+
+WELL = {"alive", "ok", "idle"}
+"""States of what is as it should be."""
+INTERVALS_S = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+"""Between which + and - choose."""
+KEYS = "1-5 view  Enter open  / filter  < > sort  r reverse  p pause  ? help  q quit"
+HELP = """\
+ 1 to 5, Tab    brokers, backups, streams, groups, findings
+ up, down       choose a row; what is wrong with it is below the table
+ Enter          look at it in full; Esc goes back
+ < >            sort by the column to the left, to the right
+ r              sort the other way round
+ /              filter: only rows with this text; an empty one shows all
+ Esc            no filter
+ + -            refresh less often, more often
+ p, Space       pause, go on
+ q, Ctrl-C      quit
+
+ REC/S          records written per second
+ IN/S, OUT/S    bytes written and read per second, of chunks
+ P99            99 of 100 writes were answered within this time
+ LOOP           part of the time for which the event loop is at work;
+                near 100% everybody waits for it
+ MEM            part of a broker's arena, of a backup's memory, in use
+ LAG            of brokers and streams: bytes that backups do not have;
+                of groups: records that they have not read
+ LAG/S          by so many records a second the lag of a group grows
+ BEHIND         age of the oldest record that a group has not read
+ KIND           consumers that share streams; spark: a query; cursor: of a
+                query or a program that has named it itself
+
+ - is what nobody knows (yet). Any key goes back."""
+
+
+class Options(NamedTuple):
+    """What the command was given."""
+
+    interval_s: float
+    view: str
+    wanted: str
+    """A filter of streams and groups."""
+
+
+class Help(ModalScreen[None]):
+    """Its keys, and what the columns mean."""
+
+    def compose(self) -> ComposeResult:
+        """See `Screen`."""
+        with VerticalScroll():
+            yield Static(HELP, id="help", markup=False)
+
+    def on_key(self) -> None:
+        """Any key goes back."""
+        self.dismiss()
+
+
+class Details(Screen[None]):
+    """One row in full."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,left,backspace", "app.pop_screen", "back"),
+        Binding("question_mark", "app.help", "help"),
+    ]
+
+    def __init__(self, view: View, key: str) -> None:
+        super().__init__()
+        self.view = view
+        self.key = key
+        self._is_there = False
+        """What is on it can be changed."""
+
+    def compose(self) -> ComposeResult:
+        """See `Screen`."""
+        yield Static("", id="heading", markup=False)
+        with VerticalScroll(can_focus=True):
+            yield Static("", id="details", markup=False)
+        yield Static("Esc back  up, down scroll  p pause  ? help  q quit", id="keys", markup=False)
+
+    def on_mount(self) -> None:
+        """Show what is known."""
+        self._is_there = True
+        if isinstance(self.app, Top):
+            self.app.show()
+
+    def show(self, found: Snapshot, status: str) -> None:
+        """Show what it is now."""
+        if self._is_there:
+            self.query_one("#heading", Static).update("\n".join(_lines(found, status)))
+            self.query_one("#details", Static).update(details(self.view, self.key, found))
+
+
+def _lines(found: Snapshot, status: str) -> tuple[str, ...]:
+    first, second = heading(found)
+    return f"{first}  {status}", second
+
+
+class Top(App[None]):
+    """See the head of this module."""
+
+    CSS = """
+    Screen { background: $background; }
+    #heading { height: auto; text-style: bold; padding: 0 1; }
+    #notes { height: auto; max-height: 4; padding: 0 1; color: $warning; text-style: bold; display: none; }
+    #tabs { height: 1; padding: 0 1; background: $panel; }
+    DataTable { height: 1fr; scrollbar-size-vertical: 1; scrollbar-size-horizontal: 0; background: $background; }
+    #why { height: auto; max-height: 3; padding: 0 1; color: $warning; }
+    #filter { height: 1; border: none; padding: 0 1; display: none; }
+    #keys { height: 1; padding: 0 1; background: $panel; }
+    #help, #details { padding: 0 1; height: auto; }
+    Help { align: center middle; }
+    Help VerticalScroll { width: 78; max-width: 100%; height: 90%; background: $panel; }
+    """
+    ENABLE_COMMAND_PALETTE = False
+    BINDINGS: ClassVar[list[BindingType]] = [
+        *(Binding(str(number), f"view({view.name!r})", view.title) for number, view in enumerate(VIEWS, 1)),
+        Binding("tab", "next_view(1)", "next view", priority=True),
+        Binding("shift+tab", "next_view(-1)", "view before", priority=True),
+        Binding("less_than_sign,comma", "sort(-1)", "sort by the column to the left"),
+        Binding("greater_than_sign,full_stop", "sort(1)", "sort by the column to the right"),
+        Binding("r", "reverse", "the other way round"),
+        Binding("slash", "filter", "filter"),
+        Binding("escape", "no_filter", "no filter"),
+        Binding("plus,equals_sign", "interval(1)", "refresh less often"),
+        Binding("minus", "interval(-1)", "refresh more often"),
+        Binding("p,space", "pause", "pause"),
+        Binding("question_mark", "help", "help"),
+        Binding("q", "quit", "quit"),
+        Binding("ctrl+c", "quit", "quit", priority=True),
+    ]
+
+    def __init__(self, collector: Collector, options: Options, first: Sample) -> None:
+        super().__init__()
+        self._collector = collector
+        self._interval_s = options.interval_s
+        self._view = BY_NAME[options.view]
+        self._orders = {view.name: Order.of(view) for view in VIEWS}
+        for name in ("streams", "groups"):
+            self._orders[name] = self._orders[name]._replace(filter=options.wanted)
+        self._found = snapshot(first)
+        self._paused = False
+        self._at = ""
+        """The key of the row that the cursor is on."""
+        self._keys: list[str] = []
+        """Of the rows of the table."""
+        self._whys: list[str] = []
+        self._columns: tuple[str, ...] = ()
+        """Titles of the table's columns."""
+        self.refresh_s = 0.0
+        """How long the last look took to be shown, without asking."""
+
+    def compose(self) -> ComposeResult:
+        """See `App`."""
+        yield Static("", id="heading", markup=False)
+        yield Static("", id="notes", markup=False)
+        yield Static("", id="tabs", markup=False)
+        yield DataTable(cursor_type="row", zebra_stripes=False)
+        yield Static("", id="why", markup=False)
+        yield Input(placeholder="filter", id="filter", compact=True)
+        yield Static(KEYS, id="keys", markup=False)
+
+    def on_mount(self) -> None:
+        """Begin to ask."""
+        self.title = "kera top"
+        self.query_one(DataTable).focus()
+        self.show()
+        self.run_worker(self._ask_again(), exit_on_error=True)
+
+    async def _ask_again(self) -> None:
+        while True:
+            begun_s = time.monotonic()
+            if not self._paused:
+                await self.look()
+            left_s = self._interval_s - (time.monotonic() - begun_s)
+            await asyncio.sleep(max(0.05, left_s))
+
+    async def look(self) -> None:
+        """Ask once, and show what came of it."""
+        screen = self.screen
+        is_group = isinstance(screen, Details) and screen.view.name == "groups"
+        self._collector.wanted_group = screen.key if is_group and isinstance(screen, Details) else ""
+        found = snapshot(await self._collector.sample())
+        if not self._paused:
+            self._found = found
+            self.show()
+
+    # -- showing ---------------------------------------------------------------------------------------------------
+
+    @property
+    def _status(self) -> str:
+        state = "paused" if self._paused else f"every {self._interval_s:g} s"
+        return f"{time_of_day(self._found.at_us)}, {state}"
+
+    def show(self) -> None:
+        """Show what was found last."""
+        begun_s = time.perf_counter()
+        for screen in self.screen_stack:
+            if isinstance(screen, Details):
+                screen.show(self._found, self._status)
+        base = self.screen_stack[0]
+        base.query_one("#heading", Static).update("\n".join(_lines(self._found, self._status)))
+        notes = base.query_one("#notes", Static)
+        notes.display = bool(self._found.notes)
+        notes.update("\n".join(f"! {note}" for note in self._found.notes))
+        self._show_table(base.query_one(DataTable))
+        self.refresh_s = time.perf_counter() - begun_s
+
+    def _show_table(self, table: DataTable[Text]) -> None:
+        view, order = self._view, self._orders[self._view.name]
+        found = shown(view, self._found, order)
+        titles = tuple(
+            f"{column.title}{_arrow(column.falling is not order.reverse) if number == order.column else ''}"
+            for number, column in enumerate(view.columns)
+        )
+        at = self._at
+        if titles != self._columns:
+            table.clear(columns=True)
+            table.add_columns(*titles)
+            self._columns = titles
+        scrolled = table.scroll_offset
+        self._keys = [view.key(row) for row in found.rows]
+        self._whys = ["; ".join(view.why(row)) for row in found.rows]
+        with self.batch_update(), self.prevent(DataTable.RowHighlighted):
+            table.clear()
+            for row in found.rows:
+                table.add_row(*(_cell(column, row) for column in view.columns))
+            if at in self._keys:
+                table.move_cursor(row=self._keys.index(at), animate=False, scroll=False)
+                table.scroll_to(scrolled.x, scrolled.y, animate=False)
+        self._at = at if at in self._keys else self._keys[0] if self._keys else ""
+        self._show_why()
+        tabs = [
+            f"[{number} {each.title}]" if each is view else f" {number} {each.title} "
+            for number, each in enumerate(VIEWS, 1)
+        ]
+        told = f"  {found.text}" + (f'  filter "{order.filter}"' if order.filter else "")
+        self.screen_stack[0].query_one("#tabs", Static).update("".join(tabs) + told)
+
+    def _show_why(self) -> None:
+        why = self._whys[self._keys.index(self._at)] if self._at in self._keys else ""
+        self.screen_stack[0].query_one("#why", Static).update(f"! {why}" if why else "")
+
+    def on_data_table_row_highlighted(self, event: DataTable.RowHighlighted) -> None:
+        """The cursor has moved."""
+        if 0 <= event.cursor_row < len(self._keys):
+            self._at = self._keys[event.cursor_row]
+            self._show_why()
+
+    # -- keys ------------------------------------------------------------------------------------------------------
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """What is for the tables does nothing while something else is on the screen, or a filter is typed."""
+        del parameters
+        on_top = len(self.screen_stack) == 1
+        if action in {"view", "next_view", "sort", "reverse", "filter", "no_filter", "interval"}:
+            return on_top
+        return True
+
+    def action_view(self, name: str) -> None:
+        """Another view."""
+        self._view, self._at = BY_NAME[name], ""
+        self.show()
+
+    def action_next_view(self, by: int) -> None:
+        """The view beside this one."""
+        names = [view.name for view in VIEWS]
+        self.action_view(names[(names.index(self._view.name) + by) % len(names)])
+
+    def action_sort(self, by: int) -> None:
+        """By the column beside the one by which rows are sorted."""
+        order = self._orders[self._view.name]
+        column = (order.column + by) % len(self._view.columns)
+        self._orders[self._view.name] = order._replace(column=column, reverse=False)
+        self.show()
+
+    def action_reverse(self) -> None:
+        """The other way round."""
+        order = self._orders[self._view.name]
+        self._orders[self._view.name] = order._replace(reverse=not order.reverse)
+        self.show()
+
+    def action_filter(self) -> None:
+        """Type one."""
+        field = self.query_one("#filter", Input)
+        field.value = self._orders[self._view.name].filter
+        field.display = True
+        field.focus()
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        """Rows follow what is typed."""
+        if event.input.display:
+            self._filter(event.value)
+
+    def on_input_submitted(self) -> None:
+        """It stays; keys are for the table again."""
+        self._end_filter()
+
+    def _filter(self, text: str) -> None:
+        self._orders[self._view.name] = self._orders[self._view.name]._replace(filter=text)
+        self.show()
+
+    def _end_filter(self) -> None:
+        self.query_one("#filter", Input).display = False
+        self.query_one(DataTable).focus()
+
+    def action_no_filter(self) -> None:
+        """All rows again."""
+        self._filter("")
+        self._end_filter()
+
+    def action_interval(self, by: int) -> None:
+        """The next longer or shorter one."""
+        longer = [each for each in INTERVALS_S if each > self._interval_s]
+        shorter = [each for each in INTERVALS_S if each < self._interval_s]
+        if by > 0 and longer:
+            self._interval_s = longer[0]
+        elif by < 0 and shorter:
+            self._interval_s = shorter[-1]
+        self.show()
+
+    def action_pause(self) -> None:
+        """Ask and show nothing new; or go on."""
+        self._paused = not self._paused
+        self.show()
+
+    def action_help(self) -> None:
+        """Its keys."""
+        if not isinstance(self.screen, Help):
+            self.push_screen(Help())
+
+    def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
+        """Look at a row in full."""
+        if 0 <= event.cursor_row < len(self._keys):
+            self.push_screen(Details(self._view, self._keys[event.cursor_row]))
+
+
+def _arrow(falling: bool) -> str:
+    return " ▼" if falling else " ▲"
+
+
+def _cell(column: Column, row: Any) -> Text:
+    """Never taken for markup: names are others'. What is a number is at the right, what is wrong stands out."""
+    text = column.text(row)
+    if column.title == "STATE":
+        return Text(text, style="" if text in WELL else "bold red")
+    return Text(text, justify="right" if column.falling and column.title != "WHY" else "left")

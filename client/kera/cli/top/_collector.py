@@ -1,0 +1,173 @@
+"""Gathers a `Sample` of a cluster, as often as it is asked to: who does not answer holds nobody up.
+
+There is one collector behind a view. At most `DAEMONS_AT_ONCE` daemons and `GROUPS_AT_ONCE` consumer groups are asked
+at a time. What many streams make expensive is asked less often: their list, and the findings of the diagnosis.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import NamedTuple
+
+from kera.cli.diagnosis import asking, cluster
+from kera.cli.diagnosis.findings import Finding
+from kera.cli.top._polling import Poll, all_within
+from kera.cli.top._sample import Lagging, Sample, Two, TwoLags
+from kera.client import ClusterDescription, ConsumerGroupSummary
+from kera.client.admin.daemons import DaemonFigures, read_figures
+from kera.client.admin.watching import StreamSummary, Watch
+from kera.core.clock import Clock, SystemClock
+from kera.core.errors import KeraError
+from kera.core.rpc import Channel
+
+DAEMONS_AT_ONCE = 16
+GROUPS_AT_ONCE = 4
+GROUPS_LOOKED_AT = 32
+"""Consumer groups whose lag is measured for one sample; of more, in turn."""
+STREAMS_MAX = 100_000
+"""Of which figures are asked for at each broker."""
+DAEMON_TIMEOUT_S = 3.0
+COORDINATOR_TIMEOUT_S = 3.0
+LIST_TIMEOUT_S = 10.0
+FINDINGS_TIMEOUT_S = 20.0
+STREAMS_EVERY_S = 2.0
+FINDINGS_EVERY_S = 10.0
+MANY_STREAMS = 2_000
+MANY_EVERY_S = 30.0
+"""Where there are more streams than that: pause between two lists of them, and between two diagnoses."""
+PATIENCE_S = 1.0
+"""A sample waits so long for whoever is asked; it shows who has not answered by then."""
+
+
+class _Member(NamedTuple):
+    address: str
+    channel: Channel
+    poll: Poll[DaemonFigures]
+
+
+class Collector:
+    """See the head of this module; `close` it. Its `Watch` stays open meanwhile."""
+
+    def __init__(self, watch: Watch, clock: Clock | None = None, *, patience_s: float = PATIENCE_S) -> None:
+        """`clock`: of this host."""
+        self._watch = watch
+        self._clock = clock or SystemClock()
+        self._patience_s = patience_s
+        self._room = asyncio.Semaphore(DAEMONS_AT_ONCE)
+        self._group_room = asyncio.Semaphore(GROUPS_AT_ONCE)
+        self._members: dict[str, _Member] = {}
+        """Those that live, as ``broker 2``."""
+        self._lags: dict[str, TwoLags] = {}
+        self.wanted_group = ""
+        """A consumer group that is looked at each time."""
+        self._cluster: Poll[ClusterDescription] = Poll(watch.cluster, self._clock, timeout_s=COORDINATOR_TIMEOUT_S)
+        self._streams: Poll[list[StreamSummary]] = Poll(
+            watch.streams, self._clock, timeout_s=LIST_TIMEOUT_S, every_s=STREAMS_EVERY_S
+        )
+        self._groups: Poll[list[ConsumerGroupSummary]] = Poll(watch.groups, self._clock, timeout_s=LIST_TIMEOUT_S)
+        self._looks: Poll[None] = Poll(self._look_at_groups, self._clock, timeout_s=LIST_TIMEOUT_S)
+        self._findings: Poll[list[Finding]] = Poll(
+            self._diagnose, self._clock, timeout_s=FINDINGS_TIMEOUT_S, every_s=FINDINGS_EVERY_S
+        )
+
+    async def close(self) -> None:
+        """Ask nobody any more."""
+        for poll in (self._cluster, self._streams, self._groups, self._looks, self._findings):
+            await poll.close()
+        for name in list(self._members):
+            await self._forget(name)
+
+    async def sample(self, *, patience_s: float | None = None) -> Sample:
+        """What there is to see now. `patience_s`: longer or shorter than usual."""
+        patience_s = self._patience_s if patience_s is None else patience_s
+        await all_within([self._cluster], patience_s)
+        await self._meet()
+        lists = [each for each in (self._streams, self._groups) if each.answer is None]
+        await all_within(lists, patience_s)  # at first: lags and findings are told with their names
+        members = [each.poll for each in self._members.values()]
+        await all_within([self._streams, self._groups, self._looks, self._findings, *members], patience_s)
+        many = len(self._streams.answer or ()) > MANY_STREAMS
+        self._streams.every_s = MANY_EVERY_S if many else STREAMS_EVERY_S
+        self._findings.every_s = MANY_EVERY_S if many else FINDINGS_EVERY_S
+        return Sample(
+            at_s=self._clock.monotonic_s(),
+            at_us=self._clock.now_us(),
+            cluster=self._cluster.answer,
+            cluster_trouble=self._cluster.trouble,
+            figures={
+                name: Two(each.poll.previous, each.poll.answer)
+                for name, each in self._members.items()
+                if each.poll.answer is not None
+            },
+            troubles={
+                name: trouble for name, each in self._members.items() if (trouble := each.poll.trouble) is not None
+            },
+            streams=self._streams.answer or (),
+            streams_trouble=self._streams.trouble,
+            groups=self._groups.answer or (),
+            groups_trouble=self._groups.trouble,
+            lags=dict(self._lags),
+            findings=self._findings.answer,
+            findings_trouble=self._findings.trouble,
+        )
+
+    # -- daemons ---------------------------------------------------------------------------------------------------
+
+    async def _meet(self) -> None:
+        """Know those that the coordinator has, at the addresses that they have now."""
+        known = self._cluster.answer
+        if known is None:
+            return
+        addresses = {f"broker {each.broker_id}": each.grpc_address for each in known.brokers if each.alive}
+        addresses |= {f"backup {each.backup_id}": each.grpc_address for each in known.backups if each.alive}
+        for name, member in list(self._members.items()):
+            if addresses.get(name) != member.address:
+                await self._forget(name)
+        for name, address in addresses.items():
+            if name not in self._members:
+                channel = self._watch.channel(address)
+                self._members[name] = _Member(address, channel, self._poll_of(channel))
+
+    def _poll_of(self, channel: Channel) -> Poll[DaemonFigures]:
+        async def ask() -> DaemonFigures:
+            async with self._room:
+                return await read_figures(channel, streams_max=STREAMS_MAX, timeout_s=DAEMON_TIMEOUT_S)
+
+        return Poll(ask, self._clock, timeout_s=DAEMON_TIMEOUT_S + self._patience_s)
+
+    async def _forget(self, name: str) -> None:
+        member = self._members.pop(name)
+        await member.poll.close()
+        await member.channel.close()
+
+    # -- consumer groups -------------------------------------------------------------------------------------------
+
+    async def _look_at_groups(self) -> None:
+        names = [each.consumer_group for each in self._groups.answer or ()]
+        for gone in self._lags.keys() - set(names):
+            del self._lags[gone]
+        chosen = sorted(names, key=lambda name: (name != self.wanted_group, self._looked_s(name)))[:GROUPS_LOOKED_AT]
+        await asyncio.gather(*map(self._look_at, chosen))
+
+    def _looked_s(self, name: str) -> float:
+        return self._lags[name].now.at_s if name in self._lags else float("-inf")
+
+    async def _look_at(self, name: str) -> None:
+        async with self._group_room:
+            try:
+                async with asyncio.timeout(DAEMON_TIMEOUT_S):
+                    found = await self._watch.group(name)
+            except (KeraError, TimeoutError):  # it is gone, or a broker is slow: what was seen of it gets older
+                return
+        before = self._lags.get(name)
+        now = Lagging(self._clock.monotonic_s(), found)
+        self._lags[name] = TwoLags(before.now if before is not None else None, now)
+
+    # -- diagnosis -------------------------------------------------------------------------------------------------
+
+    async def _diagnose(self) -> list[Finding]:
+        known = await self._watch.cluster()
+        recoveries = await self._watch.recoveries()
+        streams = await asyncio.to_thread(self._watch.descriptions)
+        daemons = await asking.describe_all(asking.addresses_of(known))
+        return cluster.health(asking.Picture(known, recoveries, streams, daemons))

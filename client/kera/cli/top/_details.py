@@ -1,0 +1,197 @@
+"""One broker, backup, stream, consumer group or finding in full, as text of 80 columns. Pure."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from kera.cli._durations import format_ms
+from kera.cli._table import fields, plural, table
+from kera.cli.diagnosis.findings import Finding
+from kera.cli.top._rows import BackupRow, BrokerRow, GroupRow, Snapshot, StreamPart, StreamRow
+from kera.cli.top._text import NOBODY_KNOWS, count_text, ms_text, part_text, size_text, time_of_day
+from kera.cli.top._views import View
+
+ROWS_MAX = 50
+"""Of a list within what is shown."""
+WIDTH = 78
+
+
+def details(view: View, key: str, snapshot: Snapshot) -> str:
+    """Of the row called `key`, or that it is there no more."""
+    row = next((each for each in view.rows(snapshot) if view.key(each) == key), None)
+    if row is None:
+        return f"{view.title.lower().removesuffix('s')} {key} is not there any more"
+    return "\n\n".join(block for block in _OF[view.name](row, snapshot) if block)
+
+
+def _why(why: Sequence[str]) -> str:
+    lines: list[str] = []
+    for each in why:
+        lines += textwrap.wrap(each, WIDTH - 2, initial_indent="! ", subsequent_indent="  ")
+    return "\n".join(lines)
+
+
+def _per_s(text: str) -> str:
+    return text if text == NOBODY_KNOWS else f"{text}/s"
+
+
+def _some(heading: Sequence[str], rows: Iterable[Sequence[object]], noun: str) -> str:
+    """A table of as many rows as there is room for."""
+    rows = list(rows)
+    if not rows:
+        return ""
+    left_out = len(rows) - ROWS_MAX
+    return table(heading, rows[:ROWS_MAX]) + (f"\nand {left_out} more {noun}" if left_out > 0 else "")
+
+
+def _used(used: int | None, limit: int | None) -> str:
+    if not limit:
+        return size_text(used)
+    return f"{size_text(used)} of {size_text(limit)}" + (f", {used / limit:.0%}" if used is not None else "")
+
+
+def _broker(row: BrokerRow, snapshot: Snapshot) -> Iterable[str]:
+    yield f"broker {row.broker_id}: {row.state}, version {row.version or '?'}, at {row.address} on {row.node or '?'}"
+    yield _why(row.why)
+    seen = f"; figures are from before {time_of_day(row.since_us)}" if row.since_us else ""
+    yield fields(
+        [
+            ("records in", f"{_per_s(count_text(row.records_in_per_s))}, {count_text(row.records_in)} since its start"),
+            ("bytes in", f"{_per_s(size_text(row.bytes_in_per_s))}, {size_text(row.bytes_in)} since its start{seen}"),
+            ("bytes out", f"{_per_s(size_text(row.bytes_out_per_s))}, {size_text(row.bytes_out)} since its start"),
+            ("writes, p99", ms_text(row.append_ms)),
+            ("reads, p99", ms_text(row.fetch_ms)),
+            ("event loop", f"busy for {part_text(row.loop)} of the time"),
+            ("arena", _used(row.memory_bytes, row.memory_bytes_max)),
+            ("process", size_text(row.process_bytes)),
+            ("replication", _replication(row)),
+            ("streams", f"{count_text(row.streams)}, {count_text(row.streamlets)} streamlets owned here"),
+        ]
+    )
+    here = [(stream, part) for stream in snapshot.streams for part in stream.parts if part.broker_id == row.broker_id]
+    here.sort(key=lambda each: (-(each[1].bytes_in_per_s or 0.0), each[0].name))
+    yield _some(
+        ("STREAM", "STREAMLETS", "REC/S", "IN/S", "OUT/S", "LAG"),
+        [(stream.name, part.streamlets, *_rates(part)) for stream, part in here],
+        "streams",
+    )
+
+
+def _replication(row: BrokerRow) -> str:
+    lag = f"{size_text(row.lag_bytes)} behind" + (f", the oldest for {format_ms(row.lag_ms)}" if row.lag_ms else "")
+    return f"{lag}; {count_text(row.backups_up)} backups can be used"
+
+
+def _rates(part: StreamPart) -> tuple[str, ...]:
+    return (
+        count_text(part.records_in_per_s),
+        size_text(part.bytes_in_per_s),
+        size_text(part.bytes_out_per_s),
+        size_text(part.lag_bytes),
+    )
+
+
+def _backup(row: BackupRow, _: Snapshot) -> Iterable[str]:
+    yield f"backup {row.backup_id}: {row.state}, version {row.version or '?'}, at {row.address} on {row.node or '?'}"
+    yield _why(row.why)
+    yield fields(
+        [
+            ("bytes in", f"{_per_s(size_text(row.bytes_in_per_s))}, {size_text(row.bytes_in)} since its start"),
+            ("event loop", f"busy for {part_text(row.loop)} of the time"),
+            ("memory", _used(row.memory_bytes, row.memory_bytes_max)),
+            ("disk", _used(row.disk_bytes, row.disk_bytes_max)),
+            ("replicas", count_text(row.replicas)),
+        ]
+    )
+
+
+def _stream(row: StreamRow, snapshot: Snapshot) -> Iterable[str]:
+    yield f"stream {row.name}: {row.state}"
+    yield _why(row.why)
+    yield fields(
+        [
+            ("records in", f"{_per_s(count_text(row.records_in_per_s))}, {count_text(row.records_in)} since opened"),
+            ("bytes in", f"{_per_s(size_text(row.bytes_in_per_s))}, {size_text(row.bytes_in)} since opened"),
+            ("bytes out", f"{_per_s(size_text(row.bytes_out_per_s))}, {size_text(row.bytes_out)} since opened"),
+            ("replication", f"{plural(row.replication, 'backup')}, {size_text(row.lag_bytes)} behind"),
+            ("durability", row.durability),
+        ]
+    )
+    yield _some(
+        ("BROKER", "STREAMLETS", "REC/S", "IN/S", "OUT/S", "LAG"),
+        [(part.broker_id, part.streamlets, *_rates(part)) for part in row.parts],
+        "brokers",
+    )
+    readers = [
+        (group.name, group.state, count_text(part.lag_records), size_text(part.lag_bytes), ms_text(part.behind_ms))
+        for group in snapshot.groups
+        for part in group.of_streams
+        if part.stream == row.name
+    ]
+    yield _some(("GROUP", "STATE", "LAG", "LAG BYTES", "BEHIND"), readers, "groups")
+
+
+def _group(row: GroupRow, _: Snapshot) -> Iterable[str]:
+    kinds = {
+        "consumers": "consumers that share streams",
+        "spark": "a Spark query",
+        "cursor": "a named cursor, of a Spark query or a program",
+    }
+    yield f"group {row.name}: {row.state}, {kinds[row.kind]}"
+    yield _why(row.why)
+    looked = "" if row.looked_ms is None else f", as of {format_ms(row.looked_ms)} ago"
+    yield fields(
+        [
+            ("lag", f"{count_text(row.lag_records)} records, {size_text(row.lag_bytes)}{looked}"),
+            ("behind", ms_text(row.behind_ms)),
+            ("lag grows by", _per_s(count_text(row.lag_per_s))),
+            ("read", _per_s(size_text(row.bytes_per_s))),
+            ("last used", f"{format_ms(row.idle_ms)} ago" if not row.members else "now"),
+        ]
+    )
+    yield _some(
+        ("STREAM", "STREAMLETS", "LAG", "LAG BYTES", "BEHIND"),
+        [
+            (
+                part.stream,
+                part.streamlets,
+                count_text(part.lag_records),
+                size_text(part.lag_bytes),
+                ms_text(part.behind_ms),
+            )
+            for part in row.of_streams
+        ],
+        "streams",
+    )
+    yield _some(
+        ("CONSUMER", "CLIENT", "GROUPS", "READ/S", "LAST HEARTBEAT", "PROCESSING FOR"),
+        [
+            (
+                member.member_id[:8],
+                member.client,
+                member.groups,
+                size_text(member.bytes_per_s),
+                f"{format_ms(member.silent_ms)} ago",
+                format_ms(member.busy_ms) if member.busy_ms else "",
+            )
+            for member in row.consumers
+        ],
+        "consumers",
+    )
+
+
+def _finding(row: Finding, _: Snapshot) -> Iterable[str]:
+    yield f"{row.severity.word}: {row.subject}"
+    yield textwrap.fill(row.text, WIDTH)
+    yield textwrap.fill(row.advice, WIDTH, initial_indent="→ ", subsequent_indent="  ")
+
+
+_OF: dict[str, Callable[[Any, Snapshot], Iterable[str]]] = {
+    "brokers": _broker,
+    "backups": _backup,
+    "streams": _stream,
+    "groups": _group,
+    "findings": _finding,
+}

@@ -1,0 +1,56 @@
+"""A snapshot as one document, and as tables that are printed once. Pure: the figures are those of the live view."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from kera.cli._table import table
+from kera.cli.diagnosis import findings
+from kera.cli.top._rows import Snapshot
+from kera.cli.top._text import count_text, size_text
+from kera.cli.top._views import VIEWS, Order, shown
+
+ROWS_PRINTED = 20
+ID_DIGITS = 8
+"""Of a cluster's id: which one this is can be told by them."""
+
+
+def document(snapshot: Snapshot) -> dict[str, Any]:
+    """All of it: names as in the rows, rates per second, unknown values null."""
+    found = dataclasses.asdict(dataclasses.replace(snapshot, findings=()))
+    found["findings"] = findings.document(list(snapshot.findings))
+    return found
+
+
+def heading(snapshot: Snapshot) -> tuple[str, str]:
+    """The two lines above every view."""
+    totals = snapshot.totals
+    first = (
+        f"kera {snapshot.cluster_id[:ID_DIGITS] or '?'}: {snapshot.health}"
+        f"  brokers {totals.brokers_alive}/{totals.brokers}  backups {totals.backups_alive}/{totals.backups}"
+    )
+    second = (
+        f"in {count_text(totals.records_in_per_s)} records/s, {size_text(totals.bytes_in_per_s)}/s"
+        f"  out {size_text(totals.bytes_out_per_s)}/s"
+        f"  lag {size_text(totals.replication_lag_bytes)}, groups {count_text(totals.group_lag_records)}"
+    )
+    return first, second
+
+
+def tables(snapshot: Snapshot, wanted: str = "", rows_max: int = ROWS_PRINTED) -> str:
+    """Every view that has rows, as text. `wanted`: a filter of streams and groups."""
+    blocks = ["\n".join((*heading(snapshot), *(f"! {note}" for note in snapshot.notes)))]
+    for view in VIEWS:
+        order = Order.of(view)._replace(filter=wanted if view.name in {"streams", "groups"} else "")
+        if view.name == "findings":
+            lines = findings.lines([each for each in snapshot.findings if each.severity])
+            blocks += ["\n".join(lines)] if lines else []
+            continue
+        found = shown(view, snapshot, order, rows_max)
+        if found.rows:
+            cells = [[column.text(row) for column in view.columns] for row in found.rows]
+            left_out = found.matching - len(found.rows)
+            more = f"\nand {left_out} more: --rows, or --json" if left_out else ""
+            blocks.append(table([column.title for column in view.columns], cells) + more)
+    return "\n\n".join(blocks)

@@ -1,0 +1,218 @@
+"""The views of a snapshot: which rows, which columns, in which order, and which of them are on the screen. Pure.
+
+Both the live view and the tables that are printed once are made of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from kera.cli.top._rows import Snapshot
+from kera.cli.top._text import count_text, ms_text, part_text, size_text
+
+ROWS_MAX = 200
+"""On the screen: sorted and filtered, of however many there are."""
+
+
+class Column(NamedTuple):
+    """A column of a view."""
+
+    title: str
+    value: Callable[[Any], Any]
+    """By which rows are sorted; None: not known, and last."""
+    text: Callable[[Any], str]
+    falling: bool = True
+    """Whether the largest come first when rows are sorted by it."""
+
+
+class View(NamedTuple):
+    """A view: one kind of rows."""
+
+    name: str
+    title: str
+    rows: Callable[[Snapshot], Sequence[Any]]
+    key: Callable[[Any], str]
+    """Names a row."""
+    columns: tuple[Column, ...]
+    sorted_by: int
+    """The column by which they are sorted at first."""
+    words: Callable[[Any], str]
+    """What a filter looks at."""
+    why: Callable[[Any], Sequence[str]]
+    """What is wrong with a row, the worst first."""
+
+
+def _of(used: float | None, limit: float | None) -> float | None:
+    return None if used is None or not limit else used / limit
+
+
+def _count(title: str, name: str) -> Column:
+    return Column(title, lambda row: getattr(row, name), lambda row: count_text(getattr(row, name)))
+
+
+def _size(title: str, name: str) -> Column:
+    return Column(title, lambda row: getattr(row, name), lambda row: size_text(getattr(row, name)))
+
+
+def _ms(title: str, name: str) -> Column:
+    return Column(title, lambda row: getattr(row, name), lambda row: ms_text(getattr(row, name)))
+
+
+def _part(title: str, value: Callable[[Any], float | None]) -> Column:
+    return Column(title, value, lambda row: part_text(value(row)))
+
+
+def _word(title: str, name: str) -> Column:
+    return Column(title, lambda row: getattr(row, name), lambda row: str(getattr(row, name)), falling=False)
+
+
+def _why(row: Any) -> Sequence[str]:
+    found: Sequence[str] = row.why
+    return found
+
+
+_WHY = Column("WHY", lambda row: len(row.why), lambda row: "; ".join(row.why))
+
+VIEWS = (
+    View(
+        "brokers",
+        "Brokers",
+        lambda snapshot: snapshot.brokers,
+        lambda row: str(row.broker_id),
+        (
+            _word("BROKER", "broker_id"),
+            _word("STATE", "state"),
+            _count("REC/S", "records_in_per_s"),
+            _size("IN/S", "bytes_in_per_s"),
+            _size("OUT/S", "bytes_out_per_s"),
+            _ms("P99", "append_ms"),
+            _part("LOOP", lambda row: row.loop),
+            _part("MEM", lambda row: _of(row.memory_bytes, row.memory_bytes_max)),
+            _size("LAG", "lag_bytes"),
+            _WHY,
+        ),
+        0,
+        lambda row: f"{row.broker_id} {row.state} {row.address} {row.node}",
+        _why,
+    ),
+    View(
+        "backups",
+        "Backups",
+        lambda snapshot: snapshot.backups,
+        lambda row: str(row.backup_id),
+        (
+            _word("BACKUP", "backup_id"),
+            _word("STATE", "state"),
+            _size("IN/S", "bytes_in_per_s"),
+            _part("LOOP", lambda row: row.loop),
+            _part("MEM", lambda row: _of(row.memory_bytes, row.memory_bytes_max)),
+            _part("DISK", lambda row: _of(row.disk_bytes, row.disk_bytes_max)),
+            _size("DISK USED", "disk_bytes"),
+            _count("REPLICAS", "replicas"),
+            _WHY,
+        ),
+        0,
+        lambda row: f"{row.backup_id} {row.state} {row.address} {row.node}",
+        _why,
+    ),
+    View(
+        "streams",
+        "Streams",
+        lambda snapshot: snapshot.streams,
+        lambda row: str(row.name),
+        (
+            _word("STREAM", "name"),
+            _word("STATE", "state"),
+            _count("REC/S", "records_in_per_s"),
+            _size("IN/S", "bytes_in_per_s"),
+            _size("OUT/S", "bytes_out_per_s"),
+            _size("LAG", "lag_bytes"),
+            _count("LETS", "streamlets"),
+            _count("REPL", "replication"),
+            _WHY,
+        ),
+        2,
+        lambda row: f"{row.name} {row.state}",
+        _why,
+    ),
+    View(
+        "groups",
+        "Groups",
+        lambda snapshot: snapshot.groups,
+        lambda row: str(row.name),
+        (
+            _word("GROUP", "name"),
+            _word("KIND", "kind"),
+            _word("STATE", "state"),
+            _count("CONS", "members"),
+            _count("LAG", "lag_records"),
+            _count("LAG/S", "lag_per_s"),
+            _ms("BEHIND", "behind_ms"),
+            _size("READ/S", "bytes_per_s"),
+            _WHY,
+        ),
+        4,
+        lambda row: f"{row.name} {row.kind} {row.state} {' '.join(row.streams)}",
+        _why,
+    ),
+    View(
+        "findings",
+        "Findings",
+        lambda snapshot: snapshot.findings,
+        lambda row: f"{row.subject}: {row.text}",
+        (
+            Column("SEVERITY", lambda row: int(row.severity), lambda row: row.severity.word),
+            _word("SUBJECT", "subject"),
+            _word("FINDING", "text"),
+        ),
+        0,
+        lambda row: f"{row.severity.word} {row.subject} {row.text}",
+        lambda row: (row.advice,) if row.advice else (),
+    ),
+)
+BY_NAME = {view.name: view for view in VIEWS}
+
+
+class Order(NamedTuple):
+    """How a view's rows are sorted and which of them are shown."""
+
+    column: int
+    reverse: bool = False
+    """The other way round than the column is sorted otherwise."""
+    filter: str = ""
+    """Only rows that have this somewhere, upper or lower case."""
+
+    @classmethod
+    def of(cls, view: View) -> Order:
+        """As it is at first."""
+        return cls(view.sorted_by)
+
+
+class Shown(NamedTuple):
+    """What of a view is on the screen."""
+
+    rows: list[Any]
+    matching: int
+    total: int
+
+    @property
+    def text(self) -> str:
+        """How many of how many, if not all of them are there."""
+        if len(self.rows) < self.matching:
+            return f"first {len(self.rows)} of {self.matching}"
+        return f"{self.matching} of {self.total}" if self.matching < self.total else str(self.total)
+
+
+def shown(view: View, snapshot: Snapshot, order: Order, rows_max: int = ROWS_MAX) -> Shown:
+    """The rows that are shown, in order. What is not known comes last, whichever way they are sorted."""
+    rows = view.rows(snapshot)
+    wanted = order.filter.casefold()
+    matching = [row for row in rows if wanted in view.words(row).casefold()] if wanted else list(rows)
+    column = view.columns[order.column]
+    known = [row for row in matching if column.value(row) is not None]
+    known.sort(key=view.key)
+    known.sort(key=column.value, reverse=column.falling is not order.reverse)
+    if len(known) < rows_max:
+        known += sorted((row for row in matching if column.value(row) is None), key=view.key)
+    return Shown(known[:rows_max], len(matching), len(rows))

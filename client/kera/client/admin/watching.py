@@ -1,0 +1,104 @@
+"""What a live view of a cluster asks again and again: in short, and without asking twice for what is known.
+
+A cluster may have ten thousand streams: of each there is what a row shows (`StreamSummary`), made without a look at its
+schema, and names of streams are asked for once and not with each consumer group.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping
+from typing import NamedTuple, Self
+
+from kera.client.admin.admin import Admin
+from kera.client.admin.consumer_groups import (
+    ConsumerGroupDescription,
+    ConsumerGroupSummary,
+    describe_consumer_group,
+    list_consumer_groups,
+)
+from kera.client.admin.control import RecoveryDescription
+from kera.client.cluster.cluster import Cluster
+from kera.client.types import ClusterDescription, StreamDescription, durability_name
+from kera.core.rpc import Channel, api
+from kera.v1 import common_pb2, coordinator_pb2
+
+AT_ONCE = 500
+"""Streams that are looked at before others go on."""
+
+
+class StreamSummary(NamedTuple):
+    """A stream, as one row shows it."""
+
+    stream_id: int
+    name: str
+    streamlets: int
+    replication: int
+    durability: str
+    owners: Mapping[int, int]
+    """Streamlets by the broker that owns them."""
+    holders: frozenset[int]
+    """Brokers that have any of its records."""
+
+    @classmethod
+    def from_message(cls, info: common_pb2.StreamInfo) -> Self:
+        """From its wire form."""
+        return cls(
+            info.stream_id,
+            info.name,
+            info.config.streamlets,
+            info.config.replication,
+            durability_name(info.config.durability),
+            Counter(each.broker_id for each in info.assignments),
+            frozenset(
+                broker_id
+                for each in info.assignments
+                for broker_id in (each.broker_id, *(interval.broker_id for interval in each.intervals))
+            ),
+        )
+
+
+class Watch:
+    """Asks on behalf of a live view. Its client, of which `admin` is, stays open as long as this is used."""
+
+    def __init__(self, admin: Admin) -> None:
+        self._cluster: Cluster = admin._cluster  # noqa: SLF001 - both are faces of it
+        self._names: dict[int, str] = {}
+        self._infos: list[common_pb2.StreamInfo] = []
+
+    async def cluster(self) -> ClusterDescription:
+        """See `Admin.describe_cluster`."""
+        return await self._cluster.describe()
+
+    async def streams(self) -> list[StreamSummary]:
+        """Those that there are, and that one may see, by name."""
+        found = []
+        self._infos = await self._cluster.all_streams()
+        for number, info in enumerate(self._infos):
+            if number % AT_ONCE == AT_ONCE - 1:
+                await asyncio.sleep(0)
+            found.append(StreamSummary.from_message(info))
+        self._names = {each.stream_id: each.name for each in found}
+        return found
+
+    def descriptions(self) -> list[StreamDescription]:
+        """The same in full, as of the last time that `streams` was asked. For a thread: it takes a while for many."""
+        return [StreamDescription.from_message(info) for info in self._infos]
+
+    async def recoveries(self) -> list[RecoveryDescription]:
+        """See `Admin.recoveries`."""
+        answer = await self._cluster.ask(api.LIST_RECOVERIES, coordinator_pb2.ListRecoveriesRequest())
+        return [RecoveryDescription.from_message(recovery) for recovery in answer.recoveries]
+
+    async def groups(self) -> list[ConsumerGroupSummary]:
+        """Consumer groups, by name, with those of their streams that `streams` has told of."""
+        return await list_consumer_groups(self._cluster, self._names)
+
+    async def group(self, name: str) -> ConsumerGroupDescription:
+        """One of them in full, likewise. Raises `InvalidArgument` when it is gone."""
+        return await describe_consumer_group(self._cluster, name, self._names)
+
+    def channel(self, address: str) -> Channel:
+        """A connection to a daemon, whoever it is, as whoever the client is; to be closed."""
+        return self._cluster.runtime.channel(address)

@@ -1,0 +1,103 @@
+"""`kera top` and real daemons: the figures are what was produced, and who is gone or may not see is told."""
+
+import asyncio
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kera.core.access.rights import Operation
+from kera.local.cluster import LocalCluster
+from tests.integration.command_line import run_kera
+from tests.integration.secured_cluster import PASSWORD, Secured
+
+pytestmark = pytest.mark.timeout(180)
+RECORDS = 1000
+
+
+def top(bootstrap: str, *arguments: str, env: dict[str, str] | None = None) -> dict[str, Any]:
+    done = run_kera("top", "--json", "--interval", "0.2", "--bootstrap", bootstrap, *arguments, env=env)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def kera(*arguments: str, bootstrap: str, stdin: bytes = b"") -> bytes:
+    done = run_kera(*arguments, "--bootstrap", bootstrap, stdin=stdin)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_figures_are_what_was_produced_and_a_lost_broker_is_told() -> None:
+    with LocalCluster.running(brokers=2, backups=1) as cluster:
+        at = cluster.bootstrap
+        kera("stream", "create", "orders", "--streamlets", "4", "--replication", "0", bootstrap=at)
+        kera("stream", "create", "safe", "--replication", "1", bootstrap=at)
+        lines = b"".join(b"%d\n" % number for number in range(RECORDS))
+        kera("produce", "orders", bootstrap=at, stdin=lines)
+        kera("produce", "safe", bootstrap=at, stdin=lines[:10])
+        kera("consume", "orders", "--group", "audit", "--count", str(RECORDS), bootstrap=at)
+        kera("produce", "orders", bootstrap=at, stdin=lines)
+
+        found = top(at)
+        streams = {each["name"]: each for each in found["streams"]}
+        assert found["health"] == "healthy", found["findings"]
+        assert found["notes"] == []
+        assert streams["orders"]["records_in"] == 2 * RECORDS
+        assert sum(part["streamlets"] for part in streams["orders"]["parts"]) == 4
+        assert streams["safe"]["records_in"] == 5
+        assert streams["safe"]["lag_bytes"] == 0
+        assert found["totals"]["records_in"] == sum(each["records_in"] for each in found["brokers"]) == 2 * RECORDS + 5
+        assert found["totals"]["bytes_in"] == sum(each["bytes_in"] for each in streams.values())
+        assert found["totals"]["records_in_per_s"] == 0.0
+        assert found["backups"][0]["bytes_in"] == streams["safe"]["bytes_in"]
+        assert all(each["loop"] is not None and each["process_bytes"] > 0 for each in found["brokers"])
+        (group,) = found["groups"]
+        assert (group["name"], group["lag_records"], group["streams"]) == ("audit", RECORDS, ["orders"])
+
+        shown = kera("top", "--once", "--interval", "0.2", bootstrap=at).decode()
+        assert "BROKER" in shown
+        assert "2.0k" not in shown  # rates, and nothing comes
+        assert "orders" in shown
+        assert kera("top", "-o", "yaml", "--interval", "0.2", bootstrap=at).startswith(b"at_us: ")
+
+        cluster.kill("broker-2")
+        while (left := top(at))["brokers"][1]["state"] != "lost":
+            pass  # the test's time-out bounds it
+        assert left["health"] in {"degraded", "broken"}
+        assert left["brokers"][0]["records_in"] is not None
+        assert {each["name"]: each["state"] for each in left["streams"]}["orders"] == "no owner"
+        gone = at
+    done = run_kera("top", "--json", "--bootstrap", gone)
+    assert done.returncode == 1
+    assert b"no coordinator that leads answers at " + gone.encode() in done.stderr
+
+
+def test_with_security_one_sees_what_one_may_see_and_is_told_of_the_rest(tmp_path: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        secured = Secured(tmp_path, stack)
+
+        async def prepare() -> None:
+            await secured.make_user("admin")
+            await secured.make_user("alice")
+            await secured.grant("user:alice", "stream:hers*", Operation.READ, Operation.DESCRIBE)
+            async with await secured.client("admin") as admin:
+                for name in ("hers", "others"):
+                    await admin.admin.create_stream(name)
+
+        def seen_by(user: str) -> dict[str, Any]:
+            env = {"KERA_CLIENT_TLS_CA": str(secured.ca), "KERA_CLIENT_USER": user, "KERA_CLIENT_PASSWORD": PASSWORD}
+            return top(secured.cluster.bootstrap, env=env)
+
+        asyncio.run(prepare())
+        everything = seen_by("admin")
+        assert [each["name"] for each in everything["streams"]] == ["hers", "others"]
+        assert everything["notes"] == []
+        assert everything["brokers"][0]["loop"] is not None
+
+        hers = seen_by("alice")
+        assert [each["name"] for each in hers["streams"]] == ["hers"]
+        assert hers["streams"][0]["records_in"] is None
+        assert any(note.startswith("you may not see figures of daemons: ") for note in hers["notes"]), hers["notes"]

@@ -1,0 +1,242 @@
+"""The screen of `kera top`, with keys as somebody presses them."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import pytest
+from textual.widgets import DataTable, Static
+
+from kera.cli._run import run_app
+from kera.cli.app import app as command_line
+from kera.cli.diagnosis.findings import problem
+from kera.cli.top._app import Details, Help, Options, Top
+from kera.cli.top._sample import Sample, Trouble
+from tests.unit.cli.top_support import NOW_US, cluster, counted, entry, figures, group, looks, sample, stream, two
+
+pytestmark = pytest.mark.timeout(60)
+NAMES = ["alpha", "beta", "gamma[red]"]
+
+
+def seen(**fields: Any) -> Sample:
+    """Streams with 1, 2 and 3 records per second."""
+    return sample(
+        **{
+            "cluster": cluster(2, 1),
+            "streams": [stream(number, name, 1) for number, name in enumerate(NAMES, 1)],
+            "figures": {
+                "broker 1": two(
+                    figures(1, records_appended=0),
+                    figures(2, records_appended=6, streams={number: counted(number) for number in (1, 2, 3)}),
+                )
+            },
+            "groups": [group("readers")],
+            "lags": {"readers": looks("readers", [entry("beta", 30, age_s=20)])},
+            "findings": [problem("broker 2", "is lost", "start it")],
+            **fields,
+        }
+    )
+
+
+class Collected:
+    """Stands for a `Collector`: whatever a test wants to be seen."""
+
+    def __init__(self, found: Sample) -> None:
+        self.found = found
+        self.asked = 0
+        self.wanted_group = ""
+
+    async def sample(self) -> Sample:
+        self.asked += 1
+        return self.found
+
+
+class Screen:
+    """The view, with what is on it as text."""
+
+    def __init__(self, app: Top, pilot: Any, collected: Collected) -> None:
+        self.app = app
+        self.collected = collected
+        self._pilot = pilot
+
+    async def press(self, *keys: str) -> None:
+        await self._pilot.press(*keys)
+        await self._pilot.pause()
+
+    async def see(self, found: Sample) -> None:
+        self.collected.found = found
+        await self.app.look()
+        await self._pilot.pause()
+
+    def text(self, name: str) -> str:
+        screen = self.app.screen if isinstance(self.app.screen, Details) else self.app.screen_stack[0]
+        return str(screen.query_one(f"#{name}", Static).content)
+
+    def column(self, number: int = 0) -> list[str]:
+        table = self.app.screen_stack[0].query_one(DataTable)
+        return [str(table.get_row_at(row)[number]) for row in range(table.row_count)]
+
+
+@asynccontextmanager
+async def running(found: Sample | None = None, view: str = "brokers", wanted: str = "") -> AsyncIterator[Screen]:
+    collected = Collected(found or seen())
+    top = Top(cast("Any", collected), Options(3600, view, wanted), collected.found)
+    async with top.run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
+        yield Screen(top, pilot, collected)
+
+
+async def test_keys_go_through_the_views() -> None:
+    async with running() as screen:
+        assert screen.column() == ["1", "2"]
+        await screen.press("3")
+        assert screen.column() == ["gamma[red]", "beta", "alpha"]
+        assert "[3 Streams]" in screen.text("tabs")
+        await screen.press("tab")
+        assert screen.column() == ["readers"]
+        assert "nobody has read" not in screen.text("why")
+        await screen.press("tab", "tab")
+        assert screen.column() == ["1", "2"]
+        await screen.press("shift+tab")
+        assert screen.column() == ["problem"]
+        assert "start it" in screen.text("why")
+
+
+async def test_rows_are_sorted_by_the_column_that_is_chosen_and_turned_round() -> None:
+    async with running(view="streams") as screen:
+        await screen.press("r")
+        assert screen.column() == ["alpha", "beta", "gamma[red]"]
+        await screen.press("<", "<")
+        assert screen.column() == ["alpha", "beta", "gamma[red]"]
+        await screen.press("r")
+        assert screen.column() == ["gamma[red]", "beta", "alpha"]
+
+
+async def test_a_filter_is_typed_stays_and_goes() -> None:
+    async with running(view="streams") as screen:
+        await screen.press("slash", "b", "e", "q")  # q belongs to it, too
+        assert screen.column() == []
+        await screen.press("backspace", "enter")
+        assert screen.column() == ["beta"]
+        assert 'filter "be"' in screen.text("tabs")
+        await screen.press("escape")
+        assert len(screen.column()) == 3
+    async with running(view="streams", wanted="gam") as screen:
+        assert screen.column() == ["gamma[red]"]
+
+
+async def test_a_row_is_opened_followed_and_left() -> None:
+    async with running(view="streams") as screen:
+        await screen.press("down", "enter")
+        assert isinstance(screen.app.screen, Details)
+        assert "stream beta" in screen.text("details")
+        assert "readers" in screen.text("details")
+        await screen.press("3")  # for the tables
+        await screen.see(seen(streams=[stream(1, "alpha", 1)]))
+        assert screen.text("details") == "stream beta is not there any more"
+        await screen.press("escape")
+        assert screen.column() == ["alpha"]
+
+        await screen.press("4", "enter")
+        await screen.see(seen())
+        assert screen.collected.wanted_group == "readers"
+
+
+async def test_the_row_that_is_chosen_stays_when_others_come_before_it() -> None:
+    async with running(view="streams") as screen:
+        await screen.press("down", "down")  # alpha, the slowest
+        faster = two(figures(1), figures(2, streams={1: counted(9), 2: counted(2), 3: counted(3)}))
+        await screen.see(seen(figures={"broker 1": faster}))
+        assert screen.column()[0] == "alpha"
+        await screen.press("enter")
+        assert "stream alpha" in screen.text("details")
+
+
+async def test_paused_nothing_is_asked_and_keys_work() -> None:
+    async with running() as screen:
+        await screen.press("p")
+        assert "paused" in screen.text("heading")
+        await screen.press("3")
+        assert len(screen.column()) == 3
+        await screen.press("space", "minus", "plus")
+        assert "every 3600 s" not in screen.text("heading")
+        assert "paused" not in screen.text("heading")
+
+
+async def test_help_comes_and_goes_by_any_key_and_q_quits() -> None:
+    async with running() as screen:
+        await screen.press("question_mark")
+        assert isinstance(screen.app.screen, Help)
+        await screen.press("x")
+        assert len(screen.app.screen_stack) == 1
+        await screen.press("q")
+        while screen.app.is_running:
+            await asyncio.sleep(0)
+
+
+async def test_what_is_wrong_with_the_view_itself_is_above_it() -> None:
+    async with running() as screen:
+        await screen.see(seen(cluster_trouble=Trouble("connection refused", NOW_US)))
+        assert "no coordinator answers" in screen.text("notes")
+        assert screen.column() == ["1", "2"]
+        await screen.see(seen())
+        assert screen.text("notes") == ""
+
+
+async def test_a_first_look_at_nothing_is_borne() -> None:
+    nothing = Sample(1.0, NOW_US, cluster_trouble=Trouble("may not", NOW_US, refused=True))
+    async with running(nothing) as screen:
+        for key in "12345":
+            await screen.press(key, "enter", "down")
+            assert screen.column() == []
+
+
+async def test_ten_thousand_streams_are_shown_at_once() -> None:
+    count = 10_000
+    rates = two(figures(1), figures(2, streams={number: counted(number) for number in range(1, count + 1)}))
+    found = seen(
+        streams=[stream(number, f"s{number:05}", 1) for number in range(1, count + 1)], figures={"broker 1": rates}
+    )
+    async with running(found, view="streams") as screen:
+        assert screen.column()[0] == "s10000"
+        assert len(screen.column()) == 200
+        await screen.press("slash", *"s00042", "enter")
+        assert screen.column() == ["s00042"]
+        assert screen.app.refresh_s < 5
+
+
+# -- the command ---------------------------------------------------------------------------------------------------
+
+
+def test_without_a_terminal_it_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_app(command_line, ["top"]) == 2
+    assert "needs a terminal; without one, --json or --once" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--interval", "0"], "--interval: 0 is not from 0.2 to 3600"),
+        (["--interval", "-1"], "--interval: -1 is not"),
+        (["--interval", "nan"], "--interval: nan is not"),
+        (["--interval", "1e9"], "--interval: 1e+09 is not"),
+        (["--view", "partitions"], "--view: there is no 'partitions'; there are brokers, backups"),
+    ],
+)
+def test_bad_options_are_named(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_app(command_line, ["top", *arguments]) == 2
+    assert text in capsys.readouterr().err
+
+
+def test_without_textual_it_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "textual.app", None)
+    monkeypatch.delitem(sys.modules, "kera.cli.top._app")
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert run_app(command_line, ["top"]) == 1
+    assert "pip install 'kera[top]'" in capsys.readouterr().err

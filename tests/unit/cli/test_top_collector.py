@@ -1,0 +1,293 @@
+"""How `kera top` asks: who is slow or gone holds nobody up, and nothing of it is lost."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, cast
+
+import pytest
+
+from kera.cli.diagnosis import asking
+from kera.cli.top import _collector
+from kera.cli.top._collector import GROUPS_LOOKED_AT, Collector
+from kera.cli.top._polling import SLOW_S, Poll, all_within
+from kera.cli.top._sample import Trouble
+from kera.client import ClusterDescription, ConsumerGroupDescription, ConsumerGroupSummary
+from kera.client.admin.daemons import read_figures
+from kera.client.admin.watching import StreamSummary, Watch
+from kera.core.errors import InvalidArgument, NotAllowed, ProtocolError, Unavailable
+from kera.v1 import daemon_pb2
+from tests.unit.cli.top_support import cluster, group, stream
+
+pytestmark = pytest.mark.timeout(60)
+
+
+class Now:
+    """A clock that a test sets."""
+
+    def __init__(self) -> None:
+        self.s = 1000.0
+
+    def monotonic_s(self) -> float:
+        return self.s
+
+    def now_us(self) -> int:
+        return round(self.s * 1e6)
+
+
+class Asked:
+    """A question whose answers a test gives."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.answers: list[Any] = []
+        self.hold: asyncio.Event | None = None
+
+    async def __call__(self) -> Any:
+        self.count += 1
+        if self.hold is not None:
+            await self.hold.wait()
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+@pytest.fixture
+def now() -> Now:
+    return Now()
+
+
+@pytest.fixture
+async def asked(now: Now) -> AsyncIterator[tuple[Asked, Poll[int]]]:
+    question = Asked()
+    poll: Poll[int] = Poll(question, cast("Any", now), timeout_s=30, every_s=5)
+    yield question, poll
+    await poll.close()
+
+
+async def test_the_last_two_answers_are_kept_and_a_failure_takes_nothing_away(
+    asked: tuple[Asked, Poll[int]], now: Now
+) -> None:
+    question, poll = asked
+    question.answers = [1, 2, Unavailable("away"), Unavailable("still away"), 3]
+    for _ in range(2):
+        await all_within([poll], 10)
+        now.s += 5
+    assert (poll.previous, poll.answer, poll.trouble) == (1, 2, None)
+    since_us = now.now_us()
+    for text in ("away", "still away"):
+        await all_within([poll], 10)
+        now.s += 5
+        assert (poll.answer, poll.trouble) == (2, Trouble(text, since_us))
+    await all_within([poll], 10)
+    assert (poll.previous, poll.answer, poll.trouble) == (2, 3, None)
+
+
+async def test_it_is_asked_only_when_it_is_time(asked: tuple[Asked, Poll[int]], now: Now) -> None:
+    question, poll = asked
+    question.answers = [1, 2]
+    for _ in range(3):
+        await all_within([poll], 10)
+        now.s += 2
+    assert question.count == 1
+    await all_within([poll], 10)
+    assert question.count == 2
+
+
+async def test_a_question_that_is_out_holds_nobody_up_and_is_not_asked_again(
+    asked: tuple[Asked, Poll[int]], now: Now
+) -> None:
+    question, poll = asked
+    question.answers, question.hold = [1], asyncio.Event()
+    asked_us = now.now_us()
+    for _ in range(3):
+        await all_within([poll], 0)
+        now.s += 10 * SLOW_S
+    assert (question.count, poll.answer, poll.trouble) == (1, None, Trouble("no answer yet", asked_us))
+    question.hold.set()
+    await all_within([poll], 10)
+    assert (poll.answer, poll.trouble) == (1, None)
+
+
+async def test_time_that_is_up_and_a_refusal_are_told_apart(now: Now) -> None:
+    question = Asked()
+    question.hold = asyncio.Event()
+    late: Poll[int] = Poll(question, cast("Any", now), timeout_s=0)
+    refused: Poll[int] = Poll(Asked(), cast("Any", now), timeout_s=10)
+    cast("Asked", refused._ask).answers = [NotAllowed("user:eve may not")]
+    await all_within([late, refused], 10)
+    assert late.trouble == Trouble("nothing within 0 s", now.now_us())
+    assert refused.trouble == Trouble("user:eve may not", now.now_us(), refused=True)
+
+
+async def test_a_bug_in_a_question_is_not_an_answer(asked: tuple[Asked, Poll[int]]) -> None:
+    question, poll = asked
+    question.answers = [ValueError("bug")]
+    await all_within([poll], 10)
+    with pytest.raises(ValueError, match="bug"):
+        await all_within([poll], 10)
+    question.answers = [1]
+
+
+# -- the collector -------------------------------------------------------------------------------------------------
+
+
+class FakeChannel:
+    """A daemon; `answers` are given in turn, the last one again and again."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers = list(answers)
+        self.closed = False
+
+    async def submit(self, method: Any, request: Any, bulk: Any = (), **_: Any) -> Any:
+        del method, bulk
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, asyncio.Event):
+            await answer.wait()
+        if isinstance(answer, Exception):
+            raise answer
+
+        class Reply:
+            message = answer(request) if callable(answer) else answer
+
+        return Reply
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+class FakeWatch:
+    """A cluster of which a test says what it answers."""
+
+    def __init__(self) -> None:
+        self.described: ClusterDescription | Exception = cluster(brokers=2)
+        self.listed: list[ConsumerGroupSummary] = []
+        self.looked_at: list[str] = []
+        self.gone: set[str] = set()
+        self.channels: dict[str, FakeChannel] = {
+            f"b:{number}": FakeChannel(daemon_pb2.ReadFiguresResponse(launch_id="a", uptime_us=1)) for number in (1, 2)
+        }
+
+    async def cluster(self) -> ClusterDescription:
+        if isinstance(self.described, Exception):
+            raise self.described
+        return self.described
+
+    async def streams(self) -> list[StreamSummary]:
+        return [stream(1, "s", 1)]
+
+    def descriptions(self) -> list[Any]:
+        return []
+
+    async def recoveries(self) -> list[Any]:
+        return []
+
+    async def groups(self) -> list[ConsumerGroupSummary]:
+        return self.listed
+
+    async def group(self, name: str) -> ConsumerGroupDescription:
+        self.looked_at.append(name)
+        if name in self.gone:
+            raise InvalidArgument("it is gone")
+        return ConsumerGroupDescription(name, (), ())
+
+    def channel(self, address: str) -> FakeChannel:
+        return self.channels[address]
+
+
+@pytest.fixture
+def watch(monkeypatch: pytest.MonkeyPatch) -> FakeWatch:
+    async def nobody(_: dict[str, str]) -> dict[str, Any]:
+        return {}
+
+    monkeypatch.setattr(asking, "describe_all", nobody)
+    return FakeWatch()
+
+
+@pytest.fixture
+async def collector(watch: FakeWatch, now: Now) -> AsyncIterator[Collector]:
+    made = Collector(cast("Watch", watch), cast("Any", now), patience_s=10)
+    yield made
+    await made.close()
+
+
+async def test_one_that_hangs_is_shown_as_such_and_the_others_as_ever(
+    collector: Collector, watch: FakeWatch, now: Now
+) -> None:
+    hangs = asyncio.Event()
+    watch.channels["b:2"].answers = [hangs]
+    found = await collector.sample(patience_s=0.05)
+    now.s += 2
+    found = await collector.sample(patience_s=0.05)
+
+    assert set(found.figures) == {"broker 1"}
+    assert set(found.troubles) == {"broker 2"}
+    assert [each.name for each in found.streams] == ["s"]
+    assert found.findings is not None
+
+
+async def test_a_coordinator_that_is_lost_leaves_what_was_known_and_comes_back(
+    collector: Collector, watch: FakeWatch
+) -> None:
+    known = watch.described
+    await collector.sample()
+    watch.described = Unavailable("nobody is there")
+    lost = await collector.sample()
+    assert (lost.cluster, lost.cluster_trouble and lost.cluster_trouble.text) == (known, "nobody is there")
+    assert set(lost.figures) == {"broker 1", "broker 2"}
+    watch.described = known
+    assert (await collector.sample()).cluster_trouble is None
+
+
+async def test_one_that_is_gone_or_has_moved_is_asked_no_more(collector: Collector, watch: FakeWatch) -> None:
+    await collector.sample()
+    watch.described = cluster(brokers=1)
+    found = await collector.sample()
+    assert set(found.figures) == {"broker 1"}
+    assert (watch.channels["b:1"].closed, watch.channels["b:2"].closed) == (False, True)
+
+
+async def test_more_groups_than_are_looked_at_take_turns_and_the_one_that_is_open_has_each(
+    collector: Collector, watch: FakeWatch, now: Now
+) -> None:
+    watch.listed = [group(f"g{number:03}") for number in range(GROUPS_LOOKED_AT + 5)]
+    collector.wanted_group = "g000"
+    for _ in range(2):
+        watch.looked_at.clear()
+        lags = (await collector.sample()).lags
+        now.s += 1
+        assert len(watch.looked_at) == GROUPS_LOOKED_AT
+        assert "g000" in watch.looked_at
+        assert len(lags) >= GROUPS_LOOKED_AT
+    assert len((await collector.sample()).lags) == len(watch.listed)
+
+    watch.gone, watch.listed = {"g001"}, watch.listed[:3]
+    found = await collector.sample()
+    assert set(found.lags) == {"g000", "g001", "g002"}  # and what was seen of g001 gets older
+
+
+def test_limits_are_there() -> None:
+    assert 0 < _collector.DAEMONS_AT_ONCE <= 64
+    assert _collector.STREAMS_MAX > 0
+
+
+async def test_figures_are_read_page_by_page() -> None:
+    def answer(request: daemon_pb2.ReadFiguresRequest) -> daemon_pb2.ReadFiguresResponse:
+        found = daemon_pb2.ReadFiguresResponse(launch_id="a", uptime_us=7, more_streams=request.after_stream_id < 4)
+        found.figures.add(name="x", labels=["of", "loop"], value=2)
+        for stream_id in range(request.after_stream_id + 1, request.after_stream_id + 3):
+            found.streams.add(stream_id=stream_id, records_appended=stream_id)
+        return found
+
+    found = await read_figures(cast("Any", FakeChannel(answer)), streams_max=100, timeout_s=1)
+    assert {key: each.records_appended for key, each in found.streams.items()} == {n: n for n in range(1, 7)}
+    assert (found.value("x", "of", "loop"), found.value("x"), found.value("y")) == (2, None, None)
+    few = await read_figures(cast("Any", FakeChannel(answer)), streams_max=2, timeout_s=1)
+    assert set(few.streams) == {1, 2}
+
+
+async def test_a_daemon_that_tells_of_streams_again_and_again_is_not_believed() -> None:
+    odd = daemon_pb2.ReadFiguresResponse(more_streams=True)
+    odd.streams.add(stream_id=3)
+    with pytest.raises(ProtocolError, match="out of order"):
+        await read_figures(cast("Any", FakeChannel(odd)), streams_max=100, timeout_s=1)
