@@ -278,7 +278,7 @@ def answering(monkeypatch: pytest.MonkeyPatch, said: Picture | Unavailable) -> I
             raise said
         yield FakeAdmin(said)
 
-    async def describe_all(addresses: dict[str, str]) -> dict[str, Any]:
+    async def describe_all(addresses: dict[str, str], _: object = None) -> dict[str, Any]:
         assert not isinstance(said, Unavailable)
         assert set(addresses) >= set(said.daemons)
         return said.daemons

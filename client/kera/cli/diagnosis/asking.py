@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from kera.cli._client import connected
 from kera.core.errors import KeraError
 
 if TYPE_CHECKING:
-    from kera.client import ClusterDescription, RecoveryDescription, StreamDescription
+    from kera.client import Client, ClientSettings, ClusterDescription, RecoveryDescription, StreamDescription
     from kera.client.admin.daemons import DaemonDescription
 
 ASKED_AT_ONCE = 32
@@ -28,11 +29,22 @@ class Picture(NamedTuple):
 async def look(bootstrap: str) -> Picture:
     """Raises `KeraError` when no coordinator that leads can be reached."""
     async with connected(bootstrap, patient=False) as client:
-        cluster = await client.admin.describe_cluster()
-        recoveries = await client.admin.recoveries()
         streams = await client.admin.list_streams()
-    addresses = addresses_of(cluster, bootstrap.split(",", maxsplit=1)[0])
-    return Picture(cluster, recoveries, streams, await describe_all(addresses))
+        return await look_with(client, streams, coordinator=bootstrap.partition(",")[0])
+
+
+async def look_with(
+    client: Client,
+    streams: Sequence[StreamDescription],
+    settings: ClientSettings | None = None,
+    *,
+    coordinator: str = "",
+) -> Picture:
+    """The same with a client that there is, whose settings these are, and what it knows of streams."""
+    cluster = await client.admin.describe_cluster()
+    recoveries = await client.admin.recoveries()
+    said = await describe_all(addresses_of(cluster, coordinator), settings)
+    return Picture(cluster, recoveries, list(streams), said)
 
 
 def addresses_of(cluster: ClusterDescription, coordinator: str = "") -> dict[str, str]:
@@ -43,15 +55,17 @@ def addresses_of(cluster: ClusterDescription, coordinator: str = "") -> dict[str
     return addresses | {f"backup {each.backup_id}": each.grpc_address for each in cluster.backups if each.alive}
 
 
-async def describe_all(addresses: dict[str, str]) -> dict[str, DaemonDescription | KeraError]:
-    """What each says, or why it does not."""
+async def describe_all(
+    addresses: dict[str, str], settings: ClientSettings | None = None
+) -> dict[str, DaemonDescription | KeraError]:
+    """What each says, or why it does not. `settings`: of who asks; None: as the environment has them."""
     from kera.client import ClientSettings
     from kera.client.admin.daemons import describe_daemon
     from kera.core.access.settings import secure
     from kera.core.runtime import MACHINE
 
     room = asyncio.Semaphore(ASKED_AT_ONCE)
-    runtime = secure(MACHINE, ClientSettings.load())
+    runtime = secure(MACHINE, settings or ClientSettings.load())
 
     async def describe(address: str) -> DaemonDescription | KeraError:
         async with room:

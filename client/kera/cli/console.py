@@ -1,0 +1,83 @@
+"""``kera console``: a web application that shows a cluster."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from kera.cli._client import BOOTSTRAP_OPTION
+from kera.cli._paths import path_of
+from kera.cli._run import UsageError, extra, run_async
+
+if TYPE_CHECKING:
+    from kera.cli.diagnosis.findings import Finding
+    from kera.client import Client, ClientSettings, StreamDescription
+
+LISTEN = "127.0.0.1:7480"
+
+
+def console(
+    listen: str = typer.Option(LISTEN, "--listen", metavar="HOST:PORT", help="Where to listen; port 0: any free one."),
+    admin: bool = typer.Option(
+        False,
+        "--admin",
+        help="Let pages change the cluster: create, alter and delete streams, produce, reset, move, drain.",
+    ),
+    host: list[str] = typer.Option(
+        [], "--host", metavar="NAME", help="Another name by which browsers ask for it, as of a proxy; repeatable."
+    ),
+    tls_cert: Path | None = typer.Option(
+        None,
+        "--tls-cert",
+        parser=path_of("--tls-cert"),
+        help="Certificate (PEM) for HTTPS, with those up to its authority.",
+    ),
+    tls_key: Path | None = typer.Option(
+        None, "--tls-key", parser=path_of("--tls-key"), help="Its key, without a password."
+    ),
+    insecure: bool = typer.Option(
+        False, "--insecure", help="Listen where others reach it, though not everybody has to sign in over TLS."
+    ),
+    bootstrap: str = BOOTSTRAP_OPTION,
+) -> None:
+    """Serve pages that show the cluster, until Ctrl-C: streams and their records, consumer groups, members, recoveries.
+
+    Where security is on, users sign in with their passwords and see what they may; otherwise whoever reaches it sees
+    everything. Nothing can be changed unless --admin is given.
+    """
+    with extra("console"):
+        from kera.console.settings import ConsoleSettings, parse_listen
+    from kera.core.errors import InvalidArgument
+
+    try:
+        address, port = parse_listen(listen)
+    except InvalidArgument as error:
+        raise UsageError(error.message) from None
+    settings = ConsoleSettings(address, port, admin, tuple(host), tls_cert, tls_key, insecure)
+    run_async(_serve(bootstrap, settings))
+
+
+async def _serve(bootstrap: str, settings: object) -> None:
+    with extra("console"):
+        from kera.console.house import Cluster
+        from kera.console.serving import serve
+    from kera.client import ClientSettings
+
+    cluster = Cluster(bootstrap, ClientSettings.load(), _examine)
+    await serve(settings, cluster, ready=_tell)  # type: ignore[arg-type]  # it is imported late
+
+
+def _tell(url: str) -> None:
+    print(f"KerA console at {url}", flush=True)
+    print("Ctrl-C stops it.", file=sys.stderr, flush=True)
+
+
+async def _examine(client: Client, settings: ClientSettings, streams: Sequence[StreamDescription]) -> Sequence[Finding]:
+    """How the cluster is, as who is signed in may know it."""
+    from kera.cli.diagnosis import asking, cluster
+
+    return cluster.health(await asking.look_with(client, streams, settings))

@@ -1,0 +1,158 @@
+"""What a value looks like: JSON laid out, text as it is, anything else in hexadecimal. Pure.
+
+Whatever somebody has put into a record, what comes out of here is text of bounded length, without characters that
+change how what is around them reads. It is no HTML: templates see to that.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import json
+import math
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+_CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
+_HEX_ROW = 16
+_TIMES = (datetime.datetime, datetime.date, datetime.time)
+_JSON_BYTES_MAX = 1 << 20
+"""A longer value is shown as text: taking it apart would hold up everybody else."""
+_BEGINS_JSON = (b"{", b"[")
+
+
+class Shown(NamedTuple):
+    """A value as people read it."""
+
+    kind: str
+    """``null``, ``empty``, ``json``, ``text`` or ``hex``."""
+    text: str
+    size_bytes: int
+    """Of the value itself."""
+    cut: bool = False
+    """There is more of it."""
+
+
+def shown(value: bytes | None, length_max: int) -> Shown:
+    """A value in at most `length_max` characters."""
+    if value is None:
+        return Shown("null", "", 0)
+    if not value:
+        return Shown("empty", "", 0)
+    if value[:64].lstrip()[:1] in _BEGINS_JSON and len(value) <= _JSON_BYTES_MAX:
+        laid_out = _laid_out(value)
+        if laid_out is not None:
+            return _cut("json", laid_out, len(value), length_max)
+    # A character has up to four bytes; what is behind the last that is shown need not be looked at.
+    part = value[: 4 * length_max + 4]
+    text = _text(part, whole=len(part) == len(value))
+    if text is not None:
+        return _cut("text", _plain(text), len(value), length_max, more=len(part) < len(value))
+    rows = max(1, length_max // 80)
+    dump = "\n".join(_hex_row(value, at) for at in range(0, min(len(value), rows * _HEX_ROW), _HEX_ROW))
+    return Shown("hex", dump, len(value), cut=len(value) > rows * _HEX_ROW)
+
+
+def shown_columns(columns: Mapping[str, Any], length_max: int) -> Shown:
+    """A row of a typed stream, as JSON."""
+    text = json.dumps({name: jsonable(value) for name, value in columns.items()}, ensure_ascii=False, indent=2)
+    return _cut("json", _plain(text), len(text), length_max)
+
+
+def shown_cell(value: Any, length_max: int) -> Shown:
+    """A value of a column."""
+    if value is None:
+        return Shown("null", "", 0)
+    if isinstance(value, bytes):
+        return shown(value, length_max)
+    text = value if isinstance(value, str) else json.dumps(jsonable(value), ensure_ascii=False)
+    if not isinstance(value, (str, dict, list)):
+        text = text.strip('"')
+    return _cut("text", _plain(text), len(text), length_max) if text else Shown("empty", "", 0)
+
+
+def brief(value: bytes | None, length_max: int = 120) -> str:
+    """A key, or the value of a header, in one line."""
+    if value is None:
+        return "null"
+    text = _text(value[: 4 * length_max + 4], whole=len(value) <= 4 * length_max + 4)
+    line = value[:length_max].hex(" ") if text is None else _plain(text).replace("\n", "⏎").replace("\r", "")
+    return line if len(line) <= length_max else line[:length_max] + "…"
+
+
+def jsonable(value: Any) -> Any:
+    """What JSON has for a value of Arrow's."""
+    match value:
+        case None | bool() | int() | str():
+            return value
+        case float():
+            return value if math.isfinite(value) else str(value)
+        case bytes():
+            return _text(value, whole=True) or base64.b64encode(value).decode()
+        case dict():
+            return {str(name): jsonable(each) for name, each in value.items()}
+        case list() | tuple():
+            return [jsonable(each) for each in value]
+    return value.isoformat() if isinstance(value, _TIMES) else str(value)
+
+
+def plain(text: str) -> str:
+    """Text of others without characters that would change how what is around it reads."""
+    return _plain(text)
+
+
+def _laid_out(value: bytes) -> str | None:
+    """JSON with a line per field; None: it is none, or nothing that can be laid out."""
+    try:
+        document = json.loads(value)
+        compact = json.dumps(document, ensure_ascii=False)
+        # What is nested deeply would be mostly spaces.
+        deep = compact.count("{") + compact.count("[") > 50 and _depth(document) > 20
+        text = compact if deep else json.dumps(document, ensure_ascii=False, indent=2)
+        text.encode()  # it may have halves of characters, which cannot be sent
+    except (ValueError, RecursionError):
+        return None
+    return _plain(text)
+
+
+def _depth(document: Any) -> int:
+    depth, level = 0, [document]
+    while level:
+        depth += 1
+        children: list[Any] = []
+        for each in level:
+            if isinstance(each, dict):
+                children += each.values()
+            elif isinstance(each, list):
+                children += each
+        level = children
+    return depth
+
+
+def _text(value: bytes, *, whole: bool) -> str | None:
+    """As UTF-8; None: it is none, or has characters that no text has. One that is cut off at the end is left out."""
+    try:
+        text = value.decode()
+    except UnicodeDecodeError as error:
+        if whole or error.start < len(value) - 3:
+            return None
+        text = value[: error.start].decode()
+    if "\x00" in text:
+        return None
+    strange = sum(1 for _ in _CONTROL.finditer(text))
+    return None if strange * 10 > len(text) else text
+
+
+def _plain(text: str) -> str:
+    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def _cut(kind: str, text: str, size_bytes: int, length_max: int, *, more: bool = False) -> Shown:
+    return Shown(kind, text[:length_max], size_bytes, cut=more or len(text) > length_max)
+
+
+def _hex_row(value: bytes, at: int) -> str:
+    row = value[at : at + _HEX_ROW]
+    letters = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in row)
+    return f"{at:06x}  {row.hex(' '):<{3 * _HEX_ROW - 1}}  {letters}"

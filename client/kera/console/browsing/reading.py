@@ -1,0 +1,228 @@
+"""Reads a page of records. Bounded: in records, in bytes, in time, and in pages that are read at once.
+
+A page that has come to one of its bounds says so, and the next one goes on from there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kera.client import ChunkQuery, Client, ConsumerSettings, EntryBounds, Position, StreamDescription
+from kera.console import limits
+from kera.console.browsing.matching import Match
+from kera.console.browsing.rows import Row, rows_in
+from kera.console.browsing.windows import EntryKey, Marks, Stretch, pick
+from kera.core.errors import DataLost, KeraError, NotAllowed
+
+Bounds = dict[EntryKey, EntryBounds]
+READ_AT_ONCE = 4
+_STEP_MIN, _STEP_MAX = 500, 16_384
+_SETTINGS: dict[str, Any] = {
+    "shared_memory": "never",  # a page that somebody looks at is no reason to hold a broker's memory
+    "corrupt_chunks": "skip",
+    "prefetch_bytes_max": 1 << 20,
+    "fetch_bytes_max": 1 << 20,
+    "joined_bytes_max": 0,
+}
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a page is to have."""
+
+    keys: Sequence[EntryKey]
+    marks: Marks
+    """Per entry, the ordinal from which (backward: before which) to look; of those that are left out: from the end."""
+    backward: bool
+    count: int = limits.RECORDS_PER_PAGE
+    match: Match = field(default_factory=Match)
+    turn: int = 0
+    """With which entry to begin: not always the same gets what a page may read."""
+
+
+@dataclass
+class Found:
+    """A page of records."""
+
+    rows: list[tuple[EntryKey, Row]]
+    marks: dict[EntryKey, int]
+    """For the next page."""
+    more: bool
+    """There is something left to look at."""
+    looked_at: int
+    """Records."""
+    remarks: list[str]
+    """What kept it from being more."""
+
+
+class _Budget:
+    """What is left for a page."""
+
+    def __init__(self) -> None:
+        self.deadline_s = asyncio.get_running_loop().time() + limits.BROWSE_TIMEOUT_S
+        self.bytes_left = limits.BROWSE_BYTES_MAX
+        self.records_left = limits.BROWSE_RECORDS_MAX
+
+    @property
+    def spent(self) -> str:
+        """Of what nothing is left; empty: there is some of all."""
+        if asyncio.get_running_loop().time() >= self.deadline_s:
+            return f"{limits.BROWSE_TIMEOUT_S:.0f} s have passed"
+        if self.bytes_left <= 0:
+            return f"{limits.BROWSE_BYTES_MAX >> 20} MiB were read"
+        return f"{limits.BROWSE_RECORDS_MAX} records were looked at" if self.records_left <= 0 else ""
+
+
+async def bounds_of(client: Client, stream: StreamDescription, keys: Iterable[EntryKey]) -> Bounds:
+    """Where entries begin and end now."""
+    known = await client.bounds(stream.name)
+    return {key: known[key.streamlet][key.entry] for key in keys}
+
+
+async def browse(client: Client, stream: StreamDescription, bounds: Bounds, wanted: Wanted) -> Found:
+    """A page of records of some entries. Raises what a consumer does."""
+    return await _Browsing(client, stream, bounds, wanted).page()
+
+
+class _Browsing:
+    def __init__(self, client: Client, stream: StreamDescription, bounds: Bounds, wanted: Wanted) -> None:
+        self._client, self._stream, self._bounds, self._wanted = client, stream, bounds, wanted
+        self._budget = _Budget()
+        self._room = asyncio.Semaphore(READ_AT_ONCE)
+        self._settings = ConsumerSettings.load(**_SETTINGS)
+        self._looked_at = 0
+        self._remarks: dict[str, None] = {}
+        self._stretches = {key: self._empty(key) for key in wanted.keys}
+
+    def _empty(self, key: EntryKey) -> Stretch[Row]:
+        """Nothing was looked at yet."""
+        bounds = self._bounds[key]
+        mark = self._wanted.marks.get(key, bounds.next_record if self._wanted.backward else bounds.first_record)
+        mark = min(max(mark, bounds.first_record), bounds.next_record)
+        return Stretch(mark, mark)
+
+    async def page(self) -> Found:
+        wanted = self._wanted
+        step = wanted.count if wanted.match.everything else _STEP_MIN
+        open_ = [key for key in wanted.keys if self._is_open(key)]
+        at = wanted.turn % len(open_) if open_ else 0
+        open_ = open_[at:] + open_[:at]
+        while open_ and not self._budget.spent:
+            await self._round(open_, step)
+            if sum(len(each.found) for each in self._stretches.values()) >= wanted.count:
+                break
+            open_ = [key for key in open_ if self._is_open(key)]
+            step = min(step * 2, _STEP_MAX)
+        rows, marks = pick(self._stretches, wanted.count, backward=wanted.backward)
+        spent = self._budget.spent
+        if spent and len(rows) < wanted.count and any(map(self._is_open, wanted.keys)):
+            self._remarks[f"This page ends here, as {spent}."] = None
+        return Found(rows, marks, self._has_more(marks), self._looked_at, list(self._remarks))
+
+    def _is_open(self, key: EntryKey) -> bool:
+        stretch, bounds = self._stretches[key], self._bounds[key]
+        return stretch.low > bounds.first_record if self._wanted.backward else stretch.high < bounds.next_record
+
+    def _has_more(self, marks: Marks) -> bool:
+        if self._wanted.backward:
+            return any(mark > self._bounds[key].first_record for key, mark in marks.items())
+        return any(mark < self._bounds[key].next_record for key, mark in marks.items())
+
+    async def _round(self, keys: Sequence[EntryKey], step: int) -> None:
+        """Look at `step` more records of each entry, as far as there is something left for the page."""
+        windows = {key: self._window(key, step) for key in keys}
+        starts = await self._starts({key: low for key, (low, _) in windows.items()})
+        try:
+            async with asyncio.TaskGroup() as group:
+                for key, (low, high) in windows.items():
+                    group.create_task(self._look(key, starts[key], low, high))
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+
+    def _window(self, key: EntryKey, step: int) -> tuple[int, int]:
+        stretch, bounds = self._stretches[key], self._bounds[key]
+        if self._wanted.backward:
+            return max(bounds.first_record, stretch.low - step), stretch.low
+        return stretch.high, min(bounds.next_record, stretch.high + step)
+
+    async def _starts(self, lows: Marks) -> dict[EntryKey, Position]:
+        """Chunk boundaries before these records, as close as is known."""
+        starts = {key: self._bounds[key].start for key in lows}
+        asked = {key: low - self._bounds[key].first_record for key, low in lows.items()}
+        inner = [key for key, passed in asked.items() if passed > 0]
+        queries = [ChunkQuery(*key, starts[key], self._bounds[key].end, records_max=asked[key]) for key in inner]
+        if queries:
+            for key, place in zip(inner, await self._client.locate(self._stream.name, queries), strict=True):
+                if place.record <= lows[key]:
+                    starts[key] = place.position
+        return starts
+
+    async def _look(self, key: EntryKey, start: Position, low: int, high: int) -> None:
+        """Add what there is between two ordinals to the stretch, if there is something left for it."""
+        async with self._room:
+            if self._budget.spent:
+                return
+            found: list[Row] = []
+            reached = low
+            try:
+                async with asyncio.timeout_at(self._budget.deadline_s):
+                    while True:
+                        try:
+                            reached = await self._read(key, start, low, high, found)
+                            break
+                        except DataLost as error:
+                            behind = _behind(error, start)
+                            self._remarks[error.message] = None
+                            if behind is None:
+                                reached = high
+                                break
+                            start = behind
+            except TimeoutError:
+                if self._wanted.backward:
+                    return  # what is behind the part that came is missing
+                reached = found[-1].offset + 1 if found else low
+            except KeraError as error:
+                if isinstance(error, NotAllowed) or not error.retriable:
+                    raise
+                self._remarks[f"Streamlet {key.streamlet} cannot be read: {error.message}"] = None
+                return
+        stretch = self._stretches[key]
+        if self._wanted.backward:
+            stretch.low, stretch.found = low, found + stretch.found
+        else:
+            stretch.high, stretch.found = max(reached, low), stretch.found + found
+
+    async def _read(self, key: EntryKey, start: Position, low: int, high: int, found: list[Row]) -> int:
+        """Returns the ordinal up to which was read."""
+        end, match, budget = self._bounds[key].end, self._wanted.match, self._budget
+        reading = self._client.read_range(
+            self._stream.name, *key, start, end, bytes_max=1 << 20, settings=self._settings
+        )
+        try:
+            async for chunk in reading:
+                budget.bytes_left -= chunk.header.payload_bytes
+                for rows in rows_in(chunk, self._stream, max(low, found[-1].offset + 1) if found else low, high):
+                    self._looked_at += len(rows)
+                    budget.records_left -= len(rows)
+                    found += rows if match.everything else filter(match.fits, rows)
+                    await asyncio.sleep(0)
+                behind: int = chunk.header.first_record + chunk.batch.num_rows
+                if behind >= high:
+                    return high
+                if not self._wanted.backward and budget.spent:
+                    return max(behind, low)
+        finally:
+            await reading.aclose()  # type: ignore[attr-defined]  # a generator's
+        return high
+
+
+def _behind(error: DataLost, start: Position) -> Position | None:
+    """Where there is something again; None: nobody knows."""
+    try:
+        available = Position(*error.attributes["available_from"])
+    except (KeyError, TypeError):
+        return None
+    return available if available > start else None

@@ -1,0 +1,138 @@
+"""What all requests share: the cluster, who is signed in, and how pages are made."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pydantic import SecretStr
+
+from kera.client import Client, ClientSettings
+from kera.console import limits
+from kera.console.rendering import Templates
+from kera.console.watching.sessions import Session, Sessions
+from kera.console.watching.view import Examine, View
+from kera.console.web.problems import Refused
+from kera.console.web.tokens import FormTokens
+from kera.core.clock import boottime_s
+from kera.core.errors import AuthenticationFailed
+
+EXPIRY_INTERVAL_S = 15.0
+IMPATIENCE = {"retry_timeout_ms": 2_000, "request_timeout_ms": 8_000, "recovery_timeout_ms": 2_000}
+"""Somebody waits for the page."""
+_NOBODY = {"user": "", "password": None, "password_file": None, "token": None, "token_file": None}
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """How the cluster is reached, and how its health is found out."""
+
+    bootstrap: str
+    settings: ClientSettings
+    examine: Examine
+
+
+class House:
+    """See the head of this module."""
+
+    def __init__(
+        self, cluster: Cluster, *, admin: bool, encrypted: bool, now_s: Callable[[], float] = boottime_s
+    ) -> None:
+        """`admin`: whether pages may change the cluster; `encrypted`: whether browsers come over TLS."""
+        self.admin, self.encrypted = admin, encrypted
+        self.secured = False
+        """Everybody has to sign in."""
+        self.tokens = FormTokens()
+        self.templates = Templates()
+        self.browsing = asyncio.Semaphore(limits.BROWSINGS_MAX)
+        self.sessions: Sessions[View] = Sessions(now_s)
+        self._cluster = cluster
+        # Who started the console has rights of their own, and visitors have theirs: nobody gets those of another.
+        settings = cluster.settings.model_copy(update={**IMPATIENCE, **_NOBODY})
+        self._settings = settings
+        self._shared: View | None = None
+        self._signing_in = 0
+        self._expiring: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Find out whether there is a cluster, and whether it wants to know who asks. Raises `KeraError`."""
+        view = await self._connect(self._settings)
+        try:
+            self.secured = (await view.client.admin.describe_cluster()).security
+        except AuthenticationFailed:
+            self.secured = True
+        except BaseException:
+            await view.close()
+            raise
+        if self.secured:
+            await view.close()
+        else:
+            self._shared = view
+            view.start()
+        self._expiring = asyncio.ensure_future(self._expire())
+
+    async def close(self) -> None:
+        """End all sessions and connections."""
+        if self._expiring is not None:
+            self._expiring.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._expiring
+        await self._close(self.sessions.end_all())
+        if self._shared is not None:
+            await self._shared.close()
+
+    def view_of(self, token: str) -> tuple[View | None, str]:
+        """What a browser with this session sees the cluster by, and whose it is; None: it has to sign in."""
+        if not self.secured:
+            return self._shared, ""
+        session = self.sessions.find(token) if token else None
+        return (None, "") if session is None else (session.view, session.user)
+
+    async def has_become_secured(self) -> None:
+        """Security was turned on while the console runs."""
+        self.secured = True
+        if self._shared is not None:
+            shared, self._shared = self._shared, None
+            await shared.close()
+
+    async def sign_in(self, user: str, password: str) -> Session[View]:
+        """Begin a session. Raises `AuthenticationFailed`, `Refused`, and what keeps the cluster from answering."""
+        self.sessions.check_room(user)
+        if self._signing_in >= limits.SIGN_INS_MAX:
+            raise Refused(503, "Too many people sign in now", "Try again in a moment.")
+        self._signing_in += 1
+        try:
+            settings = self._settings.model_copy(update={"user": user, "password": SecretStr(password)})
+            view = await self._connect(settings, user)
+            try:
+                await view.client.access.check("describe", "cluster")
+                session, ended = self.sessions.begin(user, view)
+            except BaseException:
+                await view.close()
+                raise
+        finally:
+            self._signing_in -= 1
+        view.start()
+        await self._close(ended)
+        return session
+
+    async def sign_out(self, token: str) -> None:
+        """End a session."""
+        session = self.sessions.end(token)
+        if session is not None:
+            await self._close([session])
+
+    async def _connect(self, settings: ClientSettings, user: str = "") -> View:
+        client = await Client.connect(self._cluster.bootstrap, settings)
+        return View(client, settings, self._cluster.examine, user)
+
+    async def _expire(self) -> None:
+        while True:
+            await asyncio.sleep(EXPIRY_INTERVAL_S)
+            await self._close(self.sessions.expire())
+
+    @staticmethod
+    async def _close(sessions: list[Session[View]]) -> None:
+        await asyncio.gather(*(each.view.close() for each in sessions), return_exceptions=True)

@@ -1,0 +1,59 @@
+"""What the console does at most: one place, so that nobody has to look for what bounds it."""
+
+REQUESTS_MAX = 32
+"""Pages that are made at a time; who comes then is asked to come again (503)."""
+CONNECTIONS_MAX = 256
+REQUEST_BYTES_MAX = 16 * 1024
+"""Of a request without its body: a line and headers."""
+REQUEST_TIMEOUT_S = 10.0
+"""How long a request may take to arrive, its body included."""
+IDLE_CONNECTION_S = 15
+PAGE_TIMEOUT_S = 20.0
+"""How long a page may take to be made."""
+STOP_TIMEOUT_S = 5
+
+FORM_BYTES_MAX = 1 << 20
+FORM_FIELDS_MAX = 64
+PARAMETERS_MAX = 32
+TEXT_MAX = 256
+"""Characters of a parameter that is no record."""
+
+SESSIONS_MAX = 64
+SESSIONS_PER_USER_MAX = 8
+"""With more, the one that was idle for longest ends."""
+SESSION_IDLE_S = 30 * 60.0
+SIGN_INS_MAX = 4
+"""At a time: each has the cluster count, and so do those with a wrong password."""
+
+ROWS_PER_PAGE = 50
+ROWS_MAX = 500
+"""Of a table that has no pages; what is left out is said."""
+
+BROWSINGS_MAX = 4
+"""Pages of records that are read at a time."""
+BROWSE_TIMEOUT_S = 4.0
+"""How long records are looked for, for one page."""
+BROWSE_BYTES_MAX = 16 << 20
+"""What is read of chunks for one page."""
+BROWSE_RECORDS_MAX = 100_000
+"""Records that are looked at for one page."""
+BROWSE_ENTRIES_MAX = 64
+"""Entries that a page takes records from; of a stream with more, a streamlet is chosen."""
+RECORDS_PER_PAGE = 50
+RECORDS_PER_PAGE_MAX = 200
+VALUE_SHOWN_MAX = 2048
+"""Characters of a value in a table of records."""
+RECORD_SHOWN_MAX = 256 << 10
+"""Characters of a value on the page of its record."""
+HEADERS_SHOWN_MAX = 32
+COLUMNS_SHOWN_MAX = 40
+
+CACHE_S = 2.0
+"""For how long an answer of the cluster is shown again without asking."""
+STALE_S = 60.0
+"""For how long an older one is shown while a new one is on its way."""
+SAMPLE_INTERVAL_S = 10.0
+SAMPLES_MAX = 360
+"""Of a history, an hour: after that the oldest goes."""
+WATCHED_GROUPS_MAX = 32
+"""Consumer groups whose lag is kept; with more, the one that nobody has looked at for longest goes."""

@@ -1,0 +1,1 @@
+"""The pages: each asks the view of who asks, and fills a template. `actions` are what changes the cluster."""

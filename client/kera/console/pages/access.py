@@ -1,0 +1,56 @@
+"""Users, rights, quotas and tokens, as far as who asks may see them; one's own rights everybody may."""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.responses import Response
+
+from kera.client.admin.quotas import NAMES, Quota
+from kera.console import limits
+from kera.console.pages.overview import allowed
+from kera.console.visits import Visit
+from kera.console.web.problems import Refused
+from kera.console.web.words import number, size
+
+
+async def show(visit: Visit) -> Response:
+    """Who may do what."""
+    if not visit.house.secured:
+        raise Refused(
+            404, "Security is off", "In this cluster everybody may do everything: there are no users and no rights."
+        )
+    access, me = visit.view.client.access, f"user:{visit.user}"
+    users, rules, mine, tokens, default = await asyncio.gather(
+        allowed(access.users()),
+        allowed(access.rules()),
+        access.rules(me),
+        access.tokens(),
+        allowed(access.default_quota()),
+    )
+    return visit.page(
+        "access.html",
+        {
+            "me": me,
+            "users": None if users is None else users[: limits.ROWS_MAX],
+            "users_left_out": max(0, len(users or ()) - limits.ROWS_MAX),
+            "rules": None if rules is None else rules[: limits.ROWS_MAX],
+            "rules_left_out": max(0, len(rules or ()) - limits.ROWS_MAX),
+            "mine": mine[: limits.ROWS_MAX],
+            "tokens": tokens[: limits.ROWS_MAX],
+            "default_quota": None if default is None else in_words(default),
+            "in_words": in_words,
+        },
+    )
+
+
+def in_words(quota: Quota) -> str:
+    """The limits of a quota in one line; empty: there are none."""
+    parts = []
+    for name in NAMES:
+        value = getattr(quota, name)
+        if value is not None:
+            what = name.removesuffix("_per_s").replace("_", " ")
+            amount = size(value) if "bytes" in name else number(value)
+            parts.append(f"{what} {amount}" + ("/s" if name.endswith("_per_s") else ""))
+    return ", ".join(parts)

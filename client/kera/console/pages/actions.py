@@ -1,0 +1,142 @@
+"""What changes the cluster: each from a form of ours, and only with ``--admin``."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any, Literal
+
+from starlette.responses import Response
+
+from kera.client.admin.consumer_groups import ResetTo
+from kera.console import limits
+from kera.console.rendering import address, stream_path
+from kera.console.visits import DONE, Visit
+from kera.console.web.parameters import Parameters
+from kera.console.web.problems import Refused
+from kera.core.errors import InvalidArgument
+
+_DURABILITIES = ("", "leader", "replicated", "persisted")
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+_UINT32_MAX = (1 << 32) - 1
+
+
+async def create_stream(visit: Visit) -> Response:
+    """Make a stream."""
+    form = await visit.change()
+    name = form.text("name", None)
+    await visit.view.client.admin.create_stream(
+        name,
+        streamlets=form.whole("streamlets", 1, 1, _UINT32_MAX),
+        entries=form.whole("entries", 1, 1, _UINT32_MAX),
+        replication=form.optional("replication", 0, _UINT32_MAX),
+        **_settings(form),
+    )
+    visit.view.changed()
+    return visit.go(address(stream_path(name), **{DONE: "created"}))
+
+
+async def alter_stream(visit: Visit) -> Response:
+    """Change settings of a stream: those that the form has."""
+    form, name = await visit.change(), visit.name()
+    settings = _settings(form)
+    if not settings:
+        raise InvalidArgument("the form says nothing that would change")
+    await visit.view.client.admin.alter_stream(name, **settings)
+    visit.view.changed()
+    return visit.go(address(stream_path(name), **{DONE: "altered"}))
+
+
+async def delete_stream(visit: Visit) -> Response:
+    """Delete a stream, whose name has to be typed."""
+    form, name = await visit.change(), visit.name()
+    _confirm(form, name)
+    await visit.view.client.admin.delete_stream(name)
+    visit.view.changed()
+    return visit.go(address("/streams", **{DONE: "deleted"}))
+
+
+async def produce(visit: Visit) -> Response:
+    """Store a record in a stream that takes any."""
+    form, name = await visit.change(), visit.name()
+    stream = await visit.view.client.admin.describe_stream(name)
+    if stream.typed:
+        raise InvalidArgument("this stream has columns of its own; kera produce takes rows for it", stream=name)
+    key = form.text("key", length_max=limits.FORM_BYTES_MAX)
+    # Browsers end lines as the web does; what is typed here is text of this system.
+    value = form.text("value", length_max=limits.FORM_BYTES_MAX).replace("\r\n", "\n")
+    headers = _headers(form.text("headers", length_max=limits.FORM_BYTES_MAX))
+    async with visit.view.client.producer(delivery_timeout_ms=10_000) as producer:
+        await producer.prepare(name)
+        await producer.send(name, value.encode(), keys=key.encode() if key else (), headers=headers or None)
+        await producer.flush()
+    return visit.go(address(stream_path(name, "messages"), **{"from": "newest", DONE: "produced"}))
+
+
+async def move(visit: Visit) -> Response:
+    """Have another broker own a streamlet."""
+    form, name = await visit.change(), visit.name()
+    streamlet, broker = form.whole("streamlet", None, 0, _UINT32_MAX), form.whole("broker", None, 1, _UINT32_MAX)
+    await visit.view.client.admin.move_streamlet(name, streamlet, broker)
+    visit.view.changed()
+    return visit.go(address(stream_path(name), **{DONE: "moved"}))
+
+
+async def reset_group(visit: Visit) -> Response:
+    """Put a consumer group elsewhere in a stream."""
+    form = await visit.change()
+    name, stream = form.text("name", None, length_max=1024), form.text("stream", None)
+    await visit.view.client.admin.reset_consumer_group(name, stream, _place(form), force=form.flag("force"))
+    visit.view.changed()
+    return visit.go(address("/group", name=name, **{DONE: "reset"}))
+
+
+async def drain(visit: Visit) -> Response:
+    """Begin to empty a member, or take that back."""
+    form = await visit.change()
+    kind: Literal["broker", "backup"] = form.choice("kind", ("broker", "backup"))  # type: ignore[assignment]
+    member_id, undo = form.whole("id", None, 1, _UINT32_MAX), form.flag("undo")
+    if not undo:
+        _confirm(form, f"{kind}-{member_id}")
+    admin = visit.view.client.admin
+    await (admin.drain_broker if kind == "broker" else admin.drain_backup)(member_id, undo=undo)
+    visit.view.changed()
+    return visit.go(address("/operations", **{DONE: "undrain" if undo else "drain"}))
+
+
+def _confirm(form: Parameters, name: str) -> None:
+    if form.text("confirm") != name:
+        raise Refused(
+            400, "Nothing was done", f"To do this, type {name} into the field beside the button.", "Go back to do so."
+        )
+
+
+def _settings(form: Parameters) -> dict[str, Any]:
+    """Settings that a form has; what is empty there is left out."""
+    settings: dict[str, Any] = {}
+    durability = form.choice("durability", _DURABILITIES, "")
+    if durability:
+        settings["durability"] = durability
+    for name in ("retention_ms", "retention_bytes"):
+        if form.has(name):
+            settings[name] = form.whole(name, 0)
+    return settings
+
+
+def _headers(text: str) -> dict[str, bytes]:
+    """A header per line, ``name: value``. Raises `InvalidArgument`."""
+    headers: dict[str, bytes] = {}
+    for line in filter(str.strip, text.splitlines()):
+        name, colon, value = line.partition(":")
+        if not colon or not name.strip():
+            raise InvalidArgument(f"header {line[:80]!r} is not of the form name: value", parameter="headers")
+        if name.strip() in headers:
+            raise InvalidArgument(f"header {name.strip()[:80]!r} is given twice", parameter="headers")
+        headers[name.strip()] = value.strip().encode()
+    return headers
+
+
+def _place(form: Parameters) -> ResetTo:
+    to = form.choice("to", ("earliest", "latest", "time"))
+    if to != "time":
+        return to  # type: ignore[return-value]  # one of the two
+    return _EPOCH + datetime.timedelta(microseconds=form.moment("time"))

@@ -1,0 +1,17 @@
+"""Brokers and backups: whether they live, what they have and what they do."""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.responses import Response
+
+from kera.console.pages.overview import owned
+from kera.console.visits import Visit
+
+
+async def list_members(visit: Visit) -> Response:
+    """All members of the cluster."""
+    view = visit.view
+    cluster, loads, streams = await asyncio.gather(view.cluster.get(), view.loads(), view.streams.get())
+    return visit.page("members.html", {"cluster": cluster, "loads": loads, "owned": owned(streams)})

@@ -1,0 +1,76 @@
+"""What the cluster is about: recoveries, and streamlets that move."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import NamedTuple
+
+from starlette.responses import Response
+
+from kera.client import ClusterDescription, DrainStatus, StreamDescription
+from kera.console import limits
+from kera.console.pages.overview import allowed
+from kera.console.visits import Visit
+from kera.console.watching.view import View
+from kera.core.errors import KeraError
+
+
+class Spread(NamedTuple):
+    """A streamlet that has moved: it has records at several brokers."""
+
+    stream: str
+    streamlet: int
+    owner: int
+    others: tuple[int, ...]
+
+
+class Drain(NamedTuple):
+    """A member that is being emptied."""
+
+    name: str
+    status: DrainStatus | None
+    """None: we may not know how far it is."""
+    error: str = ""
+
+
+async def show(visit: Visit) -> Response:
+    """Recoveries, drains, and streamlets that have moved."""
+    view = visit.view
+    recoveries, cluster, streams, balance = await asyncio.gather(
+        allowed(view.recoveries.get()), view.cluster.get(), view.streams.get(), view.balance.get()
+    )
+    spread = [each for stream in streams for each in moved(stream)]
+    return visit.page(
+        "operations.html",
+        {
+            "recoveries": None if recoveries is None else recoveries[: limits.ROWS_PER_PAGE],
+            "drains": await _drains(view, cluster),
+            "spread": spread[: limits.ROWS_PER_PAGE],
+            "spread_left_out": max(0, len(spread) - limits.ROWS_PER_PAGE),
+            "moves": None if balance is None else balance.moves[: limits.ROWS_PER_PAGE],
+        },
+    )
+
+
+def moved(stream: StreamDescription) -> list[Spread]:
+    """Streamlets of a stream whose older records are at another broker than the owner."""
+    return [
+        Spread(stream.name, number, assignment.broker_id, assignment.broker_ids[:-1])
+        for number, assignment in sorted(stream.assignments.items())
+        if len(assignment.broker_ids) > 1
+    ]
+
+
+async def _drains(view: View, cluster: ClusterDescription) -> list[Drain]:
+    members = [("broker", each.broker_id) for each in cluster.brokers if each.draining]
+    members += [("backup", each.backup_id) for each in cluster.backups if each.draining]
+    return [await _drain(view, *member) for member in members[: limits.ROWS_PER_PAGE]]
+
+
+async def _drain(view: View, kind: str, member_id: int) -> Drain:
+    admin, name = view.client.admin, f"{kind} {member_id}"
+    ask = admin.drain_broker if kind == "broker" else admin.drain_backup
+    try:
+        return Drain(name, await allowed(ask(member_id, ask=True)))
+    except KeraError as error:
+        return Drain(name, None, error.message)

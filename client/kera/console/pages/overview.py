@@ -1,0 +1,68 @@
+"""The first page: how the cluster is, its brokers, what it does now."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import TypeVar
+
+from starlette.responses import Response
+
+from kera.client import RecoveryDescription, StreamDescription
+from kera.console.visits import Visit
+from kera.console.watching.view import THROUGHPUT
+from kera.console.web.charts import chart
+from kera.core.errors import NotAllowed
+
+T = TypeVar("T")
+ENDED = frozenset({"done", "cancelled"})
+
+
+async def overview(visit: Visit) -> Response:
+    """Health, brokers, rates, what runs."""
+    view = visit.view
+    cluster, streams, groups, health, recoveries, loads = await asyncio.gather(
+        view.cluster.get(),
+        view.streams.get(),
+        view.groups.get(),
+        allowed(view.health.get()),
+        allowed(view.recoveries.get()),
+        view.loads(),
+    )
+    return visit.page(
+        "overview.html",
+        {
+            "cluster": cluster,
+            "streams": len(streams),
+            "streamlets": sum(each.config.streamlets for each in streams),
+            "owned": owned(streams),
+            "groups": len(groups),
+            "consumers": sum(each.members for each in groups),
+            "health": health,
+            "running": None if recoveries is None else running(recoveries),
+            "loads": loads,
+            "rates": chart(view.rates.of(THROUGHPUT)),
+        },
+    )
+
+
+async def allowed(asked: Awaitable[T]) -> T | None:
+    """What was asked for; None: who asks may not see it, and the rest of the page is there all the same."""
+    try:
+        return await asked
+    except NotAllowed:
+        return None
+
+
+def running(recoveries: list[RecoveryDescription]) -> list[RecoveryDescription]:
+    """Those that have not ended."""
+    return [each for each in recoveries if each.phase not in ENDED]
+
+
+def owned(streams: list[StreamDescription]) -> dict[int, int]:
+    """How many streamlets each broker owns, of these streams."""
+    counts: dict[int, int] = {}
+    for stream in streams:
+        for assignment in stream.assignments.values():
+            counts[assignment.broker_id] = counts.get(assignment.broker_id, 0) + 1
+    return counts

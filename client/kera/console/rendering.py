@@ -1,0 +1,63 @@
+"""Templates, and what they may call. Everything is escaped; a name that a template misspells is an error."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from kera.console import limits
+from kera.console.browsing.decoding import brief, plain
+from kera.console.web import words
+from kera.core.monitoring.build import describe
+
+HERE = Path(__file__).parent
+
+
+def address(path: str, /, **query: object) -> str:
+    """A path with those parameters that are neither None nor empty."""
+    given = {name: value for name, value in query.items() if value is not None and value != ""}
+    return f"{path}?{urlencode(given)}" if given else path
+
+
+def stream_path(name: str, page: str = "") -> str:
+    """Of a page of a stream."""
+    path = f"/streams/{quote(name, safe='')}"
+    return f"{path}/{page}" if page else path
+
+
+class Templates:
+    """All of them."""
+
+    def __init__(self) -> None:
+        self._environment = Environment(
+            loader=FileSystemLoader(HERE / "templates"),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self._environment.filters |= {
+            "size": words.size,
+            "number": words.number,
+            "span": words.span,
+            "ms": words.milliseconds,
+            "moment": words.moment,
+            "iso": words.iso,
+            "brief": brief,
+            "plain": plain,
+        }
+        self._environment.globals |= {
+            "address": address,
+            "stream_path": stream_path,
+            "plural": words.plural,
+            "limits": limits,
+            "version": describe(),
+        }
+
+    def render(self, name: str, context: Mapping[str, Any]) -> str:
+        """A page."""
+        return self._environment.get_template(name).render(context)

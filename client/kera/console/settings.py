@@ -1,0 +1,115 @@
+"""How the console is reached, checked before it begins. Pure but for looking at what a host is."""
+
+from __future__ import annotations
+
+import ipaddress
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+
+from kera.core.errors import InvalidArgument
+from kera.core.rpc.address import is_everywhere
+from kera.core.security.settings import is_on_this_host
+from kera.core.settings import InvalidSettings
+
+LOOPBACK_NAMES = ("localhost",)
+
+
+@dataclass(frozen=True)
+class ConsoleSettings:
+    """Where the console listens, and what it lets be done."""
+
+    host: str = "127.0.0.1"
+    port: int = 7480
+    """0: any free one."""
+    admin: bool = False
+    """Pages may change the cluster."""
+    names: tuple[str, ...] = ()
+    """Others by which browsers ask for it."""
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    insecure: bool = False
+    """Others may reach it, though not everybody who does has to sign in over TLS."""
+
+    @property
+    def encrypted(self) -> bool:
+        """Whether it speaks HTTPS."""
+        return self.tls_cert is not None
+
+    @property
+    def known_as(self) -> frozenset[str]:
+        """Names by which browsers may ask for it; addresses always do."""
+        names = {each.strip().lower() for each in self.names}
+        if is_on_this_host(self.host):
+            names.update(LOOPBACK_NAMES)
+        return frozenset(names if is_everywhere(self.host) else {*names, self.host.lower()})
+
+    def check(self) -> None:
+        """Raise `InvalidSettings` for what does not fit together."""
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise InvalidSettings("--tls-cert and --tls-key belong together: give both")
+        for name in self.names:
+            if not name.strip() or any(letter in name for letter in "/:@ *"):
+                raise InvalidSettings(f"--host {name!r} is no name of a host: give it without scheme and port")
+
+    def check_reach(self, *, secured: bool) -> None:
+        """Raise `InvalidSettings` if others could do everything; `secured`: everybody has to sign in."""
+        if self.insecure or is_on_this_host(self.host) or (secured and self.encrypted):
+            return
+        missing = []
+        if not self.encrypted:
+            missing.append("what is sent there is not encrypted: give --tls-cert and --tls-key")
+        if not secured:
+            missing.append("security of the cluster is off, so that nobody has to sign in")
+        raise InvalidSettings(
+            f"--listen {self.host}: others reach that, and {', and '.join(missing)}. Listen at 127.0.0.1 and have an"
+            " ssh tunnel or a proxy in front, or give --insecure, if only those can reach it who may",
+            host=self.host,
+        )
+
+    def tls(self) -> ssl.SSLContext | None:
+        """For connections of browsers. Raises `InvalidSettings` if the files are no good."""
+        if self.tls_cert is None or self.tls_key is None:
+            return None
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.set_alpn_protocols(["http/1.1"])
+        try:
+            context.load_cert_chain(self.tls_cert, self.tls_key, password=_no_password)
+        except (OSError, ssl.SSLError) as error:
+            raise InvalidSettings(
+                f"--tls-cert {self.tls_cert}, --tls-key {self.tls_key}: {error.strerror or error}"
+            ) from error
+        return context
+
+
+def _no_password() -> str:
+    raise InvalidSettings("--tls-key has a password; give a key without one")
+
+
+def parse_listen(text: str) -> tuple[str, int]:
+    """Host and port of ``HOST:PORT``, ``[ADDRESS]:PORT`` or ``PORT``. Raises `InvalidArgument`."""
+    host, colon, port = text.rpartition(":")
+    if not colon:
+        host = "127.0.0.1"
+    if not (port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= 65_535):
+        raise InvalidArgument(f"--listen: {text!r} is no address; write HOST:PORT, as 127.0.0.1:7480")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise InvalidArgument(f"--listen: {text!r}; write an IPv6 address in brackets, as [::1]:7480")
+    if not host:
+        raise InvalidArgument(f"--listen: {text!r} names no host; write 127.0.0.1:{port}, or 0.0.0.0:{port} for all")
+    return host, int(port)
+
+
+def url_of(settings: ConsoleSettings, port: int) -> str:
+    """What to type into a browser."""
+    host = settings.host
+    if is_everywhere(host):
+        host = next(iter(settings.names), "127.0.0.1")
+    try:
+        shown = f"[{host}]" if ipaddress.ip_address(host).version == 6 else host
+    except ValueError:
+        shown = host
+    return f"{'https' if settings.encrypted else 'http'}://{shown}:{port}/"

@@ -1,0 +1,118 @@
+"""One request, as a page sees it: who asks, what with, and how to answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+
+from kera.console import limits
+from kera.console.web.parameters import Parameters
+from kera.console.web.problems import Refused
+from kera.console.web.tokens import FIELD
+
+if TYPE_CHECKING:
+    from kera.console.house import House
+    from kera.console.watching.view import View
+
+_FORM = "application/x-www-form-urlencoded"
+DONE = "done"
+"""Parameter of the page to which a change leads: which one it was."""
+_DONE = {
+    "created": "The stream was created.",
+    "altered": "The stream was changed.",
+    "deleted": "The stream was deleted.",
+    "produced": "The record is stored.",
+    "reset": "The consumer group was put there.",
+    "moved": "The streamlet has another owner.",
+    "drain": "The drain has begun.",
+    "undrain": "The drain was taken back.",
+}
+"""Texts are ours: an address may say which, and not what."""
+
+
+class Visit:
+    """See the head of this module."""
+
+    def __init__(self, house: House, request: Request, cookie: str, view: View | None, user: str) -> None:
+        self.house, self.request = house, request
+        self.user = user
+        """Empty: nobody is signed in, or nobody needs to be."""
+        self.parameters = Parameters.parse(request.scope["query_string"])
+        self._cookie = cookie
+        self._view = view
+
+    @property
+    def view(self) -> View:
+        """What who asks sees the cluster by."""
+        if self._view is None:
+            raise Refused(401, "Not signed in", "This cluster wants to know who you are.", "Sign in.")
+        return self._view
+
+    def name(self, parameter: str = "name") -> str:
+        """Of what a path is about."""
+        return str(self.request.path_params[parameter])
+
+    def page(self, template: str, context: Mapping[str, Any], *, status: int = 200) -> Response:
+        """Answer with a page."""
+        done = self.parameters.text(DONE) if self.request.method == "GET" and status == 200 else ""
+        shared = {
+            "admin": self.house.admin,
+            "csrf": self.house.tokens.token(self._cookie),
+            "csrf_field": FIELD,
+            "done": _DONE.get(done, ""),
+            "path": self.request.url.path,
+            "secured": self.house.secured,
+            "user": self.user,
+        }
+        return HTMLResponse(self.house.templates.render(template, {**shared, **context}), status)
+
+    @staticmethod
+    def go(address: str) -> Response:
+        """Answer with the way to another page, after a change."""
+        return RedirectResponse(address, 303)
+
+    async def leave(self) -> None:
+        """End the session of who asks, if there is one."""
+        if self.user:
+            await self.house.sign_out(self._cookie)
+
+    async def form(self) -> Parameters:
+        """What was sent, checked to be from a form of ours. Raises `Refused`, `InvalidArgument`."""
+        kind = self.request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != _FORM:
+            raise Refused(415, "That is no form", f"A change is sent as {_FORM}.")
+        form = Parameters.parse(await self._body(), fields_max=limits.FORM_FIELDS_MAX)
+        if not self.house.tokens.is_good(self._cookie, form.text(FIELD)):
+            raise Refused(
+                403,
+                "This form is no longer good",
+                "It was made for another session, or the console was started anew since.",
+                "Go back, load the page again, and send it from there.",
+            )
+        return form
+
+    async def change(self) -> Parameters:
+        """The same of a form that changes the cluster: it takes --admin. Raises `Refused` as well."""
+        if not self.house.admin:
+            raise Refused(403, "This console only shows", "It changes nothing unless it was started with --admin.")
+        return await self.form()
+
+    async def _body(self) -> bytes:
+        body = bytearray()
+        try:
+            async with asyncio.timeout(limits.REQUEST_TIMEOUT_S):
+                async for part in self.request.stream():
+                    body += part
+                    if len(body) > limits.FORM_BYTES_MAX:
+                        raise Refused(413, "That is too much", f"A form has at most {limits.FORM_BYTES_MAX >> 20} MiB.")
+        except TimeoutError:
+            raise Refused(
+                408, "That took too long", f"A form has to arrive within {limits.REQUEST_TIMEOUT_S:.0f} s."
+            ) from None
+        except ClientDisconnect:
+            raise Refused(400, "That did not come whole", "The connection ended before the form did.") from None
+        return bytes(body)

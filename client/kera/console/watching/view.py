@@ -1,0 +1,184 @@
+"""What somebody sees a cluster by: a client with their rights, and what it has answered lately."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from kera.client import (
+    BrokerLoad,
+    Client,
+    ClientSettings,
+    ClusterDescription,
+    ConsumerGroupDescription,
+    ConsumerGroupSummary,
+    Rebalancing,
+    RecoveryDescription,
+    StreamDescription,
+)
+from kera.console import limits
+from kera.console.watching.cached import Cached
+from kera.console.watching.samples import Histories
+from kera.console.web.problems import Refused
+from kera.core.errors import InvalidArgument, KeraError, NotAllowed
+
+THROUGHPUT = "cluster"
+"""Name of the history of all brokers together; of one, its number."""
+
+
+class Finding(Protocol):
+    """Something about the cluster that was looked at."""
+
+    @property
+    def severity(self) -> int:
+        """0: all is well; 1: somebody should look at this; 2: it does not work."""
+        ...
+
+    @property
+    def subject(self) -> str:
+        """What was looked at."""
+        ...
+
+    @property
+    def text(self) -> str:
+        """What was found."""
+        ...
+
+    @property
+    def advice(self) -> str:
+        """What to do."""
+        ...
+
+
+class Examine(Protocol):
+    """Finds out how a cluster is."""
+
+    async def __call__(
+        self, client: Client, settings: ClientSettings, streams: Sequence[StreamDescription], /
+    ) -> Sequence[Finding]:
+        """Raises `KeraError`."""
+        ...
+
+
+class Health(NamedTuple):
+    """How the cluster is."""
+
+    findings: Sequence[Finding]
+    severity: int
+
+
+class View:
+    """See the head of this module. `user` is empty where nobody has to authenticate."""
+
+    def __init__(self, client: Client, settings: ClientSettings, examine: Examine, user: str = "") -> None:
+        self.client, self.user = client, user
+        self._settings, self._examine = settings, examine
+        self.cluster: Cached[ClusterDescription] = Cached(client.admin.describe_cluster)
+        self.streams: Cached[list[StreamDescription]] = Cached(client.admin.list_streams, fresh_s=5.0)
+        self.recoveries: Cached[list[RecoveryDescription]] = Cached(client.admin.recoveries, fresh_s=1.0)
+        self.groups: Cached[list[ConsumerGroupSummary]] = Cached(client.admin.consumer_groups)
+        self.balance: Cached[Rebalancing | None] = Cached(self._ask_balance)
+        self.health: Cached[Health] = Cached(self._ask_health, fresh_s=5.0)
+        self.lags = Histories(time.monotonic)
+        self.rates = Histories(time.monotonic)
+        self._caches: list[Cached[object]] = [
+            self.cluster,  # type: ignore[list-item]
+            self.streams,  # type: ignore[list-item]
+            self.recoveries,  # type: ignore[list-item]
+            self.groups,  # type: ignore[list-item]
+            self.balance,  # type: ignore[list-item]
+            self.health,  # type: ignore[list-item]
+        ]
+        self._sampling: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to keep what becomes of lags and rates."""
+        self._sampling = asyncio.ensure_future(self._sample())
+
+    async def close(self) -> None:
+        """Ask no more, and forget who we were."""
+        if self._sampling is not None:
+            self._sampling.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._sampling
+        for each in self._caches:
+            await each.close()
+        with contextlib.suppress(KeraError):
+            await self.client.close(flush=False)
+
+    def changed(self) -> None:
+        """Something was changed: what is known may not be so any more."""
+        for each in self._caches:
+            each.forget()
+
+    async def loads(self) -> dict[int, BrokerLoad]:
+        """Of brokers, by their ids; empty: we may not know."""
+        balance = await self.balance.get()
+        return {} if balance is None else {each.broker_id: each for each in balance.loads}
+
+    async def describe_group(self, name: str) -> ConsumerGroupDescription:
+        """A consumer group as it is now, whose lag is kept from now on."""
+        self.lags.watch(name)
+        try:
+            return await self.client.admin.describe_consumer_group(name)
+        except InvalidArgument as error:
+            self.lags.forget(name)
+            raise Refused(404, "There is no such consumer group", error.message) from error
+        except NotAllowed:
+            self.lags.forget(name)
+            raise
+
+    async def _ask_balance(self) -> Rebalancing | None:
+        try:
+            return await self.client.admin.rebalance(dry_run=True)
+        except NotAllowed:
+            return None
+
+    async def _ask_health(self) -> Health:
+        findings = await self._examine(self.client, self._settings, await self.streams.get())
+        return Health(findings, max((each.severity for each in findings), default=0))
+
+    # -- over time -------------------------------------------------------------------------------------------------
+
+    async def _sample(self) -> None:
+        while True:
+            await self.sample()
+            await asyncio.sleep(limits.SAMPLE_INTERVAL_S)
+
+    async def sample(self) -> None:
+        """Add a point to each history."""
+        with contextlib.suppress(KeraError):
+            for group in await self.groups.get():
+                self.lags.offer(group.consumer_group)
+        for name in self.lags.watched:
+            await self._sample_group(name)
+        await _ignoring(self._sample_rates)
+
+    async def _sample_group(self, name: str) -> None:
+        try:
+            found = await self.client.admin.describe_consumer_group(name)
+        except (InvalidArgument, NotAllowed):
+            self.lags.forget(name)
+        except KeraError:
+            self.lags.add(name, None)
+        else:
+            self.lags.add(name, lag_of(found))
+
+    async def _sample_rates(self) -> None:
+        loads = await self.loads()
+        self.rates.watch(THROUGHPUT)
+        self.rates.add(THROUGHPUT, sum(each.bytes_per_s for each in loads.values()) if loads else None)
+
+
+async def _ignoring(do: Callable[[], Awaitable[None]]) -> None:
+    with contextlib.suppress(KeraError):
+        await do()
+
+
+def lag_of(group: ConsumerGroupDescription) -> int | None:
+    """Records that a consumer group has yet to read; None: a broker gave no answer."""
+    lags = [each.lag for each in group.entries]
+    return None if any(lag is None for lag in lags) else sum(lag.records for lag in lags if lag is not None)

@@ -1,0 +1,127 @@
+"""In front of all pages: which hosts are asked for, how many pages are made at a time, and what browsers are told.
+
+A page of somebody else's may have a browser ask this server: by a form, or by a name of its own that it has point here
+(DNS rebinding). So a request has to name this server as its users do, and a change has to come from a page of ours.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Awaitable, Callable, Collection, MutableMapping
+from typing import Any
+
+from kera.console import limits
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+_POLICY = (
+    "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self';"
+    " frame-ancestors 'none'; base-uri 'none'"
+)
+_HEADERS = (
+    (b"content-security-policy", _POLICY.encode()),
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"same-origin"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"permissions-policy", b"camera=(), geolocation=(), microphone=()"),
+)
+_NOT_KEPT = (b"cache-control", b"no-store")
+_STATIC = "/static/"
+
+
+def host_in(header: str) -> str:
+    """The host that a Host header names, without port and brackets, in lower case; empty: it names none."""
+    host = header.strip().lower()
+    if host.startswith("["):
+        inside, bracket, port = host[1:].partition("]")
+        return inside if bracket and (not port or port[:1] == ":") else ""
+    host, _, port = host.partition(":")
+    return "" if ":" in port else host.removesuffix(".")
+
+
+def is_ours(header: str, names: Collection[str]) -> bool:
+    """Whether a Host header names this server.
+
+    An address does whichever it is: nobody can have it point elsewhere. A name has to be one of `names`.
+    """
+    host = host_in(header)
+    if host in names:
+        return True
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def comes_from_us(headers: dict[bytes, bytes]) -> bool:
+    """Whether a change was asked for by a page of ours, by what the browser says of it.
+
+    All browsers say it of changes; pages cannot have them say anything else. Who is at another port of the same host is
+    somebody else.
+    """
+    origin = headers.get(b"origin")
+    if origin is not None:
+        return origin.partition(b"://")[2] == headers.get(b"host", b"") != b""
+    return headers.get(b"sec-fetch-site") == b"same-origin"
+
+
+class Gate:
+    """Lets requests through to `app` that may be asked, and sees that each answer has what browsers go by."""
+
+    def __init__(self, app: App, names: Collection[str], *, encrypted: bool, refuse: Callable[[int, str], App]) -> None:
+        """`names`: what this server is called; `refuse`: makes a page of a status and a reason."""
+        self._app, self._names, self._encrypted, self._refuse = app, frozenset(names), encrypted, refuse
+        self._made = 0
+        """Pages that are made now."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See the head of this module."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        with_headers = _Answer(send, kept=scope["path"].startswith(_STATIC), encrypted=self._encrypted)
+        refusal = self._refusal(scope)
+        if refusal is not None:
+            await self._refuse(*refusal)(scope, receive, with_headers)
+            return
+        self._made += 1
+        try:
+            await self._app(scope, receive, with_headers)
+        finally:
+            self._made -= 1
+
+    def _refusal(self, scope: Scope) -> tuple[int, str] | None:
+        hosts = [value for name, value in scope["headers"] if name == b"host"]
+        if len(hosts) != 1 or not is_ours(hosts[0].decode("latin-1"), self._names):
+            return 421, (
+                "This server is not called that. Ask for it by its address, or name it with --host where it is started."
+            )
+        if scope["method"] not in {"GET", "HEAD"} and not comes_from_us(dict(scope["headers"])):
+            return 403, "This did not come from a page of the console: open the page here, and do it there."
+        if len(scope["query_string"]) > limits.REQUEST_BYTES_MAX // 2:
+            return 414, "The address is too long."
+        if self._made >= limits.REQUESTS_MAX:
+            return 503, f"{limits.REQUESTS_MAX} pages are being made already. Try again in a moment."
+        return None
+
+
+class _Answer:
+    """Sends an answer with what all answers have."""
+
+    def __init__(self, send: Send, *, kept: bool, encrypted: bool) -> None:
+        self._send = send
+        self._headers = [*_HEADERS] if kept else [*_HEADERS, _NOT_KEPT]
+        if encrypted:
+            self._headers.append((b"strict-transport-security", b"max-age=31536000"))
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message.get("headers", ()), *self._headers]
+        await self._send(message)

@@ -1,0 +1,99 @@
+"""What a request says, checked at the door: absent, empty, given twice, too large, or no number.
+
+Pure: pairs of text in, values or an `InvalidArgument` that names the parameter out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final
+from urllib.parse import parse_qsl
+
+from kera.console import limits
+from kera.console.web.words import parse_moment
+from kera.core.errors import InvalidArgument
+
+NUMBER_MAX: Final = (1 << 63) - 1
+_DIGITS_MAX = 19
+
+
+class Parameters:
+    """The fields of a query or of a form, each of which is there once or not at all."""
+
+    def __init__(self, pairs: Collection[tuple[str, str]]) -> None:
+        self._values: dict[str, str] = {}
+        self._twice: set[str] = set()
+        for name, value in pairs:
+            if name in self._values:
+                self._twice.add(name)
+            self._values[name] = value
+
+    @classmethod
+    def parse(cls, encoded: bytes, *, fields_max: int = limits.PARAMETERS_MAX) -> Parameters:
+        """Of ``application/x-www-form-urlencoded``. Raises `InvalidArgument` for too many, or what is no text."""
+        try:
+            pairs = parse_qsl(
+                encoded.decode("ascii"), keep_blank_values=True, max_num_fields=fields_max, errors="strict"
+            )
+        except UnicodeDecodeError:
+            raise InvalidArgument("parameters have to be UTF-8, and encoded as those of a URL are") from None
+        except ValueError:
+            raise InvalidArgument(f"more than {fields_max} parameters") from None
+        return cls(pairs)
+
+    def has(self, name: str) -> bool:
+        """Whether it is there and not empty."""
+        return bool(self._raw(name))
+
+    def text(self, name: str, default: str | None = "", *, length_max: int = limits.TEXT_MAX) -> str:
+        """Of a parameter; `default` None: it has to be there. Raises `InvalidArgument`."""
+        value = self._raw(name)
+        if not value:
+            if default is None:
+                raise InvalidArgument(f"{name} is missing", parameter=name)
+            return default
+        if len(value) > length_max:
+            raise InvalidArgument(f"{name} has {len(value)} characters; {length_max} are the most", parameter=name)
+        return value
+
+    def whole(self, name: str, default: int | None, low: int = 0, high: int = NUMBER_MAX) -> int:
+        """A whole number from `low` to `high`; `default` None: it has to be there. Raises `InvalidArgument`."""
+        value = self._raw(name)
+        if not value:
+            if default is None:
+                raise InvalidArgument(f"{name} is missing", parameter=name)
+            return default
+        if not (value.isascii() and value.isdigit() and len(value) <= _DIGITS_MAX and low <= int(value) <= high):
+            shown = value if len(value) <= 40 else value[:40] + "…"
+            raise InvalidArgument(f"{name} is {shown!r}, and takes a number from {low} to {high}", parameter=name)
+        return int(value)
+
+    def optional(self, name: str, low: int = 0, high: int = NUMBER_MAX) -> int | None:
+        """The same; None: it is not there."""
+        return self.whole(name, None, low, high) if self.has(name) else None
+
+    def choice(self, name: str, among: Collection[str], default: str | None = None) -> str:
+        """One of some words. Raises `InvalidArgument`."""
+        value = self.text(name, default)
+        if value not in among:
+            raise InvalidArgument(f"{name} is {value!r}, and takes one of {', '.join(among)}", parameter=name)
+        return value
+
+    def flag(self, name: str) -> bool:
+        """Whether a box was ticked. Raises `InvalidArgument`."""
+        return self.has(name) and self.choice(name, ("1", "on")) != ""
+
+    def moment(self, name: str) -> int:
+        """A time, as microseconds since the epoch. Raises `InvalidArgument`."""
+        value = self.text(name, None)
+        try:
+            return parse_moment(value)
+        except ValueError:
+            raise InvalidArgument(
+                f"{name} is {value!r}, and takes a time like 2026-01-31T12:00, of UTC", parameter=name
+            ) from None
+
+    def _raw(self, name: str) -> str:
+        if name in self._twice:
+            raise InvalidArgument(f"{name} is given twice", parameter=name)
+        return self._values.get(name, "")

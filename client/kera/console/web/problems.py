@@ -1,0 +1,90 @@
+"""What went wrong, as a page: its status, its title, and what to do. Pure."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kera.core.errors import (
+    AuthenticationFailed,
+    DataLost,
+    InvalidArgument,
+    InvalidCursor,
+    KeraError,
+    NotAllowed,
+    QuotaExceeded,
+    RecordTooLarge,
+    SchemaMismatch,
+    StreamExists,
+    StreamletOutOfRange,
+    Uncertain,
+    UnknownGroup,
+    UnknownStream,
+    UnknownUser,
+    UserExists,
+)
+
+
+class Problem(NamedTuple):
+    """See the head of this module."""
+
+    status: int
+    title: str
+    text: str
+    advice: str = ""
+
+
+class Refused(KeraError):
+    """A request that the console itself does not take; `status` says in which way."""
+
+    code = "console_refused"
+
+    def __init__(self, status: int, title: str, message: str, advice: str = "") -> None:
+        super().__init__(message)
+        self.problem = Problem(status, title, message, advice)
+
+
+_STATUS: tuple[tuple[type[KeraError] | tuple[type[KeraError], ...], int, str], ...] = (
+    ((UnknownStream, UnknownUser, UnknownGroup), 404, "There is no such thing"),
+    ((StreamExists, UserExists), 409, "There is one already"),
+    (QuotaExceeded, 429, "The quota does not let that be"),
+    (DataLost, 410, "Records are no longer there"),
+    (
+        (InvalidArgument, InvalidCursor, StreamletOutOfRange, SchemaMismatch, RecordTooLarge),
+        400,
+        "That cannot be asked",
+    ),
+)
+"""The first that fits."""
+
+
+def problem_of(error: KeraError) -> Problem:  # noqa: PLR0911 - a kind of error each
+    """What a page says of an error of the cluster, or of ours."""
+    if isinstance(error, Refused):
+        return error.problem
+    if isinstance(error, NotAllowed):
+        return Problem(403, "You may not do this", error.message, _missing(error))
+    if isinstance(error, AuthenticationFailed):
+        return Problem(401, "Not signed in", error.message, "Sign in.")
+    for kinds, status, title in _STATUS:
+        if isinstance(error, kinds):
+            return Problem(status, title, error.message)
+    if isinstance(error, Uncertain):
+        return Problem(
+            503, "Nobody knows what became of it", error.message, "Look whether it was done before you ask again."
+        )
+    if error.retriable:
+        return Problem(503, "The cluster does not answer", error.message, "Try again in a moment.")
+    return Problem(502, "The cluster has refused that", error.message)
+
+
+def _missing(error: NotAllowed) -> str:
+    """The right that would let it be."""
+    operation, resource = error.attributes.get("operation"), error.attributes.get("resource")
+    if not operation or not resource:
+        return ""
+    return f"Missing right: {operation} on {resource}."
+
+
+def too_slow(seconds: float) -> Problem:
+    """A page that was not made in time."""
+    return Problem(503, "The cluster does not answer", f"No answer within {seconds:.0f} s.", "Try again in a moment.")

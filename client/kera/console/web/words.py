@@ -1,0 +1,75 @@
+"""Numbers, sizes and times as people read them. Pure."""
+
+from __future__ import annotations
+
+import datetime
+
+_SIZES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+_SPANS = (("d", 86_400.0), ("h", 3_600.0), ("min", 60.0))
+
+
+def size(size_bytes: float) -> str:
+    """``8 MiB``, ``1.5 GiB``."""
+    value, unit = float(size_bytes), 0
+    while abs(value) >= 1024 and unit < len(_SIZES) - 1:
+        value /= 1024
+        unit += 1
+    return f"{value:.0f} {_SIZES[unit]}" if value == int(value) or not unit else f"{value:.1f} {_SIZES[unit]}"
+
+
+def number(value: int) -> str:
+    """``12 345``, with spaces that do not break."""
+    return f"{value:,}".replace(",", "\u202f")
+
+
+def span(seconds: float) -> str:
+    """``120 ms``, ``4.5 s``, ``3 min``, ``2.5 h``."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    for unit, length_s in _SPANS:
+        if seconds >= 2 * length_s:
+            return f"{seconds / length_s:.3g} {unit}"
+    return f"{seconds:.3g} s"
+
+
+def milliseconds(value: float) -> str:
+    """The same of milliseconds."""
+    return span(value / 1000)
+
+
+def moment(time_us: int | None) -> str:
+    """Microseconds since the epoch as a time of UTC; as the number that it is, where there is no such time."""
+    if time_us is None:
+        return "–"
+    try:
+        when = _EPOCH + datetime.timedelta(microseconds=time_us)
+    except OverflowError:
+        return f"{time_us} µs"
+    return when.strftime("%Y-%m-%d %H:%M:%S.") + f"{when.microsecond // 1000:03d}"
+
+
+def iso(time_us: int | None) -> str:
+    """The same for programs; empty where there is no such time."""
+    if time_us is None:
+        return ""
+    try:
+        return (_EPOCH + datetime.timedelta(microseconds=time_us)).isoformat().replace("+00:00", "Z")
+    except OverflowError:
+        return ""
+
+
+def parse_moment(text: str) -> int:
+    """Microseconds since the epoch of an ISO 8601 time, of UTC unless it says otherwise. Raises `ValueError`."""
+    when = datetime.datetime.fromisoformat(text.strip())
+    if when.tzinfo is None:
+        when = when.replace(tzinfo=datetime.UTC)
+    try:
+        return (when - _EPOCH) // datetime.timedelta(microseconds=1)
+    except OverflowError:
+        raise ValueError(f"{text!r} is no time that can be reckoned with") from None
+
+
+def plural(count: int, noun: str, many: str = "") -> str:
+    """``1 record``, ``2 records``; `many`: of a noun that takes more than an s."""
+    return f"{number(count)} {noun if count == 1 else many or noun + 's'}"

@@ -1,0 +1,90 @@
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kera.console.browsing.decoding import brief, jsonable, shown, shown_cell, shown_columns
+
+
+@given(
+    st.one_of(st.none(), st.binary(max_size=400), st.text(max_size=200).map(lambda text: text.encode())),
+    st.integers(1, 300),
+)
+def test_whatever_a_value_is_what_is_shown_is_bounded_text_without_controls(
+    value: bytes | None, length_max: int
+) -> None:
+    found = shown(value, length_max)
+    found.text.encode()
+    assert len(found.text) <= max(length_max, 80)
+    assert not set(found.text) & set("\x00\x07\x1b\x7f\u202e\u2066\ufeff")
+    assert found.size_bytes == len(value or b"")
+    brief(value).encode()
+
+
+def test_json_is_laid_out() -> None:
+    found = shown(b'{"b": [1, 2], "a": "\\u00e9"}', 1000)
+    assert (found.kind, json.loads(found.text)) == ("json", {"b": [1, 2], "a": "é"})
+    assert "\n" in found.text
+    assert not found.cut
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"[" * 50_000,
+        b'{"a":' * 9_000,
+        b"[" * 900 + b"]" * 900,
+        b"[" + b"1" * 5_000 + b"]",
+        b'["\\ud800"]',
+        b"{not json",
+    ],
+)
+def test_json_that_is_none_or_is_made_to_hurt_is_shown_in_bounds(value: bytes) -> None:
+    found = shown(value, 2000)
+    found.text.encode()
+    assert found.kind in {"text", "json"}
+    assert len(found.text) <= 2000
+
+
+def test_text_is_shown_as_it_is_and_cut_between_characters() -> None:
+    assert shown("grüße ✓".encode(), 100)[:2] == ("text", "grüße ✓")
+    long = shown("✓".encode() * 5000, 100)
+    assert (long.kind, long.text, long.cut) == ("text", "✓" * 100, True)
+
+
+def test_bytes_that_are_no_text_are_shown_in_hexadecimal() -> None:
+    found = shown(bytes(range(128, 148)) + b"abc", 1000)
+    assert found.kind == "hex"
+    assert found.text.splitlines()[0].startswith("000000  80 81 82")
+    assert found.text.splitlines()[1].endswith("....abc")
+
+
+def test_what_turns_text_around_is_written_out() -> None:
+    assert shown("a name, turned \u202edef".encode(), 1000).text == "a name, turned \\u202edef"
+
+
+def test_null_and_empty_are_told_apart() -> None:
+    assert [shown(value, 10).kind for value in (None, b"")] == ["null", "empty"]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (1, "1"),
+        (1.5, "1.5"),
+        (float("nan"), "nan"),
+        (float("inf"), "inf"),
+        (True, "true"),
+        ([1, None], "[1, null]"),
+        ("a\x1b", "a\\u001b"),
+    ],
+)
+def test_cells_of_typed_streams_are_text(value: object, text: str) -> None:
+    assert shown_cell(value, 100).text == text
+
+
+def test_a_row_is_json_whatever_is_in_it() -> None:
+    row = {"a": float("nan"), "b": b"\xff\xfe", "c": [(b"k", 1)], "d": {"x": None}}
+    assert json.loads(shown_columns(row, 1000).text) == {"a": "nan", "b": "//4=", "c": [["k", 1]], "d": {"x": None}}
+    assert jsonable(b"") == ""

@@ -1,0 +1,323 @@
+"""Pages of a cluster that is in this process: what they show, what they refuse, and what they never do."""
+
+import asyncio
+import json
+
+import pyarrow as pa
+import pytest
+
+from kera.client.testing import FakeCluster
+from kera.console import limits
+from kera.core.errors import NotAllowed, Unavailable
+from tests.unit.console.browser import Answer
+from tests.unit.console.conftest import MakeBrowser
+
+HOSTILE = '"><script>alert(1)</script><img src=x onerror=alert(1)>'
+
+
+async def send(cluster: FakeCluster, stream: str, *values: bytes | None, **record: object) -> None:
+    async with cluster.client().producer() as producer:
+        await producer.prepare(stream)
+        for value in values:
+            await producer.send(stream, value, **record)  # type: ignore[arg-type]
+
+
+def is_clear(answer: Answer, status: int, *texts: str) -> None:
+    assert answer.status == status, answer.text
+    assert "Traceback" not in answer.text
+    for text in texts:
+        assert text in answer.text
+
+
+async def test_each_answer_tells_browsers_what_they_may_do(console: MakeBrowser) -> None:
+    browser = await console()
+    for address in ("/streams", "/nothing", "/static/console.css", "/streams?page=x"):
+        answer = await browser.get(address)
+        policy = answer.header("content-security-policy")
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        assert "frame-ancestors 'none'" in policy
+        assert answer.header("x-content-type-options") == "nosniff"
+        assert answer.header("x-frame-options") == "DENY"
+        assert (answer.header("cache-control") == "no-store") is not address.startswith("/static")
+
+
+async def test_no_page_has_script_or_style_of_its_own(console: MakeBrowser, cluster: FakeCluster) -> None:
+    cluster.create_stream("s")
+    await send(cluster, "s", b"x")
+    browser = await console(admin=True)
+    for address in ("/streams", "/streams/s", "/streams/s/messages", "/groups", "/nothing"):
+        text = (await browser.get(address)).text
+        assert text.count("<script") == text.count('<script src="/static/console.js" defer></script>') == 1
+        assert "<style" not in text
+        assert "style=" not in text
+        assert "http://" not in text.replace("http://www.w3.org", "")
+
+
+async def test_a_stream_of_html_is_harmless(console: MakeBrowser, cluster: FakeCluster) -> None:
+    cluster.create_stream("s")
+    hostile = HOSTILE.encode()
+    await send(cluster, "s", hostile, json.dumps({HOSTILE: HOSTILE}).encode(), keys=hostile, headers={HOSTILE: hostile})
+    browser = await console()
+    for address in (
+        "/streams/s/messages",
+        "/streams/s/messages?" + "key=%22%3E%3Cscript%3E&text=%3Cimg",
+        "/streams/s/record?streamlet=0&entry=0&offset=0",
+        "/streams/s/record?streamlet=0&entry=0&offset=1",
+        "/streams?q=%22%3E%3Cscript%3Ealert(1)%3C/script%3E",
+        "/groups?q=%3Cimg%20src=x%3E",
+        "/streams/%3Cimg%20src=x%3E",
+        "/streams/s/messages?from=%3Cimg%20src=x%3E",
+    ):
+        text = (await browser.get(address)).text
+        assert "<img" not in text
+        assert "<script>" not in text
+        assert "<b>" not in text.replace("<b>&#34;", "").replace("<b>&gt;", "")
+
+
+async def test_a_value_is_downloaded_as_a_file_and_never_shown_as_a_page(
+    console: MakeBrowser, cluster: FakeCluster
+) -> None:
+    cluster.create_stream("s")
+    await send(cluster, "s", b"<html>", None)
+    browser = await console()
+    answer = await browser.get("/streams/s/value?streamlet=0&entry=0&offset=0")
+    assert (answer.status, answer.body) == (200, b"<html>")
+    assert answer.header("content-type") == "application/octet-stream"
+    assert answer.header("content-disposition").startswith("attachment;")
+    is_clear(await browser.get("/streams/s/value?streamlet=0&entry=0&offset=1"), 404, "There is no value")
+
+
+async def test_a_server_that_is_called_otherwise_does_not_answer(console: MakeBrowser) -> None:
+    browser = await console(names=("localhost", "console.example"))
+    for host, status in (("console.example", 200), ("localhost:7480", 200), ("rebound.example", 421), ("", 421)):
+        browser.host = host
+        answer = await browser.get("/streams")
+        assert answer.status == status
+        assert "rebound" not in answer.text
+
+
+async def test_streams_are_searched_and_have_pages(console: MakeBrowser, cluster: FakeCluster) -> None:
+    for at in range(120):
+        cluster.create_stream(f"tenant-{at:03}")
+    browser = await console()
+    first = await browser.get("/streams")
+    is_clear(first, 200, "tenant-000", "1–50 of 120", "page 1 of 3")
+    assert "tenant-050" not in first.text
+    is_clear(await browser.get("/streams?page=3"), 200, "tenant-119", "101–120 of 120")
+    is_clear(await browser.get("/streams?page=999"), 200, "tenant-119")
+    is_clear(await browser.get("/streams?q=TENANT-07"), 200, "tenant-079", "1–10 of 10")
+    is_clear(await browser.get("/streams?q=none"), 200, "no stream has")
+
+
+@pytest.mark.parametrize(
+    ("address", "status", "text"),
+    [
+        ("/streams?page=0", 400, "page is &#39;0&#39;"),
+        ("/streams?page=99999999999999999999999", 400, "takes a number"),
+        ("/streams?page=1&page=2", 400, "given twice"),
+        ("/streams?q=%ff", 400, "UTF-8"),
+        ("/streams?" + "&".join(f"a{n}=" for n in range(50)), 400, "more than 32 parameters"),
+        ("/streams?q=" + "x" * 9000, 414, "too long"),
+        ("/streams/unknown", 404, "unknown"),
+        ("/streams/unknown/messages", 404, "unknown"),
+        ("/streams/s/messages?from=time", 400, "time is missing"),
+        ("/streams/s/messages?from=time&time=99999-01-01", 400, "takes a time"),
+        ("/streams/s/messages?from=never", 400, "takes one of"),
+        ("/streams/s/messages?streamlet=1", 400, "takes a number from 0 to 0"),
+        ("/streams/s/messages?count=0", 400, "count"),
+        ("/streams/s/messages?count=201", 400, "count"),
+        ("/streams/s/messages?marks=junk", 400, "begin anew"),
+        ("/streams/s/record", 400, "streamlet is missing"),
+        ("/streams/s/record?streamlet=0&entry=0&offset=5", 404, "There is no such record"),
+        ("/streams/s/record?streamlet=0&entry=0&offset=9223372036854775807", 400, "offset"),
+        ("/group", 400, "name is missing"),
+        ("/access", 404, "Security is off"),
+        ("/nothing/at/all", 404, "There is no such page"),
+        ("/static/../house.py", 404, "There is no such page"),
+        ("/static/%2e%2e/house.py", 404, "There is no such page"),
+        ("/streams/create", 404, "create"),
+    ],
+)
+async def test_what_makes_no_sense_is_a_clear_page(
+    console: MakeBrowser, cluster: FakeCluster, address: str, status: int, text: str
+) -> None:
+    cluster.create_stream("s")
+    is_clear(await (await console()).get(address), status, text)
+
+
+async def test_records_are_browsed_from_both_ends_a_page_at_a_time(console: MakeBrowser, cluster: FakeCluster) -> None:
+    cluster.create_stream("s", streamlets=2)
+    await send(cluster, "s", *(b"value-%02d" % at for at in range(30)))
+    browser = await console()
+    for start in ("oldest", "newest"):
+        address, seen = f"/streams/s/messages?from={start}&count=8", list[str]()
+        while address:
+            page = (await browser.get(address)).text
+            seen += [part.partition("<")[0] for part in page.split('<pre class="value text">')[1:]]
+            _, there, rest = page.partition('rel="next" href="')
+            address = rest.partition('"')[0].replace("&amp;", "&") if there else ""
+        assert sorted(seen) == [f"value-{at:02d}" for at in range(30)], start
+
+
+async def test_records_are_filtered_by_key_and_by_text(console: MakeBrowser, cluster: FakeCluster) -> None:
+    cluster.create_stream("s")
+    await send(cluster, "s", b"Apple", b"pear", keys=b"k1")
+    await send(cluster, "s", b"apple pie", keys=b"k2", headers={"h": b"Needle"})
+    browser = await console()
+    is_clear(await browser.get("/streams/s/messages?text=APPLE"), 200, "Apple", "apple pie", "2 records of 3")
+    is_clear(await browser.get("/streams/s/messages?text=apple&key=k2"), 200, "1 record of 3")
+    is_clear(await browser.get("/streams/s/messages?key=k"), 200, "0 records of 3", "nothing here")
+    is_clear(await browser.get("/streams/s/messages?text=needle"), 200, "1 record of 3")
+
+
+async def test_values_are_shown_as_what_they_are(console: MakeBrowser, cluster: FakeCluster) -> None:
+    cluster.create_stream("s")
+    await send(cluster, "s", b'{"a":1}', b"\xff\xfe\x00", b"", None, "grüße".encode())
+    page = await (await console()).get("/streams/s/messages?from=oldest")
+    is_clear(page, 200, "grüße", "ff fe 00", ">null<", ">empty<", "&#34;a&#34;: 1")
+
+
+async def test_a_record_can_be_stored_from_a_page_with_admin_only(console: MakeBrowser, cluster: FakeCluster) -> None:
+    cluster.create_stream("s")
+    fields = {"key": "k", "value": "line one\r\nline two", "headers": "a: b\r\n"}
+    reader, writer = await console(), await console(admin=True)
+    refused = await reader.post("/streams/s/produce", {**fields, "csrf": "x"})
+    is_clear(refused, 403, "This console only shows")
+    done = await writer.send("/streams/s/messages", "/streams/s/produce", fields)
+    assert (done.status, done.header("location")) == (303, "/streams/s/messages?from=newest&done=produced")
+    assert cluster.stream("s").values() == [b"line one\nline two"]
+    is_clear(await writer.get(done.header("location")), 200, "The record is stored.")
+
+
+@pytest.mark.parametrize("headers", ["no colon", ": x", "a: 1\na: 2"])
+async def test_headers_that_are_none_are_refused(console: MakeBrowser, cluster: FakeCluster, headers: str) -> None:
+    cluster.create_stream("s")
+    browser = await console(admin=True)
+    fields = {"value": "v", "headers": headers}
+    is_clear(await browser.send("/streams/s/messages", "/streams/s/produce", fields), 400, "header")
+    assert cluster.stream("s").values() == []
+
+
+async def test_a_change_takes_a_form_of_ours_from_a_page_of_ours(console: MakeBrowser) -> None:
+    browser, other = await console(admin=True), await console(admin=True)
+    csrf = (await browser.get("/streams")).csrf
+    fields = {"name": "new", "csrf": csrf}
+    is_clear(await browser.post("/streams/create", {"name": "new"}), 403, "no longer good")
+    is_clear(await browser.post("/streams/create", {"name": "new", "csrf": "0" * 64}), 403, "no longer good")
+    is_clear(await other.post("/streams/create", fields), 403, "no longer good")
+    is_clear(await browser.post("/streams/create", fields, origin="http://evil.example"), 403, "page of the console")
+    is_clear(await browser.post("/streams/create", fields, origin="http://127.0.0.1:9999"), 403, "page of the console")
+    is_clear(await browser.post("/streams/create", fields, origin=""), 403, "page of the console")
+    is_clear(await browser.post("/streams/create", fields, content_type="text/plain"), 415, "no form")
+    is_clear(await browser.post("/streams/create", [*fields.items(), ("name", "b")]), 400, "name is given twice")
+    is_clear(await browser.get(f"/streams/create?name=new&csrf={csrf}"), 404)
+    assert (await browser.post("/streams/create", fields)).status == 303
+    is_clear(await browser.post("/streams/create", fields), 409, "new")
+
+
+async def test_forms_are_bounded(console: MakeBrowser) -> None:
+    browser = await console(admin=True)
+    csrf = (await browser.get("/streams")).csrf
+    huge = {"name": "x" * limits.FORM_BYTES_MAX, "csrf": csrf}
+    is_clear(await browser.post("/streams/create", huge), 413, "1 MiB")
+    many = {"csrf": csrf, **{f"f{at}": "" for at in range(100)}}
+    is_clear(await browser.post("/streams/create", many), 400, "more than 64")
+
+
+async def test_what_is_deleted_is_named(console: MakeBrowser, cluster: FakeCluster) -> None:
+    cluster.create_stream("s")
+    browser = await console(admin=True)
+    is_clear(await browser.send("/streams/s", "/streams/s/delete", {"confirm": "S"}), 400, "Nothing was done")
+    assert cluster.stream("s").values() == []
+    done = await browser.send("/streams/s", "/streams/s/delete", {"confirm": "s"})
+    assert done.header("location") == "/streams?done=deleted"
+    assert "there is no stream yet" in (await browser.get("/streams")).text, "what is shown is what is so now"
+
+
+async def test_a_streamlet_is_moved(console: MakeBrowser, cluster: FakeCluster) -> None:
+    stream = cluster.create_stream("s")
+    browser = await console(admin=True)
+    owner = stream.info().assignments[0].broker_id
+    done = await browser.send("/streams/s", "/streams/s/move", {"streamlet": "0", "broker": str(3 - owner)})
+    assert done.status == 303
+    assert stream.info().assignments[0].broker_id == 3 - owner
+    for fields, text in (({"streamlet": "0"}, "broker is missing"), ({"streamlet": "x", "broker": "1"}, "streamlet")):
+        is_clear(await browser.send("/streams/s", "/streams/s/move", fields), 400, text)
+
+
+async def test_a_note_says_only_what_we_have_words_for(console: MakeBrowser) -> None:
+    browser = await console()
+    assert 'role="status"' in (await browser.get("/streams?done=deleted")).text
+    assert 'role="status"' not in (await browser.get("/streams?done=Send+your+password+to+evil.example")).text
+
+
+async def test_a_coordinator_that_is_gone_is_a_clear_page_and_comes_back(
+    console: MakeBrowser, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.create_stream("s")
+    browser = await console()
+    monkeypatch.setattr(limits, "PAGE_TIMEOUT_S", 0.05)
+    cluster.coordinator.refuse_all(Unavailable("the coordinator is away"))
+    answer = await browser.get("/streams/s")
+    is_clear(answer, 503, "The cluster does not answer")
+    assert answer.header("retry-after")
+    cluster.coordinator.refuse_all(None)
+    monkeypatch.setattr(limits, "PAGE_TIMEOUT_S", 10.0)
+    is_clear(await browser.get("/streams/s"), 200)
+
+
+async def test_a_refusal_names_the_right_that_is_missing(console: MakeBrowser, cluster: FakeCluster) -> None:
+    browser = await console()
+    error = NotAllowed("user:ada may not read", principal="user:ada", operation="describe", resource="stream:s")
+    cluster.coordinator.refuse_all(error)
+    is_clear(await browser.get("/streams/s"), 403, "You may not do this", "Missing right: describe on stream:s")
+
+
+async def test_only_so_many_pages_are_made_at_a_time(
+    console: MakeBrowser, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.create_stream("s")
+    browser = await console()
+    await browser.get("/streams")
+    monkeypatch.setattr(limits, "REQUESTS_MAX", 3)
+    cluster.coordinator.pause()
+    waiting = [asyncio.ensure_future(browser.get("/streams/s")) for _ in range(3)]
+    await asyncio.sleep(0)
+    answer = await browser.get("/streams")
+    assert (answer.status, answer.header("retry-after")) == (503, "1")
+    cluster.coordinator.resume()
+    assert {each.status for each in await asyncio.gather(*waiting)} == {200}
+    assert (await browser.get("/streams")).status == 200
+
+
+async def test_rows_of_typed_streams_are_columns(console: MakeBrowser, cluster: FakeCluster) -> None:
+    client = cluster.client()
+    schema = pa.schema(
+        [("id", pa.int64()), ("at", pa.timestamp("us")), ("who", pa.string()), ("parts", pa.list_(pa.string()))]
+    )
+    await client.admin.create_stream("t", schema=schema, key_column="who", timestamp_column="at")
+    async with client.producer() as producer:
+        await producer.prepare("t")
+        rows = {
+            "id": [1, 2],
+            "at": pa.array([10**15, 2**62], pa.timestamp("us")),
+            "who": [HOSTILE, None],
+            "parts": [["a"], None],
+        }
+        await producer.send_batch("t", pa.record_batch(rows, schema=schema))
+    browser = await console(admin=True)
+    page = await browser.get("/streams/t/messages?from=oldest")
+    is_clear(page, 200, "<th>who</th>", "[&#34;a&#34;]", "&lt;script&gt;", "null")
+    is_clear(await browser.get("/streams/t/record?streamlet=0&entry=0&offset=1"), 200, "4611686018427387904")
+    is_clear(await browser.get("/streams/t"), 200, "list&lt;item: string&gt;")
+    refused = await browser.send("/streams", "/streams/t/produce", {"value": "x"})
+    is_clear(refused, 400, "columns of its own")
+
+
+async def test_a_page_with_a_defect_says_so_and_no_more(console: MakeBrowser, monkeypatch: pytest.MonkeyPatch) -> None:
+    browser = await console()
+    monkeypatch.setattr("kera.console.pages.streams.paged", lambda *_: 1 / 0)
+    answer = await browser.get("/streams")
+    is_clear(answer, 500, "This is a defect of the console")
+    assert "ZeroDivision" not in answer.text
