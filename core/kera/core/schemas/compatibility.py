@@ -14,12 +14,20 @@ from kera.core.schemas.arrow import parsed_arrow
 from kera.core.schemas.avro import rules as avro
 from kera.core.schemas.avro.parsing import parsed_avro
 from kera.core.schemas.differences import DIFFERENCES_MAX, Budget, Pair
+from kera.core.schemas.json_schema import rules as json_schema
+from kera.core.schemas.json_schema.parsing import parsed_json_schema
 from kera.core.schemas.kinds import Compatibility, SchemaType
 from kera.core.schemas.limits import checked_message, checked_text
+from kera.core.schemas.protobuf import rules as protobuf
+from kera.core.schemas.protobuf.parsing import parsed_protobuf
 
+CHARS_PER_STEP = 32
+"""Of definitions that are read to be compared with."""
 Compare = Callable[[Any, Any, Pair], None]
 _RULES: dict[SchemaType, Compare] = {
     SchemaType.AVRO: avro.compare,
+    SchemaType.JSON: json_schema.compare,
+    SchemaType.PROTOBUF: protobuf.compare,
     SchemaType.ARROW: arrow.compare,
 }
 
@@ -39,10 +47,12 @@ class Definition(NamedTuple):
         match self.schema_type:
             case SchemaType.AVRO:
                 return parsed_avro(self.text)
+            case SchemaType.JSON:
+                return parsed_json_schema(self.text)
+            case SchemaType.PROTOBUF:
+                return parsed_protobuf(self.text, self.message)
             case SchemaType.ARROW:
                 return parsed_arrow(self.text)
-            case other:
-                raise InvalidSchema(f"schemas of type {other} are not taken yet")
 
 
 class Version(NamedTuple):
@@ -57,9 +67,15 @@ def incompatibilities(new: Definition, earlier: Iterable[Version], mode: Compati
 
     `earlier`: from the oldest. Raises `InvalidSchema`, also of a comparison that would take too long.
     """
+    try:
+        return _compared(new, list(earlier)[::-1], mode)
+    except RecursionError:
+        raise InvalidSchema("the schema is nested too deep to be compared") from None
+
+
+def _compared(new: Definition, versions: list[Version], mode: Compatibility) -> list[str]:
     parsed, budget = new.parsed(), Budget()
     found: dict[str, None] = {}
-    versions = list(earlier)[::-1]
     if mode is Compatibility.NONE:
         return []
     for version in versions if mode.transitive else versions[:1]:
@@ -68,6 +84,7 @@ def incompatibilities(new: Definition, earlier: Iterable[Version], mode: Compati
                 f"the schema: {new.schema_type}, was {version.definition.schema_type} in version {version.number}"
             ] = None
             continue
+        budget.spend(len(version.definition.text) // CHARS_PER_STEP)
         old = version.definition.parsed()
         for new_reads in (True, False):
             if mode.backward if new_reads else mode.forward:

@@ -8,8 +8,10 @@ from typing import NamedTuple
 
 from kera.core.errors import InvalidSchema
 
-STEPS_MAX = 1_000_000
-"""Of all comparisons for one answer, a microsecond or two each."""
+STEPS_MAX = 300_000
+"""Of all comparisons for one answer: some ten microseconds each at worst."""
+LEVEL_STEPS = 3
+"""What it costs to look into something, in steps."""
 DIFFERENCES_MAX = 50
 """That are told; of more nobody would read all."""
 LEVELS_MAX = 100
@@ -47,7 +49,7 @@ class Pair:
     @contextmanager
     def level(self) -> Iterator[None]:
         """What is looked at is within something else. Raises `InvalidSchema` when that goes too deep."""
-        self.step()
+        self.step(LEVEL_STEPS)
         self._levels += 1
         if self._levels > LEVELS_MAX:
             raise InvalidSchema(f"types of the schema have each other in them more than {LEVELS_MAX} levels deep")
@@ -55,6 +57,12 @@ class Pair:
             yield
         finally:
             self._levels -= 1
+
+    def tried(self) -> Pair:
+        """For what may not hold: nothing that it finds is said here."""
+        tried = Pair(self._budget, new_reads=self.new_reads)
+        tried._levels = self._levels
+        return tried
 
     def differ(self, path: str, *, writes: object, reads: object) -> None:
         """The same thing is written as `writes`, and read as `reads`."""
