@@ -17,6 +17,7 @@ from kera.client.cluster.fetch import Wanted
 from kera.client.consuming.chunks import Chunks
 from kera.client.consuming.committed import report_cursors
 from kera.client.consuming.consumer import Consumer
+from kera.client.consuming.decoding import Decoding
 from kera.client.consuming.fetcher import Fetcher
 from kera.client.consuming.group_consumer import GroupConsumer
 from kera.client.consuming.group_consumer_settings import GroupConsumerSettings
@@ -25,6 +26,7 @@ from kera.client.consuming.start_and_end import End, Start
 from kera.client.positions import Positions, check_position
 from kera.client.producing.appender import Appender
 from kera.client.producing.producer import Producer
+from kera.client.producing.serializing import Serialization
 from kera.client.schemas.registry import SchemaRegistry
 from kera.client.settings import ClientSettings, ConsumerSettings, ProducerSettings
 from kera.client.types import EntryBounds, StreamDescription
@@ -76,11 +78,27 @@ class Client:
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         await self.close(flush=kind is None)
 
-    def producer(self, settings: ProducerSettings | None = None, **overrides: Any) -> Producer:
-        """A producer; `overrides` are fields of `ProducerSettings`."""
+    def producer(
+        self,
+        settings: ProducerSettings | None = None,
+        *,
+        serializer: Any = None,
+        key_serializer: Any = None,
+        **overrides: Any,
+    ) -> Producer:
+        """A producer; `overrides` are fields of `ProducerSettings`.
+
+        `serializer` and `key_serializer` make bytes of values and keys (see `kera.client.serializers`); None: they are
+        bytes. A type stands for what serializes it: `str`, `int`, a dataclass, a pydantic model, a Protobuf message.
+        """
         runtime = self._cluster.runtime
         clock = None if runtime is MACHINE else runtime.clock
-        producer = Producer(self._cluster, _merged(ProducerSettings, settings, overrides), clock)
+        settings = _merged(ProducerSettings, settings, overrides)
+        serialization = None
+        if serializer is not None or key_serializer is not None:
+            register = settings.register_schemas
+            serialization = Serialization(serializer, key_serializer, self.schemas, register_schemas=register)
+        producer = Producer(self._cluster, settings, clock, serialization=serialization)
         self._producers.add(producer)
         return producer
 
@@ -117,16 +135,23 @@ class Client:
         start: Start | Positions = "latest",
         end: End | Positions | None = None,
         settings: ConsumerSettings | None = None,
+        deserializer: Any = None,
+        key_deserializer: Any = None,
         **overrides: Any,
     ) -> Consumer:
         """A consumer of `streams`; `overrides` are fields of `ConsumerSettings`.
+
+        `deserializer` and `key_deserializer` make what `Record.value` and `Record.key` are of bytes (see
+        `kera.client.serializers`); None: they are bytes. A type stands for what reads it, as that of a producer does;
+        of a stream with columns, a dataclass or a pydantic model for its rows. Batches are not touched.
 
         `start` is ``"earliest"``, ``"latest"``, ``"committed"`` (where ``consumer_group`` has stopped, else with the
         oldest), or positions (see `Consumer.positions`); `end` is None (never), ``"latest"`` (what is there at the
         start) or positions.
         """
         merged = _merged(ConsumerSettings, settings, overrides)
-        consumer = Consumer(self._cluster, streams, merged, start=start, end=end)
+        decoding = self._decoding(deserializer, key_deserializer, merged)
+        consumer = Consumer(self._cluster, streams, merged, start=start, end=end, decoding=decoding)
         self._consumers.add(consumer)
         return consumer
 
@@ -137,19 +162,28 @@ class Client:
         settings: GroupConsumerSettings | None = None,
         *,
         on_lost: Callable[[list[LostGroup]], None] | None = None,
+        deserializer: Any = None,
+        key_deserializer: Any = None,
         **overrides: Any,
     ) -> GroupConsumer:
         """A consumer that shares `streams` with the others of its consumer group.
 
         `overrides` are fields of `GroupConsumerSettings`. Each record goes to one of them, and cursors are kept by the
         coordinator. `on_lost` is called, instead of raising `LeaseLost`, when groups of segments have gone to others
-        because this consumer was silent or stuck.
+        because this consumer was silent or stuck. Deserializers are as those of `consumer`.
         """
         names = (streams,) if isinstance(streams, str) else streams
         merged = _merged(GroupConsumerSettings, settings, overrides)
-        consumer = GroupConsumer(self._cluster, consumer_group, names, merged, on_lost=on_lost)
+        decoding = self._decoding(deserializer, key_deserializer, merged)
+        consumer = GroupConsumer(self._cluster, consumer_group, names, merged, on_lost=on_lost, decoding=decoding)
         self._consumers.add(consumer)
         return consumer
+
+    def _decoding(self, deserializer: Any, key_deserializer: Any, settings: ConsumerSettings) -> Decoding | None:
+        if deserializer is None and key_deserializer is None:
+            return None
+        undecodable, clock = settings.undecodable_records, self._cluster.runtime.clock
+        return Decoding(deserializer, key_deserializer, self.schemas, undecodable=undecodable, clock=clock)
 
     async def describe(self, stream: str) -> StreamDescription:
         """A stream, from cached metadata. Raises `UnknownStream`."""

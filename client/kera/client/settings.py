@@ -85,6 +85,12 @@ class ProducerSettings(KeraSettings):
         " answered sooner, and read no sooner than the stream's own says.",
     )
 
+    register_schemas: bool = Field(
+        default=True,
+        description="Register the schemas of the producer's serializers where they are not yet. false: a schema that is"
+        " not registered is an error.",
+    )
+
     @property
     def lean(self) -> bool:
         """Whether payloads are lean, see `payload`."""
@@ -118,6 +124,11 @@ class ConsumerSettings(KeraSettings):
         "fail",
         description="How to treat a chunk whose records cannot be read, though its header can. skip: it counts as"
         " one without records, and a warning names it.",
+    )
+    undecodable_records: Literal["fail", "skip"] = Field(
+        "fail",
+        description="How to treat a record that the consumer's deserializer cannot read. fail: CannotDecode is raised,"
+        " and who goes on gets the record behind it; skip: it is left out, and a warning says how many were.",
     )
     joined_bytes_max: ByteSize = Field(
         ByteSize(256 * KIB),

@@ -441,10 +441,11 @@ class Record(NamedTuple):
     """Ordinal within the entry, from 0."""
     timestamp_us: int
     """When it happened (the stream's timestamp column), or was accepted; microseconds since the Unix epoch."""
-    key: bytes | None
-    """The primary key: the first of `keys`."""
+    key: Any
+    """The primary key, the first of `keys`: bytes, or None; or what the consumer's key deserializer has made of it."""
     keys: tuple[bytes, ...]
-    value: bytes | None
+    value: Any
+    """Bytes, or None; or what the consumer's deserializer has made of them."""
     headers: Mapping[str, bytes]
     row: Mapping[str, Any] | None
     """All columns, for a stream with a schema of its own."""

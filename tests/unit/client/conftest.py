@@ -84,7 +84,9 @@ async def groups(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterato
 async def make_member(groups: GroupCluster) -> AsyncIterator[MakeMember]:
     async with AsyncExitStack() as stack:
 
-        def make(*, on_lost: Any = None, steps_max: int = STEPS_MAX, **settings: Any) -> GroupConsumer:
+        def make(
+            *, on_lost: Any = None, steps_max: int = STEPS_MAX, decoding: Any = None, **settings: Any
+        ) -> GroupConsumer:
             given = {
                 "fetch_wait_ms": 20,
                 "heartbeat_interval_ms": 20,
@@ -99,6 +101,7 @@ async def make_member(groups: GroupCluster) -> AsyncIterator[MakeMember]:
                 GroupConsumerSettings(**given),
                 on_lost=on_lost,
                 steps_max=steps_max,
+                decoding=decoding,
             )
             stack.push_async_callback(consumer.close)
             return consumer

@@ -19,7 +19,7 @@ LEFT_OUT: dict[str, set[str]] = {
         "connect",  # a constructor does
         "appender",  # for writers that choose their identity and count their chunks themselves
     },
-    "Producer": {"drain", "loss", "routes", "settings"},  # `send` waits by itself
+    "Producer": {"drain", "loss", "routes", "send_bytes", "settings"},  # `send` waits by itself
     "Consumer": {"fetched_ahead", "fetched_bytes", "next_records", "next_batches", "deliver", "give_back"},
     "GroupConsumer": {"busy_ms", "loss", "member_id", "consumer_group", "next_records"},
     "Admin": set(),

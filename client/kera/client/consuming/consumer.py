@@ -20,6 +20,7 @@ from kera.client.cluster.cluster import Cluster
 from kera.client.cluster.fetch import Wanted
 from kera.client.consuming.chunks import Chunks
 from kera.client.consuming.committed import report_cursors
+from kera.client.consuming.decoding import DecodedRecords, Decoding
 from kera.client.consuming.fetcher import Fetcher
 from kera.client.consuming.one_by_one import OneByOne
 from kera.client.consuming.open_chunk import OpenChunk
@@ -39,7 +40,7 @@ LOOKED_UP_AT_ONCE_MAX = 64
 """Streams: of ten thousand, one after the other would take half a minute."""
 
 
-class Consumer:
+class Consumer(DecodedRecords):
     """Reads streams from a start on. Made by `Client.consumer`; use it as an async context manager.
 
     ``async for record in consumer`` gives records as Python values; ``async for batch in consumer.batches()`` gives
@@ -56,6 +57,7 @@ class Consumer:
         *,
         start: Start | Positions = "latest",
         end: End | Positions | None = None,
+        decoding: Decoding | None = None,
     ) -> None:
         if not streams:
             raise InvalidArgument("a consumer needs a stream")
@@ -77,6 +79,7 @@ class Consumer:
         self._started = False
         self._failure: BaseException | None = None
         """What ended the reading; told to everyone who asks for more."""
+        self._decoding = decoding
         self._opening = asyncio.Lock()
         """Of a chunk, or of what was fetched: by one task at a time. What is at hand needs no turn."""
         self._records = OneByOne(self._next_record)
@@ -101,6 +104,8 @@ class Consumer:
             wanted: list[tuple[StreamDescription, Wanted]] = []
             for names in batched(self._names, LOOKED_UP_AT_ONCE_MAX):
                 for stream, ranges in await asyncio.gather(*map(look_up, names)):
+                    if self._decoding is not None:
+                        self._decoding.check(stream)
                     self._chunks.streams[stream.stream_id] = stream
                     for item in ranges:
                         self._positions[item.entry] = item.start
@@ -171,6 +176,8 @@ class Consumer:
         `Recovering` when what a crashed broker had is not back within ``recovery_timeout_ms``.
         """
         await self.start()
+        if self._decoding is not None:
+            self._decoding.forget()
         if self._open.chunk is not None:
             yield self._rest(self._open.chunk)
         while (chunk_or_end := self._next_here(copied=False) or await self._chunk_in_turn()) is not None:
@@ -184,6 +191,8 @@ class Consumer:
         Each has been delivered when `deliver` has said so, and those of which it does not go to `give_back`.
         """
         await self.start()
+        if self._decoding is not None:
+            self._decoding.forget()
         if self._open.chunk is not None:
             return [self._rest(self._open.chunk)]
         chunk = await self._chunk_in_turn()
@@ -236,12 +245,10 @@ class Consumer:
 
         return polars.from_arrow(await self.to_arrow())  # type: ignore[return-value]  # a table is a frame
 
-    def records(self) -> AsyncIterator[Record]:
-        """Each record as Python values; see `batches` for what is raised."""
+    def _each_record(self) -> AsyncIterator[Record]:
         return self._records
 
-    async def next_records(self) -> list[Record]:
-        """The next records, up to before one with which more counts as delivered; none at the end. See `records`."""
+    async def _next_records(self) -> list[Record]:
         first = await anext(self._records, None)
         return [] if first is None else [first, *self._open.at_hand]
 
@@ -257,7 +264,14 @@ class Consumer:
                     chunk = await self._next_chunk(copied=True)
                     if chunk is None:
                         raise StopAsyncIteration
-                    self._open.open(chunk, records_of(chunk, self._chunks.streams[chunk.entry.stream_id]))
+                    stream = self._chunks.streams[chunk.entry.stream_id]
+                    if self._decoding is not None:
+                        try:
+                            await self._decoding.learn(chunk.batch, stream)
+                        except BaseException:
+                            self.give_back([chunk])
+                            raise
+                    self._open.open(chunk, records_of(chunk, stream))
                     continue
                 self._positions[chunk.entry], record_or_none = self._open.pass_end()
                 if record_or_none is not None:
@@ -305,9 +319,6 @@ class Consumer:
         except KeraError as error:
             self._failure = error
             raise
-
-    def __aiter__(self) -> AsyncIterator[Record]:
-        return self.records()
 
     async def close(self) -> None:
         """Stop fetching. Whoever waits for more gets `ClosedError`; batches that were delivered stay as they are."""

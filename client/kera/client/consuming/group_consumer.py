@@ -19,6 +19,7 @@ from kera.client import arguments
 from kera.client.chunk_batch import ChunkBatch
 from kera.client.cluster.cluster import Cluster
 from kera.client.consuming.chunks import Chunks
+from kera.client.consuming.decoding import DecodedRecords, Decoding
 from kera.client.consuming.fetcher import Fetcher
 from kera.client.consuming.group_consumer_settings import GroupConsumerSettings
 from kera.client.consuming.keep_alive import KeepAlive
@@ -41,7 +42,7 @@ log = get_logger("kera.consumer")
 T = TypeVar("T")
 
 
-class GroupConsumer:
+class GroupConsumer(DecodedRecords):
     """Reads streams together with the other consumers of its consumer group. Made by `Client.group_consumer`.
 
     Use it as an async context manager. ``async for record in consumer`` gives records as Python values, and
@@ -57,6 +58,7 @@ class GroupConsumer:
         settings: GroupConsumerSettings,
         *,
         on_lost: Callable[[list[LostGroup]], None] | None = None,
+        decoding: Decoding | None = None,
         clock: Clock | None = None,
         steps_max: int = STEPS_MAX,
     ) -> None:
@@ -116,11 +118,12 @@ class GroupConsumer:
         """What ended the reading; told to everyone who asks for more."""
         self._current: Lease | None = None
         """Whose chunks are being delivered: the rest of `_chunks`."""
+        self._decoding = decoding
         self._open: ChunkBatch | None = None
         """The chunk whose records are being delivered."""
         self._open_records: Iterator[Record] = iter(())
         self._coming: AsyncIterator[Record] | None = None
-        """What `next_records` goes on with."""
+        """What `_next_records` goes on with."""
         self._come: list[Record] = []
         """What had come for it when it was cancelled, or something went wrong."""
 
@@ -140,6 +143,8 @@ class GroupConsumer:
                 raise ClosedError("the consumer is closed")
             for name in self._names:
                 stream = await self._cluster.stream(name)
+                if self._decoding is not None:
+                    self._decoding.check(stream)
                 self._chunks.streams[stream.stream_id] = stream
             self._started = True
             self._liveness.start()
@@ -155,6 +160,8 @@ class GroupConsumer:
         and `Unavailable` when a broker cannot be reached for longer than ``retry_timeout_ms``.
         """
         await self.start()
+        if self._decoding is not None:
+            self._decoding.forget()
         self._caller_is_back()
         await self._as_waiting(self._be_sure())
         if self._open is not None:  # begun as records, and not delivered to its end
@@ -172,14 +179,16 @@ class GroupConsumer:
             del chunk  # and with it the place in the broker's memory, though the next one may be long in coming
             self._caller_is_back()
 
-    async def records(self) -> AsyncIterator[Record]:
-        """Each record as Python values; see `batches` for what is raised."""
+    async def _each_record(self) -> AsyncIterator[Record]:
         await self.start()
         self._caller_is_back()
         await self._as_waiting(self._be_sure())
         while True:
             chunk, lease = self._open, self._leases.in_hand
             if chunk is not None and lease is not None:
+                if self._decoding is not None:
+                    stream = self._chunks.streams[chunk.entry.stream_id]
+                    await self._as_waiting(self._decoding.learn(chunk.batch, stream))
                 final, ends = chunk.header.first_record + chunk.batch.num_rows - 1, chunk.ends()
                 last, behind = next(ends)
                 for record in self._open_records:
@@ -204,9 +213,8 @@ class GroupConsumer:
             self._leases.take_in_hand(lease)
             self._open_records = records_of(self._open, self._chunks.streams[self._open.entry.stream_id])
 
-    async def next_records(self) -> list[Record]:
-        """The next records, up to before one with which more counts as delivered. See `records`."""
-        coming = self._coming or self.records()
+    async def _next_records(self) -> list[Record]:
+        coming = self._coming or self._each_record()
         self._coming = None  # it has ended if it raises something
         records, self._come = self._come, []
         if not records:
@@ -223,9 +231,6 @@ class GroupConsumer:
                 raise
         self._coming = coming
         return records
-
-    def __aiter__(self) -> AsyncIterator[Record]:
-        return self.records()
 
     async def commit(self) -> None:
         """Commit all that was delivered. When it returns, it is stored, and nobody reads it again.

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
-from typing import Self
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self
 
 import pyarrow as pa
 
@@ -37,6 +37,8 @@ from kera.client.producing.record_arguments import (
     own_headers,
 )
 from kera.client.producing.routes import Routes
+from kera.client.producing.serializing import NO_KEYS as _NO_KEYS
+from kera.client.producing.serializing import Serialization
 from kera.client.producing.stream_lanes import ProducerIdentity
 from kera.client.producing.stream_writer import StreamWriter
 from kera.client.settings import ProducerSettings
@@ -51,8 +53,6 @@ from kera.core.telemetry import get_logger
 from kera.v1 import coordinator_pb2
 
 log = get_logger("kera.producer")
-
-_NO_KEYS = ()
 
 
 class Producer:
@@ -75,6 +75,7 @@ class Producer:
         clock: Clock | None = None,
         *,
         limits: ProducerLimits = LIMITS,
+        serialization: Serialization | None = None,
     ) -> None:
         keep_freed_memory()
         self._cluster = cluster
@@ -108,6 +109,12 @@ class Producer:
             self.__dict__["send"] = native.sender(
                 self.send, Pending, self._filling, self._open_chunks, self._buffer, self._chunk_bytes_max
             )
+        self.serialization = serialization
+        """Of values and keys; None: they are bytes, and `send` is what it would be if there were no such thing."""
+        self._send_bytes: Callable[..., Pending] | None = None
+        if serialization is not None:
+            self._send_bytes = self.send
+            self.__dict__["send"] = serialization.sending(self.send)
 
     def __del__(self) -> None:
         guard = getattr(self, "_guard", None)
@@ -125,30 +132,38 @@ class Producer:
     async def prepare(self, stream: str) -> StreamDescription:
         """Look up a stream, so that `send` knows it. Raises `UnknownStream`.
 
-        Of a stream that turned out to be deleted, the one that has its name now is looked up.
+        Of a stream that turned out to be deleted, the one that has its name now is looked up. Serializers get the ids
+        of their schemas: raises `IncompatibleSchema`, `InvalidSchema`, `UnknownSchema` (``register_schemas``), and what
+        else `SchemaRegistry.register` does.
         """
-        return (await self._writer(stream)).stream
+        described = (await self._writer(stream)).stream
+        if self.serialization is not None:
+            await self.serialization.prepare(described)
+        return described
 
     def send(
         self,
         stream: str,
-        value: bytes | None,
+        value: Any,
         *,
-        keys: bytes | Sequence[bytes] = (),
+        keys: Any = (),
         timestamp_us: int | None = None,
         headers: Mapping[str, bytes] | None = None,
         streamlet: int | None = None,
     ) -> Pending:
         """Accept one record now; await the result for its `Delivery`.
 
+        The value is bytes or None, and `keys` are bytes or a list of them; with a serializer, they are what that takes,
+        None is no value, and only a list is several keys.
+
         The first key decides the streamlet (records of one key stay in order); without keys, chunks are spread evenly.
         `timestamp_us` is microseconds since the Unix epoch, now by default. The stream must have been prepared
         (`prepare`, or any `send_batch`).
 
         Raises `BufferFull` when ``buffer_bytes_max`` is reached (``await drain()`` in a loop of sends),
-        `InvalidArgument` for what is not bytes, `RecordTooLarge`, `StreamletOutOfRange`, `SchemaMismatch` for a stream
-        with a schema of its own, `ClosedError`, `ProducerFenced`. Then the record was not accepted, and the others are
-        as they were.
+        `InvalidArgument` for what is not bytes, `CannotEncode` for what a serializer does not take, `RecordTooLarge`,
+        `StreamletOutOfRange`, `SchemaMismatch` for a stream with a schema of its own, `ClosedError`, `ProducerFenced`.
+        Then the record was not accepted, and the others are as they were.
         """
         plain = keys is _NO_KEYS and timestamp_us is None and headers is None and streamlet is None
         if plain and value.__class__ is bytes and stream in self._filling:
@@ -217,6 +232,11 @@ class Producer:
         elif plain and accumulator.keys is None and accumulator.headers is None:
             self._filling[stream] = accumulator
         return pending
+
+    @property
+    def send_bytes(self) -> Callable[..., Pending]:
+        """`send`, of what is serialized already."""
+        return self._send_bytes or self.send
 
     async def drain(self) -> None:
         """Wait until there is room in the buffer; costs next to nothing when there is.

@@ -60,9 +60,22 @@ class Client:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close(flush=kind is None)
 
-    def producer(self, settings: ProducerSettings | None = None, **overrides: Any) -> Producer:
-        """A producer; `overrides` are fields of `ProducerSettings`."""
-        made = self._thread.run(_made(lambda: self._client.producer(settings, **overrides)))
+    def producer(
+        self,
+        settings: ProducerSettings | None = None,
+        *,
+        serializer: Any = None,
+        key_serializer: Any = None,
+        **overrides: Any,
+    ) -> Producer:
+        """A producer; see `kera.client.Client.producer`. Serializers are called by the threads that send."""
+        made = self._thread.run(
+            _made(
+                lambda: self._client.producer(
+                    settings, serializer=serializer, key_serializer=key_serializer, **overrides
+                )
+            )
+        )
         return Producer(self._thread, made)
 
     def consumer(
@@ -71,11 +84,23 @@ class Client:
         start: Start | Positions = "latest",
         end: End | Positions | None = None,
         settings: ConsumerSettings | None = None,
+        deserializer: Any = None,
+        key_deserializer: Any = None,
         **overrides: Any,
     ) -> Consumer:
         """A consumer of `streams`; see `kera.client.Client.consumer`."""
         made = self._thread.run(
-            _made(lambda: self._client.consumer(*streams, start=start, end=end, settings=settings, **overrides))
+            _made(
+                lambda: self._client.consumer(
+                    *streams,
+                    start=start,
+                    end=end,
+                    settings=settings,
+                    deserializer=deserializer,
+                    key_deserializer=key_deserializer,
+                    **overrides,
+                )
+            )
         )
         return Consumer(self._thread, made)
 
@@ -86,6 +111,8 @@ class Client:
         settings: GroupConsumerSettings | None = None,
         *,
         on_lost: Callable[[list[LostGroup]], None] | None = None,
+        deserializer: Any = None,
+        key_deserializer: Any = None,
         **overrides: Any,
     ) -> GroupConsumer:
         """A consumer that shares `streams` with the others of its consumer group.
@@ -94,7 +121,17 @@ class Client:
         anything.
         """
         made = self._thread.run(
-            _made(lambda: self._client.group_consumer(consumer_group, streams, settings, on_lost=on_lost, **overrides))
+            _made(
+                lambda: self._client.group_consumer(
+                    consumer_group,
+                    streams,
+                    settings,
+                    on_lost=on_lost,
+                    deserializer=deserializer,
+                    key_deserializer=key_deserializer,
+                    **overrides,
+                )
+            )
         )
         return GroupConsumer(self._thread, made)
 

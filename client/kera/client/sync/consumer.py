@@ -78,6 +78,11 @@ class _Consumer(Generic[ConsumerT]):
         """For how long, altogether, brokers have held answers back, as a quota was used up."""
         return self._consumer.throttled_ms
 
+    @property
+    def skipped_records(self) -> int:
+        """How many could not be decoded, and were left out."""
+        return self._consumer.skipped_records
+
     def close(self) -> None:
         """Stop fetching; of a consumer group, leave it."""
         self._thread.run(self._consumer.close())

@@ -122,6 +122,8 @@ class Producer:
     def __init__(self, thread: LoopThread, producer: AsyncProducer) -> None:
         self._thread = thread
         self._producer = producer
+        self._serialization = producer.serialization
+        self._send = producer.send_bytes
         self._known: set[str] = set()
         """Streams that were prepared."""
         self._lock = threading.Lock()
@@ -151,9 +153,9 @@ class Producer:
     def send(
         self,
         stream: str,
-        value: bytes | None,
+        value: Any,
         *,
-        keys: bytes | Sequence[bytes] = (),
+        keys: Any = (),
         timestamp_us: int | None = None,
         headers: Mapping[str, bytes] | None = None,
         streamlet: int | None = None,
@@ -162,10 +164,13 @@ class Producer:
         """Have a record sent; see `kera.client.Producer.send` for what it is made of.
 
         Waits while too much waits to be sent. Raises `UnknownStream` the first time that something is sent to a stream
-        that is not there, and `ClosedError`; all else is told by what it returns, by `on_delivery`, and by `flush`.
+        that is not there, `ClosedError`, and `CannotEncode` for what a serializer does not take; all else is told by
+        what it returns, by `on_delivery`, and by `flush`.
         """
         if stream not in self._known:
             self.prepare(stream)
+        if self._serialization is not None:
+            value, keys = self._serialization.encoded(stream, value, keys)
         arguments: dict[str, Any] | None = None
         if keys != () or timestamp_us is not None or headers is not None or streamlet is not None:
             arguments = {"keys": keys, "timestamp_us": timestamp_us, "headers": headers, "streamlet": streamlet}
@@ -245,7 +250,7 @@ class Producer:
                 try:
                     if each.arguments is None:  # most of them: a call less for each
                         try:
-                            each.accept(self._producer.send(each.stream, each.content))
+                            each.accept(self._send(each.stream, each.content))
                             continue
                         except BufferFull:
                             pass
@@ -264,7 +269,7 @@ class Producer:
             return
         while True:
             try:
-                sent.accept(self._producer.send(sent.stream, sent.content, **arguments))
+                sent.accept(self._send(sent.stream, sent.content, **arguments))
             except BufferFull:
                 await self._producer.drain()
             else:

@@ -1,0 +1,292 @@
+"""What a consumer does to the values and keys of records, if it has deserializers.
+
+Records of the default schema have a value and keys, each of which is made of bytes; a stream with columns has rows, of
+which a model is made. Schemas that values name are looked up when their chunk is opened (`Decoding.learn`), so that a
+record is made without waiting; an id that nobody knows is asked for again only after a while, and of a chunk that names
+very many only some are: values of the others cannot be read.
+
+Batches are not touched by any of this.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Iterable
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kera.client.serializers.choosing import deserializer_of
+from kera.client.serializers.protocols import Context, Deserializer, FramedDeserializer, Part, Registry
+from kera.client.serializers.refusing import words
+from kera.client.types import Record, StreamDescription
+from kera.core.clock import Clock, SystemClock
+from kera.core.errors import CannotDecode, InvalidArgument, KeraError, NotAllowed, NotFramed, UnknownSchema
+from kera.core.schemas.framing import FRAME_BYTES, unframe
+from kera.core.telemetry import get_logger
+
+log = get_logger("kera.consumer")
+
+LOOKED_UP_MAX = 64
+"""Schemas, for one chunk."""
+UNKNOWN_MAX = 4_096
+"""Ids that are remembered as those of no schema."""
+UNKNOWN_FOR_S = 10.0
+WARN_EVERY_S = 1.0
+
+
+@runtime_checkable
+class RowDeserializer(Protocol):
+    """A deserializer that also makes values of the rows of streams with columns."""
+
+    def from_row(self, row: dict[str, Any], /) -> Any:
+        """Raises `CannotDecode`."""
+        ...
+
+
+class _Reading:
+    """One deserializer, with the readers of the schemas that are known so far."""
+
+    def __init__(self, deserializer: Deserializer[Any], registry: Registry | None, clock: Clock) -> None:
+        self.deserializer = deserializer
+        self.framed = deserializer if isinstance(deserializer, FramedDeserializer) and deserializer.framed else None
+        if self.framed is not None and registry is None:
+            raise InvalidArgument("values that name their schemas need the registry of a client; see Client.consumer")
+        self._registry = registry
+        self._clock = clock
+        self._readers: dict[int, Deserializer[Any]] = {}
+        self._unknown: dict[int, tuple[str, float]] = {}
+        """By id: why there is no reader, and until when nobody is asked again."""
+
+    def value(self, data: bytes, context: Context) -> Any:
+        if self.framed is None:
+            return self.deserializer(data, context)
+        schema_id, payload = unframe(data)
+        reader = self._readers.get(schema_id)
+        if reader is None:
+            why = self._unknown.get(schema_id, ("its chunk names too many schemas", 0))[0]
+            raise CannotDecode(f"schema {schema_id}: {why}", schema_id=schema_id)
+        return reader(payload, context)
+
+    async def learn(self, column: pa.Array) -> None:
+        """Look up the schemas that these bytes name. Raises what the registry does, but for an id that it lacks."""
+        if self.framed is None or self._registry is None:
+            return
+        asked = 0
+        for begin in pc.unique(pc.binary_slice(column, 0, FRAME_BYTES)).to_pylist():
+            try:
+                schema_id, _ = unframe(begin or b"")
+            except NotFramed:
+                continue
+            if schema_id in self._readers or self._is_unknown(schema_id):
+                continue
+            if asked >= LOOKED_UP_MAX:
+                return
+            asked += 1
+            try:
+                self._readers[schema_id] = self.framed.reader_of(await self._registry.by_id(schema_id))
+            except (UnknownSchema, NotAllowed, CannotDecode, InvalidArgument) as error:
+                if len(self._unknown) >= UNKNOWN_MAX:
+                    self._unknown.clear()
+                self._unknown[schema_id] = error.message, self._clock.monotonic_s() + UNKNOWN_FOR_S
+
+    def _is_unknown(self, schema_id: int) -> bool:
+        return self._unknown.get(schema_id, ("", 0.0))[1] > self._clock.monotonic_s()
+
+
+class Decoding:
+    """The deserializers of a consumer."""
+
+    def __init__(
+        self,
+        deserializer: Any,
+        key_deserializer: Any,
+        registry: Registry | None,
+        *,
+        undecodable: Literal["fail", "skip"] = "fail",
+        clock: Clock | None = None,
+    ) -> None:
+        """Raises `InvalidArgument` for what is no deserializer; None: values, or keys, are bytes."""
+        self._clock = clock or SystemClock()
+        self._value = self._key = None
+        if deserializer is not None:
+            self._value = _Reading(deserializer_of(deserializer), registry, self._clock)
+        if key_deserializer is not None:
+            self._key = _Reading(deserializer_of(key_deserializer, "key_deserializer"), registry, self._clock)
+        self._skip = undecodable == "skip"
+        self.skipped = 0
+        """Records that could not be read."""
+        self._not_told = 0
+        self._told_s = float("-inf")
+        self._contexts: dict[str, tuple[Context, Context]] = {}
+        self._bad: CannotDecode | None = None
+        self._behind: list[Record] = []
+        """See `decoded_list`: what comes the next time."""
+
+    def check(self, stream: StreamDescription) -> None:
+        """Raises `InvalidArgument` for a stream whose records the deserializers are not for."""
+        if stream.typed and self._value is not None and not isinstance(self._value.deserializer, RowDeserializer):
+            raise InvalidArgument(
+                f"stream {stream.name!r} has columns, and its records no value to be read: leave the deserializer out,"
+                " or give a dataclass or a pydantic model of its columns",
+                stream=stream.name,
+            )
+
+    async def learn(self, batch: pa.RecordBatch, stream: StreamDescription) -> None:
+        """Look up the schemas that values and keys of a chunk name."""
+        if stream.typed:
+            return
+        if self._value is not None:
+            await self._value.learn(batch.column("value"))
+        if self._key is not None:
+            await self._key.learn(batch.column("keys").flatten())
+
+    def decoded(self, record: Record) -> Record | None:
+        """`record` with its value and key as they were serialized. None: it cannot be read, and is left out.
+
+        Raises `CannotDecode`.
+        """
+        part: Part = "value"
+        try:
+            if record.row is not None:
+                return self._of_row(record)
+            contexts = self._contexts.get(record.stream)
+            if contexts is None:
+                contexts = self._contexts[record.stream] = (
+                    Context(record.stream, "value"),
+                    Context(record.stream, "key"),
+                )
+            value, key = record.value, record.key
+            if self._value is not None and value is not None:
+                value = self._value.value(value, contexts[0])
+            part = "key"
+            if self._key is not None and key is not None:
+                key = self._key.value(key, contexts[1])
+            return record._replace(value=value, key=key)
+        except Exception as error:  # noqa: BLE001 - a deserializer is anybody's, and the bytes are, too
+            refusal = _located(record, part, error)
+        if not self._skip:
+            raise refusal
+        self._skipped(refusal)
+        return None
+
+    def _of_row(self, record: Record) -> Record:
+        if self._value is None:
+            return record
+        value = self._value.deserializer.from_row(record.row)  # type: ignore[attr-defined]  # see `check`
+        return record._replace(value=value)
+
+    def _skipped(self, refusal: CannotDecode) -> None:
+        self.skipped += 1
+        self._not_told += 1
+        now_s = self._clock.monotonic_s()
+        if now_s - self._told_s >= WARN_EVERY_S:
+            log.warning("records cannot be decoded; skipped", records=self._not_told, error=refusal.message)
+            self._not_told, self._told_s = 0, now_s
+
+    def decoded_list(self, records: Iterable[Record]) -> list[Record]:
+        """Records that came together. Those up to one that cannot be read come first, and its error the next time."""
+        found: list[Record] = []
+        coming = iter(records)
+        for record in coming:
+            try:
+                decoded = self.decoded(record)
+            except CannotDecode as error:
+                self._bad, self._behind = error, list(coming)
+                break
+            if decoded is not None:
+                found.append(decoded)
+        return found
+
+    def left_over(self) -> list[Record] | None:
+        """What `decoded_list` left for this time; None: nothing. Raises the error that it met, once."""
+        if self._bad is not None:
+            error, self._bad = self._bad, None
+            raise error
+        if not self._behind:
+            return None
+        behind, self._behind = self._behind, []
+        return self.decoded_list(behind)
+
+    def forget(self) -> None:
+        """What was left over comes in another way."""
+        self._bad, self._behind = None, []
+
+
+class Decoded(AsyncIterator[Record]):
+    """Each of `records`, decoded. After a `CannotDecode`, the next one is the one behind."""
+
+    def __init__(self, records: AsyncIterator[Record], decoding: Decoding) -> None:
+        self._records = records
+        self._decoding = decoding
+
+    async def __anext__(self) -> Record:
+        while True:
+            decoded = self._decoding.decoded(await self._records.__anext__())
+            if decoded is not None:
+                return decoded
+
+
+class DecodedRecords(ABC):
+    """What consumers have of records, with deserializers and without; how records come is theirs."""
+
+    _decoding: Decoding | None
+
+    @abstractmethod
+    def _each_record(self) -> AsyncIterator[Record]:
+        """As they are stored."""
+
+    @abstractmethod
+    async def _next_records(self) -> list[Record]:
+        """The next ones, as they are stored, up to before one with which more counts as delivered; none at the end."""
+
+    def records(self) -> AsyncIterator[Record]:
+        """Each record as Python values; see `batches` for what is raised.
+
+        With a deserializer also `CannotDecode`, for a record that cannot be read (the setting ``undecodable_records``);
+        the next one is the one behind it.
+        """
+        records = self._each_record()
+        return records if self._decoding is None else Decoded(records, self._decoding)
+
+    def __aiter__(self) -> AsyncIterator[Record]:
+        return self.records()
+
+    async def next_records(self) -> list[Record]:
+        """The next records, up to before one with which more counts as delivered; none at the end. See `records`."""
+        if self._decoding is None:
+            return await self._next_records()
+        while True:
+            found = self._decoding.left_over()
+            if found is None:
+                records = await self._next_records()
+                if not records:
+                    return []
+                found = self._decoding.decoded_list(records)
+            if found:
+                return found
+
+    @property
+    def skipped_records(self) -> int:
+        """How many could not be decoded, and were left out (the setting ``undecodable_records``)."""
+        return 0 if self._decoding is None else self._decoding.skipped
+
+
+def _located(record: Record, part: Part, error: Exception) -> CannotDecode:
+    attributes = {
+        "stream": record.stream,
+        "streamlet_id": record.streamlet,
+        "entry": record.entry,
+        "offset": record.offset,
+        "part": "row" if record.row is not None else part,
+        "reason": error.message if isinstance(error, KeraError) else words(error),
+    }
+    found = type(error) if isinstance(error, CannotDecode) else CannotDecode
+    refusal = found(
+        f"the {attributes['part']} of record {record.offset} of stream {record.stream!r}, streamlet {record.streamlet},"
+        f" entry {record.entry} cannot be decoded: {attributes['reason']}",
+        **attributes,
+    )
+    refusal.__cause__ = error
+    return refusal

@@ -1,0 +1,57 @@
+"""What turns values and keys into bytes, and back: JSON, Avro, Protobuf, msgpack, models, and what is plain.
+
+A *serializer* is called with a value and its `Context`, and gives bytes; a *deserializer* is called with bytes. Give
+them to `Client.producer`, `Client.consumer` and `Client.group_consumer`; any function will do. Those here promise:
+
+* a value that has no form in bytes is refused with `CannotEncode`, which names the field, and nothing of it is sent;
+* bytes come from anybody: what is not as it should be is refused with `CannotDecode`, in bounded time and memory;
+* None is no value at all (it says that a key is gone), with every serializer.
+
+They hold no state, so one of them may serve any number of producers and consumers. Those of Avro, JSON Schema and
+msgpack need libraries: ``pip install 'kera[serializers]'``.
+"""
+
+from kera.client.serializers.avro import AvroDeserializer, AvroSerializer
+from kera.client.serializers.choosing import deserializer_of, serializer_of
+from kera.client.serializers.json import JsonDeserializer, JsonSerializer
+from kera.client.serializers.models import ModelDeserializer, ModelSerializer
+from kera.client.serializers.msgpack import MsgpackDeserializer, MsgpackSerializer
+from kera.client.serializers.plain import (
+    BytesDeserializer,
+    BytesSerializer,
+    IntDeserializer,
+    IntSerializer,
+    NoneDeserializer,
+    NoneSerializer,
+    StrDeserializer,
+    StrSerializer,
+)
+from kera.client.serializers.protobuf import ProtobufDeserializer, ProtobufSerializer
+from kera.client.serializers.protocols import Context, Deserializer, Schemas, Serializer
+
+__all__ = [
+    "AvroDeserializer",
+    "AvroSerializer",
+    "BytesDeserializer",
+    "BytesSerializer",
+    "Context",
+    "Deserializer",
+    "IntDeserializer",
+    "IntSerializer",
+    "JsonDeserializer",
+    "JsonSerializer",
+    "ModelDeserializer",
+    "ModelSerializer",
+    "MsgpackDeserializer",
+    "MsgpackSerializer",
+    "NoneDeserializer",
+    "NoneSerializer",
+    "ProtobufDeserializer",
+    "ProtobufSerializer",
+    "Schemas",
+    "Serializer",
+    "StrDeserializer",
+    "StrSerializer",
+    "deserializer_of",
+    "serializer_of",
+]

@@ -1,0 +1,151 @@
+"""Avro: values are mappings, lists and so on of a schema; written without it, and behind its id.
+
+A consumer gets values as they were written, or resolved to a schema of its own: fields that were added have their
+defaults, those that it does not know are left out.
+
+fastavro is compiled, and believes the bytes: deep nesting ends the process, and a few bytes can ask for years of work.
+So whatever a schema makes possible of that, `kera.client.serializers.avro_limits` looks for first.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+from kera.client.serializers.avro_limits import Limits
+from kera.client.serializers.framed import WithFrame
+from kera.client.serializers.protocols import Context, Deserializer, Schema, Schemas, Serializer
+from kera.client.serializers.refusing import cannot_encode, library, undecodable, words
+from kera.core.errors import InvalidArgument
+from kera.core.schemas import SchemaType
+
+AvroSchema: TypeAlias = "str | Mapping[str, Any] | Sequence[Any]"
+"""Its JSON text, or what that says."""
+
+
+class AvroSerializer:
+    """Values of a schema of Avro."""
+
+    def __init__(self, schema: AvroSchema, *, framed: bool = True) -> None:
+        """`framed`: the schema is registered, and values begin with its id.
+
+        Raises `InvalidArgument` when it is no schema, or fastavro is not installed.
+        """
+        self._text, self._schema = _parsed(schema, "AvroSerializer")
+        self._limits = Limits(self._schema)
+        self._write = library("fastavro", "AvroSerializer").schemaless_writer
+        self._validate = library("fastavro.validation", "AvroSerializer").validate
+        self.framed = framed
+
+    async def ready(self, context: Context, schemas: Schemas) -> Serializer[Any]:
+        """See `NeedsSchema`."""
+        if not self.framed:
+            return self.payload
+        return WithFrame(self.payload, await schemas.id_of(context, SchemaType.AVRO, self._text))
+
+    def payload(self, value: Any, context: Context, /) -> bytes:
+        """`value` without a frame. Raises `CannotEncode`."""
+        written = io.BytesIO()
+        try:
+            self._limits.check_value(value)
+            # The writer takes what it can make bytes of, such as numbers that are too large for their type.
+            self._validate(value, self._schema, strict=False, disable_tuple_notation=True)
+            self._write(written, self._schema, value, strict_allow_default=True, disable_tuple_notation=True)
+        except Exception as error:  # it raises whatever Python does with a value of another type
+            field, reason = _blamed(error)
+            raise cannot_encode(context, reason, field) from error
+        return written.getvalue()
+
+    def __call__(self, value: Any, context: Context, /) -> bytes:
+        """Raises `CannotEncode`."""
+        if self.framed:
+            raise cannot_encode(context, f"the serializer is not ready: await producer.prepare({context.stream!r})")
+        return self.payload(value, context)
+
+
+class AvroDeserializer:
+    """What `AvroSerializer` writes; what others have written with Avro and a registry, too."""
+
+    def __init__(self, schema: AvroSchema | None = None, *, framed: bool = True) -> None:
+        """Values are resolved to `schema`, if it is given. Those that are not `framed` were written with just that one.
+
+        Raises `InvalidArgument`.
+        """
+        self._read = library("fastavro", "AvroDeserializer").schemaless_reader
+        self._wanted = None if schema is None else _parsed(schema, "AvroDeserializer")[1]
+        self.framed = framed
+        if not framed and self._wanted is None:
+            raise InvalidArgument("Avro that does not name its schema cannot be read without: AvroDeserializer(schema)")
+        self._unframed = None if framed else self._reader(self._wanted, None)
+
+    def reader_of(self, schema: Schema) -> Deserializer[Any]:
+        """See `FramedDeserializer`."""
+        if schema.schema_type is not SchemaType.AVRO:
+            raise undecodable(f"schema {schema.schema_id} is of type {schema.schema_type}, not avro")
+        try:
+            _, written_with = _parsed(schema.definition, "AvroDeserializer")
+            return self._reader(written_with, self._wanted)
+        except InvalidArgument as error:
+            raise undecodable(f"schema {schema.schema_id}: {error.message}") from error
+
+    def _reader(self, written_with: Any, wanted: Any) -> Deserializer[Any]:
+        limits, read = Limits(written_with), self._read
+
+        def value_of(data: bytes, _context: Context, /) -> Any:
+            try:
+                limits.check_bytes(data)
+                source = io.BytesIO(data)
+                value = read(source, written_with, wanted)
+                behind = len(data) - source.tell()
+            except Exception as error:  # it raises whatever Python does with what is not there
+                raise undecodable(error) from error
+            if behind:
+                raise undecodable(f"{behind} bytes are behind the value")
+            return value
+
+        return value_of
+
+    def __call__(self, data: bytes, context: Context, /) -> Any:
+        """Raises `CannotDecode`."""
+        if self._unframed is None:
+            raise undecodable("the schema is not known; give the deserializer to a consumer")
+        return self._unframed(data, context)
+
+
+_PRIMITIVES = {"null", "boolean", "int", "long", "float", "double", "bytes", "string"}
+"""A schema in their own right, which need not be written as JSON texts."""
+
+
+def _parsed(schema: AvroSchema, needed_by: str) -> tuple[str, Any]:
+    """The text of a schema, and what fastavro makes of it."""
+    fastavro = library("fastavro", needed_by)
+    try:
+        named = isinstance(schema, str) and schema in _PRIMITIVES
+        known = json.loads(schema) if isinstance(schema, str) and not named else schema
+        if isinstance(known, Mapping):  # what fastavro has parsed says so, and would not be looked at again
+            known = {name: each for name, each in known.items() if not name.startswith("__")}
+        text = schema if isinstance(schema, str) and not named else json.dumps(known, ensure_ascii=False)
+        return text, fastavro.parse_schema(known, named_schemas={})
+    except fastavro.schema.UnknownType as error:
+        raise InvalidArgument(f"this is no schema of Avro: no type is called {error.name!r}") from error
+    except Exception as error:  # it raises whatever Python does with what is not as it expects
+        raise InvalidArgument(f"this is no schema of Avro: {words(error)}") from error
+
+
+def _blamed(error: Exception) -> tuple[str, object]:
+    """The field and what is wrong with it, as far as fastavro says: ``O.lines.L.p is <x> of type …``."""
+    for found in getattr(error, "errors", ())[:1]:
+        text = str(found)
+        said = _FIELD.match(text)
+        reason = f"it {text[text.find('is ') :]}" if "is " in text else text
+        return (said[1] if said is not None else ""), _INSIDE.sub("}", reason)
+    return "", error
+
+
+_FIELD = re.compile(r"(?:Field\()?[^\s.()]+\.([^\s()]+)\)? (?=is )")
+"""Behind the name of the record, which is no field."""
+_INSIDE = re.compile(r", '__fastavro_parsed.*\}", re.DOTALL)
+"""What fastavro notes in a schema."""

@@ -1,0 +1,66 @@
+"""What may be given for a serializer or a deserializer: one, a function, or the type of the values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from google.protobuf.message import Message
+
+from kera.client.serializers.models import ModelDeserializer, ModelSerializer, is_model
+from kera.client.serializers.plain import (
+    BytesDeserializer,
+    BytesSerializer,
+    IntDeserializer,
+    IntSerializer,
+    NoneDeserializer,
+    NoneSerializer,
+    StrDeserializer,
+    StrSerializer,
+)
+from kera.client.serializers.protobuf import ProtobufDeserializer, ProtobufSerializer
+from kera.client.serializers.protocols import Deserializer, Serializer
+from kera.core.errors import InvalidArgument
+
+_PLAIN: dict[Any, tuple[type[Serializer[Any]], type[Deserializer[Any]]]] = {
+    bytes: (BytesSerializer, BytesDeserializer),
+    str: (StrSerializer, StrDeserializer),
+    int: (IntSerializer, IntDeserializer),
+    type(None): (NoneSerializer, NoneDeserializer),
+}
+
+
+def serializer_of(given: Any, parameter: str = "serializer") -> Serializer[Any]:
+    """`given`; of a type (`str`, `int`, `bytes`, a dataclass, …), the one for its values. Raises `InvalidArgument`."""
+    if isinstance(given, type):
+        if given in _PLAIN:
+            return _PLAIN[given][0]()
+        if is_model(given):
+            return ModelSerializer(given)
+        if issubclass(given, Message):
+            return ProtobufSerializer(given)
+    elif callable(given):
+        return given  # type: ignore[no-any-return]
+    raise _wrong(given, parameter)
+
+
+def deserializer_of(given: Any, parameter: str = "deserializer") -> Deserializer[Any]:
+    """The same of a deserializer."""
+    if isinstance(given, type):
+        if given in _PLAIN:
+            return _PLAIN[given][1]()
+        if is_model(given):
+            return ModelDeserializer(given)
+        if issubclass(given, Message):
+            return ProtobufDeserializer(given)
+    elif callable(given):
+        return given  # type: ignore[no-any-return]
+    raise _wrong(given, parameter)
+
+
+def _wrong(given: Any, parameter: str) -> InvalidArgument:
+    hint = f"; did you mean {given.__name__}()?" if isinstance(given, type) and "__call__" in vars(given) else ""
+    return InvalidArgument(
+        f"{parameter} is {given!r}, and takes a serializer such as JsonSerializer(), a function of a value and its"
+        f" context, or a type: str, int, bytes, a dataclass, a pydantic model, a message of Protobuf{hint}",
+        field=parameter,
+    )

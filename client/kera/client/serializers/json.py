@@ -1,0 +1,205 @@
+"""JSON, strictly: what is written is read back the same, and everybody reads the same in it.
+
+Names are text, and none comes twice. There is no NaN and no infinity. Text is UTF-8. So what JSON itself leaves open,
+and `json` takes, is refused on both sides.
+
+With a JSON Schema, values are checked against it. A producer's is registered, and values begin with its id
+(`kera.core.schemas.framing`); a consumer reads values with and without one, and checks them against the schema that it
+was given. It never looks at the writer's: what patterns of others do to a processor has no bounds.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NoReturn, TypeAlias
+
+from kera.client.serializers.framed import WithFrame
+from kera.client.serializers.protocols import Context, Schemas, Serializer
+from kera.client.serializers.refusing import cannot_encode, library, undecodable
+from kera.core.errors import InvalidArgument
+from kera.core.schemas import SchemaType
+from kera.core.schemas.framing import unframe
+
+JsonSchema: TypeAlias = "str | Mapping[str, Any] | bool"
+"""Its text, or what that says."""
+
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+
+
+class JsonSerializer:
+    """Values of JSON: None, booleans, numbers, text, lists, and mappings of text."""
+
+    def __init__(self, schema: JsonSchema | None = None, *, framed: bool | None = None) -> None:
+        """With a JSON Schema, values are checked against it; `framed`: and begin with its id, the default.
+
+        Raises `InvalidArgument` when it is none, and when `jsonschema` is not installed.
+        """
+        self._text = None if schema is None else _text_of(schema)
+        self._check = None if schema is None else checker(schema)
+        self.framed = schema is not None if framed is None else framed
+        if self.framed and schema is None:
+            raise InvalidArgument("values that begin with the id of a schema need one: JsonSerializer(schema=...)")
+
+    async def ready(self, context: Context, schemas: Schemas) -> Serializer[Any]:
+        """See `NeedsSchema`."""
+        if not self.framed or self._text is None:
+            return self.payload
+        return WithFrame(self.payload, await schemas.id_of(context, SchemaType.JSON, self._text))
+
+    def payload(self, value: Any, context: Context, /) -> bytes:
+        """`value` without a frame. Raises `CannotEncode`."""
+        try:
+            _look_at(value)
+            text = _encode(value)
+            if self._check is not None:
+                for error in self._check(value):
+                    raise cannot_encode(context, error.message, _path(error.absolute_path))
+            return text.encode()
+        except (TypeError, ValueError, RecursionError) as error:
+            raise cannot_encode(context, error, where_it_is(value)) from error
+
+    def __call__(self, value: Any, context: Context, /) -> bytes:
+        """Raises `CannotEncode`."""
+        if self.framed:
+            raise cannot_encode(context, f"the serializer is not ready: await producer.prepare({context.stream!r})")
+        return self.payload(value, context)
+
+
+class JsonDeserializer:
+    """What `JsonSerializer` writes, with a frame or without."""
+
+    def __init__(self, schema: JsonSchema | None = None) -> None:
+        """With a JSON Schema, values are checked against it. Raises `InvalidArgument`."""
+        self._check = None if schema is None else checker(schema)
+
+    def __call__(self, data: bytes, _context: Context, /) -> Any:
+        """Raises `CannotDecode`."""
+        value = parsed(unframed(data))
+        if self._check is not None:
+            try:
+                for error in self._check(value):
+                    raise undecodable(f"{_path(error.absolute_path) or 'the value'}: {error.message}")
+            except RecursionError as error:
+                raise undecodable(error) from error
+        return value
+
+
+def unframed(data: bytes) -> bytes:
+    """Without the id of a schema, if it begins with one: no JSON begins with a 0. Raises `NotFramed`."""
+    return unframe(data)[1] if data[:1] == b"\x00" else data
+
+
+def parsed(data: bytes) -> Any:
+    """The value that is written in `data`. Raises `CannotDecode`."""
+    try:
+        return _decode(data.decode())
+    except (ValueError, RecursionError) as error:
+        raise undecodable(error) from error
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in found if names.count(name) > 1)
+        raise ValueError(f"the name {twice[:100]!r} comes twice in an object")
+    return found
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"{text[:40]} is more than a float can be")
+    return number
+
+
+def _no_number(text: str) -> NoReturn:
+    raise ValueError(f"{text} is no number of JSON")
+
+
+_decode = json.JSONDecoder(object_pairs_hook=_once, parse_float=_finite, parse_constant=_no_number).decode
+
+
+def _look_at(value: Any) -> None:
+    """Raises `TypeError` for a mapping whose names are no text: of 1 and "1" one name would be made."""
+    if isinstance(value, dict):
+        for name, each in value.items():
+            if name.__class__ is not str and not isinstance(name, str):
+                raise TypeError(f"{name!r} is no name: names are text")
+            if each.__class__ in _CONTAINERS or isinstance(each, _CONTAINERS):
+                _look_at(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            if each.__class__ in _CONTAINERS or isinstance(each, _CONTAINERS):
+                _look_at(each)
+
+
+_CONTAINERS = (dict, list, tuple)
+_DEPTH_MAX = 100
+"""How deeply it is looked for what cannot be written."""
+
+
+def where_it_is(value: Any, path: str = "", depth: int = 0) -> str:
+    """The path to what cannot be written in a value; empty if that is nowhere in particular."""
+    if depth > _DEPTH_MAX:
+        return ""
+    if isinstance(value, dict):
+        for name, each in value.items():
+            if not isinstance(name, str):
+                return path
+            if not _can_be_written(each):
+                return where_it_is(each, f"{path}.{name}" if path else name, depth + 1)
+    elif isinstance(value, list | tuple):
+        for at, each in enumerate(value):
+            if not _can_be_written(each):
+                return where_it_is(each, f"{path}[{at}]", depth + 1)
+    return path
+
+
+def _can_be_written(value: Any) -> bool:
+    try:
+        _look_at(value)
+        _encode(value).encode()
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return True
+
+
+def checker(schema: JsonSchema) -> Callable[[Any], Iterable[Any]]:
+    """What gives the errors of a value. Raises `InvalidArgument` when `schema` is none, or refers to another one."""
+    jsonschema = library("jsonschema", "a JSON Schema")
+    referencing = library("referencing", "a JSON Schema")
+    try:
+        known = json.loads(schema) if isinstance(schema, str) else schema
+        kind = jsonschema.validators.validator_for(known, default=jsonschema.Draft202012Validator)
+        kind.check_schema(known)
+        # An empty registry: what is not in the schema itself is not fetched from anywhere.
+        iter_errors: Callable[[Any], Iterable[Any]] = kind(known, registry=referencing.Registry()).iter_errors
+    except (ValueError, TypeError, RecursionError, jsonschema.SchemaError) as error:
+        raise InvalidArgument(f"this is no JSON Schema: {getattr(error, 'message', error)}") from error
+
+    def errors(value: Any) -> Iterable[Any]:
+        try:
+            yield from iter_errors(value)
+        except referencing.exceptions.Unresolvable as error:
+            raise ValueError(f"the schema refers to {error.ref!r}, which it does not have") from error
+
+    return errors
+
+
+def _text_of(schema: JsonSchema) -> str:
+    if isinstance(schema, str):
+        return schema
+    try:
+        return json.dumps(schema, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidArgument(f"this is no JSON Schema: {error}") from error
+
+
+def _path(parts: Iterable[str | int]) -> str:
+    path = ""
+    for part in parts:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
+    return path

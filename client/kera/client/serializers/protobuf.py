@@ -1,0 +1,151 @@
+"""Protobuf: messages of generated classes.
+
+A producer registers what its class was generated from, and values begin with its id and with the way to the message in
+its file. A consumer knows its own class, and looks whether the message was one of that name; the rest is Protobuf's own
+rules.
+"""
+
+from __future__ import annotations
+
+import base64
+from typing import Any, Generic, TypeVar
+
+from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorSet
+from google.protobuf.message import DecodeError, EncodeError, Message
+
+from kera.client.serializers.framed import WithFrame
+from kera.client.serializers.protocols import Context, Deserializer, Schema, Schemas, Serializer
+from kera.client.serializers.refusing import cannot_encode, undecodable
+from kera.core.errors import InvalidArgument
+from kera.core.schemas import SchemaType
+from kera.core.schemas.framing import message_path_to_bytes, split_message_path
+
+MessageT = TypeVar("MessageT", bound=Message)
+_NESTED_MAX = 64
+
+
+class ProtobufSerializer(Generic[MessageT]):
+    """Messages of one class."""
+
+    def __init__(self, message: type[MessageT], *, framed: bool = True) -> None:
+        """`framed`: the schema is registered, and values begin with its id. Raises `InvalidArgument`."""
+        self._message = _checked(message)
+        self.framed = framed
+
+    async def ready(self, context: Context, schemas: Schemas) -> Serializer[MessageT]:
+        """See `NeedsSchema`."""
+        if not self.framed:
+            return self.payload
+        descriptor = self._message.DESCRIPTOR
+        schema_id = await schemas.id_of(context, SchemaType.PROTOBUF, definition_of(descriptor), descriptor.full_name)
+        return WithFrame(self.payload, schema_id, message_path_to_bytes(path_of(descriptor)))
+
+    def payload(self, value: MessageT, context: Context, /) -> bytes:
+        """`value` without a frame. Raises `CannotEncode`."""
+        if not isinstance(value, self._message):
+            raise cannot_encode(context, f"it is {type(value).__name__}, not {self._message.DESCRIPTOR.full_name}")
+        try:
+            return value.SerializeToString()
+        except (EncodeError, ValueError, RecursionError) as error:
+            missing: list[str] = value.FindInitializationErrors()  # type: ignore[attr-defined]  # the stubs lack it
+            raise cannot_encode(context, error, missing[0] if missing else "") from error
+
+    def __call__(self, value: MessageT, context: Context, /) -> bytes:
+        """Raises `CannotEncode`."""
+        if self.framed:
+            raise cannot_encode(context, f"the serializer is not ready: await producer.prepare({context.stream!r})")
+        return self.payload(value, context)
+
+
+class ProtobufDeserializer(Generic[MessageT]):
+    """What `ProtobufSerializer` writes; what others have written with Protobuf and a registry, too."""
+
+    def __init__(self, message: type[MessageT], *, framed: bool = True) -> None:
+        """Raises `InvalidArgument`."""
+        self._message = _checked(message)
+        self.framed = framed
+
+    def reader_of(self, schema: Schema) -> Deserializer[MessageT]:
+        """See `FramedDeserializer`."""
+        if schema.schema_type is not SchemaType.PROTOBUF:
+            raise undecodable(f"schema {schema.schema_id} is of type {schema.schema_type}, not protobuf")
+        names = _names_of(schema)
+        wanted = self._message.DESCRIPTOR.full_name
+
+        def message_of(data: bytes, context: Context, /) -> MessageT:
+            path, payload = split_message_path(data)
+            found = names.get(path)
+            if found != wanted:
+                what = f"message {found}" if found else f"of no message of schema {schema.schema_id}"
+                raise undecodable(f"it is {what}, and {wanted} is read")
+            return self._parsed(payload, context)
+
+        return message_of
+
+    def _parsed(self, data: bytes, _context: Context, /) -> MessageT:
+        try:
+            return self._message.FromString(data)
+        except (DecodeError, ValueError, RecursionError) as error:
+            raise undecodable(error) from error
+
+    def __call__(self, data: bytes, context: Context, /) -> MessageT:
+        """Raises `CannotDecode`."""
+        if self.framed:
+            raise undecodable("the schema is not known; give the deserializer to a consumer")
+        return self._parsed(data, context)
+
+
+def _checked(message: type[MessageT]) -> type[MessageT]:
+    given: Any = message
+    if not isinstance(given, type) or not issubclass(given, Message):
+        raise InvalidArgument(f"{message!r} is no class that was generated of a message of Protobuf")
+    return message
+
+
+def definition_of(message: Any) -> str:
+    """The file of a message and those that it imports, each after what it imports itself, as the registry has them."""
+    files: dict[str, Any] = {}
+
+    def add(file: Any) -> None:
+        if file.name not in files:
+            for imported in file.dependencies:
+                add(imported)
+            files[file.name] = file
+
+    add(message.file)
+    found = FileDescriptorSet()
+    for file in files.values():
+        file.CopyToProto(found.file.add())
+    return base64.b64encode(found.SerializeToString(deterministic=True)).decode()
+
+
+def path_of(message: Any) -> list[int]:
+    """Which message of its file it is: the number of the outermost one, and so on inwards."""
+    path = []
+    while message is not None:
+        outer = message.containing_type
+        siblings = message.file.message_types_by_name.values() if outer is None else outer.nested_types
+        path.append(next(number for number, each in enumerate(siblings) if each.full_name == message.full_name))
+        message = outer
+    return path[::-1]
+
+
+def _names_of(schema: Schema) -> dict[tuple[int, ...], str]:
+    """The full names of the messages of the last file, by the ways to them."""
+    try:
+        files = FileDescriptorSet.FromString(base64.b64decode(schema.definition)).file
+    except (DecodeError, ValueError) as error:
+        raise undecodable(f"schema {schema.schema_id} is none of Protobuf: {error}") from error
+    if not files:
+        raise undecodable(f"schema {schema.schema_id} has no file")
+    names: dict[tuple[int, ...], str] = {}
+    package = files[-1].package
+    todo: list[tuple[tuple[int, ...], str, DescriptorProto]] = [
+        ((number,), package, each) for number, each in enumerate(files[-1].message_type)
+    ]
+    while todo:
+        path, outer, each = todo.pop()
+        names[path] = full_name = f"{outer}.{each.name}" if outer else each.name
+        if len(path) < _NESTED_MAX:
+            todo += [((*path, number), full_name, inner) for number, inner in enumerate(each.nested_type)]
+    return names

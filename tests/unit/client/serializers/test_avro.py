@@ -1,0 +1,206 @@
+"""Avro, whose reader is kept from what its bytes could do to it."""
+
+import json
+from decimal import Decimal
+from typing import Any
+
+import fastavro
+import pytest
+
+from kera.client.serializers import AvroDeserializer, AvroSerializer
+from kera.client.serializers.avro_limits import ITEMS_MAX, Limits
+from kera.core.errors import CannotDecode, CannotEncode, InvalidArgument
+from kera.core.schemas import SchemaType
+from kera.core.schemas.framing import unframe
+from tests.unit.client.serializers.fake_registry import FakeRegistry
+from tests.unit.client.serializers.support import CONTEXT, framed_round_trip, ready
+
+LINE = {"type": "record", "name": "Line", "fields": [{"name": "price", "type": "double"}]}
+ORDER: dict[str, Any] = {
+    "type": "record",
+    "name": "Order",
+    "fields": [
+        {"name": "id", "type": "int"},
+        {"name": "lines", "type": {"type": "array", "items": LINE}},
+        {"name": "note", "type": "string", "default": ""},
+    ],
+}
+NODE = {"type": "record", "name": "Node", "fields": [{"name": "next", "type": ["null", "Node"]}]}
+TWO_NODES = {"type": "record", "name": "R", "fields": [{"name": "a", "type": NODE}, {"name": "b", "type": "Node"}]}
+PEAR = {"id": 1, "lines": [{"price": 1.5}], "note": "ripe"}
+
+
+def unframed(schema: Any) -> tuple[AvroSerializer, AvroDeserializer]:
+    return AvroSerializer(schema, framed=False), AvroDeserializer(schema, framed=False)
+
+
+async def test_values_come_back_by_the_schema_that_they_name() -> None:
+    assert await framed_round_trip(AvroSerializer(ORDER), AvroDeserializer(), PEAR) == PEAR
+    assert await framed_round_trip(AvroSerializer(json.dumps(ORDER)), AvroDeserializer(), PEAR) == PEAR
+
+
+async def test_values_are_resolved_to_the_schema_of_the_reader() -> None:
+    newer = {**ORDER, "fields": [ORDER["fields"][0], {"name": "paid", "type": "boolean", "default": True}]}
+    assert await framed_round_trip(AvroSerializer(ORDER), AvroDeserializer(newer), PEAR) == {"id": 1, "paid": True}
+    other = {**ORDER, "fields": [{"name": "id", "type": "string"}]}
+    with pytest.raises(CannotDecode):
+        await framed_round_trip(AvroSerializer(ORDER), AvroDeserializer(other), PEAR)
+
+
+async def test_a_schema_that_fastavro_has_parsed_is_registered_as_it_was() -> None:
+    registry = FakeRegistry()
+    await ready(AvroSerializer(fastavro.parse_schema(dict(ORDER))), registry)
+    assert "__" not in registry.schemas[0].definition
+
+
+@pytest.mark.parametrize(
+    ("value", "field", "words"),
+    [
+        ({**PEAR, "id": 1 << 40}, "id", "int"),  # the library would write it
+        ({**PEAR, "id": 1.5}, "id", "float"),
+        ({**PEAR, "lines": [{"price": "x"}]}, "lines.Line.price", "str"),
+        ({"id": 1}, "lines", "None"),
+        ({**PEAR, "nte": "a slip"}, "", "nte"),
+        ({**PEAR, "note": "\ud800"}, "", "surrogates"),
+        (7, "", "7"),
+        (None, "", "None"),
+    ],
+)
+def test_what_the_schema_does_not_allow_is_refused_and_named(value: Any, field: str, words: str) -> None:
+    serializer, _ = unframed(ORDER)
+    with pytest.raises(CannotEncode, match=words) as caught:
+        serializer(value, CONTEXT)
+    assert caught.value.attributes["field"] == field
+    assert "__" not in caught.value.message
+
+
+def test_bytes_that_are_no_value_are_refused() -> None:
+    serializer, deserializer = unframed(ORDER)
+    data = serializer(PEAR, CONTEXT)
+    for bad in (b"", data[:-1], data + b"x", b"\xff" * 100):
+        with pytest.raises(CannotDecode):
+            deserializer(bad, CONTEXT)
+
+
+@pytest.mark.parametrize("depth", [1_000, 100_000])
+def test_values_that_go_deep_do_not_end_the_process(depth: int) -> None:
+    serializer, deserializer = unframed(NODE)
+    with pytest.raises(CannotDecode, match="deep"):
+        deserializer(b"\x02" * depth + b"\x00", CONTEXT)
+    value: Any = None
+    for _ in range(depth):
+        value = {"next": value}
+    with pytest.raises(CannotEncode, match="deep"):
+        serializer(value, CONTEXT)
+    while value:  # freeing it all at once is deep as well
+        value = value.pop("next")
+
+
+def test_a_value_that_contains_itself_is_refused() -> None:
+    value: dict[str, Any] = {}
+    value["next"] = value
+    with pytest.raises(CannotEncode, match="contains itself"):
+        unframed(NODE)[0](value, CONTEXT)
+    twice = {"type": "record", "name": "T", "fields": [{"name": "both", "type": {"type": "array", "items": "T"}}]}
+    value = {}
+    value["both"] = [value, value]
+    with pytest.raises(CannotEncode, match="contains itself"):
+        unframed(twice)[0](value, CONTEXT)
+
+
+def test_values_of_their_own_kind_come_back() -> None:
+    serializer, deserializer = unframed(NODE)
+    value: Any = None
+    for _ in range(60):
+        value = {"next": value}
+    assert deserializer(serializer(value, CONTEXT), CONTEXT) == value
+
+
+def long_of(number: int) -> bytes:
+    """As Avro writes it."""
+    left, made = number << 1 if number >= 0 else (-number << 1) - 1, bytearray()
+    while left > 0x7F:
+        made.append(left & 0x7F | 0x80)
+        left >>= 7
+    return bytes([*made, left])
+
+
+@pytest.mark.parametrize(
+    "items",
+    [
+        "null",
+        {"type": "fixed", "name": "F", "size": 0},
+        {"type": "record", "name": "E", "fields": []},
+        {"type": "record", "name": "E", "fields": [{"name": "n", "type": "null"}]},
+    ],
+)
+def test_items_without_bytes_are_bounded(items: Any) -> None:
+    _, deserializer = unframed({"type": "array", "items": items})
+    for count in (ITEMS_MAX + 1, (1 << 63) - 1):
+        with pytest.raises(CannotDecode, match="take no bytes"):
+            deserializer(long_of(count) + b"\x00", CONTEXT)
+    assert len(deserializer(long_of(3) + b"\x00", CONTEXT)) == 3
+
+
+@pytest.mark.parametrize(
+    "kind", ["string", "bytes", {"type": "map", "values": "int"}, {"type": "array", "items": "int"}]
+)
+@pytest.mark.parametrize("length", [1 << 20, 1 << 40, (1 << 62), -5])
+def test_lengths_that_are_not_there_are_refused(kind: Any, length: int) -> None:
+    with pytest.raises(CannotDecode):
+        unframed(kind)[1](long_of(length) + b"x", CONTEXT)
+
+
+def test_a_decimal_of_very_many_digits_is_refused() -> None:
+    serializer, deserializer = unframed({"type": "bytes", "logicalType": "decimal", "precision": 10, "scale": 2})
+    assert deserializer(serializer(Decimal("1.25"), CONTEXT), CONTEXT) == Decimal("1.25")
+    with pytest.raises(CannotDecode, match="a decimal has 1048576 bytes"):
+        deserializer(long_of(1 << 20) + b"x" * (1 << 20), CONTEXT)
+
+
+@pytest.mark.parametrize(
+    ("schema", "recursive", "unbounded"),
+    [
+        (ORDER, False, False),
+        ({"type": "map", "values": "null"}, False, False),  # each has a name, of a byte at least
+        (NODE, True, True),
+        ({"type": "array", "items": NODE}, True, True),
+        (["null", {"type": "array", "items": ["null"]}], False, False),
+        ({"type": "array", "items": {"type": "array", "items": "null"}}, False, True),
+        (TWO_NODES, True, True),
+    ],
+)
+def test_only_what_can_ask_for_more_than_it_has_is_looked_at(schema: Any, recursive: bool, unbounded: bool) -> None:
+    limits = Limits(fastavro.parse_schema(schema))
+    assert (limits.recursive, limits.unbounded) == (recursive, unbounded)
+
+
+@pytest.mark.parametrize("schema", ["no JSON", {"type": "record"}, "[" * 10_000, {"type": "Unheard"}, 7, None])
+def test_what_is_no_schema_is_refused(schema: Any) -> None:
+    with pytest.raises(InvalidArgument):
+        AvroSerializer(schema)
+    with pytest.raises(InvalidArgument):
+        AvroDeserializer(schema, framed=False)
+
+
+async def test_a_schema_of_another_kind_is_refused() -> None:
+    registry = FakeRegistry()
+    await registry.register("orders-value", SchemaType.JSON, "{}")
+    await registry.register("orders-value", SchemaType.AVRO, "nonsense")
+    for schema in registry.schemas:
+        with pytest.raises(CannotDecode, match=f"schema {schema.schema_id}"):
+            AvroDeserializer().reader_of(schema)
+
+
+async def test_the_id_is_the_subjects() -> None:
+    registry = FakeRegistry()
+    data = (await ready(AvroSerializer(ORDER), registry))(PEAR, CONTEXT)
+    assert unframe(data)[0] == registry.schemas[0].schema_id
+    assert registry.schemas[0].subject == "orders-value"
+
+
+def test_one_that_is_not_ready_says_so() -> None:
+    with pytest.raises(CannotEncode, match="not ready"):
+        AvroSerializer(ORDER)(PEAR, CONTEXT)
+    with pytest.raises(CannotDecode, match="give the deserializer to a consumer"):
+        AvroDeserializer()(b"", CONTEXT)

@@ -1,0 +1,352 @@
+"""msgpack, models, Protobuf and what is plain; and what types stand for."""
+
+import base64
+import dataclasses
+import datetime
+import enum
+import sys
+import uuid
+from decimal import Decimal
+from typing import Any
+
+import pydantic
+import pytest
+from google.protobuf.descriptor_pb2 import FileDescriptorSet
+
+from kera.client.serializers import (
+    BytesDeserializer,
+    BytesSerializer,
+    IntDeserializer,
+    IntSerializer,
+    ModelDeserializer,
+    ModelSerializer,
+    MsgpackDeserializer,
+    MsgpackSerializer,
+    NoneDeserializer,
+    NoneSerializer,
+    ProtobufDeserializer,
+    ProtobufSerializer,
+    StrDeserializer,
+    StrSerializer,
+    deserializer_of,
+    serializer_of,
+)
+from kera.client.serializers.protobuf import path_of
+from kera.client.serializers.refusing import library
+from kera.core.errors import CannotDecode, CannotEncode, InvalidArgument, NotFramed
+from kera.core.schemas import SchemaType
+from kera.core.schemas.framing import frame, unframe
+from kera.v1 import broker_pb2, common_pb2
+from tests.unit.client.serializers.fake_registry import FakeRegistry
+from tests.unit.client.serializers.support import CONTEXT, framed_round_trip, ready
+
+NOON = datetime.datetime(2026, 1, 2, 12, tzinfo=datetime.UTC)
+
+
+CODE = uuid.UUID(int=7)
+
+
+class Color(enum.Enum):
+    RED = "red"
+
+
+@dataclasses.dataclass
+class Line:
+    price: float
+    blob: bytes = b""
+
+
+@dataclasses.dataclass
+class Order:
+    number: int
+    at: datetime.datetime = NOON
+    cost: Decimal = Decimal("1.50")
+    color: Color = Color.RED
+    code: uuid.UUID = CODE
+    lines: list[Line] = dataclasses.field(default_factory=list)
+
+
+class Item(pydantic.BaseModel):
+    number: int
+    at: datetime.datetime = NOON
+    lines: list[Line] = []
+
+
+# --- msgpack ------------------------------------------------------------------------------------------------
+
+
+def test_msgpack_comes_back() -> None:
+    value = {"a": [1, None, b"\xff", "ä", {"b": 1.5}], "at": NOON}
+    assert MsgpackDeserializer()(MsgpackSerializer()(value, CONTEXT), CONTEXT) == value
+
+
+def itself() -> Any:
+    value: list[Any] = []
+    value.append(value)
+    return value
+
+
+@pytest.mark.parametrize(
+    ("value", "field", "words"),
+    [
+        ({"a": [1, {"b": object()}]}, "a[1].b", "object"),
+        ({"a": {1: 1}}, "a", "1 is no name"),
+        ({"a": datetime.datetime(2026, 1, 1)}, "a", "tzinfo"),  # noqa: DTZ001 - that is the point
+        ({"a": 1 << 70}, "a", "out of range|too (big|large)"),
+        ({"a": "\ud800"}, "a", "surrogates"),
+        (itself(), "", "contains itself"),
+    ],
+)
+def test_what_msgpack_does_not_have_is_refused_and_named(value: Any, field: str, words: str) -> None:
+    with pytest.raises(CannotEncode, match=words) as caught:
+        MsgpackSerializer()(value, CONTEXT)
+    assert caught.value.attributes["field"] == field
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xc1",
+        b"\xc0\xc0",
+        b"\xdd\xff\xff\xff\xff",
+        b"\xdf\xff\xff\xff\xff",
+        b"\xdb\xff\xff\xff\xff",
+        b"\x91" * 100_000,
+        (b"\xdd" + (1 << 20).to_bytes(4, "big")) * 1_000 + b"\xc0" * (1 << 20),
+        b"\x82\xa1a\x01\xa1a\x02",  # a name twice
+        b"\x81\x01\x02",  # a number for a name
+        b"\x81\x91\x01\x02",
+        b"\xa1\xff",  # text that is not UTF-8
+        b"\xc7\x0c\xff" + b"\xff" * 12,  # a time that there is not
+    ],
+)
+def test_what_is_no_msgpack_is_not_read(data: bytes) -> None:
+    with pytest.raises(CannotDecode):
+        MsgpackDeserializer()(data, CONTEXT)
+
+
+# --- models -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Order(1, lines=[Line(float("inf"), b"\xff\xfe")]),
+        Item(number=1, lines=[Line(1.5)]),
+    ],
+)
+async def test_models_come_back(value: Any) -> None:
+    kind = type(value)
+    data = ModelSerializer(kind)(value, CONTEXT)
+    assert ModelDeserializer(kind)(data, CONTEXT) == value
+    registry = FakeRegistry()
+    framed = (await ready(ModelSerializer(kind, framed=True), registry))(value, CONTEXT)
+    assert unframe(framed) == (1, data)
+    assert registry.schemas[0].schema_type is SchemaType.JSON
+    assert ModelDeserializer(kind)(framed, CONTEXT) == value
+
+
+def test_dataclasses_say_themselves_how_they_are_written_if_they_do() -> None:
+    @dataclasses.dataclass
+    class Hexed:
+        blob: bytes
+
+        __pydantic_config__ = pydantic.ConfigDict(ser_json_bytes="hex", val_json_bytes="hex")
+
+    data = ModelSerializer(Hexed)(Hexed(b"\xff"), CONTEXT)
+    assert data == b'{"blob":"ff"}'
+    assert ModelDeserializer(Hexed)(data, CONTEXT) == Hexed(b"\xff")
+
+
+@pytest.mark.parametrize(
+    ("value", "field", "words"),
+    [
+        (Order("x"), "number", "Expected `int`"),  # type: ignore[arg-type]
+        (Order(1, lines=[Line("x")]), "lines", "Expected `float`"),  # type: ignore[arg-type]
+        (Order(1, at="soon"), "at", "Expected `datetime`"),  # type: ignore[arg-type]
+        (Line(1.5), "", "it is Line, not Order"),
+        ({"number": 1}, "", "it is dict"),
+    ],
+)
+def test_what_is_not_as_its_model_says_is_refused_and_named(value: Any, field: str, words: str) -> None:
+    with pytest.raises(CannotEncode, match=words) as caught:
+        ModelSerializer(Order)(value, CONTEXT)
+    assert caught.value.attributes["field"] == field
+
+
+@pytest.mark.parametrize("kind", [Order, Item])
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{}",
+        b'{"number":"x"}',
+        b"\xff",
+        b"[" * 100_000,
+        b'{"number":' + b"9" * 5_000 + b"}",
+        b'{"number":1,"at":"99999-01-01"}',
+    ],
+)
+def test_what_is_no_model_is_not_read(kind: Any, data: bytes) -> None:
+    with pytest.raises(CannotDecode):
+        ModelDeserializer(kind)(data, CONTEXT)
+
+
+def test_what_a_validator_of_the_model_raises_is_an_undecodable_value() -> None:
+    class Strict(pydantic.BaseModel):
+        number: int
+
+        @pydantic.field_validator("number")
+        @classmethod
+        def checked(cls, number: int) -> int:
+            return number // 0
+
+    with pytest.raises(CannotDecode, match="ZeroDivisionError"):
+        ModelDeserializer(Strict)(b'{"number":1}', CONTEXT)
+
+
+def test_what_is_no_model_is_refused() -> None:
+    @dataclasses.dataclass
+    class Odd:
+        what: object
+        where: "Nowhere"  # type: ignore[name-defined]  # noqa: F821 - that is the point
+
+    for kind in (int, dict, Line(1.0), Odd):
+        with pytest.raises(InvalidArgument):
+            ModelSerializer(kind)  # type: ignore[arg-type]
+
+
+# --- Protobuf -----------------------------------------------------------------------------------------------
+
+
+async def test_messages_come_back_by_the_schema_that_they_name() -> None:
+    message = common_pb2.Cursor(stream_id=7)
+    read = await framed_round_trip(
+        ProtobufSerializer(common_pb2.Cursor), ProtobufDeserializer(common_pb2.Cursor), message
+    )
+    assert read == message
+
+
+async def test_files_come_after_those_that_they_import() -> None:
+    registry = FakeRegistry()
+    await ready(ProtobufSerializer(broker_pb2.EntryInfo), registry)
+    files = FileDescriptorSet.FromString(base64.b64decode(registry.schemas[0].definition)).file
+    assert [each.name for each in files][-1] == "kera/v1/broker.proto"
+    assert "kera/v1/common.proto" in [each.name for each in files]
+    assert registry.schemas[0].message == "kera.v1.EntryInfo"
+
+
+async def test_another_message_of_the_file_is_refused() -> None:
+    with pytest.raises(CannotDecode, match=r"kera\.v1\.Cursor, and kera\.v1\.StreamConfig is read"):
+        await framed_round_trip(
+            ProtobufSerializer(common_pb2.Cursor),
+            ProtobufDeserializer(common_pb2.StreamConfig),
+            common_pb2.Cursor(),
+        )
+
+
+async def test_messages_within_others_are_found() -> None:
+    nested = FileDescriptorSet.DESCRIPTOR.file.message_types_by_name["DescriptorProto"].nested_types[0]
+    outer, inner = path_of(nested)
+    assert FileDescriptorSet.DESCRIPTOR.file.message_types_by_name["DescriptorProto"].nested_types[inner] == nested
+    assert list(FileDescriptorSet.DESCRIPTOR.file.message_types_by_name)[outer] == "DescriptorProto"
+
+
+async def test_bytes_that_are_no_message_are_refused() -> None:
+    registry = FakeRegistry()
+    serializer = await ready(ProtobufSerializer(common_pb2.Cursor), registry)
+    _, payload = unframe(serializer(common_pb2.Cursor(stream_id=1), CONTEXT))
+    reader = ProtobufDeserializer(common_pb2.Cursor).reader_of(registry.schemas[0])
+    for bad in (b"", b"\x80", payload[:1] + b"\xff\xff", b"\x02\x7e" + payload, payload[:-1]):
+        with pytest.raises(CannotDecode):
+            reader(bad, CONTEXT)
+    for definition in ("nonsense", "", base64.b64encode(b"\xff").decode()):
+        registry.schemas[0] = dataclasses.replace(registry.schemas[0], definition=definition)
+        with pytest.raises(CannotDecode, match="schema 1"):
+            ProtobufDeserializer(common_pb2.Cursor).reader_of(registry.schemas[0])
+
+
+def test_what_is_no_message_of_the_class_is_refused() -> None:
+    serializer = ProtobufSerializer(common_pb2.Cursor, framed=False)
+    for value in (common_pb2.StreamConfig(), b"", {"stream_id": 1}):
+        with pytest.raises(CannotEncode, match=r"not kera\.v1\.Cursor"):
+            serializer(value, CONTEXT)  # type: ignore[arg-type]
+    no_classes: list[Any] = [int, common_pb2.Cursor()]
+    for kind in no_classes:
+        with pytest.raises(InvalidArgument):
+            ProtobufSerializer(kind)
+
+
+# --- plain --------------------------------------------------------------------------------------------------
+
+
+def test_plain_values_come_back() -> None:
+    assert BytesDeserializer()(BytesSerializer()(bytearray(b"\xff"), CONTEXT), CONTEXT) == b"\xff"
+    assert StrDeserializer()(StrSerializer()("ä", CONTEXT), CONTEXT) == "ä"
+    for number in (0, -1, (1 << 63) - 1, -(1 << 63)):
+        assert IntDeserializer()(IntSerializer()(number, CONTEXT), CONTEXT) == number
+    assert IntDeserializer()(b"\xff\xff\xff\xfe", CONTEXT) == -2
+    assert NoneDeserializer()(b"anything", CONTEXT) is None
+
+
+@pytest.mark.parametrize(
+    ("serializer", "value"),
+    [
+        (BytesSerializer(), "text"),
+        (StrSerializer(), b"bytes"),
+        (StrSerializer(), "\ud800"),
+        (IntSerializer(), 1.0),
+        (IntSerializer(), True),
+        (IntSerializer(), 1 << 63),
+        (NoneSerializer(), b""),
+    ],
+)
+def test_what_is_of_another_type_is_refused(serializer: Any, value: Any) -> None:
+    with pytest.raises(CannotEncode, match="'orders'"):
+        serializer(value, CONTEXT)
+
+
+@pytest.mark.parametrize(("deserializer", "data"), [(StrDeserializer(), b"\xff"), (IntDeserializer(), b"123")])
+def test_what_is_no_plain_value_is_not_read(deserializer: Any, data: bytes) -> None:
+    with pytest.raises(CannotDecode):
+        deserializer(data, CONTEXT)
+
+
+# --- types, and libraries -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [(str, "a"), (int, 1), (bytes, b"a"), (Order, Order(1)), (Item, Item(number=1))],
+)
+def test_a_type_stands_for_what_serializes_it(kind: Any, value: Any) -> None:
+    assert deserializer_of(kind)(serializer_of(kind)(value, CONTEXT), CONTEXT) == value
+
+
+def test_messages_stand_for_what_serializes_them() -> None:
+    assert isinstance(serializer_of(common_pb2.Cursor), ProtobufSerializer)
+    assert isinstance(deserializer_of(common_pb2.Cursor), ProtobufDeserializer)
+
+
+@pytest.mark.parametrize("given", ["json", 7, dict, MsgpackSerializer, object()])
+def test_what_serializes_nothing_is_refused(given: Any) -> None:
+    for choose in (serializer_of, deserializer_of):
+        with pytest.raises(InvalidArgument, match="takes a serializer such as") as caught:
+            choose(given, "key_serializer")
+        assert caught.value.attributes["field"] == "key_serializer"
+        assert ("did you mean MsgpackSerializer()?" in caught.value.message) == (given is MsgpackSerializer)
+
+
+def test_a_library_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "msgpack", None)
+    with pytest.raises(InvalidArgument, match=r"needs msgpack: pip install 'kera\[serializers\]'"):
+        MsgpackSerializer()
+    with pytest.raises(InvalidArgument, match="needs nothing_of_this_name"):
+        library("nothing_of_this_name", "somebody")
+
+
+def test_models_are_read_with_a_frame_that_is_whole() -> None:
+    assert ModelDeserializer(Line)(frame(1, b'{"price":1}'), CONTEXT) == Line(1.0)
+    with pytest.raises(NotFramed):
+        ModelDeserializer(Line)(b"\x00", CONTEXT)

@@ -1,0 +1,376 @@
+"""Producers and consumers with serializers, against a fake cluster and a fake registry."""
+
+import asyncio
+import dataclasses
+import struct
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from kera.client import Client, Record
+from kera.client.consuming import decoding
+from kera.client.serializers import AvroDeserializer, AvroSerializer, Context, JsonDeserializer, JsonSerializer, Schemas
+from kera.client.sync import Client as SyncClient
+from kera.client.testing import FakeCluster
+from kera.core.errors import CannotDecode, CannotEncode, InvalidArgument, SchemaMismatch, Unavailable, UnknownSchema
+from kera.core.schemas.framing import frame
+from tests.unit.client.conftest import MakeMember, MakeProducer
+from tests.unit.client.group_support import ROWS, GroupCluster
+from tests.unit.client.serializers.fake_registry import FakeRegistry
+from tests.unit.client.support import WAIT_S
+
+SCHEMA = {"type": "record", "name": "Order", "fields": [{"name": "id", "type": "long"}]}
+
+
+@dataclasses.dataclass
+class Order:
+    id: int
+
+
+@pytest.fixture
+async def fake() -> AsyncIterator[FakeCluster]:
+    async with FakeCluster() as cluster:
+        cluster.create_stream("orders")
+        yield cluster
+
+
+@pytest.fixture
+def registry() -> FakeRegistry:
+    return FakeRegistry()
+
+
+@pytest.fixture
+def client(fake: FakeCluster, registry: FakeRegistry) -> Client:
+    made = fake.client()
+    made.schemas = registry  # type: ignore[assignment]
+    return made
+
+
+async def sent(client: Client, *values: Any, keys: Any = (), **options: Any) -> None:
+    async with client.producer(**options) as producer:
+        await producer.prepare("orders")
+        for value in values:
+            producer.send("orders", value, keys=keys)
+
+
+def reading(client: Client, **options: Any) -> Any:
+    return client.consumer("orders", start="earliest", end="latest", **options)
+
+
+async def read(client: Client, **options: Any) -> list[Record]:
+    async with reading(client, **options) as consumer:
+        return [record async for record in consumer]
+
+
+async def test_values_and_keys_go_in_and_come_out(client: Client, fake: FakeCluster) -> None:
+    await sent(client, {"id": 1}, None, serializer=JsonSerializer(), keys="a", key_serializer=str)
+    assert fake.stream("orders").values() == [b'{"id":1}', None]
+    first, second = await read(client, deserializer=JsonDeserializer(), key_deserializer=str)
+    assert (first.value, first.key, first.keys) == ({"id": 1}, "a", (b"a",))
+    assert second.value is None
+
+
+async def test_a_function_is_a_serializer_too(client: Client) -> None:
+    def reversed_bytes(value: bytes, context: Context) -> bytes:
+        assert context == ("orders", "value")
+        return value[::-1]
+
+    await sent(client, b"abc", serializer=reversed_bytes)
+    assert [record.value for record in await read(client)] == [b"cba"]
+    assert [record.value for record in await read(client, deserializer=reversed_bytes)] == [b"abc"]
+
+
+async def test_only_lists_are_several_keys(client: Client) -> None:
+    await sent(client, b"v", keys=[1, 2], key_serializer=int)
+    await sent(client, b"v", keys=None, key_serializer=int)
+    first, second = await read(client, key_deserializer=int)
+    assert (first.key, first.keys) == (1, (struct.pack(">q", 1), struct.pack(">q", 2)))
+    assert (second.key, second.keys) == (None, ())
+
+
+async def test_a_schema_is_registered_once_and_looked_up_once(client: Client, registry: FakeRegistry) -> None:
+    await sent(client, {"id": 1}, {"id": 2}, serializer=AvroSerializer(SCHEMA))
+    assert registry.asked == ["register orders-value"]
+    async with reading(client, deserializer=AvroDeserializer()) as consumer:
+        assert [record.value async for record in consumer] == [{"id": 1}, {"id": 2}]
+    assert registry.asked == ["register orders-value", "by_id 1"]
+
+
+async def test_a_serializer_may_serve_two_clusters_in_which_its_schema_has_two_ids(client: Client) -> None:
+    serializer = AvroSerializer(SCHEMA)
+    await sent(client, {"id": 1}, serializer=serializer)
+    async with FakeCluster() as other:
+        other.create_stream("orders")
+        second, registry = other.client(), FakeRegistry()
+        second.schemas = registry  # type: ignore[assignment]
+        await JsonSerializer({}).ready(Context("x"), Schemas(registry))
+        await sent(second, {"id": 1}, serializer=serializer)
+        assert other.stream("orders").values() == [frame(2, b"\x02")]
+
+
+async def test_a_schema_is_not_registered_against_the_setting(client: Client, registry: FakeRegistry) -> None:
+    async with client.producer(serializer=AvroSerializer(SCHEMA), register_schemas=False) as producer:
+        with pytest.raises(UnknownSchema, match="register_schemas"):
+            await producer.prepare("orders")
+    assert registry.schemas == []
+
+
+async def test_one_that_is_not_prepared_says_so(client: Client) -> None:
+    async with client.producer(serializer=JsonSerializer()) as producer:
+        with pytest.raises(CannotEncode, match=r"not ready: await producer\.prepare\('orders'\)"):
+            producer.send("orders", {})
+
+
+async def test_nothing_is_sent_of_what_cannot_be_serialized(client: Client, fake: FakeCluster) -> None:
+    def bad(_value: Any, _context: Context) -> Any:
+        return "text"
+
+    def worse(_value: Any, _context: Context) -> Any:
+        raise KeyError("price")
+
+    await sent(client, {"id": 1}, serializer=JsonSerializer())
+    for serializer, value, words in (
+        (JsonSerializer(), {"id": {1}}, "field id: TypeError"),
+        (bad, 1, "gave str, not bytes"),
+        (worse, 1, "KeyError: 'price'"),
+    ):
+        with pytest.raises(CannotEncode, match=f"the value for stream 'orders' cannot be serialized.*{words}"):
+            await sent(client, value, serializer=serializer)
+    with pytest.raises(CannotEncode, match="the key for stream 'orders'"):
+        await sent(client, {}, serializer=JsonSerializer(), keys=7, key_serializer=str)
+    assert fake.stream("orders").values() == [b'{"id":1}']
+
+
+async def test_a_producer_without_serializers_sends_as_it_did(client: Client) -> None:
+    async with client.producer() as producer:
+        assert producer.serialization is None
+        assert producer.send_bytes == producer.send
+
+
+BAD = [b'{"id":1}', b"nonsense", b'{"id":2}', b"[" * 10_000, b'{"a":1,"a":2}', b'{"id":3}', b"\xff"]
+
+
+async def values_and_gaps(consumer: Any, count: int = 1 << 20) -> list[Any]:
+    """What the records are, and the ordinals of those that cannot be read, of so many of them."""
+    found: list[Any] = []
+    while len(found) < count:
+        try:
+            async for record in consumer:
+                found.append(record.value)
+                if len(found) == count:
+                    break
+            else:
+                break
+        except CannotDecode as error:
+            found.append(error.attributes["offset"])
+    return found
+
+
+async def test_a_consumer_goes_on_behind_what_it_cannot_read(client: Client) -> None:
+    await sent(client, *BAD)
+    async with reading(client, deserializer=JsonDeserializer()) as consumer:
+        found = await values_and_gaps(consumer)
+        ends = consumer.positions()
+    assert found == [{"id": 1}, 1, {"id": 2}, 3, 4, {"id": 3}, 6]
+    (bounds,) = (await client.bounds("orders"))[0]
+    assert ends == {0: [bounds.end]}
+
+
+async def test_an_error_says_where_it_is(client: Client) -> None:
+    await sent(client, b"nonsense")
+    with pytest.raises(CannotDecode, match="the value of record 0 of stream 'orders', streamlet 0, entry 0") as caught:
+        await read(client, deserializer=JsonDeserializer())
+    reason = caught.value.attributes.pop("reason")
+    assert reason in caught.value.message
+    assert caught.value.attributes == {"stream": "orders", "streamlet_id": 0, "entry": 0, "offset": 0, "part": "value"}
+    assert not caught.value.retriable
+
+
+async def test_a_consumer_leaves_out_what_it_cannot_read_if_it_is_told_so(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[dict[str, Any]] = []
+    monkeypatch.setattr(decoding.log, "warning", lambda _event, **values: told.append(values))
+    await sent(client, *BAD)
+    async with reading(client, deserializer=JsonDeserializer(), undecodable_records="skip") as consumer:
+        assert [record.value async for record in consumer] == [{"id": 1}, {"id": 2}, {"id": 3}]
+        assert consumer.skipped_records == 4
+    assert told[0]["records"] == 1
+    assert len(told) == 1  # and no line for each
+
+
+async def test_keys_that_cannot_be_read_are_named_so(client: Client) -> None:
+    await sent(client, b"v", keys=b"\xff")
+    with pytest.raises(CannotDecode, match="the key of record 0") as caught:
+        await read(client, key_deserializer=str)
+    assert caught.value.attributes["part"] == "key"
+
+
+async def test_batches_are_not_touched(client: Client) -> None:
+    await sent(client, *BAD)
+    async with reading(client, deserializer=JsonDeserializer()) as consumer:
+        with pytest.raises(CannotDecode):
+            async for _ in consumer:
+                pass
+        rest = [value async for batch in consumer.batches() for value in batch.batch["value"].to_pylist()]
+    assert rest == BAD  # the chunk comes whole: its last record was not given out
+
+
+async def test_schemas_that_nobody_knows_are_asked_for_in_bounds(client: Client, registry: FakeRegistry) -> None:
+    await sent(client, {"id": 1}, serializer=AvroSerializer(SCHEMA))
+    await sent(client, *[frame(number, b"\x02") for number in range(2, 1000)], frame(1, b"\x04"))
+    registry.asked.clear()
+    async with reading(client, deserializer=AvroDeserializer(), undecodable_records="skip") as consumer:
+        assert [record.value async for record in consumer] == [{"id": 1}, {"id": 2}]
+        assert consumer.skipped_records == 998
+    assert len(registry.asked) <= 2 * decoding.LOOKED_UP_MAX
+    with pytest.raises(CannotDecode, match="schema 2: no schema has the id 2"):
+        await read(client, deserializer=AvroDeserializer())
+
+
+async def test_who_cannot_ask_for_a_schema_reads_its_values_later(client: Client, registry: FakeRegistry) -> None:
+    await sent(client, {"id": 1}, {"id": 2}, serializer=AvroSerializer(SCHEMA))
+    registry.failures = [Unavailable("no coordinator"), asyncio.CancelledError()]  # type: ignore[list-item]
+    async with reading(client, deserializer=AvroDeserializer()) as consumer:
+        records = consumer.records()
+        with pytest.raises(Unavailable):
+            await anext(records)
+        with pytest.raises(asyncio.CancelledError):
+            await anext(records)
+        assert [record.value async for record in records] == [{"id": 1}, {"id": 2}]
+
+
+async def test_who_cannot_ask_for_a_schema_may_have_the_batch(client: Client, registry: FakeRegistry) -> None:
+    await sent(client, {"id": 1}, {"id": 2}, serializer=AvroSerializer(SCHEMA))
+    registry.failures = [Unavailable("no coordinator")]
+    async with reading(client, deserializer=AvroDeserializer()) as consumer:
+        with pytest.raises(Unavailable):
+            await anext(consumer.records())
+        assert [batch.batch.num_rows async for batch in consumer.batches()] == [2]
+
+
+async def test_records_that_come_together_come_up_to_the_bad_one_first(client: Client) -> None:
+    await sent(client, *BAD)
+    found: list[Any] = []
+    async with reading(client, deserializer=JsonDeserializer()) as consumer:
+        while True:
+            try:
+                records = await consumer.next_records()
+            except CannotDecode as error:
+                found.append(error.attributes["offset"])
+                continue
+            if not records:
+                break
+            found += [record.value for record in records]
+    assert found == [{"id": 1}, 1, {"id": 2}, 3, 4, {"id": 3}, 6]
+    async with reading(client, deserializer=JsonDeserializer(), undecodable_records="skip") as consumer:
+        found = []
+        while records := await consumer.next_records():
+            found += [record.value for record in records]
+    assert found == [{"id": 1}, {"id": 2}, {"id": 3}]
+
+
+async def test_a_stream_with_columns_has_no_values_to_serialize(client: Client) -> None:
+    await client.admin.create_stream("columns", schema=pa.schema([pa.field("id", pa.int64())]))
+    async with client.producer(serializer=AvroSerializer(SCHEMA)) as producer:
+        await producer.prepare("columns")
+        with pytest.raises(SchemaMismatch, match="send_rows"):
+            producer.send("columns", {"id": 1})
+        await (await producer.send_batch("columns", pa.record_batch({"id": [1]})))
+    with pytest.raises(InvalidArgument, match="a dataclass or a pydantic model of its columns"):
+        await client.consumer("columns", deserializer=JsonDeserializer()).start()
+
+
+def number_of(data: bytes, _context: Context) -> str:
+    if data[5:6] == b"3":
+        raise ValueError("threes are not read")
+    return f"n{int(data[:6])}"
+
+
+async def test_a_consumer_of_a_group_goes_on_behind_what_it_cannot_read(
+    make_member: MakeMember, fill_groups: Any
+) -> None:
+    await fill_groups()
+    consumer = make_member(decoding=decoding.Decoding(number_of, None, None))
+    async with asyncio.timeout(WAIT_S):
+        found = await values_and_gaps(consumer, ROWS)
+        read = {int(each[1:]) for each in found if isinstance(each, str)}
+        assert read == {number for number in range(ROWS) if number % 10 != 3}
+        assert len(found) - len(read) == len([number for number in range(ROWS) if number % 10 == 3])
+        await consumer.commit()
+
+
+@pytest.mark.parametrize("undecodable", ["fail", "skip"])
+async def test_of_a_group_records_come_together_up_to_the_bad_one_first(
+    make_member: MakeMember, fill_groups: Any, undecodable: Any
+) -> None:
+    await fill_groups()
+    consumer = make_member(decoding=decoding.Decoding(number_of, None, None, undecodable=undecodable))
+    read: list[int] = []
+    bad = 0
+    wanted = [number for number in range(ROWS) if number % 10 != 3]
+    async with asyncio.timeout(WAIT_S):
+        while len(read) < len(wanted) or bad + consumer.skipped_records < ROWS - len(wanted):
+            try:
+                read += [int(record.value[1:]) for record in await consumer.next_records()]
+            except CannotDecode:
+                bad += 1
+    assert sorted(read) == wanted
+    assert (bad == 0) == (undecodable == "skip")
+
+
+async def test_a_group_asks_again_for_a_schema_that_it_could_not_get(
+    make_member: MakeMember, make_producer: MakeProducer, groups: GroupCluster
+) -> None:
+    registry = FakeRegistry()
+    serialize = await AvroSerializer(SCHEMA).ready(Context("s"), Schemas(registry))
+    producer = make_producer(groups)
+    await producer.prepare("s")
+    producer.send("s", serialize({"id": 1}, Context("s")))
+    await producer.flush()
+    registry.failures = [Unavailable("no coordinator")]
+    consumer = make_member(decoding=decoding.Decoding(AvroDeserializer(), None, registry))
+    async with asyncio.timeout(WAIT_S):
+        with pytest.raises(Unavailable):
+            await anext(consumer.records())
+        assert (await anext(consumer.records())).value == {"id": 1}
+
+
+async def test_a_framed_deserializer_without_a_registry_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="registry"):
+        decoding.Decoding(AvroDeserializer(), None, None)
+
+
+async def test_it_is_the_same_without_asyncio(fake: FakeCluster, registry: FakeRegistry) -> None:
+    def use() -> list[Any]:
+        found: list[Any] = []
+        with SyncClient(fake.bootstrap) as client:
+            client._client.schemas = registry  # type: ignore[assignment]
+            with client.producer(serializer=AvroSerializer(SCHEMA), key_serializer=str) as producer:
+                changing = {"id": 1}
+                producer.send("orders", changing, keys="a")
+                changing["id"] = 2  # what was sent is what it was then
+                producer.send("orders", changing)
+                with pytest.raises(CannotEncode, match="field id"):
+                    producer.send("orders", {"id": "x"})
+            with client.producer() as producer:
+                producer.send("orders", b"nonsense")
+                producer.send("orders", frame(1, b"\x06"))
+            options: Any = {"deserializer": AvroDeserializer(), "key_deserializer": str}
+            with client.consumer("orders", start="earliest", end="latest", **options) as consumer:
+                while True:
+                    try:
+                        for record in consumer:
+                            found.append((record.value, record.key))  # noqa: PERF401 - it may not end
+                        break
+                    except CannotDecode as error:
+                        found.append(error.attributes["offset"])
+            options["undecodable_records"] = "skip"
+            with client.consumer("orders", start="earliest", end="latest", **options) as consumer:
+                assert [record.value for record in consumer] == [{"id": 1}, {"id": 2}, {"id": 3}]
+                assert consumer.skipped_records == 1
+        return found
+
+    assert await asyncio.to_thread(use) == [({"id": 1}, "a"), ({"id": 2}, None), 2, ({"id": 3}, None)]
