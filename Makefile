@@ -59,7 +59,7 @@ WITH_SEED := seed="$(SEED)"; seed="$${seed:-$$(od -An -N4 -tu4 /dev/urandom | tr
   echo "random examples: repeat them with SEED=$$seed"; \
   export KERA_FUZZ_SEED="$$seed" KERA_SLOW_NETWORK=1;
 
-.PHONY: help setup jar demo demo-check test test-all test-bench test-fast coverage check check-all lint types proto proto-check
+.PHONY: help setup jar demo demo-check test test-all test-bench test-fast coverage check check-all lint types proto proto-check go
 .PHONY: bench bench-compare bench-log bench-streamlets bench-requests bench-real-time
 .PHONY: bench-replication bench-recovery bench-migration bench-push bench-spark chaos-kill chaos-replicas chaos-control
 .PHONY: chaos-network chaos-access chaos-crowd chaos-silence chaos-push chaos-columnar chaos-spark fuzz-log fuzz-replication fuzz-native fuzz-chunks fuzz-wire constraints clean
@@ -154,11 +154,17 @@ lint: setup ## Check style, formatting and layers.
 types: setup ## Check types.
 	@$(PY) -m mypy
 
-proto: setup ## Regenerate the messages of proto/kera/v1 in place.
+proto: setup ## Regenerate the messages of proto/kera/v1 in place, and where there is Go those of examples/go.
 	@PYTHON=$(PY) sh scripts/proto.sh proto
+	@if sh scripts/go.sh --look >/dev/null; then PYTHON=$(PY) sh scripts/proto-go.sh; fi
 
 proto-check: setup ## Check that the generated messages are current.
 	@PYTHON=$(PY) sh scripts/proto-check.sh
+	@PYTHON=$(PY) sh scripts/proto-go.sh --check
+
+go: ## Build the commands of examples/go into build/go, and run its own tests.
+	@go="$$(sh scripts/go.sh)" && mkdir -p build/go && cd examples/go && \
+	  "$$go" build -o ../../build/go/ ./cmd/... && "$$go" vet ./... && "$$go" test ./...
 
 bench: setup ## Measure KerA alone, all workloads: twenty minutes. BENCH_ARGS are passed on, such as --quick.
 	@$(PY) -m bench.compare --contestants kera --workloads all $(BENCH_ARGS)

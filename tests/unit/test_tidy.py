@@ -33,7 +33,7 @@ BUILD_FOLDERS = {Path("core/native"), Path("spark_connector/jvm")}  # below a so
 SKIPPED_FOLDERS = {"__pycache__", "build", "dist", "metastore_db", "node_modules", "spark-warehouse", "target"}
 DOT_FOLDERS = {".ci", ".github"}
 
-CODE_SUFFIXES = {".c", ".h", ".java", ".kts", ".proto", ".py", ".scala", ".sh", ".toml", ".yaml", ".yml"}
+CODE_SUFFIXES = {".c", ".go", ".h", ".java", ".kts", ".proto", ".py", ".scala", ".sh", ".toml", ".yaml", ".yml"}
 CODE_NAMES = {"Dockerfile", "Makefile", "run"}
 
 

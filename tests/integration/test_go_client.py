@@ -1,0 +1,176 @@
+"""The client in Go of examples/go, which was made after docs/writing-a-client.md, against real daemons.
+
+What it writes while streamlets move and brokers are killed is read by both clients, each record once and in the order
+of its key; what the SDK writes is read by it, in either version and with either codec.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from kera.client import Client
+from kera.client.producing.partitioner import streamlet_of
+from tests.integration.control_support import broker_id_of, broker_name, broker_names, connect, now_us, until_recovered
+from tests.integration.go_client import TIMEOUT_S, GoClient, GoRecord, find_go, records_in
+from tests.integration.shared_cluster import SharedCluster
+from tests.integration.support import until
+
+KEYS = 20
+STREAMLETS = 4
+
+
+@pytest.fixture(scope="session")
+def go(tmp_path_factory: pytest.TempPathFactory) -> GoClient:
+    client = GoClient(find_go(), tmp_path_factory.mktemp("go"))
+    client.build()
+    return client
+
+
+@pytest.fixture
+async def client(members: SharedCluster) -> AsyncIterator[Client]:
+    async with await connect(members) as connected:
+        yield connected
+
+
+def test_it_is_formatted_and_vetted_and_its_own_tests_pass(go: GoClient) -> None:
+    assert go.unformatted() == ""
+    vetted = go.tool("vet", "./...")
+    assert vetted.returncode == 0, vetted.stderr
+    tested = go.tool("test", "./...")
+    assert tested.returncode == 0, tested.stdout + tested.stderr
+
+
+class Lines:
+    """Numbered records, of some keys in turn, that go into kera-produce until they are stopped."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self.sent = 0
+        self.stopping = False
+
+    async def run(self) -> None:
+        assert self._process.stdin is not None
+        while not self.stopping:
+            numbers = range(self.sent, self.sent + 20)
+            self._process.stdin.write(b"".join(b"key-%d\t%d\n" % (number % KEYS, number) for number in numbers))
+            await self._process.stdin.drain()
+            self.sent = numbers.stop
+            await asyncio.sleep(0.005)
+        self._process.stdin.close()
+
+
+@contextlib.asynccontextmanager
+async def running(go: GoClient, command: str, bootstrap: str, *arguments: str) -> AsyncIterator[Any]:
+    """A command that is killed if it has not ended by itself."""
+    process = await go.start(command, bootstrap, *arguments)
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        _, errors = await process.communicate()
+        print(f"{command} {process.returncode}: {errors.decode()}")  # noqa: T201 - pytest shows it
+
+
+def check_all_are_there_once(records: Sequence[GoRecord], count: int) -> None:
+    assert Counter(int(each.value or b"") for each in records) == Counter(range(count))
+    of_key = defaultdict(list)
+    for each in records:
+        assert each.key is not None
+        assert each.streamlet == streamlet_of(each.key, STREAMLETS), "keys are divided as the SDK does it"
+        of_key[each.key].append(int(each.value or b""))
+    assert all(numbers == sorted(numbers) for numbers in of_key.values()), "records of a key are out of order"
+    ordinals = defaultdict(list)
+    for each in records:
+        ordinals[each.streamlet, each.entry].append(each.ordinal)
+    assert all(numbers == list(range(len(numbers))) for numbers in ordinals.values())
+
+
+async def read_with_the_sdk(client: Client, stream: str) -> list[GoRecord]:
+    async with client.consumer(stream, start="earliest", end="latest") as consumer:
+        return [
+            GoRecord(record.streamlet, record.entry, record.offset, record.key, record.value)
+            async for record in consumer.records()
+        ]
+
+
+async def test_what_it_writes_through_moves_and_crashes_is_there_once_and_its_consumers_resume(
+    go: GoClient, members: SharedCluster, client: Client, tmp_path: Path
+) -> None:
+    await client.admin.create_stream("s", streamlets=STREAMLETS, entries=2, group_segments=2, replication=1)
+    output, positions = tmp_path / "output", tmp_path / "positions"
+    follow = ("kera-consume", members.bootstrap, "-stream", "s", "-positions", str(positions), "-output", str(output),
+              "-save-every", "50ms")  # fmt: skip
+
+    def has_come(count: int) -> Callable[[], bool]:
+        return lambda: output.exists() and output.read_bytes().count(b"\n") >= count
+
+    async with running(go, "kera-produce", members.bootstrap, "-stream", "s") as producer:
+        lines = Lines(producer)
+        sending = asyncio.create_task(lines.run())
+        async with running(go, *follow) as consumer:
+            await until(has_come(500))
+            await move_all(client, members)
+            await until(has_come(lines.sent + 500))
+            consumer.kill()
+        async with running(go, *follow):
+            begun_us = now_us()
+            killed = (await client.admin.describe_stream("s")).assignments[0].broker_id
+            await members.kill(broker_name(members, killed))
+            await until_recovered(client, [killed], begun_us)
+            await move_all(client, members)
+            await until(has_come(lines.sent + 500))
+        lines.stopping = True
+        await sending
+        async with asyncio.timeout(TIMEOUT_S):
+            assert await producer.wait() == 0
+    await go.read(members.bootstrap, "s", *follow[4:])
+    followed = records_in(output.read_bytes())
+    check_all_are_there_once(followed, lines.sent)
+    assert sorted(await go.read(members.bootstrap, "s")) == sorted(followed)
+    assert sorted(await read_with_the_sdk(client, "s")) == sorted(followed)
+
+
+async def move_all(client: Client, members: SharedCluster) -> None:
+    """Have each streamlet owned by another broker that lives."""
+    alive = [broker_id_of(members, name) for name in broker_names(members) if name in members.processes]
+    for number, assignment in (await client.admin.describe_stream("s")).assignments.items():
+        await client.admin.move_streamlet("s", number, next(each for each in alive if each != assignment.broker_id))
+
+
+ROWS: list[dict[str, Any]] = [
+    {"timestamp": 1_700_000_000_000_000, "keys": [b"a", b"b"], "value": b"abc" * 200},
+    {"timestamp": 1_700_000_000_000_500, "keys": None, "value": None, "headers": [("trace", b"\x01"), ("", None)]},
+    {"timestamp": -1, "keys": [], "value": b"", "headers": []},
+    *({"timestamp": number << 33, "keys": [b"%d" % number], "value": b"x" * number * 7} for number in range(300)),
+]
+
+
+@pytest.mark.parametrize("payload", ["arrow", "lean"])
+@pytest.mark.parametrize("codec", ["none", "lz4", "zstd"])
+async def test_it_reads_what_the_sdk_writes_and_the_other_way_round(
+    go: GoClient, members: SharedCluster, client: Client, payload: str, codec: str
+) -> None:
+    await client.admin.create_stream("s", streamlets=STREAMLETS, codec=codec)
+    schema = (await client.describe("s")).schema
+    async with client.producer(payload=payload) as producer:
+        await producer.send_batch("s", pa.RecordBatch.from_pylist(ROWS, schema))
+    code, _, errors = await go.run(
+        "kera-produce",
+        members.bootstrap,
+        "-stream",
+        "s",
+        stdin=b"".join(b"%d\t%s\n" % (number, b"z" * number) for number in range(300)) + b"no key\n",
+    )
+    assert code == 0, errors
+    mine = sorted(await go.read(members.bootstrap, "s"), key=repr)
+    assert len(mine) == len(ROWS) + 301
+    assert mine == sorted(await read_with_the_sdk(client, "s"), key=repr)
