@@ -25,7 +25,7 @@ from kera.local.cluster import LocalCluster, RunningCluster
 from tests.docs_examples import ROOT, Command, Example, calls, commands, examples
 
 PAGES = [ROOT / "README.md", *(ROOT / "docs" / name for name in ("cli.md", "consumer-groups.md", "replication.md"))]
-TYPED = {"stream", "group", "produce", "consume", "cluster"}
+TYPED = {"stream", "group", "produce", "consume", "cluster", "top"}
 """Commands that need nothing but a cluster."""
 NOT_TYPED = {
     "kera consume clicks --group billing": "it goes on for ever",

@@ -226,6 +226,24 @@ async def test_one_that_hangs_is_shown_as_such_and_the_others_as_ever(
     assert found.findings is not None
 
 
+async def test_a_diagnosis_is_made_soon_when_somebody_answers_no_more(
+    collector: Collector, watch: FakeWatch, now: Now, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[float] = []
+
+    async def describe(_: dict[str, str]) -> dict[str, Any]:
+        made.append(now.s)
+        return {}
+
+    monkeypatch.setattr(asking, "describe_all", describe)
+    answer = watch.channels["b:2"].answers[0]
+    for second in range(30):
+        watch.channels["b:2"].answers = [Unavailable("away") if second >= 15 else answer]
+        await collector.sample()
+        now.s += 1
+    assert [at - made[0] for at in made] == [0, 2, 12, 16, 26]
+
+
 async def test_a_coordinator_that_is_lost_leaves_what_was_known_and_comes_back(
     collector: Collector, watch: FakeWatch
 ) -> None:

@@ -204,7 +204,8 @@ class Top(App[None]):
         screen = self.screen
         is_group = isinstance(screen, Details) and screen.view.name == "groups"
         self._collector.wanted_group = screen.key if is_group and isinstance(screen, Details) else ""
-        found = snapshot(await self._collector.sample())
+        sample = await self._collector.sample()
+        found = await asyncio.to_thread(snapshot, sample)  # of ten thousand streams it takes a while: keys go on
         if not self._paused:
             self._found = found
             self.show()
@@ -309,7 +310,7 @@ class Top(App[None]):
         field = self.query_one("#filter", Input)
         field.value = self._orders[self._view.name].filter
         field.display = True
-        field.focus()
+        self.screen.set_focus(field)  # at once: what is typed next is for it
 
     def on_input_changed(self, event: Input.Changed) -> None:
         """Rows follow what is typed."""
@@ -326,7 +327,7 @@ class Top(App[None]):
 
     def _end_filter(self) -> None:
         self.query_one("#filter", Input).display = False
-        self.query_one(DataTable).focus()
+        self.screen.set_focus(self.query_one(DataTable))
 
     def action_no_filter(self) -> None:
         """All rows again."""

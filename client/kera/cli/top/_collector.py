@@ -32,6 +32,8 @@ LIST_TIMEOUT_S = 10.0
 FINDINGS_TIMEOUT_S = 20.0
 STREAMS_EVERY_S = 2.0
 FINDINGS_EVERY_S = 10.0
+FINDINGS_SOON_S = 2.0
+"""After the last one, when somebody answers no more, or does so again."""
 MANY_STREAMS = 2_000
 MANY_EVERY_S = 30.0
 """Where there are more streams than that: pause between two lists of them, and between two diagnoses."""
@@ -57,6 +59,9 @@ class Collector:
         self._group_room = asyncio.Semaphore(GROUPS_AT_ONCE)
         self._members: dict[str, _Member] = {}
         """Those that live, as ``broker 2``."""
+        self._there: frozenset[str] = frozenset()
+        """Those of them that answer, and since when it is these."""
+        self._changed_s = float("-inf")
         self._lags: dict[str, TwoLags] = {}
         self.wanted_group = ""
         """A consumer group that is looked at each time."""
@@ -86,9 +91,7 @@ class Collector:
         await all_within(lists, patience_s)  # at first: lags and findings are told with their names
         members = [each.poll for each in self._members.values()]
         await all_within([self._streams, self._groups, self._looks, self._findings, *members], patience_s)
-        many = len(self._streams.answer or ()) > MANY_STREAMS
-        self._streams.every_s = MANY_EVERY_S if many else STREAMS_EVERY_S
-        self._findings.every_s = MANY_EVERY_S if many else FINDINGS_EVERY_S
+        self._pace()
         return Sample(
             at_s=self._clock.monotonic_s(),
             at_us=self._clock.now_us(),
@@ -110,6 +113,18 @@ class Collector:
             findings=self._findings.answer,
             findings_trouble=self._findings.trouble,
         )
+
+    def _pace(self) -> None:
+        """Ask seldom for what many streams make expensive; and for a diagnosis soon when somebody has come or gone."""
+        many = len(self._streams.answer or ()) > MANY_STREAMS
+        self._streams.every_s = MANY_EVERY_S if many else STREAMS_EVERY_S
+        there = frozenset(name for name, each in self._members.items() if each.poll.trouble is None)
+        if there != self._there:
+            self._there, self._changed_s = there, self._clock.monotonic_s()
+        if self._findings.asked_s <= self._changed_s:
+            self._findings.every_s = FINDINGS_SOON_S
+        else:
+            self._findings.every_s = MANY_EVERY_S if many else FINDINGS_EVERY_S
 
     # -- daemons ---------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from kera.cli._durations import format_ms
 from kera.cli._table import fields, plural, table
 from kera.cli.diagnosis.findings import Finding
 from kera.cli.top._rows import BackupRow, BrokerRow, GroupRow, Snapshot, StreamPart, StreamRow
-from kera.cli.top._text import NOBODY_KNOWS, count_text, ms_text, part_text, size_text, time_of_day
+from kera.cli.top._text import count_text, ms_text, part_text, per_s, size_text, time_of_day
 from kera.cli.top._views import View
 
 ROWS_MAX = 50
@@ -31,10 +31,6 @@ def _why(why: Sequence[str]) -> str:
     for each in why:
         lines += textwrap.wrap(each, WIDTH - 2, initial_indent="! ", subsequent_indent="  ")
     return "\n".join(lines)
-
-
-def _per_s(text: str) -> str:
-    return text if text == NOBODY_KNOWS else f"{text}/s"
 
 
 def _some(heading: Sequence[str], rows: Iterable[Sequence[object]], noun: str) -> str:
@@ -58,9 +54,9 @@ def _broker(row: BrokerRow, snapshot: Snapshot) -> Iterable[str]:
     seen = f"; figures are from before {time_of_day(row.since_us)}" if row.since_us else ""
     yield fields(
         [
-            ("records in", f"{_per_s(count_text(row.records_in_per_s))}, {count_text(row.records_in)} since its start"),
-            ("bytes in", f"{_per_s(size_text(row.bytes_in_per_s))}, {size_text(row.bytes_in)} since its start{seen}"),
-            ("bytes out", f"{_per_s(size_text(row.bytes_out_per_s))}, {size_text(row.bytes_out)} since its start"),
+            ("records in", f"{per_s(count_text(row.records_in_per_s))}, {count_text(row.records_in)} since its start"),
+            ("bytes in", f"{per_s(size_text(row.bytes_in_per_s))}, {size_text(row.bytes_in)} since its start{seen}"),
+            ("bytes out", f"{per_s(size_text(row.bytes_out_per_s))}, {size_text(row.bytes_out)} since its start"),
             ("writes, p99", ms_text(row.append_ms)),
             ("reads, p99", ms_text(row.fetch_ms)),
             ("event loop", f"busy for {part_text(row.loop)} of the time"),
@@ -98,7 +94,7 @@ def _backup(row: BackupRow, _: Snapshot) -> Iterable[str]:
     yield _why(row.why)
     yield fields(
         [
-            ("bytes in", f"{_per_s(size_text(row.bytes_in_per_s))}, {size_text(row.bytes_in)} since its start"),
+            ("bytes in", f"{per_s(size_text(row.bytes_in_per_s))}, {size_text(row.bytes_in)} since its start"),
             ("event loop", f"busy for {part_text(row.loop)} of the time"),
             ("memory", _used(row.memory_bytes, row.memory_bytes_max)),
             ("disk", _used(row.disk_bytes, row.disk_bytes_max)),
@@ -112,9 +108,9 @@ def _stream(row: StreamRow, snapshot: Snapshot) -> Iterable[str]:
     yield _why(row.why)
     yield fields(
         [
-            ("records in", f"{_per_s(count_text(row.records_in_per_s))}, {count_text(row.records_in)} since opened"),
-            ("bytes in", f"{_per_s(size_text(row.bytes_in_per_s))}, {size_text(row.bytes_in)} since opened"),
-            ("bytes out", f"{_per_s(size_text(row.bytes_out_per_s))}, {size_text(row.bytes_out)} since opened"),
+            ("records in", f"{per_s(count_text(row.records_in_per_s))}, {count_text(row.records_in)} since opened"),
+            ("bytes in", f"{per_s(size_text(row.bytes_in_per_s))}, {size_text(row.bytes_in)} since opened"),
+            ("bytes out", f"{per_s(size_text(row.bytes_out_per_s))}, {size_text(row.bytes_out)} since opened"),
             ("replication", f"{plural(row.replication, 'backup')}, {size_text(row.lag_bytes)} behind"),
             ("durability", row.durability),
         ]
@@ -146,8 +142,8 @@ def _group(row: GroupRow, _: Snapshot) -> Iterable[str]:
         [
             ("lag", f"{count_text(row.lag_records)} records, {size_text(row.lag_bytes)}{looked}"),
             ("behind", ms_text(row.behind_ms)),
-            ("lag grows by", _per_s(count_text(row.lag_per_s))),
-            ("read", _per_s(size_text(row.bytes_per_s))),
+            ("lag grows by", per_s(count_text(row.lag_per_s))),
+            ("read", per_s(size_text(row.bytes_per_s))),
             ("last used", f"{format_ms(row.idle_ms)} ago" if not row.members else "now"),
         ]
     )

@@ -8,7 +8,7 @@ from typing import Any
 from kera.cli._table import table
 from kera.cli.diagnosis import findings
 from kera.cli.top._rows import Snapshot
-from kera.cli.top._text import count_text, size_text
+from kera.cli.top._text import count_text, per_s, size_text
 from kera.cli.top._views import VIEWS, Order, shown
 
 ROWS_PRINTED = 20
@@ -31,8 +31,8 @@ def heading(snapshot: Snapshot) -> tuple[str, str]:
         f"  brokers {totals.brokers_alive}/{totals.brokers}  backups {totals.backups_alive}/{totals.backups}"
     )
     second = (
-        f"in {count_text(totals.records_in_per_s)} records/s, {size_text(totals.bytes_in_per_s)}/s"
-        f"  out {size_text(totals.bytes_out_per_s)}/s"
+        f"in {count_text(totals.records_in_per_s)} records/s, {per_s(size_text(totals.bytes_in_per_s))}"
+        f"  out {per_s(size_text(totals.bytes_out_per_s))}"
         f"  lag {size_text(totals.replication_lag_bytes)}, groups {count_text(totals.group_lag_records)}"
     )
     return first, second

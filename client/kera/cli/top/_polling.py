@@ -32,9 +32,10 @@ class Poll(Generic[T]):
         self._timeout_s = timeout_s
         self.every_s = every_s
         self._asking: asyncio.Task[None] | None = None
-        self._asked_s = float("-inf")
         self._asked_us = 0
         self._failure: Trouble | None = None
+        self.asked_s = float("-inf")
+        """When the last question began."""
         self.previous: T | None = None
         """The answer before the last one."""
         self.answer: T | None = None
@@ -48,8 +49,8 @@ class Poll(Generic[T]):
             self._asking.result()  # what is no answer and no refusal either is a bug
             self._asking = None
         now_s = self._clock.monotonic_s()
-        if self._asking is None and now_s - self._asked_s >= self.every_s:
-            self._asked_s, self._asked_us = now_s, self._clock.now_us()
+        if self._asking is None and now_s - self.asked_s >= self.every_s:
+            self.asked_s, self._asked_us = now_s, self._clock.now_us()
             self._asking = asyncio.create_task(self._once())
         return self._asking
 
@@ -77,7 +78,7 @@ class Poll(Generic[T]):
         if self._failure is not None:
             return self._failure
         is_out = self._asking is not None and not self._asking.done()
-        out_s = self._clock.monotonic_s() - self._asked_s
+        out_s = self._clock.monotonic_s() - self.asked_s
         return Trouble("no answer yet", self._asked_us) if is_out and out_s >= min(SLOW_S, self._timeout_s) else None
 
     async def close(self) -> None:

@@ -42,6 +42,11 @@ def part_text(value: float | None) -> str:
     return NOBODY_KNOWS if value is None else f"{value:.0%}"
 
 
+def per_s(text: str) -> str:
+    """Of one of these, as a rate."""
+    return text if text == NOBODY_KNOWS else f"{text}/s"
+
+
 def time_of_day(time_us: int) -> str:
     """Hours, minutes and seconds, as they are here."""
     return datetime.datetime.fromtimestamp(time_us / 1e6).astimezone().strftime("%H:%M:%S")
