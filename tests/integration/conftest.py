@@ -8,6 +8,7 @@ import pytest
 from kera.core.settings import KIB, MIB
 from kera.local.cluster import LocalCluster, RunningCluster
 from tests.integration.control_support import control_cluster_of
+from tests.integration.kafka import Kafka, kafka_or_skip
 from tests.integration.shared_cluster import SharedCluster
 from tests.integration.zookeeper import ZooKeeper
 
@@ -17,11 +18,11 @@ SHM = Path("/dev/shm")
 
 @pytest.hookimpl(tryfirst=True)  # before xdist looks at the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The tests of a module go to one worker, so that no cluster of theirs starts twice; so do those with ZooKeeper."""
+    """The tests of a module go to one worker, so that no cluster of theirs starts twice; so do those with a server."""
     for item in items:
         if HERE in item.path.parents and item.get_closest_marker("xdist_group") is None:
-            shares_zookeeper = "zookeeper" in getattr(item, "fixturenames", ())
-            group = "zookeeper" if shares_zookeeper else item.path.stem.removeprefix("test_")
+            shared = [each for each in ("zookeeper", "kafka") if each in getattr(item, "fixturenames", ())]
+            group = shared[0] if shared else item.path.stem.removeprefix("test_")
             item.add_marker(pytest.mark.xdist_group(group))
 
 
@@ -46,6 +47,13 @@ def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeper]:
     """A server that tests share; they use roots of their own: ``<address>/<root>``."""
     with ZooKeeper(tmp_path_factory.mktemp("zookeeper")) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
+    """A broker that tests share; they use topics of their own. Skips where there is no Kafka."""
+    with kafka_or_skip(tmp_path_factory.mktemp("kafka")) as broker:
+        yield broker
 
 
 @pytest.fixture(scope="session")

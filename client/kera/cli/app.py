@@ -9,6 +9,7 @@ from kera.cli import (
     bench,
     check,
     cluster,
+    connect,
     console,
     consume,
     context,
@@ -67,6 +68,7 @@ app.add_typer(group.app, name="group")
 app.command("produce")(produce.produce)
 app.command("consume")(consume.consume)
 app.command("console")(console.console)
+app.add_typer(connect.app, name="connect")
 app.add_typer(user.app, name="user")
 app.add_typer(acl.app, name="acl")
 app.add_typer(token.app, name="token")

@@ -1,0 +1,123 @@
+"""Runs a copy: reads ahead, within bounds, while the target writes; stops where the target's state is whole."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import NamedTuple
+
+from kera.connect.pieces import Piece, Progress, Sink, Source
+from kera.connect.planning.rates import Rates
+
+AHEAD_BYTES_MAX = 32 << 20
+"""Of rows that were read and are not being written: who reads waits while there are more."""
+TOGETHER_BYTES_MAX = 16 << 20
+TOGETHER_MAX = 256
+"""Pieces that are written at once."""
+STOP_S = 30.0
+"""So long a write that is under way may take when the copy is told to stop."""
+
+
+class Copied(NamedTuple):
+    """What a copy has done."""
+
+    begun: Progress
+    """Where it was when it began."""
+    rates: Rates
+
+
+class Ahead:
+    """Pieces between who reads and who writes."""
+
+    def __init__(self) -> None:
+        self._pieces: list[Piece] = []
+        self._bytes = 0
+        self._changed = asyncio.Condition()
+        self._ended = False
+
+    async def fill(self, pieces: AsyncIterator[Piece]) -> None:
+        """Keep what comes, as far as there is room."""
+        try:
+            async for piece in pieces:
+                async with self._changed:
+                    await self._changed.wait_for(lambda: self._bytes < AHEAD_BYTES_MAX)
+                    self._pieces.append(piece)
+                    self._bytes += piece.rows.nbytes
+                    self._changed.notify_all()
+        finally:
+            async with self._changed:
+                self._ended = True
+                self._changed.notify_all()
+
+    async def take(self) -> list[Piece]:
+        """What there is, as much as is written at once; nothing when all has been taken."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._pieces or self._ended)
+            count = size = 0
+            for piece in self._pieces:
+                if count and (size + piece.rows.nbytes > TOGETHER_BYTES_MAX or count >= TOGETHER_MAX):
+                    break
+                count, size = count + 1, size + piece.rows.nbytes
+            taken, self._pieces = self._pieces[:count], self._pieces[count:]
+            self._bytes -= size
+            self._changed.notify_all()
+            return taken
+
+
+async def copy(source: Source, sink: Sink, tell: Callable[[Rates], None], began: Callable[[Progress], None]) -> Copied:
+    """Copy all that `source` gives; returns when that has an end, and it is written.
+
+    `tell` is called after each write, `began` once it is known how far the copy was. Whoever cancels this has it finish
+    the write that is under way first. `source` and `sink` are closed.
+    """
+    try:
+        await source.open()
+        begun = await sink.open(source)
+        if begun.unsure:
+            await sink.settle(await source.again(begun.unsure))
+        rates = Rates(time.monotonic(), await source.left(begun.places))
+        began(begun)
+        await _copy_from(source, sink, begun, lambda pieces: _add(rates, pieces, tell))
+        return Copied(begun, rates)
+    finally:
+        try:
+            await sink.close()
+        finally:
+            await source.close()
+
+
+def _add(rates: Rates, pieces: Sequence[Piece], tell: Callable[[Rates], None]) -> None:
+    rows, size = sum(piece.rows.num_rows for piece in pieces), sum(piece.rows.nbytes for piece in pieces)
+    rates.add(rows, size, time.monotonic())
+    tell(rates)
+
+
+async def _copy_from(source: Source, sink: Sink, begun: Progress, done: Callable[[Sequence[Piece]], None]) -> None:
+    ahead = Ahead()
+    reading = asyncio.create_task(ahead.fill(source.read(begun.places, sink.piece_bytes)))
+    try:
+        while pieces := await ahead.take():
+            await _to_the_end(sink.put(pieces))
+            done(pieces)
+        await reading  # raises what has ended it
+    except asyncio.CancelledError:
+        await _to_the_end(sink.finish())
+        raise
+    finally:
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+    await _to_the_end(sink.finish())
+
+
+async def _to_the_end(writing: object) -> None:
+    """Wait for a write also when told to stop, for `STOP_S`; then stop."""
+    task = asyncio.ensure_future(writing)  # type: ignore[call-overload]
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        if not task.done():
+            await asyncio.wait([task], timeout=STOP_S)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        raise

@@ -1,0 +1,228 @@
+"""What a copy goes from and to, as people write it: addresses of four kinds. Nothing is connected to here.
+
+    kera:clicks                              a stream of the cluster that the command talks to
+    kera://host:7400/clicks                  one of another cluster
+    kafka://host:9092/clicks                 a topic; several brokers with commas
+    postgresql://user@host/db?table=clicks   a table (or query=…) of PostgreSQL; the rest is libpq's
+    clicks.parquet, /data/*.csv, file:///d/  files; the ending says what they are, or ``format``
+
+No address has a password in it: everybody on a host sees the arguments of its processes.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TypeAlias
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
+
+from kera.core.errors import InvalidArgument
+from kera.core.spelling import closest
+
+FORMATS = {".parquet": "parquet", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl"}
+SCHEMES = ("kera", "kafka", "postgresql", "postgres", "file")
+NAME_CHARS_MAX = 100
+_SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]+):")
+_WILD = re.compile(r"[*?\[]")
+_ODD = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEnd:
+    """A stream."""
+
+    stream: str
+    bootstrap: str = ""
+    """Coordinators of its cluster; empty: those that the command has."""
+
+    @property
+    def shown(self) -> str:
+        """Without secrets, the same each time."""
+        return f"stream {self.stream}" + (f" at {self.bootstrap}" if self.bootstrap else "")
+
+    @property
+    def slug(self) -> str:
+        """Part of a copy's name."""
+        return self.stream
+
+
+@dataclass(frozen=True, slots=True)
+class TopicEnd:
+    """A topic of Kafka."""
+
+    bootstrap: str
+    topic: str
+
+    @property
+    def shown(self) -> str:
+        """See `StreamEnd`."""
+        return f"topic {self.topic}"
+
+    @property
+    def slug(self) -> str:
+        """See `StreamEnd`."""
+        return f"kafka.{self.topic}"
+
+
+@dataclass(frozen=True, slots=True)
+class TableEnd:
+    """A table of PostgreSQL, or what a query gives."""
+
+    uri: str
+    """For libpq: all that is not meant for KerA, without a password."""
+    table: str = ""
+    query: str = ""
+    key: tuple[str, ...] = ()
+    """Columns that ascend; empty: the primary key."""
+
+    @property
+    def shown(self) -> str:
+        """See `StreamEnd`."""
+        return f"table {self.table}" if self.table else f"query {self.query!r}"
+
+    @property
+    def slug(self) -> str:
+        """See `StreamEnd`."""
+        return f"postgres.{self.table or 'query'}"
+
+
+@dataclass(frozen=True, slots=True)
+class FilesEnd:
+    """Files: one, those of a pattern, or a directory's."""
+
+    path: str
+    format: str
+    many: bool = field(default=False)
+    """A pattern, or a directory."""
+
+    @property
+    def shown(self) -> str:
+        """See `StreamEnd`."""
+        return f"{'files' if self.many else 'file'} {self.path}"
+
+    @property
+    def slug(self) -> str:
+        """See `StreamEnd`."""
+        parts = [part for part in self.path.split("/") if part and not _WILD.search(part)]
+        return f"file.{parts[-1] if parts else 'all'}"
+
+
+End: TypeAlias = StreamEnd | TopicEnd | TableEnd | FilesEnd
+
+
+def parse_end(text: str, *, file_format: str | None = None) -> End:
+    """What `text` names. Raises `InvalidArgument`, which never repeats a password."""
+    found = _SCHEME.match(text)
+    if found is None or text.startswith("/"):
+        return _files(text, file_format)
+    scheme = found[1].lower()
+    if scheme not in SCHEMES:
+        meant = closest(scheme, SCHEMES)
+        raise InvalidArgument(
+            f"{scheme}: is none of {', '.join(f'{each}:' for each in SCHEMES)}"
+            + (f"; did you mean {meant}:?" if meant else "; a file with a colon in its name is written ./name")
+        )
+    if scheme == "file":
+        return _files(unquote(urlsplit(text).path) or text.removeprefix("file:"), file_format)
+    if file_format is not None:
+        raise InvalidArgument(f"--format is about files, and {scheme}: is none", option="--format")
+    if scheme == "kera":
+        return _stream(text)
+    return _topic(text) if scheme == "kafka" else _table(text)
+
+
+def _stream(text: str) -> StreamEnd:
+    rest = text.partition(":")[2]
+    if not rest.startswith("//"):
+        return StreamEnd(_named(rest, text, "stream", "kera:clicks"))
+    hosts, _, name = rest[2:].partition("/")
+    if not name:  # kera://clicks
+        hosts, name = "", hosts
+    _no_user(hosts, "kera")
+    return StreamEnd(_named(name, text, "stream", "kera:clicks or kera://host:7400/clicks"), hosts)
+
+
+def _topic(text: str) -> TopicEnd:
+    hosts, _, name = text.partition(":")[2].removeprefix("//").partition("/")
+    _no_user(hosts, "kafka")
+    if not hosts:
+        raise InvalidArgument("kafka: without brokers; write kafka://host:9092/topic")
+    name, _, query = name.partition("?")
+    if query:
+        raise InvalidArgument(
+            "kafka: takes nothing behind '?': settings of the client are in the file of --kafka-config, which nobody"
+            " sees among the arguments of processes"
+        )
+    servers = ",".join(host if re.search(r":\d+$", host) else f"{host}:9092" for host in hosts.split(","))
+    return TopicEnd(servers, _named(unquote(name), text, "topic", "kafka://host:9092/topic"))
+
+
+def _table(text: str) -> TableEnd:
+    parts = urlsplit(text)
+    given = parse_qsl(parts.query, keep_blank_values=True)
+    if parts.password is not None or any(name == "password" for name, _ in given):
+        raise InvalidArgument(
+            "the address has a password in it, which everybody on this host sees among the arguments of processes: put"
+            " it into ~/.pgpass, the variable PGPASSWORD, or a file that PGPASSFILE names, and leave it out here"
+        )
+    ours = {name: value for name, value in given if name in ("table", "query", "key")}
+    rest = [(name, value) for name, value in given if name not in ours]
+    if len(ours.keys() & {"table", "query"}) != 1:
+        raise InvalidArgument("postgresql: needs a table or a query; write postgresql://user@host/db?table=clicks")
+    if not (ours.get("table") or ours.get("query")):
+        raise InvalidArgument("postgresql: the table, or the query, is empty")
+    key = tuple(filter(None, ours.get("key", "").split(",")))
+    if "query" in ours and not key:
+        raise InvalidArgument(
+            "a query needs a key, columns by which its rows ascend and no two are the same: …?query=…&key=id"
+        )
+    where = f"postgresql://{parts.netloc}{parts.path}"
+    uri = f"{where}?{urlencode(rest, quote_via=quote)}" if rest else where
+    return TableEnd(uri, ours.get("table", ""), ours.get("query", ""), key)
+
+
+def _files(path: str, file_format: str | None) -> FilesEnd:
+    if not path:
+        raise InvalidArgument("an empty address; write kera:clicks, kafka://…, postgresql://… or the path of a file")
+    wild = bool(_WILD.search(path))
+    directory = path.endswith("/")
+    name = path.removesuffix(".gz").removesuffix(".zst")
+    ending = next((kind for end, kind in FORMATS.items() if name.endswith(end)), None)
+    chosen = file_format or ending
+    if chosen is None:
+        raise InvalidArgument(
+            f"{path}: --format says what files are: parquet, csv or jsonl, unless they end with {', '.join(FORMATS)};"
+            " a stream is written kera:name"
+        )
+    if chosen not in FORMATS.values():
+        raise InvalidArgument(f"--format: {chosen!r} is none of parquet, csv, jsonl", option="--format")
+    return FilesEnd(path, chosen, many=wild or directory)
+
+
+def _named(name: str, text: str, what: str, example: str) -> str:
+    if not name or "/" in name:
+        raise InvalidArgument(f"{text}: no name of a {what}; write {example}")
+    return name
+
+
+def _no_user(hosts: str, scheme: str) -> None:
+    if "@" in hosts:
+        raise InvalidArgument(
+            f"{scheme}: takes no user or password in the address, where everybody on this host sees it:"
+            + (" see --kafka-config" if scheme == "kafka" else " see KERA_CLIENT_USER and kera context")
+        )
+
+
+def copy_name(source: End, target: End) -> str:
+    """What a copy is called if nobody says."""
+    return _ODD.sub("-", f"{source.slug}-to-{target.slug}").strip("-.")[:NAME_CHARS_MAX] or "copy"
+
+
+def check_copy_name(name: str) -> str:
+    """`name`, if it is one for a copy. Raises `InvalidArgument`."""
+    if not name or len(name) > NAME_CHARS_MAX or _ODD.search(name):
+        raise InvalidArgument(
+            f"--name: {name!r} is no name of a copy: letters, digits, and . _ -, at most {NAME_CHARS_MAX} of them",
+            option="--name",
+        )
+    return name

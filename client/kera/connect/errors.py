@@ -1,0 +1,29 @@
+"""What can go wrong with a copy besides what can with its streams."""
+
+from __future__ import annotations
+
+from kera.core.errors import InvalidArgument, KeraError
+
+
+class CopyMismatch(InvalidArgument):
+    """A copy of this name has another source, another target, or is kept in a form that is not known here."""
+
+
+class CopyElsewhere(KeraError):
+    """Another process runs the same copy: this one ends, and has written nothing that the other one has not."""
+
+
+class SourceChanged(KeraError):
+    """What was being copied when the copy ended is not in the source any more as it was then."""
+
+
+class RecordsGone(KeraError):
+    """The source has removed records before they were copied."""
+
+
+class Refused(KeraError):
+    """The other system does not do what is asked of it; the message is its own, with what it is about."""
+
+
+class Unreachable(KeraError):
+    """The other system does not answer."""

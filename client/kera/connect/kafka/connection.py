@@ -1,0 +1,104 @@
+"""What source and target share: settings of the client, and its errors in our words."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from kera.connect.errors import Refused, Unreachable
+from kera.core.errors import InvalidArgument
+
+ANSWER_S = 15.0
+"""So long brokers may take to answer a question."""
+OURS = frozenset(
+    {
+        *("bootstrap.servers", "group.id", "enable.auto.commit", "auto.offset.reset", "enable.partition.eof"),
+        *("isolation.level", "transactional.id", "enable.idempotence", "enable.auto.offset.store"),
+    }
+)
+"""Settings on which it depends that each record is copied once."""
+
+
+def read_settings(path: Path | None) -> dict[str, str]:
+    """Settings of librdkafka from a file of lines ``name=value``. Raises `InvalidArgument` that shows no value."""
+    if path is None:
+        return {}
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgument(f"--kafka-config: {path} cannot be read: {error}", option="--kafka-config") from error
+    found = {}
+    for number, line in enumerate(lines, 1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        name, equals, value = line.partition("=")
+        if not equals or not name.strip():
+            raise InvalidArgument(f"--kafka-config: line {number} of {path} is not of the form name=value")
+        if name.strip() in OURS:
+            raise InvalidArgument(f"--kafka-config: {name.strip()} is not yours to set: copies depend on it")
+        found[name.strip()] = value.strip()
+    return found
+
+
+def settings_of(bootstrap: str, given: Mapping[str, str], **ours: Any) -> dict[str, Any]:
+    """All settings of a client of Kafka's; those of ours are written with underscores."""
+    return {
+        **given,
+        "bootstrap.servers": bootstrap,
+        "log_level": 0,  # what it would write to standard error by itself
+        **{name.replace("_", "."): value for name, value in ours.items()},
+    }
+
+
+@contextlib.contextmanager
+def translated(what: str) -> Iterator[None]:
+    """Around calls: errors of Kafka become ours. `what` is being done, to what."""
+    import confluent_kafka as kafka
+
+    try:
+        yield
+    except kafka.KafkaException as error:
+        raise translate(what, error.args[0]) from error
+    except (TypeError, ValueError) as error:  # what it says of settings
+        raise InvalidArgument(f"{what}: {error}") from error
+
+
+def translate(what: str, error: Any) -> Exception:
+    """An error of Kafka's as one of ours."""
+    import confluent_kafka as kafka
+
+    code = error.code()
+    away = {kafka.KafkaError._TRANSPORT, kafka.KafkaError._ALL_BROKERS_DOWN, kafka.KafkaError._TIMED_OUT}  # noqa: SLF001
+    if code in away:
+        return Unreachable(f"{what}: Kafka does not answer ({error.str()}); are the brokers the right ones?")
+    if code == kafka.KafkaError._INVALID_ARG:  # noqa: SLF001 - settings
+        return InvalidArgument(f"{what}: {error.str()}; see --kafka-config")
+    return Refused(f"{what}: {error.str()} ({error.name()})")
+
+
+def partitions_of(client: Any, topic: str) -> int:
+    """How many partitions a topic has; 0: there is no such topic. `client`: any of Kafka's."""
+    import confluent_kafka as kafka
+
+    with translated(f"topic {topic}"):
+        found = client.list_topics(topic, timeout=ANSWER_S).topics[topic]
+    if found.error is not None:
+        if found.error.code() == kafka.KafkaError.UNKNOWN_TOPIC_OR_PART:
+            return 0
+        raise translate(f"topic {topic}", found.error)
+    return len(found.partitions)
+
+
+def identity_of(client: Any, settings: Mapping[str, Any], topic: str) -> str:
+    """Which topic of this name it is, of which cluster: one that was deleted and made anew is another one."""
+    import confluent_kafka as kafka
+    import confluent_kafka.admin
+
+    kept = {name: value for name, value in settings.items() if name not in OURS or name == "bootstrap.servers"}
+    with translated(f"topic {topic}"):
+        cluster = client.list_topics(topic, timeout=ANSWER_S).cluster_id
+        admin = confluent_kafka.admin.AdminClient(kept)
+        described = admin.describe_topics(kafka.TopicCollection([topic]), request_timeout=ANSWER_S)[topic].result()
+    return f"cluster {cluster}, id {described.topic_id}"

@@ -1,0 +1,50 @@
+"""Messages of Kafka as records of streams, and the other way round: times, keys, values and headers, as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kera.client.arrow_input import null_column
+from kera.core.schema import DEFAULT_SCHEMA
+
+_TIMES, _KEYS, _VALUES, _HEADERS = (field.type for field in DEFAULT_SCHEMA)
+
+
+def rows_of(messages: Sequence[Any]) -> pa.RecordBatch:
+    """The records that messages become. One without a time is of 1970; a key is the primary one of a record."""
+    times = pa.array([max(0, message.timestamp()[1]) * 1000 for message in messages], pa.int64())
+    keys = pa.array([message.key() for message in messages], pa.binary())
+    values = pa.array([message.value() for message in messages], pa.binary())
+    headers = [message.headers() for message in messages]
+    return pa.RecordBatch.from_arrays(
+        [
+            times.cast(_TIMES),
+            _key_lists(keys),
+            values,
+            pa.array(headers, _HEADERS) if any(headers) else null_column(len(headers), _HEADERS),
+        ],
+        schema=DEFAULT_SCHEMA,
+    )
+
+
+def _key_lists(keys: pa.Array) -> pa.Array:
+    """A list with the key for each; null where there is none."""
+    there = keys.is_valid()
+    ends = pc.cumulative_sum(there.cast(pa.int32()))
+    offsets = pa.concat_arrays([pa.array([0], pa.int32()), ends])
+    return pa.ListArray.from_arrays(offsets, keys.drop_null(), mask=keys.is_null())
+
+
+def messages_of(rows: pa.RecordBatch) -> Iterator[tuple[int, bytes | None, bytes | None, list[tuple[str, bytes]]]]:
+    """Milliseconds, key, value and headers of each record. Of several keys there is the primary one."""
+    times = rows.column("timestamp").cast(pa.int64()).to_pylist()
+    keys = rows.column("keys").to_pylist()
+    values = rows.column("value").to_pylist()
+    headers = rows.column("headers")
+    given = [None] * rows.num_rows if headers.null_count == rows.num_rows else headers.to_pylist()
+    for time_us, own_keys, value, own in zip(times, keys, values, given, strict=True):
+        yield time_us // 1000, own_keys[0] if own_keys else None, value, own or []

@@ -1,0 +1,242 @@
+"""A topic as the source of a copy: its parts are its partitions, called by their numbers; places are offsets.
+
+Transactions are respected: what was aborted is not copied, and what is not committed yet not before it is. Offsets of
+that, and of what was compacted, are left out; so a place is the offset behind the last record.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from kera.connect.errors import RecordsGone, Refused, SourceChanged, Unreachable
+from kera.connect.kafka.connection import ANSWER_S, identity_of, partitions_of, settings_of, translate, translated
+from kera.connect.kafka.records import rows_of
+from kera.connect.pieces import Piece, Place, Span
+from kera.connect.worker import Worker
+from kera.core.schema import DEFAULT_SCHEMA
+
+MESSAGES_MAX = 10_000
+"""Taken from the client at once."""
+POLL_S = 0.1
+SILENT_S = 60.0
+"""Without an answer for so long, though there is more to read: brokers are gone."""
+
+
+class TopicSource:
+    """See `kera.connect.pieces.Source`."""
+
+    schema = DEFAULT_SCHEMA
+    may_shrink = True
+
+    def __init__(
+        self,
+        bootstrap: str,
+        topic: str,
+        name: str,
+        settings: Mapping[str, str],
+        *,
+        follow: bool,
+        from_latest: bool = False,
+        skip_lost: bool = False,
+    ) -> None:
+        """`name`: of the copy. `skip_lost`: go on behind what the topic has removed before it was copied."""
+        self.shown = self.identity = f"topic {topic}"
+        self.streamlets = 0
+        self._topic = topic
+        self._follow = follow
+        self._from_latest = from_latest
+        self._skip_lost = skip_lost
+        self._settings = settings_of(
+            bootstrap,
+            settings,
+            group_id=f"kera-connect.{name}",  # nothing is kept under it, and clients must have one
+            enable_auto_commit=False,
+            enable_auto_offset_store=False,
+            enable_partition_eof=True,
+            auto_offset_reset="error",
+            isolation_level="read_committed",
+        )
+        self._settings.setdefault("queued.max.messages.kbytes", 65536)
+        self._consumer: Any = None
+        self._worker = Worker("kafka")
+
+    async def open(self) -> None:
+        """See `Source`. Raises `Refused` for a topic that is not there, `Unreachable`."""
+        await self._worker.call(self._open)
+
+    def _open(self) -> None:
+        import confluent_kafka as kafka
+
+        with translated(self.shown):
+            self._consumer = kafka.Consumer(self._settings)
+        self.streamlets = partitions_of(self._consumer, self._topic)
+        if not self.streamlets:
+            raise Refused(f"there is no topic {self._topic!r} at {self._settings['bootstrap.servers']}")
+        self.identity = f"topic {self._topic} of {identity_of(self._consumer, self._settings, self._topic)}"
+
+    async def close(self) -> None:
+        """See `Source`."""
+        if self._consumer is not None:
+            await self._worker.call(self._consumer.close)
+            self._consumer = None
+        self._worker.close()
+
+    def _bounds(self) -> list[tuple[int, int]]:
+        """Per partition, its first offset and the one behind its last."""
+        import confluent_kafka as kafka
+
+        with translated(self.shown):
+            found = [
+                self._consumer.get_watermark_offsets(kafka.TopicPartition(self._topic, number), timeout=ANSWER_S)
+                for number in range(self.streamlets)
+            ]
+        if None in found:
+            raise Refused(f"{self.shown}: Kafka does not say where its partitions begin and end")
+        return found
+
+    async def left(self, places: Mapping[str, Place]) -> int | None:
+        """See `Source`."""
+        left = 0
+        for number, (first, behind) in enumerate(await self._worker.call(self._bounds)):
+            left += max(0, behind - max(first, places.get(str(number), behind if self._from_latest else first)))
+        return left
+
+    async def read(self, places: Mapping[str, Place], piece_bytes: int) -> AsyncIterator[Piece]:
+        """See `Source`. Raises `RecordsGone` when the topic has removed what comes next."""
+        async for piece in self._worker.each(self._pieces(dict(places), piece_bytes)):
+            yield piece
+
+    def _starts(self, places: dict[str, Place], bounds: Sequence[tuple[int, int]]) -> list[int]:
+        """Where each partition goes on."""
+        starts = []
+        for number, (first, behind) in enumerate(bounds):
+            place = places.get(str(number))
+            if place is None:
+                place = behind if self._from_latest else first
+            elif place < first and not self._skip_lost:
+                raise RecordsGone(
+                    f"topic {self._topic!r} has removed offsets {place} to {first - 1} of partition {number} before"
+                    " they were copied; --skip-lost goes on behind them",
+                    partition=number,
+                )
+            elif place > behind:
+                raise SourceChanged(
+                    f"topic {self._topic!r} ends at offset {behind} of partition {number}, and was copied up to"
+                    f" {place}: it was deleted and made anew, or has lost records"
+                )
+            starts.append(max(place, first))
+        return starts
+
+    def _pieces(self, places: dict[str, Place], piece_bytes: int) -> Iterator[Piece | None]:
+        bounds = self._bounds()
+        starts = dict(enumerate(self._starts(places, bounds)))
+        ends = {number: None if self._follow else behind for number, (_, behind) in enumerate(bounds)}
+        for number, messages in self._messages(starts, ends):
+            if not messages:
+                yield None
+            for some in _in_pieces(messages, piece_bytes):
+                part, end = str(number), some[-1].offset() + 1
+                yield Piece(part, places.get(part, starts[number]), end, rows_of(some), number)
+                places[part] = end
+
+    def _messages(self, starts: Mapping[int, int], ends: Mapping[int, int | None]) -> Iterator[tuple[int, list[Any]]]:
+        """The messages of each partition from `starts` up to before `ends` (None: for ever), in turns; none, too."""
+        import confluent_kafka as kafka
+
+        reading = {number for number, end in ends.items() if end is None or starts[number] < end}
+        with translated(self.shown):
+            self._consumer.assign([kafka.TopicPartition(self._topic, number, starts[number]) for number in reading])
+        patience = _Patience(self.shown)
+        while reading:
+            with translated(self.shown):
+                found = self._consumer.consume(MESSAGES_MAX, POLL_S)
+            patience.heard(bool(found), forever=None in ends.values())
+            by_partition: dict[int, list[Any]] = {}
+            for message in found:
+                number = message.partition()
+                end = ends.get(number)
+                if message.error() is not None:
+                    if self._is_end(message.error()) and end is not None:
+                        reading.discard(number)  # what is left up to there are marks of transactions
+                elif end is None or message.offset() < end:
+                    by_partition.setdefault(number, []).append(message)
+                if end is not None and message.offset() is not None and message.offset() >= end - 1:
+                    reading.discard(number)
+            yield from by_partition.items() or [(0, [])]
+
+    def _is_end(self, error: Any) -> bool:
+        """Whether a partition has no more for now. Raises what ends the copy; the client mends the rest itself."""
+        import confluent_kafka as kafka
+
+        code = error.code()
+        if code in {kafka.KafkaError.OFFSET_OUT_OF_RANGE, kafka.KafkaError._AUTO_OFFSET_RESET}:  # noqa: SLF001
+            raise RecordsGone(
+                f"topic {self._topic!r} has removed records before they were copied: {error.str()}; --skip-lost goes on"
+                " behind them"
+            )
+        passing = {kafka.KafkaError._TRANSPORT, kafka.KafkaError._ALL_BROKERS_DOWN, kafka.KafkaError._RESOLVE}  # noqa: SLF001
+        at_end = bool(code == kafka.KafkaError._PARTITION_EOF)  # noqa: SLF001
+        if not at_end and code not in passing and not error.retriable():
+            raise translate(self.shown, error)
+        return at_end
+
+    async def again(self, spans: Sequence[Span]) -> list[pa.RecordBatch]:
+        """See `Source`."""
+        return await self._worker.call(self._again, spans)
+
+    def _again(self, spans: Sequence[Span]) -> list[pa.RecordBatch]:
+        bounds = self._bounds()
+        starts: dict[int, int] = {}
+        ends: dict[int, int | None] = {}
+        for part, start, end, _ in spans:
+            number = int(part)
+            if number >= len(bounds) or end > bounds[number][1]:
+                raise SourceChanged(
+                    f"topic {self._topic!r} has no longer offset {end - 1} of partition {number}, which was being"
+                    " copied when the copy ended: it was deleted and made anew, or has lost records"
+                )
+            begin = max(bounds[number][0], start or 0)
+            starts[number] = min(starts.get(number, begin), begin)
+            ends[number] = max(ends.get(number) or 0, end)
+        found: list[list[Any]] = [[] for _ in spans]
+        for number, messages in self._messages(starts, ends):
+            for at, (part, start, end, _) in enumerate(spans):
+                if int(part) == number:
+                    found[at] += [message for message in messages if (start or 0) <= message.offset() < end]
+        return [rows_of(messages) for messages in found]
+
+
+class _Patience:
+    """For how long nothing has come."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._heard_s = time.monotonic()
+
+    def heard(self, anything: bool, *, forever: bool) -> None:  # noqa: FBT001 - what was heard
+        """Raise `Unreachable` if that is too long, unless one waits for ever."""
+        now_s = time.monotonic()
+        if anything:
+            self._heard_s = now_s
+        elif not forever and now_s - self._heard_s > SILENT_S:
+            raise Unreachable(
+                f"{self._what}: Kafka has sent nothing for {SILENT_S:.0f} s, though there is more to read"
+            )
+
+
+def _in_pieces(messages: Sequence[Any], piece_bytes: int) -> Iterator[Sequence[Any]]:
+    """`messages` in runs of about so many bytes."""
+    some: list[Any] = []
+    size = 0
+    for message in messages:
+        some.append(message)
+        size += len(message)
+        if size >= piece_bytes:
+            yield some
+            some, size = [], 0
+    if some:
+        yield some

@@ -1,0 +1,114 @@
+"""What a source gives and a target takes: pieces, and the places between which they lie.
+
+A source has parts (the partitions of a topic, the entries of a stream, or just one), each with an order of its own. A
+place says where in a part one is; only the source knows what it means, and others keep it as the JSON that it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+import pyarrow as pa
+
+Place: TypeAlias = Any
+"""A number, a text, or a list of such: JSON that means something to its source."""
+
+
+class Piece(NamedTuple):
+    """Rows of one part of a source that follow each other."""
+
+    part: str
+    start: Place
+    """Where the piece begins."""
+    end: Place
+    """Where the next one does."""
+    rows: pa.RecordBatch
+    streamlet: int | None = None
+    """Where a stream is to have all of it; None: it decides."""
+
+
+class Span(NamedTuple):
+    """Which rows a piece had: what is needed to read it again."""
+
+    part: str
+    start: Place
+    end: Place
+    rows: int
+
+
+class Progress(NamedTuple):
+    """How far a copy has got, as its target says."""
+
+    places: Mapping[str, Place]
+    """Per part, where it goes on; a part that is missing has not been begun."""
+    records: int = 0
+    """Copied so far."""
+    unsure: Sequence[Span] = ()
+    """These, before `places`, may have been written or not: the target has to be given them again."""
+
+
+class Source(Protocol):
+    """Where a copy comes from."""
+
+    schema: pa.Schema
+    """Of the rows; known once it is open."""
+    may_shrink: bool
+    """Rows between two places may go with time (of a topic that is compacted), and none ever come."""
+    shown: str
+    """What it is, in words without secrets."""
+    identity: str
+    """The same each time, and of no other source; known once it is open."""
+    streamlets: int
+    """Its pieces say where a stream of so many streamlets is to have them; 0: they do not."""
+
+    async def open(self) -> None:
+        """Connect, and see that what is to be copied is there."""
+        ...
+
+    async def left(self, places: Mapping[str, Place]) -> int | None:
+        """About how many records come after these places, up to the end as it is now; None: nobody knows."""
+        ...
+
+    def read(self, places: Mapping[str, Place], piece_bytes: int) -> AsyncIterator[Piece]:
+        """What comes after `places`, in pieces of some `piece_bytes`: to the end, or for ever if it is followed."""
+        ...
+
+    async def again(self, spans: Sequence[Span]) -> list[pa.RecordBatch]:
+        """The rows of each span, once more. Raises `SourceChanged` if they cannot be had."""
+        ...
+
+    async def close(self) -> None:
+        """Disconnect; also without having been opened."""
+        ...
+
+
+class Sink(Protocol):
+    """Where a copy goes. It alone says how far the copy has got."""
+
+    shown: str
+    """What it is, in words without secrets."""
+    piece_bytes: int
+    """Pieces of about this size suit it; known once it is open."""
+    notes: list[str]
+    """What whoever copies should know about how it does that."""
+
+    async def open(self, source: Source) -> Progress:
+        """Connect, make what is to be made for the rows of `source`, and see how far the copy was."""
+        ...
+
+    async def settle(self, rows: Sequence[pa.RecordBatch]) -> None:
+        """Make sure that what `open` called unsure is there, once: these are its rows, span by span."""
+        ...
+
+    async def put(self, pieces: Sequence[Piece]) -> None:
+        """Write these and how far one is with them: both or neither, however this ends."""
+        ...
+
+    async def finish(self) -> None:
+        """There is nothing more, or the copy is stopped: what is held back becomes visible, if it can by itself."""
+        ...
+
+    async def close(self) -> None:
+        """Disconnect; what was not put is forgotten."""
+        ...

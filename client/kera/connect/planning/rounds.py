@@ -1,0 +1,170 @@
+"""Rounds: what a copy into a stream is about to append, as the journal has it.
+
+A round names pieces, and of each piece the chunks that its rows become: per streamlet the number of the first one
+(``sequence``) and how many. It is in the journal before the first of its chunks is sent. So whoever goes on with the
+copy, after whatever happened, finds in the last round all that may have been sent without an answer: he appends the
+same pieces under the same numbers again, and the broker, which takes each number once, sees to the rest. When that is
+done, the copy is at `places`.
+
+    journal      round 1      round 2      round 3
+                 p0: 0…90     p0: 90…170   p0: 170…260
+                 as #0, #1    as #2        as #3, #4     ◄── the last one: may be stored, in part, or not at all
+    streamlet 0  #0 #1        #2           #3?
+
+Rounds have numbers without gaps, and the journal takes each number once, too: of two processes that run one copy, one
+finds its round taken, and ends. Even if it wakes up in the middle of a round, it can only append what that round says.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from kera.connect.errors import CopyMismatch
+from kera.connect.pieces import Place, Span
+from kera.core.errors import invariant
+
+VERSION = 1
+
+
+class Chunks(NamedTuple):
+    """Consecutive chunks of one streamlet."""
+
+    first: int
+    """Sequence of the first one."""
+    number: int
+    """How many."""
+
+
+class Written(NamedTuple):
+    """A piece of a round, and the chunks that it becomes."""
+
+    span: Span
+    keyless: int | None
+    """The streamlet of rows without a key; None: all rows are in one streamlet, whatever their keys."""
+    chunks: Mapping[int, Chunks]
+    """By streamlet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What was about to be appended, and where the copy is once it is."""
+
+    number: int
+    """From 0; without pieces: the copy has begun."""
+    run: str
+    """Of the process that has written it."""
+    source: str
+    """What is copied, in words without secrets."""
+    stream_id: int
+    """Of the target: a later stream of the same name is another one."""
+    pieces: tuple[Written, ...] = ()
+    places: Mapping[str, Place] = field(default_factory=dict)
+    sequences: Mapping[int, int] = field(default_factory=dict)
+    """Per streamlet: of its next chunk."""
+    records: int = 0
+    """Rows of this round and all before it."""
+
+    def encode(self) -> bytes:
+        """As the journal has it."""
+        return json.dumps(
+            {
+                "version": VERSION,
+                "round": self.number,
+                "run": self.run,
+                "source": self.source,
+                "stream_id": self.stream_id,
+                "records": self.records,
+                "places": dict(self.places),
+                "sequences": {str(streamlet): sequence for streamlet, sequence in self.sequences.items()},
+                "pieces": [
+                    [*span, keyless, [[streamlet, *chunks] for streamlet, chunks in written.items()]]
+                    for span, keyless, written in self.pieces
+                ],
+            },
+            separators=(",", ":"),
+        ).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> Round:
+        """From the journal. Raises `CopyMismatch` for what is none, or of a later program."""
+        try:
+            found = json.loads(data)
+            version = found["version"]
+            if isinstance(version, int) and version > VERSION:
+                raise CopyMismatch(
+                    f"the journal of the copy is of a newer program (version {version}, this one knows {VERSION}):"
+                    " go on with that",
+                    version=version,
+                )
+            return cls(
+                number=_whole(found["round"]),
+                run=str(found["run"]),
+                source=str(found["source"]),
+                stream_id=_whole(found["stream_id"]),
+                records=_whole(found["records"]),
+                places=dict(found["places"]),
+                sequences={int(streamlet): _whole(sequence) for streamlet, sequence in found["sequences"].items()},
+                pieces=tuple(_written(each) for each in found["pieces"]),
+            )
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CopyMismatch(
+                f"the journal of the copy is damaged: its last record is {data[:80]!r}; kera connect forget has the"
+                " copy begin anew"
+            ) from error
+
+    @property
+    def spans(self) -> list[Span]:
+        """Of its pieces."""
+        return [written.span for written in self.pieces]
+
+
+def _whole(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError(f"{value!r} is no number")
+    return value
+
+
+def _written(found: Any) -> Written:
+    part, start, end, rows, keyless, chunks = found
+    return Written(
+        Span(str(part), start, end, _whole(rows)),
+        None if keyless is None else _whole(keyless),
+        {_whole(streamlet): Chunks(_whole(first), _whole(count)) for streamlet, first, count in chunks},
+    )
+
+
+class Planned(NamedTuple):
+    """A piece that is to be part of the next round."""
+
+    span: Span
+    keyless: int | None
+    """See `Written`."""
+    counts: Mapping[int, int]
+    """Per streamlet: of how many chunks."""
+
+
+def next_round(last: Round, run: str, pieces: Sequence[Planned]) -> Round:
+    """The round after `last`: its chunks have the numbers behind those of all rounds so far."""
+    sequences, places, written = dict(last.sequences), dict(last.places), []
+    for span, keyless, counts in pieces:
+        if span.part in places:
+            invariant(places[span.part] == span.start, "a piece begins where the one before it ended", part=span.part)
+        places[span.part] = span.end
+        chunks = {}
+        for streamlet, count in counts.items():
+            first = sequences.get(streamlet, 0)
+            chunks[streamlet] = Chunks(first, count)
+            sequences[streamlet] = first + count
+        written.append(Written(span, keyless, chunks))
+    return replace(
+        last,
+        number=last.number + 1,
+        run=run,
+        pieces=tuple(written),
+        places=places,
+        sequences=sequences,
+        records=last.records + sum(span.rows for span, _, _ in pieces),
+    )

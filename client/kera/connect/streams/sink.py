@@ -1,0 +1,327 @@
+"""A stream as the target of a copy: each row once, by chunks with numbers, and a journal of what they are.
+
+What is sent when is in `kera.connect.planning.rounds`. All that depends on a cluster is `Journal` and `Chunks`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+import pyarrow as pa
+
+from kera.client import AppendResult, Client, StreamDescription
+from kera.connect.errors import CopyMismatch, SourceChanged
+from kera.connect.pieces import Piece, Progress, Source, Span
+from kera.connect.planning.rounds import Planned, Round, Written, next_round
+from kera.connect.planning.slicing import slices, slices_needed
+from kera.connect.streams.journal import EPOCH, Journal, open_journal, producer_id
+from kera.core.chunk import PAYLOAD_BYTES_MAX
+from kera.core.errors import (
+    InternalError,
+    InvalidArgument,
+    OutOfSequence,
+    SchemaMismatch,
+    UnknownStream,
+    invariant,
+)
+from kera.core.schema import DEFAULT_SCHEMA
+
+SLICE_BYTES = 1 << 20
+"""Rows for one chunk."""
+PIECE_BYTES_MAX = 8 << 20
+FAR_AHEAD = 1 << 62
+"""No copy has so many chunks."""
+
+
+class Chunks(Protocol):
+    """What `kera.client.Appender` does, as far as it is needed here."""
+
+    stream: StreamDescription
+    chunk_bytes_max: int
+
+    def conform(self, batch: pa.RecordBatch) -> pa.RecordBatch: ...  # noqa: D102 - the appender's
+    def split(self, rows: pa.RecordBatch, keyless: int) -> list[tuple[int, pa.RecordBatch]]: ...  # noqa: D102
+    async def append(self, streamlet_id: int, rows: pa.RecordBatch, sequence: int) -> AppendResult: ...  # noqa: D102
+
+
+class Creation(NamedTuple):
+    """How the stream is made if it is not there."""
+
+    streamlets: int | None = None
+    """None: as many as the source has, or one."""
+    key_column: str | None = None
+    timestamp_column: str | None = None
+    replication: int | None = None
+
+
+class RoundWriter:
+    """Appends rounds: what is the same for any cluster and any source."""
+
+    def __init__(self, chunks: Chunks, journal: Journal, *, run: str, source: str, by_number: bool) -> None:
+        """`by_number`: pieces that say where they are to be are put there."""
+        self._chunks = chunks
+        self._journal = journal
+        self._by_number = by_number
+        self._last = Round(-1, run, source, chunks.stream.stream_id)
+        self._run = run
+        self._source = source
+        self._keyless = 0
+        self._whole = False
+        """All chunks of the last round are acknowledged."""
+        self._slice_bytes = min(SLICE_BYTES, max(1, chunks.chunk_bytes_max // 2))
+
+    async def begin(self) -> Progress:
+        """Where the copy is. Raises `CopyMismatch` if the journal is that of another one."""
+        last = await self._journal.last()
+        stream = self._chunks.stream
+        if last is None:
+            last = Round(0, self._run, self._source, stream.stream_id)
+            await self._journal.add(last)
+        if last.source != self._source:
+            raise CopyMismatch(
+                f"the copy of this name is from {last.source}, not from {self._source}: give this one another --name"
+            )
+        if last.stream_id != stream.stream_id:
+            raise CopyMismatch(
+                f"stream {stream.name!r} is not the one that the copy has written to: it was deleted and made anew."
+                " kera connect forget has the copy begin anew, too",
+                stream=stream.name,
+            )
+        self._last = last
+        return Progress(last.places, last.records, last.spans)
+
+    async def settle(self, rows: Sequence[pa.RecordBatch], *, may_shrink: bool) -> None:
+        """Append the last round of the journal once more: `rows` are those of its pieces.
+
+        `may_shrink`: some of them may be gone. What has nothing left of a chunk has to be stored already.
+        """
+        appends: dict[int, list[tuple[pa.RecordBatch, int]]] = {}
+        for written, found in zip(self._last.pieces, rows, strict=True):
+            span = written.span
+            parts = self._parts_again(written, found)
+            shrunk = found.num_rows < span.rows
+            if parts.keys() - written.chunks.keys() or found.num_rows > span.rows or (shrunk and not may_shrink):
+                raise _changed(span, found.num_rows)
+            for streamlet, (first, count) in written.chunks.items():
+                part = parts.get(streamlet)
+                if part is not None and part.num_rows >= count:
+                    chunks = [(chunk, first + at) for at, chunk in enumerate(slices(part, count))]
+                    appends.setdefault(streamlet, []).extend(chunks)
+                elif await self._stored(streamlet) < first + count:
+                    raise _changed(span, found.num_rows)
+        await self._append(appends)
+
+    def _parts_again(self, written: Written, rows: pa.RecordBatch) -> dict[int, pa.RecordBatch]:
+        """Rows of a piece by streamlet, as they were split when it was written."""
+        streamlet = next(iter(written.chunks), None) if written.keyless is None else None
+        return dict(self._split(rows, written.keyless or 0, streamlet))
+
+    async def _stored(self, streamlet: int) -> int:
+        """How many chunks of this copy a streamlet has: asked with one that it does not take."""
+        probe = self._chunks.conform(pa.record_batch({"value": pa.array([None], pa.binary())}))
+        try:
+            await self._chunks.append(streamlet, probe, FAR_AHEAD)
+        except OutOfSequence as error:
+            return int(error.attributes["expected_sequence"])
+        raise InternalError("a chunk was taken long before its predecessors")
+
+    async def finish(self) -> None:
+        """If all of the last round is stored, say so: nobody need look at it again."""
+        if self._last.pieces and self._whole:
+            added = next_round(self._last, self._run, [])
+            await self._journal.add(added)
+            self._last = added
+
+    async def put(self, pieces: Sequence[Piece]) -> None:
+        """Append the rows of `pieces` as the next round."""
+        planned: list[Planned] = []
+        cut: list[list[tuple[int, list[pa.RecordBatch]]]] = []
+        for piece in pieces:
+            span = Span(piece.part, piece.start, piece.end, piece.rows.num_rows)
+            keyless, self._keyless = self._keyless, (self._keyless + 1) % self._chunks.stream.config.streamlets
+            wanted = piece.streamlet if self._by_number else None
+            parts = [
+                (streamlet, slices(rows, slices_needed(rows, self._slice_bytes)))
+                for streamlet, rows in self._split(piece.rows, keyless, wanted)
+            ]
+            planned.append(
+                Planned(
+                    span, keyless if wanted is None else None, {streamlet: len(chunks) for streamlet, chunks in parts}
+                )
+            )
+            cut.append(parts)
+        added = next_round(self._last, self._run, planned)
+        await self._journal.add(added)
+        self._last, self._whole = added, False
+        appends: dict[int, list[tuple[pa.RecordBatch, int]]] = {}
+        for written, parts in zip(added.pieces, cut, strict=True):
+            for streamlet, chunks in parts:
+                first = written.chunks[streamlet].first
+                appends.setdefault(streamlet, []).extend((chunk, first + at) for at, chunk in enumerate(chunks))
+        await self._append(appends)
+
+    def _split(self, rows: pa.RecordBatch, keyless: int, streamlet: int | None) -> list[tuple[int, pa.RecordBatch]]:
+        if not rows.num_rows:
+            return []
+        rows = self._chunks.conform(rows)
+        return [(streamlet, rows)] if streamlet is not None else self._chunks.split(rows, keyless)
+
+    async def _append(self, appends: Mapping[int, list[tuple[pa.RecordBatch, int]]]) -> None:
+        found = await asyncio.gather(
+            *(self._append_all(streamlet, chunks) for streamlet, chunks in appends.items()), return_exceptions=True
+        )
+        for error in found:
+            if error is not None:
+                raise error
+        self._whole = True
+
+    async def _append_all(self, streamlet: int, chunks: Sequence[tuple[pa.RecordBatch, int]]) -> None:
+        """One after the other: the broker takes no chunk before its predecessors."""
+        stream = self._chunks.stream.name
+        for rows, sequence in chunks:
+            try:
+                result = await self._chunks.append(streamlet, rows, sequence)
+            except OutOfSequence as error:
+                expected = error.attributes.get("expected_sequence")
+                raise CopyMismatch(
+                    f"streamlet {streamlet} of stream {stream!r} has only {expected} chunks of this copy, and has"
+                    f" acknowledged {sequence}: the stream has lost records. What is missing has to be copied anew,"
+                    " into another stream; replication, or the level persisted, keeps streams from that",
+                    stream=stream,
+                    streamlet_id=streamlet,
+                ) from error
+            invariant(
+                result.duplicate or result.record_count == rows.num_rows,
+                "a slice fits into a chunk",
+                rows=rows.num_rows,
+                chunk=result.record_count,
+            )
+
+
+def _changed(span: Span, rows: int) -> SourceChanged:
+    where = f" of {span.part}" if span.part else ""
+    return SourceChanged(
+        f"the source has changed: between {span.start!r} and {span.end!r}{where} it had {span.rows} records when the"
+        f" copy ended, and has {rows} now. What of them was copied cannot be told: copy anew, into another stream"
+    )
+
+
+class StreamSink:
+    """See `kera.connect.pieces.Sink`."""
+
+    def __init__(self, client: Client, stream: str, name: str, creation: Creation | None) -> None:
+        """`name`: of the copy. `creation`: None if the stream has to be there."""
+        self.shown = f"stream {stream}"
+        self.piece_bytes = SLICE_BYTES
+        self.notes: list[str] = []
+        self._client = client
+        self._stream = stream
+        self._name = name
+        self._creation = creation
+        self._may_shrink = False
+        self._writer: RoundWriter | None = None
+
+    async def open(self, source: Source) -> Progress:
+        """See `Sink`. Raises `UnknownStream` with the way out."""
+        stream = await self._described(source)
+        _check_columns(source, stream)
+        streamlets = stream.config.streamlets
+        journal = await open_journal(self._client, self._name, stream)
+        chunks = await self._client.appender(
+            self._stream,
+            producer_id=producer_id(self._name, journal.stream.stream_id),
+            producer_epoch=EPOCH,
+            chunk_bytes_max=PAYLOAD_BYTES_MAX,
+        )
+        by_number = source.streamlets == streamlets
+        if source.streamlets and not by_number:
+            self.notes.append(
+                f"{source.shown} has {source.streamlets} parts, the stream {streamlets} streamlets: records go where"
+                " their keys say, and only those with the same key stay in order"
+            )
+        self.piece_bytes = min(PIECE_BYTES_MAX, SLICE_BYTES * streamlets)
+        self._may_shrink = source.may_shrink
+        run = secrets.token_hex(8)
+        self._writer = RoundWriter(chunks, journal, run=run, source=source.identity, by_number=by_number)
+        return await self._writer.begin()
+
+    async def _described(self, source: Source) -> StreamDescription:
+        """The stream, which is made if it may be."""
+        try:
+            return await self._client.describe(self._stream)
+        except UnknownStream as error:
+            if self._creation is None:
+                raise UnknownStream(
+                    f"there is no stream {self._stream!r}: kera stream create makes one, and so does --create, with the"
+                    " columns of the source",
+                    stream=self._stream,
+                ) from error
+        made = self._creation
+        typed = not is_default(source.schema)
+        for option, column in (("--key", made.key_column), ("--time", made.timestamp_column)):
+            if column is not None and (not typed or column not in source.schema.names):
+                has = ", ".join(source.schema.names) if typed else "records without columns of their own"
+                raise InvalidArgument(f"{option}: {source.shown} has no column {column!r}; it has {has}")
+        await self._client.admin.create_stream(
+            self._stream,
+            streamlets=made.streamlets or source.streamlets or 1,
+            schema=source.schema if typed else None,
+            key_column=made.key_column,
+            timestamp_column=made.timestamp_column,
+            replication=made.replication,
+        )
+        self.notes.append(f"stream {self._stream} was made")
+        return await self._client.describe(self._stream)
+
+    @property
+    def _opened(self) -> RoundWriter:
+        if self._writer is None:
+            raise InternalError("the target was not opened")
+        return self._writer
+
+    async def settle(self, rows: Sequence[pa.RecordBatch]) -> None:
+        """See `Sink`."""
+        await self._opened.settle(rows, may_shrink=self._may_shrink)
+
+    async def put(self, pieces: Sequence[Piece]) -> None:
+        """See `Sink`."""
+        await self._opened.put(pieces)
+
+    async def finish(self) -> None:
+        """See `Sink`."""
+        if self._writer is not None:
+            await self._writer.finish()
+
+    async def close(self) -> None:
+        """The client is its owner's."""
+
+
+def is_default(schema: pa.Schema) -> bool:
+    """Whether rows of it are records of the default schema: time, keys, value and headers, or some of these."""
+    return all(
+        field.name in DEFAULT_SCHEMA.names and field.type == DEFAULT_SCHEMA.field(field.name).type for field in schema
+    )
+
+
+def _check_columns(source: Source, stream: StreamDescription) -> None:
+    """Raise `SchemaMismatch` before anything is copied, if it cannot be."""
+    default = is_default(source.schema)
+    if stream.typed == default:
+        has = f"columns {', '.join(stream.schema.names)}" if stream.typed else "no columns of its own"
+        gives = "records without columns" if default else f"columns {', '.join(source.schema.names)}"
+        raise SchemaMismatch(
+            f"stream {stream.name!r} has {has}, and {source.shown} gives {gives}: copy into another stream (--create"
+            " makes one that fits)",
+            stream=stream.name,
+        )
+    if stream.typed:
+        extra = [name for name in source.schema.names if name not in stream.schema.names]
+        if extra:
+            raise SchemaMismatch(
+                f"stream {stream.name!r} has no column {extra[0]!r}, and {source.shown} has one: kera stream"
+                " add-column adds it, and --columns leaves it out",
+                stream=stream.name,
+            )

@@ -1,0 +1,115 @@
+"""A stream as the source of a copy: its parts are its entries, called ``streamlet/entry``.
+
+A place is a position and the ordinal of the record there: ``[group, segment, offset, record]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+
+import pyarrow as pa
+
+from kera.client import ChunkBatch, Client, ConsumerSettings, Position, StreamDescription
+from kera.connect.errors import RecordsGone, SourceChanged
+from kera.connect.pieces import Piece, Place, Span
+from kera.core.errors import DataLost, InternalError
+
+
+class StreamSource:
+    """See `kera.connect.pieces.Source`."""
+
+    may_shrink = False
+
+    def __init__(self, client: Client, stream: str, *, follow: bool, from_latest: bool = False) -> None:
+        """`follow`: go on for ever. `from_latest`: begin with what comes, not with what there is."""
+        self.shown = self.identity = f"stream {stream}"
+        self.schema = pa.schema([])
+        self.streamlets = 0
+        self._client = client
+        self._name = stream
+        self._follow = follow
+        self._from_latest = from_latest
+        self._stream: StreamDescription | None = None
+        # Pieces are kept for longer than a broker should have to keep its memory for them.
+        self._settings = ConsumerSettings.load(shared_memory="never")
+
+    async def open(self) -> None:
+        """See `Source`. Raises `UnknownStream`."""
+        self._stream = await self._client.describe(self._name)
+        cluster = await self._client.admin.describe_cluster()
+        self.identity = f"stream {self._name} ({self._stream.stream_id}) of cluster {cluster.cluster_id}"
+        self.schema = self._stream.schema
+        self.streamlets = self._stream.config.streamlets
+
+    @property
+    def stream(self) -> StreamDescription:
+        """What is copied."""
+        if self._stream is None:
+            raise InternalError("the source was not opened")
+        return self._stream
+
+    async def left(self, places: Mapping[str, Place]) -> int | None:
+        """See `Source`."""
+        left = 0
+        for streamlet, entries in (await self._client.bounds(self._name)).items():
+            for entry, bounds in enumerate(entries):
+                place = places.get(part_of(streamlet, entry))
+                first = bounds.next_record if self._from_latest else bounds.first_record
+                left += max(0, bounds.next_record - (first if place is None else place[3]))
+        return left
+
+    async def read(self, places: Mapping[str, Place], piece_bytes: int) -> AsyncIterator[Piece]:
+        """See `Source`. Raises `RecordsGone` when retention was faster."""
+        del piece_bytes  # a chunk is a piece
+        reached = dict(places)
+        start: dict[int, list[Position]] = {}
+        for streamlet, entries in (await self._client.bounds(self._name)).items():
+            for entry, bounds in enumerate(entries):
+                first = [*bounds.end, bounds.next_record] if self._from_latest else [*bounds.start, bounds.first_record]
+                place = reached.setdefault(part_of(streamlet, entry), first)
+                start.setdefault(streamlet, []).append(Position(*place[:3]))
+        consumer = self._client.consumer(
+            self._name, start=start, end=None if self._follow else "latest", settings=self._settings
+        )
+        async with consumer:
+            try:
+                async for chunk in consumer.batches():
+                    part = part_of(chunk.entry.streamlet_id, chunk.entry.entry)
+                    end = _behind(chunk)
+                    yield Piece(part, reached[part], end, chunk.batch, chunk.entry.streamlet_id)
+                    reached[part] = end
+            except DataLost as error:
+                raise RecordsGone(
+                    f"stream {self._name!r} has no longer what comes next: {error.message}", **error.attributes
+                ) from error
+
+    async def again(self, spans: Sequence[Span]) -> list[pa.RecordBatch]:
+        """See `Source`."""
+        found = []
+        for part, start, end, _ in spans:
+            streamlet, entry = (int(number) for number in part.split("/"))
+            try:
+                chunks = [
+                    chunk.batch
+                    async for chunk in self._client.read_range(
+                        self._name, streamlet, entry, Position(*start[:3]), Position(*end[:3]), settings=self._settings
+                    )
+                ]
+            except DataLost as error:
+                raise SourceChanged(
+                    f"stream {self._name!r} has no longer what was being copied when the copy ended: {error.message}"
+                ) from error
+            found.append(pa.concat_batches(chunks) if chunks else pa.RecordBatch.from_pylist([], self.schema))
+        return found
+
+    async def close(self) -> None:
+        """The client is its owner's."""
+
+
+def part_of(streamlet: int, entry: int) -> str:
+    """How an entry is called."""
+    return f"{streamlet}/{entry}"
+
+
+def _behind(chunk: ChunkBatch) -> list[int]:
+    return [*chunk.next, chunk.header.first_record + chunk.batch.num_rows]

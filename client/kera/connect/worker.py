@@ -1,0 +1,37 @@
+"""Calls that block, on a thread of their own, one after the other: libraries of other systems wait for the network."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class Worker:
+    """One thread, which ends with `close`. Whoever is cancelled while it works waits until it has done what it does."""
+
+    def __init__(self, name: str) -> None:
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix=f"kera-{name}")
+
+    async def call(self, function: Callable[..., T], *arguments: object) -> T:
+        """What `function` returns, or raises."""
+        work = asyncio.get_running_loop().run_in_executor(self._pool, function, *arguments)
+        try:
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            await asyncio.gather(work, return_exceptions=True)
+            raise
+
+    async def each(self, iterator: Iterator[T | None]) -> AsyncIterator[T]:
+        """What `iterator` gives, which runs on the thread. It gives None now and then while it waits for something."""
+        while found := await self.call(lambda: list(islice(iterator, 1))):
+            if found[0] is not None:
+                yield found[0]
+
+    def close(self) -> None:
+        """Let the thread end when it has done what it does."""
+        self._pool.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,244 @@
+"""``kera connect copy`` between a real Kafka and real brokers: each record once, whatever is killed when."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kera.client import Record
+from kera.client.sync import Client
+from kera.local.cluster import RunningCluster
+from tests.integration.command_line import run_kera
+from tests.integration.connect_support import copying, has, killed_again_and_again, records
+from tests.integration.kafka import Kafka
+
+RECORDS_MAX = 100_000
+
+
+@pytest.fixture
+def client(cluster: RunningCluster) -> Iterator[Client]:
+    with Client(cluster.bootstrap) as client:
+        yield client
+
+
+@pytest.fixture
+def copy(cluster: RunningCluster) -> Any:
+    """Run a copy to its end: code, and what it says."""
+
+    def run(*arguments: str) -> tuple[int, str]:
+        done = run_kera("connect", "copy", "--bootstrap", cluster.bootstrap, *arguments)
+        return done.returncode, done.stderr.decode()
+
+    return run
+
+
+def same(record: Record, message: Any) -> bool:
+    headers = dict(message.headers() or ())
+    return (
+        record.value == message.value()
+        and record.key == message.key()
+        and record.timestamp_us == message.timestamp()[1] * 1000
+        and dict(record.headers) == headers
+    )
+
+
+def assert_same(kafka: Kafka, topic: str, client: Client, stream: str, partitions: int) -> int:
+    """The stream has what the topic has: partition p in streamlet p, in order, each record once."""
+    messages, stored = kafka.read(topic, partitions), records(client, stream)
+    for number in range(partitions):
+        own = stored.get(number, [])
+        assert [record.value for record in own] == [message.value() for message in messages[number]]
+        assert all(same(*pair) for pair in zip(own, messages[number], strict=True))
+    return sum(map(len, messages.values()))
+
+
+def test_a_topic_becomes_a_stream_with_all_that_its_records_have(kafka: Kafka, client: Client, copy: Any) -> None:
+    topic = kafka.make_topic("whole", 3)
+    kafka.fill(topic, 2000, 3)
+
+    code, said = copy(kafka.url(topic), "kera:whole", "--create")
+
+    assert code == 0, said
+    assert "2,000 records" in said
+    assert (client.describe("whole")).config.streamlets == 3
+    assert assert_same(kafka, topic, client, "whole", 3) == 2000
+
+    kafka.fill(topic, 500, 3, first=2000)
+    code, said = copy(kafka.url(topic), "kera:whole")
+
+    assert code == 0, said
+    assert "goes on after 2,000 records" in said
+    assert assert_same(kafka, topic, client, "whole", 3) == 2500
+
+
+def test_a_copy_that_is_killed_at_any_moment_copies_each_record_once(
+    kafka: Kafka, client: Client, cluster: RunningCluster, copy: Any, tmp_path: Path
+) -> None:
+    topic = kafka.make_topic("killed", 2)
+    client.admin.create_stream("killed", streamlets=2)
+    stopping = threading.Event()
+
+    def go_on() -> None:
+        count = 0
+        while not stopping.is_set() and count < RECORDS_MAX:
+            kafka.fill(topic, 500, 2, first=count)
+            count += 500
+            stopping.wait(0.05)
+
+    filling = threading.Thread(target=go_on)
+    filling.start()
+    try:
+        killed_again_and_again(
+            cluster.bootstrap, "--follow", kafka.url(topic), "kera:killed", log=tmp_path / "log", times=6, seed=1
+        )
+    finally:
+        stopping.set()
+        filling.join()
+    code, said = copy(kafka.url(topic), "kera:killed")
+
+    assert code == 0, said
+    assert assert_same(kafka, topic, client, "killed", 2) > 500
+
+
+def test_a_copy_that_wakes_up_beside_another_one_ends_and_doubles_nothing(
+    kafka: Kafka, client: Client, cluster: RunningCluster, copy: Any, tmp_path: Path
+) -> None:
+    topic = kafka.make_topic("asleep", 1)
+    client.admin.create_stream("asleep")
+    kafka.fill(topic, 1000, 1)
+    with copying(cluster.bootstrap, "--follow", kafka.url(topic), "kera:asleep", log=tmp_path / "log") as sleeper:
+        has(client, "asleep", 1000)
+        sleeper.pause()
+        kafka.fill(topic, 1000, 1, first=1000)
+        code, said = copy(kafka.url(topic), "kera:asleep")
+        assert code == 0, said
+        sleeper.resume()
+        code, said = sleeper.wait()
+
+    assert code == 1
+    assert "another process runs this copy" in said
+    assert assert_same(kafka, topic, client, "asleep", 1) == 2000
+
+
+def test_a_copy_that_follows_copies_what_comes_and_ends_when_it_is_told_to(
+    kafka: Kafka, client: Client, cluster: RunningCluster, tmp_path: Path
+) -> None:
+    topic = kafka.make_topic("followed", 1)
+    client.admin.create_stream("followed")
+    with copying(cluster.bootstrap, "--follow", kafka.url(topic), "kera:followed", log=tmp_path / "log") as follower:
+        follower.event("began")
+        kafka.fill(topic, 100, 1)
+        has(client, "followed", 100)
+        kafka.fill(topic, 100, 1, first=100)
+        has(client, "followed", 200)
+        assert follower.terminate() == 143
+
+    assert assert_same(kafka, topic, client, "followed", 1) == 200
+
+
+def test_aborted_transactions_are_not_copied(kafka: Kafka, client: Client, copy: Any) -> None:
+    topic = kafka.make_topic("aborted", 1)
+    producer = kafka.producer(transactional_id="aborted")
+    producer.init_transactions()
+    for number in range(6):
+        producer.begin_transaction()
+        producer.produce(topic, b"%d" % number)
+        producer.flush()
+        if number % 2:
+            producer.abort_transaction()
+        else:
+            producer.commit_transaction()
+
+    code, said = copy(kafka.url(topic), "kera:aborted", "--create")
+
+    assert code == 0, said
+    assert [record.value for record in (records(client, "aborted"))[0]] == [b"0", b"2", b"4"]
+
+
+def test_with_another_number_of_streamlets_keys_say_where_records_go(kafka: Kafka, client: Client, copy: Any) -> None:
+    topic = kafka.make_topic("uneven", 2)
+    kafka.fill(topic, 1000, 2)
+
+    code, said = copy(kafka.url(topic), "kera:uneven", "--create", "--streamlets", "3")
+
+    assert code == 0, said
+    assert "2 parts, the stream 3 streamlets" in said
+    stored = records(client, "uneven")
+    assert sorted(int(record.value or b"") for each in stored.values() for record in each) == list(range(1000))
+    where: dict[bytes, set[int]] = {}
+    for streamlet, each in stored.items():
+        for record in each:
+            if record.key is not None:
+                where.setdefault(record.key, set()).add(streamlet)
+    assert {len(streamlets) for streamlets in where.values()} == {1}
+
+
+def test_a_topic_that_is_not_there_is_named(kafka: Kafka, copy: Any) -> None:
+    code, said = copy(kafka.url("nowhere"), "kera:nowhere", "--create")
+
+    assert code == 1
+    assert f"there is no topic 'nowhere' at {kafka.bootstrap}" in said
+
+
+def test_a_stream_that_is_not_there_is_named_with_the_way_out(kafka: Kafka, copy: Any) -> None:
+    topic = kafka.make_topic("no-stream", 1)
+
+    code, said = copy(kafka.url(topic), "kera:nobody")
+
+    assert code == 1
+    assert "there is no stream 'nobody'" in said
+    assert "--create" in said
+
+
+def test_records_that_the_topic_removed_before_they_were_copied_are_told(
+    kafka: Kafka, client: Client, copy: Any
+) -> None:
+    topic = kafka.make_topic("removed", 1)
+    kafka.fill(topic, 10, 1)
+    assert copy(kafka.url(topic), "kera:removed", "--create")[0] == 0
+    kafka.fill(topic, 20, 1, first=10)
+    kafka.remove_before(topic, 25)
+
+    code, said = copy(kafka.url(topic), "kera:removed")
+
+    assert code == 1
+    assert "offsets 10 to 24 of partition 0" in said
+    code, said = copy(kafka.url(topic), "kera:removed", "--skip-lost")
+    assert code == 0, said
+    values = [int(record.value or b"") for record in (records(client, "removed"))[0]]
+    assert values == [*range(10), *range(25, 30)]
+
+
+def test_a_topic_that_was_made_anew_is_another_one(kafka: Kafka, copy: Any) -> None:
+    topic = kafka.make_topic("anew", 1)
+    kafka.fill(topic, 10, 1)
+    assert copy(kafka.url(topic), "kera:anew", "--create")[0] == 0
+    kafka.delete_topic(topic)
+    kafka.make_topic("anew", 1)
+
+    code, said = copy(kafka.url(topic), "kera:anew")
+
+    assert code == 1
+    assert "give this one another --name" in said
+
+
+def test_a_copy_is_listed_and_forgotten(kafka: Kafka, client: Client, cluster: RunningCluster, copy: Any) -> None:
+    topic = kafka.make_topic("listed", 1)
+    kafka.fill(topic, 10, 1)
+    assert copy(kafka.url(topic), "kera:listed", "--create", "--name", "mine")[0] == 0
+
+    listed = run_kera("connect", "list", "--bootstrap", cluster.bootstrap).stdout.decode()
+    assert "mine" in listed
+    assert "topic listed" in listed
+    forgotten = run_kera("connect", "forget", "mine", "--yes", "--bootstrap", cluster.bootstrap)
+    assert forgotten.returncode == 0
+    assert "mine" not in run_kera("connect", "list", "--bootstrap", cluster.bootstrap).stdout.decode()
+    again = run_kera("connect", "forget", "mine", "--yes", "--bootstrap", cluster.bootstrap)
+    assert b"no copy 'mine'" in again.stderr
+
+    assert copy(kafka.url(topic), "kera:listed", "--name", "mine")[0] == 0
+    assert len((records(client, "listed"))[0]) == 20  # that is what forgetting means

@@ -1,0 +1,99 @@
+"""`kera.connect.endpoints`: what people write for source and target."""
+
+import pytest
+
+from kera.connect.endpoints import (
+    FilesEnd,
+    StreamEnd,
+    TableEnd,
+    TopicEnd,
+    check_copy_name,
+    copy_name,
+    parse_end,
+)
+from kera.core.errors import InvalidArgument
+
+
+@pytest.mark.parametrize(
+    ("text", "end"),
+    [
+        ("kera:clicks", StreamEnd("clicks")),
+        ("kera://clicks", StreamEnd("clicks")),
+        ("kera://far:7400/clicks", StreamEnd("clicks", "far:7400")),
+        ("kera://a:7400,b:7400/clicks", StreamEnd("clicks", "a:7400,b:7400")),
+        ("kafka://far:9092/clicks", TopicEnd("far:9092", "clicks")),
+        ("kafka://a,b:9093/clicks", TopicEnd("a:9092,b:9093", "clicks")),
+        ("postgresql://db/shop?table=orders", TableEnd("postgresql://db/shop", "orders")),
+        ("postgres:///shop?table=s.orders&key=a,b", TableEnd("postgresql:///shop", "s.orders", key=("a", "b"))),
+        (
+            "postgresql:///shop?host=/run/pg&query=SELECT%201%20AS%20a&key=a",
+            TableEnd("postgresql:///shop?host=%2Frun%2Fpg", query="SELECT 1 AS a", key=("a",)),
+        ),
+        ("orders.parquet", FilesEnd("orders.parquet", "parquet")),
+        ("./odd:name.csv", FilesEnd("./odd:name.csv", "csv")),
+        ("/data/*.csv", FilesEnd("/data/*.csv", "csv", many=True)),
+        ("file:///data/a%20b.jsonl", FilesEnd("/data/a b.jsonl", "jsonl")),
+        ("lines.ndjson.gz", FilesEnd("lines.ndjson.gz", "jsonl")),
+    ],
+)
+def test_an_address_is_understood(text: str, end: object) -> None:
+    assert parse_end(text) == end
+
+
+def test_a_directory_needs_a_format() -> None:
+    assert parse_end("out/", file_format="csv") == FilesEnd("out/", "csv", many=True)
+    with pytest.raises(InvalidArgument, match="--format"):
+        parse_end("out/")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "empty address"),
+        ("kera:", "no name of a stream"),
+        ("kera:a/b", "no name of a stream"),
+        ("kera://user@host/s", "no user"),
+        ("kafka:///topic", "without brokers"),
+        ("kafka://host:9092/", "no name of a topic"),
+        ("kafka://user:pw@host/topic", "--kafka-config"),
+        ("kafka://host/topic?sasl.password=x", "--kafka-config"),
+        ("kafak://host/topic", "did you mean kafka:"),
+        ("http://host/x.csv", "is none of"),
+        ("postgresql://db/shop", "table or a query"),
+        ("postgresql://db/shop?table=", "is empty"),
+        ("postgresql://db/shop?table=a&query=b&key=c", "table or a query"),
+        ("postgresql://db/shop?query=SELECT%201", "needs a key"),
+        ("clicks", "kera:name"),
+    ],
+)
+def test_an_address_that_says_nothing_is_refused_with_what_to_write(text: str, said: str) -> None:
+    with pytest.raises(InvalidArgument, match=said):
+        parse_end(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["postgresql://me:hush@db/shop?table=t", "postgresql://db/shop?table=t&password=hush", "kafka://u:hush@h/t"]
+)
+def test_a_password_in_an_address_is_refused_and_not_repeated(text: str) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        parse_end(text)
+    assert "hush" not in str(refused.value)
+
+
+def test_a_format_is_about_files_and_one_of_three() -> None:
+    with pytest.raises(InvalidArgument, match="about files"):
+        parse_end("kera:s", file_format="csv")
+    with pytest.raises(InvalidArgument, match="none of parquet"):
+        parse_end("x.csv", file_format="orc")
+
+
+def test_a_copy_is_called_by_its_two_ends() -> None:
+    assert copy_name(TopicEnd("h:1", "a b"), StreamEnd("s")) == "kafka.a-b-to-s"
+    assert copy_name(FilesEnd("/x/y/*.csv", "csv", many=True), StreamEnd("s")) == "file.y-to-s"
+    assert len(copy_name(TopicEnd("h:1", "t" * 200), StreamEnd("s"))) == 100
+
+
+@pytest.mark.parametrize("name", ["", "a b", "ä", "x" * 101, "a/b"])
+def test_a_name_that_no_stream_could_have_is_refused(name: str) -> None:
+    with pytest.raises(InvalidArgument, match="--name"):
+        check_copy_name(name)

@@ -1,0 +1,83 @@
+"""`kera.connect.planning`: rounds as the journal has them, slices, rates."""
+
+import pyarrow as pa
+import pytest
+
+from kera.connect.errors import CopyMismatch
+from kera.connect.pieces import Span
+from kera.connect.planning.rates import WINDOW_S, Rates
+from kera.connect.planning.rounds import Chunks, Planned, Round, next_round
+from kera.connect.planning.slicing import slices, slices_needed
+from kera.core.errors import InternalError
+
+BEGUN = Round(0, "run", "topic t", 5)
+
+
+def test_a_round_is_what_it_was_when_it_is_read_again() -> None:
+    planned = [Planned(Span("0", [1, 2], [3, 4], 7), 1, {0: 2, 1: 1}), Planned(Span("1", 0, 9, 9), None, {2: 1})]
+    first = next_round(BEGUN, "run", planned)
+    second = next_round(first, "other", [Planned(Span("0", [3, 4], [5, 6], 1), 2, {0: 1})])
+
+    assert Round.decode(first.encode()) == first
+    assert Round.decode(second.encode()) == second
+    assert second.pieces[0].chunks == {0: Chunks(2, 1)}
+    assert second.places == {"0": [5, 6], "1": 9}
+    assert (second.number, second.records) == (2, 17)
+
+
+def test_a_piece_that_does_not_follow_the_one_before_is_a_defect() -> None:
+    first = next_round(BEGUN, "run", [Planned(Span("0", 0, 5, 5), 0, {0: 1})])
+
+    with pytest.raises(InternalError):
+        next_round(first, "run", [Planned(Span("0", 4, 6, 2), 0, {0: 1})])
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"[]", b"null", b"{}", b"\xff", BEGUN.encode()[:-5], BEGUN.encode().replace(b'"round":0', b'"round":-1')],
+)
+def test_a_journal_that_is_damaged_is_told_with_the_way_out(data: bytes) -> None:
+    with pytest.raises(CopyMismatch, match="kera connect forget"):
+        Round.decode(data)
+
+
+def test_a_journal_of_a_newer_program_is_left_to_that() -> None:
+    with pytest.raises(CopyMismatch, match="newer program"):
+        Round.decode(BEGUN.encode().replace(b'"version":1', b'"version":2'))
+
+
+def test_rows_are_cut_into_slices_that_fit() -> None:
+    rows = pa.record_batch({"v": ["x" * 10] * 90 + ["y" * 1000] * 10})
+
+    count = slices_needed(rows, 2000)
+
+    assert all(each.nbytes <= 2000 or each.num_rows == 1 for each in slices(rows, count))
+    assert pa.Table.from_batches(slices(rows, count)).equals(pa.Table.from_batches([rows]))
+
+
+def test_a_row_that_fits_nowhere_is_a_slice_of_its_own() -> None:
+    rows = pa.record_batch({"v": ["x" * 5000, "y" * 5000]})
+
+    assert [each.num_rows for each in slices(rows, slices_needed(rows, 1000))] == [1, 1]
+
+
+def test_rates_are_those_of_the_last_seconds_and_tell_what_is_left() -> None:
+    rates = Rates(100.0, 1000)
+    assert rates.standing(100.0).eta_s is None
+    rates.add(100, 5000, 101.0)
+    assert rates.standing(101.0).records_per_s == pytest.approx(100)
+    assert rates.standing(101.0).eta_s == pytest.approx(9)
+    for step in range(2, 50):
+        rates.add(10, 500, 100.0 + step)
+    standing = rates.standing(149.0)
+    assert standing.records_per_s == pytest.approx(10, rel=0.2)
+    assert standing.left == 1000 - 100 - 480
+    assert rates.standing(149.0 + 2 * WINDOW_S).records_per_s == 0
+    assert rates.average(200.0).records_per_s == pytest.approx(5.8)
+
+
+def test_nobody_knows_how_long_it_takes_when_nobody_knows_how_much_there_is() -> None:
+    rates = Rates(0.0, None)
+    rates.add(1, 1, 1.0)
+    assert rates.standing(2.0).left is None
+    assert rates.standing(2.0).eta_s is None
