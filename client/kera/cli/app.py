@@ -22,6 +22,7 @@ from kera.cli import (
     node,
     produce,
     quota,
+    schema,
     stream,
     tls,
     token,
@@ -62,6 +63,7 @@ app.command("dev")(dev.dev)
 app.command("doctor")(doctor.doctor)
 app.command("top")(top.top)
 app.add_typer(stream.app, name="stream")
+app.add_typer(schema.app, name="schema")
 app.add_typer(context.app, name="context")
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(group.app, name="group")

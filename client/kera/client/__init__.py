@@ -29,7 +29,7 @@ from kera.client.consuming.group_consumer_settings import GroupConsumerSettings
 from kera.client.consuming.leases import LostGroup
 from kera.client.producing.appender import Appender, AppendResult
 from kera.client.producing.producer import Producer
-from kera.client.schemas.registry import RegisteredSchema, SchemaRegistry
+from kera.client.schemas.registry import RegisteredSchema, SchemaRegistry, VersionDescription
 from kera.client.settings import ClientSettings, ConsumerSettings, ProducerSettings
 from kera.client.types import (
     Assignment,
@@ -97,4 +97,5 @@ __all__ = [
     "StreamDescription",
     "StreamletMove",
     "UnlistedStream",
+    "VersionDescription",
 ]

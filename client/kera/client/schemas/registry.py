@@ -43,6 +43,18 @@ class RegisteredSchema:
     """Of Protobuf: the full name of the message that values are; empty: the first one of the last file."""
 
 
+@dataclass(frozen=True, slots=True)
+class VersionDescription:
+    """What is known of a version of a subject, but for the schema itself."""
+
+    version: int
+    schema_id: int
+    registered_us: int
+    """When, on the coordinator's clock: microseconds since 1970."""
+    registered_by: str
+    """As rules call it, ``user:alice``; empty without security."""
+
+
 class SchemaRegistry:
     """Schemas of values, and which changes of them are taken. Get it as `Client.schemas`.
 
@@ -119,6 +131,14 @@ class SchemaRegistry:
         """The numbers of the versions of `subject` that are there, from the oldest. Raises `UnknownSubject`."""
         request = schema_pb2.ListSchemaVersionsRequest(subject=checked_subject(subject))
         return [each.version for each in (await self._cluster.ask(api.LIST_SCHEMA_VERSIONS, request)).versions]
+
+    async def describe_versions(self, subject: str) -> list[VersionDescription]:
+        """When the versions of `subject` were registered, and by whom, from the oldest. Raises `UnknownSubject`."""
+        request = schema_pb2.ListSchemaVersionsRequest(subject=checked_subject(subject))
+        return [
+            VersionDescription(each.version, each.schema_id, each.registered_us, each.registered_by)
+            for each in (await self._cluster.ask(api.LIST_SCHEMA_VERSIONS, request)).versions
+        ]
 
     async def compatibility(self, subject: str = "") -> Compatibility:
         """Which schemas may follow those of `subject`; of ``""``: of subjects for which nothing else was set."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kera.client.schemas.registry import RegisteredSchema
+from kera.client.schemas.registry import RegisteredSchema, VersionDescription
 from kera.client.schemas.registry import SchemaRegistry as AsyncSchemaRegistry
 from kera.client.sync.loop_thread import LoopThread
 from kera.core.schemas import Compatibility, SchemaType
@@ -47,6 +47,10 @@ class SchemaRegistry:
     def versions(self, subject: str) -> list[int]:
         """The numbers of the versions of `subject` that are there, from the oldest."""
         return self._thread.run(self._schemas.versions(subject))
+
+    def describe_versions(self, subject: str) -> list[VersionDescription]:
+        """When the versions of `subject` were registered, and by whom, from the oldest."""
+        return self._thread.run(self._schemas.describe_versions(subject))
 
     def compatibility(self, subject: str = "") -> Compatibility:
         """Which schemas may follow those of `subject`; of ``""``: of subjects for which nothing else was set."""

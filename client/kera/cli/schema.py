@@ -1,0 +1,253 @@
+"""``kera schema``: what values of streams look like, and which changes of that are taken."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from kera.cli._client import BOOTSTRAP_OPTION, connected
+from kera.cli._commands import Commands
+from kera.cli._confirming import YES_OPTION, confirm
+from kera.cli._output import OUTPUT_OPTION, Output, show_document
+from kera.cli._run import EXIT_ERROR, UsageError, run_async
+from kera.cli._schema_files import definition_of, readable
+from kera.cli._table import format_time, plural, table
+
+if TYPE_CHECKING:
+    from kera.client import RegisteredSchema, SchemaRegistry
+
+app = Commands(help="Register, show and compare schemas of values.", no_args_is_help=True)
+
+KINDS = ("avro", "json", "protobuf", "arrow")
+SUBJECT_ARGUMENT = typer.Argument(..., metavar="SUBJECT", help="STREAM-value or STREAM-key.")
+FILE_ARGUMENT = typer.Argument(..., metavar="FILE", help="File with the schema; - for standard input.")
+TYPE_OPTION = typer.Option(
+    None, "--type", "-t", metavar="TYPE", help=f"{', '.join(KINDS)}. Default: by the file's name."
+)
+MESSAGE_OPTION = typer.Option(
+    "", "--message", metavar="NAME", help="Message of Protobuf that values are. Default: the first of the file."
+)
+INCLUDE_OPTION = typer.Option(
+    [], "--proto-path", "-I", metavar="DIRECTORY", help="Where imports of a .proto file are, too; may be repeated."
+)
+
+
+@app.command()
+def register(
+    subject: str = SUBJECT_ARGUMENT,
+    file: Path = FILE_ARGUMENT,
+    kind: str | None = TYPE_OPTION,
+    message: str = MESSAGE_OPTION,
+    proto_path: list[Path] = INCLUDE_OPTION,
+    bootstrap: str = BOOTSTRAP_OPTION,
+    output: Output = OUTPUT_OPTION,
+) -> None:
+    """Make a schema the next version of a subject. One that is there already stays what it is.
+
+    One that would break readers is refused, and kera schema check tells all of it.
+    """
+    schema_type, definition = definition_of(file, _kind(kind), proto_path)
+    run_async(_register(bootstrap, subject, (schema_type, definition, message), output))
+
+
+async def _register(bootstrap: str, subject: str, schema: tuple[str, str, str], output: Output) -> None:
+    schema_type, definition, message = schema
+    async with connected(bootstrap) as client:
+        done = await client.schemas.register(subject, schema_type, definition, message=message)
+    if output.is_document:
+        show_document({"subject": done.subject, "version": done.version, "schema_id": done.schema_id}, output)
+    else:
+        print(f"{done.subject}: version {done.version}, schema id {done.schema_id}")
+
+
+@app.command()
+def check(
+    subject: str = SUBJECT_ARGUMENT,
+    file: Path = FILE_ARGUMENT,
+    kind: str | None = TYPE_OPTION,
+    message: str = MESSAGE_OPTION,
+    proto_path: list[Path] = INCLUDE_OPTION,
+    bootstrap: str = BOOTSTRAP_OPTION,
+    output: Output = OUTPUT_OPTION,
+) -> None:
+    """Tell what would break if a schema were registered; ends with 1 if anything would."""
+    schema_type, definition = definition_of(file, _kind(kind), proto_path)
+    if run_async(_check(bootstrap, subject, (schema_type, definition, message), output)):
+        raise typer.Exit(EXIT_ERROR)
+
+
+async def _check(bootstrap: str, subject: str, schema: tuple[str, str, str], output: Output) -> list[str]:
+    schema_type, definition, message = schema
+    async with connected(bootstrap) as client:
+        found: list[str] = await client.schemas.check(subject, schema_type, definition, message=message)
+        mode = await client.schemas.compatibility(subject)
+    if output.is_document:
+        show_document({"subject": subject, "compatibility": mode.value, "incompatibilities": found}, output)
+    elif found:
+        print("\n".join(found))
+    else:
+        print(f"{subject}: nothing would break ({mode.value})")
+    return found
+
+
+@app.command("list")
+def list_(
+    prefix: str = typer.Argument("", metavar="[PREFIX]", help="Only subjects whose names begin so."),
+    bootstrap: str = BOOTSTRAP_OPTION,
+    output: Output = OUTPUT_OPTION,
+) -> None:
+    """List subjects, with the newest schema of each."""
+    run_async(_list(bootstrap, prefix, output))
+
+
+async def _list(bootstrap: str, prefix: str, output: Output) -> None:
+    from kera.core.errors import UnknownSubject
+
+    found = []
+    async with connected(bootstrap) as client:
+        for subject in await client.schemas.subjects(prefix):
+            try:
+                newest = await client.schemas.latest(subject)
+                mode = await client.schemas.compatibility(subject)
+            except UnknownSubject:  # it was deleted meanwhile
+                continue
+            found.append((newest, mode.value))
+    if output.is_document:
+        rows = [
+            {
+                "subject": newest.subject,
+                "version": newest.version,
+                "schema_id": newest.schema_id,
+                "type": newest.schema_type.value,
+                "compatibility": mode,
+            }
+            for newest, mode in found
+        ]
+        show_document(rows, output)
+    elif not found:
+        print("no schemas" if not prefix else f"no subject begins with {prefix}")
+    else:
+        heading = ("SUBJECT", "VERSION", "ID", "TYPE", "COMPATIBILITY")
+        cells = [(each.subject, each.version, each.schema_id, each.schema_type.value, mode) for each, mode in found]
+        print(table(heading, cells))
+
+
+@app.command()
+def versions(
+    subject: str = SUBJECT_ARGUMENT, bootstrap: str = BOOTSTRAP_OPTION, output: Output = OUTPUT_OPTION
+) -> None:
+    """List the versions of a subject, from the oldest."""
+    run_async(_versions(bootstrap, subject, output))
+
+
+async def _versions(bootstrap: str, subject: str, output: Output) -> None:
+    async with connected(bootstrap) as client:
+        found = await client.schemas.describe_versions(subject)
+    if output.is_document:
+        show_document([dataclasses.asdict(each) for each in found], output)
+        return
+    rows = [(each.version, each.schema_id, format_time(each.registered_us), each.registered_by) for each in found]
+    print(table(("VERSION", "ID", "REGISTERED", "BY"), rows))
+
+
+@app.command()
+def show(
+    subject: str | None = typer.Argument(None, metavar="[SUBJECT]", help="STREAM-value or STREAM-key."),
+    version: int | None = typer.Option(None, "--version", min=1, metavar="N", help="Default: the newest."),
+    schema_id: int | None = typer.Option(
+        None, "--id", min=1, metavar="ID", help="The schema with this id, in place of a subject."
+    ),
+    bootstrap: str = BOOTSTRAP_OPTION,
+    output: Output = OUTPUT_OPTION,
+) -> None:
+    """Show a schema: its text; of Protobuf and Arrow what it means. Documents have what was registered."""
+    if (subject is None) == (schema_id is None) or (schema_id is not None and version is not None):
+        raise UsageError("give a SUBJECT, perhaps with --version, or --id")
+    run_async(_show(bootstrap, subject, version, schema_id, output))
+
+
+async def _show(
+    bootstrap: str, subject: str | None, version: int | None, schema_id: int | None, output: Output
+) -> None:
+    async with connected(bootstrap) as client:
+        found = await _found(client.schemas, subject, version, schema_id)
+    if output.is_document:
+        document: dict[str, Any] = dataclasses.asdict(found)
+        show_document({**document, "schema_type": found.schema_type.value}, output)
+    else:
+        print(readable(found.schema_type, found.definition))
+
+
+async def _found(
+    schemas: SchemaRegistry, subject: str | None, version: int | None, schema_id: int | None
+) -> RegisteredSchema:
+    if schema_id is not None:
+        return await schemas.by_id(schema_id)
+    if version is not None:
+        return await schemas.version(subject or "", version)
+    return await schemas.latest(subject or "")
+
+
+@app.command()
+def compatibility(
+    subject: str | None = typer.Argument(None, metavar="[SUBJECT]", help="STREAM-value or STREAM-key."),
+    mode: str | None = typer.Argument(
+        None, metavar="[MODE]", help="none, backward, forward, full, each of the last three with _transitive, too."
+    ),
+    default: str | None = typer.Option(
+        None, "--default", metavar="MODE", help="Set it for all subjects for which nothing else was set."
+    ),
+    bootstrap: str = BOOTSTRAP_OPTION,
+    output: Output = OUTPUT_OPTION,
+) -> None:
+    """Show which schemas may follow those of a subject, or set it; without a subject, of all others.
+
+    backward: who reads with the new schema reads what was written with the last one. forward: who reads with the last
+    one reads what is written with the new one. full: both. transitive: the same of all earlier ones.
+    """
+    if default is not None and subject is not None:
+        raise UsageError("--default is of all subjects: give none with it")
+    run_async(_compatibility(bootstrap, subject or "", default or mode, output))
+
+
+async def _compatibility(bootstrap: str, subject: str, mode: str | None, output: Output) -> None:
+    async with connected(bootstrap) as client:
+        if mode is not None:
+            await client.schemas.set_compatibility(subject, mode.lower())
+        holds = await client.schemas.compatibility(subject)
+    if output.is_document:
+        show_document({"subject": subject or None, "compatibility": holds.value}, output)
+    else:
+        print(f"{subject or 'default'}: {holds.value}")
+
+
+@app.command()
+def delete(
+    subject: str = SUBJECT_ARGUMENT,
+    version: int | None = typer.Option(None, "--version", min=1, metavar="N", help="Only this one. Default: all."),
+    yes: bool = YES_OPTION,
+    bootstrap: str = BOOTSTRAP_OPTION,
+) -> None:
+    """Delete a version of a subject, or the subject; ids are not used again.
+
+    Values that were written with a schema that no subject has any more cannot be read by it from then on.
+    """
+    what = subject if version is None else f"version {version} of {subject}"
+    confirm(f"deleting {what}", f"Delete {what}? Values that were written with it may not be read any more.", yes=yes)
+    run_async(_delete(bootstrap, subject, version))
+
+
+async def _delete(bootstrap: str, subject: str, version: int | None) -> None:
+    async with connected(bootstrap) as client:
+        gone = await client.schemas.versions(subject) if version is None else [version]
+        await client.schemas.delete(subject, version)
+    print(f"deleted {plural(len(gone), 'version')} of {subject}")
+
+
+def _kind(kind: str | None) -> str | None:
+    if kind is None or kind.lower() in KINDS:
+        return kind and kind.lower()
+    raise UsageError(f"--type: {kind!r} is no type of schemas: {', '.join(KINDS)}")
