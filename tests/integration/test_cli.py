@@ -7,27 +7,20 @@ import os
 import re
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from kera.client import Client
-from kera.core.chunk import encode_chunk, encode_payload
 from kera.core.errors import UnknownStream
 from kera.core.feature_level import FEATURE_LEVEL
-from kera.core.ids import PRODUCER_IDS
-from kera.core.rpc import api
-from kera.core.rpc.frame_client import FrameChannel
-from kera.core.schema import DEFAULT_SCHEMA
 from kera.local.cluster import LocalCluster
-from kera.v1 import broker_pb2
 from tests.integration.command_line import run_kera
+from tests.integration.unreadable import write_a_chunk_that_nobody_can_read
 
 BOUND_S = 60
 
@@ -197,43 +190,12 @@ def test_the_brokers_are_shown(kera: Kera) -> None:
     assert re.search(r"^ +1 +yes +\d\S+ +127\.0\.0\.1:\d+ +127\.0\.0\.1:\d+ +64 MiB +1 MiB ", text, re.MULTILINE)
 
 
-async def _write_a_chunk_that_nobody_can_read(bootstrap: str, name: str) -> None:
-    """Its checksums are right, and so are its metadata: a broker takes it."""
-    async with await Client.connect(bootstrap) as client:
-        stream = await client.describe(name)
-        broker = stream.brokers[stream.assignments[0].broker_id]
-        payload = bytes(
-            encode_payload(pa.RecordBatch.from_pylist([{"timestamp": 1, "value": b"12345"}], DEFAULT_SCHEMA))
-        )
-        at = payload.rindex(struct.pack("<2i", 0, 5))
-        chunk = encode_chunk(
-            pa.py_buffer(payload[:at] + struct.pack("<2i", 0, 1 << 30) + payload[at + 8 :]),
-            record_count=1,
-            stream_id=stream.stream_id,
-            streamlet_id=0,
-            schema_id=stream.schema_id,
-            producer_id=PRODUCER_IDS.start,
-            producer_epoch=1,
-            sequence=0,
-            created_us=1,
-            min_timestamp_us=1,
-            max_timestamp_us=1,
-        ).to_bytes()
-        channel = await FrameChannel.connect_tcp(broker.frames_address, timeout_s=BOUND_S)
-        try:
-            request = broker_pb2.MultiWriteChunksRequest(chunk_count=1)
-            reply = await channel.submit(api.MULTI_WRITE_CHUNKS, request, [chunk], timeout_s=BOUND_S)
-            assert [status.error.code for status in reply.message.statuses] == [""]
-        finally:
-            await channel.close()
-
-
 @pytest.mark.parametrize("group", [False, True], ids=["alone", "in a group"])
 def test_a_chunk_that_cannot_be_read_ends_consume_and_is_left_out_on_demand(
     kera: Kera, stream: str, group: bool
 ) -> None:
     kera("produce", stream, stdin=b"before\n")
-    asyncio.run(_write_a_chunk_that_nobody_can_read(kera.bootstrap, stream))
+    asyncio.run(write_a_chunk_that_nobody_can_read(kera.bootstrap, stream))
     kera("produce", stream, stdin=b"behind\n")
     arguments = ["consume", stream, "--count", "2", *(["--group", "readers"] if group else [])]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from tests.integration.control_support import broker_id_of, broker_name, broker_
 from tests.integration.go_client import TIMEOUT_S, GoClient, GoRecord, find_go, records_in
 from tests.integration.shared_cluster import SharedCluster
 from tests.integration.support import until
+from tests.integration.unreadable import write_a_chunk_that_nobody_can_read
 
 KEYS = 20
 STREAMLETS = 4
@@ -174,3 +175,90 @@ async def test_it_reads_what_the_sdk_writes_and_the_other_way_round(
     mine = sorted(await go.read(members.bootstrap, "s"), key=repr)
     assert len(mine) == len(ROWS) + 301
     assert mine == sorted(await read_with_the_sdk(client, "s"), key=repr)
+
+
+async def error_of(go: GoClient, command: str, bootstrap: str, *arguments: str, stdin: bytes = b"") -> str:
+    """What a command says that ends with an error: one line, and no traces."""
+    code, _, errors = await go.run(command, bootstrap, *arguments, stdin=stdin)
+    assert code == 1, errors
+    lines = [line for line in errors.splitlines() if "are stored" not in line]
+    assert len(lines) == 1, errors
+    assert lines[0].startswith(f"{command}: error: ")
+    return lines[0]
+
+
+@pytest.mark.parametrize("command", ["kera-produce", "kera-consume"])
+async def test_it_names_a_stream_that_is_not_there_and_one_with_a_schema_of_its_own(
+    go: GoClient, members: SharedCluster, client: Client, command: str
+) -> None:
+    await client.admin.create_stream("typed", schema=pa.schema([pa.field("number", pa.int64())]))
+    assert '"none": there is no stream' in await error_of(go, command, members.bootstrap, "-stream", "none")
+    assert '"typed" has a schema of its own' in await error_of(go, command, members.bootstrap, "-stream", "typed")
+
+
+async def test_it_says_what_is_wrong_with_an_address(go: GoClient, members: SharedCluster) -> None:
+    def error(address: str) -> Awaitable[str]:
+        return error_of(go, "kera-consume", address, "-stream", "s", "-timeout", "300ms")
+
+    assert '"nonsense" is no address of a coordinator' in await error("nonsense")
+    assert "connection refused" in await error("127.0.0.1:1")
+    broker = members.ready[broker_names(members)[0]]
+    assert "no daemon of KerA or not the one that was meant" in await error(broker["grpc_address"])
+    assert "server preface" in await error(broker["frames_address"])
+
+
+async def test_a_chunk_that_cannot_be_read_ends_it_and_is_skipped_on_demand(
+    go: GoClient, members: SharedCluster, client: Client, tmp_path: Path
+) -> None:
+    await client.admin.create_stream("s")
+    produce = ("kera-produce", members.bootstrap, "-stream", "s")
+    await go.run(*produce, stdin=b"before\n")
+    await write_a_chunk_that_nobody_can_read(members.bootstrap, "s")
+    await go.run(*produce, stdin=b"behind\n")
+    files = ("-positions", str(tmp_path / "positions"), "-output", str(tmp_path / "output"))
+    for _ in range(2):
+        error = await error_of(go, "kera-consume", members.bootstrap, "-stream", "s", "-until-end", *files)
+        assert 'stream "s", streamlet 0, entry ' in error
+        assert "cannot be read" in error
+        assert [each.value for each in records_in((tmp_path / "output").read_bytes())] == [b"before"]
+    await go.read(members.bootstrap, "s", "-skip", *files)
+    assert [each.value for each in records_in((tmp_path / "output").read_bytes())] == [b"before", b"behind"]
+
+
+async def test_it_says_that_records_are_lost_and_goes_on_behind_them_on_demand(
+    go: GoClient, members: SharedCluster, client: Client, tmp_path: Path
+) -> None:
+    await client.admin.create_stream("s")
+    files = ("-positions", str(tmp_path / "positions"))
+    await go.run("kera-produce", members.bootstrap, "-stream", "s", stdin=b"read\n")
+    assert [each.value for each in await go.read(members.bootstrap, "s", *files)] == [b"read"]
+    await go.run("kera-produce", members.bootstrap, "-stream", "s", stdin=b"lost\n")
+    await client.admin.truncate_stream("s", "latest")
+    await go.run("kera-produce", members.bootstrap, "-stream", "s", stdin=b"behind\n")
+    error = await error_of(go, "kera-consume", members.bootstrap, "-stream", "s", "-until-end", *files)
+    assert "(data_lost)" in error
+    assert [each.value for each in await go.read(members.bootstrap, "s", "-skip", *files)] == [b"behind"]
+
+
+async def test_positions_of_another_stream_or_of_none_are_refused(
+    go: GoClient, members: SharedCluster, client: Client, tmp_path: Path
+) -> None:
+    files = ("-positions", str(tmp_path / "positions"))
+    await client.admin.create_stream("s")
+    await go.read(members.bootstrap, "s", *files)
+    await client.admin.delete_stream("s")
+    await client.admin.create_stream("s")
+    error = await error_of(go, "kera-consume", members.bootstrap, "-stream", "s", *files)
+    assert "deleted and created again" in error
+    (tmp_path / "positions").write_text("[]")
+    error = await error_of(go, "kera-consume", members.bootstrap, "-stream", "s", *files)
+    assert "damaged, or something else than positions" in error
+
+
+async def test_a_record_that_fits_into_no_chunk_is_named(go: GoClient, members: SharedCluster, client: Client) -> None:
+    await client.admin.create_stream("s")
+    error = await error_of(
+        go, "kera-produce", members.bootstrap, "-stream", "s", stdin=b"small\n" + b"x" * (65 << 10) + b"\n"
+    )
+    assert "line 2: a record of " in error
+    assert [each.value for each in await go.read(members.bootstrap, "s")] == [b"small"]
