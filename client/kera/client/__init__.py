@@ -30,6 +30,7 @@ from kera.client.consuming.leases import LostGroup
 from kera.client.producing.appender import Appender, AppendResult
 from kera.client.producing.producer import Producer
 from kera.client.schemas.registry import RegisteredSchema, SchemaRegistry, VersionDescription
+from kera.client.serializers.columns.models import arrow_schema_of
 from kera.client.settings import ClientSettings, ConsumerSettings, ProducerSettings
 from kera.client.types import (
     Assignment,
@@ -98,4 +99,5 @@ __all__ = [
     "StreamletMove",
     "UnlistedStream",
     "VersionDescription",
+    "arrow_schema_of",
 ]

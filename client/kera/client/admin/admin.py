@@ -27,6 +27,7 @@ from kera.client.admin.control import (
 )
 from kera.client.cluster.cluster import Cluster
 from kera.client.positions import Positions, check_place
+from kera.client.serializers.columns.models import arrow_schema_of
 from kera.client.types import ClusterDescription, StreamDescription, durability_value
 from kera.core.errors import InvalidArgument, Uncertain, UnknownStream
 from kera.core.ids import EntryId, Position
@@ -54,7 +55,7 @@ class Admin:
         group_segments: int = GROUP_SEGMENTS_DEFAULT,
         durability: str | None = None,
         codec: str = "none",
-        schema: pa.Schema | None = None,
+        schema: pa.Schema | type | None = None,
         key_column: str | None = None,
         timestamp_column: str | None = None,
         retention_ms: int = 0,
@@ -72,7 +73,8 @@ class Admin:
         `streamlets` (M) is fixed for ever; they are spread over `brokers` (N; 0: all). `entries` (Q) is the number of
         append-only chains per streamlet: 1 gives a total order per streamlet, more let producers append side by side.
         A group has `group_segments` (P) segments. With a `schema`, the stream takes batches of it; `key_column`
-        partitions them, `timestamp_column` gives their time.
+        partitions them, `timestamp_column` gives their time. A dataclass or a pydantic model stands for the schema with
+        its fields (`kera.client.arrow_schema_of`).
 
         Without retention, records stay. With it, whole segments go, oldest first, once one of the rules says so:
         `retention_ms` those that are older, `retention_bytes` what a streamlet has beyond that many bytes (0: no such
@@ -119,6 +121,8 @@ class Admin:
         for parameter, column in columns.items():
             if column is not None:
                 arguments.text(parameter, column, "the name of a column")
+        if isinstance(schema, type):
+            schema = arrow_schema_of(schema)
         if schema is not None:
             request.schema.arrow_schema = _schema("schema", schema)
             request.schema.key_column = key_column or ""

@@ -11,14 +11,14 @@ Batches are not touched by any of this.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Iterable
-from typing import Any, Literal, Protocol, runtime_checkable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from kera.client.serializers.choosing import deserializer_of
-from kera.client.serializers.protocols import Context, Deserializer, FramedDeserializer, Part, Registry
+from kera.client.serializers.protocols import Context, Deserializer, FramedDeserializer, Part, Registry, RowDeserializer
 from kera.client.serializers.refusing import words
 from kera.client.types import Record, StreamDescription
 from kera.core.clock import Clock, SystemClock
@@ -34,15 +34,6 @@ UNKNOWN_MAX = 4_096
 """Ids that are remembered as those of no schema."""
 UNKNOWN_FOR_S = 10.0
 WARN_EVERY_S = 1.0
-
-
-@runtime_checkable
-class RowDeserializer(Protocol):
-    """A deserializer that also makes values of the rows of streams with columns."""
-
-    def from_row(self, row: dict[str, Any], /) -> Any:
-        """Raises `CannotDecode`."""
-        ...
 
 
 class _Reading:
@@ -120,18 +111,24 @@ class Decoding:
         self._not_told = 0
         self._told_s = float("-inf")
         self._contexts: dict[str, tuple[Context, Context]] = {}
+        self._rows: dict[str, Callable[[Mapping[str, Any]], Any]] = {}
+        """By stream with columns: what makes values of its rows."""
         self._bad: CannotDecode | None = None
         self._behind: list[Record] = []
         """See `decoded_list`: what comes the next time."""
 
     def check(self, stream: StreamDescription) -> None:
         """Raises `InvalidArgument` for a stream whose records the deserializers are not for."""
-        if stream.typed and self._value is not None and not isinstance(self._value.deserializer, RowDeserializer):
+        if not stream.typed or self._value is None:
+            return
+        given: Any = self._value.deserializer
+        if not isinstance(given, RowDeserializer):
             raise InvalidArgument(
                 f"stream {stream.name!r} has columns, and its records no value to be read: leave the deserializer out,"
                 " or give a dataclass or a pydantic model of its columns",
                 stream=stream.name,
             )
+        self._rows[stream.name] = given.rows_of(stream.schema, stream.name)
 
     async def learn(self, batch: pa.RecordBatch, stream: StreamDescription) -> None:
         """Look up the schemas that values and keys of a chunk name."""
@@ -174,8 +171,7 @@ class Decoding:
     def _of_row(self, record: Record) -> Record:
         if self._value is None:
             return record
-        value = self._value.deserializer.from_row(record.row)  # type: ignore[attr-defined]  # see `check`
-        return record._replace(value=value)
+        return record._replace(value=self._rows[record.stream](record.row or {}))
 
     def _skipped(self, refusal: CannotDecode) -> None:
         self.skipped += 1

@@ -37,6 +37,7 @@ from kera.client.producing.record_arguments import (
     own_headers,
 )
 from kera.client.producing.routes import Routes
+from kera.client.producing.rows import SendsRows
 from kera.client.producing.serializing import NO_KEYS as _NO_KEYS
 from kera.client.producing.serializing import Serialization
 from kera.client.producing.stream_lanes import ProducerIdentity
@@ -55,7 +56,7 @@ from kera.v1 import coordinator_pb2
 log = get_logger("kera.producer")
 
 
-class Producer:
+class Producer(SendsRows):
     """Writes records and batches to streams. Made by `Client.producer`; use it as an async context manager.
 
     Deliveries that nobody awaits are not lost from sight: `flush`, and leaving the context, raise the first error

@@ -13,6 +13,7 @@ msgpack need libraries: ``pip install 'kera[serializers]'``.
 
 from kera.client.serializers.avro import AvroDeserializer, AvroSerializer
 from kera.client.serializers.choosing import deserializer_of, serializer_of
+from kera.client.serializers.columns.models import arrow_schema_of
 from kera.client.serializers.json import JsonDeserializer, JsonSerializer
 from kera.client.serializers.models import ModelDeserializer, ModelSerializer
 from kera.client.serializers.msgpack import MsgpackDeserializer, MsgpackSerializer
@@ -52,6 +53,7 @@ __all__ = [
     "Serializer",
     "StrDeserializer",
     "StrSerializer",
+    "arrow_schema_of",
     "deserializer_of",
     "serializer_of",
 ]

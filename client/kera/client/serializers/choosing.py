@@ -6,7 +6,8 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from kera.client.serializers.models import ModelDeserializer, ModelSerializer, is_model
+from kera.client.serializers.model_classes import is_model
+from kera.client.serializers.models import ModelDeserializer, ModelSerializer
 from kera.client.serializers.plain import (
     BytesDeserializer,
     BytesSerializer,

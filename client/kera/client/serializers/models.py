@@ -7,17 +7,19 @@ base64, and NaN and infinities as text.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
 
+import pyarrow as pa
 import pydantic
 from pydantic_core import CoreConfig, SchemaSerializer, SchemaValidator
 
+from kera.client.serializers.columns.models import columns_of
 from kera.client.serializers.framed import WithFrame
 from kera.client.serializers.json import unframed
+from kera.client.serializers.model_classes import field_names, is_model, what_is_wrong
 from kera.client.serializers.protocols import Context, Schemas, Serializer
 from kera.client.serializers.refusing import cannot_encode, undecodable
 from kera.core.errors import InvalidArgument
@@ -26,11 +28,6 @@ from kera.core.schemas import SchemaType
 ModelT = TypeVar("ModelT")
 _DATACLASSES = CoreConfig(ser_json_bytes="base64", val_json_bytes="base64", ser_json_inf_nan="strings")
 """How those are written that do not say it themselves (``__pydantic_config__``)."""
-
-
-def is_model(kind: Any) -> bool:
-    """Whether it is a dataclass or a pydantic model, the class and no instance of it."""
-    return isinstance(kind, type) and (dataclasses.is_dataclass(kind) or issubclass(kind, pydantic.BaseModel))
 
 
 class JsonForm(NamedTuple):
@@ -125,7 +122,14 @@ class ModelDeserializer(Generic[ModelT]):
 
     def __init__(self, model: type[ModelT]) -> None:
         """Raises `InvalidArgument`."""
+        self._model = model
         self._parse = json_form_of(model).validator.validate_json
+
+    def rows_of(self, schema: pa.Schema, stream: str) -> Callable[[Mapping[str, Any]], ModelT]:
+        """See `RowDeserializer`."""
+        columns = columns_of(self._model)
+        columns.check(schema, stream)
+        return columns.row
 
     def __call__(self, data: bytes, _context: Context, /) -> ModelT:
         """Raises `CannotDecode`."""
@@ -136,21 +140,3 @@ class ModelDeserializer(Generic[ModelT]):
             raise undecodable(what_is_wrong(error)) from error
         except (ValueError, TypeError, ArithmeticError, RecursionError) as error:  # of validators of the model
             raise undecodable(error) from error
-
-
-def field_names(model: Any) -> list[str]:
-    """The fields of a model, as its class names them."""
-    if issubclass(model, pydantic.BaseModel):
-        return list(model.model_fields)
-    return [field.name for field in dataclasses.fields(model)]
-
-
-def what_is_wrong(error: pydantic.ValidationError) -> str:
-    """The first things that pydantic says, each with its field; without the values, which may be long."""
-    found = error.errors(include_url=False, include_input=False, include_context=False)
-    return "; ".join(_said(each) for each in found[:3]) + (f"; and {len(found) - 3} more" if len(found) > 3 else "")
-
-
-def _said(found: Mapping[str, Any]) -> str:
-    where = ".".join(str(part) for part in found["loc"])
-    return f"{where}: {found['msg']}" if where else str(found["msg"])

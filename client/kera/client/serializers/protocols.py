@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
+
+import pyarrow as pa
 
 from kera.core.errors import InvalidArgument, UnknownSchema, UnknownSubject
 from kera.core.schemas import SchemaType
@@ -111,6 +114,18 @@ class FramedDeserializer(Protocol):
 
     def reader_of(self, schema: Schema) -> Deserializer[Any]:
         """Of payloads that were written with `schema`. Raises `CannotDecode` if there cannot be one."""
+        ...
+
+
+@runtime_checkable
+class RowDeserializer(Protocol):
+    """A deserializer that also makes values of the rows of streams with columns."""
+
+    def rows_of(self, schema: pa.Schema, stream: str) -> Callable[[Mapping[str, Any]], Any]:
+        """What makes them, of rows by the names of columns; raises `CannotDecode`.
+
+        Raises `InvalidArgument` for columns that it has no use for.
+        """
         ...
 
 

@@ -38,7 +38,7 @@ class Admin:
         group_segments: int = GROUP_SEGMENTS_DEFAULT,
         durability: str | None = None,
         codec: str = "none",
-        schema: pa.Schema | None = None,
+        schema: pa.Schema | type | None = None,
         key_column: str | None = None,
         timestamp_column: str | None = None,
         retention_ms: int = 0,

@@ -12,11 +12,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, Self, TypeVar
+
+import pyarrow as pa
 
 from kera.client.arrow_input import Columns
 from kera.client.producing.producer import Producer as AsyncProducer
+from kera.client.producing.rows import batch_of_rows, columns_of_frame
 from kera.client.sync.loop_thread import LoopThread
 from kera.client.types import Delivery, StreamDescription
 from kera.core.errors import BufferFull, ClosedError, KeraError
@@ -190,6 +193,46 @@ class Producer:
         )
         self._put(sent)
         return sent
+
+    def send_rows(
+        self,
+        stream: str,
+        rows: Iterable[Any],
+        *,
+        streamlet: int | None = None,
+        on_delivery: OnDeliveries | None = None,
+    ) -> Sent[Sequence[Delivery]]:
+        """Have instances of a model sent as rows; see `kera.client.Producer.send_rows`, and `send`.
+
+        Raises `CannotEncode` and `SchemaMismatch`.
+        """
+        batch = batch_of_rows(rows, self.prepare(stream))
+        return self.send_batch(stream, batch, streamlet=streamlet, on_delivery=on_delivery)
+
+    def send_frame(
+        self,
+        stream: str,
+        frame: Columns,
+        *,
+        value_column: str | None = None,
+        key_column: str | None = None,
+        timestamp_column: str | None = None,
+        streamlet: int | None = None,
+        on_delivery: OnDeliveries | None = None,
+    ) -> Sent[Sequence[Delivery]]:
+        """Have a data frame sent; see `kera.client.Producer.send_frame`, and `send`.
+
+        Raises `InvalidArgument` and `CannotEncode`.
+        """
+        batches = columns_of_frame(
+            frame,
+            self.prepare(stream),
+            value_column=value_column,
+            key_column=key_column,
+            timestamp_column=timestamp_column,
+        )
+        table = pa.Table.from_batches(batches)
+        return self.send_batch(stream, table, streamlet=streamlet, on_delivery=on_delivery)
 
     def flush(self) -> None:
         """Wait until everything sent so far is delivered or has failed. Raises the first error since the last one."""

@@ -1,0 +1,187 @@
+"""What a producer makes columns of before it sends them: instances of models, and data frames."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pydantic_core
+
+from kera.client.arrow_input import Columns, record_batches
+from kera.client.producing.outcome import BatchDelivery
+from kera.client.serializers.columns.models import batch_of
+from kera.client.serializers.protocols import Context
+from kera.client.serializers.refusing import cannot_encode
+from kera.client.types import StreamDescription
+from kera.core.errors import InvalidArgument, SchemaMismatch
+from kera.core.schema import DEFAULT_SCHEMA
+
+JSON_ROWS = 65_536
+"""So many rows of a frame are Python objects at once."""
+_KEYS = DEFAULT_SCHEMA.field("keys").type
+
+
+def batch_of_rows(rows: Iterable[Any], stream: StreamDescription) -> pa.RecordBatch:
+    """Instances of a model as a batch of a stream's columns. Raises `CannotEncode`, `SchemaMismatch`."""
+    if not stream.typed:
+        raise SchemaMismatch(
+            f"stream {stream.name!r} has no columns of its own: send each with a serializer, or create the stream with"
+            " schema=",
+            stream=stream.name,
+        )
+    given = list(rows)
+    return batch_of(given, stream.schema, stream.name) if given else pa.RecordBatch.from_pylist([], stream.schema)
+
+
+def columns_of_frame(
+    frame: Columns,
+    stream: StreamDescription,
+    *,
+    value_column: str | None,
+    key_column: str | None,
+    timestamp_column: str | None,
+) -> list[pa.RecordBatch]:
+    """A frame as batches of a stream's columns; see `SendsRows.send_frame`."""
+    batches = record_batches(frame)
+    named = {"value_column": value_column, "key_column": key_column, "timestamp_column": timestamp_column}
+    given = {parameter: name for parameter, name in named.items() if name is not None}
+    if stream.typed:
+        if given:
+            raise InvalidArgument(
+                f"stream {stream.name!r} has columns of its own, to which those of the frame go by their names: leave"
+                f" {', '.join(given)} out",
+                stream=stream.name,
+            )
+        return batches or [pa.RecordBatch.from_pylist([], stream.schema)]
+    for batch in batches:
+        for parameter, name in given.items():
+            if batch.schema.names.count(name) != 1:
+                raise InvalidArgument(f"{parameter} is {name!r}, and the frame has {', '.join(batch.schema.names)}")
+        others = [name for name in batch.schema.names if name not in given.values()]
+        if value_column is not None and others:
+            raise InvalidArgument(
+                f"columns {', '.join(others)} of the frame go nowhere: take them out, or leave value_column out, and"
+                " values are JSON of all columns that are neither key nor time"
+            )
+        if value_column is None and not others:
+            raise InvalidArgument("no column of the frame is left for the value")
+    if not batches:
+        return [pa.RecordBatch.from_pylist([], stream.schema)]
+    return [_of_default(batch, stream.name, value_column, key_column, timestamp_column) for batch in batches]
+
+
+def _of_default(
+    batch: pa.RecordBatch, stream: str, value: str | None, key: str | None, timestamp: str | None
+) -> pa.RecordBatch:
+    columns: dict[str, pa.Array] = {}
+    if timestamp is not None:
+        columns["timestamp"] = batch.column(timestamp)
+        if not pa.types.is_timestamp(columns["timestamp"].type):
+            raise InvalidArgument(f"column {timestamp!r} is {columns['timestamp'].type}, and no time")
+    if key is not None:
+        columns["keys"] = _key_lists(_as_bytes(batch.column(key), key, "key_column"))
+    if value is not None:
+        columns["value"] = _as_bytes(batch.column(value), value, "value_column")
+    else:
+        rest = batch.drop_columns([name for name in (key, timestamp) if name is not None])
+        columns["value"] = pa.chunked_array(
+            [_as_json(rest.slice(at, JSON_ROWS), stream) for at in range(0, max(1, batch.num_rows), JSON_ROWS)],
+            pa.binary(),
+        ).combine_chunks()
+    if isinstance(columns["value"], pa.ChunkedArray):  # more than a column of one piece has room for
+        raise InvalidArgument("the values of the frame are more than 2 GiB: send it in parts")
+    return pa.RecordBatch.from_arrays(list(columns.values()), list(columns))
+
+
+def _as_bytes(column: pa.Array, name: str, parameter: str) -> pa.Array:
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        return _as_bytes(column.dictionary_decode(), name, parameter)
+    if pa.types.is_integer(kind) and parameter == "key_column":  # as a typed stream's key columns are
+        return column.cast(pa.string()).cast(pa.binary())
+    try:
+        text_or_bytes = (
+            pa.types.is_binary,
+            pa.types.is_large_binary,
+            pa.types.is_string,
+            pa.types.is_large_string,
+            pa.types.is_string_view,
+            pa.types.is_binary_view,
+            pa.types.is_null,
+        )
+        if any(fits(kind) for fits in text_or_bytes):
+            return column.cast(pa.binary())
+    except pa.ArrowException as error:
+        raise InvalidArgument(f"column {name!r} cannot be bytes: {error}") from error
+    raise InvalidArgument(f"{parameter} is {name!r}, a column of {kind}, and takes one of text or bytes")
+
+
+def _key_lists(keys: pa.Array) -> pa.Array:
+    """A list of one key for each row, or null where there is none."""
+    mask = keys.is_null() if keys.null_count else None
+    there = np.ones(len(keys), np.int32)
+    if mask is not None:
+        there[mask.to_numpy(zero_copy_only=False)] = 0
+        keys = keys.drop_null()
+    offsets = np.concatenate([np.zeros(1, np.int32), np.cumsum(there, dtype=np.int32)])
+    return pa.ListArray.from_arrays(pa.array(offsets), keys, type=_KEYS, mask=mask)
+
+
+def _as_json(batch: pa.RecordBatch, stream: str) -> pa.Array:
+    rows = batch.to_pylist(maps_as_pydicts="strict")
+    try:
+        return pa.array(
+            [pydantic_core.to_json(row, inf_nan_mode="null", bytes_mode="base64") for row in rows], pa.binary()
+        )
+    except (pydantic_core.PydanticSerializationError, ValueError, TypeError) as error:
+        raise cannot_encode(Context(stream), error) from error
+
+
+class SendsRows(ABC):
+    """What a producer sends besides records and batches."""
+
+    @abstractmethod
+    async def prepare(self, stream: str) -> StreamDescription:
+        """Look up a stream."""
+
+    @abstractmethod
+    async def send_batch(self, stream: str, batch: Columns, *, streamlet: int | None = None) -> BatchDelivery:
+        """Accept all rows of `batch`."""
+
+    async def send_rows(self, stream: str, rows: Iterable[Any], *, streamlet: int | None = None) -> BatchDelivery:
+        """Accept instances of a dataclass or a pydantic model as rows of a stream with columns; see `send_batch`.
+
+        They are made columns all at once. All are of one model, whose fields are columns of the stream
+        (``create_stream(schema=Model)``). Raises `CannotEncode` with the row and the field that has no place in its
+        column, and what `send_batch` raises; then no row was accepted.
+        """
+        return await self.send_batch(stream, batch_of_rows(rows, await self.prepare(stream)), streamlet=streamlet)
+
+    async def send_frame(
+        self,
+        stream: str,
+        frame: Columns,
+        *,
+        value_column: str | None = None,
+        key_column: str | None = None,
+        timestamp_column: str | None = None,
+        streamlet: int | None = None,
+    ) -> BatchDelivery:
+        """Accept a data frame of pandas or polars, or what else `send_batch` takes, for a stream of either kind.
+
+        The columns go to those of a stream that has some by their names. Of one of the default schema, `key_column` has
+        the keys, `timestamp_column` the times, and `value_column` the values, text or bytes; without the latter, the
+        values are JSON objects of all other columns. Raises `InvalidArgument` for columns that are not there or go
+        nowhere, `CannotEncode`, and what `send_batch` raises; then no row was accepted.
+        """
+        batches = columns_of_frame(
+            frame,
+            await self.prepare(stream),
+            value_column=value_column,
+            key_column=key_column,
+            timestamp_column=timestamp_column,
+        )
+        return await self.send_batch(stream, pa.Table.from_batches(batches), streamlet=streamlet)

@@ -1,0 +1,265 @@
+"""How values of one annotation are a column of Arrow's, and come back.
+
+A shape makes a column of all values at once, level by level: those of a field of all rows, of all lists, and so on. For
+each value only as much is done in Python as has to be, to get it out of its object.
+"""
+
+from __future__ import annotations
+
+import datetime
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate, chain
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from kera.client.arrow_input import null_column
+from kera.core.errors import KeraError
+
+
+class DoesNotFit(KeraError):
+    """A value has no place in a column; becomes a `CannotEncode` once it is known of which stream."""
+
+    def __init__(self, path: str, reason: object) -> None:
+        super().__init__(str(reason))
+        self.path = path
+        self.reason = reason
+
+
+class Shape(ABC):
+    """Of one annotation."""
+
+    kind: pa.DataType
+    """The type of the column, unless the stream has another one with room for its values."""
+    nullable = False
+    as_it_is = False
+    """Whether what Arrow gives of a column is the value already."""
+
+    @abstractmethod
+    def column(self, values: Sequence[Any], kind: pa.DataType, path: str) -> pa.Array:
+        """All `values` (None: there is none) with the type `kind`. Raises `DoesNotFit`, with the path of the field."""
+
+    @abstractmethod
+    def value(self, stored: Any) -> Any:
+        """The value, of what Arrow gives, which is not None. Raises what Python does with one that is none."""
+
+    def field(self, name: str) -> pa.Field:
+        """Of a schema."""
+        return pa.field(name, self.kind, nullable=self.nullable)
+
+
+def checked(shape: Shape, values: Sequence[Any], kind: pa.DataType, path: str) -> pa.Array:
+    """A column, in which there are no nulls unless they are meant."""
+    if not shape.nullable and any(value is None for value in values):
+        raise DoesNotFit(path, "it is None, and the field takes no None")
+    return shape.column(values, kind, path)
+
+
+class Leaf(Shape):
+    """A single value."""
+
+    def __init__(
+        self,
+        kind: pa.DataType,
+        types: tuple[type, ...],
+        *,
+        stored: Callable[[Any], Any] | None = None,
+        loaded: Callable[[Any], Any] | None = None,
+    ) -> None:
+        """`types`: what values are; `stored` makes of one what Arrow takes, `loaded` the value of what it gives."""
+        self.kind = kind
+        self._types = types
+        self._stored = stored
+        self._loaded = loaded
+        self.as_it_is = loaded is None
+
+    def column(self, values: Sequence[Any], kind: pa.DataType, path: str) -> pa.Array:
+        """See `Shape`."""
+        for value in values:
+            if value is not None and value.__class__ not in self._types:
+                self._look_at(value, path)
+        if pa.types.is_timestamp(kind):
+            _look_at_zones(values, kind, path)
+        if self._stored is not None:
+            values = [None if value is None else self._stored(value) for value in values]
+        try:
+            return pa.array(values, kind)
+        except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+            raise DoesNotFit(path, error) from error
+
+    def _look_at(self, value: Any, path: str) -> None:
+        """Of a class of its own: one of a subclass will do, but for those that mean something else."""
+        of_another = isinstance(value, bool) or (
+            isinstance(value, datetime.datetime) and datetime.datetime not in self._types
+        )
+        if of_another or not isinstance(value, self._types):
+            names = " or ".join(each.__name__ for each in self._types)
+            raise DoesNotFit(path, f"it is {type(value).__name__}, not {names}")
+
+    def value(self, stored: Any) -> Any:
+        """See `Shape`."""
+        return stored if self._loaded is None else self._loaded(stored)
+
+
+def _look_at_zones(values: Sequence[Any], kind: pa.DataType, path: str) -> None:
+    """Arrow takes a time without a zone for one of UTC, and forgets a zone where there is to be none."""
+    for value in values:
+        if value is not None and (value.tzinfo is None) != (kind.tz is None):
+            raise DoesNotFit(
+                path,
+                f"{value} has no time zone: give it one (datetime.UTC), or annotate the field with pa.timestamp('us')"
+                if kind.tz is not None
+                else f"{value} has a time zone, and the column has none",
+            )
+
+
+class Optional(Shape):
+    """A value, or None."""
+
+    nullable = True
+
+    def __init__(self, inner: Shape) -> None:
+        self.inner = inner
+        self.kind = inner.kind
+        self.as_it_is = inner.as_it_is
+
+    def column(self, values: Sequence[Any], kind: pa.DataType, path: str) -> pa.Array:
+        """See `Shape`."""
+        return self.inner.column(values, kind, path)
+
+    def value(self, stored: Any) -> Any:
+        """See `Shape`."""
+        return self.inner.value(stored)
+
+
+class Repeated(Shape):
+    """A list, a set, or a tuple of any length."""
+
+    def __init__(self, item: Shape, make: type) -> None:
+        self.item = item
+        self._make = make
+        self.kind = pa.list_(item.field("item"))
+        self.as_it_is = make is list and item.as_it_is
+
+    def column(self, values: Sequence[Any], kind: pa.DataType, path: str) -> pa.Array:
+        """See `Shape`."""
+        if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+            raise DoesNotFit(path, f"it is {self.kind}, and the stream's column is {kind}")
+        for value in values:
+            if value is not None and not isinstance(value, self._make):
+                raise DoesNotFit(path, f"it is {type(value).__name__}, not {self._make.__name__}")
+        items = list(chain.from_iterable(value for value in values if value is not None))
+        column = checked(self.item, items, kind.value_type, f"{path}[]")
+        large = pa.types.is_large_list(kind)
+        made = pa.LargeListArray if large else pa.ListArray
+        return made.from_arrays(_offsets(values, large=large), column, type=kind, mask=_nulls(values))
+
+    def value(self, stored: Any) -> Any:
+        """See `Shape`."""
+        item = self.item
+        return self._make(stored if item.as_it_is else [None if each is None else item.value(each) for each in stored])
+
+
+class Mapped(Shape):
+    """A mapping."""
+
+    def __init__(self, key: Shape, item: Shape) -> None:
+        self.key = key
+        self.item = item
+        self.kind = pa.map_(key.kind, item.field("value"))
+
+    def column(self, values: Sequence[Any], kind: pa.DataType, path: str) -> pa.Array:
+        """See `Shape`."""
+        if not pa.types.is_map(kind):
+            raise DoesNotFit(path, f"it is {self.kind}, and the stream's column is {kind}")
+        for value in values:
+            if value is not None and not isinstance(value, Mapping):
+                raise DoesNotFit(path, f"it is {type(value).__name__}, not a mapping")
+        there = [value for value in values if value is not None]
+        keys = checked(self.key, list(chain.from_iterable(there)), kind.key_type, f"{path}{{}}")
+        items = list(chain.from_iterable(value.values() for value in there))
+        column = checked(self.item, items, kind.item_type, f"{path}{{}}")
+        return pa.MapArray.from_arrays(_offsets(values), keys, column, type=kind, mask=_nulls(values))
+
+    def value(self, stored: Any) -> Any:
+        """See `Shape`."""
+        key, item = self.key, self.item
+        return {key.value(name): None if each is None else item.value(each) for name, each in stored}
+
+
+class Member(NamedTuple):
+    """A field of a model."""
+
+    name: str
+    shape: Shape
+    argument: str
+    """What the model's constructor calls it."""
+    optional: bool
+    """The model has a value for it if there is none."""
+
+
+class Struct(Shape):
+    """A model, with a field for each of its own."""
+
+    def __init__(self, model: type, members: Sequence[Member], make: Callable[[dict[str, Any]], Any]) -> None:
+        self.model = model
+        self.members = tuple(members)
+        self._make = make
+        self.kind = pa.struct([member.shape.field(member.name) for member in members])
+
+    def columns(
+        self, values: Sequence[Any], kind: pa.DataType | pa.Schema, path: str = ""
+    ) -> list[tuple[str, pa.Array]]:
+        """One for each field. Columns that the stream has besides are left out."""
+        types = {field.name: field.type for field in kind}
+        made = []
+        for member in self.members:
+            name, where = member.name, f"{path}.{member.name}" if path else member.name
+            if name not in types:
+                raise DoesNotFit(where, "the stream has no such column")
+            fields = [None if value is None else getattr(value, name) for value in values]
+            shape = member.shape
+            if not shape.nullable and not all(fields):  # some are None, or 0, or empty
+                for value, found in zip(values, fields, strict=True):
+                    if found is None and value is not None:
+                        raise DoesNotFit(where, "it is None, and the field takes no None")
+            made.append((name, shape.column(fields, types[name], where)))
+        return made
+
+    def column(self, values: Sequence[Any], kind: pa.DataType, path: str) -> pa.Array:
+        """See `Shape`."""
+        if not pa.types.is_struct(kind):
+            raise DoesNotFit(path, f"it is {self.kind}, and the stream's column is {kind}")
+        self.check(values, path)
+        made = dict(self.columns(values, kind, path))
+        children = [made[field.name] if field.name in made else null_column(len(values), field.type) for field in kind]
+        return pa.StructArray.from_arrays(children, fields=list(kind), mask=_nulls(values))
+
+    def check(self, values: Sequence[Any], path: str) -> None:
+        """Raises `DoesNotFit` unless all are of the model."""
+        for at, value in enumerate(values):
+            if value is not None and not isinstance(value, self.model):
+                raise DoesNotFit(path or f"[{at}]", f"it is {type(value).__name__}, not {self.model.__name__}")
+
+    def value(self, stored: Any) -> Any:
+        """See `Shape`."""
+        given = {}
+        for member in self.members:
+            found = stored.get(member.name)
+            if found is not None:
+                given[member.argument] = found if member.shape.as_it_is else member.shape.value(found)
+            elif member.shape.nullable and member.name in stored:
+                given[member.argument] = None
+            elif not member.optional:  # of one that came later, what is older has nothing
+                raise ValueError(f"{member.name}: there is no value, and {self.model.__name__} has none for it")
+        return self._make(given)
+
+
+def _offsets(values: Sequence[Any], *, large: bool = False) -> pa.Array:
+    lengths = (0 if value is None else len(value) for value in values)
+    return pa.array(list(accumulate(lengths, initial=0)), pa.int64() if large else pa.int32())
+
+
+def _nulls(values: Sequence[Any]) -> pa.Array | None:
+    return pa.array([value is None for value in values]) if any(value is None for value in values) else None

@@ -1,0 +1,32 @@
+"""Which classes are models, what their fields are, and what pydantic says is wrong with one."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import pydantic
+
+
+def is_model(kind: Any) -> bool:
+    """Whether it is a dataclass or a pydantic model, the class and no instance of it."""
+    return isinstance(kind, type) and (dataclasses.is_dataclass(kind) or issubclass(kind, pydantic.BaseModel))
+
+
+def field_names(model: Any) -> list[str]:
+    """The fields of a model, as its class names them."""
+    if issubclass(model, pydantic.BaseModel):
+        return list(model.model_fields)
+    return [field.name for field in dataclasses.fields(model)]
+
+
+def what_is_wrong(error: pydantic.ValidationError) -> str:
+    """The first things that pydantic says, each with its field; without the values, which may be long."""
+    found = error.errors(include_url=False, include_input=False, include_context=False)
+    return "; ".join(_said(each) for each in found[:3]) + (f"; and {len(found) - 3} more" if len(found) > 3 else "")
+
+
+def _said(found: Mapping[str, Any]) -> str:
+    where = ".".join(str(part) for part in found["loc"])
+    return f"{where}: {found['msg']}" if where else str(found["msg"])
