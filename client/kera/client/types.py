@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias, get_args
 
 import pyarrow as pa
@@ -16,6 +17,9 @@ from kera.core.ids import EntryId, Position
 from kera.core.push import DEFAULT_DOMAIN
 from kera.core.schema import schema_from_bytes
 from kera.v1 import broker_pb2, common_pb2, coordinator_pb2
+
+_schema_of = lru_cache(maxsize=256)(schema_from_bytes)
+"""Of many streams it is the same, and to look at it is most of what it takes to describe one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,7 +343,7 @@ class StreamDescription:
                 replication_priority=config.replication_priority,
                 memory_domain=config.memory_domain or DEFAULT_DOMAIN,
             ),
-            schema=schema_from_bytes(schema.arrow_schema),
+            schema=_schema_of(schema.arrow_schema),
             schema_id=schema.schema_id,
             typed=schema.typed,
             key_column=schema.key_column or None,
@@ -362,7 +366,7 @@ class StreamDescription:
             assignments_version=info.assignments_version,
             config_version=info.config_version,
             earlier_schemas={
-                version.schema_id: schema_from_bytes(version.arrow_schema)
+                version.schema_id: _schema_of(version.arrow_schema)
                 for version in info.schemas
                 if version.schema_id != schema.schema_id
             },

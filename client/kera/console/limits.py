@@ -50,6 +50,9 @@ COLUMNS_SHOWN_MAX = 40
 
 CACHE_S = 2.0
 """For how long an answer of the cluster is shown again without asking."""
+STREAMS_CACHE_S = 5.0
+HEALTH_CACHE_S = 10.0
+"""The same of what takes more to find out."""
 STALE_S = 60.0
 """For how long an older one is shown while a new one is on its way."""
 SAMPLE_INTERVAL_S = 10.0

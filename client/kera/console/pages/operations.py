@@ -14,6 +14,9 @@ from kera.console.visits import Visit
 from kera.console.watching.view import View
 from kera.core.errors import KeraError
 
+STREAMS_DESCRIBED_MAX = 20
+"""Streams whose streamlets are looked at for one page."""
+
 
 class Spread(NamedTuple):
     """A streamlet that has moved: it has records at several brokers."""
@@ -39,7 +42,9 @@ async def show(visit: Visit) -> Response:
     recoveries, cluster, streams, balance = await asyncio.gather(
         allowed(view.recoveries.get()), view.cluster.get(), view.streams.get(), view.balance.get()
     )
-    spread = [each for stream in streams for each in moved(stream)]
+    moving = [each.name for each in streams if each.holders - each.owners.keys()]
+    described = await asyncio.gather(*(_described(view, name) for name in moving[:STREAMS_DESCRIBED_MAX]))
+    spread = [each for stream in described if stream is not None for each in moved(stream)]
     return visit.page(
         "operations.html",
         {
@@ -47,6 +52,7 @@ async def show(visit: Visit) -> Response:
             "drains": await _drains(view, cluster),
             "spread": spread[: limits.ROWS_PER_PAGE],
             "spread_left_out": max(0, len(spread) - limits.ROWS_PER_PAGE),
+            "streams_left_out": max(0, len(moving) - STREAMS_DESCRIBED_MAX),
             "moves": None if balance is None else balance.moves[: limits.ROWS_PER_PAGE],
         },
     )
@@ -59,6 +65,14 @@ def moved(stream: StreamDescription) -> list[Spread]:
         for number, assignment in sorted(stream.assignments.items())
         if len(assignment.broker_ids) > 1
     ]
+
+
+async def _described(view: View, name: str) -> StreamDescription | None:
+    """None: it is gone."""
+    try:
+        return await view.client.admin.describe_stream(name)
+    except KeraError:
+        return None
 
 
 async def _drains(view: View, cluster: ClusterDescription) -> list[Drain]:

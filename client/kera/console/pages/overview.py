@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable
 from typing import TypeVar
 
 from starlette.responses import Response
 
-from kera.client import RecoveryDescription, StreamDescription
+from kera.client import RecoveryDescription
+from kera.client.admin.watching import StreamSummary
 from kera.console.visits import Visit
 from kera.console.watching.view import THROUGHPUT
 from kera.console.web.charts import chart
@@ -34,7 +36,7 @@ async def overview(visit: Visit) -> Response:
         {
             "cluster": cluster,
             "streams": len(streams),
-            "streamlets": sum(each.config.streamlets for each in streams),
+            "streamlets": sum(each.streamlets for each in streams),
             "owned": owned(streams),
             "groups": len(groups),
             "consumers": sum(each.members for each in groups),
@@ -59,10 +61,9 @@ def running(recoveries: list[RecoveryDescription]) -> list[RecoveryDescription]:
     return [each for each in recoveries if each.phase not in ENDED]
 
 
-def owned(streams: list[StreamDescription]) -> dict[int, int]:
+def owned(streams: list[StreamSummary]) -> Counter[int]:
     """How many streamlets each broker owns, of these streams."""
-    counts: dict[int, int] = {}
+    counts: Counter[int] = Counter()
     for stream in streams:
-        for assignment in stream.assignments.values():
-            counts[assignment.broker_id] = counts.get(assignment.broker_id, 0) + 1
+        counts.update(stream.owners)
     return counts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from starlette.responses import Response
@@ -15,8 +16,8 @@ from kera.console.watching.view import View
 from kera.core.errors import KeraError, NotAllowed, UnknownStream
 
 ASKED_AT_ONCE = 16
-SIZES_TIMEOUT_S = 0.15
-"""How long a list waits for sizes: what has not come by then is left out."""
+DETAILS_TIMEOUT_S = 0.15
+"""How long a list waits for what brokers say: what has not come by then is left out."""
 
 
 class Size(NamedTuple):
@@ -26,6 +27,13 @@ class Size(NamedTuple):
     bytes: int
 
 
+class Detail(NamedTuple):
+    """What a list shows of a stream besides what the coordinator tells of all."""
+
+    stream: StreamDescription
+    size: Size
+
+
 async def list_streams(visit: Visit) -> Response:
     """Streams with a text in their name, some at a time."""
     wanted = visit.parameters.text("q").strip()
@@ -33,8 +41,8 @@ async def list_streams(visit: Visit) -> Response:
     streams = await visit.view.streams.get()
     found = [each for each in streams if wanted.casefold() in each.name.casefold()] if wanted else streams
     page = paged(found, number)
-    sizes = await _sizes(visit.view, page.rows)
-    return visit.page("streams.html", {"page": page, "q": wanted, "all": len(streams), "sizes": sizes})
+    details = await _details(visit.view, [each.name for each in page.rows])
+    return visit.page("streams.html", {"page": page, "q": wanted, "all": len(streams), "details": details})
 
 
 async def describe(visit: Visit) -> Response:
@@ -84,21 +92,22 @@ async def _bounds(view: View, name: str) -> dict[int, list[EntryBounds]] | str:
         return error.message
 
 
-async def _sizes(view: View, streams: object) -> dict[str, Size]:
+async def _details(view: View, names: Iterable[str]) -> dict[str, Detail]:
     """Of the streams of a page, as far as brokers say so quickly."""
-    room, sizes = asyncio.Semaphore(ASKED_AT_ONCE), dict[str, Size]()
+    room, details = asyncio.Semaphore(ASKED_AT_ONCE), dict[str, Detail]()
 
-    async def ask(stream: StreamDescription) -> None:
+    async def ask(name: str) -> None:
         async with room:
             try:
-                sizes[stream.name] = size_of(await view.client.bounds(stream.name))
+                bounds = await view.client.bounds(name)
+                details[name] = Detail(await view.client.describe(name), size_of(bounds))
             except KeraError:
                 return
 
-    tasks = [asyncio.ensure_future(ask(each)) for each in streams]  # type: ignore[attr-defined]
+    tasks = [asyncio.ensure_future(ask(each)) for each in names]
     if tasks:
-        _, late = await asyncio.wait(tasks, timeout=SIZES_TIMEOUT_S)
+        _, late = await asyncio.wait(tasks, timeout=DETAILS_TIMEOUT_S)
         for task in late:
             task.cancel()
         await asyncio.gather(*late, return_exceptions=True)
-    return sizes
+    return details

@@ -19,6 +19,7 @@ from kera.client import (
     RecoveryDescription,
     StreamDescription,
 )
+from kera.client.admin.watching import StreamSummary, Watch
 from kera.console import limits
 from kera.console.watching.cached import Cached
 from kera.console.watching.samples import Histories
@@ -76,12 +77,13 @@ class View:
     def __init__(self, client: Client, settings: ClientSettings, examine: Examine, user: str = "") -> None:
         self.client, self.user = client, user
         self._settings, self._examine = settings, examine
-        self.cluster: Cached[ClusterDescription] = Cached(client.admin.describe_cluster)
-        self.streams: Cached[list[StreamDescription]] = Cached(client.admin.list_streams, fresh_s=5.0)
-        self.recoveries: Cached[list[RecoveryDescription]] = Cached(client.admin.recoveries, fresh_s=1.0)
-        self.groups: Cached[list[ConsumerGroupSummary]] = Cached(client.admin.consumer_groups)
+        self._watch = Watch(client.admin)
+        self.cluster: Cached[ClusterDescription] = Cached(self._watch.cluster)
+        self.streams: Cached[list[StreamSummary]] = Cached(self._watch.streams, fresh_s=limits.STREAMS_CACHE_S)
+        self.recoveries: Cached[list[RecoveryDescription]] = Cached(self._watch.recoveries, fresh_s=1.0)
+        self.groups: Cached[list[ConsumerGroupSummary]] = Cached(self._ask_groups)
         self.balance: Cached[Rebalancing | None] = Cached(self._ask_balance)
-        self.health: Cached[Health] = Cached(self._ask_health, fresh_s=5.0)
+        self.health: Cached[Health] = Cached(self._ask_health, fresh_s=limits.HEALTH_CACHE_S)
         self.lags = Histories(time.monotonic)
         self.rates = Histories(time.monotonic)
         self._caches: list[Cached[object]] = [
@@ -123,7 +125,8 @@ class View:
         """A consumer group as it is now, whose lag is kept from now on."""
         self.lags.watch(name)
         try:
-            return await self.client.admin.describe_consumer_group(name)
+            await self.streams.get()  # whose names the next one tells
+            return await self._watch.group(name)
         except InvalidArgument as error:
             self.lags.forget(name)
             raise Refused(404, "There is no such consumer group", error.message) from error
@@ -137,8 +140,14 @@ class View:
         except NotAllowed:
             return None
 
+    async def _ask_groups(self) -> list[ConsumerGroupSummary]:
+        await self.streams.get()  # whose names the next one tells
+        return await self._watch.groups()
+
     async def _ask_health(self) -> Health:
-        findings = await self._examine(self.client, self._settings, await self.streams.get())
+        await self.streams.get()
+        streams = await asyncio.to_thread(self._watch.descriptions)
+        findings = await self._examine(self.client, self._settings, streams)
         return Health(findings, max((each.severity for each in findings), default=0))
 
     # -- over time -------------------------------------------------------------------------------------------------
@@ -159,7 +168,7 @@ class View:
 
     async def _sample_group(self, name: str) -> None:
         try:
-            found = await self.client.admin.describe_consumer_group(name)
+            found = await self._watch.group(name)
         except (InvalidArgument, NotAllowed):
             self.lags.forget(name)
         except KeraError:
