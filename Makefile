@@ -50,6 +50,8 @@ NATIVE_TESTS := tests/unit/core/test_native.py tests/unit/core/test_chunk.py tes
   tests/property/test_joining.py
 # Tests of several coordinators run a ZooKeeper of their own, on that Java.
 WITH_ZOOKEEPER := sh scripts/zookeeper.sh || exit 1;
+# Tests of the console look at its pages with Chromium.
+WITH_CHROMIUM := sh scripts/chromium.sh >/dev/null || exit 1;
 # Tests in one group share a worker; groups come in the order of collection, which tests/conftest.py decides.
 PARALLEL = -n $(PYTEST_WORKERS) --dist loadgroup --no-loadscope-reorder
 # The tiers of tests, see docs/testing.md.
@@ -106,10 +108,11 @@ demo-check: jar ## Run the short form of the demonstration that checks its own r
 	@$(WITH_JAVA) $(PY) -m demo --check
 
 test: jar ## Run every feature once, with real daemons, ZooKeeper and Spark: ten minutes. PYTEST_ARGS are passed on.
-	@$(WITH_ZOOKEEPER) $(WITH_JAVA) $(PYTEST) $(PARALLEL) $(TIER_quick) $(PYTEST_ARGS)
+	@$(WITH_ZOOKEEPER) $(WITH_CHROMIUM) $(WITH_JAVA) $(PYTEST) $(PARALLEL) $(TIER_quick) $(PYTEST_ARGS)
 
 test-all: jar ## Run all tests, with more examples, of SEED (a new one if it is not given). PYTEST_ARGS are passed on.
-	@$(WITH_ZOOKEEPER) $(WITH_JAVA) $(WITH_SEED) $(PYTEST) $(PARALLEL) $(TIER_all) tests bench/tests $(PYTEST_ARGS)
+	@$(WITH_ZOOKEEPER) $(WITH_CHROMIUM) $(WITH_JAVA) $(WITH_SEED) \
+	  $(PYTEST) $(PARALLEL) $(TIER_all) tests bench/tests $(PYTEST_ARGS)
 
 test-bench: setup ## Run the tests of the benchmarks' own code. PYTEST_ARGS are passed on.
 	@$(PYTEST) $(PARALLEL) bench/tests $(PYTEST_ARGS)
@@ -124,8 +127,8 @@ sim-mutants: setup ## Find deliberate defects by simulation, SEEDS of each at mo
 	@$(PY) -m tests.simulation.mutants --seeds "$(or $(SEEDS),500)" $(SIM_ARGS)
 
 coverage: jar ## Run all tests, or TIER=quick those of `make test`, and print the share of lines and branches per package.
-	@$(WITH_ZOOKEEPER) $(WITH_JAVA) $(if $(filter all,$(TIER)),$(WITH_SEED)) $(PYTEST) $(PARALLEL) $(TIER_$(TIER)) \
-	  --cov --cov-report= --cov-report=json:build/coverage-$(TIER).json $(PYTEST_ARGS)
+	@$(WITH_ZOOKEEPER) $(WITH_CHROMIUM) $(WITH_JAVA) $(if $(filter all,$(TIER)),$(WITH_SEED)) \
+	  $(PYTEST) $(PARALLEL) $(TIER_$(TIER)) --cov --cov-report= --cov-report=json:build/coverage-$(TIER).json $(PYTEST_ARGS)
 	@$(PY) -m scripts.coverage_table build/coverage-$(TIER).json
 
 test-native-asan: setup ## Test the native core with the sanitizers of the compiler: EXAMPLES random ones each, of SEED.

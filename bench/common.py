@@ -81,6 +81,10 @@ class Figures:
         """The largest of the samples so far."""
         return max(self._samples[name][1])
 
+    def values(self, name: str) -> list[float]:
+        """All samples so far, in the order in which they came."""
+        return list(self._samples[name][1])
+
     def unit(self, name: str) -> str:
         """Of the samples."""
         return self._samples[name][0]

@@ -127,7 +127,7 @@ class _Endpoints:
                 await self._house.has_become_secured()
             return _to_sign_in(visit.request)
         except KeraError as error:
-            return _problem_page(visit, problem_of(error))
+            return _problem_page(visit, problem_of(error, changes=visit.request.method == "POST"))
 
     def _with_session(self, request: Request, response: Response, token: str) -> Response:
         """Tell the browser which session it has from now on, if that has changed."""

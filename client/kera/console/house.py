@@ -20,7 +20,7 @@ from kera.core.clock import boottime_s
 from kera.core.errors import AuthenticationFailed
 
 EXPIRY_INTERVAL_S = 15.0
-IMPATIENCE = {"retry_timeout_ms": 2_000, "request_timeout_ms": 8_000, "recovery_timeout_ms": 2_000}
+IMPATIENCE = {"retry_timeout_ms": 2_000, "request_timeout_ms": 5_000, "recovery_timeout_ms": 2_000}
 """Somebody waits for the page."""
 _NOBODY = {"user": "", "password": None, "password_file": None, "token": None, "token_file": None}
 
@@ -70,7 +70,7 @@ class House:
             await view.close()
         else:
             self._shared = view
-            view.start()
+            await view.start(limits.WARM_UP_S)
         self._expiring = asyncio.ensure_future(self._expire())
 
     async def close(self) -> None:
@@ -114,7 +114,7 @@ class House:
                 raise
         finally:
             self._signing_in -= 1
-        view.start()
+        await view.start(limits.PATIENCE_S)
         await self._close(ended)
         return session
 

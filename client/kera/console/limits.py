@@ -53,8 +53,14 @@ CACHE_S = 2.0
 STREAMS_CACHE_S = 5.0
 HEALTH_CACHE_S = 10.0
 """The same of what takes more to find out."""
+REFUSAL_S = 60.0
+"""For how long nobody asks again for what may not be seen."""
 STALE_S = 60.0
 """For how long an older one is shown while a new one is on its way."""
+PATIENCE_S = 0.2
+"""How long a page waits for what is only a part of it."""
+WARM_UP_S = 5.0
+"""How long the console lets the first answers take before it says that it is there."""
 SAMPLE_INTERVAL_S = 10.0
 SAMPLES_MAX = 360
 """Of a history, an hour: after that the oldest goes."""

@@ -29,17 +29,17 @@ def test_json_is_laid_out() -> None:
     assert not found.cut
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        b"[" * 50_000,
-        b'{"a":' * 9_000,
-        b"[" * 900 + b"]" * 900,
-        b"[" + b"1" * 5_000 + b"]",
-        b'["\\ud800"]',
-        b"{not json",
-    ],
-)
+HURTFUL = {
+    "deep": b"[" * 50_000,
+    "deep objects": b'{"a":' * 9_000,
+    "deep and whole": b"[" * 900 + b"]" * 900,
+    "a long number": b"[" + b"1" * 5_000 + b"]",
+    "half a character": b'["\\ud800"]',
+    "none": b"{not json",
+}
+
+
+@pytest.mark.parametrize("value", HURTFUL.values(), ids=list(HURTFUL))
 def test_json_that_is_none_or_is_made_to_hurt_is_shown_in_bounds(value: bytes) -> None:
     found = shown(value, 2000)
     found.text.encode()

@@ -6,6 +6,7 @@ import asyncio
 
 from starlette.responses import Response
 
+from kera.client.admin.access import Rule, User
 from kera.client.admin.quotas import NAMES, Quota
 from kera.console import limits
 from kera.console.pages.overview import allowed
@@ -21,13 +22,17 @@ async def show(visit: Visit) -> Response:
             404, "Security is off", "In this cluster everybody may do everything: there are no users and no rights."
         )
     access, me = visit.view.client.access, f"user:{visit.user}"
-    users, rules, mine, tokens, default = await asyncio.gather(
-        allowed(access.users()),
-        allowed(access.rules()),
-        access.rules(me),
-        access.tokens(),
-        allowed(access.default_quota()),
+    # Asked for first: who may not, and asks all the same, is written down by the cluster.
+    administers, mine, tokens = await asyncio.gather(
+        access.check("administer", "cluster"), access.rules(me), access.tokens()
     )
+    users: list[User] | None = None
+    rules: list[Rule] | None = None
+    default: Quota | None = None
+    if administers.allowed:
+        users, rules, default = await asyncio.gather(
+            allowed(access.users()), allowed(access.rules()), allowed(access.default_quota())
+        )
     return visit.page(
         "access.html",
         {

@@ -40,7 +40,7 @@ async def show(visit: Visit) -> Response:
     """Recoveries, drains, and streamlets that have moved."""
     view = visit.view
     recoveries, cluster, streams, balance = await asyncio.gather(
-        allowed(view.recoveries.get()), view.cluster.get(), view.streams.get(), view.balance.get()
+        allowed(view.recoveries.get()), view.cluster.get(), view.streams.get(), allowed(view.balance.get())
     )
     moving = [each.name for each in streams if each.holders - each.owners.keys()]
     described = await asyncio.gather(*(_described(view, name) for name in moving[:STREAMS_DESCRIBED_MAX]))

@@ -11,12 +11,15 @@ from starlette.responses import Response
 
 from kera.client import RecoveryDescription
 from kera.client.admin.watching import StreamSummary
+from kera.console import limits
 from kera.console.visits import Visit
-from kera.console.watching.view import THROUGHPUT
+from kera.console.watching.view import THROUGHPUT, Health, View
 from kera.console.web.charts import chart
 from kera.core.errors import NotAllowed
 
 T = TypeVar("T")
+UNKNOWN = 3
+"""In place of a severity."""
 ENDED = frozenset({"done", "cancelled"})
 
 
@@ -27,7 +30,7 @@ async def overview(visit: Visit) -> Response:
         view.cluster.get(),
         view.streams.get(),
         view.groups.get(),
-        allowed(view.health.get()),
+        allowed(_health(view)),
         allowed(view.recoveries.get()),
         view.loads(),
     )
@@ -46,6 +49,11 @@ async def overview(visit: Visit) -> Response:
             "rates": chart(view.rates.of(THROUGHPUT)),
         },
     )
+
+
+async def _health(view: View) -> Health:
+    """Without findings as long as nobody knows: the page is made anew soon."""
+    return await view.health.soon(limits.PATIENCE_S) or Health((), UNKNOWN)
 
 
 async def allowed(asked: Awaitable[T]) -> T | None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from kera.client import (
@@ -25,6 +26,9 @@ from kera.console.watching.cached import Cached
 from kera.console.watching.samples import Histories
 from kera.console.web.problems import Refused
 from kera.core.errors import InvalidArgument, KeraError, NotAllowed
+from kera.core.telemetry import get_logger
+
+log = get_logger("kera.console")
 
 THROUGHPUT = "cluster"
 """Name of the history of all brokers together; of one, its number."""
@@ -82,7 +86,7 @@ class View:
         self.streams: Cached[list[StreamSummary]] = Cached(self._watch.streams, fresh_s=limits.STREAMS_CACHE_S)
         self.recoveries: Cached[list[RecoveryDescription]] = Cached(self._watch.recoveries, fresh_s=1.0)
         self.groups: Cached[list[ConsumerGroupSummary]] = Cached(self._ask_groups)
-        self.balance: Cached[Rebalancing | None] = Cached(self._ask_balance)
+        self.balance: Cached[Rebalancing] = Cached(partial(client.admin.rebalance, dry_run=True))
         self.health: Cached[Health] = Cached(self._ask_health, fresh_s=limits.HEALTH_CACHE_S)
         self.lags = Histories(time.monotonic)
         self.rates = Histories(time.monotonic)
@@ -94,11 +98,17 @@ class View:
             self.balance,  # type: ignore[list-item]
             self.health,  # type: ignore[list-item]
         ]
+        self.sampled = asyncio.Event()
+        """There is a first point of each history."""
         self._sampling: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
-        """Begin to keep what becomes of lags and rates."""
+    async def start(self, patience_s: float) -> None:
+        """Begin to keep what becomes of lags and rates; returns when the first pages have what they need, or then."""
         self._sampling = asyncio.ensure_future(self._sample())
+        with contextlib.suppress(TimeoutError, KeraError):
+            async with asyncio.timeout(patience_s):
+                await self.sampled.wait()
+                await self.health.get()
 
     async def close(self) -> None:
         """Ask no more, and forget who we were."""
@@ -118,8 +128,11 @@ class View:
 
     async def loads(self) -> dict[int, BrokerLoad]:
         """Of brokers, by their ids; empty: we may not know."""
-        balance = await self.balance.get()
-        return {} if balance is None else {each.broker_id: each for each in balance.loads}
+        try:
+            balance = await self.balance.get()
+        except NotAllowed:
+            return {}
+        return {each.broker_id: each for each in balance.loads}
 
     async def describe_group(self, name: str) -> ConsumerGroupDescription:
         """A consumer group as it is now, whose lag is kept from now on."""
@@ -133,12 +146,6 @@ class View:
         except NotAllowed:
             self.lags.forget(name)
             raise
-
-    async def _ask_balance(self) -> Rebalancing | None:
-        try:
-            return await self.client.admin.rebalance(dry_run=True)
-        except NotAllowed:
-            return None
 
     async def _ask_groups(self) -> list[ConsumerGroupSummary]:
         await self.streams.get()  # whose names the next one tells
@@ -154,7 +161,11 @@ class View:
 
     async def _sample(self) -> None:
         while True:
-            await self.sample()
+            try:
+                await self.sample()
+            except Exception as error:  # a defect here is no reason to keep nothing any more
+                log.error("lags and rates could not be looked at", exc_info=error)
+            self.sampled.set()
             await asyncio.sleep(limits.SAMPLE_INTERVAL_S)
 
     async def sample(self) -> None:

@@ -57,8 +57,8 @@ _STATUS: tuple[tuple[type[KeraError] | tuple[type[KeraError], ...], int, str], .
 """The first that fits."""
 
 
-def problem_of(error: KeraError) -> Problem:  # noqa: PLR0911 - a kind of error each
-    """What a page says of an error of the cluster, or of ours."""
+def problem_of(error: KeraError, *, changes: bool = False) -> Problem:  # noqa: PLR0911 - a kind of error each
+    """What a page says of an error of the cluster, or of ours; `changes`: what was asked was to change something."""
     if isinstance(error, Refused):
         return error.problem
     if isinstance(error, NotAllowed):
@@ -68,11 +68,11 @@ def problem_of(error: KeraError) -> Problem:  # noqa: PLR0911 - a kind of error 
     for kinds, status, title in _STATUS:
         if isinstance(error, kinds):
             return Problem(status, title, error.message)
-    if isinstance(error, Uncertain):
+    if changes and isinstance(error, Uncertain):
         return Problem(
             503, "Nobody knows what became of it", error.message, "Look whether it was done before you ask again."
         )
-    if error.retriable:
+    if error.retriable or isinstance(error, Uncertain):
         return Problem(503, "The cluster does not answer", error.message, "Try again in a moment.")
     return Problem(502, "The cluster has refused that", error.message)
 

@@ -1,0 +1,299 @@
+"""The console and real daemons, seen by a browser: what it shows, what it changes, and what it keeps to itself."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from playwright.async_api import expect
+
+from kera.client import Client
+from kera.core.access.rights import Operation
+from kera.core.security.issuing import Authority
+from kera.local.cluster import LocalCluster, RunningCluster
+from tests.integration.command_line import run_kera
+from tests.integration.console_support import Look, a_browser, a_console, needs_chromium
+from tests.integration.secured_cluster import PASSWORD, Secured
+
+pytestmark = pytest.mark.timeout(240)
+HOSTILE = '"><script>document.title = "owned"; alert(1)</script><img src=x onerror="alert(2)">'
+
+
+@contextlib.asynccontextmanager
+async def connected(cluster: RunningCluster) -> AsyncIterator[Client]:
+    async with await Client.connect(cluster.bootstrap) as client:
+        yield client
+
+
+async def produce(client: Client, stream: str, *values: bytes, **record: object) -> None:
+    async with client.producer() as producer:
+        await producer.prepare(stream)
+        for value in values:
+            producer.send(stream, value, **record)  # type: ignore[arg-type]
+
+
+async def submit(look: Look, form: str) -> None:
+    """Open what a form is in, and send it."""
+    button = look.page.locator(f'form[action="{form}"] button')
+    async with look.page.expect_navigation():
+        await button.click()
+
+
+async def unfold(look: Look, summary: str) -> None:
+    await look.page.get_by_text(summary, exact=True).click()
+
+
+@needs_chromium
+async def test_a_stream_is_made_filled_browsed_and_moved_in_a_browser(cluster: RunningCluster) -> None:
+    async with a_console("--admin", bootstrap=cluster.bootstrap) as console, a_browser() as look:
+        page = look.page
+        assert await look.go(console.url + "/streams") == 200
+        await unfold(look, "Create a stream")
+        await look.fill(name="seen", streamlets="2")
+        await submit(look, "/streams/create")
+        await expect(page.locator("[role=status]")).to_have_text("The stream was created.")
+        await expect(page.locator("h1")).to_contain_text("seen")
+
+        await look.go(console.url + "/streams/seen/messages")
+        await unfold(look, "Produce a record")
+        await page.fill("#new-key", HOSTILE)
+        await page.fill("#new-value", json.dumps({"text": HOSTILE}))
+        await page.fill("#new-headers", f"note: {HOSTILE}")
+        await submit(look, "/streams/seen/produce")
+        await expect(page.locator("[role=status]")).to_have_text("The record is stored.")
+        await expect(page.locator("table.messages tbody tr")).to_have_count(1)
+        await expect(page.locator(".key")).to_contain_text("<script>")
+        await expect(page.locator(".headers")).to_contain_text("onerror")
+        await page.locator("table.messages summary").click()
+        await expect(page.locator("pre.json")).to_contain_text('"text": "')
+        await page.locator("table.messages a").first.click()
+        await expect(page.locator("h2")).to_contain_text("Record 0 of streamlet")
+        async with page.expect_download() as downloading:
+            await page.get_by_text("download").click()
+        assert json.loads(Path(await (await downloading.value).path()).read_text()) == {"text": HOSTILE}
+
+        await look.go(console.url + "/streams/seen")
+        owner = await page.locator("tbody tr td:nth-child(3)").first.inner_text()
+        await unfold(look, "Move a streamlet")
+        await page.select_option("#broker", next(each for each in ("1", "2") if each != owner))
+        await submit(look, "/streams/seen/move")
+        await expect(page.locator("[role=status]")).to_have_text("The streamlet has another owner.")
+
+        await unfold(look, "Delete the stream")
+        await page.fill("#confirm", "seen")
+        await submit(look, "/streams/seen/delete")
+        await expect(page.locator("[role=status]")).to_have_text("The stream was deleted.")
+        assert await look.go(console.url + "/streams/seen") == 404
+
+        assert [each for each in look.complaints if "404" not in each] == []
+        assert all(each.startswith(console.url + "/") for each in look.asked), "nothing is fetched from elsewhere"
+        assert "owned" not in await page.title()
+
+
+@needs_chromium
+async def test_lag_is_shown_as_it_changes_and_a_group_is_put_elsewhere(cluster: RunningCluster) -> None:
+    async with connected(cluster) as client:
+        await client.admin.create_stream("lagging")
+        await produce(client, "lagging", *(b"%d" % at for at in range(30)))
+        await client.admin.reset_consumer_group("late", "lagging", "latest")
+        async with a_console("--admin", bootstrap=cluster.bootstrap) as console, a_browser() as look:
+            page = look.page
+            await look.go(console.url + "/groups")
+            await page.get_by_role("link", name="late").click()
+            lag = page.locator(".tiles dd").first
+            await expect(lag).to_contain_text("0 records")
+            await produce(client, "lagging", *(b"%d" % at for at in range(7)))
+            await expect(lag).to_contain_text("7 records", timeout=30_000)  # without that anybody loads it again
+            await unfold(look, "Put the group elsewhere")
+            await page.select_option("#to", "earliest")
+            await submit(look, "/group/reset")
+            await expect(page.locator("[role=status]")).to_have_text("The consumer group was put there.")
+            await expect(lag).to_contain_text("37 records")
+            assert look.complaints == []
+        described = await client.admin.describe_consumer_group("late")
+        assert sum(each.lag.records for each in described.entries if each.lag is not None) == 37
+
+
+@needs_chromium
+async def test_a_streamlet_that_moves_is_seen_without_loading_the_page_again(cluster: RunningCluster) -> None:
+    async with connected(cluster) as client:
+        stream = await client.admin.create_stream("moving")
+        await produce(client, "moving", b"here")
+        async with a_console(bootstrap=cluster.bootstrap) as console, a_browser(dark=True) as look:
+            await look.go(console.url + "/operations")
+            await expect(look.page.get_by_role("link", name="moving")).to_have_count(0)
+            await client.admin.move_streamlet("moving", 0, 3 - stream.assignments[0].broker_id)
+            await expect(look.page.get_by_role("link", name="moving")).to_have_count(1, timeout=60_000)
+            assert look.complaints == []
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    with contextlib.ExitStack() as stack:
+        yield Secured(tmp_path_factory.mktemp("secured"), stack, brokers=1, backups=0, replication=0)
+
+
+@pytest.fixture
+def https(tmp_path: Path) -> tuple[str, ...]:
+    authority, _ = Authority.open_or_make(tmp_path)
+    one = authority.issue("127.0.0.1")
+    return "--tls-cert", str(one.cert), "--tls-key", str(one.key)
+
+
+@needs_chromium
+async def test_who_signs_in_sees_what_that_user_may_and_no_more(secured: Secured, https: tuple[str, ...]) -> None:
+    await secured.make_user("admin")
+    await secured.make_user("ada")
+    async with await secured.client("admin") as admin:
+        await admin.admin.create_stream("open")
+        await admin.admin.create_stream("secret")
+        await produce(admin, "secret", b"nobody's business")
+        await produce(admin, "open", b"to be described, and not read")
+    await secured.grant("user:ada", "stream:open", Operation.DESCRIBE)
+    arguments = ("--admin", *https)
+    async with (
+        a_console(*arguments, bootstrap=secured.cluster.bootstrap, tls_ca=secured.ca) as console,
+        a_browser() as look,
+    ):
+        page = look.page
+        await look.go(console.url + "/streams/open")
+        assert page.url == f"{console.url}/sign-in?next=/streams/open"
+        await look.fill(user="ada", password="wrong")
+        await submit(look, "/sign-in")
+        await expect(page.locator("[role=alert]")).to_be_visible()
+        await look.fill(user="ada", password=PASSWORD)
+        await submit(look, "/sign-in")
+        assert page.url == f"{console.url}/streams/open"
+        await expect(page.locator(".who")).to_have_text("ada")
+        cookies = {each["name"]: each for each in await page.context.cookies()}
+        session = cookies["__Host-kera-console"]
+        assert (session["httpOnly"], session["secure"], session["sameSite"]) == (True, True, "Strict")
+
+        await expect_only_what_ada_may(look, console.url)
+
+        await page.get_by_role("button", name="Sign out").click()
+        await page.wait_for_url("**/sign-in")
+        await page.context.add_cookies([{"name": session["name"], "value": session["value"], "url": console.url}])
+        await look.go(console.url + "/streams")
+        assert page.url.startswith(f"{console.url}/sign-in"), "a session that has ended does not come back"
+
+        await look.fill(user="admin", password=PASSWORD)
+        await submit(look, "/sign-in")
+        await expect(page.locator("tbody tr")).to_have_count(2)
+        await look.go(console.url + "/access")
+        await expect(page.locator("main")).to_contain_text("ada")
+        await look.go(console.url + "/streams/secret/messages")
+        await expect(page.locator("table.messages")).to_contain_text("nobody's business")
+        assert [each for each in look.complaints if "status of 40" not in each] == []
+
+
+async def expect_only_what_ada_may(look: Look, url: str) -> None:
+    page = look.page
+    await look.go(url + "/streams")
+    await expect(page.locator("tbody tr")).to_have_count(1)
+    assert "secret" not in await look.text()
+    assert await look.go(url + "/streams/secret") == 404, "nor is it told that it is there"
+    assert await look.go(url + "/streams/open/messages") == 403
+    assert "Missing right: read on stream:open" in await look.text()
+    assert await look.go(url + "/") == 200
+    await expect(page.locator("main")).to_contain_text("It takes the right to describe the cluster")
+    assert await look.go(url + "/access") == 200
+    await expect(page.locator("main")).to_contain_text("Missing right: administer on cluster")
+    assert "admin" not in await page.inner_text("main table")
+    await look.go(url + "/streams")
+    await unfold(look, "Create a stream")
+    await look.fill(name="mine")
+    await submit(look, "/streams/create")
+    await expect(page.locator("main")).to_contain_text("Missing right: create on stream:mine")
+
+
+async def test_who_starts_it_lends_nobody_a_password(secured: Secured) -> None:
+    """The environment says who starts it, and visitors have to say who they are."""
+    await secured.make_user("root-like", "boss")
+    settings = {"tls_ca": secured.ca, "user": "root-like", "password": PASSWORD}
+    async with a_console("--insecure", bootstrap=secured.cluster.bootstrap, **settings) as console:
+        head, body = await get(console.port, "/streams")
+        assert "303 See Other" in head
+        assert "location: /sign-in?next=/streams" in head
+        assert body == ""
+
+
+# -- without a browser -----------------------------------------------------------------------------------------------
+
+
+async def get(port: int, address: str, *, host: str = "127.0.0.1") -> tuple[str, str]:
+    """Head and body of an answer."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(f"GET {address} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+        head, _, body = (await reader.read()).decode().partition("\r\n\r\n")
+        return head, body
+    finally:
+        writer.close()
+
+
+def test_it_does_not_listen_where_others_could_do_everything(cluster: RunningCluster, tmp_path: Path) -> None:
+    for arguments, text in (
+        (("--listen", "0.0.0.0:0"), "security of the cluster is off"),
+        (("--listen", "nowhere"), "write HOST:PORT"),
+        (("--tls-cert", str(tmp_path / "cert")), "belong together"),
+        (("--host", "a/b"), "is no name of a host"),
+    ):
+        done = run_kera("console", *arguments, "--bootstrap", cluster.bootstrap)
+        assert (done.returncode, done.stdout) == (2, b"")
+        assert text in done.stderr.decode()
+
+
+async def test_a_port_that_is_taken_and_a_cluster_that_is_not_there_are_told(cluster: RunningCluster) -> None:
+    async with a_console(bootstrap=cluster.bootstrap) as console:
+        taken = ("console", "--listen", f"127.0.0.1:{console.port}", "--bootstrap", cluster.bootstrap)
+        done = await asyncio.to_thread(_run, *taken)
+        assert done[0] == 2
+        assert "cannot listen at" in done[1]
+    gone = await asyncio.to_thread(_run, "console", "--bootstrap", f"127.0.0.1:{console.port}")
+    assert gone[0] == 1
+    assert gone[1].startswith("kera: error: ")
+
+
+def _run(*arguments: str) -> tuple[int, str]:
+    done = subprocess.run([sys.executable, "-m", "kera.cli", *arguments], capture_output=True, text=True, check=False)
+    return done.returncode, done.stderr
+
+
+async def test_it_ends_at_a_signal_though_somebody_waits_for_a_page(cluster: RunningCluster) -> None:
+    async with a_console(bootstrap=cluster.bootstrap) as console:
+        _, writer = await asyncio.open_connection("127.0.0.1", console.port)
+        writer.write(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n")  # and no more
+        await writer.drain()
+        console.process.send_signal(signal.SIGINT)
+        async with asyncio.timeout(30):
+            assert await console.process.wait() == 130
+        assert console.process.stderr is not None
+        assert "Traceback" not in (await console.process.stderr.read()).decode()
+        writer.close()
+
+
+async def test_pages_say_that_the_coordinator_is_gone_and_come_back_with_it(tmp_path: Path) -> None:
+    with LocalCluster.running(brokers=1, data_dir=tmp_path / "cluster") as cluster:
+        async with a_console(bootstrap=cluster.bootstrap) as console:
+            coordinator = cluster.processes["coordinator"]
+            head, _ = await get(console.port, "/streams/none")
+            assert "404 Not Found" in head
+            os.kill(coordinator, signal.SIGSTOP)
+            try:
+                head, body = await get(console.port, "/streams/none")
+                assert "503 Service Unavailable" in head
+                assert "The cluster does not answer" in body
+            finally:
+                os.kill(coordinator, signal.SIGCONT)
+            while "404 Not Found" not in head:
+                head, _ = await get(console.port, "/streams/none")
+                await asyncio.sleep(0.1)

@@ -1,0 +1,103 @@
+"""An answer that is shown again: how old it gets, who asks, and what becomes of errors."""
+
+import asyncio
+
+import pytest
+
+from kera.console import limits
+from kera.console.watching.cached import Cached
+from kera.core.errors import NotAllowed, Unavailable
+
+
+class Source:
+    """Counts how often it was asked; answers with that, or with an error."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.asked = 0
+        self.takes_s = 0.0
+        self.error: Exception | None = None
+        self.open = asyncio.Event()
+        self.open.set()
+        self.cached = Cached(self.ask, fresh_s=2, stale_s=60, now_s=lambda: self.now_s)
+
+    async def ask(self) -> int:
+        self.asked += 1
+        await self.open.wait()
+        self.now_s += self.takes_s
+        if self.error is not None:
+            raise self.error
+        return self.asked
+
+
+async def test_it_is_asked_once_for_many_and_again_when_it_is_old() -> None:
+    source = Source()
+    assert await asyncio.gather(*(source.cached.get() for _ in range(5))) == [1] * 5
+    source.now_s = 1.9
+    assert await source.cached.get() == 1
+    source.now_s = 2.0
+    assert await source.cached.get() == 1, "the older one, while the new one is on its way"
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert await source.cached.get() == 2
+    source.now_s = 100.0
+    assert await source.cached.get() == 3, "that old it is not shown"
+
+
+async def test_what_takes_long_is_asked_for_less_often() -> None:
+    source = Source()
+    source.takes_s = 1.0
+    await source.cached.get()
+    source.now_s += 19.0
+    await source.cached.get()
+    assert source.asked == 1
+
+
+async def test_after_a_change_nobody_is_shown_what_was_before() -> None:
+    source = Source()
+    await source.cached.get()
+    source.open.clear()
+    source.now_s = 2.0
+    assert await source.cached.get() == 1
+    await asyncio.sleep(0)
+    source.cached.forget()  # while it was asked for
+    source.open.set()
+    assert await source.cached.get() == 3
+
+
+async def test_errors_are_not_kept_but_a_refusal_is_for_a_while() -> None:
+    source = Source()
+    source.error = Unavailable("away")
+    for asked in (1, 2):
+        with pytest.raises(Unavailable):
+            await source.cached.get()
+        assert source.asked == asked
+    source.error = NotAllowed("no")
+    for _ in range(5):
+        with pytest.raises(NotAllowed):
+            await source.cached.get()
+    assert source.asked == 3
+    source.now_s += limits.REFUSAL_S
+    source.error = None
+    assert await source.cached.get() == 4
+
+
+async def test_what_may_no_longer_be_seen_is_no_longer_shown() -> None:
+    source = Source()
+    await source.cached.get()
+    source.error = NotAllowed("no")
+    source.now_s = 2.0
+    assert await source.cached.get() == 1
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    with pytest.raises(NotAllowed):
+        await source.cached.get()
+
+
+async def test_who_is_impatient_goes_on_without_it() -> None:
+    source = Source()
+    source.open.clear()
+    assert await source.cached.soon(0.001) is None
+    source.open.set()
+    assert await source.cached.soon(10) == 1
+    await source.cached.close()
