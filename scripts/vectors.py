@@ -21,6 +21,8 @@ from kera.core.chunk import (
     LEAN_VERSION,
     ChunkHeader,
     Codec,
+    Flags,
+    Placement,
     encode_chunk,
     encode_payload,
     place_chunk,
@@ -47,6 +49,12 @@ TYPED_SCHEMA = pa.schema(
         pa.field("legs", pa.list_(pa.struct([("from", pa.string()), ("miles", pa.float64())]))),
     ]
 )
+PRODUCERS = (
+    "record_count", "stream_id", "streamlet_id", "schema_id", "producer_id", "producer_epoch", "sequence", "created_us",
+    "min_timestamp_us", "max_timestamp_us",
+)  # fmt: skip
+BROKERS = ("group_id", "segment_id", "entry", "first_record", "broker_epoch", "durable_head")
+"""Fields of a header, by who fills them in."""
 Records = list[dict[str, Any]]
 
 
@@ -93,6 +101,7 @@ def vectors() -> dict[str, Any]:
         ],
         "chunks": chunks,
         "damaged_chunks": damaged(bytes.fromhex(chunks[0]["placed"])),
+        "unreadable_chunks": unreadable({each["what"]: each for each in chunks}),
         "keys": [key(data) for data in (b"", b"user-1", b"123456789", "Zürich".encode(), bytes(32), b"\xff" * 32)],
         "frames": [
             frame(api.DESCRIBE_STREAM, 1, coordinator_pb2.DescribeStreamRequest(name="clicks")),
@@ -160,11 +169,31 @@ def lean_chunks() -> list[dict[str, Any]]:
             typed=True,
             version=LEAN_VERSION,
         ),
+        chunk(
+            "version 2: LZ4, times that are far apart, a key that is null, lists that are all empty",
+            1,
+            DEFAULT_SCHEMA,
+            [
+                record(-CREATED_US - 1, keys=[None, b""], value=b"", headers=[]),
+                record(1 << 50, keys=[b"user-1"], value=b"abc" * 90, headers=[]),
+            ],
+            sequence=9,
+            codec=Codec.LZ4,
+            version=LEAN_VERSION,
+        ),
+        chunk(
+            "version 2: times that are far apart, nothing but empty lists",
+            1,
+            DEFAULT_SCHEMA,
+            [record(0, keys=[], headers=[]), record(1 << 33, keys=[], headers=[])],
+            sequence=10,
+            version=LEAN_VERSION,
+        ),
     ]
 
 
 def record(
-    number: int, *, keys: list[bytes] | None = None, value: bytes | None = None, headers: Any = None
+    number: int, *, keys: list[bytes | None] | None = None, value: bytes | None = None, headers: Any = None
 ) -> dict[str, Any]:
     """A record of a stream with the default schema."""
     return {"timestamp": CREATED_US + number, "keys": keys, "value": value, "headers": headers}
@@ -236,6 +265,62 @@ def damaged(placed: bytes) -> list[dict[str, str]]:
         {"why": "it is cut short", "chunk": placed[:-64].hex()},
         {"why": "another version of the format", "chunk": newer.hex()},
     ]
+
+
+ONE = "one record"
+LEAN = "version 2: values of the same length, no keys, one time"
+LEAN_KEYS = "version 2: values of other lengths, times that differ, keys, headers"
+LEAN_ZSTD = "version 2: Zstandard"
+UNREADABLE = [
+    ("version 1: an offset beyond its buffer", ONE, struct.pack("<2i", 0, 4), struct.pack("<2i", 0, 1 << 30)),
+    ("version 1: offsets that fall", ONE, struct.pack("<2i", 0, 6), struct.pack("<2i", 6, 0)),
+    ("version 2: nodes that reach out of the payload", LEAN, b"\x0d\0", b"\xff\xff"),
+    ("version 2: fewer bytes of nodes than nodes", LEAN, b"\x0d\0", b"\x0c\0"),
+    ("version 2: a time of another kind", LEAN, b"\x45", b"\x44"),
+    ("version 2: bytes that cannot be divided among the values", LEAN, b"\x48\x0f", b"\x48\x0e"),
+    ("version 2: values that reach out of the body", LEAN, b"\x48\x0f", b"\x48\x14"),
+    ("version 2: text that is not UTF-8", LEAN_KEYS, b"tracenone", b"\xff\xfeacenone"),
+    (
+        "version 2: lengths that do not add up to the sum",
+        LEAN_KEYS,
+        struct.pack("<2H", 1, 300),
+        struct.pack("<2H", 1, 299),
+    ),
+    ("version 2: another length of the body than it has", LEAN_ZSTD, struct.pack("<I", 600), struct.pack("<I", 601)),
+]
+"""Why, of which chunk, and what of its payload is replaced by what."""
+
+
+def unreadable(chunks: dict[str, dict[str, Any]]) -> list[dict[str, str]]:
+    """Chunks whose checksums are right, and whose payload is none."""
+    found = []
+    for why, of, old, new in UNREADABLE:
+        payload = bytes.fromhex(chunks[of]["payload"])
+        at = payload.index(old)
+        fields = chunks[of]["header"]
+        found.append({"why": why, "chunk": placed(payload[:at] + new + payload[at + len(old) :], fields).hex()})
+    fields = {**chunks[ONE]["header"], "record_count": 2}
+    return [
+        *found,
+        {
+            "why": "another number of records than it has",
+            "chunk": placed(bytes.fromhex(chunks[ONE]["payload"]), fields).hex(),
+        },
+    ]
+
+
+def placed(payload: bytes, fields: dict[str, int]) -> bytearray:
+    """A chunk with such a header and a payload that need not be one, as a broker has placed it."""
+    encoded = encode_chunk(
+        pa.py_buffer(payload),
+        **{name: fields[name] for name in PRODUCERS},
+        codec=Codec(fields["codec"]),
+        typed=bool(fields["flags"] & Flags.TYPED),
+        version=fields["version"],
+    )
+    chunk = bytearray(encoded.to_bytes())
+    place_chunk(chunk, 0, Placement(**{name: fields[name] for name in BROKERS}))
+    return chunk
 
 
 def key(data: bytes) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import pytest
 from kera.core.settings import KIB, MIB
 from kera.local.cluster import LocalCluster, RunningCluster
 from tests.integration.control_support import control_cluster_of
+from tests.integration.go_client import GoClient, find_go
 from tests.integration.kafka import Kafka, kafka_or_skip
 from tests.integration.shared_cluster import SharedCluster
 from tests.integration.zookeeper import ZooKeeper
@@ -67,3 +68,11 @@ async def members(shared_members: SharedCluster) -> SharedCluster:
     """Three brokers and three backups that keep what they have, for tests that kill them: each finds all of them."""
     await shared_members.make_whole()
     return shared_members
+
+
+@pytest.fixture(scope="session")
+def go(tmp_path_factory: pytest.TempPathFactory) -> GoClient:
+    """The client in Go of examples/go; the test is skipped where there is no Go."""
+    client = GoClient(find_go(), tmp_path_factory.mktemp("go"))
+    client.build()
+    return client

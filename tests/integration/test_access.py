@@ -8,6 +8,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -22,6 +23,7 @@ from kera.core.rpc.method import call
 from kera.core.runtime import MACHINE
 from kera.v1 import access_pb2 as messages
 from kera.v1 import backup_pb2, broker_pb2, coordinator_pb2
+from tests.integration.go_client import GoClient
 from tests.integration.secured_cluster import PASSWORD, Secured
 from tests.integration.support import until
 
@@ -253,6 +255,32 @@ async def test_a_token_does_what_it_is_narrowed_to_until_it_is_revoked(secured: 
             assert not (await alice.access.revoke_token(issued.token_id)).untold
             with pytest.raises(AuthenticationFailed, match="the token is not known"):
                 await client.admin.list_streams()
+
+
+async def test_the_client_in_go_shows_a_token_over_tls(
+    go: GoClient, secured: Secured, admin: Client, tmp_path: Path
+) -> None:
+    await admin.admin.create_stream("from-go", streamlets=2)
+    await secured.grant("user:alice", "stream:from-go", Operation.READ, Operation.WRITE)
+    token = tmp_path / "token"
+    over_tls = ("-stream", "from-go", "-timeout", "5s", "-tls-ca", str(secured.ca))
+    async with await secured.client("alice") as alice:
+        issued = await alice.access.issue_token(["stream:from-go"])
+        token.write_text(issued.secret)
+        shown = (*over_tls, "-token-file", str(token))
+        code, _, errors = await go.run("kera-produce", secured.cluster.bootstrap, *shown, stdin=b"a\tone\nb\ttwo\n")
+        assert code == 0, errors
+        records = await go.read(secured.cluster.bootstrap, *shown[1:])
+        assert sorted(each.value or b"" for each in records) == [b"one", b"two"]
+        await alice.access.revoke_token(issued.token_id)
+    for arguments, problem in (
+        (shown, "the token is not known"),
+        (over_tls, "(authentication_failed)"),
+        (over_tls[:-2], "coordinator"),
+    ):
+        code, _, errors = await go.run("kera-consume", secured.cluster.bootstrap, *arguments)
+        assert code == 1
+        assert problem in errors
 
 
 async def test_users_and_rules_outlast_the_coordinator(secured: Secured, admin: Client) -> None:

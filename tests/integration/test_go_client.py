@@ -19,20 +19,13 @@ import pytest
 from kera.client import Client
 from kera.client.producing.partitioner import streamlet_of
 from tests.integration.control_support import broker_id_of, broker_name, broker_names, connect, now_us, until_recovered
-from tests.integration.go_client import TIMEOUT_S, GoClient, GoRecord, find_go, records_in
+from tests.integration.go_client import TIMEOUT_S, GoClient, GoRecord, records_in
 from tests.integration.shared_cluster import SharedCluster
 from tests.integration.support import until
 from tests.integration.unreadable import write_a_chunk_that_nobody_can_read
 
 KEYS = 20
 STREAMLETS = 4
-
-
-@pytest.fixture(scope="session")
-def go(tmp_path_factory: pytest.TempPathFactory) -> GoClient:
-    client = GoClient(find_go(), tmp_path_factory.mktemp("go"))
-    client.build()
-    return client
 
 
 @pytest.fixture

@@ -126,7 +126,7 @@ func (w *leanWriter) node(kind byte, lengths []int, nulls []bool, total int, wit
 		}
 		longest, shortest = max(longest, length), min(shortest, length)
 	}
-	if null == len(lengths) {
+	if null > 0 && null == len(lengths) {
 		w.nodes = append(w.nodes, kindNull)
 		return false
 	}
@@ -142,7 +142,7 @@ func (w *leanWriter) node(kind byte, lengths []int, nulls []bool, total int, wit
 	}
 	width := 0
 	switch {
-	case longest == shortest:
+	case longest <= shortest: // also of no values at all
 		kind |= alike << 6
 	case longest <= math.MaxUint8:
 		kind, width = kind|lengths8<<6, 1

@@ -31,6 +31,10 @@ type vectors struct {
 		Why   string
 		Chunk hexBytes
 	} `json:"damaged_chunks"`
+	Unreadable []struct {
+		Why   string
+		Chunk hexBytes
+	} `json:"unreadable_chunks"`
 	Keys []struct {
 		Key       hexBytes
 		CRC32C    uint32
@@ -131,6 +135,20 @@ func TestDamagedChunksAreRefused(t *testing.T) {
 		t.Run(vector.Why, func(t *testing.T) {
 			if _, _, _, err := ParseChunk(vector.Chunk); CodeOf(err) != codeCorruptChunk {
 				t.Errorf("got %v", err)
+			}
+		})
+	}
+}
+
+func TestChunksThatCannotBeReadAreRefused(t *testing.T) {
+	for _, vector := range readVectors(t).Unreadable {
+		t.Run(vector.Why, func(t *testing.T) {
+			header, payload, _, err := ParseChunk(vector.Chunk)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if records, err := DecodeRecords(header, payload); CodeOf(err) != codeCorruptChunk {
+				t.Errorf("got %v, %v", records, err)
 			}
 		})
 	}

@@ -117,6 +117,15 @@ def test_a_damaged_chunk_is_refused(vector: dict[str, Any]) -> None:
         verify_chunk(bytes.fromhex(vector["chunk"]))
 
 
+@described("unreadable_chunks", "why")
+def test_a_chunk_that_cannot_be_read_has_good_checksums_and_is_refused(vector: dict[str, Any]) -> None:
+    chunk = bytes.fromhex(vector["chunk"])
+    header = verify_chunk(chunk)
+    payload = chunk[HEADER_BYTES : HEADER_BYTES + header.payload_bytes]
+    with pytest.raises(CorruptChunk):
+        open_payload(payload, SCHEMAS[header.schema_id], header)
+
+
 @described("keys", "key")
 def test_a_key_has_its_streamlet(vector: dict[str, Any]) -> None:
     key = bytes.fromhex(vector["key"])
