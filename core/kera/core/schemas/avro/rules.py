@@ -2,7 +2,7 @@
 
 Stricter in what would read, but not mean the same, or not always:
 
-* bytes are not read as text: they need not be any;
+* bytes are not read as text, which they need not be; nor in a union where text comes before bytes;
 * logical types that differ (``timestamp-millis``, ``timestamp-micros``) do not match, nor decimals of another scale;
 * which branch of a union reads a value is the first that goes by its name or type, as fastavro has it; what only a
   later branch could read does not count;
@@ -99,8 +99,15 @@ class _Resolution:
         self._plain(known, self._reader.resolve(chosen), path)
 
     def _chosen(self, writes: Type, branches: Sequence[Type]) -> Type | None:
-        """The first branch that goes by the name or type of what is written."""
-        return next((branch for branch in branches if self._matches(writes, branch)), None)
+        """The first branch that goes by the name or type of what is written; of the same type rather than a wider one.
+
+        With bytes, fastavro takes text that comes before them.
+        """
+        first = next((branch for branch in branches if self._matches(writes, branch)), None)
+        if isinstance(writes, Primitive) and isinstance(first, Primitive) and first.kind != "string":
+            same = (each for each in branches if isinstance(each, Primitive) and each.kind == writes.kind)
+            return next(same, first)
+        return first
 
     def _matches(self, writes: Type, reads: Type) -> bool:
         self._pair.step()
@@ -140,9 +147,7 @@ class _Resolution:
                 self._pair.differ(path, writes=word(writes), reads=word(reads))
 
     def _primitives(self, writes: Primitive, reads: Primitive, path: str) -> None:
-        if writes.kind == "bytes" and reads.kind == "string":
-            self._pair.differ(path, writes="bytes", reads="string, which bytes need not be")
-        elif (writes.kind != reads.kind and (writes.kind, reads.kind) not in _PROMOTIONS) or _differ(
+        if (writes.kind != reads.kind and (writes.kind, reads.kind) not in _PROMOTIONS) or _differ(
             writes.logical, reads.logical
         ):
             self._pair.differ(path, writes=word(writes), reads=word(reads))

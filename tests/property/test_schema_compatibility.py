@@ -1,0 +1,72 @@
+"""What the rules call compatible is read: by the library that readers use, whatever was written."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from kera.core.errors import InvalidSchema
+from kera.core.schemas import Compatibility, SchemaType
+from kera.core.schemas.compatibility import Definition, Version, incompatibilities
+from tests.property.avro_world import CannotBeWritten, evolved, named_in, read, schemas, values, written
+
+SLOW = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much], deadline=None)
+
+
+def avro(schema: Any) -> Definition:
+    return Definition(SchemaType.AVRO, json.dumps(schema))
+
+
+@SLOW
+@given(st.data())
+def test_what_is_compatible_is_read_by_fastavro(data: st.DataObject) -> None:
+    writer = data.draw(schemas())
+    reader = data.draw(st.one_of(evolved(writer), evolved(writer), schemas()))
+    try:
+        found = incompatibilities(avro(reader), [Version(1, avro(writer))], Compatibility.BACKWARD)
+    except InvalidSchema:
+        assume(False)  # a change has made no schema
+    backwards = incompatibilities(avro(writer), [Version(1, avro(reader))], Compatibility.FORWARD)
+    assert bool(found) == bool(backwards)  # the same question
+    assume(not found)
+    for value in data.draw(st.lists(values(writer, named_in(writer)), min_size=1, max_size=3)):
+        with contextlib.suppress(CannotBeWritten):
+            read(written(writer, value), writer, reader)
+
+
+@SLOW
+@given(st.data())
+def test_a_schema_reads_what_it_has_written(data: st.DataObject) -> None:
+    schema = data.draw(schemas())
+    assert incompatibilities(avro(schema), [Version(1, avro(schema))], Compatibility.FULL_TRANSITIVE) == []
+
+
+WORDS = """type name fields items values symbols default size aliases logicalType properties $ref required enum anyOf
+    allOf oneOf not minimum maxLength record int string object""".split()  # noqa: SIM905 - a list of so many would be a page
+JUNK = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text(max_size=8)
+    | st.sampled_from(WORDS),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(WORDS) | st.text(max_size=4), inner, max_size=5)
+    ),
+    max_leaves=20,
+)
+
+
+@SLOW
+@pytest.mark.parametrize("kind", [SchemaType.AVRO, SchemaType.JSON])
+@given(old=JUNK, new=JUNK)
+def test_whatever_is_registered_is_a_schema_or_refused(kind: SchemaType, old: Any, new: Any) -> None:
+    for mode in (Compatibility.FULL, Compatibility.NONE):
+        with contextlib.suppress(InvalidSchema):
+            versions = [Version(1, Definition(kind, json.dumps(old)))]
+            incompatibilities(Definition(kind, json.dumps(new)), versions, mode)
