@@ -16,6 +16,7 @@ import pytest
 from playwright.async_api import expect
 
 from kera.client import Client
+from kera.client.serializers import AvroSerializer
 from kera.core.access.rights import Operation
 from kera.core.security.issuing import Authority
 from kera.local.cluster import LocalCluster, RunningCluster
@@ -33,11 +34,11 @@ async def connected(cluster: RunningCluster) -> AsyncIterator[Client]:
         yield client
 
 
-async def produce(client: Client, stream: str, *values: bytes, **record: object) -> None:
+async def produce(client: Client, stream: str, *values: bytes) -> None:
     async with client.producer() as producer:
         await producer.prepare(stream)
         for value in values:
-            producer.send(stream, value, **record)  # type: ignore[arg-type]
+            producer.send(stream, value)
 
 
 async def submit(look: Look, form: str) -> None:
@@ -238,6 +239,32 @@ async def get(port: int, address: str, *, host: str = "127.0.0.1") -> tuple[str,
         return head, body
     finally:
         writer.close()
+
+
+async def test_values_are_shown_by_the_schemas_that_they_name(cluster: RunningCluster) -> None:
+    schema = {"type": "record", "name": "Ride", "fields": [{"name": "who", "type": "string"}]}
+    async with connected(cluster) as client:
+        await client.admin.create_stream("rides")
+        async with client.producer(serializer=AvroSerializer(schema)) as producer:
+            await producer.prepare("rides")
+            await producer.send("rides", {"who": "<b>ada</b>"}, keys=b"\x00\x00\x00\xff\xffno schema")
+    async with a_console(bootstrap=cluster.bootstrap) as console:
+        _, page = await get(console.port, "/streams/rides/messages")
+        assert '<span class="kind">avro</span>' in page
+        assert "&#34;who&#34;: &#34;&lt;b&gt;ada&lt;/b&gt;&#34;" in page
+        _, page = await get(console.port, "/streams/rides/record?streamlet=0&entry=0&offset=0")
+        assert "/schema?subject=rides-value&amp;version=1" in page
+        _, page = await get(console.port, "/streams/rides")
+        assert "/schema?subject=rides-value" in page
+        _, page = await get(console.port, "/schemas?q=RIDES")
+        assert "rides-value" in page
+        _, page = await get(console.port, "/schema?subject=rides-value&version=1")
+        assert "&#34;name&#34;: &#34;Ride&#34;" in page
+        for address in ("/schema?subject=none-value", "/schema?subject=rides-value&version=2"):
+            head, page = await get(console.port, address)
+            assert "404 Not Found" in head
+        head, page = await get(console.port, "/schema?subject=" + "x" * 300)
+        assert "400 Bad Request" in head
 
 
 def test_it_does_not_listen_where_others_could_do_everything(cluster: RunningCluster, tmp_path: Path) -> None:

@@ -15,7 +15,18 @@ from starlette.staticfiles import StaticFiles
 
 from kera.console import limits
 from kera.console.house import House
-from kera.console.pages import access, actions, groups, members, messages, operations, overview, signing, streams
+from kera.console.pages import (
+    access,
+    actions,
+    groups,
+    members,
+    messages,
+    operations,
+    overview,
+    schemas,
+    signing,
+    streams,
+)
 from kera.console.rendering import HERE
 from kera.console.visits import Visit
 from kera.console.web.gate import App, Gate
@@ -40,6 +51,8 @@ PAGES: tuple[tuple[str, Page], ...] = (
     ("/group", groups.describe),
     ("/members", members.list_members),
     ("/operations", operations.show),
+    ("/schemas", schemas.list_subjects),
+    ("/schema", schemas.describe),
     ("/access", access.show),
 )
 CHANGES: tuple[tuple[str, Page], ...] = (

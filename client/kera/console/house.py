@@ -114,7 +114,7 @@ class House:
                 raise
         finally:
             self._signing_in -= 1
-        await view.start(limits.PATIENCE_S)
+        await view.start(limits.SIGN_IN_WARM_UP_S)
         await self._close(ended)
         return session
 

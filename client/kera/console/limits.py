@@ -61,6 +61,8 @@ PATIENCE_S = 0.2
 """How long a page waits for what is only a part of it."""
 WARM_UP_S = 5.0
 """How long the console lets the first answers take before it says that it is there."""
+SIGN_IN_WARM_UP_S = 2.0
+"""The same of a session."""
 SAMPLE_INTERVAL_S = 10.0
 SAMPLES_MAX = 360
 """Of a history, an hour: after that the oldest goes."""

@@ -26,7 +26,7 @@ class Shown(NamedTuple):
     """A value as people read it."""
 
     kind: str
-    """``null``, ``empty``, ``json``, ``text`` or ``hex``."""
+    """``null``, ``empty``, ``json``, ``text``, ``hex``; or the type of the schema that the value names."""
     text: str
     size_bytes: int
     """Of the value itself."""
@@ -58,6 +58,13 @@ def shown_columns(columns: Mapping[str, Any], length_max: int) -> Shown:
     """A row of a typed stream, as JSON."""
     text = json.dumps({name: jsonable(value) for name, value in columns.items()}, ensure_ascii=False, indent=2)
     return _cut("json", _plain(text), len(text), length_max)
+
+
+def shown_document(document: Any, kind: str, size_bytes: int, length_max: int) -> Shown:
+    """What a schema has made of a value of so many bytes. Raises `ValueError` and `RecursionError`."""
+    text = json.dumps(jsonable(document), ensure_ascii=False, indent=2)
+    text.encode()  # it may have halves of characters, which cannot be sent
+    return _cut(kind, _plain(text), size_bytes, length_max)
 
 
 def shown_cell(value: Any, length_max: int) -> Shown:

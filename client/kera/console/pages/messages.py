@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -10,9 +13,10 @@ from starlette.responses import Response
 
 from kera.client import ChunkPlace, StreamDescription
 from kera.console import limits
-from kera.console.browsing.decoding import Shown, shown, shown_cell, shown_columns
+from kera.console.browsing.decoding import Shown, brief, shown, shown_cell, shown_columns
 from kera.console.browsing.matching import Match
 from kera.console.browsing.reading import Bounds, Found, Wanted, bounds_of, browse
+from kera.console.browsing.registered import Registered
 from kera.console.browsing.rows import Row
 from kera.console.browsing.windows import MARKS_TEXT_MAX, EntryKey, marks_from_text, marks_to_text
 from kera.console.rendering import address, stream_path
@@ -22,6 +26,8 @@ from kera.console.web.problems import Refused
 
 FROM = {"newest": "Newest", "oldest": "Oldest", "time": "From a time", "position": "From a position"}
 BROWSE_WAIT_S = 5.0
+SCHEMAS_TIMEOUT_S = 1.0
+CELL_MAX = 200
 _NEXT = "marks"
 
 
@@ -31,6 +37,7 @@ class Line(NamedTuple):
     key: EntryKey
     row: Row
     value: Shown
+    keys: list[str]
     cells: list[Shown]
     """Of a typed stream, a value of each column."""
 
@@ -44,6 +51,7 @@ async def browse_messages(visit: Visit) -> Response:
         marks, turn = await _marks(visit, stream, asked, bounds)
         wanted = Wanted(asked.keys, marks, asked.start == "newest", asked.count, asked.match, turn)
         found = await browse(visit.view.client, stream, bounds, wanted)
+    registered = await _look_up(visit, [row for _, row in found.rows])
     columns = stream.schema.names[: limits.COLUMNS_SHOWN_MAX] if stream.typed else []
     return visit.page(
         "messages.html",
@@ -52,7 +60,7 @@ async def browse_messages(visit: Visit) -> Response:
             "asked": asked,
             "starts": FROM,
             "found": found,
-            "lines": [_line(key, row, columns) for key, row in found.rows],
+            "lines": [_line(key, row, columns, registered) for key, row in found.rows],
             "columns": columns,
             "columns_left_out": len(stream.schema.names) - len(columns) if stream.typed else 0,
             "entries_left_out": asked.left_out,
@@ -64,7 +72,10 @@ async def browse_messages(visit: Visit) -> Response:
 async def show_record(visit: Visit) -> Response:
     """One record, with all of its value that can be shown."""
     stream, key, row = await _one(visit)
-    value = shown_columns(row.columns, limits.RECORD_SHOWN_MAX) if row.columns is not None else None
+    registered = await _look_up(visit, [row])
+    value = registered.shown(row.value, limits.RECORD_SHOWN_MAX)
+    if row.columns is not None:
+        value = shown_columns(row.columns, limits.RECORD_SHOWN_MAX)
     return visit.page(
         "record.html",
         {
@@ -72,8 +83,12 @@ async def show_record(visit: Visit) -> Response:
             "key": key,
             "row": row,
             "value": value or shown(row.value, limits.RECORD_SHOWN_MAX),
+            "schema": registered.schema_of(row.value),
             "headers": [(name, shown(each, limits.VALUE_SHOWN_MAX)) for name, each in row.headers[: limits.ROWS_MAX]],
-            "keys": [shown(each, limits.VALUE_SHOWN_MAX) for each in row.keys[: limits.ROWS_MAX]],
+            "keys": [
+                registered.shown(each, limits.VALUE_SHOWN_MAX) or shown(each, limits.VALUE_SHOWN_MAX)
+                for each in row.keys[: limits.ROWS_MAX]
+            ],
         },
     )
 
@@ -180,9 +195,25 @@ def _more(stream: StreamDescription, asked: _Asked, found: Found, turn: int) -> 
     return address(path, **asked.parameters(**{_NEXT: text})) if len(text) <= MARKS_TEXT_MAX else ""
 
 
-def _line(key: EntryKey, row: Row, columns: list[str]) -> Line:
-    cells = [shown_cell(row.columns[name], 200) for name in columns] if row.columns is not None else []
-    return Line(key, row, shown(row.value, limits.VALUE_SHOWN_MAX), cells)
+async def _look_up(visit: Visit, rows: Sequence[Row]) -> Registered:
+    """Learn the schemas that keys and values of records name, if that can be done quickly."""
+    registered = visit.view.registered
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(SCHEMAS_TIMEOUT_S):
+            await registered.look_up(chain.from_iterable((row.value, *row.keys) for row in rows))
+    return registered
+
+
+def _line(key: EntryKey, row: Row, columns: list[str], registered: Registered) -> Line:
+    cells = [shown_cell(row.columns[name], CELL_MAX) for name in columns] if row.columns is not None else []
+    value = registered.shown(row.value, limits.VALUE_SHOWN_MAX) or shown(row.value, limits.VALUE_SHOWN_MAX)
+    return Line(key, row, value, [_key(each, registered) for each in row.keys], cells)
+
+
+def _key(key: bytes | None, registered: Registered) -> str:
+    """In one line."""
+    named = registered.shown(key, CELL_MAX)
+    return brief(key) if named is None else " ".join(named.text.split())
 
 
 async def _one(visit: Visit) -> tuple[StreamDescription, EntryKey, Row]:

@@ -49,7 +49,9 @@ async def describe(visit: Visit) -> Response:
     """Settings of a stream, where its streamlets are and what is in them, and who reads it."""
     view, name = visit.view, visit.name()
     stream = await view.client.admin.describe_stream(name)
-    cluster, groups, bounds = await asyncio.gather(view.cluster.get(), view.groups.get(), _bounds(view, name))
+    cluster, groups, subjects, bounds = await asyncio.gather(
+        view.cluster.get(), view.groups.get(), _subjects(view), _bounds(view, name)
+    )
     page = paged(sorted(stream.assignments), visit.parameters.whole("page", 1, 1, 1_000_000))
     return visit.page(
         "stream.html",
@@ -61,6 +63,7 @@ async def describe(visit: Visit) -> Response:
             "page": page,
             "readers": readers(groups, name),
             "targets": targets(cluster),
+            "subjects": [each for each in (f"{name}-key", f"{name}-value") if each in subjects],
             "fields": list(stream.schema)[: limits.COLUMNS_SHOWN_MAX] if stream.typed else [],
         },
     )
@@ -90,6 +93,14 @@ async def _bounds(view: View, name: str) -> dict[int, list[EntryBounds]] | str:
         raise
     except KeraError as error:
         return error.message
+
+
+async def _subjects(view: View) -> list[str]:
+    """Without any as long as nobody says which there are: a coordinator may be older than the registry."""
+    try:
+        return await view.subjects.get()
+    except KeraError:
+        return []
 
 
 async def _details(view: View, names: Iterable[str]) -> dict[str, Detail]:

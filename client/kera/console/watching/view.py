@@ -22,6 +22,7 @@ from kera.client import (
 )
 from kera.client.admin.watching import StreamSummary, Watch
 from kera.console import limits
+from kera.console.browsing.registered import Registered
 from kera.console.watching.cached import Cached
 from kera.console.watching.samples import Histories
 from kera.console.web.problems import Refused
@@ -87,6 +88,8 @@ class View:
         self.recoveries: Cached[list[RecoveryDescription]] = Cached(self._watch.recoveries, fresh_s=1.0)
         self.groups: Cached[list[ConsumerGroupSummary]] = Cached(self._ask_groups)
         self.balance: Cached[Rebalancing] = Cached(partial(client.admin.rebalance, dry_run=True))
+        self.subjects: Cached[list[str]] = Cached(client.schemas.subjects, fresh_s=limits.STREAMS_CACHE_S)
+        self.registered = Registered(client.schemas)
         self.health: Cached[Health] = Cached(self._ask_health, fresh_s=limits.HEALTH_CACHE_S)
         self.lags = Histories(time.monotonic)
         self.rates = Histories(time.monotonic)
@@ -96,6 +99,7 @@ class View:
             self.recoveries,  # type: ignore[list-item]
             self.groups,  # type: ignore[list-item]
             self.balance,  # type: ignore[list-item]
+            self.subjects,  # type: ignore[list-item]
             self.health,  # type: ignore[list-item]
         ]
         self.sampled = asyncio.Event()

@@ -18,7 +18,9 @@ from kera.core.errors import (
     StreamletOutOfRange,
     Uncertain,
     UnknownGroup,
+    UnknownSchema,
     UnknownStream,
+    UnknownSubject,
     UnknownUser,
     UserExists,
 )
@@ -44,7 +46,7 @@ class Refused(KeraError):
 
 
 _STATUS: tuple[tuple[type[KeraError] | tuple[type[KeraError], ...], int, str], ...] = (
-    ((UnknownStream, UnknownUser, UnknownGroup), 404, "There is no such thing"),
+    ((UnknownStream, UnknownUser, UnknownGroup, UnknownSubject, UnknownSchema), 404, "There is no such thing"),
     ((StreamExists, UserExists), 409, "There is one already"),
     (QuotaExceeded, 429, "The quota does not let that be"),
     (DataLost, 410, "Records are no longer there"),

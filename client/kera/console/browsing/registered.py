@@ -1,0 +1,138 @@
+"""Values that name the schema that they were written with: what that schema makes of them.
+
+`Registered` asks the registry for the schemas that the records of a page name, and remembers a bounded number of them.
+A value that only happens to begin like one that names a schema, or does not fit the schema that it names, is shown as
+any other: nothing here fails because of what somebody has put into a record.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from google.protobuf import json_format, message_factory
+from google.protobuf.descriptor_pb2 import FileDescriptorSet
+from google.protobuf.descriptor_pool import DescriptorPool
+
+from kera.client import RegisteredSchema, SchemaRegistry
+from kera.client.serializers import AvroDeserializer, Context
+from kera.console.browsing.decoding import Shown, shown_document
+from kera.core.errors import InvalidArgument, KeraError, NotFramed, UnknownSchema
+from kera.core.schema import schema_from_bytes
+from kera.core.schemas import SchemaType
+from kera.core.schemas.framing import split_message_path, unframe
+
+ASKED_MAX = 16
+"""Schemas that are looked up for one page."""
+REMEMBERED_MAX = 256
+_VALUE_BYTES_MAX = 1 << 20
+"""A longer value is not taken apart."""
+_ANYWHERE = Context("", "value")
+
+Read = Callable[[bytes], Any]
+
+
+class Registered:
+    """Schemas of one cluster, as far as who asks may see them."""
+
+    def __init__(self, schemas: SchemaRegistry) -> None:
+        self._schemas = schemas
+        self._known: OrderedDict[int, tuple[RegisteredSchema, Read] | None] = OrderedDict()
+        """By id; None: there is none, or nothing can be read by it."""
+
+    async def look_up(self, values: Iterable[bytes | None]) -> None:
+        """Learn the schemas that these values name, of which there may be some, or none."""
+        wanted = {schema_id for value in values if (schema_id := _named(value))} - self._known.keys()
+        for schema_id in sorted(wanted)[:ASKED_MAX]:
+            try:
+                schema = await self._schemas.by_id(schema_id)
+                self._remember(schema_id, (schema, reader_of(schema)))
+            except (UnknownSchema, InvalidArgument):
+                self._remember(schema_id, None)
+            except KeraError:
+                return  # the records are shown all the same
+
+    def shown(self, value: bytes | None, length_max: int) -> Shown | None:
+        """A value by its schema; None: it names none that is known, or does not fit it."""
+        schema_id = _named(value)
+        known = self._known.get(schema_id)
+        if value is None or known is None:
+            return None
+        schema, read = known
+        try:
+            return shown_document(read(unframe(value)[1]), schema.schema_type, len(value), length_max)
+        except (KeraError, ValueError, RecursionError, TypeError, KeyError):
+            return None
+
+    def schema_of(self, value: bytes | None) -> RegisteredSchema | None:
+        """The one that a value names, if it is known and the value fits it."""
+        known = self._known.get(_named(value))
+        return known[0] if known is not None and self.shown(value, 1) is not None else None
+
+    def _remember(self, schema_id: int, known: tuple[RegisteredSchema, Read] | None) -> None:
+        self._known[schema_id] = known
+        while len(self._known) > REMEMBERED_MAX:
+            self._known.popitem(last=False)
+
+
+def _named(value: bytes | None) -> int:
+    """The id of the schema that a value names; 0: none."""
+    if value is None or len(value) > _VALUE_BYTES_MAX:
+        return 0
+    try:
+        return unframe(value)[0]
+    except NotFramed:
+        return 0
+
+
+def reader_of(schema: RegisteredSchema) -> Read:
+    """What makes a document of a payload. Raises `InvalidArgument` for a schema by which nothing can be read."""
+    match schema.schema_type:
+        case SchemaType.AVRO:
+            read = AvroDeserializer().reader_of(schema)
+            return lambda payload: read(payload, _ANYWHERE)
+        case SchemaType.JSON:
+            return json.loads
+        case SchemaType.PROTOBUF:
+            return _protobuf(schema)
+    raise InvalidArgument(f"values are not written by a schema of type {schema.schema_type}")
+
+
+def _protobuf(schema: RegisteredSchema) -> Read:
+    pool, last = DescriptorPool(), ""
+    try:
+        for file in FileDescriptorSet.FromString(base64.b64decode(schema.definition)).file:
+            pool.AddSerializedFile(file.SerializeToString())
+            last = file.name
+        outermost = list(pool.FindFileByName(last).message_types_by_name.values())
+    except Exception as error:  # it raises whatever a definition makes it
+        raise InvalidArgument(f"schema {schema.schema_id} is none of Protobuf") from error
+
+    def read(payload: bytes) -> Any:
+        path, data = split_message_path(payload)
+        try:
+            found = outermost[path[0]]
+            for number in path[1:]:
+                found = found.nested_types[number]
+            message = message_factory.GetMessageClass(found).FromString(data)
+            return json_format.MessageToDict(message, preserving_proto_field_name=True)
+        except Exception as error:
+            raise NotFramed("the value does not fit its schema") from error
+
+    return read
+
+
+def readable(schema: RegisteredSchema) -> str:
+    """A definition as people read it. One that cannot be read is shown as it is."""
+    try:
+        if schema.schema_type is SchemaType.ARROW:
+            return str(schema_from_bytes(base64.b64decode(schema.definition)))
+        if schema.schema_type is SchemaType.PROTOBUF:
+            files = FileDescriptorSet.FromString(base64.b64decode(schema.definition)).file
+            return "\n".join(f"# {file.name}\n{file}" for file in files)
+        return json.dumps(json.loads(schema.definition), indent=2, ensure_ascii=False)
+    except Exception:  # noqa: BLE001 - a definition may make the libraries raise anything
+        return schema.definition

@@ -1,0 +1,152 @@
+"""Values that name a schema: what it makes of them, and what becomes of those that only look as if they did."""
+
+import base64
+import io
+import json
+from typing import Any
+
+import fastavro
+import pytest
+from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto, FileDescriptorSet
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kera.client import RegisteredSchema
+from kera.console.browsing.registered import ASKED_MAX, Registered, readable
+from kera.core.errors import NotAllowed, UnknownSchema
+from kera.core.schemas import SchemaType
+from kera.core.schemas.framing import frame, message_path_to_bytes
+
+AVRO = {
+    "type": "record",
+    "name": "Order",
+    "fields": [{"name": "id", "type": "long"}, {"name": "who", "type": "string"}],
+}
+ORDER = {"id": 7, "who": "<b>ada</b>"}
+
+
+def registered(schema_id: int, schema_type: SchemaType, definition: str) -> RegisteredSchema:
+    return RegisteredSchema("orders-value", schema_id, schema_id, schema_type, definition)
+
+
+def descriptors() -> str:
+    """Of google/protobuf/descriptor.proto itself, which has messages within messages."""
+    file = FileDescriptorProto()
+    DescriptorProto.DESCRIPTOR.file.CopyToProto(file)
+    return base64.b64encode(FileDescriptorSet(file=[file]).SerializeToString()).decode()
+
+
+def avro(value: Any) -> bytes:
+    written = io.BytesIO()
+    fastavro.schemaless_writer(written, fastavro.parse_schema(AVRO), value)
+    return written.getvalue()
+
+
+class Registry:
+    """Has some schemas, and counts who asks."""
+
+    def __init__(self, *schemas: RegisteredSchema, error: Exception | None = None) -> None:
+        self.schemas = {each.schema_id: each for each in schemas}
+        self.asked: list[int] = []
+        self.error = error
+
+    async def by_id(self, schema_id: int) -> RegisteredSchema:
+        self.asked.append(schema_id)
+        if self.error is not None:
+            raise self.error
+        if schema_id not in self.schemas:
+            raise UnknownSchema(f"no schema has the id {schema_id}")
+        return self.schemas[schema_id]
+
+
+ALL = (
+    registered(1, SchemaType.AVRO, json.dumps(AVRO)),
+    registered(2, SchemaType.JSON, '{"type": "object"}'),
+    registered(3, SchemaType.PROTOBUF, descriptors()),
+    registered(4, SchemaType.PROTOBUF, "bm9uZQ=="),
+    registered(5, SchemaType.AVRO, "{"),
+    registered(6, SchemaType.ARROW, ""),
+)
+MESSAGE_NUMBER = list(DescriptorProto.DESCRIPTOR.file.message_types_by_name).index("DescriptorProto")
+PROTOBUF = message_path_to_bytes([MESSAGE_NUMBER]) + DescriptorProto(name="<b>name</b>").SerializeToString()
+
+
+async def a_reader(*values: bytes | None, error: Exception | None = None) -> tuple[Registered, Registry]:
+    registry = Registry(*ALL, error=error)
+    reader = Registered(registry)  # type: ignore[arg-type]
+    await reader.look_up(values)
+    return reader, registry
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "document"),
+    [
+        (frame(1, avro(ORDER)), "avro", ORDER),
+        (frame(2, b'{"a": "\xc3\xbc"}'), "json", {"a": "ü"}),
+        (frame(3, PROTOBUF), "protobuf", {"name": "<b>name</b>"}),
+    ],
+)
+async def test_a_value_is_what_its_schema_makes_of_it(value: bytes, kind: str, document: object) -> None:
+    reader, _ = await a_reader(value)
+    found = reader.shown(value, 1000)
+    assert found is not None
+    assert (found.kind, json.loads(found.text), found.size_bytes) == (kind, document, len(value))
+    schema = reader.schema_of(value)
+    assert schema is not None
+    assert schema.schema_type == kind
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        b"",
+        b"\x00",
+        b"plain",
+        frame(99, b"nobody knows the schema"),
+        frame(1, avro(ORDER) + b"behind"),
+        frame(1, b""),
+        frame(2, b"not json"),
+        frame(2, b"[" * 50_000),
+        frame(2, b'"\\ud800"'),
+        frame(3, b"\x02\x7e\x00"),
+        frame(3, message_path_to_bytes([MESSAGE_NUMBER, 99]) + b""),
+        frame(3, message_path_to_bytes([MESSAGE_NUMBER]) + b"\xff\xff"),
+        frame(4, b"x"),
+        frame(5, b"x"),
+        frame(6, b"x"),
+    ],
+)
+async def test_what_does_not_fit_is_shown_as_any_other_value(value: bytes | None) -> None:
+    reader, _ = await a_reader(value)
+    assert reader.shown(value, 1000) is None
+    assert reader.schema_of(value) is None
+
+
+@given(st.sampled_from([each.schema_id for each in ALL]), st.binary(max_size=60))
+async def test_no_bytes_behind_a_schema_are_an_error(schema_id: int, payload: bytes) -> None:
+    value = frame(schema_id, payload)
+    reader, _ = await a_reader(value)
+    found = reader.shown(value, 100)
+    assert found is None or len(found.text) <= 100
+
+
+async def test_a_schema_is_asked_for_once_and_so_many_for_a_page() -> None:
+    values = [frame(number, b"x") for number in range(100, 200)]
+    reader, registry = await a_reader(*values, *values)
+    assert len(registry.asked) == ASKED_MAX
+    await reader.look_up(values[:ASKED_MAX])
+    assert len(registry.asked) == ASKED_MAX
+
+
+async def test_who_may_not_see_a_schema_sees_the_record_without_it() -> None:
+    value = frame(1, avro(ORDER))
+    reader, registry = await a_reader(value, error=NotAllowed("no"))
+    assert reader.shown(value, 100) is None
+    assert registry.asked == [1]
+
+
+def test_definitions_are_readable_whatever_they_are() -> None:
+    assert '"name": "Order"' in readable(ALL[0])
+    assert "DescriptorProto" in readable(ALL[2])
+    assert [readable(ALL[at]) for at in (4, 5)] == ["{", ""]
