@@ -10,6 +10,7 @@ in who reads the chunks: Python workers, which yield Arrow batches, or the JVM i
 `columns`    a chunk's Arrow batch as the columns that Spark sees
 `reading`    the readers that Spark gets, and what its Python workers do
 `writing`    the writers, and how each row is stored exactly once
+`decoding`   values that name their schemas, as columns: `from_kera`
 `source`     the data source: what ``format("kera")`` means to Spark
 `service`    the same planning for the columnar engine, in a process of its own
 `engine`     how the columnar engine comes to Spark
@@ -27,9 +28,10 @@ from typing import TYPE_CHECKING, Any
 from kera.spark_connector.engine import configure, jar_path, register
 
 if TYPE_CHECKING:
+    from kera.spark_connector.decoding.function import from_kera
     from kera.spark_connector.source import KeraDataSource
 
-__all__ = ["KeraDataSource", "configure", "jar_path", "register"]
+__all__ = ["KeraDataSource", "configure", "from_kera", "jar_path", "register"]
 
 
 def __getattr__(name: str) -> Any:
@@ -37,4 +39,8 @@ def __getattr__(name: str) -> Any:
         from kera.spark_connector.source import KeraDataSource
 
         return KeraDataSource
+    if name == "from_kera":
+        from kera.spark_connector.decoding.function import from_kera
+
+        return from_kera
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,82 @@
+"""`from_kera`: a column of values that name their schemas, as columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, get_args
+
+import pyarrow as pa
+
+from kera.core.errors import InvalidArgument
+from kera.core.schemas import SchemaType
+from kera.core.schemas.framing import FRAME_BYTES
+from kera.spark_connector.columns import columns_of
+from kera.spark_connector.decoding import json_types
+from kera.spark_connector.decoding.subject import Subject, fetch
+from kera.spark_connector.decoding.workers import Decoder, Undecodable
+from kera.spark_connector.options.connecting import connection_of
+from kera.spark_connector.portal import shared
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+_REST = 1 << 30
+"""Of a value: more than one can have."""
+
+
+def from_kera(
+    column: Column | str, subject: str, options: Mapping[str, str], *, undecodable: Undecodable = "fail"
+) -> Column:
+    """Values of a subject (``STREAM-value``, ``STREAM-key``) as a column with a field for each of theirs.
+
+    `options` are those with which the stream is read, ``kera.bootstrap.servers`` at least. The versions of the subject
+    are fetched now; the newest says what fields there are, and values of older ones are read as it has them. Avro and
+    Protobuf are decoded by Python workers; they need ``kera[serializers]`` there. JSON is decoded by Spark itself, also
+    where values do not name their schemas.
+
+    `undecodable`: ``fail`` ends the query at a value that cannot be read; with ``null`` such a value is null (of JSON:
+    all its fields are). Raises `InvalidArgument` for a schema that is no column, with the path to what is none in it,
+    `UnknownSubject`, and what a client does that cannot reach the cluster.
+    """
+    if undecodable not in get_args(Undecodable):
+        raise InvalidArgument(f"undecodable is {undecodable!r}, and takes fail or null", field="undecodable")
+    portal = shared(connection_of({name: str(value) for name, value in options.items()}))
+    found = portal.call(lambda client: fetch(client, subject))
+    if found.latest.schema_type is SchemaType.JSON:
+        return _json(column, found, undecodable)
+    if found.latest.schema_type is SchemaType.ARROW:
+        raise InvalidArgument(
+            f"subject {subject!r} has schemas of Arrow: its stream has columns, which Spark reads already",
+            subject=subject,
+        )
+    return _decoded(column, Decoder(found, undecodable))
+
+
+def _json(column: Column | str, subject: Subject, undecodable: Undecodable) -> Column:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    value = F.col(column) if isinstance(column, str) else column
+    payload = F.substring(value, FRAME_BYTES + 1, _REST)
+    named = F.substring(value, 1, 1) == F.lit(bytearray(1))
+    text = F.when(named, payload).otherwise(value).cast("string")
+    kind = _spark_type(json_types.arrow_type_of(subject.latest.definition))
+    mode = "FAILFAST" if undecodable == "fail" else "PERMISSIVE"
+    return F.from_json(text, kind, {"mode": mode})
+
+
+def _decoded(column: Column | str, decoder: Decoder) -> Column:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    kind = _spark_type(decoder.arrow_type)
+    arrow_udf: Any = getattr(F, "arrow_udf", None)
+    if arrow_udf is None:  # before Spark 4.1
+        return F.udf(decoder.value, kind)(column)
+
+    def decoded(values: pa.Array) -> pa.Array:  # by these hints Spark knows what kind of function it is
+        return decoder.array(values)
+
+    return arrow_udf(decoded, kind)(column)  # type: ignore[no-any-return]
+
+
+def _spark_type(kind: pa.DataType) -> Any:
+    return columns_of(pa.schema([("value", kind)]), typed=True)["value"].dataType

@@ -1,0 +1,56 @@
+"""The versions of a subject, as the driver has fetched them."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kera.core.errors import InvalidArgument, UnknownSchema
+from kera.core.schemas import SchemaType
+
+if TYPE_CHECKING:
+    from kera.client import Client
+
+AT_ONCE_MAX = 16
+"""So many versions are asked for at once."""
+
+
+@dataclass(frozen=True)
+class Version:
+    """A version of a subject; what `kera.client.serializers` calls a schema."""
+
+    schema_id: int
+    schema_type: SchemaType
+    definition: str
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """All versions of it that there were, from the oldest."""
+
+    name: str
+    versions: tuple[Version, ...]
+
+    @property
+    def latest(self) -> Version:
+        """By which values are read."""
+        return self.versions[-1]
+
+
+async def fetch(client: Client, subject: str) -> Subject:
+    """The versions of a subject. Raises `UnknownSubject`, and what the registry does."""
+    versions: list[Version] = []
+    numbers = await client.schemas.versions(subject)
+    for start in range(0, len(numbers), AT_ONCE_MAX):
+        asked = (client.schemas.version(subject, number) for number in numbers[start : start + AT_ONCE_MAX])
+        for found in await asyncio.gather(*asked, return_exceptions=True):
+            if isinstance(found, UnknownSchema):  # deleted meanwhile
+                continue
+            if isinstance(found, BaseException):
+                raise found
+            versions.append(Version(found.schema_id, found.schema_type, found.definition, found.message))
+    if not versions:
+        raise InvalidArgument(f"subject {subject!r} has no version", subject=subject)
+    return Subject(subject, tuple(versions))

@@ -1,0 +1,84 @@
+"""Types of columns for schemas, and what makes of a value what Arrow takes for such a type.
+
+All fields may be null: what is there is for the writers to say, and for Spark to look at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+
+from kera.core.errors import InvalidArgument
+
+DEPTH_MAX = 32
+"""How deeply values may be nested to be columns."""
+
+FIELDS_MAX = 10_000
+"""With those within others: a few types that have each other twice are millions."""
+
+Plain = Callable[[Any], Any]
+
+
+def refused(path: str, why: str) -> InvalidArgument:
+    """The error of a schema of which a part is no column."""
+    return InvalidArgument(f"{path or 'the schema'} is no column: {why}", field=path)
+
+
+class Fields:
+    """Counts them, and how deep they are."""
+
+    def __init__(self) -> None:
+        self._left = FIELDS_MAX
+
+    def take(self, path: str, depth: int) -> None:
+        """One more. Raises `InvalidArgument`."""
+        self._left -= 1
+        if self._left < 0:
+            raise refused(path.partition(".")[0], f"it has more than {FIELDS_MAX} fields, with those within others")
+        if depth > DEPTH_MAX:
+            raise refused(path, f"it is nested more than {DEPTH_MAX} levels deep, or contains itself")
+
+
+def plain_of(kind: pa.DataType) -> Plain | None:
+    """What makes of a Python value (mappings for structs and maps) what `pa.array` takes; None: it takes it already."""
+    if pa.types.is_struct(kind):
+        fields = [(field.name, plain_of(field.type)) for field in kind]
+        changed = [(name, plain) for name, plain in fields if plain is not None]
+        return _of_struct(changed) if changed else None
+    if pa.types.is_list(kind):
+        item = plain_of(kind.value_type)
+        return None if item is None else _of_list(item)
+    if pa.types.is_map(kind):
+        return _of_map(plain_of(kind.item_type) or _as_it_is)
+    return str if pa.types.is_string(kind) else None
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+def _of_struct(fields: list[tuple[str, Plain]]) -> Plain:
+    def plain(value: Any) -> Any:
+        made = dict(value)
+        for name, of_field in fields:
+            if made.get(name) is not None:
+                made[name] = of_field(made[name])
+        return made
+
+    return plain
+
+
+def _of_list(item: Plain) -> Plain:
+    def plain(value: Any) -> Any:
+        return [None if each is None else item(each) for each in value]
+
+    return plain
+
+
+def _of_map(item: Plain) -> Plain:
+    def plain(value: Any) -> Any:
+        return [(name, None if each is None else item(each)) for name, each in value.items()]
+
+    return plain
