@@ -125,7 +125,7 @@ WALL_CLOCK = {
     "bench/spark_engines.py": "compared with when values were due, which another process has written into them",
     "broker/kera/broker/engine.py": "when the first records of a launch were appended: retention by age",
     "broker/kera/broker/steady_time.py": "retention by age compares with when records were appended",
-    "client/kera/cli/_records.py": "timestamps of records that have none",
+    "client/kera/connect/files/lines.py": "timestamps of records that have none",
     "client/kera/cli/bench/_report.py": "when a report was made",
     "client/kera/cli/bench/_worker.py": "latency from when a chunk was made, in another process",
     "client/kera/cli/doctor.py": "how long a certificate is good yet",

@@ -12,8 +12,6 @@ record by record, as it needs escaping that Arrow does not offer.
 
 from __future__ import annotations
 
-import base64
-import datetime
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -25,6 +23,7 @@ import pyarrow.compute as pc
 
 from kera.cli._run import UsageError
 from kera.client.consuming.values import rows_of
+from kera.connect.files.json_text import jsonable, record_object, row_lines
 
 if TYPE_CHECKING:
     from kera.client import StreamDescription
@@ -64,7 +63,7 @@ def json_formatter(stream: StreamDescription) -> Formatter:
     """One JSON object per line: the row of a typed stream, else the record and where it is."""
 
     def format_rows(batch: pa.RecordBatch, _: RecordOrigin) -> bytes:
-        return "".join(json.dumps(row, default=_jsonable) + "\n" for row in rows_of(batch)).encode()
+        return row_lines(batch)
 
     def format_records(batch: pa.RecordBatch, origin: RecordOrigin) -> bytes:
         records = (
@@ -74,10 +73,7 @@ def json_formatter(stream: StreamDescription) -> Formatter:
                     "streamlet": origin.streamlet,
                     "entry": origin.entry,
                     "offset": offset,
-                    "timestamp": _iso(row["timestamp"]),
-                    **_keys_to_json(row["keys"]),
-                    **_bytes_to_json("value", row["value"]),
-                    **({"headers": _headers_to_json(row["headers"])} if row["headers"] else {}),
+                    **record_object(row),
                 },
                 ensure_ascii=False,
             )
@@ -163,7 +159,7 @@ def _typed_column(letter: str, batch: pa.RecordBatch, stream: StreamDescription)
             return _as_text(batch.column(stream.key_column)) if stream.key_column else _constant(b"")
         case "T":
             return _microseconds(batch.column(stream.timestamp_column)) if stream.timestamp_column else _constant(b"")
-    return pa.array([json.dumps(row, default=_jsonable).encode() for row in rows_of(batch)], pa.binary())
+    return pa.array([json.dumps(row, default=jsonable).encode() for row in rows_of(batch)], pa.binary())
 
 
 def _join(columns: list[Any], count: int) -> Any:
@@ -200,46 +196,3 @@ def _first_keys(keys: pa.ListArray) -> pa.Array:
     lengths = pc.fill_null(pc.list_value_length(keys), 0).to_numpy(zero_copy_only=False)
     starts = keys.offsets.to_numpy()[: len(keys)]
     return keys.values.take(pa.array(starts, mask=lengths == 0))
-
-
-def _keys_to_json(keys: list[bytes | None] | None) -> dict[str, Any]:
-    if not keys:
-        return {}
-    if len(keys) == 1:
-        return _bytes_to_json("key", keys[0])
-    return {"keys": [_text_or_null(key) for key in keys]}
-
-
-def _bytes_to_json(name: str, value: bytes | None) -> dict[str, Any]:
-    """Text where it is text; else base64, under a name that says so."""
-    if value is None:
-        return {name: None}
-    try:
-        return {name: value.decode()}
-    except UnicodeDecodeError:
-        return {name + "_base64": base64.b64encode(value).decode()}
-
-
-def _headers_to_json(headers: list[tuple[str, bytes | None]]) -> dict[str, str | None]:
-    return {name: _text_or_null(value) for name, value in headers}
-
-
-def _text_or_null(value: bytes | None) -> str | None:
-    return None if value is None else value.decode(errors="replace")
-
-
-def _iso(moment: datetime.datetime | int | None) -> str | int | None:
-    """A time as text; one that `datetime` does not have, as the number that it is; none, as a strange producer has."""
-    if moment is None or isinstance(moment, int):
-        return moment
-    return moment.astimezone(datetime.UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
-
-
-def _jsonable(value: Any) -> Any:
-    if isinstance(value, datetime.datetime):
-        return _iso(value) if value.tzinfo else value.isoformat()
-    if isinstance(value, (datetime.date, datetime.time)):
-        return value.isoformat()
-    if isinstance(value, bytes):
-        return value.decode(errors="replace")
-    return str(value)

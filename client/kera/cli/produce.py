@@ -72,16 +72,16 @@ async def _produce(bootstrap: str, name: str, key_separator: str | None, as_json
 
 
 def _converter(stream: StreamDescription, key_separator: str | None, as_json: bool) -> ToBatch:
-    from kera.cli import _records
+    from kera.connect.files import lines
 
     if stream.typed:
         if not as_json:
             raise UsageError(f"{stream.name} is typed: give its rows as JSON objects, with --json")
-        return lambda block, first_line: _records.rows_to_batch(block, stream.schema, first_line)
+        return lambda block, first_line: lines.rows_to_batch(block, stream.schema, first_line)
     if as_json:
-        return _records.json_to_batch
+        return lines.json_to_batch
     separator = None if key_separator is None else key_separator.encode()
-    return lambda block, _: _records.lines_to_batch(block, separator)
+    return lambda block, _: lines.lines_to_batch(block, separator)
 
 
 async def _send_all(sender: _Sender, to_batch: ToBatch) -> None:

@@ -102,12 +102,12 @@ async def _copy_from(source: Source, sink: Sink, begun: Progress, done: Callable
             done(pieces)
         await reading  # raises what has ended it
     except asyncio.CancelledError:
-        await _to_the_end(sink.finish())
+        await _to_the_end(sink.finish(complete=False))
         raise
     finally:
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
-    await _to_the_end(sink.finish())
+    await _to_the_end(sink.finish(complete=True))
 
 
 async def _to_the_end(writing: object) -> None:

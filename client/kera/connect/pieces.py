@@ -105,8 +105,8 @@ class Sink(Protocol):
         """Write these and how far one is with them: both or neither, however this ends."""
         ...
 
-    async def finish(self) -> None:
-        """There is nothing more, or the copy is stopped: what is held back becomes visible, if it can by itself."""
+    async def finish(self, *, complete: bool) -> None:
+        """Nothing more is put: what is held back becomes visible. `complete`: the source has come to its end."""
         ...
 
     async def close(self) -> None:

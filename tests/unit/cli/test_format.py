@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 
 from kera.cli._format import RecordOrigin, for_terminal, json_formatter, text_formatter
-from kera.cli._records import json_to_batch, rows_to_batch
 from kera.cli._run import UsageError
 from kera.client.types import StreamConfig, StreamDescription
+from kera.connect.files.lines import json_to_batch, rows_to_batch
 from kera.core.schema import DEFAULT_SCHEMA
 
 PLACE = RecordOrigin(streamlet=3, entry=1, first_record=41)

@@ -10,8 +10,8 @@ import os
 import numpy as np
 import pyarrow as pa
 
-from kera.cli._records import null_column
 from kera.client.producing.encoding import size_of
+from kera.connect.files.lines import null_column
 from kera.core.schema import DEFAULT_SCHEMA
 
 

@@ -16,6 +16,7 @@ from kera.cli._commands import Commands
 from kera.cli._confirming import YES_OPTION, confirm
 from kera.cli._output import OUTPUT_OPTION, Output, show_document
 from kera.cli._run import UsageError, run_async
+from kera.cli._sizes import parse_size
 from kera.cli._table import table
 from kera.cli.connect._options import Begin, CopyOptions
 
@@ -51,6 +52,9 @@ def copy(
     file_format: str | None = typer.Option(
         None, "--format", metavar="FORMAT", help="Of files: parquet, csv, jsonl. Default: as they end."
     ),
+    file_size: str | None = typer.Option(
+        None, "--file-size", metavar="SIZE", help="Of files in a directory, after which the next begins (256MiB)."
+    ),
     kafka_config: Path | None = typer.Option(
         None, "--kafka-config", metavar="FILE", help="Settings of librdkafka, name=value: how to log in, TLS."
     ),
@@ -78,6 +82,7 @@ def copy(
         follow=follow,
         from_latest=begin is Begin.LATEST,
         file_format=file_format,
+        file_bytes=None if file_size is None else parse_size(file_size, name="--file-size"),
         kafka_config=kafka_config,
         skip_lost=skip_lost,
         as_json=as_json,

@@ -21,6 +21,8 @@ from kera.connect.endpoints import (
 )
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from kera.cli.connect._options import CopyOptions
     from kera.client import Client
     from kera.connect.pieces import Progress, Sink, Source
@@ -37,7 +39,7 @@ async def run(options: CopyOptions) -> None:
             bootstrap: await stack.enter_async_context(connected(bootstrap))
             for bootstrap in {_cluster(end, options) for end in (source_end, target_end) if isinstance(end, StreamEnd)}
         }
-        source = await _source(source_end, name, options, clients)
+        source = await _source(source_end, target_end, name, options, clients)
         sink = await _sink(target_end, name, options, clients)
         telling = stack.enter_context(teller(as_json=options.as_json))
 
@@ -86,7 +88,7 @@ def _cluster(end: StreamEnd, options: CopyOptions) -> str:
     return end.bootstrap or options.bootstrap
 
 
-async def _source(end: End, name: str, options: CopyOptions, clients: dict[str, Client]) -> Source:
+async def _source(end: End, target: End, name: str, options: CopyOptions, clients: dict[str, Client]) -> Source:
     match end:
         case StreamEnd():
             from kera.connect.streams.source import StreamSource
@@ -108,7 +110,23 @@ async def _source(end: End, name: str, options: CopyOptions, clients: dict[str, 
                 from_latest=options.from_latest,
                 skip_lost=options.skip_lost,
             )
-    raise UsageError(f"{end.shown}: copies between streams and this are not known")
+        case FilesEnd():
+            from kera.connect.files.source import FilesSource
+
+            return FilesSource(end, await _columns(target, options, clients))
+    raise UsageError("not yet")
+
+
+async def _columns(target: End, options: CopyOptions, clients: dict[str, Client]) -> pa.Schema | None:
+    """Of the stream that is copied into; None: it is yet to be made."""
+    from kera.core.errors import UnknownStream
+
+    if not isinstance(target, StreamEnd):
+        return None
+    try:
+        return (await clients[_cluster(target, options)].describe(target.stream)).schema
+    except UnknownStream:
+        return None  # the target has more to say about that
 
 
 async def _sink(end: End, name: str, options: CopyOptions, clients: dict[str, Client]) -> Sink:
@@ -118,4 +136,8 @@ async def _sink(end: End, name: str, options: CopyOptions, clients: dict[str, Cl
 
             made = Creation(options.streamlets, options.key, options.time) if options.create else None
             return StreamSink(clients[_cluster(end, options)], end.stream, name, made)
-    raise UsageError(f"{end.shown}: copies between streams and this are not known")
+        case FilesEnd():
+            from kera.connect.files.sink import FilesSink
+
+            return FilesSink(end, **({} if options.file_bytes is None else {"file_bytes": options.file_bytes}))
+    raise UsageError("not yet")

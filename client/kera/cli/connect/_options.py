@@ -28,6 +28,7 @@ class CopyOptions:
     follow: bool
     from_latest: bool
     file_format: str | None
+    file_bytes: int | None
     kafka_config: Path | None
     skip_lost: bool
     as_json: bool

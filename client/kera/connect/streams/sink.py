@@ -290,8 +290,9 @@ class StreamSink:
         """See `Sink`."""
         await self._opened.put(pieces)
 
-    async def finish(self) -> None:
+    async def finish(self, *, complete: bool) -> None:
         """See `Sink`."""
+        del complete  # what is stored is stored
         if self._writer is not None:
             await self._writer.finish()
 

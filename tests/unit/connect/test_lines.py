@@ -1,4 +1,4 @@
-"""`kera.cli._records`: lines of text as record batches."""
+"""`kera.connect.files.lines`: lines of text as record batches."""
 
 import datetime
 import json
@@ -6,7 +6,7 @@ import json
 import pyarrow as pa
 import pytest
 
-from kera.cli._records import json_to_batch, lines_to_batch, rows_to_batch
+from kera.connect.files.lines import json_to_batch, lines_to_batch, rows_to_batch
 from kera.core.errors import SchemaMismatch
 from kera.core.schema import DEFAULT_SCHEMA
 

@@ -1,0 +1,80 @@
+"""Which files a copy reads, and where in them it is: decided from names and sizes alone.
+
+Files are copied in the order of their names. A place is ``[number, name, at, size]``: so many files are done, of the
+one called `name`, which had `size` bytes, all before `at` is (rows, or bytes of files of lines). When the copy goes on,
+the files before it have to be the same in number, and that one has to be there: then nothing that was added since is
+passed over without a word. Files of text may have grown, as logs do.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from kera.connect.endpoints import FORMATS, FilesEnd
+from kera.connect.errors import Refused, SourceChanged
+from kera.connect.pieces import Place
+
+PACKED = (".gz", ".bz2", ".zst")
+
+
+class Spot(NamedTuple):
+    """A place in files."""
+
+    number: int
+    name: str
+    at: int
+    size: int
+
+    @classmethod
+    def of(cls, place: Place) -> Spot:
+        """From its JSON."""
+        return cls(*place)
+
+    def place(self) -> list[object]:
+        """As JSON."""
+        return list(self)
+
+
+def find_files(end: FilesEnd) -> list[str]:
+    """The files that an address means, in order. Raises `Refused` when there are none."""
+    if end.path.endswith("/") and not any(sign in end.path for sign in "*?["):
+        endings = {ending for ending, kind in FORMATS.items() if kind == end.format}
+        if not os.path.isdir(end.path):  # noqa: PTH112 - its last sign counts
+            raise Refused(f"there is no directory {end.path}")
+        found = [str(each) for each in Path(end.path).iterdir() if _counts(each, endings)]
+    elif end.many:
+        found = [name for name in glob.glob(end.path, recursive=True) if Path(name).is_file()]  # noqa: PTH207 - the pattern is absolute or not
+    else:
+        if Path(end.path).is_dir():
+            raise Refused(f"{end.path} is a directory; write {end.path}/ for the files in it")
+        found = [end.path] if Path(end.path).exists() else []
+    if not found:
+        raise Refused(f"there is no file {end.path}")
+    return sorted(found)
+
+
+def _counts(path: Path, endings: set[str]) -> bool:
+    name = path.name
+    for packed in PACKED:
+        name = name.removesuffix(packed)
+    return path.is_file() and not name.startswith((".", "_")) and any(name.endswith(ending) for ending in endings)
+
+
+def go_on(files: Sequence[str], sizes: Sequence[int], spot: Spot, *, may_grow: bool) -> tuple[int, int]:
+    """Which file comes next, and where in it. Raises `SourceChanged`."""
+    if spot.number >= len(files) or files[spot.number] != spot.name:
+        there = files.index(spot.name) if spot.name in files else None
+        if there is None:
+            raise SourceChanged(f"{spot.name} is gone, up to which files were copied; put it back, or copy anew")
+        raise SourceChanged(
+            f"before {spot.name}, up to which files were copied, there were {spot.number} others, and are {there} now:"
+            " files are copied in the order of their names, so later ones need later names"
+        )
+    size = sizes[spot.number]
+    if size < spot.size or (size > spot.size and not may_grow):
+        raise SourceChanged(f"{spot.name} had {spot.size} bytes when it was copied, and has {size} now")
+    return spot.number, spot.at

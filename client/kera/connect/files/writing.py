@@ -1,0 +1,146 @@
+"""Writes rows into a file of one of three forms, and says before which rows it cannot hold."""
+
+from __future__ import annotations
+
+from typing import IO, Any, Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.parquet as pq
+
+from kera.connect.files.json_text import record_lines, row_lines
+from kera.core.errors import SchemaMismatch
+
+GROUP_ROWS = 1 << 16
+GROUP_BYTES = 16 << 20
+"""Of a row group of Parquet, at least."""
+_NO_TEXT = "is no text (UTF-8), which {kind} cannot hold: write Parquet"
+
+
+class Writer(Protocol):
+    """A file that is being written."""
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        """Write rows behind those before."""
+        ...
+
+    def end(self) -> None:
+        """Write what is held back; the file is its owner's to close."""
+        ...
+
+
+def writer_of(kind: str, file: IO[bytes], schema: pa.Schema, *, typed: bool) -> Writer:
+    """What writes `file`. Raises `SchemaMismatch` for columns that the form cannot hold."""
+    match kind:
+        case "parquet":
+            return Parquet(file, schema)
+        case "csv":
+            return Csv(file, schema, typed=typed)
+    return JsonLines(file, typed=typed)
+
+
+class Parquet:
+    """Rows are gathered into groups."""
+
+    def __init__(self, file: IO[bytes], schema: pa.Schema) -> None:
+        self._writer = pq.ParquetWriter(file, schema, compression="zstd")
+        self._schema = schema
+        self._rows: list[pa.RecordBatch] = []
+        self._count = self._bytes = 0
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        """See `Writer`."""
+        self._rows.append(rows)
+        self._count, self._bytes = self._count + rows.num_rows, self._bytes + rows.nbytes
+        if self._count >= GROUP_ROWS or self._bytes >= GROUP_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._rows:
+            self._writer.write_table(pa.Table.from_batches(self._rows, self._schema))
+        self._rows, self._count, self._bytes = [], 0, 0
+
+    def end(self) -> None:
+        """See `Writer`."""
+        self._flush()
+        self._writer.close()
+
+
+class Csv:
+    """Text is in quotes, what is missing is not: so both can be told apart again."""
+
+    def __init__(self, file: IO[bytes], schema: pa.Schema, *, typed: bool) -> None:
+        self._typed = typed
+        if typed:
+            for field in schema:
+                if pa.types.is_nested(field.type):
+                    raise SchemaMismatch(f"column {field.name!r} is {field.type}, which CSV cannot hold: write Parquet")
+            self._schema = pa.schema([pa.field(field.name, _as_text(field.type)) for field in schema])
+        else:
+            self._schema = pa.schema([schema.field(0), ("key", pa.string()), ("value", pa.string())])
+        self._writer = pa.csv.CSVWriter(file, self._schema)
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        """See `Writer`. Raises `SchemaMismatch` for bytes that are no text, and for headers."""
+        columns = list(rows.columns) if self._typed else _key_and_value(rows)
+        found = []
+        for field, column in zip(self._schema, columns, strict=True):
+            found.append(_text(column, field.name, "CSV") if column.type != field.type else column)
+        self._writer.write_batch(pa.RecordBatch.from_arrays(found, schema=self._schema))
+
+    def end(self) -> None:
+        """See `Writer`."""
+        self._writer.close()
+
+
+def _as_text(kind: pa.DataType) -> pa.DataType:
+    return pa.string() if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) else kind
+
+
+def _text(column: pa.Array, name: str, kind: str) -> pa.Array:
+    try:
+        return column.cast(pa.string())
+    except pa.ArrowInvalid as error:
+        raise SchemaMismatch(f"a value of column {name!r} " + _NO_TEXT.format(kind=kind), column=name) from error
+
+
+def _key_and_value(rows: pa.RecordBatch) -> list[pa.Array]:
+    """Time, key and value. Raises `SchemaMismatch` for records that have more than that."""
+    keys, headers = rows.column("keys"), rows.column("headers")
+    if (pc.max(pc.list_value_length(keys)).as_py() or 0) > 1:
+        raise SchemaMismatch("a record has several keys, which CSV cannot hold: write Parquet")
+    if headers.null_count < rows.num_rows and any(headers.to_pylist()):
+        raise SchemaMismatch("a record has headers, which CSV cannot hold: write Parquet or JSON lines")
+    first = pa.array([each[0] if each else None for each in keys.to_pylist()], pa.binary())
+    return [rows.column("timestamp"), first, rows.column("value")]
+
+
+class JsonLines:
+    """As ``kera consume --json`` prints them, without their places."""
+
+    def __init__(self, file: IO[bytes], *, typed: bool) -> None:
+        self._file = file
+        self._typed = typed
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        """See `Writer`. Raises `SchemaMismatch` for bytes that are no text where JSON has no other form for them."""
+        if self._typed:
+            for name, column in zip(rows.schema.names, rows.columns, strict=True):
+                if pa.types.is_binary(column.type):
+                    _text(column, name, "JSON")
+            self._file.write(row_lines(rows))
+            return
+        headers = rows.column("headers")
+        if headers.null_count < rows.num_rows:
+            _text(pc.list_flatten(headers.cast(_PAIRS)).field("value"), "headers", "JSON")
+        keys = rows.column("keys")
+        if (pc.max(pc.list_value_length(keys)).as_py() or 0) > 1:
+            _text(pc.list_flatten(keys), "keys", "JSON")
+        self._file.write(record_lines(rows))
+
+    def end(self) -> None:
+        """See `Writer`."""
+
+
+_PAIRS: Any = pa.list_(pa.struct([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary())]))

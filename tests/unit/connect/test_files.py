@@ -1,0 +1,342 @@
+"""`kera.connect.files`: places in files, and what is written and read again."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import errno
+import gzip
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from kera.connect.endpoints import FilesEnd, parse_end
+from kera.connect.errors import CopyElsewhere, CopyMismatch, Refused, SourceChanged
+from kera.connect.files import sink as sinks
+from kera.connect.files.places import Spot, go_on
+from kera.connect.files.sink import STATE, FilesSink
+from kera.connect.files.source import PART, FilesSource
+from kera.connect.pieces import Piece, Progress, Span
+from kera.core.errors import DiskFull, SchemaMismatch
+from kera.core.schema import DEFAULT_SCHEMA
+
+ROWS = pa.record_batch(
+    {
+        "id": pa.array(range(50), pa.int64()),
+        "name": [None if n % 5 == 0 else "" if n % 5 == 1 else f'a "{n}",\nNA' for n in range(50)],
+        "at": pa.array([1_700_000_000_000_000 + n for n in range(50)], pa.timestamp("us", tz="UTC")),
+        "share": [n / 7 for n in range(50)],
+    }
+)
+RECORDS = pa.RecordBatch.from_pylist(
+    [
+        {
+            "timestamp": datetime.datetime(2026, 1, 1, 12, 0, 0, n, tzinfo=datetime.UTC),
+            "keys": None if n % 3 == 0 else [b"k%d" % n],
+            "value": None if n % 7 == 0 else b"v\n%d" % n,
+            "headers": None,
+        }
+        for n in range(20)
+    ],
+    DEFAULT_SCHEMA,
+)
+
+
+PIECE_BYTES = 256
+
+
+def record(**columns: Any) -> pa.RecordBatch:
+    whole = {"timestamp": datetime.datetime.now(datetime.UTC), "keys": None, "value": None, "headers": None, **columns}
+    return pa.RecordBatch.from_pylist([whole], DEFAULT_SCHEMA)
+
+
+def given(schema: pa.Schema) -> Any:
+    """A source, as far as a target looks at it."""
+    return SimpleNamespace(shown="stream s", identity="stream s", schema=schema)
+
+
+def files(end: str, kind: str | None = None) -> FilesEnd:
+    found = parse_end(end, file_format=kind)
+    assert isinstance(found, FilesEnd)
+    return found
+
+
+async def written(path: str, batches: Sequence[pa.RecordBatch], kind: str | None = None, **options: Any) -> Progress:
+    """What a copy of so many pieces leaves: the progress that it found."""
+    sink = FilesSink(files(path, kind), **options)
+    try:
+        begun = await sink.open(given(batches[0].schema))
+        for number, rows in enumerate(batches):
+            await sink.put([Piece("0", number, number + 1, rows)])
+        await sink.finish(complete=True)
+    finally:
+        await sink.close()
+    return begun
+
+
+def names_in(path: str | Path) -> list[str]:
+    return sorted(each.name for each in Path(path).iterdir())
+
+
+async def read(
+    path: str, schema: pa.Schema | None, place: Any = None, kind: str | None = None
+) -> tuple[Any, list[Piece]]:
+    source = FilesSource(files(path, kind), schema)
+    try:
+        await source.open()
+        pieces = [piece async for piece in source.read({} if place is None else {PART: place}, PIECE_BYTES)]
+        if pieces:
+            spans = [Span(piece.part, piece.start, piece.end, piece.rows.num_rows) for piece in pieces]
+            again = await source.again(spans)
+            if source.schema is not DEFAULT_SCHEMA or kind == "parquet":  # lines without a time have that of now
+                assert [each.to_pylist() for each in again] == [piece.rows.to_pylist() for piece in pieces]
+    finally:
+        await source.close()
+    return source.schema, pieces
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv", "jsonl"])
+async def test_rows_that_were_written_are_read_again(tmp_path: Path, kind: str) -> None:
+    path = f"{tmp_path}/rows.{kind}"
+    await written(path, [ROWS.slice(0, 20), ROWS.slice(20)])
+
+    _, pieces = await read(path, ROWS.schema)
+
+    assert pa.Table.from_batches([piece.rows for piece in pieces]).equals(pa.Table.from_batches([ROWS]))
+    assert names_in(tmp_path) == [f"rows.{kind}"]
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv", "jsonl"])
+async def test_records_that_were_written_are_read_again(tmp_path: Path, kind: str) -> None:
+    path = f"{tmp_path}/records.{kind}"
+    await written(path, [RECORDS])
+
+    schema, pieces = await read(path, DEFAULT_SCHEMA)
+
+    assert schema is DEFAULT_SCHEMA
+    rows = pa.Table.from_batches([piece.rows for piece in pieces]).to_pylist()
+    assert [(row["timestamp"], row["value"], row["keys"] or None) for row in rows] == [
+        (row["timestamp"], row["value"], row["keys"]) for row in RECORDS.to_pylist()
+    ]
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv", "jsonl"])
+async def test_reading_goes_on_anywhere(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kera.connect.files.reading.ROWS_MAX", 7)
+    monkeypatch.setattr("kera.connect.files.reading.BLOCK_BYTES", 256)
+    for number in range(3):
+        await written(f"{tmp_path}/{number}.{kind}", [ROWS])
+    pattern = f"{tmp_path}/*.{kind}"
+    _, pieces = await read(pattern, ROWS.schema)
+    assert len(pieces) > 5
+    assert pieces[0].start == [0, f"{tmp_path}/0.{kind}", 0, Path(f"{tmp_path}/0.{kind}").stat().st_size]
+
+    for number, piece in enumerate(pieces):
+        _, rest = await read(pattern, ROWS.schema, piece.end)
+        expected = [row for each in pieces[number + 1 :] for row in each.rows.to_pylist()]
+        assert [row for each in rest for row in each.rows.to_pylist()] == expected
+
+
+async def test_columns_are_made_out_of_a_file(tmp_path: Path) -> None:
+    Path(tmp_path, "x.csv").write_text('n,t\n1,NA\n2,\n3,""\n')
+    schema, (piece,) = await read(f"{tmp_path}/x.csv", None)
+    assert schema == pa.schema([("n", pa.int64()), ("t", pa.string())])
+    assert piece.rows.to_pylist() == [{"n": 1, "t": "NA"}, {"n": 2, "t": None}, {"n": 3, "t": ""}]
+
+    Path(tmp_path, "x.jsonl").write_text('{"a": 1, "b": [1.5]}\n\n{"a": 2}')
+    schema, pieces = await read(f"{tmp_path}/x.jsonl", None)
+    rows = [row for piece in pieces for row in piece.rows.to_pylist()]
+    assert rows == [{"a": 1, "b": [1.5]}, {"a": 2, "b": None}]
+
+    Path(tmp_path, "r.jsonl").write_text('{"key": "k", "value": "v", "offset": 3}\n')
+    schema, (piece,) = await read(f"{tmp_path}/r.jsonl", None)
+    assert schema is DEFAULT_SCHEMA
+    assert piece.rows.column("value").to_pylist() == [b"v"]
+
+    dictionary = pa.table(
+        {"d": pa.array(["x", "x"]).dictionary_encode(), "big": pa.array(["y", "y"], pa.large_string())}
+    )
+    pq.write_table(dictionary, tmp_path / "d.parquet")
+    schema, _ = await read(f"{tmp_path}/d.parquet", None)
+    assert schema.types == [pa.string(), pa.string()]
+
+
+async def test_a_packed_file_of_lines_is_read(tmp_path: Path) -> None:
+    Path(tmp_path, "x.jsonl.gz").write_bytes(gzip.compress(b'{"a": 1}\n{"a": 2}\n'))
+    _, (piece,) = await read(f"{tmp_path}/x.jsonl.gz", None)
+    assert piece.rows.column("a").to_pylist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("x.csv", "id,share\n1,2\nabc,3\n", r"x\.csv: column 'id'.*'abc'"),
+        ("x.csv", "id,color\n1,red\n", r"x\.csv: has a column 'color'"),
+        ("x.csv", "id,share\n1\n", r"x\.csv: .*Expected 2 columns, got 1"),
+        ("x.csv", "", r"x\.csv: Empty CSV"),
+        ("x.jsonl", '{"id": 1}\n{"id": "abc"}\n', r"x\.jsonl: lines 1 to 2.*id"),
+        ("x.jsonl", '{"id": 1, "color": "red"}\n', r"x\.jsonl: .*color"),
+        ("x.jsonl", '{"id": 1', r"x\.jsonl"),
+        ("x.parquet", "no parquet", r"x\.parquet"),
+    ],
+)
+async def test_what_is_wrong_with_a_file_is_told_with_its_name_and_the_column(
+    tmp_path: Path, name: str, text: str, said: str
+) -> None:
+    Path(tmp_path, name).write_text(text)
+    with pytest.raises(SchemaMismatch, match=said):
+        await read(f"{tmp_path}/{name}", ROWS.schema)
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [("none.csv", "no file"), ("none/*.csv", "no file"), ("none/", "no directory"), ("", "is a directory; write")],
+)
+async def test_files_that_are_not_there_are_named(tmp_path: Path, path: str, said: str) -> None:
+    with pytest.raises(Refused, match=said):
+        await read(f"{tmp_path}/{path}".removesuffix("/") + "/" * path.endswith("/"), None, kind="csv")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("e.jsonl", ""), ("e.jsonl", "[1]\n"), ("e.csv", ""), ("e.csv", "a,a\n1,2\n")]
+)
+async def test_a_file_that_says_no_columns_is_refused(tmp_path: Path, name: str, text: str) -> None:
+    Path(tmp_path, name).write_text(text)
+    with pytest.raises(SchemaMismatch, match=name):
+        await read(f"{tmp_path}/{name}", None)
+
+
+def test_a_file_may_grow_if_it_is_of_lines_and_no_file_may_come_before_it() -> None:
+    spot = Spot(1, "b", 10, 100)
+    assert go_on(["a", "b", "c"], [1, 150, 1], spot, may_grow=True) == (1, 10)
+    with pytest.raises(SourceChanged, match="had 100 bytes"):
+        go_on(["a", "b"], [1, 150], spot, may_grow=False)
+    with pytest.raises(SourceChanged, match="had 100 bytes"):
+        go_on(["a", "b"], [1, 99], spot, may_grow=True)
+    with pytest.raises(SourceChanged, match="there were 1 others, and are 2 now"):
+        go_on(["a", "aa", "b"], [1, 1, 100], spot, may_grow=True)
+    with pytest.raises(SourceChanged, match="b is gone"):
+        go_on(["a"], [1], spot, may_grow=True)
+
+
+async def test_a_directory_gets_file_after_file_and_goes_on_where_it_was(tmp_path: Path) -> None:
+    out = f"{tmp_path}/out/"
+    assert (await written(out, [ROWS] * 4, "csv", file_bytes=3000)).places == {}
+    names = [each for each in names_in(out) if not each.startswith(".")]
+    assert names == ["part-00000.csv", "part-00001.csv"]
+
+    begun = await written(out, [ROWS], "csv", file_bytes=3000)
+    assert begun == Progress({"0": 4}, 200)
+    assert "part-00002.csv" in names_in(out)
+
+
+@pytest.mark.parametrize("step", ["list", "name"])
+async def test_a_directory_is_whole_wherever_the_process_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    class Ended(BaseException):
+        pass
+
+    done = 0
+    rename = Path.rename
+
+    def ends(self: Path, target: Path) -> Path:
+        nonlocal done
+        done += 1
+        if done == {"list": 3, "name": 4}[step]:
+            raise Ended
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", ends)
+    monkeypatch.setattr(FilesSink, "_close", lambda sink: sink._lock.close())  # it leaves all as it is
+    with pytest.raises(Ended):
+        await written(f"{tmp_path}/out/", [ROWS] * 2, "csv", file_bytes=1)
+    monkeypatch.undo()
+
+    begun = await written(f"{tmp_path}/out/", [ROWS.slice(0, 1)], "csv", file_bytes=1)
+
+    assert begun == Progress({"0": 1 if step == "list" else 2}, 50 if step == "list" else 100)
+    left = [each for each in names_in(tmp_path / "out") if not each.startswith(".")]
+    assert left == [f"part-0000{number}.csv" for number in range(2 if step == "list" else 3)]
+    assert not [each for each in names_in(tmp_path / "out") if each.endswith(".tmp")]
+
+
+async def test_a_single_file_is_not_there_before_it_is_whole(tmp_path: Path) -> None:
+    path = f"{tmp_path}/x.parquet"
+    sink = FilesSink(files(path))
+    await sink.open(given(ROWS.schema))
+    await sink.put([Piece("0", 0, 1, ROWS)])
+    assert not Path(path).exists()
+    with pytest.raises(CopyElsewhere, match="another process"):
+        await written(path, [ROWS])
+    await sink.finish(complete=False)
+    await sink.close()
+    assert names_in(tmp_path) == []
+
+    await written(path, [ROWS])
+    with pytest.raises(Refused, match="exists"):
+        await written(path, [ROWS])
+
+
+async def test_a_directory_of_another_copy_or_of_a_person_is_left_alone(tmp_path: Path) -> None:
+    await written(f"{tmp_path}/a/", [ROWS], "csv")
+    with pytest.raises(CopyMismatch, match="another directory"):
+        await written(f"{tmp_path}/a/", [ROWS], "jsonl")
+    Path(tmp_path, "b").mkdir()
+    Path(tmp_path, "b", "mine.txt").touch()
+    with pytest.raises(Refused, match=r"mine\.txt"):
+        await written(f"{tmp_path}/b/", [ROWS], "csv")
+    Path(tmp_path, "a", STATE).write_text("{")
+    with pytest.raises(CopyMismatch, match="damaged"):
+        await written(f"{tmp_path}/a/", [ROWS], "csv")
+    Path(tmp_path, "a", STATE).write_text(json.dumps({"version": 99}))
+    with pytest.raises(CopyMismatch, match="another program"):
+        await written(f"{tmp_path}/a/", [ROWS], "csv")
+
+
+async def test_a_disk_without_room_is_told_and_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("kera.connect.files.sink.os.fsync", full)
+    with pytest.raises(DiskFull, match="no room"):
+        await written(f"{tmp_path}/x.csv", [ROWS])
+    assert names_in(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("rows", "kind", "said"),
+    [
+        (pa.record_batch({"b": [b"\xff"]}), "csv", "'b' is no text"),
+        (pa.record_batch({"b": [b"\xff"]}), "jsonl", "'b' is no text"),
+        (pa.record_batch({"l": [[1]]}), "csv", "'l' is list"),
+        (record(headers=[("h", b"x")]), "csv", "headers"),
+        (record(headers=[("h", b"\xff")]), "jsonl", "headers"),
+        (record(keys=[b"a", b"b"]), "csv", "several keys"),
+        (record(keys=[b"a", b"\xff"]), "jsonl", "keys"),
+    ],
+)
+async def test_what_a_form_cannot_hold_is_told_and_never_changed(
+    tmp_path: Path, rows: pa.RecordBatch, kind: str, said: str
+) -> None:
+    with pytest.raises(SchemaMismatch, match=said):
+        await written(f"{tmp_path}/x.{kind}", [rows])
+    assert names_in(tmp_path) == []
+
+
+async def test_a_file_of_a_copy_that_follows_is_finished_when_it_is_old(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sinks, "FILE_S", 0.0)
+    sink = FilesSink(files(f"{tmp_path}/out/", "jsonl"))
+    await sink.open(given(ROWS.schema))
+    await sink.put([Piece("0", 0, 1, ROWS)])
+    while not Path(tmp_path, "out", "part-00000.jsonl").exists():
+        await asyncio.sleep(0.01)
+    await sink.close()
