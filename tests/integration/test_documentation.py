@@ -24,8 +24,11 @@ from kera.core.settings import MIB
 from kera.local.cluster import LocalCluster, RunningCluster
 from tests.docs_examples import ROOT, Command, Example, calls, commands, examples
 
-PAGES = [ROOT / "README.md", *(ROOT / "docs" / name for name in ("cli.md", "consumer-groups.md", "replication.md"))]
-TYPED = {"stream", "group", "produce", "consume", "cluster", "top"}
+PAGES = [
+    ROOT / "README.md",
+    *(ROOT / "docs" / name for name in ("cli.md", "consumer-groups.md", "replication.md", "schemas.md")),
+]
+TYPED = {"stream", "group", "produce", "consume", "cluster", "schema", "top"}
 """Commands that need nothing but a cluster."""
 NOT_TYPED = {
     "kera consume clicks --group billing": "it goes on for ever",
@@ -71,6 +74,8 @@ async def client(documented: RunningCluster) -> Any:
             await client.admin.delete_stream(stream.name)
         for group in await client.admin.consumer_groups():
             await client.admin.delete_consumer_group(group.consumer_group)
+        for subject in await client.schemas.subjects():
+            await client.schemas.delete(subject)
         there = await client.admin.describe_cluster()
         for broker in there.brokers:
             await client.admin.drain_broker(broker.broker_id, undo=True)
