@@ -545,7 +545,7 @@ def unknown_word(command: Any, arguments: list[str]) -> str | None:
         subcommands = getattr(command, "commands", {})
         if argument in {"--help", "…", "..."}:
             continue
-        if argument.startswith("-"):
+        if argument.startswith("-") and argument != "-":  # which is standard input
             name, equals, _ = argument.partition("=")
             options = {name: option for option in command.params for name in (*option.opts, *option.secondary_opts)}
             if name not in options:
@@ -609,7 +609,7 @@ def test_a_command_that_does_not_exist_is_found(markdown: str, unknown: str) -> 
     "markdown",
     [
         "Run `make`, `make help`, `make test PYTEST_ARGS='-k chunk'` or `kera --help`.",
-        "```sh\nkera --verbose --at host:1 group run orders --rows=5 --rows 5 | head\n```",
+        "```sh\nkera --verbose --at host:1 group run orders - --rows=5 --rows 5 | head\n```",
         "```python\nmake nothing\n```",
         "The package `kera.client`; `don't make nothing`; `kera group …`.",
     ],

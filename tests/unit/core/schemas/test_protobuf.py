@@ -220,7 +220,7 @@ DIFFERENT = [
     (
         of(field(1, "a"), field(2, "b")),
         protobuf(message(field(1, "a", oneof=0), field(2, "b", oneof=0), oneofs=("o",))),
-        ["the schema: a, b exclude each other, in oneof o, and did not"],
+        ["the schema: a, b are in oneof o now, so that only one of them counts"],
     ),
     (reserving(number=4), of(field(4, "a")), ["field a: its number 4 was reserved"]),
     (reserving(name="a"), of(field(4, "a")), ["field a: its name was reserved"]),
@@ -247,7 +247,7 @@ def test_what_earlier_readers_cannot_read_is_named() -> None:
     assert forward(reserving(number=4), of(field(4, "a"))) == ["field a: its number 4 was reserved"]
     one_of = protobuf(message(field(1, "a", oneof=0), field(2, "b", oneof=0), oneofs=("o",)))
     assert forward(one_of, of(field(1, "a"), field(2, "b"))) == [
-        "the schema: a, b do not exclude each other, as in oneof o, and did"
+        "the schema: a, b were in oneof o, so that only one of them counts"
     ]
 
 

@@ -3,7 +3,7 @@
 Fields go by their numbers. A field may be renamed, and one that the other side does not know is passed over. A type may
 become a wider one of the same encoding. Stricter than what would decode are these: values that would be cut off
 (int64 read as int32), bytes read as text, another sign, several values read as one, a number that had been reserved, a
-name that has another number now, other defaults, and fields that were each for themselves, and exclude each other now.
+name that has another number now, other defaults, and fields of which only one counts now, as they are in a oneof.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class _Resolution:
                 self._pair.differ(path, writes=f"{number} is {names[0]}", reads=f"{number} is {others[0]}")
 
     def _oneofs(self, writes: ProtoMessage, reads: ProtoMessage, path: str) -> None:
-        """Of fields that exclude each other for the reader, the last one counts."""
+        """Of fields that are in one for the reader, the last one counts."""
         together: dict[str, list[ProtoField]] = {}
         for number, field in reads.fields.items():
             self._pair.step()
@@ -105,8 +105,8 @@ class _Resolution:
                 self._pair.say(
                     path,
                     self._pair.either(
-                        reads=f"{shown} exclude each other, in oneof {name}, and did not",
-                        writes=f"{shown} do not exclude each other, as in oneof {name}, and did",
+                        reads=f"{shown} are in oneof {name} now, so that only one of them counts",
+                        writes=f"{shown} were in oneof {name}, so that only one of them counts",
                     ),
                 )
 
