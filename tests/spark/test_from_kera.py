@@ -22,6 +22,7 @@ from kera.core.errors import InvalidArgument, UnknownSubject
 from kera.core.schemas.framing import frame
 from kera.spark_connector import from_kera
 from kera.v1 import common_pb2
+from tests.docs_examples import ROOT, examples
 from tests.spark.support import Kera, both_engines
 
 NOON = datetime.datetime(2026, 1, 2, 12, tzinfo=datetime.UTC)
@@ -165,6 +166,19 @@ def test_what_is_no_column_is_refused(kera: Kera, stream: str) -> None:
         from_kera("value", f"{stream}-value", options(kera))
     with pytest.raises(InvalidArgument, match="takes fail or null"):
         from_kera("value", f"{stream}-value", options(kera), undecodable="skip")  # type: ignore[arg-type]
+
+
+def test_the_example_of_the_page_runs(kera: Kera, capsys: pytest.CaptureFixture[str]) -> None:
+    (example,) = (each for each in examples(ROOT / "docs" / "serializers.md", "python") if "spark" in each.text)
+    kera.create("orders")
+    try:
+        send(kera, "orders", [VALUE], serializer=AvroSerializer(AVRO))
+        exec(
+            compile(example.text.replace("127.0.0.1:7400", kera.bootstrap), str(example), "exec"), {"spark": kera.spark}
+        )
+    finally:
+        kera.delete("orders")
+    assert "|lines|" in capsys.readouterr().out.replace(" ", "")
 
 
 # --- models that are rows -----------------------------------------------------------------------------------
