@@ -1,9 +1,11 @@
 package kera
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -44,7 +46,8 @@ type Consumer struct {
 	view   *view
 	config ConsumerConfig
 
-	ranges  []*readRange
+	byID    map[entryID]*readRange
+	ranges  []*readRange // those that were asked for the longest time ago come first
 	answers chan *answer
 	asked   map[uint32]bool // brokers that have a request
 	ready   []*fetched
@@ -53,6 +56,9 @@ type Consumer struct {
 	stop    context.CancelFunc
 	running sync.WaitGroup
 }
+
+// entryID names an entry of a streamlet.
+type entryID struct{ streamlet, entry uint32 }
 
 // readRange is an entry of a streamlet, and how far it was read.
 type readRange struct {
@@ -99,12 +105,14 @@ func (c *Client) NewConsumer(ctx context.Context, stream string, config Consumer
 	done, stop := context.WithCancel(context.Background())
 	consumer := &Consumer{
 		client: c, view: v, config: config,
-		answers: make(chan *answer), asked: map[uint32]bool{},
+		byID: map[entryID]*readRange{}, answers: make(chan *answer), asked: map[uint32]bool{},
 		done: done, stop: stop,
 	}
 	for streamlet := range l.stream.GetConfig().GetStreamlets() {
 		for entry := range l.stream.GetConfig().GetEntries() {
-			consumer.ranges = append(consumer.ranges, &readRange{streamlet: streamlet, entry: entry})
+			one := &readRange{streamlet: streamlet, entry: entry}
+			consumer.ranges = append(consumer.ranges, one)
+			consumer.byID[entryID{streamlet, entry}] = one
 		}
 	}
 	if config.From != nil {
@@ -125,22 +133,13 @@ func (c *Consumer) goTo(positions *Positions) error {
 		)}
 	}
 	for _, place := range positions.Places {
-		of := c.rangeOf(place.StreamletID, place.Entry)
+		of := c.byID[entryID{place.StreamletID, place.Entry}]
 		if of == nil {
 			return &Error{Code: codeInvalidArgument, Message: fmt.Sprintf(
 				"there is no entry %d of streamlet %d in stream %q", place.Entry, place.StreamletID, c.view.name,
 			)}
 		}
 		of.place = place.Place
-	}
-	return nil
-}
-
-func (c *Consumer) rangeOf(streamlet, entry uint32) *readRange {
-	for _, each := range c.ranges {
-		if each.streamlet == streamlet && each.entry == entry {
-			return each
-		}
 	}
 	return nil
 }
@@ -248,36 +247,46 @@ func (c *Consumer) tell(of *readRange, err error) {
 func (c *Consumer) ask() (pause time.Duration) {
 	pause = time.Second
 	where := c.view.now()
-	asks := map[uint32][]*readRange{}
+	asks, left := map[uint32][]*readRange{}, map[uint32]int{}
+	var later []*readRange
 	for _, each := range c.ranges {
-		if each.pending {
-			continue
+		if !each.pending {
+			broker, wait := where.holder(each.streamlet, each.place.Group), time.Until(each.notTill)
+			switch {
+			case wait > 0:
+				pause = min(pause, wait)
+			case c.asked[broker]:
+			case len(asks[broker]) == rangesAtOnce:
+				left[broker]++
+			default:
+				asks[broker] = append(asks[broker], each)
+				continue
+			}
 		}
-		if left := time.Until(each.notTill); left > 0 {
-			pause = min(pause, left)
-			continue
-		}
-		broker := where.holder(each.streamlet, each.place.Group)
-		if !c.asked[broker] && len(asks[broker]) < rangesAtOnce {
-			asks[broker] = append(asks[broker], each)
-		}
+		later = append(later, each)
 	}
 	for broker, ranges := range asks {
 		c.asked[broker] = true
 		for _, each := range ranges {
 			each.pending = true
 		}
+		later = append(later, ranges...)
+		wait := c.config.Wait
+		if left[broker] > 0 { // they are asked for next
+			wait /= 10
+		}
 		c.running.Add(1)
-		go c.read(broker, ranges, where)
+		go c.read(broker, ranges, where, wait)
 	}
+	c.ranges = later
 	return pause
 }
 
 // read has a broker answer a request, and looks where everything is when that says that something may be elsewhere.
-func (c *Consumer) read(brokerID uint32, ranges []*readRange, where *layout) {
+func (c *Consumer) read(brokerID uint32, ranges []*readRange, where *layout, wait time.Duration) {
 	defer c.running.Done()
 	one := &answer{brokerID: brokerID, asked: ranges}
-	one.response, one.err = c.call(brokerID, ranges, where)
+	one.response, one.err = c.call(brokerID, ranges, where, wait)
 	if one.suggestsAMove() {
 		_, one.lost = c.view.newer(c.done, where)
 	}
@@ -308,19 +317,21 @@ func elsewhere(err error) bool {
 	return CodeOf(err) == codeUnknownStream || temporary(err)
 }
 
-func (c *Consumer) call(brokerID uint32, ranges []*readRange, where *layout) (*kerav1.MultiReadChunksResponse, error) {
+func (c *Consumer) call(
+	brokerID uint32, ranges []*readRange, where *layout, wait time.Duration,
+) (*kerav1.MultiReadChunksResponse, error) {
 	broker, err := c.client.reach(where, brokerID)
 	if err != nil {
 		return nil, err
 	}
 	request := &kerav1.MultiReadChunksRequest{
 		BytesMax: c.config.BytesMax,
-		WaitMs:   uint32(c.config.Wait.Milliseconds()),
+		WaitMs:   uint32(wait.Milliseconds()),
 	}
 	for _, each := range ranges {
 		request.Ranges = append(request.Ranges, &kerav1.ReadRange{Start: each.cursor(c.view.streamID)})
 	}
-	ctx, cancel := context.WithTimeout(c.done, c.config.Wait+c.client.config.RequestTimeout)
+	ctx, cancel := context.WithTimeout(c.done, wait+c.client.config.RequestTimeout)
 	defer cancel()
 	response, err := broker.reads.call(ctx, request)
 	if err != nil {
@@ -399,9 +410,12 @@ func (r *readRange) cursor(streamID uint64) *kerav1.Cursor {
 // Positions says how far all of the stream was read: behind what Poll has returned.
 func (c *Consumer) Positions() *Positions {
 	all := &Positions{Stream: c.view.name, StreamID: c.view.streamID}
-	for _, each := range c.ranges {
+	for _, each := range c.byID {
 		all.Places = append(all.Places, EntryPlace{each.streamlet, each.entry, each.place})
 	}
+	slices.SortFunc(all.Places, func(one, two EntryPlace) int {
+		return cmp.Or(cmp.Compare(one.StreamletID, two.StreamletID), cmp.Compare(one.Entry, two.Entry))
+	})
 	return all
 }
 

@@ -68,7 +68,7 @@ func (c *Consumer) endsOf(ctx context.Context, where *layout, streamlet uint32) 
 // Reached says whether all before these ends was returned by Poll.
 func (c *Consumer) Reached(ends *Positions) bool {
 	for _, end := range ends.Places {
-		if of := c.rangeOf(end.StreamletID, end.Entry); of != nil && of.place.before(end.Place) {
+		if of := c.byID[entryID{end.StreamletID, end.Entry}]; of != nil && of.place.before(end.Place) {
 			return false
 		}
 	}

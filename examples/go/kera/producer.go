@@ -116,36 +116,10 @@ func (p *Producer) Send(ctx context.Context, record Record) error {
 	if record.Time.IsZero() {
 		record.Time = time.Now()
 	}
-	if err := p.reserve(ctx, size); err != nil {
-		return err
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.closed {
-		return errProducerClosed
-	}
-	p.bytes += size
-	p.count++
-	p.laneOf(&record).add(record, size)
-	return nil
-}
-
-// roomFor is how many bytes records may have in a chunk.
-func roomFor(l *layout) int {
-	return l.chunkBytesMax() - headerBytes - alignment
-}
-
-// reserve waits until so many bytes have room.
-func (p *Producer) reserve(ctx context.Context, size int) error {
 	for {
-		p.mu.Lock()
-		room, freed := p.bytes+size <= p.config.BufferBytes, p.freed
-		p.mu.Unlock()
-		if err := context.Cause(p.done); err != nil {
+		freed, err := p.accept(record, size)
+		if freed == nil || err != nil {
 			return err
-		}
-		if room {
-			return nil
 		}
 		select {
 		case <-freed:
@@ -154,6 +128,30 @@ func (p *Producer) reserve(ctx context.Context, size int) error {
 			return ctx.Err()
 		}
 	}
+}
+
+// accept takes a record if there is room for it; else it returns what is closed when there may be some.
+func (p *Producer) accept(record Record, size int) (freed chan struct{}, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return nil, errProducerClosed
+	}
+	if err := context.Cause(p.done); err != nil {
+		return nil, err
+	}
+	if p.bytes+size > p.config.BufferBytes {
+		return p.freed, nil
+	}
+	p.bytes += size
+	p.count++
+	p.laneOf(&record).add(record, size)
+	return nil, nil
+}
+
+// roomFor is how many bytes records may have in a chunk.
+func roomFor(l *layout) int {
+	return l.chunkBytesMax() - headerBytes - alignment
 }
 
 // laneOf is where a record goes: by its key, or to each lane in turn, some at a time so that chunks are not tiny.
@@ -171,11 +169,11 @@ func (p *Producer) Flush(ctx context.Context) error {
 		p.mu.Lock()
 		left, freed := p.count, p.freed
 		p.mu.Unlock()
-		if err := context.Cause(p.done); err != nil {
-			return err
-		}
 		if left == 0 {
 			return nil
+		}
+		if err := context.Cause(p.done); err != nil {
+			return err
 		}
 		select {
 		case <-freed:
