@@ -134,6 +134,7 @@ WALL_CLOCK = {
     "client/kera/cli/top/_collector.py": "when a sample was taken, as shown",
     "client/kera/cli/top/_polling.py": "since when somebody has not answered, as shown",
     "client/kera/client/admin/daemons.py": "how far the clocks of daemons are off",
+    "client/kera/client/consuming/traced.py": "when a span has begun, as shown",
     "client/kera/client/producing/appender.py": "timestamps of records that have none",
     "client/kera/client/producing/producer.py": "timestamps of records that have none",
     "coordinator/kera/coordinator/__main__.py": "epochs are above what the clock says, too",

@@ -43,6 +43,7 @@ from kera.core.rpc.grpc_server import GrpcServer
 from kera.core.runtime import MACHINE, OpenInterface, Runtime
 from kera.core.settings import setting
 from kera.core.telemetry import get_logger
+from kera.core.tracing import tracing_of
 from kera.v1 import common_pb2
 
 CONNECTION_WEIGHTS = {"frames": 2, "grpc": 1, "push": 1}
@@ -103,6 +104,7 @@ async def serve(
             orders=Orders(engine.streams, engine.memory, engine.takeovers, coordinator=leader),
             lease=Lease(runtime.clock.boottime_s),
             guard=guard,
+            tracing=tracing_of(settings, "kera-broker"),
         )
         stack.push_async_callback(broker.close)
         service = broker.service()

@@ -16,6 +16,7 @@ from kera.core.daemon import HANDOVER_MS, STOP_FLUSH_MS, STOP_TIMEOUT_S
 from kera.core.errors import InvalidArgument
 from kera.core.rpc.unix_socket import ANY_USER, OWN_USER
 from kera.core.settings import KIB, MIB
+from kera.core.tracing import TracesSettings
 
 SEGMENT_BYTES_MIN = 4 * KIB
 ARENA_SEGMENTS_MIN = 2
@@ -26,7 +27,7 @@ MESSAGE_BYTES_MAX = 1024 * MIB
 """gRPC counts bytes of a message in 31 bits."""
 
 
-class BrokerSettings(DaemonAccessSettings):
+class BrokerSettings(DaemonAccessSettings, TracesSettings):
     """Section ``[broker]``, variables ``KERA_BROKER_*``, flags of ``kera broker``."""
 
     section: ClassVar[str] = "broker"

@@ -23,6 +23,7 @@ from kera.client.consuming.group_consumer import GroupConsumer
 from kera.client.consuming.group_consumer_settings import GroupConsumerSettings
 from kera.client.consuming.leases import LostGroup
 from kera.client.consuming.start_and_end import End, Start
+from kera.client.consuming.traced import trace
 from kera.client.positions import Positions, check_position
 from kera.client.producing.appender import Appender
 from kera.client.producing.producer import Producer
@@ -33,6 +34,7 @@ from kera.client.types import EntryBounds, StreamDescription
 from kera.core.errors import InvalidArgument
 from kera.core.ids import EntryId, Position
 from kera.core.runtime import MACHINE, Runtime
+from kera.core.tracing import tracing_of
 
 READ_BYTES_MAX = 4 << 20
 
@@ -57,6 +59,8 @@ class Client:
         self._cluster = cluster
         self._producers: WeakSet[Producer] = WeakSet()
         self._consumers: WeakSet[Consumer | GroupConsumer] = WeakSet()
+        self.tracing = tracing_of(cluster.settings, "kera-client")
+        """Of its producers and consumers; off, unless the settings or OpenTelemetry's variables say otherwise."""
         self.admin = Admin(cluster)
         self.access = Access(cluster)
         self.schemas = SchemaRegistry(cluster)
@@ -98,7 +102,7 @@ class Client:
         if serializer is not None or key_serializer is not None:
             register = settings.register_schemas
             serialization = Serialization(serializer, key_serializer, self.schemas, register_schemas=register)
-        producer = Producer(self._cluster, settings, clock, serialization=serialization)
+        producer = Producer(self._cluster, settings, clock, serialization=serialization, tracing=self.tracing)
         self._producers.add(producer)
         return producer
 
@@ -152,6 +156,8 @@ class Client:
         merged = _merged(ConsumerSettings, settings, overrides)
         decoding = self._decoding(deserializer, key_deserializer, merged)
         consumer = Consumer(self._cluster, streams, merged, start=start, end=end, decoding=decoding)
+        if self.tracing.is_on:
+            trace(consumer, self.tracing, merged.consumer_group)
         self._consumers.add(consumer)
         return consumer
 
@@ -176,6 +182,8 @@ class Client:
         merged = _merged(GroupConsumerSettings, settings, overrides)
         decoding = self._decoding(deserializer, key_deserializer, merged)
         consumer = GroupConsumer(self._cluster, consumer_group, names, merged, on_lost=on_lost, decoding=decoding)
+        if self.tracing.is_on:
+            trace(consumer, self.tracing, consumer_group)
         self._consumers.add(consumer)
         return consumer
 

@@ -9,13 +9,14 @@ from pydantic import ByteSize, Field
 from kera.core.access.settings import CredentialSettings
 from kera.core.native import native
 from kera.core.settings import KIB, MIB, KeraSettings
+from kera.core.tracing import TracesSettings
 
 Durability = Literal["leader", "replicated", "persisted"]
 Transport = Literal["auto", "unix", "tcp", "grpc"]
 SharedMemory = Literal["auto", "never", "always"]
 
 
-class ClientSettings(CredentialSettings):
+class ClientSettings(CredentialSettings, TracesSettings):
     """How to reach the cluster. Variables ``KERA_CLIENT_*``."""
 
     section: ClassVar[str] = "client"

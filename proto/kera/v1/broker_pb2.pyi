@@ -30,11 +30,16 @@ class MultiWriteChunksRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     DURABILITY_FIELD_NUMBER: _builtins.int
     CHUNK_COUNT_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
+    TRACESTATE_FIELD_NUMBER: _builtins.int
     CHUNKS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.int
     durability: _common_pb2.Durability.ValueType
     """Level to acknowledge at; unspecified: the stream's."""
     chunk_count: _builtins.int
+    traceparent: _builtins.str
+    """W3C Trace Context of whoever sends it, if it is traced: what the broker does with it belongs to that trace."""
+    tracestate: _builtins.str
     chunks: _builtins.bytes
     """The chunks, one after the other. Last field: see the head of this file."""
     def __init__(
@@ -43,11 +48,13 @@ class MultiWriteChunksRequest(_message.Message):
         request_id: _builtins.int = ...,
         durability: _common_pb2.Durability.ValueType = ...,
         chunk_count: _builtins.int = ...,
+        traceparent: _builtins.str = ...,
+        tracestate: _builtins.str = ...,
         chunks: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_count", b"chunk_count", "chunks", b"chunks", "durability", b"durability", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_count", b"chunk_count", "chunks", b"chunks", "durability", b"durability", "request_id", b"request_id", "traceparent", b"traceparent", "tracestate", b"tracestate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -25,6 +25,7 @@ from kera.broker.serving.lookups import Lookups
 from kera.broker.serving.read_sessions import ReadSessions
 from kera.broker.serving.stream_access import checking
 from kera.broker.serving.thesis_api import ThesisApi
+from kera.broker.serving.traced import TracedWrites
 from kera.broker.serving.write import Writer
 from kera.broker.serving.write_access import WriteAccess
 from kera.broker.storage.persistence import PersistenceManager
@@ -33,6 +34,7 @@ from kera.core.errors import Unavailable
 from kera.core.rpc import Call, Reply, Service, api
 from kera.core.rpc.method import Handler, Method
 from kera.core.rpc.taking import Taker
+from kera.core.tracing import OFF, Tracing
 from kera.core.turns import Turns
 from kera.v1 import broker_pb2, common_pb2
 
@@ -55,6 +57,7 @@ class BrokerService:
         turns: Turns | None = None,
         lease: Lease | None = None,
         guard: Door | None = None,
+        tracing: Tracing = OFF,
     ) -> None:
         """`pump`: carries out what replication wants to be done; `check_payloads`: whether they must hold records.
 
@@ -79,6 +82,7 @@ class BrokerService:
             limits=limits,
             access=WriteAccess(guard, streams) if isinstance(guard, Guard) else None,
         )
+        self._write = TracedWrites(self.writer.write, tracing, streams).write if tracing.is_on else self.writer.write
         self.turns = turns = turns or Turns()
         check = checking(guard)
         self.fetches = Fetches(
@@ -113,7 +117,7 @@ class BrokerService:
         """The handlers by method."""
         described, thesis = self._descriptions, self._thesis
         handlers: Service = {
-            api.MULTI_WRITE_CHUNKS: self.writer.write,
+            api.MULTI_WRITE_CHUNKS: self._write,
             api.MULTI_READ_CHUNKS: self._read,
             api.GET_NEXT_GROUPS: thesis.get_next_groups,
             api.GET_NEXT_SEGMENTS: thesis.get_next_segments,

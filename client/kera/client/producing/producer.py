@@ -42,6 +42,7 @@ from kera.client.producing.serializing import NO_KEYS as _NO_KEYS
 from kera.client.producing.serializing import Serialization
 from kera.client.producing.stream_lanes import ProducerIdentity
 from kera.client.producing.stream_writer import StreamWriter
+from kera.client.producing.traced import ProducerTraces
 from kera.client.settings import ProducerSettings
 from kera.client.types import StreamDescription
 from kera.client.unclosed import Guard, Loss
@@ -51,6 +52,7 @@ from kera.core.freed_memory import keep_freed_memory
 from kera.core.native import native
 from kera.core.rpc import api
 from kera.core.telemetry import get_logger
+from kera.core.tracing import OFF, Tracing
 from kera.v1 import coordinator_pb2
 
 log = get_logger("kera.producer")
@@ -77,6 +79,7 @@ class Producer(SendsRows):
         *,
         limits: ProducerLimits = LIMITS,
         serialization: Serialization | None = None,
+        tracing: Tracing = OFF,
     ) -> None:
         keep_freed_memory()
         self._cluster = cluster
@@ -95,8 +98,15 @@ class Producer(SendsRows):
         """By stream: the open chunk that takes its next record, if that is a value and nothing else."""
         self._buffer = Buffer(int(settings.buffer_bytes_max))
         self._limits = limits
+        traces = ProducerTraces(tracing) if tracing.is_on else None
         self.routes = Routes(
-            cluster, settings, self._buffer, close_due_chunks=self._close_due_chunks, fail=self._fail, limits=limits
+            cluster,
+            settings,
+            self._buffer,
+            close_due_chunks=self._close_due_chunks,
+            fail=self._fail,
+            limits=limits,
+            traces=traces,
         )
         self._identity: ProducerIdentity | None = None
         self._preparing = asyncio.Lock()
@@ -116,6 +126,8 @@ class Producer(SendsRows):
         if serialization is not None:
             self._send_bytes = self.send
             self.__dict__["send"] = serialization.sending(self.send)
+        if traces is not None:
+            self.__dict__["send"] = traces.sending(self.send)
 
     def __del__(self) -> None:
         guard = getattr(self, "_guard", None)

@@ -35,6 +35,7 @@ from kera.client.producing.outcome import BundleOutcome
 from kera.client.producing.partition_payloads import Payloads
 from kera.client.producing.sender import Sender
 from kera.client.producing.stream_lanes import StreamLanes
+from kera.client.producing.traced import ProducerTraces
 from kera.client.settings import ProducerSettings
 from kera.client.tasks import Tasks
 from kera.core.errors import ClosedError, KeraError, Unavailable, UnknownStream
@@ -69,14 +70,19 @@ class Routes:
         close_due_chunks: Callable[[set[Lane]], bool],
         fail: Callable[[KeraError], None],
         limits: ProducerLimits,
+        traces: ProducerTraces | None = None,
     ) -> None:
-        """`close_due_chunks` of some lanes, and say whether there were any; `fail`: the producer as a whole."""
+        """`close_due_chunks` of some lanes, and say whether there were any; `fail`: the producer as a whole.
+
+        `traces`: who makes spans of requests; None: nobody.
+        """
         self.close_due_chunks = close_due_chunks
         self.fail = fail
         self._cluster = cluster
         self._settings = settings
         self._buffer = buffer
         self._limits = limits
+        self._traces = traces
         self._loop = asyncio.get_running_loop()
         self._routes: dict[Lane, _Route] = {}
         """Of the lanes that a sender serves."""
@@ -244,7 +250,7 @@ class Routes:
             sender = self._senders.get(owner)
             if sender is None:
                 sender = self._senders[owner] = Sender(
-                    owner, self, self._cluster, self._settings, self._buffer, self._limits, self._loop
+                    owner, self, self._cluster, self._settings, self._buffer, self._limits, self._loop, self._traces
                 )
             sender.lanes.add(lane)
             route.sender = sender

@@ -19,6 +19,7 @@ from kera.client.producing.bundle import Bundle
 from kera.client.producing.deliveries import Stored, StoredBundle
 from kera.client.producing.lane import Failure, Lane, PendingChunk
 from kera.client.producing.limits import ProducerLimits
+from kera.client.producing.traced import ProducerTraces
 from kera.client.settings import ProducerSettings
 from kera.client.types import durability_value
 from kera.core.chunk import padding_of
@@ -90,6 +91,7 @@ class Sender:
         buffer: Buffer,
         limits: ProducerLimits,
         loop: asyncio.AbstractEventLoop,
+        traces: ProducerTraces | None,
     ) -> None:
         self.broker_id = broker_id
         self.lanes: set[Lane] = set()
@@ -102,6 +104,8 @@ class Sender:
         self._cluster = cluster
         self._buffer = buffer
         self._loop = loop
+        self._traces = traces
+        """Who makes spans of requests; None: nobody."""
         self._name = settings.name
         self._durability = durability_value(settings.durability)
         self._request_bytes_max = min(settings.request_bytes_max, cluster.settings.message_bytes_max)
@@ -233,13 +237,18 @@ class Sender:
         bulk = [bundle.bulk for bundle in bundles]
         if chunks:
             bulk += _bulk_of(chunks)
+        traced = None if self._traces is None else self._traces.begin(request, chunks, self.broker_id)
         try:
             future = channel.submit(api.MULTI_WRITE_CHUNKS, request, bulk, timeout_s=timeout_s)
         except KeraError as error:
+            if traced is not None:
+                traced.failed(error)
             self._requests -= 1
             self._refused(bundles, chunks, error)
             return
         future.when_done(lambda done: self._answered(bundles, chunks, done))
+        if traced is not None:
+            future.add_done_callback(traced.answered)
 
     def _answered(
         self,

@@ -32,6 +32,9 @@ type MultiWriteChunksRequest struct {
 	// Level to acknowledge at; unspecified: the stream's.
 	Durability Durability `protobuf:"varint,2,opt,name=durability,proto3,enum=kera.v1.Durability" json:"durability,omitempty"`
 	ChunkCount uint32     `protobuf:"varint,3,opt,name=chunk_count,json=chunkCount,proto3" json:"chunk_count,omitempty"`
+	// W3C Trace Context of whoever sends it, if it is traced: what the broker does with it belongs to that trace.
+	Traceparent string `protobuf:"bytes,4,opt,name=traceparent,proto3" json:"traceparent,omitempty"`
+	Tracestate  string `protobuf:"bytes,5,opt,name=tracestate,proto3" json:"tracestate,omitempty"`
 	// The chunks, one after the other. Last field: see the head of this file.
 	Chunks        []byte `protobuf:"bytes,15,opt,name=chunks,proto3" json:"chunks,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -87,6 +90,20 @@ func (x *MultiWriteChunksRequest) GetChunkCount() uint32 {
 		return x.ChunkCount
 	}
 	return 0
+}
+
+func (x *MultiWriteChunksRequest) GetTraceparent() string {
+	if x != nil {
+		return x.Traceparent
+	}
+	return ""
+}
+
+func (x *MultiWriteChunksRequest) GetTracestate() string {
+	if x != nil {
+		return x.Tracestate
+	}
+	return ""
 }
 
 func (x *MultiWriteChunksRequest) GetChunks() []byte {
@@ -3325,7 +3342,7 @@ var File_kera_v1_broker_proto protoreflect.FileDescriptor
 
 const file_kera_v1_broker_proto_rawDesc = "" +
 	"\n" +
-	"\x14kera/v1/broker.proto\x12\akera.v1\x1a\x14kera/v1/common.proto\"\xa6\x01\n" +
+	"\x14kera/v1/broker.proto\x12\akera.v1\x1a\x14kera/v1/common.proto\"\xe8\x01\n" +
 	"\x17MultiWriteChunksRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\x04R\trequestId\x123\n" +
@@ -3333,7 +3350,11 @@ const file_kera_v1_broker_proto_rawDesc = "" +
 	"durability\x18\x02 \x01(\x0e2\x13.kera.v1.DurabilityR\n" +
 	"durability\x12\x1f\n" +
 	"\vchunk_count\x18\x03 \x01(\rR\n" +
-	"chunkCount\x12\x16\n" +
+	"chunkCount\x12 \n" +
+	"\vtraceparent\x18\x04 \x01(\tR\vtraceparent\x12\x1e\n" +
+	"\n" +
+	"tracestate\x18\x05 \x01(\tR\n" +
+	"tracestate\x12\x16\n" +
 	"\x06chunks\x18\x0f \x01(\fR\x06chunks\"\x9d\x02\n" +
 	"\x18MultiWriteChunksResponse\x12\x1d\n" +
 	"\n" +

@@ -1,0 +1,95 @@
+"""Writes that belong to a trace: how long an append took, and how long it waited for what its level promises.
+
+    append     from when a request is handled until it is decided: verified, and in memory
+    replicate  from then until backups have it; or ``persist``: until the disk has it. Within `append`'s parent
+
+A request says in its own message that it is traced: nothing of its records is looked at but the header of its first
+chunk, for the stream's name. The core's way of many requests at once leaves those that are traced to this one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from kera.broker.ownership.stream import Stream
+from kera.broker.ownership.streams import Streams
+from kera.broker.serving.pending_write import WriteReply
+from kera.core.chunk import HEADER_BYTES, verify_header
+from kera.core.errors import KeraError
+from kera.core.rpc import Call, Reply
+from kera.core.rpc.wire import error_from_message
+from kera.core.tracing import Kind, Span, TraceContext, Tracing
+from kera.core.tracing.conventions import SYSTEM
+from kera.v1 import broker_pb2
+
+WriteCall = Call[broker_pb2.MultiWriteChunksRequest]
+Write = Callable[[WriteCall], "WriteReply | asyncio.Future[WriteReply]"]
+
+
+class TracedWrites:
+    """Handles writes as `write` does, and makes spans of those that are traced."""
+
+    def __init__(self, write: Write, tracing: Tracing, streams: Streams) -> None:
+        self._write = write
+        self._tracing = tracing
+        self._streams = streams
+
+    def write(self, call: WriteCall) -> WriteReply | asyncio.Future[WriteReply]:
+        """See `kera.broker.serving.write.Writer.write`."""
+        request = call.message
+        if not request.traceparent:
+            return self._write(call)
+        parent = TraceContext.parse(request.traceparent, request.tracestate)
+        if parent is None or not parent.sampled:
+            return self._write(call)
+        stream = self._stream_of(call.bulk)
+        name = "" if stream is None else stream.name
+        append = self._span("append", Kind.SERVER, name, parent)
+        append.set("kera.chunks", request.chunk_count)
+        append.set("kera.chunks.bytes", len(call.bulk))
+        try:
+            answer = self._write(call)
+        except BaseException as error:
+            append.fail(error)
+            append.end()
+            raise
+        if isinstance(answer, Reply):
+            _answered(append, answer)
+            return answer
+        append.end()
+        waits = "replicate" if stream is not None and stream.replication else "persist"
+        span = self._span(waits, Kind.INTERNAL, name, append.context or parent)
+        answer.add_done_callback(lambda done: _done(span, done))
+        return answer
+
+    def _span(self, operation: str, kind: Kind, stream: str, parent: TraceContext) -> Span:
+        attributes: dict[str, Any] = {"messaging.system": SYSTEM, "messaging.operation.name": operation}
+        if stream:
+            attributes["messaging.destination.name"] = stream
+        return self._tracing.span(f"{operation} {stream}".rstrip(), kind, parent=parent, attributes=attributes)
+
+    def _stream_of(self, bulk: memoryview) -> Stream | None:
+        if len(bulk) < HEADER_BYTES:
+            return None
+        try:
+            return self._streams.by_id.get(verify_header(bulk, 0).stream_id)
+        except KeraError:  # the writer says so
+            return None
+
+
+def _answered(span: Span, reply: WriteReply) -> None:
+    refused = next((each.error for each in reply.message.statuses if each.HasField("error")), None)
+    if refused is not None:
+        span.fail(error_from_message(refused))
+    span.end()
+
+
+def _done(span: Span, done: asyncio.Future[WriteReply]) -> None:
+    error = asyncio.CancelledError() if done.cancelled() else done.exception()
+    if error is None:
+        _answered(span, done.result())
+    else:
+        span.fail(error)
+        span.end()

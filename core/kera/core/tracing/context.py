@@ -1,0 +1,74 @@
+"""W3C Trace Context: what says of a record, or of a request, to which trace it belongs. Pure.
+
+    traceparent   00-<trace id, 32 hex digits>-<span id, 16>-<flags, 2>
+    tracestate    what vendors add; passed on as it is
+
+What others have written is checked: of anything that is no context there is none, and nobody fails of it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple, Self
+
+TRACEPARENT = "traceparent"
+TRACESTATE = "tracestate"
+"""Headers of records, as of HTTP."""
+TRACEPARENT_BYTES = 55
+TRACESTATE_BYTES_MAX = 512
+SAMPLED = 1
+_PARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.DOTALL)
+_STATE = re.compile(r"[\x20-\x7e]*")
+
+
+class TraceContext(NamedTuple):
+    """A span, seen from elsewhere."""
+
+    traceparent: str
+    tracestate: str = ""
+
+    @classmethod
+    def parse(cls, traceparent: str | bytes | None, tracestate: str | bytes | None = None) -> Self | None:
+        """What headers say; None: nothing, or nothing that is a context. A bad tracestate is left out."""
+        parent = _text(traceparent)
+        found = _PARENT.fullmatch(parent) if parent is not None and len(parent) <= 4 * TRACEPARENT_BYTES else None
+        if found is None:
+            return None
+        version, trace_id, span_id, flags, more = found.groups()
+        if version == "ff" or (version == "00" and more) or not int(trace_id, 16) or not int(span_id, 16):
+            return None
+        state = _text(tracestate) or ""
+        if len(state) > TRACESTATE_BYTES_MAX or _STATE.fullmatch(state) is None:
+            state = ""
+        return cls(f"00-{trace_id}-{span_id}-{flags}", state)
+
+    @property
+    def trace_id(self) -> int:
+        """Of all spans of the trace."""
+        return int(self.traceparent[3:35], 16)
+
+    @property
+    def span_id(self) -> int:
+        """Of this one."""
+        return int(self.traceparent[36:52], 16)
+
+    @property
+    def sampled(self) -> bool:
+        """It is recorded, and what follows from it should be."""
+        return bool(int(self.traceparent[53:55], 16) & SAMPLED)
+
+    @property
+    def headers(self) -> Mapping[str, bytes]:
+        """As headers of a record."""
+        headers = {TRACEPARENT: self.traceparent.encode()}
+        return {**headers, TRACESTATE: self.tracestate.encode()} if self.tracestate else headers
+
+
+def _text(value: str | bytes | None) -> str | None:
+    if isinstance(value, bytes):
+        try:
+            return value.decode("ascii")
+        except UnicodeDecodeError:
+            return None
+    return value

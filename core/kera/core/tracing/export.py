@@ -1,0 +1,121 @@
+"""Spans on their way to a collector: a bounded queue, and a thread that empties it.
+
+Whoever ends a span puts it there and goes on; what does not fit is dropped and counted. A collector that is slow or
+gone costs the thread its time and nobody else anything: not at the end of a process either, which waits `CLOSE_S`.
+What was dropped or refused is said once a minute, in one line.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from kera.core.telemetry import get_logger
+
+QUEUE_MAX = 4096
+"""Spans that wait; some 2 KB each."""
+BATCH_MAX = 512
+PERIOD_S = 0.5
+CLOSE_S = 2.0
+SAID_EVERY_S = 60.0
+
+log = get_logger("kera.tracing")
+
+
+class Sends(Protocol):
+    """Brings spans to a collector."""
+
+    def __call__(self, spans: Sequence[Any], /) -> bool:
+        """Whether they are there. May take long, and may raise anything."""
+        ...
+
+
+class Exporting:
+    """See the head of this module. Any thread may `add`."""
+
+    def __init__(
+        self,
+        send: Sends,
+        *,
+        queue_max: int = QUEUE_MAX,
+        now_s: Callable[[], float] = time.monotonic,
+        said_every_s: float = SAID_EVERY_S,
+    ) -> None:
+        self._send = send
+        self._queue_max = queue_max
+        self._now_s = now_s
+        self._said_every_s = said_every_s
+        self._said_s = float("-inf")
+        self._queue: deque[Any] = deque()
+        self._busy = False
+        """A batch is under way."""
+        self.dropped = 0
+        """There was no room, or the collector did not take them; since that was last said."""
+        self._changed = threading.Condition()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="kera-traces", daemon=True)
+        self._thread.start()
+
+    def add(self, span: Any) -> None:
+        """Have a span exported, if there is room."""
+        if len(self._queue) >= self._queue_max or self._closed:
+            self.dropped += 1
+            return
+        self._queue.append(span)
+        if len(self._queue) == BATCH_MAX:
+            with self._changed:
+                self._changed.notify_all()
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until all that is there now has been sent, or refused; whether that was so in time."""
+        ends_s = time.monotonic() + timeout_s
+        with self._changed:
+            self._changed.notify_all()
+            while self._queue or self._busy:
+                left_s = ends_s - time.monotonic()
+                if left_s <= 0 or not self._thread.is_alive():
+                    return False
+                self._changed.wait(min(left_s, PERIOD_S))
+                self._changed.notify_all()
+        return True
+
+    def close(self) -> None:
+        """Send what is left, if that goes quickly."""
+        self.flush(CLOSE_S)
+        self._closed = True
+        with self._changed:
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                if not self._queue:
+                    if self._closed:
+                        return
+                    self._changed.wait(PERIOD_S)
+                batch = [self._queue.popleft() for _ in range(min(BATCH_MAX, len(self._queue)))]
+                self._busy = bool(batch)
+            if batch:
+                self._bring(batch)
+                with self._changed:
+                    self._busy = False
+                    self._changed.notify_all()
+            self._say()
+
+    def _bring(self, batch: Sequence[Any]) -> None:
+        try:
+            taken = self._send(batch)
+        except Exception as error:  # noqa: BLE001 - whatever it is: traces are in nobody's way
+            taken = False
+            log.debug("spans could not be exported", error=f"{type(error).__name__}: {error}")
+        if not taken:
+            self.dropped += len(batch)
+
+    def _say(self) -> None:
+        now_s = self._now_s()
+        if self.dropped and now_s - self._said_s >= self._said_every_s:
+            dropped, self.dropped, self._said_s = self.dropped, 0, now_s
+            log.warning("spans were not exported: the collector does not take them, or not quickly", spans=dropped)

@@ -1,0 +1,155 @@
+"""Whether there are traces, and where they go: the setting ``traces``, else the variables of OpenTelemetry.
+
+traces = ""                                 as the variables say; without them, off
+traces = "off"                              off, whatever they say
+traces = "otlp"                             to where the variables say, else to http://localhost:4318
+traces = "otlp http://collector:4318"       there, over OTLP/HTTP
+traces = "otlp http://collector:4318 0.05"  and of what begins no trace of its own, one in twenty
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Mapping
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from pydantic import Field, field_validator
+
+from kera.core.errors import InvalidArgument
+from kera.core.settings import InvalidSettings, KeraSettings
+from kera.core.telemetry import get_logger
+from kera.core.tracing.face import OFF, Tracing
+
+RATIO_DEFAULT = 0.01
+TRACES_PATH = "/v1/traces"
+ENDPOINT_DEFAULT = "http://localhost:4318"
+_SYNTAX = "write off, otlp, 'otlp http://HOST:4318' or 'otlp http://HOST:4318 RATIO'"
+
+log = get_logger("kera.tracing")
+
+
+class TracesSettings(KeraSettings):
+    """What whoever can be traced is told of it."""
+
+    traces: str = Field(
+        "",
+        description="Where traces (OpenTelemetry) go: otlp http://HOST:4318, with the part of what is traced behind it"
+        " (default: 0.01); off: nowhere. Empty: as OTEL_TRACES_EXPORTER, OTEL_EXPORTER_OTLP_ENDPOINT and their like"
+        " say; without them, nowhere.",
+    )
+
+    @field_validator("traces")
+    @classmethod
+    def _is_good(cls, value: str) -> str:
+        try:
+            parse(value, {})
+        except InvalidArgument as error:
+            raise ValueError(error.message) from None
+        return value
+
+
+class Target(NamedTuple):
+    """Where spans go, and how many there are."""
+
+    endpoint: str
+    """The URL that they are posted to."""
+    ratio: float
+    """Of what begins outside of any trace: the part that is recorded."""
+    asked_for: bool
+    """By the setting, and not by variables that may have been meant for others."""
+
+
+def parse(setting: str, environ: Mapping[str, str]) -> Target | None:
+    """What is asked for; None: no traces. Raises `InvalidArgument`."""
+    words = setting.split()
+    if words == ["off"]:
+        return None
+    if not words:
+        return _by_variables(environ)
+    if words[0] != "otlp" or len(words) > 3:
+        raise InvalidArgument(f"{setting!r} says nothing; {_SYNTAX}")
+    endpoint = _posted_to(words[1]) if len(words) > 1 else _endpoint_of(environ)
+    ratio = _ratio(words[2]) if len(words) > 2 else _ratio_of(environ)
+    return Target(endpoint, ratio, asked_for=True)
+
+
+def _by_variables(environ: Mapping[str, str]) -> Target | None:
+    exporter = environ.get("OTEL_TRACES_EXPORTER", "")
+    named = [environ.get(f"OTEL_EXPORTER_OTLP_{each}ENDPOINT") for each in ("TRACES_", "")]
+    disabled = environ.get("OTEL_SDK_DISABLED", "").lower() == "true"
+    if disabled or exporter not in {"", "otlp"} or not (exporter or any(named)):
+        return None
+    try:
+        return Target(_endpoint_of(environ), _ratio_of(environ), asked_for=False)
+    except InvalidArgument as error:  # they are not only ours
+        log.warning("there are no traces: a variable of OpenTelemetry makes no sense", error=error.message)
+        return None
+
+
+def _endpoint_of(environ: Mapping[str, str]) -> str:
+    given = environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+    if given:
+        return _checked(given)
+    return _posted_to(environ.get("OTEL_EXPORTER_OTLP_ENDPOINT") or ENDPOINT_DEFAULT)
+
+
+def _posted_to(base: str) -> str:
+    """A collector's URL, with the path of traces unless it has it."""
+    return _checked(base if base.endswith(TRACES_PATH) else base.rstrip("/") + TRACES_PATH)
+
+
+def _checked(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme in {"http", "https"} and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        good = False
+    if not good:
+        raise InvalidArgument(f"{url!r} is no URL of a collector; {_SYNTAX}")
+    return url
+
+
+def _ratio(text: str) -> float:
+    try:
+        ratio = float(text)
+    except ValueError:
+        ratio = -1.0
+    if not 0 <= ratio <= 1:
+        raise InvalidArgument(f"{text!r} is no part of 1, from 0 to 1; {_SYNTAX}")
+    return ratio
+
+
+def _ratio_of(environ: Mapping[str, str]) -> float:
+    sampler = environ.get("OTEL_TRACES_SAMPLER", "").removeprefix("parentbased_")
+    if sampler == "always_on":
+        return 1.0
+    if sampler == "always_off":
+        return 0.0
+    return _ratio(environ.get("OTEL_TRACES_SAMPLER_ARG", "1")) if sampler == "traceidratio" else RATIO_DEFAULT
+
+
+def tracing_of(settings: TracesSettings, service: str) -> Tracing:
+    """Of a process, or a part of one: `service` is what its spans are of, unless ``OTEL_SERVICE_NAME`` says.
+
+    Raises `InvalidSettings` when traces are asked for and OpenTelemetry is not installed.
+    """
+    target = parse(settings.traces, os.environ)
+    return OFF if target is None else _made(target, service)
+
+
+@functools.cache
+def _made(target: Target, service: str) -> Tracing:
+    """One for all who want the same: each has a thread and a queue."""
+    try:
+        from kera.core.tracing.otel import OtelTracing  # noqa: PLC0415 - an extra, and only who is traced has it
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] not in {"opentelemetry", "requests"}:
+            raise
+        missing = f"{error.name} is missing; install it with: pip install 'kera[traces]'"
+        if target.asked_for:
+            raise InvalidSettings(f"traces: {missing}") from error
+        log.warning("there are no traces, for which variables of OpenTelemetry ask", error=missing)
+        return OFF
+    return OtelTracing(target.endpoint, target.ratio, service)

@@ -1,0 +1,148 @@
+"""A real OpenTelemetry Collector, for tests of traces: what has come to it is looked at in the file that it writes.
+
+It is built from ``tests/otel_collector`` with Go, once for each state of its sources, and kept below ``build``. Without
+Go, or where its modules cannot be fetched, tests that need it are skipped with the reason.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SOURCES = ROOT / "tests" / "otel_collector"
+BUILT = ROOT / "build" / "otel-collector"
+BUILD_S = 1500
+WAIT_S = 30
+
+
+class Span(NamedTuple):
+    """One that has come."""
+
+    service: str
+    name: str
+    kind: int
+    trace_id: str
+    span_id: str
+    parent_id: str
+    links: frozenset[tuple[str, str]]
+    """Trace and span of each."""
+    attributes: dict[str, Any]
+
+
+def built() -> Path:
+    """The program. Skips the test where it cannot be."""
+    go = shutil.which("go")
+    if go is None:
+        pytest.skip("the OpenTelemetry Collector of the tests is built with Go, which is not installed")
+    sources = sorted(path for path in SOURCES.iterdir() if path.suffix in {".go", ".mod", ".sum"})
+    state = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
+    BUILT.mkdir(parents=True, exist_ok=True)
+    program = BUILT / f"collector-{state}"
+    with (BUILT / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not program.exists():
+            made = program.with_suffix(".new")
+            command = [go, "build", "-trimpath", "-ldflags", "-s -w", "-o", str(made), "."]
+            env = {**os.environ, "CGO_ENABLED": "0"}
+            done = subprocess.run(
+                command, cwd=SOURCES, env=env, capture_output=True, text=True, timeout=BUILD_S, check=False
+            )
+            if done.returncode:
+                pytest.skip(f"the OpenTelemetry Collector of the tests cannot be built: {done.stderr.strip()[-300:]}")
+            made.rename(program)
+    return program
+
+
+class Collector:
+    """One that runs. Its traces go to a file of JSON lines."""
+
+    def __init__(self, directory: Path, port: int) -> None:
+        self.url = f"http://127.0.0.1:{port}"
+        self.path = directory / "spans.json"
+
+    def spans(self) -> list[Span]:
+        """All that have come."""
+        if not self.path.exists():
+            return []
+        *lines, unfinished = self.path.read_text().split("\n")
+        del unfinished
+        return [
+            _span(each, of["resource"])
+            for line in lines
+            for of in json.loads(line)["resourceSpans"]
+            for scope in of["scopeSpans"]
+            for each in scope["spans"]
+        ]
+
+    def wait_for(self, *names: str) -> list[Span]:
+        """All that have come, when there is one of each of these names."""
+        deadline_s = time.monotonic() + WAIT_S
+        while True:
+            found = self.spans()
+            missing = set(names) - {each.name for each in found}
+            if not missing:
+                return found
+            assert time.monotonic() < deadline_s, f"no span {', '.join(sorted(missing))} among {found}"
+
+
+def _span(told: dict[str, Any], resource: dict[str, Any]) -> Span:
+    return Span(
+        service=_attributes(resource)["service.name"],
+        name=told["name"],
+        kind=told["kind"],
+        trace_id=told["traceId"],
+        span_id=told["spanId"],
+        parent_id=told.get("parentSpanId", ""),
+        links=frozenset((link["traceId"], link["spanId"]) for link in told.get("links", [])),
+        attributes=_attributes(told),
+    )
+
+
+def _attributes(of: dict[str, Any]) -> dict[str, Any]:
+    return {each["key"]: next(iter(each["value"].values())) for each in of.get("attributes", [])}
+
+
+@contextlib.contextmanager
+def collecting(directory: Path) -> Iterator[Collector]:
+    """A collector that takes spans over OTLP/HTTP."""
+    program = built()
+    while True:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        collector = Collector(directory, port)
+        config = directory / "collector.yaml"
+        text = (SOURCES / "config.yaml").read_text()
+        config.write_text(text.replace("LISTEN", f"127.0.0.1:{port}").replace("FILE", str(collector.path)))
+        with (directory / "collector.log").open("w") as log:
+            process = subprocess.Popen([str(program), "--config", str(config)], stdout=log, stderr=subprocess.STDOUT)
+        try:
+            if _listens(process, port):
+                yield collector
+                return
+        finally:
+            process.terminate()
+            process.wait(WAIT_S)
+        assert "address already in use" in (directory / "collector.log").read_text()  # then with another port
+
+
+def _listens(process: subprocess.Popen[bytes], port: int) -> bool:
+    deadline_s = time.monotonic() + WAIT_S
+    while process.poll() is None:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=WAIT_S):
+            return True
+        assert time.monotonic() < deadline_s, "the collector does not listen"
+    return False

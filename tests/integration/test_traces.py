@@ -1,0 +1,89 @@
+"""Traces from a producer over a broker and its backup to a consumer, at a real OpenTelemetry Collector."""
+
+import asyncio
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from kera.client import Client, ClientSettings
+from kera.local.cluster import LocalCluster
+from tests.collector import collecting
+
+pytestmark = pytest.mark.timeout(1700)  # the first time, the collector is built
+CREATE, SEND, RECEIVE, PROCESS = 4, 3, 3, 5
+APPEND, REPLICATE = 2, 1
+"""Kinds of spans, as OTLP has them."""
+
+
+async def through(bootstrap: str, traces: str, records: int = 3) -> list[dict[str, bytes]]:
+    """Records, from one end to the other; their headers."""
+    async with await Client.connect(bootstrap, ClientSettings(traces=traces)) as client:
+        await client.admin.create_stream("orders", replication=1)
+        async with client.producer() as producer:
+            await producer.prepare("orders")
+            await asyncio.gather(*(producer.send("orders", b"a value that is secret") for _ in range(records)))
+        async with client.consumer("orders", start="earliest", end="latest", consumer_group="audit") as consumer:
+            return [dict(record.headers) async for record in consumer]
+
+
+def test_a_record_is_followed_from_its_producer_over_broker_and_backup_to_its_consumer(tmp_path: Path) -> None:
+    with collecting(tmp_path) as collector:
+        traces = f"otlp {collector.url} 1"
+        with LocalCluster.running(brokers=1, backups=1, env={"KERA_BROKER_TRACES": traces}) as cluster:
+            headers = asyncio.run(through(cluster.bootstrap, traces))
+            found = collector.wait_for(
+                *(f"{what} orders" for what in ("create", "send", "append", "replicate", "receive", "process"))
+            )
+            while len([each for each in found if each.name == "process orders"]) < len(headers):
+                found = collector.spans()
+        text = collector.path.read_text()
+
+    by_id = {each.span_id: each for each in found}
+    creates = {(each.trace_id, each.span_id) for each in found if each.name == "create orders"}
+    assert len(creates) == len(headers) == 3
+    assert {tuple(each["traceparent"].decode().split("-")[1:3]) for each in headers} == creates
+    kinds = {(each.name.split()[0], each.kind, each.service) for each in found}
+    assert kinds == {
+        ("create", CREATE, "kera-client"),
+        ("send", SEND, "kera-client"),
+        ("append", APPEND, "kera-broker"),
+        ("replicate", REPLICATE, "kera-broker"),
+        ("receive", RECEIVE, "kera-client"),
+        ("process", PROCESS, "kera-client"),
+    }
+    for each in found:
+        above = by_id.get(each.parent_id)
+        name = each.name.split()[0]
+        if name in {"send", "append", "replicate", "process"}:
+            assert above is not None
+            assert above.trace_id == each.trace_id
+            expected = {"send": "create", "append": "send", "replicate": "append", "process": "receive"}[name]
+            assert above.name.split()[0] == expected
+        assert each.attributes["messaging.destination.name"] == "orders"
+    linked = {link for each in found if each.name == "send orders" for link in each.links}
+    received = {link for each in found if each.name == "receive orders" for link in each.links}
+    assert linked == received == creates
+    processed = [each for each in found if each.name == "process orders"]
+    assert {each.attributes["messaging.consumer.group.name"] for each in processed} == {"audit"}
+    assert "secret" not in text
+
+
+def test_a_collector_that_is_dead_or_hangs_slows_nobody() -> None:
+    with socket.socket() as silent, LocalCluster.running(brokers=1, backups=1) as cluster:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()  # and accepts nothing
+        begun_s = time.monotonic()
+        headers = asyncio.run(through(cluster.bootstrap, f"otlp http://127.0.0.1:{silent.getsockname()[1]} 1", 500))
+        took_s = time.monotonic() - begun_s
+    assert all("traceparent" in each for each in headers)
+    assert len(headers) == 500
+    assert took_s < 20
+
+
+def test_without_traces_records_are_as_they_were_and_nothing_is_sent_anywhere(tmp_path: Path) -> None:
+    with collecting(tmp_path) as collector, LocalCluster.running(brokers=1, backups=1) as cluster:
+        headers = asyncio.run(through(cluster.bootstrap, ""))
+        assert headers == [{}, {}, {}]
+        assert collector.spans() == []

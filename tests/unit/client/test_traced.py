@@ -1,0 +1,187 @@
+"""What producers and consumers are traced by."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from opentelemetry import trace as otel
+
+from kera.client.consuming.traced import TracedIteration, _Seen, contexts_of, contexts_of_headers
+from kera.client.producing.accumulator import Accumulator, Pending
+from kera.client.producing.traced import ProducerTraces
+from kera.core.errors import BufferFull
+from kera.core.tracing import LINKS_MAX, TraceContext
+from tests.unit.core.tracing.recorded import Recorded, recorded
+
+HEADERS = pa.map_(pa.string(), pa.binary())
+
+
+def context(number: int, *, sampled: bool = True) -> TraceContext:
+    return TraceContext(f"00-{number:032x}-{number:016x}-{int(sampled):02x}")
+
+
+class Sent:
+    """Stands for `Producer.send`."""
+
+    def __init__(self) -> None:
+        self.headers: list[Any] = []
+        self.accumulator = Accumulator("s", 0, 0.0)
+        self.error: Exception | None = None
+
+    def __call__(self, stream: str, value: Any, *, headers: Any = None, **_: Any) -> Pending:
+        assert stream == "s"
+        if self.error is not None:
+            raise self.error
+        self.headers.append(headers)
+        return self.accumulator.append(value, 0.0, 1)
+
+
+def test_a_record_that_is_sampled_has_its_context_in_its_headers() -> None:
+    sent = Sent()
+    with recorded() as found:
+        send = ProducerTraces(found.tracing).sending(sent)
+        send("s", b"secret value", headers={"mine": b"kept"})
+        span = found.named("create s")
+
+    (headers,) = sent.headers
+    assert headers["mine"] == b"kept"
+    parsed = TraceContext.parse(headers["traceparent"])
+    assert parsed is not None
+    assert parsed.span_id == span.context.span_id
+    assert span.kind is otel.SpanKind.PRODUCER
+    assert dict(span.attributes) == {
+        "messaging.system": "kera",
+        "messaging.operation.name": "create",
+        "messaging.operation.type": "create",
+        "messaging.destination.name": "s",
+    }
+    assert "secret" not in span.to_json()
+
+
+def test_what_is_not_sampled_is_sent_as_it_is() -> None:
+    sent = Sent()
+    with recorded(0.0) as found:
+        ProducerTraces(found.tracing).sending(sent)("s", b"1")
+        assert found.spans() == []
+    assert sent.headers == [None]
+
+
+def test_a_context_of_the_records_own_stays() -> None:
+    sent, own = Sent(), {"traceparent": context(7).traceparent.encode()}
+    with recorded() as found:
+        traces = ProducerTraces(found.tracing)
+        traces.sending(sent)("s", b"1", headers=own)
+        assert found.spans() == []
+        assert traces._of_chunks[sent.accumulator.delivered] == [context(7)]
+    assert sent.headers == [own]
+
+
+@pytest.mark.parametrize("header", [b"nonsense", b"", context(7, sampled=False).traceparent.encode()])
+def test_a_header_that_says_nothing_is_left_alone(header: bytes) -> None:
+    sent = Sent()
+    with recorded() as found:
+        traces = ProducerTraces(found.tracing)
+        traces.sending(sent)("s", b"1", headers={"traceparent": header})
+        assert not traces._of_chunks
+    assert sent.headers == [{"traceparent": header}]
+
+
+def test_a_record_that_is_refused_is_a_span_that_failed() -> None:
+    sent = Sent()
+    sent.error = BufferFull("full")
+    with recorded() as found:
+        with pytest.raises(BufferFull):
+            ProducerTraces(found.tracing).sending(sent)("s", b"1")
+        assert found.named("create s").attributes["error.type"] == "buffer_full"
+
+
+def test_of_a_chunk_with_many_records_a_bounded_number_is_kept_and_goes_with_it() -> None:
+    sent = Sent()
+    with recorded() as found:
+        traces = ProducerTraces(found.tracing)
+        send = traces.sending(sent)
+        for _ in range(LINKS_MAX + 10):
+            send("s", b"1")
+        assert len(traces._of_chunks[sent.accumulator.delivered]) == LINKS_MAX
+        sent.accumulator = Accumulator("s", 0, 0.0)
+        assert not traces._of_chunks
+
+
+# -- consumers -----------------------------------------------------------------------------------------------------
+
+
+def headers(*rows: dict[str, bytes] | None) -> pa.Array:
+    return pa.array([None if row is None else list(row.items()) for row in rows], HEADERS)
+
+
+def traced(number: int, **more: bytes) -> dict[str, bytes]:
+    return {"a": b"b", "traceparent": context(number).traceparent.encode(), **more}
+
+
+def test_contexts_are_found_in_columns() -> None:
+    column = headers(
+        None, {"x": b"y"}, traced(1, tracestate=b"v=1"), traced(2, other=b""), {"traceparent": b"bad"}, {},
+        {"traceparent": context(9, sampled=False).traceparent.encode()},
+    )  # fmt: skip
+    assert contexts_of(column) == [context(1)._replace(tracestate="v=1"), context(2)]
+    assert contexts_of(column.slice(3)) == [context(2)]
+    assert contexts_of(column.slice(0, 2)) == []
+    assert contexts_of(headers(None, None)) == []
+    assert contexts_of(headers()) == []
+    assert len(contexts_of(headers(*(traced(number) for number in range(1, 500))))) == LINKS_MAX
+
+
+def test_a_value_that_is_null_is_no_context() -> None:
+    assert contexts_of(pa.array([[("traceparent", None)]], HEADERS)) == []
+    assert contexts_of_headers({"traceparent": b"", "tracestate": b"x"}) == []
+
+
+def iteration(found: Recorded, items: list[Any]) -> TracedIteration[Any]:
+    async def given() -> AsyncIterator[Any]:
+        for item in items:
+            yield item
+
+    def look(item: Any) -> _Seen:
+        return _Seen("s", 3, 1, [context(number) for number in item])
+
+    return TracedIteration(given(), found.tracing, look, "billing")
+
+
+async def test_what_is_received_and_processed_is_told_with_links() -> None:
+    with recorded() as found:
+        inside = []
+        async for item in iteration(found, [[1, 2], [], [3]]):
+            inside.append(otel.get_current_span().get_span_context().span_id)
+            assert item is not None
+        receives = [each for each in found.spans() if each.name == "receive s"]
+        processes = [each for each in found.spans() if each.name == "process s"]
+
+    assert [[link.context.trace_id for link in each.links] for each in receives] == [[1, 2], [3]]
+    assert [[link.context.trace_id for link in each.links] for each in processes] == [[1, 2], [3]]
+    assert [each.parent.span_id for each in processes] == [each.context.span_id for each in receives]
+    assert (receives[0].kind, processes[0].kind) == (otel.SpanKind.CLIENT, otel.SpanKind.CONSUMER)
+    assert processes[0].attributes["messaging.consumer.group.name"] == "billing"
+    assert inside == [processes[0].context.span_id, 0, processes[1].context.span_id]
+    assert not otel.get_current_span().get_span_context().is_valid
+
+
+async def test_whoever_leaves_or_drops_it_ends_what_was_processed() -> None:
+    with recorded() as found:
+        left = iteration(found, [[1], [2]])
+        await anext(left)
+        await left.aclose()
+        dropped = iteration(found, [[1], [2]])
+        await anext(dropped)
+        del dropped
+        assert found.names().count("process s") == 2
+
+
+async def test_another_task_may_go_on_with_it() -> None:
+    with recorded() as found:
+        shared = iteration(found, [[1], [2]])
+        await asyncio.create_task(anext(shared))
+        await asyncio.create_task(anext(shared))
+        await shared.aclose()
+        assert found.names().count("process s") == 2

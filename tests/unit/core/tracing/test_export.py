@@ -1,0 +1,105 @@
+"""Spans on their way to a collector: nobody waits for one that is slow or gone."""
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from kera.core.tracing.export import BATCH_MAX, Exporting
+
+pytestmark = pytest.mark.timeout(60)
+WAIT_S = 30
+
+
+class Collector:
+    """Takes spans when it may."""
+
+    def __init__(self) -> None:
+        self.taken: list[Any] = []
+        self.batches = 0
+        self.may = threading.Event()
+        self.may.set()
+        self.asked = threading.Event()
+        self.answer: bool | Exception = True
+
+    def __call__(self, spans: Sequence[Any], /) -> bool:
+        self.asked.set()
+        assert self.may.wait(WAIT_S)
+        self.batches += 1
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        if self.answer:
+            self.taken += spans
+        return self.answer
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    made = Collector()
+    yield made
+    made.may.set()
+
+
+def test_spans_come_in_their_order_and_in_batches(collector: Collector) -> None:
+    exporting = Exporting(collector)
+    for number in range(2 * BATCH_MAX + 1):
+        exporting.add(number)
+    assert exporting.flush(WAIT_S)
+    assert collector.taken == list(range(2 * BATCH_MAX + 1))
+    assert collector.batches >= 3
+    exporting.close()
+    assert not exporting._thread.is_alive() or exporting.flush(WAIT_S)
+
+
+def test_a_collector_that_hangs_holds_up_nobody_and_takes_a_bounded_place(collector: Collector) -> None:
+    collector.may.clear()
+    exporting = Exporting(collector, queue_max=10)
+    exporting.add(0)
+    with exporting._changed:
+        exporting._changed.notify_all()
+    assert collector.asked.wait(WAIT_S)
+    begun_s = time.monotonic()
+    for number in range(1, 100):
+        exporting.add(number)
+    assert time.monotonic() - begun_s < 5
+    assert (len(exporting._queue), exporting.dropped) == (10, 89)
+    assert not exporting.flush(0)
+    collector.may.set()
+    assert exporting.flush(WAIT_S)
+    assert collector.taken == list(range(11))
+    exporting.close()
+
+
+@pytest.mark.parametrize("answer", [False, ConnectionError("nobody is there")], ids=["refused", "unreachable"])
+def test_what_is_lost_is_one_line_a_minute(
+    collector: Collector, answer: bool | Exception, capfd: pytest.CaptureFixture[str]
+) -> None:
+    collector.answer, now = answer, [1000.0]
+    exporting = Exporting(collector, now_s=lambda: now[0])
+
+    def lines() -> list[str]:
+        assert exporting.flush(WAIT_S)
+        deadline_s = time.monotonic() + WAIT_S
+        while exporting._queue and time.monotonic() < deadline_s:
+            pass
+        exporting._say()
+        return [line for line in capfd.readouterr().err.splitlines() if "spans were not exported" in line]
+
+    found: list[str] = []
+    for number in range(5):
+        exporting.add(number)
+        found += lines()
+    assert len(found) == 1
+    now[0] += 61
+    assert len(lines()) == 1
+    exporting.close()
+
+
+def test_what_comes_after_the_end_is_dropped(collector: Collector) -> None:
+    exporting = Exporting(collector)
+    exporting.close()
+    exporting.add(1)
+    assert collector.taken == []
+    assert exporting.dropped == 1

@@ -1,0 +1,97 @@
+"""Where traces go, by the setting and by OpenTelemetry's variables."""
+
+import sys
+
+import pytest
+from pydantic import ValidationError
+
+from kera.client import ClientSettings
+from kera.core.errors import InvalidArgument
+from kera.core.settings import InvalidSettings
+from kera.core.tracing import OFF, Kind, TracesSettings, tracing_of
+from kera.core.tracing import setting as module
+from kera.core.tracing.setting import ENDPOINT_DEFAULT, RATIO_DEFAULT, Target, parse
+
+HERE = "http://collector:4318"
+
+
+@pytest.mark.parametrize(
+    ("setting", "environ", "target"),
+    [
+        ("", {}, None),
+        ("off", {"OTEL_TRACES_EXPORTER": "otlp"}, None),
+        ("otlp", {}, Target(f"{ENDPOINT_DEFAULT}/v1/traces", RATIO_DEFAULT, True)),
+        (f"otlp {HERE}", {}, Target(f"{HERE}/v1/traces", RATIO_DEFAULT, True)),
+        (f"otlp {HERE}/v1/traces 1", {}, Target(f"{HERE}/v1/traces", 1.0, True)),
+        (f"otlp {HERE}/ 0", {}, Target(f"{HERE}/v1/traces", 0.0, True)),
+        ("otlp", {"OTEL_EXPORTER_OTLP_ENDPOINT": HERE}, Target(f"{HERE}/v1/traces", RATIO_DEFAULT, True)),
+        ("", {"OTEL_EXPORTER_OTLP_ENDPOINT": HERE}, Target(f"{HERE}/v1/traces", RATIO_DEFAULT, False)),
+        ("", {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": f"{HERE}/x"}, Target(f"{HERE}/x", RATIO_DEFAULT, False)),
+        ("", {"OTEL_TRACES_EXPORTER": "otlp"}, Target(f"{ENDPOINT_DEFAULT}/v1/traces", RATIO_DEFAULT, False)),
+        ("", {"OTEL_TRACES_EXPORTER": "none", "OTEL_EXPORTER_OTLP_ENDPOINT": HERE}, None),
+        ("", {"OTEL_SDK_DISABLED": "true", "OTEL_EXPORTER_OTLP_ENDPOINT": HERE}, None),
+        ("", {"OTEL_EXPORTER_OTLP_ENDPOINT": "collector"}, None),
+        (
+            "",
+            {"OTEL_TRACES_EXPORTER": "otlp", "OTEL_TRACES_SAMPLER": "traceidratio", "OTEL_TRACES_SAMPLER_ARG": "x"},
+            None,
+        ),
+        (
+            "otlp",
+            {"OTEL_TRACES_SAMPLER": "parentbased_traceidratio", "OTEL_TRACES_SAMPLER_ARG": "0.5"},
+            Target(f"{ENDPOINT_DEFAULT}/v1/traces", 0.5, True),
+        ),
+        ("otlp", {"OTEL_TRACES_SAMPLER": "always_on"}, Target(f"{ENDPOINT_DEFAULT}/v1/traces", 1.0, True)),
+        ("otlp", {"OTEL_TRACES_SAMPLER": "always_off"}, Target(f"{ENDPOINT_DEFAULT}/v1/traces", 0.0, True)),
+    ],
+)
+def test_where_traces_go(setting: str, environ: dict[str, str], target: Target | None) -> None:
+    assert parse(setting, environ) == target
+
+
+@pytest.mark.parametrize(
+    ("setting", "text"),
+    [
+        ("zipkin http://x", "says nothing; write off, otlp"),
+        ("on", "says nothing"),
+        ("otlp collector:4318", "no URL of a collector"),
+        ("otlp ftp://collector", "no URL of a collector"),
+        ("otlp http://", "no URL of a collector"),
+        ("otlp http://x:99999", "no URL of a collector"),
+        ("otlp http://x 2", "'2' is no part of 1"),
+        ("otlp http://x nan", "'nan' is no part of 1"),
+        ("otlp http://x 1 2", "says nothing"),
+    ],
+)
+def test_what_says_nothing_is_refused_with_what_does(setting: str, text: str) -> None:
+    with pytest.raises(InvalidArgument, match=text):
+        parse(setting, {})
+    with pytest.raises((InvalidSettings, ValidationError), match=text):
+        ClientSettings.load(traces=setting)
+
+
+def test_off_is_an_object_that_does_nothing() -> None:
+    assert not OFF.is_on
+    assert not OFF.starts()
+    span = OFF.span("x", Kind.INTERNAL)
+    span.set("a", 1)
+    span.fail("x")
+    with span.current() as same:
+        assert same is span
+    span.end()
+    assert span.context is None
+    assert OFF.flush(0)
+
+
+def test_without_the_packages_the_setting_is_refused_and_variables_are_a_warning(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry", None)
+    monkeypatch.delitem(sys.modules, "kera.core.tracing.otel", raising=False)
+    module._made.cache_clear()
+    with pytest.raises(InvalidSettings, match=r"pip install 'kera\[traces\]'"):
+        tracing_of(TracesSettings(traces="otlp http://x"), "test")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", HERE)
+    assert tracing_of(TracesSettings(), "test") is OFF
+    assert "pip install" in capfd.readouterr().err
+    module._made.cache_clear()
