@@ -116,7 +116,7 @@ class _Endpoints:
             except KeraError as error:
                 response = await self._problem(request, problem_of(error), cookie)
             except Exception as error:  # a page may have a defect: it is that page's, and the log has it
-                log.error("a page could not be made", path=request.url.path, exc_info=error)
+                log.error("a page could not be made", path=repr(request.url.path), exc_info=error)
                 response = await self._problem(request, DEFECT, cookie)
             if not user and cookie != form_cookie:
                 self._set(response, self._form_cookie, cookie)

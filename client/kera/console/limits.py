@@ -10,6 +10,8 @@ REQUEST_TIMEOUT_S = 10.0
 IDLE_CONNECTION_S = 15
 PAGE_TIMEOUT_S = 20.0
 """How long a page may take to be made."""
+ANSWER_TIMEOUT_S = 120.0
+"""How long an answer may take in all: to be made, and to be taken by who has asked."""
 STOP_TIMEOUT_S = 5
 
 FORM_BYTES_MAX = 1 << 20
@@ -52,6 +54,7 @@ CACHE_S = 2.0
 """For how long an answer of the cluster is shown again without asking."""
 STREAMS_CACHE_S = 5.0
 HEALTH_CACHE_S = 10.0
+BALANCE_CACHE_S = 15.0
 """The same of what takes more to find out."""
 REFUSAL_S = 60.0
 """For how long nobody asks again for what may not be seen."""
@@ -67,4 +70,5 @@ SAMPLE_INTERVAL_S = 10.0
 SAMPLES_MAX = 360
 """Of a history, an hour: after that the oldest goes."""
 WATCHED_GROUPS_MAX = 32
+WATCHED_GROUPS_PER_SESSION_MAX = 8
 """Consumer groups whose lag is kept; with more, the one that nobody has looked at for longest goes."""

@@ -44,6 +44,7 @@ async def serve(settings: ConsoleSettings, cluster: Cluster, *, ready: Callable[
                 ws="none",
                 lifespan="off",
                 log_config=None,
+                log_level="critical",  # what is wrong with a request is between us and who has sent it
                 access_log=False,
                 proxy_headers=False,
                 server_header=False,

@@ -13,5 +13,5 @@ from kera.console.visits import Visit
 async def list_members(visit: Visit) -> Response:
     """All members of the cluster."""
     view = visit.view
-    cluster, loads, streams = await asyncio.gather(view.cluster.get(), view.loads(), view.streams.get())
-    return visit.page("members.html", {"cluster": cluster, "loads": loads, "owned": owned(streams)})
+    cluster, activity, streams = await asyncio.gather(view.cluster.get(), view.activities(), view.streams.get())
+    return visit.page("members.html", {"cluster": cluster, "activity": activity, "owned": owned(streams)})

@@ -13,7 +13,7 @@ from kera.client import RecoveryDescription
 from kera.client.admin.watching import StreamSummary
 from kera.console import limits
 from kera.console.visits import Visit
-from kera.console.watching.view import THROUGHPUT, Health, View
+from kera.console.watching.view import READ, WRITTEN, Health, View
 from kera.console.web.charts import chart
 from kera.core.errors import NotAllowed
 
@@ -26,13 +26,13 @@ ENDED = frozenset({"done", "cancelled"})
 async def overview(visit: Visit) -> Response:
     """Health, brokers, rates, what runs."""
     view = visit.view
-    cluster, streams, groups, health, recoveries, loads = await asyncio.gather(
+    cluster, streams, groups, health, recoveries, activity = await asyncio.gather(
         view.cluster.get(),
         view.streams.get(),
         view.groups.get(),
         allowed(_health(view)),
         allowed(view.recoveries.get()),
-        view.loads(),
+        view.activities(),
     )
     return visit.page(
         "overview.html",
@@ -45,8 +45,9 @@ async def overview(visit: Visit) -> Response:
             "consumers": sum(each.members for each in groups),
             "health": health,
             "running": None if recoveries is None else running(recoveries),
-            "loads": loads,
-            "rates": chart(view.rates.of(THROUGHPUT)),
+            "activity": activity,
+            "written": chart(view.rates.of(WRITTEN)),
+            "read": chart(view.rates.of(READ)),
         },
     )
 

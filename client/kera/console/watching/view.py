@@ -10,7 +10,6 @@ from functools import partial
 from typing import NamedTuple, Protocol
 
 from kera.client import (
-    BrokerLoad,
     Client,
     ClientSettings,
     ClusterDescription,
@@ -23,6 +22,7 @@ from kera.client import (
 from kera.client.admin.watching import StreamSummary, Watch
 from kera.console import limits
 from kera.console.browsing.registered import Registered
+from kera.console.watching.activity import Activities, Activity
 from kera.console.watching.cached import Cached
 from kera.console.watching.samples import Histories
 from kera.console.web.problems import Refused
@@ -31,8 +31,8 @@ from kera.core.telemetry import get_logger
 
 log = get_logger("kera.console")
 
-THROUGHPUT = "cluster"
-"""Name of the history of all brokers together; of one, its number."""
+WRITTEN, READ = "written", "read"
+"""Names of the histories of what all brokers together take and give, in bytes per second."""
 
 
 class Finding(Protocol):
@@ -87,17 +87,24 @@ class View:
         self.streams: Cached[list[StreamSummary]] = Cached(self._watch.streams, fresh_s=limits.STREAMS_CACHE_S)
         self.recoveries: Cached[list[RecoveryDescription]] = Cached(self._watch.recoveries, fresh_s=1.0)
         self.groups: Cached[list[ConsumerGroupSummary]] = Cached(self._ask_groups)
-        self.balance: Cached[Rebalancing] = Cached(partial(client.admin.rebalance, dry_run=True))
+        self.balance: Cached[Rebalancing] = Cached(
+            partial(client.admin.rebalance, dry_run=True), fresh_s=limits.BALANCE_CACHE_S
+        )
+        self._activities = Activities(self._watch.channel)
+        self.activity: Cached[dict[int, Activity]] = Cached(self._ask_activity)
         self.subjects: Cached[list[str]] = Cached(client.schemas.subjects, fresh_s=limits.STREAMS_CACHE_S)
         self.registered = Registered(client.schemas)
         self.health: Cached[Health] = Cached(self._ask_health, fresh_s=limits.HEALTH_CACHE_S)
-        self.lags = Histories(time.monotonic)
+        self.lags = Histories(
+            time.monotonic, things_max=limits.WATCHED_GROUPS_PER_SESSION_MAX if user else limits.WATCHED_GROUPS_MAX
+        )
         self.rates = Histories(time.monotonic)
         self._caches: list[Cached[object]] = [
             self.cluster,  # type: ignore[list-item]
             self.streams,  # type: ignore[list-item]
             self.recoveries,  # type: ignore[list-item]
             self.groups,  # type: ignore[list-item]
+            self.activity,  # type: ignore[list-item]
             self.balance,  # type: ignore[list-item]
             self.subjects,  # type: ignore[list-item]
             self.health,  # type: ignore[list-item]
@@ -122,6 +129,7 @@ class View:
                 await self._sampling
         for each in self._caches:
             await each.close()
+        await self._activities.close()
         with contextlib.suppress(KeraError):
             await self.client.close(flush=False)
 
@@ -130,13 +138,15 @@ class View:
         for each in self._caches:
             each.forget()
 
-    async def loads(self) -> dict[int, BrokerLoad]:
-        """Of brokers, by their ids; empty: we may not know."""
+    async def activities(self) -> dict[int, Activity]:
+        """What brokers do, by their ids; empty: we may not know."""
         try:
-            balance = await self.balance.get()
+            return await self.activity.get()
         except NotAllowed:
             return {}
-        return {each.broker_id: each for each in balance.loads}
+
+    async def _ask_activity(self) -> dict[int, Activity]:
+        return await self._activities.ask((await self.cluster.get()).brokers)
 
     async def describe_group(self, name: str) -> ConsumerGroupDescription:
         """A consumer group as it is now, whose lag is kept from now on."""
@@ -174,9 +184,10 @@ class View:
 
     async def sample(self) -> None:
         """Add a point to each history."""
-        with contextlib.suppress(KeraError):
-            for group in await self.groups.get():
-                self.lags.offer(group.consumer_group)
+        if not self.user:  # of many who are signed in each would have the cluster tell all of it again and again
+            with contextlib.suppress(KeraError):
+                for group in await self.groups.get():
+                    self.lags.offer(group.consumer_group)
         for name in self.lags.watched:
             await self._sample_group(name)
         await _ignoring(self._sample_rates)
@@ -192,9 +203,14 @@ class View:
             self.lags.add(name, lag_of(found))
 
     async def _sample_rates(self) -> None:
-        loads = await self.loads()
-        self.rates.watch(THROUGHPUT)
-        self.rates.add(THROUGHPUT, sum(each.bytes_per_s for each in loads.values()) if loads else None)
+        found = (await self.activities()).values()
+        for name, values in (
+            (WRITTEN, [each.bytes_in_per_s for each in found]),
+            (READ, [each.bytes_out_per_s for each in found]),
+        ):
+            known = [value for value in values if value is not None]
+            self.rates.watch(name)
+            self.rates.add(name, sum(known) if known else None)
 
 
 async def _ignoring(do: Callable[[], Awaitable[None]]) -> None:

@@ -6,11 +6,15 @@ A page of somebody else's may have a browser ask this server: by a form, or by a
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from typing import Any
 
 from kera.console import limits
+from kera.core.telemetry import get_logger
+
+log = get_logger("kera.console")
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -93,7 +97,11 @@ class Gate:
             return
         self._made += 1
         try:
-            await self._app(scope, receive, with_headers)
+            # Who does not take the answer gives up the place. What has begun to be sent is cut off.
+            async with asyncio.timeout(limits.ANSWER_TIMEOUT_S):
+                await self._app(scope, receive, with_headers)
+        except TimeoutError:
+            log.warning("an answer was not taken in time", client=scope.get("client"))
         finally:
             self._made -= 1
 

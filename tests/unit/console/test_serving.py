@@ -1,0 +1,143 @@
+"""Who asks slowly, does not take what was asked for, or comes in a crowd: what a server lets be, and what it ends."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from urllib.parse import urlsplit
+
+import pytest
+
+from kera.client.testing import FakeCluster
+from kera.console import limits
+from kera.console.house import Cluster
+from kera.console.serving import serve
+from kera.console.settings import ConsoleSettings
+from tests.unit.console.conftest import all_is_well
+
+SOON_S = 0.2
+LONG_S = 30
+
+
+@pytest.fixture
+async def port(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
+    """Of a console that is impatient."""
+    monkeypatch.setattr(limits, "REQUEST_TIMEOUT_S", SOON_S)
+    monkeypatch.setattr(limits, "IDLE_CONNECTION_S", 1)
+    told: asyncio.Queue[str] = asyncio.Queue()
+    settings = ConsoleSettings(port=0, admin=True)
+    serving = asyncio.ensure_future(
+        serve(settings, Cluster(cluster.bootstrap, cluster.settings(), all_is_well), ready=told.put_nowait)
+    )
+    try:
+        async with asyncio.timeout(LONG_S):
+            found = urlsplit(await told.get()).port
+        assert found is not None
+        yield found
+    finally:
+        serving.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await serving
+
+
+async def exchange(port: int, *parts: bytes) -> bytes:
+    """Send parts, and return what came until the other side ended it."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        for part in parts:
+            writer.write(part)
+            await writer.drain()
+        async with asyncio.timeout(LONG_S):
+            return await reader.read()
+    except ConnectionError:
+        return b""
+    finally:
+        writer.close()
+
+
+def request(method: str, address: str, *headers: str) -> bytes:
+    lines = [f"{method} {address} HTTP/1.1", "Host: localhost", "Origin: http://localhost", *headers]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode()
+
+
+async def is_well(port: int) -> None:
+    assert b"200 OK" in await exchange(port, request("GET", "/streams", "Connection: close"))
+
+
+async def test_who_sends_no_request_or_half_of_one_is_left(port: int) -> None:
+    assert await exchange(port) == b""
+    assert await exchange(port, b"GET / HTTP/1.1\r\nHost: localhost\r\n") == b""
+    await is_well(port)
+
+
+async def test_a_connection_that_had_a_request_has_as_long_for_the_next_one(port: int) -> None:
+    answer = await exchange(port, request("GET", "/static/icon.svg"), b"GET / HT")
+    assert answer.count(b"HTTP/1.1 ") == 1
+    await is_well(port)
+
+
+async def test_who_sends_a_form_slowly_is_told_and_left(port: int) -> None:
+    form = request("POST", "/streams/create", "Content-Type: application/x-www-form-urlencoded", "Content-Length: 100")
+    assert b" 408 " in (await exchange(port, form, b"name=a"))[:20]
+    await is_well(port)
+
+
+STRANGE = {
+    "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(100),
+    "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    "two hosts": b"GET / HTTP/1.1\r\nHost: a\r\nHost: localhost\r\n\r\n",
+    "no host": b"GET / HTTP/1.1\r\n\r\n",
+    "a proxy's": b"GET http://evil.example/ HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n",
+    "a huge header": b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * (64 << 10) + b"\r\n\r\n",
+    "two lengths": b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n",
+    "a length below 0": b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
+    "websocket": b"GET / HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade, close\r\n\r\n",
+    "all bytes": bytes(range(256)),
+}
+
+
+@pytest.mark.parametrize("sent", STRANGE.values(), ids=list(STRANGE))
+async def test_what_is_no_request_of_ours_hurts_nobody(port: int, sent: bytes) -> None:
+    answer = await exchange(port, sent)
+    assert b"Traceback" not in answer
+    assert not answer or b" 4" in answer[:13] or b"200 OK" in answer[:20] or b" 303 " in answer[:20]
+    await is_well(port)
+
+
+async def test_who_does_not_take_the_answer_gives_up_the_place(
+    port: int, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.create_stream("s")
+    async with cluster.client().producer() as producer:
+        await producer.prepare("s")
+        await producer.send("s", bytes(900_000))
+    monkeypatch.setattr(limits, "REQUESTS_MAX", 2)
+    monkeypatch.setattr(limits, "ANSWER_TIMEOUT_S", 1.0)
+    writers = []
+    for _ in range(2):
+        _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1)
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        for _ in range(8):
+            writer.write(request("GET", "/streams/s/value?streamlet=0&entry=0&offset=0"))
+        writers.append(writer)
+    async with asyncio.timeout(LONG_S):
+        while b"200 OK" not in await exchange(port, request("GET", "/streams", "Connection: close")):
+            await asyncio.sleep(0.05)
+    for writer in writers:
+        writer.transport.abort()
+
+
+async def test_connections_are_bounded_and_places_come_back(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "CONNECTIONS_MAX", 3)
+    monkeypatch.setattr(limits, "REQUEST_TIMEOUT_S", LONG_S)
+    await is_well(port)
+    held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
+    for _, writer in held:
+        writer.write(b"GET")
+        await writer.drain()
+    assert await exchange(port, request("GET", "/streams")) == b""
+    held[0][1].close()
+    async with asyncio.timeout(LONG_S):
+        while not await exchange(port, request("GET", "/streams", "Connection: close")):
+            await asyncio.sleep(0.01)
+    for _, writer in held[1:]:
+        writer.close()
