@@ -35,6 +35,7 @@ from kera.local.cluster import LocalCluster, RunningCluster
 from kera.v1 import schema_pb2 as messages
 from tests.integration.command_line import run_kera
 from tests.integration.secured_cluster import Secured
+from tests.integration.test_restored_metadata import kera
 from tests.integration.zookeeper import ZooKeeper
 
 pytestmark = pytest.mark.timeout(180)
@@ -116,6 +117,31 @@ async def test_what_is_registered_outlasts_a_leader(zookeeper: ZooKeeper) -> Non
             await other.schemas.delete("large-value")
             with pytest.raises(UnknownSchema):
                 await other.schemas.by_id(2)
+
+
+@pytest.mark.slow
+async def test_a_copy_of_the_metadata_has_them_and_no_id_is_given_twice_after_it(tmp_path: Path) -> None:
+    copy = tmp_path / "metadata"
+
+    with LocalCluster.running(brokers=1, arena_bytes=32 << 20, data_dir=tmp_path / "before") as cluster:
+        async with await Client.connect(cluster.bootstrap) as client:
+            kept = await client.schemas.register("kept-value", "avro", ORDER)
+            done = await asyncio.to_thread(kera, "backup", str(copy), "--bootstrap", cluster.bootstrap)
+            assert done.returncode == 0, done.stderr
+            later = await client.schemas.register("later-value", "avro", WIDER)
+    store = tmp_path / "before" / "coordinator"
+    done = await asyncio.to_thread(kera, "restore", str(copy), "--data-dir", str(store), "--force")
+    assert done.returncode == 0, done.stderr
+    with LocalCluster.running(brokers=1, arena_bytes=32 << 20, data_dir=tmp_path / "before") as cluster:
+        async with await Client.connect(cluster.bootstrap, ClientSettings.load(retry_timeout_ms=60_000)) as client:
+            assert await client.schemas.by_id(kept.schema_id) == kept
+            with pytest.raises(UnknownSchema):
+                await client.schemas.by_id(later.schema_id)
+            other = await client.schemas.register(
+                "other-value", "avro", '"int"'
+            )  # it waits until the copy is caught up
+            assert other.schema_id > 1_000_000
+            assert (await client.schemas.register("same-value", "avro", ORDER)).schema_id == kept.schema_id
 
 
 async def test_errors_travel_with_what_they_are_about(client: Client) -> None:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from kera.coordinator.cluster.changing import REQUESTER
 from kera.coordinator.cluster.keys import LAST_SCHEMA_ID
 from kera.coordinator.schemas import bookkeeping, checking
 from kera.coordinator.schemas import service as service_module
@@ -394,6 +395,31 @@ async def test_what_takes_long_is_compared_in_a_thread_one_after_the_other(
     monkeypatch.setattr(checking, "WAITING_MAX", 0)
     with pytest.raises(Unavailable, match="schemas are being compared"):
         await register(registry, avro("z"))
+
+
+async def test_who_asks_for_many_comparisons_takes_turns(
+    registry: SchemaService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checking, "SMALL_CHARS_MAX", 0)
+    done: list[str] = []
+
+    async def ask(who: str, number: int) -> None:
+        REQUESTER.set(who)
+        await registry.check(messages.CheckSchemaRequest(subject=SUBJECT, schema=avro(f"f{number}")))
+        done.append(who)
+
+    await asyncio.gather(*(ask("many", number) for number in range(20)), ask("one", 20))
+    assert done.index("one") <= 2
+
+
+async def test_who_gives_up_leaves_the_turn_to_others(registry: SchemaService, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checking, "SMALL_CHARS_MAX", 0)
+    asked = [asyncio.create_task(register(registry, avro("a", f"n{n}", default="x"))) for n in range(5)]
+    await asyncio.sleep(0)
+    for each in asked[:4]:
+        each.cancel()
+    assert (await asked[4]).version == 1
+    assert registry._checking._waiting == 0
 
 
 # --- what outlasts a coordinator ---------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """Comparing a schema with those that are there, without holding up the coordinator.
 
-What is small is done at once. Else a thread does it, one comparison after the other; how many may wait is bounded, and
-how long each may take is the rules' (``kera.core.schemas.differences``).
+What is small is done at once. Else a thread does it, one comparison after the other, and those who ask for many take
+turns with others. How many may wait is bounded, and how long each may take is the rules'
+(``kera.core.schemas.differences``).
 """
 
 from __future__ import annotations
@@ -9,13 +10,15 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
+from kera.coordinator.cluster.changing import Changing
 from kera.core.errors import Unavailable
 from kera.core.schemas import Compatibility
 from kera.core.schemas.compatibility import Definition, Version, incompatibilities
 
 SMALL_CHARS_MAX = 4 << 10
 """Of all definitions that are looked at: a few milliseconds."""
-WAITING_MAX = 64
+WAITING_MAX = 256
+"""Each holds its definition."""
 
 
 class Checking:
@@ -23,6 +26,7 @@ class Checking:
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "kera-schemas")
+        self._turns = Changing()
         self._waiting = 0
 
     async def incompatibilities(self, new: Definition, earlier: list[Version], mode: Compatibility) -> list[str]:
@@ -34,15 +38,22 @@ class Checking:
         if self._waiting >= WAITING_MAX:
             raise Unavailable(f"{self._waiting} schemas are being compared; ask again")
         self._waiting += 1
-        running = asyncio.get_running_loop().run_in_executor(self._thread, incompatibilities, new, earlier, mode)
-        running.add_done_callback(self._done)
-        return await asyncio.shield(running)
-
-    def _done(self, running: asyncio.Future[list[str]]) -> None:
-        self._waiting -= 1
-        if not running.cancelled():
-            running.exception()  # who has asked may be gone
+        try:
+            async with self._turns:
+                running = asyncio.get_running_loop().run_in_executor(
+                    self._thread, incompatibilities, new, earlier, mode
+                )
+                running.add_done_callback(_heard)
+                return await asyncio.shield(running)
+        finally:
+            self._waiting -= 1
 
     async def close(self) -> None:
         """Let what has begun end; what waits is not begun."""
         await asyncio.to_thread(self._thread.shutdown, cancel_futures=True)
+
+
+def _heard(running: asyncio.Future[list[str]]) -> None:
+    """Who has asked may be gone, and nobody else is to be told of an error."""
+    if not running.cancelled():
+        running.exception()
