@@ -255,3 +255,37 @@ async def test_a_record_that_fits_into_no_chunk_is_named(go: GoClient, members: 
     )
     assert "line 2: a record of " in error
     assert [each.value for each in await go.read(members.bootstrap, "s")] == [b"small"]
+
+
+async def test_a_signal_ends_a_producer_that_waits_for_input_and_a_consumer_that_waits_for_records(
+    go: GoClient, members: SharedCluster, client: Client, tmp_path: Path
+) -> None:
+    await client.admin.create_stream("s")
+    output, positions = tmp_path / "output", tmp_path / "positions"
+    files = ("-positions", str(positions), "-output", str(output))
+    async with (
+        running(go, "kera-consume", members.bootstrap, "-stream", "s", *files, "-save-every", "50ms") as consumer,
+        running(go, "kera-produce", members.bootstrap, "-stream", "s") as producer,
+        asyncio.timeout(TIMEOUT_S),
+    ):
+        producer.stdin.write(b"one\ntwo\n")
+        await read_to(client, "s", 2)
+        producer.terminate()
+        said = (await producer.stderr.read()).decode()
+        assert "2 records are stored" in said
+        assert "error: interrupted" in said
+        assert await producer.wait() == 1
+        await until(positions.exists)
+        consumer.terminate()
+        assert await consumer.wait() == 0
+    await go.read(members.bootstrap, "s", *files)
+    assert [each.value for each in records_in(output.read_bytes())] == [b"one", b"two"]
+
+
+async def read_to(client: Client, stream: str, count: int) -> None:
+    """Wait until a stream has so many records."""
+    async with client.consumer(stream, start="earliest") as consumer:
+        async for _ in consumer.records():
+            count -= 1
+            if not count:
+                return

@@ -53,22 +53,50 @@ func run(ctx context.Context) (err error) {
 		return err
 	}
 	err = send(ctx, producer, os.Stdin)
-	err = errors.Join(err, producer.Close(ctx))
+	// What was taken is stored also when it was interrupted; a second signal ends that, too.
+	stop := context.AfterFunc(ctx, func() { signal.Reset(os.Interrupt, syscall.SIGTERM) })
+	defer stop()
+	err = errors.Join(err, producer.Close(context.WithoutCancel(ctx)))
 	fmt.Fprintf(os.Stderr, "kera-produce: %d records are stored\n", producer.Acknowledged())
 	return err
 }
 
+// send sends all lines. Reading them cannot be interrupted, so it has a goroutine of its own, which ends with the input
+// or the process.
 func send(ctx context.Context, producer *kera.Producer, input io.Reader) error {
-	lines := bufio.NewScanner(input)
-	lines.Buffer(nil, lineBytesMax)
-	for number := 1; lines.Scan(); number++ {
-		record := kera.Record{Value: lines.Bytes()}
-		if key, value, found := bytes.Cut(lines.Bytes(), []byte{'\t'}); found {
+	lines, failed := make(chan []byte), make(chan error, 1)
+	go func() {
+		defer close(lines)
+		scanner := bufio.NewScanner(input)
+		scanner.Buffer(nil, lineBytesMax)
+		for scanner.Scan() {
+			select {
+			case lines <- bytes.Clone(scanner.Bytes()):
+			case <-ctx.Done():
+				return
+			}
+		}
+		failed <- scanner.Err()
+	}()
+	for number := 1; ; number++ {
+		var line []byte
+		var more bool
+		select {
+		case line, more = <-lines:
+		case <-ctx.Done():
+		}
+		if ctx.Err() != nil {
+			return errors.New("interrupted")
+		}
+		if !more {
+			return <-failed
+		}
+		record := kera.Record{Value: line}
+		if key, value, found := bytes.Cut(line, []byte{'\t'}); found {
 			record.Keys, record.Value = [][]byte{key}, value
 		}
 		if err := producer.Send(ctx, record); err != nil {
 			return fmt.Errorf("line %d: %w", number, err)
 		}
 	}
-	return lines.Err()
 }
