@@ -7,6 +7,7 @@ What was dropped or refused is said once a minute, in one line.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import deque
@@ -56,6 +57,13 @@ class Exporting:
         """There was no room, or the collector did not take them; since that was last said."""
         self._changed = threading.Condition()
         self._closed = False
+        self._begin()
+        os.register_at_fork(after_in_child=self._begin)
+
+    def _begin(self) -> None:
+        """In this process. What was in the queue of the one that it was forked from is that one's."""
+        self._queue.clear()
+        self._changed, self._busy = threading.Condition(), False
         self._thread = threading.Thread(target=self._run, name="kera-traces", daemon=True)
         self._thread.start()
 

@@ -69,6 +69,7 @@ from kera.spark_connector.reading.survey import (
     tell_skipped,
     with_columns,
 )
+from kera.spark_connector.reading.traced import MicroBatchTraces
 from kera.spark_connector.reading.worker import read_partition
 from kera.spark_connector.spark_api import (
     ReadAllAvailable,
@@ -106,6 +107,7 @@ class KeraStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._wanted = wanted
         self._now_s = now_s
         self._cursor = QueryCursor(now_s)
+        self._traces = MicroBatchTraces()
         self._portal: Portal | None = None
         self._lease: Lease | None = None
         """What tasks are known to the cluster by; it ends with this process, or `stop`."""
@@ -182,6 +184,7 @@ class KeraStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if end == start:
             self._store(given)
             self._cursor.finish()  # Spark may stop the query here; and there is nothing else to do
+            self._traces.flush()
             return start
         return end
 
@@ -239,7 +242,10 @@ class KeraStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             last = {} if end == self._end else await last_chunks(client, planned, now)
             planned, stops = rounded(planned, last)
             found = ranges(planned.start, planned.end, now)
-            return stopped(await split(client, found, now, options, cutting=cutting_of_micro_batch(options)), stops)
+            cutting = cutting_of_micro_batch(options)
+            pieces = stopped(await split(client, found, now, options, cutting=cutting), stops)
+            await self._traces.planned(client, pieces, finish, self._group(finish.group))
+            return pieces
 
         return self._repeated(lambda: self.portal.call(plan))
 
@@ -286,6 +292,8 @@ class KeraStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def stop(self) -> None:
         """Close the connections."""
         self._cursor.finish()
+        self._traces.finish()
+        self._traces.flush()
         if self._lease is not None:
             self._lease.close()
             self._lease = None
@@ -300,6 +308,7 @@ class KeraStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._options.group(stored, self._token)
 
     def _store(self, done: Offsets) -> None:
+        self._traces.done(done)
         unnamed = self._options.group_id is None
         self._cursor.store(self.portal, self._group(done.group), done, unnamed=unnamed)
 
