@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from kera.client import Record
@@ -242,3 +243,132 @@ def test_a_copy_is_listed_and_forgotten(kafka: Kafka, client: Client, cluster: R
 
     assert copy(kafka.url(topic), "kera:listed", "--name", "mine")[0] == 0
     assert len((records(client, "listed"))[0]) == 20  # that is what forgetting means
+
+
+def fill(client: Client, stream: str, count: int, first: int = 0) -> None:
+    with client.producer() as producer:
+        for number in range(first, first + count):
+            key = b"" if number % 7 == 0 else b"k%d" % (number % 50)
+            headers = {"n": b"%d" % number} if number % 3 == 0 else None
+            producer.send(
+                stream,
+                b"%d" % number,
+                keys=key or (),
+                headers=headers,
+                timestamp_us=1_700_000_000_000_000 + number * 1000,
+            )
+
+
+def assert_copied(kafka: Kafka, topic: str, client: Client, stream: str, streamlets: int) -> int:
+    """The topic has what the stream has: streamlet s in partition s, in order, each record once."""
+    messages, stored = kafka.read(topic, streamlets), records(client, stream)
+    for number in range(streamlets):
+        own = stored.get(number, [])
+        assert [message.value() for message in messages[number]] == [record.value for record in own]
+        assert all(same(*pair) for pair in zip(own, messages[number], strict=True))
+    return sum(map(len, messages.values()))
+
+
+def test_a_stream_becomes_a_topic_with_all_that_its_records_have(kafka: Kafka, client: Client, copy: Any) -> None:
+    client.admin.create_stream("to-kafka", streamlets=3)
+    fill(client, "to-kafka", 2000)
+
+    code, said = copy("kera:to-kafka", kafka.url("from-kera"), "--create")
+
+    assert code == 0, said
+    assert "made, with 3 partitions" in said
+    assert assert_copied(kafka, "from-kera", client, "to-kafka", 3) == 2000
+    fill(client, "to-kafka", 500, 2000)
+    code, said = copy("kera:to-kafka", kafka.url("from-kera"))
+    assert code == 0, said
+    assert "goes on after 2,000 records" in said
+    assert assert_copied(kafka, "from-kera", client, "to-kafka", 3) == 2500
+
+
+def test_a_copy_to_kafka_that_is_killed_at_any_moment_copies_each_record_once(
+    kafka: Kafka, client: Client, cluster: RunningCluster, copy: Any, tmp_path: Path
+) -> None:
+    client.admin.create_stream("killed-out", streamlets=2)
+    kafka.make_topic("killed-in", 2)
+    stopping = threading.Event()
+
+    def go_on() -> None:
+        count = 0
+        while not stopping.is_set() and count < RECORDS_MAX:
+            fill(client, "killed-out", 500, count)
+            count += 500
+            stopping.wait(0.02)
+
+    filling = threading.Thread(target=go_on)
+    filling.start()
+    arguments = ("kera:killed-out", kafka.url("killed-in"))
+    try:
+        killed_again_and_again(cluster.bootstrap, "--follow", *arguments, log=tmp_path / "log", times=6, seed=4)
+    finally:
+        stopping.set()
+        filling.join()
+
+    code, said = copy(*arguments)
+
+    assert code == 0, said
+    assert assert_copied(kafka, "killed-in", client, "killed-out", 2) > 500
+
+
+def test_a_copy_to_kafka_that_wakes_up_beside_another_one_ends_and_doubles_nothing(
+    kafka: Kafka, client: Client, cluster: RunningCluster, copy: Any, tmp_path: Path
+) -> None:
+    client.admin.create_stream("asleep-out")
+    kafka.make_topic("asleep-in", 1)
+    fill(client, "asleep-out", 1000)
+    arguments = ("kera:asleep-out", kafka.url("asleep-in"))
+    with copying(cluster.bootstrap, "--follow", *arguments, log=tmp_path / "log") as sleeper:
+        sleeper.event("progress")
+        sleeper.pause()
+        fill(client, "asleep-out", 1000, 1000)
+        code, said = copy(*arguments)
+        assert code == 0, said
+        sleeper.resume()
+        fill(client, "asleep-out", 1000, 2000)
+        code, said = sleeper.wait()
+        assert code == 1
+        assert "another process runs this copy" in said
+
+    assert copy(*arguments)[0] == 0
+    assert assert_copied(kafka, "asleep-in", client, "asleep-out", 1) == 3000
+
+
+def test_what_a_topic_cannot_have_is_told(kafka: Kafka, client: Client, copy: Any) -> None:
+    client.admin.create_stream("typed-out", schema=pa.schema([("id", pa.int64())]))
+    client.admin.create_stream("large-out")
+
+    code, said = copy("kera:typed-out", kafka.url("typed-in"), "--create")
+    assert code == 1
+    assert "has columns of its own (id)" in said
+    code, said = copy("kera:large-out", kafka.url("nobody-in"))
+    assert code == 1
+    assert "there is no topic 'nobody-in'" in said
+    with client.producer() as producer:
+        producer.send("large-out", b"x" * 300_000)
+    kafka.make_topic("large-in", 1, {"max.message.bytes": "100000"})
+    code, said = copy("kera:large-out", kafka.url("large-in"))
+    assert code == 1
+    assert "a record is larger than Kafka takes" in said
+    assert kafka.read("large-in", 1) == {0: []}
+
+
+def test_settings_that_copies_depend_on_are_refused_and_values_not_shown(
+    kafka: Kafka, copy: Any, tmp_path: Path
+) -> None:
+    config = tmp_path / "client.properties"
+    for text, said in (
+        ("isolation.level=read_uncommitted\n", "not yours to set"),
+        ("# comment\n\nsasl.password hush\n", "line 3"),
+        ("no.such.setting=hush\n", "no.such.setting"),
+    ):
+        config.write_text(text)
+        code, told = copy(kafka.url("x"), "kera:x", "--kafka-config", str(config))
+        assert code == 1
+        assert said in told
+        assert "hush" not in told
+    code, told = copy(kafka.url("x"), "kera:x", "--kafka-config", str(tmp_path / "none"))
+    assert "cannot be read" in told

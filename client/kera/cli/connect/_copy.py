@@ -136,6 +136,15 @@ async def _sink(end: End, name: str, options: CopyOptions, clients: dict[str, Cl
 
             made = Creation(options.streamlets, options.key, options.time) if options.create else None
             return StreamSink(clients[_cluster(end, options)], end.stream, name, made)
+        case TopicEnd():
+            with extra("kafka"):
+                import confluent_kafka  # noqa: F401 - see whether it is there
+            from kera.connect.kafka.connection import read_settings
+            from kera.connect.kafka.sink import TopicSink
+
+            settings = read_settings(options.kafka_config)
+            partitions = options.streamlets
+            return TopicSink(end.bootstrap, end.topic, name, settings, create=options.create, partitions=partitions)
         case FilesEnd():
             from kera.connect.files.sink import FilesSink
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,11 @@ OURS = frozenset(
     }
 )
 """Settings on which it depends that each record is copied once."""
+
+
+_SILENT = logging.getLogger("kera.connect.kafka.librdkafka")
+_SILENT.addHandler(logging.NullHandler())
+_SILENT.propagate = False
 
 
 def read_settings(path: Path | None) -> dict[str, str]:
@@ -47,7 +53,7 @@ def settings_of(bootstrap: str, given: Mapping[str, str], **ours: Any) -> dict[s
     return {
         **given,
         "bootstrap.servers": bootstrap,
-        "log_level": 0,  # what it would write to standard error by itself
+        "logger": _SILENT,  # what it would write to standard error by itself is told by errors
         **{name.replace("_", "."): value for name, value in ours.items()},
     }
 
@@ -80,13 +86,11 @@ def translate(what: str, error: Any) -> Exception:
 
 def partitions_of(client: Any, topic: str) -> int:
     """How many partitions a topic has; 0: there is no such topic. `client`: any of Kafka's."""
-    import confluent_kafka as kafka
-
     with translated(f"topic {topic}"):
-        found = client.list_topics(topic, timeout=ANSWER_S).topics[topic]
+        found = client.list_topics(timeout=ANSWER_S).topics.get(topic)  # asked for one, brokers may make it
+    if found is None:
+        return 0
     if found.error is not None:
-        if found.error.code() == kafka.KafkaError.UNKNOWN_TOPIC_OR_PART:
-            return 0
         raise translate(f"topic {topic}", found.error)
     return len(found.partitions)
 
@@ -98,7 +102,7 @@ def identity_of(client: Any, settings: Mapping[str, Any], topic: str) -> str:
 
     kept = {name: value for name, value in settings.items() if name not in OURS or name == "bootstrap.servers"}
     with translated(f"topic {topic}"):
-        cluster = client.list_topics(topic, timeout=ANSWER_S).cluster_id
+        cluster = client.list_topics(timeout=ANSWER_S).cluster_id
         admin = confluent_kafka.admin.AdminClient(kept)
         described = admin.describe_topics(kafka.TopicCollection([topic]), request_timeout=ANSWER_S)[topic].result()
     return f"cluster {cluster}, id {described.topic_id}"
