@@ -28,6 +28,7 @@ from kera.core.chunk import ChunkHeader
 from kera.core.errors import DataLost, KeraError, Unavailable, UnknownStream
 from kera.core.ids import EntryId, Position
 from kera.core.schema import DEFAULT_SCHEMA
+from kera.core.tracing import OFF, Tracing
 
 SCHEMA = pa.schema([("n", pa.int64())])
 CHUNK_BYTES = 64
@@ -150,6 +151,7 @@ class FakeClient:
     def __init__(self, chunks: dict[int, list[list[int]]]) -> None:
         self.streams = {"numbers": FakeStream(7, chunks)}
         self.closed = False
+        self.tracing: Tracing = OFF
         self.read_ranges_open = 0
         self.connected = 0
         self.settings: list[ClientSettings] = []
