@@ -257,6 +257,7 @@ async def test_a_token_does_what_it_is_narrowed_to_until_it_is_revoked(secured: 
                 await client.admin.list_streams()
 
 
+@pytest.mark.timeout(300)  # all that the client is made of may have to be compiled
 async def test_the_client_in_go_shows_a_token_over_tls(
     go: GoClient, secured: Secured, admin: Client, tmp_path: Path
 ) -> None:

@@ -24,6 +24,7 @@ from tests.integration.shared_cluster import SharedCluster
 from tests.integration.support import until
 from tests.integration.unreadable import write_a_chunk_that_nobody_can_read
 
+pytestmark = pytest.mark.timeout(300)  # of the first one: all that the client is made of is compiled
 KEYS = 20
 STREAMLETS = 4
 
