@@ -14,7 +14,15 @@ from kera.client.consuming import decoding
 from kera.client.serializers import AvroDeserializer, AvroSerializer, Context, JsonDeserializer, JsonSerializer, Schemas
 from kera.client.sync import Client as SyncClient
 from kera.client.testing import FakeCluster
-from kera.core.errors import CannotDecode, CannotEncode, InvalidArgument, SchemaMismatch, Unavailable, UnknownSchema
+from kera.core.errors import (
+    CannotDecode,
+    CannotEncode,
+    InvalidArgument,
+    SchemaMismatch,
+    Unavailable,
+    UnknownSchema,
+    UnknownStream,
+)
 from kera.core.schemas.framing import frame
 from tests.unit.client.conftest import MakeMember, MakeProducer
 from tests.unit.client.group_support import ROWS, GroupCluster
@@ -336,6 +344,22 @@ async def test_a_group_asks_again_for_a_schema_that_it_could_not_get(
         with pytest.raises(Unavailable):
             await anext(consumer.records())
         assert (await anext(consumer.records())).value == {"id": 1}
+
+
+async def test_a_stream_that_is_made_again_is_prepared_again(client: Client, fake: FakeCluster) -> None:
+    async with client.producer(serializer=JsonSerializer()) as producer:
+        await client.admin.create_stream("again", schema=Order)
+        await producer.prepare("again")
+        await client.admin.delete_stream("again")
+        await client.admin.create_stream("again")
+        async with asyncio.timeout(WAIT_S):
+            with pytest.raises(UnknownStream):
+                await (await producer.send_rows("again", [Order(1)]))
+            await producer.prepare("again")
+            await producer.send("again", {"id": 1})
+        with pytest.raises(UnknownStream):  # of what was sent before
+            await producer.flush()
+    assert fake.stream("again").values() == [b'{"id":1}']
 
 
 async def test_a_framed_deserializer_without_a_registry_is_refused() -> None:

@@ -233,6 +233,21 @@ def test_messages_that_are_no_column_are_refused() -> None:
             protobuf_types.message_class(definition, "t.M")
 
 
+async def test_versions_that_are_too_much_for_each_task_are_refused() -> None:
+    class Registry:
+        async def versions(self, _subject: str) -> list[int]:
+            return list(range(100))
+
+        async def version(self, _subject: str, number: int) -> Version:
+            return Version(number, SchemaType.AVRO, " " * (256 << 10))
+
+    class Client:
+        schemas = Registry()
+
+    with pytest.raises(InvalidArgument, match="delete those"):
+        await fetch(Client(), "orders-value")  # type: ignore[arg-type]
+
+
 async def test_versions_that_are_deleted_meanwhile_are_left_out() -> None:
     class Registry:
         async def versions(self, _subject: str) -> list[int]:

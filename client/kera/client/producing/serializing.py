@@ -21,6 +21,7 @@ NO_KEYS = ()
 class _Prepared(NamedTuple):
     """Of one stream."""
 
+    stream_id: int
     typed: bool
     value: Serializer[Any] | None
     value_context: Context
@@ -45,12 +46,15 @@ class Serialization:
 
         Not of values of a stream with columns: it has none.
         """
-        if stream.name in self._prepared:
-            return
         name = stream.name
+        known = self._prepared.get(name)
+        if known is not None and known.stream_id == stream.stream_id:  # or one has been deleted, and made again
+            return
         value = None if stream.typed else await self._ready(self._value, Context(name, "value"))
         key = None if stream.typed else await self._ready(self._key, Context(name, "key"))
-        self._prepared[name] = _Prepared(stream.typed, value, Context(name, "value"), key, Context(name, "key"))
+        self._prepared[name] = _Prepared(
+            stream.stream_id, stream.typed, value, Context(name, "value"), key, Context(name, "key")
+        )
 
     async def _ready(self, serializer: Serializer[Any] | None, context: Context) -> Serializer[Any] | None:
         given: Any = serializer

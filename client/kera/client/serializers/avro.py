@@ -19,8 +19,9 @@ from kera.client.serializers.avro_limits import Limits
 from kera.client.serializers.framed import WithFrame
 from kera.client.serializers.protocols import Context, Deserializer, Schema, Schemas, Serializer
 from kera.client.serializers.refusing import cannot_encode, library, undecodable, words
-from kera.core.errors import InvalidArgument
+from kera.core.errors import InvalidArgument, KeraError
 from kera.core.schemas import SchemaType
+from kera.core.schemas.json_text import check_depth
 
 AvroSchema: TypeAlias = "str | Mapping[str, Any] | Sequence[Any]"
 """Its JSON text, or what that says."""
@@ -35,7 +36,7 @@ class AvroSerializer:
         Raises `InvalidArgument` when it is no schema, or fastavro is not installed.
         """
         self._text, self._schema = _parsed(schema, "AvroSerializer")
-        self._limits = Limits(self._schema)
+        self._limits = _limits_of(self._schema)
         self._write = library("fastavro", "AvroSerializer").schemaless_writer
         self._validate = library("fastavro.validation", "AvroSerializer").validate
         self.framed = framed
@@ -92,7 +93,7 @@ class AvroDeserializer:
             raise undecodable(f"schema {schema.schema_id}: {error.message}") from error
 
     def _reader(self, written_with: Any, wanted: Any) -> Deserializer[Any]:
-        limits, read = Limits(written_with), self._read
+        limits, read = _limits_of(written_with), self._read
 
         def value_of(data: bytes, _context: Context, /) -> Any:
             try:
@@ -128,11 +129,21 @@ def _parsed(schema: AvroSchema, needed_by: str) -> tuple[str, Any]:
         if isinstance(known, Mapping):  # what fastavro has parsed says so, and would not be looked at again
             known = {name: each for name, each in known.items() if not name.startswith("__")}
         text = schema if isinstance(schema, str) and not named else json.dumps(known, ensure_ascii=False)
+        check_depth(text, "a schema of Avro")
         return text, fastavro.parse_schema(known, named_schemas={})
+    except KeraError:
+        raise
     except fastavro.schema.UnknownType as error:
         raise InvalidArgument(f"this is no schema of Avro: no type is called {error.name!r}") from error
     except Exception as error:  # it raises whatever Python does with what is not as it expects
         raise InvalidArgument(f"this is no schema of Avro: {words(error)}") from error
+
+
+def _limits_of(schema: Any) -> Limits:
+    try:
+        return Limits(schema)
+    except ValueError as error:
+        raise InvalidArgument(f"this schema of Avro is not taken: {error}") from error
 
 
 def _blamed(error: Exception) -> tuple[str, object]:

@@ -1,35 +1,61 @@
-"""What bytes of Avro may ask of their reader, and values of their writer.
+"""What bytes of Avro may ask of their reader, and values and schemas of who works with them.
 
-Most schemas bound that by themselves: each value takes at least a byte, and none has another of its own kind in it.
-Others do not, and values of those are walked through first, in Python:
+Most schemas bound that by themselves: each value takes about as many bytes as it has parts, and none has another of its
+own kind in it. Others do not, and values of those are walked through first, in Python:
 
     a record that may contain itself     every byte can be one level deeper: at most `DEPTH_MAX`
-    arrays of what takes no bytes        ten bytes can be 2^63 nulls: at most `ITEMS_MAX`
+    parts that take no bytes             ten bytes can be 2^63 nulls: some for each byte, and `PARTS_SPARE` more
     decimals                             a megabyte of digits takes a minute and more: at most `DECIMAL_BYTES_MAX` each
+
+The schema may be anybody's as well. So what is found out about it is found out once for each of its types: a few of
+them that have each other twice are millions of parts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 DEPTH_MAX = 64
-ITEMS_MAX = 100_000
+PARTS_PER_BYTE = 64
+"""Of a schema: values of one that may have more are walked through."""
+PARTS_WALKED_PER_BYTE = 4
+"""Of a value that is walked through, which takes about a microsecond for each part."""
+PARTS_SPARE = 1_000
+PARTS_OF_NOTHING_MAX = 100
+"""Of a value of no bytes: there may be one for each record."""
 DECIMAL_BYTES_MAX = 128
 """Three hundred digits."""
 _FIXED_BYTES = {"null": 0, "boolean": 1, "float": 4, "double": 8}
 _VARINT_BYTES_MAX = 10
 
 
+class _Size(NamedTuple):
+    """Of the values of a schema, besides what is in arrays and maps."""
+
+    bytes_min: int
+    parts_max: int
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether so many bytes are enough for so many parts."""
+        return self.parts_max <= PARTS_PER_BYTE * self.bytes_min
+
+
 class Limits:
     """Of what is written with a schema, as fastavro has parsed it."""
 
     def __init__(self, schema: Any) -> None:
+        """Raises `ValueError` for a schema of which a value of next to no bytes has very many parts."""
         self._schema = schema
         self._named: dict[str, Any] = {}
+        self._sizes: dict[str, _Size] = {}
         self._find_names(schema)
-        self.recursive = any(self._contains(each, name, set()) for name, each in self._named.items())
-        self.unbounded = self.recursive or self._has_more(schema, set())
+        self.recursive = self._has_cycle()
+        size = self._size(schema)
+        if size.parts_max > PARTS_OF_NOTHING_MAX + PARTS_PER_BYTE * size.bytes_min:
+            raise ValueError(f"a value of {size.bytes_min} bytes may have {size.parts_max} parts")
+        self.unbounded = self.recursive or self._has_more(schema)
 
     def check_bytes(self, data: bytes) -> None:
         """Raises `ValueError` for bytes that ask for too much, or end too early."""
@@ -39,7 +65,8 @@ class Limits:
     def check_value(self, value: Any) -> None:
         """Raises `ValueError` for a value that is nested too deeply, or contains itself."""
         if self.recursive:
-            _check_depth(value)
+            # A record and its union or list are two levels of values.
+            check_depth(value, 2 * DEPTH_MAX)
 
     def _find_names(self, schema: Any) -> None:
         if isinstance(schema, list):
@@ -51,55 +78,79 @@ class Limits:
             for each in children(schema):
                 self._find_names(each)
 
-    def _contains(self, schema: Any, name: str, seen: set[str]) -> bool:
-        """Whether a value of `schema` may have one of the record `name` in it."""
-        for child in children(self._resolved(schema)):
-            known = self._resolved(child)
-            called = known.get("name") if isinstance(known, Mapping) and known.get("type") in _NAMED else None
-            if called == name:
-                return True
-            if called in seen:
-                continue
-            if self._contains(known, name, seen | {called} if called else seen):
-                return True
-        return False
+    def _has_cycle(self) -> bool:
+        """Whether a value of some type may have another one of it within."""
+        done: set[str] = set()
 
-    def _has_more(self, schema: Any, seen: set[str]) -> bool:
+        def leads_back(schema: Any, within: tuple[str, ...]) -> bool:
+            known = self._resolved(schema)
+            called = known["name"] if isinstance(known, Mapping) and known.get("type") in _NAMED else None
+            if called in within:
+                return True
+            if called in done:
+                return False
+            inner = within if called is None else (*within, called)
+            found = any(leads_back(child, inner) for child in children(known))
+            if called is not None:
+                done.add(called)
+            return found
+
+        return leads_back(self._schema, ())
+
+    def _size(self, schema: Any) -> _Size:
+        known = self._resolved(schema)
+        if isinstance(known, str):
+            return _Size(_FIXED_BYTES.get(known, 1), 1)
+        if isinstance(known, list):
+            sizes = [self._size(each) for each in known]
+            return _Size(
+                1 + min((each.bytes_min for each in sizes), default=0),
+                1 + max((each.parts_max for each in sizes), default=0),
+            )
+        kind = known["type"]
+        if kind == "fixed":
+            return _Size(known["size"], 1)
+        if kind in {"record", "error"}:
+            found = self._sizes.get(known["name"])
+            if found is None:
+                self._sizes[known["name"]] = _Size(1, 1)  # of itself within itself: that is walked through anyway
+                sizes = [self._size(field["type"]) for field in known["fields"]]
+                found = _Size(sum(each.bytes_min for each in sizes), 1 + sum(each.parts_max for each in sizes))
+                self._sizes[known["name"]] = found
+            return found
+        return self._size(kind) if isinstance(kind, list | Mapping) else _Size(_FIXED_BYTES.get(kind, 1), 1)
+
+    def _has_more(self, schema: Any, seen: set[str] | None = None) -> bool:
         """Whether values may take more of their reader than their bytes are, besides by containing themselves."""
+        seen = set() if seen is None else seen
         known = self._resolved(schema)
         if isinstance(known, Mapping):
-            if known.get("type") in _NAMED:
+            kind = known.get("type")
+            if kind in _NAMED:
                 if known["name"] in seen:
                     return False
                 seen.add(known["name"])
             if known.get("logicalType") == "decimal":
                 return True
-            if known.get("type") == "array" and self._takes_nothing(known["items"], set()):
+            if kind == "array" and not self._is_dense(known["items"], 0):
+                return True
+            if kind == "map" and not self._is_dense(known["values"], 1):
                 return True
         return any(self._has_more(child, seen) for child in children(known))
 
-    def _takes_nothing(self, schema: Any, seen: set[str]) -> bool:
-        """Whether a value may take no bytes."""
+    def _is_dense(self, schema: Any, bytes_before: int) -> bool:
+        """Whether any value has bytes enough for its parts."""
         known = self._resolved(schema)
-        if isinstance(known, str):
-            return known == "null"
-        if not isinstance(known, Mapping):
-            return False  # a union has the number of its branch
-        kind = known["type"]
-        if kind == "fixed":
-            return bool(known["size"] == 0)
-        if kind in {"record", "error"}:
-            if known["name"] in seen:
-                return True
-            return all(self._takes_nothing(field["type"], seen | {known["name"]}) for field in known["fields"])
-        return isinstance(kind, str | list | Mapping) and kind not in _WITH_LENGTH and self._takes_nothing(kind, seen)
+        if isinstance(known, list):
+            return all(self._is_dense(each, bytes_before + 1) for each in known)
+        size = self._size(known)
+        return size._replace(bytes_min=size.bytes_min + bytes_before).is_dense
 
     def _resolved(self, schema: Any) -> Any:
         return self._named.get(schema, schema) if isinstance(schema, str) else schema
 
 
 _NAMED = ("record", "error", "enum", "fixed")
-_WITH_LENGTH = ("array", "map", "enum", "bytes", "string", "int", "long", "float", "double", "boolean")
 
 
 def children(schema: Any) -> list[Any]:
@@ -118,13 +169,17 @@ def children(schema: Any) -> list[Any]:
     return [kind] if isinstance(kind, list | Mapping) else []
 
 
-def _check_depth(value: Any) -> None:
-    """Level by level, as Python's own recursion would end before ours counts."""
-    level, depth, looked_at = [value], 0, 0
+def check_depth(value: Any, depth_max: int) -> None:
+    """Raises `ValueError` for a value (of mappings and lists) that is nested too deeply, or contains itself.
+
+    Level by level, as Python's own recursion would end before ours counts.
+    """
+    level: list[Any] = [value] if isinstance(value, _CONTAINERS) else []
+    depth, looked_at = 0, 0
     while level:
         depth += 1
-        if depth > 2 * DEPTH_MAX:  # a record and its union or list are two levels of values
-            raise ValueError(f"it is nested more than {DEPTH_MAX} levels deep, or contains itself")
+        if depth > depth_max + 1:
+            raise ValueError("it is nested too deeply, or contains itself")
         below: list[Any] = []
         for each in level:
             if isinstance(each, Mapping):
@@ -148,13 +203,16 @@ class _Walk:
         self._named = named
         self._data = data
         self._at = 0
-        self._items = 0
-        """Of arrays, that took no bytes."""
+        self._parts = PARTS_SPARE + PARTS_WALKED_PER_BYTE * len(data)
+        """So many more may come."""
 
     def through(self, schema: Any, depth: int) -> None:
         """Raises `ValueError`."""
         if depth > 3 * DEPTH_MAX:  # a record, its union and the list that it is in are three levels of schemas
             raise ValueError(f"it is nested more than {DEPTH_MAX} levels deep")
+        self._parts -= 1
+        if self._parts < 0:
+            raise ValueError(f"{len(self._data)} bytes have very many parts, most of which take none")
         if isinstance(schema, str):
             schema = self._named.get(schema, schema)
         if isinstance(schema, list):
@@ -193,14 +251,9 @@ class _Walk:
                 count = -count
                 self._long()
             for _ in range(count):
-                before = self._at
                 if keyed:
                     self._skip(self._long())
                 self.through(items, depth + 1)
-                if self._at == before:
-                    self._items += 1
-                    if self._items > ITEMS_MAX:
-                        raise ValueError(f"it has more than {ITEMS_MAX} items that take no bytes")
 
     def _skip(self, count: int) -> None:
         if not 0 <= count <= len(self._data) - self._at:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 from google.protobuf.message import Message
@@ -39,7 +40,7 @@ def serializer_of(given: Any, parameter: str = "serializer") -> Serializer[Any]:
             return ModelSerializer(given)
         if issubclass(given, Message):
             return ProtobufSerializer(given)
-    elif callable(given):
+    elif callable(given) and not _is_asynchronous(given):
         return given  # type: ignore[no-any-return]
     raise _wrong(given, parameter)
 
@@ -53,9 +54,13 @@ def deserializer_of(given: Any, parameter: str = "deserializer") -> Deserializer
             return ModelDeserializer(given)
         if issubclass(given, Message):
             return ProtobufDeserializer(given)
-    elif callable(given):
+    elif callable(given) and not _is_asynchronous(given):
         return given  # type: ignore[no-any-return]
     raise _wrong(given, parameter)
+
+
+def _is_asynchronous(given: Any) -> bool:
+    return inspect.iscoroutinefunction(given) or inspect.iscoroutinefunction(type(given).__call__)
 
 
 def _wrong(given: Any, parameter: str) -> InvalidArgument:

@@ -23,8 +23,14 @@ def field_names(model: Any) -> list[str]:
 
 def what_is_wrong(error: pydantic.ValidationError) -> str:
     """The first things that pydantic says, each with its field; without the values, which may be long."""
+    if error.error_count() > _LISTED_MAX:
+        return f"{error.error_count()} values in it are not as {error.title} has them"
     found = error.errors(include_url=False, include_input=False, include_context=False)
     return "; ".join(_said(each) for each in found[:3]) + (f"; and {len(found) - 3} more" if len(found) > 3 else "")
+
+
+_LISTED_MAX = 100
+"""To list them takes far more memory than the bytes that they are about."""
 
 
 def _said(found: Mapping[str, Any]) -> str:

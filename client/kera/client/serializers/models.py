@@ -93,7 +93,7 @@ class ModelSerializer(Generic[ModelT]):
 
     def payload(self, value: ModelT, context: Context, /) -> bytes:
         """`value` without a frame. Raises `CannotEncode`."""
-        if not isinstance(value, self._model):
+        if value.__class__ is not self._model:  # of a subclass, pydantic would leave fields out
             raise cannot_encode(context, f"it is {type(value).__name__}, not {self._model.__name__}")
         try:
             return self._dump(value, warnings="error")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 from typing import Any, Generic, TypeVar
 
-from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorSet
+from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 from google.protobuf.message import DecodeError, EncodeError, Message
 
 from kera.client.serializers.framed import WithFrame
@@ -20,8 +20,9 @@ from kera.core.errors import InvalidArgument
 from kera.core.schemas import SchemaType
 from kera.core.schemas.framing import message_path_to_bytes, split_message_path
 
+_SHOWN_CHARS = 100
+"""Of a name that somebody else has made up."""
 MessageT = TypeVar("MessageT", bound=Message)
-_NESTED_MAX = 64
 
 
 class ProtobufSerializer(Generic[MessageT]):
@@ -69,15 +70,18 @@ class ProtobufDeserializer(Generic[MessageT]):
         """See `FramedDeserializer`."""
         if schema.schema_type is not SchemaType.PROTOBUF:
             raise undecodable(f"schema {schema.schema_id} is of type {schema.schema_type}, not protobuf")
-        names = _names_of(schema)
+        file = _last_file(schema)
         wanted = self._message.DESCRIPTOR.full_name
+        known: tuple[int, ...] | None = None
 
         def message_of(data: bytes, context: Context, /) -> MessageT:
+            nonlocal known
             path, payload = split_message_path(data)
-            found = names.get(path)
+            found = wanted if path == known else _name_at(file, path)
             if found != wanted:
-                what = f"message {found}" if found else f"of no message of schema {schema.schema_id}"
+                what = f"message {found[-_SHOWN_CHARS:]}" if found else f"of no message of schema {schema.schema_id}"
                 raise undecodable(f"it is {what}, and {wanted} is read")
+            known = path
             return self._parsed(payload, context)
 
         return message_of
@@ -130,22 +134,25 @@ def path_of(message: Any) -> list[int]:
     return path[::-1]
 
 
-def _names_of(schema: Schema) -> dict[tuple[int, ...], str]:
-    """The full names of the messages of the last file, by the ways to them."""
+def _name_at(file: FileDescriptorProto, path: tuple[int, ...]) -> str:
+    """The full name of the message that a way leads to; empty: it leads to none.
+
+    Made when it is asked for: names of all messages of a hostile file would be far more than the file.
+    """
+    messages, names = file.message_type, [file.package] if file.package else []
+    for number in path:
+        if number >= len(messages):
+            return ""
+        names.append(messages[number].name)
+        messages = messages[number].nested_type
+    return ".".join(names)
+
+
+def _last_file(schema: Schema) -> FileDescriptorProto:
     try:
         files = FileDescriptorSet.FromString(base64.b64decode(schema.definition)).file
     except (DecodeError, ValueError) as error:
         raise undecodable(f"schema {schema.schema_id} is none of Protobuf: {error}") from error
     if not files:
         raise undecodable(f"schema {schema.schema_id} has no file")
-    names: dict[tuple[int, ...], str] = {}
-    package = files[-1].package
-    todo: list[tuple[tuple[int, ...], str, DescriptorProto]] = [
-        ((number,), package, each) for number, each in enumerate(files[-1].message_type)
-    ]
-    while todo:
-        path, outer, each = todo.pop()
-        names[path] = full_name = f"{outer}.{each.name}" if outer else each.name
-        if len(path) < _NESTED_MAX:
-            todo += [((*path, number), full_name, inner) for number, inner in enumerate(each.nested_type)]
-    return names
+    return files[-1]

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 AT_ONCE_MAX = 16
 """So many versions are asked for at once."""
+DEFINITIONS_BYTES_MAX = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,13 @@ async def fetch(client: Client, subject: str) -> Subject:
             if isinstance(found, BaseException):
                 raise found
             versions.append(Version(found.schema_id, found.schema_type, found.definition, found.message))
+    size = sum(len(version.definition) for version in versions)
+    if size > DEFINITIONS_BYTES_MAX:
+        raise InvalidArgument(
+            f"the {len(versions)} versions of subject {subject!r} are {size} bytes, which each task would get, and"
+            f" at most {DEFINITIONS_BYTES_MAX} are taken: delete those that no value names any more",
+            subject=subject,
+        )
     if not versions:
         raise InvalidArgument(f"subject {subject!r} has no version", subject=subject)
     return Subject(subject, tuple(versions))

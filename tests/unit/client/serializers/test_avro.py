@@ -8,7 +8,7 @@ import fastavro
 import pytest
 
 from kera.client.serializers import AvroDeserializer, AvroSerializer
-from kera.client.serializers.avro_limits import ITEMS_MAX, Limits
+from kera.client.serializers.avro_limits import Limits
 from kera.core.errors import CannotDecode, CannotEncode, InvalidArgument
 from kera.core.schemas import SchemaType
 from kera.core.schemas.framing import unframe
@@ -136,10 +136,40 @@ def long_of(number: int) -> bytes:
 )
 def test_items_without_bytes_are_bounded(items: Any) -> None:
     _, deserializer = unframed({"type": "array", "items": items})
-    for count in (ITEMS_MAX + 1, (1 << 63) - 1):
-        with pytest.raises(CannotDecode, match="take no bytes"):
+    for count in (100_000, (1 << 63) - 1):
+        with pytest.raises(CannotDecode, match="most of which take none"):
             deserializer(long_of(count) + b"\x00", CONTEXT)
     assert len(deserializer(long_of(3) + b"\x00", CONTEXT)) == 3
+
+
+def doubled(depth: int, leaf: Any) -> Any:
+    """Each record has the next one twice."""
+    if not depth:
+        return leaf
+    again = f"R{depth - 1}" if depth > 1 else leaf
+    fields = [{"name": "a", "type": doubled(depth - 1, leaf)}, {"name": "b", "type": again}]
+    return {"type": "record", "name": f"R{depth}", "fields": fields}
+
+
+def test_a_few_types_that_are_millions_of_parts_are_refused_at_once() -> None:
+    with pytest.raises(InvalidArgument, match="a value of 0 bytes may have"):
+        AvroDeserializer(doubled(19, "null"), framed=False)
+    # As many parts as that have bytes are no matter: there are none.
+    with pytest.raises(CannotDecode):
+        AvroDeserializer(doubled(19, "int"), framed=False)(b"\x00" * 100, CONTEXT)
+    items = {"type": "array", "items": ["null", doubled(12, "null")]}
+    with pytest.raises(CannotDecode, match="most of which take none"):
+        unframed(items)[1](long_of(50) + b"\x02" * 50 + b"\x00", CONTEXT)
+
+
+def test_a_schema_that_is_nested_too_deeply_is_refused() -> None:
+    schema: Any = "int"
+    for _ in range(5_000):
+        schema = {"type": "array", "items": schema} if isinstance(schema, str) else [schema]
+    text = '{"type":"array","items":' * 5_000 + '"int"' + "}" * 5_000
+    for given in (text, schema):
+        with pytest.raises(InvalidArgument):
+            AvroSerializer(given)
 
 
 @pytest.mark.parametrize(

@@ -252,7 +252,13 @@ def test_a_value_that_has_no_place_is_refused_with_its_row_and_field(changes: An
 
 
 def test_rows_are_of_one_model() -> None:
+    @dataclasses.dataclass
+    class Longer(Line):
+        more: int = 0
+
     columns = columns_of(Line)
+    with pytest.raises(CannotEncode, match="Longer, not Line"):
+        columns.batch([Line(1.0), Longer(1.0)], columns.schema, "s")
     with pytest.raises(CannotEncode, match="int, not Line"):
         columns.batch([Line(1.0), 7], columns.schema, "s")
 
@@ -303,6 +309,31 @@ def test_a_column_that_came_later_has_the_models_default_in_older_rows() -> None
     columns.check(pa.schema([("number", pa.int64())]), "s")
     with pytest.raises(InvalidArgument, match="no column 'number', which Newer needs"):
         columns.check(pa.schema([("other", pa.int64())]), "s")
+
+
+def test_a_time_that_python_does_not_have_is_refused() -> None:
+    columns = columns_of(Everything)
+    whole = columns.batch([FULL], columns.schema, "s").to_pylist()[0]
+    for name in ("at", "local", "day"):
+        with pytest.raises(CannotDecode, match="outside of the years 1 to 9999"):
+            columns.row({**whole, name: 1 << 60})
+
+
+def test_models_of_pydantic_say_which_times_they_take_and_what_is_left_out() -> None:
+    class Times(pydantic.BaseModel):
+        aware: pydantic.AwareDatetime
+        naive: pydantic.NaiveDatetime
+        secret: str = pydantic.Field("hidden", exclude=True)
+
+    assert arrow_schema_of(Times).types == [pa.timestamp("us", tz="UTC"), pa.timestamp("us")]
+    times = Times(aware=NOON, naive=NOON.replace(tzinfo=None))
+    assert round_trip(times) == [times]
+
+    class Anything(pydantic.BaseModel, extra="allow"):
+        number: int
+
+    with pytest.raises(InvalidArgument, match="does not name"):
+        arrow_schema_of(Anything)
 
 
 def test_what_a_validator_does_not_take_is_refused() -> None:

@@ -64,6 +64,12 @@ def test_what_is_no_json_is_not_read(data: bytes, words: str) -> None:
         JsonDeserializer()(data, CONTEXT)
 
 
+def test_an_object_of_very_many_names_is_looked_through_once() -> None:
+    names = b",".join(b'"%d":0' % number for number in range(200_000))
+    with pytest.raises(CannotDecode, match="'199999' comes twice"):
+        JsonDeserializer()(b"{" + names + b',"199999":0}', CONTEXT)  # looking for each would take hours
+
+
 def test_a_frame_that_is_cut_off_is_not_read() -> None:
     with pytest.raises(NotFramed):
         JsonDeserializer()(b"\x00\x00", CONTEXT)

@@ -11,11 +11,13 @@ from typing import Any
 
 import pydantic
 import pytest
-from google.protobuf.descriptor_pb2 import FileDescriptorSet
+from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 
+from kera.client.schemas.registry import RegisteredSchema
 from kera.client.serializers import (
     BytesDeserializer,
     BytesSerializer,
+    Context,
     IntDeserializer,
     IntSerializer,
     ModelDeserializer,
@@ -35,7 +37,7 @@ from kera.client.serializers.protobuf import path_of
 from kera.client.serializers.refusing import library
 from kera.core.errors import CannotDecode, CannotEncode, InvalidArgument, NotFramed
 from kera.core.schemas import SchemaType
-from kera.core.schemas.framing import frame, unframe
+from kera.core.schemas.framing import frame, message_path_to_bytes, unframe
 from kera.v1 import broker_pb2, common_pb2
 from tests.unit.client.serializers.fake_registry import FakeRegistry
 from tests.unit.client.serializers.support import CONTEXT, framed_round_trip, ready
@@ -206,6 +208,22 @@ def test_what_a_validator_of_the_model_raises_is_an_undecodable_value() -> None:
         ModelDeserializer(Strict)(b'{"number":1}', CONTEXT)
 
 
+def test_very_many_wrong_values_are_counted_and_not_listed() -> None:
+    data = b'{"number":1,"lines":[' + b",".join([b"{}"] * 100_000) + b"]}"
+    for kind in (Order, Item):
+        with pytest.raises(CannotDecode, match="100000 values in it are not as"):
+            ModelDeserializer(kind)(data, CONTEXT)
+
+
+def test_a_subclass_may_have_more_than_is_written() -> None:
+    @dataclasses.dataclass
+    class Longer(Line):
+        note: str = ""
+
+    with pytest.raises(CannotEncode, match="it is Longer, not Line"):
+        ModelSerializer(Line)(Longer(1.0), CONTEXT)
+
+
 def test_what_is_no_model_is_refused() -> None:
     @dataclasses.dataclass
     class Odd:
@@ -251,6 +269,19 @@ async def test_messages_within_others_are_found() -> None:
     outer, inner = path_of(nested)
     assert FileDescriptorSet.DESCRIPTOR.file.message_types_by_name["DescriptorProto"].nested_types[inner] == nested
     assert list(FileDescriptorSet.DESCRIPTOR.file.message_types_by_name)[outer] == "DescriptorProto"
+
+
+def test_names_of_messages_of_a_hostile_file_are_not_all_made() -> None:
+    file = FileDescriptorProto(name="t.proto", package="p" * 100_000)
+    outer = file.message_type.add(name="Outer")
+    for number in range(10_000):
+        outer.nested_type.add(name=f"M{number}")
+    definition = base64.b64encode(FileDescriptorSet(file=[file]).SerializeToString()).decode()
+    schema = RegisteredSchema("orders-value", 1, 1, SchemaType.PROTOBUF, definition)
+    reader = ProtobufDeserializer(common_pb2.Cursor).reader_of(schema)
+    for path in ([0, 7], [0], [1], [0, 10_000]):
+        with pytest.raises(CannotDecode, match=r"kera\.v1\.Cursor is read"):
+            reader(message_path_to_bytes(path), CONTEXT)
 
 
 async def test_bytes_that_are_no_message_are_refused() -> None:
@@ -329,7 +360,11 @@ def test_messages_stand_for_what_serializes_them() -> None:
     assert isinstance(deserializer_of(common_pb2.Cursor), ProtobufDeserializer)
 
 
-@pytest.mark.parametrize("given", ["json", 7, dict, MsgpackSerializer, object()])
+async def asynchronous(value: Any, _context: Context) -> Any:
+    return value
+
+
+@pytest.mark.parametrize("given", ["json", 7, dict, MsgpackSerializer, object(), asynchronous])
 def test_what_serializes_nothing_is_refused(given: Any) -> None:
     for choose in (serializer_of, deserializer_of):
         with pytest.raises(InvalidArgument, match="takes a serializer such as") as caught:

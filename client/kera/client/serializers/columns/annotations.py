@@ -44,6 +44,8 @@ _LEAVES: dict[Any, tuple[pa.DataType, tuple[type, ...]]] = {
     str: (pa.string(), (str,)),
     bytes: (pa.binary(), (bytes,)),
     datetime.datetime: (pa.timestamp("us", tz="UTC"), (datetime.datetime,)),
+    pydantic.AwareDatetime: (pa.timestamp("us", tz="UTC"), (datetime.datetime,)),
+    pydantic.NaiveDatetime: (pa.timestamp("us"), (datetime.datetime,)),
     datetime.date: (pa.date32(), (datetime.date,)),
     datetime.time: (pa.time64("us"), (datetime.time,)),
     datetime.timedelta: (pa.duration("us"), (datetime.timedelta,)),
@@ -90,6 +92,8 @@ def _bare(annotation: Any, metadata: Iterable[Any]) -> tuple[Any, list[Any]]:
             annotation = annotation.__origin__
         elif isinstance(annotation, typing.NewType):
             annotation = annotation.__supertype__
+        elif type(annotation).__name__ == "TypeAliasType":  # of ``type X = …``, from Python 3.12 on
+            annotation = annotation.__value__
         else:
             return annotation, said
 
@@ -169,8 +173,12 @@ _DEPTH_MAX = 32
 
 
 def _pydantic_members(model: Any, path: str, within: tuple[type, ...]) -> list[Member]:
+    if model.model_config.get("extra") == "allow":
+        raise _refused(path, model, "it allows fields that it does not name, which have no column")
     members = []
     for name, field in model.model_fields.items():
+        if field.exclude:
+            continue
         where = f"{path}.{name}"
         shape = shape_of(field.annotation, where, field.metadata, within)
         alias = field.validation_alias or field.alias or name

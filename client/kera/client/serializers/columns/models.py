@@ -39,7 +39,7 @@ class ModelColumns:
 
     def _batch(self, rows: Sequence[Any], schema: pa.Schema) -> pa.RecordBatch:
         for row in rows:
-            if not isinstance(row, self.model):
+            if row.__class__ is not self.model:  # a subclass may have fields for which there is no column
                 raise DoesNotFit("", f"it is {type(row).__name__}, not {self.model.__name__}")
         columns = dict(self._struct.columns(rows, schema))
         fields = [field for field in schema if field.name in columns]

@@ -72,7 +72,8 @@ class Leaf(Shape):
         self._types = types
         self._stored = stored
         self._loaded = loaded
-        self.as_it_is = loaded is None
+        self._is_time = pa.types.is_temporal(kind)
+        self.as_it_is = loaded is None and not self._is_time
 
     def column(self, values: Sequence[Any], kind: pa.DataType, path: str) -> pa.Array:
         """See `Shape`."""
@@ -99,6 +100,8 @@ class Leaf(Shape):
 
     def value(self, stored: Any) -> Any:
         """See `Shape`."""
+        if self._is_time and stored.__class__ is int:
+            raise ValueError(f"{stored} is no {self._types[0].__name__}: it is outside of the years 1 to 9999")
         return stored if self._loaded is None else self._loaded(stored)
 
 
@@ -239,7 +242,7 @@ class Struct(Shape):
     def check(self, values: Sequence[Any], path: str) -> None:
         """Raises `DoesNotFit` unless all are of the model."""
         for at, value in enumerate(values):
-            if value is not None and not isinstance(value, self.model):
+            if value is not None and value.__class__ is not self.model:
                 raise DoesNotFit(path or f"[{at}]", f"it is {type(value).__name__}, not {self.model.__name__}")
 
     def value(self, stored: Any) -> Any:
