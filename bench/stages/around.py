@@ -181,11 +181,11 @@ class Cluster:
         """To the broker."""
         return self.channel_made
 
-    def reachable(self, _broker: Any, _wish: Any) -> bool:
+    def reachable(self, _broker: Any, _domain: str, _wish: Any) -> bool:
         """Whether it pushes."""
         return self._push is not None
 
-    async def connection(self, _broker: Any, _wish: Any) -> PushChannel | None:
+    async def connection(self, _broker: Any, _domain: str, _wish: Any) -> PushChannel | None:
         """Over what."""
         return self._push
 

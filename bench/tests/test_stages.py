@@ -1,9 +1,11 @@
 """The arithmetic of the costs of stages. What is measured is no matter of tests."""
 
+import inspect
 import json
 
 import pytest
 
+from bench.stages.around import Cluster
 from bench.stages.costs import (
     COPY_ALONE,
     LIMITS,
@@ -22,6 +24,7 @@ from bench.stages.costs import (
     table,
 )
 from bench.stages.part import Load, Samples
+from kera.client.cluster.locality import Locality
 
 COST = Cost(10.0, 2.0, 0.05, 0.0)
 EXACT = {load: COST.of(load) for load in LOADS}
@@ -141,3 +144,9 @@ def test_the_figures_are_json() -> None:
     backup = found["backup: frame to answer"]
     assert backup["request_us"] == pytest.approx(10.0)
     assert backup["us"]["16x1024"] == pytest.approx(EXACT[Load(16, 1024)])
+
+
+@pytest.mark.parametrize("method", ["reachable", "connection"])
+def test_the_cluster_of_the_stages_is_asked_as_a_real_one_is(method: str) -> None:
+    ours, theirs = (inspect.signature(getattr(each, method)).parameters for each in (Cluster, Locality))
+    assert [name.removeprefix("_") for name in ours] == list(theirs)
