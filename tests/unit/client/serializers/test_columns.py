@@ -229,7 +229,11 @@ def test_what_is_no_model_is_refused(model: Any) -> None:
         ({"day": NOON}, "day", "datetime, not date"),
         ({"cost": Decimal("1e-30")}, "cost", "[Rr]escal"),
         ({"cost": Decimal("NaN")}, "cost", "NaN"),
-        ({"color": "red"}, "color", "str, not Color"),
+        ({"cost": Decimal("-1e-999999999")}, "cost", "no place"),  # the library would end the process
+        ({"cost": Decimal("0e-999999999")}, "cost", "no place"),
+        ({"cost": Decimal("1e999999999")}, "cost", "no place"),
+        ({"cost": Decimal("1e30")}, "cost", "[Pp]recision"),
+        ({"color": "green"}, "color", "'green' is not a valid Color"),
         ({"lines": Line(1.0)}, "lines", "Line, not list"),
         ({"lines": [Line(1.0), Line("x")]}, "lines[].price", "str, not float"),  # type: ignore[arg-type]
         ({"lines": [Line(1.0), None]}, "lines[]", "takes no None"),
@@ -329,11 +333,29 @@ def test_models_of_pydantic_say_which_times_they_take_and_what_is_left_out() -> 
     times = Times(aware=NOON, naive=NOON.replace(tzinfo=None))
     assert round_trip(times) == [times]
 
+
+def test_models_of_which_something_would_be_lost_are_refused() -> None:
     class Anything(pydantic.BaseModel, extra="allow"):
         number: int
 
-    with pytest.raises(InvalidArgument, match="does not name"):
-        arrow_schema_of(Anything)
+    class Numbers(pydantic.RootModel[list[int]]):
+        pass
+
+    @dataclasses.dataclass
+    class Initialised:
+        number: int
+        other: dataclasses.InitVar[int]
+
+    for model, words in ((Anything, "does not name"), (Numbers, "no fields"), (Initialised, "without 'other'")):
+        with pytest.raises(InvalidArgument, match=words):
+            arrow_schema_of(model)
+
+
+def test_models_may_hold_the_values_of_enumerations() -> None:
+    class Colored(pydantic.BaseModel, use_enum_values=True):
+        colors: list[Color]
+
+    assert round_trip(Colored(colors=[Color.RED])) == [Colored(colors=[Color.RED])]
 
 
 def test_what_a_validator_does_not_take_is_refused() -> None:

@@ -22,6 +22,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import enum
+import inspect
 import types
 import typing
 import uuid
@@ -124,7 +125,8 @@ def _of_values(
             wanted = next((each for each in metadata if isinstance(each, pa.DataType)), _LEAVES[kind][0])
             if made is None:
                 return Leaf(wanted, (kind,), loaded=_one_of(values))
-            return Leaf(wanted, (made,), stored=lambda member: member.value, loaded=made)
+            # Models of pydantic may hold the values in place of the members (`use_enum_values`).
+            return Leaf(wanted, (made, kind), stored=lambda member: made(member).value, loaded=made)
     raise _refused(path, annotation, "its values are neither all text nor all whole numbers")
 
 
@@ -170,9 +172,12 @@ def struct_of(model: Any, path: str, within: tuple[type, ...] = ()) -> Struct:
 
 
 _DEPTH_MAX = 32
+_ANY_NUMBER = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def _pydantic_members(model: Any, path: str, within: tuple[type, ...]) -> list[Member]:
+    if issubclass(model, pydantic.RootModel):
+        raise _refused(path, model, "it has a value and no fields")
     if model.model_config.get("extra") == "allow":
         raise _refused(path, model, "it allows fields that it does not name, which have no column")
     members = []
@@ -193,6 +198,10 @@ def _dataclass_members(model: Any, path: str, within: tuple[type, ...]) -> list[
         hints = typing.get_type_hints(model, include_extras=True)
     except (NameError, TypeError) as error:
         raise _refused(path, model, f"an annotation cannot be looked up: {error}") from error
+    given = {field.name for field in dataclasses.fields(model) if field.init}
+    for name, parameter in inspect.signature(model).parameters.items():
+        if name not in given and parameter.default is parameter.empty and parameter.kind not in _ANY_NUMBER:
+            raise _refused(path, model, f"it cannot be made without {name!r}, which is no field")
     members = []
     for field in dataclasses.fields(model):
         if field.init:  # what it makes itself, it makes again

@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
 from itertools import accumulate, chain
 from typing import Any, NamedTuple
 
@@ -82,12 +83,14 @@ class Leaf(Shape):
                 self._look_at(value, path)
         if pa.types.is_timestamp(kind):
             _look_at_zones(values, kind, path)
-        if self._stored is not None:
-            values = [None if value is None else self._stored(value) for value in values]
+        if self._types == (Decimal,):
+            _look_at_digits(values, path)
         try:
+            if self._stored is not None:
+                values = [None if value is None else self._stored(value) for value in values]
             return pa.array(values, kind)
         except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
-            raise DoesNotFit(path, error) from error
+            raise DoesNotFit(path, f"{error} (the column is {kind})") from error
 
     def _look_at(self, value: Any, path: str) -> None:
         """Of a class of its own: one of a subclass will do, but for those that mean something else."""
@@ -115,6 +118,17 @@ def _look_at_zones(values: Sequence[Any], kind: pa.DataType, path: str) -> None:
                 if kind.tz is not None
                 else f"{value} has a time zone, and the column has none",
             )
+
+
+def _look_at_digits(values: Sequence[Any], path: str) -> None:
+    """At one that is next to nothing (1e-999999999) the process would end: Arrow (26) looks for its power of ten."""
+    for value in values:
+        if value is not None and not (value.is_finite() and abs(value.as_tuple().exponent) <= _EXPONENT_MAX):
+            raise DoesNotFit(path, f"{str(value)[:40]} has no place in a decimal of Arrow's")
+
+
+_EXPONENT_MAX = 76
+"""As its largest decimals have digits."""
 
 
 class Optional(Shape):
