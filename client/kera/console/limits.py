@@ -35,6 +35,8 @@ BROWSINGS_MAX = 4
 """Pages of records that are read at a time."""
 BROWSE_TIMEOUT_S = 4.0
 """How long records are looked for, for one page."""
+BOUNDS_TIMEOUT_S = 3.0
+"""How long brokers may take to say where a stream begins and ends."""
 BROWSE_BYTES_MAX = 16 << 20
 """What is read of chunks for one page."""
 BROWSE_RECORDS_MAX = 100_000

@@ -321,3 +321,37 @@ async def test_a_page_with_a_defect_says_so_and_no_more(console: MakeBrowser, mo
     answer = await browser.get("/streams")
     is_clear(answer, 500, "This is a defect of the console")
     assert "ZeroDivision" not in answer.text
+
+
+async def test_a_broker_that_does_not_answer_holds_up_no_more_than_its_part_of_a_page(
+    console: MakeBrowser, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.create_stream("s")
+    browser = await console()
+    monkeypatch.setattr(limits, "BOUNDS_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("kera.console.pages.messages.READ_TIMEOUT_S", 0.05)
+    for broker in cluster.brokers.values():
+        broker.pause()
+    is_clear(await browser.get("/streams/s"), 200, "Not all brokers say what they have")
+    is_clear(await browser.get("/streams/s/messages"), 503, "The cluster does not answer")
+    is_clear(await browser.get("/streams/s/record?streamlet=0&entry=0&offset=0"), 503, "The cluster does not answer")
+    for broker in cluster.brokers.values():
+        broker.resume()
+    monkeypatch.setattr("kera.console.pages.messages.READ_TIMEOUT_S", 10)
+    is_clear(await browser.get("/streams/s/messages"), 200)
+
+
+async def test_who_waits_for_a_place_to_browse_is_told_when_there_is_none(
+    console: MakeBrowser, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.create_stream("s")
+    browser = await console()
+    monkeypatch.setattr("kera.console.pages.messages.BROWSE_WAIT_S", 0.01)
+    for broker in cluster.brokers.values():
+        broker.pause()
+    asked = [asyncio.ensure_future(browser.get("/streams/s/messages")) for _ in range(limits.BROWSINGS_MAX + 1)]
+    (refused,), reading = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+    is_clear(refused.result(), 503, "Too many people read records now")
+    for broker in cluster.brokers.values():
+        broker.resume()
+    assert {each.status for each in await asyncio.gather(*reading)} == {200}

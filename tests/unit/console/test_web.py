@@ -207,7 +207,9 @@ def test_a_line_has_a_gap_where_nothing_is_known() -> None:
     drawn = chart([(0, 1), (1, 2), (2, None), (3, 3), (4, 4)])
     assert drawn.line.count("M") == 2
     assert drawn.top == 5
+    assert chart([(0, None), (1, None), (2, 1), (3, 1)]).span_s == 1
     assert chart([]).line == chart([(0, 1)]).line == chart([(0, 1), (0, 2)]).line == ""
+    assert [chart([(0, value)], binary=True).top for value in (0, 1, 1500, 4096)] == [1, 1, 2048, 4096]
     assert [ceiling(value) for value in (0, 1, 1.5, 7, 11, 999)] == [1, 1, 2, 10, 20, 1000]
 
 

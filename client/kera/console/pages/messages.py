@@ -22,10 +22,12 @@ from kera.console.browsing.windows import MARKS_TEXT_MAX, EntryKey, marks_from_t
 from kera.console.rendering import address, stream_path
 from kera.console.visits import Visit
 from kera.console.web.parameters import NUMBER_MAX, Parameters
-from kera.console.web.problems import Refused
+from kera.console.web.problems import Refused, within
 
 FROM = {"newest": "Newest", "oldest": "Oldest", "time": "From a time", "position": "From a position"}
 BROWSE_WAIT_S = 5.0
+READ_TIMEOUT_S = limits.BOUNDS_TIMEOUT_S + limits.BROWSE_TIMEOUT_S + 1
+"""How long somebody keeps a place among those who browse."""
 SCHEMAS_TIMEOUT_S = 1.0
 CELL_MAX = 200
 _NEXT = "marks"
@@ -46,7 +48,7 @@ async def browse_messages(visit: Visit) -> Response:
     """A page of records."""
     stream = await visit.view.client.admin.describe_stream(visit.name())
     asked = _Asked(visit.parameters, stream)
-    async with _room(visit):
+    async with _room(visit), within(READ_TIMEOUT_S):
         bounds = await bounds_of(visit.view.client, stream, asked.keys)
         marks, turn = await _marks(visit, stream, asked, bounds)
         wanted = Wanted(asked.keys, marks, asked.start == "newest", asked.count, asked.match, turn)
@@ -224,7 +226,7 @@ async def _one(visit: Visit) -> tuple[StreamDescription, EntryKey, Row]:
         visit.parameters.whole("entry", None, 0, stream.config.entries - 1),
     )
     offset = visit.parameters.whole("offset", None, 0, NUMBER_MAX - 1)
-    async with _room(visit):
+    async with _room(visit), within(READ_TIMEOUT_S):
         bounds = await bounds_of(visit.view.client, stream, [key])
         known = bounds[key]
         if known.first_record <= offset < known.next_record:

@@ -46,8 +46,8 @@ async def overview(visit: Visit) -> Response:
             "health": health,
             "running": None if recoveries is None else running(recoveries),
             "activity": activity,
-            "written": chart(view.rates.of(WRITTEN)),
-            "read": chart(view.rates.of(READ)),
+            "written": chart(view.rates.of(WRITTEN), binary=True),
+            "read": chart(view.rates.of(READ), binary=True),
         },
     )
 

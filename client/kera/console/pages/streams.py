@@ -13,6 +13,7 @@ from kera.console import limits
 from kera.console.pages.paging import paged
 from kera.console.visits import Visit
 from kera.console.watching.view import View
+from kera.console.web.problems import within
 from kera.core.errors import KeraError, NotAllowed, UnknownStream
 
 ASKED_AT_ONCE = 16
@@ -88,7 +89,8 @@ def size_of(bounds: dict[int, list[EntryBounds]]) -> Size:
 async def _bounds(view: View, name: str) -> dict[int, list[EntryBounds]] | str:
     """Where entries begin and end, or why nobody says so: the rest of the page is good without."""
     try:
-        return await view.client.bounds(name)
+        async with within(limits.BOUNDS_TIMEOUT_S):
+            return await view.client.bounds(name)
     except (NotAllowed, UnknownStream):
         raise
     except KeraError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil, log2
 
 WIDTH, HEIGHT = 600.0, 120.0
 _STEPS = (1, 2, 5, 10)
@@ -26,10 +27,16 @@ class Chart:
     height: float = HEIGHT
 
 
-def chart(points: Sequence[tuple[float, float | None]]) -> Chart:
-    """Of moments in seconds, in order, and the values then; where that is None, the line has a gap."""
+def chart(points: Sequence[tuple[float, float | None]], *, binary: bool = False) -> Chart:
+    """Of moments in seconds, in order, and the values then; where that is None, the line has a gap.
+
+    `binary`: values are bytes, of which powers of two are round.
+    """
+    first = next((at for at, (_, value) in enumerate(points) if value is not None), 0)
+    points = points[first:]
     known = [value for _, value in points if value is not None]
-    top = ceiling(max(known, default=0.0))
+    highest = max(known, default=0.0)
+    top = 2.0 ** ceil(log2(max(highest, 1.0))) if binary else ceiling(highest)
     span_s = points[-1][0] - points[0][0] if points else 0.0
     latest = points[-1][1] if points else None
     if len(known) < 2 or span_s <= 0:

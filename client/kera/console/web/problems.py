@@ -1,7 +1,10 @@
-"""What went wrong, as a page: its status, its title, and what to do. Pure."""
+"""What went wrong, as a page: its status, its title, and what to do."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from typing import NamedTuple
 
 from kera.core.errors import (
@@ -85,6 +88,16 @@ def _missing(error: NotAllowed) -> str:
     if not operation or not resource:
         return ""
     return f"Missing right: {operation} on {resource}."
+
+
+@contextlib.asynccontextmanager
+async def within(seconds: float) -> AsyncIterator[None]:
+    """Around what may take so long; then it is `Refused`, as the cluster does not answer."""
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError:
+        raise Refused(*too_slow(seconds)) from None
 
 
 def too_slow(seconds: float) -> Problem:
