@@ -12,6 +12,7 @@ from typing import Any, cast
 import pyarrow as pa
 import pytest
 
+from kera.client.serializers import AvroDeserializer, AvroSerializer
 from kera.client.testing import FakeCluster
 from kera.coordinator.cluster.validation import checked_name
 from kera.core.errors import (
@@ -21,7 +22,9 @@ from kera.core.errors import (
     ProducerFenced,
     StreamExists,
     Unavailable,
+    UnknownSchema,
     UnknownStream,
+    UnknownSubject,
 )
 from kera.core.ids import Position
 from kera.core.rpc.address import split_address
@@ -55,6 +58,34 @@ async def test_a_typed_stream_has_its_own_columns() -> None:
             await producer.prepare("numbers")
             await (await producer.send_batch("numbers", pa.record_batch({"n": [1, 2]}, schema)))
         assert cluster.stream("numbers").table().to_pydict() == {"n": [1, 2]}
+
+
+async def test_there_is_a_registry_that_takes_every_schema() -> None:
+    async with FakeCluster() as cluster:
+        client = cluster.client()
+        await client.admin.create_stream("orders")
+        schema = {"type": "record", "name": "Order", "fields": [{"name": "id", "type": "long"}]}
+        for kind in (schema, {**schema, "fields": [{"name": "id", "type": "string"}]}):
+            async with client.producer(serializer=AvroSerializer(kind)) as producer:
+                await producer.prepare("orders")
+                producer.send("orders", {"id": 1 if kind is schema else "1"})
+        async with client.consumer(
+            "orders", start="earliest", end="latest", deserializer=AvroDeserializer()
+        ) as consumer:
+            assert [record.value async for record in consumer] == [{"id": 1}, {"id": "1"}]
+        schemas = cluster.client().schemas
+        assert await schemas.subjects("ord") == ["orders-value"]
+        assert await schemas.versions("orders-value") == [1, 2]
+        assert (await schemas.latest("orders-value")).schema_id == 2
+        assert (await schemas.register("other-value", "avro", (await schemas.by_id(2)).definition)).schema_id == 2
+        assert (await schemas.version("orders-value", 1)).schema_id == 1
+        for wrong in (schemas.by_id(9), schemas.version("orders-value", 9)):
+            with pytest.raises(UnknownSchema):
+                await wrong
+        with pytest.raises(UnknownSubject):
+            await schemas.latest("nobody-value")
+        with pytest.raises(InvalidArgument, match="run the test against kera dev"):
+            await schemas.set_compatibility("orders-value", "full")
 
 
 async def test_streams_are_created_once_altered_listed_moved_and_deleted() -> None:

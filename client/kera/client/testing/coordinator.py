@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from kera.client.testing.requests import Requests
+from kera.client.testing.schemas import FakeSchemas
 from kera.client.testing.streams import Changes, FakeStream
 from kera.client.types import position_of
 from kera.core.clock import SystemClock
 from kera.core.errors import InvalidArgument, KeraError, StreamExists, StreamletOutOfRange, Unavailable, UnknownStream
 from kera.core.ids import PRODUCER_EPOCHS
-from kera.core.rpc import Call, Reply, api
+from kera.core.rpc import Call, Method, Reply, api
 from kera.core.rpc.grpc_server import GrpcServer
 from kera.core.schema import DEFAULT_SCHEMA, schema_to_bytes
 from kera.v1 import common_pb2, consumer_group_pb2, coordinator_pb2
@@ -53,7 +54,9 @@ class FakeCoordinator:
     def __init__(
         self, brokers: Mapping[int, common_pb2.BrokerInfo], streams: dict[int, FakeStream], changes: Changes
     ) -> None:
-        self.requests = Requests([*api.COORDINATOR_METHODS, *api.CONSUMER_GROUPS_METHODS])
+        methods: list[Method[Any, Any]] = [*api.COORDINATOR_METHODS, *api.CONSUMER_GROUPS_METHODS]
+        methods += api.SCHEMA_REGISTRY_METHODS
+        self.requests = Requests(methods)
         """What came."""
         self.address = ""
         """Where it listens, ``host:port``."""
@@ -117,7 +120,8 @@ class FakeCoordinator:
                 api.LIST_CONSUMER_GROUPS: self._list_groups,
             },
         )
-        self._server = GrpcServer([coordinator, groups])
+        schemas = self.requests.service(api.SCHEMA_REGISTRY_METHODS, FakeSchemas().answers())
+        self._server = GrpcServer([coordinator, groups, schemas])
         self.address = f"{HOST}:{await self._server.listen(HOST, 0)}"
 
     async def close(self) -> None:
