@@ -5,6 +5,7 @@ import socket
 import time
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from kera.client import Client, ClientSettings
@@ -68,6 +69,40 @@ def test_a_record_is_followed_from_its_producer_over_broker_and_backup_to_its_co
     processed = [each for each in found if each.name == "process orders"]
     assert {each.attributes["messaging.consumer.group.name"] for each in processed} == {"audit"}
     assert "secret" not in text
+
+
+async def batches(bootstrap: str, traces: str) -> list[int]:
+    """A batch to a stream with headers, and one to a typed stream; rows that came of the former."""
+    async with await Client.connect(bootstrap, ClientSettings(traces=traces)) as client:
+        await client.admin.create_stream("plain", replication=1)
+        await client.admin.create_stream("typed", replication=1, schema=pa.schema([("n", pa.int64())]))
+        async with client.producer() as producer:
+            for stream, column in (("plain", pa.array([b"1", b"2"], pa.binary())), ("typed", pa.array([1, 2]))):
+                name = "value" if stream == "plain" else "n"
+                await (await producer.send_batch(stream, pa.record_batch({name: column})))
+        async with client.consumer("plain", start="earliest", end="latest") as consumer:
+            return [chunk.batch.num_rows async for chunk in consumer.batches()]
+
+
+def test_batches_are_followed_too_as_far_as_their_stream_allows(tmp_path: Path) -> None:
+    with collecting(tmp_path) as collector:
+        traces = f"otlp {collector.url} 1"
+        with LocalCluster.running(brokers=1, backups=1, env={"KERA_BROKER_TRACES": traces}) as cluster:
+            assert asyncio.run(batches(cluster.bootstrap, traces)) == [2]
+            wanted = [f"{what} plain" for what in ("send_batch", "send", "append", "replicate", "receive", "process")]
+            found = collector.wait_for(*wanted, *(f"{what} typed" for what in ("send_batch", "send", "append")))
+
+    one = {each.name: each for each in found}
+    batch = one["send_batch plain"]
+    assert batch.kind == CREATE
+    assert (batch.attributes["messaging.operation.type"], batch.attributes["messaging.batch.message_count"]) == (
+        "send",
+        "2",
+    )
+    assert one["receive plain"].links == {(batch.trace_id, batch.span_id)}
+    for stream in ("plain", "typed"):
+        assert one[f"send {stream}"].parent_id == one[f"send_batch {stream}"].span_id
+        assert one[f"append {stream}"].parent_id == one[f"send {stream}"].span_id
 
 
 def test_a_collector_that_is_dead_or_hangs_slows_nobody() -> None:

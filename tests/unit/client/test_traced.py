@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -10,8 +11,9 @@ from opentelemetry import trace as otel
 
 from kera.client.consuming.traced import TracedIteration, _Seen, contexts_of, contexts_of_headers
 from kera.client.producing.accumulator import Accumulator, Pending
-from kera.client.producing.traced import ProducerTraces
-from kera.core.errors import BufferFull
+from kera.client.producing.outcome import BatchDelivery, Outcome
+from kera.client.producing.traced import ProducerTraces, with_context
+from kera.core.errors import BufferFull, Unavailable
 from kera.core.tracing import LINKS_MAX, TraceContext
 from tests.unit.core.tracing.recorded import Recorded, recorded
 
@@ -107,6 +109,81 @@ def test_of_a_chunk_with_many_records_a_bounded_number_is_kept_and_goes_with_it(
         assert len(traces._of_chunks[sent.accumulator.delivered]) == LINKS_MAX
         sent.accumulator = Accumulator("s", 0, 0.0)
         assert not traces._of_chunks
+
+
+def test_a_batch_has_the_context_in_its_first_record_unless_it_has_headers() -> None:
+    values = pa.array([b"1", b"2", b"3"])
+    for batch in (
+        pa.record_batch({"value": values}),
+        pa.record_batch({"headers": pa.nulls(3, HEADERS), "value": values}),
+    ):
+        given = with_context(batch, context(7))
+        assert contexts_of(given.column("headers")) == [context(7)]
+        assert given.column("headers").null_count == 2
+        assert given.column("value") == values
+    own = pa.record_batch({"value": values, "headers": headers(None, {"a": b"b"}, None)})
+    for as_it_is in (own, own.slice(0, 0), pa.table({"value": values})):
+        assert with_context(as_it_is, context(7)) is as_it_is
+
+
+class Batches:
+    """Stands for `Producer.send_batch`."""
+
+    def __init__(self) -> None:
+        self.outcome = Outcome()
+        self.error: Exception | None = None
+        self.given: Any = None
+
+    async def __call__(self, stream: str, batch: Any, *, streamlet: int | None = None) -> BatchDelivery:
+        assert (stream, streamlet) == ("s", None)
+        self.given = batch
+        if self.error is not None:
+            raise self.error
+        return BatchDelivery([self.outcome])
+
+
+async def untyped(_: str) -> Any:
+    return SimpleNamespace(typed=False)
+
+
+async def typed(_: str) -> Any:
+    return SimpleNamespace(typed=True)
+
+
+async def test_a_batch_is_a_span_until_it_is_delivered() -> None:
+    sent, batch = Batches(), pa.record_batch({"value": pa.array([b"1"])})
+    with recorded() as found:
+        traces = ProducerTraces(found.tracing)
+        delivery = await traces.sending_batches(sent, untyped)("s", batch)
+        assert found.spans() == []
+        assert len(traces._of_chunks[sent.outcome]) == 1
+        sent.outcome.settle(Unavailable("away"))
+        with pytest.raises(Unavailable):
+            await delivery
+        while not found.spans():
+            await asyncio.sleep(0)
+        span = found.named("send_batch s")
+    assert span.attributes["error.type"] == "unavailable"
+    assert contexts_of(sent.given.column("headers"))[0].span_id == span.context.span_id
+
+
+async def test_a_batch_of_a_typed_stream_stays_as_it_is_and_one_that_is_refused_is_a_span_that_failed() -> None:
+    sent, batch = Batches(), pa.record_batch({"value": pa.array([b"1"])})
+    with recorded() as found:
+        send_batch = ProducerTraces(found.tracing).sending_batches(sent, typed)
+        await send_batch("s", batch)
+        assert sent.given is batch
+        sent.error = BufferFull("full")
+        with pytest.raises(BufferFull):
+            await send_batch("s", batch)
+        assert found.named("send_batch s").attributes["error.type"] == "buffer_full"
+
+
+async def test_a_batch_that_is_not_sampled_is_sent_as_it_is() -> None:
+    sent, batch = Batches(), pa.record_batch({"value": pa.array([b"1"])})
+    with recorded(0.0) as found:
+        await ProducerTraces(found.tracing).sending_batches(sent, untyped)("s", batch)
+        assert (sent.given is batch, found.spans()) == (True, [])
 
 
 # -- consumers -----------------------------------------------------------------------------------------------------

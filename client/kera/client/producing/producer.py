@@ -128,6 +128,7 @@ class Producer(SendsRows):
             self.__dict__["send"] = serialization.sending(self.send)
         if traces is not None:
             self.__dict__["send"] = traces.sending(self.send)
+            self.__dict__["send_batch"] = traces.sending_batches(self.send_batch, self._described)
 
     def __del__(self) -> None:
         guard = getattr(self, "_guard", None)
@@ -407,6 +408,9 @@ class Producer(SendsRows):
         if self._buffer.failure is not None:
             return self._buffer.failure
         return UnknownStream(f"stream {stream!r} is not prepared; await producer.prepare({stream!r})", stream=stream)
+
+    async def _described(self, name: str) -> StreamDescription:
+        return (await self._writer(name)).stream
 
     async def _writer(self, name: str) -> StreamWriter:
         arguments.text("stream", name, "the name of a stream")

@@ -1,31 +1,42 @@
 """What of a producer is traced: a span for each record that is sampled, and one for each request that has any.
 
-    create   a record is accepted: its context is the record's from then on, in its headers. A record that comes with a
-             context of its own keeps it
-    send     a request to a broker, from when it is sent until it is answered: in the trace of the first of its records
-             that is traced, with links to all of them (up to a limit). Its context goes to the broker with the request
+    create      a record is accepted: its context is the record's from then on, in its headers. A record that comes with
+                a context of its own keeps it
+    send_batch  a batch, until all of it is delivered: its context is in the headers of its first record, where the
+                stream has headers, and the batch none
+    send        a request to a broker, from when it is sent until it is answered: in the trace of the first of its
+                records or batches that is traced, with links to all of them (up to a limit). Its context goes to the
+                broker with the request
 
-Records of a chunk that is sent again are in a request of its own, with a span of its own. `Producer.send_batch` is not
-traced: its records are columns, and have no headers but those that they came with.
+A chunk that is sent again is in another request, with a span of its own. Small batches that are gathered, and batches
+of so many streamlets that they go as bundles, are requests without a context: which chunks they are is known too late.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import pyarrow as pa
+
+from kera.client.arrow_input import Columns
 from kera.client.producing.accumulator import Pending
 from kera.client.producing.lane import PendingChunk
-from kera.client.producing.outcome import Outcome
+from kera.client.producing.outcome import BatchDelivery, Outcome
+from kera.client.types import StreamDescription
 from kera.core.errors import KeraError
 from kera.core.rpc import Reply
 from kera.core.rpc.wire import error_from_message
+from kera.core.schema import DEFAULT_SCHEMA
 from kera.core.tracing import LINKS_MAX, TRACEPARENT, TRACESTATE, Kind, Span, TraceContext, Tracing
 from kera.core.tracing.conventions import messaging
 from kera.v1 import broker_pb2
 
+SendBatch = Callable[..., Awaitable[BatchDelivery]]
+_HEADERS = DEFAULT_SCHEMA.field("headers")
 Answered = asyncio.Future[Reply[broker_pb2.MultiWriteChunksResponse]]
 
 
@@ -63,10 +74,41 @@ class ProducerTraces:
 
         return traced
 
+    def sending_batches(
+        self, send_batch: SendBatch, described: Callable[[str], Awaitable[StreamDescription]]
+    ) -> SendBatch:
+        """`send_batch` of a producer, with spans. `described`: what a stream is."""
+        tracing = self._tracing
+
+        async def traced(stream: str, batch: Columns, *, streamlet: int | None = None) -> BatchDelivery:
+            if not tracing.starts():
+                return await send_batch(stream, batch, streamlet=streamlet)
+            typed = (await described(stream)).typed
+            rows = batch.num_rows if isinstance(batch, pa.RecordBatch | pa.Table) else None
+            attributes = messaging("send_batch", stream, messages=rows, kind="send")
+            span = tracing.span(f"send_batch {stream}", Kind.PRODUCER, attributes=attributes)
+            context = span.context
+            try:
+                given = batch if typed or context is None else with_context(batch, context)
+                delivery = await send_batch(stream, given, streamlet=streamlet)
+            except BaseException as error:
+                span.fail(error)
+                span.end()
+                raise
+            for outcome in getattr(delivery, "_outcomes", ()):
+                if isinstance(outcome, Outcome):
+                    self._note_chunk(outcome, context)
+            delivery.add_done_callback(partial(_delivered, span))
+            return delivery
+
+        return traced
+
     def _note(self, pending: Pending, context: TraceContext | None) -> None:
+        self._note_chunk(pending._accumulator.delivered, context)  # noqa: SLF001 - the chunk that it will be in
+
+    def _note_chunk(self, outcome: Outcome, context: TraceContext | None) -> None:
         if context is None or not context.sampled:
             return
-        outcome = pending._accumulator.delivered  # noqa: SLF001 - the chunk that it will be in
         known = self._of_chunks.setdefault(outcome, [])
         if len(known) < LINKS_MAX:
             known.append(context)
@@ -100,6 +142,25 @@ class ProducerTraces:
             return None
         request.traceparent, request.tracestate = context.traceparent, context.tracestate
         return SendSpan(span)
+
+
+def with_context(batch: Columns, context: TraceContext) -> Columns:
+    """The batch with a context in the headers of its first record; as it is, if it has headers or is no RecordBatch."""
+    if not isinstance(batch, pa.RecordBatch) or not batch.num_rows:
+        return batch
+    at = batch.schema.get_field_index(_HEADERS.name)
+    if at >= 0 and batch.column(at).null_count < batch.num_rows:
+        return batch
+    first = pa.array([list(context.headers.items())], _HEADERS.type)
+    column = pa.concat_arrays([first, pa.nulls(batch.num_rows - 1, _HEADERS.type)])
+    return batch.append_column(_HEADERS, column) if at < 0 else batch.set_column(at, _HEADERS, column)
+
+
+def _delivered(span: Span, delivery: BatchDelivery) -> None:
+    error = delivery.exception()
+    if error is not None:
+        span.fail(error)
+    span.end()
 
 
 class SendSpan:
