@@ -193,6 +193,17 @@ static bool find_segment(Run *run, uint32_t bytes)
     return true;
 }
 
+// See is_timely.
+static bool find_times(const Append *call, Run *run, const uint8_t *header)
+{
+    uint64_t ahead_us = ((StreamletProgress *)run->streamlet)->timestamp_ahead_us;
+    run->earliest = ((EntryProgress *)run->entry)->promised_us;
+    run->latest = INT64_MAX;
+    if (ahead_us != 0 && call->now_us >= 0 && ahead_us < (uint64_t)(INT64_MAX - call->now_us))
+        run->latest = call->now_us + (int64_t)ahead_us;
+    return is_timely(run, header);
+}
+
 // Of a stream that is replicated: its log, if that takes chunks now.
 static bool pass_gate(Append *call, Run *run)
 {
@@ -222,7 +233,7 @@ Outcome begin_run(Append *call, const uint8_t *header, uint32_t bytes)
     run->first = call->chunks;
     run->open = true;
     if (find_stream(call, run, header) && find_streamlet(call, run, header) && find_segment(run, bytes) &&
-        pass_gate(call, run))
+        find_times(call, run, header) && pass_gate(call, run))
         return TAKEN;
     Outcome outcome = left_or_failed();
     close_run(run);
@@ -231,13 +242,19 @@ Outcome begin_run(Append *call, const uint8_t *header, uint32_t bytes)
 
 // -- chunks ---------------------------------------------------------------------------------------------------------
 
+bool is_timely(const Run *run, const uint8_t *header)
+{
+    int64_t time = (int64_t)u64_at(header + MAX_TIME_AT);
+    return time >= run->earliest && time <= run->latest;
+}
+
 bool goes_on(const Append *call, const uint8_t *header, uint32_t bytes, uint32_t last_bytes)
 {
     const Run *run = &call->run;
     return run->open && run->stream_id == u64_at(header + STREAM_AT) &&
            run->streamlet_id == u32_at(header + STREAMLET_AT) && run->schema_id == u32_at(header + SCHEMA_AT) &&
            run->producer_id == u64_at(header + PRODUCER_AT) && run->epoch == u32_at(header + EPOCH_AT) &&
-           run->sequence == u64_at(header + SEQUENCE_AT) && run->asked_level == call->level &&
+           run->sequence == u64_at(header + SEQUENCE_AT) && run->asked_level == call->level && is_timely(run, header) &&
            bytes <= run->memory_bytes - run->head &&
            (run->log == NULL || ((size_t)(run->head - run->start) + bytes <= call->run_bytes_max &&
                                  (size_t)(run->head - run->start) + (bytes - last_bytes) < run->room));

@@ -20,6 +20,7 @@ typedef struct {
     uint64_t stream_id, producer_id, sequence, asked_level, level, next_record, records, broker_epoch;
     uint32_t streamlet_id, schema_id, epoch, start, head, memory_bytes;
     int64_t min_time, max_time;
+    int64_t earliest, latest;  // what the greatest time of a chunk is between, both included
     Placement placement;
     Bytes ends;
     size_t first;  // the index of its first chunk among those of the call
@@ -66,6 +67,10 @@ uint32_t chunk_bytes(const uint8_t *header);
 
 // Whether chunks of so many bytes, of which that is the first header, go on where the run is, in the same way.
 bool goes_on(const Append *call, const uint8_t *header, uint32_t bytes, uint32_t last_bytes);
+
+// Whether the greatest time of a chunk is one that needs no look: not older than what readers were promised, and not
+// too far ahead of the clock.
+bool is_timely(const Run *run, const uint8_t *header);
 
 // Begin a run of which that is the first header, in a segment with room for so many bytes.
 Outcome begin_run(Append *call, const uint8_t *header, uint32_t bytes);

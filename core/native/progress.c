@@ -441,6 +441,7 @@ int progress_init(PyObject *module)
     };
     static PyMemberDef of_entry[] = {
         OF(EntryProgress, T_ULONGLONG, next_record),
+        OF(EntryProgress, T_LONGLONG, promised_us),
         OF(EntryProgress, T_OBJECT_EX, tail),
         OF(EntryProgress, T_OBJECT_EX, waiters),
         {0},
@@ -449,6 +450,7 @@ int progress_init(PyObject *module)
         OF(StreamletProgress, T_ULONGLONG, broker_epoch),
         OF(StreamletProgress, T_ULONGLONG, bytes_appended),
         OF(StreamletProgress, T_ULONGLONG, records_appended),
+        OF(StreamletProgress, T_ULONGLONG, timestamp_ahead_us),
         OF(StreamletProgress, T_BOOL, takes_chunks),
         OF(StreamletProgress, T_OBJECT_EX, first_epochs),
         {0},

@@ -48,6 +48,7 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     uint64_t next_record;
+    int64_t promised_us;
     PyObject *tail, *waiters;
 } EntryProgress;
 
@@ -60,6 +61,7 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     uint64_t broker_epoch, bytes_appended, records_appended;
+    uint64_t timestamp_ahead_us;  // 0: no limit
     char takes_chunks;
     PyObject *first_epochs, *producers, *record_type;
     ProducerPlace places[PLACES];

@@ -58,6 +58,18 @@ static bool check_request(Append *call, uint8_t *first, uint32_t *last_bytes)
     return count > 0;
 }
 
+// Whether no chunk of a request needs a look for its times.
+static bool are_timely(const Append *call)
+{
+    const Run *run = &call->run;
+    if (run->earliest == INT64_MIN && run->latest == INT64_MAX)
+        return true;
+    for (size_t at = 0; at < call->bulk.size; at += chunk_bytes(call->bulk.at + at))
+        if (!is_timely(run, call->bulk.at + at))
+            return false;
+    return true;
+}
+
 // Append all chunks of a request, which were checked, and make its answer, or hold it.
 static bool answer_request(Take *take, const Frame *frame)
 {
@@ -119,6 +131,8 @@ static Outcome take_request(Take *take, const Frame *frame)
         if (!goes_on(call, first, bytes, last_bytes))
             return LEFT;  // more than fits into a run
     }
+    if (!are_timely(call))
+        return LEFT;
     return answer_request(take, frame) ? TAKEN : FAILED;
 }
 

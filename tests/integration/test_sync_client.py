@@ -108,7 +108,7 @@ def test_what_is_wrong_is_told_where_the_delivery_is_and_by_the_next_flush(clien
         assert good.result().record == 0
         assert [type(error) for _, error in told] == [RecordTooLarge, type(None)]
         assert told[1][0] == good.result()
-        no_bytes = producer.send("sync-wrong", "text")  # type: ignore[arg-type]
+        no_bytes = producer.send("sync-wrong", "text")
         with pytest.raises(InvalidArgument, match="bytes"):
             no_bytes.result()
         with pytest.raises(InvalidArgument, match="bytes"):

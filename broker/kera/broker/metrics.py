@@ -33,6 +33,7 @@ _HELP = {
     "bytes_appended": "bytes of the chunks that were appended, headers included",
     "chunks_duplicate": "chunks that had been appended before, acknowledged again",
     "chunks_refused": "chunks refused with an error",
+    "punctuations": "punctuations written, as a chunk came that was older than what readers had been promised",
     "read_requests": "multiReadChunks requests",
     "bytes_read": "bytes of chunks returned to readers as copies",
     "not_owner": "chunks and ranges of reads refused because another broker has what they are about",

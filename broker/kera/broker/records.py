@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 
 from kera.core.chunk import ALIGNMENT_BYTES
 from kera.core.ids import EARLIEST, Position
+from kera.core.punctuation import NO_TIME
 
 Change = tuple[bytes, bytes | None]
 """A key and its new value, or None to delete it."""
@@ -97,6 +98,10 @@ class EntryRecord(NamedTuple):
     last_segment_id: int = 0
     """The last stored segment; 0, 0 when there never was one."""
     gaps: tuple[Gap, ...] = ()
+    watermark_us: int = NO_TIME
+    """The greatest time of all that was ever stored, or less: of what came from elsewhere it may not be known."""
+    removed_watermark_us: int = NO_TIME
+    """The greatest time of what was removed, or more."""
 
 
 class ProducerRecord(NamedTuple):
@@ -146,6 +151,8 @@ class Graft(NamedTuple):
     end: Position
     """Of the last one; `EARLIEST` if there is none."""
     gaps: tuple[Gap, ...] = ()
+    watermark_us: int = NO_TIME
+    """The greatest time in the segments."""
 
     @property
     def last(self) -> Key:

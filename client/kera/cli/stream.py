@@ -12,6 +12,7 @@ from kera.cli._arrow_types import parse_columns
 from kera.cli._client import BOOTSTRAP_OPTION, connected
 from kera.cli._commands import Commands
 from kera.cli._confirming import YES_OPTION, confirm
+from kera.cli._durations import format_ms, parse_duration_ms
 from kera.cli._output import OUTPUT_OPTION, Output, show_document
 from kera.cli._run import UsageError, run_async
 from kera.cli._sizes import format_size, parse_size
@@ -24,6 +25,14 @@ if TYPE_CHECKING:
 app = Commands(help="Create, list, describe, alter, truncate and delete streams.", no_args_is_help=True)
 
 NAME_ARGUMENT = typer.Argument(..., metavar="NAME", help="Name of the stream.")
+
+
+EPOCH_HELP = "How long epochs of the records' times are, such as 10s; 0s: none."
+PUNCTUATION_HELP = (
+    "Who says of entries that nobody writes to that nothing older comes: brokers by their clock, or producers."
+)
+GRACE_HELP = "How long after its time a record may come before its entry may count as silent."
+AHEAD_HELP = "With epochs: refuse records with times further ahead of the clock; 0s: none."
 
 
 @app.command()
@@ -60,6 +69,10 @@ def create(
     memory_domain: str = typer.Option(
         DEFAULT_DOMAIN, metavar="NAME", help="Keep it apart in shared memory from streams of other memory domains."
     ),
+    epoch: str = typer.Option("0s", metavar="TIME", help=EPOCH_HELP),
+    punctuation: str = typer.Option("clock", metavar="WHO", help=PUNCTUATION_HELP),
+    epoch_grace: str = typer.Option("1s", metavar="TIME", help=GRACE_HELP),
+    timestamp_ahead_max: str = typer.Option("1h", metavar="TIME", help=AHEAD_HELP),
     durability: str | None = typer.Option(
         None,
         metavar="LEVEL",
@@ -99,6 +112,7 @@ def create(
         "memory_priority": memory_priority,
         "replication_priority": replication_priority,
         "memory_domain": memory_domain,
+        **_epoch_settings(epoch, punctuation, epoch_grace, timestamp_ahead_max),
         "durability": durability,
         "codec": codec,
         "schema": parse_columns(column) if column else None,
@@ -181,6 +195,7 @@ async def _describe(bootstrap: str, name: str, output: Output) -> None:
         ("replication", _replication(config)),
         *_priority_pairs(config),
         *_domain_pairs(config),
+        *_epoch_pairs(config),
         ("codec", config.codec),
         ("schema", "\n".join(f"{field.name}: {field.type}" for field in stream.schema)),
     ]
@@ -217,6 +232,30 @@ def _priority_pairs(config: StreamConfig) -> list[tuple[str, object]]:
 
 def _domain_pairs(config: StreamConfig) -> list[tuple[str, object]]:
     return [("memory domain", config.memory_domain)] if config.memory_domain != DEFAULT_DOMAIN else []
+
+
+def _epoch_settings(
+    epoch: str | None, punctuation: str | None, grace: str | None, timestamp_ahead_max: str | None
+) -> dict[str, Any]:
+    """As `create_stream` and `alter_stream` take them; None: not given."""
+    spans = {
+        "epoch_ms": (epoch, "--epoch"),
+        "epoch_grace_ms": (grace, "--epoch-grace"),
+        "timestamp_ahead_max_ms": (timestamp_ahead_max, "--timestamp-ahead-max"),
+    }
+    settings: dict[str, Any] = {
+        field: None if text is None else parse_duration_ms(text, name=option) for field, (text, option) in spans.items()
+    }
+    return settings | {"punctuation": punctuation}
+
+
+def _epoch_pairs(config: StreamConfig) -> list[tuple[str, object]]:
+    if not config.epoch_ms:
+        return []
+    who = "producers say when they are closed"
+    if config.punctuation == "clock":
+        who = f"closed by the clock after {format_ms(config.epoch_grace_ms)}"
+    return [("epochs", f"of {format_ms(config.epoch_ms)}, {who}")]
 
 
 def _retention_pairs(config: StreamConfig) -> list[tuple[str, object]]:
@@ -282,6 +321,10 @@ def alter(
     memory_domain: str | None = typer.Option(
         None, metavar="NAME", help="Have what is written from now on in the shared memory of this memory domain."
     ),
+    epoch: str | None = typer.Option(None, metavar="TIME", help=EPOCH_HELP),
+    punctuation: str | None = typer.Option(None, metavar="WHO", help=PUNCTUATION_HELP),
+    epoch_grace: str | None = typer.Option(None, metavar="TIME", help=GRACE_HELP),
+    timestamp_ahead_max: str | None = typer.Option(None, metavar="TIME", help=AHEAD_HELP),
     retention_ms: int | None = typer.Option(
         None, min=0, metavar="MS", help="Delete records older than this; 0 keeps them."
     ),
@@ -314,7 +357,7 @@ def alter(
     ),
     bootstrap: str = BOOTSTRAP_OPTION,
 ) -> None:
-    """Change durability, virtual logs, priorities, memory, retention or spread of a stream, or add columns to it.
+    """Change durability, virtual logs, priorities, memory, epochs, retention or spread of a stream, or add columns.
 
     Settings that are not given stay unchanged.
     """
@@ -326,6 +369,7 @@ def alter(
         "memory_priority": memory_priority,
         "replication_priority": replication_priority,
         "memory_domain": memory_domain,
+        **_epoch_settings(epoch, punctuation, epoch_grace, timestamp_ahead_max),
         "retention_ms": retention_ms,
         "retention_bytes": (None if retention_bytes is None else parse_size(retention_bytes, name="--retention-bytes")),
         "retention_consumer_groups": retention_consumer_group or ([] if no_retention_consumer_groups else None),

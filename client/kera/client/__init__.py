@@ -27,11 +27,14 @@ from kera.client.consuming.consumer import Consumer
 from kera.client.consuming.group_consumer import GroupConsumer
 from kera.client.consuming.group_consumer_settings import GroupConsumerSettings
 from kera.client.consuming.leases import LostGroup
+from kera.client.epochs.epoch import Epoch
+from kera.client.epochs.reader import Epochs
 from kera.client.producing.appender import Appender, AppendResult
 from kera.client.producing.producer import Producer
 from kera.client.schemas.registry import RegisteredSchema, SchemaRegistry, VersionDescription
 from kera.client.serializers.columns.models import arrow_schema_of
 from kera.client.settings import ClientSettings, ConsumerSettings, ProducerSettings
+from kera.client.stream_config import StreamConfig
 from kera.client.types import (
     Assignment,
     BackupDescription,
@@ -41,7 +44,6 @@ from kera.client.types import (
     EntryBounds,
     Interval,
     Record,
-    StreamConfig,
     StreamDescription,
     UnlistedStream,
 )
@@ -76,6 +78,8 @@ __all__ = [
     "EntryBounds",
     "EntryId",
     "EntryProgress",
+    "Epoch",
+    "Epochs",
     "GroupConsumer",
     "GroupConsumerSettings",
     "Interval",

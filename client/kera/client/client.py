@@ -24,6 +24,7 @@ from kera.client.consuming.group_consumer_settings import GroupConsumerSettings
 from kera.client.consuming.leases import LostGroup
 from kera.client.consuming.start_and_end import End, Start
 from kera.client.consuming.traced import trace
+from kera.client.epochs.reader import EPOCH_BYTES_MAX, EpochEnd, Epochs, EpochStart
 from kera.client.positions import Positions, check_position
 from kera.client.producing.appender import Appender
 from kera.client.producing.producer import Producer
@@ -58,7 +59,7 @@ class Client:
             )
         self._cluster = cluster
         self._producers: WeakSet[Producer] = WeakSet()
-        self._consumers: WeakSet[Consumer | GroupConsumer] = WeakSet()
+        self._consumers: WeakSet[Consumer | GroupConsumer | Epochs] = WeakSet()
         self.tracing = tracing_of(cluster.settings, "kera-client")
         """Of its producers and consumers; off, unless the settings or OpenTelemetry's variables say otherwise."""
         self.admin = Admin(cluster)
@@ -160,6 +161,37 @@ class Client:
             trace(consumer, self.tracing, merged.consumer_group)
         self._consumers.add(consumer)
         return consumer
+
+    def epochs(
+        self,
+        *streams: str,
+        epoch_ms: int | None = None,
+        start: EpochStart = "latest",
+        end: EpochEnd | None = None,
+        epoch_bytes_max: int = EPOCH_BYTES_MAX,
+        settings: ConsumerSettings | None = None,
+        **overrides: Any,
+    ) -> Epochs:
+        """The epochs of `streams`, in order, each when it is closed (docs/epochs.md).
+
+        `epoch_ms`: how long they are, a multiple of each stream's own; None: the longest of these. `start`: the number
+        of an epoch, ``"earliest"`` (the first that is whole), ``"latest"`` (the one that is being filled), or
+        ``"committed"``; `end`: the number of the first that is not wanted, ``"latest"`` (the one that is being filled
+        now), or None. An epoch is in memory as a whole: one of more than `epoch_bytes_max` is `RecordTooLarge`.
+        `overrides` are fields of `ConsumerSettings`.
+        """
+        merged = _merged(ConsumerSettings, settings, overrides)
+        reader = Epochs(
+            self._cluster,
+            streams,
+            merged,
+            epoch_ms=epoch_ms,
+            start=start,
+            end=end,
+            epoch_bytes_max=arguments.whole("epoch_bytes_max", epoch_bytes_max, 1, arguments.UINT32_MAX << 10),
+        )
+        self._consumers.add(reader)
+        return reader
 
     def group_consumer(
         self,

@@ -5,51 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeAlias, get_args
+from typing import Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
 from kera.client import arguments
-from kera.client.settings import Durability
+from kera.client.stream_config import StreamConfig
 from kera.core.chunk import ALIGNMENT_BYTES, Codec
 from kera.core.errors import InvalidArgument, ProtocolError, StreamletOutOfRange
-from kera.core.ids import EntryId, Position
-from kera.core.push import DEFAULT_DOMAIN
+from kera.core.ids import EARLIEST, EntryId, Position
 from kera.core.schema import schema_from_bytes
 from kera.v1 import broker_pb2, common_pb2, coordinator_pb2
 
 _schema_of = lru_cache(maxsize=256)(schema_from_bytes)
 """Of many streams it is the same, and to look at it is most of what it takes to describe one."""
-
-
-@dataclass(frozen=True, slots=True)
-class StreamConfig:
-    """What a stream was created with, and was altered to since."""
-
-    streamlets: int
-    brokers: int
-    entries: int
-    group_segments: int
-    durability: str
-    codec: str
-    retention_ms: int = 0
-    """Data older than this goes; 0: no such rule."""
-    retention_bytes: int = 0
-    """What a streamlet has beyond this goes, oldest first; 0: no such rule."""
-    retention_consumer_groups: tuple[str, ...] = ()
-    """Nothing goes that one of these consumer groups has yet to read."""
-    retention_consumed: bool = False
-    """What all these consumer groups have read goes at once."""
-    replication: int = 0
-    """On how many backups each chunk is, besides its broker."""
-    virtual_logs: int = 1
-    """How many virtual logs carry the stream's chunks to backups, on each broker."""
-    memory_priority: int = 0
-    """What is on disk of streams with a higher one stays in memory longer."""
-    replication_priority: int = 0
-    """Chunks of streams with a higher one go to backups first."""
-    memory_domain: str = DEFAULT_DOMAIN
-    """In whose shared memory its segments are, at brokers: who may map that sees all that is in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,23 +295,7 @@ class StreamDescription:
         return cls(
             stream_id=info.stream_id,
             name=info.name,
-            config=StreamConfig(
-                streamlets=config.streamlets,
-                brokers=config.brokers,
-                entries=config.entries,
-                group_segments=config.group_segments,
-                durability=durability_name(config.durability),
-                codec=_codec_name(config.codec),
-                retention_ms=config.retention_ms,
-                retention_bytes=config.retention_bytes,
-                retention_consumer_groups=tuple(config.retention_consumer_groups),
-                retention_consumed=config.retention_consumed,
-                replication=config.replication,
-                virtual_logs=config.virtual_logs or 1,
-                memory_priority=config.memory_priority,
-                replication_priority=config.replication_priority,
-                memory_domain=config.memory_domain or DEFAULT_DOMAIN,
-            ),
+            config=StreamConfig.from_message(config),
             schema=_schema_of(schema.arrow_schema),
             schema_id=schema.schema_id,
             typed=schema.typed,
@@ -396,6 +349,14 @@ class EntryBounds:
     lost: tuple[Position, Position] | None = None
     """What was from the first of these places up to the second may have been lost with a broker's memory, the last time
     that has happened; ordinals may have begun anew behind it."""
+    watermark_us: int | None = None
+    """The greatest time of a record that was written; None: nothing was, or it is not known."""
+    promised_us: int | None = None
+    """Of a stream with epochs: nothing older comes at or behind `promised_at`, but behind a punctuation; None: nobody
+    promises that."""
+    promised_at: Position = EARLIEST
+    removed_watermark_us: int | None = None
+    """The greatest time of a record that was removed before `start`, or more; None: nothing was removed."""
 
     @classmethod
     def from_message(cls, info: broker_pb2.EntryInfo) -> EntryBounds:
@@ -407,6 +368,10 @@ class EntryBounds:
             next_record=info.next_record,
             length_bytes=info.length_bytes,
             lost=(position_of(info.lost_from), position_of(info.lost_to)) if info.HasField("lost_to") else None,
+            watermark_us=info.watermark_us if info.HasField("watermark_us") else None,
+            promised_us=info.promised_us if info.HasField("promised_us") else None,
+            promised_at=position_of(info.promised_at),
+            removed_watermark_us=info.removed_watermark_us if info.HasField("removed_watermark_us") else None,
         )
 
 
@@ -464,33 +429,3 @@ def fill_cursor(cursor: common_pb2.Cursor, entry: EntryId, position: Position) -
 def position_of(cursor: common_pb2.Cursor) -> Position:
     """The position in a cursor."""
     return Position(cursor.group_id, cursor.segment_id, cursor.position)
-
-
-_DURABILITY_NAMES = {value: name.removeprefix("DURABILITY_").lower() for name, value in common_pb2.Durability.items()}
-
-
-_CODEC_NAMES = {value: name.removeprefix("CODEC_").lower() for name, value in common_pb2.Codec.items()}
-
-
-def _codec_name(value: common_pb2.Codec.ValueType) -> str:
-    name = _CODEC_NAMES.get(value)
-    if name is None:
-        raise ProtocolError(f"codec {value} is not known; is the peer newer?", codec=value)
-    return name
-
-
-def durability_name(value: common_pb2.Durability.ValueType) -> str:
-    """``leader``, ``replicated`` or ``persisted``. Raises `ProtocolError`."""
-    name = _DURABILITY_NAMES.get(value)
-    if name is None:
-        raise ProtocolError(f"durability {value} is not known; is the peer newer?", durability=value)
-    return name
-
-
-def durability_value(name: str | None) -> common_pb2.Durability.ValueType:
-    """The level called `name`; None: left to the stream, or to its replication. Raises `InvalidArgument`."""
-    if name is None:
-        return common_pb2.DURABILITY_UNSPECIFIED
-    if name not in get_args(Durability):
-        raise InvalidArgument(f"durability {name!r} is none of {', '.join(get_args(Durability))}", durability=name)
-    return common_pb2.Durability.Value("DURABILITY_" + name.upper())

@@ -27,6 +27,7 @@ __all__ = [
     "DataLost",
     "DiskFailed",
     "DiskFull",
+    "EpochPassed",
     "IncompatibleSchema",
     "InternalError",
     "InvalidArgument",
@@ -56,6 +57,7 @@ __all__ = [
     "StartError",
     "StreamExists",
     "StreamletOutOfRange",
+    "TimestampAhead",
     "TooFewBackups",
     "TooManyRequests",
     "Unavailable",
@@ -234,6 +236,18 @@ class RecordTooLarge(NotAccepted):
     """A record (or a chunk) is larger than the limit named in the message."""
 
     code = "record_too_large"
+
+
+class TimestampAhead(NotAccepted):
+    """A chunk of a stream with epochs has a time too far ahead of its broker's clock (``timestamp_ahead_max_ms``)."""
+
+    code = "timestamp_ahead"
+
+
+class EpochPassed(NotAccepted):
+    """Records of an epoch came when that had been read already, to an entry that had never been written to."""
+
+    code = "epoch_passed"
 
 
 class SchemaMismatch(NotAccepted):

@@ -705,11 +705,23 @@ class EntryInfo(_message.Message):
     LENGTH_BYTES_FIELD_NUMBER: _builtins.int
     LOST_FROM_FIELD_NUMBER: _builtins.int
     LOST_TO_FIELD_NUMBER: _builtins.int
+    WATERMARK_US_FIELD_NUMBER: _builtins.int
+    PROMISED_US_FIELD_NUMBER: _builtins.int
+    PROMISED_AT_FIELD_NUMBER: _builtins.int
+    REMOVED_WATERMARK_US_FIELD_NUMBER: _builtins.int
     first_record: _builtins.int
     """Ordinals of the first record that is there and of the next one to come."""
     next_record: _builtins.int
     length_bytes: _builtins.int
     """Of the chunks that are there."""
+    watermark_us: _builtins.int
+    """The greatest time of a record before the durable head (docs/epochs.md). Absent: there was none."""
+    promised_us: _builtins.int
+    """Of a stream with epochs: nothing older than this comes at or behind `promised_at`, but behind a punctuation. Absent:
+    the broker promises nothing.
+    """
+    removed_watermark_us: _builtins.int
+    """The greatest time of a record that was removed before `start`, or more. Absent: none was."""
     @_builtins.property
     def start(self) -> _common_pb2.Cursor:
         """First byte that is there."""
@@ -726,6 +738,8 @@ class EntryInfo(_message.Message):
 
     @_builtins.property
     def lost_to(self) -> _common_pb2.Cursor: ...
+    @_builtins.property
+    def promised_at(self) -> _common_pb2.Cursor: ...
     def __init__(
         self,
         *,
@@ -736,12 +750,27 @@ class EntryInfo(_message.Message):
         length_bytes: _builtins.int = ...,
         lost_from: _common_pb2.Cursor | None = ...,
         lost_to: _common_pb2.Cursor | None = ...,
+        watermark_us: _builtins.int | None = ...,
+        promised_us: _builtins.int | None = ...,
+        promised_at: _common_pb2.Cursor | None = ...,
+        removed_watermark_us: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "lost_from", b"lost_from", "lost_to", b"lost_to", "start", b"start"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_promised_us", b"_promised_us", "_removed_watermark_us", b"_removed_watermark_us", "_watermark_us", b"_watermark_us", "end", b"end", "lost_from", b"lost_from", "lost_to", b"lost_to", "promised_at", b"promised_at", "promised_us", b"promised_us", "removed_watermark_us", b"removed_watermark_us", "start", b"start", "watermark_us", b"watermark_us"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "first_record", b"first_record", "length_bytes", b"length_bytes", "lost_from", b"lost_from", "lost_to", b"lost_to", "next_record", b"next_record", "start", b"start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_promised_us", b"_promised_us", "_removed_watermark_us", b"_removed_watermark_us", "_watermark_us", b"_watermark_us", "end", b"end", "first_record", b"first_record", "length_bytes", b"length_bytes", "lost_from", b"lost_from", "lost_to", b"lost_to", "next_record", b"next_record", "promised_at", b"promised_at", "promised_us", b"promised_us", "removed_watermark_us", b"removed_watermark_us", "start", b"start", "watermark_us", b"watermark_us"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__promised_us: _TypeAlias = _typing.Literal["promised_us"]  # noqa: Y015
+    _WhichOneofArgType__promised_us: _TypeAlias = _typing.Literal["_promised_us", b"_promised_us"]  # noqa: Y015
+    _WhichOneofReturnType__removed_watermark_us: _TypeAlias = _typing.Literal["removed_watermark_us"]  # noqa: Y015
+    _WhichOneofArgType__removed_watermark_us: _TypeAlias = _typing.Literal["_removed_watermark_us", b"_removed_watermark_us"]  # noqa: Y015
+    _WhichOneofReturnType__watermark_us: _TypeAlias = _typing.Literal["watermark_us"]  # noqa: Y015
+    _WhichOneofArgType__watermark_us: _TypeAlias = _typing.Literal["_watermark_us", b"_watermark_us"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__promised_us) -> _WhichOneofReturnType__promised_us | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__removed_watermark_us) -> _WhichOneofReturnType__removed_watermark_us | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__watermark_us) -> _WhichOneofReturnType__watermark_us | None: ...
 
 Global___EntryInfo: _TypeAlias = EntryInfo  # noqa: Y015
 

@@ -65,6 +65,26 @@ CODEC_LZ4: Codec.ValueType  # 1
 CODEC_ZSTD: Codec.ValueType  # 2
 Global___Codec: _TypeAlias = Codec  # noqa: Y015
 
+class _Punctuation:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _PunctuationEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Punctuation.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    PUNCTUATION_CLOCK: _Punctuation.ValueType  # 0
+    """Brokers do, by their clocks."""
+    PUNCTUATION_PRODUCERS: _Punctuation.ValueType  # 1
+    """Only producers do: for histories, whose times are not now."""
+
+class Punctuation(_Punctuation, metaclass=_PunctuationEnumTypeWrapper):
+    """Who says of entries that nobody writes to that nothing older will come, so that epochs can be closed."""
+
+PUNCTUATION_CLOCK: Punctuation.ValueType  # 0
+"""Brokers do, by their clocks."""
+PUNCTUATION_PRODUCERS: Punctuation.ValueType  # 1
+"""Only producers do: for histories, whose times are not now."""
+Global___Punctuation: _TypeAlias = Punctuation  # noqa: Y015
+
 @_typing.final
 class Error(_message.Message):
     """An error, as it travels. `code` names a class of kera.core.errors; unknown codes are read as "internal"."""
@@ -180,6 +200,10 @@ class StreamConfig(_message.Message):
     MEMORY_PRIORITY_FIELD_NUMBER: _builtins.int
     REPLICATION_PRIORITY_FIELD_NUMBER: _builtins.int
     MEMORY_DOMAIN_FIELD_NUMBER: _builtins.int
+    EPOCH_MS_FIELD_NUMBER: _builtins.int
+    PUNCTUATION_FIELD_NUMBER: _builtins.int
+    EPOCH_GRACE_MS_FIELD_NUMBER: _builtins.int
+    TIMESTAMP_AHEAD_MAX_MS_FIELD_NUMBER: _builtins.int
     streamlets: _builtins.int
     """M: the number of streamlets, fixed at creation. A request says how many, 1 at least: absent is 0, which is refused."""
     brokers: _builtins.int
@@ -219,6 +243,17 @@ class StreamConfig(_message.Message):
     """In whose shared memory its segments are, at brokers: who may map that sees what is in it of all streams of the
     domain. Can be changed while the stream is in use (AlterStream); empty: "default".
     """
+    epoch_ms: _builtins.int
+    """How long an epoch is, in milliseconds of the records' times (docs/epochs.md); 0: the stream has none. This and what
+    follows can be changed while the stream is in use (AlterStream).
+    """
+    punctuation: Global___Punctuation.ValueType
+    epoch_grace_ms: _builtins.int
+    """How long after its time a record may come before its entry may count as silent. Absent: 1,000."""
+    timestamp_ahead_max_ms: _builtins.int
+    """Of a stream with epochs: a chunk with a time so much later than the broker's clock is refused; 0: none is. Absent:
+    3,600,000.
+    """
     @_builtins.property
     def retention_consumer_groups(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Consumer groups whose committed cursors (CommitCursors) hold back all rules: nothing goes that one of them has yet to
@@ -243,14 +278,27 @@ class StreamConfig(_message.Message):
         memory_priority: _builtins.int = ...,
         replication_priority: _builtins.int = ...,
         memory_domain: _builtins.str = ...,
+        epoch_ms: _builtins.int = ...,
+        punctuation: Global___Punctuation.ValueType = ...,
+        epoch_grace_ms: _builtins.int | None = ...,
+        timestamp_ahead_max_ms: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_replication", b"_replication", "replication", b"replication"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_epoch_grace_ms", b"_epoch_grace_ms", "_replication", b"_replication", "_timestamp_ahead_max_ms", b"_timestamp_ahead_max_ms", "epoch_grace_ms", b"epoch_grace_ms", "replication", b"replication", "timestamp_ahead_max_ms", b"timestamp_ahead_max_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_replication", b"_replication", "brokers", b"brokers", "codec", b"codec", "durability", b"durability", "entries", b"entries", "group_segments", b"group_segments", "memory_domain", b"memory_domain", "memory_priority", b"memory_priority", "replication", b"replication", "replication_priority", b"replication_priority", "retention_bytes", b"retention_bytes", "retention_consumed", b"retention_consumed", "retention_consumer_groups", b"retention_consumer_groups", "retention_ms", b"retention_ms", "streamlets", b"streamlets", "virtual_logs", b"virtual_logs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_epoch_grace_ms", b"_epoch_grace_ms", "_replication", b"_replication", "_timestamp_ahead_max_ms", b"_timestamp_ahead_max_ms", "brokers", b"brokers", "codec", b"codec", "durability", b"durability", "entries", b"entries", "epoch_grace_ms", b"epoch_grace_ms", "epoch_ms", b"epoch_ms", "group_segments", b"group_segments", "memory_domain", b"memory_domain", "memory_priority", b"memory_priority", "punctuation", b"punctuation", "replication", b"replication", "replication_priority", b"replication_priority", "retention_bytes", b"retention_bytes", "retention_consumed", b"retention_consumed", "retention_consumer_groups", b"retention_consumer_groups", "retention_ms", b"retention_ms", "streamlets", b"streamlets", "timestamp_ahead_max_ms", b"timestamp_ahead_max_ms", "virtual_logs", b"virtual_logs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__epoch_grace_ms: _TypeAlias = _typing.Literal["epoch_grace_ms"]  # noqa: Y015
+    _WhichOneofArgType__epoch_grace_ms: _TypeAlias = _typing.Literal["_epoch_grace_ms", b"_epoch_grace_ms"]  # noqa: Y015
     _WhichOneofReturnType__replication: _TypeAlias = _typing.Literal["replication"]  # noqa: Y015
     _WhichOneofArgType__replication: _TypeAlias = _typing.Literal["_replication", b"_replication"]  # noqa: Y015
+    _WhichOneofReturnType__timestamp_ahead_max_ms: _TypeAlias = _typing.Literal["timestamp_ahead_max_ms"]  # noqa: Y015
+    _WhichOneofArgType__timestamp_ahead_max_ms: _TypeAlias = _typing.Literal["_timestamp_ahead_max_ms", b"_timestamp_ahead_max_ms"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__epoch_grace_ms) -> _WhichOneofReturnType__epoch_grace_ms | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__replication) -> _WhichOneofReturnType__replication | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__timestamp_ahead_max_ms) -> _WhichOneofReturnType__timestamp_ahead_max_ms | None: ...
 
 Global___StreamConfig: _TypeAlias = StreamConfig  # noqa: Y015
 
@@ -494,8 +542,11 @@ class StreamletState(_message.Message):
     NEXT_GROUP_ID_FIELD_NUMBER: _builtins.int
     NEXT_RECORDS_FIELD_NUMBER: _builtins.int
     PRODUCERS_FIELD_NUMBER: _builtins.int
+    PROMISED_US_FIELD_NUMBER: _builtins.int
     streamlet_id: _builtins.int
     next_group_id: _builtins.int
+    promised_us: _builtins.int
+    """The latest time of which the owner before has told anybody that nothing older will come. Absent: of none."""
     @_builtins.property
     def next_records(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Per entry, the ordinal of the next record."""
@@ -509,12 +560,15 @@ class StreamletState(_message.Message):
         next_group_id: _builtins.int = ...,
         next_records: _abc.Iterable[_builtins.int] | None = ...,
         producers: _abc.Iterable[Global___ProducerState] | None = ...,
+        promised_us: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_promised_us", b"_promised_us", "promised_us", b"promised_us"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_group_id", b"next_group_id", "next_records", b"next_records", "producers", b"producers", "streamlet_id", b"streamlet_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_promised_us", b"_promised_us", "next_group_id", b"next_group_id", "next_records", b"next_records", "producers", b"producers", "promised_us", b"promised_us", "streamlet_id", b"streamlet_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__promised_us: _TypeAlias = _typing.Literal["promised_us"]  # noqa: Y015
+    _WhichOneofArgType__promised_us: _TypeAlias = _typing.Literal["_promised_us", b"_promised_us"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__promised_us) -> _WhichOneofReturnType__promised_us | None: ...
 
 Global___StreamletState: _TypeAlias = StreamletState  # noqa: Y015
 

@@ -830,6 +830,10 @@ class AlterStreamRequest(_message.Message):
     MEMORY_PRIORITY_FIELD_NUMBER: _builtins.int
     REPLICATION_PRIORITY_FIELD_NUMBER: _builtins.int
     MEMORY_DOMAIN_FIELD_NUMBER: _builtins.int
+    EPOCH_MS_FIELD_NUMBER: _builtins.int
+    PUNCTUATION_FIELD_NUMBER: _builtins.int
+    EPOCH_GRACE_MS_FIELD_NUMBER: _builtins.int
+    TIMESTAMP_AHEAD_MAX_MS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     durability: _common_pb2.Durability.ValueType
     retention_ms: _builtins.int
@@ -848,6 +852,10 @@ class AlterStreamRequest(_message.Message):
     replication_priority: _builtins.int
     memory_domain: _builtins.str
     """Where segments that are opened or loaded from now on are."""
+    epoch_ms: _builtins.int
+    punctuation: _common_pb2.Punctuation.ValueType
+    epoch_grace_ms: _builtins.int
+    timestamp_ahead_max_ms: _builtins.int
     @_builtins.property
     def retention_consumer_groups(self) -> Global___ConsumerGroupNames:
         """Replaces the list."""
@@ -867,19 +875,29 @@ class AlterStreamRequest(_message.Message):
         memory_priority: _builtins.int | None = ...,
         replication_priority: _builtins.int | None = ...,
         memory_domain: _builtins.str | None = ...,
+        epoch_ms: _builtins.int | None = ...,
+        punctuation: _common_pb2.Punctuation.ValueType | None = ...,
+        epoch_grace_ms: _builtins.int | None = ...,
+        timestamp_ahead_max_ms: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_brokers", b"_brokers", "_durability", b"_durability", "_memory_domain", b"_memory_domain", "_memory_priority", b"_memory_priority", "_replication_priority", b"_replication_priority", "_retention_bytes", b"_retention_bytes", "_retention_consumed", b"_retention_consumed", "_retention_consumer_groups", b"_retention_consumer_groups", "_retention_ms", b"_retention_ms", "_virtual_logs", b"_virtual_logs", "brokers", b"brokers", "durability", b"durability", "memory_domain", b"memory_domain", "memory_priority", b"memory_priority", "replication_priority", b"replication_priority", "retention_bytes", b"retention_bytes", "retention_consumed", b"retention_consumed", "retention_consumer_groups", b"retention_consumer_groups", "retention_ms", b"retention_ms", "virtual_logs", b"virtual_logs"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_brokers", b"_brokers", "_durability", b"_durability", "_epoch_grace_ms", b"_epoch_grace_ms", "_epoch_ms", b"_epoch_ms", "_memory_domain", b"_memory_domain", "_memory_priority", b"_memory_priority", "_punctuation", b"_punctuation", "_replication_priority", b"_replication_priority", "_retention_bytes", b"_retention_bytes", "_retention_consumed", b"_retention_consumed", "_retention_consumer_groups", b"_retention_consumer_groups", "_retention_ms", b"_retention_ms", "_timestamp_ahead_max_ms", b"_timestamp_ahead_max_ms", "_virtual_logs", b"_virtual_logs", "brokers", b"brokers", "durability", b"durability", "epoch_grace_ms", b"epoch_grace_ms", "epoch_ms", b"epoch_ms", "memory_domain", b"memory_domain", "memory_priority", b"memory_priority", "punctuation", b"punctuation", "replication_priority", b"replication_priority", "retention_bytes", b"retention_bytes", "retention_consumed", b"retention_consumed", "retention_consumer_groups", b"retention_consumer_groups", "retention_ms", b"retention_ms", "timestamp_ahead_max_ms", b"timestamp_ahead_max_ms", "virtual_logs", b"virtual_logs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_brokers", b"_brokers", "_durability", b"_durability", "_memory_domain", b"_memory_domain", "_memory_priority", b"_memory_priority", "_replication_priority", b"_replication_priority", "_retention_bytes", b"_retention_bytes", "_retention_consumed", b"_retention_consumed", "_retention_consumer_groups", b"_retention_consumer_groups", "_retention_ms", b"_retention_ms", "_virtual_logs", b"_virtual_logs", "add_columns", b"add_columns", "brokers", b"brokers", "durability", b"durability", "memory_domain", b"memory_domain", "memory_priority", b"memory_priority", "name", b"name", "replication_priority", b"replication_priority", "retention_bytes", b"retention_bytes", "retention_consumed", b"retention_consumed", "retention_consumer_groups", b"retention_consumer_groups", "retention_ms", b"retention_ms", "virtual_logs", b"virtual_logs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_brokers", b"_brokers", "_durability", b"_durability", "_epoch_grace_ms", b"_epoch_grace_ms", "_epoch_ms", b"_epoch_ms", "_memory_domain", b"_memory_domain", "_memory_priority", b"_memory_priority", "_punctuation", b"_punctuation", "_replication_priority", b"_replication_priority", "_retention_bytes", b"_retention_bytes", "_retention_consumed", b"_retention_consumed", "_retention_consumer_groups", b"_retention_consumer_groups", "_retention_ms", b"_retention_ms", "_timestamp_ahead_max_ms", b"_timestamp_ahead_max_ms", "_virtual_logs", b"_virtual_logs", "add_columns", b"add_columns", "brokers", b"brokers", "durability", b"durability", "epoch_grace_ms", b"epoch_grace_ms", "epoch_ms", b"epoch_ms", "memory_domain", b"memory_domain", "memory_priority", b"memory_priority", "name", b"name", "punctuation", b"punctuation", "replication_priority", b"replication_priority", "retention_bytes", b"retention_bytes", "retention_consumed", b"retention_consumed", "retention_consumer_groups", b"retention_consumer_groups", "retention_ms", b"retention_ms", "timestamp_ahead_max_ms", b"timestamp_ahead_max_ms", "virtual_logs", b"virtual_logs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__brokers: _TypeAlias = _typing.Literal["brokers"]  # noqa: Y015
     _WhichOneofArgType__brokers: _TypeAlias = _typing.Literal["_brokers", b"_brokers"]  # noqa: Y015
     _WhichOneofReturnType__durability: _TypeAlias = _typing.Literal["durability"]  # noqa: Y015
     _WhichOneofArgType__durability: _TypeAlias = _typing.Literal["_durability", b"_durability"]  # noqa: Y015
+    _WhichOneofReturnType__epoch_grace_ms: _TypeAlias = _typing.Literal["epoch_grace_ms"]  # noqa: Y015
+    _WhichOneofArgType__epoch_grace_ms: _TypeAlias = _typing.Literal["_epoch_grace_ms", b"_epoch_grace_ms"]  # noqa: Y015
+    _WhichOneofReturnType__epoch_ms: _TypeAlias = _typing.Literal["epoch_ms"]  # noqa: Y015
+    _WhichOneofArgType__epoch_ms: _TypeAlias = _typing.Literal["_epoch_ms", b"_epoch_ms"]  # noqa: Y015
     _WhichOneofReturnType__memory_domain: _TypeAlias = _typing.Literal["memory_domain"]  # noqa: Y015
     _WhichOneofArgType__memory_domain: _TypeAlias = _typing.Literal["_memory_domain", b"_memory_domain"]  # noqa: Y015
     _WhichOneofReturnType__memory_priority: _TypeAlias = _typing.Literal["memory_priority"]  # noqa: Y015
     _WhichOneofArgType__memory_priority: _TypeAlias = _typing.Literal["_memory_priority", b"_memory_priority"]  # noqa: Y015
+    _WhichOneofReturnType__punctuation: _TypeAlias = _typing.Literal["punctuation"]  # noqa: Y015
+    _WhichOneofArgType__punctuation: _TypeAlias = _typing.Literal["_punctuation", b"_punctuation"]  # noqa: Y015
     _WhichOneofReturnType__replication_priority: _TypeAlias = _typing.Literal["replication_priority"]  # noqa: Y015
     _WhichOneofArgType__replication_priority: _TypeAlias = _typing.Literal["_replication_priority", b"_replication_priority"]  # noqa: Y015
     _WhichOneofReturnType__retention_bytes: _TypeAlias = _typing.Literal["retention_bytes"]  # noqa: Y015
@@ -890,6 +908,8 @@ class AlterStreamRequest(_message.Message):
     _WhichOneofArgType__retention_consumer_groups: _TypeAlias = _typing.Literal["_retention_consumer_groups", b"_retention_consumer_groups"]  # noqa: Y015
     _WhichOneofReturnType__retention_ms: _TypeAlias = _typing.Literal["retention_ms"]  # noqa: Y015
     _WhichOneofArgType__retention_ms: _TypeAlias = _typing.Literal["_retention_ms", b"_retention_ms"]  # noqa: Y015
+    _WhichOneofReturnType__timestamp_ahead_max_ms: _TypeAlias = _typing.Literal["timestamp_ahead_max_ms"]  # noqa: Y015
+    _WhichOneofArgType__timestamp_ahead_max_ms: _TypeAlias = _typing.Literal["_timestamp_ahead_max_ms", b"_timestamp_ahead_max_ms"]  # noqa: Y015
     _WhichOneofReturnType__virtual_logs: _TypeAlias = _typing.Literal["virtual_logs"]  # noqa: Y015
     _WhichOneofArgType__virtual_logs: _TypeAlias = _typing.Literal["_virtual_logs", b"_virtual_logs"]  # noqa: Y015
     @_typing.overload
@@ -897,9 +917,15 @@ class AlterStreamRequest(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__durability) -> _WhichOneofReturnType__durability | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__epoch_grace_ms) -> _WhichOneofReturnType__epoch_grace_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__epoch_ms) -> _WhichOneofReturnType__epoch_ms | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__memory_domain) -> _WhichOneofReturnType__memory_domain | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__memory_priority) -> _WhichOneofReturnType__memory_priority | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__punctuation) -> _WhichOneofReturnType__punctuation | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__replication_priority) -> _WhichOneofReturnType__replication_priority | None: ...
     @_typing.overload
@@ -910,6 +936,8 @@ class AlterStreamRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__retention_consumer_groups) -> _WhichOneofReturnType__retention_consumer_groups | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__retention_ms) -> _WhichOneofReturnType__retention_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__timestamp_ahead_max_ms) -> _WhichOneofReturnType__timestamp_ahead_max_ms | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__virtual_logs) -> _WhichOneofReturnType__virtual_logs | None: ...
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from random import Random
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
@@ -78,9 +79,14 @@ class Side:
     """One of the two brokers, with backups."""
 
     def __init__(
-        self, make_engine: MakeEngine, *, lag_bytes_max: int = 1 << 30, pump: Callable[[], None] | None = None
+        self,
+        make_engine: MakeEngine,
+        *,
+        lag_bytes_max: int = 1 << 30,
+        pump: Callable[[], None] | None = None,
+        settings: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
-        """`pump`: instead of the wire's own."""
+        """`pump`: instead of the wire's own; `settings`: of all streams."""
         # No batch becomes full: the native core adds runs of chunks to it, and Python each by itself.
         limits = ReplicationLimits(MIB, lag_bytes_max=lag_bytes_max)
         self.engine = engine = make_engine(SLOTS, random=Random(1), limits=limits)
@@ -92,7 +98,8 @@ class Side:
         self.broker.paused = True
         owners = (*(BROKER_ID,) * (STREAMLETS - 1), BROKER_ID + 1)
         self.broker.broker.registered(
-            BROKER_ID, [stream_info(stream_id, owners=owners, **config) for stream_id, config in STREAMS.items()]
+            BROKER_ID,
+            [stream_info(stream_id, owners=owners, **config, **settings) for stream_id, config in STREAMS.items()],
         )
         self.reader = Reader()
         for stream_id in (7, 9):
@@ -126,7 +133,7 @@ class Side:
             for streamlet in stream.streamlets.values():
                 yield streamlet.records_appended, streamlet.bytes_appended, list(streamlet.producers.items())
                 for entry in streamlet.entries:
-                    yield entry.next_record, entry.end
+                    yield entry.next_record, entry.end, entry.promised_us
                     for key, segment in sorted(entry.resident.items()):
                         yield key, {name: seen_of(segment, name) for name in SEGMENT_FIELDS}
                         yield bytes(segment.slot.view[: segment.head]), segment.slot.content
@@ -190,8 +197,9 @@ def spoilt(random: Random, data: bytes) -> bytes:
 class Producers:
     """What comes to the brokers: mostly what is next, in requests of any number of chunks."""
 
-    def __init__(self, random: Random, *, odd: float = 1.0) -> None:
-        """`odd`: how much of it is not, relative to the usual."""
+    def __init__(self, random: Random, *, odd: float = 1.0, times: Callable[[], int] | None = None) -> None:
+        """`odd`: how much of it is not, relative to the usual; `times`: the greatest of a chunk, each time anew."""
+        self.times = times
         self.random = random
         self.odd = odd
         self.following: dict[tuple[int, int, int], int] = {}
@@ -217,6 +225,7 @@ class Producers:
             producer_epoch=self.epochs[producer_id],
             sequence=sequence,
             schema_id=1 if random.random() < 1 - 0.02 * self.odd else 2,
+            **({} if self.times is None else {"max_timestamp_us": self.times()}),
         )
         return spoilt(random, made) if random.random() < 0.03 * self.odd else made
 

@@ -67,6 +67,39 @@ async def test_both_do_the_same_with_whatever_comes(
     assert counting.chunks > by_native.broker.counters.chunks_appended // 8
 
 
+@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 60))])
+async def test_both_keep_the_promises_of_epochs(
+    seed: int, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    random = Random(seed)
+    limits = {"epoch_ms": 1, "epoch_grace_ms": 1, "timestamp_ahead_max_ms": random.choice([0, 1])}
+    counting = Counting()
+    monkeypatch.setattr(write, "native", counting)
+    by_native = Side(make_engine, settings=limits)
+    monkeypatch.setattr(write, "native", None)
+    by_python = Side(make_engine, settings=limits)
+    now_us = 10_000
+    producers = Producers(random, odd=0.1, times=lambda: now_us + random.choice([1500, *range(-4000, -900, 70)]))
+    for _ in range(REQUESTS):
+        data, durability = producers.request()
+        now_us += random.randrange(200)
+        place = random.choice([7, 8, 9, 10]), random.choice([0, 1]), random.random() < 0.3
+        for side in (by_native, by_python):
+            side.engine.memory.tick(0, now_us, idle_close_ms=1 << 40)
+            if place[2]:
+                streamlet = side.broker.streams.streamlet(*place[:2])
+                for entry in streamlet.entries:
+                    streamlet.promise(entry)
+            side.send(data, durability)
+        if random.random() < 0.3:
+            await by_native.go_on()
+            await by_python.go_on()
+    assert await by_native.finish() == await by_python.finish()
+    assert list(by_native.seen()) == list(by_python.seen())
+    assert by_native.broker.counters.punctuations > 2
+    assert counting.chunks > by_native.broker.counters.chunks_appended // 8
+
+
 async def test_what_is_remembered_is_what_python_finds_when_it_looks(make_engine: MakeEngine) -> None:
     side = Side(make_engine)
     streamlet = side.broker.streams.streamlet(7, 0)

@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
+from collections.abc import Callable, Mapping
 from random import Random
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -52,8 +54,15 @@ def frame(number: int, data: bytes, **fields: Any) -> bytes:
 class Connected(Side):
     """A broker with a connection; its backups hear of it when they are told to."""
 
-    def __init__(self, make_engine: MakeEngine, *, takes: bool = True, lag_bytes_max: int = 1 << 30) -> None:
-        super().__init__(make_engine, lag_bytes_max=lag_bytes_max, pump=lambda: None)
+    def __init__(
+        self,
+        make_engine: MakeEngine,
+        *,
+        takes: bool = True,
+        lag_bytes_max: int = 1 << 30,
+        settings: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
+        super().__init__(make_engine, lag_bytes_max=lag_bytes_max, pump=lambda: None, settings=settings)
         broker = self.broker.broker
         self.server = FrameServer(
             broker.service(), timing=Timing(slice_s=60.0), takers=broker.takers() if takes else None
@@ -102,9 +111,9 @@ class Counting:
 class Clients:
     """What comes over the connections."""
 
-    def __init__(self, random: Random) -> None:
+    def __init__(self, random: Random, times: Callable[[], int] | None = None) -> None:
         self.random = random
-        self.producers = Producers(random, odd=0.1)
+        self.producers = Producers(random, odd=0.1, times=times)
         self.number = 0
 
     def request(self) -> bytes:
@@ -157,6 +166,40 @@ async def test_both_do_the_same_with_whatever_comes(
     assert list(by_native.seen()) == list(by_python.seen())
     assert counting.requests > READS // 5
     assert counting.held > READS // 10
+
+
+@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 60))])
+async def test_both_keep_the_promises_of_epochs(
+    seed: int, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    random = Random(seed)
+    settings = {"epoch_ms": 1, "epoch_grace_ms": 1, "timestamp_ahead_max_ms": random.choice([0, 1])}
+    counting = Counting()
+    monkeypatch.setattr(taking, "native", counting)
+    by_native = Connected(make_engine, settings=settings)
+    monkeypatch.setattr(write, "native", None)
+    by_python = Connected(make_engine, takes=False, settings=settings)
+    now_us = 10_000
+    clients = Clients(random, lambda: now_us + random.choice([1500, *range(-4000, -900, 70)]))
+    for _ in range(READS):
+        data = b"".join(clients.request() for _ in range(random.choice([1, 1, 2, 6])))
+        now_us += random.randrange(200)
+        promises = random.random() < 0.3
+        for side in (by_native, by_python):
+            side.engine.memory.tick(0, now_us, idle_close_ms=1 << 40)
+            for stream_id in (7, 9, 10) if promises else ():
+                streamlet = side.broker.streams.streamlet(stream_id, 0)
+                for entry in streamlet.entries:
+                    streamlet.promise(entry)
+            side.feed(data)
+        if random.random() < 0.3:
+            await by_native.go_on()
+            await by_python.go_on()
+        assert list(by_native.seen()) == list(by_python.seen())
+    assert await by_native.answered() == await by_python.answered()
+    assert list(by_native.seen()) == list(by_python.seen())
+    assert by_native.broker.counters.punctuations > 2
+    assert counting.requests
 
 
 def next_frames(count: int, stream_id: int = 9, first: int = 0) -> bytes:

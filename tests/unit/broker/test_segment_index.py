@@ -18,9 +18,11 @@ from kera.broker.storage.index_format import (
     put_producer,
     put_removal,
     put_segment,
+    sealed,
 )
 from kera.core.errors import StartError
 from kera.core.ids import EntryId, Position
+from kera.core.punctuation import NO_TIME
 from tests.unit.broker.support import ADDRESS
 
 ENTRY = EntryId(*ADDRESS[:3])
@@ -81,7 +83,7 @@ def index(open_index: OpenIndex) -> SegmentIndex:
 
 def test_records_outlive_the_launch(index: SegmentIndex, open_index: OpenIndex) -> None:
     gaps = (Gap(Position(1, 1, 64), Position(9, 1, 0)), Gap(Position(2**50, 2, 128), Position(2**51, 1, 0)))
-    entry_record = EntryRecord(Position(2**40, 7, 1024), 2**41, 2**42, 2**43, 5, 2**44, 3, gaps)
+    entry_record = EntryRecord(Position(2**40, 7, 1024), 2**41, 2**42, 2**43, 5, 2**44, 3, gaps, 2**62, -5)
     index.commit(
         [
             put_segment(ADDRESS, RECORD),
@@ -100,6 +102,15 @@ def test_records_outlive_the_launch(index: SegmentIndex, open_index: OpenIndex) 
     assert index.cursors(ENTRY) == {"früh": Position(4, 2, 512)}
     assert index.removals() == [17]
     assert index.meta() == {"format": 1, "clean": True, "next_physical_id": 8}
+
+
+def test_an_entry_that_an_older_version_wrote_down_has_no_watermarks(index: SegmentIndex) -> None:
+    record = EntryRecord(Position(1, 1, 0), 0, 5, 64, 1, 1, 1, (Gap(Position(1, 1, 64), Position(9, 1, 0)),), 7, 8)
+    key, value = put_entry(ENTRY, record)
+    assert value is not None
+    index.commit([sealed(key, value[:-20])])  # without them, and the checksum
+
+    assert index.entry(ENTRY) == record._replace(watermark_us=NO_TIME, removed_watermark_us=NO_TIME)
 
 
 def test_a_new_index_has_nothing(index: SegmentIndex) -> None:

@@ -21,8 +21,8 @@ from kera.cli.check._options import Options
 from kera.cli.check._report import EXIT_CODES, to_json, to_text
 from kera.cli.check._run import SLICE_S, Outcome, while_running
 from kera.cli.check._workload import Acknowledgements
+from kera.client import StreamConfig, StreamDescription
 from kera.client.checking.findings import Finding
-from kera.client.types import StreamConfig, StreamDescription
 from kera.core.errors import Unavailable
 
 CONFIG = StreamConfig(streamlets=4, brokers=2, entries=1, group_segments=16, durability="replicated", codec="none")

@@ -10,7 +10,7 @@ import pytest
 
 from kera.cli._format import RecordOrigin, for_terminal, json_formatter, text_formatter
 from kera.cli._run import UsageError
-from kera.client.types import StreamConfig, StreamDescription
+from kera.client import StreamConfig, StreamDescription
 from kera.connect.files.lines import json_to_batch, rows_to_batch
 from kera.core.schema import DEFAULT_SCHEMA
 

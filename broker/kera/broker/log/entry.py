@@ -21,6 +21,7 @@ from collections.abc import Iterable, Iterator
 
 from kera.broker.log.progress import EntryProgress
 from kera.broker.log.segment import Segment, SegmentState
+from kera.broker.log.watermarks import watermark_before
 from kera.broker.records import (
     NO_SEGMENT,
     EntryRecord,
@@ -34,6 +35,7 @@ from kera.broker.records import (
 )
 from kera.core.errors import Recovering
 from kera.core.ids import EARLIEST, EntryId, Position
+from kera.core.punctuation import NO_TIME
 from kera.core.push import DEFAULT_DOMAIN
 
 
@@ -60,6 +62,7 @@ class Entry(EntryProgress):
         "memory_domain",
         "memory_priority",
         "readers",
+        "removed_watermark_us",
         "resident",
         "segment_index",
         "start",
@@ -68,6 +71,7 @@ class Entry(EntryProgress):
         "stored_end",
         "stored_record",
         "stored_segments",
+        "stored_watermark_us",
         "unsure",
     )
 
@@ -84,6 +88,11 @@ class Entry(EntryProgress):
         """Ordinal behind the stored part."""
         self.stored_bytes = record.stored_bytes
         self.stored_segments = record.stored_segments
+        self.stored_watermark_us = record.watermark_us
+        """The greatest time in the stored part, or less, see `EntryRecord`."""
+        self.removed_watermark_us = record.removed_watermark_us
+        """The greatest time of what was removed, or more."""
+        self.promised_us = NO_TIME
         self.last_stored: Key = (record.last_group_id, record.last_segment_id)
         self.stored_end = EARLIEST
         """Where the stored part ends."""
@@ -107,6 +116,8 @@ class Entry(EntryProgress):
         if self.last_stored != NO_SEGMENT:
             last = segment_index.segment(self.address(self.last_stored))
             self.stored_end = Position(*self.last_stored, last.length if last is not None else 0)
+            if last is not None:
+                self.stored_watermark_us = max(self.stored_watermark_us, last.max_timestamp_us)
 
     def address(self, key: Key) -> SegmentAddress:
         """The full address of one of its segments."""
@@ -221,6 +232,8 @@ class Entry(EntryProgress):
             self.stored_segments,
             *self.last_stored,
             tuple(self.gaps),
+            self.stored_watermark_us,
+            self.removed_watermark_us,
         )
 
     def record_with(self, segments: list[Segment]) -> EntryRecord:
@@ -232,6 +245,7 @@ class Entry(EntryProgress):
             stored_segments=self.stored_segments + len(segments),
             last_group_id=last.address.group_id,
             last_segment_id=last.address.segment_id,
+            watermark_us=max(self.stored_watermark_us, *(segment.max_timestamp_us for segment in segments)),
         )
 
     def grafted(self, graft: Graft) -> EntryRecord:
@@ -247,6 +261,7 @@ class Entry(EntryProgress):
             stored_bytes=record.stored_bytes + graft.bytes,
             stored_segments=record.stored_segments + graft.segments,
             gaps=tuple(sorted({*record.gaps, *graft.gaps})),
+            watermark_us=max(record.watermark_us, graft.watermark_us),
         )
 
     def graft(self, graft: Graft) -> None:
@@ -255,6 +270,7 @@ class Entry(EntryProgress):
         self.start, self.start_record, self.stored_record = record.start, record.start_record, record.next_record
         self.stored_bytes, self.stored_segments = record.stored_bytes, record.stored_segments
         self.gaps = list(record.gaps)
+        self.stored_watermark_us = record.watermark_us
         if graft.last > self.last_stored:
             self.last_stored, self.stored_end = graft.last, graft.end
         self.go_on_from(graft.next_record)
@@ -272,6 +288,7 @@ class Entry(EntryProgress):
         self.stored_record = segment.first_record + segment.record_count
         self.stored_bytes += segment.head
         self.stored_segments += 1
+        self.stored_watermark_us = max(self.stored_watermark_us, segment.max_timestamp_us)
         segment.in_index = True
         segment.producers = {}
 
@@ -282,6 +299,7 @@ class Entry(EntryProgress):
 
     def move_start(self, position: Position, record: int) -> None:
         """What is before a position, and before the record there, is not there any more."""
+        self.removed_watermark_us = max(self.removed_watermark_us, watermark_before(self, position))
         self.start, self.start_record = position, record
 
     def go_on_from(self, record: int) -> None:
@@ -310,6 +328,7 @@ class Entries:
         "_ref",
         "_segment_index",
         "count",
+        "first_promise_us",
         "made_by_index",
     )
 
@@ -325,6 +344,8 @@ class Entries:
         self._by_replicas = False
         self._memory_priority = 0
         self._memory_domain = DEFAULT_DOMAIN
+        self.first_promise_us = NO_TIME
+        """See `promise`: of those that were not asked for yet."""
         self._gone = False
 
     def __len__(self) -> int:
@@ -339,6 +360,7 @@ class Entries:
             found.by_replicas = self._by_replicas
             found.memory_priority = self._memory_priority
             found.memory_domain = self._memory_domain
+            found.promised_us = self.first_promise_us
         return found
 
     def __iter__(self) -> Iterator[Entry]:
@@ -354,6 +376,12 @@ class Entries:
         self._by_replicas = by_replicas
         for entry in self.made_by_index.values():
             entry.by_replicas = by_replicas
+
+    def promise(self, promised_us: int) -> None:
+        """All were promised to get nothing older than this, those as well to which nothing was written yet."""
+        self.first_promise_us = max(self.first_promise_us, promised_us)
+        for entry in self.made_by_index.values():
+            entry.promised_us = max(entry.promised_us, promised_us)
 
     def set_memory_priority(self, priority: int) -> None:
         """Set `Entry.memory_priority` of all."""

@@ -60,10 +60,12 @@ if TYPE_CHECKING or native is None:
     class EntryProgress:
         """The open end of an entry."""
 
-        __slots__ = ("next_record", "tail", "waiters")
+        __slots__ = ("next_record", "promised_us", "tail", "waiters")
 
         next_record: int
         """Ordinal of the next record."""
+        promised_us: int
+        """Readers were told that nothing older comes, and the log does not say so yet; `NO_TIME`: they were not."""
         tail: list[Segment]
         """The segments that are not on disk, or not in the index yet; only the last one may be open."""
         waiters: set[EntryListener]
@@ -79,6 +81,8 @@ if TYPE_CHECKING or native is None:
         bytes_appended: int
         """Since the last report to the coordinator, as are the records."""
         records_appended: int
+        timestamp_ahead_us: int
+        """How far ahead of the clock the times of chunks may be; 0: as far as they like."""
         first_epochs: Mapping[int, int]
         """See ``kera.broker.ownership.producer_fences``."""
         producers: dict[int, ProducerRecord]

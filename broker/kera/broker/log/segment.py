@@ -31,6 +31,7 @@ from kera.broker.log.scan import SegmentScan
 from kera.broker.records import Hole, ProducerRecord, SegmentAddress, SegmentRecord
 from kera.core.chunk import ChunkHeader, place_chunk, read_header
 from kera.core.errors import invariant
+from kera.core.punctuation import FLAG as PUNCTUATION
 
 if TYPE_CHECKING:
     from kera.broker.log.entry import Entry
@@ -180,7 +181,10 @@ class Segment(SegmentProgress):
             self.min_timestamp_us = header.min_timestamp_us
         if header.max_timestamp_us > self.max_timestamp_us:  # noqa: PLR1730
             self.max_timestamp_us = header.max_timestamp_us
-        self.producers[header.producer_id] = _as_record(ProducerRecord, (header.producer_epoch, header.sequence + 1))
+        if not header.flags & PUNCTUATION:
+            self.producers[header.producer_id] = _as_record(
+                ProducerRecord, (header.producer_epoch, header.sequence + 1)
+            )
 
     def close(self) -> None:
         """Take no more appends."""

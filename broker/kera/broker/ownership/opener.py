@@ -76,8 +76,10 @@ class StreamletOpener:
             origin = index.origin(*ref)
             streamlet.learn(index.producers(*ref))
             streamlet.next_group_id = max(streamlet.next_group_id, origin.next_group_id if origin is not None else 0)
-        before = streamlet.intervals
+        before, owned_before = streamlet.intervals, streamlet.owned
         streamlet.hold(held)
+        if not owned_before and not taken_over:
+            streamlet.go_on_from(state)
         if before != held.intervals and not taken_over:  # else what was between is here now, or comes
             for entry in streamlet.entries.made:
                 self._start_behind(entry, removed_between(entry.index, before, held.intervals))
@@ -103,12 +105,13 @@ class StreamletOpener:
         assignment: common_pb2.StreamletAssignment,
         held: Holding,
         *,
-        fresh: bool,
+        handed_over_now: common_pb2.StreamletState | None,
     ) -> Streamlet:
         """Open a streamlet, and add it to its stream.
 
-        `fresh`: it was handed over just now, so none of the last interval's groups was ever given.
+        `handed_over_now`: the state in which it was, just now, so none of the last interval's groups was ever given.
         """
+        fresh = handed_over_now is not None
         last = held.intervals[-1]
         first_group_id = max(assignment.first_group_id if held.owned else 0, last.first_group_id, 1)
         persisted = stream.by_disk and stream.durability == common_pb2.DURABILITY_PERSISTED
@@ -143,6 +146,7 @@ class StreamletOpener:
             first_epochs=self._fences.first_epochs,
             producer_limits=self._producer_limits,
         )
+        streamlet.go_on_from(handed_over_now)
         forgotten = streamlet.forget_producers()
         if forgotten:
             ref = (stream.stream_id, assignment.streamlet_id)

@@ -17,6 +17,7 @@ from kera.broker.slices import Slices
 from kera.broker.storage.persistence import PersistenceManager
 from kera.core.done import nothing
 from kera.core.errors import InvalidArgument, Unavailable
+from kera.core.punctuation import NO_TIME
 from kera.core.turns import Pace, Turns
 from kera.v1 import broker_pb2, common_pb2
 
@@ -169,6 +170,9 @@ async def _state_of(streamlet: Streamlet, pace: Pace) -> common_pb2.StreamletSta
         next_group_id=streamlet.next_group_id,
         next_records=[entry.next_record for entry in streamlet.entries],
     )
+    promised_us = streamlet.promised_us
+    if promised_us != NO_TIME:
+        state.promised_us = promised_us
     for producer_id, record in list(streamlet.producers.items()):
         await pace.step()
         state.producers.add(

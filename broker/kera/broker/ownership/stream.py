@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kera.broker.log.epochs import EpochRules
 from kera.broker.log.retention import Rules
 from kera.broker.log.streamlet import Streamlet
 from kera.broker.replication.virtual_logs import StreamLogs
@@ -18,6 +19,7 @@ class Stream:
         self.name = info.name
         self.created_by = info.created_by
         """The principal that has; empty: nobody knows, and it counts for nobody."""
+        self.created_us = info.created_us
         self.streamlet_count = info.config.streamlets
         self.streamlets: dict[int, Streamlet] = {}
         """Those of which this broker has anything, its own and those of which it has older groups."""
@@ -43,6 +45,7 @@ class Stream:
         self.memory_priority = info.config.memory_priority
         self.memory_domain = info.config.memory_domain or DEFAULT_DOMAIN
         self.replication_priority = info.config.replication_priority
+        self.epochs = EpochRules.of(info.config)
         self.by_disk = self.replication == 0
         """Whether level persisted means the broker's own disk: there are no replicas."""
         if self.logs is not None:
@@ -57,7 +60,12 @@ class Stream:
         self.streamlets[streamlet.streamlet_id] = streamlet
         self._set_level(streamlet)
 
+    def set_epochs(self, streamlet: Streamlet) -> None:
+        """Tell a streamlet what goes for its epochs; also when it is owned here and was not before."""
+        streamlet.set_epochs(self.epochs, self.created_us)
+
     def _set_level(self, streamlet: Streamlet) -> None:
+        self.set_epochs(streamlet)
         streamlet.entries.set_by_replicas(self.by_replicas)
         streamlet.entries.set_memory_priority(self.memory_priority)
         streamlet.entries.set_memory_domain(self.memory_domain)

@@ -218,9 +218,12 @@ class Streams:
         if streamlet is None:
             # What was taken over since it was handed over has groups of the last interval.
             fresh = state is not None and not assignment.sources
-            return [self._opener.open(stream, info, assignment, held, fresh=fresh)] if held.intervals else []
+            if not held.intervals:
+                return []
+            return [self._opener.open(stream, info, assignment, held, handed_over_now=state if fresh else None)]
         if held.intervals:
             self._opener.change(streamlet, held, state, taken_over=bool(assignment.sources))
+            stream.set_epochs(streamlet)
         else:
             self._detach(stream, streamlet)
         return []

@@ -40,6 +40,8 @@ from kera.core.header_table import (
     end_records,
 )
 from kera.core.ids import EARLIEST, EntryId, Position
+from kera.core.punctuation import FLAG as PUNCTUATION
+from kera.core.punctuation import NO_TIME
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,6 +351,7 @@ class StreamletMerge:
         else:
             position, first = Position(*first_key, 0), first_segment.first_record
         older = () if old is None else old.gaps
+        old_watermark = NO_TIME if old is None else old.watermark_us
         gaps = [*plan.gaps, *(gap for gap in older if _still(gap, ordered, may_lose=known.may_lose))]
         return EntryRecord(
             start=position,
@@ -363,6 +366,8 @@ class StreamletMerge:
             last_group_id=last_address.group_id,
             last_segment_id=last_address.segment_id,
             gaps=tuple(sorted(set(gaps))),
+            watermark_us=max(old_watermark, *(record.max_timestamp_us for _, record in ordered)),
+            removed_watermark_us=NO_TIME if old is None else old.removed_watermark_us,
         )
 
 
@@ -392,6 +397,7 @@ def _still(gap: Gap, ordered: Sequence[tuple[SegmentAddress, SegmentRecord]], *,
 
 def _note_producers(chunks: Headers, producers: dict[int, ProducerRecord]) -> None:
     """How far producers got with these chunks."""
+    chunks = chunks[chunks["flags"] & PUNCTUATION == 0]
     chunks = chunks[np.lexsort((chunks["sequence"], chunks["producer_epoch"], chunks["producer_id"]))]
     last = np.flatnonzero(np.roll(differs_from_before(chunks, "producer_id"), -1))
     fields = (chunks[name][last].tolist() for name in ("producer_id", "producer_epoch", "sequence"))

@@ -482,4 +482,5 @@ def _graft(plan: EntryPlan) -> Graft:
         len(plan.new),
         Position(last.group_id, last.segment_id, last_record.length),
         plan.gaps,
+        max(each.max_timestamp_us for each in plan.new.values()),
     )

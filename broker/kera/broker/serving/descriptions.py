@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
 from kera.broker.log.bounds import end_of, lag_bytes, lag_records, list_groups, oldest_us, ordinal_at
@@ -10,6 +10,7 @@ from kera.broker.log.entry import Entry, still_unsure
 from kera.broker.log.intervals import NO_END, interval_of
 from kera.broker.log.read_plan import entry_of, first_record, interval_at, resolve
 from kera.broker.log.streamlet import Streamlet
+from kera.broker.log.watermarks import end_of_written, watermark_of
 from kera.broker.ownership.streams import Streams
 from kera.broker.serving.cursors import fill_cursor, position_of
 from kera.broker.serving.limits import ServingLimits
@@ -17,6 +18,7 @@ from kera.broker.serving.stream_access import CheckStream, nothing_is_kept
 from kera.core.access.rights import Operation
 from kera.core.errors import InvalidArgument, KeraError
 from kera.core.ids import EARLIEST, Position
+from kera.core.punctuation import NO_TIME
 from kera.core.rpc import Call, Reply
 from kera.core.rpc.method import Peer
 from kera.core.rpc.wire import error_to_message
@@ -35,8 +37,16 @@ class Descriptions:
     """Handles describeStreamlets, listGroups and measureLag."""
 
     def __init__(
-        self, streams: Streams, turns: Turns, limits: ServingLimits, check: CheckStream = nothing_is_kept
+        self,
+        streams: Streams,
+        turns: Turns,
+        limits: ServingLimits,
+        check: CheckStream = nothing_is_kept,
+        *,
+        may_promise: Callable[[], bool] = lambda: True,
     ) -> None:
+        """`may_promise`: whether nobody else can own what this broker owns, and its clock is right."""
+        self._may_promise = may_promise
         self._check = check
         self._streams = streams
         self._turns = turns
@@ -78,11 +88,23 @@ class Descriptions:
                 )
                 fill_cursor(row.start, entry, entry.start)
                 fill_cursor(row.end, entry, end)
+                self._fill_times(row, streamlet, entry)
                 seen = [gap for gap in entry.gaps if not gap.unseen]
                 if seen:
                     fill_cursor(row.lost_from, entry, seen[-1].start)
                     fill_cursor(row.lost_to, entry, seen[-1].end)
         return response
+
+    def _fill_times(self, row: broker_pb2.EntryInfo, streamlet: Streamlet, entry: Entry) -> None:
+        watermark_us = watermark_of(entry)
+        if watermark_us != NO_TIME:
+            row.watermark_us = watermark_us
+        if entry.removed_watermark_us != NO_TIME:
+            row.removed_watermark_us = entry.removed_watermark_us
+        promised_us = streamlet.promise(entry) if self._may_promise() else None
+        if promised_us is not None:
+            row.promised_us = promised_us
+            fill_cursor(row.promised_at, entry, end_of_written(entry))
 
     async def list_groups(self, call: Call[broker_pb2.ListGroupsRequest]) -> Reply[broker_pb2.ListGroupsResponse]:
         """Groups of one of this broker's intervals with their durable bounds, in order."""

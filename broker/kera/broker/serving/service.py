@@ -100,7 +100,7 @@ class BrokerService:
         )
         self._lookups = Lookups(streams, memory, turns, limits, check)
         self._cursors = CursorChanges(streams, memory, turns, limits, check)
-        self._descriptions = Descriptions(streams, turns, limits, check)
+        self._descriptions = Descriptions(streams, turns, limits, check, may_promise=lambda: self.lease.holds)
         self._thesis = ThesisApi(streams, turns)
         self._registered: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 

@@ -34,6 +34,7 @@ from kera.broker.replication.virtual_logs import StreamLogs
 from kera.broker.replication.virtual_segment import Batch
 from kera.broker.serving.limits import ServingLimits
 from kera.broker.serving.pending_write import PendingWrite, WriteReply
+from kera.broker.serving.punctuating import Punctuating
 from kera.broker.serving.taking import Taking, WriteTaker
 from kera.broker.serving.write_access import WriteAccess
 from kera.broker.storage.persistence import PersistenceManager
@@ -103,6 +104,7 @@ class Writer:
         self._streams = streams
         self._memory = memory
         self._logs = replication.logs
+        self._punctuating = Punctuating(replication.logs, memory)
         self._backlog = replication.backlog
         self._backups = replication.backups
         self._counters = counters
@@ -240,7 +242,8 @@ class Writer:
                 header = verify_header(bulk, at)
                 chunk_end = at + HEADER_BYTES + padded(header.payload_bytes)
                 if chunk_end > end:
-                    raise _cut_short(header, at, end)
+                    text = f"chunk at offset {at} is cut short: {end - at} of {header.chunk_bytes} bytes"
+                    raise CorruptChunk(text, offset=at)
             except CorruptChunk as error:
                 # Where the next chunk starts is not known: this one and all that follow it are refused.
                 self._refuse_rest(write, error)
@@ -361,6 +364,11 @@ class Writer:
             self._check_backups(stream, stream.logs, log, level)
         elif level == _REPLICATED:
             raise InvalidArgument(f"stream {stream.name!r} is not replicated: it has no backups", stream=stream.name)
+        punctuation = streamlet.keep_promise(header, len(chunk))
+        if punctuation is not None:
+            self._counters.punctuations += 1
+            persist = _PERSISTED in (level, stream_level)
+            self._punctuating.follow(punctuation, stream, streamlet, log, persist=persist)
         appended = streamlet.append(chunk, header)
         entry, group_id, segment_id, position, first_record, duplicate, segment, end = appended
         counters = self._counters
@@ -473,10 +481,6 @@ class Writer:
 
 def _replaced() -> NotReplicated:
     return NotReplicated(_REPLACED)
-
-
-def _cut_short(header: ChunkHeader, at: int, end: int) -> CorruptChunk:
-    return CorruptChunk(f"chunk at offset {at} is cut short: {end - at} of {header.chunk_bytes} bytes", offset=at)
 
 
 def level_name(durability: int) -> str:

@@ -22,6 +22,7 @@ import struct
 from kera.broker.records import Change, EntryRecord, Gap, OriginRecord, ProducerRecord, SegmentAddress, SegmentRecord
 from kera.core.checksum import crc32c
 from kera.core.ids import EntryId, Position
+from kera.core.punctuation import NO_TIME
 
 GAPS_MAX = 64
 """Of an entry: each is one loss of the host's memory."""
@@ -33,6 +34,7 @@ PRODUCER_KEY = struct.Struct(">cQIQ")
 REMOVAL_KEY = struct.Struct(">cQ")
 _SEGMENT = struct.Struct("<QIIIIQQqqq")
 _ENTRY = struct.Struct("<QIIQQQQQII")
+_WATERMARKS = struct.Struct("<qq")
 _GAP = struct.Struct("<QIIQII")
 PRODUCER = struct.Struct("<IQ")
 POSITION = struct.Struct("<QII")
@@ -76,7 +78,8 @@ def put_entry(entry: EntryId, record: EntryRecord) -> Change:
         len(record.gaps),
     )
     gaps = b"".join(_GAP.pack(*gap.start, *gap.end) for gap in record.gaps)
-    return sealed(ENTRY_KEY.pack(b"e", *entry), value + gaps)
+    watermarks = _WATERMARKS.pack(record.watermark_us, record.removed_watermark_us)
+    return sealed(ENTRY_KEY.pack(b"e", *entry), value + gaps + watermarks)
 
 
 def put_producer(stream_id: int, streamlet_id: int, producer_id: int, record: ProducerRecord) -> Change:
@@ -160,6 +163,10 @@ def entry_record(value: bytes) -> EntryRecord:
     group, segment, offset, start_record, next_record, size, count, last_group, last_segment, gaps = _ENTRY.unpack_from(
         value
     )
+    gaps_end = _ENTRY.size + gaps * _GAP.size
+    watermarks = (NO_TIME, NO_TIME)
+    if len(value) >= gaps_end + _WATERMARKS.size:  # else it was written before there were any
+        watermarks = _WATERMARKS.unpack_from(value, gaps_end)
     return EntryRecord(
         Position(group, segment, offset),
         start_record,
@@ -170,8 +177,9 @@ def entry_record(value: bytes) -> EntryRecord:
         last_segment,
         tuple(
             Gap(Position(*numbers[:3]), Position(*numbers[3:]))
-            for numbers in _GAP.iter_unpack(value[_ENTRY.size : _ENTRY.size + gaps * _GAP.size])
+            for numbers in _GAP.iter_unpack(value[_ENTRY.size : gaps_end])
         ),
+        *watermarks,
     )
 
 

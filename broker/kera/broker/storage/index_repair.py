@@ -18,6 +18,7 @@ from kera.broker.storage.index_format import (
 from kera.broker.storage.segment_files import SegmentStore, record_of, report_damage
 from kera.core.chunk import ChunkHeader
 from kera.core.ids import EARLIEST, EntryId, Position
+from kera.core.punctuation import is_punctuation
 from kera.core.telemetry import get_logger
 
 log = get_logger("kera.restart")
@@ -47,6 +48,8 @@ class StartFindings:
 def producers_of(headers: list[ChunkHeader], known: dict[int, ProducerRecord]) -> dict[int, ProducerRecord]:
     """Bring `known` up to date with chunks; returns it."""
     for header in headers:
+        if is_punctuation(header):
+            continue
         state = ProducerRecord(header.producer_epoch, header.sequence + 1)
         known[header.producer_id] = max(known.get(header.producer_id, state), state)
     return known
@@ -65,6 +68,7 @@ def entry_with(entry: EntryRecord, address: SegmentAddress, record: SegmentRecor
         stored_segments=entry.stored_segments + 1,
         last_group_id=address.group_id,
         last_segment_id=address.segment_id,
+        watermark_us=max(entry.watermark_us, record.max_timestamp_us),
     )
 
 
@@ -149,7 +153,7 @@ def _entries_anew(index: SegmentIndex, segments: dict[SegmentAddress, SegmentRec
     changes = []
     for entry_id, items in by_entry.items():
         old = index.entry(entry_id) or EntryRecord()
-        entry = EntryRecord(gaps=old.gaps)
+        entry = EntryRecord(gaps=old.gaps, watermark_us=old.watermark_us, removed_watermark_us=old.removed_watermark_us)
         for address, record in items:
             if not record.open:
                 entry = entry_with(entry, address, record)

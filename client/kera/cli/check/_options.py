@@ -13,7 +13,7 @@ from kera.client.checking.numbers import VALUE_BYTES
 from kera.client.settings import Durability
 
 if TYPE_CHECKING:
-    from kera.client.types import StreamConfig
+    from kera.client import StreamConfig
 
 SECONDS_DEFAULT = 60.0
 KILL_EVERY_DEFAULT_S = 30.0

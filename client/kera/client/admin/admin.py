@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 import pyarrow as pa
 
@@ -28,7 +28,8 @@ from kera.client.admin.control import (
 from kera.client.cluster.cluster import Cluster
 from kera.client.positions import Positions, check_place
 from kera.client.serializers.columns.models import arrow_schema_of
-from kera.client.types import ClusterDescription, StreamDescription, durability_value
+from kera.client.stream_config import EPOCH_GRACE_MS, TIMESTAMP_AHEAD_MAX_MS, durability_value, punctuation_value
+from kera.client.types import ClusterDescription, StreamDescription
 from kera.core.errors import InvalidArgument, Uncertain, UnknownStream
 from kera.core.ids import EntryId, Position
 from kera.core.push import DEFAULT_DOMAIN
@@ -67,6 +68,10 @@ class Admin:
         memory_priority: int = 0,
         replication_priority: int = 0,
         memory_domain: str = DEFAULT_DOMAIN,
+        epoch_ms: int = 0,
+        punctuation: str = "clock",
+        epoch_grace_ms: int = EPOCH_GRACE_MS,
+        timestamp_ahead_max_ms: int = TIMESTAMP_AHEAD_MAX_MS,
     ) -> StreamDescription:
         """Create a stream (thesis table 6.1, createStream).
 
@@ -93,6 +98,11 @@ class Admin:
         Brokers keep streams of different `memory_domain` apart in shared memory: who may map that of one sees what is
         in it of all its streams, and of no others.
 
+        With `epoch_ms`, the stream has epochs of so many milliseconds of its records' times (docs/epochs.md).
+        `punctuation` is who says of entries that nobody writes to that nothing older comes: brokers by their ``clock``,
+        `epoch_grace_ms` later, or only ``producers``. Records with times further ahead than `timestamp_ahead_max_ms`
+        (0: any) are refused.
+
         Raises `StreamExists`, `InvalidArgument`, `SchemaMismatch`, `Unavailable`, `TooFewBackups`.
         """
         request = coordinator_pb2.CreateStreamRequest(
@@ -115,6 +125,10 @@ class Admin:
                 memory_priority=_count("memory_priority", memory_priority),
                 replication_priority=_count("replication_priority", replication_priority),
                 memory_domain=arguments.text("memory_domain", memory_domain, "the name of a memory domain"),
+                epoch_ms=_limit("epoch_ms", epoch_ms),
+                punctuation=punctuation_value(punctuation),
+                epoch_grace_ms=_limit("epoch_grace_ms", epoch_grace_ms),
+                timestamp_ahead_max_ms=_limit("timestamp_ahead_max_ms", timestamp_ahead_max_ms),
             ),
         )
         columns = {"key_column": key_column, "timestamp_column": timestamp_column}
@@ -160,10 +174,14 @@ class Admin:
         memory_priority: int | None = None,
         replication_priority: int | None = None,
         memory_domain: str | None = None,
+        epoch_ms: int | None = None,
+        punctuation: str | None = None,
+        epoch_grace_ms: int | None = None,
+        timestamp_ahead_max_ms: int | None = None,
         brokers: int | None = None,
         add_columns: pa.Schema | None = None,
     ) -> StreamDescription:
-        """Change durability, retention, virtual logs, priorities or memory of a stream; what is None stays.
+        """Change durability, retention, virtual logs, priorities, memory or epochs of a stream; what is None stays.
 
         See `create_stream` for them.
 
@@ -180,32 +198,28 @@ class Admin:
         `SchemaMismatch` when the stream has a column of that name with another type.
         """
         request = coordinator_pb2.AlterStreamRequest(name=arguments.text("name", name, "the name of a stream"))
-        if retention_consumed is not None:
-            request.retention_consumed = arguments.flag("retention_consumed", retention_consumed)
-        if durability is not None:
-            request.durability = durability_value(durability)
-        if retention_ms is not None:
-            request.retention_ms = _limit("retention_ms", retention_ms)
-        if retention_bytes is not None:
-            request.retention_bytes = _limit("retention_bytes", retention_bytes)
+        changes = {
+            "durability": durability,
+            "retention_ms": retention_ms,
+            "retention_bytes": retention_bytes,
+            "retention_consumed": retention_consumed,
+            "virtual_logs": virtual_logs,
+            "memory_priority": memory_priority,
+            "replication_priority": replication_priority,
+            "memory_domain": memory_domain,
+            "epoch_ms": epoch_ms,
+            "punctuation": punctuation,
+            "epoch_grace_ms": epoch_grace_ms,
+            "timestamp_ahead_max_ms": timestamp_ahead_max_ms,
+            "brokers": brokers,
+            "add_columns": add_columns,
+        }
+        for field, value in changes.items():
+            if value is not None:
+                setattr(request, field, _ON_THE_WIRE[field](field, value))
         if retention_consumer_groups is not None:
-            request.retention_consumer_groups.CopyFrom(
-                coordinator_pb2.ConsumerGroupNames(
-                    names=arguments.names("retention_consumer_groups", retention_consumer_groups)
-                )
-            )
-        if virtual_logs is not None:
-            request.virtual_logs = _count("virtual_logs", virtual_logs)
-        if memory_priority is not None:
-            request.memory_priority = _count("memory_priority", memory_priority)
-        if replication_priority is not None:
-            request.replication_priority = _count("replication_priority", replication_priority)
-        if memory_domain is not None:
-            request.memory_domain = arguments.text("memory_domain", memory_domain, "the name of a memory domain")
-        if brokers is not None:
-            request.brokers = _count("brokers", brokers)
-        if add_columns is not None:
-            request.add_columns = _schema("add_columns", add_columns)
+            names = arguments.names("retention_consumer_groups", retention_consumer_groups)
+            request.retention_consumer_groups.CopyFrom(coordinator_pb2.ConsumerGroupNames(names=names))
         await self._cluster.ask(api.ALTER_STREAM, request)
         return await self.describe_stream(name)
 
@@ -400,3 +414,22 @@ def _enum(kind: object, prefix: str, name: str) -> int:
         choices = ", ".join(choice for choice in names if choice != "unspecified")
         raise InvalidArgument(f"{prefix.rstrip('_').lower()} {name!r} is none of {choices}")
     return int(kind.Value(prefix + name.upper()))  # type: ignore[attr-defined]
+
+
+_ON_THE_WIRE: dict[str, Callable[[str, Any], Any]] = {
+    "durability": lambda _, name: durability_value(name),
+    "retention_ms": _limit,
+    "retention_bytes": _limit,
+    "retention_consumed": arguments.flag,
+    "virtual_logs": _count,
+    "memory_priority": _count,
+    "replication_priority": _count,
+    "memory_domain": lambda field, name: arguments.text(field, name, "the name of a memory domain"),
+    "epoch_ms": _limit,
+    "punctuation": lambda _, name: punctuation_value(name),
+    "epoch_grace_ms": _limit,
+    "timestamp_ahead_max_ms": _limit,
+    "brokers": _count,
+    "add_columns": _schema,
+}
+"""What becomes of the settings that a request to alter a stream has by the same name. They raise `InvalidArgument`."""

@@ -20,7 +20,8 @@ from kera.client.admin.consumer_groups import (
 )
 from kera.client.admin.control import RecoveryDescription
 from kera.client.cluster.cluster import Cluster
-from kera.client.types import ClusterDescription, StreamDescription, durability_name
+from kera.client.stream_config import durability_name
+from kera.client.types import ClusterDescription, StreamDescription
 from kera.core.rpc import Channel, api
 from kera.v1 import common_pb2, coordinator_pb2
 

@@ -20,6 +20,7 @@ from kera.core.errors import CorruptChunk, KeraError, SchemaMismatch
 from kera.core.ids import EntryId, Position
 from kera.core.joining import join_chunks, joined_schema
 from kera.core.payload import open_payload
+from kera.core.punctuation import is_punctuation_at
 from kera.core.telemetry import get_logger
 
 log = get_logger("kera.consumer")
@@ -125,6 +126,13 @@ class _Opener:
             return None
         return _Opened(joined.header(at), self._widened(joined.batch, schema), copied=True, headers=joined.headers)
 
+    def punctuation(self, view: memoryview, at: int) -> _Opened:
+        """The chunk at `at`, which says that it is one. Raises `CorruptChunk`."""
+        header = self._open_header(view, at)
+        if header.record_count or header.payload_bytes:
+            raise CorruptChunk(f"the chunk at offset {at} is a punctuation, and says to have records")
+        return _Opened(header, pa.RecordBatch.from_pylist([], self._stream.schema), copied=True)
+
     def one(self, view: memoryview, buffer: pa.Buffer, at: int, *, copied: bool) -> _Opened:
         """The chunk at `at`; `view` is of `buffer`. Raises `CorruptChunk`, `SchemaMismatch`."""
         header = self._open_header(view, at)
@@ -160,6 +168,7 @@ def batches_of(
     settings: ConsumerSettings,
     *,
     copying: Callable[[], bool] = bool,
+    punctuations: bool = False,
 ) -> Iterator[ChunkBatch]:
     """Each chunk of what has come as a batch in place, or several small ones as a copy (``joined_bytes_max``).
 
@@ -167,6 +176,8 @@ def batches_of(
     read is one without records, if the `settings` say so.
 
     A chunk that is older than columns of the `stream` has nulls there: all batches have the newest columns known.
+
+    `punctuations`: whether they come as well, as batches without records; they are left out unless it is given.
 
     `copying`: asked for each chunk in the broker's memory, whether to copy it; unless it is given, it is not. That is
     for whoever goes through all values at once: the copy costs little beside that, and Arrow trusts the offsets of
@@ -178,8 +189,9 @@ def batches_of(
         at, size = 0, buffer.size
         view = memoryview(buffer)  # headers are read from it in half the time
         while at < size:
+            is_one = at + HEADER_BYTES <= size and is_punctuation_at(view, at)
             try:
-                opened = opener.several(view, at)
+                opened = opener.punctuation(view, at) if is_one else opener.several(view, at)
                 if opened is None:
                     opened = opener.one(view, buffer, at, copied=slot is not None and copying())
             except KeraError as error:
@@ -206,9 +218,10 @@ def batches_of(
                 start = Position(group_id, segment_id, offset)
             chunk_bytes = header.chunk_bytes
             following = Position(group_id, segment_id, offset + chunk_bytes)
-            yield ChunkBatch(
-                opened.batch, header, start, following, entry, None if opened.copied else slot, opened.headers
-            )
+            if punctuations or not is_one:
+                yield ChunkBatch(
+                    opened.batch, header, start, following, entry, None if opened.copied else slot, opened.headers
+                )
             start = following
             at += chunk_bytes
 

@@ -69,6 +69,13 @@ def merged_bounds(assignment: Assignment, entry: int, parts: Mapping[int, EntryB
         lost=max(
             (part.lost for part in parts.values() if part.lost is not None), key=lambda lost: lost[1], default=None
         ),
+        watermark_us=max((part.watermark_us for part in parts.values() if part.watermark_us is not None), default=None),
+        promised_us=owner.promised_us,
+        promised_at=max(owner.promised_at, start_of_group(last.first_group_id)),
+        removed_watermark_us=max(
+            (part.removed_watermark_us for part in parts.values() if part.removed_watermark_us is not None),
+            default=None,
+        ),
     )
 
 

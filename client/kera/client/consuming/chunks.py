@@ -22,7 +22,9 @@ from kera.core.ids import Position
 class Chunks:
     """Of what was fetched last."""
 
-    def __init__(self, cluster: Cluster, settings: ConsumerSettings) -> None:
+    def __init__(self, cluster: Cluster, settings: ConsumerSettings, *, punctuations: bool = False) -> None:
+        """`punctuations`: whether they come as well, as batches without records."""
+        self._punctuations = punctuations
         self._cluster = cluster
         self._settings = settings
         self.streams: dict[int, StreamDescription] = {}
@@ -72,7 +74,13 @@ class Chunks:
         self._rest = Wanted(batches[0].entry, batches[0].start, end)
 
     def _batches_of(self, fetched: Fetched) -> Iterator[ChunkBatch]:
-        return batches_of(fetched, self.streams[fetched.entry.stream_id], self._settings, copying=lambda: self._copied)
+        return batches_of(
+            fetched,
+            self.streams[fetched.entry.stream_id],
+            self._settings,
+            copying=lambda: self._copied,
+            punctuations=self._punctuations,
+        )
 
     async def _open_rest(self, rest: Wanted | NewerSchema) -> None:
         if isinstance(rest, NewerSchema):

@@ -8,7 +8,8 @@ from itertools import accumulate
 from typing import NamedTuple, overload
 
 from kera.client.producing.lane_columns import Numbers
-from kera.client.types import Delivery, durability_name
+from kera.client.stream_config import durability_name
+from kera.client.types import Delivery
 from kera.core.ids import EntryId, Position
 from kera.v1 import broker_pb2
 

@@ -21,7 +21,7 @@ from kera.client.producing.lane import Failure, Lane, PendingChunk
 from kera.client.producing.limits import ProducerLimits
 from kera.client.producing.traced import ProducerTraces
 from kera.client.settings import ProducerSettings
-from kera.client.types import durability_value
+from kera.client.stream_config import durability_value
 from kera.core.chunk import padding_of
 from kera.core.errors import InternalError, KeraError, NotOwner, ProducerFenced, Unavailable, Uncertain
 from kera.core.rpc import Channel, Reply, api

@@ -12,6 +12,7 @@ from kera.client.admin.admin import Admin as AsyncAdmin
 from kera.client.admin.consumer_groups import ConsumerGroupDescription, ConsumerGroupSummary, ResetTo
 from kera.client.admin.control import DrainStatus, MoveResult, Rebalancing, RecoveryDescription
 from kera.client.positions import Positions
+from kera.client.stream_config import EPOCH_GRACE_MS, TIMESTAMP_AHEAD_MAX_MS
 from kera.client.sync.loop_thread import LoopThread
 from kera.client.types import ClusterDescription, StreamDescription
 from kera.core.ids import Position
@@ -50,6 +51,10 @@ class Admin:
         memory_priority: int = 0,
         replication_priority: int = 0,
         memory_domain: str = DEFAULT_DOMAIN,
+        epoch_ms: int = 0,
+        punctuation: str = "clock",
+        epoch_grace_ms: int = EPOCH_GRACE_MS,
+        timestamp_ahead_max_ms: int = TIMESTAMP_AHEAD_MAX_MS,
     ) -> StreamDescription:
         """Create a stream (thesis table 6.1, createStream)."""
         return self._thread.run(
@@ -73,6 +78,10 @@ class Admin:
                 memory_priority=memory_priority,
                 replication_priority=replication_priority,
                 memory_domain=memory_domain,
+                epoch_ms=epoch_ms,
+                punctuation=punctuation,
+                epoch_grace_ms=epoch_grace_ms,
+                timestamp_ahead_max_ms=timestamp_ahead_max_ms,
             )
         )
 
@@ -101,10 +110,14 @@ class Admin:
         memory_priority: int | None = None,
         replication_priority: int | None = None,
         memory_domain: str | None = None,
+        epoch_ms: int | None = None,
+        punctuation: str | None = None,
+        epoch_grace_ms: int | None = None,
+        timestamp_ahead_max_ms: int | None = None,
         brokers: int | None = None,
         add_columns: pa.Schema | None = None,
     ) -> StreamDescription:
-        """Change durability, retention, virtual logs, priorities or memory of a stream; what is None stays."""
+        """Change durability, retention, virtual logs, priorities, memory or epochs of a stream; what is None stays."""
         return self._thread.run(
             self._admin.alter_stream(
                 name,
@@ -117,6 +130,10 @@ class Admin:
                 memory_priority=memory_priority,
                 replication_priority=replication_priority,
                 memory_domain=memory_domain,
+                epoch_ms=epoch_ms,
+                punctuation=punctuation,
+                epoch_grace_ms=epoch_grace_ms,
+                timestamp_ahead_max_ms=timestamp_ahead_max_ms,
                 brokers=brokers,
                 add_columns=add_columns,
             )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import pyarrow as pa
 
@@ -38,6 +39,30 @@ RETENTION_CONSUMER_GROUPS_MAX = 64
 """Each is asked about whenever something could go, and the names are kept in the stream's record."""
 CREATION_ID_CHARS_MAX = 64
 """What a client calls its request to create a stream: it is kept in the stream's record."""
+CHANGED_AS_THEY_ARE: tuple[
+    Literal[
+        "memory_priority",
+        "replication_priority",
+        "epoch_ms",
+        "punctuation",
+        "epoch_grace_ms",
+        "timestamp_ahead_max_ms",
+    ],
+    ...,
+] = (
+    "memory_priority",
+    "replication_priority",
+    "epoch_ms",
+    "punctuation",
+    "epoch_grace_ms",
+    "timestamp_ahead_max_ms",
+)
+"""Settings that a request to alter a stream has by the same name."""
+EPOCH_MS_MAX = 366 * 86_400_000
+EPOCH_GRACE_MS = 1000
+"""Clocks of brokers differ by less than half of it, or promise nothing; records are on their way for as long."""
+EPOCH_GRACE_MS_MAX = 3_600_000
+TIMESTAMP_AHEAD_MS = 3_600_000
 RETENTION_MAX = (1 << 63) - 1
 """Of ages in milliseconds and sizes in bytes: what brokers may add up in 64 bits with a sign."""
 
@@ -90,7 +115,27 @@ def checked_config(config: common_pb2.StreamConfig, *, default_replication: int 
     if config.codec not in common_pb2.Codec.values():
         raise InvalidArgument(f"codec {config.codec} is not known to this version", codec=int(config.codec))
     _check_retention(config)
+    _complete_epochs(checked)
     return checked
+
+
+def _complete_epochs(config: common_pb2.StreamConfig) -> None:
+    """Fill in what is left open of epochs. Raises `InvalidArgument`."""
+    if config.punctuation not in common_pb2.Punctuation.values():
+        known = ", ".join(name.removeprefix("PUNCTUATION_").lower() for name, _ in common_pb2.Punctuation.items())
+        raise InvalidArgument(
+            f"punctuation {config.punctuation} is not known to this version, which knows {known}",
+            punctuation=int(config.punctuation),
+        )
+    _check_range("epoch_ms", config.epoch_ms, EPOCH_MS_MAX, value_min=0)
+    if not config.epoch_ms:
+        return
+    if not config.HasField("epoch_grace_ms"):
+        config.epoch_grace_ms = EPOCH_GRACE_MS
+    if not config.HasField("timestamp_ahead_max_ms"):
+        config.timestamp_ahead_max_ms = TIMESTAMP_AHEAD_MS
+    _check_range("epoch_grace_ms", config.epoch_grace_ms, EPOCH_GRACE_MS_MAX)
+    _check_range("timestamp_ahead_max_ms", config.timestamp_ahead_max_ms, EPOCH_MS_MAX, value_min=0)
 
 
 def _checked_durability(
@@ -160,7 +205,7 @@ def altered_config(
         altered.retention_consumed = request.retention_consumed
     if request.HasField("virtual_logs"):
         altered.virtual_logs = request.virtual_logs
-    for field in ("memory_priority", "replication_priority"):
+    for field in CHANGED_AS_THEY_ARE:
         if request.HasField(field):
             setattr(altered, field, getattr(request, field))
     if request.HasField("memory_domain"):

@@ -1510,10 +1510,18 @@ type EntryInfo struct {
 	LengthBytes uint64 `protobuf:"varint,5,opt,name=length_bytes,json=lengthBytes,proto3" json:"length_bytes,omitempty"`
 	// What was between these two places may have been lost with the broker's memory, the last time that this has happened:
 	// whoever has read up to a place in there may have missed something. Absent: nothing was lost.
-	LostFrom      *Cursor `protobuf:"bytes,6,opt,name=lost_from,json=lostFrom,proto3" json:"lost_from,omitempty"`
-	LostTo        *Cursor `protobuf:"bytes,7,opt,name=lost_to,json=lostTo,proto3" json:"lost_to,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	LostFrom *Cursor `protobuf:"bytes,6,opt,name=lost_from,json=lostFrom,proto3" json:"lost_from,omitempty"`
+	LostTo   *Cursor `protobuf:"bytes,7,opt,name=lost_to,json=lostTo,proto3" json:"lost_to,omitempty"`
+	// The greatest time of a record before the durable head (docs/epochs.md). Absent: there was none.
+	WatermarkUs *int64 `protobuf:"varint,8,opt,name=watermark_us,json=watermarkUs,proto3,oneof" json:"watermark_us,omitempty"`
+	// Of a stream with epochs: nothing older than this comes at or behind `promised_at`, but behind a punctuation. Absent:
+	// the broker promises nothing.
+	PromisedUs *int64  `protobuf:"varint,9,opt,name=promised_us,json=promisedUs,proto3,oneof" json:"promised_us,omitempty"`
+	PromisedAt *Cursor `protobuf:"bytes,10,opt,name=promised_at,json=promisedAt,proto3" json:"promised_at,omitempty"`
+	// The greatest time of a record that was removed before `start`, or more. Absent: none was.
+	RemovedWatermarkUs *int64 `protobuf:"varint,11,opt,name=removed_watermark_us,json=removedWatermarkUs,proto3,oneof" json:"removed_watermark_us,omitempty"`
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
 }
 
 func (x *EntryInfo) Reset() {
@@ -1593,6 +1601,34 @@ func (x *EntryInfo) GetLostTo() *Cursor {
 		return x.LostTo
 	}
 	return nil
+}
+
+func (x *EntryInfo) GetWatermarkUs() int64 {
+	if x != nil && x.WatermarkUs != nil {
+		return *x.WatermarkUs
+	}
+	return 0
+}
+
+func (x *EntryInfo) GetPromisedUs() int64 {
+	if x != nil && x.PromisedUs != nil {
+		return *x.PromisedUs
+	}
+	return 0
+}
+
+func (x *EntryInfo) GetPromisedAt() *Cursor {
+	if x != nil {
+		return x.PromisedAt
+	}
+	return nil
+}
+
+func (x *EntryInfo) GetRemovedWatermarkUs() int64 {
+	if x != nil && x.RemovedWatermarkUs != nil {
+		return *x.RemovedWatermarkUs
+	}
+	return 0
 }
 
 type TruncateStreamletsRequest struct {
@@ -3472,7 +3508,7 @@ const file_kera_v1_broker_proto_rawDesc = "" +
 	"\x05owned\x18\x04 \x01(\bH\x00R\x05owned\x88\x01\x01\x12\x19\n" +
 	"\x05leads\x18\x05 \x01(\bH\x01R\x05leads\x88\x01\x01B\b\n" +
 	"\x06_ownedB\b\n" +
-	"\x06_leads\"\x94\x02\n" +
+	"\x06_leads\"\x85\x04\n" +
 	"\tEntryInfo\x12%\n" +
 	"\x05start\x18\x01 \x01(\v2\x0f.kera.v1.CursorR\x05start\x12!\n" +
 	"\x03end\x18\x02 \x01(\v2\x0f.kera.v1.CursorR\x03end\x12!\n" +
@@ -3481,7 +3517,17 @@ const file_kera_v1_broker_proto_rawDesc = "" +
 	"nextRecord\x12!\n" +
 	"\flength_bytes\x18\x05 \x01(\x04R\vlengthBytes\x12,\n" +
 	"\tlost_from\x18\x06 \x01(\v2\x0f.kera.v1.CursorR\blostFrom\x12(\n" +
-	"\alost_to\x18\a \x01(\v2\x0f.kera.v1.CursorR\x06lostTo\"F\n" +
+	"\alost_to\x18\a \x01(\v2\x0f.kera.v1.CursorR\x06lostTo\x12&\n" +
+	"\fwatermark_us\x18\b \x01(\x03H\x00R\vwatermarkUs\x88\x01\x01\x12$\n" +
+	"\vpromised_us\x18\t \x01(\x03H\x01R\n" +
+	"promisedUs\x88\x01\x01\x120\n" +
+	"\vpromised_at\x18\n" +
+	" \x01(\v2\x0f.kera.v1.CursorR\n" +
+	"promisedAt\x125\n" +
+	"\x14removed_watermark_us\x18\v \x01(\x03H\x02R\x12removedWatermarkUs\x88\x01\x01B\x0f\n" +
+	"\r_watermark_usB\x0e\n" +
+	"\f_promised_usB\x17\n" +
+	"\x15_removed_watermark_us\"F\n" +
 	"\x19TruncateStreamletsRequest\x12)\n" +
 	"\acursors\x18\x01 \x03(\v2\x0f.kera.v1.CursorR\acursors\"M\n" +
 	"\x1aTruncateStreamletsResponse\x12/\n" +
@@ -3722,81 +3768,82 @@ var file_kera_v1_broker_proto_depIdxs = []int32{
 	52, // 18: kera.v1.EntryInfo.end:type_name -> kera.v1.Cursor
 	52, // 19: kera.v1.EntryInfo.lost_from:type_name -> kera.v1.Cursor
 	52, // 20: kera.v1.EntryInfo.lost_to:type_name -> kera.v1.Cursor
-	52, // 21: kera.v1.TruncateStreamletsRequest.cursors:type_name -> kera.v1.Cursor
-	24, // 22: kera.v1.TruncateStreamletsResponse.results:type_name -> kera.v1.CursorResult
-	51, // 23: kera.v1.CursorResult.error:type_name -> kera.v1.Error
-	52, // 24: kera.v1.CursorResult.start:type_name -> kera.v1.Cursor
-	52, // 25: kera.v1.CommitCursorsRequest.cursors:type_name -> kera.v1.Cursor
-	24, // 26: kera.v1.CommitCursorsResponse.results:type_name -> kera.v1.CursorResult
-	52, // 27: kera.v1.MeasureLagRequest.cursors:type_name -> kera.v1.Cursor
-	29, // 28: kera.v1.MeasureLagResponse.lags:type_name -> kera.v1.Lag
-	51, // 29: kera.v1.Lag.error:type_name -> kera.v1.Error
-	32, // 30: kera.v1.ListGroupsResponse.groups:type_name -> kera.v1.GroupBounds
-	52, // 31: kera.v1.GroupBounds.start:type_name -> kera.v1.Cursor
-	52, // 32: kera.v1.GroupBounds.end:type_name -> kera.v1.Cursor
-	34, // 33: kera.v1.LocateChunksRequest.queries:type_name -> kera.v1.ChunkQuery
-	52, // 34: kera.v1.ChunkQuery.start:type_name -> kera.v1.Cursor
-	52, // 35: kera.v1.ChunkQuery.end:type_name -> kera.v1.Cursor
-	36, // 36: kera.v1.LocateChunksResponse.places:type_name -> kera.v1.ChunkPlace
-	51, // 37: kera.v1.ChunkPlace.error:type_name -> kera.v1.Error
-	52, // 38: kera.v1.ChunkPlace.place:type_name -> kera.v1.Cursor
-	52, // 39: kera.v1.ListSegmentsRequest.start:type_name -> kera.v1.Cursor
-	52, // 40: kera.v1.ListSegmentsRequest.end:type_name -> kera.v1.Cursor
-	39, // 41: kera.v1.ListSegmentsResponse.segments:type_name -> kera.v1.SegmentBounds
-	52, // 42: kera.v1.ListSegmentsResponse.next:type_name -> kera.v1.Cursor
-	52, // 43: kera.v1.SegmentBounds.start:type_name -> kera.v1.Cursor
-	52, // 44: kera.v1.SegmentBounds.end:type_name -> kera.v1.Cursor
-	53, // 45: kera.v1.SealStreamletsResponse.states:type_name -> kera.v1.StreamletState
-	54, // 46: kera.v1.TakeOverRequest.source:type_name -> kera.v1.RecoverySource
-	43, // 47: kera.v1.TakeOverRequest.streams:type_name -> kera.v1.TakeOverStream
-	55, // 48: kera.v1.TakeOverRequest.backups:type_name -> kera.v1.BackupInfo
-	56, // 49: kera.v1.TakeOverStream.stream:type_name -> kera.v1.StreamInfo
-	57, // 50: kera.v1.TakeOverStream.starts:type_name -> kera.v1.EntryStart
-	52, // 51: kera.v1.TakeOverStream.cursors:type_name -> kera.v1.Cursor
-	53, // 52: kera.v1.TakeOverStream.handed_over:type_name -> kera.v1.StreamletState
-	45, // 53: kera.v1.TakeOverResponse.streamlets:type_name -> kera.v1.TakenOver
-	53, // 54: kera.v1.TakenOver.state:type_name -> kera.v1.StreamletState
-	56, // 55: kera.v1.OpenStreamletsRequest.stream:type_name -> kera.v1.StreamInfo
-	53, // 56: kera.v1.OpenStreamletsRequest.handed_over:type_name -> kera.v1.StreamletState
-	0,  // 57: kera.v1.Broker.MultiWriteChunks:input_type -> kera.v1.MultiWriteChunksRequest
-	5,  // 58: kera.v1.Broker.MultiReadChunks:input_type -> kera.v1.MultiReadChunksRequest
-	8,  // 59: kera.v1.Broker.GetNextGroups:input_type -> kera.v1.GetNextGroupsRequest
-	11, // 60: kera.v1.Broker.GetNextSegments:input_type -> kera.v1.GetNextSegmentsRequest
-	14, // 61: kera.v1.Broker.GetAvailableGroups:input_type -> kera.v1.GetAvailableGroupsRequest
-	16, // 62: kera.v1.Broker.GetAvailableSegments:input_type -> kera.v1.GetAvailableSegmentsRequest
-	18, // 63: kera.v1.Broker.DescribeStreamlets:input_type -> kera.v1.DescribeStreamletsRequest
-	22, // 64: kera.v1.Broker.TruncateStreamlets:input_type -> kera.v1.TruncateStreamletsRequest
-	25, // 65: kera.v1.Broker.CommitCursors:input_type -> kera.v1.CommitCursorsRequest
-	27, // 66: kera.v1.Broker.MeasureLag:input_type -> kera.v1.MeasureLagRequest
-	30, // 67: kera.v1.Broker.ListGroups:input_type -> kera.v1.ListGroupsRequest
-	33, // 68: kera.v1.Broker.LocateChunks:input_type -> kera.v1.LocateChunksRequest
-	37, // 69: kera.v1.Broker.ListSegments:input_type -> kera.v1.ListSegmentsRequest
-	40, // 70: kera.v1.Broker.SealStreamlets:input_type -> kera.v1.SealStreamletsRequest
-	42, // 71: kera.v1.Broker.TakeOver:input_type -> kera.v1.TakeOverRequest
-	46, // 72: kera.v1.Broker.OpenStreamlets:input_type -> kera.v1.OpenStreamletsRequest
-	48, // 73: kera.v1.Broker.DropStream:input_type -> kera.v1.DropStreamRequest
-	1,  // 74: kera.v1.Broker.MultiWriteChunks:output_type -> kera.v1.MultiWriteChunksResponse
-	7,  // 75: kera.v1.Broker.MultiReadChunks:output_type -> kera.v1.MultiReadChunksResponse
-	9,  // 76: kera.v1.Broker.GetNextGroups:output_type -> kera.v1.GetNextGroupsResponse
-	12, // 77: kera.v1.Broker.GetNextSegments:output_type -> kera.v1.GetNextSegmentsResponse
-	15, // 78: kera.v1.Broker.GetAvailableGroups:output_type -> kera.v1.GetAvailableGroupsResponse
-	17, // 79: kera.v1.Broker.GetAvailableSegments:output_type -> kera.v1.GetAvailableSegmentsResponse
-	19, // 80: kera.v1.Broker.DescribeStreamlets:output_type -> kera.v1.DescribeStreamletsResponse
-	23, // 81: kera.v1.Broker.TruncateStreamlets:output_type -> kera.v1.TruncateStreamletsResponse
-	26, // 82: kera.v1.Broker.CommitCursors:output_type -> kera.v1.CommitCursorsResponse
-	28, // 83: kera.v1.Broker.MeasureLag:output_type -> kera.v1.MeasureLagResponse
-	31, // 84: kera.v1.Broker.ListGroups:output_type -> kera.v1.ListGroupsResponse
-	35, // 85: kera.v1.Broker.LocateChunks:output_type -> kera.v1.LocateChunksResponse
-	38, // 86: kera.v1.Broker.ListSegments:output_type -> kera.v1.ListSegmentsResponse
-	41, // 87: kera.v1.Broker.SealStreamlets:output_type -> kera.v1.SealStreamletsResponse
-	44, // 88: kera.v1.Broker.TakeOver:output_type -> kera.v1.TakeOverResponse
-	47, // 89: kera.v1.Broker.OpenStreamlets:output_type -> kera.v1.OpenStreamletsResponse
-	49, // 90: kera.v1.Broker.DropStream:output_type -> kera.v1.DropStreamResponse
-	74, // [74:91] is the sub-list for method output_type
-	57, // [57:74] is the sub-list for method input_type
-	57, // [57:57] is the sub-list for extension type_name
-	57, // [57:57] is the sub-list for extension extendee
-	0,  // [0:57] is the sub-list for field type_name
+	52, // 21: kera.v1.EntryInfo.promised_at:type_name -> kera.v1.Cursor
+	52, // 22: kera.v1.TruncateStreamletsRequest.cursors:type_name -> kera.v1.Cursor
+	24, // 23: kera.v1.TruncateStreamletsResponse.results:type_name -> kera.v1.CursorResult
+	51, // 24: kera.v1.CursorResult.error:type_name -> kera.v1.Error
+	52, // 25: kera.v1.CursorResult.start:type_name -> kera.v1.Cursor
+	52, // 26: kera.v1.CommitCursorsRequest.cursors:type_name -> kera.v1.Cursor
+	24, // 27: kera.v1.CommitCursorsResponse.results:type_name -> kera.v1.CursorResult
+	52, // 28: kera.v1.MeasureLagRequest.cursors:type_name -> kera.v1.Cursor
+	29, // 29: kera.v1.MeasureLagResponse.lags:type_name -> kera.v1.Lag
+	51, // 30: kera.v1.Lag.error:type_name -> kera.v1.Error
+	32, // 31: kera.v1.ListGroupsResponse.groups:type_name -> kera.v1.GroupBounds
+	52, // 32: kera.v1.GroupBounds.start:type_name -> kera.v1.Cursor
+	52, // 33: kera.v1.GroupBounds.end:type_name -> kera.v1.Cursor
+	34, // 34: kera.v1.LocateChunksRequest.queries:type_name -> kera.v1.ChunkQuery
+	52, // 35: kera.v1.ChunkQuery.start:type_name -> kera.v1.Cursor
+	52, // 36: kera.v1.ChunkQuery.end:type_name -> kera.v1.Cursor
+	36, // 37: kera.v1.LocateChunksResponse.places:type_name -> kera.v1.ChunkPlace
+	51, // 38: kera.v1.ChunkPlace.error:type_name -> kera.v1.Error
+	52, // 39: kera.v1.ChunkPlace.place:type_name -> kera.v1.Cursor
+	52, // 40: kera.v1.ListSegmentsRequest.start:type_name -> kera.v1.Cursor
+	52, // 41: kera.v1.ListSegmentsRequest.end:type_name -> kera.v1.Cursor
+	39, // 42: kera.v1.ListSegmentsResponse.segments:type_name -> kera.v1.SegmentBounds
+	52, // 43: kera.v1.ListSegmentsResponse.next:type_name -> kera.v1.Cursor
+	52, // 44: kera.v1.SegmentBounds.start:type_name -> kera.v1.Cursor
+	52, // 45: kera.v1.SegmentBounds.end:type_name -> kera.v1.Cursor
+	53, // 46: kera.v1.SealStreamletsResponse.states:type_name -> kera.v1.StreamletState
+	54, // 47: kera.v1.TakeOverRequest.source:type_name -> kera.v1.RecoverySource
+	43, // 48: kera.v1.TakeOverRequest.streams:type_name -> kera.v1.TakeOverStream
+	55, // 49: kera.v1.TakeOverRequest.backups:type_name -> kera.v1.BackupInfo
+	56, // 50: kera.v1.TakeOverStream.stream:type_name -> kera.v1.StreamInfo
+	57, // 51: kera.v1.TakeOverStream.starts:type_name -> kera.v1.EntryStart
+	52, // 52: kera.v1.TakeOverStream.cursors:type_name -> kera.v1.Cursor
+	53, // 53: kera.v1.TakeOverStream.handed_over:type_name -> kera.v1.StreamletState
+	45, // 54: kera.v1.TakeOverResponse.streamlets:type_name -> kera.v1.TakenOver
+	53, // 55: kera.v1.TakenOver.state:type_name -> kera.v1.StreamletState
+	56, // 56: kera.v1.OpenStreamletsRequest.stream:type_name -> kera.v1.StreamInfo
+	53, // 57: kera.v1.OpenStreamletsRequest.handed_over:type_name -> kera.v1.StreamletState
+	0,  // 58: kera.v1.Broker.MultiWriteChunks:input_type -> kera.v1.MultiWriteChunksRequest
+	5,  // 59: kera.v1.Broker.MultiReadChunks:input_type -> kera.v1.MultiReadChunksRequest
+	8,  // 60: kera.v1.Broker.GetNextGroups:input_type -> kera.v1.GetNextGroupsRequest
+	11, // 61: kera.v1.Broker.GetNextSegments:input_type -> kera.v1.GetNextSegmentsRequest
+	14, // 62: kera.v1.Broker.GetAvailableGroups:input_type -> kera.v1.GetAvailableGroupsRequest
+	16, // 63: kera.v1.Broker.GetAvailableSegments:input_type -> kera.v1.GetAvailableSegmentsRequest
+	18, // 64: kera.v1.Broker.DescribeStreamlets:input_type -> kera.v1.DescribeStreamletsRequest
+	22, // 65: kera.v1.Broker.TruncateStreamlets:input_type -> kera.v1.TruncateStreamletsRequest
+	25, // 66: kera.v1.Broker.CommitCursors:input_type -> kera.v1.CommitCursorsRequest
+	27, // 67: kera.v1.Broker.MeasureLag:input_type -> kera.v1.MeasureLagRequest
+	30, // 68: kera.v1.Broker.ListGroups:input_type -> kera.v1.ListGroupsRequest
+	33, // 69: kera.v1.Broker.LocateChunks:input_type -> kera.v1.LocateChunksRequest
+	37, // 70: kera.v1.Broker.ListSegments:input_type -> kera.v1.ListSegmentsRequest
+	40, // 71: kera.v1.Broker.SealStreamlets:input_type -> kera.v1.SealStreamletsRequest
+	42, // 72: kera.v1.Broker.TakeOver:input_type -> kera.v1.TakeOverRequest
+	46, // 73: kera.v1.Broker.OpenStreamlets:input_type -> kera.v1.OpenStreamletsRequest
+	48, // 74: kera.v1.Broker.DropStream:input_type -> kera.v1.DropStreamRequest
+	1,  // 75: kera.v1.Broker.MultiWriteChunks:output_type -> kera.v1.MultiWriteChunksResponse
+	7,  // 76: kera.v1.Broker.MultiReadChunks:output_type -> kera.v1.MultiReadChunksResponse
+	9,  // 77: kera.v1.Broker.GetNextGroups:output_type -> kera.v1.GetNextGroupsResponse
+	12, // 78: kera.v1.Broker.GetNextSegments:output_type -> kera.v1.GetNextSegmentsResponse
+	15, // 79: kera.v1.Broker.GetAvailableGroups:output_type -> kera.v1.GetAvailableGroupsResponse
+	17, // 80: kera.v1.Broker.GetAvailableSegments:output_type -> kera.v1.GetAvailableSegmentsResponse
+	19, // 81: kera.v1.Broker.DescribeStreamlets:output_type -> kera.v1.DescribeStreamletsResponse
+	23, // 82: kera.v1.Broker.TruncateStreamlets:output_type -> kera.v1.TruncateStreamletsResponse
+	26, // 83: kera.v1.Broker.CommitCursors:output_type -> kera.v1.CommitCursorsResponse
+	28, // 84: kera.v1.Broker.MeasureLag:output_type -> kera.v1.MeasureLagResponse
+	31, // 85: kera.v1.Broker.ListGroups:output_type -> kera.v1.ListGroupsResponse
+	35, // 86: kera.v1.Broker.LocateChunks:output_type -> kera.v1.LocateChunksResponse
+	38, // 87: kera.v1.Broker.ListSegments:output_type -> kera.v1.ListSegmentsResponse
+	41, // 88: kera.v1.Broker.SealStreamlets:output_type -> kera.v1.SealStreamletsResponse
+	44, // 89: kera.v1.Broker.TakeOver:output_type -> kera.v1.TakeOverResponse
+	47, // 90: kera.v1.Broker.OpenStreamlets:output_type -> kera.v1.OpenStreamletsResponse
+	49, // 91: kera.v1.Broker.DropStream:output_type -> kera.v1.DropStreamResponse
+	75, // [75:92] is the sub-list for method output_type
+	58, // [58:75] is the sub-list for method input_type
+	58, // [58:58] is the sub-list for extension type_name
+	58, // [58:58] is the sub-list for extension extendee
+	0,  // [0:58] is the sub-list for field type_name
 }
 
 func init() { file_kera_v1_broker_proto_init() }
@@ -3806,6 +3853,7 @@ func file_kera_v1_broker_proto_init() {
 	}
 	file_kera_v1_common_proto_init()
 	file_kera_v1_broker_proto_msgTypes[20].OneofWrappers = []any{}
+	file_kera_v1_broker_proto_msgTypes[21].OneofWrappers = []any{}
 	file_kera_v1_broker_proto_msgTypes[34].OneofWrappers = []any{
 		(*ChunkQuery_RecordsMax)(nil),
 		(*ChunkQuery_BytesMax)(nil),

@@ -130,6 +130,55 @@ func (Codec) EnumDescriptor() ([]byte, []int) {
 	return file_kera_v1_common_proto_rawDescGZIP(), []int{1}
 }
 
+// Who says of entries that nobody writes to that nothing older will come, so that epochs can be closed.
+type Punctuation int32
+
+const (
+	// Brokers do, by their clocks.
+	Punctuation_PUNCTUATION_CLOCK Punctuation = 0
+	// Only producers do: for histories, whose times are not now.
+	Punctuation_PUNCTUATION_PRODUCERS Punctuation = 1
+)
+
+// Enum value maps for Punctuation.
+var (
+	Punctuation_name = map[int32]string{
+		0: "PUNCTUATION_CLOCK",
+		1: "PUNCTUATION_PRODUCERS",
+	}
+	Punctuation_value = map[string]int32{
+		"PUNCTUATION_CLOCK":     0,
+		"PUNCTUATION_PRODUCERS": 1,
+	}
+)
+
+func (x Punctuation) Enum() *Punctuation {
+	p := new(Punctuation)
+	*p = x
+	return p
+}
+
+func (x Punctuation) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Punctuation) Descriptor() protoreflect.EnumDescriptor {
+	return file_kera_v1_common_proto_enumTypes[2].Descriptor()
+}
+
+func (Punctuation) Type() protoreflect.EnumType {
+	return &file_kera_v1_common_proto_enumTypes[2]
+}
+
+func (x Punctuation) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Punctuation.Descriptor instead.
+func (Punctuation) EnumDescriptor() ([]byte, []int) {
+	return file_kera_v1_common_proto_rawDescGZIP(), []int{2}
+}
+
 // An error, as it travels. `code` names a class of kera.core.errors; unknown codes are read as "internal".
 type Error struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
@@ -328,9 +377,18 @@ type StreamConfig struct {
 	ReplicationPriority uint32 `protobuf:"varint,14,opt,name=replication_priority,json=replicationPriority,proto3" json:"replication_priority,omitempty"`
 	// In whose shared memory its segments are, at brokers: who may map that sees what is in it of all streams of the
 	// domain. Can be changed while the stream is in use (AlterStream); empty: "default".
-	MemoryDomain  string `protobuf:"bytes,15,opt,name=memory_domain,json=memoryDomain,proto3" json:"memory_domain,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	MemoryDomain string `protobuf:"bytes,15,opt,name=memory_domain,json=memoryDomain,proto3" json:"memory_domain,omitempty"`
+	// How long an epoch is, in milliseconds of the records' times (docs/epochs.md); 0: the stream has none. This and what
+	// follows can be changed while the stream is in use (AlterStream).
+	EpochMs     uint64      `protobuf:"varint,16,opt,name=epoch_ms,json=epochMs,proto3" json:"epoch_ms,omitempty"`
+	Punctuation Punctuation `protobuf:"varint,17,opt,name=punctuation,proto3,enum=kera.v1.Punctuation" json:"punctuation,omitempty"`
+	// How long after its time a record may come before its entry may count as silent. Absent: 1,000.
+	EpochGraceMs *uint64 `protobuf:"varint,18,opt,name=epoch_grace_ms,json=epochGraceMs,proto3,oneof" json:"epoch_grace_ms,omitempty"`
+	// Of a stream with epochs: a chunk with a time so much later than the broker's clock is refused; 0: none is. Absent:
+	// 3,600,000.
+	TimestampAheadMaxMs *uint64 `protobuf:"varint,19,opt,name=timestamp_ahead_max_ms,json=timestampAheadMaxMs,proto3,oneof" json:"timestamp_ahead_max_ms,omitempty"`
+	unknownFields       protoimpl.UnknownFields
+	sizeCache           protoimpl.SizeCache
 }
 
 func (x *StreamConfig) Reset() {
@@ -466,6 +524,34 @@ func (x *StreamConfig) GetMemoryDomain() string {
 		return x.MemoryDomain
 	}
 	return ""
+}
+
+func (x *StreamConfig) GetEpochMs() uint64 {
+	if x != nil {
+		return x.EpochMs
+	}
+	return 0
+}
+
+func (x *StreamConfig) GetPunctuation() Punctuation {
+	if x != nil {
+		return x.Punctuation
+	}
+	return Punctuation_PUNCTUATION_CLOCK
+}
+
+func (x *StreamConfig) GetEpochGraceMs() uint64 {
+	if x != nil && x.EpochGraceMs != nil {
+		return *x.EpochGraceMs
+	}
+	return 0
+}
+
+func (x *StreamConfig) GetTimestampAheadMaxMs() uint64 {
+	if x != nil && x.TimestampAheadMaxMs != nil {
+		return *x.TimestampAheadMaxMs
+	}
+	return 0
 }
 
 // One version of a stream's Arrow schema. Chunks name it by its id. The columns of a version are the first ones of each
@@ -955,8 +1041,10 @@ type StreamletState struct {
 	StreamletId uint32                 `protobuf:"varint,1,opt,name=streamlet_id,json=streamletId,proto3" json:"streamlet_id,omitempty"`
 	NextGroupId uint64                 `protobuf:"varint,2,opt,name=next_group_id,json=nextGroupId,proto3" json:"next_group_id,omitempty"`
 	// Per entry, the ordinal of the next record.
-	NextRecords   []uint64         `protobuf:"varint,3,rep,packed,name=next_records,json=nextRecords,proto3" json:"next_records,omitempty"`
-	Producers     []*ProducerState `protobuf:"bytes,4,rep,name=producers,proto3" json:"producers,omitempty"`
+	NextRecords []uint64         `protobuf:"varint,3,rep,packed,name=next_records,json=nextRecords,proto3" json:"next_records,omitempty"`
+	Producers   []*ProducerState `protobuf:"bytes,4,rep,name=producers,proto3" json:"producers,omitempty"`
+	// The latest time of which the owner before has told anybody that nothing older will come. Absent: of none.
+	PromisedUs    *int64 `protobuf:"varint,5,opt,name=promised_us,json=promisedUs,proto3,oneof" json:"promised_us,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1017,6 +1105,13 @@ func (x *StreamletState) GetProducers() []*ProducerState {
 		return x.Producers
 	}
 	return nil
+}
+
+func (x *StreamletState) GetPromisedUs() int64 {
+	if x != nil && x.PromisedUs != nil {
+		return *x.PromisedUs
+	}
+	return 0
 }
 
 type StreamInfo struct {
@@ -1536,7 +1631,7 @@ const file_kera_v1_common_proto_rawDesc = "" +
 	"\bgroup_id\x18\x04 \x01(\x04R\agroupId\x12\x1d\n" +
 	"\n" +
 	"segment_id\x18\x05 \x01(\rR\tsegmentId\x12\x1a\n" +
-	"\bposition\x18\x06 \x01(\rR\bposition\"\xf6\x04\n" +
+	"\bposition\x18\x06 \x01(\rR\bposition\"\xdc\x06\n" +
 	"\fStreamConfig\x12\x1e\n" +
 	"\n" +
 	"streamlets\x18\x01 \x01(\rR\n" +
@@ -1557,8 +1652,14 @@ const file_kera_v1_common_proto_rawDesc = "" +
 	"\fvirtual_logs\x18\f \x01(\rR\vvirtualLogs\x12'\n" +
 	"\x0fmemory_priority\x18\r \x01(\rR\x0ememoryPriority\x121\n" +
 	"\x14replication_priority\x18\x0e \x01(\rR\x13replicationPriority\x12#\n" +
-	"\rmemory_domain\x18\x0f \x01(\tR\fmemoryDomainB\x0e\n" +
-	"\f_replication\"\xae\x01\n" +
+	"\rmemory_domain\x18\x0f \x01(\tR\fmemoryDomain\x12\x19\n" +
+	"\bepoch_ms\x18\x10 \x01(\x04R\aepochMs\x126\n" +
+	"\vpunctuation\x18\x11 \x01(\x0e2\x14.kera.v1.PunctuationR\vpunctuation\x12)\n" +
+	"\x0eepoch_grace_ms\x18\x12 \x01(\x04H\x01R\fepochGraceMs\x88\x01\x01\x128\n" +
+	"\x16timestamp_ahead_max_ms\x18\x13 \x01(\x04H\x02R\x13timestampAheadMaxMs\x88\x01\x01B\x0e\n" +
+	"\f_replicationB\x11\n" +
+	"\x0f_epoch_grace_msB\x19\n" +
+	"\x17_timestamp_ahead_max_ms\"\xae\x01\n" +
 	"\fStreamSchema\x12\x1b\n" +
 	"\tschema_id\x18\x01 \x01(\rR\bschemaId\x12!\n" +
 	"\farrow_schema\x18\x02 \x01(\fR\varrowSchema\x12\x1d\n" +
@@ -1595,12 +1696,15 @@ const file_kera_v1_common_proto_rawDesc = "" +
 	"\vproducer_id\x18\x01 \x01(\x04R\n" +
 	"producerId\x12%\n" +
 	"\x0eproducer_epoch\x18\x02 \x01(\rR\rproducerEpoch\x12#\n" +
-	"\rnext_sequence\x18\x03 \x01(\x04R\fnextSequence\"\xb0\x01\n" +
+	"\rnext_sequence\x18\x03 \x01(\x04R\fnextSequence\"\xe6\x01\n" +
 	"\x0eStreamletState\x12!\n" +
 	"\fstreamlet_id\x18\x01 \x01(\rR\vstreamletId\x12\"\n" +
 	"\rnext_group_id\x18\x02 \x01(\x04R\vnextGroupId\x12!\n" +
 	"\fnext_records\x18\x03 \x03(\x04R\vnextRecords\x124\n" +
-	"\tproducers\x18\x04 \x03(\v2\x16.kera.v1.ProducerStateR\tproducers\"\xc5\x03\n" +
+	"\tproducers\x18\x04 \x03(\v2\x16.kera.v1.ProducerStateR\tproducers\x12$\n" +
+	"\vpromised_us\x18\x05 \x01(\x03H\x00R\n" +
+	"promisedUs\x88\x01\x01B\x0e\n" +
+	"\f_promised_us\"\xc5\x03\n" +
 	"\n" +
 	"StreamInfo\x12\x1b\n" +
 	"\tstream_id\x18\x01 \x01(\x04R\bstreamId\x12\x12\n" +
@@ -1675,7 +1779,10 @@ const file_kera_v1_common_proto_rawDesc = "" +
 	"CODEC_NONE\x10\x00\x12\r\n" +
 	"\tCODEC_LZ4\x10\x01\x12\x0e\n" +
 	"\n" +
-	"CODEC_ZSTD\x10\x02B\x10Z\x0ekera/v1;kerav1b\x06proto3"
+	"CODEC_ZSTD\x10\x02*?\n" +
+	"\vPunctuation\x12\x15\n" +
+	"\x11PUNCTUATION_CLOCK\x10\x00\x12\x19\n" +
+	"\x15PUNCTUATION_PRODUCERS\x10\x01B\x10Z\x0ekera/v1;kerav1b\x06proto3"
 
 var (
 	file_kera_v1_common_proto_rawDescOnce sync.Once
@@ -1689,45 +1796,47 @@ func file_kera_v1_common_proto_rawDescGZIP() []byte {
 	return file_kera_v1_common_proto_rawDescData
 }
 
-var file_kera_v1_common_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
+var file_kera_v1_common_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
 var file_kera_v1_common_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
 var file_kera_v1_common_proto_goTypes = []any{
 	(Durability)(0),             // 0: kera.v1.Durability
 	(Codec)(0),                  // 1: kera.v1.Codec
-	(*Error)(nil),               // 2: kera.v1.Error
-	(*Cursor)(nil),              // 3: kera.v1.Cursor
-	(*StreamConfig)(nil),        // 4: kera.v1.StreamConfig
-	(*StreamSchema)(nil),        // 5: kera.v1.StreamSchema
-	(*StreamletAssignment)(nil), // 6: kera.v1.StreamletAssignment
-	(*GroupInterval)(nil),       // 7: kera.v1.GroupInterval
-	(*RecoverySource)(nil),      // 8: kera.v1.RecoverySource
-	(*EntryStart)(nil),          // 9: kera.v1.EntryStart
-	(*StreamletRef)(nil),        // 10: kera.v1.StreamletRef
-	(*ProducerState)(nil),       // 11: kera.v1.ProducerState
-	(*StreamletState)(nil),      // 12: kera.v1.StreamletState
-	(*StreamInfo)(nil),          // 13: kera.v1.StreamInfo
-	(*BrokerInfo)(nil),          // 14: kera.v1.BrokerInfo
-	(*BackupInfo)(nil),          // 15: kera.v1.BackupInfo
-	nil,                         // 16: kera.v1.Error.AttributesEntry
+	(Punctuation)(0),            // 2: kera.v1.Punctuation
+	(*Error)(nil),               // 3: kera.v1.Error
+	(*Cursor)(nil),              // 4: kera.v1.Cursor
+	(*StreamConfig)(nil),        // 5: kera.v1.StreamConfig
+	(*StreamSchema)(nil),        // 6: kera.v1.StreamSchema
+	(*StreamletAssignment)(nil), // 7: kera.v1.StreamletAssignment
+	(*GroupInterval)(nil),       // 8: kera.v1.GroupInterval
+	(*RecoverySource)(nil),      // 9: kera.v1.RecoverySource
+	(*EntryStart)(nil),          // 10: kera.v1.EntryStart
+	(*StreamletRef)(nil),        // 11: kera.v1.StreamletRef
+	(*ProducerState)(nil),       // 12: kera.v1.ProducerState
+	(*StreamletState)(nil),      // 13: kera.v1.StreamletState
+	(*StreamInfo)(nil),          // 14: kera.v1.StreamInfo
+	(*BrokerInfo)(nil),          // 15: kera.v1.BrokerInfo
+	(*BackupInfo)(nil),          // 16: kera.v1.BackupInfo
+	nil,                         // 17: kera.v1.Error.AttributesEntry
 }
 var file_kera_v1_common_proto_depIdxs = []int32{
-	16, // 0: kera.v1.Error.attributes:type_name -> kera.v1.Error.AttributesEntry
+	17, // 0: kera.v1.Error.attributes:type_name -> kera.v1.Error.AttributesEntry
 	0,  // 1: kera.v1.StreamConfig.durability:type_name -> kera.v1.Durability
 	1,  // 2: kera.v1.StreamConfig.codec:type_name -> kera.v1.Codec
-	7,  // 3: kera.v1.StreamletAssignment.intervals:type_name -> kera.v1.GroupInterval
-	8,  // 4: kera.v1.StreamletAssignment.sources:type_name -> kera.v1.RecoverySource
-	9,  // 5: kera.v1.StreamletAssignment.starts:type_name -> kera.v1.EntryStart
-	12, // 6: kera.v1.StreamletAssignment.handed_over:type_name -> kera.v1.StreamletState
-	3,  // 7: kera.v1.EntryStart.start:type_name -> kera.v1.Cursor
-	11, // 8: kera.v1.StreamletState.producers:type_name -> kera.v1.ProducerState
-	4,  // 9: kera.v1.StreamInfo.config:type_name -> kera.v1.StreamConfig
-	5,  // 10: kera.v1.StreamInfo.schemas:type_name -> kera.v1.StreamSchema
-	6,  // 11: kera.v1.StreamInfo.assignments:type_name -> kera.v1.StreamletAssignment
-	12, // [12:12] is the sub-list for method output_type
-	12, // [12:12] is the sub-list for method input_type
-	12, // [12:12] is the sub-list for extension type_name
-	12, // [12:12] is the sub-list for extension extendee
-	0,  // [0:12] is the sub-list for field type_name
+	2,  // 3: kera.v1.StreamConfig.punctuation:type_name -> kera.v1.Punctuation
+	8,  // 4: kera.v1.StreamletAssignment.intervals:type_name -> kera.v1.GroupInterval
+	9,  // 5: kera.v1.StreamletAssignment.sources:type_name -> kera.v1.RecoverySource
+	10, // 6: kera.v1.StreamletAssignment.starts:type_name -> kera.v1.EntryStart
+	13, // 7: kera.v1.StreamletAssignment.handed_over:type_name -> kera.v1.StreamletState
+	4,  // 8: kera.v1.EntryStart.start:type_name -> kera.v1.Cursor
+	12, // 9: kera.v1.StreamletState.producers:type_name -> kera.v1.ProducerState
+	5,  // 10: kera.v1.StreamInfo.config:type_name -> kera.v1.StreamConfig
+	6,  // 11: kera.v1.StreamInfo.schemas:type_name -> kera.v1.StreamSchema
+	7,  // 12: kera.v1.StreamInfo.assignments:type_name -> kera.v1.StreamletAssignment
+	13, // [13:13] is the sub-list for method output_type
+	13, // [13:13] is the sub-list for method input_type
+	13, // [13:13] is the sub-list for extension type_name
+	13, // [13:13] is the sub-list for extension extendee
+	0,  // [0:13] is the sub-list for field type_name
 }
 
 func init() { file_kera_v1_common_proto_init() }
@@ -1736,12 +1845,13 @@ func file_kera_v1_common_proto_init() {
 		return
 	}
 	file_kera_v1_common_proto_msgTypes[2].OneofWrappers = []any{}
+	file_kera_v1_common_proto_msgTypes[10].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kera_v1_common_proto_rawDesc), len(file_kera_v1_common_proto_rawDesc)),
-			NumEnums:      2,
+			NumEnums:      3,
 			NumMessages:   15,
 			NumExtensions: 0,
 			NumServices:   0,

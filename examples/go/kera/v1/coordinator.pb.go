@@ -1780,9 +1780,13 @@ type AlterStreamRequest struct {
 	MemoryPriority      *uint32 `protobuf:"varint,10,opt,name=memory_priority,json=memoryPriority,proto3,oneof" json:"memory_priority,omitempty"`
 	ReplicationPriority *uint32 `protobuf:"varint,11,opt,name=replication_priority,json=replicationPriority,proto3,oneof" json:"replication_priority,omitempty"`
 	// Where segments that are opened or loaded from now on are.
-	MemoryDomain  *string `protobuf:"bytes,12,opt,name=memory_domain,json=memoryDomain,proto3,oneof" json:"memory_domain,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	MemoryDomain        *string      `protobuf:"bytes,12,opt,name=memory_domain,json=memoryDomain,proto3,oneof" json:"memory_domain,omitempty"`
+	EpochMs             *uint64      `protobuf:"varint,13,opt,name=epoch_ms,json=epochMs,proto3,oneof" json:"epoch_ms,omitempty"`
+	Punctuation         *Punctuation `protobuf:"varint,14,opt,name=punctuation,proto3,enum=kera.v1.Punctuation,oneof" json:"punctuation,omitempty"`
+	EpochGraceMs        *uint64      `protobuf:"varint,15,opt,name=epoch_grace_ms,json=epochGraceMs,proto3,oneof" json:"epoch_grace_ms,omitempty"`
+	TimestampAheadMaxMs *uint64      `protobuf:"varint,16,opt,name=timestamp_ahead_max_ms,json=timestampAheadMaxMs,proto3,oneof" json:"timestamp_ahead_max_ms,omitempty"`
+	unknownFields       protoimpl.UnknownFields
+	sizeCache           protoimpl.SizeCache
 }
 
 func (x *AlterStreamRequest) Reset() {
@@ -1897,6 +1901,34 @@ func (x *AlterStreamRequest) GetMemoryDomain() string {
 		return *x.MemoryDomain
 	}
 	return ""
+}
+
+func (x *AlterStreamRequest) GetEpochMs() uint64 {
+	if x != nil && x.EpochMs != nil {
+		return *x.EpochMs
+	}
+	return 0
+}
+
+func (x *AlterStreamRequest) GetPunctuation() Punctuation {
+	if x != nil && x.Punctuation != nil {
+		return *x.Punctuation
+	}
+	return Punctuation_PUNCTUATION_CLOCK
+}
+
+func (x *AlterStreamRequest) GetEpochGraceMs() uint64 {
+	if x != nil && x.EpochGraceMs != nil {
+		return *x.EpochGraceMs
+	}
+	return 0
+}
+
+func (x *AlterStreamRequest) GetTimestampAheadMaxMs() uint64 {
+	if x != nil && x.TimestampAheadMaxMs != nil {
+		return *x.TimestampAheadMaxMs
+	}
+	return 0
 }
 
 type ConsumerGroupNames struct {
@@ -4054,7 +4086,7 @@ const file_kera_v1_coordinator_proto_rawDesc = "" +
 	"\x05after\x18\x01 \x01(\tR\x05after\"X\n" +
 	"\x13ListStreamsResponse\x12-\n" +
 	"\astreams\x18\x01 \x03(\v2\x13.kera.v1.StreamInfoR\astreams\x12\x12\n" +
-	"\x04more\x18\x02 \x01(\bR\x04more\"\x87\x06\n" +
+	"\x04more\x18\x02 \x01(\bR\x04more\"\x94\b\n" +
 	"\x12AlterStreamRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x128\n" +
 	"\n" +
@@ -4071,7 +4103,12 @@ const file_kera_v1_coordinator_proto_rawDesc = "" +
 	"\x0fmemory_priority\x18\n" +
 	" \x01(\rH\aR\x0ememoryPriority\x88\x01\x01\x126\n" +
 	"\x14replication_priority\x18\v \x01(\rH\bR\x13replicationPriority\x88\x01\x01\x12(\n" +
-	"\rmemory_domain\x18\f \x01(\tH\tR\fmemoryDomain\x88\x01\x01B\r\n" +
+	"\rmemory_domain\x18\f \x01(\tH\tR\fmemoryDomain\x88\x01\x01\x12\x1e\n" +
+	"\bepoch_ms\x18\r \x01(\x04H\n" +
+	"R\aepochMs\x88\x01\x01\x12;\n" +
+	"\vpunctuation\x18\x0e \x01(\x0e2\x14.kera.v1.PunctuationH\vR\vpunctuation\x88\x01\x01\x12)\n" +
+	"\x0eepoch_grace_ms\x18\x0f \x01(\x04H\fR\fepochGraceMs\x88\x01\x01\x128\n" +
+	"\x16timestamp_ahead_max_ms\x18\x10 \x01(\x04H\rR\x13timestampAheadMaxMs\x88\x01\x01B\r\n" +
 	"\v_durabilityB\x0f\n" +
 	"\r_retention_msB\x12\n" +
 	"\x10_retention_bytesB\x1c\n" +
@@ -4082,7 +4119,11 @@ const file_kera_v1_coordinator_proto_rawDesc = "" +
 	"\b_brokersB\x12\n" +
 	"\x10_memory_priorityB\x17\n" +
 	"\x15_replication_priorityB\x10\n" +
-	"\x0e_memory_domain\"*\n" +
+	"\x0e_memory_domainB\v\n" +
+	"\t_epoch_msB\x0e\n" +
+	"\f_punctuationB\x11\n" +
+	"\x0f_epoch_grace_msB\x19\n" +
+	"\x17_timestamp_ahead_max_ms\"*\n" +
 	"\x12ConsumerGroupNames\x12\x14\n" +
 	"\x05names\x18\x01 \x03(\tR\x05names\"B\n" +
 	"\x13AlterStreamResponse\x12+\n" +
@@ -4346,10 +4387,11 @@ var file_kera_v1_coordinator_proto_goTypes = []any{
 	(*StreamSchema)(nil),            // 60: kera.v1.StreamSchema
 	(*BrokerInfo)(nil),              // 61: kera.v1.BrokerInfo
 	(Durability)(0),                 // 62: kera.v1.Durability
-	(*BackupInfo)(nil),              // 63: kera.v1.BackupInfo
-	(*EntryStart)(nil),              // 64: kera.v1.EntryStart
-	(*StreamletRef)(nil),            // 65: kera.v1.StreamletRef
-	(*RecoverySource)(nil),          // 66: kera.v1.RecoverySource
+	(Punctuation)(0),                // 63: kera.v1.Punctuation
+	(*BackupInfo)(nil),              // 64: kera.v1.BackupInfo
+	(*EntryStart)(nil),              // 65: kera.v1.EntryStart
+	(*StreamletRef)(nil),            // 66: kera.v1.StreamletRef
+	(*RecoverySource)(nil),          // 67: kera.v1.RecoverySource
 }
 var file_kera_v1_coordinator_proto_depIdxs = []int32{
 	56, // 0: kera.v1.HandedOver.places:type_name -> kera.v1.HandedOver.Place
@@ -4367,79 +4409,80 @@ var file_kera_v1_coordinator_proto_depIdxs = []int32{
 	57, // 12: kera.v1.ListStreamsResponse.streams:type_name -> kera.v1.StreamInfo
 	62, // 13: kera.v1.AlterStreamRequest.durability:type_name -> kera.v1.Durability
 	28, // 14: kera.v1.AlterStreamRequest.retention_consumer_groups:type_name -> kera.v1.ConsumerGroupNames
-	57, // 15: kera.v1.AlterStreamResponse.stream:type_name -> kera.v1.StreamInfo
-	61, // 16: kera.v1.DescribeClusterResponse.brokers:type_name -> kera.v1.BrokerInfo
-	63, // 17: kera.v1.DescribeClusterResponse.backups:type_name -> kera.v1.BackupInfo
-	34, // 18: kera.v1.DescribeClusterResponse.unknown_streams:type_name -> kera.v1.UnknownStream
-	57, // 19: kera.v1.UnknownStream.stream:type_name -> kera.v1.StreamInfo
-	57, // 20: kera.v1.AdoptStreamResponse.stream:type_name -> kera.v1.StreamInfo
-	61, // 21: kera.v1.RegisterBrokerRequest.broker:type_name -> kera.v1.BrokerInfo
-	42, // 22: kera.v1.RegisterBrokerRequest.held_streams:type_name -> kera.v1.HeldStream
-	57, // 23: kera.v1.RegisterBrokerResponse.streams:type_name -> kera.v1.StreamInfo
-	63, // 24: kera.v1.RegisterBrokerResponse.backups:type_name -> kera.v1.BackupInfo
-	44, // 25: kera.v1.RegisterBrokerResponse.fences:type_name -> kera.v1.ProducerFences
-	49, // 26: kera.v1.HeartbeatRequest.loads:type_name -> kera.v1.StreamletLoad
-	64, // 27: kera.v1.HeartbeatRequest.starts:type_name -> kera.v1.EntryStart
-	51, // 28: kera.v1.HeartbeatRequest.recoveries:type_name -> kera.v1.RecoveryProgress
-	50, // 29: kera.v1.HeartbeatRequest.empty_intervals:type_name -> kera.v1.EmptyInterval
-	34, // 30: kera.v1.HeartbeatRequest.unknown_streams:type_name -> kera.v1.UnknownStream
-	42, // 31: kera.v1.HeartbeatRequest.held_streams:type_name -> kera.v1.HeldStream
-	46, // 32: kera.v1.HeartbeatRequest.stored:type_name -> kera.v1.StoredBytes
-	63, // 33: kera.v1.HeartbeatResponse.backups:type_name -> kera.v1.BackupInfo
-	44, // 34: kera.v1.HeartbeatResponse.fences:type_name -> kera.v1.ProducerFences
-	65, // 35: kera.v1.HeartbeatResponse.starts_refused:type_name -> kera.v1.StreamletRef
-	47, // 36: kera.v1.HeartbeatResponse.full_principals:type_name -> kera.v1.FullPrincipal
-	66, // 37: kera.v1.RecoveryProgress.source:type_name -> kera.v1.RecoverySource
-	65, // 38: kera.v1.RecoveryProgress.readable:type_name -> kera.v1.StreamletRef
-	65, // 39: kera.v1.RecoveryProgress.restored:type_name -> kera.v1.StreamletRef
-	63, // 40: kera.v1.RegisterBackupRequest.backup:type_name -> kera.v1.BackupInfo
-	19, // 41: kera.v1.Coordinator.CreateStream:input_type -> kera.v1.CreateStreamRequest
-	21, // 42: kera.v1.Coordinator.GetStreamId:input_type -> kera.v1.GetStreamIdRequest
-	23, // 43: kera.v1.Coordinator.DescribeStream:input_type -> kera.v1.DescribeStreamRequest
-	25, // 44: kera.v1.Coordinator.ListStreams:input_type -> kera.v1.ListStreamsRequest
-	27, // 45: kera.v1.Coordinator.AlterStream:input_type -> kera.v1.AlterStreamRequest
-	30, // 46: kera.v1.Coordinator.DeleteStream:input_type -> kera.v1.DeleteStreamRequest
-	32, // 47: kera.v1.Coordinator.DescribeCluster:input_type -> kera.v1.DescribeClusterRequest
-	39, // 48: kera.v1.Coordinator.InitProducer:input_type -> kera.v1.InitProducerRequest
-	41, // 49: kera.v1.Coordinator.RegisterBroker:input_type -> kera.v1.RegisterBrokerRequest
-	45, // 50: kera.v1.Coordinator.Heartbeat:input_type -> kera.v1.HeartbeatRequest
-	52, // 51: kera.v1.Coordinator.RegisterBackup:input_type -> kera.v1.RegisterBackupRequest
-	54, // 52: kera.v1.Coordinator.BackupHeartbeat:input_type -> kera.v1.BackupHeartbeatRequest
-	6,  // 53: kera.v1.Coordinator.ReportBroker:input_type -> kera.v1.ReportBrokerRequest
-	8,  // 54: kera.v1.Coordinator.MoveStreamlet:input_type -> kera.v1.MoveStreamletRequest
-	10, // 55: kera.v1.Coordinator.Rebalance:input_type -> kera.v1.RebalanceRequest
-	14, // 56: kera.v1.Coordinator.Drain:input_type -> kera.v1.DrainRequest
-	16, // 57: kera.v1.Coordinator.ListRecoveries:input_type -> kera.v1.ListRecoveriesRequest
-	1,  // 58: kera.v1.Coordinator.PrepareRestart:input_type -> kera.v1.PrepareRestartRequest
-	4,  // 59: kera.v1.Coordinator.ForgetMember:input_type -> kera.v1.ForgetMemberRequest
-	35, // 60: kera.v1.Coordinator.AdoptStream:input_type -> kera.v1.AdoptStreamRequest
-	37, // 61: kera.v1.Coordinator.ReadMetadata:input_type -> kera.v1.ReadMetadataRequest
-	20, // 62: kera.v1.Coordinator.CreateStream:output_type -> kera.v1.CreateStreamResponse
-	22, // 63: kera.v1.Coordinator.GetStreamId:output_type -> kera.v1.GetStreamIdResponse
-	24, // 64: kera.v1.Coordinator.DescribeStream:output_type -> kera.v1.DescribeStreamResponse
-	26, // 65: kera.v1.Coordinator.ListStreams:output_type -> kera.v1.ListStreamsResponse
-	29, // 66: kera.v1.Coordinator.AlterStream:output_type -> kera.v1.AlterStreamResponse
-	31, // 67: kera.v1.Coordinator.DeleteStream:output_type -> kera.v1.DeleteStreamResponse
-	33, // 68: kera.v1.Coordinator.DescribeCluster:output_type -> kera.v1.DescribeClusterResponse
-	40, // 69: kera.v1.Coordinator.InitProducer:output_type -> kera.v1.InitProducerResponse
-	43, // 70: kera.v1.Coordinator.RegisterBroker:output_type -> kera.v1.RegisterBrokerResponse
-	48, // 71: kera.v1.Coordinator.Heartbeat:output_type -> kera.v1.HeartbeatResponse
-	53, // 72: kera.v1.Coordinator.RegisterBackup:output_type -> kera.v1.RegisterBackupResponse
-	55, // 73: kera.v1.Coordinator.BackupHeartbeat:output_type -> kera.v1.BackupHeartbeatResponse
-	7,  // 74: kera.v1.Coordinator.ReportBroker:output_type -> kera.v1.ReportBrokerResponse
-	9,  // 75: kera.v1.Coordinator.MoveStreamlet:output_type -> kera.v1.MoveStreamletResponse
-	11, // 76: kera.v1.Coordinator.Rebalance:output_type -> kera.v1.RebalanceResponse
-	15, // 77: kera.v1.Coordinator.Drain:output_type -> kera.v1.DrainResponse
-	17, // 78: kera.v1.Coordinator.ListRecoveries:output_type -> kera.v1.ListRecoveriesResponse
-	2,  // 79: kera.v1.Coordinator.PrepareRestart:output_type -> kera.v1.PrepareRestartResponse
-	5,  // 80: kera.v1.Coordinator.ForgetMember:output_type -> kera.v1.ForgetMemberResponse
-	36, // 81: kera.v1.Coordinator.AdoptStream:output_type -> kera.v1.AdoptStreamResponse
-	38, // 82: kera.v1.Coordinator.ReadMetadata:output_type -> kera.v1.ReadMetadataResponse
-	62, // [62:83] is the sub-list for method output_type
-	41, // [41:62] is the sub-list for method input_type
-	41, // [41:41] is the sub-list for extension type_name
-	41, // [41:41] is the sub-list for extension extendee
-	0,  // [0:41] is the sub-list for field type_name
+	63, // 15: kera.v1.AlterStreamRequest.punctuation:type_name -> kera.v1.Punctuation
+	57, // 16: kera.v1.AlterStreamResponse.stream:type_name -> kera.v1.StreamInfo
+	61, // 17: kera.v1.DescribeClusterResponse.brokers:type_name -> kera.v1.BrokerInfo
+	64, // 18: kera.v1.DescribeClusterResponse.backups:type_name -> kera.v1.BackupInfo
+	34, // 19: kera.v1.DescribeClusterResponse.unknown_streams:type_name -> kera.v1.UnknownStream
+	57, // 20: kera.v1.UnknownStream.stream:type_name -> kera.v1.StreamInfo
+	57, // 21: kera.v1.AdoptStreamResponse.stream:type_name -> kera.v1.StreamInfo
+	61, // 22: kera.v1.RegisterBrokerRequest.broker:type_name -> kera.v1.BrokerInfo
+	42, // 23: kera.v1.RegisterBrokerRequest.held_streams:type_name -> kera.v1.HeldStream
+	57, // 24: kera.v1.RegisterBrokerResponse.streams:type_name -> kera.v1.StreamInfo
+	64, // 25: kera.v1.RegisterBrokerResponse.backups:type_name -> kera.v1.BackupInfo
+	44, // 26: kera.v1.RegisterBrokerResponse.fences:type_name -> kera.v1.ProducerFences
+	49, // 27: kera.v1.HeartbeatRequest.loads:type_name -> kera.v1.StreamletLoad
+	65, // 28: kera.v1.HeartbeatRequest.starts:type_name -> kera.v1.EntryStart
+	51, // 29: kera.v1.HeartbeatRequest.recoveries:type_name -> kera.v1.RecoveryProgress
+	50, // 30: kera.v1.HeartbeatRequest.empty_intervals:type_name -> kera.v1.EmptyInterval
+	34, // 31: kera.v1.HeartbeatRequest.unknown_streams:type_name -> kera.v1.UnknownStream
+	42, // 32: kera.v1.HeartbeatRequest.held_streams:type_name -> kera.v1.HeldStream
+	46, // 33: kera.v1.HeartbeatRequest.stored:type_name -> kera.v1.StoredBytes
+	64, // 34: kera.v1.HeartbeatResponse.backups:type_name -> kera.v1.BackupInfo
+	44, // 35: kera.v1.HeartbeatResponse.fences:type_name -> kera.v1.ProducerFences
+	66, // 36: kera.v1.HeartbeatResponse.starts_refused:type_name -> kera.v1.StreamletRef
+	47, // 37: kera.v1.HeartbeatResponse.full_principals:type_name -> kera.v1.FullPrincipal
+	67, // 38: kera.v1.RecoveryProgress.source:type_name -> kera.v1.RecoverySource
+	66, // 39: kera.v1.RecoveryProgress.readable:type_name -> kera.v1.StreamletRef
+	66, // 40: kera.v1.RecoveryProgress.restored:type_name -> kera.v1.StreamletRef
+	64, // 41: kera.v1.RegisterBackupRequest.backup:type_name -> kera.v1.BackupInfo
+	19, // 42: kera.v1.Coordinator.CreateStream:input_type -> kera.v1.CreateStreamRequest
+	21, // 43: kera.v1.Coordinator.GetStreamId:input_type -> kera.v1.GetStreamIdRequest
+	23, // 44: kera.v1.Coordinator.DescribeStream:input_type -> kera.v1.DescribeStreamRequest
+	25, // 45: kera.v1.Coordinator.ListStreams:input_type -> kera.v1.ListStreamsRequest
+	27, // 46: kera.v1.Coordinator.AlterStream:input_type -> kera.v1.AlterStreamRequest
+	30, // 47: kera.v1.Coordinator.DeleteStream:input_type -> kera.v1.DeleteStreamRequest
+	32, // 48: kera.v1.Coordinator.DescribeCluster:input_type -> kera.v1.DescribeClusterRequest
+	39, // 49: kera.v1.Coordinator.InitProducer:input_type -> kera.v1.InitProducerRequest
+	41, // 50: kera.v1.Coordinator.RegisterBroker:input_type -> kera.v1.RegisterBrokerRequest
+	45, // 51: kera.v1.Coordinator.Heartbeat:input_type -> kera.v1.HeartbeatRequest
+	52, // 52: kera.v1.Coordinator.RegisterBackup:input_type -> kera.v1.RegisterBackupRequest
+	54, // 53: kera.v1.Coordinator.BackupHeartbeat:input_type -> kera.v1.BackupHeartbeatRequest
+	6,  // 54: kera.v1.Coordinator.ReportBroker:input_type -> kera.v1.ReportBrokerRequest
+	8,  // 55: kera.v1.Coordinator.MoveStreamlet:input_type -> kera.v1.MoveStreamletRequest
+	10, // 56: kera.v1.Coordinator.Rebalance:input_type -> kera.v1.RebalanceRequest
+	14, // 57: kera.v1.Coordinator.Drain:input_type -> kera.v1.DrainRequest
+	16, // 58: kera.v1.Coordinator.ListRecoveries:input_type -> kera.v1.ListRecoveriesRequest
+	1,  // 59: kera.v1.Coordinator.PrepareRestart:input_type -> kera.v1.PrepareRestartRequest
+	4,  // 60: kera.v1.Coordinator.ForgetMember:input_type -> kera.v1.ForgetMemberRequest
+	35, // 61: kera.v1.Coordinator.AdoptStream:input_type -> kera.v1.AdoptStreamRequest
+	37, // 62: kera.v1.Coordinator.ReadMetadata:input_type -> kera.v1.ReadMetadataRequest
+	20, // 63: kera.v1.Coordinator.CreateStream:output_type -> kera.v1.CreateStreamResponse
+	22, // 64: kera.v1.Coordinator.GetStreamId:output_type -> kera.v1.GetStreamIdResponse
+	24, // 65: kera.v1.Coordinator.DescribeStream:output_type -> kera.v1.DescribeStreamResponse
+	26, // 66: kera.v1.Coordinator.ListStreams:output_type -> kera.v1.ListStreamsResponse
+	29, // 67: kera.v1.Coordinator.AlterStream:output_type -> kera.v1.AlterStreamResponse
+	31, // 68: kera.v1.Coordinator.DeleteStream:output_type -> kera.v1.DeleteStreamResponse
+	33, // 69: kera.v1.Coordinator.DescribeCluster:output_type -> kera.v1.DescribeClusterResponse
+	40, // 70: kera.v1.Coordinator.InitProducer:output_type -> kera.v1.InitProducerResponse
+	43, // 71: kera.v1.Coordinator.RegisterBroker:output_type -> kera.v1.RegisterBrokerResponse
+	48, // 72: kera.v1.Coordinator.Heartbeat:output_type -> kera.v1.HeartbeatResponse
+	53, // 73: kera.v1.Coordinator.RegisterBackup:output_type -> kera.v1.RegisterBackupResponse
+	55, // 74: kera.v1.Coordinator.BackupHeartbeat:output_type -> kera.v1.BackupHeartbeatResponse
+	7,  // 75: kera.v1.Coordinator.ReportBroker:output_type -> kera.v1.ReportBrokerResponse
+	9,  // 76: kera.v1.Coordinator.MoveStreamlet:output_type -> kera.v1.MoveStreamletResponse
+	11, // 77: kera.v1.Coordinator.Rebalance:output_type -> kera.v1.RebalanceResponse
+	15, // 78: kera.v1.Coordinator.Drain:output_type -> kera.v1.DrainResponse
+	17, // 79: kera.v1.Coordinator.ListRecoveries:output_type -> kera.v1.ListRecoveriesResponse
+	2,  // 80: kera.v1.Coordinator.PrepareRestart:output_type -> kera.v1.PrepareRestartResponse
+	5,  // 81: kera.v1.Coordinator.ForgetMember:output_type -> kera.v1.ForgetMemberResponse
+	36, // 82: kera.v1.Coordinator.AdoptStream:output_type -> kera.v1.AdoptStreamResponse
+	38, // 83: kera.v1.Coordinator.ReadMetadata:output_type -> kera.v1.ReadMetadataResponse
+	63, // [63:84] is the sub-list for method output_type
+	42, // [42:63] is the sub-list for method input_type
+	42, // [42:42] is the sub-list for extension type_name
+	42, // [42:42] is the sub-list for extension extendee
+	0,  // [0:42] is the sub-list for field type_name
 }
 
 func init() { file_kera_v1_coordinator_proto_init() }

@@ -18,6 +18,7 @@ final class Chunk {
     private static final int MAGIC = 'K' | 'E' << 8 | 'R' << 16 | 'A' << 24;
     private static final int ARROW_VERSION = 1;
     private static final int LEAN_VERSION = 2;
+    private static final int PUNCTUATION = 4; // in the flags
     private static final int HEADER_CRC_AT = 84;
     private static final int PLACEMENT_AT = 88;
     private static final int PLACEMENT_CRC_AT = 124;
@@ -39,6 +40,8 @@ final class Chunk {
     final Position start;
     /** Where the chunk after this one starts. */
     final Position next;
+    /** Whether it has no records, and only says that nothing older comes behind it. */
+    final boolean punctuation;
     /** Whether it lies in a broker's memory. */
     final boolean inPlace;
     /** Keeps the mapping or the buffer reachable. */
@@ -49,6 +52,7 @@ final class Chunk {
     private Chunk(Stretch stretch, int at, ByteBuffer header, Position before) {
         this.stretch = stretch;
         lean = header.get(4) == LEAN_VERSION;
+        punctuation = (header.get(5) & PUNCTUATION) != 0;
         codec = header.getInt(44);
         payloadBytes = header.getInt(8);
         recordCount = header.getInt(12);
@@ -107,7 +111,11 @@ final class Chunk {
                         + ")");
             }
         }
-        if (piece.schemaIdFor(header.getInt(28)) == 0) {
+        if ((header.get(5) & PUNCTUATION) != 0) {
+            if (header.getInt(12) != 0 || payloadBytes != 0) {
+                throw corrupt("the chunk at offset " + at + " is a punctuation, and says to have records");
+            }
+        } else if (piece.schemaIdFor(header.getInt(28)) == 0) {
             throw new KeraException("SchemaMismatch", "chunk has schema " + Integer.toUnsignedString(header.getInt(28))
                     + ", stream '" + piece.stream + "' has none of that number", false);
         }

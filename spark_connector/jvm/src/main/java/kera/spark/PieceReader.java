@@ -158,7 +158,7 @@ final class PieceReader implements Closeable {
 
     // -- chunks ----------------------------------------------------------------------------------------------------
 
-    /** The next chunk of the stretch; null: it has no more, and is given back. */
+    /** The next chunk of the stretch; null: ask again, as there is no more of it, or what came has no records. */
     private Chunk inStretch() throws IOException {
         Position here = at == 0 ? stretch.start() : next;
         if (at == stretch.bytes().limit() || (at > 0 && atEnd())) {
@@ -190,6 +190,9 @@ final class PieceReader implements Closeable {
         }
         at += chunk.chunkBytes();
         next = chunk.next;
+        if (chunk.punctuation) {
+            return null;
+        }
         counters.chunks++;
         if (chunk.inPlace) {
             counters.bytesInPlace += chunk.chunkBytes();

@@ -1,0 +1,33 @@
+"""What a broker does for the epochs of a stream (docs/epochs.md): which times it takes, what it promises. Pure data."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kera.v1 import common_pb2
+
+GRACE_MS = 1000
+TIMESTAMP_AHEAD_MS = 3_600_000
+
+
+class EpochRules(NamedTuple):
+    """Of a stream; without epochs there are none of these."""
+
+    by_clock: bool = False
+    """The broker promises that nothing older than its clock says, less the grace, comes to entries."""
+    grace_us: int = 0
+    timestamp_ahead_us: int = 0
+    """So far ahead of the clock the times of chunks may be; 0: as far as they like."""
+
+    @classmethod
+    def of(cls, config: common_pb2.StreamConfig) -> EpochRules:
+        """What a stream's configuration says."""
+        if not config.epoch_ms:
+            return cls()
+        grace_ms = config.epoch_grace_ms if config.HasField("epoch_grace_ms") else GRACE_MS
+        ahead_ms = config.timestamp_ahead_max_ms if config.HasField("timestamp_ahead_max_ms") else TIMESTAMP_AHEAD_MS
+        by_clock = config.punctuation == common_pb2.PUNCTUATION_CLOCK
+        return cls(by_clock, grace_ms * 1000, ahead_ms * 1000)
+
+
+NO_EPOCHS = EpochRules()

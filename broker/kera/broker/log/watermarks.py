@@ -1,0 +1,58 @@
+"""The greatest times in an entry: of all that was written, and of what goes when its start moves. Pure.
+
+What is stored has its times in the index, by segment; only where a segment goes in part are its chunks looked at.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kera.broker.log.segment import Segment
+from kera.core.chunk import MAX_TIMESTAMP_AT
+from kera.core.ids import Position
+from kera.core.punctuation import NO_TIME
+
+if TYPE_CHECKING:
+    from kera.broker.log.entry import Entry
+
+SEGMENTS_MAX = 1024
+"""That are looked at when they are removed at once. Of more, no time is later than the latest of all."""
+
+
+def watermark_of(entry: Entry) -> int:
+    """The greatest time of all that was written, durable or not; `NO_TIME`: there was nothing."""
+    return max(entry.stored_watermark_us, *(segment.max_timestamp_us for segment in entry.tail), NO_TIME)
+
+
+def end_of_written(entry: Entry) -> Position:
+    """Behind all that was written, durable or not."""
+    if entry.tail and entry.tail[-1].head:
+        return Position(*entry.tail[-1].key, entry.tail[-1].head)
+    return max(entry.start, entry.stored_end)
+
+
+def watermark_before(entry: Entry, position: Position) -> int:
+    """The greatest time before a position, or more."""
+    found = NO_TIME
+    for number, (key, segment) in enumerate(entry.segments()):
+        if Position(*key, 0) >= position:
+            break
+        if number == SEGMENTS_MAX:
+            return max(found, watermark_of(entry))
+        here = segment.max_timestamp_us
+        if key == position[:2] and isinstance(segment, Segment) and not segment.loading:
+            here = watermark_within(segment, position.offset)
+        found = max(found, here)
+    return found
+
+
+def watermark_within(segment: Segment, offset: int) -> int:
+    """The greatest time of a segment's chunks before a boundary, of those that are there."""
+    ends = np.frombuffer(segment.chunk_ends, dtype=np.uint32)
+    starts = np.concatenate((np.zeros(1, ends.dtype), ends[:-1]))
+    starts = starts[: int(np.searchsorted(ends, offset, side="right"))].astype(np.int64)
+    starts = starts[~np.isin(starts, [hole.start for hole in segment.holes])]
+    words = np.frombuffer(segment.slot.view[: segment.head], dtype="<i8")
+    return int(words[(starts + MAX_TIMESTAMP_AT) // words.itemsize].max(initial=NO_TIME))

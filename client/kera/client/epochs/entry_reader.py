@@ -1,0 +1,169 @@
+"""Reads one entry of a streamlet for epochs: what comes of it, marked with its epoch, and how far it has got.
+
+It fetches ahead by itself, so that an entry that is held up holds up no other, and only once there is something to
+fetch: of ten thousand entries that nobody writes to, none costs a fetch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from kera.client.chunk_batch import ChunkBatch
+from kera.client.cluster.cluster import Cluster
+from kera.client.cluster.fetch import Wanted
+from kera.client.consuming.chunks import Chunks
+from kera.client.consuming.fetcher import Fetcher
+from kera.client.epochs.marks import Marked, Marker, epoch_of
+from kera.client.epochs.merging import Reached
+from kera.client.settings import ConsumerSettings
+from kera.client.types import EntryBounds, StreamDescription
+from kera.core.errors import EpochPassed
+from kera.core.ids import EARLIEST, EntryId, Position
+from kera.core.punctuation import NO_TIME
+
+LOOK_AGAIN_S = 1.0
+"""What is to come by what brokers have said may have been lost with one: then they are asked again."""
+
+
+class EntryReader:
+    """See the head of this module."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        stream: StreamDescription,
+        wanted: Wanted,
+        settings: ConsumerSettings,
+        *,
+        epoch_us: int,
+        first_epoch: int | None,
+    ) -> None:
+        """`first_epoch`: what is of epochs before is left out; None: nothing is."""
+        self.entry: EntryId = wanted.entry
+        self._stream = stream
+        self._cluster = cluster
+        self._wanted = wanted
+        self._settings = settings
+        self._epoch_us = epoch_us
+        self._first_epoch = first_epoch
+        self._marker = Marker(epoch_us)
+        self._pending: deque[Marked] = deque()
+        self.pending_bytes = 0
+        """Of what is at hand."""
+        self._fetcher: Fetcher | None = None
+        self._chunks = Chunks(cluster, settings, punctuations=True)
+        self._chunks.streams[stream.stream_id] = stream
+        self.read_to: Position = wanted.start
+        """Up to there it was read."""
+        self.position: Position = wanted.start
+        """Up to there it was taken."""
+        self._end: Position = wanted.start
+        self._promised_us: int = NO_TIME
+        self._promised_at: Position = EARLIEST
+        self._exempt = False
+        """Nothing was ever written to it, and nobody promises anything: it holds up nothing."""
+
+    @property
+    def stream(self) -> StreamDescription:
+        """With the newest columns that a chunk had."""
+        return self._chunks.streams[self._stream.stream_id]
+
+    @property
+    def settled_us(self) -> int:
+        """Nothing older than this comes behind what was read, but to be counted where it comes."""
+        if self._promised_us > self._marker.watermark_us and self.read_to >= self._promised_at:
+            return self._promised_us
+        return self._marker.watermark_us
+
+    def reached(self) -> Reached[EntryId]:
+        """How far it has got."""
+        pending = self._pending[0].epoch if self._pending else None
+        if self._exempt:
+            return Reached(self.entry, pending, None)
+        return Reached(self.entry, pending, epoch_of(self.settled_us, self._epoch_us))
+
+    def learn(self, bounds: EntryBounds) -> None:
+        """What its brokers say of it now."""
+        self._end = max(self._end, bounds.end)
+        self._exempt = bounds.promised_us is None and bounds.end == EARLIEST and self.read_to == EARLIEST
+        if bounds.promised_us is not None and bounds.promised_us >= self._promised_us:
+            self._promised_us, self._promised_at = bounds.promised_us, bounds.promised_at
+
+    @property
+    def has_more(self) -> bool:
+        """Whether it is known that there is something to read."""
+        return self.read_to < self._end
+
+    async def read(self) -> None:
+        """Read what comes next, up to something of a later epoch than is at hand. Raises what a consumer does."""
+        if not self.has_more:
+            return
+        if self._fetcher is None:
+            self._fetcher = Fetcher(self._cluster, self._settings)
+            self._fetcher.add(self._stream, Wanted(self.entry, self.read_to, None))
+        chunk = self._chunks.following_here(copied=False)
+        if chunk is None:
+            chunk = await self._following(self._fetcher)
+        if chunk is not None:
+            self._take(chunk)
+
+    async def _following(self, fetcher: Fetcher) -> ChunkBatch | None:
+        chunk = await self._chunks.following(copied=False)
+        if chunk is not None:
+            return chunk
+        try:
+            async with asyncio.timeout(LOOK_AGAIN_S):
+                fetched = await fetcher.fetched()
+        except TimeoutError:
+            return None
+        if fetched is None:
+            return None
+        if fetched.buffers:
+            self._chunks.open(fetched)
+            return await self._chunks.following(copied=False)
+        self.read_to = fetched.next
+        return None
+
+    def _take(self, chunk: ChunkBatch) -> None:
+        self.read_to = chunk.next
+        for marked in self._marker.mark(chunk):
+            if self._first_epoch is None or marked.epoch >= self._first_epoch:
+                self._pending.append(marked)
+                self.pending_bytes += marked.chunk.header.chunk_bytes
+        if not self._pending:
+            self.position = self.read_to
+
+    def take(self, epoch: int) -> list[ChunkBatch]:
+        """What is at hand of an epoch, which is closed and the first of which there is anything."""
+        found = []
+        while self._pending and self._pending[0].epoch == epoch:
+            chunk = self._pending.popleft().chunk
+            found.append(chunk)
+            self.pending_bytes -= chunk.header.chunk_bytes
+            self.position = chunk.next
+        if not self._pending:
+            self.position = self.read_to
+        return found
+
+    def check_comes_after(self, epoch: int) -> None:
+        """Raise `EpochPassed` if there is something of an epoch that was given out without it."""
+        if not self._pending or self._pending[0].epoch > epoch:
+            return
+        (_, streamlet_id, entry), late = self.entry, self._pending[0].epoch
+        raise EpochPassed(
+            f"entry {entry} of streamlet {streamlet_id} of stream {self._stream.name!r} has got records of epoch"
+            f" {late}, when epoch {epoch} was read without it: nothing had ever been written to it, and nobody had"
+            " said that nothing older comes",
+            stream=self._stream.name,
+            streamlet_id=streamlet_id,
+            entry=entry,
+            epoch=late,
+        )
+
+    async def close(self) -> None:
+        """Stop fetching."""
+        if self._fetcher is not None:
+            await self._fetcher.close()
+        self._chunks.clear()
+        self._pending.clear()

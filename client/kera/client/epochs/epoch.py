@@ -1,0 +1,115 @@
+"""An epoch that is closed, as it is for every reader."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kera.client.chunk_batch import ChunkBatch
+from kera.client.producing.encoding import times_of
+from kera.client.types import StreamDescription
+from kera.core.errors import InvalidArgument
+from kera.core.ids import EntryId
+
+DIGEST_BYTES = 16
+_PLACE = struct.Struct("<QIIQII")
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """The chunks of some streams between two times, by stream, streamlet and entry, each in the order of its log."""
+
+    number: int
+    start_us: int
+    """Inclusive; microseconds since the Unix epoch."""
+    end_us: int
+    """Exclusive."""
+    batches: tuple[ChunkBatch, ...]
+    streams: Mapping[int, StreamDescription]
+    """By their ids."""
+
+    @property
+    def records(self) -> int:
+        """How many there are."""
+        return sum(chunk.batch.num_rows for chunk in self.batches)
+
+    @cached_property
+    def late_records(self) -> int:
+        """Those older than the epoch: where they came is what counts.
+
+        Of a typed stream without a timestamp column, whose chunks have the time when they were made, there are none.
+        """
+        return sum(_older(self.times(chunk), self.start_us) for chunk in self.batches if self._may_be_late(chunk))
+
+    @cached_property
+    def digest(self) -> str:
+        """The same for two readers exactly if they were given the same chunks in the same order."""
+        digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
+        for chunk in self.batches:
+            for header in chunk.headers:
+                digest.update(
+                    _PLACE.pack(
+                        header.stream_id,
+                        header.streamlet_id,
+                        chunk.entry.entry,
+                        header.first_record,
+                        header.record_count,
+                        header.payload_crc32c,
+                    )
+                )
+        return digest.hexdigest()
+
+    def rows(self) -> pa.Table:
+        """All records, sorted by time, stream, streamlet, entry and ordinal: a total order, the same for all readers.
+
+        Raises `InvalidArgument` for streams with different columns, or without a timestamp column.
+        """
+        if not self.batches:
+            return pa.Table.from_batches([], next(iter(self.streams.values())).schema)
+        schemas = {stream.schema for stream in map(self._stream_of, self.batches)}
+        if len(schemas) > 1:
+            raise InvalidArgument("the streams have different columns: their rows cannot be put into one table")
+        times = np.concatenate([self.times(chunk) for chunk in self.batches])
+        table = pa.Table.from_batches([chunk.batch for chunk in self.batches])
+        if bool((times[1:] >= times[:-1]).all()):
+            return table.combine_chunks()
+        return table.take(pa.array(np.argsort(times, kind="stable")))
+
+    def times(self, chunk: ChunkBatch) -> npt.NDArray[np.int64]:
+        """Of each record of a chunk, in microseconds since the Unix epoch. Raises `InvalidArgument`: it has none."""
+        stream = self._stream_of(chunk)
+        times = times_of(chunk.batch, stream)
+        if times is None:
+            raise InvalidArgument(
+                f"stream {stream.name!r} has no timestamp column: its records cannot be sorted by time",
+                stream=stream.name,
+            )
+        if times.null_count:
+            times = pc.fill_null(times, pa.scalar(chunk.header.created_us, times.type))
+        return np.frombuffer(times.buffers()[1], np.int64, len(times), 8 * times.offset)
+
+    def _may_be_late(self, chunk: ChunkBatch) -> bool:
+        stream = self._stream_of(chunk)
+        has_times = not stream.typed or stream.timestamp_column is not None
+        return has_times and chunk.header.min_timestamp_us < self.start_us
+
+    def _stream_of(self, chunk: ChunkBatch) -> StreamDescription:
+        return self.streams[chunk.entry.stream_id]
+
+
+def _older(times: npt.NDArray[np.int64], than_us: int) -> int:
+    return int((times < than_us).sum())
+
+
+def in_order(chunks: Mapping[EntryId, Sequence[ChunkBatch]], order: Mapping[int, int]) -> tuple[ChunkBatch, ...]:
+    """By stream (in the order that its readers named them), streamlet and entry."""
+    entries = sorted(chunks, key=lambda entry: (order[entry.stream_id], entry.streamlet_id, entry.entry))
+    return tuple(chunk for entry in entries for chunk in chunks[entry])

@@ -1,0 +1,320 @@
+"""Reads the epochs of some streams in order: each once it is closed, equal for all readers.
+
+Entries are read up to where their brokers say they end now, and fetch ahead beyond that. When what holds up the next
+epoch has nothing more to read, brokers are asked again: for new ends, and for what they promise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, Literal, Self, TypeAlias
+
+from kera.client import arguments
+from kera.client.admin.locating import positions_at
+from kera.client.cluster.cluster import Cluster
+from kera.client.cluster.fetch import Wanted
+from kera.client.consuming.committed import committed_cursors, report_cursors
+from kera.client.epochs.entry_reader import EntryReader
+from kera.client.epochs.epoch import Epoch, in_order
+from kera.client.epochs.marks import epoch_of
+from kera.client.epochs.merging import Decision, decide
+from kera.client.settings import ConsumerSettings
+from kera.client.types import EntryBounds, StreamDescription
+from kera.core.errors import ClosedError, InvalidArgument, RecordTooLarge
+from kera.core.ids import EARLIEST, EntryId, Position
+
+EpochStart: TypeAlias = int | Literal["earliest", "latest", "committed"]
+EpochEnd: TypeAlias = int | Literal["latest"]
+STARTS = ("earliest", "latest", "committed")
+ENDS = ("latest",)
+EPOCH_BYTES_MAX = 1 << 30
+POLL_S = 0.05
+"""Between two looks at how far entries are that hold up an epoch."""
+PREFETCH_BYTES_MIN = 1 << 20
+"""Of an entry, however many there are."""
+
+
+class Epochs(AsyncIterator[Epoch]):
+    """The epochs of some streams. Made by `Client.epochs`; use it as an async context manager.
+
+    ``async for epoch in epochs`` gives those in which there are records, in order, each when it is closed: when nothing
+    of it can come any more. What is in them, and in which order, is a function of the streams' logs alone.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        streams: Sequence[str],
+        settings: ConsumerSettings,
+        *,
+        epoch_ms: int | None,
+        start: EpochStart,
+        end: EpochEnd | None,
+        epoch_bytes_max: int,
+    ) -> None:
+        if not streams:
+            raise InvalidArgument("epochs are of a stream: name one at least")
+        self._names = tuple(dict.fromkeys(arguments.names("streams", streams)))
+        self._cluster = cluster
+        self._settings = settings
+        self._asked_ms = None if epoch_ms is None else arguments.whole("epoch_ms", epoch_ms, 1, arguments.UINT32_MAX)
+        self._start_at = _checked("start", start, STARTS)
+        self._end_at = None if end is None else _checked("end", end, ENDS)
+        self._bytes_max = epoch_bytes_max
+        self._epoch_us = 0
+        self._end: int | None = None
+        """The first epoch that is not wanted."""
+        self._last: int | None = None
+        """The epoch that was given out last."""
+        self._readers: dict[EntryId, EntryReader] = {}
+        self._order: dict[int, int] = {}
+        """By the id of a stream, its place among those that were named."""
+        self._starting, self._in_turn = asyncio.Lock(), asyncio.Lock()
+        self._started = self._closed = False
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    @property
+    def epoch_ms(self) -> int:
+        """How long an epoch is; 0: it has not started."""
+        return self._epoch_us // 1000
+
+    async def start(self) -> None:
+        """Look up the streams, and decide where to start. Raises `UnknownStream`, and `InvalidArgument`."""
+        async with self._starting:
+            if self._started:
+                return
+            if self._closed:
+                raise ClosedError("the reader of epochs is closed")
+            streams = [await self._cluster.stream(name) for name in self._names]
+            self._epoch_us = 1000 * _length_ms(streams, self._asked_ms)
+            self._order = {stream.stream_id: number for number, stream in enumerate(streams)}
+            bounds = {stream.stream_id: await self._cluster.bounds(stream.name) for stream in streams}
+            first = self._first_epoch(bounds)
+            for stream in streams:
+                starts = await self._starts(stream, first)
+                self._add(stream, starts, bounds[stream.stream_id], first)
+            if self._end_at == "latest":
+                self._end = self._open_now(bounds)
+            elif isinstance(self._end_at, int):
+                self._end = self._end_at
+            self._started = True
+
+    def _first_epoch(self, bounds: Mapping[int, Mapping[int, Sequence[EntryBounds]]]) -> int | None:
+        """The first epoch that is wanted; None: whichever comes first."""
+        if isinstance(self._start_at, int):
+            return self._start_at
+        if self._start_at == "latest":
+            return self._open_now(bounds)
+        if self._start_at == "committed":
+            return None
+        removed = [
+            epoch_of(_latest_removed(entry), self._epoch_us)
+            for streamlets in bounds.values()
+            for entries in streamlets.values()
+            for entry in entries
+            if entry.first_record
+        ]
+        return max(removed) + 1 if removed else None  # of earlier ones, something is gone
+
+    def _open_now(self, bounds: Mapping[int, Mapping[int, Sequence[EntryBounds]]]) -> int:
+        """The first epoch that is not closed yet, as far as is known."""
+        settled = [
+            time_us
+            for streamlets in bounds.values()
+            for entries in streamlets.values()
+            for entry in entries
+            if (time_us := _settled_us(entry)) is not None
+        ]
+        return epoch_of(min(settled, default=0), self._epoch_us)
+
+    async def _starts(self, stream: StreamDescription, first: int | None) -> dict[tuple[int, int], Position]:
+        """Where to begin with each entry."""
+        if self._start_at == "committed":
+            committed = await committed_cursors(self._cluster, self._settings.consumer_group, stream)
+            return {(entry.streamlet_id, entry.entry): position for entry, position in committed.items()}
+        if first is None:
+            return {}
+        places = await positions_at(self._cluster, stream.name, first * self._epoch_us)
+        return {
+            (streamlet_id, number): place.position
+            for streamlet_id, entries in places.items()
+            for number, place in enumerate(entries)
+        }
+
+    def _add(
+        self,
+        stream: StreamDescription,
+        starts: Mapping[tuple[int, int], Position],
+        bounds: Mapping[int, Sequence[EntryBounds]],
+        first: int | None,
+    ) -> None:
+        count = sum(map(len, bounds.values())) * len(self._names)
+        share = max(PREFETCH_BYTES_MIN, int(self._settings.prefetch_bytes_max) // max(1, count))
+        settings = self._settings.model_copy(update={"prefetch_bytes_max": share})
+        for streamlet_id, entries in bounds.items():
+            for number, bound in enumerate(entries):
+                entry_id = EntryId(stream.stream_id, streamlet_id, number)
+                wanted = Wanted(entry_id, starts.get((streamlet_id, number), EARLIEST), None)
+                reader = EntryReader(
+                    self._cluster, stream, wanted, settings, epoch_us=self._epoch_us, first_epoch=first
+                )
+                reader.learn(bound)
+                self._readers[entry_id] = reader
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Epoch:
+        """The next epoch with records in it, when it is closed.
+
+        Raises what `Consumer.batches` does, `EpochPassed`, and `RecordTooLarge` for an epoch of more than
+        ``epoch_bytes_max``.
+        """
+        await self.start()
+        async with self._in_turn:
+            while True:
+                if self._closed:
+                    raise ClosedError("the reader of epochs is closed")
+                decision = decide(reader.reached() for reader in self._readers.values())
+                if self._is_over(decision):
+                    raise StopAsyncIteration
+                if self._last is not None and decision.epoch is not None and decision.epoch <= self._last:
+                    for reader in self._readers.values():
+                        reader.check_comes_after(self._last)
+                if decision.epoch is not None and not decision.waits_for:
+                    return self._take(decision.epoch)
+                await self._advance(decision)
+
+    def _is_over(self, decision: Decision[EntryId]) -> bool:
+        """Whether there is nothing more before the end."""
+        if self._end is None or (decision.epoch is not None and decision.epoch < self._end):
+            return False
+        reached = (reader.reached() for reader in self._readers.values())
+        return all(each.open is None or each.open >= self._end for each in reached)
+
+    async def _advance(self, decision: Decision[EntryId]) -> None:
+        """Read what may be of the epoch that is next; if there is nothing, look how far the entries are."""
+        readers = [self._readers[entry] for entry in decision.waits_for]
+        found = False
+        for reader in readers:
+            while reader.has_more and self._is_held_up_by(reader, decision.epoch):
+                found = True
+                await reader.read()
+                self._check_size()
+                if decision.epoch is None:
+                    break
+        if not found:
+            await asyncio.sleep(POLL_S)
+            await self._look()
+
+    def _is_held_up_by(self, reader: EntryReader, epoch: int | None) -> bool:
+        still = reader.reached().open
+        return epoch is None or (still is not None and still <= epoch)
+
+    async def _look(self) -> None:
+        for name in self._names:
+            bounds = await self._cluster.bounds(name)
+            stream = await self._cluster.stream(name)
+            for streamlet_id, entries in bounds.items():
+                for number, bound in enumerate(entries):
+                    reader = self._readers.get(EntryId(stream.stream_id, streamlet_id, number))
+                    if reader is not None:
+                        reader.learn(bound)
+
+    def _check_size(self) -> None:
+        held = sum(reader.pending_bytes for reader in self._readers.values())
+        if held > self._bytes_max:
+            raise RecordTooLarge(
+                f"an epoch of {self.epoch_ms} ms of {', '.join(self._names)} has more than {self._bytes_max} bytes:"
+                " read shorter epochs, or set epoch_bytes_max higher",
+                limit=self._bytes_max,
+            )
+
+    def _take(self, number: int) -> Epoch:
+        chunks = {entry: reader.take(number) for entry, reader in self._readers.items()}
+        self._last = number
+        return Epoch(
+            number,
+            number * self._epoch_us,
+            (number + 1) * self._epoch_us,
+            in_order(chunks, self._order),
+            {reader.stream.stream_id: reader.stream for reader in self._readers.values()},
+        )
+
+    def held_up_by(self) -> list[EntryId]:
+        """The entries without which the next epoch cannot be closed, as far as is known."""
+        return list(decide(reader.reached() for reader in self._readers.values()).waits_for)
+
+    def positions(self, stream: str | None = None) -> dict[int, list[Position]]:
+        """Where the first epoch that was not given out begins, per streamlet and entry."""
+        name = stream or self._names[0]
+        found: dict[int, list[Position]] = {}
+        for entry, reader in sorted(self._readers.items()):
+            if reader.stream.name == name:
+                found.setdefault(entry.streamlet_id, []).append(reader.position)
+        return found
+
+    async def commit(self) -> None:
+        """Say that all epochs that were given out have been processed; ``start="committed"`` goes on there.
+
+        Raises what `Consumer.commit` does.
+        """
+        positions = {entry: reader.position for entry, reader in self._readers.items()}
+        streams = {reader.stream.stream_id: reader.stream for reader in self._readers.values()}
+        for stream_id, stream in streams.items():
+            mine = {entry: position for entry, position in positions.items() if entry.stream_id == stream_id}
+            await self._cluster.commit(self._settings.consumer_group, stream.name, mine)
+            await report_cursors(self._cluster, self._settings.consumer_group, stream, mine)
+
+    async def close(self) -> None:
+        """Stop fetching. Epochs that were given out stay as they are."""
+        self._closed = True
+        await asyncio.gather(*(reader.close() for reader in self._readers.values()))
+
+
+def _checked(what: str, place: Any, words: tuple[str, ...]) -> int | str:
+    if isinstance(place, str):
+        if place in words:
+            return place
+    elif isinstance(place, int) and not isinstance(place, bool):
+        return place
+    raise InvalidArgument(f"{what} is the number of an epoch, or one of {', '.join(words)}, not {place!r}")
+
+
+def _length_ms(streams: Sequence[StreamDescription], asked_ms: int | None) -> int:
+    """How long epochs are. Raises `InvalidArgument`."""
+    for stream in streams:
+        if not stream.config.epoch_ms:
+            raise InvalidArgument(
+                f"stream {stream.name!r} has no epochs; kera stream alter {stream.name} --epoch says how long they are",
+                stream=stream.name,
+            )
+    length_ms = asked_ms or max(stream.config.epoch_ms for stream in streams)
+    for stream in streams:
+        if length_ms % stream.config.epoch_ms:
+            raise InvalidArgument(
+                f"epochs of {length_ms} ms are no multiple of those of stream {stream.name!r}, which are of"
+                f" {stream.config.epoch_ms} ms",
+                stream=stream.name,
+                epoch_ms=length_ms,
+            )
+    return length_ms
+
+
+def _latest_removed(entry: EntryBounds) -> int:
+    """The greatest time of what was removed from an entry, or more."""
+    times = (entry.removed_watermark_us, entry.watermark_us)
+    return next((time_us for time_us in times if time_us is not None), 0)
+
+
+def _settled_us(entry: EntryBounds) -> int | None:
+    """Nothing older comes, as far as is known; None: nothing has come, and nobody says so."""
+    times = [time_us for time_us in (entry.watermark_us, entry.promised_us) if time_us is not None]
+    return max(times) if times else None

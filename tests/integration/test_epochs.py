@@ -1,0 +1,226 @@
+"""Epochs with real daemons: all readers get the same, whenever they read, whatever the order of times."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from random import Random
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from kera.client import Client, Epoch, Epochs
+from kera.core.errors import InvalidArgument, RecordTooLarge, TimestampAhead
+from kera.local.cluster import RunningCluster
+
+pytestmark = pytest.mark.timeout(120)
+WAIT_S = 60.0
+MS = 1000
+SETTINGS: list[dict[str, Any]] = [{}, {"joined_bytes_max": 0}, {"shared_memory": "never"}]
+
+
+@pytest.fixture
+async def client(cluster: RunningCluster) -> AsyncIterator[Client]:
+    async with await Client.connect(cluster.bootstrap) as connected:
+        yield connected
+
+
+def batch(times_us: list[int]) -> pa.RecordBatch:
+    times = pa.array(times_us, pa.timestamp("us", "UTC"))
+    return pa.record_batch({"timestamp": times, "value": [b"%d" % at for at in times_us]})
+
+
+async def write(client: Client, stream: str, *chunks: list[int], streamlet: int | None = None) -> None:
+    """Each of them is a chunk of its own; the keys of rows put them where they belong."""
+    async with client.producer() as producer:
+        await producer.prepare(stream)
+        for times in chunks:
+            for at in times:
+                producer.send(stream, b"%d" % at, timestamp_us=at, streamlet=streamlet)
+            await producer.flush()
+
+
+async def read(reader: Epochs, count: int) -> list[Epoch]:
+    found = []
+    async with asyncio.timeout(WAIT_S):
+        async for epoch in reader:
+            found.append(epoch)
+            if len(found) == count:
+                break
+    return found
+
+
+def seen(epochs: list[Epoch]) -> list[Any]:
+    return [
+        (epoch.number, epoch.records, epoch.late_records, epoch.digest, epoch.rows()["value"].to_pylist())
+        for epoch in epochs
+    ]
+
+
+async def test_a_history_is_read_in_epochs_whose_records_are_those_of_the_log(client: Client) -> None:
+    await client.admin.create_stream("epochs-history", streamlets=2, epoch_ms=10, punctuation="producers")
+    await write(client, "epochs-history", [1000, 3000], [12_000, 9000], [31_000], [95_000], streamlet=0)
+    await write(client, "epochs-history", [2000], [25_000], [8000], [38_000], [99_000], streamlet=1)
+    async with client.epochs("epochs-history", start="earliest", end=9) as reader:
+        found = await read(reader, 9)
+    assert [(epoch.number, epoch.start_us, epoch.end_us) for epoch in found] == [
+        (0, 0, 10_000),
+        (1, 10_000, 20_000),
+        (2, 20_000, 30_000),
+        (3, 30_000, 40_000),
+    ]
+    assert [[chunk.batch["value"].to_pylist() for chunk in epoch.batches] for epoch in found] == [
+        [[b"1000", b"3000"], [b"2000"]],
+        [[b"12000", b"9000"]],
+        [[b"25000", b"8000"]] if len(found[2].batches) == 1 else [[b"25000"], [b"8000"]],
+        [[b"31000"], [b"38000"]],
+    ]
+    assert [epoch.late_records for epoch in found] == [0, 1, 1, 0]
+    assert found[1].rows()["value"].to_pylist() == [b"9000", b"12000"], "sorted by time"
+    async with client.epochs("epochs-history", start=1, end=3, epoch_ms=20) as reader:
+        assert [epoch.number for epoch in await read(reader, 9)] == [1]
+
+
+async def test_readers_at_any_time_get_the_same_of_a_stream_that_is_written_to(client: Client) -> None:
+    await client.admin.create_stream(
+        "epochs-live", streamlets=2, entries=2, epoch_ms=200, epoch_grace_ms=100, timestamp_ahead_max_ms=10_000
+    )
+    begun_us = time.time_ns() // 1000
+    random, stop = Random(5), asyncio.Event()
+
+    async def produce(streamlet: int) -> None:
+        async with client.producer() as producer:
+            await producer.prepare("epochs-live")
+            while not stop.is_set():
+                at = time.time_ns() // 1000 - random.choice([0, 0, 0, 50_000, 900_000])
+                producer.send("epochs-live", b"%d" % at, timestamp_us=at, streamlet=streamlet)
+                await producer.flush()
+                await asyncio.sleep(random.choice([0.001, 0.01, 0.3]))  # sleep: paces what is written, nothing waits
+
+    first = begun_us // 200_000
+    producers = [asyncio.create_task(produce(streamlet)) for streamlet in (0, 1)]
+    async with client.epochs("epochs-live", start=first) as eager:
+        live = await read(eager, 8)
+    last = live[-1].number
+    stop.set()
+    await asyncio.gather(*producers)
+    for settings in SETTINGS:
+        async with client.epochs("epochs-live", start=first, end=last + 1, **settings) as reader:
+            again = await read(reader, 1000)
+        assert seen(again) == seen(live)
+    assert sum(epoch.late_records for epoch in live) > 0
+    async with client.consumer("epochs-live", start="earliest", end="latest") as consumer:
+        everything = {record.value async for record in consumer}
+    assert {value for epoch in live for value in epoch.rows()["value"].to_pylist()} <= everything
+
+
+async def test_an_entry_that_nobody_writes_to_holds_nothing_up(client: Client) -> None:
+    await client.admin.create_stream("epochs-silent", streamlets=4, epoch_ms=200, epoch_grace_ms=100)
+    now_us = time.time_ns() // 1000
+    async with client.epochs("epochs-silent", start=now_us // 200_000) as reader:
+        await write(client, "epochs-silent", [now_us], streamlet=2)
+        (epoch,) = await read(reader, 1)
+        assert (epoch.number, epoch.records) == (now_us // 200_000, 1)
+        assert set(reader.positions()) == {0, 1, 2, 3}
+
+
+async def test_who_has_committed_goes_on_with_the_next_epoch(client: Client) -> None:
+    await client.admin.create_stream("epochs-commit", epoch_ms=10, punctuation="producers")
+    await write(client, "epochs-commit", *([at * MS] for at in (1, 5, 12, 25, 31, 58)))
+    settings: dict[str, Any] = {"consumer_group": "epochs", "start": "committed"}
+    async with client.epochs("epochs-commit", **settings) as reader:
+        assert [epoch.number for epoch in await read(reader, 2)] == [0, 1]
+        await reader.commit()
+        assert [epoch.number for epoch in await read(reader, 1)] == [2]
+    async with client.epochs("epochs-commit", **settings) as reader:
+        assert [epoch.number for epoch in await read(reader, 2)] == [2, 3]
+        await reader.commit()
+        assert [(entry.streamlet_id, entry.entry) for entry in reader.held_up_by()] == [(0, 0)]
+
+
+async def test_of_what_was_truncated_only_whole_epochs_are_given(client: Client) -> None:
+    await client.admin.create_stream("epochs-cut", epoch_ms=10, punctuation="producers")
+    await write(client, "epochs-cut", *([at * MS] for at in (1, 5, 12, 45, 13, 14, 58, 69, 75)))
+    places = await client.positions_at("epochs-cut", 45 * MS)
+    async with client.consumer("epochs-cut", start={0: [places[0][0].position]}, joined_bytes_max=0) as consumer:
+        async for chunk in consumer.batches():
+            await client.admin.truncate_stream("epochs-cut", {0: [chunk.next]})
+            break
+    async with client.epochs("epochs-cut", start="earliest", end=7) as reader:
+        found = await read(reader, 9)
+    assert [(epoch.number, epoch.rows()["value"].to_pylist()) for epoch in found] == [
+        (5, [b"58000"]),
+        (6, [b"69000"]),
+    ], "what is left of epoch 4, which is older than that, is not given for epoch 1"
+
+
+async def test_what_cannot_be_is_refused(client: Client) -> None:
+    await client.admin.create_stream("epochs-none")
+    await client.admin.create_stream("epochs-some", epoch_ms=30)
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"epoch_ms": 45}, "no multiple"),
+        ({"epoch_ms": 0}, "epoch_ms"),
+        ({"start": "never"}, "number of an epoch"),
+        ({"end": True}, "number of an epoch"),
+        ({"epoch_bytes_max": 0}, "epoch_bytes_max"),
+    ]
+    for arguments, text in wrong:
+        with pytest.raises(InvalidArgument, match=text):
+            async with client.epochs("epochs-some", **arguments):
+                pass
+    with pytest.raises(InvalidArgument, match="has no epochs"):
+        async with client.epochs("epochs-none"):
+            pass
+    with pytest.raises(InvalidArgument):
+        client.epochs()
+    unfit: list[dict[str, Any]] = [
+        {"epoch_ms": -1},
+        {"epoch_ms": 1 << 60},
+        {"punctuation": "never"},
+        {"epoch_grace_ms": 0},
+    ]
+    for arguments in unfit:
+        with pytest.raises(InvalidArgument):
+            await client.admin.alter_stream("epochs-some", **arguments)
+    year_ahead = time.time_ns() // 1000 + 366 * 86_400_000_000
+    with pytest.raises(TimestampAhead, match="timestamp_ahead_max_ms"):
+        await write(client, "epochs-some", [year_ahead])
+    await write(client, "epochs-some", [-1])
+
+
+async def test_an_epoch_that_does_not_fit_into_memory_is_an_error_that_says_so(client: Client) -> None:
+    await client.admin.create_stream("epochs-large", epoch_ms=10, punctuation="producers")
+    await write(client, "epochs-large", *([1] for _ in range(8)), [20_000])
+    async with client.epochs("epochs-large", start="earliest", epoch_bytes_max=500, joined_bytes_max=0) as reader:
+        with pytest.raises(RecordTooLarge, match="epoch_bytes_max"):
+            await read(reader, 1)
+
+
+async def test_every_reader_passes_over_punctuations(client: Client) -> None:
+    await client.admin.create_stream("epochs-mixed", epoch_ms=10, epoch_grace_ms=1)
+    expected = []
+    for number in range(20):
+        await client.bounds("epochs-mixed")  # which promises
+        await write(client, "epochs-mixed", [number])
+        expected.append(b"%d" % number)
+    for settings in SETTINGS:
+        async with client.consumer("epochs-mixed", start="earliest", end="latest", **settings) as consumer:
+            assert [record.value async for record in consumer] == expected
+        async with client.consumer("epochs-mixed", start="earliest", end="latest", **settings) as consumer:
+            batches = [chunk.batch.num_rows async for chunk in consumer.batches()]
+            assert sum(batches) == len(expected)
+            assert all(batches), "none comes as a batch without records"
+    async with client.group_consumer("epochs-group", "epochs-mixed") as member:
+        found = []
+        async with asyncio.timeout(WAIT_S):
+            async for record in member:
+                found.append(record.value)
+                if len(found) == len(expected):
+                    break
+    assert found == expected
+    (entry,) = (await client.bounds("epochs-mixed"))[0]
+    assert (entry.first_record, entry.next_record) == (0, 20)
+    assert entry.watermark_us is not None
+    assert entry.watermark_us > 10**15, "punctuations have been written, which say how late it was"

@@ -1,0 +1,280 @@
+"""What a broker does for epochs: it promises, keeps promises by punctuations, and takes no times from the future."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import Any
+
+import pytest
+
+from kera.broker.log.epochs import EpochRules
+from kera.broker.log.locate import Progress, Query, locate
+from kera.broker.log.segment import Segment
+from kera.broker.log.watermarks import watermark_of, watermark_within
+from kera.core.chunk import HEADER_BYTES, iterate_chunks, verify_chunk
+from kera.core.errors import TimestampAhead
+from kera.core.ids import EARLIEST, Position
+from kera.core.punctuation import FLAG, NO_TIME, encode_punctuation, is_punctuation
+from kera.core.rpc import api
+from kera.v1 import common_pb2
+from tests.unit.broker.moving_support import Cluster
+from tests.unit.broker.persistence_support import MakeEngine
+from tests.unit.broker.support import (
+    CHUNK_BYTES,
+    SLOT_BYTES,
+    STREAM_ID,
+    Broker,
+    Engine,
+    Log,
+    Outcome,
+    chunk,
+    stream_info,
+)
+
+MS = 1000
+GRACE_US = 1000 * MS
+NOW_US = 1_000_000 * MS
+EPOCHS: dict[str, Any] = {"epoch_ms": 1000, "epoch_grace_ms": 1000, "timestamp_ahead_max_ms": 5000}
+
+
+def set_time(engine: Engine, now_us: int) -> None:
+    engine.memory.tick(engine.memory.now_ms, now_us, idle_close_ms=1 << 40)
+
+
+def open_broker(engine: Engine, *, created_us: int = 0, **config: Any) -> Broker:
+    set_time(engine, NOW_US)
+    info = stream_info(**(EPOCHS | config))
+    info.created_us = created_us
+    return Broker(engine, info)
+
+
+def chunks(broker: Broker) -> list[tuple[bool, int]]:
+    """Of each chunk of the first entry whether it is a punctuation, and its greatest time."""
+    entry = broker.streams.streamlet(STREAM_ID, 0).entries[0]
+    return [
+        (is_punctuation(header), header.max_timestamp_us)
+        for segment in entry.tail
+        for header, _ in iterate_chunks(segment.slot.view, 0, segment.head)
+    ]
+
+
+def sent(time_us: int, sequence: int, **fields: Any) -> bytes:
+    return chunk(1, sequence, min_timestamp_us=time_us, max_timestamp_us=time_us, **fields)
+
+
+async def described(broker: Broker) -> Any:
+    request = api.DESCRIBE_STREAMLETS.request(stream_id=STREAM_ID, streamlet_ids=[0])
+    (streamlet,) = (await broker.ask(api.DESCRIBE_STREAMLETS, request)).streamlets
+    return streamlet.entries[0]
+
+
+def test_rules_are_those_of_the_stream_and_without_epochs_there_are_none() -> None:
+    config = common_pb2.StreamConfig(epoch_ms=10)
+    assert EpochRules.of(config) == (True, 1_000_000, 3_600_000_000), "what is left out has its default"
+    config.epoch_grace_ms, config.timestamp_ahead_max_ms = 5, 0
+    config.punctuation = common_pb2.PUNCTUATION_PRODUCERS
+    assert EpochRules.of(config) == (False, 5000, 0)
+    config.epoch_ms = 0
+    assert EpochRules.of(config) == (False, 0, 0)
+
+
+def test_a_punctuation_is_a_whole_chunk_without_records() -> None:
+    data = encode_punctuation(7, 3, 1234, 5)
+    header = verify_chunk(data)
+    assert len(data) == header.chunk_bytes == HEADER_BYTES
+    assert (header.flags, header.record_count, header.payload_bytes) == (FLAG, 0, 0)
+    assert (header.stream_id, header.streamlet_id, header.min_timestamp_us, header.max_timestamp_us) == (
+        7,
+        3,
+        1234,
+        1234,
+    )
+
+
+async def test_an_entry_that_nobody_writes_to_is_promised_to_get_nothing_older(engine: Engine) -> None:
+    broker = open_broker(engine)
+    first = await described(broker)
+    assert (first.HasField("watermark_us"), first.promised_us) == (False, NOW_US)
+    set_time(engine, NOW_US + 7000 * MS)
+
+    later = await described(broker)
+    assert later.promised_us == NOW_US + 6000 * MS, "a grace before the clock"
+    assert later.promised_at.group_id == 0, "also where nothing was ever written"
+    assert engine.arena.free_slots == engine.arena.slot_count, "which takes no memory"
+
+
+@pytest.mark.parametrize("durability", [common_pb2.DURABILITY_LEADER, common_pb2.DURABILITY_PERSISTED])
+async def test_a_promise_is_written_down_only_before_a_chunk_that_is_older(engine: Engine, durability: int) -> None:
+    broker = open_broker(engine, durability=durability)
+    set_time(engine, NOW_US + 7000 * MS)
+    promised_us = (await described(broker)).promised_us
+
+    broker.write(sent(promised_us, 0))
+    assert chunks(broker) == [(False, promised_us)], "it is not older"
+    set_time(engine, NOW_US + 9000 * MS)
+    assert (await described(broker)).promised_us == promised_us + 2000 * MS
+    broker.write(sent(promised_us + 1, 1), sent(promised_us + 2, 2))
+    engine.run()
+
+    assert chunks(broker) == [
+        (False, promised_us),
+        (True, promised_us + 2000 * MS),
+        (False, promised_us + 1),
+        (False, promised_us + 2),
+    ]
+    entry = await described(broker)
+    assert (entry.first_record, entry.next_record) == (0, 3), "a punctuation is no record"
+    assert entry.watermark_us == promised_us + 2000 * MS, "as brokers tell it"
+    assert broker.counters.punctuations == 1
+    streamlet = broker.streams.streamlet(STREAM_ID, 0)
+    assert dict(streamlet.producers) == {1: (0, 3)}, "and of no producer"
+
+
+async def test_who_was_promised_nothing_finds_no_punctuation(engine: Engine) -> None:
+    broker = open_broker(engine, punctuation=common_pb2.PUNCTUATION_PRODUCERS)
+    assert not (await described(broker)).HasField("promised_us")
+    broker.append(sent(NOW_US, 0), sent(5, 1), sent(-5, 2))
+    assert [is_one for is_one, _ in chunks(broker)] == [False] * 3
+
+
+async def test_a_repeat_that_is_older_is_answered_and_writes_no_punctuation(engine: Engine) -> None:
+    broker = open_broker(engine)
+    broker.append(sent(NOW_US, 0))
+    set_time(engine, NOW_US + 9000 * MS)
+    await described(broker)
+    statuses = broker.append(sent(NOW_US, 0), sent(NOW_US, 5), sent(NOW_US, 1))
+    assert [status.duplicate for status in statuses] == [True, False, False]
+    assert [status.HasField("error") for status in statuses] == [False, True, False]
+    assert [is_one for is_one, _ in chunks(broker)] == [False, True, False]
+
+
+async def test_the_next_owner_keeps_what_the_one_before_has_promised_and_no_more(make_engine: MakeEngine) -> None:
+    engines = make_engine(16), make_engine(16)
+    for engine in engines:
+        set_time(engine, NOW_US)
+    cluster = Cluster(*engines, **EPOCHS)
+    cluster.owner.append(sent(NOW_US, 0))
+    set_time(engines[0], NOW_US + 9000 * MS)
+    promised_us = (await described(cluster.owner)).promised_us
+    assert promised_us == NOW_US + 8000 * MS
+    set_time(engines[1], NOW_US + 20_000 * MS)
+
+    state = await cluster.move(2)
+    assert state.promised_us == promised_us
+    assert not (await described(cluster.brokers[1])).HasField("promised_us"), "who has lost it promises nothing"
+    cluster.owner.append(sent(promised_us, 1), sent(promised_us - 1, 2))
+    assert chunks(cluster.owner) == [(False, promised_us), (False, promised_us - 1)]
+
+    assert (await described(cluster.owner)).promised_us == NOW_US + 19_000 * MS
+    await cluster.move(1)
+    cluster.owner.append(sent(promised_us, 3))
+    assert chunks(cluster.owner)[-2:] == [(True, NOW_US + 19_000 * MS), (False, promised_us)]
+
+
+async def test_an_owner_to_whom_nobody_has_handed_it_promises_what_the_one_before_may_have(engine: Engine) -> None:
+    broker = open_broker(engine, entries=2)
+    streamlet = broker.streams.streamlet(STREAM_ID, 0)
+    assert [entry.promised_us for entry in streamlet.entries] == [NOW_US] * 2
+
+
+async def test_a_stream_that_was_just_created_begins_a_grace_before(engine: Engine) -> None:
+    broker = open_broker(engine, created_us=NOW_US - 10)
+    assert (await described(broker)).promised_us == NOW_US - GRACE_US
+    broker.append(sent(NOW_US - GRACE_US, 0))
+    assert chunks(broker) == [(False, NOW_US - GRACE_US)]
+
+
+async def test_times_too_far_ahead_are_refused_and_nothing_else_with_them(engine: Engine) -> None:
+    broker = open_broker(engine)
+    statuses = broker.append(sent(NOW_US + 5000 * MS, 0), sent(NOW_US + 5000 * MS + 1, 1), sent((1 << 63) - 1, 1))
+    errors = [status.error.code for status in statuses]
+    assert errors == ["", TimestampAhead.code, TimestampAhead.code]
+    assert "timestamp_ahead_max_ms" in statuses[1].error.message
+    assert chunks(broker) == [(False, NOW_US + 5000 * MS)]
+    broker.streams.get(STREAM_ID).alter(_altered(timestamp_ahead_max_ms=0))
+    assert broker.append(sent((1 << 63) - 1, 1))
+
+
+def _altered(**config: Any) -> common_pb2.StreamInfo:
+    info: common_pb2.StreamInfo = stream_info(**(EPOCHS | config))
+    info.config_version = 1
+    return info
+
+
+async def test_a_client_cannot_write_a_punctuation(engine: Engine) -> None:
+    broker = open_broker(engine)
+    statuses = broker.append(encode_punctuation(STREAM_ID, 0, NOW_US, 5), sent(NOW_US, 0))
+    assert [status.error.code for status in statuses] == ["invalid_argument", ""]
+    statuses = broker.append(sent(NOW_US, 1, typed=False)[:5] + b"\x04" + sent(NOW_US, 1)[6:])
+    assert statuses[0].error.code == "corrupt_chunk"
+
+
+@pytest.mark.parametrize("room", [CHUNK_BYTES, HEADER_BYTES, 0])
+async def test_a_punctuation_goes_before_its_chunk_wherever_there_is_room(engine: Engine, room: int) -> None:
+    broker = open_broker(engine)
+    broker.append(sent(NOW_US, 0, size=SLOT_BYTES - room))
+    set_time(engine, NOW_US + 9000 * MS)
+    await described(broker)
+    broker.append(sent(NOW_US + 1, 1, size=SLOT_BYTES))
+    entry = broker.streams.streamlet(STREAM_ID, 0).entries[0]
+    assert [is_one for is_one, _ in chunks(broker)] == [False, True, False]
+    assert [segment.head for segment in entry.tail][-1] == SLOT_BYTES
+    assert (await described(broker)).next_record == 2
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+async def test_boundaries_stay_where_they_were_promised(engine: Engine, on_disk: bool) -> None:
+    broker = open_broker(engine)
+    streamlet = broker.streams.streamlet(STREAM_ID, 0)
+    entry = streamlet.entries[0]
+    broker.append(sent(NOW_US, 0))
+    set_time(engine, NOW_US + 9000 * MS)
+    promised = await described(broker)
+    place = Position(promised.promised_at.group_id, promised.promised_at.segment_id, promised.promised_at.position)
+    broker.append(sent(NOW_US - 1, 1), sent(NOW_US + 20_000, 2), sent(NOW_US + 5000 * MS, 3))
+    if on_disk:
+        for segment in list(entry.tail):
+            engine.memory.close(segment)
+        engine.run()
+        assert entry.stored_segments
+
+    for time_us in (NOW_US + 1, promised.promised_us):
+        step = locate(streamlet, 0, Query(timestamp_us=time_us), Progress(EARLIEST), 1 << 10)
+        assert step.place is not None
+        assert step.place.position == place, "nothing that is older than what was promised comes behind it"
+    assert watermark_of(entry) == promised.promised_us
+
+
+async def test_watermarks_outlive_a_restart_and_what_was_removed(make_engine: MakeEngine) -> None:
+    engine = make_engine(8)
+    broker = open_broker(engine)
+    broker.append(*(sent(time_us, at) for at, time_us in enumerate((50, 900, 10, 20, 30, 40, 45, 46, 47))))
+    engine.run()
+    entry = broker.streams.streamlet(STREAM_ID, 0).entries[0]
+    assert watermark_of(entry) == NOW_US, "it was promised before all of them"
+    assert entry.removed_watermark_us == NO_TIME
+    outcome = Outcome()
+    broker.streams.move_start(entry, Position(2, 1, 0), entry.tail[-1].first_record, outcome)
+    assert entry.removed_watermark_us == NOW_US
+    engine.run()
+    record = engine.index.entry(entry.log_id)
+    assert record is not None
+    assert record.removed_watermark_us == NOW_US
+    assert record.watermark_us == NOW_US
+    first = next(entry.segments())[1]
+    assert isinstance(first, Segment)
+    times = [header.max_timestamp_us for header, _ in iterate_chunks(first.slot.view, 0, first.head)]
+    assert [watermark_within(first, end) for end in first.chunk_ends] == list(accumulate(times, max))
+    assert watermark_within(first, 0) == NO_TIME
+
+
+def test_producers_are_told_from_punctuations_after_a_restart(engine: Engine) -> None:
+    set_time(engine, NOW_US)
+    log = Log(engine)
+    log.streamlet.set_epochs(EpochRules(by_clock=True, grace_us=GRACE_US), 0)
+    log.append(max_timestamp_us=NOW_US)
+    log.streamlet.entries.promise(NOW_US + 5)
+    header = verify_chunk(sent(NOW_US + 1, 1))
+    assert log.streamlet.keep_promise(header, CHUNK_BYTES) is not None
+    assert log.streamlet.keep_promise(header, CHUNK_BYTES) is None, "once"
+    assert list(log.entry.tail[-1].producers) == [1]
