@@ -111,7 +111,10 @@ def schemas(draw: Any) -> Any:
 @st.composite
 def evolved(draw: Any, schema: Any) -> Any:
     """What a schema may have become, for better or worse."""
-    pick = lambda *some: draw(st.sampled_from(some))  # noqa: E731
+
+    def pick(*some: Any) -> Any:
+        return draw(st.sampled_from(some))
+
     changed = copy.deepcopy(schema)
     holder = [changed]
     for _ in range(draw(st.integers(0, 3))):

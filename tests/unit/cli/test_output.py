@@ -27,6 +27,7 @@ MAKE_JSON = {
     "_records.py": "records",
     "bench/_processes.py": "between processes",
     "bench/_worker.py": "between processes",
+    "connect/_telling.py": "lines of progress",
 }
 
 
@@ -58,7 +59,7 @@ def test_whatever_lists_or_describes_something_has_the_option() -> None:
 
 
 def test_who_prints_json_prints_yaml_as_well() -> None:
-    records = {"produce", "consume"}  # JSON of records, not of a result
+    records = {"produce", "consume", "connect copy"}  # JSON of records or of progress, not of a result
     has_json = {name for name, each in ALL.items() if "--json" in options(each)} - records
     assert {name for name in has_json if "--output" not in options(ALL[name])} == set()
     assert {name for name, each in ALL.items() if "--output" in options(each)} == has_json

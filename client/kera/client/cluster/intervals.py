@@ -71,7 +71,7 @@ def merged_bounds(assignment: Assignment, entry: int, parts: Mapping[int, EntryB
         ),
         watermark_us=max((part.watermark_us for part in parts.values() if part.watermark_us is not None), default=None),
         promised_us=owner.promised_us,
-        promised_at=max(owner.promised_at, start_of_group(last.first_group_id)),
+        promised_at=owner.promised_at if owner.promised_us is None else max(owner.promised_at, end),
         removed_watermark_us=max(
             (part.removed_watermark_us for part in parts.values() if part.removed_watermark_us is not None),
             default=None,
