@@ -10,6 +10,7 @@ from kera.local.cluster import LocalCluster, RunningCluster
 from tests.integration.control_support import control_cluster_of
 from tests.integration.go_client import GoClient, find_go
 from tests.integration.kafka import Kafka, kafka_or_skip
+from tests.integration.postgres import Postgres, postgres_or_skip
 from tests.integration.shared_cluster import SharedCluster
 from tests.integration.zookeeper import ZooKeeper
 
@@ -55,6 +56,13 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
     """A broker that tests share; they use topics of their own. Skips where there is no Kafka."""
     with kafka_or_skip(tmp_path_factory.mktemp("kafka")) as broker:
         yield broker
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """A server that tests share; they use tables of their own. Skips where there is no PostgreSQL."""
+    with postgres_or_skip() as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

@@ -74,6 +74,8 @@ class TableEnd:
     query: str = ""
     key: tuple[str, ...] = ()
     """Columns that ascend; empty: the primary key."""
+    settle: str = ""
+    """Seconds to wait for transactions that are under way; empty: as the source does."""
 
     @property
     def shown(self) -> str:
@@ -165,7 +167,7 @@ def _table(text: str) -> TableEnd:
             "the address has a password in it, which everybody on this host sees among the arguments of processes: put"
             " it into ~/.pgpass, the variable PGPASSWORD, or a file that PGPASSFILE names, and leave it out here"
         )
-    ours = {name: value for name, value in given if name in ("table", "query", "key")}
+    ours = {name: value for name, value in given if name in ("table", "query", "key", "settle")}
     rest = [(name, value) for name, value in given if name not in ours]
     if len(ours.keys() & {"table", "query"}) != 1:
         raise InvalidArgument("postgresql: needs a table or a query; write postgresql://user@host/db?table=clicks")
@@ -176,9 +178,12 @@ def _table(text: str) -> TableEnd:
         raise InvalidArgument(
             "a query needs a key, columns by which its rows ascend and no two are the same: …?query=…&key=id"
         )
+    settle = ours.get("settle", "")
+    if settle and not settle.isdecimal():
+        raise InvalidArgument(f"settle={settle}: write a whole number of seconds")
     where = f"postgresql://{parts.netloc}{parts.path}"
     uri = f"{where}?{urlencode(rest, quote_via=quote)}" if rest else where
-    return TableEnd(uri, ours.get("table", ""), ours.get("query", ""), key)
+    return TableEnd(uri, ours.get("table", ""), ours.get("query", ""), key, settle)
 
 
 def _files(path: str, file_format: str | None) -> FilesEnd:

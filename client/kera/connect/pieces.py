@@ -59,6 +59,8 @@ class Source(Protocol):
     """What it is, in words without secrets."""
     identity: str
     """The same each time, and of no other source; known once it is open."""
+    notes: list[str]
+    """What whoever copies should know about how it is read."""
     streamlets: int
     """Its pieces say where a stream of so many streamlets is to have them; 0: they do not."""
 

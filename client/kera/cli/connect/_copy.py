@@ -14,6 +14,7 @@ from kera.connect.endpoints import (
     End,
     FilesEnd,
     StreamEnd,
+    TableEnd,
     TopicEnd,
     check_copy_name,
     copy_name,
@@ -49,7 +50,7 @@ async def run(options: CopyOptions) -> None:
             telling.going(rates)
 
         def began(progress: Progress) -> None:
-            telling.began(name, progress, sink.notes)
+            telling.began(name, progress, [*source.notes, *sink.notes])
 
         try:
             copied = await copy(source, sink, tell, began)
@@ -114,7 +115,19 @@ async def _source(end: End, target: End, name: str, options: CopyOptions, client
             from kera.connect.files.source import FilesSource
 
             return FilesSource(end, await _columns(target, options, clients))
-    raise UsageError("not yet")
+        case TableEnd():
+            _need_postgres()
+            from kera.connect.postgres.source import SETTLE_S, TableSource
+
+            wanted = await _columns(target, options, clients)
+            settle_s = float(end.settle) if end.settle else SETTLE_S
+            return TableSource(end, wanted, follow=options.follow, settle_s=settle_s)
+
+
+def _need_postgres() -> None:
+    with extra("postgres"):
+        import adbc_driver_manager  # noqa: F401 - see whether it is there
+        import adbc_driver_postgresql  # noqa: F401 - likewise
 
 
 async def _columns(target: End, options: CopyOptions, clients: dict[str, Client]) -> pa.Schema | None:
@@ -149,4 +162,8 @@ async def _sink(end: End, name: str, options: CopyOptions, clients: dict[str, Cl
             from kera.connect.files.sink import FilesSink
 
             return FilesSink(end, **({} if options.file_bytes is None else {"file_bytes": options.file_bytes}))
-    raise UsageError("not yet")
+        case TableEnd():
+            _need_postgres()
+            from kera.connect.postgres.sink import TableSink
+
+            return TableSink(end, name, create=options.create)

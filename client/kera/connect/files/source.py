@@ -29,6 +29,7 @@ class FilesSource:
     def __init__(self, end: FilesEnd, wanted: pa.Schema | None) -> None:
         """`wanted`: the columns of the target, if it is there."""
         self.shown = end.shown
+        self.notes: list[str] = []
         self.identity = f"files {Path(end.path).absolute()}" + ("/" if end.path.endswith("/") else "")
         self.schema = pa.schema([])
         self._end = end

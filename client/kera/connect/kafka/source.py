@@ -45,6 +45,7 @@ class TopicSource:
     ) -> None:
         """`name`: of the copy. `skip_lost`: go on behind what the topic has removed before it was copied."""
         self.shown = self.identity = f"topic {topic}"
+        self.notes: list[str] = []
         self.streamlets = 0
         self._topic = topic
         self._follow = follow

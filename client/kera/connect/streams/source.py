@@ -23,6 +23,7 @@ class StreamSource:
     def __init__(self, client: Client, stream: str, *, follow: bool, from_latest: bool = False) -> None:
         """`follow`: go on for ever. `from_latest`: begin with what comes, not with what there is."""
         self.shown = self.identity = f"stream {stream}"
+        self.notes: list[str] = []
         self.schema = pa.schema([])
         self.streamlets = 0
         self._client = client

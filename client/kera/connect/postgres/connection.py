@@ -1,0 +1,105 @@
+"""A connection to PostgreSQL, by ADBC; its errors in our words, which never have a password in them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from kera.connect.errors import Refused, Unreachable
+from kera.core.errors import DiskFull, KeraError, SchemaMismatch
+
+APPLICATION = "kera connect"
+_AWAY = ("08", "57")
+"""Classes of errors: the connection, and somebody who has ended it."""
+
+
+class Database:
+    """One connection, with a transaction at a time. All of it blocks."""
+
+    def __init__(self, uri: str, what: str) -> None:
+        """`what` is copied, for messages. Raises `Unreachable`, `Refused`."""
+        import adbc_driver_postgresql.dbapi as adbc
+
+        self._what = what
+        with self.translated():
+            self._connection = adbc.connect(uri)
+        with self.translated():
+            self.execute("SET standard_conforming_strings = on")
+            self.execute(f"SET application_name = '{APPLICATION}'")
+            self.execute("SET client_min_messages = warning")
+            self.commit()
+
+    def execute(self, statement: str, parameters: Sequence[Any] = ()) -> None:
+        """Run a statement."""
+        with self.translated(), self._connection.cursor() as cursor:
+            cursor.execute(statement, parameters=tuple(parameters) or None)
+
+    def rows(self, statement: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """The rows of a query, as Python values."""
+        with self.translated(), self._connection.cursor() as cursor:
+            cursor.adbc_statement.set_options(**{"adbc.postgresql.use_copy": "false"})  # which takes queries only
+            cursor.execute(statement, parameters=tuple(parameters) or None)
+            return list(cursor.fetchall())
+
+    @contextlib.contextmanager
+    def batches(self, statement: str, batch_bytes: int) -> Iterator[Any]:
+        """The rows of a query as a reader of Arrow batches of some `batch_bytes`."""
+        with self.translated(), self._connection.cursor() as cursor:
+            cursor.adbc_statement.set_options(**{"adbc.postgresql.batch_size_hint_bytes": str(batch_bytes)})
+            cursor.execute(statement)
+            yield cursor.fetch_record_batch()
+
+    def ingest(self, table: str, rows: Any, *, schema: str | None = None, temporary: bool = False) -> None:
+        """Append rows to a table; a temporary one is made of them."""
+        with self.translated(), self._connection.cursor() as cursor:
+            if temporary:
+                cursor.adbc_ingest(table, rows, mode="create", temporary=True)
+            else:
+                cursor.adbc_ingest(table, rows, mode="append", db_schema_name=schema)
+
+    def commit(self) -> None:
+        """End the transaction."""
+        with self.translated():
+            self._connection.commit()
+
+    def rollback(self) -> None:
+        """Take the transaction back; also where there is none any more."""
+        with contextlib.suppress(Exception):
+            self._connection.rollback()
+
+    def close(self) -> None:
+        """Disconnect; what was not committed is gone."""
+        with contextlib.suppress(Exception):
+            self._connection.close()
+
+    @contextlib.contextmanager
+    def translated(self) -> Iterator[None]:
+        """Around calls of ADBC."""
+        import adbc_driver_manager as adbc
+
+        try:
+            yield
+        except adbc.Error as error:
+            raise translate(self._what, error) from error
+        except OSError as error:  # while batches are read
+            raise Unreachable(f"{self._what}: {error}") from error
+
+
+def translate(what: str, error: Any) -> KeraError:
+    """An error of PostgreSQL's as one of ours."""
+    state = error.sqlstate or ""
+    details = dict(error.details or ())
+    text = details.get("PG_DIAG_MESSAGE_PRIMARY") or details.get(b"PG_DIAG_MESSAGE_PRIMARY") or str(error)
+    if isinstance(text, bytes):
+        text = text.decode(errors="replace")
+    text = " ".join(text.split())
+    if state == "53100":
+        return DiskFull(f"{what}: PostgreSQL has no room on its disk: {text}")
+    if state.startswith("22"):
+        context = details.get("PG_DIAG_CONTEXT") or details.get(b"PG_DIAG_CONTEXT") or b""
+        where = context.decode(errors="replace") if isinstance(context, bytes) else context
+        return SchemaMismatch(f"{what}: {text}" + (f" ({where})" if where else ""))
+    if not state or state.startswith(_AWAY):
+        return Unreachable(f"{what}: PostgreSQL cannot be reached: {text}")
+    return Refused(f"{what}: {text}")

@@ -1,0 +1,168 @@
+"""What is said to PostgreSQL, as text: names, values, pages of a table by its key. Nothing is connected to here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from kera.core.errors import InvalidArgument, SchemaMismatch
+
+ALIAS = "kera_rows"
+KEY_PREFIX = "__kera_key_"
+"""Of columns that have a key's values as text."""
+TYPES: dict[str, tuple[str, frozenset[str]]] = {
+    "int8": ("smallint", frozenset({"int2"})),
+    "int16": ("smallint", frozenset({"int2"})),
+    "int32": ("integer", frozenset({"int4"})),
+    "int64": ("bigint", frozenset({"int8"})),
+    "uint8": ("smallint", frozenset()),
+    "uint16": ("integer", frozenset()),
+    "uint32": ("bigint", frozenset()),
+    "float": ("real", frozenset({"float4"})),
+    "double": ("double precision", frozenset({"float8"})),
+    "bool": ("boolean", frozenset({"bool"})),
+    "string": ("text", frozenset({"text", "varchar", "bpchar"})),
+    "binary": ("bytea", frozenset({"bytea"})),
+    "date32[day]": ("date", frozenset({"date"})),
+    "time64[us]": ("time", frozenset({"time"})),
+}
+"""By Arrow's type: PostgreSQL's of a column that is made, and those that take its values as they are."""
+
+IS_THERE = "SELECT to_regclass($1)::oid IS NOT NULL"
+UNIQUE_KEYS = """
+SELECT i.indisprimary, bool_and(a.attnotnull),
+       array_to_json(array_agg(a.attname::text ORDER BY array_position(i.indkey, a.attnum)))::text
+FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey)
+WHERE i.indrelid = to_regclass($1) AND i.indisunique AND i.indpred IS NULL AND i.indexprs IS NULL
+GROUP BY i.indexrelid, i.indisprimary
+"""
+"""Of a table: whether it is the primary key, whether none of its columns is ever null, and these columns."""
+TYPE_OF_COLUMN = """
+SELECT t.typname::text FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
+WHERE a.attrelid = to_regclass($1) AND a.attname = $2
+"""
+PLACE_OF_TABLE = """
+SELECT n.nspname::text, c.relname::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE c.oid = to_regclass($1)
+"""
+COLUMNS = """
+SELECT a.attname::text, t.typname::text, format_type(a.atttypid, a.atttypmod)::text,
+       a.attnotnull AND NOT a.atthasdef AND a.attidentity = ''
+FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
+WHERE a.attrelid = to_regclass($1) AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
+"""
+"""Of a table: name, type in short and in full, and whether each row has to give a value."""
+NEXT_TRANSACTION = "SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint"
+OLDEST_TRANSACTION = "SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint"
+STATE = """
+CREATE TABLE IF NOT EXISTS {state} (
+    name text PRIMARY KEY, source text NOT NULL, target text NOT NULL, places text NOT NULL, records bigint NOT NULL,
+    round bigint NOT NULL, changed timestamptz NOT NULL DEFAULT now()
+)
+"""
+"""How far each copy is."""
+BEGIN = """
+INSERT INTO {state} (name, source, target, places, records, round) VALUES ($1, $2, $3, '{{}}', 0, 0)
+ON CONFLICT DO NOTHING
+"""
+HOW_FAR = "SELECT source, target, places, records, round FROM {state} WHERE name = $1"
+GO_ON = """
+UPDATE {state} SET places = $1, records = $2, round = round + 1, changed = now() WHERE name = $3 AND round = $4
+RETURNING round
+"""
+
+
+class Rows(NamedTuple):
+    """What rows are read from, and by which key."""
+
+    source: str
+    """Behind FROM."""
+    columns: tuple[str, ...]
+    """Expressions, each with its name."""
+    key: tuple[str, ...]
+
+
+def quoted(name: str) -> str:
+    """A name of a table or column. Raises `InvalidArgument` for what can be none."""
+    if not name or "\0" in name:
+        raise InvalidArgument(f"{name!r} is no name of a table or column")
+    return '"' + name.replace('"', '""') + '"'
+
+
+def literal(value: str) -> str:
+    """A text as a value, which becomes one of the type that it is compared with."""
+    if "\0" in value:
+        raise InvalidArgument("a value of the key has a NUL, which PostgreSQL does not take")
+    return "'" + value.replace("'", "''") + "'"
+
+
+def table_name(text: str) -> str:
+    """``schema.table`` or ``table``, quoted."""
+    return ".".join(quoted(part) for part in text.split("."))
+
+
+def column(name: str) -> str:
+    """A column of the rows: without the alias, an order would be that of what is made of it, such as its text."""
+    return f"{ALIAS}.{quoted(name)}"
+
+
+def _key(key: Sequence[str]) -> str:
+    return ", ".join(map(column, key))
+
+
+def within(key: Sequence[str], start: Sequence[str] | None, end: Sequence[str] | None) -> str:
+    """The condition for rows behind `start` up to `end`; None: there is no such bound."""
+    bounds = [(">", start), ("<=", end)]
+    found = [f"({_key(key)}) {sign} ({', '.join(map(literal, bound))})" for sign, bound in bounds if bound is not None]
+    return " WHERE " + " AND ".join(found) if found else ""
+
+
+def page(rows: Rows, start: Sequence[str] | None, end: Sequence[str] | None, limit: int | None) -> str:
+    """Rows in the order of the key, with its values as text beside them."""
+    keys = [f"{column(name)}::text AS {KEY_PREFIX}{number}" for number, name in enumerate(rows.key)]
+    text = f"SELECT {', '.join([*rows.columns, *keys])} FROM {rows.source} AS {ALIAS}{within(rows.key, start, end)}"
+    return f"{text} ORDER BY {_key(rows.key)}" + (f" LIMIT {limit}" if limit else "")
+
+
+def columns_of(rows: str) -> str:
+    """No rows, but all columns."""
+    return f"SELECT * FROM {rows} AS {ALIAS} LIMIT 0"
+
+
+def last_key(rows: Rows) -> str:
+    """The key of the last row, as text."""
+    keys = ", ".join(f"{column(name)}::text" for name in rows.key)
+    order = ", ".join(f"{column(name)} DESC" for name in rows.key)
+    return f"SELECT {keys} FROM {rows.source} AS {ALIAS} ORDER BY {order} LIMIT 1"
+
+
+def estimate(rows: Rows, start: Sequence[str] | None) -> str:
+    """About how many rows come behind `start`."""
+    return f"EXPLAIN (FORMAT JSON) SELECT 1 FROM {rows.source} AS {ALIAS}{within(rows.key, start, None)}"
+
+
+def type_of(field: pa.Field) -> tuple[str, frozenset[str]]:
+    """What `TYPES` says of a column's type. Raises `SchemaMismatch` for one that a table cannot have."""
+    kind = field.type
+    found = TYPES.get(str(kind))
+    if found is not None:
+        return found
+    if pa.types.is_timestamp(kind):
+        return (
+            ("timestamp with time zone", frozenset({"timestamptz"}))
+            if kind.tz
+            else ("timestamp without time zone", frozenset({"timestamp"}))
+        )
+    if pa.types.is_decimal(kind):
+        return f"numeric({kind.precision}, {kind.scale})", frozenset({"numeric"})
+    if pa.types.is_list(kind) and not pa.types.is_nested(kind.value_type):
+        inner, _ = type_of(pa.field(field.name, kind.value_type))
+        return f"{inner}[]", frozenset()
+    raise SchemaMismatch(f"column {field.name!r} is {kind}, for which a table has no type", column=field.name)
+
+
+def create_table(name: str, schema: pa.Schema) -> str:
+    """A table with the columns of a stream. Raises `SchemaMismatch`."""
+    return f"CREATE TABLE {name} ({', '.join(f'{quoted(field.name)} {type_of(field)[0]}' for field in schema)})"

@@ -1,0 +1,124 @@
+"""A real PostgreSQL for tests: a cluster in a directory of its own, reached by a Unix socket in it, without a port."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import adbc_driver_manager
+import adbc_driver_postgresql.dbapi as adbc
+import pytest
+
+from tests.integration.zookeeper import _die_with_parent
+
+START_TIMEOUT_S = 60.0
+USER = "kera"
+SETTINGS = ("listen_addresses=", "fsync=off", "max_connections=50", "shared_buffers=32MB")
+
+
+def programs() -> Path | None:
+    """The newest ones."""
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+    return found[-1].parent if found else None
+
+
+def postgres_or_skip() -> Postgres:
+    """A server that has not been started; skips where there cannot be one."""
+    found = programs()
+    if found is None:
+        pytest.skip("there is no PostgreSQL: sh scripts/postgres.sh installs it")
+    if os.geteuid() == 0 and shutil.which("setpriv") is None:
+        pytest.skip("PostgreSQL does not run as root, and there is no setpriv to be somebody else")
+    return Postgres(found)
+
+
+class Postgres:
+    """One server: started by ``with``, and ended there, or when this process ends."""
+
+    def __init__(self, found: Path) -> None:
+        self._programs = found
+        self._process: subprocess.Popen[bytes] | None = None
+        self._parent = ThreadPoolExecutor(1, thread_name_prefix="postgres-parent")
+        # Not pytest's: nobody but its owner may enter that, and a socket's path has to be short.
+        self._directory = Path(tempfile.mkdtemp(prefix="kera-pg-"))
+
+    def url(self, table: str, database: str = "postgres", **more: str) -> str:
+        """For ``kera connect copy``."""
+        parameters = "".join(f"&{name}={value}" for name, value in more.items())
+        return f"postgresql://{USER}@/{database}?host={self._directory}&table={table}{parameters}"
+
+    def __enter__(self) -> Self:
+        data = self._directory / "data"
+        if os.geteuid() == 0:
+            owner = pwd.getpwnam("nobody")
+            os.chown(self._directory, owner.pw_uid, owner.pw_gid)
+        init = ("initdb", "-D", str(data), "-A", "trust", "-U", USER, "-E", "UTF8", "--no-sync", "--locale=C")
+        subprocess.run(self._command(*init), check=True, capture_output=True)
+        self._parent.submit(self._launch, data).result()
+        assert self._process is not None
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline and self._process.poll() is None:
+            try:
+                self.run("SELECT 1")
+            except adbc_driver_manager.Error:
+                time.sleep(0.02)
+            else:
+                return self
+        self._stop()
+        raise AssertionError(f"PostgreSQL did not start:\n{(self._directory / 'log').read_text()[-4000:]}")
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stop()
+        self._parent.shutdown()
+        shutil.rmtree(self._directory)
+
+    def _command(self, program: str, *arguments: str) -> tuple[str, ...]:
+        path = str(self._programs / program)
+        if os.geteuid() != 0:
+            return (path, *arguments)
+        owner = pwd.getpwnam("nobody")
+        return ("setpriv", f"--reuid={owner.pw_uid}", f"--regid={owner.pw_gid}", "--clear-groups", path, *arguments)
+
+    def _launch(self, data: Path) -> None:
+        settings = [part for each in SETTINGS for part in ("-c", each)]
+        with (self._directory / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command("postgres", "-D", str(data), "-k", str(self._directory), *settings),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                preexec_fn=_die_with_parent,  # noqa: PLW1509 - one call of the kernel, which needs no lock
+            )
+
+    def _stop(self) -> None:
+        if self._process is not None:
+            self._process.send_signal(3)  # SIGQUIT: at once, with all its processes
+            self._process.wait()
+            self._process = None
+
+    # -- what tests do with it -------------------------------------------------------------------------------------
+
+    def connect(self, database: str = "postgres") -> Any:
+        return adbc.connect(f"postgresql://{USER}@/{database}?host={self._directory}")
+
+    def run(self, *statements: str) -> None:
+        with self.connect() as connection, connection.cursor() as cursor:
+            for statement in statements:
+                cursor.execute(statement)
+            connection.commit()
+
+    def rows(self, query: str) -> Sequence[tuple[Any, ...]]:
+        with self.connect() as connection, connection.cursor() as cursor:
+            cursor.execute(query)
+            return list(cursor.fetchall())
