@@ -115,8 +115,7 @@ def evolved(draw: Any, schema: Any) -> Any:
     def pick(*some: Any) -> Any:
         return draw(st.sampled_from(some))
 
-    changed = copy.deepcopy(schema)
-    holder = [changed]
+    holder = [copy.deepcopy(schema)]
     for _ in range(draw(st.integers(0, 3))):
         places = list(_places(holder))
         owner, key = pick(*places) if len(places) < 200 else places[0]

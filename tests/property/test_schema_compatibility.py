@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
 
 from kera.core.errors import InvalidSchema
 from kera.core.schemas import Compatibility, SchemaType
 from kera.core.schemas.compatibility import Definition, Version, incompatibilities
+from tests.property import json_schema_world
 from tests.property.avro_world import CannotBeWritten, evolved, named_in, read, schemas, values, written
 
 SLOW = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much], deadline=None)
@@ -46,8 +49,38 @@ def test_a_schema_reads_what_it_has_written(data: st.DataObject) -> None:
     assert incompatibilities(avro(schema), [Version(1, avro(schema))], Compatibility.FULL_TRANSITIVE) == []
 
 
-WORDS = """type name fields items values symbols default size aliases logicalType properties $ref required enum anyOf
-    allOf oneOf not minimum maxLength record int string object""".split()  # noqa: SIM905 - a list of so many would be a page
+def json_schema(schema: Any) -> Definition:
+    return Definition(SchemaType.JSON, json.dumps(schema))
+
+
+@SLOW
+@given(st.data())
+def test_what_is_compatible_is_allowed_by_jsonschema(data: st.DataObject) -> None:
+    writer = data.draw(json_schema_world.schemas())
+    reader = data.draw(json_schema_world.changed(writer) | json_schema_world.schemas())
+    found = incompatibilities(json_schema(reader), [Version(1, json_schema(writer))], Compatibility.BACKWARD)
+    assert bool(found) == bool(
+        incompatibilities(json_schema(writer), [Version(1, json_schema(reader))], Compatibility.FORWARD)
+    )
+    assume(not found)
+    writes, reads = Draft202012Validator(writer), Draft202012Validator(reader)
+    for value in data.draw(st.lists(json_schema_world.VALUES, min_size=5, max_size=20)):
+        if writes.is_valid(value) and json_schema_world.is_written(writer, value, writer):
+            reads.validate(value)
+
+
+@SLOW
+@given(json_schema_world.schemas())
+def test_a_json_schema_is_taken_by_jsonschema_too(schema: Any) -> None:
+    json_schema(schema).parsed()
+    Draft202012Validator.check_schema(schema)
+
+
+WORDS = re.findall(
+    "[^ ]+",
+    "type name fields items values symbols default size aliases logicalType properties $ref required enum anyOf"
+    " allOf oneOf not minimum maxLength record int string object",
+)
 JUNK = st.recursive(
     st.none()
     | st.booleans()
