@@ -5,8 +5,9 @@ import datetime
 import enum
 import uuid
 from decimal import Decimal
-from typing import Any
+from typing import Annotated, Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -30,6 +31,7 @@ from kera.client.serializers import (
     StrDeserializer,
     StrSerializer,
 )
+from kera.client.serializers.columns import columns_of
 from kera.core.errors import CannotDecode, CannotEncode
 from kera.v1 import common_pb2
 
@@ -138,6 +140,45 @@ PAIRS: dict[str, tuple[Any, Any, st.SearchStrategy[Any]]] = {
     "int": (IntSerializer(), IntDeserializer(), INT64),
     "bytes": (BytesSerializer(), BytesDeserializer(), st.binary()),
 }
+
+
+@dataclasses.dataclass
+class Row:
+    number: int
+    text: str | None
+    at: datetime.datetime
+    day: datetime.date
+    span: datetime.timedelta
+    cost: Annotated[Decimal, pa.decimal128(12, 2)]
+    color: Color | None
+    code: uuid.UUID
+    line: Line | None
+    lines: list[Line | None] | None
+    tags: dict[str, list[int]] | None
+    words: frozenset[str]
+
+
+LINES = st.builds(Line, price=st.floats(allow_nan=False), blob=st.binary(max_size=8))
+ROWS = st.builds(
+    Row,
+    number=INT64,
+    text=st.none() | TEXT,
+    at=TIMES,
+    span=st.timedeltas(datetime.timedelta(days=-(10**8)), datetime.timedelta(days=10**8)),
+    cost=st.decimals(-(10**9), 10**9, places=2),
+    line=st.none() | LINES,
+    lines=st.none() | st.lists(st.none() | LINES, max_size=3),
+    tags=st.none() | st.dictionaries(TEXT, st.lists(INT64, max_size=3), max_size=3),
+    words=st.frozensets(TEXT, max_size=3),
+)
+
+
+@given(st.lists(ROWS, max_size=5))
+def test_rows_of_models_come_back(rows: list[Row]) -> None:
+    columns = columns_of(Row)
+    batch = columns.batch(rows, columns.schema, "s")
+    batch.validate(full=True)
+    assert [columns.row(row) for row in batch.to_pylist()] == rows
 
 
 @pytest.mark.parametrize("name", PAIRS)

@@ -14,7 +14,7 @@ import polars as pl
 import pydantic
 import pytest
 from pyspark.errors import PythonException
-from pyspark.sql import DataFrame, Row
+from pyspark.sql import DataFrame, Row, functions
 
 from kera.client import Client
 from kera.client.serializers import AvroSerializer, JsonSerializer, ModelSerializer, ProtobufSerializer
@@ -108,6 +108,17 @@ def test_avro_of_all_versions_has_the_columns_of_the_newest(kera: Kera, stream: 
     )
     query.awaitTermination()
     assert sorted(row.id or 0 for row in streamed) == [0, 1, 2]
+
+
+def test_without_functions_over_arrow_the_columns_are_the_same(
+    kera: Kera, stream: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(functions, "arrow_udf")  # as before Spark 4.1
+    kera.create(stream)
+    send(kera, stream, [VALUE, None], serializer=AvroSerializer(AVRO))
+    value = from_kera("value", f"{stream}-value", options(kera))
+    found = rows(kera.read(stream).select("offset", value.alias("order")).orderBy("offset"))
+    assert [row["order"] for row in found] == [EXPECTED, None]
 
 
 def test_a_value_that_cannot_be_read_ends_the_query_or_is_null(kera: Kera, stream: str) -> None:

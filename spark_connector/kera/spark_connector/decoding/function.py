@@ -70,7 +70,7 @@ def _decoded(column: Column | str, decoder: Decoder) -> Column:
     kind = _spark_type(decoder.arrow_type)
     arrow_udf: Any = getattr(F, "arrow_udf", None)
     if arrow_udf is None:  # before Spark 4.1
-        return F.udf(decoder.value, kind)(column)
+        return F.udf(decoder.row, kind, useArrow=False)(column)  # with Arrow it needs pandas
 
     def decoded(values: pa.Array) -> pa.Array:  # by these hints Spark knows what kind of function it is
         return decoder.array(values)

@@ -55,6 +55,10 @@ class Decoder:
                 raise CannotDecode(f"values of subject {self.subject.name!r} are no column: {words(error)}") from error
             return pa.concat_arrays([_array_or_null(each, kind) for each in found])
 
+    def row(self, data: bytes | None) -> Any:
+        """One value, as Spark's Python functions give it: a map is a mapping."""
+        return self.array(pa.array([data], pa.binary())).to_pylist(maps_as_pydicts="strict")[0]
+
     def value(self, data: bytes | None) -> Any:
         """A value as Python has it, with mappings for structs; None where there is none."""
         if data is None:
