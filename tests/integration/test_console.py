@@ -241,6 +241,40 @@ async def get(port: int, address: str, *, host: str = "127.0.0.1") -> tuple[str,
         writer.close()
 
 
+async def test_each_record_is_on_one_page_whichever_way_somebody_goes(cluster: RunningCluster) -> None:
+    """Over streamlets with entries, one of which has moved."""
+    async with connected(cluster) as client:
+        stream = await client.admin.create_stream("walked", streamlets=2, entries=2)
+        for part in range(3):
+            async with client.producer(linger_ms=0) as producer:
+                await producer.prepare("walked")
+                for at in range(part * 100, part * 100 + 100):
+                    await producer.send("walked", b"value %03d" % at, timestamp_us=1_000_000 * at)
+            if part == 1:
+                await client.admin.move_streamlet("walked", 0, 3 - stream.assignments[0].broker_id)
+    async with a_console(bootstrap=cluster.bootstrap) as console:
+        for query, wanted in (
+            ("from=oldest&count=23", range(300)),
+            ("from=newest&count=23", range(300)),
+            ("from=newest&count=11&text=7", [at for at in range(300) if "7" in str(at)]),
+            ("from=time&count=50&time=1970-01-01T00:04:00", range(240, 300)),
+            ("from=position&offset=0&count=200", range(300)),
+        ):
+            assert await walk(console.port, f"/streams/walked/messages?{query}") == list(wanted), query
+
+
+async def walk(port: int, address: str) -> list[int]:
+    """What is on all pages from one on, sorted."""
+    found: list[int] = []
+    while address:
+        head, page = await get(port, address)
+        assert "200 OK" in head, page
+        found += [int(part[:3]) for part in page.split(">value ")[1:] if part[:3].isdigit()]
+        _, there, rest = page.partition('rel="next" href="')
+        address = rest.partition('"')[0].replace("&amp;", "&") if there else ""
+    return sorted(found)
+
+
 async def test_values_are_shown_by_the_schemas_that_they_name(cluster: RunningCluster) -> None:
     schema = {"type": "record", "name": "Ride", "fields": [{"name": "who", "type": "string"}]}
     async with connected(cluster) as client:

@@ -87,7 +87,7 @@ def application(house: House, names: Collection[str]) -> App:
         routes=routes,
         exception_handlers={HTTPException: endpoints.http_error},
     )
-    return Gate(app, names, encrypted=house.encrypted, refuse=endpoints.refusal)
+    return Gate(app, names, endpoints.refusal)
 
 
 class _Endpoints:

@@ -160,6 +160,26 @@ async def test_records_are_browsed_from_both_ends_a_page_at_a_time(console: Make
         assert sorted(seen) == [f"value-{at:02d}" for at in range(30)], start
 
 
+@pytest.mark.parametrize("start", ["oldest", "newest"])
+async def test_pages_of_large_records_are_bounded_and_leave_none_out(
+    console: MakeBrowser, cluster: FakeCluster, start: str
+) -> None:
+    cluster.create_stream("s")
+    await send(cluster, "s", *(b"%04d" % at + bytes(700_000) for at in range(40)))
+    browser = await console()
+    address, seen, pages = f"/streams/s/messages?from={start}", list[str](), 0
+    while address:
+        page = (await browser.get(address)).text
+        found = [part.partition("</td>")[0].partition('">')[2].partition("<")[0] for part in page.split("offset=")[1:]]
+        assert len(found) <= limits.BROWSE_BYTES_MAX // 700_000 + 3, "two more may have been on their way"
+        seen += found
+        _, there, rest = page.partition('rel="next" href="')
+        address = rest.partition('"')[0].replace("&amp;", "&") if there else ""
+        pages += 1
+    assert sorted(map(int, seen)) == list(range(40))
+    assert pages > 1
+
+
 async def test_records_are_filtered_by_key_and_by_text(console: MakeBrowser, cluster: FakeCluster) -> None:
     cluster.create_stream("s")
     await send(cluster, "s", b"Apple", b"pear", keys=b"k1")

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kera.console.browsing.windows import EntryKey, Stretch, marks_from_text, marks_to_text, pick
+from kera.console.browsing.windows import EntryKey, Newest, Stretch, marks_from_text, marks_to_text, pick
 from kera.core.errors import InvalidArgument
 
 
@@ -57,6 +57,19 @@ def test_records_of_several_entries_are_merged_by_their_times() -> None:
     taken, marks = pick(stretches, 3, backward=True)
     assert [row.timestamp_us for _, row in taken] == [40, 30, 20]
     assert marks == {one: 1, two: 0}
+
+
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=30), st.integers(1, 60))
+def test_the_newest_rows_are_kept_and_it_is_known_from_where_on_none_is_missing(
+    weights: list[int], bytes_max: int
+) -> None:
+    newest: Newest[R] = Newest(bytes_max)
+    for offset, weight in enumerate(weights):
+        newest.add([R(offset, 0)], weight)
+    kept = [row.offset for row in newest.rows]
+    assert kept == list(range(len(weights)))[-len(kept) :]
+    assert len(kept) == 1 or sum(weights[kept[0] :]) <= bytes_max
+    assert newest.low == (kept[0] if len(kept) < len(weights) else None)
 
 
 @given(

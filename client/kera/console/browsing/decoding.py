@@ -17,8 +17,10 @@ from typing import Any, NamedTuple
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
 _HEX_ROW = 16
 _TIMES = (datetime.datetime, datetime.date, datetime.time)
-_JSON_BYTES_MAX = 1 << 20
-"""A longer value is shown as text: taking it apart would hold up everybody else."""
+TAKEN_APART_BYTES_MAX = 1 << 20
+_TAKEN_APART = 32
+"""A value that is longer than that, or so many times as long as what is shown of it, is shown as text: taking it apart
+would hold up everybody else."""
 _BEGINS_JSON = (b"{", b"[")
 
 
@@ -40,7 +42,7 @@ def shown(value: bytes | None, length_max: int) -> Shown:
         return Shown("null", "", 0)
     if not value:
         return Shown("empty", "", 0)
-    if value[:64].lstrip()[:1] in _BEGINS_JSON and len(value) <= _JSON_BYTES_MAX:
+    if value[:64].lstrip()[:1] in _BEGINS_JSON and is_taken_apart(value, length_max):
         laid_out = _laid_out(value)
         if laid_out is not None:
             return _cut("json", laid_out, len(value), length_max)
@@ -52,6 +54,11 @@ def shown(value: bytes | None, length_max: int) -> Shown:
     rows = max(1, length_max // 80)
     dump = "\n".join(_hex_row(value, at) for at in range(0, min(len(value), rows * _HEX_ROW), _HEX_ROW))
     return Shown("hex", dump, len(value), cut=len(value) > rows * _HEX_ROW)
+
+
+def is_taken_apart(value: bytes, length_max: int) -> bool:
+    """Whether somebody looks into a value of which `length_max` characters are shown."""
+    return len(value) <= min(TAKEN_APART_BYTES_MAX, _TAKEN_APART * max(length_max, 100))
 
 
 def shown_columns(columns: Mapping[str, Any], length_max: int) -> Shown:

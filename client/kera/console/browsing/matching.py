@@ -17,13 +17,18 @@ class Match(NamedTuple):
     text: str = ""
     """Its value, one of its keys or a header has this in it, in whatever case."""
 
+    since_us: int | None = None
+    """It is of then or later."""
+
     @property
     def everything(self) -> bool:
         """Whether all records fit."""
-        return not (self.key or self.text)
+        return not (self.key or self.text) and self.since_us is None
 
     def fits(self, row: Row) -> bool:
         """Whether a record does."""
+        if self.since_us is not None and row.timestamp_us < self.since_us:
+            return False
         return (not self.key or self.key.encode() in row.keys) and (not self.text or self._has_text(row))
 
     def _has_text(self, row: Row) -> bool:

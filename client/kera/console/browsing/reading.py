@@ -14,11 +14,13 @@ from kera.client import ChunkQuery, Client, ConsumerSettings, EntryBounds, Posit
 from kera.console import limits
 from kera.console.browsing.matching import Match
 from kera.console.browsing.rows import Row, rows_in
-from kera.console.browsing.windows import EntryKey, Marks, Stretch, pick
+from kera.console.browsing.windows import EntryKey, Marks, Newest, Stretch, pick
 from kera.core.errors import DataLost, KeraError, NotAllowed
 
 Bounds = dict[EntryKey, EntryBounds]
-READ_AT_ONCE = 4
+READ_AT_ONCE = 2
+UNBOUNDED = 1 << 62
+"""Who reads on from a place stops when enough has come."""
 _STEP_MIN, _STEP_MAX = 500, 16_384
 _SETTINGS: dict[str, Any] = {
     "shared_memory": "never",  # a page that somebody looks at is no reason to hold a broker's memory
@@ -26,6 +28,7 @@ _SETTINGS: dict[str, Any] = {
     "prefetch_bytes_max": 1 << 20,
     "fetch_bytes_max": 1 << 20,
     "joined_bytes_max": 0,
+    "decompressed_bytes_max": 64 << 20,
 }
 
 
@@ -145,7 +148,10 @@ class _Browsing:
     def _window(self, key: EntryKey, step: int) -> tuple[int, int]:
         stretch, bounds = self._stretches[key], self._bounds[key]
         if self._wanted.backward:
-            return max(bounds.first_record, stretch.low - step), stretch.low
+            # What is read of it has to fit into what may be read for the page, as far as that can be told.
+            records = max(1, bounds.next_record - bounds.first_record)
+            fitting = limits.BROWSE_BYTES_MAX * records // (2 * max(1, bounds.length_bytes))
+            return max(bounds.first_record, stretch.low - max(1, min(step, fitting))), stretch.low
         return stretch.high, min(bounds.next_record, stretch.high + step)
 
     async def _starts(self, lows: Marks) -> dict[EntryKey, Position]:
@@ -165,13 +171,13 @@ class _Browsing:
         async with self._room:
             if self._budget.spent:
                 return
-            found: list[Row] = []
+            newest: Newest[Row] = Newest(limits.BROWSE_BYTES_MAX if self._wanted.backward else UNBOUNDED)
             reached = low
             try:
                 async with asyncio.timeout_at(self._budget.deadline_s):
                     while True:
                         try:
-                            reached = await self._read(key, start, low, high, found)
+                            reached = await self._read(key, start, low, high, newest)
                             break
                         except DataLost as error:
                             behind = _behind(error, start)
@@ -183,37 +189,43 @@ class _Browsing:
             except TimeoutError:
                 if self._wanted.backward:
                     return  # what is behind the part that came is missing
-                reached = found[-1].offset + 1 if found else low
+                reached = newest.rows[-1].offset + 1 if newest.rows else low
             except KeraError as error:
                 if isinstance(error, NotAllowed) or not error.retriable:
                     raise
                 self._remarks[f"Streamlet {key.streamlet} cannot be read: {error.message}"] = None
                 return
-        stretch = self._stretches[key]
+        stretch, found = self._stretches[key], list(newest.rows)
         if self._wanted.backward:
-            stretch.low, stretch.found = low, found + stretch.found
+            stretch.low, stretch.found = low if newest.low is None else newest.low, found + stretch.found
         else:
             stretch.high, stretch.found = max(reached, low), stretch.found + found
 
-    async def _read(self, key: EntryKey, start: Position, low: int, high: int, found: list[Row]) -> int:
-        """Returns the ordinal up to which was read."""
+    async def _read(self, key: EntryKey, start: Position, low: int, high: int, newest: Newest[Row]) -> int:
+        """Adds rows to `newest`; returns the ordinal up to which was read."""
         end, match, budget = self._bounds[key].end, self._wanted.match, self._budget
         reading = self._client.read_range(
             self._stream.name, *key, start, end, bytes_max=1 << 20, settings=self._settings
         )
         try:
             async for chunk in reading:
-                budget.bytes_left -= chunk.header.payload_bytes
-                for rows in rows_in(chunk, self._stream, max(low, found[-1].offset + 1) if found else low, high):
+                header, count = chunk.header, chunk.batch.num_rows
+                budget.bytes_left -= header.payload_bytes
+                if count < header.record_count:
+                    self._remarks[
+                        f"{header.record_count - count} records from {header.first_record} on are damaged."
+                    ] = None
+                begin = max(low, newest.rows[-1].offset + 1) if newest.rows else low
+                for rows in rows_in(chunk, self._stream, begin, high):
                     self._looked_at += len(rows)
                     budget.records_left -= len(rows)
-                    found += rows if match.everything else filter(match.fits, rows)
+                    newest.add(filter(match.fits, rows), header.payload_bytes // count)
                     await asyncio.sleep(0)
-                behind: int = chunk.header.first_record + chunk.batch.num_rows
+                behind: int = header.first_record + max(count, header.record_count)
                 if behind >= high:
                     return high
-                if not self._wanted.backward and budget.spent:
-                    return max(behind, low)
+                if behind > low and not self._wanted.backward and budget.spent:
+                    return behind
         finally:
             await reading.aclose()  # type: ignore[attr-defined]  # a generator's
         return high

@@ -19,7 +19,7 @@ from google.protobuf.descriptor_pool import DescriptorPool
 
 from kera.client import RegisteredSchema, SchemaRegistry
 from kera.client.serializers import AvroDeserializer, Context
-from kera.console.browsing.decoding import Shown, shown_document
+from kera.console.browsing.decoding import TAKEN_APART_BYTES_MAX, Shown, is_taken_apart, shown_document
 from kera.core.errors import InvalidArgument, KeraError, NotFramed, UnknownSchema
 from kera.core.schema import schema_from_bytes
 from kera.core.schemas import SchemaType
@@ -28,8 +28,6 @@ from kera.core.schemas.framing import split_message_path, unframe
 ASKED_MAX = 16
 """Schemas that are looked up for one page."""
 REMEMBERED_MAX = 256
-_VALUE_BYTES_MAX = 1 << 20
-"""A longer value is not taken apart."""
 _ANYWHERE = Context("", "value")
 
 Read = Callable[[bytes], Any]
@@ -59,7 +57,7 @@ class Registered:
         """A value by its schema; None: it names none that is known, or does not fit it."""
         schema_id = _named(value)
         known = self._known.get(schema_id)
-        if value is None or known is None:
+        if value is None or known is None or not is_taken_apart(value, length_max):
             return None
         schema, read = known
         try:
@@ -70,7 +68,7 @@ class Registered:
     def schema_of(self, value: bytes | None) -> RegisteredSchema | None:
         """The one that a value names, if it is known and the value fits it."""
         known = self._known.get(_named(value))
-        return known[0] if known is not None and self.shown(value, 1) is not None else None
+        return known[0] if known is not None and self.shown(value, TAKEN_APART_BYTES_MAX) is not None else None
 
     def _remember(self, schema_id: int, known: tuple[RegisteredSchema, Read] | None) -> None:
         self._known[schema_id] = known
@@ -80,7 +78,7 @@ class Registered:
 
 def _named(value: bytes | None) -> int:
     """The id of the schema that a value names; 0: none."""
-    if value is None or len(value) > _VALUE_BYTES_MAX:
+    if value is None or len(value) > TAKEN_APART_BYTES_MAX:
         return 0
     try:
         return unframe(value)[0]

@@ -8,7 +8,8 @@ is not taken, is the next page's: so no page leaves a record out, and none shows
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
@@ -73,6 +74,30 @@ def _mark(stretch: Stretch[R], taken: int, *, backward: bool) -> int:
     if backward:
         return stretch.found[rest - 1].offset + 1 if rest else stretch.low
     return stretch.found[taken].offset if rest else stretch.high
+
+
+class Newest(Generic[R]):
+    """Rows that come in order, of which only the newest are kept that have so many bytes; at least one.
+
+    `low` is the ordinal from which on nothing is missing; None: nothing was dropped.
+    """
+
+    def __init__(self, bytes_max: int) -> None:
+        self.rows: deque[R] = deque()
+        self.low: int | None = None
+        self._weights: deque[int] = deque()
+        self._left = bytes_max
+
+    def add(self, rows: Iterable[R], bytes_each: int) -> None:
+        """Others behind those that there are."""
+        for row in rows:
+            self.rows.append(row)
+            self._weights.append(bytes_each)
+            self._left -= bytes_each
+            while self._left < 0 and len(self.rows) > 1:
+                self.rows.popleft()
+                self._left += self._weights.popleft()
+                self.low = self.rows[0].offset
 
 
 Marks = Mapping[EntryKey, int]

@@ -55,6 +55,10 @@ async def browse_messages(visit: Visit) -> Response:
         found = await browse(visit.view.client, stream, bounds, wanted)
     registered = await _look_up(visit, [row for _, row in found.rows])
     columns = stream.schema.names[: limits.COLUMNS_SHOWN_MAX] if stream.typed else []
+    lines = []
+    for key, row in found.rows:
+        lines.append(_line(key, row, columns, registered))
+        await asyncio.sleep(0)  # others are to get their pages, too
     return visit.page(
         "messages.html",
         {
@@ -62,7 +66,7 @@ async def browse_messages(visit: Visit) -> Response:
             "asked": asked,
             "starts": FROM,
             "found": found,
-            "lines": [_line(key, row, columns, registered) for key, row in found.rows],
+            "lines": lines,
             "columns": columns,
             "columns_left_out": len(stream.schema.names) - len(columns) if stream.typed else 0,
             "entries_left_out": asked.left_out,
@@ -113,14 +117,12 @@ class _Asked:
         self.streamlet = parameters.optional("streamlet", 0, stream.config.streamlets - 1)
         self.entry = parameters.optional("entry", 0, stream.config.entries - 1)
         self.count = parameters.whole("count", limits.RECORDS_PER_PAGE, 1, limits.RECORDS_PER_PAGE_MAX)
-        self.match = Match(parameters.text("key"), parameters.text("text"))
+        since_us = parameters.moment("time") if self.start == "time" else None
+        self.match = Match(parameters.text("key"), parameters.text("text"), since_us)
         self.time = parameters.text("time")
         self.offset = parameters.optional("offset")
         self.marks = parameters.text(_NEXT, length_max=MARKS_TEXT_MAX)
         self.keys, self.left_out = self._entries(stream)
-        self.time_us = 0
-        if self.start == "time" and not self.marks:
-            self.time_us = parameters.moment("time")
         if self.start == "position" and self.offset is None:
             self.offset = parameters.whole("offset", 0)
 
@@ -180,8 +182,8 @@ async def _marks(
         return marks_from_text(asked.marks, asked.keys)
     if asked.start == "position":
         return dict.fromkeys(asked.keys, asked.offset or 0), 0
-    if asked.start == "time":
-        places = await visit.view.client.positions_at(stream.name, asked.time_us)
+    if asked.match.since_us is not None:
+        places = await visit.view.client.positions_at(stream.name, asked.match.since_us)
         return {key: _record_at(places, key) for key in bounds}, 0
     return {}, 0
 

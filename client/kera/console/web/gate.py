@@ -79,9 +79,9 @@ def comes_from_us(headers: dict[bytes, bytes]) -> bool:
 class Gate:
     """Lets requests through to `app` that may be asked, and sees that each answer has what browsers go by."""
 
-    def __init__(self, app: App, names: Collection[str], *, encrypted: bool, refuse: Callable[[int, str], App]) -> None:
+    def __init__(self, app: App, names: Collection[str], refuse: Callable[[int, str], App]) -> None:
         """`names`: what this server is called; `refuse`: makes a page of a status and a reason."""
-        self._app, self._names, self._encrypted, self._refuse = app, frozenset(names), encrypted, refuse
+        self._app, self._names, self._refuse = app, frozenset(names), refuse
         self._made = 0
         """Pages that are made now."""
 
@@ -90,7 +90,7 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        with_headers = _Answer(send, kept=scope["path"].startswith(_STATIC), encrypted=self._encrypted)
+        with_headers = _Answer(send, kept=scope["path"].startswith(_STATIC))
         refusal = self._refusal(scope)
         if refusal is not None:
             await self._refuse(*refusal)(scope, receive, with_headers)
@@ -123,11 +123,9 @@ class Gate:
 class _Answer:
     """Sends an answer with what all answers have."""
 
-    def __init__(self, send: Send, *, kept: bool, encrypted: bool) -> None:
+    def __init__(self, send: Send, *, kept: bool) -> None:
         self._send = send
         self._headers = [*_HEADERS] if kept else [*_HEADERS, _NOT_KEPT]
-        if encrypted:
-            self._headers.append((b"strict-transport-security", b"max-age=31536000"))
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
