@@ -30,6 +30,7 @@ from kera.core.chunk import (
 )
 from kera.core.errors import DataLost, KeraError, NotOwner, OutOfSequence, UnknownStream
 from kera.core.payload import encode_lean
+from kera.core.punctuation import encode_punctuation
 from kera.core.rpc import api
 from kera.core.rpc.frames import Kind, encode_frame
 from kera.core.rpc.limits import BULK_BYTES_MAX
@@ -102,6 +103,7 @@ def vectors() -> dict[str, Any]:
         "chunks": chunks,
         "damaged_chunks": damaged(bytes.fromhex(chunks[0]["placed"])),
         "unreadable_chunks": unreadable({each["what"]: each for each in chunks}),
+        "punctuations": [punctuation()],
         "keys": [key(data) for data in (b"", b"user-1", b"123456789", "Zürich".encode(), bytes(32), b"\xff" * 32)],
         "frames": [
             frame(api.DESCRIBE_STREAM, 1, coordinator_pb2.DescribeStreamRequest(name="clicks")),
@@ -123,6 +125,13 @@ def vectors() -> dict[str, Any]:
             error(DataLost("removed by retention", lost_from=[1, 1, 0], available_from=[4, 1, 0])),
         ],
     }
+
+
+def punctuation() -> dict[str, Any]:
+    """A chunk without records, as a broker has written it."""
+    chunk = bytearray(encode_punctuation(STREAM_ID, 3, CREATED_US, CREATED_US + 5))
+    place_chunk(chunk, 0, Placement(7, 2, 1, 900, 4_000_000_000_000_000, 512))
+    return {"timestamp_us": CREATED_US, "chunk": chunk.hex()}
 
 
 def lean_chunks() -> list[dict[str, Any]]:

@@ -47,7 +47,7 @@ class SegmentRow(NamedTuple):
 
 
 class ChunkRow(NamedTuple):
-    """A chunk, or what is left of it. What a damaged header does not tell is None."""
+    """A chunk, or what is left of it. What a damaged header does not tell is None; a punctuation has no producer."""
 
     offset: int
     producer_id: int | None
@@ -192,12 +192,15 @@ def _scanned(path: Path, address: SegmentAddress, scan: SegmentScan, state: str 
 def _chunks(view: memoryview, scan: SegmentScan) -> list[ChunkRow]:
     from kera.core.chunk import ChunkHeader, verify_header
     from kera.core.errors import CorruptChunk
+    from kera.core.punctuation import is_punctuation
 
     def chunk(offset: int, end: int, header: ChunkHeader | None, damage: str | None) -> ChunkRow:
         if header is None:
             return ChunkRow(offset, None, None, None, None, end - offset, None, None, damage)
         times = header.min_timestamp_us, header.max_timestamp_us
         producer = header.producer_id, header.producer_epoch, header.sequence
+        if is_punctuation(header):
+            return ChunkRow(offset, None, None, None, header.record_count, end - offset, *times, damage)
         return ChunkRow(offset, *producer, header.record_count, end - offset, *times, damage)
 
     headers, holes = iter(scan.headers), {hole.start: hole.reason for hole in scan.holes}
@@ -221,7 +224,7 @@ def _segment_row(segment: SegmentRow) -> tuple[object, ...]:
 
 def _chunk_row(chunk: ChunkRow) -> tuple[object, ...]:
     times = _time(chunk.min_timestamp_us), _time(chunk.max_timestamp_us)
-    return (*chunk[:6], *times, f"damaged: {chunk.damage}" if chunk.damage else "ok")
+    return (*chunk[:6], *times, _state_of(chunk))
 
 
 def _time(time_us: int | None) -> str | None:
@@ -234,3 +237,9 @@ def _time(time_us: int | None) -> str | None:
 def _to_json(segment: SegmentRow, chunks: list[ChunkRow] | None) -> dict[str, Any]:
     document = segment._asdict() | {"path": str(segment.path)}
     return document if chunks is None else document | {"chunk_list": [chunk._asdict() for chunk in chunks]}
+
+
+def _state_of(chunk: ChunkRow) -> str:
+    if chunk.damage:
+        return f"damaged: {chunk.damage}"
+    return "punctuation" if chunk.records == 0 else "ok"

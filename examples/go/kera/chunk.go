@@ -7,12 +7,13 @@ import (
 )
 
 const (
-	headerBytes    = 128
-	alignment      = 64
-	placementAt    = 88
-	versionArrow   = 1
-	versionLean    = 2
-	flagCompressed = 1
+	headerBytes     = 128
+	alignment       = 64
+	placementAt     = 88
+	versionArrow    = 1
+	versionLean     = 2
+	flagCompressed  = 1
+	flagPunctuation = 4
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -139,10 +140,15 @@ func ParseChunk(data []byte) (header Header, payload, rest []byte, err error) {
 	if got := crc32.Checksum(data[headerBytes:end], castagnoli); got != header.PayloadCRC {
 		return header, nil, nil, corrupt("the payload's checksum is %08x, its bytes have %08x", header.PayloadCRC, got)
 	}
-	if header.RecordCount == 0 {
-		return header, nil, nil, corrupt("it has no records")
+	if header.IsPunctuation() != (header.RecordCount == 0) || header.IsPunctuation() && header.PayloadBytes != 0 {
+		return header, nil, nil, corrupt("it has %d records and flags %d", header.RecordCount, header.Flags)
 	}
 	return header, data[headerBytes : headerBytes+int(header.PayloadBytes)], data[end:], nil
+}
+
+// IsPunctuation says whether it has no records, and only says that nothing older than its times comes behind it.
+func (h *Header) IsPunctuation() bool {
+	return h.Flags&flagPunctuation != 0
 }
 
 // StreamletOf says where records with a key go. All producers of a stream have to agree on that.

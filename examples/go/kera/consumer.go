@@ -182,6 +182,7 @@ func (c *Consumer) take() (*Batch, error) {
 		}
 		batch, err := c.open(first)
 		switch {
+		case batch == nil && err == nil: // a punctuation
 		case err == nil:
 			return batch, nil
 		case errors.Is(err, errSkippable) && c.config.Skip:
@@ -196,7 +197,7 @@ func (c *Consumer) take() (*Batch, error) {
 // errSkippable is a chunk that cannot be read, though it is known where the next one is.
 var errSkippable = errors.New("its records cannot be read")
 
-// open takes the first chunk off what has come of a range.
+// open takes the first chunk off what has come of a range; nil if it has no records.
 func (c *Consumer) open(from *fetched) (*Batch, error) {
 	header, payload, rest, err := ParseChunk(from.chunks)
 	if err != nil {
@@ -206,7 +207,10 @@ func (c *Consumer) open(from *fetched) (*Batch, error) {
 	if header.StreamID != c.view.streamID || header.StreamletID != of.streamlet || header.Entry != of.entry {
 		return nil, corrupt("it is of stream %d, streamlet %d, entry %d", header.StreamID, header.StreamletID, header.Entry)
 	}
-	records, err := c.decode(&header, payload)
+	var records []Record
+	if !header.IsPunctuation() {
+		records, err = c.decode(&header, payload)
+	}
 	if err != nil {
 		err = fmt.Errorf("%w: %w", errSkippable, err)
 		if !c.config.Skip {
@@ -218,7 +222,7 @@ func (c *Consumer) open(from *fetched) (*Batch, error) {
 	}
 	of.place.Position += uint32(len(from.chunks) - len(rest))
 	from.chunks, from.begins = rest, 0
-	if err != nil {
+	if err != nil || header.IsPunctuation() {
 		return nil, err
 	}
 	return &Batch{of.streamlet, of.entry, header.FirstRecord, records}, nil

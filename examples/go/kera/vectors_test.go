@@ -35,6 +35,10 @@ type vectors struct {
 		Why   string
 		Chunk hexBytes
 	} `json:"unreadable_chunks"`
+	Punctuations []struct {
+		TimestampUs int64 `json:"timestamp_us"`
+		Chunk       hexBytes
+	}
 	Keys []struct {
 		Key       hexBytes
 		CRC32C    uint32
@@ -137,6 +141,18 @@ func TestDamagedChunksAreRefused(t *testing.T) {
 				t.Errorf("got %v", err)
 			}
 		})
+	}
+}
+
+func TestPunctuationsHaveNoRecords(t *testing.T) {
+	for _, vector := range readVectors(t).Punctuations {
+		header, payload, rest, err := ParseChunk(vector.Chunk)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !header.IsPunctuation() || len(payload) > 0 || len(rest) > 0 || header.MaxUs != vector.TimestampUs {
+			t.Errorf("got %+v", header)
+		}
 	}
 }
 

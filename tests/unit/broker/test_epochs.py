@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import accumulate
+from random import Random
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from kera.core.ids import EARLIEST, Position
 from kera.core.punctuation import FLAG, NO_TIME, encode_punctuation, is_punctuation
 from kera.core.rpc import api
 from kera.v1 import common_pb2
+from tests.epochs_model import Owner
 from tests.unit.broker.moving_support import Cluster
 from tests.unit.broker.persistence_support import MakeEngine
 from tests.unit.broker.support import (
@@ -278,3 +280,27 @@ def test_producers_are_told_from_punctuations_after_a_restart(engine: Engine) ->
     assert log.streamlet.keep_promise(header, CHUNK_BYTES) is not None
     assert log.streamlet.keep_promise(header, CHUNK_BYTES) is None, "once"
     assert list(log.entry.tail[-1].producers) == [1]
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_a_broker_promises_and_punctuates_as_its_model_does(seed: int, make_engine: MakeEngine) -> None:
+    random, engine = Random(seed), make_engine(64)
+    broker, model, now_us, sequence = open_broker(engine), Owner(GRACE_US), NOW_US, 0
+    streamlet = broker.streams.streamlet(STREAM_ID, 0)
+    model.begin(NOW_US)
+    for number in range(60):
+        match random.randrange(4):
+            case 0:
+                now_us += random.randrange(3000 * MS)
+                set_time(engine, now_us)
+            case 1:
+                promised_us, watermark_us = streamlet.promise(streamlet.entries[0]), model.watermark
+                assert promised_us is not None
+                assert max(promised_us, watermark_us) == max(model.promise(now_us)[0], watermark_us)
+            case _:
+                time_us = now_us + random.randrange(-6000 * MS, 500 * MS)
+                broker.append(sent(time_us, sequence))
+                model.append(time_us, number)
+                sequence += 1
+        assert chunks(broker) == [(kind == "punctuation", time_us) for kind, time_us, _ in model.log]
+        assert streamlet.entries[0].promised_us in {model.promised, NO_TIME}

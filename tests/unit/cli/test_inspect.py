@@ -11,6 +11,8 @@ from scripts import sample_data_dir as sample
 from kera.broker.registration import BrokerDirectory
 from kera.cli._run import run_app
 from kera.cli.app import app
+from kera.core.chunk import Placement, place_chunk, verify_chunk
+from kera.core.punctuation import encode_punctuation
 
 SAMPLE = Path(__file__).parents[2] / "data" / "broker-format-2"
 FIRST_FILE = "log/segments/000000/000000000001.segment"
@@ -142,6 +144,22 @@ def test_a_single_file_needs_no_index(data_dir: Path, tmp_path: Path, capsys: py
     assert (segment["stream_id"], segment["group_id"], segment["segment_id"]) == (1, 1, 1)
     assert (segment["path"], segment["state"]) == (str(path), None)
     assert len(segment["chunk_list"]) == segment["chunks"] == 8
+
+
+def test_a_punctuation_is_told_from_damage(data_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "some.segment"
+    data = bytearray((data_dir / FIRST_FILE).read_bytes())
+    first = verify_chunk(data)
+    punctuation = bytearray(encode_punctuation(first.stream_id, first.streamlet_id, 1_700_000_000_000_000, 5))
+    place_chunk(punctuation, 0, Placement(*first[-7:-1]))
+    path.write_bytes(punctuation + data)
+
+    (segment,) = inspect(capsys, path, "--chunks")
+    chunk = segment["chunk_list"][0]
+    assert (chunk["records"], chunk["producer_id"], chunk["damage"]) == (0, None, None)
+    assert segment["chunks"] == 9
+    assert run_app(app, ["inspect", str(path), "--chunks"]) == 0
+    assert capsys.readouterr().out.count("punctuation") == 1
 
 
 def test_what_follows_damage_is_shown_without_an_index_too(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:

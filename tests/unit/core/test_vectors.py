@@ -24,6 +24,7 @@ from kera.core.chunk import (
 )
 from kera.core.errors import CorruptChunk
 from kera.core.payload import check_payload, encode_lean, open_payload
+from kera.core.punctuation import encode_punctuation, is_punctuation
 from kera.core.rpc import api
 from kera.core.rpc.frames import HEADER_BYTES as FRAME_HEADER_BYTES
 from kera.core.rpc.frames import Kind, decode_header
@@ -109,6 +110,17 @@ def test_a_lean_payload_has_these_bytes(vector: dict[str, Any]) -> None:
     assert made is not None
     if not header.codec:  # what it is compressed to depends on the version of the library
         assert made.hex() == vector["payload"]
+
+
+def test_a_punctuation_is_what_brokers_write() -> None:
+    (vector,) = VECTORS["punctuations"]
+    chunk = bytes.fromhex(vector["chunk"])
+    header = verify_chunk(chunk)
+    assert is_punctuation(header)
+    assert header.placed
+    assert (header.min_timestamp_us, header.max_timestamp_us) == (vector["timestamp_us"],) * 2
+    made = encode_punctuation(header.stream_id, header.streamlet_id, header.max_timestamp_us, header.created_us)
+    assert chunk[:PLACEMENT_AT] == made[:PLACEMENT_AT]
 
 
 @described("damaged_chunks", "why")

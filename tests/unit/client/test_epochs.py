@@ -1,0 +1,226 @@
+"""Which epoch a chunk is of, and when an epoch is closed: the pure part."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+import pyarrow as pa
+import pytest
+
+from kera.client.chunk_batch import ChunkBatch
+from kera.client.epochs.epoch import Epoch, in_order
+from kera.client.epochs.marks import Marker, epoch_of, split
+from kera.client.epochs.merging import Decision, Reached, decide
+from kera.client.types import StreamDescription
+from kera.core.chunk import HEADER_BYTES, Placement, encode_chunk, encode_payload, place_chunk, read_header
+from kera.core.errors import InvalidArgument
+from kera.core.ids import EntryId, Position
+from kera.core.punctuation import NO_TIME, encode_punctuation
+from kera.core.schema import DEFAULT_SCHEMA
+from tests.unit.client.support import stream_info
+
+ENTRY = EntryId(7, 0, 0)
+STREAM = StreamDescription.from_message(stream_info("s", 7))
+
+
+def raw(times: list[int], first_record: int = 0) -> tuple[bytes, pa.RecordBatch]:
+    rows = [{"timestamp": at, "value": b"%d" % at} for at in times]
+    batch = pa.RecordBatch.from_pylist(rows, DEFAULT_SCHEMA)
+    chunk = bytearray(
+        encode_chunk(
+            encode_payload(batch),
+            record_count=len(times),
+            stream_id=7,
+            streamlet_id=0,
+            schema_id=1,
+            producer_id=1,
+            producer_epoch=0,
+            sequence=0,
+            created_us=5,
+            min_timestamp_us=min(times),
+            max_timestamp_us=max(times),
+        ).to_bytes()
+    )
+    place_chunk(chunk, 0, Placement(1, 1, 0, first_record, 9))
+    return bytes(chunk), batch
+
+
+def chunk(times: list[int], first_record: int = 0) -> ChunkBatch:
+    data, batch = raw(times, first_record)
+    return ChunkBatch(batch, read_header(data), Position(1, 1, 0), Position(1, 1, len(data)), ENTRY)
+
+
+def punctuation(at: int) -> ChunkBatch:
+    header = read_header(encode_punctuation(7, 0, at, 5))
+    batch = pa.RecordBatch.from_pylist([], DEFAULT_SCHEMA)
+    return ChunkBatch(batch, header, Position(1, 1, 0), Position(1, 1, HEADER_BYTES), ENTRY)
+
+
+def together(*chunks: list[int]) -> ChunkBatch:
+    """Several that have come as one."""
+    headers, at = b"", 0
+    batches: list[pa.RecordBatch] = []
+    for times in chunks:
+        data, batch = raw(times, sum(each.num_rows for each in batches))
+        headers += data[:HEADER_BYTES]
+        batches.append(batch)
+        at += len(data)
+    (whole,) = pa.Table.from_batches(batches).combine_chunks().to_batches()
+    times = [at for each in chunks for at in each]
+    header = read_header(headers)._replace(
+        record_count=len(times), min_timestamp_us=min(times), max_timestamp_us=max(times)
+    )
+    return ChunkBatch(whole, header, Position(1, 1, 0), Position(1, 1, at), ENTRY, joined=headers)
+
+
+def marked(chunks: list[ChunkBatch], epoch_us: int = 10) -> list[tuple[int, list[int]]]:
+    marker = Marker(epoch_us)
+    return [
+        (epoch, [int(value) for value in each.batch["value"].to_pylist()])
+        for one in chunks
+        for epoch, each in marker.mark(one)
+    ]
+
+
+@pytest.mark.parametrize(("time_us", "epoch"), [(0, 0), (9, 0), (10, 1), (-1, -1), (-10, -1), (-11, -2)])
+def test_epochs_are_counted_from_1970_in_both_directions(time_us: int, epoch: int) -> None:
+    assert epoch_of(time_us, 10) == epoch
+
+
+def test_a_chunk_is_of_the_epoch_of_the_greatest_time_so_far() -> None:
+    assert marked([chunk([3]), chunk([25, 4]), chunk([9]), chunk([31])]) == [
+        (0, [3]),
+        (2, [25, 4]),
+        (2, [9]),
+        (3, [31]),
+    ]
+
+
+def test_a_punctuation_counts_and_is_not_given() -> None:
+    assert marked([chunk([3]), punctuation(29), chunk([5]), chunk([40])]) == [(0, [3]), (2, [5]), (4, [40])]
+
+
+def test_chunks_that_came_together_are_parted_where_an_epoch_ends() -> None:
+    parts = [[1], [2, 3], [14], [9], [8, 35], [36]]
+    expected = [(0, [1, 2, 3]), (1, [14, 9]), (3, [8, 35, 36])]
+    assert marked([together(*parts)]) == expected
+    assert marked([together([1], [9])]) == [(0, [1, 9])]
+    by_one: dict[int, list[int]] = {}
+    for epoch, values in marked([chunk(each) for each in parts]):
+        by_one.setdefault(epoch, []).extend(values)
+    assert list(by_one.items()) == expected, "as it is for who gets each by itself"
+
+
+def test_parts_know_where_they_begin_and_what_they_are() -> None:
+    whole = together([1], [2, 3], [14], [9])
+    end = list(whole.ends())[1][1]
+    first, rest = split(whole, 2, end)
+    assert (first.start, first.next, rest.start, rest.next) == (whole.start, end, end, whole.next)
+    assert [(each.header.first_record, each.header.record_count) for each in (first, rest)] == [(0, 3), (3, 2)]
+    assert [(each.header.min_timestamp_us, each.header.max_timestamp_us) for each in (first, rest)] == [(1, 3), (9, 14)]
+    assert [header.record_count for each in (first, rest) for header in each.headers] == [1, 2, 1, 1]
+    assert [list(each.ends())[-1][1] for each in (first, rest)] == [end, whole.next]
+
+
+# --- when an epoch is closed -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("entries", "expected"),
+    [
+        ([], Decision(None, ())),
+        ([Reached("a", None, 5)], Decision(None, ("a",))),
+        ([Reached("a", 3, 3)], Decision(3, ("a",))),
+        ([Reached("a", 3, 4)], Decision(3, ())),
+        ([Reached("a", 3, 4), Reached("b", None, 3)], Decision(3, ("b",))),
+        ([Reached("a", 3, 4), Reached("b", None, 4)], Decision(3, ())),
+        ([Reached("a", 3, 4), Reached("b", 2, 2)], Decision(2, ("b",))),
+        ([Reached("a", 3, 4), Reached("b", None, None)], Decision(3, ())),
+        ([Reached("a", None, None)], Decision(None, ())),
+    ],
+)
+def test_an_epoch_is_closed_when_no_entry_gets_any_more_of_it(
+    entries: list[Reached[str]], expected: Decision[str]
+) -> None:
+    assert decide(entries) == expected
+
+
+ARRIVALS = ((4, 1, 1), (5, 2, 3), (6, 2, 4), (7, 1, 2), (8, 2, 6), (9, 1, 5))
+"""When an event arrives, from which source, and its time: table 4.1 of the dissertation."""
+
+
+def waiting(may_go: Callable[[int, dict[int, int], dict[int, deque[int]]], bool]) -> int:
+    """How long all events wait that go before the last one has come; `may_go`: event, watermarks, queues."""
+    watermarks, queues = {1: 0, 2: 0}, {1: deque[int](), 2: deque[int]()}
+    arrived: dict[int, int] = {}
+    total = 0
+    for now, source, time in ARRIVALS:
+        arrived[time] = now
+        watermarks[source] = time
+        queues[source].append(time)
+        while ready := [queue for queue in queues.values() if queue and may_go(queue[0], watermarks, queues)]:
+            total += now - arrived[min(ready, key=lambda queue: queue[0]).popleft()]
+    return total
+
+
+def test_waiting_times_are_those_of_the_table_of_the_dissertation() -> None:
+    """Its epochs have both ends of their times, (0, 3] and (3, 6], so theirs are ours a unit earlier."""
+
+    def strictly(time: int, watermarks: dict[int, int], _: object) -> bool:
+        return time <= min(watermarks.values())
+
+    def by_epoch(time: int, watermarks: dict[int, int], _: object) -> bool:
+        reached = [Reached(source, None, epoch_of(at - 1, 3)) for source, at in watermarks.items()]
+        epoch = epoch_of(time - 1, 3)
+        before = decide([Reached(0, epoch - 1, None), *reached])
+        return not epoch or not before.waits_for
+
+    assert waiting(strictly) == 8
+    assert waiting(by_epoch) == 4
+    assert waiting(lambda *_: True) == 0
+
+
+# --- an epoch ----------------------------------------------------------------------------------------------
+
+
+def epoch(*chunks: ChunkBatch, streams: dict[int, StreamDescription] | None = None) -> Epoch:
+    return Epoch(2, 20, 30, chunks, streams or {7: STREAM})
+
+
+def test_rows_are_sorted_by_time_and_among_equals_by_their_place() -> None:
+    found = epoch(chunk([25, 21]), chunk([21, 3], 2))
+    assert found.rows()["value"].to_pylist() == [b"3", b"21", b"21", b"25"]
+    assert (found.records, found.late_records) == (4, 1)
+    assert epoch(chunk([20, 21])).rows()["value"].to_pylist() == [b"20", b"21"]
+    assert epoch().rows().num_rows == 0
+
+
+def test_a_digest_is_of_what_is_in_it_and_in_which_order() -> None:
+    one, other = chunk([21]), chunk([22], 1)
+    assert epoch(one, other).digest == epoch(one, other).digest
+    assert len({epoch(one, other).digest, epoch(other, one).digest, epoch(one).digest, epoch().digest}) == 4
+    assert epoch(together([21], [22])).digest == epoch(one, other).digest, "however they came"
+
+
+def test_batches_are_in_the_order_of_streams_as_they_were_named() -> None:
+    entries = [EntryId(9, 0, 0), EntryId(7, 1, 0), EntryId(7, 0, 1), EntryId(7, 0, 0)]
+    chunks = {entry: [chunk([number])] for number, entry in enumerate(entries)}
+    assert [each.header.min_timestamp_us for each in in_order(chunks, {9: 0, 7: 1})] == [0, 3, 2, 1]
+
+
+def test_rows_of_streams_with_other_columns_are_refused() -> None:
+    info = stream_info("t", 8)
+    info.schemas[0].arrow_schema = pa.schema([("x", pa.int8())]).serialize().to_pybytes()
+    info.schemas[0].typed = True
+    typed = StreamDescription.from_message(info)
+    other = chunk([21])._replace(entry=EntryId(8, 0, 0), batch=pa.record_batch({"x": pa.array([1], pa.int8())}))
+    with pytest.raises(InvalidArgument, match="different columns"):
+        epoch(chunk([21]), other, streams={7: STREAM, 8: typed}).rows()
+    with pytest.raises(InvalidArgument, match="no timestamp column"):
+        epoch(other, streams={8: typed}).rows()
+    assert epoch(other, streams={8: typed}).late_records == 0
+
+
+def test_nothing_has_no_time() -> None:
+    assert Marker(10).watermark_us == NO_TIME
