@@ -19,6 +19,7 @@ from kera.v1 import broker_pb2 as broker
 from kera.v1 import common_pb2 as common
 from kera.v1 import consumer_group_pb2 as consumer_group
 from kera.v1 import coordinator_pb2 as coordinator
+from kera.v1 import schema_pb2 as schema
 
 STRANGER_ID = 900_001
 """A broker or backup that there is not."""
@@ -57,6 +58,10 @@ class Case:
     """Paths of fields that say whom the request is about."""
     internal: bool = False
     """Only daemons send it."""
+
+
+def _schema() -> schema.SchemaDefinition:
+    return schema.SchemaDefinition(type=schema.SCHEMA_TYPE_AVRO, definition='"string"')
 
 
 def _group_step(theirs: Theirs) -> consumer_group.GroupStep:
@@ -345,6 +350,26 @@ CASES: dict[Method[Any, Any], Case] = {
     api.DELETE_CONSUMER_GROUP: Case(
         lambda t: consumer_group.DeleteConsumerGroupRequest(consumer_group=f"no-{t.consumer_group}", idle_ms=7),
         rights=("consumer_group",),
+    ),
+    # -- schemas
+    api.REGISTER_SCHEMA: Case(
+        lambda t: schema.RegisterSchemaRequest(subject=f"{t.stream.name}-value", schema=_schema()), rights=("subject",)
+    ),
+    api.CHECK_SCHEMA: Case(
+        lambda t: schema.CheckSchemaRequest(subject=f"{t.stream.name}-value", schema=_schema()), rights=("subject",)
+    ),
+    api.GET_SCHEMA: Case(lambda t: schema.GetSchemaRequest(subject=f"{t.stream.name}-value", version=1)),
+    api.LIST_SUBJECTS: Case(lambda t: schema.ListSubjectsRequest(prefix=t.stream.name, after="a")),
+    api.LIST_SCHEMA_VERSIONS: Case(lambda t: schema.ListSchemaVersionsRequest(subject=f"{t.stream.name}-value")),
+    api.GET_COMPATIBILITY: Case(lambda t: schema.GetCompatibilityRequest(subject=f"{t.stream.name}-value")),
+    api.SET_COMPATIBILITY: Case(
+        lambda t: schema.SetCompatibilityRequest(
+            subject=f"{t.stream.name}-value", compatibility=schema.COMPATIBILITY_FULL
+        ),
+        rights=("subject",),
+    ),
+    api.DELETE_SCHEMA: Case(
+        lambda t: schema.DeleteSchemaRequest(subject=f"no-{t.stream.name}-value", version=1), rights=("subject",)
     ),
     # -- backups
     api.REPLICATE: Case(

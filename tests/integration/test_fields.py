@@ -98,7 +98,7 @@ class Foreign:
     """What daemons themselves call a defect."""
 
     def channels(self, method: Method[Any, Any]) -> list[Channel]:
-        if method.service in {api.COORDINATOR, api.CONSUMER_GROUPS}:
+        if method.service in {api.COORDINATOR, api.CONSUMER_GROUPS, api.SCHEMA_REGISTRY}:
             return [self.coordinator]
         return list(self.brokers.values()) if method.service == api.BROKER else self.backups
 
@@ -206,7 +206,13 @@ def sent(case: Case, hostile: Theirs, victim: Theirs) -> Iterator[tuple[str, Mes
 
 
 def test_each_method_has_a_case() -> None:
-    methods = (*api.BROKER_METHODS, *api.COORDINATOR_METHODS, *api.BACKUP_METHODS, *api.CONSUMER_GROUPS_METHODS)
+    methods = (
+        *api.BROKER_METHODS,
+        *api.COORDINATOR_METHODS,
+        *api.BACKUP_METHODS,
+        *api.CONSUMER_GROUPS_METHODS,
+        *api.SCHEMA_REGISTRY_METHODS,
+    )
     assert set(CASES) == set(methods)
 
 
