@@ -1,0 +1,199 @@
+"""Who signs in, what a session is good for, and when it ends. A fake cluster stands in for one with security on."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from kera.client import Client, ClientSettings
+from kera.client.testing import FakeCluster
+from kera.console import limits
+from kera.console.application import application
+from kera.console.house import Cluster, House
+from kera.console.watching.view import View
+from kera.core.errors import AuthenticationFailed, Unavailable
+from tests.unit.console.browser import Browser
+from tests.unit.console.conftest import all_is_well
+from tests.unit.console.test_pages import is_clear
+
+PASSWORDS = {"ada": "correct horse", "eve": "battery staple"}
+SESSION = "kera-console"
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+async def house(cluster: FakeCluster, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[House]:
+    """It wants to know who somebody is."""
+
+    async def connect(_: House, settings: ClientSettings, user: str = "") -> View:
+        password = "" if settings.password is None else settings.password.get_secret_value()
+
+        async def check(*_: object) -> None:
+            if PASSWORDS.get(settings.user) != password:
+                raise AuthenticationFailed("the user name or the password is not right")
+
+        monkeypatch.setattr("kera.client.admin.access.Access.check", check)
+        # A fake coordinator knows nobody, so the client shows it nothing.
+        client = await Client.connect(cluster.bootstrap, cluster.settings())
+        return View(client, settings, all_is_well, user)
+
+    monkeypatch.setattr(House, "_connect", connect)
+    monkeypatch.setattr(limits, "SIGN_IN_WARM_UP_S", 0.01)
+    made = House(Cluster(cluster.bootstrap, cluster.settings(), all_is_well), admin=True, encrypted=False, now_s=clock)
+    await made.open()
+    await made.has_become_secured()
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+def browser(house: House) -> Browser:
+    return Browser(application(house, ("localhost",)))
+
+
+async def sign_in(browser: Browser, user: str, password: str = "", to: str = "/streams") -> Any:
+    fields = {"user": user, "password": password or PASSWORDS.get(user, ""), "next": to}
+    return await browser.send("/sign-in", "/sign-in", fields)
+
+
+async def test_who_has_not_signed_in_is_sent_to_do_so_and_comes_back(browser: Browser, cluster: FakeCluster) -> None:
+    cluster.create_stream("s")
+    answer = await browser.get("/streams/s?page=1")
+    assert (answer.status, answer.header("location")) == (303, "/sign-in?next=/streams/s%3Fpage%3D1")
+    done = await sign_in(browser, "ada", to="/streams/s?page=1")
+    assert (done.status, done.header("location")) == (303, "/streams/s?page=1")
+    is_clear(await browser.get("/streams/s?page=1"), 200, '<span class="who">ada</span>')
+    cookies = [value for name, value in done.headers if name == "set-cookie"]
+    assert len(cookies) == 1
+    assert "httponly" in cookies[0].lower()
+    assert "samesite=strict" in cookies[0].lower()
+
+
+@pytest.mark.parametrize(("user", "password"), [("ada", "wrong"), ("nobody", "correct horse"), ("", ""), ("ada", "")])
+async def test_a_wrong_password_begins_no_session(browser: Browser, house: House, user: str, password: str) -> None:
+    fields = {"user": user, "password": password}
+    answer = await browser.send("/sign-in", "/sign-in", fields)
+    is_clear(answer, 401, 'role="alert"')
+    assert password == "" or password not in answer.text
+    assert len(house.sessions) == 0
+    assert (await browser.get("/streams")).status == 303
+
+
+async def test_a_form_of_one_session_is_no_good_in_another(browser: Browser, house: House) -> None:
+    other = Browser(browser.app)
+    await sign_in(browser, "ada")
+    await sign_in(other, "eve")
+    csrf = (await other.get("/streams")).csrf
+    is_clear(await browser.post("/streams/create", {"name": "x", "csrf": csrf}), 403, "no longer good")
+    anonymous = Browser(browser.app)
+    csrf = (await anonymous.get("/sign-in")).csrf
+    is_clear(await browser.post("/streams/create", {"name": "x", "csrf": csrf}), 403, "no longer good")
+    assert len(house.sessions) == 2
+
+
+async def test_signing_out_ends_the_session_for_whoever_has_its_cookie(browser: Browser, house: House) -> None:
+    await sign_in(browser, "ada")
+    thief = Browser(browser.app, cookies=dict(browser.cookies))
+    assert (await thief.get("/streams")).status == 200
+    is_clear(await browser.post("/sign-out", {}), 403, "no longer good")
+    assert (await browser.send("/streams", "/sign-out", {})).header("location") == "/sign-in"
+    assert SESSION not in browser.cookies
+    assert len(house.sessions) == 0
+    answer = await thief.get("/streams")
+    assert answer.status == 303
+    assert SESSION not in thief.cookies
+
+
+async def test_a_session_ends_when_nobody_uses_it(browser: Browser, clock: Clock) -> None:
+    await sign_in(browser, "ada")
+    clock.now_s = limits.SESSION_IDLE_S - 1
+    assert (await browser.get("/streams")).status == 200
+    clock.now_s += limits.SESSION_IDLE_S
+    assert (await browser.get("/streams")).status == 303
+
+
+async def test_a_session_of_a_users_choice_is_none(browser: Browser, house: House) -> None:
+    for token in ("", "x", "../..", "é", "0" * 5000):
+        browser.cookies[SESSION] = token
+        assert (await browser.get("/streams")).status == 303
+    browser.cookies[SESSION] = "chosen"
+    await sign_in(browser, "ada")
+    assert browser.cookies[SESSION] != "chosen"
+    assert house.sessions.find("chosen") is None
+
+
+async def test_a_password_is_nowhere_but_in_the_client(browser: Browser, house: House) -> None:
+    await sign_in(browser, "ada")
+    session = house.sessions.find(browser.cookies[SESSION])
+    assert session is not None
+    assert "horse" not in repr(vars(session))
+    assert "horse" not in repr(session.view._settings)
+    assert session.view._settings.user == "ada"
+
+
+async def test_credentials_of_who_started_it_are_nobodys(cluster: FakeCluster) -> None:
+    settings = cluster.settings(user="operator", password="secret")
+    house = House(Cluster(cluster.bootstrap, settings, all_is_well), admin=False, encrypted=False)
+    assert (house._settings.user, house._settings.password) == ("", None)
+
+
+async def test_when_there_are_too_many_sessions_others_wait(
+    browser: Browser, house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house.sessions._sessions_max, house.sessions._per_user_max = 2, 2
+    for _ in range(3):
+        assert (await sign_in(Browser(browser.app), "ada")).status == 303
+    assert len(house.sessions) == 2
+    is_clear(await sign_in(browser, "eve"), 503, "Too many people are signed in")
+    monkeypatch.setattr(limits, "SIGN_INS_MAX", 0)
+    is_clear(await sign_in(browser, "ada"), 503, "Too many people sign in now")
+
+
+async def test_rights_that_end_with_a_password_that_changed_end_the_session(
+    browser: Browser, house: House, cluster: FakeCluster
+) -> None:
+    await sign_in(browser, "ada")
+    cluster.coordinator.refuse_all(AuthenticationFailed("the password has changed"))
+    answer = await browser.get("/streams/s")
+    assert (answer.status, answer.header("location")) == (303, "/sign-in?next=/streams/s")
+    assert len(house.sessions) == 0
+    is_clear(await browser.get("/sign-in"), 200, "Sign in")
+
+
+async def test_a_cluster_that_does_not_answer_is_told_to_who_signs_in(
+    browser: Browser, house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def connect(*_: object) -> View:
+        raise Unavailable("no coordinator can be reached")
+
+    monkeypatch.setattr(House, "_connect", connect)
+    is_clear(await sign_in(browser, "ada"), 503, "The cluster does not answer")
+    assert len(house.sessions) == 0
+
+
+async def test_who_is_signed_in_need_not_do_so_again(browser: Browser) -> None:
+    await sign_in(browser, "ada")
+    answer = await browser.get("/sign-in?next=//evil.example")
+    assert (answer.status, answer.header("location")) == (303, "/")
+
+
+async def test_security_that_is_turned_on_is_noticed(cluster: FakeCluster) -> None:
+    house = House(Cluster(cluster.bootstrap, cluster.settings(), all_is_well), admin=False, encrypted=False)
+    await house.open()
+    browser = Browser(application(house, ("localhost",)))
+    assert (await browser.get("/streams")).status == 200
+    cluster.coordinator.refuse_all(AuthenticationFailed("who are you?"))
+    assert (await browser.get("/streams/s")).status == 303
+    assert house.secured
+    await house.close()
