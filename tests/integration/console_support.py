@@ -101,10 +101,10 @@ class Look:
 
 
 @contextlib.asynccontextmanager
-async def a_browser(*, dark: bool = False) -> AsyncIterator[Look]:
-    """A browser of somebody who has not been here before."""
+async def a_browser(*flags: str, dark: bool = False) -> AsyncIterator[Look]:
+    """A browser of somebody who has not been here before. `flags`: others of Chromium's."""
     async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=[*FLAGS, *flags])
         try:
             context = await browser.new_context(
                 ignore_https_errors=True,

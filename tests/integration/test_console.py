@@ -136,6 +136,62 @@ async def test_a_streamlet_that_moves_is_seen_without_loading_the_page_again(clu
             assert look.complaints == []
 
 
+HOSTILE_PAGE = """<!doctype html><title>hostile</title>
+<form id="form" method="post" action="{console}/streams/create" target="there">
+<input name="name" value="by-form"></form>
+<iframe name="there"></iframe><iframe id="framed" src="{console}/streams"></iframe>
+<script>
+  const said = [];
+  async function attempt(name, options) {
+    try {
+      const answer = await fetch("{console}/streams" + name, {{credentials: "include", ...options}});
+      said.push(name + " read " + (await answer.text()).length);
+    } catch (error) { said.push(name + " failed"); }
+  }
+  const body = new URLSearchParams({name: "by-fetch", csrf: "0".repeat(64)});
+  (async () => {
+    document.getElementById("form").submit();
+    await attempt("", {});
+    await attempt("/create", {method: "POST", body});
+    await attempt("/create", {method: "POST", body, mode: "no-cors"});
+    document.title = said.join(", ");
+  })();
+</script>"""
+
+
+@contextlib.asynccontextmanager
+async def a_hostile_site(console: str) -> AsyncIterator[str]:
+    """Of somebody who knows where the console of a visitor is; it is at another port of the same host."""
+    page = HOSTILE_PAGE.replace("{console}", console).replace("{{", "{").replace("}}", "}").encode()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nConnection: close\r\n\r\n" + page)
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+
+
+@needs_chromium
+async def test_a_hostile_page_can_neither_change_nor_see_anything(cluster: RunningCluster) -> None:
+    flag = "--host-resolver-rules=MAP rebound.example 127.0.0.1"
+    async with connected(cluster) as client, a_console("--admin", bootstrap=cluster.bootstrap) as console:
+        async with a_hostile_site(console.url) as site, a_browser(flag) as look:
+            page = look.page
+            assert await look.go(console.url + "/streams") == 200  # its cookies are there
+            await look.go(site)
+            await page.wait_for_function("document.title.includes(',')")
+            assert await page.title() == "failed, /create failed, /create failed", "it sees no answer"
+            for frame in page.frames[1:]:
+                assert "Streams" not in await frame.evaluate("document.body ? document.body.innerText : ''")
+            assert await look.go(f"http://rebound.example:{console.port}/streams") == 421
+            assert "Streams" not in await look.text()
+        names = {each.name for each in await client.admin.list_streams()}
+        assert not names & {"by-form", "by-fetch"}
+
+
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     with contextlib.ExitStack() as stack:
