@@ -12,6 +12,7 @@ from subprocess import CompletedProcess
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
 
@@ -404,6 +405,33 @@ def test_schemas_of_all_kinds_come_from_files(command_line: CommandLine) -> None
     command_line.well("register", "stream-value", command_line.file("a.arrows", sink.getvalue().to_pybytes()))
     command_line.well("register", "message-value", command_line.file("a.arrow", schema.serialize().to_pybytes()))
     assert command_line.well("show", "stream-value") == command_line.well("show", "message-value") == "a: int32\n"
+
+
+def test_a_typed_stream_is_made_of_a_file(kept: RunningCluster, tmp_path: Path) -> None:
+    table = pa.table({"id": pa.array([1], pa.int64()), "fare": pa.array([1.5])})
+    parquet, arrow, broken = (tmp_path / name for name in ("rides.parquet", "rides.arrow", "broken.parquet"))
+    pq.write_table(table, parquet)
+    with pa.ipc.new_file(arrow, table.schema):
+        pass
+    broken.write_bytes(b"PAR1")
+
+    def create(name: str, *arguments: str) -> CompletedProcess[bytes]:
+        return run_kera("stream", "create", name, *arguments, env={"KERA_BOOTSTRAP": kept.bootstrap})
+
+    for name, path in (("by-parquet", parquet), ("by-arrow", arrow)):
+        assert create(name, "--schema", str(path), "--key-column", "id").returncode == 0
+        with SyncClient(kept.bootstrap) as client:
+            described = client.describe(name)
+        assert (described.schema.remove_metadata(), described.key_column) == (table.schema, "id")
+    for said, *arguments in (
+        ("no file of Parquet", "--schema", str(broken)),
+        ("No such file", "--schema", str(tmp_path / "none.parquet")),
+        ("No such file", "--schema", str(tmp_path / "none.arrow")),
+        ("give no --column with it", "--schema", str(arrow), "--column", "a:int64"),
+    ):
+        done = create("never", *arguments)
+        assert done.returncode == 2
+        assert said in done.stderr.decode()
 
 
 def test_what_is_no_schema_is_said_in_one_line(command_line: CommandLine) -> None:

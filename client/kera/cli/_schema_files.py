@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from kera.cli._run import MissingExtra, UsageError
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from kera.core.schemas import SchemaType
 
 STDIN = Path("-")
@@ -43,7 +45,7 @@ def definition_of(path: Path, kind: str | None, includes: Sequence[Path]) -> tup
         is_source = path == STDIN or path.suffix.lower() not in {".binpb", ".desc"}
         return schema_type, _base64(_compiled(path, data, includes) if is_source else data)
     if schema_type is SchemaType.ARROW:
-        return schema_type, _base64(_arrow(path, data))
+        return schema_type, _base64(_arrow(path, data).serialize().to_pybytes())
     try:
         return schema_type, data.decode()
     except UnicodeDecodeError as error:
@@ -88,17 +90,38 @@ def _base64(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
-def _arrow(path: Path, data: bytes) -> bytes:
-    """The schema as an IPC message, of one, of a stream or of a file."""
+def arrow_schema_of(path: Path) -> pa.Schema:
+    """The schema in a file of Arrow's IPC format, or of Parquet. Raises `UsageError`."""
     import pyarrow as pa
 
-    for read in (pa.ipc.read_schema, lambda buffer: pa.ipc.open_stream(buffer).schema, _schema_of_file):
+    if path.suffix.lower() != ".parquet":
+        return _arrow(path, _read(path))
+    import pyarrow.parquet
+
+    try:
+        return pyarrow.parquet.read_schema(path)
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
+    except pa.ArrowException as error:
+        raise UsageError(f"{path}: it is no file of Parquet: {error}") from None
+
+
+def _arrow(path: Path, data: bytes) -> pa.Schema:
+    """Of a message, a stream or a file."""
+    import pyarrow as pa
+
+    for read in (pa.ipc.read_schema, _schema_of_stream, _schema_of_file):
         try:
-            schema: Any = read(pa.py_buffer(data))
-            return bytes(schema.serialize().to_pybytes())
+            return read(pa.py_buffer(data))
         except (pa.ArrowException, OSError, EOFError):
             continue
     raise UsageError(f"{path}: it is no schema of Arrow, and no stream or file of its IPC format")
+
+
+def _schema_of_stream(buffer: Any) -> Any:
+    import pyarrow as pa
+
+    return pa.ipc.open_stream(buffer).schema
 
 
 def _schema_of_file(buffer: Any) -> Any:

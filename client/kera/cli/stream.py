@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -15,6 +16,7 @@ from kera.cli._confirming import YES_OPTION, confirm
 from kera.cli._durations import format_ms, parse_duration_ms
 from kera.cli._output import OUTPUT_OPTION, Output, show_document
 from kera.cli._run import UsageError, run_async
+from kera.cli._schema_files import arrow_schema_of
 from kera.cli._sizes import format_size, parse_size
 from kera.cli._table import fields, format_time, plural, table
 from kera.core.push import DEFAULT_DOMAIN
@@ -84,6 +86,9 @@ def create(
         metavar="NAME:TYPE",
         help="Column of a typed stream, with an Arrow type name; may be repeated. Without: values are bytes.",
     ),
+    schema: Path | None = typer.Option(
+        None, metavar="FILE", help="File of Arrow's IPC format, or of Parquet, with the columns; in place of --column."
+    ),
     key_column: str | None = typer.Option(
         None, metavar="NAME", help="Key column of a typed stream: rows with the same key go to the same streamlet."
     ),
@@ -101,7 +106,9 @@ def create(
     bootstrap: str = BOOTSTRAP_OPTION,
 ) -> None:
     """Create a stream."""
-    if not column and (key_column or timestamp_column):
+    if column and schema is not None:
+        raise UsageError("--schema has all columns: give no --column with it")
+    if not (column or schema) and (key_column or timestamp_column):
         raise UsageError("--key-column and --timestamp-column are for typed streams; give the columns with --column")
     arguments: dict[str, Any] = {
         "streamlets": streamlets,
@@ -115,7 +122,7 @@ def create(
         **_epoch_settings(epoch, punctuation, epoch_grace, timestamp_ahead_max),
         "durability": durability,
         "codec": codec,
-        "schema": parse_columns(column) if column else None,
+        "schema": parse_columns(column) if column else schema and arrow_schema_of(schema),
         "key_column": key_column,
         "timestamp_column": timestamp_column,
         "retention_ms": retention_ms,
