@@ -8,9 +8,14 @@ from typing import Any
 
 import pytest
 
+from kera.cli.top._collector import Collector
+from kera.cli.top._snapshot import snapshot
+from kera.client import Client, ClientSettings
+from kera.client.admin.watching import Watch
 from kera.core.access.rights import Operation
 from kera.local.cluster import LocalCluster
 from tests.integration.command_line import run_kera
+from tests.integration.control_support import control_cluster
 from tests.integration.secured_cluster import PASSWORD, Secured
 
 pytestmark = pytest.mark.timeout(180)
@@ -73,6 +78,29 @@ def test_figures_are_what_was_produced_and_a_lost_broker_is_told() -> None:
     done = run_kera("top", "--json", "--bootstrap", gone)
     assert done.returncode == 1
     assert b"no coordinator that leads answers at " + gone.encode() in done.stderr
+
+
+async def test_a_coordinator_that_is_lost_is_told_of_and_figures_go_on_until_it_is_back(tmp_path: Path) -> None:
+    async with control_cluster(tmp_path, brokers=2, backups=0) as running:
+        settings = ClientSettings(retry_timeout_ms=200, request_timeout_ms=1000)
+        async with await Client.connect(running.bootstrap, settings) as client:
+            await client.admin.create_stream("orders", replication=0)
+            collector = Collector(Watch(client.admin))
+            try:
+                first = snapshot(await collector.sample(patience_s=30))
+                assert [row.name for row in first.streams] == ["orders"]
+                await running.kill("coordinator")
+                while (lost := snapshot(await collector.sample())).health != "broken":
+                    pass  # the test's time-out bounds it
+                assert lost.notes[0].startswith("no coordinator answers since ")
+                assert [row.name for row in lost.streams] == ["orders"]
+                while snapshot(await collector.sample()).brokers[0].loop is None:
+                    pass  # brokers go on telling
+                await running.restart("coordinator")
+                while snapshot(await collector.sample()).notes:
+                    pass
+            finally:
+                await collector.close()
 
 
 def test_with_security_one_sees_what_one_may_see_and_is_told_of_the_rest(tmp_path: Path) -> None:

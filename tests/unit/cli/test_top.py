@@ -15,6 +15,7 @@ from kera.cli.top._sample import Trouble, Two
 from kera.cli.top._snapshot import snapshot
 from kera.cli.top._text import count_text, ms_text, size_text
 from kera.cli.top._views import BY_NAME, VIEWS, Order, shown
+from kera.client import ConsumerGroupSummary
 from kera.client.admin.daemons import DaemonFigures
 from tests.unit.cli.top_support import (
     NOW_US,
@@ -290,6 +291,7 @@ def test_who_keeps_a_group_from_reading_is_told() -> None:
     query = found["spark-kera-source-1"]
     assert (query.kind, query.state, query.why) == ("spark", "behind", ("nobody has read for 60 s",))
     assert (found["named"].kind, found["named"].state) == ("cursor", "idle")
+    assert snapshot(sample(groups=[ConsumerGroupSummary("made-up", ("s",), 0, unnamed=True)])).groups[0].kind == "spark"
     assert (found["unseen"].state, found["unseen"].lag_records) == ("unknown", None)
 
 

@@ -27,7 +27,8 @@ def group_rows(sample: Sample) -> tuple[GroupRow, ...]:
 
 
 def _row(group: ConsumerGroupSummary, lags: TwoLags | None, sample: Sample) -> GroupRow:
-    kind = "consumers" if group.members else "spark" if group.consumer_group.startswith(SPARK_PREFIX) else "cursor"
+    made_up = group.unnamed or group.consumer_group.startswith(SPARK_PREFIX)
+    kind = "consumers" if group.members else "spark" if made_up else "cursor"
     if lags is None:
         return GroupRow(group.consumer_group, kind, "unknown", (), group.streams, group.members, idle_ms=group.idle_ms)
     now = lags.now.found
