@@ -42,6 +42,9 @@ SECTIONS = (
 FORMER_SECTIONS = {"group_consumer": "group"}
 """What a section was called before: what is still set there is refused, with the name that it has now."""
 
+HIDDEN_VALUE = "hidden_value"
+"""Type of a `PydanticCustomError` about a value that is not to be shown: there may be a secret in it."""
+
 _config_file: contextvars.ContextVar[Path | None] = contextvars.ContextVar("kera_config_file", default=None)
 
 
@@ -190,6 +193,8 @@ class KeraSettings(BaseSettings):
             return item["msg"]
         name = str(item["loc"][0])
         source = "" if name in given else cls._source(name)
+        if item["type"] == HIDDEN_VALUE:
+            return f"{location}{source}: {item['msg']}"
         return f"{location} is {item['input']!r}{source}: {item['msg']}{_FORMS.get(item['type'], '')}"
 
     @classmethod

@@ -16,9 +16,10 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
+from pydantic_core import PydanticCustomError
 
 from kera.core.errors import InvalidArgument
-from kera.core.settings import InvalidSettings, KeraSettings
+from kera.core.settings import HIDDEN_VALUE, InvalidSettings, KeraSettings
 from kera.core.telemetry import get_logger
 from kera.core.tracing.face import OFF, Tracing
 
@@ -46,7 +47,8 @@ class TracesSettings(KeraSettings):
         try:
             parse(value, {})
         except InvalidArgument as error:
-            raise ValueError(error.message) from None
+            hidden = HIDDEN_VALUE if "@" in value else "value_error"
+            raise PydanticCustomError(hidden, "{text}", {"text": error.message}) from None
         return value
 
 
@@ -64,6 +66,8 @@ class Target(NamedTuple):
 def parse(setting: str, environ: Mapping[str, str]) -> Target | None:
     """What is asked for; None: no traces. Raises `InvalidArgument`."""
     words = setting.split()
+    if "@" in setting:
+        _checked(setting)
     if words == ["off"]:
         return None
     if not words:
@@ -101,6 +105,11 @@ def _posted_to(base: str) -> str:
 
 
 def _checked(url: str) -> str:
+    if "@" in url:  # settings are shown, and so is this text
+        raise InvalidArgument(
+            "the URL of the collector has a user or a password in it: leave them out, and have"
+            " OTEL_EXPORTER_OTLP_HEADERS say who it is"
+        )
     try:
         parts = urlsplit(url)
         good = parts.scheme in {"http", "https"} and bool(parts.hostname) and (parts.port is None or parts.port > 0)

@@ -70,6 +70,18 @@ def test_what_says_nothing_is_refused_with_what_does(setting: str, text: str) ->
         ClientSettings.load(traces=setting)
 
 
+@pytest.mark.parametrize(
+    "setting", ["otlp http://me:hunter2@collector", "http://me:hunter2@collector", "otlp x@hunter2"]
+)
+def test_a_password_in_the_setting_is_refused_and_not_repeated(setting: str) -> None:
+    with pytest.raises(InvalidArgument, match="OTEL_EXPORTER_OTLP_HEADERS") as refused:
+        parse(setting, {})
+    assert "hunter2" not in str(refused.value)
+    with pytest.raises((InvalidSettings, ValidationError)) as loading:
+        ClientSettings.load(traces=setting)
+    assert "hunter2" not in str(loading.value)
+
+
 def test_off_is_an_object_that_does_nothing() -> None:
     assert not OFF.is_on
     assert not OFF.starts()
