@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 from collections.abc import AsyncIterator
 
+import pyarrow as pa
 import pytest
 
 from kera.coordinator.cluster.changing import REQUESTER
@@ -34,8 +36,9 @@ from kera.core.errors import (
 )
 from kera.core.rpc.method import Peer
 from kera.core.schemas import DEFINITION_BYTES_MAX, Compatibility, SchemaType
+from kera.v1 import common_pb2
 from kera.v1 import schema_pb2 as messages
-from tests.unit.coordinator.fake_cluster import Cluster
+from tests.unit.coordinator.fake_cluster import Cluster, config
 from tests.unit.core.access.support import rule, table
 
 SUBJECT = "orders-value"
@@ -542,3 +545,99 @@ async def test_changes_are_written_down(secured: Secured) -> None:
         ("user:alice", "compatibility of schemas", {"subject": "*", "compatibility": "full"}),
         ("user:alice", "schema deleted", {"subject": SUBJECT, "version": 1}),
     ]
+
+
+# --- typed streams -----------------------------------------------------------------------------------------------
+
+
+def columns(*names: str, kind: pa.DataType | None = None) -> bytes:
+    return bytes(pa.schema([(name, kind or pa.int32()) for name in names]).serialize().to_pybytes())
+
+
+def as_text(arrow_schema: bytes) -> messages.SchemaDefinition:
+    return text(base64.b64encode(arrow_schema).decode(), SchemaType.ARROW)
+
+
+async def create(cluster: Cluster, arrow_schema: bytes, name: str = "rides") -> None:
+    schema = common_pb2.StreamSchema(arrow_schema=arrow_schema)
+    await cluster.coordinator.streams.create(name, config(), schema)
+
+
+@pytest.fixture
+async def typed(cluster: Cluster) -> SchemaService:
+    """Of a cluster that has a broker."""
+    await cluster.register("broker-a")
+    return cluster.coordinator.schemas
+
+
+async def test_the_columns_of_a_stream_come_and_go_with_it(cluster: Cluster, typed: SchemaService) -> None:
+    await create(cluster, columns("a"))
+    found = await version(typed, subject="rides-value")
+    assert (found.version, found.schema_id, found.schema) == (1, 1, as_text(columns("a")))
+    await cluster.alter("rides", add_columns=columns("b"))
+    assert versions(typed, "rides-value") == [(1, 1), (2, 2)]
+    newest = cluster.coordinator.state.catalog.named("rides").schemas[-1].arrow_schema
+    assert (await version(typed, subject="rides-value")).schema == as_text(newest)
+    await cluster.alter("rides", add_columns=columns("b"))  # they are there
+    typed = (await cluster.restart()).schemas
+    assert versions(typed, "rides-value") == [(1, 1), (2, 2)]
+    await cluster.coordinator.streams.delete("rides")
+    assert subjects(typed) == []
+    await create(cluster, columns("a", kind=pa.string()))
+    assert versions(typed, "rides-value") == [(1, 3)]
+
+
+async def test_a_stream_without_columns_registers_nothing(cluster: Cluster, typed: SchemaService) -> None:
+    await cluster.create("plain")
+    await register(typed, avro("a"), "plain-value")
+    await cluster.coordinator.streams.delete("plain")
+    assert subjects(typed) == ["plain-value"]
+
+
+async def test_columns_that_readers_could_not_bear_make_no_stream(cluster: Cluster, typed: SchemaService) -> None:
+    await register(typed, as_text(columns("a")), "rides-value")
+    with pytest.raises(IncompatibleSchema, match="rides-value: field a: string, was int32"):
+        await create(cluster, columns("a", kind=pa.string()))
+    assert "rides" not in [stream.name for stream in cluster.coordinator.state.catalog.streams()]
+    await create(cluster, columns("a", "b"))
+    await register(typed, as_text(columns("a", "b", "c")), "rides-value")
+    with pytest.raises(IncompatibleSchema, match="field c: is gone: columns are only added"):
+        await cluster.alter("rides", add_columns=columns("d"))
+    assert len(cluster.coordinator.state.catalog.named("rides").schemas) == 1
+    await cluster.alter("rides", add_columns=columns("c"))
+
+
+async def test_what_is_of_another_kind_stays_when_a_typed_stream_goes(cluster: Cluster, typed: SchemaService) -> None:
+    await put(typed, Compatibility.NONE, "rides-value")
+    await register(typed, avro("a"), "rides-value")
+    await create(cluster, columns("a"))
+    await cluster.coordinator.streams.delete("rides")
+    assert [number for number, _ in versions(typed, "rides-value")] == [1, 2]
+
+
+async def test_a_stream_is_made_where_the_registry_has_no_room(
+    cluster: Cluster, typed: SchemaService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bookkeeping, "SUBJECTS_MAX", 0)
+    await create(cluster, columns("a"))
+    large = columns(*(f"a column with a name that is rather long, indeed {number}" for number in range(2_100)))
+    assert len(as_text(large).definition) > DEFINITION_BYTES_MAX
+    await create(cluster, large, "large")
+    await cluster.coordinator.streams.delete("large")
+    assert subjects(typed) == []
+
+
+async def test_who_is_overtaken_while_a_stream_is_made_asks_again(
+    cluster: Cluster, typed: SchemaService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compare = typed.columns.compare
+
+    async def overtaken(stream: str, arrow_schema: bytes) -> object:
+        compared = await compare(stream, arrow_schema)
+        await register(typed, as_text(columns("z")), f"{stream}-value")
+        return compared
+
+    monkeypatch.setattr(typed.columns, "compare", overtaken)
+    with pytest.raises(Unavailable, match="others have changed rides-value meanwhile"):
+        await create(cluster, columns("a"))
+    assert "rides" not in [stream.name for stream in cluster.coordinator.state.catalog.streams()]

@@ -103,7 +103,8 @@ class Admin:
         `epoch_grace_ms` later, or only ``producers``. Records with times further ahead than `timestamp_ahead_max_ms`
         (0: any) are refused.
 
-        Raises `StreamExists`, `InvalidArgument`, `SchemaMismatch`, `Unavailable`, `TooFewBackups`.
+        Raises `StreamExists`, `InvalidArgument`, `SchemaMismatch`, `Unavailable`, `TooFewBackups`, and
+        `IncompatibleSchema` when the registry of schemas has other columns for its values, that readers may rely on.
         """
         request = coordinator_pb2.CreateStreamRequest(
             name=arguments.text("name", name, "the name of a stream"),

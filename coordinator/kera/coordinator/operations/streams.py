@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from kera.coordinator.cluster.broker_calls import cannot_be_reached
 from kera.coordinator.cluster.catalog import FIRST_GROUP_ID, broker_ids_of
+from kera.coordinator.cluster.column_schemas import NOTHING, ColumnSchemas
 from kera.coordinator.cluster.handlers import Handlers
 from kera.coordinator.cluster.keys import HANDOVERS, MOVES, STARTS, stream_key, streamlets_path
 from kera.coordinator.cluster.placement import count_in_words, place
@@ -70,8 +71,10 @@ class StreamOperations:
         drops: Drops,
         spread: Callable[[str], Awaitable[common_pb2.StreamInfo]],
         creators: Creators,
+        columns: ColumnSchemas,
     ) -> None:
         """`spread` has a stream on as many brokers as its configuration says, and returns it then."""
+        self._columns = columns
         self._creators = creators
         self._state = state
         self._spread = spread
@@ -165,6 +168,8 @@ class StreamOperations:
         state, catalog = self._state, self._state.catalog
         catalog.check_free(stream.name)
         self._check_backups(stream)
+        columns = stream.schemas[0]
+        compared = await self._columns.compare(stream.name, columns.arrow_schema) if columns.typed else None
         placed = self._place(stream)
         self._placing.update(placed.streamlets)  # before anything is waited for: who comes next sees it
         try:
@@ -187,7 +192,11 @@ class StreamOperations:
             await self._open(stream)
             async with state.changing:
                 self._check_epochs(stream, placed)
-                await state.write(self._drops.not_needed(stream), [stream])
+                registration = NOTHING
+                if columns.typed:
+                    registration = self._columns.register(stream.name, columns.arrow_schema, compared)
+                await state.write({**self._drops.not_needed(stream), **registration.changes}, [stream])
+                registration.apply()
         except MetadataStoreFailed:
             # The stream may be there after a restart; then its brokers had better have it. The store takes no further
             # write until then, so the name cannot be given to another stream.
@@ -271,10 +280,20 @@ class StreamOperations:
         `Unavailable` while the metadata may be older than the cluster.
         """
         check_alteration(request)
-        stream = await self._state.to_the_end(self._alter(request))
+        compared = None
+        if request.add_columns:
+            extended = self._extended(self._state.catalog.named(request.name), request)
+            for version in extended:
+                compared = await self._columns.compare(request.name, version.arrow_schema)
+        stream = await self._state.to_the_end(self._alter(request, compared))
         return await self._spread(request.name) if request.HasField("brokers") else stream
 
-    async def _alter(self, request: messages.AlterStreamRequest) -> common_pb2.StreamInfo:
+    def _extended(
+        self, stream: common_pb2.StreamInfo, request: messages.AlterStreamRequest
+    ) -> list[common_pb2.StreamSchema]:
+        return extended_schema(stream, request.add_columns, self._state.number_after) if request.add_columns else []
+
+    async def _alter(self, request: messages.AlterStreamRequest, compared: object) -> common_pb2.StreamInfo:
         state = self._state
         async with state.changing:
             check_caller()
@@ -283,13 +302,17 @@ class StreamOperations:
             stream = common_pb2.StreamInfo()
             stream.CopyFrom(known)
             stream.config.CopyFrom(altered_config(known.config, request))
-            if request.add_columns:
-                stream.schemas.extend(extended_schema(known, request.add_columns, state.number_after))
+            extended = self._extended(known, request)
+            stream.schemas.extend(extended)
+            registration = NOTHING
+            for version in extended:
+                registration = self._columns.register(stream.name, version.arrow_schema, compared)
             if stream != known:
                 # Above what brokers know, also when that was altered since a copy that our metadata were restored from.
                 stream.config_version = state.number_after(stream.config_version)
                 state.catalog.check_room(stream)
-                await state.write({}, [stream])
+                await state.write(registration.changes, [stream])
+                registration.apply()
                 log.info("stream altered", stream=stream.name, config_version=stream.config_version)
         await state.tell(stream, otherwise="broker could not be told of a stream's new configuration yet")
         try:
@@ -318,7 +341,9 @@ class StreamOperations:
             about_streamlets = (streamlets_path(prefix, stream.stream_id) for prefix in (STARTS, HANDOVERS, MOVES))
             gone = [key for path in about_streamlets for key in state.ledger.children(path)]
             changes = dict.fromkeys([stream_key(stream.stream_id), *gone])
-            await state.write({**changes, **self._drops.needed(stream)})
+            forgotten = self._columns.forget(stream.name) if stream.schemas[0].typed else NOTHING
+            await state.write({**changes, **self._drops.needed(stream), **forgotten.changes})
+            forgotten.apply()
             state.catalog.remove(stream)
         log.info("stream deleted", stream=name, stream_id=stream.stream_id)
         await self._drops.carry_out(stream)

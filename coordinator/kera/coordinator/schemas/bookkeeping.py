@@ -145,6 +145,12 @@ class Registry:
             return None
         return next((each for each in record.versions if each.schema_id == schema_id), None)
 
+    def kinds(self, subject: str) -> set[SchemaType | None]:
+        """The types of the schemas that a subject has."""
+        record = self._subjects.get(subject)
+        versions = () if record is None else record.versions
+        return {SchemaType.from_wire(self._schemas[each.schema_id].schema.type) for each in versions}
+
     def basis(self, subject: str) -> Basis:
         """What a decision about a new version is made by; another one is to be made once it is different."""
         record = self._subjects.get(subject)

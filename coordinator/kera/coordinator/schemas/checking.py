@@ -11,7 +11,7 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
 from kera.coordinator.cluster.changing import Changing
-from kera.core.errors import Unavailable
+from kera.core.errors import IncompatibleSchema, Unavailable
 from kera.core.schemas import Compatibility
 from kera.core.schemas.compatibility import Definition, Version, incompatibilities
 
@@ -19,6 +19,9 @@ SMALL_CHARS_MAX = 4 << 10
 """Of all definitions that are looked at: a few milliseconds."""
 WAITING_MAX = 256
 """Each holds its definition."""
+
+TOLD_CHARS_MAX = 1_200
+"""Of incompatibilities in an error, which has to fit into metadata of gRPC; `CheckSchema` tells of more."""
 
 
 class Checking:
@@ -57,3 +60,15 @@ def _heard(running: asyncio.Future[list[str]]) -> None:
     """Who has asked may be gone, and nobody else is to be told of an error."""
     if not running.cancelled():
         running.exception()
+
+
+def incompatible(subject: str, found: list[str]) -> IncompatibleSchema:
+    """The error, with as much as travels with one."""
+    told, room = list[str](), TOLD_CHARS_MAX
+    for each in found:
+        room -= len(each)
+        if told and room < 0:
+            break
+        told.append(each)
+    more = f"; and {len(found) - 1} more" if len(found) > 1 else ""
+    return IncompatibleSchema(f"{subject}: {found[0]}{more}", subject=subject, incompatibilities=told)

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import hashlib
 
+from kera.coordinator.schemas.bookkeeping import Change
+
 DEFAULT_COMPATIBILITY = "schemas/compatibility"
 SCHEMAS = "schemas/ids/"
 SUBJECTS = "schemas/subjects/"
@@ -23,3 +25,15 @@ def schema_key(schema_id: int) -> str:
 def subject_key(subject: str) -> str:
     """Key of a subject's record."""
     return SUBJECTS + hashlib.sha256(subject.encode()).hexdigest()[:40]
+
+
+def changes_of(change: Change) -> dict[str, bytes | None]:
+    """What is to be written for a change."""
+    record = change.record
+    return {
+        subject_key(change.subject): None if record is None else record.SerializeToString(),
+        **{
+            schema_key(schema_id): None if schema is None else schema.SerializeToString()
+            for schema_id, schema in change.schemas.items()
+        },
+    }

@@ -13,14 +13,15 @@ from kera.coordinator.cluster.handlers import Handlers
 from kera.coordinator.cluster.keys import LAST_SCHEMA_ID
 from kera.coordinator.cluster.state import State
 from kera.coordinator.schemas.bookkeeping import Basis, Change, Registry, unknown_id
-from kera.coordinator.schemas.checking import Checking
-from kera.coordinator.schemas.records import DEFAULT_COMPATIBILITY, SCHEMAS, SUBJECTS, schema_key, subject_key
+from kera.coordinator.schemas.checking import Checking, incompatible
+from kera.coordinator.schemas.columns import TypedStreams
+from kera.coordinator.schemas.records import DEFAULT_COMPATIBILITY, SCHEMAS, SUBJECTS, changes_of
 from kera.coordinator.store.ledger import number
 from kera.coordinator.store.metadata_copy import RESTORED
 from kera.core.access.guard import CALLER, Guard
 from kera.core.access.requirements import Need, stream
 from kera.core.access.rights import Operation
-from kera.core.errors import IncompatibleSchema, InvalidArgument, InvalidSchema, Unavailable
+from kera.core.errors import InvalidArgument, InvalidSchema, Unavailable
 from kera.core.rpc import api
 from kera.core.schemas import (
     DEFINITION_BYTES_MAX,
@@ -40,8 +41,6 @@ log = get_logger("kera.coordinator")
 
 ATTEMPTS_MAX = 10
 """Of comparing, while others change the subject."""
-TOLD_CHARS_MAX = 1_200
-"""Of incompatibilities in an error, which has to fit into metadata of gRPC; `CheckSchema` tells of more."""
 
 
 class SchemaService:
@@ -53,6 +52,8 @@ class SchemaService:
         self._guard = guard
         self._registry = Registry()
         self._checking = Checking()
+        self.columns = TypedStreams(state, lambda: self._registry, self._checking, _caller_principal)
+        """Of typed streams."""
 
     def load(self) -> None:
         """Take up what the ledger has."""
@@ -101,7 +102,7 @@ class SchemaService:
             basis = self._registry.basis(subject)
             found = await self._compared(basis, definition)
             if found:
-                raise _incompatible(subject, found)
+                raise incompatible(subject, found)
             change = await self._state.change(self._add(subject, request.schema, basis), for_caller=True)
             if change is not None and change.record is not None:
                 return _registered(subject, change.record.versions[-1])
@@ -163,17 +164,7 @@ class SchemaService:
         return answer
 
     async def _write(self, change: Change, more: Mapping[str, bytes | None] | None = None) -> None:
-        record = change.record
-        await self._state.write(
-            {
-                subject_key(change.subject): None if record is None else record.SerializeToString(),
-                **{
-                    schema_key(schema_id): None if schema is None else schema.SerializeToString()
-                    for schema_id, schema in change.schemas.items()
-                },
-                **(more or {}),
-            }
-        )
+        await self._state.write({**changes_of(change), **(more or {})})
         self._registry.apply(change)
 
     # -- looking ---------------------------------------------------------------------------------------------------
@@ -263,17 +254,6 @@ def _registered(subject: str, version: messages.RegisteredSchema) -> messages.Re
     answer = messages.RegisterSchemaResponse(registered=version)
     answer.registered.subject = subject
     return answer
-
-
-def _incompatible(subject: str, found: list[str]) -> IncompatibleSchema:
-    told, room = list[str](), TOLD_CHARS_MAX
-    for each in found:
-        room -= len(each)
-        if told and room < 0:
-            break
-        told.append(each)
-    more = f"; and {len(found) - 1} more" if len(found) > 1 else ""
-    return IncompatibleSchema(f"{subject}: {found[0]}{more}", subject=subject, incompatibilities=told)
 
 
 def _caller_principal() -> str:
