@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -28,6 +29,8 @@ from kera.core.telemetry import get_logger
 
 log = get_logger("kera.consumer")
 
+_as_record: Callable[[Iterable[Any]], Record] = partial(tuple.__new__, Record)
+"""Of all its fields: a third of what `Record._replace` takes."""
 LOOKED_UP_MAX = 64
 """Schemas, for one chunk."""
 UNKNOWN_MAX = 4_096
@@ -44,15 +47,14 @@ class _Reading:
         self.framed = deserializer if isinstance(deserializer, FramedDeserializer) and deserializer.framed else None
         if self.framed is not None and registry is None:
             raise InvalidArgument("values that name their schemas need the registry of a client; see Client.consumer")
+        self.read: Deserializer[Any] = deserializer if self.framed is None else self._read_framed
         self._registry = registry
         self._clock = clock
         self._readers: dict[int, Deserializer[Any]] = {}
         self._unknown: dict[int, tuple[str, float]] = {}
         """By id: why there is no reader, and until when nobody is asked again."""
 
-    def value(self, data: bytes, context: Context) -> Any:
-        if self.framed is None:
-            return self.deserializer(data, context)
+    def _read_framed(self, data: bytes, context: Context) -> Any:
         schema_id, payload = unframe(data)
         reader = self._readers.get(schema_id)
         if reader is None:
@@ -146,32 +148,24 @@ class Decoding:
         """
         part: Part = "value"
         try:
-            if record.row is not None:
-                return self._of_row(record)
-            contexts = self._contexts.get(record.stream)
+            stream, streamlet, entry, offset, timestamp_us, key, keys, value, headers, row = record
+            if row is not None:
+                return record if self._value is None else record._replace(value=self._rows[stream](row))
+            contexts = self._contexts.get(stream)
             if contexts is None:
-                contexts = self._contexts[record.stream] = (
-                    Context(record.stream, "value"),
-                    Context(record.stream, "key"),
-                )
-            value, key = record.value, record.key
+                contexts = self._contexts[stream] = Context(stream, "value"), Context(stream, "key")
             if self._value is not None and value is not None:
-                value = self._value.value(value, contexts[0])
+                value = self._value.read(value, contexts[0])
             part = "key"
             if self._key is not None and key is not None:
-                key = self._key.value(key, contexts[1])
-            return record._replace(value=value, key=key)
+                key = self._key.read(key, contexts[1])
+            return _as_record((stream, streamlet, entry, offset, timestamp_us, key, keys, value, headers, row))
         except Exception as error:  # noqa: BLE001 - a deserializer is anybody's, and the bytes are, too
             refusal = _located(record, part, error)
         if not self._skip:
             raise refusal
         self._skipped(refusal)
         return None
-
-    def _of_row(self, record: Record) -> Record:
-        if self._value is None:
-            return record
-        return record._replace(value=self._rows[record.stream](record.row or {}))
 
     def _skipped(self, refusal: CannotDecode) -> None:
         self.skipped += 1
