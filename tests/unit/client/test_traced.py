@@ -1,6 +1,7 @@
 """What producers and consumers are traced by."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
@@ -9,10 +10,11 @@ import pyarrow as pa
 import pytest
 from opentelemetry import trace as otel
 
-from kera.client.consuming.traced import TracedIteration, _Seen, contexts_of, contexts_of_headers
+from kera.client.consuming.traced import ConsumerTraces, TracedIteration, _Seen, contexts_of, contexts_of_headers, trace
 from kera.client.producing.accumulator import Accumulator, Pending
 from kera.client.producing.outcome import BatchDelivery, Outcome
 from kera.client.producing.traced import ProducerTraces, with_context
+from kera.client.types import Record
 from kera.core.errors import BufferFull, Unavailable
 from kera.core.tracing import LINKS_MAX, TraceContext
 from tests.unit.core.tracing.recorded import Recorded, recorded
@@ -223,7 +225,7 @@ def iteration(found: Recorded, items: list[Any]) -> TracedIteration[Any]:
     def look(item: Any) -> _Seen:
         return _Seen("s", 3, 1, [context(number) for number in item])
 
-    return TracedIteration(given(), found.tracing, look, "billing")
+    return TracedIteration(given(), ConsumerTraces(found.tracing, "billing"), look)
 
 
 async def test_what_is_received_and_processed_is_told_with_links() -> None:
@@ -253,6 +255,52 @@ async def test_whoever_leaves_or_drops_it_ends_what_was_processed() -> None:
         await anext(dropped)
         del dropped
         assert found.names().count("process s") == 2
+
+
+async def test_a_loop_that_is_left_leaves_no_span_behind_as_the_current_one() -> None:
+    with recorded() as found:
+        async for _ in iteration(found, [[1], [2]]):
+            assert otel.get_current_span().get_span_context().is_valid
+            break
+        assert not otel.get_current_span().get_span_context().is_valid
+        with contextlib.suppress(ValueError):
+            async for _ in iteration(found, [[1], [2]]):
+                raise ValueError("of the application")
+        assert not otel.get_current_span().get_span_context().is_valid
+        assert found.names().count("process s") == 2
+
+
+class Lists:
+    """Stands for a consumer that gives several records at a time."""
+
+    def __init__(self) -> None:
+        self._chunks = SimpleNamespace(streams={})
+        self.given = [
+            Record("s", streamlet, 0, 0, 0, None, (), b"1", context(streamlet + 1).headers, None)
+            for streamlet in (0, 1)
+        ]
+
+    def batches(self) -> AsyncIterator[Any]:
+        raise NotImplementedError
+
+    def records(self) -> AsyncIterator[Any]:
+        raise NotImplementedError
+
+    async def next_records(self) -> list[Record]:
+        given, self.given = self.given, []
+        return given
+
+
+async def test_of_several_records_at_a_time_it_is_told_that_they_were_received() -> None:
+    consumer = Lists()
+    with recorded() as found:
+        trace(consumer, found.tracing, "billing")
+        assert len(await consumer.next_records()) == 2
+        assert await consumer.next_records() == []
+        (span,) = found.spans()
+    assert (span.name, len(span.links)) == ("receive s", 2)
+    assert span.attributes["messaging.batch.message_count"] == 2
+    assert "messaging.destination.partition.id" not in span.attributes
 
 
 async def test_another_task_may_go_on_with_it() -> None:

@@ -4,6 +4,9 @@
     process   from then until it asks for more, or leaves; within `receive`, with the same links. It is the current span
               meanwhile: what the application begins belongs to it
 
+Lists of records or batches (`next_records`, `next_batches`, and so consumers without asyncio) make `receive` only: when
+the application is done with one, nobody says.
+
 What has no context, or one of a trace that is not recorded, makes no spans. Contexts are looked for in the headers of a
 batch as columns: records do not become Python objects for it.
 """
@@ -13,7 +16,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from itertools import chain, islice
 from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
@@ -57,23 +61,51 @@ def contexts_of_headers(headers: Mapping[str, bytes]) -> list[TraceContext]:
 class _Seen:
     """What is told of something that was received."""
 
-    def __init__(self, stream: str, streamlet: int, messages: int, contexts: list[TraceContext]) -> None:
+    def __init__(self, stream: str, streamlet: int | None, messages: int, contexts: list[TraceContext]) -> None:
         self.stream = stream
         self.streamlet = streamlet
         self.messages = messages
         self.contexts = contexts
 
 
+class ConsumerTraces:
+    """Spans of one consumer."""
+
+    def __init__(self, tracing: Tracing, consumer_group: str) -> None:
+        self._tracing = tracing
+        self._group = consumer_group
+
+    def receive(self, seen: _Seen, begun_ns: int) -> Span:
+        """It was given out now, to whoever asked for it at `begun_ns`."""
+        span = self._span("receive", Kind.CLIENT, seen, None, begun_ns)
+        span.end()
+        return span
+
+    def process(self, seen: _Seen, received: Span) -> Span:
+        """Whoever got it begins to do something with it."""
+        return self._span("process", Kind.CONSUMER, seen, received.context, None)
+
+    def _span(self, operation: str, kind: Kind, seen: _Seen, parent: TraceContext | None, begun_ns: int | None) -> Span:
+        attributes = messaging(operation, seen.stream, messages=seen.messages, group=self._group)
+        if seen.streamlet is not None:
+            attributes["messaging.destination.partition.id"] = str(seen.streamlet)
+        return self._tracing.span(
+            f"{operation} {seen.stream}",
+            kind,
+            parent=parent,
+            links=seen.contexts,
+            attributes=attributes,
+            begun_ns=begun_ns,
+        )
+
+
 class TracedIteration(AsyncIterator[T], Generic[T]):
     """What a consumer gives out, with spans."""
 
-    def __init__(
-        self, given: AsyncIterator[T], tracing: Tracing, look: Callable[[T], _Seen | None], consumer_group: str
-    ) -> None:
+    def __init__(self, given: AsyncIterator[T], traces: ConsumerTraces, look: Callable[[T], _Seen | None]) -> None:
         self._given = given
-        self._tracing = tracing
+        self._traces = traces
         self._look = look
-        self._group = consumer_group
         self._process: Span | None = None
         self._leave = contextlib.ExitStack()
         """Ends that the span is the current one."""
@@ -87,36 +119,17 @@ class TracedIteration(AsyncIterator[T], Generic[T]):
         item = await anext(self._given)
         seen = self._look(item)
         if seen is not None and seen.contexts:
-            self._received(seen, begun_ns)
+            self._process = process = self._traces.process(seen, self._traces.receive(seen, begun_ns))
+            self._task = asyncio.current_task()
+            self._leave = contextlib.ExitStack()
+            self._leave.enter_context(process.current())
         return item
 
-    def _received(self, seen: _Seen, begun_ns: int) -> None:
-        receive = self._span("receive", Kind.CLIENT, seen, None, begun_ns)
-        receive.end()
-        self._process = process = self._span("process", Kind.CONSUMER, seen, receive.context, None)
-        self._task = asyncio.current_task()
-        self._leave = contextlib.ExitStack()
-        self._leave.enter_context(process.current())
-
-    def _span(self, operation: str, kind: Kind, seen: _Seen, parent: TraceContext | None, begun_ns: int | None) -> Span:
-        attributes = messaging(operation, seen.stream, messages=seen.messages, group=self._group)
-        attributes["messaging.destination.partition.id"] = str(seen.streamlet)
-        return self._tracing.span(
-            f"{operation} {seen.stream}",
-            kind,
-            parent=parent,
-            links=seen.contexts,
-            attributes=attributes,
-            begun_ns=begun_ns,
-        )
-
-    def _processed(self, error: BaseException | None = None) -> None:
+    def _processed(self) -> None:
         process, self._process = self._process, None
         if process is None:
             return
-        if error is not None:
-            process.fail(error)
-        if asyncio.current_task() is self._task:  # of another task it is not the current one
+        if _current_task() is self._task:  # of another task it is not the current one
             self._leave.close()
         process.end()
 
@@ -128,14 +141,20 @@ class TracedIteration(AsyncIterator[T], Generic[T]):
             await close()
 
     def __del__(self) -> None:
-        process = self._process
-        if process is not None:
-            process.end()
+        self._processed()  # a loop was left, by a break or an error: it does not close what it goes through
+
+
+def _current_task() -> asyncio.Task[Any] | None:
+    try:
+        return asyncio.current_task()
+    except RuntimeError:  # no loop runs here
+        return None
 
 
 def trace(consumer: Any, tracing: Tracing, consumer_group: str) -> None:
-    """Have `batches` and `records` of a `Consumer` or `GroupConsumer` make spans."""
-    batches, records = consumer.batches, consumer.records
+    """Have what a `Consumer` or `GroupConsumer` gives out make spans."""
+    traces = ConsumerTraces(tracing, consumer_group)
+    batches, records, next_records = consumer.batches, consumer.records, consumer.next_records
     streams: Mapping[int, StreamDescription] = consumer._chunks.streams  # noqa: SLF001 - a part of it
 
     def look_at_batch(chunk: ChunkBatch) -> _Seen | None:
@@ -148,5 +167,32 @@ def trace(consumer: Any, tracing: Tracing, consumer_group: str) -> None:
     def look_at_record(record: Record) -> _Seen:
         return _Seen(record.stream, record.streamlet, 1, contexts_of_headers(record.headers))
 
-    consumer.__dict__["batches"] = lambda: TracedIteration(batches(), tracing, look_at_batch, consumer_group)
-    consumer.__dict__["records"] = lambda: TracedIteration(records(), tracing, look_at_record, consumer_group)
+    def several(call: Callable[..., Awaitable[list[T]]], look: Callable[[T], _Seen | None]) -> Callable[..., Any]:
+        async def traced(*arguments: Any) -> list[T]:
+            begun_ns = time.time_ns()
+            found = await call(*arguments)
+            seen = _together([each for each in map(look, found) if each is not None and each.contexts])
+            if seen is not None:
+                traces.receive(seen, begun_ns)
+            return found
+
+        return traced
+
+    consumer.__dict__["batches"] = lambda: TracedIteration(batches(), traces, look_at_batch)
+    consumer.__dict__["records"] = lambda: TracedIteration(records(), traces, look_at_record)
+    consumer.__dict__["next_records"] = several(next_records, look_at_record)
+    if hasattr(consumer, "next_batches"):
+        consumer.__dict__["next_batches"] = several(consumer.next_batches, look_at_batch)
+
+
+def _together(seen: list[_Seen]) -> _Seen | None:
+    """As one, of what may be of several streamlets."""
+    if not seen:
+        return None
+    streamlets = {each.streamlet for each in seen}
+    return _Seen(
+        seen[0].stream,
+        seen[0].streamlet if len(streamlets) == 1 else None,
+        sum(each.messages for each in seen),
+        list(islice(chain.from_iterable(each.contexts for each in seen), LINKS_MAX)),
+    )
