@@ -10,8 +10,12 @@ import pyarrow as pa
 import pytest
 
 from kera.client import Client, Record
+from kera.client.cluster.cluster import Cluster
 from kera.client.consuming import decoding
+from kera.client.producing.producer import Producer
+from kera.client.producing.serializing import Serialization
 from kera.client.serializers import AvroDeserializer, AvroSerializer, Context, JsonDeserializer, JsonSerializer, Schemas
+from kera.client.settings import ProducerSettings
 from kera.client.sync import Client as SyncClient
 from kera.client.testing import FakeCluster
 from kera.core.errors import (
@@ -28,6 +32,7 @@ from tests.unit.client.conftest import MakeMember, MakeProducer
 from tests.unit.client.group_support import ROWS, GroupCluster
 from tests.unit.client.serializers.fake_registry import FakeRegistry
 from tests.unit.client.support import WAIT_S
+from tests.unit.core.tracing.recorded import recorded
 
 SCHEMA = {"type": "record", "name": "Order", "fields": [{"name": "id", "type": "long"}]}
 
@@ -360,6 +365,24 @@ async def test_a_stream_that_is_made_again_is_prepared_again(client: Client, fak
         with pytest.raises(UnknownStream):  # of what was sent before
             await producer.flush()
     assert fake.stream("again").values() == [b'{"id":1}']
+
+
+@pytest.mark.parametrize("serialized_before", [False, True])
+async def test_what_is_serialized_is_traced(fake: FakeCluster, *, serialized_before: bool) -> None:
+    with recorded() as found:
+        cluster = Cluster(fake.bootstrap, fake.settings())
+        serialization = Serialization(JsonSerializer(), None, None)
+        producer = Producer(cluster, ProducerSettings(), serialization=serialization, tracing=found.tracing)
+        await producer.prepare("orders")
+        if serialized_before:  # as without asyncio
+            value, _ = serialization.encoded("orders", {"id": 1}, ())
+            await producer.send_bytes("orders", value)
+        else:
+            await producer.send("orders", {"id": 1})
+        await producer.close()
+        await cluster.close()
+        assert found.named("create orders")
+    assert fake.stream("orders").values() == [b'{"id":1}']
 
 
 async def test_a_framed_deserializer_without_a_registry_is_refused() -> None:

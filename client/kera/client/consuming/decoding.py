@@ -217,6 +217,12 @@ class Decoded(AsyncIterator[Record]):
             if decoded is not None:
                 return decoded
 
+    async def aclose(self) -> None:
+        """Whoever went through it has left."""
+        close = getattr(self._records, "aclose", None)
+        if close is not None:
+            await close()
+
 
 class DecodedRecords(ABC):
     """What consumers have of records, with deserializers and without; how records come is theirs."""

@@ -120,15 +120,15 @@ class Producer(SendsRows):
             self.__dict__["send"] = native.sender(
                 self.send, Pending, self._filling, self._open_chunks, self._buffer, self._chunk_bytes_max
             )
-        self.serialization = serialization
-        """Of values and keys; None: they are bytes, and `send` is what it would be if there were no such thing."""
-        self._send_bytes: Callable[..., Pending] | None = None
-        if serialization is not None:
-            self._send_bytes = self.send
-            self.__dict__["send"] = serialization.sending(self.send)
         if traces is not None:
             self.__dict__["send"] = traces.sending(self.send)
             self.__dict__["send_batch"] = traces.sending_batches(self.send_batch, self._described)
+        self.serialization = serialization
+        """Of values and keys; None: they are bytes, and `send` is what it would be if there were no such thing."""
+        self._send_bytes: Callable[..., Pending] | None = None
+        if serialization is not None:  # behind the traces: who serializes elsewhere sends bytes, and is traced as well
+            self._send_bytes = self.send
+            self.__dict__["send"] = serialization.sending(self.send)
 
     def __del__(self) -> None:
         guard = getattr(self, "_guard", None)
