@@ -25,6 +25,7 @@ from tests.integration.console_support import Look, a_browser, a_console, needs_
 from tests.integration.secured_cluster import PASSWORD, Secured
 
 pytestmark = pytest.mark.timeout(240)
+SOON_S = 40
 HOSTILE = '"><script>document.title = "owned"; alert(1)</script><img src=x onerror="alert(2)">'
 
 
@@ -245,8 +246,13 @@ async def test_who_signs_in_sees_what_that_user_may_and_no_more(secured: Secured
         await look.fill(user="admin", password=PASSWORD)
         await submit(look, "/sign-in")
         await expect(page.locator("tbody tr")).to_have_count(2)
+        async with await secured.client("admin") as admin:
+            await admin.access.grant("user:*", ["write"], "stream:open*", deny=True)
+            await admin.access.set_quota("ada", bytes_in_per_s=1 << 20, streams=7)
+            await admin.access.issue_token(["stream:open"])
         await look.go(console.url + "/access")
-        await expect(page.locator("main")).to_contain_text("ada")
+        for text in ("ada", "may not", "bytes in 1 MiB/s, streams 7", "user:admin"):
+            await expect(page.locator("main")).to_contain_text(text)
         await look.go(console.url + "/streams/secret/messages")
         await expect(page.locator("table.messages")).to_contain_text("nobody's business")
         assert [each for each in look.complaints if "status of 40" not in each] == []
@@ -396,6 +402,51 @@ async def test_it_ends_at_a_signal_though_somebody_waits_for_a_page(cluster: Run
         assert console.process.stderr is not None
         assert "Traceback" not in (await console.process.stderr.read()).decode()
         writer.close()
+
+
+@pytest.mark.slow
+async def test_losses_drains_and_moves_are_shown_on_every_page_that_has_them(tmp_path: Path) -> None:
+    sizes = {"arena_bytes": 64 << 20, "backup_memory_bytes": 64 << 20, "segment_bytes": 1 << 20}
+    with LocalCluster.running(brokers=3, backups=2, replication=1, data_dir=tmp_path / "cluster", **sizes) as cluster:
+        async with connected(cluster) as client:
+            stream = await client.admin.create_stream("orders", streamlets=3)
+            async with client.producer() as producer:
+                await producer.prepare("orders")
+                for at in range(300):
+                    producer.send("orders", b"%d" % at, streamlet=at % 3)
+            async with client.group_consumer("shop", "orders", start="earliest") as consumer:
+                async for _ in consumer:
+                    break
+                async with a_console(bootstrap=cluster.bootstrap) as console:
+                    await client.admin.move_streamlet("orders", 0, stream.assignments[1].broker_id)
+                    await client.admin.drain_broker(stream.assignments[2].broker_id)
+                    await until(console.port, "/operations", "can be stopped")
+                    await until(console.port, "/operations", 'href="/streams/orders"')
+                    await until(console.port, "/members", "draining")
+                    await until(console.port, "/group?name=shop", "/streams/orders")
+                    lost = next(each for each in (1, 2, 3) if each != stream.assignments[2].broker_id)
+                    os.kill(cluster.processes[f"broker-{lost}"], signal.SIGKILL)
+                    await until(console.port, "/operations", f'<td class="num">{lost}</td><td><span class="state')
+                    await until(console.port, "/", "degraded")
+                    await until(console.port, "/members", "lost")
+                    for address in ("/streams", "/streams/orders", "/groups", "/group?name=shop", "/operations"):
+                        await until(console.port, address, "200 OK")
+                    assert console.process.returncode is None
+                    await client.admin.drain_backup(1)
+                    await until(console.port, "/operations", "backup 1")
+
+
+async def until(port: int, address: str, text: str) -> None:
+    """Ask until a page has a text. None of them is a defect."""
+    head = page = ""
+    try:
+        async with asyncio.timeout(SOON_S):
+            while text not in head + page:
+                await asyncio.sleep(0.1)
+                head, page = await get(port, address)
+                assert " 500 " not in head
+    except TimeoutError:
+        pytest.fail(f"{address} has no {text!r}: {head}\n{page}")
 
 
 async def test_pages_say_that_the_coordinator_is_gone_and_come_back_with_it(tmp_path: Path) -> None:

@@ -41,6 +41,8 @@ class StreamSummary(NamedTuple):
     """Streamlets by the broker that owns them."""
     holders: frozenset[int]
     """Brokers that have any of its records."""
+    spread: int = 0
+    """Streamlets of which others than the owner have records, as they have moved."""
 
     @classmethod
     def from_message(cls, info: common_pb2.StreamInfo) -> Self:
@@ -57,6 +59,7 @@ class StreamSummary(NamedTuple):
                 for each in info.assignments
                 for broker_id in (each.broker_id, *(interval.broker_id for interval in each.intervals))
             ),
+            sum(any(interval.broker_id != each.broker_id for interval in each.intervals) for each in info.assignments),
         )
 
 

@@ -42,7 +42,7 @@ async def show(visit: Visit) -> Response:
     recoveries, cluster, streams, balance = await asyncio.gather(
         allowed(view.recoveries.get()), view.cluster.get(), view.streams.get(), allowed(view.balance.get())
     )
-    moving = [each.name for each in streams if each.holders - each.owners.keys()]
+    moving = [each.name for each in streams if each.spread]
     described = await asyncio.gather(*(_described(view, name) for name in moving[:STREAMS_DESCRIBED_MAX]))
     spread = [each for stream in described if stream is not None for each in moved(stream)]
     return visit.page(
