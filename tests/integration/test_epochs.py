@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator
 from random import Random
@@ -224,3 +227,41 @@ async def test_every_reader_passes_over_punctuations(client: Client) -> None:
     assert (entry.first_record, entry.next_record) == (0, 20)
     assert entry.watermark_us is not None
     assert entry.watermark_us > 10**15, "punctuations have been written, which say how late it was"
+
+
+def kera(cluster: RunningCluster, *arguments: str) -> Any:
+    done = subprocess.run(
+        [sys.executable, "-m", "kera.cli", *arguments, "--bootstrap", cluster.bootstrap],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=WAIT_S,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+async def test_the_command_line_shows_epochs_and_what_holds_them_up(client: Client, cluster: RunningCluster) -> None:
+    created = kera(cluster, "stream", "create", "epochs-cli", "--streamlets", "2", "--epoch", "10ms")
+    assert created[0] == 0, created
+    assert kera(cluster, "stream", "alter", "epochs-cli", "--punctuation", "producers", "--epoch-grace", "3s")[0] == 0
+    assert "of 10 ms, producers say when they are closed" in kera(cluster, "stream", "describe", "epochs-cli")[1]
+    await write(client, "epochs-cli", [1000, 3000], [12_000, 9000], [31_000], streamlet=0)
+    await write(client, "epochs-cli", [95_000], streamlet=1)
+
+    code, out, _ = kera(cluster, "epochs", "list", "epochs-cli", "--json", "--digest")
+    found = json.loads(out)
+    assert (code, [each["epoch"] for each in found], [each["records"] for each in found]) == (0, [0, 1], [2, 2])
+    assert [each["late_records"] for each in found] == [0, 1]
+    code, again, _ = kera(cluster, "epochs", "list", "epochs-cli", "--digest", "--from", "1", "--limit", "1")
+    assert (code, found[1]["digest"] in again, len(again.splitlines())) == (0, True, 2)
+    assert kera(cluster, "epochs", "list", "epochs-cli", "--epoch", "15ms")[0] == 1
+    assert kera(cluster, "epochs", "list", "epochs-cli", "--from", "never")[0] == 2
+    assert kera(cluster, "epochs", "list", "no-such-stream")[0] == 1
+
+    code, out, _ = kera(cluster, "epochs", "lag", "epochs-cli", "--json")
+    entries = json.loads(out)
+    assert (code, [(entry["streamlet"], entry["settled_us"]) for entry in entries]) == (0, [(0, 31_000), (1, 95_000)])
+    assert "SETTLED UP TO" in kera(cluster, "epochs", "lag", "epochs-cli")[1]
+    await client.admin.create_stream("epochs-cli-none")
+    code, _, error = kera(cluster, "epochs", "lag", "epochs-cli-none")
+    assert (code, "has no epochs" in error) == (2, True)

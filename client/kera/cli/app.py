@@ -16,6 +16,7 @@ from kera.cli import (
     daemons,
     dev,
     doctor,
+    epochs,
     generate,
     group,
     inspect,
@@ -63,6 +64,7 @@ app.command("dev")(dev.dev)
 app.command("doctor")(doctor.doctor)
 app.command("top")(top.top)
 app.add_typer(stream.app, name="stream")
+app.add_typer(epochs.app, name="epochs")
 app.add_typer(schema.app, name="schema")
 app.add_typer(context.app, name="context")
 app.add_typer(cluster.app, name="cluster")

@@ -179,11 +179,13 @@ async def test_an_owner_to_whom_nobody_has_handed_it_promises_what_the_one_befor
     assert [entry.promised_us for entry in streamlet.entries] == [NOW_US] * 2
 
 
-async def test_a_stream_that_was_just_created_begins_a_grace_before(engine: Engine) -> None:
+async def test_of_a_stream_that_was_just_created_nothing_is_promised_until_somebody_asks(engine: Engine) -> None:
     broker = open_broker(engine, created_us=NOW_US - 10)
+    broker.append(sent(5, 0))
+    assert chunks(broker) == [(False, 5)]
     assert (await described(broker)).promised_us == NOW_US - GRACE_US
-    broker.append(sent(NOW_US - GRACE_US, 0))
-    assert chunks(broker) == [(False, NOW_US - GRACE_US)]
+    broker.append(sent(5, 1))
+    assert chunks(broker) == [(False, 5), (True, NOW_US - GRACE_US), (False, 5)]
 
 
 async def test_times_too_far_ahead_are_refused_and_nothing_else_with_them(engine: Engine) -> None:

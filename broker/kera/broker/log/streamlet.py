@@ -227,11 +227,10 @@ class Streamlet(StreamletProgress):
         """What goes for its epochs from now on; `created_us`: when its stream was created."""
         self.epochs = rules
         self.timestamp_ahead_us = rules.timestamp_ahead_us
-        if rules.by_clock and self.owned:
-            promised_us = self._owner_before_promised_us
-            if promised_us <= created_us + rules.grace_us:
-                promised_us -= rules.grace_us  # nobody can have promised more before it was created
-            self.entries.promise(promised_us)
+        # Of one that was created just now, nobody can have promised anything later than that.
+        is_new = self._owner_before_promised_us <= created_us + rules.grace_us
+        if rules.by_clock and self.owned and not is_new:
+            self.entries.promise(self._owner_before_promised_us)
 
     def go_on_from(self, handed_over: common_pb2.StreamletState | None) -> None:
         """Keep what its owner before has promised, who has just handed it over so; None: nobody knows what that was."""

@@ -1,0 +1,133 @@
+"""``kera epochs``: what is in the epochs of a stream, and what holds up the next one."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from kera.cli._client import BOOTSTRAP_OPTION, connected
+from kera.cli._commands import Commands
+from kera.cli._durations import format_ms, parse_duration_ms
+from kera.cli._output import OUTPUT_OPTION, Output, show_document
+from kera.cli._run import UsageError, run_async
+from kera.cli._table import format_time, table
+
+if TYPE_CHECKING:
+    from kera.client import EntryBounds, Epoch, StreamDescription
+
+app = Commands(help="Look at the epochs of a stream.", no_args_is_help=True)
+
+NAME_ARGUMENT = typer.Argument(..., metavar="STREAM", help="Name of the stream.")
+LENGTH_OPTION = typer.Option(
+    None, "--epoch", metavar="TIME", help="Epochs of this length, a multiple of the stream's. Default: the stream's."
+)
+EPOCHS_MAX = 1000
+
+
+@app.command("list")
+def list_(
+    name: str = NAME_ARGUMENT,
+    epoch: str | None = LENGTH_OPTION,
+    start: str = typer.Option("earliest", "--from", metavar="NUMBER|earliest", help="The first epoch."),
+    limit: int = typer.Option(100, "--limit", min=1, max=EPOCHS_MAX, metavar="N", help="List so many at most."),
+    digest: bool = typer.Option(False, "--digest", help="Show a digest of what is in each: the same for all readers."),
+    bootstrap: str = BOOTSTRAP_OPTION,
+    output: Output = OUTPUT_OPTION,
+) -> None:
+    """List the epochs that are closed and have records in them. All their records are read for it."""
+    if start != "earliest" and not start.lstrip("-").isdigit():
+        raise UsageError(f"--from: {start!r} is neither the number of an epoch nor earliest")
+    length_ms = None if epoch is None else parse_duration_ms(epoch, name="--epoch")
+    first = "earliest" if start == "earliest" else int(start)
+    run_async(_list(bootstrap, name, length_ms, first, limit, digest=digest, output=output))
+
+
+async def _list(
+    bootstrap: str, name: str, length_ms: int | None, first: Any, limit: int, *, digest: bool, output: Output
+) -> None:
+    found: list[dict[str, Any]] = []
+    async with (
+        connected(bootstrap) as client,
+        client.epochs(name, epoch_ms=length_ms, start=first, end="latest") as epochs,
+    ):
+        async for epoch in epochs:
+            found.append(_to_json(epoch, digest=digest))
+            if len(found) == limit:
+                break
+    if output.is_document:
+        show_document(found, output)
+        return
+    heading = ("EPOCH", "FROM", "TO", "RECORDS", "LATE", *(["DIGEST"] if digest else []))
+    rows = [
+        (each["epoch"], format_time(each["start_us"]), format_time(each["end_us"]), *list(each.values())[3:])
+        for each in found
+    ]
+    print(table(heading, rows))
+
+
+def _to_json(epoch: Epoch, *, digest: bool) -> dict[str, Any]:
+    told: dict[str, Any] = {
+        "epoch": epoch.number,
+        "start_us": epoch.start_us,
+        "end_us": epoch.end_us,
+        "records": epoch.records,
+        "late_records": epoch.late_records,
+    }
+    return told | ({"digest": epoch.digest} if digest else {})
+
+
+@app.command()
+def lag(
+    name: str = NAME_ARGUMENT,
+    bootstrap: str = BOOTSTRAP_OPTION,
+    output: Output = OUTPUT_OPTION,
+) -> None:
+    """Show up to which time each entry is settled: the one that is furthest behind holds up the next epoch."""
+    run_async(_lag(bootstrap, name, output))
+
+
+async def _lag(bootstrap: str, name: str, output: Output) -> None:
+    async with connected(bootstrap) as client:
+        bounds = await client.bounds(name)
+        stream = await client.describe(name)
+    if not stream.config.epoch_ms:
+        raise UsageError(f"stream {name} has no epochs; kera stream alter {name} --epoch says how long they are")
+    now_us = time.time_ns() // 1000
+    entries = [
+        _entry(stream, streamlet, number, entry, now_us)
+        for streamlet, rows in sorted(bounds.items())
+        for number, entry in enumerate(rows)
+    ]
+    entries.sort(key=lambda entry: (entry["settled_us"] is None, entry["settled_us"] or 0))
+    if output.is_document:
+        show_document(entries, output)
+        return
+    rows = [
+        (
+            entry["streamlet"],
+            entry["entry"],
+            entry["broker"],
+            "-" if entry["settled_us"] is None else format_time(entry["settled_us"]),
+            "-" if entry["behind_ms"] is None else format_ms(entry["behind_ms"]),
+            entry["by"],
+        )
+        for entry in entries
+    ]
+    print(table(("STREAMLET", "ENTRY", "BROKER", "SETTLED UP TO", "BEHIND", "BY"), rows))
+
+
+def _entry(stream: StreamDescription, streamlet: int, number: int, entry: EntryBounds, now_us: int) -> dict[str, Any]:
+    times = {"its records": entry.watermark_us, "its broker's clock": entry.promised_us}
+    known = {by: time_us for by, time_us in times.items() if time_us is not None}
+    by = max(known, key=lambda each: known[each], default="nothing was written to it: it holds up nothing")
+    settled_us = known.get(by)
+    return {
+        "streamlet": streamlet,
+        "entry": number,
+        "broker": stream.assignments[streamlet].broker_id,
+        "settled_us": settled_us,
+        "behind_ms": None if settled_us is None else max(0, now_us - settled_us) // 1000,
+        "by": by,
+    }
