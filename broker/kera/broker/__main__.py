@@ -16,6 +16,7 @@ from kera.broker.figures import StreamFigures
 from kera.broker.health import watch_log, watch_registration
 from kera.broker.heartbeat import HeartbeatReport
 from kera.broker.metrics import BrokerCollector
+from kera.broker.ownership.clock_offset import ClockOffset
 from kera.broker.ownership.coordinator_epoch import CoordinatorEpoch
 from kera.broker.ownership.lease import Lease
 from kera.broker.ownership.orders import Orders
@@ -103,6 +104,7 @@ async def serve(
             read_bytes_max=settings.message_bytes_max,
             orders=Orders(engine.streams, engine.memory, engine.takeovers, coordinator=leader),
             lease=Lease(runtime.clock.boottime_s),
+            clock_offset=ClockOffset(lambda: engine.memory.now_us),
             guard=guard,
             tracing=tracing_of(settings, "kera-broker"),
         )
@@ -162,6 +164,7 @@ async def serve(
                 unknown=UnknownReport(engine.streams, lambda: leader.value),
             ),
             lease=broker.lease,
+            clock_offset=broker.clock_offset,
             fences=engine.streams.fences,
             access_version=lambda: guard.version,
             chosen_id=settings.broker_id,

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import ClassVar
 
 from kera.broker.heartbeat import HeartbeatReport
+from kera.broker.ownership.clock_offset import ClockOffset
 from kera.broker.ownership.coordinator_epoch import CoordinatorEpoch
 from kera.broker.ownership.lease import Lease
 from kera.broker.ownership.producer_fences import ProducerFences
@@ -54,6 +55,7 @@ class BrokerRegistration(registration.Registration):
         report: HeartbeatReport | None = None,
         lease: Lease | None = None,
         fences: ProducerFences | None = None,
+        clock_offset: ClockOffset | None = None,
         access_version: Callable[[], int] = lambda: 0,
         chosen_id: int = 0,
         timing: RegistrationTiming = TIMING,
@@ -62,7 +64,8 @@ class BrokerRegistration(registration.Registration):
         """`on_backups` gets all backups there are, alive or not, with each answer of the coordinator.
 
         `leader` learns who that is, and may want a heartbeat at once; `report` is told with each heartbeat, `lease`
-        renewed by each answer, and `fences` noted. `access_version`: of the users and rules that hold.
+        renewed by each answer, `fences` noted, and `clock_offset` measured. `access_version`: of the users and rules
+        that hold.
         """
         self._leader = leader or CoordinatorEpoch()
         super().__init__(coordinator, directory, chosen_id, hurry=self._leader.wanted, timing=timing, runtime=runtime)
@@ -70,6 +73,8 @@ class BrokerRegistration(registration.Registration):
         self._report = report
         self._lease = lease or Lease()
         self._fences = fences or ProducerFences()
+        self._clock_offset = clock_offset or ClockOffset()
+        self._clock = runtime.clock
         self._access_version = access_version
         self._info = common_pb2.BrokerInfo()
         """As it was registered."""
@@ -179,6 +184,7 @@ class BrokerRegistration(registration.Registration):
     def _answered(self, answer: coordinator_pb2.HeartbeatResponse) -> None:
         if self.stopping:
             return
+        self._clock_offset.note(answer.now_us, self._clock.boottime_s() - self.last_sent_s)
         if self._report is not None:
             self._report.answered(answer)
         if answer.coordinator_epoch > self.known_coordinator_epoch:

@@ -1606,6 +1606,7 @@ class HeartbeatResponse(_message.Message):
     STARTS_REFUSED_FIELD_NUMBER: _builtins.int
     FULL_PRINCIPALS_FIELD_NUMBER: _builtins.int
     FULL_PRINCIPALS_INCOMPLETE_FIELD_NUMBER: _builtins.int
+    NOW_US_FIELD_NUMBER: _builtins.int
     lease_ms: _builtins.int
     """For how long, counted from when the request was sent, nobody else gets the broker's replicated streamlets. After
     that it takes no chunks for them until a heartbeat is answered.
@@ -1613,6 +1614,8 @@ class HeartbeatResponse(_message.Message):
     coordinator_epoch: _builtins.int
     full_principals_incomplete: _builtins.bool
     """Not all brokers have told what is stored: others that were full may still be."""
+    now_us: _builtins.int
+    """The coordinator's time of day, by which a broker sees whether its own is right. 0: it does not tell."""
     @_builtins.property
     def backups(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.BackupInfo]:
         """All backups, alive or not: where the broker may put replicas."""
@@ -1646,10 +1649,11 @@ class HeartbeatResponse(_message.Message):
         starts_refused: _abc.Iterable[_common_pb2.StreamletRef] | None = ...,
         full_principals: _abc.Iterable[Global___FullPrincipal] | None = ...,
         full_principals_incomplete: _builtins.bool = ...,
+        now_us: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["fences", b"fences"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backups", b"backups", "coordinator_epoch", b"coordinator_epoch", "fences", b"fences", "full_principals", b"full_principals", "full_principals_incomplete", b"full_principals_incomplete", "lease_ms", b"lease_ms", "starts_refused", b"starts_refused", "unknown_stream_ids", b"unknown_stream_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backups", b"backups", "coordinator_epoch", b"coordinator_epoch", "fences", b"fences", "full_principals", b"full_principals", "full_principals_incomplete", b"full_principals_incomplete", "lease_ms", b"lease_ms", "now_us", b"now_us", "starts_refused", b"starts_refused", "unknown_stream_ids", b"unknown_stream_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -7,11 +7,13 @@ from random import Random
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from kera.broker.log.epochs import EpochRules
 from kera.broker.log.locate import Progress, Query, locate
 from kera.broker.log.segment import Segment
 from kera.broker.log.watermarks import watermark_of, watermark_within
+from kera.broker.ownership.clock_offset import ClockOffset
 from kera.core.chunk import HEADER_BYTES, iterate_chunks, verify_chunk
 from kera.core.errors import TimestampAhead
 from kera.core.ids import EARLIEST, Position
@@ -203,6 +205,48 @@ def _altered(**config: Any) -> common_pb2.StreamInfo:
     info: common_pb2.StreamInfo = stream_info(**(EPOCHS | config))
     info.config_version = 1
     return info
+
+
+async def test_who_may_be_replaced_or_whose_clock_is_off_promises_nothing(engine: Engine) -> None:
+    broker = open_broker(engine)
+    service = broker.broker
+    service.lease.renew(0.0, 1)
+    assert not (await described(broker)).HasField("promised_us"), "somebody else may own it by now"
+    service.lease.renew(0.0, 0)
+    assert (await described(broker)).HasField("promised_us")
+
+
+@pytest.mark.parametrize(
+    ("coordinator_us", "round_trip_s", "least_us"),
+    [
+        (0, 0.0, 0),
+        (NOW_US, 0.0, 0),
+        (NOW_US - 300_000, 0.2, 100_000),
+        (NOW_US - 300_000, 0.4, 0),
+        (NOW_US + 150_000, 0.0, -50_000),
+        (NOW_US + 50_000, 5.0, 0),
+        (NOW_US + 9_000_000, 5.0, -8_900_000),
+        (NOW_US - 9_000_000, -1.0, 9_000_000),
+    ],
+)
+def test_a_clock_is_off_by_what_is_left_of_the_way_of_the_answer(
+    coordinator_us: int, round_trip_s: float, least_us: int
+) -> None:
+    offset = ClockOffset(lambda: NOW_US)
+    offset.note(coordinator_us, round_trip_s)
+    assert offset.least_us == least_us
+
+
+def test_a_clock_that_is_off_by_more_than_half_the_grace_is_told_once() -> None:
+    offset = ClockOffset(lambda: NOW_US)
+    with capture_logs() as lines:
+        assert offset.is_within(0)
+        offset.note(NOW_US - 600_000, 0.0)
+        assert offset.is_within(1_300_000)
+        assert [offset.is_within(1_000_000) for _ in range(2)] == [False, False]
+        offset.note(NOW_US, 0.0)
+        assert offset.is_within(1_000_000)
+    assert [line["log_level"] for line in lines] == ["warning", "info"]
 
 
 async def test_a_client_cannot_write_a_punctuation(engine: Engine) -> None:

@@ -43,9 +43,9 @@ class Descriptions:
         limits: ServingLimits,
         check: CheckStream = nothing_is_kept,
         *,
-        may_promise: Callable[[], bool] = lambda: True,
+        may_promise: Callable[[int], bool] = lambda _: True,
     ) -> None:
-        """`may_promise`: whether nobody else can own what this broker owns, and its clock is right."""
+        """`may_promise`: whether nobody else can own what this broker owns, and its clock is right, given a grace."""
         self._may_promise = may_promise
         self._check = check
         self._streams = streams
@@ -101,7 +101,9 @@ class Descriptions:
             row.watermark_us = watermark_us
         if entry.removed_watermark_us != NO_TIME:
             row.removed_watermark_us = entry.removed_watermark_us
-        promised_us = streamlet.promise(entry) if self._may_promise() else None
+        promised_us = None
+        if streamlet.epochs.by_clock and self._may_promise(streamlet.epochs.grace_us):
+            promised_us = streamlet.promise(entry)
         if promised_us is not None:
             row.promised_us = promised_us
             fill_cursor(row.promised_at, entry, end_of_written(entry))

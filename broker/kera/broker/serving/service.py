@@ -12,6 +12,7 @@ from time import perf_counter
 from typing import Any
 
 from kera.broker.counters import Counters, Latencies
+from kera.broker.ownership.clock_offset import ClockOffset
 from kera.broker.ownership.coordinator_epoch import CoordinatorEpoch
 from kera.broker.ownership.lease import Lease
 from kera.broker.ownership.orders import Orders
@@ -56,6 +57,7 @@ class BrokerService:
         limits: ServingLimits | None = None,
         turns: Turns | None = None,
         lease: Lease | None = None,
+        clock_offset: ClockOffset | None = None,
         guard: Door | None = None,
         tracing: Tracing = OFF,
     ) -> None:
@@ -69,6 +71,8 @@ class BrokerService:
         self.orders = orders or Orders(streams, memory, coordinator=CoordinatorEpoch(confirmed=False))
         self.lease = lease or Lease()
         """To be renewed by who hears of the coordinator."""
+        self.clock_offset = clock_offset or ClockOffset()
+        """To be measured by who hears of the coordinator."""
         self.latencies = Latencies()
         self.writer = Writer(
             streams,
@@ -100,9 +104,13 @@ class BrokerService:
         )
         self._lookups = Lookups(streams, memory, turns, limits, check)
         self._cursors = CursorChanges(streams, memory, turns, limits, check)
-        self._descriptions = Descriptions(streams, turns, limits, check, may_promise=lambda: self.lease.holds)
+        self._descriptions = Descriptions(streams, turns, limits, check, may_promise=self._may_promise)
         self._thesis = ThesisApi(streams, turns)
         self._registered: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    def _may_promise(self, grace_us: int) -> bool:
+        """Whether nobody else can own what this broker owns, and whoever will can keep what is promised."""
+        return self.lease.holds and self.clock_offset.is_within(grace_us)
 
     def registered(self, broker_id: int, owned: Iterable[common_pb2.StreamInfo], broker_epoch: int = 0) -> None:
         """The coordinator has given this launch its id and epoch, and the streams of which anything is here."""

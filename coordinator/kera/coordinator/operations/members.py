@@ -262,6 +262,7 @@ class Members:
             starts_refused=refused,
             full_principals=stored.full,
             full_principals_incomplete=stored.incomplete,
+            now_us=self._state.clock.now_us(),
         )
 
     async def _take_down(

@@ -3299,8 +3299,10 @@ type HeartbeatResponse struct {
 	FullPrincipals []*FullPrincipal `protobuf:"bytes,7,rep,name=full_principals,json=fullPrincipals,proto3" json:"full_principals,omitempty"`
 	// Not all brokers have told what is stored: others that were full may still be.
 	FullPrincipalsIncomplete bool `protobuf:"varint,8,opt,name=full_principals_incomplete,json=fullPrincipalsIncomplete,proto3" json:"full_principals_incomplete,omitempty"`
-	unknownFields            protoimpl.UnknownFields
-	sizeCache                protoimpl.SizeCache
+	// The coordinator's time of day, by which a broker sees whether its own is right. 0: it does not tell.
+	NowUs         int64 `protobuf:"varint,9,opt,name=now_us,json=nowUs,proto3" json:"now_us,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *HeartbeatResponse) Reset() {
@@ -3387,6 +3389,13 @@ func (x *HeartbeatResponse) GetFullPrincipalsIncomplete() bool {
 		return x.FullPrincipalsIncomplete
 	}
 	return false
+}
+
+func (x *HeartbeatResponse) GetNowUs() int64 {
+	if x != nil {
+		return x.NowUs
+	}
+	return 0
 }
 
 type StreamletLoad struct {
@@ -4228,7 +4237,7 @@ const file_kera_v1_coordinator_proto_rawDesc = "" +
 	"\tprincipal\x18\x01 \x01(\tR\tprincipal\x12!\n" +
 	"\fstored_bytes\x18\x02 \x01(\x04R\vstoredBytes\x12\x1f\n" +
 	"\vquota_bytes\x18\x03 \x01(\x04R\n" +
-	"quotaBytes\"\xa6\x03\n" +
+	"quotaBytes\"\xbd\x03\n" +
 	"\x11HeartbeatResponse\x12-\n" +
 	"\abackups\x18\x01 \x03(\v2\x13.kera.v1.BackupInfoR\abackups\x12\x19\n" +
 	"\blease_ms\x18\x02 \x01(\rR\aleaseMs\x12+\n" +
@@ -4237,7 +4246,8 @@ const file_kera_v1_coordinator_proto_rawDesc = "" +
 	"\x12unknown_stream_ids\x18\x05 \x03(\x04R\x10unknownStreamIds\x12<\n" +
 	"\x0estarts_refused\x18\x06 \x03(\v2\x15.kera.v1.StreamletRefR\rstartsRefused\x12?\n" +
 	"\x0ffull_principals\x18\a \x03(\v2\x16.kera.v1.FullPrincipalR\x0efullPrincipals\x12<\n" +
-	"\x1afull_principals_incomplete\x18\b \x01(\bR\x18fullPrincipalsIncomplete\"\xbc\x01\n" +
+	"\x1afull_principals_incomplete\x18\b \x01(\bR\x18fullPrincipalsIncomplete\x12\x15\n" +
+	"\x06now_us\x18\t \x01(\x03R\x05nowUs\"\xbc\x01\n" +
 	"\rStreamletLoad\x12\x1b\n" +
 	"\tstream_id\x18\x01 \x01(\x04R\bstreamId\x12!\n" +
 	"\fstreamlet_id\x18\x02 \x01(\rR\vstreamletId\x12\x1e\n" +
