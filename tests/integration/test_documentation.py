@@ -26,9 +26,9 @@ from tests.docs_examples import ROOT, Command, Example, calls, commands, example
 
 PAGES = [
     ROOT / "README.md",
-    *(ROOT / "docs" / name for name in ("cli.md", "consumer-groups.md", "replication.md", "schemas.md")),
+    *(ROOT / "docs" / name for name in ("cli.md", "consumer-groups.md", "epochs.md", "replication.md", "schemas.md")),
 ]
-TYPED = {"stream", "group", "produce", "consume", "cluster", "schema", "top"}
+TYPED = {"stream", "group", "produce", "consume", "cluster", "schema", "top", "epochs"}
 """Commands that need nothing but a cluster."""
 NOT_TYPED = {
     "kera consume clicks --group billing": "it goes on for ever",

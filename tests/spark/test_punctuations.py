@@ -1,0 +1,64 @@
+"""Chunks without records, which brokers write for epochs: both engines pass over them, wherever they are."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+
+from kera.client import Client
+from tests.spark.support import Kera, both_engines, start, wait_until
+
+YEAR_S = 366 * 86_400
+
+
+async def send_late(client: Client, stream: str, numbers: range) -> None:
+    """Records of a year ago, each a chunk behind a punctuation: the broker has promised something since the last."""
+    long_ago_us = time.time_ns() // 1000 - YEAR_S * 1_000_000
+    async with client.producer() as producer:
+        await producer.prepare(stream)
+        for number in numbers:
+            while not await is_due(client, stream):
+                await asyncio.sleep(0.01)
+            producer.send(stream, b"%d" % number, keys=b"k", timestamp_us=long_ago_us)
+            await producer.flush()
+
+
+async def is_due(client: Client, stream: str) -> bool:
+    """Whether the broker has promised something that the log does not say."""
+    (entry,) = (await client.bounds(stream))[0]
+    return entry.promised_us is not None and entry.promised_us > (entry.watermark_us or 0)
+
+
+@both_engines
+@pytest.mark.parametrize("shared_memory", ["auto", pytest.param("never", marks=pytest.mark.slow)])
+def test_a_batch_and_a_query_read_records_and_nothing_else(
+    kera: Kera, stream: str, tmp_path: Path, shared_memory: str
+) -> None:
+    kera.create(stream, epoch_ms=100, epoch_grace_ms=1)
+    kera.run(lambda client: send_late(client, stream, range(8)))
+    (entry,) = kera.run(lambda client: client.bounds(stream))[0]
+    assert entry.watermark_us is not None
+    assert entry.watermark_us > (time.time() - YEAR_S / 2) * 1_000_000, "there are punctuations"
+
+    expected = [b"%d" % number for number in range(8)]
+    options = {"sharedMemory": shared_memory}
+    frame = kera.read(stream, **options)
+    assert [row.value for row in frame.orderBy("offset").collect()] == expected
+    assert frame.count() == 8
+    found: dict[int, list[object]] = {}
+    query = start(
+        kera.stream(stream, startingOffsets="earliest", maxOffsetsPerTrigger="1", **options),
+        tmp_path / "checkpoint",
+        found,  # type: ignore[arg-type]
+    )
+    try:
+        wait_until(lambda: query.exception() or sum(map(len, found.values())) >= 8, "the records")
+        kera.run(lambda client: send_late(client, stream, range(8, 10)))
+        wait_until(lambda: query.exception() or sum(map(len, found.values())) >= 10, "those that came later")
+    finally:
+        query.stop()
+    assert query.exception() is None
+    assert sum(map(len, found.values())) == 10
