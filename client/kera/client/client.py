@@ -30,6 +30,7 @@ from kera.client.producing.appender import Appender
 from kera.client.producing.producer import Producer
 from kera.client.producing.serializing import Serialization
 from kera.client.schemas.registry import SchemaRegistry
+from kera.client.serializers.choosing import DeserializerLike, SerializerLike
 from kera.client.settings import ClientSettings, ConsumerSettings, ProducerSettings
 from kera.client.types import EntryBounds, StreamDescription
 from kera.core.errors import InvalidArgument
@@ -87,8 +88,8 @@ class Client:
         self,
         settings: ProducerSettings | None = None,
         *,
-        serializer: Any = None,
-        key_serializer: Any = None,
+        serializer: SerializerLike = None,
+        key_serializer: SerializerLike = None,
         **overrides: Any,
     ) -> Producer:
         """A producer; `overrides` are fields of `ProducerSettings`.
@@ -140,8 +141,8 @@ class Client:
         start: Start | Positions = "latest",
         end: End | Positions | None = None,
         settings: ConsumerSettings | None = None,
-        deserializer: Any = None,
-        key_deserializer: Any = None,
+        deserializer: DeserializerLike = None,
+        key_deserializer: DeserializerLike = None,
         **overrides: Any,
     ) -> Consumer:
         """A consumer of `streams`; `overrides` are fields of `ConsumerSettings`.
@@ -200,8 +201,8 @@ class Client:
         settings: GroupConsumerSettings | None = None,
         *,
         on_lost: Callable[[list[LostGroup]], None] | None = None,
-        deserializer: Any = None,
-        key_deserializer: Any = None,
+        deserializer: DeserializerLike = None,
+        key_deserializer: DeserializerLike = None,
         **overrides: Any,
     ) -> GroupConsumer:
         """A consumer that shares `streams` with the others of its consumer group.
@@ -219,7 +220,9 @@ class Client:
         self._consumers.add(consumer)
         return consumer
 
-    def _decoding(self, deserializer: Any, key_deserializer: Any, settings: ConsumerSettings) -> Decoding | None:
+    def _decoding(
+        self, deserializer: DeserializerLike, key_deserializer: DeserializerLike, settings: ConsumerSettings
+    ) -> Decoding | None:
         if deserializer is None and key_deserializer is None:
             return None
         undecodable, clock = settings.undecodable_records, self._cluster.runtime.clock

@@ -13,7 +13,7 @@ from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorP
 
 from kera.client.serializers import AvroSerializer, Context
 from kera.client.serializers.protobuf import definition_of
-from kera.core.errors import CannotDecode, InvalidArgument, UnknownSchema
+from kera.core.errors import CannotDecode, InvalidArgument, UnknownSchema, UnknownSubject
 from kera.core.schemas import SchemaType
 from kera.core.schemas.framing import frame, message_path_to_bytes
 from kera.spark_connector.decoding import avro_types, json_types, protobuf_types
@@ -246,6 +246,20 @@ async def test_versions_that_are_too_much_for_each_task_are_refused() -> None:
 
     with pytest.raises(InvalidArgument, match="delete those"):
         await fetch(Client(), "orders-value")  # type: ignore[arg-type]
+
+
+async def test_the_name_of_a_stream_is_no_subject() -> None:
+    class Registry:
+        async def versions(self, subject: str) -> list[int]:
+            raise UnknownSubject(f"no subject {subject}", subject=subject)
+
+    class Client:
+        schemas = Registry()
+
+    with pytest.raises(UnknownSubject, match="are orders-value and orders-key"):
+        await fetch(Client(), "orders")  # type: ignore[arg-type]
+    with pytest.raises(UnknownSubject, match=r"no subject orders-key$"):
+        await fetch(Client(), "orders-key")  # type: ignore[arg-type]
 
 
 async def test_versions_that_are_deleted_meanwhile_are_left_out() -> None:

@@ -12,7 +12,7 @@ msgpack need libraries: ``pip install 'kera[serializers]'``.
 """
 
 from kera.client.serializers.avro import AvroDeserializer, AvroSerializer
-from kera.client.serializers.choosing import deserializer_of, serializer_of
+from kera.client.serializers.choosing import DeserializerLike, SerializerLike, deserializer_of, serializer_of
 from kera.client.serializers.columns.models import arrow_schema_of
 from kera.client.serializers.json import JsonDeserializer, JsonSerializer
 from kera.client.serializers.models import ModelDeserializer, ModelSerializer
@@ -37,6 +37,7 @@ __all__ = [
     "BytesSerializer",
     "Context",
     "Deserializer",
+    "DeserializerLike",
     "IntDeserializer",
     "IntSerializer",
     "JsonDeserializer",
@@ -51,6 +52,7 @@ __all__ = [
     "ProtobufSerializer",
     "Schemas",
     "Serializer",
+    "SerializerLike",
     "StrDeserializer",
     "StrSerializer",
     "arrow_schema_of",

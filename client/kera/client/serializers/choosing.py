@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from typing import Any, TypeAlias
 
 from google.protobuf.message import Message
 
@@ -23,6 +23,10 @@ from kera.client.serializers.protobuf import ProtobufDeserializer, ProtobufSeria
 from kera.client.serializers.protocols import Deserializer, Serializer
 from kera.core.errors import InvalidArgument
 
+SerializerLike: TypeAlias = Serializer[Any] | type[Any] | None
+"""What a producer takes; None: bytes."""
+DeserializerLike: TypeAlias = Deserializer[Any] | type[Any] | None
+"""What a consumer takes."""
 _PLAIN: dict[Any, tuple[type[Serializer[Any]], type[Deserializer[Any]]]] = {
     bytes: (BytesSerializer, BytesDeserializer),
     str: (StrSerializer, StrDeserializer),

@@ -13,6 +13,7 @@ from kera.client.consuming.group_consumer_settings import GroupConsumerSettings
 from kera.client.consuming.leases import LostGroup
 from kera.client.consuming.start_and_end import End, Start
 from kera.client.positions import Positions
+from kera.client.serializers.choosing import DeserializerLike, SerializerLike
 from kera.client.settings import ClientSettings, ConsumerSettings, ProducerSettings
 from kera.client.sync.access import Access
 from kera.client.sync.admin import Admin
@@ -64,8 +65,8 @@ class Client:
         self,
         settings: ProducerSettings | None = None,
         *,
-        serializer: Any = None,
-        key_serializer: Any = None,
+        serializer: SerializerLike = None,
+        key_serializer: SerializerLike = None,
         **overrides: Any,
     ) -> Producer:
         """A producer; see `kera.client.Client.producer`. Serializers are called by the threads that send."""
@@ -84,8 +85,8 @@ class Client:
         start: Start | Positions = "latest",
         end: End | Positions | None = None,
         settings: ConsumerSettings | None = None,
-        deserializer: Any = None,
-        key_deserializer: Any = None,
+        deserializer: DeserializerLike = None,
+        key_deserializer: DeserializerLike = None,
         **overrides: Any,
     ) -> Consumer:
         """A consumer of `streams`; see `kera.client.Client.consumer`."""
@@ -111,8 +112,8 @@ class Client:
         settings: GroupConsumerSettings | None = None,
         *,
         on_lost: Callable[[list[LostGroup]], None] | None = None,
-        deserializer: Any = None,
-        key_deserializer: Any = None,
+        deserializer: DeserializerLike = None,
+        key_deserializer: DeserializerLike = None,
         **overrides: Any,
     ) -> GroupConsumer:
         """A consumer that shares `streams` with the others of its consumer group.

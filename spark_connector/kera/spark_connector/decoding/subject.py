@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kera.core.errors import InvalidArgument, UnknownSchema
+from kera.core.errors import InvalidArgument, UnknownSchema, UnknownSubject
 from kera.core.schemas import SchemaType
 
 if TYPE_CHECKING:
@@ -43,7 +43,13 @@ class Subject:
 async def fetch(client: Client, subject: str) -> Subject:
     """The versions of a subject. Raises `UnknownSubject`, and what the registry does."""
     versions: list[Version] = []
-    numbers = await client.schemas.versions(subject)
+    try:
+        numbers = await client.schemas.versions(subject)
+    except UnknownSubject as error:
+        if subject.endswith(("-value", "-key")):
+            raise
+        hint = f"{error.message}; a stream's are {subject}-value and {subject}-key"
+        raise UnknownSubject(hint, **error.attributes) from error
     for start in range(0, len(numbers), AT_ONCE_MAX):
         asked = (client.schemas.version(subject, number) for number in numbers[start : start + AT_ONCE_MAX])
         for found in await asyncio.gather(*asked, return_exceptions=True):
