@@ -39,6 +39,8 @@ log = get_logger("kera.console")
 Page = Callable[[Visit], Awaitable[Response]]
 SESSION_COOKIE = "kera-console"
 FORM_COOKIE = "kera-console-form"
+BY_ITSELF = "x-kera-by-itself"
+"""Header of what a page asks without anybody doing something."""
 
 PAGES: tuple[tuple[str, Page], ...] = (
     ("/", overview.overview),
@@ -103,7 +105,8 @@ class _Endpoints:
 
         async def endpoint(request: Request) -> Response:
             token = request.cookies.get(self._session_cookie, "")
-            view, user = self._house.view_of(token)
+            # A page that is left open asks by itself: nobody does anything with it.
+            view, user = self._house.view_of(token, used=BY_ITSELF not in request.headers)
             # A form is good for the session that it was made for, and for no other.
             form_cookie = request.cookies.get(self._form_cookie, "")
             cookie = token if user else form_cookie or self._house.tokens.new_cookie()
@@ -147,7 +150,7 @@ class _Endpoints:
         begun = getattr(request.state, "session", None)
         if begun is not None:
             self._set(response, self._session_cookie, begun)
-        elif token and self._house.sessions.find(token) is None:
+        elif token and self._house.sessions.find(token, used=False) is None:
             response.delete_cookie(self._session_cookie, secure=self._house.encrypted, httponly=True, samesite="strict")
         return response
 
@@ -157,7 +160,7 @@ class _Endpoints:
     async def _problem(self, request: Request, problem: Problem, cookie: str = "") -> Response:
         """A page for what has no visit: its parameters make no sense."""
         bare = Request({**request.scope, "query_string": b""})
-        view, user = self._house.view_of(request.cookies.get(self._session_cookie, ""))
+        view, user = self._house.view_of(request.cookies.get(self._session_cookie, ""), used=False)
         return _problem_page(Visit(self._house, bare, cookie, view, user), problem)
 
     async def http_error(self, request: Request, error: Exception) -> Response:

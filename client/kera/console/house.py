@@ -83,11 +83,14 @@ class House:
         if self._shared is not None:
             await self._shared.close()
 
-    def view_of(self, token: str) -> tuple[View | None, str]:
-        """What a browser with this session sees the cluster by, and whose it is; None: it has to sign in."""
+    def view_of(self, token: str, *, used: bool = True) -> tuple[View | None, str]:
+        """What a browser with this session sees the cluster by, and whose it is; None: it has to sign in.
+
+        `used`: see `Sessions.find`.
+        """
         if not self.secured:
             return self._shared, ""
-        session = self.sessions.find(token) if token else None
+        session = self.sessions.find(token, used=used) if token else None
         return (None, "") if session is None else (session.view, session.user)
 
     async def has_become_secured(self) -> None:

@@ -123,6 +123,14 @@ async def test_a_session_ends_when_nobody_uses_it(browser: Browser, clock: Clock
     assert (await browser.get("/streams")).status == 303
 
 
+async def test_a_page_that_is_left_open_does_not_keep_a_session(browser: Browser, clock: Clock) -> None:
+    await sign_in(browser, "ada")
+    clock.now_s = limits.SESSION_IDLE_S - 1
+    assert (await browser.get("/streams", x_kera_by_itself="1")).status == 200
+    clock.now_s += 2
+    assert (await browser.get("/streams", x_kera_by_itself="1")).status == 303
+
+
 async def test_a_session_of_a_users_choice_is_none(browser: Browser, house: House) -> None:
     for token in ("", "x", "../..", "é", "0" * 5000):
         browser.cookies[SESSION] = token

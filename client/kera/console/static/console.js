@@ -9,7 +9,11 @@ async function refresh() {
     return; // nobody looks, or somebody is at it
   }
   try {
-    const answer = await fetch(window.location.href.split("#")[0], { cache: "no-store", credentials: "same-origin" });
+    const answer = await fetch(window.location.href.split("#")[0], {
+      cache: "no-store",
+      credentials: "same-origin",
+      headers: { "X-Kera-By-Itself": "1" },
+    });
     if (answer.redirected) {
       window.location.reload(); // the session has ended
       return;

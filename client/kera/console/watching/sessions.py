@@ -47,12 +47,13 @@ class Sessions(Generic[T]):
     def __len__(self) -> int:
         return len(self._by_token)
 
-    def find(self, token: str) -> Session[T] | None:
-        """The session of a token, which has been used now; None: there is none, or not any more."""
+    def find(self, token: str, *, used: bool = True) -> Session[T] | None:
+        """The session of a token; None: there is none, or not any more. `used`: somebody does something with it now."""
         session = self._by_token.get(token)
         if session is None or self._is_idle(session):
             return None
-        session.used_s = self._now_s()
+        if used:
+            session.used_s = self._now_s()
         return session
 
     def check_room(self, user: str) -> None:
