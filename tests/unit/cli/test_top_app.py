@@ -1,6 +1,7 @@
 """The screen of `kera top`, with keys as somebody presses them."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, cast
@@ -8,6 +9,7 @@ from typing import Any, cast
 import pytest
 from textual.widgets import DataTable, Static
 
+from kera.cli import top
 from kera.cli._run import run_app
 from kera.cli.app import app as command_line
 from kera.cli.diagnosis.findings import problem
@@ -81,10 +83,10 @@ class Screen:
 @asynccontextmanager
 async def running(found: Sample | None = None, view: str = "brokers", wanted: str = "") -> AsyncIterator[Screen]:
     collected = Collected(found or seen())
-    top = Top(cast("Any", collected), Options(3600, view, wanted), collected.found)
-    async with top.run_test(size=(80, 24)) as pilot:
+    app = Top(cast("Any", collected), Options(3600, view, wanted), collected.found)
+    async with app.run_test(size=(80, 24)) as pilot:
         await pilot.pause()
-        yield Screen(top, pilot, collected)
+        yield Screen(app, pilot, collected)
 
 
 async def test_keys_go_through_the_views() -> None:
@@ -204,6 +206,37 @@ async def test_ten_thousand_streams_are_shown_at_once() -> None:
         await screen.press("slash", *"s00042", "enter")
         assert screen.column() == ["s00042"]
         assert screen.app.refresh_s < 5
+
+
+async def test_a_signal_ends_it_as_one_and_not_as_if_somebody_had_quit(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = asyncio.Event()
+
+    class Swallows:
+        """As Textual does."""
+
+        def __init__(self, *_: object) -> None:
+            pass
+
+        async def run_async(self) -> None:
+            begun.set()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+
+    @asynccontextmanager
+    async def collecting(_: str) -> AsyncIterator[None]:
+        yield
+
+    async def first(*_: object) -> None:
+        pass
+
+    monkeypatch.setattr("kera.cli.top._app.Top", Swallows)
+    monkeypatch.setattr(top, "_collecting", collecting)
+    monkeypatch.setattr(top, "_first", first)
+    live = asyncio.create_task(top._live("here", Options(1, "brokers", "")))
+    await begun.wait()
+    live.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await live
 
 
 # -- the command ---------------------------------------------------------------------------------------------------

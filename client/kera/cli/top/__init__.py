@@ -127,8 +127,13 @@ async def _once(bootstrap: str, interval_s: float) -> Snapshot:
 
 
 async def _live(bootstrap: str, options: Options) -> None:
+    import asyncio
+
     from kera.cli.top._app import Top
 
     async with _collecting(bootstrap) as collector:
         first = await _first(collector, bootstrap)
         await Top(collector, options, first).run_async()
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():  # by a signal: Textual ends for that as for a key
+        raise asyncio.CancelledError
