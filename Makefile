@@ -50,6 +50,8 @@ NATIVE_TESTS := tests/unit/core/test_native.py tests/unit/core/test_chunk.py tes
   tests/property/test_joining.py
 # Tests of several coordinators run a ZooKeeper of their own, on that Java.
 WITH_ZOOKEEPER := sh scripts/zookeeper.sh || exit 1;
+# Tests of kera connect run a Kafka and a PostgreSQL; where they cannot be had, these tests are skipped.
+WITH_OTHERS := sh scripts/kafka.sh || true; sh scripts/postgres.sh || true;
 # Tests of the console look at its pages with Chromium.
 WITH_CHROMIUM := sh scripts/chromium.sh >/dev/null || exit 1;
 # Tests in one group share a worker; groups come in the order of collection, which tests/conftest.py decides.
@@ -62,7 +64,7 @@ WITH_SEED := seed="$(SEED)"; seed="$${seed:-$$(od -An -N4 -tu4 /dev/urandom | tr
   export KERA_FUZZ_SEED="$$seed" KERA_SLOW_NETWORK=1;
 
 .PHONY: help setup jar demo demo-check test test-all test-bench test-fast coverage check check-all lint types proto proto-check go
-.PHONY: bench bench-compare bench-log bench-streamlets bench-requests bench-real-time
+.PHONY: bench-connect bench bench-compare bench-log bench-streamlets bench-requests bench-real-time
 .PHONY: bench-replication bench-recovery bench-migration bench-push bench-spark chaos-kill chaos-replicas chaos-control
 .PHONY: chaos-network chaos-access chaos-crowd chaos-silence chaos-push chaos-columnar chaos-spark fuzz-log fuzz-replication fuzz-native fuzz-chunks fuzz-wire constraints clean
 .PHONY: bench-smoke bench-stages bench-experiments bench-fairness bench-fairness-deep bench-soak chaos-restart chaos-hostile
@@ -220,6 +222,9 @@ bench-push: jar ## Measure push against pull: copies, local consumers, Spark; ha
 	@$(PY) -m bench.push_loop
 	@$(PY) -m bench.locality
 	@$(WITH_JAVA) $(PY) -m bench.spark_read $(BENCH_ARGS)
+
+bench-connect: setup ## Measure copies from Kafka and to it, with MirrorMaker 2 beside: two minutes. BENCH_ARGS="--kills 10".
+	@sh scripts/kafka.sh || exit 1; $(WITH_JAVA) $(PY) -m bench.connect $(BENCH_ARGS)
 
 bench-real-time: jar ## Measure Spark's real-time mode, with Kafka where there is one; four minutes. Takes a JDK. BENCH_ARGS.
 	@$(WITH_JAVA) JAVA_HOME="$$(sh scripts/java.sh --compiler)" $(PY) -m bench.spark_real_time $(BENCH_ARGS)

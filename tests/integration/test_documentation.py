@@ -26,11 +26,18 @@ from tests.docs_examples import ROOT, Command, Example, calls, commands, example
 
 PAGES = [
     ROOT / "README.md",
-    *(ROOT / "docs" / name for name in ("cli.md", "consumer-groups.md", "epochs.md", "replication.md", "schemas.md")),
+    *(
+        ROOT / "docs" / name
+        for name in ("cli.md", "connect.md", "consumer-groups.md", "epochs.md", "replication.md", "schemas.md")
+    ),
 ]
-TYPED = {"stream", "group", "produce", "consume", "cluster", "schema", "top", "epochs"}
+TYPED = {"stream", "group", "produce", "consume", "connect", "cluster", "schema", "top", "epochs"}
 """Commands that need nothing but a cluster."""
 NOT_TYPED = {
+    "kera connect copy kafka://localhost:9092/clicks kera:clicks --create": "test_connect_kafka.py has a Kafka",
+    "kera connect copy 'rides/*.parquet' kera:rides --create --key id --time pickup": "test_connect_files.py has files",
+    "kera connect copy kera:clicks 'postgresql://me@db/shop?table=clicks' --create --follow": "it has a PostgreSQL",
+    "kera connect copy kafka://broker:9093/clicks kera:clicks --kafka-config kafka.properties": "as the first one",
     "kera consume clicks --group billing": "it goes on for ever",
     "kera consume orders --group billing": "it goes on for ever",
     "kera stream list --context prod": "tests/integration/test_access_commands.py has contexts, with users",
@@ -96,7 +103,7 @@ async def make_what_is_taken_for_granted(client: Client, example: Example) -> No
                     break
 
 
-def type_it(command: Command, bootstrap: str) -> subprocess.CompletedProcess[str]:
+def type_it(command: Command, bootstrap: str, directory: Path) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {
         "KERA_BOOTSTRAP": bootstrap,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
@@ -107,6 +114,7 @@ def type_it(command: Command, bootstrap: str) -> subprocess.CompletedProcess[str
     return subprocess.run(
         ["bash", "-o", "pipefail", "-c", text],
         env=environment,
+        cwd=directory,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -127,11 +135,11 @@ def test_what_is_not_typed_is_there() -> None:
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=str)
 async def test_what_the_documentation_types_does_what_it_says(
-    example: Example, client: Client, documented: RunningCluster
+    example: Example, client: Client, documented: RunningCluster, tmp_path: Path
 ) -> None:
     await make_what_is_taken_for_granted(client, example)
     for command in typed(example):
-        done = await asyncio.to_thread(type_it, command, documented.bootstrap)
+        done = await asyncio.to_thread(type_it, command, documented.bootstrap, tmp_path)
         if command.output.startswith("kera: error"):
             assert done.returncode != 0, command.text
             assert alike(done.stderr) == alike(command.output)
