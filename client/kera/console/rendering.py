@@ -46,6 +46,7 @@ class Templates:
             "span": words.span,
             "ms": words.milliseconds,
             "moment": words.moment,
+            "second": words.second,
             "iso": words.iso,
             "brief": brief,
             "plain": plain,

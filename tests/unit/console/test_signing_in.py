@@ -71,6 +71,9 @@ async def test_who_has_not_signed_in_is_sent_to_do_so_and_comes_back(browser: Br
     cluster.create_stream("s")
     answer = await browser.get("/streams/s?page=1")
     assert (answer.status, answer.header("location")) == (303, "/sign-in?next=/streams/s%3Fpage%3D1")
+    asked = (await browser.get("/sign-in")).text
+    assert "/streams" not in asked
+    assert "commit" not in asked, "nor is the version told"
     done = await sign_in(browser, "ada", to="/streams/s?page=1")
     assert (done.status, done.header("location")) == (303, "/streams/s?page=1")
     is_clear(await browser.get("/streams/s?page=1"), 200, '<span class="who">ada</span>')

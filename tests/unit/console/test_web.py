@@ -18,7 +18,7 @@ from kera.console.web.gate import comes_from_us, host_in, is_ours
 from kera.console.web.parameters import Parameters
 from kera.console.web.problems import Refused
 from kera.console.web.tokens import FormTokens
-from kera.console.web.words import moment, number, parse_moment, plural, size, span
+from kera.console.web.words import moment, number, parse_moment, plural, second, size, span
 from kera.core.errors import InvalidArgument
 from kera.core.settings import InvalidSettings
 
@@ -266,5 +266,6 @@ def test_numbers_and_times_as_people_read_them() -> None:
     assert [span(each) for each in (0.12, 4.5, 300, 7200, 172800)] == ["120 ms", "4.5 s", "5 min", "2 h", "2 d"]
     assert plural(1, "entry", "entries") == "1 entry"
     assert plural(2, "entry", "entries") == "2 entries"
+    assert (moment(1_500_000), second(1_500_000)) == ("1970-01-01 00:00:01.500", "1970-01-01 00:00:01")
     assert moment(1 << 62).endswith("µs")
     assert parse_moment("2026-01-31T12:00") == parse_moment("2026-01-31T13:00+01:00")

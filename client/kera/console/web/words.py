@@ -49,6 +49,11 @@ def moment(time_us: int | None) -> str:
     return when.strftime("%Y-%m-%d %H:%M:%S.") + f"{when.microsecond // 1000:03d}"
 
 
+def second(time_us: int | None) -> str:
+    """The same without what is less than a second."""
+    return moment(time_us).partition(".")[0]
+
+
 def iso(time_us: int | None) -> str:
     """The same for programs; empty where there is no such time."""
     if time_us is None:
