@@ -94,7 +94,10 @@ def unframed(data: bytes) -> bytes:
 def parsed(data: bytes) -> Any:
     """The value that is written in `data`. Raises `CannotDecode`."""
     try:
-        return _decode(data.decode())
+        value = _decode(data.decode())
+        if b"\\ud" in data or b"\\uD" in data:  # half a pair of surrogates would fail wherever the text goes next
+            _encode(value).encode()
+        return value
     except (ValueError, RecursionError) as error:
         raise undecodable(error) from error
 

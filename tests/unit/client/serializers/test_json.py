@@ -57,6 +57,8 @@ def test_what_is_no_json_is_refused_and_named(value: Any, field: str, words: str
         ('"ä"'.encode("utf-16"), "utf-8"),
         (b"", "Expecting value"),
         (b"1 2", "Extra data"),
+        (b'{"a":["\\ud800"]}', "surrogates"),
+        (b'{"\\uDC00x":1}', "surrogates"),
     ],
 )
 def test_what_is_no_json_is_not_read(data: bytes, words: str) -> None:
@@ -68,6 +70,10 @@ def test_an_object_of_very_many_names_is_looked_through_once() -> None:
     names = b",".join(b'"%d":0' % number for number in range(200_000))
     with pytest.raises(CannotDecode, match="'199999' comes twice"):
         JsonDeserializer()(b"{" + names + b',"199999":0}', CONTEXT)  # looking for each would take hours
+
+
+def test_pairs_of_surrogates_are_a_character() -> None:
+    assert JsonDeserializer()(b'"\\ud83d\\ude00"', CONTEXT) == "\U0001f600"
 
 
 def test_a_frame_that_is_cut_off_is_not_read() -> None:
