@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from kera.client import Client, Epoch, Epochs
+from kera.client import Client, Epoch, Epochs, sync
 from kera.core.errors import InvalidArgument, RecordTooLarge, TimestampAhead
 from kera.local.cluster import RunningCluster
 
@@ -227,6 +227,24 @@ async def test_every_reader_passes_over_punctuations(client: Client) -> None:
     assert (entry.first_record, entry.next_record) == (0, 20)
     assert entry.watermark_us is not None
     assert entry.watermark_us > 10**15, "punctuations have been written, which say how late it was"
+
+
+def test_epochs_without_asyncio(cluster: RunningCluster) -> None:
+    with sync.Client(cluster.bootstrap) as client:
+        client.admin.create_stream("epochs-sync", epoch_ms=10, punctuation="producers")
+        with client.producer() as producer:
+            for at in (1, 5, 12, 25, 31):
+                producer.send("epochs-sync", b"%d" % at, timestamp_us=at * MS)
+                producer.flush()
+        with client.epochs("epochs-sync", start="committed", end=3, consumer_group="sync") as epochs:
+            assert [(epoch.number, epoch.records) for epoch in epochs] == [(0, 2), (1, 1), (2, 1)]
+            assert (epochs.epoch_ms, len(epochs.positions()[0])) == (10, 1)
+            assert [(entry.streamlet_id, entry.entry) for entry in epochs.held_up_by()] == [(0, 0)]
+            epochs.commit()
+        with client.epochs("epochs-sync", start="committed", end="latest", consumer_group="sync") as epochs:
+            assert list(epochs) == []
+        with pytest.raises(InvalidArgument, match="number of an epoch"):
+            client.epochs("epochs-sync", start="soon")  # type: ignore[arg-type]
 
 
 def kera(cluster: RunningCluster, *arguments: str) -> Any:

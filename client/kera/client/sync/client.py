@@ -12,12 +12,14 @@ from kera.client.client import Client as AsyncClient
 from kera.client.consuming.group_consumer_settings import GroupConsumerSettings
 from kera.client.consuming.leases import LostGroup
 from kera.client.consuming.start_and_end import End, Start
+from kera.client.epochs.reader import EPOCH_BYTES_MAX, EpochEnd, EpochStart
 from kera.client.positions import Positions
 from kera.client.serializers.choosing import DeserializerLike, SerializerLike
 from kera.client.settings import ClientSettings, ConsumerSettings, ProducerSettings
 from kera.client.sync.access import Access
 from kera.client.sync.admin import Admin
 from kera.client.sync.consumer import Consumer, GroupConsumer, following
+from kera.client.sync.epochs import Epochs
 from kera.client.sync.loop_thread import loop_thread
 from kera.client.sync.producer import Producer
 from kera.client.sync.schemas import SchemaRegistry
@@ -104,6 +106,32 @@ class Client:
             )
         )
         return Consumer(self._thread, made)
+
+    def epochs(
+        self,
+        *streams: str,
+        epoch_ms: int | None = None,
+        start: EpochStart = "latest",
+        end: EpochEnd | None = None,
+        epoch_bytes_max: int = EPOCH_BYTES_MAX,
+        settings: ConsumerSettings | None = None,
+        **overrides: Any,
+    ) -> Epochs:
+        """The epochs of `streams`, in order, each when it is closed; see `kera.client.Client.epochs`."""
+        made = self._thread.run(
+            _made(
+                lambda: self._client.epochs(
+                    *streams,
+                    epoch_ms=epoch_ms,
+                    start=start,
+                    end=end,
+                    epoch_bytes_max=epoch_bytes_max,
+                    settings=settings,
+                    **overrides,
+                )
+            )
+        )
+        return Epochs(self._thread, made)
 
     def group_consumer(
         self,
