@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+import datetime
+import decimal
+import enum
+from typing import Any, Literal
 
+import pydantic
 import pytest
 
 from kera.core.errors import InvalidSchema
+from kera.core.schemas.compatibility import Definition
 from kera.core.schemas.json_schema.parsing import PATTERN_CHARS_MAX, SCHEMAS_MAX
 from tests.unit.core.schemas.support import backward, forward, json_schema
 
@@ -40,10 +45,10 @@ DRAFT_7 = {"$schema": "http://json-schema.org/draft-07/schema#"}
         {**DRAFT_7, "items": [TEXT, INTEGER], "additionalItems": False},
         {"prefixItems": [TEXT], "items": False},
         {"$defs": {"a": {"$anchor": "here", **TEXT}}, "$ref": "#here"},
-        {"properties": {"$ref": TEXT, "$id": TEXT, "a/b~c": {"$ref": "#/properties/a~1b~0c"}}},
+        {"properties": {"$ref": TEXT, "$id": TEXT, "a/b~c": TEXT, "d": {"$ref": "#/properties/a~1b~0c"}}},
         {"patternProperties": {"^x-": TEXT}, "dependentRequired": {"a": ["b"]}, "dependentSchemas": {"a": TEXT}},
         {"enum": [1, "a", None, [1], {"a": 1}], "multipleOf": 0.5, "minLength": 1.0},
-        {**DRAFT_7, "dependencies": {"a": ["b"], "b": {"$ref": "#", "description": "hidden"}}},
+        {**DRAFT_7, "dependencies": {"a": ["b"], "b": {"properties": {"c": {"$ref": "#", "description": "hidden"}}}}},
         {"if": TEXT, "then": {"minLength": 3}, "else": True, "not": NULL, "x-ours": {"$ref": "http://not.looked.at"}},
     ],
 )
@@ -66,6 +71,12 @@ def test_a_schema_is_taken(schema: Any) -> None:
         ({"$ref": "#/x", "x": {}}, "'#/x' is no schema"),
         ({"enum": [{}], "$ref": "#/enum/0"}, "'#/enum/0' is no schema"),
         ({"allOf": [{"$id": "https://example.com/a"}]}, "$id is taken of the whole schema only"),
+        ({"$ref": "#"}, "refers to itself about the same value"),
+        ({"anyOf": [TEXT, {"$ref": "#"}]}, "refers to itself about the same value"),
+        (
+            {"$defs": {"a": {"not": {"$ref": "#/$defs/b"}}, "b": {"allOf": [{"$ref": "#/$defs/a"}]}}},
+            "refers to itself about the same value",
+        ),
         ({"$schema": "http://json-schema.org/draft-04/schema#"}, "none of the drafts"),
         ({"$schema": 4}, "none of the drafts"),
         ({**DRAFT_7, "$ref": "#", "type": "string"}, "$ref hides what stands beside it"),
@@ -138,6 +149,10 @@ COMPATIBLE: list[tuple[Any, Any]] = [
     ({"allOf": [of("a", a=TEXT), of("b", b=INTEGER)]}, of("a", "b", a=TEXT, b=INTEGER)),
     (of("a", "b", a=TEXT, b=INTEGER), {"allOf": [of("a", a=TEXT), of("b", b=INTEGER)]}),
     (TREE, TREE | {"title": "tree"}),
+    (
+        kinds("a", "b") | {"discriminator": {"propertyName": "kind", "mapping": {"a": "#/oneOf/0"}}},
+        kinds("a", "b", "c") | {"discriminator": {"propertyName": "kind"}},
+    ),
     (kinds("a", "b"), kinds("b", "a", "c")),
     (
         {"oneOf": [of(kind={"const": "a"}), of(kind={"const": "b"})]},
@@ -208,7 +223,7 @@ def test_what_allows_at_least_as_much_reads(writer: Any, reader: Any) -> None:
         (
             TREE,
             {"$defs": {"T": of(left={"$ref": "#/$defs/T"}, value=TEXT)}, "$ref": "#/$defs/T"},
-            "field left.value: string, was integer",
+            "field value: string, was integer",
         ),
         (kinds("a", "b"), kinds("a"), 'field kind: "b" is no longer one of its values'),
         (TEXT, {"oneOf": [TEXT, True]}, "the schema: it cannot be told whether only one branch of oneOf applies"),
@@ -226,7 +241,11 @@ def test_what_allows_at_least_as_much_reads(writer: Any, reader: Any) -> None:
             {"type": "string", "not": {"$ref": "#/$defs/a"}, "$defs": {"a": TEXT}},
             "the schema: 'not' is not understood here, and may",
         ),
-        ({"$dynamicRef": "#"}, {"$dynamicRef": "#"}, "the schema: '$dynamicRef' is not understood here, and may"),
+        (
+            of(a={"$dynamicRef": "#"}),
+            of(a={"$dynamicRef": "#"}),
+            "field a: '$dynamicRef' is not understood here, and may",
+        ),
         (
             of(a=TEXT),
             of(a=TEXT) | {"dependentRequired": {"a": ["b"]}},
@@ -269,3 +288,58 @@ def test_alternatives_that_multiply_are_given_up() -> None:
     other = {"allOf": [{"anyOf": [{"required": [f"b{i}_{j}"]} for j in range(8)]} for i in range(40)]}
     with pytest.raises(InvalidSchema, match="it takes too long to compare"):
         backward(json_schema(product), json_schema(other))
+
+
+class Color(enum.Enum):
+    RED = "red"
+
+
+class Cat(pydantic.BaseModel):
+    kind: Literal["cat"]
+    lives: int = 9
+
+
+class Dog(pydantic.BaseModel):
+    kind: Literal["dog"]
+
+
+class Bird(pydantic.BaseModel):
+    kind: Literal["bird"]
+
+
+class Order(pydantic.BaseModel):
+    id: int
+    at: datetime.datetime
+    price: decimal.Decimal
+    tags: list[str] = []
+    counts: dict[str, int] = {}
+    color: Color = Color.RED
+    pet: Cat | Dog = pydantic.Field(discriminator="kind")
+    before: Order | None = None
+    place: tuple[int, str] = (1, "a")
+
+
+class WithNote(Order):
+    note: str | None = None
+
+
+class WithBird(Order):
+    pet: Cat | Dog | Bird = pydantic.Field(discriminator="kind")  # type: ignore[assignment]
+
+
+class WithCustomer(Order):
+    customer: str
+
+
+def of_model(model: type[pydantic.BaseModel]) -> Definition:
+    return json_schema(model.model_json_schema())
+
+
+def test_models_of_pydantic_change_as_people_expect() -> None:
+    order = of_model(Order)
+    for new in (Order, WithNote):
+        assert backward(order, of_model(new)) == forward(order, of_model(new)) == []
+    assert backward(order, of_model(WithBird)) == []
+    assert forward(order, of_model(WithBird)) == ['field pet.kind: "bird" is one of its values, and was not']
+    assert backward(order, of_model(WithCustomer)) == ["field customer: is new, and is required now"]
+    assert forward(order, of_model(WithCustomer)) == []

@@ -71,13 +71,15 @@ ANNOTATIONS = frozenset(
         "definitions",
         "deprecated",
         "description",
+        "discriminator",
+        "example",
         "examples",
         "readOnly",
         "title",
         "writeOnly",
     }
 )
-"""Keywords that allow and forbid nothing."""
+"""Keywords that allow and forbid nothing, also of OpenAPI: a discriminator says again what oneOf says."""
 
 Schema = Mapping[str, Any] | bool
 
@@ -96,7 +98,9 @@ def parsed_json_schema(definition: str) -> JsonSchema:
     document = parsed_json(definition, "the schema")
     reader = _Reader(document)
     reader.schema(document, "", is_root=True)
-    return JsonSchema(document, reader.resolved())
+    targets = reader.resolved()
+    reader.check_ends(targets)
+    return JsonSchema(document, targets)
 
 
 class _Reader:
@@ -185,6 +189,26 @@ class _Reader:
         """What references refer to. Raises `InvalidSchema`."""
         return {reference: self._target(reference, path) for reference, path in self._references.items()}
 
+    def check_ends(self, targets: Mapping[str, Schema]) -> None:
+        """Refuse what refers to itself about the very same value: who validates that never comes to an end."""
+        done: set[int] = set()
+        for start in self._read.values():
+            within: set[int] = set()
+            todo: list[tuple[Schema, bool]] = [(start, False)]
+            while todo:
+                schema, leaves = todo.pop()
+                if leaves:
+                    within.discard(id(schema))
+                    done.add(id(schema))
+                elif id(schema) in within:
+                    raise InvalidSchema(
+                        "the schema refers to itself about the same value, which never ends: see its $ref"
+                    )
+                elif isinstance(schema, dict) and id(schema) not in done:
+                    within.add(id(schema))
+                    todo.append((schema, True))
+                    todo += [(each, False) for each in _about_the_same(schema, targets)]
+
     def _target(self, reference: str, path: str) -> Schema:
         pointer = unquote(reference[1:])
         if pointer and not pointer.startswith("/"):
@@ -203,6 +227,16 @@ class _Reader:
         if not isinstance(found, bool) and id(found) not in self._read:
             raise _invalid(path, f"{shown(reference)} is no schema")
         return found  # type: ignore[no-any-return]
+
+
+def _about_the_same(schema: dict[str, Any], targets: Mapping[str, Schema]) -> list[Schema]:
+    """The schemas by which a value itself is judged, not what is in it."""
+    found = [schema[word] for word in ("not", "if", "then", "else") if word in schema]
+    found += [each for word in ("allOf", "anyOf", "oneOf") for each in schema.get(word, ())]
+    found += [targets[schema[word]] for word in _REFERENCES if word in schema]
+    for word in ("dependentSchemas", "dependencies"):
+        found += [each for each in schema.get(word, {}).values() if not isinstance(each, list)]
+    return found
 
 
 def _draft(schema: dict[str, Any]) -> bool:

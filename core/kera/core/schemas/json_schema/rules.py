@@ -99,10 +99,12 @@ class _Resolution:
         self._reader = reader
         self._pair = pair
         self._strict = strict
-        self.seen: set[tuple[tuple[int, ...], int]] = set() if within is None else within.seen
+        self.seen: set[tuple[tuple[int, ...], int | tuple[int, ...]]] = set() if within is None else within.seen
         """Pairs that were compared, or are being: by `id`, schemas live as long as the documents."""
-        self._added: list[tuple[tuple[int, ...], int]] = []
+        self._added: list[tuple[tuple[int, ...], int | tuple[int, ...]]] = []
         """By this one, which takes them away again if it was only tried."""
+        self.rests: dict[tuple[int, str], list[Plain]] = {} if within is None else within.rests
+        """By a schema and a word: the schema without it."""
         self.kept: list[object] = [] if within is None else within.kept
         """What was made meanwhile, and has an `id`."""
 
@@ -152,14 +154,17 @@ class _Resolution:
     # -- one of several --------------------------------------------------------------------------------------------
 
     def _alternatives(self, writes: _Written, reads: list[Plain], path: str) -> None:
-        """Each branch of what is written is compared for itself."""
+        """Each branch of what is written is compared for itself, and the same with the same once."""
+        key = (tuple(map(id, (*writes.all, *writes.none))), tuple(map(id, reads)))
+        if key in self.seen:
+            return
+        self.seen.add(key)
+        self._added.append(key)
         for at, schema in enumerate(writes.all):
             for word in ("anyOf", "oneOf"):
                 if word not in schema:
                     continue
-                rest = {name: value for name, value in schema.items() if name != word}
-                self.kept.append(rest)
-                others = (*writes.all[:at], rest, *writes.all[at + 1 :])
+                others = (*writes.all[:at], *self._rest(schema, word), *writes.all[at + 1 :])
                 for branch in schema[word]:
                     flat = self._flat([branch], self._writer)
                     if flat is None:
@@ -173,6 +178,14 @@ class _Resolution:
         self._unknown(writes, reads, path)
         for schema in reads:
             self._plain(writes, schema, path)
+
+    def _rest(self, schema: Plain, word: str) -> list[Plain]:
+        """What else a schema says; nothing, if that is nothing."""
+        key = (id(schema), word)
+        if key not in self.rests:
+            rest = {name: value for name, value in schema.items() if name != word}
+            self.rests[key] = [rest] if rest.keys() - ANNOTATIONS - {"$ref", "allOf"} else []
+        return self.rests[key]
 
     def _plain(self, writes: _Written, reads: Plain, path: str) -> None:
         self._pair.step(len(writes.all))
