@@ -17,7 +17,7 @@ from typing import Any, Self
 import confluent_kafka
 import pytest
 from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
+from confluent_kafka.cimpl import NewPartitions, NewTopic
 
 from tests.integration.zookeeper import _die_with_parent, _free_port
 
@@ -152,6 +152,10 @@ class Kafka:
         admin.delete_topics([name])[name].result()
         while name in admin.list_topics(timeout=10).topics:
             time.sleep(0.02)
+
+    def add_partitions(self, name: str, partitions: int) -> None:
+        admin = AdminClient({"bootstrap.servers": self.bootstrap})
+        admin.create_partitions([NewPartitions(name, partitions)])[name].result()
 
     def remove_before(self, topic: str, offset: int) -> None:
         """Of partition 0."""

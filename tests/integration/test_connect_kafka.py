@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,8 @@ import pytest
 
 from kera.client import Record
 from kera.client.sync import Client
+from kera.connect.errors import SourceChanged
+from kera.connect.kafka.source import TopicSource
 from kera.local.cluster import RunningCluster
 from tests.integration.command_line import run_kera
 from tests.integration.connect_support import copying, has, killed_again_and_again, records
@@ -372,3 +375,40 @@ def test_settings_that_copies_depend_on_are_refused_and_values_not_shown(
         assert "hush" not in told
     code, told = copy(kafka.url("x"), "kera:x", "--kafka-config", str(tmp_path / "none"))
     assert "cannot be read" in told
+
+
+def test_partitions_that_a_followed_topic_gets_are_told(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kera.connect.kafka.source.LOOK_S", 0.0)
+    topic = kafka.make_topic("grows", 1)
+    kafka.fill(topic, 10, 1)
+
+    async def follow() -> None:
+        source = TopicSource(kafka.bootstrap, topic, "grows", {}, follow=True)
+        try:
+            await source.open()
+            async for _ in source.read({}, 1 << 20):
+                kafka.add_partitions(topic, 2)
+        finally:
+            await source.close()
+
+    with pytest.raises(SourceChanged, match="2 partitions now, and had 1"):
+        asyncio.run(follow())
+
+
+def test_a_killed_copy_whose_records_the_topic_has_removed_goes_on_if_they_were_stored(
+    kafka: Kafka, client: Client, cluster: RunningCluster, copy: Any, tmp_path: Path
+) -> None:
+    topic = kafka.make_topic("removed-later", 1)
+    client.admin.create_stream("removed-later")
+    kafka.fill(topic, 10, 1)
+    with copying(cluster.bootstrap, "--follow", kafka.url(topic), "kera:removed-later", log=tmp_path / "log") as killed:
+        has(client, "removed-later", 10)
+        killed.kill()
+    kafka.fill(topic, 5, 1, first=10)
+    kafka.remove_before(topic, 10)
+
+    code, said = copy(kafka.url(topic), "kera:removed-later")
+
+    assert code == 0, said
+    values = [int(record.value or b"") for record in records(client, "removed-later")[0]]
+    assert values == list(range(15))

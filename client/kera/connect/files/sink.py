@@ -290,7 +290,5 @@ class FilesSink:
             raise SchemaMismatch(f"{self.shown}: {error}") from error
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise DiskFull(
-                    f"{self.shown}: no room on the disk; make some and start the copy again, which goes on"
-                ) from error
+                raise DiskFull(f"{self.shown}: no room on the disk; make some and start the copy again") from error
             raise Refused(f"{self.shown} cannot be written: {error.strerror or error}") from error

@@ -22,6 +22,8 @@ from kera.core.schema import DEFAULT_SCHEMA
 MESSAGES_MAX = 10_000
 """Taken from the client at once."""
 POLL_S = 0.1
+LOOK_S = 30.0
+"""How often it is seen whether a topic that is followed has more partitions."""
 SILENT_S = 60.0
 """Without an answer for so long, though there is more to read: brokers are gone."""
 
@@ -63,6 +65,8 @@ class TopicSource:
         )
         self._settings.setdefault("queued.max.messages.kbytes", 65536)
         self._consumer: Any = None
+        self._look_s = time.monotonic() + LOOK_S
+        """When partitions are counted again."""
         self._worker = Worker("kafka")
 
     async def open(self) -> None:
@@ -156,6 +160,7 @@ class TopicSource:
             with translated(self.shown):
                 found = self._consumer.consume(MESSAGES_MAX, POLL_S)
             patience.heard(bool(found), forever=None in ends.values())
+            self._look_for_more(None in ends.values())
             by_partition: dict[int, list[Any]] = {}
             for message in found:
                 number = message.partition()
@@ -168,6 +173,16 @@ class TopicSource:
                 if end is not None and message.offset() is not None and message.offset() >= end - 1:
                     reading.discard(number)
             yield from by_partition.items() or [(0, [])]
+
+    def _look_for_more(self, follows: bool) -> None:  # noqa: FBT001 - whether it does
+        """A topic that is followed may get more partitions, which nobody would read: raise `SourceChanged`."""
+        if not follows or time.monotonic() < self._look_s:
+            return
+        self._look_s = time.monotonic() + LOOK_S
+        if (count := partitions_of(self._consumer, self._topic)) > self.streamlets:
+            raise SourceChanged(
+                f"topic {self._topic!r} has {count} partitions now, and had {self.streamlets}: start the copy again"
+            )
 
     def _is_end(self, error: Any) -> bool:
         """Whether a partition has no more for now. Raises what ends the copy; the client mends the rest itself."""

@@ -1,0 +1,81 @@
+"""`kera.cli.connect`: how one is told how a copy goes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from kera.cli.connect import _telling
+from kera.cli.connect._telling import Bar, JsonLines, Lines, Teller, teller
+from kera.connect.pieces import Progress
+from kera.connect.planning.rates import Rates
+
+
+@pytest.fixture(autouse=True)
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What time it is."""
+    clock = [0.0]
+    monkeypatch.setattr(_telling.time, "monotonic", lambda: clock[0])  # type: ignore[attr-defined]
+    return clock
+
+
+def tell(telling: Teller, clock: list[float], how: str = "done") -> None:
+    """A copy of 30 s."""
+    rates = Rates(0.0, 3000)
+    with telling:
+        telling.began("mine", Progress({"0": 5}, 1200), ["mind the gap"])
+        for second in range(1, 31):
+            clock[0] = float(second)
+            rates.add(100, 10_000, clock[0])
+            telling.going(rates)
+        telling.ended(rates, how)
+
+
+def test_a_program_is_told_in_lines_of_json_of_which_there_is_one_a_second(
+    now: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    tell(JsonLines(), now)
+
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert lines[0] == {"event": "began", "name": "mine", "records_before": 1200, "notes": ["mind the gap"]}
+    assert [line["event"] for line in lines[1:]] == ["progress"] * 30 + ["done"]
+    assert lines[-1]["records"] == 3000
+    assert lines[-1]["records_per_s"] == 100
+    assert lines[5]["left"] == 2500
+
+
+def test_a_log_gets_a_line_now_and_then(now: list[float], capsys: pytest.CaptureFixture[str]) -> None:
+    tell(Lines(), now, "stopped")
+
+    assert capsys.readouterr().err.splitlines() == [
+        "note: mind the gap",
+        "copy mine goes on after 1,200 records",
+        "1,000 records, 100 records/s, 0.0 MB/s, 2,000 left, 0:20",
+        "2,000 records, 100 records/s, 0.0 MB/s, 1,000 left, 0:10",
+        "3,000 records, 100 records/s, 0.0 MB/s",
+        "stopped: 3,000 records, 100 records/s, 0.0 MB/s",
+    ]
+
+
+def test_at_a_terminal_there_is_a_bar_and_in_the_end_a_line(
+    now: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    tell(Bar(), now)
+
+    said = capsys.readouterr().err
+    assert "copy mine goes on after 1,200 records" in said
+    assert said.rstrip().endswith("done: 3,000 records, 100 records/s, 0.0 MB/s")
+
+
+def test_who_is_told_depends_on_what_is_asked_for_and_on_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(teller(as_json=True), JsonLines)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: False)
+    assert type(teller(as_json=False)) is Lines
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    assert isinstance(teller(as_json=False), Bar)
+
+
+def test_a_copy_that_has_not_begun_can_be_stopped(capsys: pytest.CaptureFixture[str]) -> None:
+    Lines().ended(None, "stopped")
+    assert capsys.readouterr().err == "stopped\n"

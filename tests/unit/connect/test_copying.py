@@ -1,0 +1,193 @@
+"""`kera.connect.copying`: reading ahead within bounds, stopping where the target is whole, errors of either side."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from kera.connect import copying
+from kera.connect.copying import copy
+from kera.connect.pieces import Piece, Place, Progress, Source, Span
+from kera.connect.worker import Worker
+
+ROW = pa.record_batch({"n": pa.array([1], pa.int64())})
+
+
+class Numbers:
+    """A source of pieces with a row each."""
+
+    schema = ROW.schema
+    may_shrink = False
+    shown = identity = "numbers"
+    streamlets = 0
+
+    def __init__(self, count: int, *, fails_at: int | None = None, for_ever: bool = False) -> None:
+        self.notes: list[str] = []
+        self.given = 0
+        self.closed = False
+        self._count = count
+        self._fails_at = fails_at
+        self._for_ever = for_ever
+
+    async def open(self) -> None: ...
+
+    async def left(self, places: Mapping[str, Place]) -> int | None:
+        return self._count - int(places.get("", 0))
+
+    async def read(self, places: Mapping[str, Place], piece_bytes: int) -> AsyncIterator[Piece]:
+        del piece_bytes
+        for number in range(places.get("", 0), self._count):
+            if number == self._fails_at:
+                raise ValueError("unreadable")
+            self.given += 1
+            yield Piece("", number, number + 1, ROW)
+        if self._for_ever:
+            await asyncio.Event().wait()
+
+    async def again(self, spans: Sequence[Span]) -> list[pa.RecordBatch]:
+        return [ROW for _ in spans]
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+class Kept:
+    """A target that keeps what it is given, when it may."""
+
+    shown = "kept"
+    piece_bytes = 1
+
+    def __init__(self, begun: Progress | None = None) -> None:
+        self.notes: list[str] = []
+        self.numbers: list[int] = []
+        self.settled = 0
+        self.may = asyncio.Event()
+        self.may.set()
+        self.puts = 0
+        self.finished: bool | None = None
+        self.closed = False
+        self._begun = begun or Progress({})
+
+    async def open(self, source: Source) -> Progress:
+        del source
+        return self._begun
+
+    async def settle(self, rows: Sequence[pa.RecordBatch]) -> None:
+        self.settled = len(rows)
+
+    async def put(self, pieces: Sequence[Piece]) -> None:
+        self.puts += 1
+        await self.may.wait()
+        self.numbers += [piece.start for piece in pieces]
+
+    async def finish(self, *, complete: bool) -> None:
+        self.finished = complete
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+def quiet(_: Any) -> None:
+    pass
+
+
+async def test_all_is_copied_in_order_from_where_the_target_was() -> None:
+    source, sink = Numbers(1000), Kept(Progress({"": 10}, 10, [Span("", 8, 9, 1), Span("", 9, 10, 1)]))
+    told: list[int] = []
+
+    copied = await copy(source, sink, lambda rates: told.append(rates.standing(1e9).records), quiet)
+
+    assert sink.numbers == list(range(10, 1000))
+    assert sink.settled == 2
+    assert (sink.finished, sink.closed, source.closed) == (True, True, True)
+    assert told[-1] == 990
+    assert copied.rates.standing(1e9).left == 0
+
+
+async def test_who_reads_waits_for_who_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copying, "AHEAD_BYTES_MAX", 10 * ROW.nbytes)
+    monkeypatch.setattr(copying, "TOGETHER_MAX", 4)
+    source, sink = Numbers(1000), Kept()
+    sink.may.clear()
+
+    task = asyncio.ensure_future(copy(source, sink, quiet, quiet))
+    while not sink.puts:
+        await asyncio.sleep(0)
+    for _ in range(200):
+        await asyncio.sleep(0)
+
+    assert source.given <= 16
+    sink.may.set()
+    await task
+    assert sink.numbers == list(range(1000))
+
+
+async def test_a_copy_that_is_stopped_finishes_what_it_writes() -> None:
+    source, sink = Numbers(10, for_ever=True), Kept()
+    sink.may.clear()
+    task = asyncio.ensure_future(copy(source, sink, quiet, quiet))
+    while not sink.puts:
+        await asyncio.sleep(0)
+
+    task.cancel()
+    await asyncio.sleep(0)
+    assert not task.done()
+    sink.may.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+    assert sink.numbers
+    assert (sink.finished, sink.closed, source.closed) == (False, True, True)
+
+
+async def test_a_write_that_does_not_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copying, "STOP_S", 0.01)
+    source, sink = Numbers(10), Kept()
+    sink.may.clear()
+    task = asyncio.ensure_future(copy(source, sink, quiet, quiet))
+    while not sink.puts:
+        await asyncio.sleep(0)
+
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+    assert sink.closed
+    assert sink.numbers == []
+
+
+async def test_an_error_of_the_source_comes_after_what_it_has_given() -> None:
+    source, sink = Numbers(10, fails_at=5), Kept()
+
+    with pytest.raises(ValueError, match="unreadable"):
+        await copy(source, sink, quiet, quiet)
+
+    assert sink.numbers == list(range(5))
+    assert sink.finished is None
+    assert sink.closed
+    assert source.closed
+
+
+async def test_a_worker_gives_one_after_the_other_and_is_left_only_when_it_is_idle() -> None:
+    worker = Worker("test")
+    assert [each async for each in worker.each(iter([1, None, 2]))] == [1, 2]
+    began, may = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def work() -> None:
+        loop.call_soon_threadsafe(began.set)
+        asyncio.run_coroutine_threadsafe(may.wait(), loop).result()
+
+    task = asyncio.ensure_future(worker.call(work))
+    await began.wait()
+    task.cancel()
+    await asyncio.sleep(0)
+    assert not task.done()
+    may.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    worker.close()
