@@ -62,6 +62,14 @@ class CoordinatorMetrics:
         restarting.set_function(of_leader(_members_restarting))
         streams = Gauge("kera_coordinator_streams", "Streams that exist.", registry=registry)
         streams.set_function(of_leader(lambda leader: len(leader.state.catalog)))
+        subjects = Gauge("kera_coordinator_schema_subjects", "Subjects of the registry of schemas.", registry=registry)
+        subjects.set_function(of_leader(lambda leader: leader.schemas.subject_count))
+        schema_bytes = Gauge(
+            "kera_coordinator_schema_bytes",
+            "Bytes that all schemas of the registry take, about; it takes no more beyond 24 MiB.",
+            registry=registry,
+        )
+        schema_bytes.set_function(of_leader(lambda leader: leader.schemas.size_bytes))
         unknown = Gauge(
             "kera_coordinator_unknown_streams",
             "Streams that brokers hold and that are not in the metadata; kera cluster adopt takes them up again.",

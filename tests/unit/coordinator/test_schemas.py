@@ -371,15 +371,15 @@ async def test_room_is_given_back(cluster: Cluster, registry: SchemaService) -> 
     for subject in ("a-value", "b-value"):
         for schema in (avro("a"), avro("a", "b", default="x")):
             await register(registry, schema, subject)
-    held = registry._registry.bytes
-    assert held > 400
+    held = registry.size_bytes
+    assert (registry.subject_count, held > 400) == (2, True)
     await cluster.restart()
     registry = cluster.coordinator.schemas
-    assert registry._registry.bytes == held
+    assert registry.size_bytes == held
     await delete(registry, 1, "a-value")
     for subject in ("a-value", "b-value"):
         await delete(registry, subject=subject)
-    assert registry._registry.bytes == 0
+    assert registry.size_bytes == 0
 
 
 async def test_ids_end(cluster: Cluster, registry: SchemaService) -> None:

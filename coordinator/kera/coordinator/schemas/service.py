@@ -65,6 +65,16 @@ class SchemaService:
             Compatibility(default),
         )
 
+    @property
+    def subject_count(self) -> int:
+        """How many subjects there are."""
+        return len(self._registry)
+
+    @property
+    def size_bytes(self) -> int:
+        """What they take, about."""
+        return self._registry.bytes
+
     async def close(self) -> None:
         """Let comparisons that have begun end."""
         await self._checking.close()
