@@ -58,10 +58,12 @@ def json_schema(schema: Any) -> Definition:
 def test_what_is_compatible_is_allowed_by_jsonschema(data: st.DataObject) -> None:
     writer = data.draw(json_schema_world.schemas())
     reader = data.draw(json_schema_world.changed(writer) | json_schema_world.schemas())
-    found = incompatibilities(json_schema(reader), [Version(1, json_schema(writer))], Compatibility.BACKWARD)
-    assert bool(found) == bool(
-        incompatibilities(json_schema(writer), [Version(1, json_schema(reader))], Compatibility.FORWARD)
-    )
+    try:
+        found = incompatibilities(json_schema(reader), [Version(1, json_schema(writer))], Compatibility.BACKWARD)
+        backwards = incompatibilities(json_schema(writer), [Version(1, json_schema(reader))], Compatibility.FORWARD)
+    except InvalidSchema:
+        assume(False)  # it would take too long
+    assert bool(found) == bool(backwards)
     assume(not found)
     writes, reads = Draft202012Validator(writer), Draft202012Validator(reader)
     for value in data.draw(st.lists(json_schema_world.VALUES, min_size=5, max_size=20)):

@@ -30,6 +30,7 @@ def kinds(*names: str) -> dict[str, Any]:
 
 
 TREE = {"$defs": {"T": of(left={"$ref": "#/$defs/T"}, value=INTEGER)}, "$ref": "#/$defs/T"}
+NESTED = {"oneOf": [of(a={"$ref": "#"}), of("b", b=TEXT, a={"$ref": "#"})]}
 DRAFT_7 = {"$schema": "http://json-schema.org/draft-07/schema#"}
 
 
@@ -158,6 +159,7 @@ COMPATIBLE: list[tuple[Any, Any]] = [
         {"oneOf": [of(kind={"const": "a"}), of(kind={"const": "b"})]},
         {"oneOf": [of(kind={"const": "b"}), of(kind={"const": "a"})]},
     ),
+    (NESTED, NESTED | {"title": "branches of which it is not told which one applies, in themselves"}),
     ({"type": "string", "not": {"const": "a"}}, {"type": "string", "not": {"const": "a"}}),
     ({"type": "string", "not": {"const": "a"}}, TEXT),
     ({"type": "string", "minimum": 5}, {"type": "string", "minimum": 9, "contains": TEXT, "required": ["a"]}),

@@ -70,6 +70,10 @@ _ONLY_OF = {
 """Conditions of values of one type: they say nothing of others."""
 
 
+_Compared = tuple[tuple[int, ...], int | tuple[int, ...]]
+_Seen = set[_Compared]
+
+
 class _Written(NamedTuple):
     """What is written: all of this holds, and nothing of that."""
 
@@ -99,9 +103,13 @@ class _Resolution:
         self._reader = reader
         self._pair = pair
         self._strict = strict
-        self.seen: set[tuple[tuple[int, ...], int | tuple[int, ...]]] = set() if within is None else within.seen
+        self.strict_seen: dict[int, _Seen] = {} if within is None else within.strict_seen
+        """Of strict ones, by `id` of the writer: they try each other out, and come back to what they began with."""
+        self.seen: _Seen = set() if within is None else within.seen
         """Pairs that were compared, or are being: by `id`, schemas live as long as the documents."""
-        self._added: list[tuple[tuple[int, ...], int | tuple[int, ...]]] = []
+        if strict:
+            self.seen = self.strict_seen.setdefault(id(writer), set())
+        self._added: list[_Compared] = []
         """By this one, which takes them away again if it was only tried."""
         self.rests: dict[tuple[int, str], list[Plain]] = {} if within is None else within.rests
         """By a schema and a word: the schema without it."""
@@ -256,8 +264,9 @@ class _Resolution:
         if self._told_apart(writes.all, flat):
             return True
         for none in writes.none:
-            backwards = _Resolution(self._reader, self._writer, self._pair.tried(), strict=True)
+            backwards = _Resolution(self._reader, self._writer, self._pair.tried(), self, strict=True)
             backwards.schemas([other], none, "")
+            backwards.seen.difference_update(backwards._added)
             if not backwards._pair.found:
                 return True
         return False
