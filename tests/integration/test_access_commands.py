@@ -418,3 +418,22 @@ def test_a_context_is_all_that_a_command_needs(kera: CommandLine, tmp_path: Path
     assert refused.returncode == 1
     assert b"authenticated" in refused.stderr
     output(run_kera("stream", "delete", stream, "--yes", env={**said, "KERA_CONTEXT": "prod"}))
+
+
+def test_a_copy_needs_the_right_to_write_to_the_stream_and_to_its_journal(kera: CommandLine, tmp_path: Path) -> None:
+    user, stream = new_name("copier"), new_name("copied")
+    kera.as_user("admin", "user", "create", user, "--password-file", str(kera.password))
+    kera.as_user("admin", "stream", "create", stream, "--column", "id:int64")
+    (tmp_path / "ids.csv").write_text("id\n1\n2\n")
+    copy = ("connect", "copy", f"{tmp_path}/ids.csv", f"kera:{stream}", "--name", stream)
+
+    assert stream in kera.refused(user, *copy)
+    kera.as_user("admin", "acl", "grant", f"user:{user}", "write", f"stream:{stream}")
+    assert f"_connect.{stream}" in kera.refused(user, *copy)
+    kera.as_user("admin", "acl", "grant", f"user:{user}", "create,read,write", f"stream:_connect.{stream}")
+    kera.as_user(user, *copy)
+    kera.as_user(user, *copy)
+
+    assert stream in kera.as_user(user, "connect", "list")
+    assert "may" in kera.refused(user, "connect", "copy", f"kera:{stream}", f"{tmp_path}/out.csv")
+    assert not (tmp_path / "out.csv").exists()

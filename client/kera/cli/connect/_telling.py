@@ -124,8 +124,7 @@ class Bar(Lines):
         from rich.progress import BarColumn, Progress, TextColumn
 
         self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
+            BarColumn(bar_width=14),  # with the text, that fits into 80 columns
             TextColumn("{task.fields[text]}"),
             console=Console(stderr=True),
             transient=True,

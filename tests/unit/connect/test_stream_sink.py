@@ -1,0 +1,152 @@
+"""`kera.connect.streams`: what a copy into a stream does when something is not as it left it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from kera.client import PRODUCER_IDS, AppendResult
+from kera.connect.errors import CopyMismatch, SourceChanged
+from kera.connect.pieces import Piece
+from kera.connect.planning.rounds import Round
+from kera.connect.streams.journal import producer_id
+from kera.connect.streams.sink import RoundWriter, is_default
+from kera.core.errors import InternalError, OutOfSequence
+from kera.core.ids import EntryId
+from kera.core.schema import DEFAULT_SCHEMA
+
+
+class Chunks:
+    """A streamlet that takes chunks, and may forget or cut them."""
+
+    def __init__(self) -> None:
+        self.stream: Any = SimpleNamespace(name="s", stream_id=7, config=SimpleNamespace(streamlets=1))
+        self.chunk_bytes_max = 1 << 20
+        self.stored: list[list[Any]] = []
+        self.takes_rows: int | None = None
+
+    def conform(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        return batch
+
+    def split(self, rows: pa.RecordBatch, keyless: int) -> list[tuple[int, pa.RecordBatch]]:
+        return [(keyless, rows)]
+
+    async def append(self, streamlet_id: int, rows: pa.RecordBatch, sequence: int) -> AppendResult:
+        if sequence > len(self.stored):
+            raise OutOfSequence("gap", expected_sequence=len(self.stored))
+        duplicate = sequence < len(self.stored)
+        if not duplicate:
+            self.stored.append(rows.column("value").to_pylist())
+        return AppendResult(self.takes_rows or rows.num_rows, duplicate, EntryId(7, streamlet_id, 0), None)
+
+
+class Journal:
+    """Kept in memory."""
+
+    def __init__(self) -> None:
+        self.rounds: list[Round] = []
+
+    async def last(self) -> Round | None:
+        return self.rounds[-1] if self.rounds else None
+
+    async def add(self, added: Round) -> None:
+        self.rounds.append(added)
+
+
+def rows(*values: bytes) -> pa.RecordBatch:
+    return pa.record_batch({"value": pa.array(values, pa.binary())})
+
+
+def writer(chunks: Chunks, journal: Journal, source: str = "topic t") -> RoundWriter:
+    return RoundWriter(chunks, journal, run="me", source=source, by_number=True)
+
+
+async def begun(chunks: Chunks, journal: Journal) -> RoundWriter:
+    made = writer(chunks, journal)
+    await made.begin()
+    await made.put([Piece("0", 0, 2, rows(b"a", b"b"), 0)])
+    return made
+
+
+async def test_a_copy_that_has_ended_well_has_nothing_to_write_again() -> None:
+    chunks, journal = Chunks(), Journal()
+    made = await begun(chunks, journal)
+    assert (await writer(chunks, journal).begin()).unsure
+    await made.finish()
+    await made.finish()
+
+    progress = await writer(chunks, journal).begin()
+
+    assert progress.unsure == []
+    assert (progress.places, progress.records) == ({"0": 2}, 2)
+    assert [each.number for each in journal.rounds] == [0, 1, 2]
+
+
+async def test_another_source_or_another_stream_is_another_copy() -> None:
+    chunks, journal = Chunks(), Journal()
+    await begun(chunks, journal)
+
+    with pytest.raises(CopyMismatch, match="from topic t, not from topic u"):
+        await writer(chunks, journal, "topic u").begin()
+    chunks.stream.stream_id = 8
+    with pytest.raises(CopyMismatch, match="deleted and made anew"):
+        await writer(chunks, journal).begin()
+
+
+async def test_a_stream_that_has_lost_chunks_ends_the_copy() -> None:
+    chunks, journal = Chunks(), Journal()
+    made = await begun(chunks, journal)
+    chunks.stored.clear()
+
+    with pytest.raises(CopyMismatch, match="has only 0 chunks of this copy, and has acknowledged 1"):
+        await made.put([Piece("0", 2, 3, rows(b"c"), 0)])
+    await made.finish()
+    assert journal.rounds[-1].pieces, "what is not stored is not called so"
+
+
+@pytest.mark.parametrize("found", [rows(b"a"), rows(b"a", b"b", b"c"), rows()])
+async def test_rows_that_are_not_what_they_were_are_not_written_again(found: pa.RecordBatch) -> None:
+    chunks, journal = Chunks(), Journal()
+    await begun(chunks, journal)
+    again = writer(chunks, journal)
+    await again.begin()
+
+    with pytest.raises(SourceChanged, match="it had 2 records"):
+        await again.settle([found], may_shrink=False)
+
+
+async def test_rows_that_may_be_gone_must_have_been_stored() -> None:
+    chunks, journal = Chunks(), Journal()
+    await begun(chunks, journal)
+    again = writer(chunks, journal)
+    await again.begin()
+
+    await again.settle([rows()], may_shrink=True)
+    await again.settle([rows(b"b")], may_shrink=True)
+    assert chunks.stored == [[b"a", b"b"]]
+    chunks.stored.clear()
+    with pytest.raises(SourceChanged):
+        await again.settle([rows()], may_shrink=True)
+
+
+async def test_a_slice_that_is_cut_is_a_defect_and_nothing_goes_on() -> None:
+    chunks, journal = Chunks(), Journal()
+    chunks.takes_rows = 1
+
+    with pytest.raises(InternalError, match="a slice fits into a chunk"):
+        await begun(chunks, journal)
+
+
+def test_a_journal_that_was_made_anew_counts_under_another_id() -> None:
+    assert producer_id("a", 1) in PRODUCER_IDS
+    assert len({producer_id("a", 1), producer_id("a", 2), producer_id("b", 1)}) == 3
+
+
+def test_some_columns_of_the_default_schema_are_no_columns_of_ones_own() -> None:
+    assert is_default(DEFAULT_SCHEMA)
+    assert is_default(pa.schema([("value", pa.binary())]))
+    assert not is_default(pa.schema([("value", pa.string())]))
+    assert not is_default(pa.schema([("value", pa.binary()), ("x", pa.int64())]))
