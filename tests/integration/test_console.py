@@ -381,6 +381,12 @@ async def test_a_port_that_is_taken_and_a_cluster_that_is_not_there_are_told(clu
         done = await asyncio.to_thread(_run, *taken)
         assert done[0] == 2
         assert "cannot listen at" in done[1]
+        for host in ("no.such.host.invalid", "é" * 300):
+            arguments = ("--listen", f"{host}:0", "--insecure", "--bootstrap", cluster.bootstrap)
+            done = await asyncio.to_thread(_run, "console", *arguments)
+            assert done[0] == 2
+            assert "cannot listen at" in done[1]
+            assert "Traceback" not in done[1]
     gone = await asyncio.to_thread(_run, "console", "--bootstrap", f"127.0.0.1:{console.port}")
     assert gone[0] == 1
     assert gone[1].startswith("kera: error: ")

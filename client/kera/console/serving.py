@@ -77,9 +77,7 @@ async def _listen(settings: ConsoleSettings) -> socket.socket:
     """An open port. Raises `PortTaken`."""
     loop = asyncio.get_running_loop()
     try:
-        found = await loop.getaddrinfo(
-            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_ADDRCONFIG
-        )
+        found = await loop.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, protocol, _, address = found[0]
         listener = socket.socket(family, kind, protocol)
         try:
@@ -89,9 +87,10 @@ async def _listen(settings: ConsoleSettings) -> socket.socket:
         except BaseException:
             listener.close()
             raise
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or "there is no such host"
         raise PortTaken(
-            f"cannot listen at {settings.host}:{settings.port}: {error.strerror}; choose another --listen"
+            f"cannot listen at {settings.host}:{settings.port}: {reason}; choose another --listen"
         ) from error
     return listener
 

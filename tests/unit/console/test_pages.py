@@ -375,3 +375,22 @@ async def test_who_waits_for_a_place_to_browse_is_told_when_there_is_none(
     for broker in cluster.brokers.values():
         broker.resume()
     assert {each.status for each in await asyncio.gather(*reading)} == {200}
+
+
+async def test_a_list_shows_what_was_seen_last_of_streams_whose_brokers_do_not_answer(
+    console: MakeBrowser, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.create_stream("s")
+    await send(cluster, "s", b"x", b"y", b"z")
+    browser = await console()
+    monkeypatch.setattr("kera.console.pages.streams.DETAILS_TIMEOUT_S", 10)
+    record_count = '<td class="num">3</td>'
+    is_clear(await browser.get("/streams"), 200, record_count)
+    monkeypatch.setattr("kera.console.pages.streams.DETAILS_TIMEOUT_S", 0.01)
+    for broker in cluster.brokers.values():
+        broker.pause()
+    is_clear(await browser.get("/streams"), 200, record_count)
+    other = await console()
+    assert record_count not in (await other.get("/streams")).text
+    for broker in cluster.brokers.values():
+        broker.resume()

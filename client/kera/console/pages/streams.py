@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from starlette.responses import Response
@@ -18,7 +18,9 @@ from kera.core.errors import KeraError, NotAllowed, UnknownStream
 
 ASKED_AT_ONCE = 16
 DETAILS_TIMEOUT_S = 0.15
-"""How long a list waits for what brokers say: what has not come by then is left out."""
+"""How long a list waits for what brokers say: what has not come by then is as it was seen last, or left out."""
+SEEN_MAX = 1_000
+"""Streams of which that is remembered."""
 
 
 class Size(NamedTuple):
@@ -105,15 +107,18 @@ async def _subjects(view: View) -> list[str]:
         return []
 
 
-async def _details(view: View, names: Iterable[str]) -> dict[str, Detail]:
-    """Of the streams of a page, as far as brokers say so quickly."""
-    room, details = asyncio.Semaphore(ASKED_AT_ONCE), dict[str, Detail]()
+async def _details(view: View, names: Sequence[str]) -> dict[str, Detail]:
+    """Of the streams of a page, as far as brokers say so quickly, or have said so before."""
+    room, seen = asyncio.Semaphore(ASKED_AT_ONCE), view.last_seen
 
     async def ask(name: str) -> None:
         async with room:
             try:
                 bounds = await view.client.bounds(name)
-                details[name] = Detail(await view.client.describe(name), size_of(bounds))
+                seen[name] = Detail(await view.client.describe(name), size_of(bounds))
+                seen.move_to_end(name)
+            except (NotAllowed, UnknownStream):
+                seen.pop(name, None)
             except KeraError:
                 return
 
@@ -123,4 +128,7 @@ async def _details(view: View, names: Iterable[str]) -> dict[str, Detail]:
         for task in late:
             task.cancel()
         await asyncio.gather(*late, return_exceptions=True)
-    return details
+    shown = {name: seen[name] for name in names if name in seen}
+    while len(seen) > SEEN_MAX:
+        seen.popitem(last=False)
+    return shown

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from kera.client import (
     Client,
@@ -83,6 +84,8 @@ class View:
         self.client, self.user = client, user
         self._settings, self._examine = settings, examine
         self._watch = Watch(client.admin)
+        self.last_seen: OrderedDict[str, Any] = OrderedDict()
+        """What a list has shown of streams, for when brokers do not say it again in time. Bounded by who fills it."""
         self.cluster: Cached[ClusterDescription] = Cached(self._watch.cluster)
         self.streams: Cached[list[StreamSummary]] = Cached(self._watch.streams, fresh_s=limits.STREAMS_CACHE_S)
         self.recoveries: Cached[list[RecoveryDescription]] = Cached(self._watch.recoveries, fresh_s=1.0)
