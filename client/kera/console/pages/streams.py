@@ -17,7 +17,7 @@ from kera.console.web.problems import within
 from kera.core.errors import KeraError, NotAllowed, UnknownStream
 
 ASKED_AT_ONCE = 16
-DETAILS_TIMEOUT_S = 0.15
+DETAILS_TIMEOUT_S = 0.1
 """How long a list waits for what brokers say: what has not come by then is as it was seen last, or left out."""
 SEEN_MAX = 1_000
 """Streams of which that is remembered."""
