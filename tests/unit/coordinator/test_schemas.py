@@ -388,22 +388,35 @@ async def test_ids_end(cluster: Cluster, registry: SchemaService) -> None:
         await register(registry, avro("a"))
 
 
+async def test_what_is_short_and_takes_long_holds_up_nobody(registry: SchemaService) -> None:
+    product = {"allOf": [{"anyOf": [{"required": [f"{i}{j}"]} for j in range(8)]} for i in range(15)]}
+    short = json.dumps(product, separators=(",", ":"))
+    assert len(short) < checking.SMALL_CHARS_MAX
+    await register(registry, text(short, SchemaType.JSON))
+    other = text(short.replace("required", "enum"), SchemaType.JSON)
+    asked = asyncio.create_task(registry.check(messages.CheckSchemaRequest(subject=SUBJECT, schema=other)))
+    turns = 0
+    while not asked.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert turns > 10
+    with pytest.raises(InvalidSchema, match="it takes too long to compare"):
+        await asked
+
+
 async def test_what_takes_long_is_compared_in_a_thread_one_after_the_other(
     registry: SchemaService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checking, "SMALL_CHARS_MAX", 0)
     await asyncio.gather(*(register(registry, avro("a", f"n{n}", default="x")) for n in range(5)))
     with pytest.raises(InvalidSchema, match="there is no type"):
         await register(registry, text('"nope"'))
     monkeypatch.setattr(checking, "WAITING_MAX", 0)
     with pytest.raises(Unavailable, match="schemas are being compared"):
         await register(registry, avro("z"))
+    await register(registry, as_text(columns("a")), "few-value")
 
 
-async def test_who_asks_for_many_comparisons_takes_turns(
-    registry: SchemaService, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(checking, "SMALL_CHARS_MAX", 0)
+async def test_who_asks_for_many_comparisons_takes_turns(registry: SchemaService) -> None:
     done: list[str] = []
 
     async def ask(who: str, number: int) -> None:
@@ -415,8 +428,7 @@ async def test_who_asks_for_many_comparisons_takes_turns(
     assert done.index("one") <= 2
 
 
-async def test_who_gives_up_leaves_the_turn_to_others(registry: SchemaService, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checking, "SMALL_CHARS_MAX", 0)
+async def test_who_gives_up_leaves_the_turn_to_others(registry: SchemaService) -> None:
     asked = [asyncio.create_task(register(registry, avro("a", f"n{n}", default="x"))) for n in range(5)]
     await asyncio.sleep(0)
     for each in asked[:4]:

@@ -1,8 +1,8 @@
 """Comparing a schema with those that are there, without holding up the coordinator.
 
-What is small is done at once. Else a thread does it, one comparison after the other, and those who ask for many take
-turns with others. How many may wait is bounded, and how long each may take is the rules'
-(``kera.core.schemas.differences``).
+A thread does it, one comparison after the other, and those who ask for many take turns with others: also what is short
+may take long. Only a few columns of Arrow are looked at at once. How many may wait is bounded, and how long each may
+take is the rules' (``kera.core.schemas.differences``).
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 from kera.coordinator.cluster.changing import Changing
 from kera.core.errors import IncompatibleSchema, Unavailable
-from kera.core.schemas import Compatibility
+from kera.core.schemas import Compatibility, SchemaType
 from kera.core.schemas.compatibility import Definition, Version, incompatibilities
 
 SMALL_CHARS_MAX = 4 << 10
-"""Of all definitions that are looked at: a few milliseconds."""
+"""Of all definitions that are looked at: a millisecond."""
 WAITING_MAX = 256
 """Each holds its definition."""
 
@@ -36,7 +36,7 @@ class Checking:
         """What breaks if `new` follows. Raises `InvalidSchema`, and `Unavailable` when too many wait."""
         looked_at = earlier if mode.transitive else earlier[-1:]
         size = len(new.text) + sum(len(each.definition.text) for each in looked_at)
-        if size <= SMALL_CHARS_MAX:
+        if new.schema_type is SchemaType.ARROW and size <= SMALL_CHARS_MAX:
             return incompatibilities(new, earlier, mode)
         if self._waiting >= WAITING_MAX:
             raise Unavailable(f"{self._waiting} schemas are being compared; ask again")
