@@ -6,6 +6,8 @@ import json
 import pyarrow as pa
 import pytest
 
+from kera.client import Admin, Rebalancing, RecoveryDescription
+from kera.client.admin.watching import Watch
 from kera.client.testing import FakeCluster
 from kera.console import limits
 from kera.core.errors import NotAllowed, Unavailable
@@ -394,3 +396,20 @@ async def test_a_list_shows_what_was_seen_last_of_streams_whose_brokers_do_not_a
     assert record_count not in (await other.get("/streams")).text
     for broker in cluster.brokers.values():
         broker.resume()
+
+
+async def test_what_takes_the_coordinator_long_is_left_out_of_a_page(
+    console: MakeBrowser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def recoveries(_: Watch) -> list[RecoveryDescription]:
+        return []
+
+    async def rebalance(_: Admin, **__: object) -> Rebalancing:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    monkeypatch.setattr(Watch, "recoveries", recoveries)
+    monkeypatch.setattr(Admin, "rebalance", rebalance)
+    monkeypatch.setattr(limits, "PATIENCE_S", 0.01)
+    browser = await console()
+    is_clear(await browser.get("/operations"), 200, "The coordinator is being asked.", "no member is being drained")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
 
 from starlette.responses import Response
 
-from kera.client import ClusterDescription, DrainStatus, StreamDescription
+from kera.client import ClusterDescription, DrainStatus, StreamDescription, StreamletMove
 from kera.console import limits
 from kera.console.pages.overview import allowed
 from kera.console.visits import Visit
@@ -40,7 +41,7 @@ async def show(visit: Visit) -> Response:
     """Recoveries, drains, and streamlets that have moved."""
     view = visit.view
     recoveries, cluster, streams, balance = await asyncio.gather(
-        allowed(view.recoveries.get()), view.cluster.get(), view.streams.get(), allowed(view.balance.get())
+        allowed(view.recoveries.get()), view.cluster.get(), view.streams.get(), allowed(_balance(view))
     )
     moving = [each.name for each in streams if each.spread]
     described = await asyncio.gather(*(_described(view, name) for name in moving[:STREAMS_DESCRIBED_MAX]))
@@ -53,7 +54,7 @@ async def show(visit: Visit) -> Response:
             "spread": spread[: limits.ROWS_PER_PAGE],
             "spread_left_out": max(0, len(spread) - limits.ROWS_PER_PAGE),
             "streams_left_out": max(0, len(moving) - STREAMS_DESCRIBED_MAX),
-            "moves": None if balance is None else balance.moves[: limits.ROWS_PER_PAGE],
+            "moves": balance if balance is None or balance == "unknown" else balance[: limits.ROWS_PER_PAGE],
         },
     )
 
@@ -65,6 +66,12 @@ def moved(stream: StreamDescription) -> list[Spread]:
         for number, assignment in sorted(stream.assignments.items())
         if len(assignment.broker_ids) > 1
     ]
+
+
+async def _balance(view: View) -> Sequence[StreamletMove] | Literal["unknown"]:
+    """What rebalancing would move; where there are many streams, that takes the coordinator a while to find out."""
+    balance = await view.balance.soon(limits.PATIENCE_S)
+    return "unknown" if balance is None else balance.moves
 
 
 async def _described(view: View, name: str) -> StreamDescription | None:
