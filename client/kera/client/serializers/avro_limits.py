@@ -17,10 +17,11 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 DEPTH_MAX = 64
-PARTS_PER_BYTE = 64
-"""Of a schema: values of one that may have more are walked through."""
-PARTS_WALKED_PER_BYTE = 4
-"""Of a value that is walked through, which takes about a microsecond for each part."""
+PARTS_PER_BYTE = 4
+"""Values of a schema that may have more in arrays and maps are walked through, which takes about a microsecond for each
+part. Most have one or two; each takes some 40 bytes of memory, of however few of its value."""
+PARTS_OF_FEW_BYTES = 64
+"""The same of a schema's smallest value, without what is in arrays and maps; one that may have more is refused."""
 PARTS_SPARE = 1_000
 PARTS_OF_NOTHING_MAX = 100
 """Of a value of no bytes: there may be one for each record."""
@@ -35,11 +36,9 @@ class _Size(NamedTuple):
 
     bytes_min: int
     parts_max: int
-
-    @property
-    def is_dense(self) -> bool:
-        """Whether so many bytes are enough for so many parts."""
-        return self.parts_max <= PARTS_PER_BYTE * self.bytes_min
+    excess: int
+    """By so many parts a value may have more than `PARTS_PER_BYTE` for each of its bytes: it is of one value, where the
+    two above may be those of different ones."""
 
 
 class Limits:
@@ -53,7 +52,7 @@ class Limits:
         self._find_names(schema)
         self.recursive = self._has_cycle()
         size = self._size(schema)
-        if size.parts_max > PARTS_OF_NOTHING_MAX + PARTS_PER_BYTE * size.bytes_min:
+        if size.parts_max > PARTS_OF_NOTHING_MAX + PARTS_OF_FEW_BYTES * size.bytes_min:
             raise ValueError(f"a value of {size.bytes_min} bytes may have {size.parts_max} parts")
         self.unbounded = self.recursive or self._has_more(schema)
 
@@ -100,25 +99,30 @@ class Limits:
     def _size(self, schema: Any) -> _Size:
         known = self._resolved(schema)
         if isinstance(known, str):
-            return _Size(_FIXED_BYTES.get(known, 1), 1)
+            return _one_part(_FIXED_BYTES.get(known, 1))
         if isinstance(known, list):
             sizes = [self._size(each) for each in known]
             return _Size(
                 1 + min((each.bytes_min for each in sizes), default=0),
                 1 + max((each.parts_max for each in sizes), default=0),
+                1 - PARTS_PER_BYTE + max((each.excess for each in sizes), default=0),
             )
         kind = known["type"]
         if kind == "fixed":
-            return _Size(known["size"], 1)
+            return _one_part(known["size"])
         if kind in {"record", "error"}:
             found = self._sizes.get(known["name"])
             if found is None:
-                self._sizes[known["name"]] = _Size(1, 1)  # of itself within itself: that is walked through anyway
+                self._sizes[known["name"]] = _one_part(1)  # of itself within itself: that is walked through anyway
                 sizes = [self._size(field["type"]) for field in known["fields"]]
-                found = _Size(sum(each.bytes_min for each in sizes), 1 + sum(each.parts_max for each in sizes))
+                found = _Size(
+                    sum(each.bytes_min for each in sizes),
+                    1 + sum(each.parts_max for each in sizes),
+                    1 + sum(each.excess for each in sizes),
+                )
                 self._sizes[known["name"]] = found
             return found
-        return self._size(kind) if isinstance(kind, list | Mapping) else _Size(_FIXED_BYTES.get(kind, 1), 1)
+        return self._size(kind) if isinstance(kind, list | Mapping) else _one_part(_FIXED_BYTES.get(kind, 1))
 
     def _has_more(self, schema: Any, seen: set[str] | None = None) -> bool:
         """Whether values may take more of their reader than their bytes are, besides by containing themselves."""
@@ -132,22 +136,18 @@ class Limits:
                 seen.add(known["name"])
             if known.get("logicalType") == "decimal":
                 return True
-            if kind == "array" and not self._is_dense(known["items"], 0):
+            if kind == "array" and self._size(known["items"]).excess > 0:
                 return True
-            if kind == "map" and not self._is_dense(known["values"], 1):
+            if kind == "map" and self._size(known["values"]).excess > PARTS_PER_BYTE:  # each has a key
                 return True
         return any(self._has_more(child, seen) for child in children(known))
 
-    def _is_dense(self, schema: Any, bytes_before: int) -> bool:
-        """Whether any value has bytes enough for its parts."""
-        known = self._resolved(schema)
-        if isinstance(known, list):
-            return all(self._is_dense(each, bytes_before + 1) for each in known)
-        size = self._size(known)
-        return size._replace(bytes_min=size.bytes_min + bytes_before).is_dense
-
     def _resolved(self, schema: Any) -> Any:
         return self._named.get(schema, schema) if isinstance(schema, str) else schema
+
+
+def _one_part(bytes_min: int) -> _Size:
+    return _Size(bytes_min, 1, 1 - PARTS_PER_BYTE * bytes_min)
 
 
 _NAMED = ("record", "error", "enum", "fixed")
@@ -203,7 +203,7 @@ class _Walk:
         self._named = named
         self._data = data
         self._at = 0
-        self._parts = PARTS_SPARE + PARTS_WALKED_PER_BYTE * len(data)
+        self._parts = PARTS_SPARE + PARTS_PER_BYTE * len(data)
         """So many more may come."""
 
     def through(self, schema: Any, depth: int) -> None:

@@ -162,6 +162,31 @@ def test_a_few_types_that_are_millions_of_parts_are_refused_at_once() -> None:
         unframed(items)[1](long_of(50) + b"\x02" * 50 + b"\x00", CONTEXT)
 
 
+def a_record(name: str, *types: Any) -> dict[str, Any]:
+    fields = [{"name": f"f{number}", "type": each} for number, each in enumerate(types)]
+    return {"type": "record", "name": name, "fields": fields}
+
+
+@pytest.mark.parametrize("of", ["items", "values"])
+def test_a_byte_in_an_array_or_map_is_not_taken_for_dozens_of_parts(of: str) -> None:
+    """They would take kilobytes of memory each: a value of a megabyte gigabytes."""
+    kind = "array" if of == "items" else "map"
+    item = b"\x01" if of == "items" else b"\x00\x01"
+    sparse = {"type": kind, of: a_record("Sparse", "boolean", *["null"] * 40)}
+    deserializer = AvroDeserializer(sparse, framed=False)
+    assert len(deserializer(long_of(1) + item + b"\x00", CONTEXT)) == 1
+    with pytest.raises(CannotDecode, match="most of which take none"):
+        deserializer(long_of(1000) + item * 1000 + b"\x00", CONTEXT)
+
+
+def test_what_has_as_many_bytes_as_parts_is_not_walked_through() -> None:
+    large = a_record("Large", *["long"] * 100)
+    ordinary = a_record("Ordinary", ["null", "string"], ["null", large], {"type": "array", "items": "long"})
+    assert not Limits({"type": "array", "items": ordinary}).unbounded
+    assert not Limits({"type": "map", "values": ["null", large]}).unbounded
+    assert Limits({"type": "array", "items": a_record("Sparse", "boolean", *["null"] * 3)}).unbounded
+
+
 def test_a_schema_that_is_nested_too_deeply_is_refused() -> None:
     schema: Any = "int"
     for _ in range(5_000):
