@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from playwright.async_api import expect
 
-from kera.client import Client
+from kera.client import Client, SchemaType
 from kera.client.serializers import AvroSerializer
 from kera.core.access.rights import Operation
 from kera.core.security.issuing import Authority
@@ -344,6 +344,7 @@ async def test_values_are_shown_by_the_schemas_that_they_name(cluster: RunningCl
         async with client.producer(serializer=AvroSerializer(schema)) as producer:
             await producer.prepare("rides")
             await producer.send("rides", {"who": "<b>ada</b>"}, keys=b"\x00\x00\x00\xff\xffno schema")
+        await client.schemas.register("rides-key-value", SchemaType.AVRO, json.dumps(schema))
     async with a_console(bootstrap=cluster.bootstrap) as console:
         _, page = await get(console.port, "/streams/rides/messages")
         assert '<span class="kind">avro</span>' in page
@@ -356,6 +357,8 @@ async def test_values_are_shown_by_the_schemas_that_they_name(cluster: RunningCl
         assert "rides-value" in page
         _, page = await get(console.port, "/schema?subject=rides-value&version=1")
         assert "&#34;name&#34;: &#34;Ride&#34;" in page
+        _, page = await get(console.port, "/schema?subject=rides-key-value")
+        assert 'href="/streams/rides-key"' in page
         for address in ("/schema?subject=none-value", "/schema?subject=rides-value&version=2"):
             head, page = await get(console.port, address)
             assert "404 Not Found" in head

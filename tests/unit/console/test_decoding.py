@@ -1,10 +1,11 @@
 import json
+from collections.abc import Callable, Iterator
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kera.console.browsing.decoding import brief, jsonable, shown, shown_cell, shown_columns
+from kera.console.browsing.decoding import Shown, brief, jsonable, shown, shown_cell, shown_columns, shown_document
 
 
 @given(
@@ -82,6 +83,33 @@ def test_null_and_empty_are_told_apart() -> None:
 )
 def test_cells_of_typed_streams_are_text(value: object, text: str) -> None:
     assert shown_cell(value, 100).text == text
+
+
+class Counted(list[object]):
+    """Counts how many of its items are looked at."""
+
+    looked_at = 0
+
+    def __iter__(self) -> Iterator[object]:
+        for each in super().__iter__():
+            self.looked_at += 1
+            yield each
+
+
+WAYS: dict[str, Callable[[object], Shown]] = {
+    "by its schema": lambda value: shown_document(value, "avro", 9, 100),
+    "in a cell": lambda value: shown_cell(value, 100),
+    "in a row": lambda value: shown_columns({"a": value}, 100),
+}
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=list(WAYS))
+def test_of_a_value_with_very_many_parts_the_first_are_looked_at(way: Callable[[object], Shown]) -> None:
+    many = Counted([{"a": None}] * 10_000)
+    found = way(many)
+    assert found.cut
+    assert len(found.text) == 100
+    assert 25 <= many.looked_at <= 100
 
 
 def test_a_row_is_json_whatever_is_in_it() -> None:

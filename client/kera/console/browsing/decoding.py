@@ -11,7 +11,8 @@ import datetime
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import repeat
 from typing import Any, NamedTuple
 
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
@@ -63,13 +64,14 @@ def is_taken_apart(value: bytes, length_max: int) -> bool:
 
 def shown_columns(columns: Mapping[str, Any], length_max: int) -> Shown:
     """A row of a typed stream, as JSON."""
-    text = json.dumps({name: jsonable(value) for name, value in columns.items()}, ensure_ascii=False, indent=2)
+    room = _room(length_max)
+    text = json.dumps({name: jsonable(value, room) for name, value in columns.items()}, ensure_ascii=False, indent=2)
     return _cut("json", _plain(text), len(text), length_max)
 
 
 def shown_document(document: Any, kind: str, size_bytes: int, length_max: int) -> Shown:
     """What a schema has made of a value of so many bytes. Raises `ValueError` and `RecursionError`."""
-    text = json.dumps(jsonable(document), ensure_ascii=False, indent=2)
+    text = json.dumps(jsonable(document, _room(length_max)), ensure_ascii=False, indent=2)
     text.encode()  # it may have halves of characters, which cannot be sent
     return _cut(kind, _plain(text), size_bytes, length_max)
 
@@ -80,7 +82,7 @@ def shown_cell(value: Any, length_max: int) -> Shown:
         return Shown("null", "", 0)
     if isinstance(value, bytes):
         return shown(value, length_max)
-    text = value if isinstance(value, str) else json.dumps(jsonable(value), ensure_ascii=False)
+    text = value if isinstance(value, str) else json.dumps(jsonable(value, _room(length_max)), ensure_ascii=False)
     if not isinstance(value, (str, dict, list)):
         text = text.strip('"')
     return _cut("text", _plain(text), len(text), length_max) if text else Shown("empty", "", 0)
@@ -95,8 +97,14 @@ def brief(value: bytes | None, length_max: int = 120) -> str:
     return line if len(line) <= length_max else line[:length_max] + "…"
 
 
-def jsonable(value: Any) -> Any:
-    """What JSON has for a value of Arrow's."""
+def _room(length_max: int) -> Iterator[None]:
+    """For so many parts of a value: each takes a character at least, and few bytes may have very many."""
+    return repeat(None, length_max + 1)
+
+
+def jsonable(value: Any, room: Iterator[None] | None = None) -> Any:
+    """What JSON has for a value of Arrow's; of one with more parts than `room` has, the first."""
+    room = repeat(None) if room is None else room
     match value:
         case None | bool() | int() | str():
             return value
@@ -105,9 +113,9 @@ def jsonable(value: Any) -> Any:
         case bytes():
             return _text(value, whole=True) or base64.b64encode(value).decode()
         case dict():
-            return {str(name): jsonable(each) for name, each in value.items()}
+            return {str(name): jsonable(each, room) for _, (name, each) in zip(room, value.items(), strict=False)}
         case list() | tuple():
-            return [jsonable(each) for each in value]
+            return [jsonable(each, room) for _, each in zip(room, value, strict=False)]
     return value.isoformat() if isinstance(value, _TIMES) else str(value)
 
 

@@ -20,7 +20,7 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from kera.client import RegisteredSchema, SchemaRegistry
 from kera.client.serializers import AvroDeserializer, Context
 from kera.console.browsing.decoding import TAKEN_APART_BYTES_MAX, Shown, is_taken_apart, shown_document
-from kera.core.errors import InvalidArgument, KeraError, NotFramed, UnknownSchema
+from kera.core.errors import CannotDecode, InvalidArgument, KeraError, NotFramed, UnknownSchema
 from kera.core.schema import schema_from_bytes
 from kera.core.schemas import SchemaType
 from kera.core.schemas.framing import split_message_path, unframe
@@ -48,7 +48,7 @@ class Registered:
             try:
                 schema = await self._schemas.by_id(schema_id)
                 self._remember(schema_id, (schema, reader_of(schema)))
-            except (UnknownSchema, InvalidArgument):
+            except (UnknownSchema, InvalidArgument, CannotDecode):
                 self._remember(schema_id, None)
             except KeraError:
                 return  # the records are shown all the same
@@ -66,9 +66,9 @@ class Registered:
             return None
 
     def schema_of(self, value: bytes | None) -> RegisteredSchema | None:
-        """The one that a value names, if it is known and the value fits it."""
+        """The one that a value names, if it is known; whether the value fits it is what `shown` finds out."""
         known = self._known.get(_named(value))
-        return known[0] if known is not None and self.shown(value, TAKEN_APART_BYTES_MAX) is not None else None
+        return None if known is None else known[0]
 
     def _remember(self, schema_id: int, known: tuple[RegisteredSchema, Read] | None) -> None:
         self._known[schema_id] = known

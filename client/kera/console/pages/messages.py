@@ -80,6 +80,7 @@ async def show_record(visit: Visit) -> Response:
     stream, key, row = await _one(visit)
     registered = await _look_up(visit, [row])
     value = registered.shown(row.value, limits.RECORD_SHOWN_MAX)
+    schema = None if value is None else registered.schema_of(row.value)
     if row.columns is not None:
         value = shown_columns(row.columns, limits.RECORD_SHOWN_MAX)
     return visit.page(
@@ -89,7 +90,7 @@ async def show_record(visit: Visit) -> Response:
             "key": key,
             "row": row,
             "value": value or shown(row.value, limits.RECORD_SHOWN_MAX),
-            "schema": registered.schema_of(row.value),
+            "schema": schema,
             "headers": [(name, shown(each, limits.VALUE_SHOWN_MAX)) for name, each in row.headers[: limits.ROWS_MAX]],
             "keys": [
                 registered.shown(each, limits.VALUE_SHOWN_MAX) or shown(each, limits.VALUE_SHOWN_MAX)

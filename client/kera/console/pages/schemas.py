@@ -11,6 +11,7 @@ from kera.console.browsing.decoding import plain
 from kera.console.browsing.registered import readable
 from kera.console.pages.paging import paged
 from kera.console.visits import Visit
+from kera.core.schemas.limits import stream_of
 
 SUBJECT_MAX = 256
 VERSIONS_SHOWN_MAX = 100
@@ -45,6 +46,6 @@ async def describe(visit: Visit) -> Response:
             "versions": versions[::-1][:VERSIONS_SHOWN_MAX],
             "versions_left_out": max(0, len(versions) - VERSIONS_SHOWN_MAX),
             "compatibility": compatibility,
-            "stream": subject.removesuffix("-value").removesuffix("-key"),
+            "stream": stream_of(subject),
         },
     )
