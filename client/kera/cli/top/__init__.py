@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -76,8 +75,6 @@ def top(
         return
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise UsageError("kera top needs a terminal; without one, --json or --once print one snapshot")
-    # What gRPC's core has to say of a daemon that is gone would be written over the screen.
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     with extra("top"):
         from kera.cli.top._app import Options
     run_async(_live(bootstrap, Options(interval, view, wanted)), logged_from=logging.CRITICAL)

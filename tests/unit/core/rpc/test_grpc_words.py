@@ -127,6 +127,7 @@ def test_who_asks_grpc_for_more_gets_it_as_it_is() -> None:
 
 def test_a_process_that_is_killed_leaves_its_tracebacks() -> None:
     program = "from kera.core.rpc.grpc_words import heard\nimport os\nwith heard():\n    os.abort()"
-    ended = subprocess.run([sys.executable, "-c", program], stderr=subprocess.PIPE, check=False)
+    quiet = {name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"}
+    ended = subprocess.run([sys.executable, "-c", program], stderr=subprocess.PIPE, check=False, env=quiet)
     assert b"Fatal Python error: Aborted" in ended.stderr
     assert ended.returncode < 0
