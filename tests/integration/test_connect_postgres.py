@@ -104,6 +104,46 @@ def test_a_row_whose_transaction_was_under_way_is_not_passed_over(
     assert [row["id"] for row in table(client, "late").to_pylist()] == [1, 2, 3]
 
 
+@pytest.mark.parametrize("kind", ["table", "query"])
+def test_a_row_of_a_younger_transaction_than_all_that_have_ended_is_not_passed_over(
+    postgres: Postgres, client: Client, copy: Any, kind: str
+) -> None:
+    name = f"young_{kind}"
+    url = postgres.url(name, settle="1")
+    if kind == "query":
+        url = url.replace(f"table={name}", f"query=TABLE+{name}&key=id")
+    postgres.run(f"CREATE TABLE {name} (id int PRIMARY KEY)", f"CREATE TABLE {name}_other (id int)")
+    with postgres.connect() as older, postgres.connect() as younger:
+        with older.cursor() as one, younger.cursor() as other:
+            one.execute(f"INSERT INTO {name}_other VALUES (1)")
+            other.execute(f"INSERT INTO {name} VALUES (2)")
+            one.execute(f"INSERT INTO {name} VALUES (3)")
+        older.commit()
+        code, said = copy(url, f"kera:{name}", "--create")
+        assert code == 1
+        assert "a transaction has been under way for 1 s" in said
+        younger.commit()
+        code, said = copy(url, f"kera:{name}")
+
+    assert code == 0, said
+    assert [row["id"] for row in table(client, name).to_pylist()] == [2, 3]
+
+
+def test_a_transaction_that_does_not_touch_the_table_keeps_nobody_waiting(
+    postgres: Postgres, client: Client, copy: Any
+) -> None:
+    postgres.run("CREATE TABLE alone (id int PRIMARY KEY)", "INSERT INTO alone VALUES (1)")
+    postgres.run("CREATE TABLE elsewhere (id int)")
+    with postgres.connect() as other, other.cursor() as cursor:
+        cursor.execute("INSERT INTO elsewhere VALUES (1)")
+        cursor.execute("SELECT * FROM alone")
+
+        code, said = copy(postgres.url("alone", settle="1"), "kera:alone", "--create")
+
+    assert code == 0, said
+    assert table(client, "alone").num_rows == 1
+
+
 def test_a_copy_out_of_a_table_that_is_killed_at_any_moment_has_each_row_once(
     postgres: Postgres, client: Client, cluster: RunningCluster, copy: Any, tmp_path: Path
 ) -> None:

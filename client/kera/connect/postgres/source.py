@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -49,6 +49,8 @@ class TableSource:
         self._settle_s = settle_s
         self._database: Database | None = None
         self._rows = sql.Rows("", (), ())
+        self._is_table = False
+        """And neither a view nor a query, whose rows come from who knows where."""
         self._worker = Worker("postgres")
 
     async def open(self) -> None:
@@ -64,6 +66,7 @@ class TableSource:
             if not database.rows(sql.IS_THERE, [source])[0][0]:
                 raise Refused(f"there is no table {self._end.table!r} in database {name!r}")
             key = self._key_of_table(database, source)
+            self._is_table = bool(database.rows(sql.IS_TABLE, [source])[0][0])
         else:
             source, key = f"({self._end.query.rstrip().rstrip(';')})", self._end.key
         with database.batches(sql.columns_of(source), 1 << 20) as reader:
@@ -141,7 +144,7 @@ class TableSource:
     def _pieces(self, place: Place, piece_bytes: int) -> Iterator[Piece | None]:
         while True:
             end = None
-            for found in self._settled_end():
+            for found in self._settled_end(place):
                 end = found
                 yield None
             while end is not None and place != end:
@@ -158,30 +161,50 @@ class TableSource:
                 time.sleep(PAUSE_S)
                 yield None
 
-    def _settled_end(self) -> Iterator[list[str] | None]:
+    def _settled_end(self, place: Place) -> Iterator[list[str] | None]:
         """The largest key, once nobody can add smaller ones any more; given again and again while one waits."""
         database = self._opened
         found = database.rows(sql.last_key(self._rows))
-        ((horizon,),) = database.rows(sql.NEXT_TRANSACTION)
         database.commit()
         end = list(found[0]) if found else None
         if end is not None and None in end:
             raise SchemaMismatch(f"{self.shown}: a row has no key")
-        until_s = time.monotonic() + self._settle_s
-        while self._settle_s and end is not None:
+        if self._settle_s and end is not None and end != place:
+            under_way = self._under_way()  # asked after the key: who has ended before that can be seen from now on
+            until_s = time.monotonic() + self._settle_s
+            while under_way():
+                if time.monotonic() > until_s:
+                    raise Refused(
+                        f"{self.shown}: a transaction has been under way for {self._settle_s:.0f} s, and may yet add"
+                        " rows with smaller keys than are there. Start the copy again when it has ended; with settle=0"
+                        " in the address it does not wait, and passes over such rows"
+                    )
+                time.sleep(PAUSE_S)
+                yield end
+        yield end
+
+    def _under_way(self) -> Callable[[], bool]:
+        """Tells whether one of those that may be adding rows now still is: of a query, any transaction may."""
+        database = self._opened
+        if self._is_table:
+            writers = set(database.rows(sql.WRITERS, [self._rows.source]))
+            database.commit()
+
+            def some_write() -> bool:
+                writers.intersection_update(database.rows(sql.WRITERS, [self._rows.source]) if writers else ())
+                database.commit()
+                return bool(writers)
+
+            return some_write
+        ((horizon,),) = database.rows(sql.NEXT_TRANSACTION)
+        database.commit()
+
+        def some_are_older() -> bool:
             ((oldest,),) = database.rows(sql.OLDEST_TRANSACTION)
             database.commit()
-            if oldest >= horizon:
-                break
-            if time.monotonic() > until_s:
-                raise Refused(
-                    f"{self.shown}: a transaction has been under way for {self._settle_s:.0f} s, and may yet add rows"
-                    " with smaller keys than are there. Start the copy again when it has ended; with settle=0 in the"
-                    " address it does not wait, and passes over such rows"
-                )
-            time.sleep(PAUSE_S)
-            yield end
-        yield end
+            return bool(oldest < horizon)
+
+        return some_are_older
 
     def _page(
         self, start: Place, end: Place, limit: int | None, piece_bytes: int

@@ -31,6 +31,7 @@ TYPES: dict[str, tuple[str, frozenset[str]]] = {
 """By Arrow's type: PostgreSQL's of a column that is made, and those that take its values as they are."""
 
 IS_THERE = "SELECT to_regclass($1)::oid IS NOT NULL"
+IS_TABLE = "SELECT relkind IN ('r', 'p') FROM pg_class WHERE oid = to_regclass($1)"
 UNIQUE_KEYS = """
 SELECT i.indisprimary, bool_and(a.attnotnull),
        array_to_json(array_agg(a.attname::text ORDER BY array_position(i.indkey, a.attnum)))::text
@@ -54,8 +55,16 @@ FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
 WHERE a.attrelid = to_regclass($1) AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
 """
 """Of a table: name, type in short and in full, and whether each row has to give a value."""
-NEXT_TRANSACTION = "SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint"
-OLDEST_TRANSACTION = "SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint"
+WRITERS = """
+SELECT DISTINCT virtualtransaction::text FROM pg_locks
+WHERE locktype = 'relation' AND granted AND pid IS DISTINCT FROM pg_backend_pid()
+  AND mode IN ('RowExclusiveLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
+  AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+  AND relation IN (SELECT relid::oid FROM pg_partition_tree(to_regclass($1)) UNION SELECT to_regclass($1)::oid)
+"""
+"""Transactions that may add rows to a table: a statement takes its lock before it gives out numbers, and keeps it."""
+NEXT_TRANSACTION = "SELECT txid_current()"
+OLDEST_TRANSACTION = "SELECT txid_snapshot_xmin(txid_current_snapshot())"
 STATE = """
 CREATE TABLE IF NOT EXISTS {state} (
     name text PRIMARY KEY, source text NOT NULL, target text NOT NULL, places text NOT NULL, records bigint NOT NULL,
