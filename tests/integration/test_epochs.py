@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from kera.client import Client, Epoch, Epochs, sync
-from kera.core.errors import InvalidArgument, RecordTooLarge, TimestampAhead
+from kera.core.errors import DataLost, InvalidArgument, RecordTooLarge, TimestampAhead
 from kera.local.cluster import RunningCluster
 
 pytestmark = pytest.mark.timeout(120)
@@ -146,17 +146,67 @@ async def test_who_has_committed_goes_on_with_the_next_epoch(client: Client) -> 
 async def test_of_what_was_truncated_only_whole_epochs_are_given(client: Client) -> None:
     await client.admin.create_stream("epochs-cut", epoch_ms=10, punctuation="producers")
     await write(client, "epochs-cut", *([at * MS] for at in (1, 5, 12, 45, 13, 14, 58, 69, 75)))
-    places = await client.positions_at("epochs-cut", 45 * MS)
-    async with client.consumer("epochs-cut", start={0: [places[0][0].position]}, joined_bytes_max=0) as consumer:
-        async for chunk in consumer.batches():
-            await client.admin.truncate_stream("epochs-cut", {0: [chunk.next]})
-            break
+    await cut_before(client, "epochs-cut", 45 * MS)
     async with client.epochs("epochs-cut", start="earliest", end=7) as reader:
         found = await read(reader, 9)
     assert [(epoch.number, epoch.rows()["value"].to_pylist()) for epoch in found] == [
         (5, [b"58000"]),
         (6, [b"69000"]),
     ], "what is left of epoch 4, which is older than that, is not given for epoch 1"
+
+
+async def cut_before(client: Client, stream: str, time_us: int) -> None:
+    """Remove all up to the chunk with that time, and that one, too."""
+    places = await client.positions_at(stream, time_us)
+    async with client.consumer(stream, start={0: [places[0][0].position]}, joined_bytes_max=0) as consumer:
+        async for chunk in consumer.batches():
+            await client.admin.truncate_stream(stream, {0: [chunk.next]})
+            break
+
+
+async def test_an_epoch_of_which_something_was_removed_is_an_error_and_not_the_rest_of_it(client: Client) -> None:
+    await client.admin.create_stream("epochs-part", epoch_ms=10, punctuation="producers")
+    await write(client, "epochs-part", *([at * MS] for at in (1, 5, 12, 45, 13, 14, 58, 69)))
+    async with client.epochs("epochs-part", start="earliest", end=6) as early:
+        await early.start()
+        await cut_before(client, "epochs-part", 45 * MS)
+        with pytest.raises(DataLost):
+            await read(early, 1)
+    for start in (0, 1, 4):
+        with pytest.raises(DataLost, match="start at 5"):
+            async with client.epochs("epochs-part", start=start):
+                pass
+    whole: list[dict[str, Any]] = [{"start": 5}, {"start": "committed", "consumer_group": "never-committed"}]
+    for arguments in whole:
+        async with client.epochs("epochs-part", end=6, **arguments) as reader:
+            assert [epoch.number for epoch in await read(reader, 9)] == [5], arguments
+
+
+async def test_who_has_committed_before_a_punctuation_finds_what_is_behind_in_its_epoch(client: Client) -> None:
+    await client.admin.create_stream("epochs-behind", epoch_ms=10, epoch_grace_ms=1)
+    now_us = time.time_ns() // 1000
+    first = now_us // 10_000 - 50
+    await write(client, "epochs-behind", [first * 10_000])
+    await client.bounds("epochs-behind")  # which promises
+    await write(client, "epochs-behind", [first * 10_000 + 1], [now_us + 60_000_000])
+    settings: dict[str, Any] = {"consumer_group": "epochs", "start": "committed"}
+    async with client.epochs("epochs-behind", start=first) as reader:
+        expected = seen(await read(reader, 2))
+    assert expected[1][0] > first, "what came late is of the epoch that was promised"
+    async with client.epochs("epochs-behind", **settings) as reader:
+        assert seen(await read(reader, 1)) == expected[:1]
+        await reader.commit()
+    async with client.epochs("epochs-behind", **settings) as reader:
+        assert seen(await read(reader, 1)) == expected[1:]
+
+
+@pytest.mark.parametrize(("start", "end"), [(10**30, "latest"), (-(10**30), 0), (3, "latest"), (7, 7)])
+async def test_where_nothing_is_between_start_and_end_nobody_waits(client: Client, start: int, end: Any) -> None:
+    stream = f"epochs-nothing-{start % 97}"
+    await client.admin.create_stream(stream, epoch_ms=10, punctuation="producers")
+    await write(client, stream, [1], [20_000])
+    async with client.epochs(stream, start=start, end=end) as reader:
+        assert await read(reader, 1) == []
 
 
 async def test_what_cannot_be_is_refused(client: Client) -> None:

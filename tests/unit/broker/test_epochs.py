@@ -175,6 +175,20 @@ async def test_the_next_owner_keeps_what_the_one_before_has_promised_and_no_more
     assert chunks(cluster.owner)[-2:] == [(True, NOW_US + 19_000 * MS), (False, promised_us)]
 
 
+async def test_a_promise_that_was_handed_over_is_kept_also_when_nobody_promises_any_more(
+    make_engine: MakeEngine,
+) -> None:
+    engines = make_engine(16), make_engine(16)
+    for engine in engines:
+        set_time(engine, NOW_US)
+    cluster = Cluster(*engines, **EPOCHS)
+    promised_us = (await described(cluster.owner)).promised_us
+    cluster.info.config.punctuation = common_pb2.PUNCTUATION_PRODUCERS
+    await cluster.move(2)
+    cluster.owner.append(sent(promised_us - 1, 0))
+    assert chunks(cluster.owner) == [(True, promised_us), (False, promised_us - 1)]
+
+
 async def test_an_owner_to_whom_nobody_has_handed_it_promises_what_the_one_before_may_have(engine: Engine) -> None:
     broker = open_broker(engine, entries=2)
     streamlet = broker.streams.streamlet(STREAM_ID, 0)

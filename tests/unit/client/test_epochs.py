@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from kera.client.chunk_batch import ChunkBatch
+from kera.client.cluster.fetch import Wanted
+from kera.client.epochs.entry_reader import EntryReader
 from kera.client.epochs.epoch import Epoch, in_order
 from kera.client.epochs.marks import Marker, epoch_of, split
 from kera.client.epochs.merging import Decision, Reached, decide
-from kera.client.types import StreamDescription
+from kera.client.settings import ConsumerSettings
+from kera.client.types import EntryBounds, StreamDescription
 from kera.core.chunk import HEADER_BYTES, Placement, encode_chunk, encode_payload, place_chunk, read_header
-from kera.core.errors import InvalidArgument
-from kera.core.ids import EntryId, Position
+from kera.core.errors import DataLost, InvalidArgument
+from kera.core.ids import EARLIEST, EntryId, Position
 from kera.core.punctuation import NO_TIME, encode_punctuation
 from kera.core.schema import DEFAULT_SCHEMA
 from tests.unit.client.support import stream_info
@@ -179,6 +183,20 @@ def test_waiting_times_are_those_of_the_table_of_the_dissertation() -> None:
     assert waiting(strictly) == 8
     assert waiting(by_epoch) == 4
     assert waiting(lambda *_: True) == 0
+
+
+async def test_only_who_is_promised_nothing_by_design_is_not_waited_for() -> None:
+    """A broker of the clock that does not promise at the moment, as it has only just started, will again."""
+    wanted = Wanted(ENTRY, EARLIEST, None)
+    cluster: Any = None
+    reader = EntryReader(cluster, STREAM, wanted, ConsumerSettings(), epoch_us=10, first_epoch=None)
+    empty = EntryBounds(EARLIEST, EARLIEST, 0, 0, 0)
+    reader.learn(empty, by_clock=True)
+    assert reader.reached().open is not None
+    reader.learn(empty, by_clock=False)
+    assert reader.reached().open is None
+    with pytest.raises(DataLost, match="removed before"):
+        reader.learn(EntryBounds(Position(1, 1, 64), Position(1, 1, 64), 1, 1, 0), by_clock=True)
 
 
 # --- an epoch ----------------------------------------------------------------------------------------------

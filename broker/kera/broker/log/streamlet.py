@@ -237,6 +237,7 @@ class Streamlet(StreamletProgress):
         if handed_over is not None:
             promised = handed_over.HasField("promised_us")
             self._owner_before_promised_us = handed_over.promised_us if promised else NO_TIME
+            self.entries.promise(self._owner_before_promised_us)  # also if nobody promises any more by now
 
     @property
     def promised_us(self) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from typing import NamedTuple
 
 from kera.client.chunk_batch import ChunkBatch
 from kera.client.cluster.cluster import Cluster
@@ -18,12 +19,20 @@ from kera.client.epochs.marks import Marked, Marker, epoch_of
 from kera.client.epochs.merging import Reached
 from kera.client.settings import ConsumerSettings
 from kera.client.types import EntryBounds, StreamDescription
-from kera.core.errors import EpochPassed
+from kera.core.errors import DataLost, EpochPassed
 from kera.core.ids import EARLIEST, EntryId, Position
-from kera.core.punctuation import NO_TIME
+from kera.core.punctuation import NO_TIME, is_punctuation
 
 LOOK_AGAIN_S = 1.0
 """What is to come by what brokers have said may have been lost with one: then they are asked again."""
+
+
+class Held(NamedTuple):
+    """What is at hand and not given out yet."""
+
+    marked: Marked
+    resume_at: Position
+    """Whoever begins there finds it in the same epoch: before the punctuation that opened that, if one did."""
 
 
 class EntryReader:
@@ -48,7 +57,9 @@ class EntryReader:
         self._epoch_us = epoch_us
         self._first_epoch = first_epoch
         self._marker = Marker(epoch_us)
-        self._pending: deque[Marked] = deque()
+        self._pending: deque[Held] = deque()
+        self._opened_at: Position | None = None
+        """Where the punctuation is that opened the epoch of what comes next."""
         self.pending_bytes = 0
         """Of what is at hand."""
         self._fetcher: Fetcher | None = None
@@ -57,7 +68,7 @@ class EntryReader:
         self.read_to: Position = wanted.start
         """Up to there it was read."""
         self.position: Position = wanted.start
-        """Up to there it was taken."""
+        """Up to there it was taken: whoever begins there finds the rest in the same epochs."""
         self._end: Position = wanted.start
         self._promised_us: int = NO_TIME
         self._promised_at: Position = EARLIEST
@@ -78,15 +89,31 @@ class EntryReader:
 
     def reached(self) -> Reached[EntryId]:
         """How far it has got."""
-        pending = self._pending[0].epoch if self._pending else None
+        pending = self._pending[0].marked.epoch if self._pending else None
         if self._exempt:
             return Reached(self.entry, pending, None)
         return Reached(self.entry, pending, epoch_of(self.settled_us, self._epoch_us))
 
-    def learn(self, bounds: EntryBounds) -> None:
-        """What its brokers say of it now."""
+    def learn(self, bounds: EntryBounds, *, by_clock: bool) -> None:
+        """What its brokers say of it now. `by_clock`: they are to promise; one that does not now will again.
+
+        Raises `DataLost`: something of it was removed before any of it was read.
+        """
+        if self.read_to == EARLIEST and bounds.first_record:
+            (_, streamlet_id, entry) = self.entry
+            raise DataLost(
+                f"entry {entry} of streamlet {streamlet_id} of stream {self._stream.name!r}: its first"
+                f" {bounds.first_record} records were removed before they were read; start='earliest' goes on with the"
+                " first epoch that is whole",
+                stream=self._stream.name,
+                streamlet_id=streamlet_id,
+                entry=entry,
+                lost_from=EARLIEST,
+                available_from=bounds.start,
+            )
         self._end = max(self._end, bounds.end)
-        self._exempt = bounds.promised_us is None and bounds.end == EARLIEST and self.read_to == EARLIEST
+        is_empty = bounds.end == EARLIEST and self.read_to == EARLIEST
+        self._exempt = is_empty and bounds.promised_us is None and not by_clock
         if bounds.promised_us is not None and bounds.promised_us >= self._promised_us:
             self._promised_us, self._promised_at = bounds.promised_us, bounds.promised_at
 
@@ -127,30 +154,37 @@ class EntryReader:
 
     def _take(self, chunk: ChunkBatch) -> None:
         self.read_to = chunk.next
+        before_us = self._marker.watermark_us
         for marked in self._marker.mark(chunk):
             if self._first_epoch is None or marked.epoch >= self._first_epoch:
-                self._pending.append(marked)
+                self._pending.append(Held(marked, self._opened_at or marked.chunk.start))
                 self.pending_bytes += marked.chunk.header.chunk_bytes
-        if not self._pending:
-            self.position = self.read_to
+            self._opened_at = None
+        if is_punctuation(chunk.header) and self._opens_epoch(before_us):
+            self._opened_at = chunk.start
+        self._move_position()
+
+    def _opens_epoch(self, before_us: int) -> bool:
+        return epoch_of(self._marker.watermark_us, self._epoch_us) > epoch_of(before_us, self._epoch_us)
+
+    def _move_position(self) -> None:
+        self.position = self._pending[0].resume_at if self._pending else self._opened_at or self.read_to
 
     def take(self, epoch: int) -> list[ChunkBatch]:
         """What is at hand of an epoch, which is closed and the first of which there is anything."""
         found = []
-        while self._pending and self._pending[0].epoch == epoch:
-            chunk = self._pending.popleft().chunk
+        while self._pending and self._pending[0].marked.epoch == epoch:
+            chunk = self._pending.popleft().marked.chunk
             found.append(chunk)
             self.pending_bytes -= chunk.header.chunk_bytes
-            self.position = chunk.next
-        if not self._pending:
-            self.position = self.read_to
+        self._move_position()
         return found
 
     def check_comes_after(self, epoch: int) -> None:
         """Raise `EpochPassed` if there is something of an epoch that was given out without it."""
-        if not self._pending or self._pending[0].epoch > epoch:
+        if not self._pending or self._pending[0].marked.epoch > epoch:
             return
-        (_, streamlet_id, entry), late = self.entry, self._pending[0].epoch
+        (_, streamlet_id, entry), late = self.entry, self._pending[0].marked.epoch
         raise EpochPassed(
             f"entry {entry} of streamlet {streamlet_id} of stream {self._stream.name!r} has got records of epoch"
             f" {late}, when epoch {epoch} was read without it: nothing had ever been written to it, and nobody had"

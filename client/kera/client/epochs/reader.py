@@ -21,13 +21,17 @@ from kera.client.epochs.marks import epoch_of
 from kera.client.epochs.merging import Decision, decide
 from kera.client.settings import ConsumerSettings
 from kera.client.types import EntryBounds, StreamDescription
-from kera.core.errors import ClosedError, InvalidArgument, RecordTooLarge
+from kera.core.errors import ClosedError, DataLost, InvalidArgument, RecordTooLarge
 from kera.core.ids import EARLIEST, EntryId, Position
 
 EpochStart: TypeAlias = int | Literal["earliest", "latest", "committed"]
 EpochEnd: TypeAlias = int | Literal["latest"]
 STARTS = ("earliest", "latest", "committed")
 ENDS = ("latest",)
+Bounds: TypeAlias = Mapping[int, Mapping[int, Sequence[EntryBounds]]]
+"""By stream, streamlet and entry."""
+Starts: TypeAlias = Mapping[tuple[int, int], Position]
+"""Of a stream, by streamlet and entry."""
 EPOCH_BYTES_MAX = 1 << 30
 POLL_S = 0.05
 """Between two looks at how far entries are that hold up an epoch."""
@@ -63,6 +67,8 @@ class Epochs(AsyncIterator[Epoch]):
         self._end_at = None if end is None else _checked("end", end, ENDS)
         self._bytes_max = epoch_bytes_max
         self._epoch_us = 0
+        self._first: int | None = None
+        """The first that is; None: whichever comes first."""
         self._end: int | None = None
         """The first epoch that is not wanted."""
         self._last: int | None = None
@@ -86,7 +92,10 @@ class Epochs(AsyncIterator[Epoch]):
         return self._epoch_us // 1000
 
     async def start(self) -> None:
-        """Look up the streams, and decide where to start. Raises `UnknownStream`, and `InvalidArgument`."""
+        """Look up the streams, and decide where to start.
+
+        Raises `UnknownStream`, `InvalidArgument`, and `DataLost` where something of the first epoch was removed.
+        """
         async with self._starting:
             if self._started:
                 return
@@ -95,25 +104,56 @@ class Epochs(AsyncIterator[Epoch]):
             streams = [await self._cluster.stream(name) for name in self._names]
             self._epoch_us = 1000 * _length_ms(streams, self._asked_ms)
             self._order = {stream.stream_id: number for number, stream in enumerate(streams)}
-            bounds = {stream.stream_id: await self._cluster.bounds(stream.name) for stream in streams}
-            first = self._first_epoch(bounds)
+            bounds = await self._bounds(streams)
+            committed = await self._committed(streams)
+            while True:
+                first = None if committed else self._first_epoch(bounds)
+                starts = committed or {
+                    stream.stream_id: await self._starts(stream, bounds[stream.stream_id], first) for stream in streams
+                }
+                before, bounds = bounds, await self._bounds(streams)
+                if first is None or _beginnings(before) == _beginnings(bounds):
+                    break  # else something was removed meanwhile
             for stream in streams:
-                starts = await self._starts(stream, first)
-                self._add(stream, starts, bounds[stream.stream_id], first)
+                self._add(stream, starts[stream.stream_id], bounds[stream.stream_id], first)
             if self._end_at == "latest":
                 self._end = self._open_now(bounds)
             elif isinstance(self._end_at, int):
                 self._end = self._end_at
+            self._first = first
             self._started = True
 
-    def _first_epoch(self, bounds: Mapping[int, Mapping[int, Sequence[EntryBounds]]]) -> int | None:
-        """The first epoch that is wanted; None: whichever comes first."""
+    async def _bounds(self, streams: Sequence[StreamDescription]) -> Bounds:
+        return {stream.stream_id: await self._cluster.bounds(stream.name) for stream in streams}
+
+    async def _committed(self, streams: Sequence[StreamDescription]) -> dict[int, Starts]:
+        """Where the consumer group is to go on, by stream; nothing: it has not begun, or is not asked."""
+        found: dict[int, Starts] = {}
+        if self._start_at == "committed":
+            for stream in streams:
+                cursors = await committed_cursors(self._cluster, self._settings.consumer_group, stream)
+                found[stream.stream_id] = {(at.streamlet_id, at.entry): place for at, place in cursors.items()}
+        return found if any(found.values()) else {}
+
+    def _first_epoch(self, bounds: Bounds) -> int | None:
+        """The first epoch that is wanted; None: whichever comes first. Raises `DataLost`."""
+        whole = self._first_whole(bounds)
         if isinstance(self._start_at, int):
+            if whole is not None and self._start_at < whole:
+                raise DataLost(
+                    f"of epochs before {whole} of {', '.join(self._names)} something was removed by retention or"
+                    f" truncation, and {self._start_at} is one: start at {whole}, or with 'earliest'",
+                    epoch=self._start_at,
+                    first_whole=whole,
+                )
             return self._start_at
         if self._start_at == "latest":
-            return self._open_now(bounds)
-        if self._start_at == "committed":
-            return None
+            opened = self._open_now(bounds)
+            return opened if whole is None else max(opened, whole)
+        return whole
+
+    def _first_whole(self, bounds: Bounds) -> int | None:
+        """The first epoch of which nothing was removed; None: nothing was of any."""
         removed = [
             epoch_of(_latest_removed(entry), self._epoch_us)
             for streamlets in bounds.values()
@@ -121,9 +161,9 @@ class Epochs(AsyncIterator[Epoch]):
             for entry in entries
             if entry.first_record
         ]
-        return max(removed) + 1 if removed else None  # of earlier ones, something is gone
+        return max(removed) + 1 if removed else None
 
-    def _open_now(self, bounds: Mapping[int, Mapping[int, Sequence[EntryBounds]]]) -> int:
+    def _open_now(self, bounds: Bounds) -> int:
         """The first epoch that is not closed yet, as far as is known."""
         settled = [
             time_us
@@ -134,14 +174,18 @@ class Epochs(AsyncIterator[Epoch]):
         ]
         return epoch_of(min(settled, default=0), self._epoch_us)
 
-    async def _starts(self, stream: StreamDescription, first: int | None) -> dict[tuple[int, int], Position]:
-        """Where to begin with each entry."""
-        if self._start_at == "committed":
-            committed = await committed_cursors(self._cluster, self._settings.consumer_group, stream)
-            return {(entry.streamlet_id, entry.entry): position for entry, position in committed.items()}
+    async def _starts(
+        self, stream: StreamDescription, bounds: Mapping[int, Sequence[EntryBounds]], first: int | None
+    ) -> Starts:
+        """Where to begin with each entry: not "wherever it begins", which may be elsewhere when it is read."""
         if first is None:
-            return {}
-        places = await positions_at(self._cluster, stream.name, first * self._epoch_us)
+            return {
+                (streamlet_id, number): bound.start
+                for streamlet_id, entries in bounds.items()
+                for number, bound in enumerate(entries)
+            }
+        first_us = min(max(first * self._epoch_us, -(1 << 63)), (1 << 63) - 1)
+        places = await positions_at(self._cluster, stream.name, first_us)
         return {
             (streamlet_id, number): place.position
             for streamlet_id, entries in places.items()
@@ -151,7 +195,7 @@ class Epochs(AsyncIterator[Epoch]):
     def _add(
         self,
         stream: StreamDescription,
-        starts: Mapping[tuple[int, int], Position],
+        starts: Starts,
         bounds: Mapping[int, Sequence[EntryBounds]],
         first: int | None,
     ) -> None:
@@ -165,7 +209,7 @@ class Epochs(AsyncIterator[Epoch]):
                 reader = EntryReader(
                     self._cluster, stream, wanted, settings, epoch_us=self._epoch_us, first_epoch=first
                 )
-                reader.learn(bound)
+                reader.learn(bound, by_clock=_is_by_clock(stream))
                 self._readers[entry_id] = reader
 
     def __aiter__(self) -> Self:
@@ -196,6 +240,8 @@ class Epochs(AsyncIterator[Epoch]):
         """Whether there is nothing more before the end."""
         if self._end is None or (decision.epoch is not None and decision.epoch < self._end):
             return False
+        if self._first is not None and self._first >= self._end:
+            return True  # entries that begin behind all that was written say of no time that they have reached it
         reached = (reader.reached() for reader in self._readers.values())
         return all(each.open is None or each.open >= self._end for each in reached)
 
@@ -226,7 +272,7 @@ class Epochs(AsyncIterator[Epoch]):
                 for number, bound in enumerate(entries):
                     reader = self._readers.get(EntryId(stream.stream_id, streamlet_id, number))
                     if reader is not None:
-                        reader.learn(bound)
+                        reader.learn(bound, by_clock=_is_by_clock(stream))
 
     def _check_size(self) -> None:
         held = sum(reader.pending_bytes for reader in self._readers.values())
@@ -312,6 +358,15 @@ def _latest_removed(entry: EntryBounds) -> int:
     """The greatest time of what was removed from an entry, or more."""
     times = (entry.removed_watermark_us, entry.watermark_us)
     return next((time_us for time_us in times if time_us is not None), 0)
+
+
+def _beginnings(bounds: Bounds) -> list[int]:
+    """How much was removed of each entry."""
+    return [entry.first_record for each in bounds.values() for entries in each.values() for entry in entries]
+
+
+def _is_by_clock(stream: StreamDescription) -> bool:
+    return stream.config.punctuation == "clock"
 
 
 def _settled_us(entry: EntryBounds) -> int | None:
