@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from kera.client.chunk_batch import ChunkBatch
-from kera.client.cluster.fetch import Wanted
+from kera.client.cluster.fetch import Fetched, Wanted
 from kera.client.epochs.entry_reader import EntryReader
 from kera.client.epochs.epoch import Epoch, in_order
 from kera.client.epochs.marks import Marker, epoch_of, split
@@ -18,7 +19,7 @@ from kera.client.epochs.merging import Decision, Reached, decide
 from kera.client.settings import ConsumerSettings
 from kera.client.types import EntryBounds, StreamDescription
 from kera.core.chunk import HEADER_BYTES, Placement, encode_chunk, encode_payload, place_chunk, read_header
-from kera.core.errors import DataLost, InvalidArgument
+from kera.core.errors import CorruptChunk, DataLost, InvalidArgument
 from kera.core.ids import EARLIEST, EntryId, Position
 from kera.core.punctuation import NO_TIME, encode_punctuation
 from kera.core.schema import DEFAULT_SCHEMA
@@ -197,6 +198,48 @@ async def test_only_who_is_promised_nothing_by_design_is_not_waited_for() -> Non
     assert reader.reached().open is None
     with pytest.raises(DataLost, match="removed before"):
         reader.learn(EntryBounds(Position(1, 1, 64), Position(1, 1, 64), 1, 1, 0), by_clock=True)
+
+
+class Given:
+    """A fetcher that gives what it was given, and then waits for ever."""
+
+    def __init__(self, *fetched: Fetched) -> None:
+        self._left = list(fetched)
+
+    async def fetched(self) -> Fetched:
+        if not self._left:
+            await asyncio.Event().wait()
+        return self._left.pop(0)
+
+
+def entry_reader(data: bytes, end: Position) -> EntryReader:
+    """Its only chunk comes with the word that what follows is elsewhere, at `end`."""
+    cluster: Any = None
+    settings = ConsumerSettings(shared_memory="never")
+    reader = EntryReader(cluster, STREAM, Wanted(ENTRY, EARLIEST, None), settings, epoch_us=10, first_epoch=None)
+    given: Any = Given(Fetched(ENTRY, Position(1, 1, 0), end, [pa.py_buffer(data)], 0, None))
+    reader._fetcher = given
+    reader.learn(EntryBounds(Position(1, 1, 0), end, 0, 1, 0), by_clock=True)
+    return reader
+
+
+async def test_what_moved_behind_its_last_chunk_was_read_to_its_end() -> None:
+    reader = entry_reader(raw([25])[0], Position(4, 1, 0))
+    async with asyncio.timeout(10):
+        while reader.has_more:
+            await reader.read()
+    assert reader.read_to == (4, 1, 0)
+    assert [chunk.batch["value"].to_pylist() for chunk in reader.take(2)] == [[b"25"]]
+
+
+async def test_nothing_behind_a_chunk_that_cannot_be_read_is_given() -> None:
+    data = bytearray(raw([25])[0])
+    data[HEADER_BYTES] ^= 1
+    reader = entry_reader(bytes(data), Position(4, 1, 0))
+    for _ in range(2):
+        with pytest.raises(CorruptChunk):
+            await reader.read()
+    assert reader.read_to == EARLIEST
 
 
 # --- an epoch ----------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from kera.client.epochs.marks import Marked, Marker, epoch_of
 from kera.client.epochs.merging import Reached
 from kera.client.settings import ConsumerSettings
 from kera.client.types import EntryBounds, StreamDescription
-from kera.core.errors import DataLost, EpochPassed
+from kera.core.errors import CorruptChunk, DataLost, EpochPassed
 from kera.core.ids import EARLIEST, EntryId, Position
 from kera.core.punctuation import NO_TIME, is_punctuation
 
@@ -62,11 +62,15 @@ class EntryReader:
         """Where the punctuation is that opened the epoch of what comes next."""
         self.pending_bytes = 0
         """Of what is at hand."""
+        self._corrupt: CorruptChunk | None = None
+        """What ended the reading."""
         self._fetcher: Fetcher | None = None
         self._chunks = Chunks(cluster, settings, punctuations=True)
         self._chunks.streams[stream.stream_id] = stream
         self.read_to: Position = wanted.start
         """Up to there it was read."""
+        self._fetched_to: Position = wanted.start
+        """There goes on what comes next: behind a move, not where the last chunk before it ends."""
         self.position: Position = wanted.start
         """Up to there it was taken: whoever begins there finds the rest in the same epochs."""
         self._end: Position = wanted.start
@@ -124,14 +128,20 @@ class EntryReader:
 
     async def read(self) -> None:
         """Read what comes next, up to something of a later epoch than is at hand. Raises what a consumer does."""
+        if self._corrupt is not None:
+            raise self._corrupt  # what comes behind it must not be given out as if it were not there
         if not self.has_more:
             return
         if self._fetcher is None:
             self._fetcher = Fetcher(self._cluster, self._settings)
             self._fetcher.add(self._stream, Wanted(self.entry, self.read_to, None))
-        chunk = self._chunks.following_here(copied=False)
-        if chunk is None:
-            chunk = await self._following(self._fetcher)
+        try:
+            chunk = self._chunks.following_here(copied=False)
+            if chunk is None:
+                chunk = await self._following(self._fetcher)
+        except CorruptChunk as error:
+            self._corrupt = error
+            raise
         if chunk is not None:
             self._take(chunk)
 
@@ -139,6 +149,9 @@ class EntryReader:
         chunk = await self._chunks.following(copied=False)
         if chunk is not None:
             return chunk
+        if self.read_to < self._fetched_to:
+            self.read_to = self._fetched_to
+            return None
         try:
             async with asyncio.timeout(LOOK_AGAIN_S):
                 fetched = await fetcher.fetched()
@@ -146,11 +159,9 @@ class EntryReader:
             return None
         if fetched is None:
             return None
-        if fetched.buffers:
-            self._chunks.open(fetched)
-            return await self._chunks.following(copied=False)
-        self.read_to = fetched.next
-        return None
+        self._fetched_to = fetched.next
+        self._chunks.open(fetched)
+        return await self._following(fetcher)
 
     def _take(self, chunk: ChunkBatch) -> None:
         self.read_to = chunk.next
