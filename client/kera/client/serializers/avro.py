@@ -94,12 +94,17 @@ class AvroDeserializer:
 
     def _reader(self, written_with: Any, wanted: Any) -> Deserializer[Any]:
         limits, read = _limits_of(written_with), self._read
+        within = _is_parsed_again(written_with) or _is_parsed_again(wanted)
+        if within:
+            written_with, wanted = _as_field(written_with), None if wanted is None else _as_field(wanted)
 
         def value_of(data: bytes, _context: Context, /) -> Any:
             try:
                 limits.check_bytes(data)
                 source = io.BytesIO(data)
                 value = read(source, written_with, wanted)
+                if within:
+                    value = value[_FIELD_OF_VALUE]
                 behind = len(data) - source.tell()
             except Exception as error:  # it raises whatever Python does with what is not there
                 raise undecodable(error) from error
@@ -137,6 +142,37 @@ def _parsed(schema: AvroSchema, needed_by: str) -> tuple[str, Any]:
         raise InvalidArgument(f"this is no schema of Avro: no type is called {error.name!r}") from error
     except Exception as error:  # it raises whatever Python does with what is not as it expects
         raise InvalidArgument(f"this is no schema of Avro: {words(error)}") from error
+
+
+_FIELD_OF_VALUE = "value"
+_PARSED = "__fastavro_parsed"
+
+
+def _is_parsed_again(schema: Any) -> bool:
+    """Whether fastavro would parse it for each value: all but records, in which it notes that it has."""
+    return isinstance(schema, list) or (isinstance(schema, Mapping) and _PARSED not in schema)
+
+
+def _as_field(schema: Any) -> Any:
+    """A record of nothing but a value of `schema`: its bytes are those of the value."""
+    record = {
+        "type": "record",
+        "name": "kera_value_of_a_schema",
+        "fields": [{"name": _FIELD_OF_VALUE, "type": _without_notes(schema)}],
+    }
+    try:
+        return library("fastavro", "AvroDeserializer").parse_schema(record, named_schemas={})
+    except Exception as error:  # it has a type that is called as ours
+        raise InvalidArgument(f"this is no schema of Avro: {words(error)}") from error
+
+
+def _without_notes(schema: Any) -> Any:
+    """As fastavro is to parse it once more: what it has noted in types is left out."""
+    if isinstance(schema, list):
+        return [_without_notes(each) for each in schema]
+    if isinstance(schema, Mapping):
+        return {name: each for name, each in schema.items() if not name.startswith("__")}
+    return schema
 
 
 def _limits_of(schema: Any) -> Limits:

@@ -1,5 +1,6 @@
 """Avro, whose reader is kept from what its bytes could do to it."""
 
+import io
 import json
 from decimal import Decimal
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import fastavro
 import pytest
 
+from kera.client import RegisteredSchema
 from kera.client.serializers import AvroDeserializer, AvroSerializer
 from kera.client.serializers.avro_limits import Limits
 from kera.core.errors import CannotDecode, CannotEncode, InvalidArgument
@@ -177,6 +179,47 @@ def test_a_byte_in_an_array_or_map_is_not_taken_for_dozens_of_parts(of: str) -> 
     assert len(deserializer(long_of(1) + item + b"\x00", CONTEXT)) == 1
     with pytest.raises(CannotDecode, match="most of which take none"):
         deserializer(long_of(1000) + item * 1000 + b"\x00", CONTEXT)
+
+
+def test_no_schema_is_parsed_for_each_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands of types would take a second, and a message about a value that does not fit them minutes."""
+    types = ["null", a_record("R", "int")]
+    values: list[tuple[Any, bytes, Any]] = [
+        (types, long_of(1) + long_of(7), {"f0": 7}),
+        ({"type": "array", "items": types}, long_of(1) + b"\x00\x00", [None]),
+        ({"type": "map", "values": types}, long_of(1) + b"\x02a\x00\x00", {"a": None}),
+        ({"type": "enum", "name": "E", "symbols": ["A", "B"]}, b"\x02", "B"),
+        (types[1], long_of(7), {"f0": 7}),
+    ]
+    deepest: Any = "int"
+    for _ in range(63):
+        deepest = {"type": "array", "items": deepest}
+    values.append((deepest, b"\x00", []))
+    readers = [AvroDeserializer(schema, framed=False) for schema, _, _ in values]
+    parse, parsed = fastavro.parse_schema, []
+
+    def counted(schema: Any, *args: Any, **options: Any) -> Any:
+        parsed.append("__fastavro_parsed" in schema)
+        return parse(schema, *args, **options)
+
+    monkeypatch.setattr("fastavro._read.parse_schema", counted)
+    assert [reader(data, CONTEXT) for reader, (_, data, _) in zip(readers, values, strict=True)] == [
+        value for _, _, value in values
+    ]
+    assert parsed == [True] * len(values)
+
+
+@pytest.mark.parametrize(
+    "wanted", [["null", "long"], a_record("R", "long"), {"type": "array", "items": "long"}, "long"]
+)
+def test_a_union_is_resolved_to_what_its_branch_fits(wanted: Any) -> None:
+    branches = ["null", "int", a_record("R", "int"), {"type": "array", "items": "int"}]
+    values = {"null": None, "long": 7, "R": {"f0": 7}, "array": [7]}
+    fit = {"array": 3, "record": 2}.get(wanted["type"], 1) if isinstance(wanted, dict) else 1
+    written = io.BytesIO()
+    fastavro.schemaless_writer(written, branches, list(values.values())[fit])
+    schema = RegisteredSchema("s-value", 1, 1, SchemaType.AVRO, json.dumps(branches))
+    assert AvroDeserializer(wanted).reader_of(schema)(written.getvalue(), CONTEXT) == list(values.values())[fit]
 
 
 def test_what_has_as_many_bytes_as_parts_is_not_walked_through() -> None:
