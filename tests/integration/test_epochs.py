@@ -183,11 +183,13 @@ async def test_an_epoch_of_which_something_was_removed_is_an_error_and_not_the_r
 
 
 async def test_who_has_committed_before_a_punctuation_finds_what_is_behind_in_its_epoch(client: Client) -> None:
-    await client.admin.create_stream("epochs-behind", epoch_ms=10, epoch_grace_ms=1)
+    await client.admin.create_stream("epochs-behind", epoch_ms=10, epoch_grace_ms=1000)
     now_us = time.time_ns() // 1000
-    first = now_us // 10_000 - 50
+    first = now_us // 10_000 - 500
     await write(client, "epochs-behind", [first * 10_000])
-    await client.bounds("epochs-behind")  # which promises
+    async with asyncio.timeout(WAIT_S):
+        while (await client.bounds("epochs-behind"))[0][0].promised_us is None:
+            pass
     await write(client, "epochs-behind", [first * 10_000 + 1], [now_us + 60_000_000])
     settings: dict[str, Any] = {"consumer_group": "epochs", "start": "committed"}
     async with client.epochs("epochs-behind", start=first) as reader:

@@ -40,8 +40,11 @@ def fields(pairs: Iterable[tuple[str, object]], *, indent: str = "") -> str:
 
 
 def format_time(time_us: int) -> str:
-    """Microseconds since the epoch as local time."""
-    return datetime.datetime.fromtimestamp(time_us / 1e6).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    """Microseconds since the epoch as local time; of years that Python does not have, as they are."""
+    try:
+        return datetime.datetime.fromtimestamp(time_us / 1e6).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    except (ValueError, OverflowError, OSError):
+        return f"{time_us} µs"
 
 
 def plural(count: int, noun: str) -> str:

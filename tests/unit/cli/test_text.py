@@ -6,7 +6,7 @@ import pytest
 from kera.cli._arrow_types import parse_columns
 from kera.cli._run import UsageError
 from kera.cli._sizes import format_size, parse_size
-from kera.cli._table import fields, plural, table
+from kera.cli._table import fields, format_time, plural, table
 
 
 @pytest.mark.parametrize(
@@ -107,3 +107,8 @@ def test_a_shown_schema_can_be_given_again() -> None:
 def test_a_wrong_column_is_named(column: str) -> None:
     with pytest.raises(UsageError, match=f"--column {column}: "):
         parse_columns([column])
+
+
+@pytest.mark.parametrize("time_us", [-(1 << 63), (1 << 63) - 1])
+def test_a_time_of_a_year_that_python_does_not_have_is_shown_as_it_is(time_us: int) -> None:
+    assert format_time(time_us) == f"{time_us} µs"

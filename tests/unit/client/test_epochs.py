@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -26,6 +27,8 @@ from kera.core.schema import DEFAULT_SCHEMA
 from tests.unit.client.support import stream_info
 
 ENTRY = EntryId(7, 0, 0)
+CREATED_AT = 56
+"""In a header, see docs/format.md."""
 STREAM = StreamDescription.from_message(stream_info("s", 7))
 
 
@@ -255,6 +258,23 @@ def test_rows_are_sorted_by_time_and_among_equals_by_their_place() -> None:
     assert (found.records, found.late_records) == (4, 1)
     assert epoch(chunk([20, 21])).rows()["value"].to_pylist() == [b"20", b"21"]
     assert epoch().rows().num_rows == 0
+
+
+def test_records_without_a_time_have_that_of_their_own_chunk_however_it_came() -> None:
+    info = stream_info("t", 7)
+    info.schemas[0].typed, info.schemas[0].timestamp_column = True, "timestamp"
+    whole = together([21, 22], [23])
+    headers = bytearray(whole.joined)
+    for number, created_us in enumerate((25, 15)):
+        struct.pack_into("<q", headers, number * HEADER_BYTES + CREATED_AT, created_us)
+    times = pa.array([None, 22, None], whole.batch.schema.field("timestamp").type)
+    batch = whole.batch.set_column(0, "timestamp", times)
+    whole = whole._replace(batch=batch, joined=bytes(headers))
+    parts = split(whole, 1, next(iter(whole.ends()))[1])
+    for chunks in ((whole,), parts):
+        found = epoch(*chunks, streams={7: StreamDescription.from_message(info)})
+        assert found.late_records == 1
+        assert found.rows()["value"].to_pylist() == [b"23", b"22", b"21"]
 
 
 def test_a_digest_is_of_what_is_in_it_and_in_which_order() -> None:

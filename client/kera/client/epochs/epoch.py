@@ -47,7 +47,8 @@ class Epoch:
 
         Of a typed stream without a timestamp column, whose chunks have the time when they were made, there are none.
         """
-        return sum(_older(self.times(chunk), self.start_us) for chunk in self.batches if self._may_be_late(chunk))
+        # By the records themselves: what a header says of them need not be so, and leaves out those without a time.
+        return sum(_older(self.times(chunk), self.start_us) for chunk in self.batches if self._has_times(chunk))
 
     @cached_property
     def digest(self) -> str:
@@ -84,7 +85,10 @@ class Epoch:
         return table.take(pa.array(np.argsort(times, kind="stable")))
 
     def times(self, chunk: ChunkBatch) -> npt.NDArray[np.int64]:
-        """Of each record of a chunk, in microseconds since the Unix epoch. Raises `InvalidArgument`: it has none."""
+        """Of each record of a chunk, in microseconds since the Unix epoch; of one without, when its chunk was made.
+
+        Raises `InvalidArgument`: there is no such column.
+        """
         stream = self._stream_of(chunk)
         times = times_of(chunk.batch, stream)
         if times is None:
@@ -93,13 +97,14 @@ class Epoch:
                 stream=stream.name,
             )
         if times.null_count:
-            times = pc.fill_null(times, pa.scalar(chunk.header.created_us, times.type))
+            headers = list(chunk.headers)  # of chunks that have come together, each has its own
+            created = np.repeat([each.created_us for each in headers], [each.record_count for each in headers])
+            times = pc.coalesce(times, pa.array(created, pa.int64()).cast(times.type))
         return np.frombuffer(times.buffers()[1], np.int64, len(times), 8 * times.offset)
 
-    def _may_be_late(self, chunk: ChunkBatch) -> bool:
+    def _has_times(self, chunk: ChunkBatch) -> bool:
         stream = self._stream_of(chunk)
-        has_times = not stream.typed or stream.timestamp_column is not None
-        return has_times and chunk.header.min_timestamp_us < self.start_us
+        return not stream.typed or stream.timestamp_column is not None
 
     def _stream_of(self, chunk: ChunkBatch) -> StreamDescription:
         return self.streams[chunk.entry.stream_id]
