@@ -11,7 +11,7 @@ from kera.console import limits
 from kera.console.application import application
 from kera.console.house import Cluster, House
 from kera.console.watching.view import View
-from kera.core.errors import AuthenticationFailed, Unavailable
+from kera.core.errors import AuthenticationFailed, ProtocolError, Unavailable
 from tests.unit.console.browser import Browser
 from tests.unit.console.conftest import all_is_well
 from tests.unit.console.test_pages import is_clear
@@ -91,6 +91,20 @@ async def test_a_wrong_password_begins_no_session(browser: Browser, house: House
     assert password == "" or password not in answer.text
     assert len(house.sessions) == 0
     assert (await browser.get("/streams")).status == 303
+
+
+@pytest.mark.parametrize(("user", "password"), [("a\x00b", "x"), ("a\u202eb", "x"), ("ada", "correct horse\x00")])
+async def test_who_has_a_name_or_password_that_nobody_has_is_told_no_more(
+    browser: Browser, monkeypatch: pytest.MonkeyPatch, user: str, password: str
+) -> None:
+    async def refused_by_the_client(*_: object) -> None:
+        raise ProtocolError(f"user {user!r} at 10.0.0.1:7400")
+
+    monkeypatch.setattr(House, "sign_in", refused_by_the_client)
+    page = await sign_in(browser, user, password)
+    assert page.status == 401
+    assert "10.0.0.1" not in page.text
+    assert "the user name or the password is not right" in page.text
 
 
 async def test_a_form_of_one_session_is_no_good_in_another(browser: Browser, house: House) -> None:

@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 from starlette.responses import Response
 
 from kera.console.visits import Visit
+from kera.core.access.passwords import REFUSED
 from kera.core.errors import AuthenticationFailed, InvalidArgument
 
 NEXT_MAX = 4096
@@ -32,6 +33,8 @@ async def sign_in(visit: Visit) -> Response:
     try:
         if not name or not password:
             raise AuthenticationFailed("Type a name and a password.")
+        if not (name.isprintable() and password.isprintable()):
+            raise AuthenticationFailed(REFUSED)  # nobody has such ones: the client would not even send them
         session = await visit.house.sign_in(name, password)
     except (AuthenticationFailed, InvalidArgument) as error:
         context = {"next": onward, "name": name, "error": error.message}
