@@ -14,11 +14,19 @@ import pyarrow.parquet as pq
 import pytest
 
 from kera.client.sync import Client
-from kera.local.cluster import RunningCluster
+from kera.core.settings import KIB, MIB
+from kera.local.cluster import LocalCluster, RunningCluster
 from tests.integration.command_line import run_kera
 from tests.integration.connect_support import copying, has, killed_again_and_again, records, table
 
 ROWS = 300_000
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RunningCluster]:
+    """One of its own: streams are called by plain names here."""
+    with LocalCluster.running(brokers=2, arena_bytes=128 * MIB, segment_bytes=512 * KIB) as running:
+        yield running
 
 
 @pytest.fixture

@@ -15,12 +15,20 @@ from kera.client import Record
 from kera.client.sync import Client
 from kera.connect.errors import SourceChanged
 from kera.connect.kafka.source import TopicSource
-from kera.local.cluster import RunningCluster
+from kera.core.settings import KIB, MIB
+from kera.local.cluster import LocalCluster, RunningCluster
 from tests.integration.command_line import run_kera
 from tests.integration.connect_support import copying, has, killed_again_and_again, records
 from tests.integration.kafka import Kafka
 
 RECORDS_MAX = 100_000
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RunningCluster]:
+    """One of its own: streams are called by plain names here."""
+    with LocalCluster.running(brokers=2, arena_bytes=128 * MIB, segment_bytes=512 * KIB) as running:
+        yield running
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from kera.client import Client, SchemaType
 from kera.client.serializers import AvroSerializer
 from kera.core.access.rights import Operation
 from kera.core.security.issuing import Authority
+from kera.core.settings import KIB, MIB
 from kera.local.cluster import LocalCluster, RunningCluster
 from tests.integration.command_line import run_kera
 from tests.integration.console_support import Look, a_browser, a_console, needs_chromium
@@ -27,6 +28,13 @@ from tests.integration.secured_cluster import PASSWORD, Secured
 pytestmark = pytest.mark.timeout(240)
 SOON_S = 40
 HOSTILE = '"><script>document.title = "owned"; alert(1)</script><img src=x onerror="alert(2)">'
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RunningCluster]:
+    """One of its own: streams are called by plain names here."""
+    with LocalCluster.running(brokers=2, arena_bytes=128 * MIB, segment_bytes=512 * KIB) as running:
+        yield running
 
 
 @contextlib.asynccontextmanager

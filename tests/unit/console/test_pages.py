@@ -10,6 +10,7 @@ from kera.client import Admin, Rebalancing, RecoveryDescription
 from kera.client.admin.watching import Watch
 from kera.client.testing import FakeCluster
 from kera.console import limits
+from kera.console.pages import messages, streams
 from kera.core.errors import NotAllowed, Unavailable
 from tests.unit.console.browser import Answer
 from tests.unit.console.conftest import MakeBrowser
@@ -339,7 +340,7 @@ async def test_rows_of_typed_streams_are_columns(console: MakeBrowser, cluster: 
 
 async def test_a_page_with_a_defect_says_so_and_no_more(console: MakeBrowser, monkeypatch: pytest.MonkeyPatch) -> None:
     browser = await console()
-    monkeypatch.setattr("kera.console.pages.streams.paged", lambda *_: 1 / 0)
+    monkeypatch.setattr(streams, "paged", lambda *_: 1 / 0)
     answer = await browser.get("/streams")
     is_clear(answer, 500, "This is a defect of the console")
     assert "ZeroDivision" not in answer.text
@@ -351,7 +352,7 @@ async def test_a_broker_that_does_not_answer_holds_up_no_more_than_its_part_of_a
     cluster.create_stream("s")
     browser = await console()
     monkeypatch.setattr(limits, "BOUNDS_TIMEOUT_S", 0.05)
-    monkeypatch.setattr("kera.console.pages.messages.READ_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(messages, "READ_TIMEOUT_S", 0.05)
     for broker in cluster.brokers.values():
         broker.pause()
     is_clear(await browser.get("/streams/s"), 200, "Not all brokers say what they have")
@@ -359,7 +360,7 @@ async def test_a_broker_that_does_not_answer_holds_up_no_more_than_its_part_of_a
     is_clear(await browser.get("/streams/s/record?streamlet=0&entry=0&offset=0"), 503, "The cluster does not answer")
     for broker in cluster.brokers.values():
         broker.resume()
-    monkeypatch.setattr("kera.console.pages.messages.READ_TIMEOUT_S", 10)
+    monkeypatch.setattr(messages, "READ_TIMEOUT_S", 10)
     is_clear(await browser.get("/streams/s/messages"), 200)
 
 
@@ -368,7 +369,7 @@ async def test_who_waits_for_a_place_to_browse_is_told_when_there_is_none(
 ) -> None:
     cluster.create_stream("s")
     browser = await console()
-    monkeypatch.setattr("kera.console.pages.messages.BROWSE_WAIT_S", 0.01)
+    monkeypatch.setattr(messages, "BROWSE_WAIT_S", 0.01)
     for broker in cluster.brokers.values():
         broker.pause()
     asked = [asyncio.ensure_future(browser.get("/streams/s/messages")) for _ in range(limits.BROWSINGS_MAX + 1)]
@@ -385,10 +386,10 @@ async def test_a_list_shows_what_was_seen_last_of_streams_whose_brokers_do_not_a
     cluster.create_stream("s")
     await send(cluster, "s", b"x", b"y", b"z")
     browser = await console()
-    monkeypatch.setattr("kera.console.pages.streams.DETAILS_TIMEOUT_S", 10)
+    monkeypatch.setattr(streams, "DETAILS_TIMEOUT_S", 10)
     record_count = '<td class="num">3</td>'
     is_clear(await browser.get("/streams"), 200, record_count)
-    monkeypatch.setattr("kera.console.pages.streams.DETAILS_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(streams, "DETAILS_TIMEOUT_S", 0.01)
     for broker in cluster.brokers.values():
         broker.pause()
     is_clear(await browser.get("/streams"), 200, record_count)

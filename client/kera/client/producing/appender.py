@@ -21,7 +21,6 @@ one call at a time per streamlet, ids that no producer of the coordinator has (`
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from typing import NamedTuple
 
@@ -30,7 +29,7 @@ import pyarrow as pa
 from kera.client import arguments
 from kera.client.cluster.asking import broker_failed, same_stream, submit_to_broker
 from kera.client.cluster.cluster import Cluster
-from kera.client.cluster.retry import RetryTime
+from kera.client.cluster.retry import RetryTime, jittered
 from kera.client.producing.conforming import Conformer
 from kera.client.producing.encoding import Payload, check_rows, payloads
 from kera.client.producing.partitioner import partition_by_key, primary_keys
@@ -153,7 +152,7 @@ class Appender:
                 pause_s = None if final else patience.failed(error, asyncio.get_running_loop().time())
                 if pause_s is None:
                     raise
-            await asyncio.sleep(random.uniform(pause_s / 2, pause_s))  # so that many do not come at once
+            await asyncio.sleep(jittered(pause_s))
 
     def _encode(self, streamlet_id: int, payload: Payload, sequence: int, now_us: int) -> EncodedChunk:
         stream = self.stream

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
@@ -117,7 +116,9 @@ def decide(asked: Asked, error: KeraError, patience: RetryTime, now_s: float) ->
 
 async def pause_about(pause_s: float) -> None:
     """Wait for about so long: not all tasks are to come at once."""
-    await asyncio.sleep(random.uniform(pause_s / 2, pause_s))
+    from kera.client.cluster.retry import jittered
+
+    await asyncio.sleep(jittered(pause_s))
 
 
 class Router:
