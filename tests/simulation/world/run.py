@@ -22,6 +22,7 @@ import structlog
 
 from kera.client.checking.history import Place, Value
 from kera.client.checking.verdict import EVIDENCE_MAX, violations
+from kera.client.cluster.retry import PAUSES
 from kera.core.errors import ProducerFenced, Uncertain
 from kera.core.runtime import Runtime
 from tests.simulation.engine.loop import ProcessLoop
@@ -212,6 +213,7 @@ def _alone(seed: int) -> Iterator[None]:
     """Nothing that is not the run's decides: neither chance, nor when garbage is collected."""
     before, hook = random.getstate(), sys.unraisablehook
     random.seed(seed)
+    PAUSES.seed(seed)
     gc.collect()
     gc.freeze()  # what was there before need not be looked through again
     gc.disable()

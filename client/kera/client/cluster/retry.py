@@ -26,13 +26,13 @@ BACKOFF_S_MAX = 1.0
 ROUTE_PAUSE_S_MIN = 0.005
 ROUTE_PAUSE_S_MAX = 0.5
 ROUTE_PAUSE_GROWTH = 1.5
-_RANDOM = random.SystemRandom()
+PAUSES = random.Random()
 """Not the generator that programs, and tests, seed for themselves: a draw from here would change what they get."""
 
 
 def jittered(pause_s: float) -> float:
     """About so long: many are not to come at once."""
-    return _RANDOM.uniform(pause_s / 2, pause_s)
+    return PAUSES.uniform(pause_s / 2, pause_s)
 
 
 def backoff_s(settings: ClientSettings, attempt: int) -> float:
