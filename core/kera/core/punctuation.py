@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kera.core.chunk import ARROW_VERSION, HEADER_BYTES, ChunkHeader, encode_header
+from kera.core.chunk import ARROW_VERSION, ChunkHeader, encode_header
 
 FLAG = 4
 """In the field `flags` of a chunk's header."""
@@ -17,7 +17,10 @@ FLAGS_AT = 5
 """Where that field is."""
 NO_TIME = -(1 << 63)
 """Before all times: of what has none."""
-PUNCTUATION_BYTES = HEADER_BYTES
+EPOCH_GRACE_MS = 1000
+"""Of a stream with epochs that does not say: how long after its time a record may come before its entry is silent."""
+TIMESTAMP_AHEAD_MAX_MS = 3_600_000
+"""Likewise: so far ahead of its broker's clock the times of a chunk may be."""
 
 
 def encode_punctuation(stream_id: int, streamlet_id: int, timestamp_us: int, created_us: int) -> bytes:

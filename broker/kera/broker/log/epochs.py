@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from kera.core.punctuation import EPOCH_GRACE_MS, TIMESTAMP_AHEAD_MAX_MS
 from kera.v1 import common_pb2
-
-GRACE_MS = 1000
-TIMESTAMP_AHEAD_MS = 3_600_000
 
 
 class EpochRules(NamedTuple):
@@ -24,8 +22,10 @@ class EpochRules(NamedTuple):
         """What a stream's configuration says."""
         if not config.epoch_ms:
             return cls()
-        grace_ms = config.epoch_grace_ms if config.HasField("epoch_grace_ms") else GRACE_MS
-        ahead_ms = config.timestamp_ahead_max_ms if config.HasField("timestamp_ahead_max_ms") else TIMESTAMP_AHEAD_MS
+        grace_ms = config.epoch_grace_ms if config.HasField("epoch_grace_ms") else EPOCH_GRACE_MS
+        ahead_ms = (
+            config.timestamp_ahead_max_ms if config.HasField("timestamp_ahead_max_ms") else TIMESTAMP_AHEAD_MAX_MS
+        )
         by_clock = config.punctuation == common_pb2.PUNCTUATION_CLOCK
         return cls(by_clock, grace_ms * 1000, ahead_ms * 1000)
 

@@ -12,10 +12,10 @@ from kera.client.admin.admin import Admin as AsyncAdmin
 from kera.client.admin.consumer_groups import ConsumerGroupDescription, ConsumerGroupSummary, ResetTo
 from kera.client.admin.control import DrainStatus, MoveResult, Rebalancing, RecoveryDescription
 from kera.client.positions import Positions
-from kera.client.stream_config import EPOCH_GRACE_MS, TIMESTAMP_AHEAD_MAX_MS
 from kera.client.sync.loop_thread import LoopThread
 from kera.client.types import ClusterDescription, StreamDescription
 from kera.core.ids import Position
+from kera.core.punctuation import EPOCH_GRACE_MS, TIMESTAMP_AHEAD_MAX_MS
 from kera.core.push import DEFAULT_DOMAIN
 
 

@@ -15,6 +15,7 @@ import pyarrow as pa
 from kera.coordinator.settings import REPLICATION_MAX
 from kera.coordinator.store.metadata import VALUE_BYTES_MAX
 from kera.core.errors import InvalidArgument, SchemaMismatch, invariant
+from kera.core.punctuation import EPOCH_GRACE_MS, TIMESTAMP_AHEAD_MAX_MS
 from kera.core.push import DEFAULT_DOMAIN
 from kera.core.schema import DEFAULT_SCHEMA, schema_from_bytes, schema_to_bytes
 from kera.v1 import common_pb2, coordinator_pb2
@@ -59,10 +60,7 @@ CHANGED_AS_THEY_ARE: tuple[
 )
 """Settings that a request to alter a stream has by the same name."""
 EPOCH_MS_MAX = 366 * 86_400_000
-EPOCH_GRACE_MS = 1000
-"""Clocks of brokers differ by less than half of it, or promise nothing; records are on their way for as long."""
 EPOCH_GRACE_MS_MAX = 3_600_000
-TIMESTAMP_AHEAD_MS = 3_600_000
 RETENTION_MAX = (1 << 63) - 1
 """Of ages in milliseconds and sizes in bytes: what brokers may add up in 64 bits with a sign."""
 
@@ -133,7 +131,7 @@ def _complete_epochs(config: common_pb2.StreamConfig) -> None:
     if not config.HasField("epoch_grace_ms"):
         config.epoch_grace_ms = EPOCH_GRACE_MS
     if not config.HasField("timestamp_ahead_max_ms"):
-        config.timestamp_ahead_max_ms = TIMESTAMP_AHEAD_MS
+        config.timestamp_ahead_max_ms = TIMESTAMP_AHEAD_MAX_MS
     _check_range("epoch_grace_ms", config.epoch_grace_ms, EPOCH_GRACE_MS_MAX)
     _check_range("timestamp_ahead_max_ms", config.timestamp_ahead_max_ms, EPOCH_MS_MAX, value_min=0)
 
