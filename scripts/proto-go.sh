@@ -9,7 +9,7 @@ set -eu
 
 cd "$(dirname "$0")/.."
 python=${PYTHON:-.venv/bin/python}
-protos="common broker coordinator"
+protos="common latency broker coordinator"
 tools=build/go-tools
 messages=google.golang.org/protobuf/cmd/protoc-gen-go@v1.36.12
 services=google.golang.org/grpc/cmd/protoc-gen-go-grpc@v1.5.1

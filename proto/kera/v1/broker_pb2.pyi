@@ -12,6 +12,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from kera.v1 import common_pb2 as _common_pb2
+from kera.v1 import latency_pb2 as _latency_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -32,6 +33,7 @@ class MultiWriteChunksRequest(_message.Message):
     CHUNK_COUNT_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     TRACESTATE_FIELD_NUMBER: _builtins.int
+    LATENCY_FIELD_NUMBER: _builtins.int
     CHUNKS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.int
     durability: _common_pb2.Durability.ValueType
@@ -42,6 +44,10 @@ class MultiWriteChunksRequest(_message.Message):
     tracestate: _builtins.str
     chunks: _builtins.bytes
     """The chunks, one after the other. Last field: see the head of this file."""
+    @_builtins.property
+    def latency(self) -> _latency_pb2.LatencyReport:
+        """What the sender has measured of earlier chunks, see kera/v1/latency.proto."""
+
     def __init__(
         self,
         *,
@@ -50,11 +56,12 @@ class MultiWriteChunksRequest(_message.Message):
         chunk_count: _builtins.int = ...,
         traceparent: _builtins.str = ...,
         tracestate: _builtins.str = ...,
+        latency: _latency_pb2.LatencyReport | None = ...,
         chunks: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["latency", b"latency"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_count", b"chunk_count", "chunks", b"chunks", "durability", b"durability", "request_id", b"request_id", "traceparent", b"traceparent", "tracestate", b"tracestate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_count", b"chunk_count", "chunks", b"chunks", "durability", b"durability", "latency", b"latency", "request_id", b"request_id", "traceparent", b"traceparent", "tracestate", b"tracestate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -70,6 +77,8 @@ class MultiWriteChunksResponse(_message.Message):
     VIRTUAL_SEGMENTS_FIELD_NUMBER: _builtins.int
     ALL_STORED_FIELD_NUMBER: _builtins.int
     THROTTLED_MS_FIELD_NUMBER: _builtins.int
+    ADVICE_FIELD_NUMBER: _builtins.int
+    BROKER_TIME_US_FIELD_NUMBER: _builtins.int
     request_id: _builtins.int
     all_stored: _builtins.bool
     """Set only if no status has an error: who has sent many chunks need not look at each. It may be missing all the same."""
@@ -77,6 +86,8 @@ class MultiWriteChunksResponse(_message.Message):
     """For how long the answer was held back, as its principal has used more than its quota lets it. What comes next over
     the connection was left there meanwhile: who sends less in advance waits less.
     """
+    broker_time_us: _builtins.int
+    """The broker's time of day when it answers, told where it is asked for by a latency report. 0: it does not tell."""
     @_builtins.property
     def error(self) -> _common_pb2.Error:
         """Set when the request as a whole could not be read; then there are no statuses."""
@@ -89,6 +100,10 @@ class MultiWriteChunksResponse(_message.Message):
     def virtual_segments(self) -> _containers.RepeatedCompositeFieldContainer[Global___VirtualSegmentPlaces]:
         """Where the replicas are, of the virtual segments that the statuses name."""
 
+    @_builtins.property
+    def advice(self) -> _containers.RepeatedCompositeFieldContainer[_latency_pb2.WriterAdvice]:
+        """For streams with a latency constraint."""
+
     def __init__(
         self,
         *,
@@ -98,10 +113,12 @@ class MultiWriteChunksResponse(_message.Message):
         virtual_segments: _abc.Iterable[Global___VirtualSegmentPlaces] | None = ...,
         all_stored: _builtins.bool = ...,
         throttled_ms: _builtins.int = ...,
+        advice: _abc.Iterable[_latency_pb2.WriterAdvice] | None = ...,
+        broker_time_us: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_stored", b"all_stored", "error", b"error", "request_id", b"request_id", "statuses", b"statuses", "throttled_ms", b"throttled_ms", "virtual_segments", b"virtual_segments"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["advice", b"advice", "all_stored", b"all_stored", "broker_time_us", b"broker_time_us", "error", b"error", "request_id", b"request_id", "statuses", b"statuses", "throttled_ms", b"throttled_ms", "virtual_segments", b"virtual_segments"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -222,6 +239,8 @@ class MultiReadChunksRequest(_message.Message):
     SESSION_ID_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
     REMOVED_FIELD_NUMBER: _builtins.int
+    LATENCY_FIELD_NUMBER: _builtins.int
+    BYTES_MIN_FIELD_NUMBER: _builtins.int
     request_id: _builtins.int
     bytes_max: _builtins.int
     """Bound on the whole response; a single chunk larger than this is still returned, alone."""
@@ -237,11 +256,17 @@ class MultiReadChunksRequest(_message.Message):
     """0 begins the session anew, with all its ranges. Each later one follows the step whose answer has come, adds `ranges`
     and removes `removed`; what the answer gave has advanced by it. One at a time; any other number is SessionLost.
     """
+    bytes_min: _builtins.int
+    """Answer when there are so many bytes, or `wait_ms` has passed. 0: when there is anything."""
     @_builtins.property
     def ranges(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReadRange]: ...
     @_builtins.property
     def removed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Handles of ranges that are not wanted any more."""
+
+    @_builtins.property
+    def latency(self) -> _latency_pb2.LatencyReport:
+        """What the reader has measured of earlier chunks, see kera/v1/latency.proto."""
 
     def __init__(
         self,
@@ -254,10 +279,12 @@ class MultiReadChunksRequest(_message.Message):
         session_id: _builtins.int = ...,
         step: _builtins.int = ...,
         removed: _abc.Iterable[_builtins.int] | None = ...,
+        latency: _latency_pb2.LatencyReport | None = ...,
+        bytes_min: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["latency", b"latency"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_max", b"bytes_max", "consumer_group", b"consumer_group", "ranges", b"ranges", "removed", b"removed", "request_id", b"request_id", "session_id", b"session_id", "step", b"step", "wait_ms", b"wait_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_max", b"bytes_max", "bytes_min", b"bytes_min", "consumer_group", b"consumer_group", "latency", b"latency", "ranges", b"ranges", "removed", b"removed", "request_id", b"request_id", "session_id", b"session_id", "step", b"step", "wait_ms", b"wait_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -320,18 +347,25 @@ class MultiReadChunksResponse(_message.Message):
     RESULTS_FIELD_NUMBER: _builtins.int
     SESSION_KEPT_FIELD_NUMBER: _builtins.int
     THROTTLED_MS_FIELD_NUMBER: _builtins.int
+    ADVICE_FIELD_NUMBER: _builtins.int
+    BROKER_TIME_US_FIELD_NUMBER: _builtins.int
     CHUNKS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.int
     session_kept: _builtins.bool
     """The session goes on with the next step. If not, the broker keeps too many: the next request begins it anew."""
     throttled_ms: _builtins.int
     """See MultiWriteChunksResponse."""
+    broker_time_us: _builtins.int
     chunks: _builtins.bytes
     @_builtins.property
     def error(self) -> _common_pb2.Error: ...
     @_builtins.property
     def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReadResult]:
         """One per range, in the order of the request. In a session: of ranges of which there is something to tell, in turn."""
+
+    @_builtins.property
+    def advice(self) -> _containers.RepeatedCompositeFieldContainer[_latency_pb2.ReaderAdvice]:
+        """See MultiWriteChunksResponse."""
 
     def __init__(
         self,
@@ -341,11 +375,13 @@ class MultiReadChunksResponse(_message.Message):
         results: _abc.Iterable[Global___ReadResult] | None = ...,
         session_kept: _builtins.bool = ...,
         throttled_ms: _builtins.int = ...,
+        advice: _abc.Iterable[_latency_pb2.ReaderAdvice] | None = ...,
+        broker_time_us: _builtins.int = ...,
         chunks: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "error", b"error", "request_id", b"request_id", "results", b"results", "session_kept", b"session_kept", "throttled_ms", b"throttled_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["advice", b"advice", "broker_time_us", b"broker_time_us", "chunks", b"chunks", "error", b"error", "request_id", b"request_id", "results", b"results", "session_kept", b"session_kept", "throttled_ms", b"throttled_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

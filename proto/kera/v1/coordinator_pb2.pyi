@@ -9,6 +9,7 @@ from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from kera.v1 import common_pb2 as _common_pb2
+from kera.v1 import latency_pb2 as _latency_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -1464,6 +1465,8 @@ class HeartbeatRequest(_message.Message):
     ACCESS_VERSION_FIELD_NUMBER: _builtins.int
     STORED_FIELD_NUMBER: _builtins.int
     STORED_INCOMPLETE_FIELD_NUMBER: _builtins.int
+    LATENCY_FIELD_NUMBER: _builtins.int
+    BUDGETS_VERSION_FIELD_NUMBER: _builtins.int
     broker_id: _builtins.int
     broker_epoch: _builtins.int
     bytes_per_s: _builtins.int
@@ -1481,6 +1484,8 @@ class HeartbeatRequest(_message.Message):
     """Of the users and rules that it goes by, see ApplyAccess."""
     stored_incomplete: _builtins.bool
     """Not everything was looked at since the broker began."""
+    budgets_version: _builtins.int
+    """Of the budgets that it goes by."""
     @_builtins.property
     def loads(self) -> _containers.RepeatedCompositeFieldContainer[Global___StreamletLoad]:
         """Of the streamlets that are written to, the busiest."""
@@ -1513,6 +1518,10 @@ class HeartbeatRequest(_message.Message):
     def stored(self) -> _containers.RepeatedCompositeFieldContainer[Global___StoredBytes]:
         """Of each principal that has created streams of which something is here."""
 
+    @_builtins.property
+    def latency(self) -> _containers.RepeatedCompositeFieldContainer[_latency_pb2.HopFigures]:
+        """Of streams with a latency constraint, as an answer named them."""
+
     def __init__(
         self,
         *,
@@ -1533,10 +1542,12 @@ class HeartbeatRequest(_message.Message):
         access_version: _builtins.int = ...,
         stored: _abc.Iterable[Global___StoredBytes] | None = ...,
         stored_incomplete: _builtins.bool = ...,
+        latency: _abc.Iterable[_latency_pb2.HopFigures] | None = ...,
+        budgets_version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_loop_busy_permille", b"_loop_busy_permille", "loop_busy_permille", b"loop_busy_permille"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loop_busy_permille", b"_loop_busy_permille", "access_version", b"access_version", "broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "bytes_per_s", b"bytes_per_s", "empty_intervals", b"empty_intervals", "fences_version", b"fences_version", "held_streams", b"held_streams", "held_streams_told", b"held_streams_told", "loads", b"loads", "loop_busy_permille", b"loop_busy_permille", "processor_permille", b"processor_permille", "recoveries", b"recoveries", "starts", b"starts", "stored", b"stored", "stored_incomplete", b"stored_incomplete", "unknown_streams", b"unknown_streams", "unneeded_backup_ids", b"unneeded_backup_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loop_busy_permille", b"_loop_busy_permille", "access_version", b"access_version", "broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "budgets_version", b"budgets_version", "bytes_per_s", b"bytes_per_s", "empty_intervals", b"empty_intervals", "fences_version", b"fences_version", "held_streams", b"held_streams", "held_streams_told", b"held_streams_told", "latency", b"latency", "loads", b"loads", "loop_busy_permille", b"loop_busy_permille", "processor_permille", b"processor_permille", "recoveries", b"recoveries", "starts", b"starts", "stored", b"stored", "stored_incomplete", b"stored_incomplete", "unknown_streams", b"unknown_streams", "unneeded_backup_ids", b"unneeded_backup_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__loop_busy_permille: _TypeAlias = _typing.Literal["loop_busy_permille"]  # noqa: Y015
     _WhichOneofArgType__loop_busy_permille: _TypeAlias = _typing.Literal["_loop_busy_permille", b"_loop_busy_permille"]  # noqa: Y015
@@ -1607,6 +1618,7 @@ class HeartbeatResponse(_message.Message):
     FULL_PRINCIPALS_FIELD_NUMBER: _builtins.int
     FULL_PRINCIPALS_INCOMPLETE_FIELD_NUMBER: _builtins.int
     NOW_US_FIELD_NUMBER: _builtins.int
+    BUDGETS_FIELD_NUMBER: _builtins.int
     lease_ms: _builtins.int
     """For how long, counted from when the request was sent, nobody else gets the broker's replicated streamlets. After
     that it takes no chunks for them until a heartbeat is answered.
@@ -1638,6 +1650,10 @@ class HeartbeatResponse(_message.Message):
     def full_principals(self) -> _containers.RepeatedCompositeFieldContainer[Global___FullPrincipal]:
         """Of the principals that the heartbeat told of."""
 
+    @_builtins.property
+    def budgets(self) -> Global___StreamBudgets:
+        """What has come since the version that the heartbeat told; absent: nothing."""
+
     def __init__(
         self,
         *,
@@ -1650,14 +1666,40 @@ class HeartbeatResponse(_message.Message):
         full_principals: _abc.Iterable[Global___FullPrincipal] | None = ...,
         full_principals_incomplete: _builtins.bool = ...,
         now_us: _builtins.int = ...,
+        budgets: Global___StreamBudgets | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["fences", b"fences"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["budgets", b"budgets", "fences", b"fences"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backups", b"backups", "coordinator_epoch", b"coordinator_epoch", "fences", b"fences", "full_principals", b"full_principals", "full_principals_incomplete", b"full_principals_incomplete", "lease_ms", b"lease_ms", "now_us", b"now_us", "starts_refused", b"starts_refused", "unknown_stream_ids", b"unknown_stream_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backups", b"backups", "budgets", b"budgets", "coordinator_epoch", b"coordinator_epoch", "fences", b"fences", "full_principals", b"full_principals", "full_principals_incomplete", b"full_principals_incomplete", "lease_ms", b"lease_ms", "now_us", b"now_us", "starts_refused", b"starts_refused", "unknown_stream_ids", b"unknown_stream_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___HeartbeatResponse: _TypeAlias = HeartbeatResponse  # noqa: Y015
+
+@_typing.final
+class StreamBudgets(_message.Message):
+    """All there are: the broker forgets others. At most 1,000."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    BUDGETS_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    @_builtins.property
+    def budgets(self) -> _containers.RepeatedCompositeFieldContainer[_latency_pb2.StreamBudget]: ...
+    def __init__(
+        self,
+        *,
+        version: _builtins.int = ...,
+        budgets: _abc.Iterable[_latency_pb2.StreamBudget] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["budgets", b"budgets", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StreamBudgets: _TypeAlias = StreamBudgets  # noqa: Y015
 
 @_typing.final
 class StreamletLoad(_message.Message):

@@ -35,6 +35,8 @@ type MultiWriteChunksRequest struct {
 	// W3C Trace Context of whoever sends it, if it is traced: what the broker does with it belongs to that trace.
 	Traceparent string `protobuf:"bytes,4,opt,name=traceparent,proto3" json:"traceparent,omitempty"`
 	Tracestate  string `protobuf:"bytes,5,opt,name=tracestate,proto3" json:"tracestate,omitempty"`
+	// What the sender has measured of earlier chunks, see kera/v1/latency.proto.
+	Latency *LatencyReport `protobuf:"bytes,6,opt,name=latency,proto3" json:"latency,omitempty"`
 	// The chunks, one after the other. Last field: see the head of this file.
 	Chunks        []byte `protobuf:"bytes,15,opt,name=chunks,proto3" json:"chunks,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -106,6 +108,13 @@ func (x *MultiWriteChunksRequest) GetTracestate() string {
 	return ""
 }
 
+func (x *MultiWriteChunksRequest) GetLatency() *LatencyReport {
+	if x != nil {
+		return x.Latency
+	}
+	return nil
+}
+
 func (x *MultiWriteChunksRequest) GetChunks() []byte {
 	if x != nil {
 		return x.Chunks
@@ -126,7 +135,11 @@ type MultiWriteChunksResponse struct {
 	AllStored bool `protobuf:"varint,5,opt,name=all_stored,json=allStored,proto3" json:"all_stored,omitempty"`
 	// For how long the answer was held back, as its principal has used more than its quota lets it. What comes next over
 	// the connection was left there meanwhile: who sends less in advance waits less.
-	ThrottledMs   uint32 `protobuf:"varint,6,opt,name=throttled_ms,json=throttledMs,proto3" json:"throttled_ms,omitempty"`
+	ThrottledMs uint32 `protobuf:"varint,6,opt,name=throttled_ms,json=throttledMs,proto3" json:"throttled_ms,omitempty"`
+	// For streams with a latency constraint.
+	Advice []*WriterAdvice `protobuf:"bytes,7,rep,name=advice,proto3" json:"advice,omitempty"`
+	// The broker's time of day when it answers, told where it is asked for by a latency report. 0: it does not tell.
+	BrokerTimeUs  int64 `protobuf:"varint,8,opt,name=broker_time_us,json=brokerTimeUs,proto3" json:"broker_time_us,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -199,6 +212,20 @@ func (x *MultiWriteChunksResponse) GetAllStored() bool {
 func (x *MultiWriteChunksResponse) GetThrottledMs() uint32 {
 	if x != nil {
 		return x.ThrottledMs
+	}
+	return 0
+}
+
+func (x *MultiWriteChunksResponse) GetAdvice() []*WriterAdvice {
+	if x != nil {
+		return x.Advice
+	}
+	return nil
+}
+
+func (x *MultiWriteChunksResponse) GetBrokerTimeUs() int64 {
+	if x != nil {
+		return x.BrokerTimeUs
 	}
 	return 0
 }
@@ -447,7 +474,11 @@ type MultiReadChunksRequest struct {
 	// and removes `removed`; what the answer gave has advanced by it. One at a time; any other number is SessionLost.
 	Step uint32 `protobuf:"varint,9,opt,name=step,proto3" json:"step,omitempty"`
 	// Handles of ranges that are not wanted any more.
-	Removed       []uint32 `protobuf:"varint,10,rep,packed,name=removed,proto3" json:"removed,omitempty"`
+	Removed []uint32 `protobuf:"varint,10,rep,packed,name=removed,proto3" json:"removed,omitempty"`
+	// What the reader has measured of earlier chunks, see kera/v1/latency.proto.
+	Latency *LatencyReport `protobuf:"bytes,11,opt,name=latency,proto3" json:"latency,omitempty"`
+	// Answer when there are so many bytes, or `wait_ms` has passed. 0: when there is anything.
+	BytesMin      uint32 `protobuf:"varint,12,opt,name=bytes_min,json=bytesMin,proto3" json:"bytes_min,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -536,6 +567,20 @@ func (x *MultiReadChunksRequest) GetRemoved() []uint32 {
 		return x.Removed
 	}
 	return nil
+}
+
+func (x *MultiReadChunksRequest) GetLatency() *LatencyReport {
+	if x != nil {
+		return x.Latency
+	}
+	return nil
+}
+
+func (x *MultiReadChunksRequest) GetBytesMin() uint32 {
+	if x != nil {
+		return x.BytesMin
+	}
+	return 0
 }
 
 type ReadResult struct {
@@ -646,8 +691,11 @@ type MultiReadChunksResponse struct {
 	// The session goes on with the next step. If not, the broker keeps too many: the next request begins it anew.
 	SessionKept bool `protobuf:"varint,5,opt,name=session_kept,json=sessionKept,proto3" json:"session_kept,omitempty"`
 	// See MultiWriteChunksResponse.
-	ThrottledMs   uint32 `protobuf:"varint,6,opt,name=throttled_ms,json=throttledMs,proto3" json:"throttled_ms,omitempty"`
-	Chunks        []byte `protobuf:"bytes,15,opt,name=chunks,proto3" json:"chunks,omitempty"`
+	ThrottledMs uint32 `protobuf:"varint,6,opt,name=throttled_ms,json=throttledMs,proto3" json:"throttled_ms,omitempty"`
+	// See MultiWriteChunksResponse.
+	Advice        []*ReaderAdvice `protobuf:"bytes,7,rep,name=advice,proto3" json:"advice,omitempty"`
+	BrokerTimeUs  int64           `protobuf:"varint,8,opt,name=broker_time_us,json=brokerTimeUs,proto3" json:"broker_time_us,omitempty"`
+	Chunks        []byte          `protobuf:"bytes,15,opt,name=chunks,proto3" json:"chunks,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -713,6 +761,20 @@ func (x *MultiReadChunksResponse) GetSessionKept() bool {
 func (x *MultiReadChunksResponse) GetThrottledMs() uint32 {
 	if x != nil {
 		return x.ThrottledMs
+	}
+	return 0
+}
+
+func (x *MultiReadChunksResponse) GetAdvice() []*ReaderAdvice {
+	if x != nil {
+		return x.Advice
+	}
+	return nil
+}
+
+func (x *MultiReadChunksResponse) GetBrokerTimeUs() int64 {
+	if x != nil {
+		return x.BrokerTimeUs
 	}
 	return 0
 }
@@ -3378,7 +3440,7 @@ var File_kera_v1_broker_proto protoreflect.FileDescriptor
 
 const file_kera_v1_broker_proto_rawDesc = "" +
 	"\n" +
-	"\x14kera/v1/broker.proto\x12\akera.v1\x1a\x14kera/v1/common.proto\"\xe8\x01\n" +
+	"\x14kera/v1/broker.proto\x12\akera.v1\x1a\x14kera/v1/common.proto\x1a\x15kera/v1/latency.proto\"\x9a\x02\n" +
 	"\x17MultiWriteChunksRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\x04R\trequestId\x123\n" +
@@ -3390,8 +3452,9 @@ const file_kera_v1_broker_proto_rawDesc = "" +
 	"\vtraceparent\x18\x04 \x01(\tR\vtraceparent\x12\x1e\n" +
 	"\n" +
 	"tracestate\x18\x05 \x01(\tR\n" +
-	"tracestate\x12\x16\n" +
-	"\x06chunks\x18\x0f \x01(\fR\x06chunks\"\x9d\x02\n" +
+	"tracestate\x120\n" +
+	"\alatency\x18\x06 \x01(\v2\x16.kera.v1.LatencyReportR\alatency\x12\x16\n" +
+	"\x06chunks\x18\x0f \x01(\fR\x06chunks\"\xf2\x02\n" +
 	"\x18MultiWriteChunksResponse\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\x04R\trequestId\x12$\n" +
@@ -3400,7 +3463,9 @@ const file_kera_v1_broker_proto_rawDesc = "" +
 	"\x10virtual_segments\x18\x04 \x03(\v2\x1d.kera.v1.VirtualSegmentPlacesR\x0fvirtualSegments\x12\x1d\n" +
 	"\n" +
 	"all_stored\x18\x05 \x01(\bR\tallStored\x12!\n" +
-	"\fthrottled_ms\x18\x06 \x01(\rR\vthrottledMs\"c\n" +
+	"\fthrottled_ms\x18\x06 \x01(\rR\vthrottledMs\x12-\n" +
+	"\x06advice\x18\a \x03(\v2\x15.kera.v1.WriterAdviceR\x06advice\x12$\n" +
+	"\x0ebroker_time_us\x18\b \x01(\x03R\fbrokerTimeUs\"c\n" +
 	"\x14VirtualSegmentPlaces\x12,\n" +
 	"\x12virtual_segment_id\x18\x01 \x01(\x04R\x10virtualSegmentId\x12\x1d\n" +
 	"\n" +
@@ -3421,7 +3486,7 @@ const file_kera_v1_broker_proto_rawDesc = "" +
 	"\tReadRange\x12%\n" +
 	"\x05start\x18\x01 \x01(\v2\x0f.kera.v1.CursorR\x05start\x12!\n" +
 	"\x03end\x18\x02 \x01(\v2\x0f.kera.v1.CursorR\x03end\x12\x16\n" +
-	"\x06handle\x18\x03 \x01(\rR\x06handle\"\x99\x02\n" +
+	"\x06handle\x18\x03 \x01(\rR\x06handle\"\xe8\x02\n" +
 	"\x16MultiReadChunksRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\x04R\trequestId\x12*\n" +
@@ -3433,7 +3498,9 @@ const file_kera_v1_broker_proto_rawDesc = "" +
 	"session_id\x18\b \x01(\x04R\tsessionId\x12\x12\n" +
 	"\x04step\x18\t \x01(\rR\x04step\x12\x18\n" +
 	"\aremoved\x18\n" +
-	" \x03(\rR\aremovedJ\x04\b\x06\x10\aJ\x04\b\a\x10\b\"\xec\x01\n" +
+	" \x03(\rR\aremoved\x120\n" +
+	"\alatency\x18\v \x01(\v2\x16.kera.v1.LatencyReportR\alatency\x12\x1b\n" +
+	"\tbytes_min\x18\f \x01(\rR\bbytesMinJ\x04\b\x06\x10\aJ\x04\b\a\x10\b\"\xec\x01\n" +
 	"\n" +
 	"ReadResult\x12$\n" +
 	"\x05error\x18\x01 \x01(\v2\x0e.kera.v1.ErrorR\x05error\x12#\n" +
@@ -3443,14 +3510,16 @@ const file_kera_v1_broker_proto_rawDesc = "" +
 	"lagRecords\x12\x16\n" +
 	"\x06handle\x18\x06 \x01(\rR\x06handle\x12\x14\n" +
 	"\x05ended\x18\a \x01(\bR\x05ended\x12\x1b\n" +
-	"\tbegins_at\x18\b \x01(\rR\bbeginsAtJ\x04\b\x05\x10\x06\"\xf1\x01\n" +
+	"\tbegins_at\x18\b \x01(\rR\bbeginsAtJ\x04\b\x05\x10\x06\"\xc6\x02\n" +
 	"\x17MultiReadChunksResponse\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\x04R\trequestId\x12$\n" +
 	"\x05error\x18\x02 \x01(\v2\x0e.kera.v1.ErrorR\x05error\x12-\n" +
 	"\aresults\x18\x03 \x03(\v2\x13.kera.v1.ReadResultR\aresults\x12!\n" +
 	"\fsession_kept\x18\x05 \x01(\bR\vsessionKept\x12!\n" +
-	"\fthrottled_ms\x18\x06 \x01(\rR\vthrottledMs\x12\x16\n" +
+	"\fthrottled_ms\x18\x06 \x01(\rR\vthrottledMs\x12-\n" +
+	"\x06advice\x18\a \x03(\v2\x15.kera.v1.ReaderAdviceR\x06advice\x12$\n" +
+	"\x0ebroker_time_us\x18\b \x01(\x03R\fbrokerTimeUs\x12\x16\n" +
 	"\x06chunks\x18\x0f \x01(\fR\x06chunksJ\x04\b\x04\x10\x05\"\x9c\x01\n" +
 	"\x14GetNextGroupsRequest\x12\x1b\n" +
 	"\tstream_id\x18\x01 \x01(\x04R\bstreamId\x12!\n" +
@@ -3738,112 +3807,119 @@ var file_kera_v1_broker_proto_goTypes = []any{
 	(*DropStreamRequest)(nil),            // 48: kera.v1.DropStreamRequest
 	(*DropStreamResponse)(nil),           // 49: kera.v1.DropStreamResponse
 	(Durability)(0),                      // 50: kera.v1.Durability
-	(*Error)(nil),                        // 51: kera.v1.Error
-	(*Cursor)(nil),                       // 52: kera.v1.Cursor
-	(*StreamletState)(nil),               // 53: kera.v1.StreamletState
-	(*RecoverySource)(nil),               // 54: kera.v1.RecoverySource
-	(*BackupInfo)(nil),                   // 55: kera.v1.BackupInfo
-	(*StreamInfo)(nil),                   // 56: kera.v1.StreamInfo
-	(*EntryStart)(nil),                   // 57: kera.v1.EntryStart
+	(*LatencyReport)(nil),                // 51: kera.v1.LatencyReport
+	(*Error)(nil),                        // 52: kera.v1.Error
+	(*WriterAdvice)(nil),                 // 53: kera.v1.WriterAdvice
+	(*Cursor)(nil),                       // 54: kera.v1.Cursor
+	(*ReaderAdvice)(nil),                 // 55: kera.v1.ReaderAdvice
+	(*StreamletState)(nil),               // 56: kera.v1.StreamletState
+	(*RecoverySource)(nil),               // 57: kera.v1.RecoverySource
+	(*BackupInfo)(nil),                   // 58: kera.v1.BackupInfo
+	(*StreamInfo)(nil),                   // 59: kera.v1.StreamInfo
+	(*EntryStart)(nil),                   // 60: kera.v1.EntryStart
 }
 var file_kera_v1_broker_proto_depIdxs = []int32{
 	50, // 0: kera.v1.MultiWriteChunksRequest.durability:type_name -> kera.v1.Durability
-	51, // 1: kera.v1.MultiWriteChunksResponse.error:type_name -> kera.v1.Error
-	3,  // 2: kera.v1.MultiWriteChunksResponse.statuses:type_name -> kera.v1.ChunkStatus
-	2,  // 3: kera.v1.MultiWriteChunksResponse.virtual_segments:type_name -> kera.v1.VirtualSegmentPlaces
-	51, // 4: kera.v1.ChunkStatus.error:type_name -> kera.v1.Error
-	50, // 5: kera.v1.ChunkStatus.durability:type_name -> kera.v1.Durability
-	52, // 6: kera.v1.ReadRange.start:type_name -> kera.v1.Cursor
-	52, // 7: kera.v1.ReadRange.end:type_name -> kera.v1.Cursor
-	4,  // 8: kera.v1.MultiReadChunksRequest.ranges:type_name -> kera.v1.ReadRange
-	51, // 9: kera.v1.ReadResult.error:type_name -> kera.v1.Error
-	52, // 10: kera.v1.ReadResult.next:type_name -> kera.v1.Cursor
-	51, // 11: kera.v1.MultiReadChunksResponse.error:type_name -> kera.v1.Error
-	6,  // 12: kera.v1.MultiReadChunksResponse.results:type_name -> kera.v1.ReadResult
-	10, // 13: kera.v1.GetNextGroupsResponse.groups:type_name -> kera.v1.GroupInfo
-	13, // 14: kera.v1.GetNextSegmentsResponse.segments:type_name -> kera.v1.SegmentInfo
-	20, // 15: kera.v1.DescribeStreamletsResponse.streamlets:type_name -> kera.v1.StreamletInfo
-	21, // 16: kera.v1.StreamletInfo.entries:type_name -> kera.v1.EntryInfo
-	52, // 17: kera.v1.EntryInfo.start:type_name -> kera.v1.Cursor
-	52, // 18: kera.v1.EntryInfo.end:type_name -> kera.v1.Cursor
-	52, // 19: kera.v1.EntryInfo.lost_from:type_name -> kera.v1.Cursor
-	52, // 20: kera.v1.EntryInfo.lost_to:type_name -> kera.v1.Cursor
-	52, // 21: kera.v1.EntryInfo.promised_at:type_name -> kera.v1.Cursor
-	52, // 22: kera.v1.TruncateStreamletsRequest.cursors:type_name -> kera.v1.Cursor
-	24, // 23: kera.v1.TruncateStreamletsResponse.results:type_name -> kera.v1.CursorResult
-	51, // 24: kera.v1.CursorResult.error:type_name -> kera.v1.Error
-	52, // 25: kera.v1.CursorResult.start:type_name -> kera.v1.Cursor
-	52, // 26: kera.v1.CommitCursorsRequest.cursors:type_name -> kera.v1.Cursor
-	24, // 27: kera.v1.CommitCursorsResponse.results:type_name -> kera.v1.CursorResult
-	52, // 28: kera.v1.MeasureLagRequest.cursors:type_name -> kera.v1.Cursor
-	29, // 29: kera.v1.MeasureLagResponse.lags:type_name -> kera.v1.Lag
-	51, // 30: kera.v1.Lag.error:type_name -> kera.v1.Error
-	32, // 31: kera.v1.ListGroupsResponse.groups:type_name -> kera.v1.GroupBounds
-	52, // 32: kera.v1.GroupBounds.start:type_name -> kera.v1.Cursor
-	52, // 33: kera.v1.GroupBounds.end:type_name -> kera.v1.Cursor
-	34, // 34: kera.v1.LocateChunksRequest.queries:type_name -> kera.v1.ChunkQuery
-	52, // 35: kera.v1.ChunkQuery.start:type_name -> kera.v1.Cursor
-	52, // 36: kera.v1.ChunkQuery.end:type_name -> kera.v1.Cursor
-	36, // 37: kera.v1.LocateChunksResponse.places:type_name -> kera.v1.ChunkPlace
-	51, // 38: kera.v1.ChunkPlace.error:type_name -> kera.v1.Error
-	52, // 39: kera.v1.ChunkPlace.place:type_name -> kera.v1.Cursor
-	52, // 40: kera.v1.ListSegmentsRequest.start:type_name -> kera.v1.Cursor
-	52, // 41: kera.v1.ListSegmentsRequest.end:type_name -> kera.v1.Cursor
-	39, // 42: kera.v1.ListSegmentsResponse.segments:type_name -> kera.v1.SegmentBounds
-	52, // 43: kera.v1.ListSegmentsResponse.next:type_name -> kera.v1.Cursor
-	52, // 44: kera.v1.SegmentBounds.start:type_name -> kera.v1.Cursor
-	52, // 45: kera.v1.SegmentBounds.end:type_name -> kera.v1.Cursor
-	53, // 46: kera.v1.SealStreamletsResponse.states:type_name -> kera.v1.StreamletState
-	54, // 47: kera.v1.TakeOverRequest.source:type_name -> kera.v1.RecoverySource
-	43, // 48: kera.v1.TakeOverRequest.streams:type_name -> kera.v1.TakeOverStream
-	55, // 49: kera.v1.TakeOverRequest.backups:type_name -> kera.v1.BackupInfo
-	56, // 50: kera.v1.TakeOverStream.stream:type_name -> kera.v1.StreamInfo
-	57, // 51: kera.v1.TakeOverStream.starts:type_name -> kera.v1.EntryStart
-	52, // 52: kera.v1.TakeOverStream.cursors:type_name -> kera.v1.Cursor
-	53, // 53: kera.v1.TakeOverStream.handed_over:type_name -> kera.v1.StreamletState
-	45, // 54: kera.v1.TakeOverResponse.streamlets:type_name -> kera.v1.TakenOver
-	53, // 55: kera.v1.TakenOver.state:type_name -> kera.v1.StreamletState
-	56, // 56: kera.v1.OpenStreamletsRequest.stream:type_name -> kera.v1.StreamInfo
-	53, // 57: kera.v1.OpenStreamletsRequest.handed_over:type_name -> kera.v1.StreamletState
-	0,  // 58: kera.v1.Broker.MultiWriteChunks:input_type -> kera.v1.MultiWriteChunksRequest
-	5,  // 59: kera.v1.Broker.MultiReadChunks:input_type -> kera.v1.MultiReadChunksRequest
-	8,  // 60: kera.v1.Broker.GetNextGroups:input_type -> kera.v1.GetNextGroupsRequest
-	11, // 61: kera.v1.Broker.GetNextSegments:input_type -> kera.v1.GetNextSegmentsRequest
-	14, // 62: kera.v1.Broker.GetAvailableGroups:input_type -> kera.v1.GetAvailableGroupsRequest
-	16, // 63: kera.v1.Broker.GetAvailableSegments:input_type -> kera.v1.GetAvailableSegmentsRequest
-	18, // 64: kera.v1.Broker.DescribeStreamlets:input_type -> kera.v1.DescribeStreamletsRequest
-	22, // 65: kera.v1.Broker.TruncateStreamlets:input_type -> kera.v1.TruncateStreamletsRequest
-	25, // 66: kera.v1.Broker.CommitCursors:input_type -> kera.v1.CommitCursorsRequest
-	27, // 67: kera.v1.Broker.MeasureLag:input_type -> kera.v1.MeasureLagRequest
-	30, // 68: kera.v1.Broker.ListGroups:input_type -> kera.v1.ListGroupsRequest
-	33, // 69: kera.v1.Broker.LocateChunks:input_type -> kera.v1.LocateChunksRequest
-	37, // 70: kera.v1.Broker.ListSegments:input_type -> kera.v1.ListSegmentsRequest
-	40, // 71: kera.v1.Broker.SealStreamlets:input_type -> kera.v1.SealStreamletsRequest
-	42, // 72: kera.v1.Broker.TakeOver:input_type -> kera.v1.TakeOverRequest
-	46, // 73: kera.v1.Broker.OpenStreamlets:input_type -> kera.v1.OpenStreamletsRequest
-	48, // 74: kera.v1.Broker.DropStream:input_type -> kera.v1.DropStreamRequest
-	1,  // 75: kera.v1.Broker.MultiWriteChunks:output_type -> kera.v1.MultiWriteChunksResponse
-	7,  // 76: kera.v1.Broker.MultiReadChunks:output_type -> kera.v1.MultiReadChunksResponse
-	9,  // 77: kera.v1.Broker.GetNextGroups:output_type -> kera.v1.GetNextGroupsResponse
-	12, // 78: kera.v1.Broker.GetNextSegments:output_type -> kera.v1.GetNextSegmentsResponse
-	15, // 79: kera.v1.Broker.GetAvailableGroups:output_type -> kera.v1.GetAvailableGroupsResponse
-	17, // 80: kera.v1.Broker.GetAvailableSegments:output_type -> kera.v1.GetAvailableSegmentsResponse
-	19, // 81: kera.v1.Broker.DescribeStreamlets:output_type -> kera.v1.DescribeStreamletsResponse
-	23, // 82: kera.v1.Broker.TruncateStreamlets:output_type -> kera.v1.TruncateStreamletsResponse
-	26, // 83: kera.v1.Broker.CommitCursors:output_type -> kera.v1.CommitCursorsResponse
-	28, // 84: kera.v1.Broker.MeasureLag:output_type -> kera.v1.MeasureLagResponse
-	31, // 85: kera.v1.Broker.ListGroups:output_type -> kera.v1.ListGroupsResponse
-	35, // 86: kera.v1.Broker.LocateChunks:output_type -> kera.v1.LocateChunksResponse
-	38, // 87: kera.v1.Broker.ListSegments:output_type -> kera.v1.ListSegmentsResponse
-	41, // 88: kera.v1.Broker.SealStreamlets:output_type -> kera.v1.SealStreamletsResponse
-	44, // 89: kera.v1.Broker.TakeOver:output_type -> kera.v1.TakeOverResponse
-	47, // 90: kera.v1.Broker.OpenStreamlets:output_type -> kera.v1.OpenStreamletsResponse
-	49, // 91: kera.v1.Broker.DropStream:output_type -> kera.v1.DropStreamResponse
-	75, // [75:92] is the sub-list for method output_type
-	58, // [58:75] is the sub-list for method input_type
-	58, // [58:58] is the sub-list for extension type_name
-	58, // [58:58] is the sub-list for extension extendee
-	0,  // [0:58] is the sub-list for field type_name
+	51, // 1: kera.v1.MultiWriteChunksRequest.latency:type_name -> kera.v1.LatencyReport
+	52, // 2: kera.v1.MultiWriteChunksResponse.error:type_name -> kera.v1.Error
+	3,  // 3: kera.v1.MultiWriteChunksResponse.statuses:type_name -> kera.v1.ChunkStatus
+	2,  // 4: kera.v1.MultiWriteChunksResponse.virtual_segments:type_name -> kera.v1.VirtualSegmentPlaces
+	53, // 5: kera.v1.MultiWriteChunksResponse.advice:type_name -> kera.v1.WriterAdvice
+	52, // 6: kera.v1.ChunkStatus.error:type_name -> kera.v1.Error
+	50, // 7: kera.v1.ChunkStatus.durability:type_name -> kera.v1.Durability
+	54, // 8: kera.v1.ReadRange.start:type_name -> kera.v1.Cursor
+	54, // 9: kera.v1.ReadRange.end:type_name -> kera.v1.Cursor
+	4,  // 10: kera.v1.MultiReadChunksRequest.ranges:type_name -> kera.v1.ReadRange
+	51, // 11: kera.v1.MultiReadChunksRequest.latency:type_name -> kera.v1.LatencyReport
+	52, // 12: kera.v1.ReadResult.error:type_name -> kera.v1.Error
+	54, // 13: kera.v1.ReadResult.next:type_name -> kera.v1.Cursor
+	52, // 14: kera.v1.MultiReadChunksResponse.error:type_name -> kera.v1.Error
+	6,  // 15: kera.v1.MultiReadChunksResponse.results:type_name -> kera.v1.ReadResult
+	55, // 16: kera.v1.MultiReadChunksResponse.advice:type_name -> kera.v1.ReaderAdvice
+	10, // 17: kera.v1.GetNextGroupsResponse.groups:type_name -> kera.v1.GroupInfo
+	13, // 18: kera.v1.GetNextSegmentsResponse.segments:type_name -> kera.v1.SegmentInfo
+	20, // 19: kera.v1.DescribeStreamletsResponse.streamlets:type_name -> kera.v1.StreamletInfo
+	21, // 20: kera.v1.StreamletInfo.entries:type_name -> kera.v1.EntryInfo
+	54, // 21: kera.v1.EntryInfo.start:type_name -> kera.v1.Cursor
+	54, // 22: kera.v1.EntryInfo.end:type_name -> kera.v1.Cursor
+	54, // 23: kera.v1.EntryInfo.lost_from:type_name -> kera.v1.Cursor
+	54, // 24: kera.v1.EntryInfo.lost_to:type_name -> kera.v1.Cursor
+	54, // 25: kera.v1.EntryInfo.promised_at:type_name -> kera.v1.Cursor
+	54, // 26: kera.v1.TruncateStreamletsRequest.cursors:type_name -> kera.v1.Cursor
+	24, // 27: kera.v1.TruncateStreamletsResponse.results:type_name -> kera.v1.CursorResult
+	52, // 28: kera.v1.CursorResult.error:type_name -> kera.v1.Error
+	54, // 29: kera.v1.CursorResult.start:type_name -> kera.v1.Cursor
+	54, // 30: kera.v1.CommitCursorsRequest.cursors:type_name -> kera.v1.Cursor
+	24, // 31: kera.v1.CommitCursorsResponse.results:type_name -> kera.v1.CursorResult
+	54, // 32: kera.v1.MeasureLagRequest.cursors:type_name -> kera.v1.Cursor
+	29, // 33: kera.v1.MeasureLagResponse.lags:type_name -> kera.v1.Lag
+	52, // 34: kera.v1.Lag.error:type_name -> kera.v1.Error
+	32, // 35: kera.v1.ListGroupsResponse.groups:type_name -> kera.v1.GroupBounds
+	54, // 36: kera.v1.GroupBounds.start:type_name -> kera.v1.Cursor
+	54, // 37: kera.v1.GroupBounds.end:type_name -> kera.v1.Cursor
+	34, // 38: kera.v1.LocateChunksRequest.queries:type_name -> kera.v1.ChunkQuery
+	54, // 39: kera.v1.ChunkQuery.start:type_name -> kera.v1.Cursor
+	54, // 40: kera.v1.ChunkQuery.end:type_name -> kera.v1.Cursor
+	36, // 41: kera.v1.LocateChunksResponse.places:type_name -> kera.v1.ChunkPlace
+	52, // 42: kera.v1.ChunkPlace.error:type_name -> kera.v1.Error
+	54, // 43: kera.v1.ChunkPlace.place:type_name -> kera.v1.Cursor
+	54, // 44: kera.v1.ListSegmentsRequest.start:type_name -> kera.v1.Cursor
+	54, // 45: kera.v1.ListSegmentsRequest.end:type_name -> kera.v1.Cursor
+	39, // 46: kera.v1.ListSegmentsResponse.segments:type_name -> kera.v1.SegmentBounds
+	54, // 47: kera.v1.ListSegmentsResponse.next:type_name -> kera.v1.Cursor
+	54, // 48: kera.v1.SegmentBounds.start:type_name -> kera.v1.Cursor
+	54, // 49: kera.v1.SegmentBounds.end:type_name -> kera.v1.Cursor
+	56, // 50: kera.v1.SealStreamletsResponse.states:type_name -> kera.v1.StreamletState
+	57, // 51: kera.v1.TakeOverRequest.source:type_name -> kera.v1.RecoverySource
+	43, // 52: kera.v1.TakeOverRequest.streams:type_name -> kera.v1.TakeOverStream
+	58, // 53: kera.v1.TakeOverRequest.backups:type_name -> kera.v1.BackupInfo
+	59, // 54: kera.v1.TakeOverStream.stream:type_name -> kera.v1.StreamInfo
+	60, // 55: kera.v1.TakeOverStream.starts:type_name -> kera.v1.EntryStart
+	54, // 56: kera.v1.TakeOverStream.cursors:type_name -> kera.v1.Cursor
+	56, // 57: kera.v1.TakeOverStream.handed_over:type_name -> kera.v1.StreamletState
+	45, // 58: kera.v1.TakeOverResponse.streamlets:type_name -> kera.v1.TakenOver
+	56, // 59: kera.v1.TakenOver.state:type_name -> kera.v1.StreamletState
+	59, // 60: kera.v1.OpenStreamletsRequest.stream:type_name -> kera.v1.StreamInfo
+	56, // 61: kera.v1.OpenStreamletsRequest.handed_over:type_name -> kera.v1.StreamletState
+	0,  // 62: kera.v1.Broker.MultiWriteChunks:input_type -> kera.v1.MultiWriteChunksRequest
+	5,  // 63: kera.v1.Broker.MultiReadChunks:input_type -> kera.v1.MultiReadChunksRequest
+	8,  // 64: kera.v1.Broker.GetNextGroups:input_type -> kera.v1.GetNextGroupsRequest
+	11, // 65: kera.v1.Broker.GetNextSegments:input_type -> kera.v1.GetNextSegmentsRequest
+	14, // 66: kera.v1.Broker.GetAvailableGroups:input_type -> kera.v1.GetAvailableGroupsRequest
+	16, // 67: kera.v1.Broker.GetAvailableSegments:input_type -> kera.v1.GetAvailableSegmentsRequest
+	18, // 68: kera.v1.Broker.DescribeStreamlets:input_type -> kera.v1.DescribeStreamletsRequest
+	22, // 69: kera.v1.Broker.TruncateStreamlets:input_type -> kera.v1.TruncateStreamletsRequest
+	25, // 70: kera.v1.Broker.CommitCursors:input_type -> kera.v1.CommitCursorsRequest
+	27, // 71: kera.v1.Broker.MeasureLag:input_type -> kera.v1.MeasureLagRequest
+	30, // 72: kera.v1.Broker.ListGroups:input_type -> kera.v1.ListGroupsRequest
+	33, // 73: kera.v1.Broker.LocateChunks:input_type -> kera.v1.LocateChunksRequest
+	37, // 74: kera.v1.Broker.ListSegments:input_type -> kera.v1.ListSegmentsRequest
+	40, // 75: kera.v1.Broker.SealStreamlets:input_type -> kera.v1.SealStreamletsRequest
+	42, // 76: kera.v1.Broker.TakeOver:input_type -> kera.v1.TakeOverRequest
+	46, // 77: kera.v1.Broker.OpenStreamlets:input_type -> kera.v1.OpenStreamletsRequest
+	48, // 78: kera.v1.Broker.DropStream:input_type -> kera.v1.DropStreamRequest
+	1,  // 79: kera.v1.Broker.MultiWriteChunks:output_type -> kera.v1.MultiWriteChunksResponse
+	7,  // 80: kera.v1.Broker.MultiReadChunks:output_type -> kera.v1.MultiReadChunksResponse
+	9,  // 81: kera.v1.Broker.GetNextGroups:output_type -> kera.v1.GetNextGroupsResponse
+	12, // 82: kera.v1.Broker.GetNextSegments:output_type -> kera.v1.GetNextSegmentsResponse
+	15, // 83: kera.v1.Broker.GetAvailableGroups:output_type -> kera.v1.GetAvailableGroupsResponse
+	17, // 84: kera.v1.Broker.GetAvailableSegments:output_type -> kera.v1.GetAvailableSegmentsResponse
+	19, // 85: kera.v1.Broker.DescribeStreamlets:output_type -> kera.v1.DescribeStreamletsResponse
+	23, // 86: kera.v1.Broker.TruncateStreamlets:output_type -> kera.v1.TruncateStreamletsResponse
+	26, // 87: kera.v1.Broker.CommitCursors:output_type -> kera.v1.CommitCursorsResponse
+	28, // 88: kera.v1.Broker.MeasureLag:output_type -> kera.v1.MeasureLagResponse
+	31, // 89: kera.v1.Broker.ListGroups:output_type -> kera.v1.ListGroupsResponse
+	35, // 90: kera.v1.Broker.LocateChunks:output_type -> kera.v1.LocateChunksResponse
+	38, // 91: kera.v1.Broker.ListSegments:output_type -> kera.v1.ListSegmentsResponse
+	41, // 92: kera.v1.Broker.SealStreamlets:output_type -> kera.v1.SealStreamletsResponse
+	44, // 93: kera.v1.Broker.TakeOver:output_type -> kera.v1.TakeOverResponse
+	47, // 94: kera.v1.Broker.OpenStreamlets:output_type -> kera.v1.OpenStreamletsResponse
+	49, // 95: kera.v1.Broker.DropStream:output_type -> kera.v1.DropStreamResponse
+	79, // [79:96] is the sub-list for method output_type
+	62, // [62:79] is the sub-list for method input_type
+	62, // [62:62] is the sub-list for extension type_name
+	62, // [62:62] is the sub-list for extension extendee
+	0,  // [0:62] is the sub-list for field type_name
 }
 
 func init() { file_kera_v1_broker_proto_init() }
@@ -3852,6 +3928,7 @@ func file_kera_v1_broker_proto_init() {
 		return
 	}
 	file_kera_v1_common_proto_init()
+	file_kera_v1_latency_proto_init()
 	file_kera_v1_broker_proto_msgTypes[20].OneofWrappers = []any{}
 	file_kera_v1_broker_proto_msgTypes[21].OneofWrappers = []any{}
 	file_kera_v1_broker_proto_msgTypes[34].OneofWrappers = []any{

@@ -3013,8 +3013,12 @@ type HeartbeatRequest struct {
 	Stored []*StoredBytes `protobuf:"bytes,17,rep,name=stored,proto3" json:"stored,omitempty"`
 	// Not everything was looked at since the broker began.
 	StoredIncomplete bool `protobuf:"varint,18,opt,name=stored_incomplete,json=storedIncomplete,proto3" json:"stored_incomplete,omitempty"`
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	// Of streams with a latency constraint, as an answer named them.
+	Latency []*HopFigures `protobuf:"bytes,19,rep,name=latency,proto3" json:"latency,omitempty"`
+	// Of the budgets that it goes by.
+	BudgetsVersion uint64 `protobuf:"varint,20,opt,name=budgets_version,json=budgetsVersion,proto3" json:"budgets_version,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *HeartbeatRequest) Reset() {
@@ -3166,6 +3170,20 @@ func (x *HeartbeatRequest) GetStoredIncomplete() bool {
 	return false
 }
 
+func (x *HeartbeatRequest) GetLatency() []*HopFigures {
+	if x != nil {
+		return x.Latency
+	}
+	return nil
+}
+
+func (x *HeartbeatRequest) GetBudgetsVersion() uint64 {
+	if x != nil {
+		return x.BudgetsVersion
+	}
+	return 0
+}
+
 type StoredBytes struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	Principal string                 `protobuf:"bytes,1,opt,name=principal,proto3" json:"principal,omitempty"`
@@ -3300,7 +3318,9 @@ type HeartbeatResponse struct {
 	// Not all brokers have told what is stored: others that were full may still be.
 	FullPrincipalsIncomplete bool `protobuf:"varint,8,opt,name=full_principals_incomplete,json=fullPrincipalsIncomplete,proto3" json:"full_principals_incomplete,omitempty"`
 	// The coordinator's time of day, by which a broker sees whether its own is right. 0: it does not tell.
-	NowUs         int64 `protobuf:"varint,9,opt,name=now_us,json=nowUs,proto3" json:"now_us,omitempty"`
+	NowUs int64 `protobuf:"varint,9,opt,name=now_us,json=nowUs,proto3" json:"now_us,omitempty"`
+	// What has come since the version that the heartbeat told; absent: nothing.
+	Budgets       *StreamBudgets `protobuf:"bytes,10,opt,name=budgets,proto3" json:"budgets,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3398,6 +3418,66 @@ func (x *HeartbeatResponse) GetNowUs() int64 {
 	return 0
 }
 
+func (x *HeartbeatResponse) GetBudgets() *StreamBudgets {
+	if x != nil {
+		return x.Budgets
+	}
+	return nil
+}
+
+// All there are: the broker forgets others. At most 1,000.
+type StreamBudgets struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Version       uint64                 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`
+	Budgets       []*StreamBudget        `protobuf:"bytes,2,rep,name=budgets,proto3" json:"budgets,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StreamBudgets) Reset() {
+	*x = StreamBudgets{}
+	mi := &file_kera_v1_coordinator_proto_msgTypes[48]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StreamBudgets) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StreamBudgets) ProtoMessage() {}
+
+func (x *StreamBudgets) ProtoReflect() protoreflect.Message {
+	mi := &file_kera_v1_coordinator_proto_msgTypes[48]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StreamBudgets.ProtoReflect.Descriptor instead.
+func (*StreamBudgets) Descriptor() ([]byte, []int) {
+	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{48}
+}
+
+func (x *StreamBudgets) GetVersion() uint64 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+func (x *StreamBudgets) GetBudgets() []*StreamBudget {
+	if x != nil {
+		return x.Budgets
+	}
+	return nil
+}
+
 type StreamletLoad struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
 	StreamId    uint64                 `protobuf:"varint,1,opt,name=stream_id,json=streamId,proto3" json:"stream_id,omitempty"`
@@ -3413,7 +3493,7 @@ type StreamletLoad struct {
 
 func (x *StreamletLoad) Reset() {
 	*x = StreamletLoad{}
-	mi := &file_kera_v1_coordinator_proto_msgTypes[48]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3425,7 +3505,7 @@ func (x *StreamletLoad) String() string {
 func (*StreamletLoad) ProtoMessage() {}
 
 func (x *StreamletLoad) ProtoReflect() protoreflect.Message {
-	mi := &file_kera_v1_coordinator_proto_msgTypes[48]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3438,7 +3518,7 @@ func (x *StreamletLoad) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamletLoad.ProtoReflect.Descriptor instead.
 func (*StreamletLoad) Descriptor() ([]byte, []int) {
-	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{48}
+	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *StreamletLoad) GetStreamId() uint64 {
@@ -3490,7 +3570,7 @@ type EmptyInterval struct {
 
 func (x *EmptyInterval) Reset() {
 	*x = EmptyInterval{}
-	mi := &file_kera_v1_coordinator_proto_msgTypes[49]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3502,7 +3582,7 @@ func (x *EmptyInterval) String() string {
 func (*EmptyInterval) ProtoMessage() {}
 
 func (x *EmptyInterval) ProtoReflect() protoreflect.Message {
-	mi := &file_kera_v1_coordinator_proto_msgTypes[49]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3515,7 +3595,7 @@ func (x *EmptyInterval) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EmptyInterval.ProtoReflect.Descriptor instead.
 func (*EmptyInterval) Descriptor() ([]byte, []int) {
-	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{49}
+	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *EmptyInterval) GetStreamId() uint64 {
@@ -3565,7 +3645,7 @@ type RecoveryProgress struct {
 
 func (x *RecoveryProgress) Reset() {
 	*x = RecoveryProgress{}
-	mi := &file_kera_v1_coordinator_proto_msgTypes[50]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3577,7 +3657,7 @@ func (x *RecoveryProgress) String() string {
 func (*RecoveryProgress) ProtoMessage() {}
 
 func (x *RecoveryProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_kera_v1_coordinator_proto_msgTypes[50]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3590,7 +3670,7 @@ func (x *RecoveryProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecoveryProgress.ProtoReflect.Descriptor instead.
 func (*RecoveryProgress) Descriptor() ([]byte, []int) {
-	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{50}
+	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *RecoveryProgress) GetSource() *RecoverySource {
@@ -3665,7 +3745,7 @@ type RegisterBackupRequest struct {
 
 func (x *RegisterBackupRequest) Reset() {
 	*x = RegisterBackupRequest{}
-	mi := &file_kera_v1_coordinator_proto_msgTypes[51]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3677,7 +3757,7 @@ func (x *RegisterBackupRequest) String() string {
 func (*RegisterBackupRequest) ProtoMessage() {}
 
 func (x *RegisterBackupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kera_v1_coordinator_proto_msgTypes[51]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3690,7 +3770,7 @@ func (x *RegisterBackupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterBackupRequest.ProtoReflect.Descriptor instead.
 func (*RegisterBackupRequest) Descriptor() ([]byte, []int) {
-	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{51}
+	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *RegisterBackupRequest) GetBackup() *BackupInfo {
@@ -3733,7 +3813,7 @@ type RegisterBackupResponse struct {
 
 func (x *RegisterBackupResponse) Reset() {
 	*x = RegisterBackupResponse{}
-	mi := &file_kera_v1_coordinator_proto_msgTypes[52]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3745,7 +3825,7 @@ func (x *RegisterBackupResponse) String() string {
 func (*RegisterBackupResponse) ProtoMessage() {}
 
 func (x *RegisterBackupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kera_v1_coordinator_proto_msgTypes[52]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3758,7 +3838,7 @@ func (x *RegisterBackupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterBackupResponse.ProtoReflect.Descriptor instead.
 func (*RegisterBackupResponse) Descriptor() ([]byte, []int) {
-	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{52}
+	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *RegisterBackupResponse) GetClusterId() string {
@@ -3803,7 +3883,7 @@ type BackupHeartbeatRequest struct {
 
 func (x *BackupHeartbeatRequest) Reset() {
 	*x = BackupHeartbeatRequest{}
-	mi := &file_kera_v1_coordinator_proto_msgTypes[53]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3815,7 +3895,7 @@ func (x *BackupHeartbeatRequest) String() string {
 func (*BackupHeartbeatRequest) ProtoMessage() {}
 
 func (x *BackupHeartbeatRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kera_v1_coordinator_proto_msgTypes[53]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3828,7 +3908,7 @@ func (x *BackupHeartbeatRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupHeartbeatRequest.ProtoReflect.Descriptor instead.
 func (*BackupHeartbeatRequest) Descriptor() ([]byte, []int) {
-	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{53}
+	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *BackupHeartbeatRequest) GetBackupId() uint32 {
@@ -3874,7 +3954,7 @@ type BackupHeartbeatResponse struct {
 
 func (x *BackupHeartbeatResponse) Reset() {
 	*x = BackupHeartbeatResponse{}
-	mi := &file_kera_v1_coordinator_proto_msgTypes[54]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3886,7 +3966,7 @@ func (x *BackupHeartbeatResponse) String() string {
 func (*BackupHeartbeatResponse) ProtoMessage() {}
 
 func (x *BackupHeartbeatResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kera_v1_coordinator_proto_msgTypes[54]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3899,7 +3979,7 @@ func (x *BackupHeartbeatResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupHeartbeatResponse.ProtoReflect.Descriptor instead.
 func (*BackupHeartbeatResponse) Descriptor() ([]byte, []int) {
-	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{54}
+	return file_kera_v1_coordinator_proto_rawDescGZIP(), []int{55}
 }
 
 type HandedOver_Place struct {
@@ -3914,7 +3994,7 @@ type HandedOver_Place struct {
 
 func (x *HandedOver_Place) Reset() {
 	*x = HandedOver_Place{}
-	mi := &file_kera_v1_coordinator_proto_msgTypes[55]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3926,7 +4006,7 @@ func (x *HandedOver_Place) String() string {
 func (*HandedOver_Place) ProtoMessage() {}
 
 func (x *HandedOver_Place) ProtoReflect() protoreflect.Message {
-	mi := &file_kera_v1_coordinator_proto_msgTypes[55]
+	mi := &file_kera_v1_coordinator_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3967,7 +4047,7 @@ var File_kera_v1_coordinator_proto protoreflect.FileDescriptor
 
 const file_kera_v1_coordinator_proto_rawDesc = "" +
 	"\n" +
-	"\x19kera/v1/coordinator.proto\x12\akera.v1\x1a\x14kera/v1/common.proto\"\x9c\x01\n" +
+	"\x19kera/v1/coordinator.proto\x12\akera.v1\x1a\x14kera/v1/common.proto\x1a\x15kera/v1/latency.proto\"\x9c\x01\n" +
 	"\x15PrepareRestartRequest\x12\x1b\n" +
 	"\tbroker_id\x18\x01 \x01(\rR\bbrokerId\x12\x1b\n" +
 	"\tbackup_id\x18\x02 \x01(\rR\bbackupId\x12\x14\n" +
@@ -4207,7 +4287,7 @@ const file_kera_v1_coordinator_proto_rawDesc = "" +
 	"\x0eProducerFences\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\x04R\aversion\x12!\n" +
 	"\fproducer_ids\x18\x02 \x03(\x04R\vproducerIds\x12!\n" +
-	"\ffirst_epochs\x18\x03 \x03(\rR\vfirstEpochs\"\xc6\x06\n" +
+	"\ffirst_epochs\x18\x03 \x03(\rR\vfirstEpochs\"\x9e\a\n" +
 	"\x10HeartbeatRequest\x12\x1b\n" +
 	"\tbroker_id\x18\x01 \x01(\rR\bbrokerId\x12!\n" +
 	"\fbroker_epoch\x18\x02 \x01(\x04R\vbrokerEpoch\x12,\n" +
@@ -4228,7 +4308,9 @@ const file_kera_v1_coordinator_proto_rawDesc = "" +
 	"\x12processor_permille\x18\x0f \x01(\rR\x11processorPermille\x12%\n" +
 	"\x0eaccess_version\x18\x10 \x01(\x04R\raccessVersion\x12,\n" +
 	"\x06stored\x18\x11 \x03(\v2\x14.kera.v1.StoredBytesR\x06stored\x12+\n" +
-	"\x11stored_incomplete\x18\x12 \x01(\bR\x10storedIncompleteB\x15\n" +
+	"\x11stored_incomplete\x18\x12 \x01(\bR\x10storedIncomplete\x12-\n" +
+	"\alatency\x18\x13 \x03(\v2\x13.kera.v1.HopFiguresR\alatency\x12'\n" +
+	"\x0fbudgets_version\x18\x14 \x01(\x04R\x0ebudgetsVersionB\x15\n" +
 	"\x13_loop_busy_permilleJ\x04\b\v\x10\f\"A\n" +
 	"\vStoredBytes\x12\x1c\n" +
 	"\tprincipal\x18\x01 \x01(\tR\tprincipal\x12\x14\n" +
@@ -4237,7 +4319,7 @@ const file_kera_v1_coordinator_proto_rawDesc = "" +
 	"\tprincipal\x18\x01 \x01(\tR\tprincipal\x12!\n" +
 	"\fstored_bytes\x18\x02 \x01(\x04R\vstoredBytes\x12\x1f\n" +
 	"\vquota_bytes\x18\x03 \x01(\x04R\n" +
-	"quotaBytes\"\xbd\x03\n" +
+	"quotaBytes\"\xef\x03\n" +
 	"\x11HeartbeatResponse\x12-\n" +
 	"\abackups\x18\x01 \x03(\v2\x13.kera.v1.BackupInfoR\abackups\x12\x19\n" +
 	"\blease_ms\x18\x02 \x01(\rR\aleaseMs\x12+\n" +
@@ -4247,7 +4329,12 @@ const file_kera_v1_coordinator_proto_rawDesc = "" +
 	"\x0estarts_refused\x18\x06 \x03(\v2\x15.kera.v1.StreamletRefR\rstartsRefused\x12?\n" +
 	"\x0ffull_principals\x18\a \x03(\v2\x16.kera.v1.FullPrincipalR\x0efullPrincipals\x12<\n" +
 	"\x1afull_principals_incomplete\x18\b \x01(\bR\x18fullPrincipalsIncomplete\x12\x15\n" +
-	"\x06now_us\x18\t \x01(\x03R\x05nowUs\"\xbc\x01\n" +
+	"\x06now_us\x18\t \x01(\x03R\x05nowUs\x120\n" +
+	"\abudgets\x18\n" +
+	" \x01(\v2\x16.kera.v1.StreamBudgetsR\abudgets\"Z\n" +
+	"\rStreamBudgets\x12\x18\n" +
+	"\aversion\x18\x01 \x01(\x04R\aversion\x12/\n" +
+	"\abudgets\x18\x02 \x03(\v2\x15.kera.v1.StreamBudgetR\abudgets\"\xbc\x01\n" +
 	"\rStreamletLoad\x12\x1b\n" +
 	"\tstream_id\x18\x01 \x01(\x04R\bstreamId\x12!\n" +
 	"\fstreamlet_id\x18\x02 \x01(\rR\vstreamletId\x12\x1e\n" +
@@ -4332,7 +4419,7 @@ func file_kera_v1_coordinator_proto_rawDescGZIP() []byte {
 }
 
 var file_kera_v1_coordinator_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_kera_v1_coordinator_proto_msgTypes = make([]protoimpl.MessageInfo, 56)
+var file_kera_v1_coordinator_proto_msgTypes = make([]protoimpl.MessageInfo, 57)
 var file_kera_v1_coordinator_proto_goTypes = []any{
 	(RecoveryPhase)(0),              // 0: kera.v1.RecoveryPhase
 	(*PrepareRestartRequest)(nil),   // 1: kera.v1.PrepareRestartRequest
@@ -4383,116 +4470,122 @@ var file_kera_v1_coordinator_proto_goTypes = []any{
 	(*StoredBytes)(nil),             // 46: kera.v1.StoredBytes
 	(*FullPrincipal)(nil),           // 47: kera.v1.FullPrincipal
 	(*HeartbeatResponse)(nil),       // 48: kera.v1.HeartbeatResponse
-	(*StreamletLoad)(nil),           // 49: kera.v1.StreamletLoad
-	(*EmptyInterval)(nil),           // 50: kera.v1.EmptyInterval
-	(*RecoveryProgress)(nil),        // 51: kera.v1.RecoveryProgress
-	(*RegisterBackupRequest)(nil),   // 52: kera.v1.RegisterBackupRequest
-	(*RegisterBackupResponse)(nil),  // 53: kera.v1.RegisterBackupResponse
-	(*BackupHeartbeatRequest)(nil),  // 54: kera.v1.BackupHeartbeatRequest
-	(*BackupHeartbeatResponse)(nil), // 55: kera.v1.BackupHeartbeatResponse
-	(*HandedOver_Place)(nil),        // 56: kera.v1.HandedOver.Place
-	(*StreamInfo)(nil),              // 57: kera.v1.StreamInfo
-	(*Error)(nil),                   // 58: kera.v1.Error
-	(*StreamConfig)(nil),            // 59: kera.v1.StreamConfig
-	(*StreamSchema)(nil),            // 60: kera.v1.StreamSchema
-	(*BrokerInfo)(nil),              // 61: kera.v1.BrokerInfo
-	(Durability)(0),                 // 62: kera.v1.Durability
-	(Punctuation)(0),                // 63: kera.v1.Punctuation
-	(*BackupInfo)(nil),              // 64: kera.v1.BackupInfo
-	(*EntryStart)(nil),              // 65: kera.v1.EntryStart
-	(*StreamletRef)(nil),            // 66: kera.v1.StreamletRef
-	(*RecoverySource)(nil),          // 67: kera.v1.RecoverySource
+	(*StreamBudgets)(nil),           // 49: kera.v1.StreamBudgets
+	(*StreamletLoad)(nil),           // 50: kera.v1.StreamletLoad
+	(*EmptyInterval)(nil),           // 51: kera.v1.EmptyInterval
+	(*RecoveryProgress)(nil),        // 52: kera.v1.RecoveryProgress
+	(*RegisterBackupRequest)(nil),   // 53: kera.v1.RegisterBackupRequest
+	(*RegisterBackupResponse)(nil),  // 54: kera.v1.RegisterBackupResponse
+	(*BackupHeartbeatRequest)(nil),  // 55: kera.v1.BackupHeartbeatRequest
+	(*BackupHeartbeatResponse)(nil), // 56: kera.v1.BackupHeartbeatResponse
+	(*HandedOver_Place)(nil),        // 57: kera.v1.HandedOver.Place
+	(*StreamInfo)(nil),              // 58: kera.v1.StreamInfo
+	(*Error)(nil),                   // 59: kera.v1.Error
+	(*StreamConfig)(nil),            // 60: kera.v1.StreamConfig
+	(*StreamSchema)(nil),            // 61: kera.v1.StreamSchema
+	(*BrokerInfo)(nil),              // 62: kera.v1.BrokerInfo
+	(Durability)(0),                 // 63: kera.v1.Durability
+	(Punctuation)(0),                // 64: kera.v1.Punctuation
+	(*BackupInfo)(nil),              // 65: kera.v1.BackupInfo
+	(*EntryStart)(nil),              // 66: kera.v1.EntryStart
+	(*HopFigures)(nil),              // 67: kera.v1.HopFigures
+	(*StreamletRef)(nil),            // 68: kera.v1.StreamletRef
+	(*StreamBudget)(nil),            // 69: kera.v1.StreamBudget
+	(*RecoverySource)(nil),          // 70: kera.v1.RecoverySource
 }
 var file_kera_v1_coordinator_proto_depIdxs = []int32{
-	56, // 0: kera.v1.HandedOver.places:type_name -> kera.v1.HandedOver.Place
-	57, // 1: kera.v1.MoveStreamletResponse.stream:type_name -> kera.v1.StreamInfo
+	57, // 0: kera.v1.HandedOver.places:type_name -> kera.v1.HandedOver.Place
+	58, // 1: kera.v1.MoveStreamletResponse.stream:type_name -> kera.v1.StreamInfo
 	12, // 2: kera.v1.RebalanceResponse.moves:type_name -> kera.v1.Move
 	13, // 3: kera.v1.RebalanceResponse.loads:type_name -> kera.v1.BrokerLoad
-	58, // 4: kera.v1.Move.error:type_name -> kera.v1.Error
+	59, // 4: kera.v1.Move.error:type_name -> kera.v1.Error
 	18, // 5: kera.v1.ListRecoveriesResponse.recoveries:type_name -> kera.v1.RecoveryInfo
 	0,  // 6: kera.v1.RecoveryInfo.phase:type_name -> kera.v1.RecoveryPhase
-	59, // 7: kera.v1.CreateStreamRequest.config:type_name -> kera.v1.StreamConfig
-	60, // 8: kera.v1.CreateStreamRequest.schema:type_name -> kera.v1.StreamSchema
-	57, // 9: kera.v1.CreateStreamResponse.stream:type_name -> kera.v1.StreamInfo
-	57, // 10: kera.v1.DescribeStreamResponse.stream:type_name -> kera.v1.StreamInfo
-	61, // 11: kera.v1.DescribeStreamResponse.brokers:type_name -> kera.v1.BrokerInfo
-	57, // 12: kera.v1.ListStreamsResponse.streams:type_name -> kera.v1.StreamInfo
-	62, // 13: kera.v1.AlterStreamRequest.durability:type_name -> kera.v1.Durability
+	60, // 7: kera.v1.CreateStreamRequest.config:type_name -> kera.v1.StreamConfig
+	61, // 8: kera.v1.CreateStreamRequest.schema:type_name -> kera.v1.StreamSchema
+	58, // 9: kera.v1.CreateStreamResponse.stream:type_name -> kera.v1.StreamInfo
+	58, // 10: kera.v1.DescribeStreamResponse.stream:type_name -> kera.v1.StreamInfo
+	62, // 11: kera.v1.DescribeStreamResponse.brokers:type_name -> kera.v1.BrokerInfo
+	58, // 12: kera.v1.ListStreamsResponse.streams:type_name -> kera.v1.StreamInfo
+	63, // 13: kera.v1.AlterStreamRequest.durability:type_name -> kera.v1.Durability
 	28, // 14: kera.v1.AlterStreamRequest.retention_consumer_groups:type_name -> kera.v1.ConsumerGroupNames
-	63, // 15: kera.v1.AlterStreamRequest.punctuation:type_name -> kera.v1.Punctuation
-	57, // 16: kera.v1.AlterStreamResponse.stream:type_name -> kera.v1.StreamInfo
-	61, // 17: kera.v1.DescribeClusterResponse.brokers:type_name -> kera.v1.BrokerInfo
-	64, // 18: kera.v1.DescribeClusterResponse.backups:type_name -> kera.v1.BackupInfo
+	64, // 15: kera.v1.AlterStreamRequest.punctuation:type_name -> kera.v1.Punctuation
+	58, // 16: kera.v1.AlterStreamResponse.stream:type_name -> kera.v1.StreamInfo
+	62, // 17: kera.v1.DescribeClusterResponse.brokers:type_name -> kera.v1.BrokerInfo
+	65, // 18: kera.v1.DescribeClusterResponse.backups:type_name -> kera.v1.BackupInfo
 	34, // 19: kera.v1.DescribeClusterResponse.unknown_streams:type_name -> kera.v1.UnknownStream
-	57, // 20: kera.v1.UnknownStream.stream:type_name -> kera.v1.StreamInfo
-	57, // 21: kera.v1.AdoptStreamResponse.stream:type_name -> kera.v1.StreamInfo
-	61, // 22: kera.v1.RegisterBrokerRequest.broker:type_name -> kera.v1.BrokerInfo
+	58, // 20: kera.v1.UnknownStream.stream:type_name -> kera.v1.StreamInfo
+	58, // 21: kera.v1.AdoptStreamResponse.stream:type_name -> kera.v1.StreamInfo
+	62, // 22: kera.v1.RegisterBrokerRequest.broker:type_name -> kera.v1.BrokerInfo
 	42, // 23: kera.v1.RegisterBrokerRequest.held_streams:type_name -> kera.v1.HeldStream
-	57, // 24: kera.v1.RegisterBrokerResponse.streams:type_name -> kera.v1.StreamInfo
-	64, // 25: kera.v1.RegisterBrokerResponse.backups:type_name -> kera.v1.BackupInfo
+	58, // 24: kera.v1.RegisterBrokerResponse.streams:type_name -> kera.v1.StreamInfo
+	65, // 25: kera.v1.RegisterBrokerResponse.backups:type_name -> kera.v1.BackupInfo
 	44, // 26: kera.v1.RegisterBrokerResponse.fences:type_name -> kera.v1.ProducerFences
-	49, // 27: kera.v1.HeartbeatRequest.loads:type_name -> kera.v1.StreamletLoad
-	65, // 28: kera.v1.HeartbeatRequest.starts:type_name -> kera.v1.EntryStart
-	51, // 29: kera.v1.HeartbeatRequest.recoveries:type_name -> kera.v1.RecoveryProgress
-	50, // 30: kera.v1.HeartbeatRequest.empty_intervals:type_name -> kera.v1.EmptyInterval
+	50, // 27: kera.v1.HeartbeatRequest.loads:type_name -> kera.v1.StreamletLoad
+	66, // 28: kera.v1.HeartbeatRequest.starts:type_name -> kera.v1.EntryStart
+	52, // 29: kera.v1.HeartbeatRequest.recoveries:type_name -> kera.v1.RecoveryProgress
+	51, // 30: kera.v1.HeartbeatRequest.empty_intervals:type_name -> kera.v1.EmptyInterval
 	34, // 31: kera.v1.HeartbeatRequest.unknown_streams:type_name -> kera.v1.UnknownStream
 	42, // 32: kera.v1.HeartbeatRequest.held_streams:type_name -> kera.v1.HeldStream
 	46, // 33: kera.v1.HeartbeatRequest.stored:type_name -> kera.v1.StoredBytes
-	64, // 34: kera.v1.HeartbeatResponse.backups:type_name -> kera.v1.BackupInfo
-	44, // 35: kera.v1.HeartbeatResponse.fences:type_name -> kera.v1.ProducerFences
-	66, // 36: kera.v1.HeartbeatResponse.starts_refused:type_name -> kera.v1.StreamletRef
-	47, // 37: kera.v1.HeartbeatResponse.full_principals:type_name -> kera.v1.FullPrincipal
-	67, // 38: kera.v1.RecoveryProgress.source:type_name -> kera.v1.RecoverySource
-	66, // 39: kera.v1.RecoveryProgress.readable:type_name -> kera.v1.StreamletRef
-	66, // 40: kera.v1.RecoveryProgress.restored:type_name -> kera.v1.StreamletRef
-	64, // 41: kera.v1.RegisterBackupRequest.backup:type_name -> kera.v1.BackupInfo
-	19, // 42: kera.v1.Coordinator.CreateStream:input_type -> kera.v1.CreateStreamRequest
-	21, // 43: kera.v1.Coordinator.GetStreamId:input_type -> kera.v1.GetStreamIdRequest
-	23, // 44: kera.v1.Coordinator.DescribeStream:input_type -> kera.v1.DescribeStreamRequest
-	25, // 45: kera.v1.Coordinator.ListStreams:input_type -> kera.v1.ListStreamsRequest
-	27, // 46: kera.v1.Coordinator.AlterStream:input_type -> kera.v1.AlterStreamRequest
-	30, // 47: kera.v1.Coordinator.DeleteStream:input_type -> kera.v1.DeleteStreamRequest
-	32, // 48: kera.v1.Coordinator.DescribeCluster:input_type -> kera.v1.DescribeClusterRequest
-	39, // 49: kera.v1.Coordinator.InitProducer:input_type -> kera.v1.InitProducerRequest
-	41, // 50: kera.v1.Coordinator.RegisterBroker:input_type -> kera.v1.RegisterBrokerRequest
-	45, // 51: kera.v1.Coordinator.Heartbeat:input_type -> kera.v1.HeartbeatRequest
-	52, // 52: kera.v1.Coordinator.RegisterBackup:input_type -> kera.v1.RegisterBackupRequest
-	54, // 53: kera.v1.Coordinator.BackupHeartbeat:input_type -> kera.v1.BackupHeartbeatRequest
-	6,  // 54: kera.v1.Coordinator.ReportBroker:input_type -> kera.v1.ReportBrokerRequest
-	8,  // 55: kera.v1.Coordinator.MoveStreamlet:input_type -> kera.v1.MoveStreamletRequest
-	10, // 56: kera.v1.Coordinator.Rebalance:input_type -> kera.v1.RebalanceRequest
-	14, // 57: kera.v1.Coordinator.Drain:input_type -> kera.v1.DrainRequest
-	16, // 58: kera.v1.Coordinator.ListRecoveries:input_type -> kera.v1.ListRecoveriesRequest
-	1,  // 59: kera.v1.Coordinator.PrepareRestart:input_type -> kera.v1.PrepareRestartRequest
-	4,  // 60: kera.v1.Coordinator.ForgetMember:input_type -> kera.v1.ForgetMemberRequest
-	35, // 61: kera.v1.Coordinator.AdoptStream:input_type -> kera.v1.AdoptStreamRequest
-	37, // 62: kera.v1.Coordinator.ReadMetadata:input_type -> kera.v1.ReadMetadataRequest
-	20, // 63: kera.v1.Coordinator.CreateStream:output_type -> kera.v1.CreateStreamResponse
-	22, // 64: kera.v1.Coordinator.GetStreamId:output_type -> kera.v1.GetStreamIdResponse
-	24, // 65: kera.v1.Coordinator.DescribeStream:output_type -> kera.v1.DescribeStreamResponse
-	26, // 66: kera.v1.Coordinator.ListStreams:output_type -> kera.v1.ListStreamsResponse
-	29, // 67: kera.v1.Coordinator.AlterStream:output_type -> kera.v1.AlterStreamResponse
-	31, // 68: kera.v1.Coordinator.DeleteStream:output_type -> kera.v1.DeleteStreamResponse
-	33, // 69: kera.v1.Coordinator.DescribeCluster:output_type -> kera.v1.DescribeClusterResponse
-	40, // 70: kera.v1.Coordinator.InitProducer:output_type -> kera.v1.InitProducerResponse
-	43, // 71: kera.v1.Coordinator.RegisterBroker:output_type -> kera.v1.RegisterBrokerResponse
-	48, // 72: kera.v1.Coordinator.Heartbeat:output_type -> kera.v1.HeartbeatResponse
-	53, // 73: kera.v1.Coordinator.RegisterBackup:output_type -> kera.v1.RegisterBackupResponse
-	55, // 74: kera.v1.Coordinator.BackupHeartbeat:output_type -> kera.v1.BackupHeartbeatResponse
-	7,  // 75: kera.v1.Coordinator.ReportBroker:output_type -> kera.v1.ReportBrokerResponse
-	9,  // 76: kera.v1.Coordinator.MoveStreamlet:output_type -> kera.v1.MoveStreamletResponse
-	11, // 77: kera.v1.Coordinator.Rebalance:output_type -> kera.v1.RebalanceResponse
-	15, // 78: kera.v1.Coordinator.Drain:output_type -> kera.v1.DrainResponse
-	17, // 79: kera.v1.Coordinator.ListRecoveries:output_type -> kera.v1.ListRecoveriesResponse
-	2,  // 80: kera.v1.Coordinator.PrepareRestart:output_type -> kera.v1.PrepareRestartResponse
-	5,  // 81: kera.v1.Coordinator.ForgetMember:output_type -> kera.v1.ForgetMemberResponse
-	36, // 82: kera.v1.Coordinator.AdoptStream:output_type -> kera.v1.AdoptStreamResponse
-	38, // 83: kera.v1.Coordinator.ReadMetadata:output_type -> kera.v1.ReadMetadataResponse
-	63, // [63:84] is the sub-list for method output_type
-	42, // [42:63] is the sub-list for method input_type
-	42, // [42:42] is the sub-list for extension type_name
-	42, // [42:42] is the sub-list for extension extendee
-	0,  // [0:42] is the sub-list for field type_name
+	67, // 34: kera.v1.HeartbeatRequest.latency:type_name -> kera.v1.HopFigures
+	65, // 35: kera.v1.HeartbeatResponse.backups:type_name -> kera.v1.BackupInfo
+	44, // 36: kera.v1.HeartbeatResponse.fences:type_name -> kera.v1.ProducerFences
+	68, // 37: kera.v1.HeartbeatResponse.starts_refused:type_name -> kera.v1.StreamletRef
+	47, // 38: kera.v1.HeartbeatResponse.full_principals:type_name -> kera.v1.FullPrincipal
+	49, // 39: kera.v1.HeartbeatResponse.budgets:type_name -> kera.v1.StreamBudgets
+	69, // 40: kera.v1.StreamBudgets.budgets:type_name -> kera.v1.StreamBudget
+	70, // 41: kera.v1.RecoveryProgress.source:type_name -> kera.v1.RecoverySource
+	68, // 42: kera.v1.RecoveryProgress.readable:type_name -> kera.v1.StreamletRef
+	68, // 43: kera.v1.RecoveryProgress.restored:type_name -> kera.v1.StreamletRef
+	65, // 44: kera.v1.RegisterBackupRequest.backup:type_name -> kera.v1.BackupInfo
+	19, // 45: kera.v1.Coordinator.CreateStream:input_type -> kera.v1.CreateStreamRequest
+	21, // 46: kera.v1.Coordinator.GetStreamId:input_type -> kera.v1.GetStreamIdRequest
+	23, // 47: kera.v1.Coordinator.DescribeStream:input_type -> kera.v1.DescribeStreamRequest
+	25, // 48: kera.v1.Coordinator.ListStreams:input_type -> kera.v1.ListStreamsRequest
+	27, // 49: kera.v1.Coordinator.AlterStream:input_type -> kera.v1.AlterStreamRequest
+	30, // 50: kera.v1.Coordinator.DeleteStream:input_type -> kera.v1.DeleteStreamRequest
+	32, // 51: kera.v1.Coordinator.DescribeCluster:input_type -> kera.v1.DescribeClusterRequest
+	39, // 52: kera.v1.Coordinator.InitProducer:input_type -> kera.v1.InitProducerRequest
+	41, // 53: kera.v1.Coordinator.RegisterBroker:input_type -> kera.v1.RegisterBrokerRequest
+	45, // 54: kera.v1.Coordinator.Heartbeat:input_type -> kera.v1.HeartbeatRequest
+	53, // 55: kera.v1.Coordinator.RegisterBackup:input_type -> kera.v1.RegisterBackupRequest
+	55, // 56: kera.v1.Coordinator.BackupHeartbeat:input_type -> kera.v1.BackupHeartbeatRequest
+	6,  // 57: kera.v1.Coordinator.ReportBroker:input_type -> kera.v1.ReportBrokerRequest
+	8,  // 58: kera.v1.Coordinator.MoveStreamlet:input_type -> kera.v1.MoveStreamletRequest
+	10, // 59: kera.v1.Coordinator.Rebalance:input_type -> kera.v1.RebalanceRequest
+	14, // 60: kera.v1.Coordinator.Drain:input_type -> kera.v1.DrainRequest
+	16, // 61: kera.v1.Coordinator.ListRecoveries:input_type -> kera.v1.ListRecoveriesRequest
+	1,  // 62: kera.v1.Coordinator.PrepareRestart:input_type -> kera.v1.PrepareRestartRequest
+	4,  // 63: kera.v1.Coordinator.ForgetMember:input_type -> kera.v1.ForgetMemberRequest
+	35, // 64: kera.v1.Coordinator.AdoptStream:input_type -> kera.v1.AdoptStreamRequest
+	37, // 65: kera.v1.Coordinator.ReadMetadata:input_type -> kera.v1.ReadMetadataRequest
+	20, // 66: kera.v1.Coordinator.CreateStream:output_type -> kera.v1.CreateStreamResponse
+	22, // 67: kera.v1.Coordinator.GetStreamId:output_type -> kera.v1.GetStreamIdResponse
+	24, // 68: kera.v1.Coordinator.DescribeStream:output_type -> kera.v1.DescribeStreamResponse
+	26, // 69: kera.v1.Coordinator.ListStreams:output_type -> kera.v1.ListStreamsResponse
+	29, // 70: kera.v1.Coordinator.AlterStream:output_type -> kera.v1.AlterStreamResponse
+	31, // 71: kera.v1.Coordinator.DeleteStream:output_type -> kera.v1.DeleteStreamResponse
+	33, // 72: kera.v1.Coordinator.DescribeCluster:output_type -> kera.v1.DescribeClusterResponse
+	40, // 73: kera.v1.Coordinator.InitProducer:output_type -> kera.v1.InitProducerResponse
+	43, // 74: kera.v1.Coordinator.RegisterBroker:output_type -> kera.v1.RegisterBrokerResponse
+	48, // 75: kera.v1.Coordinator.Heartbeat:output_type -> kera.v1.HeartbeatResponse
+	54, // 76: kera.v1.Coordinator.RegisterBackup:output_type -> kera.v1.RegisterBackupResponse
+	56, // 77: kera.v1.Coordinator.BackupHeartbeat:output_type -> kera.v1.BackupHeartbeatResponse
+	7,  // 78: kera.v1.Coordinator.ReportBroker:output_type -> kera.v1.ReportBrokerResponse
+	9,  // 79: kera.v1.Coordinator.MoveStreamlet:output_type -> kera.v1.MoveStreamletResponse
+	11, // 80: kera.v1.Coordinator.Rebalance:output_type -> kera.v1.RebalanceResponse
+	15, // 81: kera.v1.Coordinator.Drain:output_type -> kera.v1.DrainResponse
+	17, // 82: kera.v1.Coordinator.ListRecoveries:output_type -> kera.v1.ListRecoveriesResponse
+	2,  // 83: kera.v1.Coordinator.PrepareRestart:output_type -> kera.v1.PrepareRestartResponse
+	5,  // 84: kera.v1.Coordinator.ForgetMember:output_type -> kera.v1.ForgetMemberResponse
+	36, // 85: kera.v1.Coordinator.AdoptStream:output_type -> kera.v1.AdoptStreamResponse
+	38, // 86: kera.v1.Coordinator.ReadMetadata:output_type -> kera.v1.ReadMetadataResponse
+	66, // [66:87] is the sub-list for method output_type
+	45, // [45:66] is the sub-list for method input_type
+	45, // [45:45] is the sub-list for extension type_name
+	45, // [45:45] is the sub-list for extension extendee
+	0,  // [0:45] is the sub-list for field type_name
 }
 
 func init() { file_kera_v1_coordinator_proto_init() }
@@ -4501,6 +4594,7 @@ func file_kera_v1_coordinator_proto_init() {
 		return
 	}
 	file_kera_v1_common_proto_init()
+	file_kera_v1_latency_proto_init()
 	file_kera_v1_coordinator_proto_msgTypes[22].OneofWrappers = []any{
 		(*DescribeStreamRequest_Name)(nil),
 		(*DescribeStreamRequest_StreamId)(nil),
@@ -4513,7 +4607,7 @@ func file_kera_v1_coordinator_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kera_v1_coordinator_proto_rawDesc), len(file_kera_v1_coordinator_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   56,
+			NumMessages:   57,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
