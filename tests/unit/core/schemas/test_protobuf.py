@@ -76,9 +76,11 @@ def file_of(module: Any) -> FileDescriptorProto:
 
 
 def test_sets_of_compilers_are_taken() -> None:
-    common = FileDescriptorProto()
-    coordinator_pb2.DESCRIPTOR.dependencies[0].CopyToProto(common)
-    of_files(common, file_of(coordinator_pb2)).parsed()
+    imported = []
+    for each in coordinator_pb2.DESCRIPTOR.dependencies:
+        imported.append(FileDescriptorProto())
+        each.CopyToProto(imported[-1])
+    of_files(*imported, file_of(coordinator_pb2)).parsed()
     parsed = of_files(
         file_of(timestamp_pb2),
         FileDescriptorProto(
