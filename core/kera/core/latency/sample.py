@@ -1,0 +1,47 @@
+"""What a hop took, of many chunks."""
+
+from __future__ import annotations
+
+from kera.core.latency.buckets import BUCKETS, bucket_of, quantile_us
+
+
+class Sample:
+    """Times in microseconds: how many, their sum, the longest, and how many of them are in which bucket.
+
+    Merging samples gives what adding all of their times to one would.
+    """
+
+    __slots__ = ("buckets", "count", "max_us", "sum_us")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.sum_us = 0
+        self.max_us = 0
+        self.buckets = [0] * BUCKETS
+
+    def add(self, us: int, count: int = 1) -> None:
+        """`count` chunks took so long. Less than nothing, as of clocks that do not agree, counts as nothing."""
+        us = max(us, 0)
+        self.count += count
+        self.sum_us += us * count
+        self.max_us = max(self.max_us, us)
+        self.buckets[bucket_of(us)] += count
+
+    def merge(self, other: Sample) -> None:
+        """Add all times of `other`."""
+        if not other.count:
+            return
+        self.count += other.count
+        self.sum_us += other.sum_us
+        self.max_us = max(self.max_us, other.max_us)
+        self.buckets = [mine + its for mine, its in zip(self.buckets, other.buckets, strict=True)]
+
+    @property
+    def mean_us(self) -> int:
+        """Their mean, rounded up; 0 if there are none."""
+        return -(-self.sum_us // self.count) if self.count else 0
+
+    @property
+    def p99_us(self) -> int:
+        """What 99 of 100 took at most: up to 42 % too much, never too little; 0 if there are none."""
+        return quantile_us(self.buckets, 0.99, self.max_us)
