@@ -95,6 +95,26 @@ ROWS = (
         ),
     ),
     Row(
+        "Epochs",
+        (
+            Panel(
+                "Least settled, by stream",
+                {"{{stream}}": "topk(10, max by (stream) (kera_broker_stream_epoch_lag_ms))"},
+                "ms",
+                "how far the entry that holds up the next epoch is behind the clock",
+            ),
+            Panel("Held up beyond the grace", {"{{instance}}": "kera_broker_epochs_held_up_ms"}, "ms"),
+            Panel(
+                "Promises that had to be written down",
+                {"{{instance}}": "rate(kera_broker_punctuations_total[1m])"},
+                "ops",
+                "a chunk came that was older than what readers had been promised: its records are late",
+            ),
+            Panel("Promises", {"{{instance}}": "rate(kera_broker_promises_total[1m])"}, "ops"),
+            Panel("Clocks, ahead of the coordinator's", {"{{instance}}": "kera_broker_clock_offset_seconds"}, "s"),
+        ),
+    ),
+    Row(
         "Hosts",
         (
             Panel("Loops: the worst wait", {"{{job}} {{instance}}": "kera_loop_lag_seconds"}, "s"),

@@ -53,9 +53,23 @@ CONNECTION_WEIGHTS = {"frames": 2, "grpc": 1, "push": 1}
 log = get_logger("kera.broker")
 
 
-def _watch(monitor: Monitor, collector: BrokerCollector, engine: LogEngine) -> None:
+def _watch(monitor: Monitor, engine: LogEngine, broker: BrokerService, counters: Counters, pushed: PushTotals) -> None:
+    collector = BrokerCollector(
+        counters,
+        pushed,
+        broker.latencies,
+        engine,
+        may_promise=broker.may_promise,
+        clock_offset=broker.clock_offset,
+    )
     monitor.add(collector)
-    monitor.watch_streams(StreamFigures(engine.streams, lambda: engine.replication.logs.now_ms))
+    figures = StreamFigures(
+        engine.streams,
+        lambda: engine.replication.logs.now_ms,
+        now_us=lambda: engine.memory.now_us,
+        may_promise=broker.may_promise,
+    )
+    monitor.watch_streams(figures)
     watch_log(monitor.health, engine)
 
 
@@ -149,7 +163,7 @@ async def serve(
             "arena_path": str(arena.path),
             **metrics,
         }
-        _watch(monitor, BrokerCollector(counters, pushed, broker.latencies, engine), engine)
+        _watch(monitor, engine, broker, counters, pushed)
 
         registration = BrokerRegistration(
             settings.coordinator,

@@ -18,6 +18,7 @@ class Counters:
     bytes_appended: int = 0
     chunks_duplicate: int = 0
     chunks_refused: int = 0
+    promises: int = 0
     punctuations: int = 0
     read_requests: int = 0
     bytes_read: int = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Generator, Iterable
 
+from kera.broker.ownership.epoch_lag import furthest_behind
 from kera.broker.ownership.stream import Stream
 from kera.core.monitoring.figures import OfStreams
 from kera.v1 import daemon_pb2
@@ -13,10 +14,22 @@ from kera.v1 import daemon_pb2
 class StreamFigures:
     """A `PerStream` of the broker's streams."""
 
-    def __init__(self, streams: Iterable[Stream], now_ms: Callable[[], int]) -> None:
-        """`now_ms`: the clock by which virtual logs tell how old their lag is."""
+    def __init__(
+        self,
+        streams: Iterable[Stream],
+        now_ms: Callable[[], int],
+        *,
+        now_us: Callable[[], int],
+        may_promise: Callable[[int], bool],
+    ) -> None:
+        """`now_ms`: the clock by which virtual logs tell how old their lag is. `now_us`: the time of day.
+
+        `may_promise`: whether the broker promises now that nothing older comes, given the grace of a stream.
+        """
         self._streams = streams
         self._now_ms = now_ms
+        self._now_us = now_us
+        self._may_promise = may_promise
 
     def of_streams(self, after_stream_id: int, streams_max: int) -> Generator[None, None, OfStreams]:
         """See `PerStream`."""
@@ -24,9 +37,18 @@ class StreamFigures:
         chosen = heapq.nsmallest(streams_max + 1, behind, key=lambda stream: stream.stream_id)
         found = []
         for stream in chosen[:streams_max]:
-            found.append(_figures(stream, self._now_ms()))
+            figures = _figures(stream, self._now_ms())
+            yield from self._add_epochs(figures, stream)
+            found.append(figures)
             yield
         return OfStreams(found, more=len(chosen) > streams_max)
+
+    def _add_epochs(self, figures: daemon_pb2.StreamFigures, stream: Stream) -> Generator[None, None, None]:
+        now_us = self._now_us()
+        furthest = yield from furthest_behind(stream, now_us, self._may_promise)
+        if furthest is not None:
+            figures.epoch_lag_ms = furthest.lag_ms(now_us)
+            figures.epoch_streamlet_id, figures.epoch_entry = furthest.streamlet_id, furthest.entry
 
 
 def _figures(stream: Stream, now_ms: int) -> daemon_pb2.StreamFigures:

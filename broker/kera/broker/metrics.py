@@ -3,28 +3,39 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from itertools import islice
 from operator import attrgetter
+from typing import NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from kera.broker.counters import Counters, Latencies, PushTotals
 from kera.broker.engine import LogEngine
 from kera.broker.log.bounds import lag_records
+from kera.broker.ownership.clock_offset import ClockOffset
+from kera.broker.ownership.epoch_lag import furthest_behind
 from kera.broker.ownership.stream import Stream
 from kera.core.errors import KeraError
 from kera.core.monitoring.sources import Steps
 
-STREAMS_MAX = 1000
-"""Streams with series of their own: the first ones by name. How many are left out is a metric, too."""
-VIRTUAL_LOGS_MAX = 2000
-CONSUMER_GROUPS_MAX = 1000
-"""Pairs of a consumer group and a stream."""
 SORTED_AT_ONCE = 256
 _NAME = attrgetter("name")
-ENTRIES_MAX = 20_000
-"""Looked at for the lag of consumer groups."""
+
+
+class SeriesLimits(NamedTuple):
+    """How many have series of their own. How many are left out is a metric, too."""
+
+    streams_max: int = 1000
+    """The first ones by name."""
+    virtual_logs_max: int = 2000
+    consumer_groups_max: int = 1000
+    """Pairs of a consumer group and a stream."""
+    entries_max: int = 20_000
+    """Looked at for the lag of consumer groups."""
+
+
+SERIES_LIMITS = SeriesLimits()
 
 _HELP = {
     "write_requests": "multiWriteChunks requests",
@@ -33,6 +44,7 @@ _HELP = {
     "bytes_appended": "bytes of the chunks that were appended, headers included",
     "chunks_duplicate": "chunks that had been appended before, acknowledged again",
     "chunks_refused": "chunks refused with an error",
+    "promises": "entries of which a reader was told that nothing older than a time comes",
     "punctuations": "punctuations written, as a chunk came that was older than what readers had been promised",
     "read_requests": "multiReadChunks requests",
     "bytes_read": "bytes of chunks returned to readers as copies",
@@ -106,19 +118,21 @@ class BrokerCollector:
         latencies: Latencies,
         engine: LogEngine,
         *,
-        streams_max: int = STREAMS_MAX,
-        virtual_logs_max: int = VIRTUAL_LOGS_MAX,
-        consumer_groups_max: int = CONSUMER_GROUPS_MAX,
-        entries_max: int = ENTRIES_MAX,
+        may_promise: Callable[[int], bool],
+        clock_offset: ClockOffset,
+        limits: SeriesLimits = SERIES_LIMITS,
     ) -> None:
+        """`may_promise`: whether the broker promises now that nothing older comes, given the grace of a stream."""
         self._counters = counters
         self._pushed = pushed
         self._latencies = latencies
         self._engine = engine
-        self._streams_max = streams_max
-        self._virtual_logs_max = virtual_logs_max
-        self._consumer_groups_max = consumer_groups_max
-        self._entries_max = entries_max
+        self._may_promise = may_promise
+        self._clock_offset = clock_offset
+        self._streams_max = limits.streams_max
+        self._virtual_logs_max = limits.virtual_logs_max
+        self._consumer_groups_max = limits.consumer_groups_max
+        self._entries_max = limits.entries_max
 
     def steps(self, *, everything: bool) -> Steps:
         """See `Source`."""
@@ -167,6 +181,11 @@ class BrokerCollector:
         for name, text in _FOUND_HELP.items():
             yield GaugeMetricFamily(f"kera_broker_start_{name}", text, value=getattr(found, name))
         yield from self._recovery()
+        yield GaugeMetricFamily(
+            "kera_broker_clock_offset_seconds",
+            "how far the clock is ahead of the coordinator's at least; below 0: behind it",
+            value=self._clock_offset.least_us / 1e6,
+        )
         failing = memory.disk.error is not None
         yield GaugeMetricFamily("kera_broker_disk_failing", "1 while the disk takes no data", value=int(failing))
 
@@ -239,7 +258,11 @@ class BrokerCollector:
         counts = {"owned": 0, "sealed": 0, "held": 0}
         lag_bytes = in_flight = lag_ms = 0
         now_ms = self._engine.replication.logs.now_ms
+        held_up_ms = 0
         for stream in list(self._engine.streams):
+            if stream.epochs.by_clock:  # others have times that need not be near the clock
+                behind_ms = (yield from self._epoch_lag_ms(stream)) or 0
+                held_up_ms = max(held_up_ms, behind_ms - stream.epochs.grace_us // 1000)
             for streamlet in stream.streamlets.values():
                 counts["sealed" if streamlet.sealed else "owned" if streamlet.owned else "held"] += 1
             for log in stream.logs.all() if stream.logs is not None else ():
@@ -260,7 +283,17 @@ class BrokerCollector:
             GaugeMetricFamily("kera_broker_replication_lag_bytes", "bytes that backups do not have", value=lag_bytes),
             GaugeMetricFamily("kera_broker_replication_lag_ms", "age of the oldest of them", value=lag_ms),
             GaugeMetricFamily("kera_broker_replication_in_flight", "batches under way", value=in_flight),
+            GaugeMetricFamily(
+                "kera_broker_epochs_held_up_ms",
+                "by how much more than the grace an entry is behind the clock, of streams whose epochs go by that",
+                value=held_up_ms,
+            ),
         ]
+
+    def _epoch_lag_ms(self, stream: Stream) -> Generator[None, None, int | None]:
+        now_us = self._engine.memory.now_us
+        found = yield from furthest_behind(stream, now_us, self._may_promise)
+        return found.lag_ms(now_us) if found is not None else None
 
     def _first_streams(self) -> Generator[None, None, tuple[list[Stream], int]]:
         """By name: a stream that is shown is shown again, unless others come before it. Also how many there are."""
@@ -281,15 +314,23 @@ class BrokerCollector:
         )
         read = CounterMetricFamily("kera_broker_stream_bytes_read", "bytes read, likewise", labels=labels)
         streamlets = GaugeMetricFamily("kera_broker_stream_streamlets", "streamlets owned here", labels=labels)
+        epochs = GaugeMetricFamily(
+            "kera_broker_stream_epoch_lag_ms",
+            "how far the entry that is settled least is behind the clock, of streams with epochs",
+            labels=labels,
+        )
         for stream in streams:
             name = [stream.name]
             appended.add_metric(name, stream.bytes_appended)
             records.add_metric(name, stream.records_appended)
             read.add_metric(name, stream.bytes_read)
             streamlets.add_metric(name, sum(each.owned for each in stream.streamlets.values()))
+            lag_ms = yield from self._epoch_lag_ms(stream)
+            if lag_ms is not None:
+                epochs.add_metric(name, lag_ms)
             yield
         left_out = _left_out("streams", count - len(streams))
-        return [appended, records, read, streamlets, left_out]
+        return [appended, records, read, streamlets, epochs, left_out]
 
     def _of_virtual_logs(self, streams: list[Stream]) -> Steps:
         labels = ["stream", "virtual_log"]

@@ -273,6 +273,9 @@ class StreamFigures(_message.Message):
     STREAMLETS_FIELD_NUMBER: _builtins.int
     REPLICATION_LAG_BYTES_FIELD_NUMBER: _builtins.int
     REPLICATION_LAG_MS_FIELD_NUMBER: _builtins.int
+    EPOCH_LAG_MS_FIELD_NUMBER: _builtins.int
+    EPOCH_STREAMLET_ID_FIELD_NUMBER: _builtins.int
+    EPOCH_ENTRY_FIELD_NUMBER: _builtins.int
     stream_id: _builtins.int
     records_appended: _builtins.int
     """Since the stream was opened here."""
@@ -283,6 +286,12 @@ class StreamFigures(_message.Message):
     replication_lag_bytes: _builtins.int
     """What backups do not have yet, and how old the oldest of it is."""
     replication_lag_ms: _builtins.int
+    epoch_lag_ms: _builtins.int
+    """Of a stream with epochs: how far the entry that is settled least is behind the clock, of those that are owned here,
+    and which one that is. Absent: none of them holds anything up.
+    """
+    epoch_streamlet_id: _builtins.int
+    epoch_entry: _builtins.int
     def __init__(
         self,
         *,
@@ -293,11 +302,16 @@ class StreamFigures(_message.Message):
         streamlets: _builtins.int = ...,
         replication_lag_bytes: _builtins.int = ...,
         replication_lag_ms: _builtins.int = ...,
+        epoch_lag_ms: _builtins.int | None = ...,
+        epoch_streamlet_id: _builtins.int = ...,
+        epoch_entry: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_epoch_lag_ms", b"_epoch_lag_ms", "epoch_lag_ms", b"epoch_lag_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_appended", b"bytes_appended", "bytes_read", b"bytes_read", "records_appended", b"records_appended", "replication_lag_bytes", b"replication_lag_bytes", "replication_lag_ms", b"replication_lag_ms", "stream_id", b"stream_id", "streamlets", b"streamlets"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_epoch_lag_ms", b"_epoch_lag_ms", "bytes_appended", b"bytes_appended", "bytes_read", b"bytes_read", "epoch_entry", b"epoch_entry", "epoch_lag_ms", b"epoch_lag_ms", "epoch_streamlet_id", b"epoch_streamlet_id", "records_appended", b"records_appended", "replication_lag_bytes", b"replication_lag_bytes", "replication_lag_ms", b"replication_lag_ms", "stream_id", b"stream_id", "streamlets", b"streamlets"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__epoch_lag_ms: _TypeAlias = _typing.Literal["epoch_lag_ms"]  # noqa: Y015
+    _WhichOneofArgType__epoch_lag_ms: _TypeAlias = _typing.Literal["_epoch_lag_ms", b"_epoch_lag_ms"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__epoch_lag_ms) -> _WhichOneofReturnType__epoch_lag_ms | None: ...
 
 Global___StreamFigures: _TypeAlias = StreamFigures  # noqa: Y015

@@ -15,6 +15,7 @@ from kera.broker.metrics import (
     _REPLICATION_HELP,
     _TOTALS_HELP,
     BrokerCollector,
+    SeriesLimits,
 )
 from kera.broker.recovery.progress import RecoveryTotals
 from kera.broker.replication.virtual_segment import ReplicationTotals
@@ -22,7 +23,7 @@ from kera.broker.storage.index_repair import StartFindings
 from kera.broker.storage.jobs import RETRY_MS, DiskTotals
 from kera.core.rpc import Call, api
 from kera.core.turns import at_once
-from kera.v1 import coordinator_pb2
+from kera.v1 import common_pb2, coordinator_pb2
 from tests.metrics import values
 from tests.unit.broker.support import BROKER_ID, STREAM_ID, Broker, Engine, chunk, read_range, stream_info
 
@@ -36,10 +37,16 @@ def metrics(broker: Broker, *, everything: bool = False, **limits: int) -> dict[
         streams=broker.streams,
         takeovers=SimpleNamespace(totals=RecoveryTotals(segments_to_come=3)),
     )
-    return values(
-        BrokerCollector(broker.counters, broker.pushed, broker.broker.latencies, engine, **limits),
-        everything=everything,
+    collector = BrokerCollector(
+        broker.counters,
+        broker.pushed,
+        broker.broker.latencies,
+        engine,
+        may_promise=broker.broker.may_promise,
+        clock_offset=broker.broker.clock_offset,
+        limits=SeriesLimits(**limits),
     )
+    return values(collector, everything=everything)
 
 
 def test_every_counter_is_explained_and_none_else() -> None:
@@ -162,6 +169,47 @@ async def test_series_are_bounded_and_what_is_left_out_is_told(engine: Engine) -
     ]
 
 
+async def test_epochs_have_their_lag_where_there_are_some(engine: Engine) -> None:
+    engine.memory.tick(0, 9_000_000, idle_close_ms=1 << 40)
+    infos = [
+        stream_info(STREAM_ID, epoch_ms=1000, epoch_grace_ms=250),
+        stream_info(STREAM_ID + 1),
+        stream_info(STREAM_ID + 2, epoch_ms=1000, punctuation=common_pb2.PUNCTUATION_PRODUCERS),
+        stream_info(STREAM_ID + 3, epoch_ms=1000, punctuation=common_pb2.PUNCTUATION_PRODUCERS),
+    ]
+    for info in infos:
+        info.created_us = 9_000_000
+    broker = Broker(engine, *infos)
+    by_clock, _, history, _ = (stream.name for stream in broker.streams)
+    broker.append(chunk(1, 0, stream_id=STREAM_ID + 2, min_timestamp_us=2_000_000, max_timestamp_us=2_000_000))
+    found = metrics(broker, everything=True)
+
+    lags = {name: value for name, value in found.items() if name.startswith("kera_broker_stream_epoch_lag_ms")}
+    assert lags == {
+        f'kera_broker_stream_epoch_lag_ms{{stream="{by_clock}"}}': 250,
+        f'kera_broker_stream_epoch_lag_ms{{stream="{history}"}}': 7000,
+    }
+    assert metrics(broker)["kera_broker_epochs_held_up_ms"] == 0, "a history is not behind, and a grace is one"
+    assert found["kera_broker_promises_total"] == 0, "a look promises nothing"
+    for stream_id in (STREAM_ID, STREAM_ID + 2):
+        await broker.ask(api.DESCRIBE_STREAMLETS, api.DESCRIBE_STREAMLETS.request(stream_id=stream_id))
+    assert metrics(broker)["kera_broker_promises_total"] == len(broker.streams.streamlet(STREAM_ID, 0).entries)
+
+    figures = StreamFigures(broker.streams, lambda: 0, now_us=lambda: 9_000_000, may_promise=broker.broker.may_promise)
+    told = at_once(figures.of_streams(0, 10)).streams
+    assert [each.epoch_lag_ms if each.HasField("epoch_lag_ms") else None for each in told] == [250, None, 7000, None]
+    assert (told[2].epoch_streamlet_id, told[2].epoch_entry) == (0, 1 % len(broker.streams.streamlet(7, 0).entries))
+
+
+async def test_a_clock_that_is_off_is_told_and_its_streams_fall_behind(engine: Engine) -> None:
+    broker = Broker(engine, stream_info(epoch_ms=1000, epoch_grace_ms=250))
+    engine.memory.tick(0, 9_000_000, idle_close_ms=1 << 40)
+    assert metrics(broker)["kera_broker_clock_offset_seconds"] == 0
+    broker.broker.clock_offset.least_us = -2_000_000
+    found = metrics(broker)
+    assert (found["kera_broker_clock_offset_seconds"], found["kera_broker_epochs_held_up_ms"]) == (-2, 8750)
+
+
 async def test_consumer_groups_have_their_lag_where_they_have_committed(engine: Engine) -> None:
     broker = Broker(engine, stream_info())
     (stream,) = broker.streams
@@ -181,7 +229,7 @@ async def test_consumer_groups_have_their_lag_where_they_have_committed(engine: 
 async def test_figures_of_streams_are_of_now_and_not_of_the_last_heartbeat(engine: Engine) -> None:
     broker = Broker(engine, stream_info())
     broker.streams.open(stream_info(STREAM_ID + 1), BROKER_ID)
-    figures = StreamFigures(broker.streams, lambda: 0)
+    figures = StreamFigures(broker.streams, lambda: 0, now_us=lambda: 0, may_promise=bool)
 
     def told() -> list[tuple[int, int, int, int]]:
         found = at_once(figures.of_streams(0, 10)).streams

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
+from kera.broker.counters import Counters
 from kera.broker.log.bounds import end_of, lag_bytes, lag_records, list_groups, oldest_us, ordinal_at
 from kera.broker.log.entry import Entry, still_unsure
 from kera.broker.log.intervals import NO_END, interval_of
@@ -43,10 +44,12 @@ class Descriptions:
         limits: ServingLimits,
         check: CheckStream = nothing_is_kept,
         *,
+        counters: Counters,
         may_promise: Callable[[int], bool] = lambda _: True,
     ) -> None:
         """`may_promise`: whether nobody else can own what this broker owns, and its clock is right, given a grace."""
         self._may_promise = may_promise
+        self._counters = counters
         self._check = check
         self._streams = streams
         self._turns = turns
@@ -105,6 +108,7 @@ class Descriptions:
         if streamlet.epochs.by_clock and self._may_promise(streamlet.epochs.grace_us):
             promised_us = streamlet.promise(entry)
         if promised_us is not None:
+            self._counters.promises += 1
             row.promised_us = promised_us
             fill_cursor(row.promised_at, entry, end_of_written(entry))
 

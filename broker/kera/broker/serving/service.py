@@ -104,11 +104,13 @@ class BrokerService:
         )
         self._lookups = Lookups(streams, memory, turns, limits, check)
         self._cursors = CursorChanges(streams, memory, turns, limits, check)
-        self._descriptions = Descriptions(streams, turns, limits, check, may_promise=self._may_promise)
+        self._descriptions = Descriptions(
+            streams, turns, limits, check, counters=counters, may_promise=self.may_promise
+        )
         self._thesis = ThesisApi(streams, turns)
         self._registered: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
-    def _may_promise(self, grace_us: int) -> bool:
+    def may_promise(self, grace_us: int) -> bool:
         """Whether nobody else can own what this broker owns, and whoever will can keep what is promised."""
         return self.lease.holds and self.clock_offset.is_within(grace_us)
 

@@ -1,0 +1,78 @@
+"""How far the entries of a stream are settled for its epochs. Pure; to look has no effect, as to promise has.
+
+What a broker would promise if it was asked counts, or a stream that nobody reads would seem to be further and further
+behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from typing import NamedTuple
+
+from kera.broker.log.epochs import NO_EPOCHS
+from kera.broker.log.streamlet import Streamlet
+from kera.broker.log.watermarks import watermark_of
+from kera.broker.ownership.stream import Stream
+from kera.core.punctuation import NO_TIME
+
+
+class Furthest(NamedTuple):
+    """The entry that is furthest behind, of those of a stream that are owned here."""
+
+    settled_us: int
+    """Nothing older comes, but as late."""
+    streamlet_id: int
+    entry: int
+
+    def lag_ms(self, now_us: int) -> int:
+        """How far it is behind the clock; 0: its records have come from ahead of that."""
+        return max(0, now_us - self.settled_us) // 1000
+
+
+def furthest_behind(
+    stream: Stream, now_us: int, may_promise: Callable[[int], bool]
+) -> Generator[None, None, Furthest | None]:
+    """In slices. None: there are no epochs, or nothing here can hold one up.
+
+    `may_promise`: whether this broker promises now, given a grace.
+    """
+    found = None
+    if stream.epochs == NO_EPOCHS:
+        return None
+    promises = stream.epochs.by_clock and may_promise(stream.epochs.grace_us)
+    for streamlet in list(stream.streamlets.values()):
+        yield
+        if not streamlet.owned:
+            continue
+        promised_us = now_us - stream.epochs.grace_us if promises and streamlet.takes_chunks else NO_TIME
+        here = _of_streamlet(streamlet, promised_us, stream.created_us)
+        if here is not None and (found is None or here < found):
+            found = here
+    return found
+
+
+def _of_streamlet(streamlet: Streamlet, promised_us: int, created_us: int) -> Furthest | None:
+    found = None
+    for index, settled_us in _settled(streamlet, promised_us, created_us):
+        if found is None or settled_us < found.settled_us:
+            found = Furthest(settled_us, streamlet.streamlet_id, index)
+        if settled_us == promised_us:
+            break  # nothing is further behind than what can be promised
+    return found
+
+
+def _settled(streamlet: Streamlet, promised_us: int, created_us: int) -> Iterator[tuple[int, int]]:
+    """Of its entries up to when nothing older comes; those that were never asked for are all like the first of them."""
+    entries, by_clock = streamlet.entries, streamlet.epochs.by_clock
+    if by_clock and len(entries.made_by_index) < len(entries):
+        first = next(index for index in range(len(entries)) if index not in entries.made_by_index)
+        yield first, _known(max(entries.first_promise_us, promised_us), created_us)
+    for entry in list(entries.made_by_index.values()):
+        settled_us = max(watermark_of(entry), entry.promised_us, promised_us)
+        if by_clock or settled_us != NO_TIME:  # else it holds up nothing
+            yield entry.index, _known(settled_us, created_us)
+
+
+def _known(settled_us: int, created_us: int) -> int:
+    """What nobody has written to holds up epochs from the first on."""
+    return created_us if settled_us == NO_TIME else settled_us
