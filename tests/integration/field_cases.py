@@ -194,6 +194,10 @@ CASES: dict[Method[Any, Any], Case] = {
     api.LIST_GROUPS: Case(lambda t: broker.ListGroupsRequest(**_streamlet(t), groups_max=3)),
     api.LOCATE_CHUNKS: Case(lambda t: broker.LocateChunksRequest(queries=[_query(t), _query(t)])),
     api.LIST_SEGMENTS: Case(lambda t: broker.ListSegmentsRequest(start=t.at, end=t.at, segments_max=3)),
+    api.PUNCTUATE: Case(
+        lambda t: broker.PunctuateRequest(stream_id=t.stream.stream_id, streamlet_ids=[0, 1], timestamp_us=5),
+        rights=("stream_id",),
+    ),
     api.SEAL_STREAMLETS: Case(
         lambda t: broker.SealStreamletsRequest(
             coordinator_epoch=t.coordinator_epoch,

@@ -1620,3 +1620,86 @@ class DropStreamResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DropStreamResponse: _TypeAlias = DropStreamResponse  # noqa: Y015
+
+@_typing.final
+class PunctuateRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STREAM_ID_FIELD_NUMBER: _builtins.int
+    STREAMLET_IDS_FIELD_NUMBER: _builtins.int
+    TIMESTAMP_US_FIELD_NUMBER: _builtins.int
+    DURABILITY_FIELD_NUMBER: _builtins.int
+    stream_id: _builtins.int
+    timestamp_us: _builtins.int
+    """In microseconds since 1970."""
+    durability: _common_pb2.Durability.ValueType
+    """Level to acknowledge at; unspecified: the stream's."""
+    @_builtins.property
+    def streamlet_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Of this broker; at least one."""
+
+    def __init__(
+        self,
+        *,
+        stream_id: _builtins.int = ...,
+        streamlet_ids: _abc.Iterable[_builtins.int] | None = ...,
+        timestamp_us: _builtins.int = ...,
+        durability: _common_pb2.Durability.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["durability", b"durability", "stream_id", b"stream_id", "streamlet_ids", b"streamlet_ids", "timestamp_us", b"timestamp_us"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PunctuateRequest: _TypeAlias = PunctuateRequest  # noqa: Y015
+
+@_typing.final
+class PunctuateResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STREAMLETS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def streamlets(self) -> _containers.RepeatedCompositeFieldContainer[Global___PunctuatedStreamlet]:
+        """One per streamlet, in the order of the request. One that has failed does not fail its neighbours."""
+
+    def __init__(
+        self,
+        *,
+        streamlets: _abc.Iterable[Global___PunctuatedStreamlet] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["streamlets", b"streamlets"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PunctuateResponse: _TypeAlias = PunctuateResponse  # noqa: Y015
+
+@_typing.final
+class PunctuatedStreamlet(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ERROR_FIELD_NUMBER: _builtins.int
+    ENTRIES_FIELD_NUMBER: _builtins.int
+    WRITTEN_FIELD_NUMBER: _builtins.int
+    entries: _builtins.int
+    """How many have got so far by now. An entry to which nothing was ever written gets no punctuation."""
+    written: _builtins.int
+    """In how many of these a punctuation was written; the others had got so far before."""
+    @_builtins.property
+    def error(self) -> _common_pb2.Error: ...
+    def __init__(
+        self,
+        *,
+        error: _common_pb2.Error | None = ...,
+        entries: _builtins.int = ...,
+        written: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries", "error", b"error", "written", b"written"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PunctuatedStreamlet: _TypeAlias = PunctuatedStreamlet  # noqa: Y015

@@ -17,6 +17,11 @@ class EpochRules(NamedTuple):
     timestamp_ahead_us: int = 0
     """So far ahead of the clock the times of chunks may be; 0: as far as they like."""
 
+    @property
+    def are_kept(self) -> bool:
+        """Whether the stream has epochs."""
+        return self.grace_us > 0
+
     @classmethod
     def of(cls, config: common_pb2.StreamConfig) -> EpochRules:
         """What a stream's configuration says."""

@@ -19,17 +19,13 @@ from typing import NamedTuple, Protocol
 
 from kera.broker.log.arena import Slot
 from kera.broker.log.entry import Entries, Entry, still_unsure
-from kera.broker.log.epochs import NO_EPOCHS, EpochRules
 from kera.broker.log.intervals import Holding
-from kera.broker.log.progress import StreamletProgress
+from kera.broker.log.promising import Promising
 from kera.broker.log.segment import Segment
-from kera.broker.log.watermarks import watermark_of
 from kera.broker.records import ProducerRecord, SegmentAddress
-from kera.core.chunk import ChunkHeader, read_header, verify_header
-from kera.core.errors import CorruptChunk, OutOfSequence, ProducerFenced, RecordTooLarge, TimestampAhead
+from kera.core.chunk import ChunkHeader, verify_header
+from kera.core.errors import CorruptChunk, OutOfSequence, ProducerFenced, RecordTooLarge
 from kera.core.ids import EARLIEST, PRODUCER_IDS
-from kera.core.punctuation import NO_TIME, encode_punctuation
-from kera.v1 import common_pb2
 
 NO_FENCES: Mapping[int, int] = MappingProxyType({})
 
@@ -113,7 +109,7 @@ class Memory(Protocol):
         ...
 
 
-class Streamlet(StreamletProgress):
+class Streamlet(Promising):
     """One partition of a stream on this broker."""
 
     def __init__(  # noqa: PLR0913 - what a streamlet is made of
@@ -142,15 +138,11 @@ class Streamlet(StreamletProgress):
         self._producers_max = producer_limits.kept + producer_limits.spare
         self.first_epochs = first_epochs
         self._group_segments = group_segments
-        self._memory = memory
+        self._begin_to_promise(memory)
         self.sealed = False
         """It is about to move: nothing more is taken, though nobody else owns it yet."""
         self.takes_chunks = True
         self.owned = False
-        self.epochs = NO_EPOCHS
-        self.timestamp_ahead_us = 0
-        self._owner_before_promised_us = NO_TIME
-        """That nothing older comes may have been promised by whoever owned it before, or by an earlier launch."""
         self.bytes_appended = self.records_appended = self.bytes_read = 0
         """Since the last report to the coordinator."""
         self.broker_epoch = held.broker_epoch
@@ -162,7 +154,7 @@ class Streamlet(StreamletProgress):
         """Take note of which intervals are here; an owner takes chunks from now on, and others do not any more."""
         self.intervals = held.intervals
         if held.owned and not self.owned:
-            self._owner_before_promised_us = self._memory.now_us
+            self._go_on_from_unknown()
         self.owned = held.owned
         self.sealed = False
         self.takes_chunks = held.owned
@@ -221,61 +213,7 @@ class Streamlet(StreamletProgress):
         """Take chunks again, in new groups."""
         self.sealed, self.takes_chunks = False, self.owned
 
-    # -- epochs ----------------------------------------------------------------------------------------------------
-
-    def set_epochs(self, rules: EpochRules, created_us: int) -> None:
-        """What goes for its epochs from now on; `created_us`: when its stream was created."""
-        self.epochs = rules
-        self.timestamp_ahead_us = rules.timestamp_ahead_us
-        # Of one that was created just now, nobody can have promised anything later than that.
-        is_new = self._owner_before_promised_us <= created_us + rules.grace_us
-        if rules.by_clock and self.owned and not is_new:
-            self.entries.promise(self._owner_before_promised_us)
-
-    def go_on_from(self, handed_over: common_pb2.StreamletState | None) -> None:
-        """Keep what its owner before has promised, who has just handed it over so; None: nobody knows what that was."""
-        if handed_over is not None:
-            promised = handed_over.HasField("promised_us")
-            self._owner_before_promised_us = handed_over.promised_us if promised else NO_TIME
-            self.entries.promise(self._owner_before_promised_us)  # also if nobody promises any more by now
-
-    @property
-    def promised_us(self) -> int:
-        """That nothing older comes, as far as anybody was told and the log does not say so; `NO_TIME`: nobody was."""
-        return max(self.entries.first_promise_us, *(entry.promised_us for entry in self.entries.made), NO_TIME)
-
-    def promise(self, entry: Entry) -> int | None:
-        """That nothing older comes behind what is written of an entry, but behind a punctuation. None: no promise."""
-        if not (self.epochs.by_clock and self.takes_chunks):
-            return None
-        promised_us = self._memory.now_us - self.epochs.grace_us
-        if promised_us > entry.promised_us and promised_us > watermark_of(entry):
-            entry.promised_us = promised_us
-        return max(promised_us, entry.promised_us)
-
-    def keep_promise(self, header: ChunkHeader, chunk_bytes: int) -> Appended | None:
-        """Append a punctuation, if the chunk that comes next is older than what readers were promised.
-
-        Raises what `append` raises for want of memory; then nothing has changed.
-        """
-        entry = self.entries[header.producer_id % self.entries.count]
-        promised_us = entry.promised_us
-        if header.max_timestamp_us >= promised_us or not self._is_next(header):
-            return None
-        appended = None
-        if watermark_of(entry) < promised_us:  # else the log says so
-            punctuation = memoryview(
-                encode_punctuation(self.stream_id, self.streamlet_id, promised_us, self._memory.now_us)
-            )
-            appended = self._place(entry, punctuation, read_header(punctuation), room=chunk_bytes)
-        entry.promised_us = NO_TIME
-        return appended
-
-    def _is_next(self, header: ChunkHeader) -> bool:
-        state = self.producers.get(header.producer_id)
-        if state is None or header.producer_epoch > state.producer_epoch:
-            return header.sequence == 0
-        return (header.producer_epoch, header.sequence) == state
+    # -- producers -------------------------------------------------------------------------------------------------
 
     def learn(self, producers: dict[int, ProducerRecord]) -> None:
         """Producers had got so far at the broker that this streamlet comes from.
@@ -336,7 +274,7 @@ class Streamlet(StreamletProgress):
                 expected_sequence=expected,
             )
         if self.timestamp_ahead_us:
-            self._check_time(header)
+            self.check_time(header.max_timestamp_us, "a chunk")
         appended = self._place(entry, chunk, header)
         producers = self.producers
         if len(producers) > self.producers_in_order:
@@ -360,18 +298,6 @@ class Streamlet(StreamletProgress):
         return _as_appended(
             Appended, (entry.index, group_id, segment_id, position, first_record, False, segment, segment.head)
         )
-
-    def _check_time(self, header: ChunkHeader) -> None:
-        ahead_us = header.max_timestamp_us - self._memory.now_us
-        if ahead_us > self.timestamp_ahead_us:
-            raise TimestampAhead(
-                f"a chunk for streamlet {self.streamlet_id} is {ahead_us // 1000} ms ahead of its broker's clock;"
-                f" the stream has epochs and takes at most {self.timestamp_ahead_us // 1000} ms"
-                " (timestamp_ahead_max_ms, 0 for no limit): it would close all epochs before",
-                streamlet_id=self.streamlet_id,
-                timestamp_us=header.max_timestamp_us,
-                limit_ms=self.timestamp_ahead_us // 1000,
-            )
 
     def publish(self, appended: Appended) -> None:
         """Let readers see everything up to the end of `appended`, which has reached its level.

@@ -23,6 +23,7 @@ from kera.broker.serving.descriptions import Descriptions
 from kera.broker.serving.fetch import READ_BYTES_MAX, Fetches, ReadCall, ReadReply
 from kera.broker.serving.limits import ServingLimits
 from kera.broker.serving.lookups import Lookups
+from kera.broker.serving.punctuations import Punctuations
 from kera.broker.serving.read_sessions import ReadSessions
 from kera.broker.serving.stream_access import checking
 from kera.broker.serving.thesis_api import ThesisApi
@@ -107,6 +108,7 @@ class BrokerService:
         self._descriptions = Descriptions(
             streams, turns, limits, check, counters=counters, may_promise=self.may_promise
         )
+        self._punctuations = Punctuations(streams, self.writer, memory, turns, limits)
         self._thesis = ThesisApi(streams, turns)
         self._registered: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
@@ -142,6 +144,7 @@ class BrokerService:
             api.LIST_GROUPS: described.list_groups,
             api.LOCATE_CHUNKS: self._lookups.locate,
             api.LIST_SEGMENTS: self._lookups.list_segments,
+            api.PUNCTUATE: self._punctuations.punctuate,
         }
         others: Service = {
             api.OPEN_STREAMLETS: self._open_streamlets,

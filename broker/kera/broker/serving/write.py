@@ -22,24 +22,23 @@ from time import perf_counter
 from typing import Any
 
 from kera.broker.counters import Counters, Latencies
+from kera.broker.log.entry import Entry
 from kera.broker.log.segment import Segment
-from kera.broker.log.streamlet import Appended, Streamlet
+from kera.broker.log.streamlet import Streamlet
 from kera.broker.ownership.lease import Lease
 from kera.broker.ownership.stream import Stream
 from kera.broker.ownership.streams import Streams
 from kera.broker.records import ProducerRecord
 from kera.broker.replication.manager import Replication
 from kera.broker.replication.virtual_log import VirtualLog
-from kera.broker.replication.virtual_logs import StreamLogs
-from kera.broker.replication.virtual_segment import Batch
+from kera.broker.serving.carrying import Carrying, written_last
+from kera.broker.serving.levels import check_level
 from kera.broker.serving.limits import ServingLimits
 from kera.broker.serving.pending_write import PendingWrite, WriteReply
-from kera.broker.serving.punctuating import Punctuating
 from kera.broker.serving.taking import Taking, WriteTaker
 from kera.broker.serving.write_access import WriteAccess
 from kera.broker.storage.persistence import PersistenceManager
 from kera.core.chunk import HEADER_BYTES, ChunkHeader, check_sent, padded, verify_header, verify_payload
-from kera.core.done import nothing
 from kera.core.errors import (
     ArenaFull,
     CorruptChunk,
@@ -60,7 +59,6 @@ from kera.v1 import broker_pb2, common_pb2
 
 _LEADER, _PERSISTED = common_pb2.DURABILITY_LEADER, common_pb2.DURABILITY_PERSISTED
 _REPLICATED = common_pb2.DURABILITY_REPLICATED
-_KNOWN_LEVELS = (common_pb2.DURABILITY_UNSPECIFIED, _LEADER, _REPLICATED, _PERSISTED)
 
 RUN_BYTES_MAX = 256 << 10
 """Of chunks that follow each other in a segment and go to backups as one: few enough for batches to become full."""
@@ -74,10 +72,6 @@ def _too_many() -> InvalidArgument:
     return InvalidArgument(
         f"at most {REQUEST_CHUNKS_MAX} chunks in a request; send the others in the next", limit=REQUEST_CHUNKS_MAX
     )
-
-
-class _Lagging(ArenaFull):
-    """There is memory, but backups have to catch up first."""
 
 
 class Writer:
@@ -104,7 +98,7 @@ class Writer:
         self._streams = streams
         self._memory = memory
         self._logs = replication.logs
-        self._punctuating = Punctuating(replication.logs, memory)
+        self._carrying = Carrying(replication, memory, counters, lease)
         self._backlog = replication.backlog
         self._backups = replication.backups
         self._counters = counters
@@ -150,16 +144,12 @@ class Writer:
         """Append the chunks of a request; each has a status of its own."""
         self._counters.write_requests += 1
         request = call.message
-        if request.durability not in _KNOWN_LEVELS:
-            raise InvalidArgument(
-                f"level {level_name(request.durability)} is not known to this version",
-                durability=level_name(request.durability),
-            )
+        check_level(request.durability)
         if request.chunk_count > REQUEST_CHUNKS_MAX:
             raise _too_many()
-        write = PendingWrite(request, call.bulk, call.peer, self._go_on)
+        write = PendingWrite(request, call.bulk, call.peer, self.go_on)
         if (not self._queue and self._decide(write)) or not self._wait_for_room(write):
-            self._go_on(write)
+            self.go_on(write)
         if write.done:
             self._latencies.appends.observe(perf_counter() - write.begun_s)
             return Reply(write.response)
@@ -187,7 +177,7 @@ class Writer:
             if write.future is None or not write.future.cancelled():  # else its connection is gone
                 try:
                     await self._decide_when_there_is_room(write)
-                    self._go_on(write)
+                    self.go_on(write)
                 except Exception as error:  # noqa: BLE001 - a defect: told like any other, and those behind it go on
                     if write.future is not None and not write.future.done():
                         write.future.set_exception(error)
@@ -300,7 +290,7 @@ class Writer:
         if room <= 0 or not self._lease.holds:
             return None
         try:
-            self._check_backups(stream, logs, log, level)
+            self._carrying.check_backups(stream, logs, log, level)
         except KeraError:
             return None
         return log, room
@@ -327,10 +317,14 @@ class Writer:
             at = len(write.statuses) + first
             write.wait_for(range(at, at + count), batch)
 
-    def _owner(self, header: ChunkHeader, peer: Peer) -> tuple[Stream, Streamlet]:
-        stream = self._streams.get(header.stream_id)
+    def check_access(self, peer: Peer, stream: Stream) -> None:
+        """Raises as `WriteAccess.check`."""
         if self._access is not None:
             self._access.check(peer, stream)
+
+    def _owner(self, header: ChunkHeader, peer: Peer) -> tuple[Stream, Streamlet]:
+        stream = self._streams.get(header.stream_id)
+        self.check_access(peer, stream)
         streamlet = stream.streamlet(header.streamlet_id)
         if not streamlet.takes_chunks:
             raise stream.not_owner(header.streamlet_id)
@@ -352,27 +346,14 @@ class Writer:
     def _append(
         self, write: PendingWrite, stream: Stream, streamlet: Streamlet, chunk: memoryview, header: ChunkHeader
     ) -> None:
-        stream_level = stream.durability
-        level = write.level or stream_level
-        to_disk = stream.by_disk and _PERSISTED in (level, stream_level)
-        if to_disk:
-            self._memory.disk.check()
-        log = None
-        if stream.logs is not None:
-            write.pump = True
-            log = stream.logs.of(header.streamlet_id, header.producer_id % len(streamlet.entries))
-            self._check_backups(stream, stream.logs, log, level)
-        elif level == _REPLICATED:
-            raise InvalidArgument(f"stream {stream.name!r} is not replicated: it has no backups", stream=stream.name)
+        level, log = self._carrying.way(write, stream, header.streamlet_id, header.producer_id % len(streamlet.entries))
         punctuation = streamlet.keep_promise(header, len(chunk))
         if punctuation is not None:
             self._counters.punctuations += 1
-            persist = _PERSISTED in (level, stream_level)
-            self._punctuating.follow(punctuation, stream, streamlet, log, persist=persist)
+            self._carrying.punctuated(punctuation, stream, streamlet, log, level)
         appended = streamlet.append(chunk, header)
-        entry, group_id, segment_id, position, first_record, duplicate, segment, end = appended
         counters = self._counters
-        if duplicate:
+        if appended.duplicate:
             counters.chunks_duplicate += 1
         else:
             size, records = len(chunk), header.record_count
@@ -381,57 +362,44 @@ class Writer:
             counters.bytes_appended += size
             streamlet.records_appended += records
             streamlet.bytes_appended += size
-        if stream_level == _LEADER:
-            streamlet.publish(appended)
-        if log is not None:
-            self._replicate(write, stream, log, appended, level)
-        if to_disk and segment is not None:
-            if level == _PERSISTED:
-                write.wanted.append((segment, end))
-                write.waiting.append(len(write.statuses))
-            else:
-                self._memory.commits.persist([(segment, end)], nothing)
-        status = write.statuses.add()  # and field by field, which takes half as long as keyword arguments
-        status.entry = entry
-        status.group_id = group_id
-        status.segment_id = segment_id
-        status.position = position
-        status.first_record = first_record
-        status.durability = level
-        if duplicate:
-            status.duplicate = True
+        self._carrying.carry_on(write, stream, streamlet, log, appended, level)
 
-    def _check_backups(self, stream: Stream, logs: StreamLogs, log: VirtualLog, level: int) -> None:
-        """Raise `Unavailable`, `TooFewBackups` or `_Lagging` before anything is appended that must not or cannot be."""
-        if not self._lease.holds:
-            self._counters.writes_without_lease += 1
-            raise Unavailable(
-                f"the broker cannot reach the coordinator, and streamlets of stream {stream.name!r} may be given to"
-                " another broker; it goes on by itself when the coordinator answers",
-                stream=stream.name,
-            )
-        if level > _LEADER:
-            self._backups.check(logs.replication, stream.name)
-        if not log.lags:
-            return
-        if logs.by_replicas or level > _LEADER or not self._backlog.shed(logs):
-            raise _Lagging("backups are too far behind")
+    def punctuate(
+        self, write: PendingWrite, stream: Stream, streamlet: Streamlet, entry: Entry, timestamp_us: int
+    ) -> bool:
+        """Append a punctuation, if the log does not say as much already; whether one was appended.
 
-    def _replicate(self, write: PendingWrite, stream: Stream, log: VirtualLog, appended: Appended, level: int) -> None:
-        """Refer to a chunk in its virtual log, and have the answer wait if its level asks for that."""
-        segment, persist = appended.segment, _PERSISTED in (level, stream.durability)
-        batch: Batch | None = None
-        if appended.duplicate and level <= stream.durability:
-            if segment is None or level == _LEADER or appended.end <= segment.durable_head:
-                return  # it has reached its level, or nobody waits for that
-            batch = log.last()
-        elif segment is None:
-            raise NotReplicated("the chunk is on the broker's disk; whether backups have it is not known any more")
-        if batch is None:
-            batch = self._logs.append(log, segment, appended.position, appended.end, persist=persist)
-        if level > _LEADER:
-            index = len(write.statuses)
-            write.wait_for(range(index, index + 1), batch)
+        What there is of the entry is one more that `write` waits for. Raises what appending a chunk raises.
+        """
+        if self._fenced:
+            raise NotOwner(_REPLACED)
+        level, log = self._carrying.way(write, stream, streamlet.streamlet_id, entry.index)
+        appended = streamlet.punctuate(entry, timestamp_us)
+        if appended is not None:
+            self._counters.punctuations += 1
+        last = appended or written_last(entry)
+        if last is None:
+            write.statuses.add(entry=entry.index, durability=level, duplicate=True)
+        else:
+            self._carrying.carry_on(write, stream, streamlet, log, last, level)
+        return appended is not None
+
+    def made_room(self, write: PendingWrite) -> bool:
+        """There was none for what `write` wants; whether there is by now."""
+        write.pump = True
+        made = self._backlog.make_room()
+        self._pump_replication()
+        return made
+
+    async def settle(self, write: PendingWrite) -> None:
+        """Wait until all that was appended for `write` has reached its level; its statuses say so, or why not."""
+        write.decided = True
+        if write.pump:
+            self._pump_replication()
+        self.go_on(write)
+        if not write.done:
+            write.future = Answer(loop=self._loop)
+            await write.future
 
     def _refuse_rest(self, write: PendingWrite, error: KeraError | None) -> None:
         """Refuse all chunks from `write.at` on; without `error`, for want of room."""
@@ -450,7 +418,7 @@ class Writer:
             write.statuses.add(error=message)
         write.at, write.decided, write.refused = len(write.bulk), True, True
 
-    def _go_on(self, write: PendingWrite) -> None:
+    def go_on(self, write: PendingWrite) -> None:
         """Answer a write that is decided, or wait for the next thing that it promises."""
         if write.batches:
             return
@@ -481,9 +449,3 @@ class Writer:
 
 def _replaced() -> NotReplicated:
     return NotReplicated(_REPLACED)
-
-
-def level_name(durability: int) -> str:
-    """The name of a level, or the number of one that only newer clients know."""
-    known = common_pb2.Durability.DESCRIPTOR.values_by_number.get(durability)
-    return str(known.name) if known is not None else str(durability)

@@ -201,6 +201,7 @@ REQUIREMENTS: Mapping[Method[Any, Any], Requirement] = {
     api.LIST_GROUPS: _by_id(DESCRIBE),
     api.LOCATE_CHUNKS: Requirement(Who.IDENTIFIED, _located, each=True),
     api.LIST_SEGMENTS: Requirement(Who.IDENTIFIED, lambda request: (Need(DESCRIBE, request.start.stream_id),)),
+    api.PUNCTUATE: _by_id(WRITE),
     api.SEAL_STREAMLETS: _DAEMONS,
     api.TAKE_OVER: _DAEMONS,
     api.OPEN_STREAMLETS: _DAEMONS,

@@ -67,6 +67,7 @@ TAKE_OVER = Method(
 LIST_GROUPS = Method(BROKER, "ListGroups", 15, broker.ListGroupsRequest, broker.ListGroupsResponse)
 LOCATE_CHUNKS = Method(BROKER, "LocateChunks", 16, broker.LocateChunksRequest, broker.LocateChunksResponse)
 LIST_SEGMENTS = Method(BROKER, "ListSegments", 17, broker.ListSegmentsRequest, broker.ListSegmentsResponse)
+PUNCTUATE = Method(BROKER, "Punctuate", 18, broker.PunctuateRequest, broker.PunctuateResponse)
 
 BROKER_METHODS = (
     MULTI_WRITE_CHUNKS,
@@ -86,6 +87,7 @@ BROKER_METHODS = (
     LIST_GROUPS,
     LOCATE_CHUNKS,
     LIST_SEGMENTS,
+    PUNCTUATE,
 )
 
 CREATE_STREAM = Method(

@@ -3436,6 +3436,184 @@ func (*DropStreamResponse) Descriptor() ([]byte, []int) {
 	return file_kera_v1_broker_proto_rawDescGZIP(), []int{49}
 }
 
+type PunctuateRequest struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	StreamId uint64                 `protobuf:"varint,1,opt,name=stream_id,json=streamId,proto3" json:"stream_id,omitempty"`
+	// Of this broker; at least one.
+	StreamletIds []uint32 `protobuf:"varint,2,rep,packed,name=streamlet_ids,json=streamletIds,proto3" json:"streamlet_ids,omitempty"`
+	// In microseconds since 1970.
+	TimestampUs int64 `protobuf:"varint,3,opt,name=timestamp_us,json=timestampUs,proto3" json:"timestamp_us,omitempty"`
+	// Level to acknowledge at; unspecified: the stream's.
+	Durability    Durability `protobuf:"varint,4,opt,name=durability,proto3,enum=kera.v1.Durability" json:"durability,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PunctuateRequest) Reset() {
+	*x = PunctuateRequest{}
+	mi := &file_kera_v1_broker_proto_msgTypes[50]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PunctuateRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PunctuateRequest) ProtoMessage() {}
+
+func (x *PunctuateRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kera_v1_broker_proto_msgTypes[50]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PunctuateRequest.ProtoReflect.Descriptor instead.
+func (*PunctuateRequest) Descriptor() ([]byte, []int) {
+	return file_kera_v1_broker_proto_rawDescGZIP(), []int{50}
+}
+
+func (x *PunctuateRequest) GetStreamId() uint64 {
+	if x != nil {
+		return x.StreamId
+	}
+	return 0
+}
+
+func (x *PunctuateRequest) GetStreamletIds() []uint32 {
+	if x != nil {
+		return x.StreamletIds
+	}
+	return nil
+}
+
+func (x *PunctuateRequest) GetTimestampUs() int64 {
+	if x != nil {
+		return x.TimestampUs
+	}
+	return 0
+}
+
+func (x *PunctuateRequest) GetDurability() Durability {
+	if x != nil {
+		return x.Durability
+	}
+	return Durability_DURABILITY_UNSPECIFIED
+}
+
+type PunctuateResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// One per streamlet, in the order of the request. One that has failed does not fail its neighbours.
+	Streamlets    []*PunctuatedStreamlet `protobuf:"bytes,1,rep,name=streamlets,proto3" json:"streamlets,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PunctuateResponse) Reset() {
+	*x = PunctuateResponse{}
+	mi := &file_kera_v1_broker_proto_msgTypes[51]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PunctuateResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PunctuateResponse) ProtoMessage() {}
+
+func (x *PunctuateResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kera_v1_broker_proto_msgTypes[51]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PunctuateResponse.ProtoReflect.Descriptor instead.
+func (*PunctuateResponse) Descriptor() ([]byte, []int) {
+	return file_kera_v1_broker_proto_rawDescGZIP(), []int{51}
+}
+
+func (x *PunctuateResponse) GetStreamlets() []*PunctuatedStreamlet {
+	if x != nil {
+		return x.Streamlets
+	}
+	return nil
+}
+
+type PunctuatedStreamlet struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Error *Error                 `protobuf:"bytes,1,opt,name=error,proto3" json:"error,omitempty"`
+	// How many have got so far by now. An entry to which nothing was ever written gets no punctuation.
+	Entries uint32 `protobuf:"varint,2,opt,name=entries,proto3" json:"entries,omitempty"`
+	// In how many of these a punctuation was written; the others had got so far before.
+	Written       uint32 `protobuf:"varint,3,opt,name=written,proto3" json:"written,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PunctuatedStreamlet) Reset() {
+	*x = PunctuatedStreamlet{}
+	mi := &file_kera_v1_broker_proto_msgTypes[52]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PunctuatedStreamlet) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PunctuatedStreamlet) ProtoMessage() {}
+
+func (x *PunctuatedStreamlet) ProtoReflect() protoreflect.Message {
+	mi := &file_kera_v1_broker_proto_msgTypes[52]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PunctuatedStreamlet.ProtoReflect.Descriptor instead.
+func (*PunctuatedStreamlet) Descriptor() ([]byte, []int) {
+	return file_kera_v1_broker_proto_rawDescGZIP(), []int{52}
+}
+
+func (x *PunctuatedStreamlet) GetError() *Error {
+	if x != nil {
+		return x.Error
+	}
+	return nil
+}
+
+func (x *PunctuatedStreamlet) GetEntries() uint32 {
+	if x != nil {
+		return x.Entries
+	}
+	return 0
+}
+
+func (x *PunctuatedStreamlet) GetWritten() uint32 {
+	if x != nil {
+		return x.Written
+	}
+	return 0
+}
+
 var File_kera_v1_broker_proto protoreflect.FileDescriptor
 
 const file_kera_v1_broker_proto_rawDesc = "" +
@@ -3719,7 +3897,22 @@ const file_kera_v1_broker_proto_rawDesc = "" +
 	"\x11DropStreamRequest\x12\x1b\n" +
 	"\tstream_id\x18\x01 \x01(\x04R\bstreamId\x12+\n" +
 	"\x11coordinator_epoch\x18\x02 \x01(\x04R\x10coordinatorEpoch\"\x14\n" +
-	"\x12DropStreamResponse2\x8d\v\n" +
+	"\x12DropStreamResponse\"\xac\x01\n" +
+	"\x10PunctuateRequest\x12\x1b\n" +
+	"\tstream_id\x18\x01 \x01(\x04R\bstreamId\x12#\n" +
+	"\rstreamlet_ids\x18\x02 \x03(\rR\fstreamletIds\x12!\n" +
+	"\ftimestamp_us\x18\x03 \x01(\x03R\vtimestampUs\x123\n" +
+	"\n" +
+	"durability\x18\x04 \x01(\x0e2\x13.kera.v1.DurabilityR\n" +
+	"durability\"Q\n" +
+	"\x11PunctuateResponse\x12<\n" +
+	"\n" +
+	"streamlets\x18\x01 \x03(\v2\x1c.kera.v1.PunctuatedStreamletR\n" +
+	"streamlets\"o\n" +
+	"\x13PunctuatedStreamlet\x12$\n" +
+	"\x05error\x18\x01 \x01(\v2\x0e.kera.v1.ErrorR\x05error\x12\x18\n" +
+	"\aentries\x18\x02 \x01(\rR\aentries\x12\x18\n" +
+	"\awritten\x18\x03 \x01(\rR\awritten2\xd1\v\n" +
 	"\x06Broker\x12[\n" +
 	"\x10MultiWriteChunks\x12 .kera.v1.MultiWriteChunksRequest\x1a!.kera.v1.MultiWriteChunksResponse(\x010\x01\x12X\n" +
 	"\x0fMultiReadChunks\x12\x1f.kera.v1.MultiReadChunksRequest\x1a .kera.v1.MultiReadChunksResponse(\x010\x01\x12N\n" +
@@ -3735,7 +3928,8 @@ const file_kera_v1_broker_proto_rawDesc = "" +
 	"\n" +
 	"ListGroups\x12\x1a.kera.v1.ListGroupsRequest\x1a\x1b.kera.v1.ListGroupsResponse\x12K\n" +
 	"\fLocateChunks\x12\x1c.kera.v1.LocateChunksRequest\x1a\x1d.kera.v1.LocateChunksResponse\x12K\n" +
-	"\fListSegments\x12\x1c.kera.v1.ListSegmentsRequest\x1a\x1d.kera.v1.ListSegmentsResponse\x12Q\n" +
+	"\fListSegments\x12\x1c.kera.v1.ListSegmentsRequest\x1a\x1d.kera.v1.ListSegmentsResponse\x12B\n" +
+	"\tPunctuate\x12\x19.kera.v1.PunctuateRequest\x1a\x1a.kera.v1.PunctuateResponse\x12Q\n" +
 	"\x0eSealStreamlets\x12\x1e.kera.v1.SealStreamletsRequest\x1a\x1f.kera.v1.SealStreamletsResponse\x12?\n" +
 	"\bTakeOver\x12\x18.kera.v1.TakeOverRequest\x1a\x19.kera.v1.TakeOverResponse\x12Q\n" +
 	"\x0eOpenStreamlets\x12\x1e.kera.v1.OpenStreamletsRequest\x1a\x1f.kera.v1.OpenStreamletsResponse\x12E\n" +
@@ -3754,7 +3948,7 @@ func file_kera_v1_broker_proto_rawDescGZIP() []byte {
 	return file_kera_v1_broker_proto_rawDescData
 }
 
-var file_kera_v1_broker_proto_msgTypes = make([]protoimpl.MessageInfo, 50)
+var file_kera_v1_broker_proto_msgTypes = make([]protoimpl.MessageInfo, 53)
 var file_kera_v1_broker_proto_goTypes = []any{
 	(*MultiWriteChunksRequest)(nil),      // 0: kera.v1.MultiWriteChunksRequest
 	(*MultiWriteChunksResponse)(nil),     // 1: kera.v1.MultiWriteChunksResponse
@@ -3806,120 +4000,128 @@ var file_kera_v1_broker_proto_goTypes = []any{
 	(*OpenStreamletsResponse)(nil),       // 47: kera.v1.OpenStreamletsResponse
 	(*DropStreamRequest)(nil),            // 48: kera.v1.DropStreamRequest
 	(*DropStreamResponse)(nil),           // 49: kera.v1.DropStreamResponse
-	(Durability)(0),                      // 50: kera.v1.Durability
-	(*LatencyReport)(nil),                // 51: kera.v1.LatencyReport
-	(*Error)(nil),                        // 52: kera.v1.Error
-	(*WriterAdvice)(nil),                 // 53: kera.v1.WriterAdvice
-	(*Cursor)(nil),                       // 54: kera.v1.Cursor
-	(*ReaderAdvice)(nil),                 // 55: kera.v1.ReaderAdvice
-	(*StreamletState)(nil),               // 56: kera.v1.StreamletState
-	(*RecoverySource)(nil),               // 57: kera.v1.RecoverySource
-	(*BackupInfo)(nil),                   // 58: kera.v1.BackupInfo
-	(*StreamInfo)(nil),                   // 59: kera.v1.StreamInfo
-	(*EntryStart)(nil),                   // 60: kera.v1.EntryStart
+	(*PunctuateRequest)(nil),             // 50: kera.v1.PunctuateRequest
+	(*PunctuateResponse)(nil),            // 51: kera.v1.PunctuateResponse
+	(*PunctuatedStreamlet)(nil),          // 52: kera.v1.PunctuatedStreamlet
+	(Durability)(0),                      // 53: kera.v1.Durability
+	(*LatencyReport)(nil),                // 54: kera.v1.LatencyReport
+	(*Error)(nil),                        // 55: kera.v1.Error
+	(*WriterAdvice)(nil),                 // 56: kera.v1.WriterAdvice
+	(*Cursor)(nil),                       // 57: kera.v1.Cursor
+	(*ReaderAdvice)(nil),                 // 58: kera.v1.ReaderAdvice
+	(*StreamletState)(nil),               // 59: kera.v1.StreamletState
+	(*RecoverySource)(nil),               // 60: kera.v1.RecoverySource
+	(*BackupInfo)(nil),                   // 61: kera.v1.BackupInfo
+	(*StreamInfo)(nil),                   // 62: kera.v1.StreamInfo
+	(*EntryStart)(nil),                   // 63: kera.v1.EntryStart
 }
 var file_kera_v1_broker_proto_depIdxs = []int32{
-	50, // 0: kera.v1.MultiWriteChunksRequest.durability:type_name -> kera.v1.Durability
-	51, // 1: kera.v1.MultiWriteChunksRequest.latency:type_name -> kera.v1.LatencyReport
-	52, // 2: kera.v1.MultiWriteChunksResponse.error:type_name -> kera.v1.Error
+	53, // 0: kera.v1.MultiWriteChunksRequest.durability:type_name -> kera.v1.Durability
+	54, // 1: kera.v1.MultiWriteChunksRequest.latency:type_name -> kera.v1.LatencyReport
+	55, // 2: kera.v1.MultiWriteChunksResponse.error:type_name -> kera.v1.Error
 	3,  // 3: kera.v1.MultiWriteChunksResponse.statuses:type_name -> kera.v1.ChunkStatus
 	2,  // 4: kera.v1.MultiWriteChunksResponse.virtual_segments:type_name -> kera.v1.VirtualSegmentPlaces
-	53, // 5: kera.v1.MultiWriteChunksResponse.advice:type_name -> kera.v1.WriterAdvice
-	52, // 6: kera.v1.ChunkStatus.error:type_name -> kera.v1.Error
-	50, // 7: kera.v1.ChunkStatus.durability:type_name -> kera.v1.Durability
-	54, // 8: kera.v1.ReadRange.start:type_name -> kera.v1.Cursor
-	54, // 9: kera.v1.ReadRange.end:type_name -> kera.v1.Cursor
+	56, // 5: kera.v1.MultiWriteChunksResponse.advice:type_name -> kera.v1.WriterAdvice
+	55, // 6: kera.v1.ChunkStatus.error:type_name -> kera.v1.Error
+	53, // 7: kera.v1.ChunkStatus.durability:type_name -> kera.v1.Durability
+	57, // 8: kera.v1.ReadRange.start:type_name -> kera.v1.Cursor
+	57, // 9: kera.v1.ReadRange.end:type_name -> kera.v1.Cursor
 	4,  // 10: kera.v1.MultiReadChunksRequest.ranges:type_name -> kera.v1.ReadRange
-	51, // 11: kera.v1.MultiReadChunksRequest.latency:type_name -> kera.v1.LatencyReport
-	52, // 12: kera.v1.ReadResult.error:type_name -> kera.v1.Error
-	54, // 13: kera.v1.ReadResult.next:type_name -> kera.v1.Cursor
-	52, // 14: kera.v1.MultiReadChunksResponse.error:type_name -> kera.v1.Error
+	54, // 11: kera.v1.MultiReadChunksRequest.latency:type_name -> kera.v1.LatencyReport
+	55, // 12: kera.v1.ReadResult.error:type_name -> kera.v1.Error
+	57, // 13: kera.v1.ReadResult.next:type_name -> kera.v1.Cursor
+	55, // 14: kera.v1.MultiReadChunksResponse.error:type_name -> kera.v1.Error
 	6,  // 15: kera.v1.MultiReadChunksResponse.results:type_name -> kera.v1.ReadResult
-	55, // 16: kera.v1.MultiReadChunksResponse.advice:type_name -> kera.v1.ReaderAdvice
+	58, // 16: kera.v1.MultiReadChunksResponse.advice:type_name -> kera.v1.ReaderAdvice
 	10, // 17: kera.v1.GetNextGroupsResponse.groups:type_name -> kera.v1.GroupInfo
 	13, // 18: kera.v1.GetNextSegmentsResponse.segments:type_name -> kera.v1.SegmentInfo
 	20, // 19: kera.v1.DescribeStreamletsResponse.streamlets:type_name -> kera.v1.StreamletInfo
 	21, // 20: kera.v1.StreamletInfo.entries:type_name -> kera.v1.EntryInfo
-	54, // 21: kera.v1.EntryInfo.start:type_name -> kera.v1.Cursor
-	54, // 22: kera.v1.EntryInfo.end:type_name -> kera.v1.Cursor
-	54, // 23: kera.v1.EntryInfo.lost_from:type_name -> kera.v1.Cursor
-	54, // 24: kera.v1.EntryInfo.lost_to:type_name -> kera.v1.Cursor
-	54, // 25: kera.v1.EntryInfo.promised_at:type_name -> kera.v1.Cursor
-	54, // 26: kera.v1.TruncateStreamletsRequest.cursors:type_name -> kera.v1.Cursor
+	57, // 21: kera.v1.EntryInfo.start:type_name -> kera.v1.Cursor
+	57, // 22: kera.v1.EntryInfo.end:type_name -> kera.v1.Cursor
+	57, // 23: kera.v1.EntryInfo.lost_from:type_name -> kera.v1.Cursor
+	57, // 24: kera.v1.EntryInfo.lost_to:type_name -> kera.v1.Cursor
+	57, // 25: kera.v1.EntryInfo.promised_at:type_name -> kera.v1.Cursor
+	57, // 26: kera.v1.TruncateStreamletsRequest.cursors:type_name -> kera.v1.Cursor
 	24, // 27: kera.v1.TruncateStreamletsResponse.results:type_name -> kera.v1.CursorResult
-	52, // 28: kera.v1.CursorResult.error:type_name -> kera.v1.Error
-	54, // 29: kera.v1.CursorResult.start:type_name -> kera.v1.Cursor
-	54, // 30: kera.v1.CommitCursorsRequest.cursors:type_name -> kera.v1.Cursor
+	55, // 28: kera.v1.CursorResult.error:type_name -> kera.v1.Error
+	57, // 29: kera.v1.CursorResult.start:type_name -> kera.v1.Cursor
+	57, // 30: kera.v1.CommitCursorsRequest.cursors:type_name -> kera.v1.Cursor
 	24, // 31: kera.v1.CommitCursorsResponse.results:type_name -> kera.v1.CursorResult
-	54, // 32: kera.v1.MeasureLagRequest.cursors:type_name -> kera.v1.Cursor
+	57, // 32: kera.v1.MeasureLagRequest.cursors:type_name -> kera.v1.Cursor
 	29, // 33: kera.v1.MeasureLagResponse.lags:type_name -> kera.v1.Lag
-	52, // 34: kera.v1.Lag.error:type_name -> kera.v1.Error
+	55, // 34: kera.v1.Lag.error:type_name -> kera.v1.Error
 	32, // 35: kera.v1.ListGroupsResponse.groups:type_name -> kera.v1.GroupBounds
-	54, // 36: kera.v1.GroupBounds.start:type_name -> kera.v1.Cursor
-	54, // 37: kera.v1.GroupBounds.end:type_name -> kera.v1.Cursor
+	57, // 36: kera.v1.GroupBounds.start:type_name -> kera.v1.Cursor
+	57, // 37: kera.v1.GroupBounds.end:type_name -> kera.v1.Cursor
 	34, // 38: kera.v1.LocateChunksRequest.queries:type_name -> kera.v1.ChunkQuery
-	54, // 39: kera.v1.ChunkQuery.start:type_name -> kera.v1.Cursor
-	54, // 40: kera.v1.ChunkQuery.end:type_name -> kera.v1.Cursor
+	57, // 39: kera.v1.ChunkQuery.start:type_name -> kera.v1.Cursor
+	57, // 40: kera.v1.ChunkQuery.end:type_name -> kera.v1.Cursor
 	36, // 41: kera.v1.LocateChunksResponse.places:type_name -> kera.v1.ChunkPlace
-	52, // 42: kera.v1.ChunkPlace.error:type_name -> kera.v1.Error
-	54, // 43: kera.v1.ChunkPlace.place:type_name -> kera.v1.Cursor
-	54, // 44: kera.v1.ListSegmentsRequest.start:type_name -> kera.v1.Cursor
-	54, // 45: kera.v1.ListSegmentsRequest.end:type_name -> kera.v1.Cursor
+	55, // 42: kera.v1.ChunkPlace.error:type_name -> kera.v1.Error
+	57, // 43: kera.v1.ChunkPlace.place:type_name -> kera.v1.Cursor
+	57, // 44: kera.v1.ListSegmentsRequest.start:type_name -> kera.v1.Cursor
+	57, // 45: kera.v1.ListSegmentsRequest.end:type_name -> kera.v1.Cursor
 	39, // 46: kera.v1.ListSegmentsResponse.segments:type_name -> kera.v1.SegmentBounds
-	54, // 47: kera.v1.ListSegmentsResponse.next:type_name -> kera.v1.Cursor
-	54, // 48: kera.v1.SegmentBounds.start:type_name -> kera.v1.Cursor
-	54, // 49: kera.v1.SegmentBounds.end:type_name -> kera.v1.Cursor
-	56, // 50: kera.v1.SealStreamletsResponse.states:type_name -> kera.v1.StreamletState
-	57, // 51: kera.v1.TakeOverRequest.source:type_name -> kera.v1.RecoverySource
+	57, // 47: kera.v1.ListSegmentsResponse.next:type_name -> kera.v1.Cursor
+	57, // 48: kera.v1.SegmentBounds.start:type_name -> kera.v1.Cursor
+	57, // 49: kera.v1.SegmentBounds.end:type_name -> kera.v1.Cursor
+	59, // 50: kera.v1.SealStreamletsResponse.states:type_name -> kera.v1.StreamletState
+	60, // 51: kera.v1.TakeOverRequest.source:type_name -> kera.v1.RecoverySource
 	43, // 52: kera.v1.TakeOverRequest.streams:type_name -> kera.v1.TakeOverStream
-	58, // 53: kera.v1.TakeOverRequest.backups:type_name -> kera.v1.BackupInfo
-	59, // 54: kera.v1.TakeOverStream.stream:type_name -> kera.v1.StreamInfo
-	60, // 55: kera.v1.TakeOverStream.starts:type_name -> kera.v1.EntryStart
-	54, // 56: kera.v1.TakeOverStream.cursors:type_name -> kera.v1.Cursor
-	56, // 57: kera.v1.TakeOverStream.handed_over:type_name -> kera.v1.StreamletState
+	61, // 53: kera.v1.TakeOverRequest.backups:type_name -> kera.v1.BackupInfo
+	62, // 54: kera.v1.TakeOverStream.stream:type_name -> kera.v1.StreamInfo
+	63, // 55: kera.v1.TakeOverStream.starts:type_name -> kera.v1.EntryStart
+	57, // 56: kera.v1.TakeOverStream.cursors:type_name -> kera.v1.Cursor
+	59, // 57: kera.v1.TakeOverStream.handed_over:type_name -> kera.v1.StreamletState
 	45, // 58: kera.v1.TakeOverResponse.streamlets:type_name -> kera.v1.TakenOver
-	56, // 59: kera.v1.TakenOver.state:type_name -> kera.v1.StreamletState
-	59, // 60: kera.v1.OpenStreamletsRequest.stream:type_name -> kera.v1.StreamInfo
-	56, // 61: kera.v1.OpenStreamletsRequest.handed_over:type_name -> kera.v1.StreamletState
-	0,  // 62: kera.v1.Broker.MultiWriteChunks:input_type -> kera.v1.MultiWriteChunksRequest
-	5,  // 63: kera.v1.Broker.MultiReadChunks:input_type -> kera.v1.MultiReadChunksRequest
-	8,  // 64: kera.v1.Broker.GetNextGroups:input_type -> kera.v1.GetNextGroupsRequest
-	11, // 65: kera.v1.Broker.GetNextSegments:input_type -> kera.v1.GetNextSegmentsRequest
-	14, // 66: kera.v1.Broker.GetAvailableGroups:input_type -> kera.v1.GetAvailableGroupsRequest
-	16, // 67: kera.v1.Broker.GetAvailableSegments:input_type -> kera.v1.GetAvailableSegmentsRequest
-	18, // 68: kera.v1.Broker.DescribeStreamlets:input_type -> kera.v1.DescribeStreamletsRequest
-	22, // 69: kera.v1.Broker.TruncateStreamlets:input_type -> kera.v1.TruncateStreamletsRequest
-	25, // 70: kera.v1.Broker.CommitCursors:input_type -> kera.v1.CommitCursorsRequest
-	27, // 71: kera.v1.Broker.MeasureLag:input_type -> kera.v1.MeasureLagRequest
-	30, // 72: kera.v1.Broker.ListGroups:input_type -> kera.v1.ListGroupsRequest
-	33, // 73: kera.v1.Broker.LocateChunks:input_type -> kera.v1.LocateChunksRequest
-	37, // 74: kera.v1.Broker.ListSegments:input_type -> kera.v1.ListSegmentsRequest
-	40, // 75: kera.v1.Broker.SealStreamlets:input_type -> kera.v1.SealStreamletsRequest
-	42, // 76: kera.v1.Broker.TakeOver:input_type -> kera.v1.TakeOverRequest
-	46, // 77: kera.v1.Broker.OpenStreamlets:input_type -> kera.v1.OpenStreamletsRequest
-	48, // 78: kera.v1.Broker.DropStream:input_type -> kera.v1.DropStreamRequest
-	1,  // 79: kera.v1.Broker.MultiWriteChunks:output_type -> kera.v1.MultiWriteChunksResponse
-	7,  // 80: kera.v1.Broker.MultiReadChunks:output_type -> kera.v1.MultiReadChunksResponse
-	9,  // 81: kera.v1.Broker.GetNextGroups:output_type -> kera.v1.GetNextGroupsResponse
-	12, // 82: kera.v1.Broker.GetNextSegments:output_type -> kera.v1.GetNextSegmentsResponse
-	15, // 83: kera.v1.Broker.GetAvailableGroups:output_type -> kera.v1.GetAvailableGroupsResponse
-	17, // 84: kera.v1.Broker.GetAvailableSegments:output_type -> kera.v1.GetAvailableSegmentsResponse
-	19, // 85: kera.v1.Broker.DescribeStreamlets:output_type -> kera.v1.DescribeStreamletsResponse
-	23, // 86: kera.v1.Broker.TruncateStreamlets:output_type -> kera.v1.TruncateStreamletsResponse
-	26, // 87: kera.v1.Broker.CommitCursors:output_type -> kera.v1.CommitCursorsResponse
-	28, // 88: kera.v1.Broker.MeasureLag:output_type -> kera.v1.MeasureLagResponse
-	31, // 89: kera.v1.Broker.ListGroups:output_type -> kera.v1.ListGroupsResponse
-	35, // 90: kera.v1.Broker.LocateChunks:output_type -> kera.v1.LocateChunksResponse
-	38, // 91: kera.v1.Broker.ListSegments:output_type -> kera.v1.ListSegmentsResponse
-	41, // 92: kera.v1.Broker.SealStreamlets:output_type -> kera.v1.SealStreamletsResponse
-	44, // 93: kera.v1.Broker.TakeOver:output_type -> kera.v1.TakeOverResponse
-	47, // 94: kera.v1.Broker.OpenStreamlets:output_type -> kera.v1.OpenStreamletsResponse
-	49, // 95: kera.v1.Broker.DropStream:output_type -> kera.v1.DropStreamResponse
-	79, // [79:96] is the sub-list for method output_type
-	62, // [62:79] is the sub-list for method input_type
-	62, // [62:62] is the sub-list for extension type_name
-	62, // [62:62] is the sub-list for extension extendee
-	0,  // [0:62] is the sub-list for field type_name
+	59, // 59: kera.v1.TakenOver.state:type_name -> kera.v1.StreamletState
+	62, // 60: kera.v1.OpenStreamletsRequest.stream:type_name -> kera.v1.StreamInfo
+	59, // 61: kera.v1.OpenStreamletsRequest.handed_over:type_name -> kera.v1.StreamletState
+	53, // 62: kera.v1.PunctuateRequest.durability:type_name -> kera.v1.Durability
+	52, // 63: kera.v1.PunctuateResponse.streamlets:type_name -> kera.v1.PunctuatedStreamlet
+	55, // 64: kera.v1.PunctuatedStreamlet.error:type_name -> kera.v1.Error
+	0,  // 65: kera.v1.Broker.MultiWriteChunks:input_type -> kera.v1.MultiWriteChunksRequest
+	5,  // 66: kera.v1.Broker.MultiReadChunks:input_type -> kera.v1.MultiReadChunksRequest
+	8,  // 67: kera.v1.Broker.GetNextGroups:input_type -> kera.v1.GetNextGroupsRequest
+	11, // 68: kera.v1.Broker.GetNextSegments:input_type -> kera.v1.GetNextSegmentsRequest
+	14, // 69: kera.v1.Broker.GetAvailableGroups:input_type -> kera.v1.GetAvailableGroupsRequest
+	16, // 70: kera.v1.Broker.GetAvailableSegments:input_type -> kera.v1.GetAvailableSegmentsRequest
+	18, // 71: kera.v1.Broker.DescribeStreamlets:input_type -> kera.v1.DescribeStreamletsRequest
+	22, // 72: kera.v1.Broker.TruncateStreamlets:input_type -> kera.v1.TruncateStreamletsRequest
+	25, // 73: kera.v1.Broker.CommitCursors:input_type -> kera.v1.CommitCursorsRequest
+	27, // 74: kera.v1.Broker.MeasureLag:input_type -> kera.v1.MeasureLagRequest
+	30, // 75: kera.v1.Broker.ListGroups:input_type -> kera.v1.ListGroupsRequest
+	33, // 76: kera.v1.Broker.LocateChunks:input_type -> kera.v1.LocateChunksRequest
+	37, // 77: kera.v1.Broker.ListSegments:input_type -> kera.v1.ListSegmentsRequest
+	50, // 78: kera.v1.Broker.Punctuate:input_type -> kera.v1.PunctuateRequest
+	40, // 79: kera.v1.Broker.SealStreamlets:input_type -> kera.v1.SealStreamletsRequest
+	42, // 80: kera.v1.Broker.TakeOver:input_type -> kera.v1.TakeOverRequest
+	46, // 81: kera.v1.Broker.OpenStreamlets:input_type -> kera.v1.OpenStreamletsRequest
+	48, // 82: kera.v1.Broker.DropStream:input_type -> kera.v1.DropStreamRequest
+	1,  // 83: kera.v1.Broker.MultiWriteChunks:output_type -> kera.v1.MultiWriteChunksResponse
+	7,  // 84: kera.v1.Broker.MultiReadChunks:output_type -> kera.v1.MultiReadChunksResponse
+	9,  // 85: kera.v1.Broker.GetNextGroups:output_type -> kera.v1.GetNextGroupsResponse
+	12, // 86: kera.v1.Broker.GetNextSegments:output_type -> kera.v1.GetNextSegmentsResponse
+	15, // 87: kera.v1.Broker.GetAvailableGroups:output_type -> kera.v1.GetAvailableGroupsResponse
+	17, // 88: kera.v1.Broker.GetAvailableSegments:output_type -> kera.v1.GetAvailableSegmentsResponse
+	19, // 89: kera.v1.Broker.DescribeStreamlets:output_type -> kera.v1.DescribeStreamletsResponse
+	23, // 90: kera.v1.Broker.TruncateStreamlets:output_type -> kera.v1.TruncateStreamletsResponse
+	26, // 91: kera.v1.Broker.CommitCursors:output_type -> kera.v1.CommitCursorsResponse
+	28, // 92: kera.v1.Broker.MeasureLag:output_type -> kera.v1.MeasureLagResponse
+	31, // 93: kera.v1.Broker.ListGroups:output_type -> kera.v1.ListGroupsResponse
+	35, // 94: kera.v1.Broker.LocateChunks:output_type -> kera.v1.LocateChunksResponse
+	38, // 95: kera.v1.Broker.ListSegments:output_type -> kera.v1.ListSegmentsResponse
+	51, // 96: kera.v1.Broker.Punctuate:output_type -> kera.v1.PunctuateResponse
+	41, // 97: kera.v1.Broker.SealStreamlets:output_type -> kera.v1.SealStreamletsResponse
+	44, // 98: kera.v1.Broker.TakeOver:output_type -> kera.v1.TakeOverResponse
+	47, // 99: kera.v1.Broker.OpenStreamlets:output_type -> kera.v1.OpenStreamletsResponse
+	49, // 100: kera.v1.Broker.DropStream:output_type -> kera.v1.DropStreamResponse
+	83, // [83:101] is the sub-list for method output_type
+	65, // [65:83] is the sub-list for method input_type
+	65, // [65:65] is the sub-list for extension type_name
+	65, // [65:65] is the sub-list for extension extendee
+	0,  // [0:65] is the sub-list for field type_name
 }
 
 func init() { file_kera_v1_broker_proto_init() }
@@ -3942,7 +4144,7 @@ func file_kera_v1_broker_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kera_v1_broker_proto_rawDesc), len(file_kera_v1_broker_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   50,
+			NumMessages:   53,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

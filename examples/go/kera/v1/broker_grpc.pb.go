@@ -37,6 +37,7 @@ const (
 	Broker_ListGroups_FullMethodName           = "/kera.v1.Broker/ListGroups"
 	Broker_LocateChunks_FullMethodName         = "/kera.v1.Broker/LocateChunks"
 	Broker_ListSegments_FullMethodName         = "/kera.v1.Broker/ListSegments"
+	Broker_Punctuate_FullMethodName            = "/kera.v1.Broker/Punctuate"
 	Broker_SealStreamlets_FullMethodName       = "/kera.v1.Broker/SealStreamlets"
 	Broker_TakeOver_FullMethodName             = "/kera.v1.Broker/TakeOver"
 	Broker_OpenStreamlets_FullMethodName       = "/kera.v1.Broker/OpenStreamlets"
@@ -71,6 +72,8 @@ type BrokerClient interface {
 	LocateChunks(ctx context.Context, in *LocateChunksRequest, opts ...grpc.CallOption) (*LocateChunksResponse, error)
 	// Segments of an entry with where they start and end: where a range of it can be cut.
 	ListSegments(ctx context.Context, in *ListSegmentsRequest, opts ...grpc.CallOption) (*ListSegmentsResponse, error)
+	// Writes down that nothing older than a time comes behind what is in the entries of streamlets.
+	Punctuate(ctx context.Context, in *PunctuateRequest, opts ...grpc.CallOption) (*PunctuateResponse, error)
 	// Coordinator to broker. Orders of a coordinator that has been replaced are refused (StaleEpoch).
 	//
 	// Takes no more chunks for streamlets, closes their groups, and answers where they end once all that they have is as
@@ -227,6 +230,16 @@ func (c *brokerClient) ListSegments(ctx context.Context, in *ListSegmentsRequest
 	return out, nil
 }
 
+func (c *brokerClient) Punctuate(ctx context.Context, in *PunctuateRequest, opts ...grpc.CallOption) (*PunctuateResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PunctuateResponse)
+	err := c.cc.Invoke(ctx, Broker_Punctuate_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *brokerClient) SealStreamlets(ctx context.Context, in *SealStreamletsRequest, opts ...grpc.CallOption) (*SealStreamletsResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(SealStreamletsResponse)
@@ -295,6 +308,8 @@ type BrokerServer interface {
 	LocateChunks(context.Context, *LocateChunksRequest) (*LocateChunksResponse, error)
 	// Segments of an entry with where they start and end: where a range of it can be cut.
 	ListSegments(context.Context, *ListSegmentsRequest) (*ListSegmentsResponse, error)
+	// Writes down that nothing older than a time comes behind what is in the entries of streamlets.
+	Punctuate(context.Context, *PunctuateRequest) (*PunctuateResponse, error)
 	// Coordinator to broker. Orders of a coordinator that has been replaced are refused (StaleEpoch).
 	//
 	// Takes no more chunks for streamlets, closes their groups, and answers where they end once all that they have is as
@@ -353,6 +368,9 @@ func (UnimplementedBrokerServer) LocateChunks(context.Context, *LocateChunksRequ
 }
 func (UnimplementedBrokerServer) ListSegments(context.Context, *ListSegmentsRequest) (*ListSegmentsResponse, error) {
 	return nil, status.Errorf(codes.Unimplemented, "method ListSegments not implemented")
+}
+func (UnimplementedBrokerServer) Punctuate(context.Context, *PunctuateRequest) (*PunctuateResponse, error) {
+	return nil, status.Errorf(codes.Unimplemented, "method Punctuate not implemented")
 }
 func (UnimplementedBrokerServer) SealStreamlets(context.Context, *SealStreamletsRequest) (*SealStreamletsResponse, error) {
 	return nil, status.Errorf(codes.Unimplemented, "method SealStreamlets not implemented")
@@ -599,6 +617,24 @@ func _Broker_ListSegments_Handler(srv interface{}, ctx context.Context, dec func
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Broker_Punctuate_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PunctuateRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(BrokerServer).Punctuate(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Broker_Punctuate_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(BrokerServer).Punctuate(ctx, req.(*PunctuateRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Broker_SealStreamlets_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(SealStreamletsRequest)
 	if err := dec(in); err != nil {
@@ -721,6 +757,10 @@ var Broker_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ListSegments",
 			Handler:    _Broker_ListSegments_Handler,
+		},
+		{
+			MethodName: "Punctuate",
+			Handler:    _Broker_Punctuate_Handler,
 		},
 		{
 			MethodName: "SealStreamlets",

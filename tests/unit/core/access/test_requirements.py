@@ -120,6 +120,7 @@ def test_a_method_of_which_it_is_not_known_who_may_call_it_is_not_served() -> No
     [
         (api.MULTI_READ_CHUNKS, Operation.READ),
         (api.TRUNCATE_STREAMLETS, Operation.DELETE),
+        (api.PUNCTUATE, Operation.WRITE),
         (api.CREATE_STREAM, Operation.CREATE),
         (api.ALTER_STREAM, Operation.ALTER),
         (api.DELETE_STREAM, Operation.DELETE),

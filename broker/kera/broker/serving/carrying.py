@@ -1,0 +1,153 @@
+"""Chunks that were appended on their way to the level that is asked for, and whether there is a way.
+
+A level is reached where backups have the chunk, or the disk has, or at once: what was asked waits in a `PendingWrite`.
+A punctuation goes where the chunk behind it goes, and nobody waits for it, unless a producer has asked for it.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from kera.broker.counters import Counters
+from kera.broker.log.entry import Entry
+from kera.broker.log.streamlet import Appended, Streamlet
+from kera.broker.ownership.lease import Lease
+from kera.broker.ownership.stream import Stream
+from kera.broker.replication.manager import Replication
+from kera.broker.replication.virtual_log import VirtualLog
+from kera.broker.replication.virtual_logs import StreamLogs
+from kera.broker.replication.virtual_segment import Batch
+from kera.broker.serving.pending_write import PendingWrite
+from kera.broker.storage.persistence import PersistenceManager
+from kera.core.done import nothing
+from kera.core.errors import ArenaFull, InvalidArgument, NotReplicated, Unavailable
+from kera.v1 import common_pb2
+
+_LEADER, _PERSISTED = common_pb2.DURABILITY_LEADER, common_pb2.DURABILITY_PERSISTED
+_REPLICATED = common_pb2.DURABILITY_REPLICATED
+Level: TypeAlias = common_pb2.Durability.ValueType
+
+
+class Lagging(ArenaFull):
+    """There is memory, but backups have to catch up first."""
+
+
+class Carrying:
+    """Belongs to a writer."""
+
+    def __init__(self, replication: Replication, memory: PersistenceManager, counters: Counters, lease: Lease) -> None:
+        self._logs = replication.logs
+        self._backlog = replication.backlog
+        self._backups = replication.backups
+        self._memory = memory
+        self._counters = counters
+        self._lease = lease
+
+    def way(
+        self, write: PendingWrite, stream: Stream, streamlet_id: int, entry: int
+    ) -> tuple[Level, VirtualLog | None]:
+        """To which level a chunk of an entry goes, and by which log. Raises what keeps it from being appended."""
+        level = write.level or stream.durability
+        if stream.by_disk and _PERSISTED in (level, stream.durability):
+            self._memory.disk.check()
+        if stream.logs is not None:
+            write.pump = True
+            log = stream.logs.of(streamlet_id, entry)
+            self.check_backups(stream, stream.logs, log, level)
+            return level, log
+        if level == _REPLICATED:
+            raise InvalidArgument(f"stream {stream.name!r} is not replicated: it has no backups", stream=stream.name)
+        return level, None
+
+    def punctuated(
+        self, punctuation: Appended, stream: Stream, streamlet: Streamlet, log: VirtualLog | None, level: Level
+    ) -> None:
+        """Have a punctuation follow the chunk behind it, which is not readable before it is."""
+        segment, persist = punctuation.segment, _PERSISTED in (level, stream.durability)
+        if stream.durability == _LEADER:
+            streamlet.publish(punctuation)
+        if log is not None and segment is not None:
+            self._logs.append(log, segment, punctuation.position, punctuation.end, persist=persist)
+        elif persist and segment is not None:
+            self._memory.commits.persist([(segment, punctuation.end)], nothing)
+
+    def carry_on(
+        self,
+        write: PendingWrite,
+        stream: Stream,
+        streamlet: Streamlet,
+        log: VirtualLog | None,
+        appended: Appended,
+        level: Level,
+    ) -> None:
+        """Have a chunk that is there reach its level, and `write` wait for that if it is asked to."""
+        entry, group_id, segment_id, position, first_record, duplicate, segment, end = appended
+        stream_level = stream.durability
+        if stream_level == _LEADER:
+            streamlet.publish(appended)
+        if log is not None:
+            self._replicate(write, stream, log, appended, level)
+        if stream.by_disk and _PERSISTED in (level, stream_level) and segment is not None:
+            if level == _PERSISTED:
+                write.wanted.append((segment, end))
+                write.waiting.append(len(write.statuses))
+            else:
+                self._memory.commits.persist([(segment, end)], nothing)
+        status = write.statuses.add()  # and field by field, which takes half as long as keyword arguments
+        status.entry = entry
+        status.group_id = group_id
+        status.segment_id = segment_id
+        status.position = position
+        status.first_record = first_record
+        status.durability = level
+        if duplicate:
+            status.duplicate = True
+
+    def check_backups(self, stream: Stream, logs: StreamLogs, log: VirtualLog, level: int) -> None:
+        """Raise `Unavailable`, `TooFewBackups` or `Lagging` before anything is appended that must not or cannot be."""
+        if not self._lease.holds:
+            self._counters.writes_without_lease += 1
+            raise Unavailable(
+                f"the broker cannot reach the coordinator, and streamlets of stream {stream.name!r} may be given to"
+                " another broker; it goes on by itself when the coordinator answers",
+                stream=stream.name,
+            )
+        if level > _LEADER:
+            self._backups.check(logs.replication, stream.name)
+        if not log.lags:
+            return
+        if logs.by_replicas or level > _LEADER or not self._backlog.shed(logs):
+            raise Lagging("backups are too far behind")
+
+    def _replicate(self, write: PendingWrite, stream: Stream, log: VirtualLog, appended: Appended, level: int) -> None:
+        """Refer to a chunk in its virtual log, and have the answer wait if its level asks for that."""
+        segment, persist = appended.segment, _PERSISTED in (level, stream.durability)
+        batch: Batch | None = None
+        if appended.duplicate and level <= stream.durability:
+            if segment is None or level == _LEADER or appended.end <= segment.durable_head:
+                return  # it has reached its level, or nobody waits for that
+            batch = log.last()
+        elif segment is None:
+            raise NotReplicated("the chunk is on the broker's disk; whether backups have it is not known any more")
+        if batch is None:
+            batch = self._logs.append(log, segment, appended.position, appended.end, persist=persist)
+        if level > _LEADER:
+            index = len(write.statuses)
+            write.wait_for(range(index, index + 1), batch)
+
+
+def written_last(entry: Entry) -> Appended | None:
+    """The last chunk of an entry, as if it were sent again. None: it is on disk, or was removed."""
+    segment = next((each for each in reversed(entry.tail) if each.chunk_ends), None)
+    if segment is None:
+        return None
+    ends = segment.chunk_ends
+    return Appended(
+        entry.index,
+        *segment.key,
+        ends[-2] if len(ends) > 1 else 0,
+        entry.next_record,
+        duplicate=True,
+        segment=segment,
+        end=ends[-1],
+    )

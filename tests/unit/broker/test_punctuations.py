@@ -1,0 +1,247 @@
+"""What producers say of times is written down, once, and acknowledged when it is as durable as they ask."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from kera.broker.serving.limits import ServingLimits
+from kera.core.chunk import HEADER_BYTES, iterate_chunks
+from kera.core.errors import (
+    ArenaFull,
+    InvalidArgument,
+    KeraError,
+    NotOwner,
+    Recovering,
+    StreamletOutOfRange,
+    TimestampAhead,
+    UnknownStream,
+)
+from kera.core.ids import Position
+from kera.core.punctuation import is_punctuation
+from kera.core.rpc import api
+from kera.v1 import common_pb2
+from tests.unit.broker.moving_support import Cluster
+from tests.unit.broker.persistence_support import MakeEngine
+from tests.unit.broker.support import BROKER_ID, CHUNK_BYTES, SLOT_BYTES, STREAM_ID, Broker, Engine, chunk, stream_info
+from tests.unit.broker.test_epochs import EPOCHS, MS, NOW_US, described, sent, set_time
+from tests.unit.broker.test_service_replicated import ReplicatedBroker, turn
+
+BY_PRODUCERS = EPOCHS | {"punctuation": common_pb2.PUNCTUATION_PRODUCERS, "timestamp_ahead_max_ms": 0}
+
+
+def open_broker(engine: Engine, limits: ServingLimits | None = None, **config: Any) -> Broker:
+    set_time(engine, NOW_US)
+    return Broker(engine, stream_info(**(BY_PRODUCERS | config)), limits=limits)
+
+
+async def punctuate(broker: Broker, time_us: int, *streamlets: int, **fields: Any) -> Any:
+    """What is told of each streamlet: the code of its error, or how many entries, and how many were written to."""
+    request = api.PUNCTUATE.request(
+        stream_id=fields.pop("stream_id", STREAM_ID), streamlet_ids=streamlets or [0], timestamp_us=time_us, **fields
+    )
+    response = await broker.ask(api.PUNCTUATE, request)
+    return [each.error.code or (each.entries, each.written) for each in response.streamlets]
+
+
+def log_of(broker: Broker, entry: int = 0, streamlet: int = 0) -> list[tuple[bool, int]]:
+    found = broker.streams.streamlet(STREAM_ID, streamlet).entries[entry]
+    return [
+        (is_punctuation(header), header.max_timestamp_us)
+        for segment in found.tail
+        for header, _ in iterate_chunks(segment.slot.view, 0, segment.head)
+    ]
+
+
+async def test_it_goes_to_all_entries_that_were_ever_written_to(engine: Engine) -> None:
+    broker = open_broker(engine, entries=3)
+    broker.append(sent(100, 0), chunk(2, 0, min_timestamp_us=300, max_timestamp_us=300))
+    free = engine.arena.free_slots
+    assert await punctuate(broker, 200) == [(2, 1)]
+    assert log_of(broker, 1) == [(False, 100), (True, 200)]
+    assert log_of(broker, 2) == [(False, 300)], "that one has got so far"
+    assert log_of(broker, 0) == [], "and nothing was ever written to this one"
+    assert engine.arena.free_slots == free
+    entry = await described(broker)
+    assert (entry.next_record, entry.HasField("watermark_us")) == (0, False)
+
+
+async def test_repeated_or_older_ones_do_no_harm(engine: Engine) -> None:
+    broker = open_broker(engine)
+    broker.append(sent(100, 0))
+    assert [await punctuate(broker, time_us) for time_us in (200, 200, 150, 0, 201)] == [
+        [(1, 1)],
+        [(1, 0)],
+        [(1, 0)],
+        [(1, 0)],
+        [(1, 1)],
+    ]
+    assert log_of(broker) == [(False, 100), (True, 200), (True, 201)]
+    assert broker.counters.punctuations == 2
+    broker.append(sent(5, 1))
+    assert log_of(broker)[-1] == (False, 5), "what comes later may be older: it counts as late"
+
+
+async def test_a_later_promise_is_what_is_written_down(engine: Engine) -> None:
+    broker = open_broker(engine, punctuation=common_pb2.PUNCTUATION_CLOCK, timestamp_ahead_max_ms=5000)
+    broker.append(sent(NOW_US, 0))
+    set_time(engine, NOW_US + 9000 * MS)
+    promised_us = (await described(broker)).promised_us
+    assert await punctuate(broker, NOW_US + 1) == [(1, 1)]
+    assert log_of(broker) == [(False, NOW_US), (True, promised_us)], "else its place would be another one"
+    assert await punctuate(broker, promised_us + 6000 * MS) == [(1, 1)], "at most so far ahead of the clock"
+    assert await punctuate(broker, promised_us + 6000 * MS + 1) == [TimestampAhead.code]
+    assert await punctuate(broker, (1 << 63) - 1) == [TimestampAhead.code]
+
+
+@pytest.mark.parametrize("time_us", [-1, -(1 << 63)])
+async def test_a_time_before_1970_is_refused(engine: Engine, time_us: int) -> None:
+    broker = open_broker(engine)
+    with pytest.raises(InvalidArgument, match="since 1970"):
+        await punctuate(broker, time_us)
+
+
+async def test_what_cannot_be_punctuated_is_refused(engine: Engine) -> None:
+    broker = open_broker(
+        engine, owners=(BROKER_ID, BROKER_ID, BROKER_ID + 1), limits=ServingLimits(described_entries_max=1)
+    )
+    cases: list[tuple[type[KeraError], dict[str, Any]]] = [
+        (UnknownStream, {"stream_id": 99}),
+        (InvalidArgument, {"durability": 77}),
+    ]
+    for error, fields in cases:
+        with pytest.raises(error):
+            await punctuate(broker, 5, **fields)
+    with pytest.raises(InvalidArgument, match="none is named"):
+        await broker.ask(api.PUNCTUATE, api.PUNCTUATE.request(stream_id=STREAM_ID))
+    with pytest.raises(InvalidArgument, match="65536 streamlets"):
+        await punctuate(broker, 5, *range(65537))
+    broker.append(sent(1, 0))
+    assert await punctuate(broker, 5, 0, 2, 7) == [(1, 1), NotOwner.code, StreamletOutOfRange.code]
+    assert await punctuate(broker, 6, 0, durability=common_pb2.DURABILITY_REPLICATED) == [InvalidArgument.code]
+    broker.append(chunk(1, 0, streamlet_id=1))
+    with pytest.raises(InvalidArgument, match="1 entries"):
+        await punctuate(broker, 5, 0, 1)
+    broker.streams.get(STREAM_ID).alter(_altered(epoch_ms=0))
+    with pytest.raises(InvalidArgument, match="has no epochs"):
+        await punctuate(broker, 5)
+
+
+def _altered(**config: Any) -> common_pb2.StreamInfo:
+    info: common_pb2.StreamInfo = stream_info(**(BY_PRODUCERS | config))
+    info.config_version = 1
+    return info
+
+
+async def test_a_streamlet_that_is_about_to_move_takes_none(engine: Engine) -> None:
+    broker = open_broker(engine)
+    broker.append(sent(1, 0))
+    broker.streams.streamlet(STREAM_ID, 0).seal()
+    assert await punctuate(broker, 5) == [NotOwner.code]
+    broker.streams.streamlet(STREAM_ID, 0).unseal()
+    assert await punctuate(broker, 5) == [(1, 1)]
+
+
+async def test_an_entry_whose_end_is_unsure_takes_none_yet(engine: Engine) -> None:
+    broker = open_broker(engine)
+    broker.append(sent(1, 0))
+    entry: Any = broker.streams.streamlet(STREAM_ID, 0).entries[0]
+    entry.unsure = object()
+    assert await punctuate(broker, 5) == [Recovering.code]
+    assert log_of(broker) == [(False, 1)]
+
+
+@pytest.mark.parametrize("room", [CHUNK_BYTES, HEADER_BYTES, 0])
+async def test_it_ends_a_full_segment_or_begins_the_next_one(engine: Engine, room: int) -> None:
+    broker = open_broker(engine)
+    broker.append(sent(1, 0, size=SLOT_BYTES - room))
+    assert await punctuate(broker, 5) == [(1, 1)]
+    broker.append(sent(6, 1, size=CHUNK_BYTES))
+    assert log_of(broker) == [(False, 1), (True, 5), (False, 6)]
+    heads = [segment.head for segment in broker.streams.streamlet(STREAM_ID, 0).entries[0].tail]
+    assert heads[0] == (SLOT_BYTES if room == HEADER_BYTES else SLOT_BYTES - room + (HEADER_BYTES if room else 0))
+    assert (await described(broker)).next_record == 2
+
+
+async def test_it_waits_for_room_and_goes_on_where_it_was(make_engine: MakeEngine) -> None:
+    broker = open_broker(make_engine(2), limits=ServingLimits(room_wait_ms=60_000))
+    broker.paused = True
+    broker.append(sent(1, 0, size=SLOT_BYTES), sent(2, 1, size=SLOT_BYTES))
+    asked = asyncio.ensure_future(punctuate(broker, 5))
+    await turn()
+    assert not asked.done()
+    broker.resume()
+    assert await asked == [(1, 1)]
+
+
+async def test_without_room_it_is_refused_after_a_while(make_engine: MakeEngine) -> None:
+    broker = open_broker(make_engine(1), limits=ServingLimits(room_wait_ms=1))
+    broker.paused = True
+    broker.append(sent(1, 0, size=SLOT_BYTES))
+    assert await punctuate(broker, 5) == [ArenaFull.code]
+    assert log_of(broker) == [(False, 1)]
+
+
+async def test_on_disk_it_is_acknowledged_when_it_is_there(engine: Engine) -> None:
+    broker = open_broker(engine, durability=common_pb2.DURABILITY_PERSISTED)
+    broker.paused = True
+    broker.write(sent(1, 0))
+    asked = [asyncio.ensure_future(punctuate(broker, 5)) for _ in range(2)]
+    await turn()
+    assert [each.done() for each in asked] == [False, False], "the second one finds it, and it is not durable yet"
+    broker.resume()
+    assert [await each for each in asked] == [[(1, 1)], [(1, 0)]]
+    for segment in broker.streams.streamlet(STREAM_ID, 0).entries[0].tail:
+        engine.memory.close(segment)
+    broker.resume()
+    assert await punctuate(broker, 5) == [(1, 0)], "all of it is on disk"
+    assert await punctuate(broker, 6) == [(1, 1)]
+
+
+async def test_of_a_replicated_stream_backups_have_it_first(engine: Engine) -> None:
+    set_time(engine, NOW_US)
+    broker = ReplicatedBroker(engine, **BY_PRODUCERS)
+    written = broker.begin(sent(1, 0))
+    first = asyncio.ensure_future(punctuate(broker, 5))
+    again = asyncio.ensure_future(punctuate(broker, 5))
+    await turn()
+    assert (first.done(), again.done()) == (False, False)
+    broker.wire.run()
+    assert await written
+    assert [await first, await again] == [[(1, 1)], [(1, 0)]]
+    entry = broker.streams.streamlet(STREAM_ID, 0).entries[0]
+    assert entry.end == Position(1, 1, CHUNK_BYTES + HEADER_BYTES)
+    assert await punctuate(broker, 5) == [(1, 0)], "at once"
+
+
+async def test_of_whom_too_few_backups_are_there_nothing_is_written(engine: Engine) -> None:
+    set_time(engine, NOW_US)
+    broker = ReplicatedBroker(engine, **(BY_PRODUCERS | {"durability": common_pb2.DURABILITY_LEADER}))
+    broker.append(sent(1, 0))
+    broker.broker.lease.renew(0.0, 1)
+    assert await punctuate(broker, 5) == ["unavailable"]
+    assert log_of(broker) == [(False, 1)]
+
+
+async def test_a_launch_that_was_replaced_acknowledges_nothing(engine: Engine) -> None:
+    broker = open_broker(engine)
+    broker.append(sent(1, 0))
+    broker.broker.writer.fence()
+    assert await punctuate(broker, 5) == [NotOwner.code]
+
+
+async def test_behind_a_move_it_goes_to_entries_that_have_something_elsewhere(make_engine: MakeEngine) -> None:
+    engines = make_engine(16), make_engine(16)
+    for engine in engines:
+        set_time(engine, NOW_US)
+    cluster = Cluster(*engines, **(BY_PRODUCERS | {"entries": 2}))
+    cluster.owner.append(chunk(2, 0, min_timestamp_us=7, max_timestamp_us=7))
+    await cluster.move(2)
+    assert await punctuate(cluster.brokers[1], 9) == [NotOwner.code]
+    assert await punctuate(cluster.owner, 9) == [(1, 1)]
+    assert (log_of(cluster.owner, 0), log_of(cluster.owner, 1)) == ([(True, 9)], [])
+    cluster.owner.append(chunk(2, 1, min_timestamp_us=8, max_timestamp_us=8))
+    assert log_of(cluster.owner, 0) == [(True, 9), (False, 8)]
+    assert (await described(cluster.owner)).next_record == 2
