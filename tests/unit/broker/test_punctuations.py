@@ -209,7 +209,7 @@ async def test_of_a_replicated_stream_backups_have_it_first(engine: Engine) -> N
     await turn()
     assert (first.done(), again.done()) == (False, False)
     broker.wire.run()
-    assert await written
+    await written
     assert [await first, await again] == [[(1, 1)], [(1, 0)]]
     entry = broker.streams.streamlet(STREAM_ID, 0).entries[0]
     assert entry.end == Position(1, 1, CHUNK_BYTES + HEADER_BYTES)
