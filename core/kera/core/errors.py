@@ -34,6 +34,7 @@ __all__ = [
     "InvalidCursor",
     "InvalidSchema",
     "KeraError",
+    "LatencyConstraintExists",
     "LeaseLost",
     "NotAccepted",
     "NotAllowed",
@@ -63,6 +64,7 @@ __all__ = [
     "Unavailable",
     "Uncertain",
     "UnknownGroup",
+    "UnknownLatencyConstraint",
     "UnknownLaunch",
     "UnknownSchema",
     "UnknownStream",
@@ -168,6 +170,18 @@ class UserExists(InvalidArgument):
     """A user with this name exists already."""
 
     code = "user_exists"
+
+
+class UnknownLatencyConstraint(InvalidArgument):
+    """No latency constraint has this name."""
+
+    code = "unknown_latency_constraint"
+
+
+class LatencyConstraintExists(InvalidArgument):
+    """A latency constraint with this name exists already, and says something else."""
+
+    code = "latency_constraint_exists"
 
 
 class UnknownStream(NotAccepted):

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15kera/v1/latency.proto\x12\x07kera.v1\"\xa7\x01\n\tHopSample\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12\x14\n\x0cstreamlet_id\x18\x02 \x01(\r\x12\x19\n\x03hop\x18\x03 \x01(\x0e\x32\x0c.kera.v1.Hop\x12\r\n\x05\x63ount\x18\x04 \x01(\x04\x12\x0e\n\x06sum_us\x18\x05 \x01(\x04\x12\x0e\n\x06max_us\x18\x06 \x01(\x04\x12\x0f\n\x07\x62uckets\x18\x07 \x03(\r\x12\x16\n\x0e\x63onsumer_group\x18\x08 \x01(\t\"L\n\rLatencyReport\x12#\n\x07samples\x18\x01 \x03(\x0b\x32\x12.kera.v1.HopSample\x12\x16\n\x0e\x63lock_error_us\x18\x02 \x01(\x04\"F\n\x0cWriterAdvice\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12\x11\n\tlinger_us\x18\x02 \x01(\r\x12\x10\n\x08valid_ms\x18\x03 \x01(\r\"c\n\x0cReaderAdvice\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12\x15\n\rfetch_wait_us\x18\x02 \x01(\r\x12\x17\n\x0f\x66\x65tch_bytes_min\x18\x03 \x01(\r\x12\x10\n\x08valid_ms\x18\x04 \x01(\r\"\x99\x01\n\x0cStreamBudget\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12\x11\n\twindow_ms\x18\x02 \x01(\r\x12\x10\n\x08limit_us\x18\x03 \x01(\x04\x12\x11\n\tgather_us\x18\x04 \x01(\x04\x12\x14\n\x0creplicate_us\x18\x05 \x01(\x04\x12\x14\n\x0chand_over_us\x18\x06 \x01(\x04\x12\x12\n\nconstraint\x18\x07 \x01(\t\"\xb5\x01\n\nHopFigures\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12\x19\n\x03hop\x18\x02 \x01(\x0e\x32\x0c.kera.v1.Hop\x12\x16\n\x0e\x63onsumer_group\x18\x03 \x01(\t\x12\r\n\x05\x63ount\x18\x04 \x01(\x04\x12\x0f\n\x07mean_us\x18\x05 \x01(\x04\x12\x0e\n\x06p99_us\x18\x06 \x01(\x04\x12\x15\n\rworst_mean_us\x18\x07 \x01(\x04\x12\x1a\n\x12worst_streamlet_id\x18\x08 \x01(\r\"\x82\x01\n\x11LatencyConstraint\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x03(\t\x12\x10\n\x08limit_us\x18\x03 \x01(\x04\x12\x11\n\twindow_ms\x18\x04 \x01(\r\x12,\n\tstatistic\x18\x05 \x01(\x0e\x32\x19.kera.v1.LatencyStatistic*~\n\x03Hop\x12\x13\n\x0fHOP_UNSPECIFIED\x10\x00\x12\x0e\n\nHOP_GATHER\x10\x01\x12\x0c\n\x08HOP_SEND\x10\x02\x12\x11\n\rHOP_REPLICATE\x10\x03\x12\x11\n\rHOP_HAND_OVER\x10\x04\x12\x10\n\x0cHOP_PREFETCH\x10\x05\x12\x0c\n\x08HOP_WORK\x10\x06*l\n\x10LatencyStatistic\x12!\n\x1dLATENCY_STATISTIC_UNSPECIFIED\x10\x00\x12\x1a\n\x16LATENCY_STATISTIC_MEAN\x10\x01\x12\x19\n\x15LATENCY_STATISTIC_P99\x10\x02\x42\x10Z\x0ekera/v1;kerav1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15kera/v1/latency.proto\x12\x07kera.v1\"\xa7\x01\n\tHopSample\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12\x14\n\x0cstreamlet_id\x18\x02 \x01(\r\x12\x19\n\x03hop\x18\x03 \x01(\x0e\x32\x0c.kera.v1.Hop\x12\r\n\x05\x63ount\x18\x04 \x01(\x04\x12\x0e\n\x06sum_us\x18\x05 \x01(\x04\x12\x0e\n\x06max_us\x18\x06 \x01(\x04\x12\x0f\n\x07\x62uckets\x18\x07 \x03(\r\x12\x16\n\x0e\x63onsumer_group\x18\x08 \x01(\t\"L\n\rLatencyReport\x12#\n\x07samples\x18\x01 \x03(\x0b\x32\x12.kera.v1.HopSample\x12\x16\n\x0e\x63lock_error_us\x18\x02 \x01(\x04\"F\n\x0cWriterAdvice\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12\x11\n\tlinger_us\x18\x02 \x01(\r\x12\x10\n\x08valid_ms\x18\x03 \x01(\r\"c\n\x0cReaderAdvice\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12\x15\n\rfetch_wait_us\x18\x02 \x01(\r\x12\x17\n\x0f\x66\x65tch_bytes_min\x18\x03 \x01(\r\x12\x10\n\x08valid_ms\x18\x04 \x01(\r\"\x99\x01\n\x0cStreamBudget\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12\x11\n\twindow_ms\x18\x02 \x01(\r\x12\x10\n\x08limit_us\x18\x03 \x01(\x04\x12\x11\n\tgather_us\x18\x04 \x01(\x04\x12\x14\n\x0creplicate_us\x18\x05 \x01(\x04\x12\x14\n\x0chand_over_us\x18\x06 \x01(\x04\x12\x12\n\nconstraint\x18\x07 \x01(\t\"\xb5\x01\n\nHopFigures\x12\x11\n\tstream_id\x18\x01 \x01(\x04\x12\x19\n\x03hop\x18\x02 \x01(\x0e\x32\x0c.kera.v1.Hop\x12\x16\n\x0e\x63onsumer_group\x18\x03 \x01(\t\x12\r\n\x05\x63ount\x18\x04 \x01(\x04\x12\x0f\n\x07mean_us\x18\x05 \x01(\x04\x12\x0e\n\x06p99_us\x18\x06 \x01(\x04\x12\x15\n\rworst_mean_us\x18\x07 \x01(\x04\x12\x1a\n\x12worst_streamlet_id\x18\x08 \x01(\r\"\x82\x01\n\x11LatencyConstraint\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x03(\t\x12\x10\n\x08limit_us\x18\x03 \x01(\x04\x12\x11\n\twindow_ms\x18\x04 \x01(\r\x12,\n\tstatistic\x18\x05 \x01(\x0e\x32\x19.kera.v1.LatencyStatistic\"P\n\x1e\x43reateLatencyConstraintRequest\x12.\n\nconstraint\x18\x01 \x01(\x0b\x32\x1a.kera.v1.LatencyConstraint\"Q\n\x1f\x43reateLatencyConstraintResponse\x12.\n\nconstraint\x18\x01 \x01(\x0b\x32\x1a.kera.v1.LatencyConstraint\"\xc6\x01\n\x1d\x41lterLatencyConstraintRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x03(\t\x12\x15\n\x08limit_us\x18\x03 \x01(\x04H\x00\x88\x01\x01\x12\x16\n\twindow_ms\x18\x04 \x01(\rH\x01\x88\x01\x01\x12\x31\n\tstatistic\x18\x05 \x01(\x0e\x32\x19.kera.v1.LatencyStatisticH\x02\x88\x01\x01\x42\x0b\n\t_limit_usB\x0c\n\n_window_msB\x0c\n\n_statistic\"P\n\x1e\x41lterLatencyConstraintResponse\x12.\n\nconstraint\x18\x01 \x01(\x0b\x32\x1a.kera.v1.LatencyConstraint\"\x1f\n\x1dListLatencyConstraintsRequest\"R\n\x1eListLatencyConstraintsResponse\x12\x30\n\x0b\x63onstraints\x18\x01 \x03(\x0b\x32\x1b.kera.v1.LatencyDescription\".\n\x1e\x44\x65leteLatencyConstraintRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"!\n\x1f\x44\x65leteLatencyConstraintResponse\"0\n DescribeLatencyConstraintRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"U\n!DescribeLatencyConstraintResponse\x12\x30\n\x0b\x64\x65scription\x18\x01 \x01(\x0b\x32\x1b.kera.v1.LatencyDescription\"\xbe\x02\n\x12LatencyDescription\x12.\n\nconstraint\x18\x01 \x01(\x0b\x32\x1a.kera.v1.LatencyConstraint\x12$\n\x05state\x18\x02 \x01(\x0e\x32\x15.kera.v1.LatencyState\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0f\n\x07mean_us\x18\x04 \x01(\x04\x12\x0e\n\x06p99_us\x18\x05 \x01(\x04\x12\x16\n\x0eleast_limit_us\x18\x06 \x01(\x04\x12\x12\n\nviolations\x18\x07 \x01(\x04\x12%\n\x04hops\x18\x08 \x03(\x0b\x32\x17.kera.v1.HopDescription\x12\x12\n\ncreated_us\x18\t \x01(\x03\x12\x12\n\ncreated_by\x18\n \x01(\t\x12\x12\n\nchanged_us\x18\x0b \x01(\x03\x12\x12\n\nchanged_by\x18\x0c \x01(\t\"\xf0\x01\n\x0eHopDescription\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x19\n\x03hop\x18\x02 \x01(\x0e\x32\x0c.kera.v1.Hop\x12\x16\n\x0e\x63onsumer_group\x18\x03 \x01(\t\x12\r\n\x05\x63ount\x18\x04 \x01(\x04\x12\x0f\n\x07mean_us\x18\x05 \x01(\x04\x12\x0e\n\x06p99_us\x18\x06 \x01(\x04\x12\x15\n\rworst_mean_us\x18\x07 \x01(\x04\x12\x1a\n\x12worst_streamlet_id\x18\x08 \x01(\r\x12\x12\n\nallowed_us\x18\t \x01(\x04\x12\x12\n\nadvised_us\x18\n \x01(\x04\x12\x10\n\x08violates\x18\x0b \x01(\x08\"\x99\x01\n\x17LatencyConstraintRecord\x12.\n\nconstraint\x18\x01 \x01(\x0b\x32\x1a.kera.v1.LatencyConstraint\x12\x12\n\ncreated_us\x18\x02 \x01(\x03\x12\x12\n\ncreated_by\x18\x03 \x01(\t\x12\x12\n\nchanged_us\x18\x04 \x01(\x03\x12\x12\n\nchanged_by\x18\x05 \x01(\t*~\n\x03Hop\x12\x13\n\x0fHOP_UNSPECIFIED\x10\x00\x12\x0e\n\nHOP_GATHER\x10\x01\x12\x0c\n\x08HOP_SEND\x10\x02\x12\x11\n\rHOP_REPLICATE\x10\x03\x12\x11\n\rHOP_HAND_OVER\x10\x04\x12\x10\n\x0cHOP_PREFETCH\x10\x05\x12\x0c\n\x08HOP_WORK\x10\x06*l\n\x10LatencyStatistic\x12!\n\x1dLATENCY_STATISTIC_UNSPECIFIED\x10\x00\x12\x1a\n\x16LATENCY_STATISTIC_MEAN\x10\x01\x12\x19\n\x15LATENCY_STATISTIC_P99\x10\x02*\xb4\x01\n\x0cLatencyState\x12\x1d\n\x19LATENCY_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15LATENCY_STATE_UNKNOWN\x10\x01\x12\x16\n\x12LATENCY_STATE_HELD\x10\x02\x12\x1a\n\x16LATENCY_STATE_VIOLATED\x10\x03\x12\x1c\n\x18LATENCY_STATE_INFEASIBLE\x10\x04\x12\x18\n\x14LATENCY_STATE_BROKEN\x10\x05\x32\xaf\x04\n\x07Latency\x12l\n\x17\x43reateLatencyConstraint\x12\'.kera.v1.CreateLatencyConstraintRequest\x1a(.kera.v1.CreateLatencyConstraintResponse\x12i\n\x16\x41lterLatencyConstraint\x12&.kera.v1.AlterLatencyConstraintRequest\x1a\'.kera.v1.AlterLatencyConstraintResponse\x12i\n\x16ListLatencyConstraints\x12&.kera.v1.ListLatencyConstraintsRequest\x1a\'.kera.v1.ListLatencyConstraintsResponse\x12l\n\x17\x44\x65leteLatencyConstraint\x12\'.kera.v1.DeleteLatencyConstraintRequest\x1a(.kera.v1.DeleteLatencyConstraintResponse\x12r\n\x19\x44\x65scribeLatencyConstraint\x12).kera.v1.DescribeLatencyConstraintRequest\x1a*.kera.v1.DescribeLatencyConstraintResponseB\x10Z\x0ekera/v1;kerav1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,10 +32,12 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kera.v1.latency_pb2', _glob
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'Z\016kera/v1;kerav1'
-  _globals['_HOP']._serialized_start=928
-  _globals['_HOP']._serialized_end=1054
-  _globals['_LATENCYSTATISTIC']._serialized_start=1056
-  _globals['_LATENCYSTATISTIC']._serialized_end=1164
+  _globals['_HOP']._serialized_start=2433
+  _globals['_HOP']._serialized_end=2559
+  _globals['_LATENCYSTATISTIC']._serialized_start=2561
+  _globals['_LATENCYSTATISTIC']._serialized_end=2669
+  _globals['_LATENCYSTATE']._serialized_start=2672
+  _globals['_LATENCYSTATE']._serialized_end=2852
   _globals['_HOPSAMPLE']._serialized_start=35
   _globals['_HOPSAMPLE']._serialized_end=202
   _globals['_LATENCYREPORT']._serialized_start=204
@@ -50,4 +52,32 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HOPFIGURES']._serialized_end=793
   _globals['_LATENCYCONSTRAINT']._serialized_start=796
   _globals['_LATENCYCONSTRAINT']._serialized_end=926
+  _globals['_CREATELATENCYCONSTRAINTREQUEST']._serialized_start=928
+  _globals['_CREATELATENCYCONSTRAINTREQUEST']._serialized_end=1008
+  _globals['_CREATELATENCYCONSTRAINTRESPONSE']._serialized_start=1010
+  _globals['_CREATELATENCYCONSTRAINTRESPONSE']._serialized_end=1091
+  _globals['_ALTERLATENCYCONSTRAINTREQUEST']._serialized_start=1094
+  _globals['_ALTERLATENCYCONSTRAINTREQUEST']._serialized_end=1292
+  _globals['_ALTERLATENCYCONSTRAINTRESPONSE']._serialized_start=1294
+  _globals['_ALTERLATENCYCONSTRAINTRESPONSE']._serialized_end=1374
+  _globals['_LISTLATENCYCONSTRAINTSREQUEST']._serialized_start=1376
+  _globals['_LISTLATENCYCONSTRAINTSREQUEST']._serialized_end=1407
+  _globals['_LISTLATENCYCONSTRAINTSRESPONSE']._serialized_start=1409
+  _globals['_LISTLATENCYCONSTRAINTSRESPONSE']._serialized_end=1491
+  _globals['_DELETELATENCYCONSTRAINTREQUEST']._serialized_start=1493
+  _globals['_DELETELATENCYCONSTRAINTREQUEST']._serialized_end=1539
+  _globals['_DELETELATENCYCONSTRAINTRESPONSE']._serialized_start=1541
+  _globals['_DELETELATENCYCONSTRAINTRESPONSE']._serialized_end=1574
+  _globals['_DESCRIBELATENCYCONSTRAINTREQUEST']._serialized_start=1576
+  _globals['_DESCRIBELATENCYCONSTRAINTREQUEST']._serialized_end=1624
+  _globals['_DESCRIBELATENCYCONSTRAINTRESPONSE']._serialized_start=1626
+  _globals['_DESCRIBELATENCYCONSTRAINTRESPONSE']._serialized_end=1711
+  _globals['_LATENCYDESCRIPTION']._serialized_start=1714
+  _globals['_LATENCYDESCRIPTION']._serialized_end=2032
+  _globals['_HOPDESCRIPTION']._serialized_start=2035
+  _globals['_HOPDESCRIPTION']._serialized_end=2275
+  _globals['_LATENCYCONSTRAINTRECORD']._serialized_start=2278
+  _globals['_LATENCYCONSTRAINTRECORD']._serialized_end=2431
+  _globals['_LATENCY']._serialized_start=2855
+  _globals['_LATENCY']._serialized_end=3414
 # @@protoc_insertion_point(module_scope)

@@ -76,6 +76,35 @@ LATENCY_STATISTIC_MEAN: LatencyStatistic.ValueType  # 1
 LATENCY_STATISTIC_P99: LatencyStatistic.ValueType  # 2
 Global___LatencyStatistic: _TypeAlias = LatencyStatistic  # noqa: Y015
 
+class _LatencyState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _LatencyStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LatencyState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    LATENCY_STATE_UNSPECIFIED: _LatencyState.ValueType  # 0
+    LATENCY_STATE_UNKNOWN: _LatencyState.ValueType  # 1
+    """Nothing was measured over the last window."""
+    LATENCY_STATE_HELD: _LatencyState.ValueType  # 2
+    LATENCY_STATE_VIOLATED: _LatencyState.ValueType  # 3
+    LATENCY_STATE_INFEASIBLE: _LatencyState.ValueType  # 4
+    """Hops take longer than the limit also when no buffer waits."""
+    LATENCY_STATE_BROKEN: _LatencyState.ValueType  # 5
+    """A stream of the path is not there: it counts for nothing."""
+
+class LatencyState(_LatencyState, metaclass=_LatencyStateEnumTypeWrapper): ...
+
+LATENCY_STATE_UNSPECIFIED: LatencyState.ValueType  # 0
+LATENCY_STATE_UNKNOWN: LatencyState.ValueType  # 1
+"""Nothing was measured over the last window."""
+LATENCY_STATE_HELD: LatencyState.ValueType  # 2
+LATENCY_STATE_VIOLATED: LatencyState.ValueType  # 3
+LATENCY_STATE_INFEASIBLE: LatencyState.ValueType  # 4
+"""Hops take longer than the limit also when no buffer waits."""
+LATENCY_STATE_BROKEN: LatencyState.ValueType  # 5
+"""A stream of the path is not there: it counts for nothing."""
+Global___LatencyState: _TypeAlias = LatencyState  # noqa: Y015
+
 @_typing.final
 class HopSample(_message.Message):
     """What one hop took, of the chunks of one measurement interval."""
@@ -329,3 +358,369 @@ class LatencyConstraint(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LatencyConstraint: _TypeAlias = LatencyConstraint  # noqa: Y015
+
+@_typing.final
+class CreateLatencyConstraintRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONSTRAINT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def constraint(self) -> Global___LatencyConstraint: ...
+    def __init__(
+        self,
+        *,
+        constraint: Global___LatencyConstraint | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["constraint", b"constraint"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["constraint", b"constraint"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CreateLatencyConstraintRequest: _TypeAlias = CreateLatencyConstraintRequest  # noqa: Y015
+
+@_typing.final
+class CreateLatencyConstraintResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONSTRAINT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def constraint(self) -> Global___LatencyConstraint:
+        """With what was left open."""
+
+    def __init__(
+        self,
+        *,
+        constraint: Global___LatencyConstraint | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["constraint", b"constraint"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["constraint", b"constraint"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CreateLatencyConstraintResponse: _TypeAlias = CreateLatencyConstraintResponse  # noqa: Y015
+
+@_typing.final
+class AlterLatencyConstraintRequest(_message.Message):
+    """What is not set stays as it is."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
+    LIMIT_US_FIELD_NUMBER: _builtins.int
+    WINDOW_MS_FIELD_NUMBER: _builtins.int
+    STATISTIC_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    limit_us: _builtins.int
+    window_ms: _builtins.int
+    statistic: Global___LatencyStatistic.ValueType
+    @_builtins.property
+    def path(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        path: _abc.Iterable[_builtins.str] | None = ...,
+        limit_us: _builtins.int | None = ...,
+        window_ms: _builtins.int | None = ...,
+        statistic: Global___LatencyStatistic.ValueType | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_limit_us", b"_limit_us", "_statistic", b"_statistic", "_window_ms", b"_window_ms", "limit_us", b"limit_us", "statistic", b"statistic", "window_ms", b"window_ms"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit_us", b"_limit_us", "_statistic", b"_statistic", "_window_ms", b"_window_ms", "limit_us", b"limit_us", "name", b"name", "path", b"path", "statistic", b"statistic", "window_ms", b"window_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__limit_us: _TypeAlias = _typing.Literal["limit_us"]  # noqa: Y015
+    _WhichOneofArgType__limit_us: _TypeAlias = _typing.Literal["_limit_us", b"_limit_us"]  # noqa: Y015
+    _WhichOneofReturnType__statistic: _TypeAlias = _typing.Literal["statistic"]  # noqa: Y015
+    _WhichOneofArgType__statistic: _TypeAlias = _typing.Literal["_statistic", b"_statistic"]  # noqa: Y015
+    _WhichOneofReturnType__window_ms: _TypeAlias = _typing.Literal["window_ms"]  # noqa: Y015
+    _WhichOneofArgType__window_ms: _TypeAlias = _typing.Literal["_window_ms", b"_window_ms"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__limit_us) -> _WhichOneofReturnType__limit_us | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__statistic) -> _WhichOneofReturnType__statistic | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__window_ms) -> _WhichOneofReturnType__window_ms | None: ...
+
+Global___AlterLatencyConstraintRequest: _TypeAlias = AlterLatencyConstraintRequest  # noqa: Y015
+
+@_typing.final
+class AlterLatencyConstraintResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONSTRAINT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def constraint(self) -> Global___LatencyConstraint: ...
+    def __init__(
+        self,
+        *,
+        constraint: Global___LatencyConstraint | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["constraint", b"constraint"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["constraint", b"constraint"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AlterLatencyConstraintResponse: _TypeAlias = AlterLatencyConstraintResponse  # noqa: Y015
+
+@_typing.final
+class ListLatencyConstraintsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListLatencyConstraintsRequest: _TypeAlias = ListLatencyConstraintsRequest  # noqa: Y015
+
+@_typing.final
+class ListLatencyConstraintsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONSTRAINTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def constraints(self) -> _containers.RepeatedCompositeFieldContainer[Global___LatencyDescription]:
+        """By name, without their hops."""
+
+    def __init__(
+        self,
+        *,
+        constraints: _abc.Iterable[Global___LatencyDescription] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["constraints", b"constraints"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListLatencyConstraintsResponse: _TypeAlias = ListLatencyConstraintsResponse  # noqa: Y015
+
+@_typing.final
+class DeleteLatencyConstraintRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteLatencyConstraintRequest: _TypeAlias = DeleteLatencyConstraintRequest  # noqa: Y015
+
+@_typing.final
+class DeleteLatencyConstraintResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteLatencyConstraintResponse: _TypeAlias = DeleteLatencyConstraintResponse  # noqa: Y015
+
+@_typing.final
+class DescribeLatencyConstraintRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeLatencyConstraintRequest: _TypeAlias = DescribeLatencyConstraintRequest  # noqa: Y015
+
+@_typing.final
+class DescribeLatencyConstraintResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DESCRIPTION_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def description(self) -> Global___LatencyDescription: ...
+    def __init__(
+        self,
+        *,
+        description: Global___LatencyDescription | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["description", b"description"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["description", b"description"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeLatencyConstraintResponse: _TypeAlias = DescribeLatencyConstraintResponse  # noqa: Y015
+
+@_typing.final
+class LatencyDescription(_message.Message):
+    """A constraint, and how late records are, as of the last window."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONSTRAINT_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    MEAN_US_FIELD_NUMBER: _builtins.int
+    P99_US_FIELD_NUMBER: _builtins.int
+    LEAST_LIMIT_US_FIELD_NUMBER: _builtins.int
+    VIOLATIONS_FIELD_NUMBER: _builtins.int
+    HOPS_FIELD_NUMBER: _builtins.int
+    CREATED_US_FIELD_NUMBER: _builtins.int
+    CREATED_BY_FIELD_NUMBER: _builtins.int
+    CHANGED_US_FIELD_NUMBER: _builtins.int
+    CHANGED_BY_FIELD_NUMBER: _builtins.int
+    state: Global___LatencyState.ValueType
+    reason: _builtins.str
+    """Of the state, for people; may be empty."""
+    mean_us: _builtins.int
+    """Of all hops that were measured, added up: of the 99th percentiles that is no less than that of the path."""
+    p99_us: _builtins.int
+    least_limit_us: _builtins.int
+    """Which limit could be held. 0: the one that there is, or nobody knows."""
+    violations: _builtins.int
+    """In how many windows more than the limit was measured, since this coordinator leads, or the constraint was made."""
+    created_us: _builtins.int
+    created_by: _builtins.str
+    changed_us: _builtins.int
+    changed_by: _builtins.str
+    @_builtins.property
+    def constraint(self) -> Global___LatencyConstraint: ...
+    @_builtins.property
+    def hops(self) -> _containers.RepeatedCompositeFieldContainer[Global___HopDescription]: ...
+    def __init__(
+        self,
+        *,
+        constraint: Global___LatencyConstraint | None = ...,
+        state: Global___LatencyState.ValueType = ...,
+        reason: _builtins.str = ...,
+        mean_us: _builtins.int = ...,
+        p99_us: _builtins.int = ...,
+        least_limit_us: _builtins.int = ...,
+        violations: _builtins.int = ...,
+        hops: _abc.Iterable[Global___HopDescription] | None = ...,
+        created_us: _builtins.int = ...,
+        created_by: _builtins.str = ...,
+        changed_us: _builtins.int = ...,
+        changed_by: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["constraint", b"constraint"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed_by", b"changed_by", "changed_us", b"changed_us", "constraint", b"constraint", "created_by", b"created_by", "created_us", b"created_us", "hops", b"hops", "least_limit_us", b"least_limit_us", "mean_us", b"mean_us", "p99_us", b"p99_us", "reason", b"reason", "state", b"state", "violations", b"violations"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LatencyDescription: _TypeAlias = LatencyDescription  # noqa: Y015
+
+@_typing.final
+class HopDescription(_message.Message):
+    """A hop of a path, in the order of the path."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STREAM_FIELD_NUMBER: _builtins.int
+    HOP_FIELD_NUMBER: _builtins.int
+    CONSUMER_GROUP_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    MEAN_US_FIELD_NUMBER: _builtins.int
+    P99_US_FIELD_NUMBER: _builtins.int
+    WORST_MEAN_US_FIELD_NUMBER: _builtins.int
+    WORST_STREAMLET_ID_FIELD_NUMBER: _builtins.int
+    ALLOWED_US_FIELD_NUMBER: _builtins.int
+    ADVISED_US_FIELD_NUMBER: _builtins.int
+    VIOLATES_FIELD_NUMBER: _builtins.int
+    stream: _builtins.str
+    hop: Global___Hop.ValueType
+    consumer_group: _builtins.str
+    count: _builtins.int
+    """Over the last window; 0: nothing was measured."""
+    mean_us: _builtins.int
+    p99_us: _builtins.int
+    worst_mean_us: _builtins.int
+    worst_streamlet_id: _builtins.int
+    allowed_us: _builtins.int
+    """Its part of the limit."""
+    advised_us: _builtins.int
+    """Of that, for how long its buffer was advised to wait."""
+    violates: _builtins.bool
+    """It takes more than its part, and the path more than the limit."""
+    def __init__(
+        self,
+        *,
+        stream: _builtins.str = ...,
+        hop: Global___Hop.ValueType = ...,
+        consumer_group: _builtins.str = ...,
+        count: _builtins.int = ...,
+        mean_us: _builtins.int = ...,
+        p99_us: _builtins.int = ...,
+        worst_mean_us: _builtins.int = ...,
+        worst_streamlet_id: _builtins.int = ...,
+        allowed_us: _builtins.int = ...,
+        advised_us: _builtins.int = ...,
+        violates: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["advised_us", b"advised_us", "allowed_us", b"allowed_us", "consumer_group", b"consumer_group", "count", b"count", "hop", b"hop", "mean_us", b"mean_us", "p99_us", b"p99_us", "stream", b"stream", "violates", b"violates", "worst_mean_us", b"worst_mean_us", "worst_streamlet_id", b"worst_streamlet_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HopDescription: _TypeAlias = HopDescription  # noqa: Y015
+
+@_typing.final
+class LatencyConstraintRecord(_message.Message):
+    """How the coordinator keeps a constraint."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONSTRAINT_FIELD_NUMBER: _builtins.int
+    CREATED_US_FIELD_NUMBER: _builtins.int
+    CREATED_BY_FIELD_NUMBER: _builtins.int
+    CHANGED_US_FIELD_NUMBER: _builtins.int
+    CHANGED_BY_FIELD_NUMBER: _builtins.int
+    created_us: _builtins.int
+    created_by: _builtins.str
+    changed_us: _builtins.int
+    changed_by: _builtins.str
+    @_builtins.property
+    def constraint(self) -> Global___LatencyConstraint: ...
+    def __init__(
+        self,
+        *,
+        constraint: Global___LatencyConstraint | None = ...,
+        created_us: _builtins.int = ...,
+        created_by: _builtins.str = ...,
+        changed_us: _builtins.int = ...,
+        changed_by: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["constraint", b"constraint"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed_by", b"changed_by", "changed_us", b"changed_us", "constraint", b"constraint", "created_by", b"created_by", "created_us", b"created_us"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LatencyConstraintRecord: _TypeAlias = LatencyConstraintRecord  # noqa: Y015

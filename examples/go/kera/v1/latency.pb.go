@@ -141,6 +141,67 @@ func (LatencyStatistic) EnumDescriptor() ([]byte, []int) {
 	return file_kera_v1_latency_proto_rawDescGZIP(), []int{1}
 }
 
+type LatencyState int32
+
+const (
+	LatencyState_LATENCY_STATE_UNSPECIFIED LatencyState = 0
+	// Nothing was measured over the last window.
+	LatencyState_LATENCY_STATE_UNKNOWN  LatencyState = 1
+	LatencyState_LATENCY_STATE_HELD     LatencyState = 2
+	LatencyState_LATENCY_STATE_VIOLATED LatencyState = 3
+	// Hops take longer than the limit also when no buffer waits.
+	LatencyState_LATENCY_STATE_INFEASIBLE LatencyState = 4
+	// A stream of the path is not there: it counts for nothing.
+	LatencyState_LATENCY_STATE_BROKEN LatencyState = 5
+)
+
+// Enum value maps for LatencyState.
+var (
+	LatencyState_name = map[int32]string{
+		0: "LATENCY_STATE_UNSPECIFIED",
+		1: "LATENCY_STATE_UNKNOWN",
+		2: "LATENCY_STATE_HELD",
+		3: "LATENCY_STATE_VIOLATED",
+		4: "LATENCY_STATE_INFEASIBLE",
+		5: "LATENCY_STATE_BROKEN",
+	}
+	LatencyState_value = map[string]int32{
+		"LATENCY_STATE_UNSPECIFIED": 0,
+		"LATENCY_STATE_UNKNOWN":     1,
+		"LATENCY_STATE_HELD":        2,
+		"LATENCY_STATE_VIOLATED":    3,
+		"LATENCY_STATE_INFEASIBLE":  4,
+		"LATENCY_STATE_BROKEN":      5,
+	}
+)
+
+func (x LatencyState) Enum() *LatencyState {
+	p := new(LatencyState)
+	*p = x
+	return p
+}
+
+func (x LatencyState) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (LatencyState) Descriptor() protoreflect.EnumDescriptor {
+	return file_kera_v1_latency_proto_enumTypes[2].Descriptor()
+}
+
+func (LatencyState) Type() protoreflect.EnumType {
+	return &file_kera_v1_latency_proto_enumTypes[2]
+}
+
+func (x LatencyState) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use LatencyState.Descriptor instead.
+func (LatencyState) EnumDescriptor() ([]byte, []int) {
+	return file_kera_v1_latency_proto_rawDescGZIP(), []int{2}
+}
+
 // What one hop took, of the chunks of one measurement interval.
 type HopSample struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
@@ -709,6 +770,808 @@ func (x *LatencyConstraint) GetStatistic() LatencyStatistic {
 	return LatencyStatistic_LATENCY_STATISTIC_UNSPECIFIED
 }
 
+type CreateLatencyConstraintRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Constraint    *LatencyConstraint     `protobuf:"bytes,1,opt,name=constraint,proto3" json:"constraint,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateLatencyConstraintRequest) Reset() {
+	*x = CreateLatencyConstraintRequest{}
+	mi := &file_kera_v1_latency_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateLatencyConstraintRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateLatencyConstraintRequest) ProtoMessage() {}
+
+func (x *CreateLatencyConstraintRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kera_v1_latency_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateLatencyConstraintRequest.ProtoReflect.Descriptor instead.
+func (*CreateLatencyConstraintRequest) Descriptor() ([]byte, []int) {
+	return file_kera_v1_latency_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *CreateLatencyConstraintRequest) GetConstraint() *LatencyConstraint {
+	if x != nil {
+		return x.Constraint
+	}
+	return nil
+}
+
+type CreateLatencyConstraintResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// With what was left open.
+	Constraint    *LatencyConstraint `protobuf:"bytes,1,opt,name=constraint,proto3" json:"constraint,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateLatencyConstraintResponse) Reset() {
+	*x = CreateLatencyConstraintResponse{}
+	mi := &file_kera_v1_latency_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateLatencyConstraintResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateLatencyConstraintResponse) ProtoMessage() {}
+
+func (x *CreateLatencyConstraintResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kera_v1_latency_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateLatencyConstraintResponse.ProtoReflect.Descriptor instead.
+func (*CreateLatencyConstraintResponse) Descriptor() ([]byte, []int) {
+	return file_kera_v1_latency_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *CreateLatencyConstraintResponse) GetConstraint() *LatencyConstraint {
+	if x != nil {
+		return x.Constraint
+	}
+	return nil
+}
+
+// What is not set stays as it is.
+type AlterLatencyConstraintRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Path          []string               `protobuf:"bytes,2,rep,name=path,proto3" json:"path,omitempty"`
+	LimitUs       *uint64                `protobuf:"varint,3,opt,name=limit_us,json=limitUs,proto3,oneof" json:"limit_us,omitempty"`
+	WindowMs      *uint32                `protobuf:"varint,4,opt,name=window_ms,json=windowMs,proto3,oneof" json:"window_ms,omitempty"`
+	Statistic     *LatencyStatistic      `protobuf:"varint,5,opt,name=statistic,proto3,enum=kera.v1.LatencyStatistic,oneof" json:"statistic,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AlterLatencyConstraintRequest) Reset() {
+	*x = AlterLatencyConstraintRequest{}
+	mi := &file_kera_v1_latency_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AlterLatencyConstraintRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AlterLatencyConstraintRequest) ProtoMessage() {}
+
+func (x *AlterLatencyConstraintRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kera_v1_latency_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AlterLatencyConstraintRequest.ProtoReflect.Descriptor instead.
+func (*AlterLatencyConstraintRequest) Descriptor() ([]byte, []int) {
+	return file_kera_v1_latency_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *AlterLatencyConstraintRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *AlterLatencyConstraintRequest) GetPath() []string {
+	if x != nil {
+		return x.Path
+	}
+	return nil
+}
+
+func (x *AlterLatencyConstraintRequest) GetLimitUs() uint64 {
+	if x != nil && x.LimitUs != nil {
+		return *x.LimitUs
+	}
+	return 0
+}
+
+func (x *AlterLatencyConstraintRequest) GetWindowMs() uint32 {
+	if x != nil && x.WindowMs != nil {
+		return *x.WindowMs
+	}
+	return 0
+}
+
+func (x *AlterLatencyConstraintRequest) GetStatistic() LatencyStatistic {
+	if x != nil && x.Statistic != nil {
+		return *x.Statistic
+	}
+	return LatencyStatistic_LATENCY_STATISTIC_UNSPECIFIED
+}
+
+type AlterLatencyConstraintResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Constraint    *LatencyConstraint     `protobuf:"bytes,1,opt,name=constraint,proto3" json:"constraint,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AlterLatencyConstraintResponse) Reset() {
+	*x = AlterLatencyConstraintResponse{}
+	mi := &file_kera_v1_latency_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AlterLatencyConstraintResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AlterLatencyConstraintResponse) ProtoMessage() {}
+
+func (x *AlterLatencyConstraintResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kera_v1_latency_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AlterLatencyConstraintResponse.ProtoReflect.Descriptor instead.
+func (*AlterLatencyConstraintResponse) Descriptor() ([]byte, []int) {
+	return file_kera_v1_latency_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *AlterLatencyConstraintResponse) GetConstraint() *LatencyConstraint {
+	if x != nil {
+		return x.Constraint
+	}
+	return nil
+}
+
+type ListLatencyConstraintsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListLatencyConstraintsRequest) Reset() {
+	*x = ListLatencyConstraintsRequest{}
+	mi := &file_kera_v1_latency_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListLatencyConstraintsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListLatencyConstraintsRequest) ProtoMessage() {}
+
+func (x *ListLatencyConstraintsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kera_v1_latency_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListLatencyConstraintsRequest.ProtoReflect.Descriptor instead.
+func (*ListLatencyConstraintsRequest) Descriptor() ([]byte, []int) {
+	return file_kera_v1_latency_proto_rawDescGZIP(), []int{11}
+}
+
+type ListLatencyConstraintsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// By name, without their hops.
+	Constraints   []*LatencyDescription `protobuf:"bytes,1,rep,name=constraints,proto3" json:"constraints,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListLatencyConstraintsResponse) Reset() {
+	*x = ListLatencyConstraintsResponse{}
+	mi := &file_kera_v1_latency_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListLatencyConstraintsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListLatencyConstraintsResponse) ProtoMessage() {}
+
+func (x *ListLatencyConstraintsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kera_v1_latency_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListLatencyConstraintsResponse.ProtoReflect.Descriptor instead.
+func (*ListLatencyConstraintsResponse) Descriptor() ([]byte, []int) {
+	return file_kera_v1_latency_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *ListLatencyConstraintsResponse) GetConstraints() []*LatencyDescription {
+	if x != nil {
+		return x.Constraints
+	}
+	return nil
+}
+
+type DeleteLatencyConstraintRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteLatencyConstraintRequest) Reset() {
+	*x = DeleteLatencyConstraintRequest{}
+	mi := &file_kera_v1_latency_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteLatencyConstraintRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteLatencyConstraintRequest) ProtoMessage() {}
+
+func (x *DeleteLatencyConstraintRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kera_v1_latency_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteLatencyConstraintRequest.ProtoReflect.Descriptor instead.
+func (*DeleteLatencyConstraintRequest) Descriptor() ([]byte, []int) {
+	return file_kera_v1_latency_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *DeleteLatencyConstraintRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type DeleteLatencyConstraintResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteLatencyConstraintResponse) Reset() {
+	*x = DeleteLatencyConstraintResponse{}
+	mi := &file_kera_v1_latency_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteLatencyConstraintResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteLatencyConstraintResponse) ProtoMessage() {}
+
+func (x *DeleteLatencyConstraintResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kera_v1_latency_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteLatencyConstraintResponse.ProtoReflect.Descriptor instead.
+func (*DeleteLatencyConstraintResponse) Descriptor() ([]byte, []int) {
+	return file_kera_v1_latency_proto_rawDescGZIP(), []int{14}
+}
+
+type DescribeLatencyConstraintRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DescribeLatencyConstraintRequest) Reset() {
+	*x = DescribeLatencyConstraintRequest{}
+	mi := &file_kera_v1_latency_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DescribeLatencyConstraintRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DescribeLatencyConstraintRequest) ProtoMessage() {}
+
+func (x *DescribeLatencyConstraintRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kera_v1_latency_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DescribeLatencyConstraintRequest.ProtoReflect.Descriptor instead.
+func (*DescribeLatencyConstraintRequest) Descriptor() ([]byte, []int) {
+	return file_kera_v1_latency_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *DescribeLatencyConstraintRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type DescribeLatencyConstraintResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Description   *LatencyDescription    `protobuf:"bytes,1,opt,name=description,proto3" json:"description,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DescribeLatencyConstraintResponse) Reset() {
+	*x = DescribeLatencyConstraintResponse{}
+	mi := &file_kera_v1_latency_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DescribeLatencyConstraintResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DescribeLatencyConstraintResponse) ProtoMessage() {}
+
+func (x *DescribeLatencyConstraintResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kera_v1_latency_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DescribeLatencyConstraintResponse.ProtoReflect.Descriptor instead.
+func (*DescribeLatencyConstraintResponse) Descriptor() ([]byte, []int) {
+	return file_kera_v1_latency_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *DescribeLatencyConstraintResponse) GetDescription() *LatencyDescription {
+	if x != nil {
+		return x.Description
+	}
+	return nil
+}
+
+// A constraint, and how late records are, as of the last window.
+type LatencyDescription struct {
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Constraint *LatencyConstraint     `protobuf:"bytes,1,opt,name=constraint,proto3" json:"constraint,omitempty"`
+	State      LatencyState           `protobuf:"varint,2,opt,name=state,proto3,enum=kera.v1.LatencyState" json:"state,omitempty"`
+	// Of the state, for people; may be empty.
+	Reason string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	// Of all hops that were measured, added up: of the 99th percentiles that is no less than that of the path.
+	MeanUs uint64 `protobuf:"varint,4,opt,name=mean_us,json=meanUs,proto3" json:"mean_us,omitempty"`
+	P99Us  uint64 `protobuf:"varint,5,opt,name=p99_us,json=p99Us,proto3" json:"p99_us,omitempty"`
+	// Which limit could be held. 0: the one that there is, or nobody knows.
+	LeastLimitUs uint64 `protobuf:"varint,6,opt,name=least_limit_us,json=leastLimitUs,proto3" json:"least_limit_us,omitempty"`
+	// In how many windows more than the limit was measured, since this coordinator leads, or the constraint was made.
+	Violations    uint64            `protobuf:"varint,7,opt,name=violations,proto3" json:"violations,omitempty"`
+	Hops          []*HopDescription `protobuf:"bytes,8,rep,name=hops,proto3" json:"hops,omitempty"`
+	CreatedUs     int64             `protobuf:"varint,9,opt,name=created_us,json=createdUs,proto3" json:"created_us,omitempty"`
+	CreatedBy     string            `protobuf:"bytes,10,opt,name=created_by,json=createdBy,proto3" json:"created_by,omitempty"`
+	ChangedUs     int64             `protobuf:"varint,11,opt,name=changed_us,json=changedUs,proto3" json:"changed_us,omitempty"`
+	ChangedBy     string            `protobuf:"bytes,12,opt,name=changed_by,json=changedBy,proto3" json:"changed_by,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LatencyDescription) Reset() {
+	*x = LatencyDescription{}
+	mi := &file_kera_v1_latency_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LatencyDescription) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LatencyDescription) ProtoMessage() {}
+
+func (x *LatencyDescription) ProtoReflect() protoreflect.Message {
+	mi := &file_kera_v1_latency_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LatencyDescription.ProtoReflect.Descriptor instead.
+func (*LatencyDescription) Descriptor() ([]byte, []int) {
+	return file_kera_v1_latency_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *LatencyDescription) GetConstraint() *LatencyConstraint {
+	if x != nil {
+		return x.Constraint
+	}
+	return nil
+}
+
+func (x *LatencyDescription) GetState() LatencyState {
+	if x != nil {
+		return x.State
+	}
+	return LatencyState_LATENCY_STATE_UNSPECIFIED
+}
+
+func (x *LatencyDescription) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *LatencyDescription) GetMeanUs() uint64 {
+	if x != nil {
+		return x.MeanUs
+	}
+	return 0
+}
+
+func (x *LatencyDescription) GetP99Us() uint64 {
+	if x != nil {
+		return x.P99Us
+	}
+	return 0
+}
+
+func (x *LatencyDescription) GetLeastLimitUs() uint64 {
+	if x != nil {
+		return x.LeastLimitUs
+	}
+	return 0
+}
+
+func (x *LatencyDescription) GetViolations() uint64 {
+	if x != nil {
+		return x.Violations
+	}
+	return 0
+}
+
+func (x *LatencyDescription) GetHops() []*HopDescription {
+	if x != nil {
+		return x.Hops
+	}
+	return nil
+}
+
+func (x *LatencyDescription) GetCreatedUs() int64 {
+	if x != nil {
+		return x.CreatedUs
+	}
+	return 0
+}
+
+func (x *LatencyDescription) GetCreatedBy() string {
+	if x != nil {
+		return x.CreatedBy
+	}
+	return ""
+}
+
+func (x *LatencyDescription) GetChangedUs() int64 {
+	if x != nil {
+		return x.ChangedUs
+	}
+	return 0
+}
+
+func (x *LatencyDescription) GetChangedBy() string {
+	if x != nil {
+		return x.ChangedBy
+	}
+	return ""
+}
+
+// A hop of a path, in the order of the path.
+type HopDescription struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Stream        string                 `protobuf:"bytes,1,opt,name=stream,proto3" json:"stream,omitempty"`
+	Hop           Hop                    `protobuf:"varint,2,opt,name=hop,proto3,enum=kera.v1.Hop" json:"hop,omitempty"`
+	ConsumerGroup string                 `protobuf:"bytes,3,opt,name=consumer_group,json=consumerGroup,proto3" json:"consumer_group,omitempty"`
+	// Over the last window; 0: nothing was measured.
+	Count            uint64 `protobuf:"varint,4,opt,name=count,proto3" json:"count,omitempty"`
+	MeanUs           uint64 `protobuf:"varint,5,opt,name=mean_us,json=meanUs,proto3" json:"mean_us,omitempty"`
+	P99Us            uint64 `protobuf:"varint,6,opt,name=p99_us,json=p99Us,proto3" json:"p99_us,omitempty"`
+	WorstMeanUs      uint64 `protobuf:"varint,7,opt,name=worst_mean_us,json=worstMeanUs,proto3" json:"worst_mean_us,omitempty"`
+	WorstStreamletId uint32 `protobuf:"varint,8,opt,name=worst_streamlet_id,json=worstStreamletId,proto3" json:"worst_streamlet_id,omitempty"`
+	// Its part of the limit.
+	AllowedUs uint64 `protobuf:"varint,9,opt,name=allowed_us,json=allowedUs,proto3" json:"allowed_us,omitempty"`
+	// Of that, for how long its buffer was advised to wait.
+	AdvisedUs uint64 `protobuf:"varint,10,opt,name=advised_us,json=advisedUs,proto3" json:"advised_us,omitempty"`
+	// It takes more than its part, and the path more than the limit.
+	Violates      bool `protobuf:"varint,11,opt,name=violates,proto3" json:"violates,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HopDescription) Reset() {
+	*x = HopDescription{}
+	mi := &file_kera_v1_latency_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HopDescription) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HopDescription) ProtoMessage() {}
+
+func (x *HopDescription) ProtoReflect() protoreflect.Message {
+	mi := &file_kera_v1_latency_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HopDescription.ProtoReflect.Descriptor instead.
+func (*HopDescription) Descriptor() ([]byte, []int) {
+	return file_kera_v1_latency_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *HopDescription) GetStream() string {
+	if x != nil {
+		return x.Stream
+	}
+	return ""
+}
+
+func (x *HopDescription) GetHop() Hop {
+	if x != nil {
+		return x.Hop
+	}
+	return Hop_HOP_UNSPECIFIED
+}
+
+func (x *HopDescription) GetConsumerGroup() string {
+	if x != nil {
+		return x.ConsumerGroup
+	}
+	return ""
+}
+
+func (x *HopDescription) GetCount() uint64 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+func (x *HopDescription) GetMeanUs() uint64 {
+	if x != nil {
+		return x.MeanUs
+	}
+	return 0
+}
+
+func (x *HopDescription) GetP99Us() uint64 {
+	if x != nil {
+		return x.P99Us
+	}
+	return 0
+}
+
+func (x *HopDescription) GetWorstMeanUs() uint64 {
+	if x != nil {
+		return x.WorstMeanUs
+	}
+	return 0
+}
+
+func (x *HopDescription) GetWorstStreamletId() uint32 {
+	if x != nil {
+		return x.WorstStreamletId
+	}
+	return 0
+}
+
+func (x *HopDescription) GetAllowedUs() uint64 {
+	if x != nil {
+		return x.AllowedUs
+	}
+	return 0
+}
+
+func (x *HopDescription) GetAdvisedUs() uint64 {
+	if x != nil {
+		return x.AdvisedUs
+	}
+	return 0
+}
+
+func (x *HopDescription) GetViolates() bool {
+	if x != nil {
+		return x.Violates
+	}
+	return false
+}
+
+// How the coordinator keeps a constraint.
+type LatencyConstraintRecord struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Constraint    *LatencyConstraint     `protobuf:"bytes,1,opt,name=constraint,proto3" json:"constraint,omitempty"`
+	CreatedUs     int64                  `protobuf:"varint,2,opt,name=created_us,json=createdUs,proto3" json:"created_us,omitempty"`
+	CreatedBy     string                 `protobuf:"bytes,3,opt,name=created_by,json=createdBy,proto3" json:"created_by,omitempty"`
+	ChangedUs     int64                  `protobuf:"varint,4,opt,name=changed_us,json=changedUs,proto3" json:"changed_us,omitempty"`
+	ChangedBy     string                 `protobuf:"bytes,5,opt,name=changed_by,json=changedBy,proto3" json:"changed_by,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LatencyConstraintRecord) Reset() {
+	*x = LatencyConstraintRecord{}
+	mi := &file_kera_v1_latency_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LatencyConstraintRecord) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LatencyConstraintRecord) ProtoMessage() {}
+
+func (x *LatencyConstraintRecord) ProtoReflect() protoreflect.Message {
+	mi := &file_kera_v1_latency_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LatencyConstraintRecord.ProtoReflect.Descriptor instead.
+func (*LatencyConstraintRecord) Descriptor() ([]byte, []int) {
+	return file_kera_v1_latency_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *LatencyConstraintRecord) GetConstraint() *LatencyConstraint {
+	if x != nil {
+		return x.Constraint
+	}
+	return nil
+}
+
+func (x *LatencyConstraintRecord) GetCreatedUs() int64 {
+	if x != nil {
+		return x.CreatedUs
+	}
+	return 0
+}
+
+func (x *LatencyConstraintRecord) GetCreatedBy() string {
+	if x != nil {
+		return x.CreatedBy
+	}
+	return ""
+}
+
+func (x *LatencyConstraintRecord) GetChangedUs() int64 {
+	if x != nil {
+		return x.ChangedUs
+	}
+	return 0
+}
+
+func (x *LatencyConstraintRecord) GetChangedBy() string {
+	if x != nil {
+		return x.ChangedBy
+	}
+	return ""
+}
+
 var File_kera_v1_latency_proto protoreflect.FileDescriptor
 
 const file_kera_v1_latency_proto_rawDesc = "" +
@@ -761,7 +1624,89 @@ const file_kera_v1_latency_proto_rawDesc = "" +
 	"\x04path\x18\x02 \x03(\tR\x04path\x12\x19\n" +
 	"\blimit_us\x18\x03 \x01(\x04R\alimitUs\x12\x1b\n" +
 	"\twindow_ms\x18\x04 \x01(\rR\bwindowMs\x127\n" +
-	"\tstatistic\x18\x05 \x01(\x0e2\x19.kera.v1.LatencyStatisticR\tstatistic*~\n" +
+	"\tstatistic\x18\x05 \x01(\x0e2\x19.kera.v1.LatencyStatisticR\tstatistic\"\\\n" +
+	"\x1eCreateLatencyConstraintRequest\x12:\n" +
+	"\n" +
+	"constraint\x18\x01 \x01(\v2\x1a.kera.v1.LatencyConstraintR\n" +
+	"constraint\"]\n" +
+	"\x1fCreateLatencyConstraintResponse\x12:\n" +
+	"\n" +
+	"constraint\x18\x01 \x01(\v2\x1a.kera.v1.LatencyConstraintR\n" +
+	"constraint\"\xf0\x01\n" +
+	"\x1dAlterLatencyConstraintRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
+	"\x04path\x18\x02 \x03(\tR\x04path\x12\x1e\n" +
+	"\blimit_us\x18\x03 \x01(\x04H\x00R\alimitUs\x88\x01\x01\x12 \n" +
+	"\twindow_ms\x18\x04 \x01(\rH\x01R\bwindowMs\x88\x01\x01\x12<\n" +
+	"\tstatistic\x18\x05 \x01(\x0e2\x19.kera.v1.LatencyStatisticH\x02R\tstatistic\x88\x01\x01B\v\n" +
+	"\t_limit_usB\f\n" +
+	"\n" +
+	"_window_msB\f\n" +
+	"\n" +
+	"_statistic\"\\\n" +
+	"\x1eAlterLatencyConstraintResponse\x12:\n" +
+	"\n" +
+	"constraint\x18\x01 \x01(\v2\x1a.kera.v1.LatencyConstraintR\n" +
+	"constraint\"\x1f\n" +
+	"\x1dListLatencyConstraintsRequest\"_\n" +
+	"\x1eListLatencyConstraintsResponse\x12=\n" +
+	"\vconstraints\x18\x01 \x03(\v2\x1b.kera.v1.LatencyDescriptionR\vconstraints\"4\n" +
+	"\x1eDeleteLatencyConstraintRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"!\n" +
+	"\x1fDeleteLatencyConstraintResponse\"6\n" +
+	" DescribeLatencyConstraintRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"b\n" +
+	"!DescribeLatencyConstraintResponse\x12=\n" +
+	"\vdescription\x18\x01 \x01(\v2\x1b.kera.v1.LatencyDescriptionR\vdescription\"\xb4\x03\n" +
+	"\x12LatencyDescription\x12:\n" +
+	"\n" +
+	"constraint\x18\x01 \x01(\v2\x1a.kera.v1.LatencyConstraintR\n" +
+	"constraint\x12+\n" +
+	"\x05state\x18\x02 \x01(\x0e2\x15.kera.v1.LatencyStateR\x05state\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\x12\x17\n" +
+	"\amean_us\x18\x04 \x01(\x04R\x06meanUs\x12\x15\n" +
+	"\x06p99_us\x18\x05 \x01(\x04R\x05p99Us\x12$\n" +
+	"\x0eleast_limit_us\x18\x06 \x01(\x04R\fleastLimitUs\x12\x1e\n" +
+	"\n" +
+	"violations\x18\a \x01(\x04R\n" +
+	"violations\x12+\n" +
+	"\x04hops\x18\b \x03(\v2\x17.kera.v1.HopDescriptionR\x04hops\x12\x1d\n" +
+	"\n" +
+	"created_us\x18\t \x01(\x03R\tcreatedUs\x12\x1d\n" +
+	"\n" +
+	"created_by\x18\n" +
+	" \x01(\tR\tcreatedBy\x12\x1d\n" +
+	"\n" +
+	"changed_us\x18\v \x01(\x03R\tchangedUs\x12\x1d\n" +
+	"\n" +
+	"changed_by\x18\f \x01(\tR\tchangedBy\"\xe1\x02\n" +
+	"\x0eHopDescription\x12\x16\n" +
+	"\x06stream\x18\x01 \x01(\tR\x06stream\x12\x1e\n" +
+	"\x03hop\x18\x02 \x01(\x0e2\f.kera.v1.HopR\x03hop\x12%\n" +
+	"\x0econsumer_group\x18\x03 \x01(\tR\rconsumerGroup\x12\x14\n" +
+	"\x05count\x18\x04 \x01(\x04R\x05count\x12\x17\n" +
+	"\amean_us\x18\x05 \x01(\x04R\x06meanUs\x12\x15\n" +
+	"\x06p99_us\x18\x06 \x01(\x04R\x05p99Us\x12\"\n" +
+	"\rworst_mean_us\x18\a \x01(\x04R\vworstMeanUs\x12,\n" +
+	"\x12worst_streamlet_id\x18\b \x01(\rR\x10worstStreamletId\x12\x1d\n" +
+	"\n" +
+	"allowed_us\x18\t \x01(\x04R\tallowedUs\x12\x1d\n" +
+	"\n" +
+	"advised_us\x18\n" +
+	" \x01(\x04R\tadvisedUs\x12\x1a\n" +
+	"\bviolates\x18\v \x01(\bR\bviolates\"\xd1\x01\n" +
+	"\x17LatencyConstraintRecord\x12:\n" +
+	"\n" +
+	"constraint\x18\x01 \x01(\v2\x1a.kera.v1.LatencyConstraintR\n" +
+	"constraint\x12\x1d\n" +
+	"\n" +
+	"created_us\x18\x02 \x01(\x03R\tcreatedUs\x12\x1d\n" +
+	"\n" +
+	"created_by\x18\x03 \x01(\tR\tcreatedBy\x12\x1d\n" +
+	"\n" +
+	"changed_us\x18\x04 \x01(\x03R\tchangedUs\x12\x1d\n" +
+	"\n" +
+	"changed_by\x18\x05 \x01(\tR\tchangedBy*~\n" +
 	"\x03Hop\x12\x13\n" +
 	"\x0fHOP_UNSPECIFIED\x10\x00\x12\x0e\n" +
 	"\n" +
@@ -774,7 +1719,20 @@ const file_kera_v1_latency_proto_rawDesc = "" +
 	"\x10LatencyStatistic\x12!\n" +
 	"\x1dLATENCY_STATISTIC_UNSPECIFIED\x10\x00\x12\x1a\n" +
 	"\x16LATENCY_STATISTIC_MEAN\x10\x01\x12\x19\n" +
-	"\x15LATENCY_STATISTIC_P99\x10\x02B\x10Z\x0ekera/v1;kerav1b\x06proto3"
+	"\x15LATENCY_STATISTIC_P99\x10\x02*\xb4\x01\n" +
+	"\fLatencyState\x12\x1d\n" +
+	"\x19LATENCY_STATE_UNSPECIFIED\x10\x00\x12\x19\n" +
+	"\x15LATENCY_STATE_UNKNOWN\x10\x01\x12\x16\n" +
+	"\x12LATENCY_STATE_HELD\x10\x02\x12\x1a\n" +
+	"\x16LATENCY_STATE_VIOLATED\x10\x03\x12\x1c\n" +
+	"\x18LATENCY_STATE_INFEASIBLE\x10\x04\x12\x18\n" +
+	"\x14LATENCY_STATE_BROKEN\x10\x052\xaf\x04\n" +
+	"\aLatency\x12l\n" +
+	"\x17CreateLatencyConstraint\x12'.kera.v1.CreateLatencyConstraintRequest\x1a(.kera.v1.CreateLatencyConstraintResponse\x12i\n" +
+	"\x16AlterLatencyConstraint\x12&.kera.v1.AlterLatencyConstraintRequest\x1a'.kera.v1.AlterLatencyConstraintResponse\x12i\n" +
+	"\x16ListLatencyConstraints\x12&.kera.v1.ListLatencyConstraintsRequest\x1a'.kera.v1.ListLatencyConstraintsResponse\x12l\n" +
+	"\x17DeleteLatencyConstraint\x12'.kera.v1.DeleteLatencyConstraintRequest\x1a(.kera.v1.DeleteLatencyConstraintResponse\x12r\n" +
+	"\x19DescribeLatencyConstraint\x12).kera.v1.DescribeLatencyConstraintRequest\x1a*.kera.v1.DescribeLatencyConstraintResponseB\x10Z\x0ekera/v1;kerav1b\x06proto3"
 
 var (
 	file_kera_v1_latency_proto_rawDescOnce sync.Once
@@ -788,29 +1746,64 @@ func file_kera_v1_latency_proto_rawDescGZIP() []byte {
 	return file_kera_v1_latency_proto_rawDescData
 }
 
-var file_kera_v1_latency_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_kera_v1_latency_proto_msgTypes = make([]protoimpl.MessageInfo, 7)
+var file_kera_v1_latency_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
+var file_kera_v1_latency_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
 var file_kera_v1_latency_proto_goTypes = []any{
-	(Hop)(0),                  // 0: kera.v1.Hop
-	(LatencyStatistic)(0),     // 1: kera.v1.LatencyStatistic
-	(*HopSample)(nil),         // 2: kera.v1.HopSample
-	(*LatencyReport)(nil),     // 3: kera.v1.LatencyReport
-	(*WriterAdvice)(nil),      // 4: kera.v1.WriterAdvice
-	(*ReaderAdvice)(nil),      // 5: kera.v1.ReaderAdvice
-	(*StreamBudget)(nil),      // 6: kera.v1.StreamBudget
-	(*HopFigures)(nil),        // 7: kera.v1.HopFigures
-	(*LatencyConstraint)(nil), // 8: kera.v1.LatencyConstraint
+	(Hop)(0),                                  // 0: kera.v1.Hop
+	(LatencyStatistic)(0),                     // 1: kera.v1.LatencyStatistic
+	(LatencyState)(0),                         // 2: kera.v1.LatencyState
+	(*HopSample)(nil),                         // 3: kera.v1.HopSample
+	(*LatencyReport)(nil),                     // 4: kera.v1.LatencyReport
+	(*WriterAdvice)(nil),                      // 5: kera.v1.WriterAdvice
+	(*ReaderAdvice)(nil),                      // 6: kera.v1.ReaderAdvice
+	(*StreamBudget)(nil),                      // 7: kera.v1.StreamBudget
+	(*HopFigures)(nil),                        // 8: kera.v1.HopFigures
+	(*LatencyConstraint)(nil),                 // 9: kera.v1.LatencyConstraint
+	(*CreateLatencyConstraintRequest)(nil),    // 10: kera.v1.CreateLatencyConstraintRequest
+	(*CreateLatencyConstraintResponse)(nil),   // 11: kera.v1.CreateLatencyConstraintResponse
+	(*AlterLatencyConstraintRequest)(nil),     // 12: kera.v1.AlterLatencyConstraintRequest
+	(*AlterLatencyConstraintResponse)(nil),    // 13: kera.v1.AlterLatencyConstraintResponse
+	(*ListLatencyConstraintsRequest)(nil),     // 14: kera.v1.ListLatencyConstraintsRequest
+	(*ListLatencyConstraintsResponse)(nil),    // 15: kera.v1.ListLatencyConstraintsResponse
+	(*DeleteLatencyConstraintRequest)(nil),    // 16: kera.v1.DeleteLatencyConstraintRequest
+	(*DeleteLatencyConstraintResponse)(nil),   // 17: kera.v1.DeleteLatencyConstraintResponse
+	(*DescribeLatencyConstraintRequest)(nil),  // 18: kera.v1.DescribeLatencyConstraintRequest
+	(*DescribeLatencyConstraintResponse)(nil), // 19: kera.v1.DescribeLatencyConstraintResponse
+	(*LatencyDescription)(nil),                // 20: kera.v1.LatencyDescription
+	(*HopDescription)(nil),                    // 21: kera.v1.HopDescription
+	(*LatencyConstraintRecord)(nil),           // 22: kera.v1.LatencyConstraintRecord
 }
 var file_kera_v1_latency_proto_depIdxs = []int32{
-	0, // 0: kera.v1.HopSample.hop:type_name -> kera.v1.Hop
-	2, // 1: kera.v1.LatencyReport.samples:type_name -> kera.v1.HopSample
-	0, // 2: kera.v1.HopFigures.hop:type_name -> kera.v1.Hop
-	1, // 3: kera.v1.LatencyConstraint.statistic:type_name -> kera.v1.LatencyStatistic
-	4, // [4:4] is the sub-list for method output_type
-	4, // [4:4] is the sub-list for method input_type
-	4, // [4:4] is the sub-list for extension type_name
-	4, // [4:4] is the sub-list for extension extendee
-	0, // [0:4] is the sub-list for field type_name
+	0,  // 0: kera.v1.HopSample.hop:type_name -> kera.v1.Hop
+	3,  // 1: kera.v1.LatencyReport.samples:type_name -> kera.v1.HopSample
+	0,  // 2: kera.v1.HopFigures.hop:type_name -> kera.v1.Hop
+	1,  // 3: kera.v1.LatencyConstraint.statistic:type_name -> kera.v1.LatencyStatistic
+	9,  // 4: kera.v1.CreateLatencyConstraintRequest.constraint:type_name -> kera.v1.LatencyConstraint
+	9,  // 5: kera.v1.CreateLatencyConstraintResponse.constraint:type_name -> kera.v1.LatencyConstraint
+	1,  // 6: kera.v1.AlterLatencyConstraintRequest.statistic:type_name -> kera.v1.LatencyStatistic
+	9,  // 7: kera.v1.AlterLatencyConstraintResponse.constraint:type_name -> kera.v1.LatencyConstraint
+	20, // 8: kera.v1.ListLatencyConstraintsResponse.constraints:type_name -> kera.v1.LatencyDescription
+	20, // 9: kera.v1.DescribeLatencyConstraintResponse.description:type_name -> kera.v1.LatencyDescription
+	9,  // 10: kera.v1.LatencyDescription.constraint:type_name -> kera.v1.LatencyConstraint
+	2,  // 11: kera.v1.LatencyDescription.state:type_name -> kera.v1.LatencyState
+	21, // 12: kera.v1.LatencyDescription.hops:type_name -> kera.v1.HopDescription
+	0,  // 13: kera.v1.HopDescription.hop:type_name -> kera.v1.Hop
+	9,  // 14: kera.v1.LatencyConstraintRecord.constraint:type_name -> kera.v1.LatencyConstraint
+	10, // 15: kera.v1.Latency.CreateLatencyConstraint:input_type -> kera.v1.CreateLatencyConstraintRequest
+	12, // 16: kera.v1.Latency.AlterLatencyConstraint:input_type -> kera.v1.AlterLatencyConstraintRequest
+	14, // 17: kera.v1.Latency.ListLatencyConstraints:input_type -> kera.v1.ListLatencyConstraintsRequest
+	16, // 18: kera.v1.Latency.DeleteLatencyConstraint:input_type -> kera.v1.DeleteLatencyConstraintRequest
+	18, // 19: kera.v1.Latency.DescribeLatencyConstraint:input_type -> kera.v1.DescribeLatencyConstraintRequest
+	11, // 20: kera.v1.Latency.CreateLatencyConstraint:output_type -> kera.v1.CreateLatencyConstraintResponse
+	13, // 21: kera.v1.Latency.AlterLatencyConstraint:output_type -> kera.v1.AlterLatencyConstraintResponse
+	15, // 22: kera.v1.Latency.ListLatencyConstraints:output_type -> kera.v1.ListLatencyConstraintsResponse
+	17, // 23: kera.v1.Latency.DeleteLatencyConstraint:output_type -> kera.v1.DeleteLatencyConstraintResponse
+	19, // 24: kera.v1.Latency.DescribeLatencyConstraint:output_type -> kera.v1.DescribeLatencyConstraintResponse
+	20, // [20:25] is the sub-list for method output_type
+	15, // [15:20] is the sub-list for method input_type
+	15, // [15:15] is the sub-list for extension type_name
+	15, // [15:15] is the sub-list for extension extendee
+	0,  // [0:15] is the sub-list for field type_name
 }
 
 func init() { file_kera_v1_latency_proto_init() }
@@ -818,15 +1811,16 @@ func file_kera_v1_latency_proto_init() {
 	if File_kera_v1_latency_proto != nil {
 		return
 	}
+	file_kera_v1_latency_proto_msgTypes[9].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kera_v1_latency_proto_rawDesc), len(file_kera_v1_latency_proto_rawDesc)),
-			NumEnums:      2,
-			NumMessages:   7,
+			NumEnums:      3,
+			NumMessages:   20,
 			NumExtensions: 0,
-			NumServices:   0,
+			NumServices:   1,
 		},
 		GoTypes:           file_kera_v1_latency_proto_goTypes,
 		DependencyIndexes: file_kera_v1_latency_proto_depIdxs,

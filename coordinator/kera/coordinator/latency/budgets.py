@@ -1,0 +1,215 @@
+"""What several constraints together allow the buffers of each stream, and which of them are held. Pure.
+
+Each constraint is split on its own. Where several are about a stream, each buffer of it gets the least that any of them
+allows; what a constraint has left over by that, its other streams get.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from kera.coordinator.latency.figures import Figures
+from kera.coordinator.latency.paths import P99, WORDS, stages_of
+from kera.coordinator.latency.splitting import (
+    FILLING,
+    GATHER,
+    HAND_OVER,
+    MARGIN,
+    REPLICATE,
+    UNLIMITED,
+    Hop,
+    Measured,
+    Part,
+    Split,
+    hops_of,
+    split,
+)
+from kera.v1 import latency_pb2 as messages
+
+STEADY = 0.05
+"""A budget that would change by less than so much stays as it is: each change is told to all brokers."""
+STEADY_US = 500
+
+
+class Wanted(NamedTuple):
+    """A constraint, as it is split."""
+
+    name: str
+    hops: tuple[Hop, ...]
+    limit_us: int
+    window_ms: int
+    by_p99: bool
+
+    @classmethod
+    def of(cls, constraint: messages.LatencyConstraint) -> Wanted:
+        """Of one that was checked."""
+        hops = tuple(hops_of(stages_of(constraint.path)))
+        return cls(constraint.name, hops, constraint.limit_us, constraint.window_ms, by_p99=constraint.statistic == P99)
+
+
+class Budget(NamedTuple):
+    """What the buffers of a stream may wait."""
+
+    window_ms: int
+    limit_us: int
+    """All of the stream's hops together."""
+    gather_us: int
+    replicate_us: int
+    hand_over_us: int
+    constraint: str
+    """Which one asks for the least."""
+
+    def message(self, stream_id: int) -> messages.StreamBudget:
+        """As brokers are told."""
+        return messages.StreamBudget(stream_id=stream_id, **self._asdict())
+
+    def granted_us(self, hop: Hop) -> int:
+        """What the buffer of a hop may wait."""
+        return {GATHER: self.gather_us, REPLICATE: self.replicate_us, HAND_OVER: self.hand_over_us}.get(hop.hop, 0)
+
+
+class Verdict(NamedTuple):
+    """Whether a constraint is held, as of the last window."""
+
+    state: messages.LatencyState.ValueType
+    mean_us: int = 0
+    p99_us: int = 0
+    least_limit_us: int = 0
+    violators: tuple[Hop, ...] = ()
+    """Hops that take more than their part, if it is violated; that which is furthest beyond it comes first."""
+    reason: str = ""
+
+
+def splits_of(
+    due: Sequence[Wanted], others: Mapping[str, Split], measured: Mapping[Hop, Measured]
+) -> Generator[None, None, dict[str, Split]]:
+    """The splits of the constraints that are due; `others` stay as they are. Yields between constraints."""
+    alone = {}
+    for each in due:
+        yield
+        alone[each.name] = split(each.hops, each.limit_us, measured, by_p99=each.by_p99)
+    caps = _Caps({**others, **alone})
+    together = {}
+    for each in due:
+        yield
+        together[each.name] = split(
+            each.hops, each.limit_us, measured, by_p99=each.by_p99, caps=caps.besides(each.name)
+        )
+    return together
+
+
+class _Caps:
+    """What each constraint allows the buffers of streams: of hand-over the same to all who read."""
+
+    def __init__(self, splits: Mapping[str, Split]) -> None:
+        self._least: dict[tuple[str, int], list[tuple[int, str]]] = {}
+        for name, found in splits.items():
+            for hop, part in found.parts.items():
+                if hop.hop in FILLING:
+                    known = self._least.setdefault((hop.stream, hop.hop), [])
+                    known.append((part.grant_us, name))
+        for known in self._least.values():  # of two constraints one at least is another one than who asks
+            known[:] = sorted(known)[:2]
+
+    def besides(self, name: str) -> Callable[[Hop], float]:
+        """The least that others than `name` allow."""
+
+        def cap(hop: Hop) -> float:
+            known = self._least.get((hop.stream, hop.hop), ())
+            return next((float(grant_us) for grant_us, whose in known if whose != name), UNLIMITED)
+
+        return cap
+
+
+def budgets_of(wanted: Iterable[Wanted], splits: Mapping[str, Split]) -> dict[str, Budget]:
+    """By stream: the least that any constraint allows."""
+    of_streams: defaultdict[str, list[_Claim]] = defaultdict(list)
+    for each in wanted:
+        stages: defaultdict[str, dict[int, Part]] = defaultdict(dict)
+        for hop, part in splits[each.name].parts.items():
+            stages[hop.stream][hop.hop] = part
+        for stream, parts in stages.items():
+            of_streams[stream].append(_Claim(each, parts))
+    return {stream: _least(claims) for stream, claims in of_streams.items()}
+
+
+class _Claim(NamedTuple):
+    """What a constraint allows a stream."""
+
+    of: Wanted
+    parts: Mapping[int, Part]
+
+    @property
+    def limit_us(self) -> int:
+        return sum(part.allowed_us for part in self.parts.values())
+
+
+def _least(claims: Sequence[_Claim]) -> Budget:
+    strictest = min(claims, key=lambda each: (each.parts[GATHER].grant_us, each.of.limit_us, each.of.name))
+    return Budget(
+        window_ms=strictest.of.window_ms,
+        limit_us=min(each.limit_us for each in claims),
+        gather_us=strictest.parts[GATHER].grant_us,
+        replicate_us=min(each.parts[REPLICATE].grant_us for each in claims),
+        # A path that ends with the stream says nothing of who reads it.
+        hand_over_us=min((each.parts[HAND_OVER].grant_us for each in claims if HAND_OVER in each.parts), default=0),
+        constraint=strictest.of.name,
+    )
+
+
+def steady(before: Budget | None, after: Budget) -> Budget:
+    """`before`, if `after` is hardly another."""
+    if before is None or (before.window_ms, before.constraint) != (after.window_ms, after.constraint):
+        return after
+    pairs = zip(before[1:5], after[1:5], strict=True)
+    near = all(abs(old - new) <= max(STEADY * old, STEADY_US) for old, new in pairs)
+    return before if near else after
+
+
+def judged(wanted: Wanted, found: Split | None, current: Mapping[Hop, Figures]) -> Verdict:
+    """Whether a constraint is held. `current`: of hops through which anything went within the last window."""
+    measured = [(hop, current[hop]) for hop in wanted.hops if hop in current]
+    if not measured:
+        return Verdict(messages.LATENCY_STATE_UNKNOWN, reason="nothing was measured within the last window")
+    mean_us, p99_us = sum(each.mean_us for _, each in measured), sum(each.p99_us for _, each in measured)
+    infeasible = found is not None and not found.is_feasible
+    least_us = found.least_limit_us if found is not None and infeasible else 0
+    took_us = p99_us if wanted.by_p99 else mean_us
+    if took_us <= wanted.limit_us:
+        reason = f"with less than {MARGIN:.0%} to spare: no buffer may wait" if infeasible else ""
+        return Verdict(messages.LATENCY_STATE_HELD, mean_us, p99_us, reason=reason)
+    beyond = {}
+    for hop, each in measured:
+        allowed_us = found.parts[hop].allowed_us if found is not None and hop in found.parts else 0
+        beyond[hop] = (each.p99_us if wanted.by_p99 else each.mean_us) - allowed_us
+    ordered = sorted(beyond, key=lambda hop: -beyond[hop])
+    violators = tuple(hop for hop in ordered if beyond[hop] > 0) or (ordered[0],)
+    if found is not None and infeasible and found.slowest is not None:
+        slowest = found.slowest
+        return Verdict(
+            messages.LATENCY_STATE_INFEASIBLE,
+            mean_us,
+            p99_us,
+            least_us,
+            (slowest, *(hop for hop in violators if hop != slowest)),
+            f"no buffer waits, and it takes longer all the same, most of it in {in_words(slowest)}:"
+            f" the least limit would be {math.ceil(least_us / 1000)} ms",
+        )
+    statistic = WORDS[P99] if wanted.by_p99 else "mean"
+    return Verdict(
+        messages.LATENCY_STATE_VIOLATED,
+        mean_us,
+        p99_us,
+        least_us,
+        violators,
+        f"the {statistic} is {took_us / 1000:.1f} ms, most beyond its part is {in_words(violators[0])}",
+    )
+
+
+def in_words(hop: Hop) -> str:
+    """A hop, for people: ``hand-over of clicks to enrich``."""
+    name = messages.Hop.Name(hop.hop).removeprefix("HOP_").lower().replace("_", "-")
+    return f"{name} of {hop.stream}" + (f" to {hop.group}" if hop.group else "")

@@ -1,0 +1,87 @@
+"""What brokers have measured of hops, as they said it last. In memory only: after a failover each tells it anew.
+
+Each broker knows the streamlets that it owns. What several say of a hop becomes one: counts add up, means are weighed
+by them, and of 99th percentiles the highest counts, which is no less than that of all together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from kera.coordinator.ids import Launch
+from kera.v1 import latency_pb2 as messages
+
+COUNT_MAX = 1 << 53
+TIME_US_MAX = 24 * 3_600_000_000
+"""More than any limit: who says more has a clock that is wrong."""
+_HOPS = frozenset(value for value in messages.Hop.values() if value)
+
+
+class HopKey(NamedTuple):
+    """A hop, as brokers name it."""
+
+    stream_id: int
+    hop: messages.Hop.ValueType
+    group: str
+
+
+class Figures(NamedTuple):
+    """Of a hop, over the last window."""
+
+    chunks: int
+    mean_us: int
+    p99_us: int
+    worst_mean_us: int
+    """Of the worst streamlet."""
+    worst_streamlet_id: int
+
+
+class MeasuredHops:
+    """By launch of a broker."""
+
+    def __init__(self, is_alive: Callable[[Launch], bool]) -> None:
+        self._is_alive = is_alive
+        self._told: dict[Launch, dict[HopKey, Figures]] = {}
+
+    def note(self, launch: Launch, told: Iterable[messages.HopFigures]) -> None:
+        """What a launch says in its heartbeat: all that it has."""
+        found = {}
+        for each in told:
+            if each.count and each.hop in _HOPS:
+                figures = Figures(
+                    min(each.count, COUNT_MAX),
+                    min(each.mean_us, TIME_US_MAX),
+                    min(each.p99_us, TIME_US_MAX),
+                    min(max(each.worst_mean_us, each.mean_us), TIME_US_MAX),
+                    each.worst_streamlet_id,
+                )
+                found[HopKey(each.stream_id, each.hop, each.consumer_group)] = figures
+        if found:
+            self._told[launch] = found
+        else:
+            self._told.pop(launch, None)
+
+    def forget_lost(self) -> None:
+        """Drop what those have said that are not alive, or not the current launch any more."""
+        for launch in [launch for launch in self._told if not self._is_alive(launch)]:
+            del self._told[launch]
+
+    def of(self, key: HopKey) -> Figures | None:
+        """Of a hop, by all brokers together; None: nothing went through it."""
+        found = [told[key] for told in self._told.values() if key in told]
+        return merged(found) if found else None
+
+
+def merged(figures: Iterable[Figures]) -> Figures:
+    """What several brokers say of a hop; one at least."""
+    found = list(figures)
+    count = sum(each.chunks for each in found)
+    worst = max(found, key=lambda each: each.worst_mean_us)
+    return Figures(
+        count,
+        round(sum(each.chunks * each.mean_us for each in found) / count),
+        max(each.p99_us for each in found),
+        worst.worst_mean_us,
+        worst.worst_streamlet_id,
+    )

@@ -1,0 +1,202 @@
+"""What a latency constraint may be: its name, path, limit and window. Pure: checked before anything is written.
+
+A path begins with a stream; then come, in turn, ``group:`` with the name of a consumer group that reads the stream
+before it, and a stream that this group writes to. It may end with either: records are through when they are durable in
+its last stream, or when its last group is done with them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import NamedTuple, Protocol
+
+from kera.core.errors import InvalidArgument, LatencyConstraintExists, UnknownStream
+from kera.v1 import latency_pb2 as messages
+
+CONSTRAINTS_MAX = 1_000
+STREAMS_MAX = 1_000
+"""Of all constraints together: a broker is told of each of them at once."""
+ELEMENTS_MAX = 31
+"""Of a path: 16 streams."""
+NAME_CHARS_MAX = 100
+"""It is a part of a key in the metadata, and a label of metrics."""
+LIMIT_US_MIN, LIMIT_US_MAX = 1_000, 3_600_000_000
+WINDOW_MS_MIN, WINDOW_MS_MAX = 1_000, 3_600_000
+"""From the interval in which clients measure."""
+WINDOW_MS_DEFAULT = 15_000
+GROUP = "group:"
+MEAN, P99 = messages.LATENCY_STATISTIC_MEAN, messages.LATENCY_STATISTIC_P99
+WORDS = {MEAN: "mean", P99: "p99"}
+"""Of statistics."""
+_ELEMENT_CHARS_MAX = 255
+_NAME = re.compile(r"[A-Za-z0-9._-]+")
+
+
+class Stage(NamedTuple):
+    """A stream of a path, and who reads it there."""
+
+    stream: str
+    group: str
+    """Empty: the path ends with the stream."""
+
+
+class Known(Protocol):
+    """What the cluster has."""
+
+    def has_stream(self, name: str) -> bool:
+        """Whether a stream has this name."""
+        ...
+
+    def has_group(self, name: str) -> bool:
+        """Whether there is a consumer group of this name."""
+        ...
+
+    def reads(self, group: str, stream: str) -> bool:
+        """Whether a consumer group reads a stream."""
+        ...
+
+
+def checked(constraint: messages.LatencyConstraint) -> messages.LatencyConstraint:
+    """A copy of `constraint` with nothing left open, by what can be seen of it alone. Raises `InvalidArgument`."""
+    found = messages.LatencyConstraint()
+    found.CopyFrom(constraint)
+    checked_name(found.name)
+    _check_path(found.path)
+    if not LIMIT_US_MIN <= found.limit_us <= LIMIT_US_MAX:
+        raise InvalidArgument(
+            f"the limit of a latency constraint is 1 ms to 1 h, not {found.limit_us / 1000:g} ms",
+            limit_us=found.limit_us,
+        )
+    found.window_ms = found.window_ms or WINDOW_MS_DEFAULT
+    if not WINDOW_MS_MIN <= found.window_ms <= WINDOW_MS_MAX:
+        raise InvalidArgument(
+            f"the window of a latency constraint is 1 s to 1 h, not {found.window_ms / 1000:g} s",
+            window_ms=found.window_ms,
+        )
+    found.statistic = found.statistic or MEAN
+    if found.statistic not in WORDS:
+        raise InvalidArgument(f"statistic {found.statistic} is not known to this version: mean or p99")
+    return found
+
+
+def checked_name(name: str) -> str:
+    """`name`, if a constraint can have it. Raises `InvalidArgument`."""
+    if not _NAME.fullmatch(name) or len(name) > NAME_CHARS_MAX or name in {".", ".."}:
+        raise InvalidArgument(
+            f"a latency constraint cannot be called {name[: NAME_CHARS_MAX + 1]!r}: a name has 1 to {NAME_CHARS_MAX}"
+            " letters, digits, dots, underscores and hyphens, and is not . or ..",
+            name=name[: NAME_CHARS_MAX + 1],
+        )
+    return name
+
+
+def stages_of(path: Iterable[str]) -> tuple[Stage, ...]:
+    """The streams of a path that was checked, each with who reads it."""
+    elements = list(path)
+    groups = [element.removeprefix(GROUP) for element in elements[1::2]]
+    return tuple(map(Stage, elements[::2], [*groups, ""]))
+
+
+def streams_of(path: Iterable[str]) -> list[str]:
+    """The names of the streams of a path."""
+    return [element for element in path if not element.startswith(GROUP)]
+
+
+def groups_of(path: Iterable[str]) -> list[str]:
+    """The names of the consumer groups of a path."""
+    return [element.removeprefix(GROUP) for element in path if element.startswith(GROUP)]
+
+
+def check_there(path: Iterable[str], known: Known) -> None:
+    """Whether all of a path is there. Raises `UnknownStream` and `InvalidArgument`."""
+    for stream, group in stages_of(path):
+        if not known.has_stream(stream):
+            raise UnknownStream(f"there is no stream {stream!r}, which is on the path", stream=stream)
+        if not group or known.reads(group, stream):
+            continue
+        if not known.has_group(group):
+            raise InvalidArgument(
+                f"there is no consumer group {group!r}, which is on the path: it is there once it has begun to read",
+                consumer_group=group,
+            )
+        raise InvalidArgument(
+            f"consumer group {group!r} does not read {stream!r}, which is before it on the path; a constraint can be"
+            " created once it has begun to",
+            consumer_group=group,
+            stream=stream,
+        )
+
+
+def check_beside(constraint: messages.LatencyConstraint, others: Iterable[messages.LatencyConstraint]) -> None:
+    """Whether a constraint may be beside others; one of its own name is what it replaces.
+
+    Raises `InvalidArgument`: there are too many, or one that says something else of the very same.
+    """
+    others = [each for each in others if each.name != constraint.name]
+    if len(others) >= CONSTRAINTS_MAX:
+        raise InvalidArgument(
+            f"there are {len(others)} latency constraints, which is the limit: delete those that nobody needs",
+            limit=CONSTRAINTS_MAX,
+        )
+    for other in others:
+        same = (other.path, other.window_ms, other.statistic)
+        if same == (constraint.path, constraint.window_ms, constraint.statistic):
+            raise InvalidArgument(
+                f"{other.name!r} is about the same path, window and statistic, with a limit of"
+                f" {other.limit_us / 1000:g} ms: alter that one",
+                name=other.name,
+            )
+    streams = {name for each in (constraint, *others) for name in streams_of(each.path)}
+    if len(streams) > STREAMS_MAX:
+        raise InvalidArgument(
+            f"all latency constraints together would be about {len(streams)} streams, and the limit is {STREAMS_MAX}",
+            limit=STREAMS_MAX,
+        )
+
+
+def check_new(constraint: messages.LatencyConstraint, known: messages.LatencyConstraint | None) -> bool:
+    """Whether a constraint is still to be made. Raises `LatencyConstraintExists` for another one of its name."""
+    if known is None:
+        return True
+    if known != constraint:
+        raise LatencyConstraintExists(
+            f"there is a latency constraint {known.name!r} already: alter it, or take another name", name=known.name
+        )
+    return False
+
+
+def _check_path(path: Iterable[str]) -> None:
+    elements = list(path)
+    if not elements:
+        raise InvalidArgument("a latency constraint needs a path, such as: clicks, group:enrich, visits")
+    if len(elements) > ELEMENTS_MAX:
+        raise InvalidArgument(
+            f"a path has at most {ELEMENTS_MAX} streams and consumer groups, not {len(elements)}", limit=ELEMENTS_MAX
+        )
+    for number, element in enumerate(elements):
+        name = element.removeprefix(GROUP)
+        if not _NAME.fullmatch(name) or len(element) > _ELEMENT_CHARS_MAX:
+            raise InvalidArgument(
+                f"{element[:_ELEMENT_CHARS_MAX]!r} on the path is neither the name of a stream nor {GROUP} with that of"
+                " a consumer group",
+                element=element[:_ELEMENT_CHARS_MAX],
+            )
+        if element.startswith(GROUP) and not number % 2:
+            before = f"after {elements[number - 1]!r}" if number else "at the beginning of the path"
+            raise InvalidArgument(
+                f"{element!r} is {before}, where a stream belongs: a path begins with a stream, then come consumer"
+                " groups and streams in turn",
+                element=element,
+            )
+        if not element.startswith(GROUP) and number % 2:
+            raise InvalidArgument(
+                f"nobody works between streams {elements[number - 1]!r} and {element!r} on the path: put {GROUP}NAME"
+                " between them, with the consumer group that reads the first one and writes to the second",
+                element=element,
+            )
+        if element in elements[:number]:
+            raise InvalidArgument(
+                f"{element!r} is twice on the path, which would be a cycle: records are never through it",
+                element=element,
+            )

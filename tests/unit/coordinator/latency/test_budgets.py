@@ -1,0 +1,134 @@
+"""What several constraints together allow the buffers of streams, and which of them are held."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kera.coordinator.latency.budgets import Budget, Wanted, budgets_of, in_words, judged, splits_of, steady
+from kera.coordinator.latency.figures import Figures
+from kera.coordinator.latency.paths import checked
+from kera.coordinator.latency.splitting import GATHER, SEND, WORK, Hop, Measured, Split, split
+from kera.v1 import latency_pb2 as messages
+
+CHECKOUT = ("clicks", "group:enrich", "visits", "group:dashboard")
+
+
+def wanted(name: str, limit_ms: int, *path: str, window_ms: int = 15_000, p99: bool = False) -> Wanted:
+    statistic = messages.LATENCY_STATISTIC_P99 if p99 else messages.LATENCY_STATISTIC_MEAN
+    return Wanted.of(
+        checked(
+            messages.LatencyConstraint(
+                name=name, path=path or CHECKOUT, limit_us=limit_ms * 1000, window_ms=window_ms, statistic=statistic
+            )
+        )
+    )
+
+
+def measured(*constraints: Wanted) -> dict[Hop, Measured]:
+    return {hop: Measured(100, 1_000, 1_000, 15_000) for each in constraints for hop in each.hops}
+
+
+def planned(
+    *due: Wanted, others: Mapping[str, Split] | None = None, measured: Mapping[Hop, Measured]
+) -> dict[str, Split]:
+    steps = splits_of(due, others or {}, measured)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return dict(end.value)
+
+
+def test_of_several_constraints_on_a_stream_the_strictest_counts() -> None:
+    lax, strict = wanted("lax", 1_000), wanted("strict", 50, "visits", "group:dashboard", window_ms=5_000)
+    splits = planned(lax, strict, measured=measured(lax, strict))
+    budgets = budgets_of([lax, strict], splits)
+    assert budgets["visits"].constraint == "strict"
+    assert budgets["visits"].window_ms == 5_000
+    assert budgets["visits"].gather_us == splits["strict"].granted_us(Hop("visits", GATHER)) == 45_000 - 6_000
+    assert budgets["clicks"].constraint == "lax"
+
+
+def test_what_a_stricter_one_takes_from_a_stream_its_other_streams_get() -> None:
+    lax, strict = wanted("lax", 1_000), wanted("strict", 50, "visits", "group:dashboard")
+    budgets = budgets_of([lax, strict], planned(lax, strict, measured=measured(lax, strict)))
+    assert budgets["clicks"].gather_us == 900_000 - 12_000 - budgets["visits"].gather_us
+    kept = planned(strict, measured=measured(strict))
+    assert planned(lax, others=kept, measured=measured(lax))["lax"].granted_us(Hop("visits", GATHER)) == 39_000
+
+
+def test_a_path_that_ends_with_a_stream_says_nothing_of_its_readers() -> None:
+    ends, reads = wanted("ends", 100, "clicks"), wanted("reads", 500, "clicks", "group:enrich")
+    early = measured(ends, reads) | {Hop("clicks", GATHER): Measured(9, 100, 200, 15_000, 50_000)}
+    budget = budgets_of([ends, reads], planned(ends, reads, measured=early))["clicks"]
+    assert budget.hand_over_us > 0
+    assert budget.limit_us <= 90_000
+    assert budgets_of([ends], planned(ends, measured=early))["clicks"].hand_over_us == 0
+
+
+def test_a_budget_travels_with_all_that_it_says() -> None:
+    message = Budget(1, 2, 3, 4, 5, "c").message(9)
+    assert message == messages.StreamBudget(
+        stream_id=9, window_ms=1, limit_us=2, gather_us=3, replicate_us=4, hand_over_us=5, constraint="c"
+    )
+
+
+def test_a_budget_that_hardly_changes_stays_as_it_is() -> None:
+    before = Budget(15_000, 100_000, 50_000, 0, 0, "c")
+    near = before._replace(gather_us=51_000, limit_us=99_000)
+    assert steady(before, near) is before
+    assert steady(None, near) is near
+    assert steady(before, far := before._replace(gather_us=40_000)) is far
+    assert steady(before, other := near._replace(constraint="d")) is other
+
+
+def figures(mean_us: int, p99_us: int = 0) -> Figures:
+    return Figures(10, mean_us, p99_us or mean_us, mean_us, 0)
+
+
+def test_a_constraint_is_held_up_to_its_limit() -> None:
+    each = wanted("c", 300)
+    found = split(each.hops, each.limit_us, measured(each))
+    verdict = judged(each, found, {hop: figures(25_000) for hop in each.hops})
+    assert (verdict.state, verdict.mean_us, verdict.violators) == (messages.LATENCY_STATE_HELD, 300_000, ())
+    assert judged(each, found, {}).state == messages.LATENCY_STATE_UNKNOWN
+
+
+def test_who_takes_more_than_its_part_violates() -> None:
+    each = wanted("c", 300)
+    found = split(each.hops, each.limit_us, measured(each))
+    slow, slower = Hop("visits", SEND), Hop("clicks", WORK, "enrich")
+    verdict = judged(each, found, {slow: figures(100_000), slower: figures(250_000), Hop("clicks", SEND): figures(5)})
+    assert verdict.state == messages.LATENCY_STATE_VIOLATED
+    assert verdict.violators == (slower, slow)
+    assert "most beyond its part is work of clicks to enrich" in verdict.reason
+
+
+def test_of_p99_the_sum_of_99th_percentiles_counts() -> None:
+    each = wanted("c", 300, p99=True)
+    current = {hop: figures(1_000, 30_000) for hop in each.hops}
+    verdict = judged(each, split(each.hops, each.limit_us, measured(each)), current)
+    assert (verdict.state, verdict.mean_us, verdict.p99_us) == (messages.LATENCY_STATE_VIOLATED, 12_000, 360_000)
+
+
+def test_what_cannot_be_held_names_the_hop_and_the_least_limit() -> None:
+    each = wanted("c", 300)
+    slow = Hop("clicks", WORK, "enrich")
+    told = measured(each) | {slow: Measured(10, 400_000, 400_000, 15_000)}
+    verdict = judged(each, split(each.hops, each.limit_us, told), {slow: figures(400_000)})
+    assert verdict.state == messages.LATENCY_STATE_INFEASIBLE
+    assert verdict.violators[0] == slow
+    assert verdict.least_limit_us == 456_667
+    assert "work of clicks to enrich: the least limit would be 457 ms" in verdict.reason
+    held = judged(each, split(each.hops, each.limit_us, told), {slow: figures(290_000)})
+    assert (held.state, held.reason) == (messages.LATENCY_STATE_HELD, "with less than 10% to spare: no buffer may wait")
+
+
+def test_a_hop_that_violates_is_named_also_before_anything_was_split() -> None:
+    each = wanted("c", 300)
+    assert judged(each, None, {Hop("clicks", SEND): figures(400_000)}).violators == (Hop("clicks", SEND),)
+
+
+def test_hops_are_named_for_people() -> None:
+    assert in_words(Hop("clicks", GATHER)) == "gather of clicks"
+    assert in_words(Hop("clicks", WORK, "enrich")) == "work of clicks to enrich"

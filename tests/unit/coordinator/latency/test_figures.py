@@ -1,0 +1,49 @@
+"""What brokers say of hops, put together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kera.coordinator.ids import Launch
+from kera.coordinator.latency.figures import TIME_US_MAX, Figures, HopKey, MeasuredHops
+from kera.v1 import latency_pb2 as messages
+
+SEND = messages.HOP_SEND
+KEY = HopKey(7, SEND, "")
+ONE, OTHER = Launch(1, 1), Launch(2, 1)
+
+
+def told(chunks: int, mean_us: int, p99_us: int = 0, **more: Any) -> messages.HopFigures:
+    return messages.HopFigures(stream_id=7, hop=SEND, count=chunks, mean_us=mean_us, p99_us=p99_us, **more)
+
+
+def test_counts_add_up_means_are_weighed_and_the_worst_counts() -> None:
+    hops = MeasuredHops(lambda _: True)
+    hops.note(ONE, [told(30, 1_000, 5_000, worst_mean_us=2_000, worst_streamlet_id=4)])
+    hops.note(OTHER, [told(10, 5_000, 4_000, worst_mean_us=9_000, worst_streamlet_id=1)])
+    assert hops.of(KEY) == Figures(40, 2_000, 5_000, 9_000, 1)
+    hops.note(OTHER, [told(10, 1_000, 1_000)])  # all that it has: what it said before is gone
+    assert hops.of(KEY) == Figures(40, 1_000, 5_000, 2_000, 4)
+
+
+def test_only_what_those_say_counts_that_are_alive() -> None:
+    alive = {ONE, OTHER}
+    hops = MeasuredHops(alive.__contains__)
+    hops.note(ONE, [told(1, 1_000)])
+    hops.note(OTHER, [told(1, 3_000)])
+    alive.remove(ONE)
+    hops.forget_lost()
+    assert hops.of(KEY) == Figures(1, 3_000, 0, 3_000, 0)
+    hops.note(OTHER, [])
+    assert hops.of(KEY) is None
+
+
+def test_what_makes_no_sense_does_no_harm() -> None:
+    hops = MeasuredHops(lambda _: True)
+    strange = messages.HopFigures(stream_id=7, hop=77, count=1)  # type: ignore[arg-type]
+    hops.note(ONE, [told(0, 5), strange])
+    assert hops.of(KEY) is None
+    hops.note(ONE, [told(1, (1 << 64) - 1, (1 << 64) - 1)])
+    assert hops.of(KEY) == Figures(1, TIME_US_MAX, TIME_US_MAX, TIME_US_MAX, 0)
+    hops.note(ONE, [told(1, 1_000), told(5, 2_000)])  # twice: the last one
+    assert hops.of(KEY) == Figures(5, 2_000, 0, 2_000, 0)
