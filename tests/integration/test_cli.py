@@ -236,6 +236,15 @@ def test_a_level_can_be_asked_for(kera: Kera, stream: str) -> None:
     assert kera("consume", stream, "--from", "earliest", "--until-end") == b"a\n"
 
 
+def test_lines_may_wait_for_a_latency_target(kera: Kera, stream: str) -> None:
+    kera("produce", stream, "--latency-target", "50ms", stdin=b"a\nb\n")
+    assert "--latency-target: 'soon' is no span of time" in kera.fails(
+        2, "produce", stream, "--latency-target", "soon", stdin=b"c\n"
+    )
+    assert "latency_target_ms is 0" in kera.fails(2, "produce", stream, "--latency-target", "0ms", stdin=b"c\n")
+    assert kera("consume", stream, "--from", "earliest", "--until-end") == b"a\nb\n"
+
+
 def test_keys_go_in_and_formats_come_out(kera: Kera, stream: str) -> None:
     kera("produce", stream, "--key-separator", ":", stdin=b"k1:v1\nv2\n")
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from kera.cli._client import BOOTSTRAP_OPTION, connected
+from kera.cli._durations import parse_duration_ms
 from kera.cli._run import UsageError, run_async
 
 if TYPE_CHECKING:
@@ -39,6 +40,11 @@ def produce(
     durability: str | None = typer.Option(
         None, metavar="LEVEL", help="Acknowledge at leader, replicated or persisted. Default: the stream's level."
     ),
+    latency_target: str | None = typer.Option(
+        None,
+        metavar="TIME",
+        help="Within which time to have records acknowledged, such as 50ms: as far as it allows, they wait for more.",
+    ),
     bootstrap: str = BOOTSTRAP_OPTION,
 ) -> None:
     """Send each line of standard input as a record.
@@ -49,16 +55,21 @@ def produce(
         raise UsageError("--json and --key-separator are mutually exclusive")
     if key_separator == "":
         raise UsageError("--key-separator must not be empty")
-    run_async(_produce(bootstrap, stream, key_separator, as_json, durability))
+    options: dict[str, Any] = {"durability": durability}
+    if latency_target is not None:
+        options["latency_target_ms"] = parse_duration_ms(latency_target, name="--latency-target")
+    run_async(_produce(bootstrap, stream, key_separator, as_json, options))
 
 
-async def _produce(bootstrap: str, name: str, key_separator: str | None, as_json: bool, durability: str | None) -> None:
+async def _produce(
+    bootstrap: str, name: str, key_separator: str | None, as_json: bool, options: Mapping[str, Any]
+) -> None:
     import asyncio
 
     async with connected(bootstrap) as client:
         description = await client.describe(name)
         to_batch = _converter(description, key_separator, as_json)
-        async with client.producer(durability=durability) as producer:
+        async with client.producer(**options) as producer:
             sender = _Sender(producer, name)
             try:
                 await _send_all(sender, to_batch)

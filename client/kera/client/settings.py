@@ -59,11 +59,19 @@ class ProducerSettings(KeraSettings):
     request_bytes_max: ByteSize = Field(
         ByteSize(1 * MIB), description="A request to a broker takes chunks up to this size; at least one."
     )
-    linger_ms: float = Field(
-        0.0,
+    linger_ms: float | None = Field(
+        None,
         ge=0,
-        description="How long an unfilled chunk waits for more records, in ms. 0: it goes when no other"
-        " request to its broker waits for an answer, so chunks grow by themselves under load.",
+        description="How long an unfilled chunk waits for more records, in ms; it wins over latency_target_ms. 0, or"
+        " absent where there is no target: it goes when no other request to its broker waits for an answer, so chunks"
+        " grow by themselves under load.",
+    )
+    latency_target_ms: float | None = Field(
+        None,
+        gt=0,
+        le=3_600_000,
+        description="Within how many ms records are to be acknowledged: an unfilled chunk waits for more records as"
+        " long as that leaves time, less what requests take and a tenth. Absent: linger_ms decides.",
     )
     requests_in_flight_max: int = Field(
         5, ge=1, description="Requests per broker that wait for an answer; order is kept whatever the number."

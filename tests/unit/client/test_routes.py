@@ -13,6 +13,7 @@ from kera.client.producing.buffer import Buffer
 from kera.client.producing.lane import LAST_EPOCH, Lane
 from kera.client.producing.limits import LIMITS, ProducerLimits
 from kera.client.producing.outcome import BatchDelivery
+from kera.client.producing.pace import Due, Pace
 from kera.client.producing.producer import Producer
 from kera.client.producing.routes import Routes
 from kera.client.producing.stream_lanes import ProducerIdentity
@@ -91,8 +92,8 @@ class Writing:
         )
         self.writer = StreamWriter(stream, ProducerIdentity(1, 1, LAST_EPOCH), options, self.buffer, self.routes, {})
 
-    def close_due_chunks(self, lanes: set[Lane]) -> bool:
-        return self.writer.close_due_chunks(lanes)
+    def close_due_chunks(self, lanes: set[Lane], pace: Pace, *, idle: bool) -> Due:
+        return self.writer.close_due_chunks(lanes, pace, idle=idle)
 
     def send(self, value: bytes) -> Pending:
         self.buffer.take(len(value))

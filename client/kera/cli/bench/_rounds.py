@@ -180,6 +180,7 @@ def _tasks(
                 "buffer_bytes_max": settings.buffer_bytes,
                 "requests_in_flight_max": settings.requests_in_flight,
                 "linger_ms": settings.linger_ms,
+                "latency_target_ms": settings.latency_target_ms,
             },
             **shared,
         )

@@ -47,7 +47,10 @@ class BenchSettings(KeraSettings):
         description="Buffer of a producer; without --rate, latency is mostly time spent in it.",
     )
     requests_in_flight: int = Field(5, ge=1, description="Maximum requests in flight from a producer to a broker.")
-    linger_ms: float = Field(0.0, ge=0, description="How long an unfilled chunk waits for more records.")
+    linger_ms: float | None = Field(None, ge=0, description="How long an unfilled chunk waits for more records.")
+    latency_target_ms: float | None = Field(
+        None, gt=0, description="Within how many ms records are to be acknowledged; without --linger-ms."
+    )
     rate: float = Field(0.0, ge=0, description="Records per second of all producers together; 0: as fast as possible.")
     bytes: ByteSize | None = Field(
         None, description="Record bytes of a round; default: 1 GB, or as many as fit into --seconds."

@@ -53,6 +53,8 @@ class PendingChunk:
     """An attempt was sent and its outcome is not known."""
     cause: KeraError | None = None
     """The last error of an attempt that says what is wrong, see `_says_why`."""
+    closed_s: float | None = None
+    """When it was decided that its records go, on the loop's clock; None: that is not known, or too long ago."""
 
     def __init__(self, lane: Lane, payload: Payload, created_us: int, deadline_s: float, delivered: Outcome) -> None:
         """`deadline_s`: on the loop's clock; after it the chunk is given up."""

@@ -26,6 +26,7 @@ from kera.client.producing.encoding import Payload
 from kera.client.producing.lane import LAST_EPOCH, Lane
 from kera.client.producing.limits import LIMITS, ProducerLimits
 from kera.client.producing.outcome import BatchDelivery, BundleOutcome, Outcome
+from kera.client.producing.pace import Due, Pace, all_of
 from kera.client.producing.partition_payloads import Payloads, partition_payloads
 from kera.client.producing.partitioner import streamlet_of
 from kera.client.producing.record_arguments import (
@@ -445,9 +446,8 @@ class Producer(SendsRows):
         for writer in self._writers.values():
             writer.close_open_chunks()
 
-    def _close_due_chunks(self, lanes: set[Lane]) -> bool:
-        closed = [writer.close_due_chunks(lanes) for writer in self._writers.values()]
-        return any(closed)
+    def _close_due_chunks(self, lanes: set[Lane], pace: Pace, *, idle: bool) -> Due:
+        return all_of([writer.close_due_chunks(lanes, pace, idle=idle) for writer in self._writers.values()])
 
     def _fail(self, error: KeraError) -> None:
         """Give up all that is not in flight, and take nothing more."""

@@ -30,6 +30,7 @@ from kera.client.producing.buffer import Buffer
 from kera.client.producing.bundle import Bundle
 from kera.client.producing.lane import Lane
 from kera.client.producing.lane_columns import NOBODY
+from kera.client.producing.lane_owner import CloseDueChunks
 from kera.client.producing.limits import ProducerLimits
 from kera.client.producing.outcome import BundleOutcome
 from kera.client.producing.partition_payloads import Payloads
@@ -67,12 +68,12 @@ class Routes:
         settings: ProducerSettings,
         buffer: Buffer,
         *,
-        close_due_chunks: Callable[[set[Lane]], bool],
+        close_due_chunks: CloseDueChunks,
         fail: Callable[[KeraError], None],
         limits: ProducerLimits,
         traces: ProducerTraces | None = None,
     ) -> None:
-        """`close_due_chunks` of some lanes, and say whether there were any; `fail`: the producer as a whole.
+        """`close_due_chunks`: see `lane_owner.CloseDueChunks`; `fail`: the producer as a whole.
 
         `traces`: who makes spans of requests; None: nobody.
         """
@@ -89,9 +90,11 @@ class Routes:
         self.unsettled: set[Lane] = set()
         """Lanes whose broker was not the owner when it was last asked, and those that end when nothing is in flight."""
         self._senders: dict[int, Sender] = {}
+        self._first_wait_s = (settings.linger_ms or 0.0) / 1000
+        """As long as a lane has no sender."""
         self._searches = Tasks()
         self.throttled_ms = 0
-        """See `LaneOwner.throttled`."""
+        """See `lane_owner.LaneOwner.throttled`."""
 
     @property
     def broker_ids(self) -> list[int]:
@@ -104,6 +107,13 @@ class Routes:
         return len(self._searches)
 
     # -- used by those who fill the lanes ----------------------------------------------------------------------
+
+    def wait_s(self, lane: Lane) -> float:
+        """How long a chunk of a lane that is opened now may fill; 0: until nothing is in flight."""
+        route = self._routes.get(lane)
+        if route is None or route.sender is None:
+            return self._first_wait_s
+        return route.sender.pace.wait_s(self._loop.time())
 
     def chunk_opened(self, lanes: StreamLanes, lane: Lane) -> None:
         """A chunk of one of `lanes` was opened."""
@@ -181,7 +191,7 @@ class Routes:
             sender.stop()
         self._searches.cancel()
 
-    # -- used by senders, see `kera.client.producing.sender.LaneOwner` ------------------------------------------
+    # -- used by senders, see `kera.client.producing.lane_owner` ------------------------------------------
 
     def ready(self, lane: Lane) -> None:
         """A lane may have chunks to send."""

@@ -8,22 +8,26 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from kera.client.cluster.asking import broker_failed
 from kera.client.cluster.cluster import Cluster
 from kera.client.cluster.retry import pause_s
+from kera.client.producing.alarm import Alarm
 from kera.client.producing.buffer import Buffer
 from kera.client.producing.bundle import Bundle
 from kera.client.producing.deliveries import Stored, StoredBundle
 from kera.client.producing.lane import Failure, Lane, PendingChunk
+from kera.client.producing.lane_owner import LaneOwner
 from kera.client.producing.limits import ProducerLimits
+from kera.client.producing.pace import Pace
+from kera.client.producing.quota_pace import QuotaPace
 from kera.client.producing.traced import ProducerTraces
 from kera.client.settings import ProducerSettings
 from kera.client.stream_config import durability_value
 from kera.core.chunk import padding_of
-from kera.core.errors import InternalError, KeraError, NotOwner, ProducerFenced, Unavailable, Uncertain
+from kera.core.errors import InternalError, KeraError, NotOwner, ProducerFenced, Unavailable, Uncertain, invariant
 from kera.core.rpc import Channel, Reply, api
 from kera.core.rpc.wire import error_from_message
 from kera.core.telemetry import get_logger
@@ -33,50 +37,8 @@ log = get_logger("kera.producer")
 
 REQUEST_TIMEOUT_S_MIN = 0.05
 """What the last attempt gets of a chunk whose time is almost up."""
-THROTTLED_MS_MAX = 1000
-"""For which an answer is held back as a quota is used up; after that, requests are smaller. Brokers hold none back for
-longer than 2 s, so that large ones would use more than the quota says."""
 JOINED_BYTES_MAX = 4 << 10
 """Payloads of fewer bytes, on average, are copied so that a request is in one piece."""
-
-
-class LaneOwner(Protocol):
-    """Who gives a sender its lanes, and is told of them."""
-
-    @property
-    def close_due_chunks(self) -> Callable[[set[Lane]], bool]:
-        """Close the open chunks of these lanes that have lingered long enough; whether there were any."""
-        ...
-
-    @property
-    def fail(self) -> Callable[[KeraError], None]:
-        """The producer can send nothing more."""
-        ...
-
-    @property
-    def unsettled(self) -> set[Lane]:
-        """The lanes that are told of each chunk that is delivered; the others, while they have more to send."""
-        ...
-
-    async def connect(self, sender: Sender) -> Channel | None:
-        """A connection to a sender's broker; None if no lane needs it any more."""
-        ...
-
-    def ready(self, lane: Lane) -> None:
-        """A lane may have chunks to send."""
-        ...
-
-    def delivered(self, lane: Lane) -> None:
-        """A chunk of a lane is delivered."""
-        ...
-
-    def lost(self, lane: Lane, error: KeraError) -> None:
-        """The broker does not have the lane's streamlet."""
-        ...
-
-    def throttled(self, broker_id: int, ms: int) -> None:
-        """A broker has held an answer back for so long, as a quota was used up."""
-        ...
 
 
 class Sender:
@@ -108,14 +70,12 @@ class Sender:
         """Who makes spans of requests; None: nobody."""
         self._name = settings.name
         self._durability = durability_value(settings.durability)
-        self._request_bytes_max = min(settings.request_bytes_max, cluster.settings.message_bytes_max)
-        self._bytes_max: int = self._request_bytes_max
-        """Of a request now: less while a quota has it wait for long."""
+        self._quota = QuotaPace(min(settings.request_bytes_max, cluster.settings.message_bytes_max))
         self._request_chunks_max = limits.request_chunks_max
         self._requests_max = settings.requests_in_flight_max
-        self._throttled = False
-        """The broker held the last answer back: what is sent in advance would only wait there, and its time be up."""
-        self._linger_ms = settings.linger_ms
+        self.pace = Pace(settings)
+        self._alarm = Alarm(loop, self._pump)
+        """Goes off when an open chunk is due: one for all lanes."""
         self._requests = 0
         self._pump_soon = False
         self._retry_at_s = 0.0
@@ -159,15 +119,18 @@ class Sender:
             self._queue.remove(lane)
 
     def chunk_opened(self) -> None:
-        """A chunk was opened: it is due when it has lingered; without linger, when nothing is in flight."""
-        if self._linger_ms:
-            self._loop.call_later(self._linger_ms / 1000 + 0.001, self._pump)
+        """A chunk was opened: it is due after a while, or when nothing is in flight."""
+        now_s = self._loop.time()
+        wait_s = self.pace.wait_s(now_s)
+        if wait_s:
+            self._alarm.set(now_s + wait_s + self.pace.grace_s)
         elif not self._pump_soon and not self._requests:
             self._pump_soon = True
             self._loop.call_soon(self._pump)
 
     def stop(self) -> None:
         """Connect to nobody any more; `_pump` sees by itself that the producer has ended."""
+        self._alarm.stop()
         if self._connecting is not None and self._connecting is not asyncio.current_task():
             self._connecting.cancel()
 
@@ -184,19 +147,27 @@ class Sender:
             return
         if self._retry_at_s and self._loop.time() < self._retry_at_s:
             return  # the retry's timer pumps
-        while self._requests < (1 if self._throttled else self._requests_max):
+        while self._requests < (1 if self._quota.throttled else self._requests_max):
             if self._channel is None or self._channel.closed:
                 self.take_bundles_apart()
-                if self._queue or self._owner.close_due_chunks(self.lanes):
+                if self._close_due_chunks(idle=True) or self._queue:
                     self._connect()
                 return
-            bundles, chunks = self._gather(self._bytes_max)
+            bundles, chunks = self._gather(self._quota.bytes_max)
             if bundles or chunks:
                 self._send(self._channel, bundles, chunks)
-            elif self._requests and not self._linger_ms:
+            elif self._requests and not self.pace.holds:
                 return  # an unfilled chunk goes on filling until an answer is there: so it grows with the load
-            elif not self._owner.close_due_chunks(self.lanes):
+            elif not self._close_due_chunks(idle=not self._requests):
                 return
+
+    def _close_due_chunks(self, *, idle: bool) -> bool:
+        """Queue the open chunks that are due; whether there were any. For the next one the alarm is set."""
+        due = self._owner.close_due_chunks(self.lanes, self.pace, idle=idle)
+        if due.next_s is not None:
+            self._alarm.set(due.next_s)
+            invariant(self._alarm.at_s <= due.next_s, "no open chunk is left beyond its deadline")
+        return due.closed
 
     def _gather(self, bytes_max: int) -> tuple[list[Bundle], list[PendingChunk]]:
         """What is queued, for one request: the lanes in turn, each lane's chunks in order; bundles before all of them.
@@ -264,8 +235,12 @@ class Sender:
             self._refused(bundles, chunks, error)
             return
         message = done.result().message
-        if message.throttled_ms or self._throttled:
-            self._note_throttled(message.throttled_ms)
+        if self.pace.measures:
+            self.pace.acknowledged(chunks, self._loop.time())
+        if message.throttled_ms or self._quota.throttled:
+            self._quota.held_back(message.throttled_ms)
+            if message.throttled_ms:
+                self._owner.throttled(self.broker_id, message.throttled_ms)
         statuses: Sequence[broker_pb2.ChunkStatus] = message.statuses
         count = sum(bundle.chunk_count for bundle in bundles) + len(chunks)
         if len(statuses) != count:
@@ -281,16 +256,6 @@ class Sender:
         else:
             self._attempt = 0
         self._pump()
-
-    def _note_throttled(self, ms: int) -> None:
-        """For how long the last answer was held back."""
-        self._throttled = ms > 0
-        if ms:
-            self._owner.throttled(self.broker_id, ms)
-        if ms > THROTTLED_MS_MAX:
-            self._bytes_max = max(1, self._bytes_max // 2)
-        elif ms < THROTTLED_MS_MAX // 4:
-            self._bytes_max = min(self._bytes_max * 2, self._request_bytes_max)
 
     def _bundles_stored(
         self,
@@ -446,10 +411,11 @@ class Sender:
         except Exception as failure:  # noqa: BLE001 - nobody may wait for ever
             error = InternalError(f"{type(failure).__name__}: {failure}")
         else:
+            self.pace.connected_s = self._loop.time()
             self._loop.call_soon(self._pump)  # when this has ended: it may have to connect again
             return
         # Records in open chunks have no deadline yet: they join, so that they are not left behind.
-        self._owner.close_due_chunks(self.lanes)
+        self._close_due_chunks(idle=True)
         self.take_bundles_apart()
         lanes = [each for each in self._queue if isinstance(each, Lane)]
         self._came_back([(lane.take(), error) for lane in lanes for _ in range(lane.ready_count)])

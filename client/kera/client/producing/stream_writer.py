@@ -1,6 +1,6 @@
 """From records to chunks of one stream: its open chunks, one per streamlet at most, until they are closed and queued.
 
-An open chunk is closed when it is full, when it has lingered, and before anything that must come behind it. It is
+An open chunk is closed when it is full, when it is due, and before anything that must come behind it. It is
 encoded then, and its lane has it; who sends it is left to `kera.client.producing.routes`. So it is with small batches,
 which are gathered: those for one streamlet, or those that will be partitioned.
 
@@ -22,6 +22,7 @@ from kera.client.producing.encoding import Payload, checked_size, limit_of, reco
 from kera.client.producing.gathering import GatheredDelivery, Gathering
 from kera.client.producing.lane import Lane, PendingChunk
 from kera.client.producing.outcome import BundleOutcome, Outcome
+from kera.client.producing.pace import NOTHING_DUE, Due, Pace, earlier
 from kera.client.producing.partition_payloads import Payloads, one_by_one, partition_payloads, spread
 from kera.client.producing.partitioner import Partition, partition_by_key, primary_keys, whole
 from kera.client.producing.routes import Routes
@@ -70,7 +71,6 @@ class StreamWriter:
         """Batches that will be partitioned are gathered up to this size."""
         self._lean = settings.lean
         self._delivery_timeout_s = settings.delivery_timeout_ms / 1000
-        self._linger_s = settings.linger_ms / 1000
         self._loop = asyncio.get_running_loop()
         self._buffer = buffer
         self._routes = routes
@@ -128,8 +128,10 @@ class StreamWriter:
 
         Nor is one that need not wait for anything.
         """
-        if not (self._linger_s or self._gatherings) and self._buffer.idle:
-            return None
+        if not self._gatherings and self._buffer.idle:
+            lane = self.lanes.lanes[self.sticky_streamlet if streamlet is None else streamlet]
+            if not self._routes.wait_s(lane):
+                return None
         small_bytes_max = self._small_bytes_max
         size = _bytes_of(batch, small_bytes_max) + GATHERED_ROW_BYTES * batch.num_rows
         if size > small_bytes_max or not batch.num_rows or self._buffer.is_full(size):
@@ -166,10 +168,11 @@ class StreamWriter:
         for streamlet in list(self._gatherings):
             self._close_gathering(streamlet)
 
-    def _close_gathering(self, streamlet: int | None) -> None:
+    def _close_gathering(self, streamlet: int | None, now_s: float | None = None) -> None:
         gathering = self._gatherings.pop(streamlet, None)
         if gathering is None:
             return
+        closed_s = self._loop.time() if now_s is None else now_s
         self._buffer.release(gathering.size)
         stream, now_us = self.stream, gathering.created_us
         try:
@@ -189,7 +192,7 @@ class StreamWriter:
         outcomes = [gathering.delivered, *(Outcome() for _ in chunks[1:])]
         gathering.sent_as(outcomes, [payload.record_count for _, payload in chunks], partition.order)
         for (place, payload), outcome in zip(chunks, outcomes, strict=True):
-            self.enqueue(place, payload, now_us, outcome, gathering.opened_s)
+            self.enqueue(place, payload, now_us, outcome, gathering.opened_s, closed_s)
 
     def whole_chunk(self, batch: pa.RecordBatch, streamlet: int | None, now_us: int) -> tuple[int, Payload] | None:
         """A batch as one chunk, and its streamlet, if that is easily seen; None, and nothing is changed, if not."""
@@ -253,24 +256,43 @@ class StreamWriter:
         for accumulator in list(self.open_chunks.values()):
             self.close_chunk(accumulator)
 
-    def close_due_chunks(self, lanes: set[Lane]) -> bool:
-        """Send what has gathered for any of `lanes` and lingered long enough; whether there was something."""
-        due_s = self._loop.time() - self._linger_s
-        closed = False
-        for accumulator in list(self.open_chunks.values()):
-            if self._linger_s and accumulator.opened_s > due_s:
-                break  # those behind it were opened later
-            if self.lanes.lanes[accumulator.streamlet] in lanes:
-                self.close_chunk(accumulator)
-                closed = True
-        for streamlet, gathering in list(self._gatherings.items()):
-            if gathering.lane in lanes and not (self._linger_s and gathering.opened_s > due_s):
-                self._close_gathering(streamlet)
-                closed = True
-        return closed
+    def close_due_chunks(self, lanes: set[Lane], pace: Pace, *, idle: bool) -> Due:
+        """Send what has gathered for any of `lanes` and is due; what was closed, and when the next one is due.
 
-    def close_chunk(self, accumulator: Accumulator) -> None:
-        """Encode the records of an open chunk and queue them; the next record opens another."""
+        What need not wait for a time goes when `idle`: nothing is in flight.
+        """
+        if not self.open_chunks and not self._gatherings:
+            return NOTHING_DUE
+        now_s = self._loop.time()
+        wait_s = pace.wait_s(now_s)
+        if not wait_s and not idle:
+            return NOTHING_DUE
+        due_s, wait_s = now_s - wait_s + pace.slack_s(wait_s), wait_s + pace.grace_s
+        closed, next_s = False, None
+        for accumulator in list(self.open_chunks.values()):
+            if self.lanes.lanes[accumulator.streamlet] not in lanes:
+                continue
+            if accumulator.opened_s > due_s:
+                next_s = accumulator.opened_s + wait_s
+                break  # those behind it were opened later
+            self.close_chunk(accumulator, now_s)
+            closed = True
+        for streamlet, gathering in list(self._gatherings.items()):
+            if gathering.lane not in lanes:
+                continue
+            if gathering.opened_s > due_s:
+                next_s = earlier(next_s, gathering.opened_s + wait_s)
+            else:
+                self._close_gathering(streamlet, now_s)
+                closed = True
+        return Due(closed, next_s)
+
+    def close_chunk(self, accumulator: Accumulator, now_s: float | None = None) -> None:
+        """Encode the records of an open chunk and queue them; the next record opens another.
+
+        `now_s`: when that was decided, if others were closed before it.
+        """
+        closed_s = self._loop.time() if now_s is None else now_s
         del self.open_chunks[accumulator.streamlet]
         if self._filling.get(self.stream.name) is accumulator:
             del self._filling[self.stream.name]
@@ -299,7 +321,7 @@ class StreamWriter:
         accumulator.split([payload.record_count for payload in made], outcomes)
         streamlet, created_us, opened_s = accumulator.streamlet, accumulator.created_us, accumulator.opened_s
         for payload, outcome in zip(made, outcomes, strict=True):
-            self.enqueue(streamlet, payload, created_us, outcome, opened_s)
+            self.enqueue(streamlet, payload, created_us, outcome, opened_s, closed_s)
 
     def _not_encoded(self, error: Exception) -> KeraError:
         """For who waits, and for `flush`.
@@ -311,10 +333,19 @@ class StreamWriter:
         self._buffer.note_error(error)
         return error
 
-    def enqueue(self, streamlet: int, payload: Payload, created_us: int, outcome: Outcome, accepted_s: float) -> None:
-        """Have a chunk sent: the last one of its streamlet."""
+    def enqueue(
+        self,
+        streamlet: int,
+        payload: Payload,
+        created_us: int,
+        outcome: Outcome,
+        accepted_s: float,
+        closed_s: float | None = None,
+    ) -> None:
+        """Have a chunk sent: the last one of its streamlet. `closed_s`: when that was decided, if not just now."""
         lane = self.lanes.lanes[streamlet]
         chunk = PendingChunk(lane, payload, created_us, accepted_s + self._delivery_timeout_s, outcome)
+        chunk.closed_s = accepted_s if closed_s is None else closed_s
         lane.add(chunk)
         self._buffer.add(chunk)
         self._routes.chunk_added(self.lanes, lane)

@@ -1,0 +1,112 @@
+"""How long an open chunk may fill: of one producer's chunks for one broker. Nothing here does I/O.
+
+A latency target gives each chunk a deadline (Lohrmann, Warneke and Kao, *Nephele Streaming*, 3.2 to 3.5, where a size
+is searched for in steps; here time is reckoned with, in one step):
+
+    when its oldest record was accepted + the target - what the rest of the way takes - a tenth of the target
+
+The rest of the way is from when a chunk is closed until it is acknowledged, as measured of the last requests: their
+p99, so that a pause that comes now and then is reckoned with. As long as nothing is measured, or the target leaves no
+time, chunks go as if there were no target: when nothing is in flight.
+
+``linger_ms`` wins where it is given; then nothing is measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from kera.client.producing.lane import PendingChunk
+from kera.client.settings import ProducerSettings
+from kera.core.latency.window import Running
+
+WINDOW_S = 10.0
+"""What is measured counts for so long."""
+MARGIN = 0.1
+"""Of a target: for what is not measured, as that the event loop is busy."""
+SLACK = 1 / 8
+"""A chunk may go this part of its time early, with others that are due: each request costs more than it saves."""
+TIMER_S = 0.001
+"""To which an event loop's timers are exact: one that goes off too early would be set again and again."""
+
+
+class Due(NamedTuple):
+    """What has come of a look at open chunks."""
+
+    closed: bool
+    """Some were due, and are closed."""
+    next_s: float | None
+    """When the next one is due; None: there is none that waits for a time."""
+
+
+NOTHING_DUE = Due(closed=False, next_s=None)
+
+
+def earlier(one_s: float | None, other_s: float | None) -> float | None:
+    """The earlier one of two times; None is no time."""
+    if one_s is None or other_s is None:
+        return other_s if one_s is None else one_s
+    return min(one_s, other_s)
+
+
+def all_of(found: Sequence[Due]) -> Due:
+    """What has come of several looks."""
+    if len(found) == 1:
+        return found[0]
+    next_s = min((each.next_s for each in found if each.next_s is not None), default=None)
+    return Due(any(each.closed for each in found), next_s)
+
+
+class Pace:
+    """See the head of this module. Times are on the loop's clock."""
+
+    def __init__(self, settings: ProducerSettings) -> None:
+        self._linger_s = None if settings.linger_ms is None else settings.linger_ms / 1000
+        target_ms = settings.latency_target_ms
+        self._target_s = None if target_ms is None or self._linger_s is not None else target_ms / 1000
+        self.grace_s = 0.0 if self._linger_s is None else TIMER_S
+        """How much later than it is due a look at a chunk is soon enough."""
+        self.connected_s = 0.0
+        """Since when there is a connection."""
+        self._rest = Running(WINDOW_S)
+        self._rest_s: float | None = None
+        self._rest_until_s = 0.0
+
+    @property
+    def holds(self) -> bool:
+        """Chunks may have to wait: for a time, not for an answer."""
+        return bool(self._linger_s) or self._target_s is not None
+
+    @property
+    def measures(self) -> bool:
+        """It wants to know what requests take."""
+        return self._target_s is not None
+
+    def acknowledged(self, chunks: Iterable[PendingChunk], now_s: float) -> None:
+        """These were answered together. What waited for a connection says nothing of those that come."""
+        closed_s = min((chunk.closed_s for chunk in chunks if chunk.closed_s is not None), default=None)
+        if closed_s is not None and closed_s >= self.connected_s:
+            self._rest.add(now_s, round((now_s - closed_s) * 1e6))
+            self._rest_until_s = 0.0
+
+    def rest_s(self, now_s: float) -> float | None:
+        """What the rest of the way takes; None: that is not known."""
+        if now_s >= self._rest_until_s:
+            sample = self._rest.sample(now_s)
+            self._rest_s = sample.p99_us / 1e6 if sample.count else None
+            self._rest_until_s = now_s + WINDOW_S / 10
+        return self._rest_s
+
+    def wait_s(self, now_s: float) -> float:
+        """How long a chunk may fill; 0: until nothing is in flight."""
+        if self._linger_s is not None:
+            return self._linger_s
+        if self._target_s is None:
+            return 0.0
+        rest_s = self.rest_s(now_s)
+        return 0.0 if rest_s is None else max(0.0, self._target_s * (1 - MARGIN) - rest_s)
+
+    def slack_s(self, wait_s: float) -> float:
+        """How much earlier than after `wait_s` a chunk may go, if others go."""
+        return 0.0 if self._linger_s is not None else min(wait_s, max(wait_s * SLACK, TIMER_S))

@@ -1,0 +1,258 @@
+"""Chunks that fill as long as a latency target leaves time: rules, and producers on a loop whose time is made up."""
+
+import asyncio
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kera.client.producing.lane import PendingChunk
+from kera.client.producing.pace import MARGIN, SLACK, TIMER_S, WINDOW_S, Pace
+from kera.client.producing.producer import Producer
+from kera.client.settings import ProducerSettings
+from kera.core.settings import InvalidSettings
+from tests.unit.client.conftest import MakeProducer
+from tests.unit.client.producer_support import give
+from tests.unit.client.support import FakeCluster, Fault, stream_info
+from tests.virtual_loop import run_virtually
+
+ROUNDING_S = 2e-6
+
+
+def pace(**options: Any) -> Pace:
+    return Pace(ProducerSettings(**options))
+
+
+def closed_at(*times_s: float) -> list[PendingChunk]:
+    chunks = []
+    for time_s in times_s:
+        chunk = PendingChunk.__new__(PendingChunk)
+        chunk.closed_s = time_s
+        chunks.append(chunk)
+    return chunks
+
+
+class TestPace:
+    def test_without_anything_chunks_wait_for_no_time(self) -> None:
+        plain = pace()
+        assert (plain.holds, plain.measures, plain.wait_s(5.0)) == (False, False, 0.0)
+
+    def test_an_explicit_linger_wins(self) -> None:
+        for linger_ms in (0, 3):
+            given_both = pace(linger_ms=linger_ms, latency_target_ms=50)
+            assert (given_both.holds, given_both.measures) == (linger_ms > 0, False)
+            assert given_both.wait_s(5.0) == linger_ms / 1000
+
+    def test_nothing_waits_before_anything_is_measured(self) -> None:
+        targeted = pace(latency_target_ms=50)
+        assert targeted.holds
+        assert targeted.measures
+        assert targeted.wait_s(5.0) == 0.0
+
+    def test_what_is_measured_and_a_tenth_is_left(self) -> None:
+        targeted = pace(latency_target_ms=50)
+        targeted.acknowledged(closed_at(1.001, 1.0), 1.008)
+        assert targeted.wait_s(1.1) == pytest.approx(0.045 - 0.008)
+
+    def test_a_target_that_leaves_no_time(self) -> None:
+        targeted = pace(latency_target_ms=50)
+        targeted.acknowledged(closed_at(1.0), 1.2)
+        assert targeted.wait_s(1.3) == 0.0
+
+    def test_what_was_long_ago_does_not_count(self) -> None:
+        targeted = pace(latency_target_ms=50)
+        targeted.acknowledged(closed_at(1.0), 1.2)
+        targeted.acknowledged(closed_at(10.0), 10.005)
+        assert targeted.wait_s(1.3 + WINDOW_S * 1.2) == pytest.approx(0.040)
+
+    def test_what_waited_for_a_connection_does_not_count(self) -> None:
+        targeted = pace(latency_target_ms=50)
+        targeted.connected_s = 5.0
+        targeted.acknowledged(closed_at(4.9, 5.1), 5.2)
+        targeted.acknowledged([PendingChunk.__new__(PendingChunk)], 5.2)  # one that came out of a bundle
+        assert targeted.rest_s(5.3) is None
+
+    @given(
+        st.floats(0.1, 3_600_000),
+        st.lists(st.tuples(st.floats(0, 2), st.floats(0, 3)), max_size=50),
+        st.floats(0, 20),
+    )
+    def test_no_chunk_waits_beyond_its_deadline(
+        self, target_ms: float, requests: list[tuple[float, float]], later_s: float
+    ) -> None:
+        targeted, now_s, seen = pace(latency_target_ms=target_ms), 0.0, []
+        for step_s, took_s in requests:
+            now_s += step_s
+            targeted.acknowledged(closed_at(now_s), now_s + took_s)
+            seen.append((now_s + took_s, took_s))
+        now_s = max([at for at, _ in seen], default=0.0) + later_s
+        wait_s = targeted.wait_s(now_s)
+        recent = sorted(took_s for at, took_s in seen if at >= now_s - WINDOW_S)
+        if recent:
+            assert wait_s <= max(0.0, target_ms / 1000 * (1 - MARGIN) - recent[-1 - len(recent) // 100] + ROUNDING_S)
+        assert 0 <= targeted.slack_s(wait_s) <= wait_s
+
+
+@pytest.mark.parametrize("value", [0, -1, 3_600_001, True])
+def test_a_target_that_is_none_is_refused(value: Any) -> None:
+    with pytest.raises(InvalidSettings, match="latency_target_ms"):
+        ProducerSettings.load(latency_target_ms=value)
+
+
+def test_a_variable_gives_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KERA_PRODUCER_LATENCY_TARGET_MS", "50")
+    loaded = ProducerSettings.load()
+    assert (loaded.latency_target_ms, loaded.linger_ms) == (50, None)
+
+
+# -- a producer on a loop whose time is made up ------------------------------------------------------------------------
+
+
+class Ways:
+    """A broker that answers after a while, and when what was sent to it."""
+
+    def __init__(self, directory: Path, streamlets: int, answers_after_s: float) -> None:
+        self.cluster = FakeCluster(directory, stream_info(streamlets=streamlets))
+        self._loop = asyncio.get_running_loop()
+        self.sent_s: list[float] = []
+        loopback = self.cluster.loopback
+        loopback.default_fault = Fault.HELD
+        submit = loopback.submit
+
+        def submitted(*arguments: Any, **options: Any) -> Any:
+            writes = len(loopback.writes)
+            future = submit(*arguments, **options)
+            if len(loopback.writes) > writes:
+                self.sent_s.append(self._loop.time())
+                self._loop.call_later(answers_after_s, self._answer)
+            return future
+
+        loopback.submit = submitted  # type: ignore[method-assign]
+
+    def _answer(self) -> None:
+        self.cluster.loopback.held.pop(0)()
+
+
+def virtually(
+    streamlets: int, answers_after_s: float, main: Callable[[Ways, Producer], Any], **options: Any
+) -> tuple[Ways, Any]:
+    async def run(directory: str) -> tuple[Ways, Any]:
+        ways = Ways(Path(directory), streamlets, answers_after_s)
+        try:
+            async with Producer(ways.cluster, ProducerSettings(**options)) as producer:  # type: ignore[arg-type]
+                await producer.prepare("s")
+                await producer.send("s", b"the first one says how long an answer takes", streamlet=0)
+                await producer.send("s", b"and the second one, when there is a connection", streamlet=0)
+                return ways, await main(ways, producer)
+        finally:
+            ways.cluster.arena.close()
+
+    with tempfile.TemporaryDirectory() as directory:
+        return run_virtually(run(directory))
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.sampled_from([10, 50, 200]),
+    st.floats(0.0005, 0.3),
+    st.integers(1, 8),
+    st.lists(st.tuples(st.floats(0, 0.03), st.integers(0, 7), st.booleans()), min_size=1, max_size=60),
+)
+def test_all_is_acknowledged_in_time(
+    target_ms: int, answers_after_s: float, streamlets: int, steps: list[tuple[float, int, bool]]
+) -> None:
+    """Records and small batches alike, as long as the broker answers in time."""
+
+    async def main(_: Ways, producer: Producer) -> float:
+        loop, waiting = asyncio.get_running_loop(), []
+
+        async def timed(accepted_s: float, delivery: Any) -> float:
+            await delivery
+            return loop.time() - accepted_s
+
+        for pause_s, streamlet, as_batch in steps:
+            await asyncio.sleep(pause_s)  # sleep: virtual time
+            accepted_s = loop.time()
+            if as_batch:
+                delivery: Any = await producer.send_batch(
+                    "s", pa.record_batch({"value": [b"x"]}), streamlet=streamlet % streamlets
+                )
+            else:
+                delivery = producer.send("s", b"x", streamlet=streamlet % streamlets)
+            waiting.append(asyncio.ensure_future(timed(accepted_s, delivery)))
+        return float(max(await asyncio.gather(*waiting)))
+
+    _, latest_s = virtually(
+        streamlets, answers_after_s, main, latency_target_ms=target_ms, requests_in_flight_max=1_000
+    )
+    target_s = target_ms / 1000
+    if answers_after_s < target_s * (1 - MARGIN):
+        assert latest_s <= target_s
+    else:  # it cannot be held: as without a target, a chunk waits for one answer, and has its own
+        assert latest_s <= 2 * answers_after_s + target_s
+
+
+def test_chunks_fill_and_go_together() -> None:
+    """12 streamlets, 4,000 records a second, 200 ms: a request for each eighth of the wait at most."""
+    records, streamlets, answer_s = 8_000, 12, 0.002
+
+    async def main(ways: Ways, producer: Producer) -> tuple[int, int]:
+        before = len(ways.sent_s)
+        for number in range(records):
+            producer.send("s", b"x" * 100, streamlet=number * 37 % streamlets)
+            if number % 4 == 0:
+                await asyncio.sleep(0.001)  # sleep: virtual time
+        await producer.flush()
+        return len(ways.sent_s) - before, sum(map(len, ways.cluster.loopback.writes[before:]))
+
+    _, (requests, chunks) = virtually(streamlets, answer_s, main, latency_target_ms=200)
+    wait_s, seconds = 0.2 * (1 - MARGIN) - answer_s, records / 4_000
+    assert chunks <= streamlets * (seconds / (wait_s * (1 - SLACK)) + 2)
+    assert requests <= seconds / (wait_s * SLACK) + 2
+
+
+def test_an_idle_producer_without_a_target_sends_at_once() -> None:
+    async def main(ways: Ways, producer: Producer) -> float:
+        await asyncio.sleep(1)  # sleep: virtual time
+        accepted_s = asyncio.get_running_loop().time()
+        await producer.send("s", b"x")
+        return ways.sent_s[-1] - accepted_s
+
+    assert virtually(1, 0.01, main)[1] < TIMER_S
+
+
+def test_a_linger_that_is_given_is_kept_to() -> None:
+    async def main(ways: Ways, producer: Producer) -> float:
+        accepted_s = asyncio.get_running_loop().time()
+        await producer.send("s", b"x")
+        return ways.sent_s[-1] - accepted_s
+
+    waited_s = virtually(1, 0.01, main, linger_ms=20, latency_target_ms=500)[1]
+    assert 0.02 <= waited_s <= 0.02 + 2 * TIMER_S
+
+
+def test_a_full_chunk_does_not_wait() -> None:
+    async def main(ways: Ways, producer: Producer) -> tuple[float, float]:
+        accepted_s = asyncio.get_running_loop().time()
+        await asyncio.gather(*(producer.send("s", b"x" * 600) for _ in range(2)))
+        return accepted_s, ways.sent_s[-1]
+
+    accepted_s, sent_s = virtually(1, 0.01, main, latency_target_ms=1_000, chunk_bytes_max=1_000)[1]
+    assert sent_s - accepted_s < TIMER_S
+
+
+async def test_it_holds_with_a_client_of_its_own(cluster: FakeCluster, make_producer: MakeProducer) -> None:
+    """On a loop of this world: the first record goes at once, later ones wait."""
+    producer = make_producer(cluster, latency_target_ms=50)
+    await producer.prepare("s")
+    for number in range(3):
+        await give(producer.send("s", b"%d" % number))
+    waited = [producer.send("s", b"%d" % number) for number in range(10)]
+    await give(asyncio.gather(*waited))
+    assert len(cluster.loopback.writes[-1]) == 1
+    assert [len(write) for write in cluster.loopback.writes] == [1, 1, 1, 1]

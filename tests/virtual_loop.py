@@ -1,0 +1,41 @@
+"""An event loop that does not wait: when nothing is ready, it is as late as its next timer wants it to be.
+
+For what one process does by itself. There must be no threads and no sockets: nobody would wait for them.
+"""
+
+import asyncio
+import selectors
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+
+
+class _Leaps(selectors.SelectSelector):
+    """Waits for nothing: the time that it would have waited is over."""
+
+    now_s = 1_000.0
+
+    def select(self, timeout: float | None = None) -> Any:
+        if timeout is None:
+            raise AssertionError("nothing is ready, and nothing will be")
+        self.now_s += max(timeout, 0.0)
+        return super().select(0)
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """See the head of this module."""
+
+    def __init__(self) -> None:
+        self._leaps = _Leaps()
+        super().__init__(self._leaps)
+
+    def time(self) -> float:
+        """Seconds since a thousand before its beginning."""
+        return self._leaps.now_s
+
+
+def run_virtually(main: Coroutine[Any, Any, Result]) -> Result:
+    """What `main` returns."""
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        return runner.run(main)
