@@ -188,7 +188,7 @@ async def test_who_has_committed_before_a_punctuation_finds_what_is_behind_in_it
     first = now_us // 10_000 - 500
     await write(client, "epochs-behind", [first * 10_000])
     async with asyncio.timeout(WAIT_S):
-        while (await client.bounds("epochs-behind"))[0][0].promised_us is None:
+        while (await client.bounds("epochs-behind", promise=True))[0][0].promised_us is None:
             pass
     await write(client, "epochs-behind", [first * 10_000 + 1], [now_us + 60_000_000])
     settings: dict[str, Any] = {"consumer_group": "epochs", "start": "committed"}
@@ -257,7 +257,7 @@ async def test_every_reader_passes_over_punctuations(client: Client) -> None:
     await client.admin.create_stream("epochs-mixed", epoch_ms=10, epoch_grace_ms=1)
     expected = []
     for number in range(20):
-        await client.bounds("epochs-mixed")  # which promises
+        await client.bounds("epochs-mixed", promise=True)
         await write(client, "epochs-mixed", [number])
         expected.append(b"%d" % number)
     for settings in SETTINGS:

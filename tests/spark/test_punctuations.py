@@ -28,7 +28,7 @@ async def send_late(client: Client, stream: str, numbers: range) -> None:
 
 async def is_due(client: Client, stream: str) -> bool:
     """Whether the broker has promised something that the log does not say."""
-    (entry,) = (await client.bounds(stream))[0]
+    (entry,) = (await client.bounds(stream, promise=True))[0]
     return entry.promised_us is not None and entry.promised_us > (entry.watermark_us or 0)
 
 

@@ -119,10 +119,13 @@ async def _lag(bootstrap: str, name: str, output: Output) -> None:
 
 
 def _entry(stream: StreamDescription, streamlet: int, number: int, entry: EntryBounds, now_us: int) -> dict[str, Any]:
-    times = {"its records": entry.watermark_us, "its broker's clock": entry.promised_us}
-    known = {by: time_us for by, time_us in times.items() if time_us is not None}
-    by = max(known, key=lambda each: known[each], default="nothing was written to it: it holds up nothing")
-    settled_us = known.get(by)
+    settled_us = entry.settled_us
+    if settled_us is not None:
+        by = "its records" if settled_us == entry.watermark_us else "its broker's clock"
+    elif stream.config.punctuation == "clock":
+        by = "nothing: its broker promises nothing now, is its clock right?"
+    else:
+        by = "nothing was written to it: it holds up nothing"
     return {
         "streamlet": streamlet,
         "entry": number,

@@ -232,9 +232,14 @@ class Client:
         """A stream, from cached metadata. Raises `UnknownStream`."""
         return await self._cluster.stream(stream)
 
-    async def bounds(self, stream: str) -> dict[int, list[EntryBounds]]:
-        """Where each entry of each streamlet starts and ends now."""
-        return await self._cluster.bounds(stream)
+    async def bounds(self, stream: str, *, promise: bool = False) -> dict[int, list[EntryBounds]]:
+        """Where each entry of each streamlet starts and ends now.
+
+        `promise`, for readers of epochs: brokers are to promise that nothing older comes. That takes the right to read
+        the stream, as it makes records late that are written later and are older. A reader of `Client.epochs` asks for
+        it by itself.
+        """
+        return await self._cluster.bounds(stream, promise=promise)
 
     async def locate(self, stream: str, queries: Sequence[ChunkQuery]) -> list[ChunkPlace]:
         """Where readers of entries would be after so many records or bytes, or at a time: one place per query.

@@ -352,11 +352,14 @@ class EntryBounds:
     watermark_us: int | None = None
     """The greatest time of a record that was written; None: nothing was, or it is not known."""
     promised_us: int | None = None
-    """Of a stream with epochs: nothing older comes at or behind `promised_at`, but behind a punctuation; None: nobody
-    promises that."""
+    """Of a stream with epochs, if it was asked for: nothing older comes at or behind `promised_at`, but behind a
+    punctuation; None: nobody promises that."""
     promised_at: Position = EARLIEST
     removed_watermark_us: int | None = None
     """The greatest time of a record that was removed before `start`, or more; None: nothing was removed."""
+    settled_us: int | None = None
+    """Of a stream with epochs: up to there it is settled, by its records, or as its broker would promise; None: by
+    nothing."""
 
     @classmethod
     def from_message(cls, info: broker_pb2.EntryInfo) -> EntryBounds:
@@ -372,6 +375,7 @@ class EntryBounds:
             promised_us=info.promised_us if info.HasField("promised_us") else None,
             promised_at=position_of(info.promised_at),
             removed_watermark_us=info.removed_watermark_us if info.HasField("removed_watermark_us") else None,
+            settled_us=info.settled_us if info.HasField("settled_us") else None,
         )
 
 

@@ -646,7 +646,12 @@ class DescribeStreamletsRequest(_message.Message):
 
     STREAM_ID_FIELD_NUMBER: _builtins.int
     STREAMLET_IDS_FIELD_NUMBER: _builtins.int
+    PROMISE_FIELD_NUMBER: _builtins.int
     stream_id: _builtins.int
+    promise: _builtins.bool
+    """For whoever reads epochs: the broker is to promise, where it can, that nothing older comes. It takes the right to
+    read the stream: writers that come later find their records late.
+    """
     @_builtins.property
     def streamlet_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Empty: all that this broker has."""
@@ -656,10 +661,11 @@ class DescribeStreamletsRequest(_message.Message):
         *,
         stream_id: _builtins.int = ...,
         streamlet_ids: _abc.Iterable[_builtins.int] | None = ...,
+        promise: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["stream_id", b"stream_id", "streamlet_ids", b"streamlet_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["promise", b"promise", "stream_id", b"stream_id", "streamlet_ids", b"streamlet_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -745,6 +751,7 @@ class EntryInfo(_message.Message):
     PROMISED_US_FIELD_NUMBER: _builtins.int
     PROMISED_AT_FIELD_NUMBER: _builtins.int
     REMOVED_WATERMARK_US_FIELD_NUMBER: _builtins.int
+    SETTLED_US_FIELD_NUMBER: _builtins.int
     first_record: _builtins.int
     """Ordinals of the first record that is there and of the next one to come."""
     next_record: _builtins.int
@@ -753,11 +760,15 @@ class EntryInfo(_message.Message):
     watermark_us: _builtins.int
     """The greatest time of a record before the durable head (docs/epochs.md). Absent: there was none."""
     promised_us: _builtins.int
-    """Of a stream with epochs: nothing older than this comes at or behind `promised_at`, but behind a punctuation. Absent:
-    the broker promises nothing.
+    """Of a stream with epochs, if it is asked: nothing older than this comes at or behind `promised_at`, but behind a
+    punctuation. Absent: the broker promises nothing.
     """
     removed_watermark_us: _builtins.int
     """The greatest time of a record that was removed before `start`, or more. Absent: none was."""
+    settled_us: _builtins.int
+    """Of a stream with epochs, for whoever looks how far they are: up to there it is settled, by what was written and
+    promised, and by what would be promised now. Absent: by nothing.
+    """
     @_builtins.property
     def start(self) -> _common_pb2.Cursor:
         """First byte that is there."""
@@ -790,21 +801,26 @@ class EntryInfo(_message.Message):
         promised_us: _builtins.int | None = ...,
         promised_at: _common_pb2.Cursor | None = ...,
         removed_watermark_us: _builtins.int | None = ...,
+        settled_us: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_promised_us", b"_promised_us", "_removed_watermark_us", b"_removed_watermark_us", "_watermark_us", b"_watermark_us", "end", b"end", "lost_from", b"lost_from", "lost_to", b"lost_to", "promised_at", b"promised_at", "promised_us", b"promised_us", "removed_watermark_us", b"removed_watermark_us", "start", b"start", "watermark_us", b"watermark_us"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_promised_us", b"_promised_us", "_removed_watermark_us", b"_removed_watermark_us", "_settled_us", b"_settled_us", "_watermark_us", b"_watermark_us", "end", b"end", "lost_from", b"lost_from", "lost_to", b"lost_to", "promised_at", b"promised_at", "promised_us", b"promised_us", "removed_watermark_us", b"removed_watermark_us", "settled_us", b"settled_us", "start", b"start", "watermark_us", b"watermark_us"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_promised_us", b"_promised_us", "_removed_watermark_us", b"_removed_watermark_us", "_watermark_us", b"_watermark_us", "end", b"end", "first_record", b"first_record", "length_bytes", b"length_bytes", "lost_from", b"lost_from", "lost_to", b"lost_to", "next_record", b"next_record", "promised_at", b"promised_at", "promised_us", b"promised_us", "removed_watermark_us", b"removed_watermark_us", "start", b"start", "watermark_us", b"watermark_us"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_promised_us", b"_promised_us", "_removed_watermark_us", b"_removed_watermark_us", "_settled_us", b"_settled_us", "_watermark_us", b"_watermark_us", "end", b"end", "first_record", b"first_record", "length_bytes", b"length_bytes", "lost_from", b"lost_from", "lost_to", b"lost_to", "next_record", b"next_record", "promised_at", b"promised_at", "promised_us", b"promised_us", "removed_watermark_us", b"removed_watermark_us", "settled_us", b"settled_us", "start", b"start", "watermark_us", b"watermark_us"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__promised_us: _TypeAlias = _typing.Literal["promised_us"]  # noqa: Y015
     _WhichOneofArgType__promised_us: _TypeAlias = _typing.Literal["_promised_us", b"_promised_us"]  # noqa: Y015
     _WhichOneofReturnType__removed_watermark_us: _TypeAlias = _typing.Literal["removed_watermark_us"]  # noqa: Y015
     _WhichOneofArgType__removed_watermark_us: _TypeAlias = _typing.Literal["_removed_watermark_us", b"_removed_watermark_us"]  # noqa: Y015
+    _WhichOneofReturnType__settled_us: _TypeAlias = _typing.Literal["settled_us"]  # noqa: Y015
+    _WhichOneofArgType__settled_us: _TypeAlias = _typing.Literal["_settled_us", b"_settled_us"]  # noqa: Y015
     _WhichOneofReturnType__watermark_us: _TypeAlias = _typing.Literal["watermark_us"]  # noqa: Y015
     _WhichOneofArgType__watermark_us: _TypeAlias = _typing.Literal["_watermark_us", b"_watermark_us"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__promised_us) -> _WhichOneofReturnType__promised_us | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__removed_watermark_us) -> _WhichOneofReturnType__removed_watermark_us | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__settled_us) -> _WhichOneofReturnType__settled_us | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__watermark_us) -> _WhichOneofReturnType__watermark_us | None: ...
 

@@ -66,8 +66,8 @@ def sent(time_us: int, sequence: int, **fields: Any) -> bytes:
     return chunk(1, sequence, min_timestamp_us=time_us, max_timestamp_us=time_us, **fields)
 
 
-async def described(broker: Broker) -> Any:
-    request = api.DESCRIBE_STREAMLETS.request(stream_id=STREAM_ID, streamlet_ids=[0])
+async def described(broker: Broker, *, promise: bool = True) -> Any:
+    request = api.DESCRIBE_STREAMLETS.request(stream_id=STREAM_ID, streamlet_ids=[0], promise=promise)
     (streamlet,) = (await broker.ask(api.DESCRIBE_STREAMLETS, request)).streamlets
     return streamlet.entries[0]
 
@@ -105,6 +105,27 @@ async def test_an_entry_that_nobody_writes_to_is_promised_to_get_nothing_older(e
     assert later.promised_us == NOW_US + 6000 * MS, "a grace before the clock"
     assert later.promised_at.group_id == 0, "also where nothing was ever written"
     assert engine.arena.free_slots == engine.arena.slot_count, "which takes no memory"
+
+
+async def test_who_only_looks_is_promised_nothing(engine: Engine) -> None:
+    broker = open_broker(engine)
+    set_time(engine, NOW_US + 7000 * MS)
+    seen = await described(broker, promise=False)
+    assert (seen.HasField("promised_us"), seen.settled_us) == (False, NOW_US + 6000 * MS)
+    broker.append(sent(NOW_US + 9, 0), sent(NOW_US + 5, 1))
+    assert chunks(broker) == [(False, NOW_US + 9), (False, NOW_US + 5)], "nothing had to be kept"
+
+    broker.broker.clock_offset.least_us = GRACE_US
+    assert (await described(broker, promise=False)).settled_us == NOW_US + 9, "by its clock it would promise nothing"
+    asked = await described(broker)
+    assert (asked.HasField("promised_us"), asked.settled_us) == (False, NOW_US + 9)
+
+
+async def test_without_epochs_nothing_is_settled(engine: Engine) -> None:
+    broker = open_broker(engine, epoch_ms=0)
+    broker.append(sent(NOW_US, 0))
+    seen = await described(broker)
+    assert (seen.HasField("promised_us"), seen.HasField("settled_us"), seen.watermark_us) == (False, False, NOW_US)
 
 
 @pytest.mark.parametrize("durability", [common_pb2.DURABILITY_LEADER, common_pb2.DURABILITY_PERSISTED])

@@ -192,7 +192,8 @@ async def test_epochs_have_their_lag_where_there_are_some(engine: Engine) -> Non
     assert metrics(broker)["kera_broker_epochs_held_up_ms"] == 0, "a history is not behind, and a grace is one"
     assert found["kera_broker_promises_total"] == 0, "a look promises nothing"
     for stream_id in (STREAM_ID, STREAM_ID + 2):
-        await broker.ask(api.DESCRIBE_STREAMLETS, api.DESCRIBE_STREAMLETS.request(stream_id=stream_id))
+        request = api.DESCRIBE_STREAMLETS.request(stream_id=stream_id, promise=True)
+        await broker.ask(api.DESCRIBE_STREAMLETS, request)
     assert metrics(broker)["kera_broker_promises_total"] == len(broker.streams.streamlet(STREAM_ID, 0).entries)
 
     figures = StreamFigures(broker.streams, lambda: 0, now_us=lambda: 9_000_000, may_promise=broker.broker.may_promise)

@@ -97,8 +97,9 @@ class TwoBrokers(Cluster):
         assert stream.name == "s"
         return self.brokers[broker_id]
 
-    async def bounds(self, name: str) -> dict[int, list[EntryBounds]]:
+    async def bounds(self, name: str, *, promise: bool = False) -> dict[int, list[EntryBounds]]:
         assert name == "s"
+        assert not promise
         bound = EntryBounds(EARLIEST, END, 0, 0, 0)
         return {streamlet: [bound, bound] for streamlet in range(3)}
 

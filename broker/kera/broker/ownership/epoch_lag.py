@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator
 from typing import NamedTuple
 
+from kera.broker.log.entry import Entry
 from kera.broker.log.epochs import NO_EPOCHS
 from kera.broker.log.streamlet import Streamlet
 from kera.broker.log.watermarks import watermark_of
@@ -39,24 +40,34 @@ def furthest_behind(
     found = None
     if stream.epochs == NO_EPOCHS:
         return None
-    promises = stream.epochs.by_clock and may_promise(stream.epochs.grace_us)
     for streamlet in list(stream.streamlets.values()):
         yield
         if not streamlet.owned:
             continue
-        promised_us = now_us - stream.epochs.grace_us if promises and streamlet.takes_chunks else NO_TIME
-        here = _of_streamlet(streamlet, promised_us, stream.created_us)
+        here = _of_streamlet(streamlet, could_promise_us(streamlet, now_us, may_promise), stream.created_us)
         if here is not None and (found is None or here < found):
             found = here
     return found
 
 
+def could_promise_us(streamlet: Streamlet, now_us: int, may_promise: Callable[[int], bool]) -> int:
+    """That nothing older comes, if somebody asked now; `NO_TIME`: nothing. See `furthest_behind`."""
+    rules = streamlet.epochs
+    can = rules.by_clock and streamlet.takes_chunks and may_promise(rules.grace_us)
+    return now_us - rules.grace_us if can else NO_TIME
+
+
+def settled_us(entry: Entry, promised_us: int) -> int:
+    """Up to there an entry is settled; `promised_us`: what could be promised of it. `NO_TIME`: by nothing."""
+    return max(watermark_of(entry), entry.promised_us, promised_us)
+
+
 def _of_streamlet(streamlet: Streamlet, promised_us: int, created_us: int) -> Furthest | None:
     found = None
-    for index, settled_us in _settled(streamlet, promised_us, created_us):
-        if found is None or settled_us < found.settled_us:
-            found = Furthest(settled_us, streamlet.streamlet_id, index)
-        if settled_us == promised_us:
+    for index, time_us in _settled(streamlet, promised_us, created_us):
+        if found is None or time_us < found.settled_us:
+            found = Furthest(time_us, streamlet.streamlet_id, index)
+        if time_us == promised_us:
             break  # nothing is further behind than what can be promised
     return found
 
@@ -68,11 +79,11 @@ def _settled(streamlet: Streamlet, promised_us: int, created_us: int) -> Iterato
         first = next(index for index in range(len(entries)) if index not in entries.made_by_index)
         yield first, _known(max(entries.first_promise_us, promised_us), created_us)
     for entry in list(entries.made_by_index.values()):
-        settled_us = max(watermark_of(entry), entry.promised_us, promised_us)
-        if by_clock or settled_us != NO_TIME:  # else it holds up nothing
-            yield entry.index, _known(settled_us, created_us)
+        time_us = settled_us(entry, promised_us)
+        if by_clock or time_us != NO_TIME:  # else it holds up nothing
+            yield entry.index, _known(time_us, created_us)
 
 
-def _known(settled_us: int, created_us: int) -> int:
+def _known(time_us: int, created_us: int) -> int:
     """What nobody has written to holds up epochs from the first on."""
-    return created_us if settled_us == NO_TIME else settled_us
+    return created_us if time_us == NO_TIME else time_us

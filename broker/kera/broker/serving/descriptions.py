@@ -8,10 +8,12 @@ from typing import Any
 from kera.broker.counters import Counters
 from kera.broker.log.bounds import end_of, lag_bytes, lag_records, list_groups, oldest_us, ordinal_at
 from kera.broker.log.entry import Entry, still_unsure
+from kera.broker.log.epochs import NO_EPOCHS
 from kera.broker.log.intervals import NO_END, interval_of
 from kera.broker.log.read_plan import entry_of, first_record, interval_at, resolve
 from kera.broker.log.streamlet import Streamlet
 from kera.broker.log.watermarks import end_of_written, watermark_of
+from kera.broker.ownership.epoch_lag import could_promise_us, settled_us
 from kera.broker.ownership.streams import Streams
 from kera.broker.serving.cursors import fill_cursor, position_of
 from kera.broker.serving.limits import ServingLimits
@@ -45,10 +47,12 @@ class Descriptions:
         check: CheckStream = nothing_is_kept,
         *,
         counters: Counters,
+        now_us: Callable[[], int],
         may_promise: Callable[[int], bool] = lambda _: True,
     ) -> None:
         """`may_promise`: whether nobody else can own what this broker owns, and its clock is right, given a grace."""
         self._may_promise = may_promise
+        self._now_us = now_us
         self._counters = counters
         self._check = check
         self._streams = streams
@@ -82,6 +86,7 @@ class Descriptions:
             count = last - first + 1 if first else 0
             info = response.streamlets.add(streamlet_id=streamlet_id, group_count=count, owned=streamlet.owned)
             info.leads = streamlet.intervals[0].leads
+            could_us = could_promise_us(streamlet, self._now_us(), self._may_promise)
             for entry in streamlet.entries:
                 if entry.unsure is not None:  # its end would be before what may have been acknowledged, and was read
                     raise still_unsure(entry)
@@ -91,22 +96,26 @@ class Descriptions:
                 )
                 fill_cursor(row.start, entry, entry.start)
                 fill_cursor(row.end, entry, end)
-                self._fill_times(row, streamlet, entry)
+                self._fill_times(row, streamlet, entry, could_us)
+                if request.promise and could_us != NO_TIME:
+                    self._promise(row, streamlet, entry)
                 seen = [gap for gap in entry.gaps if not gap.unseen]
                 if seen:
                     fill_cursor(row.lost_from, entry, seen[-1].start)
                     fill_cursor(row.lost_to, entry, seen[-1].end)
         return response
 
-    def _fill_times(self, row: broker_pb2.EntryInfo, streamlet: Streamlet, entry: Entry) -> None:
+    def _fill_times(self, row: broker_pb2.EntryInfo, streamlet: Streamlet, entry: Entry, could_promise_us: int) -> None:
         watermark_us = watermark_of(entry)
         if watermark_us != NO_TIME:
             row.watermark_us = watermark_us
         if entry.removed_watermark_us != NO_TIME:
             row.removed_watermark_us = entry.removed_watermark_us
-        promised_us = None
-        if streamlet.epochs.by_clock and self._may_promise(streamlet.epochs.grace_us):
-            promised_us = streamlet.promise(entry)
+        if streamlet.epochs != NO_EPOCHS and (known_us := settled_us(entry, could_promise_us)) != NO_TIME:
+            row.settled_us = known_us
+
+    def _promise(self, row: broker_pb2.EntryInfo, streamlet: Streamlet, entry: Entry) -> None:
+        promised_us = streamlet.promise(entry)
         if promised_us is not None:
             self._counters.promises += 1
             row.promised_us = promised_us

@@ -106,7 +106,13 @@ class BrokerService:
         self._lookups = Lookups(streams, memory, turns, limits, check)
         self._cursors = CursorChanges(streams, memory, turns, limits, check)
         self._descriptions = Descriptions(
-            streams, turns, limits, check, counters=counters, may_promise=self.may_promise
+            streams,
+            turns,
+            limits,
+            check,
+            counters=counters,
+            now_us=lambda: memory.now_us,
+            may_promise=self.may_promise,
         )
         self._punctuations = Punctuations(streams, self.writer, memory, turns, limits)
         self._thesis = ThesisApi(streams, turns)

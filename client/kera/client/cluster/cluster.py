@@ -256,8 +256,8 @@ class Cluster:
             answer.security,
         )
 
-    async def bounds(self, name: str) -> dict[int, list[EntryBounds]]:
-        """Starts and ends of all entries, asked of the brokers now; by streamlet.
+    async def bounds(self, name: str, *, promise: bool = False) -> dict[int, list[EntryBounds]]:
+        """Starts and ends of all entries, asked of the brokers now; by streamlet. `promise`: see `Client.bounds`.
 
         The coordinator is asked where they are: a broker from which a streamlet has moved would not know its end.
         """
@@ -270,7 +270,7 @@ class Cluster:
                 for broker_id in assignment.broker_ids:
                     streamlets.setdefault(broker_id, []).append(streamlet_id)
             answers = await asyncio.gather(
-                *(self._describe_streamlets(stream, broker, held) for broker, held in streamlets.items())
+                *(self._describe_streamlets(stream, *of_broker, promise=promise) for of_broker in streamlets.items())
             )
             of_brokers = dict(zip(streamlets, answers, strict=True))
             return {
@@ -285,11 +285,13 @@ class Cluster:
         return await retrying(attempt, self.settings)
 
     async def _describe_streamlets(
-        self, stream: StreamDescription, broker_id: int, streamlet_ids: Sequence[int]
+        self, stream: StreamDescription, broker_id: int, streamlet_ids: Sequence[int], *, promise: bool
     ) -> dict[int, list[EntryBounds]]:
         found = {}
         for some in batched(streamlet_ids, max(1, CURSORS_MAX // stream.config.entries)):
-            request = broker_pb2.DescribeStreamletsRequest(stream_id=stream.stream_id, streamlet_ids=some)
+            request = broker_pb2.DescribeStreamletsRequest(
+                stream_id=stream.stream_id, streamlet_ids=some, promise=promise
+            )
             answer = await ask_broker(self, stream, broker_id, api.DESCRIBE_STREAMLETS, request)
             for info in answer.streamlets:
                 check_part(stream.assignments[info.streamlet_id], broker_id, info)

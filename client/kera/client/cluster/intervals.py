@@ -76,6 +76,7 @@ def merged_bounds(assignment: Assignment, entry: int, parts: Mapping[int, EntryB
             (part.removed_watermark_us for part in parts.values() if part.removed_watermark_us is not None),
             default=None,
         ),
+        settled_us=max((part.settled_us for part in parts.values() if part.settled_us is not None), default=None),
     )
 
 

@@ -124,7 +124,7 @@ class Epochs(AsyncIterator[Epoch]):
             self._started = True
 
     async def _bounds(self, streams: Sequence[StreamDescription]) -> Bounds:
-        return {stream.stream_id: await self._cluster.bounds(stream.name) for stream in streams}
+        return {stream.stream_id: await self._cluster.bounds(stream.name, promise=True) for stream in streams}
 
     async def _committed(self, streams: Sequence[StreamDescription]) -> dict[int, Starts]:
         """Where the consumer group is to go on, by stream; nothing: it has not begun, or is not asked."""
@@ -266,7 +266,7 @@ class Epochs(AsyncIterator[Epoch]):
 
     async def _look(self) -> None:
         for name in self._names:
-            bounds = await self._cluster.bounds(name)
+            bounds = await self._cluster.bounds(name, promise=True)
             stream = await self._cluster.stream(name)
             for streamlet_id, entries in bounds.items():
                 for number, bound in enumerate(entries):

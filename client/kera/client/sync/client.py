@@ -168,9 +168,9 @@ class Client:
         """A stream, from cached metadata. Raises `UnknownStream`."""
         return self._thread.run(self._client.describe(stream))
 
-    def bounds(self, stream: str) -> dict[int, list[EntryBounds]]:
-        """Where each entry of each streamlet starts and ends now."""
-        return self._thread.run(self._client.bounds(stream))
+    def bounds(self, stream: str, *, promise: bool = False) -> dict[int, list[EntryBounds]]:
+        """Where each entry of each streamlet starts and ends now. `promise`: see `kera.client.Client.bounds`."""
+        return self._thread.run(self._client.bounds(stream, promise=promise))
 
     def locate(self, stream: str, queries: Sequence[ChunkQuery]) -> list[ChunkPlace]:
         """Where readers of entries would be after so many records or bytes, or at a time: one place per query."""

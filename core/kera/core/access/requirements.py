@@ -86,6 +86,13 @@ def _described(request: Any) -> Iterable[Need]:
     return (Need(DESCRIBE, request.stream_id if by_id else stream(request.name)),)
 
 
+def _of_streamlets(request: Any) -> Iterable[Need]:
+    """What a broker promises of a stream makes records late that are written later: for whoever reads it."""
+    yield Need(DESCRIBE, request.stream_id)
+    if request.promise:
+        yield Need(READ, request.stream_id)
+
+
 def _produced(request: Any) -> Iterable[Need]:
     return (Need(USE, f"producer:{request.name}"),) if request.name else ()
 
@@ -194,7 +201,7 @@ REQUIREMENTS: Mapping[Method[Any, Any], Requirement] = {
     api.GET_NEXT_SEGMENTS: _by_id(DESCRIBE),
     api.GET_AVAILABLE_GROUPS: _by_id(DESCRIBE),
     api.GET_AVAILABLE_SEGMENTS: _by_id(DESCRIBE),
-    api.DESCRIBE_STREAMLETS: _by_id(DESCRIBE),
+    api.DESCRIBE_STREAMLETS: Requirement(Who.IDENTIFIED, _of_streamlets),
     api.TRUNCATE_STREAMLETS: Requirement(Who.IDENTIFIED, _of_cursors(DELETE), each=True),
     api.COMMIT_CURSORS: Requirement(Who.IDENTIFIED, _committed, each=True),
     api.MEASURE_LAG: Requirement(Who.IDENTIFIED, _of_cursors(DESCRIBE), each=True),

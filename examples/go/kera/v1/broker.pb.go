@@ -1386,7 +1386,10 @@ type DescribeStreamletsRequest struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	StreamId uint64                 `protobuf:"varint,1,opt,name=stream_id,json=streamId,proto3" json:"stream_id,omitempty"`
 	// Empty: all that this broker has.
-	StreamletIds  []uint32 `protobuf:"varint,2,rep,packed,name=streamlet_ids,json=streamletIds,proto3" json:"streamlet_ids,omitempty"`
+	StreamletIds []uint32 `protobuf:"varint,2,rep,packed,name=streamlet_ids,json=streamletIds,proto3" json:"streamlet_ids,omitempty"`
+	// For whoever reads epochs: the broker is to promise, where it can, that nothing older comes. It takes the right to
+	// read the stream: writers that come later find their records late.
+	Promise       bool `protobuf:"varint,3,opt,name=promise,proto3" json:"promise,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1433,6 +1436,13 @@ func (x *DescribeStreamletsRequest) GetStreamletIds() []uint32 {
 		return x.StreamletIds
 	}
 	return nil
+}
+
+func (x *DescribeStreamletsRequest) GetPromise() bool {
+	if x != nil {
+		return x.Promise
+	}
+	return false
 }
 
 type DescribeStreamletsResponse struct {
@@ -1576,14 +1586,17 @@ type EntryInfo struct {
 	LostTo   *Cursor `protobuf:"bytes,7,opt,name=lost_to,json=lostTo,proto3" json:"lost_to,omitempty"`
 	// The greatest time of a record before the durable head (docs/epochs.md). Absent: there was none.
 	WatermarkUs *int64 `protobuf:"varint,8,opt,name=watermark_us,json=watermarkUs,proto3,oneof" json:"watermark_us,omitempty"`
-	// Of a stream with epochs: nothing older than this comes at or behind `promised_at`, but behind a punctuation. Absent:
-	// the broker promises nothing.
+	// Of a stream with epochs, if it is asked: nothing older than this comes at or behind `promised_at`, but behind a
+	// punctuation. Absent: the broker promises nothing.
 	PromisedUs *int64  `protobuf:"varint,9,opt,name=promised_us,json=promisedUs,proto3,oneof" json:"promised_us,omitempty"`
 	PromisedAt *Cursor `protobuf:"bytes,10,opt,name=promised_at,json=promisedAt,proto3" json:"promised_at,omitempty"`
 	// The greatest time of a record that was removed before `start`, or more. Absent: none was.
 	RemovedWatermarkUs *int64 `protobuf:"varint,11,opt,name=removed_watermark_us,json=removedWatermarkUs,proto3,oneof" json:"removed_watermark_us,omitempty"`
-	unknownFields      protoimpl.UnknownFields
-	sizeCache          protoimpl.SizeCache
+	// Of a stream with epochs, for whoever looks how far they are: up to there it is settled, by what was written and
+	// promised, and by what would be promised now. Absent: by nothing.
+	SettledUs     *int64 `protobuf:"varint,12,opt,name=settled_us,json=settledUs,proto3,oneof" json:"settled_us,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *EntryInfo) Reset() {
@@ -1689,6 +1702,13 @@ func (x *EntryInfo) GetPromisedAt() *Cursor {
 func (x *EntryInfo) GetRemovedWatermarkUs() int64 {
 	if x != nil && x.RemovedWatermarkUs != nil {
 		return *x.RemovedWatermarkUs
+	}
+	return 0
+}
+
+func (x *EntryInfo) GetSettledUs() int64 {
+	if x != nil && x.SettledUs != nil {
+		return *x.SettledUs
 	}
 	return 0
 }
@@ -3739,10 +3759,11 @@ const file_kera_v1_broker_proto_rawDesc = "" +
 	"\bgroup_id\x18\x03 \x01(\x04R\agroupId\"p\n" +
 	"\x1cGetAvailableSegmentsResponse\x12(\n" +
 	"\x10first_segment_id\x18\x01 \x01(\rR\x0efirstSegmentId\x12&\n" +
-	"\x0flast_segment_id\x18\x02 \x01(\rR\rlastSegmentId\"]\n" +
+	"\x0flast_segment_id\x18\x02 \x01(\rR\rlastSegmentId\"w\n" +
 	"\x19DescribeStreamletsRequest\x12\x1b\n" +
 	"\tstream_id\x18\x01 \x01(\x04R\bstreamId\x12#\n" +
-	"\rstreamlet_ids\x18\x02 \x03(\rR\fstreamletIds\"T\n" +
+	"\rstreamlet_ids\x18\x02 \x03(\rR\fstreamletIds\x12\x18\n" +
+	"\apromise\x18\x03 \x01(\bR\apromise\"T\n" +
 	"\x1aDescribeStreamletsResponse\x126\n" +
 	"\n" +
 	"streamlets\x18\x01 \x03(\v2\x16.kera.v1.StreamletInfoR\n" +
@@ -3755,7 +3776,7 @@ const file_kera_v1_broker_proto_rawDesc = "" +
 	"\x05owned\x18\x04 \x01(\bH\x00R\x05owned\x88\x01\x01\x12\x19\n" +
 	"\x05leads\x18\x05 \x01(\bH\x01R\x05leads\x88\x01\x01B\b\n" +
 	"\x06_ownedB\b\n" +
-	"\x06_leads\"\x85\x04\n" +
+	"\x06_leads\"\xb8\x04\n" +
 	"\tEntryInfo\x12%\n" +
 	"\x05start\x18\x01 \x01(\v2\x0f.kera.v1.CursorR\x05start\x12!\n" +
 	"\x03end\x18\x02 \x01(\v2\x0f.kera.v1.CursorR\x03end\x12!\n" +
@@ -3771,10 +3792,13 @@ const file_kera_v1_broker_proto_rawDesc = "" +
 	"\vpromised_at\x18\n" +
 	" \x01(\v2\x0f.kera.v1.CursorR\n" +
 	"promisedAt\x125\n" +
-	"\x14removed_watermark_us\x18\v \x01(\x03H\x02R\x12removedWatermarkUs\x88\x01\x01B\x0f\n" +
+	"\x14removed_watermark_us\x18\v \x01(\x03H\x02R\x12removedWatermarkUs\x88\x01\x01\x12\"\n" +
+	"\n" +
+	"settled_us\x18\f \x01(\x03H\x03R\tsettledUs\x88\x01\x01B\x0f\n" +
 	"\r_watermark_usB\x0e\n" +
 	"\f_promised_usB\x17\n" +
-	"\x15_removed_watermark_us\"F\n" +
+	"\x15_removed_watermark_usB\r\n" +
+	"\v_settled_us\"F\n" +
 	"\x19TruncateStreamletsRequest\x12)\n" +
 	"\acursors\x18\x01 \x03(\v2\x0f.kera.v1.CursorR\acursors\"M\n" +
 	"\x1aTruncateStreamletsResponse\x12/\n" +

@@ -155,6 +155,13 @@ async def test_what_somebody_may_not_see_is_not_listed() -> None:
     assert of == {"user:alice": ["payments"], "user:mallory": [], "daemons": ["orders", "payments", "secret"]}
 
 
+@pytest.mark.parametrize(("promise", "operations"), [(False, {Operation.DESCRIBE}), (True, {Operation.READ})])
+def test_who_may_not_read_a_stream_has_nothing_promised_of_it(*, promise: bool, operations: set[Operation]) -> None:
+    request = broker_pb2.DescribeStreamletsRequest(stream_id=STREAM_ID, promise=promise)
+    needs = set(REQUIREMENTS[api.DESCRIBE_STREAMLETS].needs(request))
+    assert needs == {(operation, STREAM_ID) for operation in operations | {Operation.DESCRIBE}}
+
+
 @pytest.mark.parametrize("method", [api.CONSUME_ROUND, api.LEAVE, api.RESET_CONSUMER_GROUP])
 def test_nobody_says_of_a_stream_how_far_it_was_read_who_may_not_read_it(method: Method[Any, Any]) -> None:
     """Retention may go by that."""
