@@ -28,7 +28,9 @@ from kera.client.consuming.group_consumer import GroupConsumer
 from kera.client.consuming.group_consumer_settings import GroupConsumerSettings
 from kera.client.consuming.leases import LostGroup
 from kera.client.epochs.epoch import Epoch
+from kera.client.epochs.ordered_consumer import OrderedConsumer
 from kera.client.epochs.reader import Epochs
+from kera.client.epochs.sorting import OrderedBatch
 from kera.client.producing.appender import Appender, AppendResult
 from kera.client.producing.producer import Producer
 from kera.client.schemas.registry import RegisteredSchema, SchemaRegistry, VersionDescription
@@ -88,6 +90,8 @@ __all__ = [
     "LostGroup",
     "MemberDescription",
     "MoveResult",
+    "OrderedBatch",
+    "OrderedConsumer",
     "Position",
     "Producer",
     "ProducerSettings",

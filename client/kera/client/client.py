@@ -24,7 +24,9 @@ from kera.client.consuming.group_consumer_settings import GroupConsumerSettings
 from kera.client.consuming.leases import LostGroup
 from kera.client.consuming.start_and_end import End, Start
 from kera.client.consuming.traced import trace
-from kera.client.epochs.reader import EPOCH_BYTES_MAX, EpochEnd, Epochs, EpochStart
+from kera.client.epochs.beginning import EpochStart
+from kera.client.epochs.ordered_consumer import OrderedConsumer
+from kera.client.epochs.reader import EPOCH_BYTES_MAX, EpochEnd, Epochs
 from kera.client.positions import Positions, check_position
 from kera.client.producing.appender import Appender
 from kera.client.producing.producer import Producer
@@ -60,7 +62,7 @@ class Client:
             )
         self._cluster = cluster
         self._producers: WeakSet[Producer] = WeakSet()
-        self._consumers: WeakSet[Consumer | GroupConsumer | Epochs] = WeakSet()
+        self._consumers: WeakSet[Consumer | GroupConsumer | Epochs | OrderedConsumer] = WeakSet()
         self.tracing = tracing_of(cluster.settings, "kera-client")
         """Of its producers and consumers; off, unless the settings or OpenTelemetry's variables say otherwise."""
         self.admin = Admin(cluster)
@@ -182,17 +184,56 @@ class Client:
         `overrides` are fields of `ConsumerSettings`.
         """
         merged = _merged(ConsumerSettings, settings, overrides)
-        reader = Epochs(
+        reader = self._epochs(streams, merged, epoch_ms, start, end, epoch_bytes_max)
+        self._consumers.add(reader)
+        return reader
+
+    def ordered_consumer(
+        self,
+        *streams: str,
+        epoch_ms: int | None = None,
+        start: EpochStart = "latest",
+        end: EpochEnd | None = None,
+        epoch_bytes_max: int = EPOCH_BYTES_MAX,
+        settings: ConsumerSettings | None = None,
+        deserializer: DeserializerLike = None,
+        key_deserializer: DeserializerLike = None,
+        **overrides: Any,
+    ) -> OrderedConsumer:
+        """A consumer of `streams` in one total order, by time: the same for all (docs/epochs.md).
+
+        The streams have to have epochs; records come when theirs is closed. `epoch_ms`, `start`, `end` and
+        `epoch_bytes_max` are those of `epochs`, deserializers those of `consumer`, `overrides` fields of
+        `ConsumerSettings`.
+        """
+        merged = _merged(ConsumerSettings, settings, overrides)
+        decoding = self._decoding(deserializer, key_deserializer, merged)
+        epochs = self._epochs(streams, merged, epoch_ms, start, end, epoch_bytes_max, copied=True)
+        consumer = OrderedConsumer(epochs, is_bounded=end is not None, decoding=decoding)
+        self._consumers.add(consumer)
+        return consumer
+
+    def _epochs(
+        self,
+        streams: Sequence[str],
+        settings: ConsumerSettings,
+        epoch_ms: int | None,
+        start: EpochStart,
+        end: EpochEnd | None,
+        epoch_bytes_max: int,
+        *,
+        copied: bool = False,
+    ) -> Epochs:
+        return Epochs(
             self._cluster,
             streams,
-            merged,
+            settings,
             epoch_ms=epoch_ms,
             start=start,
             end=end,
             epoch_bytes_max=arguments.whole("epoch_bytes_max", epoch_bytes_max, 1, arguments.UINT32_MAX << 10),
+            copied=copied,
         )
-        self._consumers.add(reader)
-        return reader
 
     def group_consumer(
         self,

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from kera.client.chunk_batch import ChunkBatch
+from kera.client.chunk_batch import ChunkBatch, PushedSlot
 from kera.client.cluster.fetch import Fetched, Wanted
 from kera.client.epochs.entry_reader import EntryReader
 from kera.client.epochs.epoch import Epoch, in_order
@@ -19,67 +19,12 @@ from kera.client.epochs.marks import Marker, epoch_of, split
 from kera.client.epochs.merging import Decision, Reached, decide
 from kera.client.settings import ConsumerSettings
 from kera.client.types import EntryBounds, StreamDescription
-from kera.core.chunk import HEADER_BYTES, Placement, encode_chunk, encode_payload, place_chunk, read_header
-from kera.core.errors import CorruptChunk, DataLost, InvalidArgument
+from kera.core.chunk import HEADER_BYTES
+from kera.core.errors import CorruptChunk, DataLost, InvalidArgument, Unavailable
 from kera.core.ids import EARLIEST, EntryId, Position
-from kera.core.punctuation import NO_TIME, encode_punctuation
-from kera.core.schema import DEFAULT_SCHEMA
+from kera.core.punctuation import NO_TIME
+from tests.unit.client.epoch_support import CREATED_AT, ENTRY, STREAM, chunk, punctuation, raw, together
 from tests.unit.client.support import stream_info
-
-ENTRY = EntryId(7, 0, 0)
-CREATED_AT = 56
-"""In a header, see docs/format.md."""
-STREAM = StreamDescription.from_message(stream_info("s", 7))
-
-
-def raw(times: list[int], first_record: int = 0) -> tuple[bytes, pa.RecordBatch]:
-    rows = [{"timestamp": at, "value": b"%d" % at} for at in times]
-    batch = pa.RecordBatch.from_pylist(rows, DEFAULT_SCHEMA)
-    chunk = bytearray(
-        encode_chunk(
-            encode_payload(batch),
-            record_count=len(times),
-            stream_id=7,
-            streamlet_id=0,
-            schema_id=1,
-            producer_id=1,
-            producer_epoch=0,
-            sequence=0,
-            created_us=5,
-            min_timestamp_us=min(times),
-            max_timestamp_us=max(times),
-        ).to_bytes()
-    )
-    place_chunk(chunk, 0, Placement(1, 1, 0, first_record, 9))
-    return bytes(chunk), batch
-
-
-def chunk(times: list[int], first_record: int = 0) -> ChunkBatch:
-    data, batch = raw(times, first_record)
-    return ChunkBatch(batch, read_header(data), Position(1, 1, 0), Position(1, 1, len(data)), ENTRY)
-
-
-def punctuation(at: int) -> ChunkBatch:
-    header = read_header(encode_punctuation(7, 0, at, 5))
-    batch = pa.RecordBatch.from_pylist([], DEFAULT_SCHEMA)
-    return ChunkBatch(batch, header, Position(1, 1, 0), Position(1, 1, HEADER_BYTES), ENTRY)
-
-
-def together(*chunks: list[int]) -> ChunkBatch:
-    """Several that have come as one."""
-    headers, at = b"", 0
-    batches: list[pa.RecordBatch] = []
-    for times in chunks:
-        data, batch = raw(times, sum(each.num_rows for each in batches))
-        headers += data[:HEADER_BYTES]
-        batches.append(batch)
-        at += len(data)
-    (whole,) = pa.Table.from_batches(batches).combine_chunks().to_batches()
-    times = [at for each in chunks for at in each]
-    header = read_header(headers)._replace(
-        record_count=len(times), min_timestamp_us=min(times), max_timestamp_us=max(times)
-    )
-    return ChunkBatch(whole, header, Position(1, 1, 0), Position(1, 1, at), ENTRY, joined=headers)
 
 
 def marked(chunks: list[ChunkBatch], epoch_us: int = 10) -> list[tuple[int, list[int]]]:
@@ -301,6 +246,32 @@ def test_rows_of_streams_with_other_columns_are_refused() -> None:
     with pytest.raises(InvalidArgument, match="no timestamp column"):
         epoch(other, streams={8: typed}).rows()
     assert epoch(other, streams={8: typed}).late_records == 0
+
+
+def test_rows_of_what_is_not_in_its_brokers_memory_any_more_are_an_error_and_not_other_bytes() -> None:
+    generations = [4]
+    found = epoch(chunk([25, 21])._replace(slot=PushedSlot(generations, 0, 4)))
+    rows = found.rows()
+    assert rows["value"].to_pylist() == [b"21", b"25"]
+    generations[0] = 5
+    with pytest.raises(Unavailable, match="read the epoch again"):
+        found.rows()
+
+
+def test_rows_in_a_brokers_memory_are_copied() -> None:
+    pushed = chunk([21, 25])._replace(slot=PushedSlot([4], 0, 4))
+    theirs = pushed.batch["value"].buffers()[2].address
+    assert epoch(pushed).rows()["value"].chunk(0).buffers()[2].address != theirs
+
+
+def test_what_is_older_than_a_column_has_nulls_there() -> None:
+    info = stream_info("t", 7, schema=pa.schema([("at", pa.timestamp("us")), ("x", pa.int8())]), timestamp_column="at")
+    info.schemas[0].typed = True
+    stream = StreamDescription.from_message(info)
+    older = pa.record_batch({"at": pa.array([25, 21], pa.timestamp("us"))})
+    newer = pa.record_batch({"at": pa.array([23], pa.timestamp("us")), "x": pa.array([1], pa.int8())})
+    found = epoch(chunk([25, 21])._replace(batch=older), chunk([23])._replace(batch=newer), streams={7: stream}).rows()
+    assert found["x"].to_pylist() == [None, 1, None]
 
 
 def test_nothing_has_no_time() -> None:

@@ -66,6 +66,12 @@ class Chunks:
             self._rest = newer
         return None
 
+    async def again(self, chunk: ChunkBatch) -> ChunkBatch:
+        """A copy of a chunk that was pushed, and is not in its broker's memory any more."""
+        found = await self._read_again(Wanted(chunk.entry, chunk.start, chunk.next))
+        (copy,) = chain.from_iterable(map(self._batches_of, found))
+        return copy
+
     def give_back(self, batches: Sequence[ChunkBatch]) -> None:
         """The last that were given out, of one entry, come again: they are read again, as copies."""
         end: Position | None = batches[-1].next

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from itertools import repeat
+from itertools import count, repeat
 from typing import Any
 
 import pyarrow as pa
@@ -33,13 +33,27 @@ def records(batch: pa.RecordBatch, stream: str, streamlet: int, entry: int, firs
 
     Columns, zipped: what is done per record is done by the interpreter's own loops, and not by lines of this one.
     """
+    offsets = range(first, first + batch.num_rows)
+    times = batch.column("timestamp").cast(pa.int64()).to_pylist()
+    return records_at(batch, repeat(stream), repeat(streamlet), repeat(entry), offsets, times)
+
+
+def records_at(
+    batch: pa.RecordBatch,
+    streams: Iterable[str],
+    streamlets: Iterable[int],
+    entries: Iterable[int],
+    offsets: Iterable[int],
+    times: Iterable[int],
+) -> Iterator[Record]:
+    """The rows of a batch of the default schema, each from where these say."""
     keys = _keys(batch.column("keys"))
     fields = zip(
-        repeat(stream),
-        repeat(streamlet),
-        repeat(entry),
-        range(first, first + batch.num_rows),
-        batch.column("timestamp").cast(pa.int64()).to_pylist(),
+        streams,
+        streamlets,
+        entries,
+        offsets,
+        times,
         [row[0] if row else None for row in keys],
         keys,
         batch.column("value").to_pylist(),
@@ -78,16 +92,32 @@ def _typed(chunk: ChunkBatch, stream: StreamDescription) -> Iterator[Record]:
     if stream.timestamp_column is not None:
         column = batch.column(stream.timestamp_column)
         times = pc.cast(column, pa.timestamp("us", tz=column.type.tz), safe=False).cast(pa.int64()).to_pylist()
-    for index, row in enumerate(rows_of(batch)):
-        key = row[stream.key_column] if stream.key_column is not None else None
+    known = [time_us if at is None else at for at, time_us in zip(times, earliest, strict=True)]
+    return typed_records_at(
+        batch, stream.key_column, repeat(stream.name), repeat(streamlet), repeat(entry), count(first), known
+    )
+
+
+def typed_records_at(
+    batch: pa.RecordBatch,
+    key_column: str | None,
+    streams: Iterable[str],
+    streamlets: Iterable[int],
+    entries: Iterable[int],
+    offsets: Iterable[int],
+    times: Iterable[int],
+) -> Iterator[Record]:
+    """The rows of a batch with columns of its own, each from where these say."""
+    places = zip(streams, streamlets, entries, offsets, times, strict=False)  # most have no end
+    for row, (stream, streamlet, entry, offset, time_us) in zip(rows_of(batch), places, strict=False):
+        key = row[key_column] if key_column is not None else None
         encoded = key if key is None or isinstance(key, bytes) else str(key).encode()
-        time_us = times[index]
         yield Record(
-            stream=stream.name,
+            stream=stream,
             streamlet=streamlet,
             entry=entry,
-            offset=first + index,
-            timestamp_us=earliest[index] if time_us is None else time_us,
+            offset=offset,
+            timestamp_us=time_us,
             key=encoded,
             keys=() if encoded is None else (encoded,),
             value=None,

@@ -47,8 +47,9 @@ class EntryReader:
         *,
         epoch_us: int,
         first_epoch: int | None,
+        copied: bool = False,
     ) -> None:
-        """`first_epoch`: what is of epochs before is left out; None: nothing is."""
+        """`first_epoch`: what is of epochs before is left out; None: nothing is. `copied`: out of brokers' memories."""
         self.entry: EntryId = wanted.entry
         self._stream = stream
         self._cluster = cluster
@@ -56,6 +57,7 @@ class EntryReader:
         self._settings = settings
         self._epoch_us = epoch_us
         self._first_epoch = first_epoch
+        self._copied = copied
         self._marker = Marker(epoch_us)
         self._pending: deque[Held] = deque()
         self._opened_at: Position | None = None
@@ -136,7 +138,7 @@ class EntryReader:
             self._fetcher = Fetcher(self._cluster, self._settings)
             self._fetcher.add(self._stream, Wanted(self.entry, self.read_to, None))
         try:
-            chunk = self._chunks.following_here(copied=False)
+            chunk = self._chunks.following_here(copied=self._copied)
             if chunk is None:
                 chunk = await self._following(self._fetcher)
         except CorruptChunk as error:
@@ -146,7 +148,7 @@ class EntryReader:
             self._take(chunk)
 
     async def _following(self, fetcher: Fetcher) -> ChunkBatch | None:
-        chunk = await self._chunks.following(copied=False)
+        chunk = await self._chunks.following(copied=self._copied)
         if chunk is not None:
             return chunk
         if self.read_to < self._fetched_to:
@@ -180,6 +182,20 @@ class EntryReader:
 
     def _move_position(self) -> None:
         self.position = self._pending[0].resume_at if self._pending else self._opened_at or self.read_to
+
+    async def read_again(self, epoch: int) -> None:
+        """Of an epoch that is closed, what is not in its broker's memory any more. Raises what a consumer does."""
+        for number, held in enumerate(list(self._pending)):
+            if held.marked.epoch != epoch:
+                return
+            if not held.marked.chunk.intact:
+                chunk = await self._chunks.again(held.marked.chunk)
+                self._pending[number] = held._replace(marked=held.marked._replace(chunk=chunk))
+
+    @property
+    def throttled_ms(self) -> int:
+        """For how long brokers have held answers back, as a quota was used up."""
+        return 0 if self._fetcher is None else self._fetcher.throttled_ms
 
     def take(self, epoch: int) -> list[ChunkBatch]:
         """What is at hand of an epoch, which is closed and the first of which there is anything."""

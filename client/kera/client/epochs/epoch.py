@@ -14,9 +14,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kera.client.chunk_batch import ChunkBatch
+from kera.client.cluster.fetch import widened
 from kera.client.producing.encoding import times_of
 from kera.client.types import StreamDescription
-from kera.core.errors import InvalidArgument
+from kera.core.errors import InvalidArgument, Unavailable
 from kera.core.ids import EntryId
 
 DIGEST_BYTES = 16
@@ -48,7 +49,9 @@ class Epoch:
         Of a typed stream without a timestamp column, whose chunks have the time when they were made, there are none.
         """
         # By the records themselves: what a header says of them need not be so, and leaves out those without a time.
-        return sum(_older(self.times(chunk), self.start_us) for chunk in self.batches if self._has_times(chunk))
+        return sum(
+            _older(self.times(chunk), self.start_us) for chunk in self.batches if _has_times(self.stream_of(chunk))
+        )
 
     @cached_property
     def digest(self) -> str:
@@ -71,43 +74,79 @@ class Epoch:
     def rows(self) -> pa.Table:
         """All records, sorted by time, stream, streamlet, entry and ordinal: a total order, the same for all readers.
 
-        Raises `InvalidArgument` for streams with different columns, or without a timestamp column.
+        It is in memory of its own, with the newest columns of the stream: what is older than a column has nulls there.
+
+        Raises `InvalidArgument` for streams with different columns, or without a timestamp column, and `Unavailable` if
+        what lies in a broker's memory is not there any more (`ChunkBatch.intact`): read the epoch again.
         """
         if not self.batches:
             return pa.Table.from_batches([], next(iter(self.streams.values())).schema)
-        schemas = {stream.schema for stream in map(self._stream_of, self.batches)}
+        schemas = {self.stream_of(chunk).schema for chunk in self.batches}
         if len(schemas) > 1:
             raise InvalidArgument("the streams have different columns: their rows cannot be put into one table")
+        self._check_intact()
         times = np.concatenate([self.times(chunk) for chunk in self.batches])
-        table = pa.Table.from_batches([chunk.batch for chunk in self.batches])
-        if bool((times[1:] >= times[:-1]).all()):
-            return table.combine_chunks()
-        return table.take(pa.array(np.argsort(times, kind="stable")))
+        table = pa.Table.from_batches([self.rows_of(chunk) for chunk in self.batches])
+        if any(chunk.pushed for chunk in self.batches) or bool((times[1:] < times[:-1]).any()):
+            table = table.take(pa.array(np.argsort(times, kind="stable")))
+        else:
+            table = table.combine_chunks()
+        self._check_intact()
+        return table
+
+    def _check_intact(self) -> None:
+        for chunk in self.batches:
+            if not chunk.intact:
+                _, streamlet_id, entry = chunk.entry
+                name = self.stream_of(chunk).name
+                raise Unavailable(
+                    f"epoch {self.number}: a chunk of entry {entry} of streamlet {streamlet_id} of stream {name!r} is"
+                    " not in its broker's memory any more: read the epoch again, or with shared_memory='never'",
+                    stream=name,
+                    streamlet_id=streamlet_id,
+                    entry=entry,
+                    epoch=self.number,
+                )
+
+    def rows_of(self, chunk: ChunkBatch) -> pa.RecordBatch:
+        """Of a chunk, with the newest columns of its stream."""
+        schema = self.stream_of(chunk).schema
+        return chunk.batch if len(chunk.batch.schema) == len(schema) else widened(chunk.batch, schema)
 
     def times(self, chunk: ChunkBatch) -> npt.NDArray[np.int64]:
         """Of each record of a chunk, in microseconds since the Unix epoch; of one without, when its chunk was made.
 
         Raises `InvalidArgument`: there is no such column.
         """
-        stream = self._stream_of(chunk)
+        stream = self.stream_of(chunk)
         times = times_of(chunk.batch, stream)
         if times is None:
-            raise InvalidArgument(
-                f"stream {stream.name!r} has no timestamp column: its records cannot be sorted by time",
-                stream=stream.name,
-            )
+            raise _without_times(stream)
         if times.null_count:
             headers = list(chunk.headers)  # of chunks that have come together, each has its own
             created = np.repeat([each.created_us for each in headers], [each.record_count for each in headers])
             times = pc.coalesce(times, pa.array(created, pa.int64()).cast(times.type))
         return np.frombuffer(times.buffers()[1], np.int64, len(times), 8 * times.offset)
 
-    def _has_times(self, chunk: ChunkBatch) -> bool:
-        stream = self._stream_of(chunk)
-        return not stream.typed or stream.timestamp_column is not None
-
-    def _stream_of(self, chunk: ChunkBatch) -> StreamDescription:
+    def stream_of(self, chunk: ChunkBatch) -> StreamDescription:
+        """The stream that a chunk is of."""
         return self.streams[chunk.entry.stream_id]
+
+
+def require_times(stream: StreamDescription) -> None:
+    """Raise `InvalidArgument` for a stream without a timestamp column."""
+    if not _has_times(stream):
+        raise _without_times(stream)
+
+
+def _without_times(stream: StreamDescription) -> InvalidArgument:
+    return InvalidArgument(
+        f"stream {stream.name!r} has no timestamp column: its records cannot be sorted by time", stream=stream.name
+    )
+
+
+def _has_times(stream: StreamDescription) -> bool:
+    return not stream.typed or stream.timestamp_column is not None
 
 
 def _older(times: npt.NDArray[np.int64], than_us: int) -> int:

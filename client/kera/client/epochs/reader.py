@@ -11,27 +11,21 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Literal, Self, TypeAlias
 
 from kera.client import arguments
-from kera.client.admin.locating import positions_at
 from kera.client.cluster.cluster import Cluster
 from kera.client.cluster.fetch import Wanted
-from kera.client.consuming.committed import committed_cursors, report_cursors
+from kera.client.consuming.committed import report_cursors
+from kera.client.epochs.beginning import Beginning, EpochStart, Starts, open_now
 from kera.client.epochs.entry_reader import EntryReader
 from kera.client.epochs.epoch import Epoch, in_order
-from kera.client.epochs.marks import epoch_of
 from kera.client.epochs.merging import Decision, decide
 from kera.client.settings import ConsumerSettings
 from kera.client.types import EntryBounds, StreamDescription
-from kera.core.errors import ClosedError, DataLost, InvalidArgument, RecordTooLarge
+from kera.core.errors import ClosedError, InvalidArgument, RecordTooLarge
 from kera.core.ids import EARLIEST, EntryId, Position
 
-EpochStart: TypeAlias = int | Literal["earliest", "latest", "committed"]
 EpochEnd: TypeAlias = int | Literal["latest"]
 STARTS = ("earliest", "latest", "committed")
 ENDS = ("latest",)
-Bounds: TypeAlias = Mapping[int, Mapping[int, Sequence[EntryBounds]]]
-"""By stream, streamlet and entry."""
-Starts: TypeAlias = Mapping[tuple[int, int], Position]
-"""Of a stream, by streamlet and entry."""
 EPOCH_BYTES_MAX = 1 << 30
 POLL_S = 0.05
 """Between two looks at how far entries are that hold up an epoch."""
@@ -56,12 +50,15 @@ class Epochs(AsyncIterator[Epoch]):
         start: EpochStart,
         end: EpochEnd | None,
         epoch_bytes_max: int,
+        copied: bool = False,
     ) -> None:
+        """`copied`: chunks are, out of brokers' memories, for who looks at all values at once."""
         if not streams:
             raise InvalidArgument("epochs are of a stream: name one at least")
         self._names = tuple(dict.fromkeys(arguments.names("streams", streams)))
         self._cluster = cluster
         self._settings = settings
+        self._copied = copied
         self._asked_ms = None if epoch_ms is None else arguments.whole("epoch_ms", epoch_ms, 1, arguments.UINT32_MAX)
         self._start_at = _checked("start", start, STARTS)
         self._end_at = None if end is None else _checked("end", end, ENDS)
@@ -104,93 +101,16 @@ class Epochs(AsyncIterator[Epoch]):
             streams = [await self._cluster.stream(name) for name in self._names]
             self._epoch_us = 1000 * _length_ms(streams, self._asked_ms)
             self._order = {stream.stream_id: number for number, stream in enumerate(streams)}
-            bounds = await self._bounds(streams)
-            committed = await self._committed(streams)
-            while True:
-                first = None if committed else self._first_epoch(bounds)
-                starts = committed or {
-                    stream.stream_id: await self._starts(stream, bounds[stream.stream_id], first) for stream in streams
-                }
-                before, bounds = bounds, await self._bounds(streams)
-                if first is None or _beginnings(before) == _beginnings(bounds):
-                    break  # else something was removed meanwhile
+            beginning = Beginning(self._cluster, streams, self._settings, self._start_at, self._epoch_us)
+            bounds, starts, first = await beginning.find()
             for stream in streams:
                 self._add(stream, starts[stream.stream_id], bounds[stream.stream_id], first)
             if self._end_at == "latest":
-                self._end = self._open_now(bounds)
+                self._end = open_now(bounds, self._epoch_us)
             elif isinstance(self._end_at, int):
                 self._end = self._end_at
             self._first = first
             self._started = True
-
-    async def _bounds(self, streams: Sequence[StreamDescription]) -> Bounds:
-        return {stream.stream_id: await self._cluster.bounds(stream.name, promise=True) for stream in streams}
-
-    async def _committed(self, streams: Sequence[StreamDescription]) -> dict[int, Starts]:
-        """Where the consumer group is to go on, by stream; nothing: it has not begun, or is not asked."""
-        found: dict[int, Starts] = {}
-        if self._start_at == "committed":
-            for stream in streams:
-                cursors = await committed_cursors(self._cluster, self._settings.consumer_group, stream)
-                found[stream.stream_id] = {(at.streamlet_id, at.entry): place for at, place in cursors.items()}
-        return found if any(found.values()) else {}
-
-    def _first_epoch(self, bounds: Bounds) -> int | None:
-        """The first epoch that is wanted; None: whichever comes first. Raises `DataLost`."""
-        whole = self._first_whole(bounds)
-        if isinstance(self._start_at, int):
-            if whole is not None and self._start_at < whole:
-                raise DataLost(
-                    f"of epochs before {whole} of {', '.join(self._names)} something was removed by retention or"
-                    f" truncation, and {self._start_at} is one: start at {whole}, or with 'earliest'",
-                    epoch=self._start_at,
-                    first_whole=whole,
-                )
-            return self._start_at
-        if self._start_at == "latest":
-            opened = self._open_now(bounds)
-            return opened if whole is None else max(opened, whole)
-        return whole
-
-    def _first_whole(self, bounds: Bounds) -> int | None:
-        """The first epoch of which nothing was removed; None: nothing was of any."""
-        removed = [
-            epoch_of(_latest_removed(entry), self._epoch_us)
-            for streamlets in bounds.values()
-            for entries in streamlets.values()
-            for entry in entries
-            if entry.first_record
-        ]
-        return max(removed) + 1 if removed else None
-
-    def _open_now(self, bounds: Bounds) -> int:
-        """The first epoch that is not closed yet, as far as is known."""
-        settled = [
-            time_us
-            for streamlets in bounds.values()
-            for entries in streamlets.values()
-            for entry in entries
-            if (time_us := _settled_us(entry)) is not None
-        ]
-        return epoch_of(min(settled, default=0), self._epoch_us)
-
-    async def _starts(
-        self, stream: StreamDescription, bounds: Mapping[int, Sequence[EntryBounds]], first: int | None
-    ) -> Starts:
-        """Where to begin with each entry: not "wherever it begins", which may be elsewhere when it is read."""
-        if first is None:
-            return {
-                (streamlet_id, number): bound.start
-                for streamlet_id, entries in bounds.items()
-                for number, bound in enumerate(entries)
-            }
-        first_us = min(max(first * self._epoch_us, -(1 << 63)), (1 << 63) - 1)
-        places = await positions_at(self._cluster, stream.name, first_us)
-        return {
-            (streamlet_id, number): place.position
-            for streamlet_id, entries in places.items()
-            for number, place in enumerate(entries)
-        }
 
     def _add(
         self,
@@ -207,7 +127,13 @@ class Epochs(AsyncIterator[Epoch]):
                 entry_id = EntryId(stream.stream_id, streamlet_id, number)
                 wanted = Wanted(entry_id, starts.get((streamlet_id, number), EARLIEST), None)
                 reader = EntryReader(
-                    self._cluster, stream, wanted, settings, epoch_us=self._epoch_us, first_epoch=first
+                    self._cluster,
+                    stream,
+                    wanted,
+                    settings,
+                    epoch_us=self._epoch_us,
+                    first_epoch=first,
+                    copied=self._copied,
                 )
                 reader.learn(bound, by_clock=_is_by_clock(stream))
                 self._readers[entry_id] = reader
@@ -233,6 +159,8 @@ class Epochs(AsyncIterator[Epoch]):
                     for reader in self._readers.values():
                         reader.check_comes_after(self._last)
                 if decision.epoch is not None and not decision.waits_for:
+                    for reader in self._readers.values():
+                        await reader.read_again(decision.epoch)
                     return self._take(decision.epoch)
                 await self._advance(decision)
 
@@ -291,8 +219,23 @@ class Epochs(AsyncIterator[Epoch]):
             number * self._epoch_us,
             (number + 1) * self._epoch_us,
             in_order(chunks, self._order),
-            {reader.stream.stream_id: reader.stream for reader in self._readers.values()},
+            self.streams(),
         )
+
+    def streams(self) -> dict[int, StreamDescription]:
+        """Those that are read, by id, with the newest columns that a chunk had."""
+        found: dict[int, StreamDescription] = {}
+        for reader in self._readers.values():
+            stream = reader.stream
+            known = found.get(stream.stream_id)
+            if known is None or known.schema_id < stream.schema_id:
+                found[stream.stream_id] = stream
+        return found
+
+    @property
+    def throttled_ms(self) -> int:
+        """For how long, altogether, brokers have held answers back, as a quota was used up (docs/quotas.md)."""
+        return sum(reader.throttled_ms for reader in self._readers.values())
 
     def held_up_by(self) -> list[EntryId]:
         """The entries without which the next epoch cannot be closed, as far as is known."""
@@ -300,11 +243,19 @@ class Epochs(AsyncIterator[Epoch]):
 
     def positions(self, stream: str | None = None) -> dict[int, list[Position]]:
         """Where the first epoch that was not given out begins, per streamlet and entry."""
+        return self.positions_of(self.cursors(), stream)
+
+    def cursors(self) -> dict[EntryId, Position]:
+        """Where the first epoch that was not given out begins, of each entry of all streams."""
+        return {entry: reader.position for entry, reader in self._readers.items()}
+
+    def positions_of(self, cursors: Mapping[EntryId, Position], stream: str | None) -> dict[int, list[Position]]:
+        """What `cursors` has said, of one stream, as `positions` says it; None: of the first."""
         name = stream or self._names[0]
         found: dict[int, list[Position]] = {}
-        for entry, reader in sorted(self._readers.items()):
-            if reader.stream.name == name:
-                found.setdefault(entry.streamlet_id, []).append(reader.position)
+        for entry, position in sorted(cursors.items()):
+            if self._readers[entry].stream.name == name:
+                found.setdefault(entry.streamlet_id, []).append(position)
         return found
 
     async def commit(self) -> None:
@@ -312,10 +263,12 @@ class Epochs(AsyncIterator[Epoch]):
 
         Raises what `Consumer.commit` does.
         """
-        positions = {entry: reader.position for entry, reader in self._readers.items()}
-        streams = {reader.stream.stream_id: reader.stream for reader in self._readers.values()}
-        for stream_id, stream in streams.items():
-            mine = {entry: position for entry, position in positions.items() if entry.stream_id == stream_id}
+        await self.commit_up_to(self.cursors())
+
+    async def commit_up_to(self, cursors: Mapping[EntryId, Position]) -> None:
+        """The same up to what `cursors` said some time."""
+        for stream_id, stream in self.streams().items():
+            mine = {entry: position for entry, position in cursors.items() if entry.stream_id == stream_id}
             await self._cluster.commit(self._settings.consumer_group, stream.name, mine)
             await report_cursors(self._cluster, self._settings.consumer_group, stream, mine)
 
@@ -354,22 +307,5 @@ def _length_ms(streams: Sequence[StreamDescription], asked_ms: int | None) -> in
     return length_ms
 
 
-def _latest_removed(entry: EntryBounds) -> int:
-    """The greatest time of what was removed from an entry, or more."""
-    times = (entry.removed_watermark_us, entry.watermark_us)
-    return next((time_us for time_us in times if time_us is not None), 0)
-
-
-def _beginnings(bounds: Bounds) -> list[int]:
-    """How much was removed of each entry."""
-    return [entry.first_record for each in bounds.values() for entries in each.values() for entry in entries]
-
-
 def _is_by_clock(stream: StreamDescription) -> bool:
     return stream.config.punctuation == "clock"
-
-
-def _settled_us(entry: EntryBounds) -> int | None:
-    """Nothing older comes, as far as is known; None: nothing has come, and nobody says so."""
-    times = [time_us for time_us in (entry.watermark_us, entry.promised_us) if time_us is not None]
-    return max(times) if times else None

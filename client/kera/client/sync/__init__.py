@@ -7,7 +7,7 @@ from kera.client.sync.access import Access
 from kera.client.sync.admin import Admin
 from kera.client.sync.client import Client
 from kera.client.sync.consumer import Consumer, GroupConsumer
-from kera.client.sync.epochs import Epochs
+from kera.client.sync.epochs import Epochs, OrderedConsumer
 from kera.client.sync.producer import Producer, Sent
 
-__all__ = ["Access", "Admin", "Client", "Consumer", "Epochs", "GroupConsumer", "Producer", "Sent"]
+__all__ = ["Access", "Admin", "Client", "Consumer", "Epochs", "GroupConsumer", "OrderedConsumer", "Producer", "Sent"]

@@ -12,14 +12,15 @@ from kera.client.client import Client as AsyncClient
 from kera.client.consuming.group_consumer_settings import GroupConsumerSettings
 from kera.client.consuming.leases import LostGroup
 from kera.client.consuming.start_and_end import End, Start
-from kera.client.epochs.reader import EPOCH_BYTES_MAX, EpochEnd, EpochStart
+from kera.client.epochs.beginning import EpochStart
+from kera.client.epochs.reader import EPOCH_BYTES_MAX, EpochEnd
 from kera.client.positions import Positions
 from kera.client.serializers.choosing import DeserializerLike, SerializerLike
 from kera.client.settings import ClientSettings, ConsumerSettings, ProducerSettings
 from kera.client.sync.access import Access
 from kera.client.sync.admin import Admin
 from kera.client.sync.consumer import Consumer, GroupConsumer, following
-from kera.client.sync.epochs import Epochs
+from kera.client.sync.epochs import Epochs, OrderedConsumer
 from kera.client.sync.loop_thread import loop_thread
 from kera.client.sync.producer import Producer
 from kera.client.sync.schemas import SchemaRegistry
@@ -132,6 +133,36 @@ class Client:
             )
         )
         return Epochs(self._thread, made)
+
+    def ordered_consumer(
+        self,
+        *streams: str,
+        epoch_ms: int | None = None,
+        start: EpochStart = "latest",
+        end: EpochEnd | None = None,
+        epoch_bytes_max: int = EPOCH_BYTES_MAX,
+        settings: ConsumerSettings | None = None,
+        deserializer: DeserializerLike = None,
+        key_deserializer: DeserializerLike = None,
+        **overrides: Any,
+    ) -> OrderedConsumer:
+        """A consumer of `streams` in one total order, by time; see `kera.client.Client.ordered_consumer`."""
+        made = self._thread.run(
+            _made(
+                lambda: self._client.ordered_consumer(
+                    *streams,
+                    epoch_ms=epoch_ms,
+                    start=start,
+                    end=end,
+                    epoch_bytes_max=epoch_bytes_max,
+                    settings=settings,
+                    deserializer=deserializer,
+                    key_deserializer=key_deserializer,
+                    **overrides,
+                )
+            )
+        )
+        return OrderedConsumer(self._thread, made)
 
     def group_consumer(
         self,

@@ -17,6 +17,7 @@ import pyarrow as pa
 from kera.client.chunk_batch import ChunkBatch
 from kera.client.consuming.consumer import Consumer as AsyncConsumer
 from kera.client.consuming.group_consumer import GroupConsumer as AsyncGroupConsumer
+from kera.client.epochs.ordered_consumer import OrderedConsumer as AsyncOrderedConsumer
 from kera.client.sync.loop_thread import LoopThread
 from kera.client.types import Record
 from kera.core.ids import Position
@@ -26,15 +27,15 @@ if TYPE_CHECKING:
     import polars
 
 T = TypeVar("T")
-ConsumerT = TypeVar("ConsumerT", AsyncConsumer, AsyncGroupConsumer)
+ConsumerT = TypeVar("ConsumerT", AsyncConsumer, AsyncGroupConsumer, AsyncOrderedConsumer)
 
 
 AHEAD_MAX = 16
 """Batches that come together. Who has them in hand asks the other thread once for all, which costs some 50 µs."""
 
 
-class _Consumer(Generic[ConsumerT]):
-    """What both kinds have."""
+class RecordsOf(Generic[ConsumerT]):
+    """What all kinds have."""
 
     def __init__(self, thread: LoopThread, consumer: ConsumerT) -> None:
         self._thread = thread
@@ -88,7 +89,7 @@ class _Consumer(Generic[ConsumerT]):
         self._thread.run(self._consumer.close())
 
 
-class Consumer(_Consumer[AsyncConsumer]):
+class Consumer(RecordsOf[AsyncConsumer]):
     """Reads streams. Made by `Client.consumer`; see `kera.client.Consumer`."""
 
     def __init__(self, thread: LoopThread, consumer: AsyncConsumer) -> None:
@@ -157,7 +158,7 @@ class Consumer(_Consumer[AsyncConsumer]):
         return self._thread.run(_of(lambda: self._consumer.positions(stream)))
 
 
-class GroupConsumer(_Consumer[AsyncGroupConsumer]):
+class GroupConsumer(RecordsOf[AsyncGroupConsumer]):
     """Reads streams together with the others of its consumer group. Made by `Client.group_consumer`."""
 
     def __init__(self, thread: LoopThread, consumer: AsyncGroupConsumer) -> None:

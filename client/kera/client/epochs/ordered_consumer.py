@@ -1,0 +1,224 @@
+"""The ordered consumer: records of streams in one total order, which is the same for all who read them.
+
+It reads epochs (`reader.Epochs`) and gives the rows of each, sorted. What it has given counts as delivered by whole
+epochs: so whoever goes on from there has the same epochs again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import TYPE_CHECKING, Self
+
+import pyarrow as pa
+
+from kera.client.consuming.decoding import DecodedRecords, Decoding
+from kera.client.consuming.one_by_one import OneByOne
+from kera.client.epochs.epoch import require_times
+from kera.client.epochs.reader import Epochs
+from kera.client.epochs.sorting import OrderedBatch, OrderedRows
+from kera.client.types import Record
+from kera.core.errors import ClosedError, InvalidArgument
+from kera.core.ids import EntryId, Position
+
+if TYPE_CHECKING:
+    import pandas
+    import polars
+
+BATCH_ROWS_MAX = 65_536
+RECORDS_AT_ONCE = 2_048
+"""Are made when the first of them is asked for: of a whole epoch there may be millions."""
+
+
+class OrderedConsumer(DecodedRecords):
+    """Reads streams in the order of time. Made by `Client.ordered_consumer`; use it as an async context manager.
+
+    ``async for record in consumer`` gives records as Python values; ``async for batch in consumer.batches()`` gives the
+    same as Arrow batches. The order is by time, stream (as they were named), streamlet, entry and ordinal, within each
+    epoch; a record that is late (docs/epochs.md) comes first in the epoch in which it lies.
+
+    An epoch is delivered with its last record: `positions` and `commit` go by whole ones.
+    """
+
+    def __init__(self, epochs: Epochs, *, is_bounded: bool, decoding: Decoding | None = None) -> None:
+        """`epochs` are its own, and `copied`. `is_bounded`: they have an end."""
+        self._epochs = epochs
+        self._is_bounded = is_bounded
+        self._decoding = decoding
+        self._opening = asyncio.Lock()
+        """Of an epoch, or of more of its records: by one task at a time."""
+        self._rows: OrderedRows | None = None
+        """Of the epoch that is being delivered."""
+        self._given = 0
+        """So many of them came as batches, or before what is being delivered as records."""
+        self._opened = 0
+        """So many of them did, or are at hand as records."""
+        self._at_hand: Iterator[Record] = iter(())
+        self._last: Record | None = None
+        """Of the epoch; with it that is delivered."""
+        self._records = OneByOne(self._next_record)
+        self._delivered: Mapping[EntryId, Position] = {}
+        self._behind: Mapping[EntryId, Position] = {}
+        """Where the epoch behind the one that is being delivered begins."""
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def start(self) -> None:
+        """Look up the streams, and decide where to start.
+
+        Raises what `Epochs.start` does, and `InvalidArgument` for a stream without a timestamp column.
+        """
+        if self._closed:
+            raise ClosedError("the consumer is closed")
+        await self._epochs.start()
+        if not self._delivered:
+            for stream in self._epochs.streams().values():
+                require_times(stream)
+                if self._decoding is not None:
+                    self._decoding.check(stream)
+            self._delivered = self._epochs.cursors()
+
+    @property
+    def epoch_ms(self) -> int:
+        """How long an epoch is; 0: it has not started."""
+        return self._epochs.epoch_ms
+
+    @property
+    def throttled_ms(self) -> int:
+        """For how long, altogether, brokers have held answers back, as a quota was used up (docs/quotas.md)."""
+        return self._epochs.throttled_ms
+
+    def held_up_by(self) -> list[EntryId]:
+        """The entries without which the next epoch cannot be closed, as far as is known."""
+        return self._epochs.held_up_by()
+
+    def positions(self, stream: str | None = None) -> dict[int, list[Position]]:
+        """Where the first epoch that was not delivered to its end begins, per streamlet and entry."""
+        return self._epochs.positions_of(self._delivered, stream)
+
+    async def commit(self) -> None:
+        """Say that the epochs that were delivered to their ends have been processed.
+
+        A consumer with ``start="committed"`` and the same ``consumer_group`` begins with the epoch behind these. Raises
+        what `Consumer.commit` does.
+        """
+        await self._epochs.commit_up_to(self._delivered)
+
+    async def batches(self) -> AsyncIterator[OrderedBatch]:
+        """The rows as Arrow batches, up to 65,536 each and of one epoch (`OrderedBatch.ends_epoch`).
+
+        Where rows of streams with other columns come, a batch ends as well. Who has begun with records, and left
+        within an epoch, gets that from its first record on.
+
+        Raises what `Epochs` does.
+        """
+        if self._decoding is not None:
+            self._decoding.forget()
+        while (batch := await self._next_batch()) is not None:
+            yield batch
+
+    async def _next_batch(self) -> OrderedBatch | None:
+        async with self._opening:
+            rows = await self._open_rows()
+            if rows is None:
+                return None
+            self._at_hand, self._last = iter(()), None
+            self._records.take(self._at_hand)
+            batch = rows.batch(self._given, BATCH_ROWS_MAX)
+            self._given = self._opened = self._given + batch.batch.num_rows
+            if batch.ends_epoch:
+                self._deliver()
+            return batch
+
+    async def _open_rows(self) -> OrderedRows | None:
+        """Of the epoch that is next; None: there is none before the end."""
+        await self.start()
+        if self._rows is None:
+            epoch = await anext(self._epochs, None)
+            if epoch is None:
+                return None
+            behind = self._epochs.cursors()
+            self._rows, self._behind = OrderedRows(epoch), behind
+            self._given = self._opened = 0
+        return self._rows
+
+    def _deliver(self) -> None:
+        self._rows = None
+        self._delivered = self._behind
+
+    async def to_arrow(self) -> pa.Table:
+        """All that is left up to `end`, as a table of the streams' columns.
+
+        Raises `InvalidArgument` for a consumer without an `end`, or of streams with different columns, and what
+        `batches` does; then nothing was given out.
+        """
+        if not self._is_bounded:
+            raise InvalidArgument("a table is of a consumer with an end: end='latest', or the number of an epoch")
+        await self.start()
+        streams = list(self._epochs.streams().values())
+        if any(stream.schema != streams[0].schema for stream in streams):
+            raise InvalidArgument("the streams have different columns: their rows cannot be put into one table")
+        parts, before = [pa.Table.from_batches([], streams[0].schema)], self._delivered
+        try:
+            while (batch := await self._next_batch()) is not None:
+                parts.append(pa.Table.from_batches([batch.batch]))
+        except BaseException:
+            self._delivered = before  # nothing was given out
+            raise
+        return pa.concat_tables(parts, promote_options="default")
+
+    async def to_pandas(self) -> pandas.DataFrame:
+        """The same as a data frame of pandas, which has to be installed."""
+        return (await self.to_arrow()).to_pandas()
+
+    async def to_polars(self) -> polars.DataFrame:
+        """The same as a data frame of polars, which has to be installed."""
+        import polars  # noqa: PLC0415 - only who asks for it needs it
+
+        return polars.from_arrow(await self.to_arrow())  # type: ignore[return-value]  # a table is a frame
+
+    def _each_record(self) -> AsyncIterator[Record]:
+        return self._records
+
+    async def _next_records(self) -> list[Record]:
+        first = await anext(self._records, None)
+        return [] if first is None else [first, *self._at_hand]
+
+    async def _next_record(self) -> Record:
+        """When none is at hand: the last of an epoch, with which that is delivered, or the first of the next one."""
+        async with self._opening:  # each of several tasks goes on with what another one has opened meanwhile
+            while True:
+                for record in self._at_hand:
+                    return record
+                if self._last is not None:
+                    record, self._last = self._last, None
+                    self._deliver()
+                    return record
+                rows = await self._open_rows()
+                if rows is None:
+                    raise StopAsyncIteration
+                await self._open_records(rows)
+
+    async def _open_records(self, rows: OrderedRows) -> None:
+        batch = rows.batch(self._opened, RECORDS_AT_ONCE)
+        if self._decoding is not None:
+            await self._decoding.learn(batch.batch, batch.stream)
+        records = list(batch.records())
+        if batch.ends_epoch:
+            self._last = records.pop()
+        self._opened += batch.batch.num_rows
+        self._at_hand = iter(records)
+        self._records.take(self._at_hand)
+
+    async def close(self) -> None:
+        """Stop fetching. What was delivered stays as it is."""
+        self._closed = True
+        self._rows, self._last, self._at_hand = None, None, iter(())
+        self._records.take(self._at_hand)
+        await self._epochs.close()
