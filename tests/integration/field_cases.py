@@ -19,6 +19,7 @@ from kera.v1 import broker_pb2 as broker
 from kera.v1 import common_pb2 as common
 from kera.v1 import consumer_group_pb2 as consumer_group
 from kera.v1 import coordinator_pb2 as coordinator
+from kera.v1 import latency_pb2 as latency
 from kera.v1 import schema_pb2 as schema
 
 STRANGER_ID = 900_001
@@ -58,6 +59,16 @@ class Case:
     """Paths of fields that say whom the request is about."""
     internal: bool = False
     """Only daemons send it."""
+
+
+def _constraint(theirs: Theirs) -> latency.LatencyConstraint:
+    return latency.LatencyConstraint(
+        name=theirs.stream.name,
+        path=[theirs.stream.name],
+        limit_us=1_000_000,
+        window_ms=1_000,
+        statistic=latency.LATENCY_STATISTIC_MEAN,
+    )
 
 
 def _schema() -> schema.SchemaDefinition:
@@ -375,6 +386,19 @@ CASES: dict[Method[Any, Any], Case] = {
     api.DELETE_SCHEMA: Case(
         lambda t: schema.DeleteSchemaRequest(subject=f"no-{t.stream.name}-value", version=1), rights=("subject",)
     ),
+    # -- latency constraints
+    api.CREATE_LATENCY_CONSTRAINT: Case(
+        lambda t: latency.CreateLatencyConstraintRequest(constraint=_constraint(t)), rights=("constraint.path",)
+    ),
+    api.ALTER_LATENCY_CONSTRAINT: Case(
+        lambda t: latency.AlterLatencyConstraintRequest(name=t.stream.name, limit_us=3_000_000, window_ms=2_000),
+        rights=("name", "path"),
+    ),
+    api.LIST_LATENCY_CONSTRAINTS: Case(lambda _: latency.ListLatencyConstraintsRequest()),
+    api.DELETE_LATENCY_CONSTRAINT: Case(
+        lambda t: latency.DeleteLatencyConstraintRequest(name=f"no-{t.stream.name}"), rights=("name",)
+    ),
+    api.DESCRIBE_LATENCY_CONSTRAINT: Case(lambda t: latency.DescribeLatencyConstraintRequest(name=t.stream.name)),
     # -- backups
     api.REPLICATE: Case(
         lambda t: backup.ReplicateRequest(

@@ -98,7 +98,7 @@ class Foreign:
     """What daemons themselves call a defect."""
 
     def channels(self, method: Method[Any, Any]) -> list[Channel]:
-        if method.service in {api.COORDINATOR, api.CONSUMER_GROUPS, api.SCHEMA_REGISTRY}:
+        if method.service in {api.COORDINATOR, api.CONSUMER_GROUPS, api.SCHEMA_REGISTRY, api.LATENCY}:
             return [self.coordinator]
         return list(self.brokers.values()) if method.service == api.BROKER else self.backups
 
@@ -212,6 +212,7 @@ def test_each_method_has_a_case() -> None:
         *api.BACKUP_METHODS,
         *api.CONSUMER_GROUPS_METHODS,
         *api.SCHEMA_REGISTRY_METHODS,
+        *api.LATENCY_METHODS,
     )
     assert set(CASES) == set(methods)
 

@@ -141,6 +141,7 @@ WALL_CLOCK = {
     "coordinator/kera/coordinator/__main__.py": "epochs are above what the clock says, too",
     "coordinator/kera/coordinator/access/service.py": "when users were changed, as shown; when tokens expire",
     "coordinator/kera/coordinator/schemas/service.py": "when a schema was registered, as shown",
+    "coordinator/kera/coordinator/latency/service.py": "when a constraint was made and changed, as shown",
     "coordinator/kera/coordinator/schemas/columns.py": "likewise",
     "coordinator/kera/coordinator/coordinator.py": "when a copy of the metadata was made, for people",
     "coordinator/kera/coordinator/cluster/state.py": "ids and epochs are above what the clock says, too",

@@ -14,6 +14,7 @@
     consumer_groups  which consumer reads what, and how far it is
     access           who may do what: users, rules, tokens
     schemas          what values look like, and which changes of that are taken
+    latency          how late records may be, and what buffers may wait for that
     restored         catching up with a cluster that is younger than the metadata
     control          noticing which brokers are lost
 
@@ -46,6 +47,7 @@ from kera.coordinator.cluster.state import State
 from kera.coordinator.consumer_groups.lags import GroupLags
 from kera.coordinator.consumer_groups.service import ConsumerGroups
 from kera.coordinator.control import Control
+from kera.coordinator.latency.service import LatencyService
 from kera.coordinator.operations.balancing import Balancing
 from kera.coordinator.operations.creators import Creators
 from kera.coordinator.operations.drains import Drains
@@ -104,6 +106,7 @@ class Coordinator:
         shown = state.settings.metrics_port is not None
         lag_interval_ms = state.settings.group_lag_interval_ms if shown else 0
         self.group_lags = GroupLags(state, self.consumer_groups.registry, lag_interval_ms)
+        self.latency = LatencyService(state, guard, self.consumer_groups.registry)
         loads = MeasuredLoads(state.brokers)
         self.stored = StoredBytes(state.brokers, guard)
         self._drops = Drops(state)
@@ -123,6 +126,7 @@ class Coordinator:
             loads=loads,
             access_heard=self.access.heard,
             stored_heard=self.stored.heard,
+            latency_heard=self.latency.planning.heard,
         )
         self.drains = Drains(state, self.recoveries, self.migration)
         self.forgetting = Forgetting(state, self.recoveries, self.migration)
@@ -137,6 +141,7 @@ class Coordinator:
             self._drops,
             self.balancing,
             self.feature_levels,
+            self.latency.planning,
         )
         self.control = Control(
             state, self.recoveries, self._restored, loads, advancing=[part.advance for part in advancing]
@@ -153,6 +158,7 @@ class Coordinator:
             self.unknown.work,
             self._restored.work,
             self.feature_levels.work,
+            self.latency.planning.work,
             self.access.telling,
         )
         """What is done without being asked for, in the order in which it ends."""
@@ -204,6 +210,7 @@ class Coordinator:
             self._restored,
             self.access,
             self.schemas,
+            self.latency,
         ):
             part.load()
         log.info(
@@ -265,6 +272,7 @@ class Coordinator:
             self.consumer_groups,
             self.access,
             self.schemas,
+            self.latency,
         ):
             handlers.update(part.handlers())
         return handlers

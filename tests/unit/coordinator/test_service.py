@@ -40,6 +40,7 @@ async def test_every_method_of_the_coordinator_is_served(client: Client) -> None
         *api.CONSUMER_GROUPS_METHODS,
         *api.ACCESS_METHODS,
         *api.SCHEMA_REGISTRY_METHODS,
+        *api.LATENCY_METHODS,
     }
 
 

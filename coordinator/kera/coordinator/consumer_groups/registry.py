@@ -138,6 +138,14 @@ class ConsumerGroupRegistry:
             members = list(consumer_group.members.values())
             yield name, len(members), sum(len(member.held) for member in members)
 
+    def exists(self, name: str) -> bool:
+        """Whether there is a consumer group of this name."""
+        return name in self.groups
+
+    def reads(self, name: str, stream_id: int) -> bool:
+        """Whether a consumer group has begun a stream."""
+        return name in self._readers.get(stream_id, ())
+
     def named(self, name: str) -> ConsumerGroup:
         """The consumer group of this name. Raises `InvalidArgument` when there is none."""
         if name not in self.groups:

@@ -169,8 +169,11 @@ def steady(before: Budget | None, after: Budget) -> Budget:
     return before if near else after
 
 
-def judged(wanted: Wanted, found: Split | None, current: Mapping[Hop, Figures]) -> Verdict:
-    """Whether a constraint is held. `current`: of hops through which anything went within the last window."""
+def judged(wanted: Wanted, found: Split | None, current: Mapping[Hop, Figures], before: Split | None = None) -> Verdict:
+    """Whether a constraint is held. `current`: of hops through which anything went within the last window.
+
+    `before`: the split by which it went in part of that window.
+    """
     measured = [(hop, current[hop]) for hop in wanted.hops if hop in current]
     if not measured:
         return Verdict(messages.LATENCY_STATE_UNKNOWN, reason="nothing was measured within the last window")
@@ -182,9 +185,10 @@ def judged(wanted: Wanted, found: Split | None, current: Mapping[Hop, Figures]) 
         reason = f"with less than {MARGIN:.0%} to spare: no buffer may wait" if infeasible else ""
         return Verdict(messages.LATENCY_STATE_HELD, mean_us, p99_us, reason=reason)
     beyond = {}
-    for hop, each in measured:
-        allowed_us = found.parts[hop].allowed_us if found is not None and hop in found.parts else 0
-        beyond[hop] = (each.p99_us if wanted.by_p99 else each.mean_us) - allowed_us
+    for hop, figures in measured:
+        part, other = _part(before or found, hop), _part(found, hop)
+        allowed_us = part.need_us + max(part.grant_us, other.grant_us)
+        beyond[hop] = (figures.p99_us if wanted.by_p99 else figures.mean_us) - allowed_us * (1 + STEADY)
     ordered = sorted(beyond, key=lambda hop: -beyond[hop])
     violators = tuple(hop for hop in ordered if beyond[hop] > 0) or (ordered[0],)
     if found is not None and infeasible and found.slowest is not None:
@@ -207,6 +211,10 @@ def judged(wanted: Wanted, found: Split | None, current: Mapping[Hop, Figures]) 
         violators,
         f"the {statistic} is {took_us / 1000:.1f} ms, most beyond its part is {in_words(violators[0])}",
     )
+
+
+def _part(found: Split | None, hop: Hop) -> Part:
+    return Part(0) if found is None else found.parts[hop]
 
 
 def in_words(hop: Hop) -> str:

@@ -51,10 +51,12 @@ class Members:
         loads: MeasuredLoads,
         access_heard: Callable[[str, int, int], None],
         stored_heard: Callable[[coordinator_pb2.HeartbeatRequest], Told],
+        latency_heard: Callable[[coordinator_pb2.HeartbeatRequest], coordinator_pb2.StreamBudgets | None],
     ) -> None:
         """`access_heard`: of a kind of member, its id, and the version of users and rules by which it goes.
 
-        `stored_heard`: of what a broker has stored; returns whose streams take no more.
+        `stored_heard`: of what a broker has stored; returns whose streams take no more. `latency_heard`: of what it has
+        measured; returns what buffers of its streams may wait, if that is not what it goes by.
         """
         self._state = state
         self._recoveries = recoveries
@@ -65,6 +67,7 @@ class Members:
         self._loads = loads
         self._access_heard = access_heard
         self._stored_heard = stored_heard
+        self._latency_heard = latency_heard
         self.work = Work()
 
     def handlers(self) -> Handlers:
@@ -263,6 +266,7 @@ class Members:
             full_principals=stored.full,
             full_principals_incomplete=stored.incomplete,
             now_us=self._state.clock.now_us(),
+            budgets=self._latency_heard(request),
         )
 
     async def _take_down(
@@ -270,7 +274,7 @@ class Members:
     ) -> list[common_pb2.StreamletRef]:
         """Returns of which streamlets starts are refused."""
         self._state.brokers.heartbeat(*launch)
-        for name in ("loads", "starts", "empty_intervals", "stored"):
+        for name in ("loads", "starts", "empty_intervals", "stored", "latency"):
             if len(getattr(request, name)) > REPORTED_MAX:
                 raise InvalidArgument(
                     f"a heartbeat tells of at most {REPORTED_MAX} {name}, not {len(getattr(request, name))}",

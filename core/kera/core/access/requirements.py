@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from itertools import islice
 from typing import Any, NamedTuple
 
 from kera.core.access.rights import CLUSTER, Operation
@@ -167,6 +168,31 @@ def _compatibility_set(request: Any) -> Iterable[Need]:
     return (Need(ADMINISTER, CLUSTER),)
 
 
+PATH_ELEMENTS_MAX = 64
+"""Of a latency constraint, that are looked at: one with so many is refused, whoever asks."""
+
+
+def _on_path(operation: Operation, path: Iterable[str]) -> Iterable[Need]:
+    for element in islice(path, PATH_ELEMENTS_MAX):
+        kind, _, name = element.partition(":")
+        yield Need(DESCRIBE, group(name)) if kind == "group" else Need(operation, stream(element))
+
+
+def _constraint_created(request: Any) -> Iterable[Need]:
+    return _on_path(ALTER, request.constraint.path)
+
+
+def _constraint_altered(request: Any) -> Iterable[Need]:
+    return _on_path(ALTER, request.path)
+
+
+def _narrow_constraints(response: Any, may: May) -> None:
+    _keep(
+        response.constraints,
+        lambda each: all(may(DESCRIBE, str(need.resource)) for need in _on_path(DESCRIBE, each.constraint.path)),
+    )
+
+
 def _narrow_subjects(response: Any, may: May) -> None:
     _keep(response.subjects, lambda subject: may(DESCRIBE, stream(stream_of(subject))))
 
@@ -270,6 +296,12 @@ REQUIREMENTS: Mapping[Method[Any, Any], Requirement] = {
     api.GET_COMPATIBILITY: Requirement(Who.IDENTIFIED, _compatibility_got),
     api.SET_COMPATIBILITY: Requirement(Who.IDENTIFIED, _compatibility_set),
     api.DELETE_SCHEMA: _of_subject(DELETE),
+    # What one of these may be done with goes by the path that it has, too: see the coordinator.
+    api.CREATE_LATENCY_CONSTRAINT: Requirement(Who.IDENTIFIED, _constraint_created),
+    api.ALTER_LATENCY_CONSTRAINT: Requirement(Who.IDENTIFIED, _constraint_altered),
+    api.LIST_LATENCY_CONSTRAINTS: Requirement(Who.IDENTIFIED, narrow=_narrow_constraints),
+    api.DELETE_LATENCY_CONSTRAINT: _IDENTIFIED,
+    api.DESCRIBE_LATENCY_CONSTRAINT: _IDENTIFIED,
 }
 CHANGES: frozenset[Method[Any, Any]] = frozenset(
     {
@@ -287,5 +319,5 @@ CHANGES: frozenset[Method[Any, Any]] = frozenset(
         api.DELETE_CONSUMER_GROUP,
     }
 )
-"""What is written down of those who do it (``audit``). Changes of users, rules, tokens and schemas the coordinator
-writes down itself, as it knows what has changed."""
+"""What is written down of those who do it (``audit``). Changes of users, rules, tokens, schemas and latency constraints
+the coordinator writes down itself, as it knows what has changed."""

@@ -9,6 +9,7 @@ from kera.v1 import broker_pb2 as broker
 from kera.v1 import consumer_group_pb2 as consumer_group
 from kera.v1 import coordinator_pb2 as coordinator
 from kera.v1 import daemon_pb2 as daemon
+from kera.v1 import latency_pb2 as latency
 from kera.v1 import schema_pb2 as schema
 
 ACCESS = "kera.v1.Access"
@@ -18,6 +19,7 @@ BROKER = "kera.v1.Broker"
 CONSUMER_GROUPS = "kera.v1.ConsumerGroups"
 COORDINATOR = "kera.v1.Coordinator"
 DAEMON = "kera.v1.Daemon"
+LATENCY = "kera.v1.Latency"
 SCHEMA_REGISTRY = "kera.v1.SchemaRegistry"
 
 MULTI_WRITE_CHUNKS = Method(
@@ -336,4 +338,51 @@ SCHEMA_REGISTRY_METHODS = (
     GET_COMPATIBILITY,
     SET_COMPATIBILITY,
     DELETE_SCHEMA,
+)
+
+CREATE_LATENCY_CONSTRAINT = Method(
+    LATENCY,
+    "CreateLatencyConstraint",
+    801,
+    latency.CreateLatencyConstraintRequest,
+    latency.CreateLatencyConstraintResponse,
+    request_bytes_max=1 << 16,
+)
+ALTER_LATENCY_CONSTRAINT = Method(
+    LATENCY,
+    "AlterLatencyConstraint",
+    802,
+    latency.AlterLatencyConstraintRequest,
+    latency.AlterLatencyConstraintResponse,
+    request_bytes_max=1 << 16,
+)
+LIST_LATENCY_CONSTRAINTS = Method(
+    LATENCY,
+    "ListLatencyConstraints",
+    803,
+    latency.ListLatencyConstraintsRequest,
+    latency.ListLatencyConstraintsResponse,
+    large=True,
+)
+DELETE_LATENCY_CONSTRAINT = Method(
+    LATENCY,
+    "DeleteLatencyConstraint",
+    804,
+    latency.DeleteLatencyConstraintRequest,
+    latency.DeleteLatencyConstraintResponse,
+)
+DESCRIBE_LATENCY_CONSTRAINT = Method(
+    LATENCY,
+    "DescribeLatencyConstraint",
+    805,
+    latency.DescribeLatencyConstraintRequest,
+    latency.DescribeLatencyConstraintResponse,
+)
+
+LATENCY_METHODS = (
+    CREATE_LATENCY_CONSTRAINT,
+    ALTER_LATENCY_CONSTRAINT,
+    LIST_LATENCY_CONSTRAINTS,
+    DELETE_LATENCY_CONSTRAINT,
+    DESCRIBE_LATENCY_CONSTRAINT,
 )

@@ -20,10 +20,19 @@ from kera.core.access.rights import CLUSTER, OF_RESOURCES, Operation
 from kera.core.errors import AuthenticationFailed, NotAllowed, UnknownStream
 from kera.core.rpc import api
 from kera.core.rpc.method import Call, Method, Reply
-from kera.v1 import access_pb2, backup_pb2, broker_pb2, consumer_group_pb2, coordinator_pb2, daemon_pb2, schema_pb2
+from kera.v1 import (
+    access_pb2,
+    backup_pb2,
+    broker_pb2,
+    consumer_group_pb2,
+    coordinator_pb2,
+    daemon_pb2,
+    latency_pb2,
+    schema_pb2,
+)
 from tests.unit.core.access.support import DAEMON, Now, guard, peer, rule, table
 
-FILES = (access_pb2, backup_pb2, broker_pb2, consumer_group_pb2, coordinator_pb2, daemon_pb2, schema_pb2)
+FILES = (access_pb2, backup_pb2, broker_pb2, consumer_group_pb2, coordinator_pb2, daemon_pb2, latency_pb2, schema_pb2)
 DECLARED = {
     f"{service.full_name}/{method.name}"
     for file in FILES
@@ -61,6 +70,8 @@ def filled(message: Message, depth: int = 0) -> Message:
                 getattr(message, field.name).append(value)
             elif field.containing_oneof is None or field.name == "name":
                 setattr(message, field.name, value)
+        elif field.name == "path":
+            getattr(message, field.name).extend([STREAM, f"group:{GROUP}"])
         elif field.name == "subject":
             setattr(message, field.name, f"{STREAM}-value")
     return message
@@ -129,6 +140,9 @@ def test_a_method_of_which_it_is_not_known_who_may_call_it_is_not_served() -> No
         (api.CHECK_SCHEMA, Operation.DESCRIBE),
         (api.SET_COMPATIBILITY, Operation.ALTER),
         (api.DELETE_SCHEMA, Operation.DELETE),
+        (api.CREATE_LATENCY_CONSTRAINT, Operation.ALTER),
+        (api.CREATE_LATENCY_CONSTRAINT, Operation.DESCRIBE),
+        (api.ALTER_LATENCY_CONSTRAINT, Operation.ALTER),
     ],
 )
 def test_each_of_these_asks_for_its_operation(method: Method[Any, Any], operation: Operation) -> None:

@@ -1,0 +1,260 @@
+"""Once per window of each constraint: whether it is held, and what the buffers of its streams may wait from then on.
+
+Brokers are told with the answers to their heartbeats, all budgets at once, whenever a broker says that it goes by
+another version. A version counts the budgets of one coordinator, above its epoch; 0 are those of a cluster that has no
+constraints. What was measured is in memory only: a new coordinator leaves brokers what they go by until it has heard
+some heartbeats, and then knows of no buffer how long it was allowed to wait: it takes all that writers wait for that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from kera.coordinator.cluster.state import State
+from kera.coordinator.cluster.work import Work
+from kera.coordinator.ids import Launch
+from kera.coordinator.latency.budgets import Budget, Verdict, Wanted, budgets_of, judged, splits_of, steady
+from kera.coordinator.latency.figures import Figures, HopKey, MeasuredHops
+from kera.coordinator.latency.splitting import GATHER, Hop, Measured, Split
+from kera.core.errors import UnknownStream
+from kera.core.telemetry import get_logger
+from kera.v1 import coordinator_pb2
+from kera.v1 import latency_pb2 as messages
+
+log = get_logger("kera.latency")
+
+FIRST_BEATS = 3
+"""A new coordinator has heard of all brokers after so many heartbeat intervals."""
+_NOT_HELD = (messages.LATENCY_STATE_VIOLATED, messages.LATENCY_STATE_INFEASIBLE, messages.LATENCY_STATE_BROKEN)
+_COORDINATOR_SHIFT = 32
+"""Of the coordinator's epoch in a version."""
+
+
+class Shown(NamedTuple):
+    """A constraint as metrics show it, as of its last window."""
+
+    limit_us: int
+    hops: tuple[tuple[Hop, Figures], ...]
+
+
+class View(NamedTuple):
+    """A constraint, as of now."""
+
+    wanted: Wanted
+    verdict: Verdict
+    split: Split | None
+    current: Mapping[Hop, Figures]
+    violations: int
+
+
+class Planning:
+    """See the head of this module."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._measured = MeasuredHops(self._is_alive)
+        self._wanted: dict[str, Wanted] = {}
+        """All constraints, by name."""
+        self._looked_s: dict[str, float] = {}
+        """When each was looked at last; not at all: it is due."""
+        self._splits: dict[str, Split] = {}
+        """Of those that count: all of their streams are there."""
+        self._before: dict[str, Split] = {}
+        """Those until the last look: what is measured now is of them, too."""
+        self._last: dict[Hop, Measured] = {}
+        """What each hop took when anything went through it last."""
+        self._budgets: dict[str, Budget] | None = None
+        """By stream, what brokers are told; None: what they go by nobody knows."""
+        self._told = coordinator_pb2.StreamBudgets()
+        self._last_version = state.coordinator_epoch << _COORDINATOR_SHIFT
+        self._broken: dict[str, messages.LatencyState.ValueType] = {}
+        """Those that are not held, as the log has been told."""
+        self._changed = False
+        """Something was put that was not looked at yet."""
+        self.violations: Counter[str] = Counter()
+        """By constraint, in how many windows it was not held."""
+        self.shown: Mapping[str, Shown] = {}
+        """For metrics; replaced as a whole."""
+        self.work = Work()
+
+    def load(self, constraints: Iterable[messages.LatencyConstraint]) -> None:
+        """Take up those that there are; they are looked at once brokers were heard of."""
+        settings, now_s = self._state.settings, self._state.clock.monotonic_s()
+        for constraint in constraints:
+            each = Wanted.of(constraint)
+            wait_s = min(each.window_ms, FIRST_BEATS * settings.heartbeat_interval_ms) / 1000
+            self._wanted[each.name] = each
+            self._looked_s[each.name] = now_s + wait_s - each.window_ms / 1000
+        if not self._wanted:
+            self._budgets = {}
+
+    def put(self, name: str, constraint: messages.LatencyConstraint | None) -> None:
+        """A constraint is stored, or was deleted: what follows from it is next."""
+        self._looked_s.pop(name, None)
+        if constraint is not None:
+            self._wanted[name] = Wanted.of(constraint)
+        else:
+            del self._wanted[name]
+            self._broken.pop(name, None)
+            del self.violations[name]
+            self.shown = {each: shown for each, shown in self.shown.items() if each != name}
+        self._splits.pop(name, None)
+        self._before.pop(name, None)
+        self._changed = True
+        self.work.start("plan", self._plan)
+
+    def _all(self) -> Iterable[Wanted]:
+        return self._wanted.values()
+
+    # -- brokers ---------------------------------------------------------------------------------------------------
+
+    def heard(self, request: coordinator_pb2.HeartbeatRequest) -> coordinator_pb2.StreamBudgets | None:
+        """A broker that is alive has said what it has measured, and by which version it goes.
+
+        Returns what it is to go by; None: by that.
+        """
+        self._measured.note(Launch(request.broker_id, request.broker_epoch), request.latency)
+        if self._budgets is None or self._told.version == request.budgets_version:
+            return None
+        return self._told
+
+    def _is_alive(self, launch: Launch) -> bool:
+        brokers = self._state.brokers
+        return brokers.is_current(launch) and brokers.is_alive(launch.member_id)
+
+    # -- looking ---------------------------------------------------------------------------------------------------
+
+    def advance(self) -> None:
+        """Look at what is due."""
+        if self._changed or any(self._is_due(each) for each in self._all()):
+            self.work.start("plan", self._plan)
+
+    def _is_due(self, each: Wanted) -> bool:
+        looked_s = self._looked_s.get(each.name)
+        return looked_s is None or self._state.clock.monotonic_s() >= looked_s + each.window_ms / 1000
+
+    async def _plan(self) -> None:
+        """Look at those that are due, and tell what follows; again, if others were put meanwhile."""
+        while True:
+            self._changed = False
+            await self._look([each for each in self._all() if self._is_due(each)])
+            if not self._changed:
+                return
+
+    async def _look(self, due: Iterable[Wanted]) -> None:
+        state, pace = self._state, self._state.pace()
+        self._measured.forget_lost()
+        counted, shown = [], dict(self.shown)
+        for each in due:
+            await pace.step()
+            if not self._is_current(each):
+                continue
+            self._looked_s[each.name] = state.clock.monotonic_s()
+            missing = self._missing(each)
+            if missing:
+                self._splits.pop(each.name, None)
+                self._before.pop(each.name, None)
+                shown.pop(each.name, None)
+                self._log(each.name, Verdict(messages.LATENCY_STATE_BROKEN, reason=missing))
+                continue
+            counted.append(each)
+            current = self._current(each)
+            self._note(each, current)
+            self._judge(each, current)
+            shown[each.name] = Shown(each.limit_us, tuple(current.items()))
+        names = {each.name for each in counted}
+        others = {name: found for name, found in self._splits.items() if name not in names}
+        splits = await state.in_slices(splits_of(counted, others, self._last))
+        for each in filter(self._is_current, counted):
+            if each.name in self._splits:
+                self._before[each.name] = self._splits[each.name]
+            self._splits[each.name] = splits[each.name]
+        there = [each for each in self._all() if not self._missing(each)]
+        self.shown = {name: each for name, each in shown.items() if name in self._wanted}
+        if all(each.name in self._splits for each in there):  # else others are next
+            self._tell(budgets_of(there, self._splits))
+        kept = {hop for each in self._all() for hop in each.hops}
+        self._last = {hop: last for hop, last in self._last.items() if hop in kept}
+
+    def _is_current(self, each: Wanted) -> bool:
+        return self._wanted.get(each.name) is each
+
+    def _note(self, each: Wanted, current: Mapping[Hop, Figures]) -> None:
+        """Remember what hops took, and what their buffers were allowed to wait meanwhile."""
+        for hop, found in current.items():
+            granted_us, window_ms = 0.0, each.window_ms
+            budget = None if self._budgets is None else self._budgets.get(hop.stream)
+            if budget is not None:
+                granted_us, window_ms = budget.granted_us(hop), budget.window_ms
+            elif self._budgets is None and hop.hop == GATHER:
+                granted_us = math.inf
+            self._last[hop] = Measured(found.chunks, found.mean_us, found.p99_us, window_ms, granted_us)
+
+    def _judge(self, each: Wanted, current: Mapping[Hop, Figures]) -> None:
+        found = self._splits.get(each.name)
+        if found is None:
+            return  # it is new: what was measured until now was not to be held
+        verdict = judged(each, found, current)
+        took_us = verdict.p99_us if each.by_p99 else verdict.mean_us
+        self.violations[each.name] += took_us > each.limit_us
+        self._log(each.name, verdict)
+
+    def _log(self, name: str, verdict: Verdict) -> None:
+        """Say once that a constraint is not held any more, and once that it is again."""
+        before = self._broken.get(name)
+        if verdict.state in _NOT_HELD and verdict.state != before:
+            self._broken[name] = verdict.state
+            log.warning("latency constraint is not held", constraint=name, reason=verdict.reason)
+        elif verdict.state == messages.LATENCY_STATE_HELD and before is not None:
+            del self._broken[name]
+            log.info("latency constraint is held again", constraint=name)
+
+    def _tell(self, budgets: Mapping[str, Budget]) -> None:
+        known = self._budgets or {}
+        steadied = {stream: steady(known.get(stream), budget) for stream, budget in budgets.items()}
+        ids = {stream: self._state.catalog.named(stream).stream_id for stream in steadied}
+        told = [steadied[stream].message(ids[stream]) for stream in sorted(steadied)]
+        if self._budgets is None or told != list(self._told.budgets):
+            self._last_version += 1
+            self._told = coordinator_pb2.StreamBudgets(version=self._last_version, budgets=told)
+        self._budgets = steadied
+
+    # -- what is there ---------------------------------------------------------------------------------------------
+
+    def view(self, name: str) -> View:
+        """A constraint, as of now."""
+        each = self._wanted[name]
+        missing = self._missing(each)
+        if missing:
+            verdict = Verdict(messages.LATENCY_STATE_BROKEN, reason=missing)
+            return View(each, verdict, None, {}, self.violations[name])
+        found, current = self._splits.get(name), self._current(each)
+        verdict = judged(each, found, current, self._before.get(name))
+        return View(each, verdict, found, current, self.violations[name])
+
+    def advised_us(self, hop: Hop) -> int:
+        """For how long the buffer of a hop may wait, as brokers are told."""
+        budget = (self._budgets or {}).get(hop.stream)
+        return 0 if budget is None else budget.granted_us(hop)
+
+    def _current(self, each: Wanted) -> dict[Hop, Figures]:
+        """What was measured over the last window; all streams are there."""
+        found = {}
+        for hop in each.hops:
+            stream_id = self._state.catalog.named(hop.stream).stream_id
+            figures = self._measured.of(HopKey(stream_id, hop.hop, hop.group))
+            if figures is not None:
+                found[hop] = figures
+        return found
+
+    def _missing(self, each: Wanted) -> str:
+        """Which stream is not there, in words; empty: all are."""
+        for stream in dict.fromkeys(hop.stream for hop in each.hops):
+            try:
+                self._state.catalog.named(stream)
+            except UnknownStream:
+                return f"stream {stream!r} is not there: it counts for nothing until it is, or the path is another one"
+        return ""

@@ -1,0 +1,174 @@
+"""What brokers are told to let buffers wait, once per window, and what becomes of it when coordinators change."""
+
+from __future__ import annotations
+
+import pytest
+
+from kera.core.errors import InvalidArgument
+from kera.v1 import coordinator_pb2
+from kera.v1 import latency_pb2 as messages
+from tests.unit.coordinator.latency.support import FIRST, LIMIT_US, PATH, WINDOW_S, World, word
+
+
+async def test_without_a_constraint_nothing_is_told(world: World) -> None:
+    answer = await world.beat()
+    assert not answer.HasField("budgets")
+    await world.window()
+    assert (world.version, world.budgets) == (0, {})
+
+
+async def test_a_constraint_is_told_once_and_again_when_it_changes(world: World) -> None:
+    await world.create()
+    assert (await world.beat()).HasField("budgets")
+    assert set(world.budgets) == {"clicks", "visits"}
+    first, budget = world.version, world.budgets["clicks"]
+    assert first >> 32 == world.cluster.epoch
+    assert (budget.constraint, budget.window_ms) == ("checkout", 15_000)
+    assert 0 < budget.gather_us < LIMIT_US  # nobody knows yet what hops need
+    assert not (await world.beat()).HasField("budgets")
+    await world.window()
+    assert world.version > first
+    assert world.budgets["clicks"].gather_us == (270_000 - 10_000) // 2
+
+
+async def test_what_hardly_changes_is_not_told(world: World) -> None:
+    await world.create()
+    await world.window()
+    version = world.version
+    await world.window(send=1_200)
+    assert world.version == version
+    await world.window(send=30_000)
+    assert world.version > version
+    assert world.budgets["clicks"].gather_us == (270_000 - 8_000 - 60_000) // 2
+
+
+async def test_what_buffers_wait_is_nothing_that_hops_need(world: World) -> None:
+    """As it settles: what was granted is measured, and granted again."""
+    await world.create()
+    await world.window()
+    granted_us = world.budgets["clicks"].gather_us
+    for _ in range(3):
+        await world.window(gather=granted_us)
+        assert abs(world.budgets["clicks"].gather_us - granted_us) < 0.05 * granted_us
+
+
+async def test_deleted_constraints_leave_no_budget(world: World) -> None:
+    await world.create()
+    await world.beat()
+    await world.delete()
+    answer = await world.beat()
+    assert answer.HasField("budgets")
+    assert world.budgets == {}
+    assert not (await world.beat()).HasField("budgets")
+
+
+async def test_an_altered_limit_holds_at_once(world: World) -> None:
+    await world.create()
+    await world.window()
+    await world.alter(limit_us=100_000)
+    await world.beat(world.took())
+    assert world.budgets["clicks"].gather_us == (90_000 - 10_000) // 2
+
+
+async def test_of_several_constraints_the_strictest_is_told(world: World) -> None:
+    await world.create()
+    await world.create("fast", path=PATH[:2], limit_us=50_000, window_ms=1_000)
+    await world.window()
+    budget = world.budgets["clicks"]
+    assert (budget.constraint, budget.window_ms, budget.gather_us) == ("fast", 1_000, 45_000 - 5_000)
+    assert world.budgets["visits"].gather_us == 270_000 - 10_000 - 40_000
+    await world.delete("fast")
+    await world.window()
+    assert world.budgets["clicks"].constraint == "checkout"
+
+
+async def test_windows_in_which_it_is_not_held_are_counted(world: World) -> None:
+    await world.create()
+    await world.window()
+    assert world.describe().violations == 0
+    await world.window(work=200_000)
+    found = world.describe()
+    assert (found.violations, found.state) == (1, messages.LATENCY_STATE_INFEASIBLE)
+    assert [word(hop.hop) for hop in found.hops if hop.violates] == ["work", "work"]
+    assert found.least_limit_us > LIMIT_US
+    assert all(hop.advised_us == 0 for hop in found.hops)
+    await world.window()
+    assert (world.describe().violations, world.describe().state) == (1, messages.LATENCY_STATE_HELD)
+
+
+async def test_figures_of_brokers_that_are_gone_count_for_nothing(world: World) -> None:
+    await world.create()
+    await world.window()
+    assert world.describe().state == messages.LATENCY_STATE_HELD
+    await world.cluster.silence(FIRST)
+    assert world.describe().state == messages.LATENCY_STATE_HELD  # as of the last look
+    world.cluster.clock.advance(WINDOW_S)
+    await world.cluster.settle()
+    assert world.describe().state == messages.LATENCY_STATE_UNKNOWN
+
+
+async def test_a_new_coordinator_leaves_brokers_what_they_go_by_until_it_has_heard_of_them(world: World) -> None:
+    await world.create()
+    await world.window()
+    version, granted_us = world.version, world.budgets["clicks"].gather_us
+    await world.fail_over()
+    await world.cluster.settle()
+    assert not (await world.beat(world.took())).HasField("budgets")
+    await world.window(world.first_look_s, gather=granted_us)
+    assert world.version >> 32 == world.cluster.epoch > version >> 32
+    assert abs(world.budgets["clicks"].gather_us - granted_us) < 0.05 * granted_us
+    await world.window(gather=granted_us)
+    assert abs(world.budgets["clicks"].gather_us - granted_us) < 0.05 * granted_us
+    assert world.describe().constraint.path == list(PATH)
+
+
+async def test_what_another_coordinator_told_is_taken_back_by_one_that_has_no_constraints(world: World) -> None:
+    await world.create()
+    await world.beat()
+    await world.delete()
+    await world.cluster.restart()
+    assert world.version
+    assert (await world.beat()).HasField("budgets")
+    assert (world.version, world.budgets) == (0, {})
+
+
+async def test_a_constraint_that_is_made_after_a_failover_does_not_take_others_back(world: World) -> None:
+    await world.create()
+    await world.window()
+    await world.fail_over()
+    await world.create("fast", path=PATH[:2], limit_us=50_000)
+    await world.beat(world.took())
+    assert set(world.budgets) == {"clicks", "visits"}
+    await world.window(world.first_look_s)
+    assert {each.constraint for each in world.budgets.values()} == {"fast", "checkout"}
+
+
+async def test_a_constraint_of_a_stream_that_is_deleted_says_so_and_counts_for_nothing(world: World) -> None:
+    await world.create()
+    await world.window()
+    await world.cluster.coordinator.streams.delete("clicks")
+    found = world.describe()
+    assert found.state == messages.LATENCY_STATE_BROKEN
+    assert "stream 'clicks' is not there" in found.reason
+    await world.window(streams=["visits"])
+    assert world.budgets == {}
+    await world.cluster.create("clicks")
+    await world.window()
+    assert world.budgets["clicks"].stream_id == world.stream_id("clicks")
+    assert world.describe().state == messages.LATENCY_STATE_HELD
+
+
+async def test_a_heartbeat_tells_of_so_many_hops_and_no_more(world: World) -> None:
+    figures = [messages.HopFigures(stream_id=1, hop=messages.HOP_SEND, count=1)] * 4097
+    with pytest.raises(InvalidArgument, match="at most 4096 latency, not 4097"):
+        await world.beat(figures)
+
+
+async def test_others_are_served_while_many_constraints_are_planned(world: World) -> None:
+    for number in range(40):
+        await world.cluster.create(f"s{number}")
+        await world.create(f"c{number}", path=[f"s{number}"])
+    await world.window()
+    assert len(world.budgets) == 40
+    request = coordinator_pb2.HeartbeatRequest(broker_id=FIRST, broker_epoch=1, budgets_version=world.version)
+    assert world.latency.planning.heard(request) is None

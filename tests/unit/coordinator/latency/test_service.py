@@ -1,0 +1,162 @@
+"""Requests about latency constraints: what they make, who may ask, and what is written down of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from kera.core.access.accounts import Accounts
+from kera.core.access.audit import Audit, AuditEvent
+from kera.core.access.authenticator import Authenticator
+from kera.core.access.certificates import DAEMONS, USERS, CertificateNames
+from kera.core.access.guard import CALLER, Guard
+from kera.core.access.identity import Identity
+from kera.core.access.rights import Operation
+from kera.core.errors import (
+    InvalidArgument,
+    LatencyConstraintExists,
+    NotAllowed,
+    UnknownLatencyConstraint,
+    UnknownStream,
+)
+from kera.core.rpc.method import Peer
+from kera.v1 import latency_pb2 as messages
+from tests.unit.coordinator.latency.support import LIMIT_US, PATH, World
+from tests.unit.core.access.support import rule, table
+
+
+async def test_a_constraint_is_made_once(world: World) -> None:
+    made = await world.create()
+    assert (made.window_ms, made.statistic) == (15_000, messages.LATENCY_STATISTIC_MEAN)
+    assert await world.create() == made  # as who has got no answer asks again
+    with pytest.raises(LatencyConstraintExists):
+        await world.create(limit_us=1_000)
+
+
+async def test_all_of_its_path_has_to_be_there(world: World) -> None:
+    with pytest.raises(UnknownStream, match="no stream 'orders'"):
+        await world.create(path=["orders"])
+    with pytest.raises(InvalidArgument, match="no consumer group 'nobody'"):
+        await world.create(path=["clicks", "group:nobody"])
+    with pytest.raises(InvalidArgument, match="'dashboard' does not read 'clicks'"):
+        await world.create(path=["clicks", "group:dashboard"])
+    await world.read("dashboard", "clicks")
+    await world.create(path=["clicks", "group:dashboard"])
+
+
+async def test_what_is_not_set_stays_as_it_is(world: World) -> None:
+    await world.create(statistic=messages.LATENCY_STATISTIC_P99)
+    found = await world.alter(limit_us=50_000)
+    assert (found.limit_us, found.statistic, list(found.path)) == (50_000, messages.LATENCY_STATISTIC_P99, list(PATH))
+    found = await world.alter(window_ms=1_000, path=PATH[:3])
+    assert (found.limit_us, found.window_ms, list(found.path)) == (50_000, 1_000, list(PATH[:3]))
+    with pytest.raises(InvalidArgument, match="the limit"):
+        await world.alter(limit_us=0)
+    with pytest.raises(UnknownStream):
+        await world.alter(path=["orders"])
+    assert world.describe().constraint == found
+
+
+async def test_none_of_its_name_is_told_so(world: World) -> None:
+    for ask in (world.alter, world.delete):
+        with pytest.raises(UnknownLatencyConstraint, match="no latency constraint 'nope': kera latency list"):
+            await ask("nope")
+    with pytest.raises(UnknownLatencyConstraint):
+        world.describe("nope")
+    with pytest.raises(InvalidArgument, match="cannot be called"):
+        world.describe("")
+
+
+async def test_constraints_outlast_a_coordinator(world: World) -> None:
+    await world.create()
+    await world.create("ends", path=PATH[:1])
+    await world.alter("ends", limit_us=77_000)
+    before = world.describe("ends")
+    await world.delete("checkout")
+    await world.fail_over()
+    answer = await world.latency.list_all(messages.ListLatencyConstraintsRequest())
+    assert [each.constraint.name for each in answer.constraints] == ["ends"]
+    assert answer.constraints[0].constraint.limit_us == 77_000
+    assert answer.constraints[0].created_us == before.created_us > 0
+
+
+async def test_a_description_has_the_hops_of_the_path_and_what_they_took(world: World) -> None:
+    await world.create()
+    assert world.describe().state == messages.LATENCY_STATE_UNKNOWN
+    await world.window(gather=20_000)
+    found = world.describe()
+    assert (found.state, found.mean_us, found.p99_us) == (messages.LATENCY_STATE_HELD, 50_000, 50_000)
+    assert [(hop.stream, hop.consumer_group) for hop in found.hops] == [
+        *[("clicks", "")] * 3,
+        *[("clicks", "enrich")] * 3,
+        *[("visits", "")] * 3,
+        *[("visits", "dashboard")] * 3,
+    ]
+    gather = found.hops[0]
+    assert (gather.hop, gather.count, gather.mean_us) == (messages.HOP_GATHER, 100, 20_000)
+    assert gather.advised_us == world.budgets["clicks"].gather_us > 0
+    assert sum(hop.allowed_us for hop in found.hops) <= LIMIT_US * 9 // 10
+    answer = await world.latency.list_all(messages.ListLatencyConstraintsRequest())
+    assert [(each.mean_us, len(each.hops)) for each in answer.constraints] == [(50_000, 0)]
+
+
+# --- who may ask -------------------------------------------------------------------------------------------------
+
+
+class Secured:
+    """Alice asks a coordinator with security on."""
+
+    def __init__(self, world: World) -> None:
+        now_s = world.cluster.clock.boottime_s
+        self.events: list[AuditEvent] = []
+        door = Authenticator(CertificateNames.of(DAEMONS, USERS), now_s=now_s)
+        self.guard = Guard(door, Audit(now_s, self.events.append))
+        world.latency._guard = self.guard
+
+    def grant(self, **rights: tuple[Operation, ...]) -> None:
+        """She may do this, by the names of streams and consumer groups, and nothing else."""
+        rules = [
+            rule("user:alice", f"{'stream' if name in PATH else 'group'}:{name}", *operations)
+            for name, operations in rights.items()
+        ]
+        self.guard.authenticator.accounts = Accounts(table(rules=rules), 1, 0.0)
+        CALLER.set(Peer("grpc", "10.0.0.9:1", identity=Identity("alice")))
+
+
+@pytest.fixture
+def secured(world: World) -> Iterator[Secured]:
+    yield Secured(world)
+    CALLER.set(None)
+
+
+ALTER, DESCRIBE, USE = (Operation.ALTER,), (Operation.DESCRIBE,), (Operation.USE,)
+
+
+async def test_who_may_alter_all_streams_of_a_path_alters_and_deletes(world: World, secured: Secured) -> None:
+    await world.create()
+    secured.grant(clicks=ALTER, visits=ALTER, enrich=DESCRIBE, dashboard=USE)
+    await world.alter(limit_us=1_000_000)
+    assert world.describe().changed_by == "user:alice"
+    await world.delete()
+    changed = [event for event in secured.events if event.principal == "user:alice"]
+    assert len(changed) == 2
+
+
+async def test_who_may_describe_a_path_looks_and_changes_nothing(world: World, secured: Secured) -> None:
+    await world.create()
+    secured.grant(clicks=ALTER, visits=DESCRIBE, enrich=DESCRIBE, dashboard=USE)
+    assert world.describe().constraint.name == "checkout"
+    for ask in (world.alter, world.delete):
+        with pytest.raises(NotAllowed, match="may not alter stream:visits"):
+            await ask()
+
+
+async def test_who_may_not_describe_all_of_a_path_is_told_that_there_is_none(world: World, secured: Secured) -> None:
+    await world.create()
+    secured.grant(clicks=ALTER, visits=ALTER, enrich=DESCRIBE)
+    with pytest.raises(UnknownLatencyConstraint, match="no latency constraint 'checkout'"):
+        world.describe()
+    for ask in (world.alter, world.delete):
+        with pytest.raises(UnknownLatencyConstraint):
+            await ask()
