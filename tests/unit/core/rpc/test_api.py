@@ -12,8 +12,9 @@ from kera.core.rpc.api import (
     CONSUMER_GROUPS_METHODS,
     COORDINATOR_METHODS,
     DAEMON_METHODS,
+    LATENCY_METHODS,
 )
-from kera.v1 import backup_pb2, broker_pb2, consumer_group_pb2, coordinator_pb2, daemon_pb2
+from kera.v1 import backup_pb2, broker_pb2, consumer_group_pb2, coordinator_pb2, daemon_pb2, latency_pb2
 
 ALL: tuple[Method[Any, Any], ...] = (
     *BROKER_METHODS,
@@ -21,6 +22,7 @@ ALL: tuple[Method[Any, Any], ...] = (
     *BACKUP_METHODS,
     *CONSUMER_GROUPS_METHODS,
     *DAEMON_METHODS,
+    *LATENCY_METHODS,
 )
 SERVICES: list[ServiceDescriptor] = [
     *broker_pb2.DESCRIPTOR.services_by_name.values(),
@@ -28,6 +30,7 @@ SERVICES: list[ServiceDescriptor] = [
     *backup_pb2.DESCRIPTOR.services_by_name.values(),
     *consumer_group_pb2.DESCRIPTOR.services_by_name.values(),
     *daemon_pb2.DESCRIPTOR.services_by_name.values(),
+    *latency_pb2.DESCRIPTOR.services_by_name.values(),
 ]
 
 
@@ -66,6 +69,7 @@ def test_the_numbers_in_frames_never_change() -> None:
         "ListGroups": 15,
         "LocateChunks": 16,
         "ListSegments": 17,
+        "Punctuate": 18,
         "CreateStream": 101,
         "GetStreamId": 102,
         "DescribeStream": 103,
@@ -102,6 +106,11 @@ def test_the_numbers_in_frames_never_change() -> None:
         "DeleteConsumerGroup": 308,
         "DescribeDaemon": 401,
         "ReadFigures": 402,
+        "CreateLatencyConstraint": 801,
+        "AlterLatencyConstraint": 802,
+        "ListLatencyConstraints": 803,
+        "DeleteLatencyConstraint": 804,
+        "DescribeLatencyConstraint": 805,
     }
 
 
