@@ -109,6 +109,51 @@ async def test_a_stream_is_made_filled_browsed_and_moved_in_a_browser(cluster: R
 
 
 @needs_chromium
+async def test_epochs_are_set_from_a_page_that_shows_which_entry_the_next_one_waits_for(
+    cluster: RunningCluster,
+) -> None:
+    async with (
+        a_console("--admin", bootstrap=cluster.bootstrap) as console,
+        a_browser() as look,
+        connected(cluster) as client,
+    ):
+        page, address = look.page, console.url + "/streams/epochs"
+        await look.go(console.url + "/streams")
+        await unfold(look, "Create a stream")
+        await look.fill(name="epochs", streamlets="2", epoch_ms="2000", epoch_grace_ms="250")
+        await submit(look, "/streams/create")
+        await expect(page.locator("[role=status]")).to_have_text("The stream was created.")
+        config = (await client.admin.describe_stream("epochs")).config
+        assert (config.epoch_ms, config.punctuation, config.epoch_grace_ms) == (2000, "clock", 250)
+        await expect(page.locator("dl.fields")).to_contain_text("of 2 s, ended by the clock, with a grace of 250 ms")
+        await expect(page.get_by_text("its broker's clock")).to_have_count(2)
+        await expect(page.get_by_text("should be further")).to_have_count(0)
+
+        await unfold(look, "Change settings")
+        await page.select_option("#punctuation", "producers")
+        await look.fill(timestamp_ahead_max_ms="0")
+        await submit(look, "/streams/epochs/alter")
+        await expect(page.locator("dl.fields")).to_contain_text("of 2 s, ended by what producers write")
+        await expect(page.locator("section", has_text="Next epoch")).to_contain_text("nothing was written yet")
+        async with client.producer() as producer:
+            await producer.prepare("epochs")
+            for streamlet, time_us in ((0, 9_000_000), (1, 5_000_000)):
+                producer.send("epochs", b"x", timestamp_us=time_us, streamlet=streamlet)
+        await look.go(address)
+        rows = page.locator("section", has_text="Next epoch").locator("h2:has-text('Next epoch') + table tbody tr")
+        assert [(await rows.nth(at).inner_text()).split("\t")[::3] for at in range(2)] == [
+            ["1", "1970-01-01 00:00:05.000"],
+            ["0", "1970-01-01 00:00:09.000"],
+        ]
+        await look.go(console.url + "/streams")
+        await unfold(look, "Create a stream")
+        await look.fill(name="epochs-long", epoch_ms=str(400 * 86_400_000))
+        await submit(look, "/streams/create")
+        assert "epoch_ms" in await look.text()
+        assert [each for each in look.complaints if "400" not in each] == []
+
+
+@needs_chromium
 async def test_lag_is_shown_as_it_changes_and_a_group_is_put_elsewhere(cluster: RunningCluster) -> None:
     async with connected(cluster) as client:
         await client.admin.create_stream("lagging")

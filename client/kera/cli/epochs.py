@@ -15,7 +15,8 @@ from kera.cli._run import UsageError, run_async
 from kera.cli._table import format_time, table
 
 if TYPE_CHECKING:
-    from kera.client import EntryBounds, Epoch, StreamDescription
+    from kera.client import Epoch, StreamDescription
+    from kera.client.epochs.settled import Settled
 
 app = Commands(help="Look at the epochs of a stream.", no_args_is_help=True)
 
@@ -89,18 +90,15 @@ def lag(
 
 
 async def _lag(bootstrap: str, name: str, output: Output) -> None:
+    from kera.client.epochs.settled import settled_entries
+
     async with connected(bootstrap) as client:
         bounds = await client.bounds(name)
         stream = await client.describe(name)
     if not stream.config.epoch_ms:
         raise UsageError(f"stream {name} has no epochs; kera stream alter {name} --epoch says how long they are")
     now_us = time.time_ns() // 1000
-    entries = [
-        _entry(stream, streamlet, number, entry, now_us)
-        for streamlet, rows in sorted(bounds.items())
-        for number, entry in enumerate(rows)
-    ]
-    entries.sort(key=lambda entry: (entry["settled_us"] is None, entry["settled_us"] or 0))
+    entries = [_settled_to_json(stream, each, now_us) for each in settled_entries(stream.config, bounds)]
     if output.is_document:
         show_document(entries, output)
         return
@@ -118,19 +116,12 @@ async def _lag(bootstrap: str, name: str, output: Output) -> None:
     print(table(("STREAMLET", "ENTRY", "BROKER", "SETTLED UP TO", "BEHIND", "BY"), rows))
 
 
-def _entry(stream: StreamDescription, streamlet: int, number: int, entry: EntryBounds, now_us: int) -> dict[str, Any]:
-    settled_us = entry.settled_us
-    if settled_us is not None:
-        by = "its records" if settled_us == entry.watermark_us else "its broker's clock"
-    elif stream.config.punctuation == "clock":
-        by = "nothing: its broker promises nothing now, is its clock right?"
-    else:
-        by = "nothing was written to it: it holds up nothing"
+def _settled_to_json(stream: StreamDescription, each: Settled, now_us: int) -> dict[str, Any]:
     return {
-        "streamlet": streamlet,
-        "entry": number,
-        "broker": stream.assignments[streamlet].broker_id,
-        "settled_us": settled_us,
-        "behind_ms": None if settled_us is None else max(0, now_us - settled_us) // 1000,
-        "by": by,
+        "streamlet": each.streamlet_id,
+        "entry": each.entry,
+        "broker": stream.assignments[each.streamlet_id].broker_id,
+        "settled_us": each.settled_us,
+        "behind_ms": each.behind_ms(now_us),
+        "by": each.by,
     }

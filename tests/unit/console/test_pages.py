@@ -1,17 +1,19 @@
 """Pages of a cluster that is in this process: what they show, what they refuse, and what they never do."""
 
 import asyncio
+import dataclasses
 import json
 
 import pyarrow as pa
 import pytest
 
-from kera.client import Admin, Rebalancing, RecoveryDescription
+from kera.client import Admin, EntryBounds, Rebalancing, RecoveryDescription
 from kera.client.admin.watching import Watch
 from kera.client.testing import FakeCluster
 from kera.console import limits
 from kera.console.pages import messages, streams
 from kera.core.errors import NotAllowed, Unavailable
+from kera.core.ids import EARLIEST
 from tests.unit.console.browser import Answer
 from tests.unit.console.conftest import MakeBrowser
 
@@ -111,6 +113,40 @@ async def test_streams_are_searched_and_have_pages(console: MakeBrowser, cluster
     is_clear(await browser.get("/streams?page=999"), 200, "tenant-119")
     is_clear(await browser.get("/streams?q=TENANT-07"), 200, "tenant-079", "1–10 of 10")
     is_clear(await browser.get("/streams?q=none"), 200, "no stream has")
+
+
+@pytest.mark.parametrize(
+    ("settled_us", "is_late", "told"),
+    [(90_000_000, False, "10 s behind"), (None, True, "–"), (80_000_000, True, "20 s behind")],
+)
+async def test_an_entry_that_should_be_further_is_told(
+    cluster: FakeCluster, settled_us: int | None, *, is_late: bool, told: str
+) -> None:
+    cluster.create_stream("s")
+    stream = await cluster.client().describe("s")
+    config = dataclasses.replace(stream.config, epoch_ms=1000, epoch_grace_ms=9000)
+    bounds = {0: [EntryBounds(EARLIEST, EARLIEST, 0, 0, 0, settled_us=settled_us)]}
+    epochs = streams.epochs_of(dataclasses.replace(stream, config=config), bounds, 100_000_000)
+    assert epochs is not None
+    assert (epochs.is_late, epochs.told(0, 0), epochs.told(9, 0)) == (is_late, told, "–")
+    history = dataclasses.replace(stream, config=dataclasses.replace(config, punctuation="producers"))
+    epochs = streams.epochs_of(history, bounds, 100_000_000)
+    assert epochs is not None
+    assert not epochs.is_late, "of times that are not now nobody is late"
+    assert streams.epochs_of(stream, bounds, 100_000_000) is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"epoch_ms": "-1"}, "epoch_ms is"),
+        ({"epoch_ms": "10", "punctuation": "sun"}, "takes one of"),
+        ({"epoch_ms": "1.5"}, "epoch_ms is"),
+    ],
+)
+async def test_epochs_that_make_no_sense_are_refused(console: MakeBrowser, fields: dict[str, str], text: str) -> None:
+    browser = await console(admin=True)
+    is_clear(await browser.send("/streams", "/streams/create", {"name": "new", **fields}), 400, text)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from kera.console.web.problems import Refused
 from kera.core.errors import InvalidArgument
 
 _DURABILITIES = ("", "leader", "replicated", "persisted")
+_PUNCTUATIONS = ("", "clock", "producers")
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _UINT32_MAX = (1 << 32) - 1
 
@@ -116,7 +117,10 @@ def _settings(form: Parameters) -> dict[str, Any]:
     durability = form.choice("durability", _DURABILITIES, "")
     if durability:
         settings["durability"] = durability
-    for name in ("retention_ms", "retention_bytes"):
+    punctuation = form.choice("punctuation", _PUNCTUATIONS, "")
+    if punctuation:
+        settings["punctuation"] = punctuation
+    for name in ("retention_ms", "retention_bytes", "epoch_ms", "epoch_grace_ms", "timestamp_ahead_max_ms"):
         if form.has(name):
             settings[name] = form.whole(name, 0)
     return settings

@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from starlette.responses import Response
 
-from kera.client import ClusterDescription, ConsumerGroupSummary, EntryBounds, StreamDescription
+from kera.client import ClusterDescription, ConsumerGroupSummary, EntryBounds, StreamConfig, StreamDescription
+from kera.client.epochs.settled import Settled, settled_entries
 from kera.console import limits
 from kera.console.pages.paging import paged
 from kera.console.visits import Visit
 from kera.console.watching.view import View
 from kera.console.web.problems import within
+from kera.console.web.words import milliseconds, second
 from kera.core.errors import KeraError, NotAllowed, UnknownStream
+from kera.core.punctuation import EPOCH_GRACE_MS, TIMESTAMP_AHEAD_MAX_MS
 
 ASKED_AT_ONCE = 16
 DETAILS_TIMEOUT_S = 0.1
 """How long a list waits for what brokers say: what has not come by then is as it was seen last, or left out."""
 SEEN_MAX = 1_000
 """Streams of which that is remembered."""
+
+
+DEFAULTS = {"epoch_grace_ms": EPOCH_GRACE_MS, "timestamp_ahead_max_ms": TIMESTAMP_AHEAD_MAX_MS}
+"""Of settings, for whoever leaves them out."""
+WAITED_FOR_SHOWN = 5
+LATE_MS = 2_000
+"""So much more than its grace a stream's entries may be behind the clock, before somebody should look at it."""
 
 
 class Size(NamedTuple):
@@ -37,6 +48,31 @@ class Detail(NamedTuple):
     size: Size
 
 
+class Epochs(NamedTuple):
+    """How far a stream is settled."""
+
+    entries: dict[tuple[int, int], Settled]
+    """By streamlet and entry, the one for which the next epoch waits first."""
+    by_clock: bool
+    is_late: bool
+    """The first one should be further."""
+    now_us: int
+
+    @property
+    def waited_for(self) -> list[Settled]:
+        """Those that are furthest behind."""
+        return [each for each in self.entries.values() if each.holds_up][:WAITED_FOR_SHOWN]
+
+    def told(self, streamlet_id: int, entry: int) -> str:
+        """Of an entry: how far it is behind the clock; of a history, whose times are not now, up to when it goes."""
+        found = self.entries.get((streamlet_id, entry))
+        if found is None or found.settled_us is None:
+            return "–"
+        if self.by_clock:
+            return f"{milliseconds(found.behind_ms(self.now_us) or 0)} behind"
+        return second(found.settled_us)
+
+
 async def list_streams(visit: Visit) -> Response:
     """Streams with a text in their name, some at a time."""
     wanted = visit.parameters.text("q").strip()
@@ -45,7 +81,8 @@ async def list_streams(visit: Visit) -> Response:
     found = [each for each in streams if wanted.casefold() in each.name.casefold()] if wanted else streams
     page = paged(found, number)
     details = await _details(visit.view, [each.name for each in page.rows])
-    return visit.page("streams.html", {"page": page, "q": wanted, "all": len(streams), "details": details})
+    shown = {"page": page, "q": wanted, "all": len(streams), "details": details, "defaults": DEFAULTS}
+    return visit.page("streams.html", shown)
 
 
 async def describe(visit: Visit) -> Response:
@@ -63,6 +100,7 @@ async def describe(visit: Visit) -> Response:
             "size": None if isinstance(bounds, str) else size_of(bounds),
             "bounds": {} if isinstance(bounds, str) else bounds,
             "no_bounds": bounds if isinstance(bounds, str) else "",
+            "epochs": None if isinstance(bounds, str) else epochs_of(stream, bounds, time.time_ns() // 1000),
             "page": page,
             "readers": readers(groups, name),
             "targets": targets(cluster),
@@ -86,6 +124,22 @@ def size_of(bounds: dict[int, list[EntryBounds]]) -> Size:
     """What is in all entries."""
     entries = [entry for each in bounds.values() for entry in each]
     return Size(sum(e.next_record - e.first_record for e in entries), sum(e.length_bytes for e in entries))
+
+
+def epochs_of(stream: StreamDescription, bounds: dict[int, list[EntryBounds]], now_us: int) -> Epochs | None:
+    """How far a stream with epochs is settled; None: it has none."""
+    if not stream.config.epoch_ms:
+        return None
+    entries = {(each.streamlet_id, each.entry): each for each in settled_entries(stream.config, bounds)}
+    by_clock = stream.config.punctuation == "clock"
+    first = next(iter(entries.values()), None)
+    is_late = by_clock and first is not None and _is_late(stream.config, first.behind_ms(now_us))
+    return Epochs(entries, by_clock, is_late, now_us)
+
+
+def _is_late(config: StreamConfig, behind_ms: int | None) -> bool:
+    """Whether an entry is further behind the clock than its broker would be by itself; None: nobody says anything."""
+    return behind_ms is None or behind_ms > config.epoch_grace_ms + LATE_MS
 
 
 async def _bounds(view: View, name: str) -> dict[int, list[EntryBounds]] | str:
