@@ -8,7 +8,8 @@ A typed stream has its own columns. Any other stream has these, and Kafka's user
                                                     offset bigint      ordinal of the record in its entry
                                                     timestamp timestamp
 
-and, if they are asked for, its headers (array of struct<key, value>).
+and, if they are asked for, its headers (array of struct<key, value>). In micro-batches that end with epochs all streams
+can have one more, the number of the epoch, which is the same for all of a partition.
 
 Spark compares the Arrow schema of what it gets with the one it expects, down to the names inside of lists. Types that
 Spark does not have are widened (unsigned integers, half floats, other time units, dictionaries, ...); a batch that
@@ -61,6 +62,9 @@ HEADERS_COLUMN = StructField(
     "headers", ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
 )
 """And one more, with ``includeHeaders`` or in a ``.schema(...)`` that names it."""
+
+EPOCH_COLUMN = StructField("epoch", LongType(), nullable=False)
+"""And one behind all others, with ``includeEpoch``."""
 
 PRECISION_MAX = 38
 """Digits of Spark's largest decimal."""
@@ -180,10 +184,29 @@ def check_columns(wanted: StructType, there: StructType, what: str) -> None:
             )
 
 
+def with_epoch(columns: StructType) -> StructType:
+    """`columns`, and that of the epoch; raises `SchemaMismatch` where there is one called so."""
+    if EPOCH_COLUMN.name in columns.names:
+        raise SchemaMismatch(
+            "option includeEpoch: there is a column 'epoch' already: leave the option out", column=EPOCH_COLUMN.name
+        )
+    return StructType([*columns, EPOCH_COLUMN])
+
+
+def without_epoch(wanted: StructType) -> StructType:
+    """`wanted` but for the column of the epoch; raises `SchemaMismatch` if it has another type."""
+    for field in wanted:
+        if field.name == EPOCH_COLUMN.name and field.dataType != EPOCH_COLUMN.dataType:
+            raise SchemaMismatch(f"column 'epoch' is bigint, not {field.dataType.simpleString()}", column=field.name)
+    return StructType([field for field in wanted if field.name != EPOCH_COLUMN.name])
+
+
 class Shaper:
     """Turns chunks of one entry into batches with exactly the columns `wanted`, in their order."""
 
-    def __init__(self, wanted: StructType, *, stream: str, typed: bool) -> None:
+    def __init__(self, wanted: StructType, *, stream: str, typed: bool, epoch: int | None = None) -> None:
+        """`epoch`: of all of them; None: they do not tell it."""
+        self._epoch = epoch
         self._schema = arrow_schema(wanted)
         self._stream = stream
         self._typed = typed
@@ -210,13 +233,15 @@ class Shaper:
     def _shaped(self, batch: pa.RecordBatch, header: ChunkHeader) -> pa.RecordBatch:
         if self._typed and batch.schema.equals(self._schema):
             return batch
-        if self._typed:
-            columns = [self._column(field, batch) for field in self._schema]
-        else:
-            content = _Content(batch, header, self._stream)
-            columns = [_RECORD[field.name](content) for field in self._schema]
+        content = _Content(batch, header, self._stream)
+        columns = [self._made(field, content) for field in self._schema]
         fitting = [self._fitting(column, field, header) for column, field in zip(columns, self._schema, strict=True)]
         return pa.RecordBatch.from_arrays(fitting, schema=self._schema)
+
+    def _made(self, field: pa.Field, content: _Content) -> pa.Array:
+        if self._epoch is not None and field.name == EPOCH_COLUMN.name:
+            return pa.repeat(pa.scalar(self._epoch, pa.int64()), content.batch.num_rows)
+        return self._column(field, content.batch) if self._typed else _RECORD[field.name](content)
 
     def _fitting(self, column: pa.Array, field: pa.Field, header: ChunkHeader) -> pa.Array:
         try:
@@ -251,9 +276,10 @@ class ChunkShaper:
     ordinal of the first of them in the entry, and ``timestamp`` the earliest of their times.
     """
 
-    def __init__(self, wanted: StructType, *, stream: str) -> None:
+    def __init__(self, wanted: StructType, *, stream: str, epoch: int | None = None) -> None:
         self._schema = arrow_schema(wanted)
         self._stream = stream
+        self._epoch = epoch
 
     def shape(self, batch: pa.RecordBatch, header: ChunkHeader) -> pa.RecordBatch:
         """One row for `batch`, the content of the chunk with `header`."""
@@ -268,6 +294,7 @@ class ChunkShaper:
             "offset": header.first_record,
             "timestamp": header.min_timestamp_us,
             "headers": [dict(zip(("key", "value"), CHUNK_CONTENT_TYPE, strict=True))],
+            "epoch": self._epoch,
         }
         columns = [pa.array([values.get(field.name)], field.type) for field in self._schema]
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)

@@ -19,7 +19,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from kera.core.errors import InvalidArgument
-from kera.spark_connector.columns import columns_of_all
+from kera.spark_connector.columns import columns_of_all, with_epoch
 from kera.spark_connector.options.engines import LOAD_ENGINE
 from kera.spark_connector.options.names import ENGINE, HEADERS
 from kera.spark_connector.options.reading import ReadOptions, parse_read_options
@@ -100,7 +100,8 @@ def columns_of_options(options: ReadOptions) -> StructType:
     of_records = options.on_mismatch == "bytes"
     if options.include_headers and not of_records and any(stream.typed for stream in streams):
         raise InvalidArgument(f"option {HEADERS}: a typed stream has its own columns and no headers", option=HEADERS)
-    return columns_of_all(streams, headers=options.include_headers, on_mismatch=options.on_mismatch)
+    columns = columns_of_all(streams, headers=options.include_headers, on_mismatch=options.on_mismatch)
+    return with_epoch(columns) if options.include_epoch else columns
 
 
 def _tell_of_engine(options: ReadOptions) -> None:

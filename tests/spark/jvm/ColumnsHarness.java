@@ -181,7 +181,7 @@ final class ColumnsHarness {
 
     private static Columns columns(JsonNode request, StructType wanted) {
         return new Columns(bytes(request, "schema"), request.get("typed").asBoolean(), wanted,
-                request.get("stream").asText(), 3, 1);
+                request.get("stream").asText(), 3, 1, null);
     }
 
     private static StructType wanted(JsonNode request) {

@@ -161,7 +161,7 @@ final class Decoding {
         byte[] rest = new byte[bytes.remaining()];
         bytes.get(rest);
         Stretch stretch = new Stretch(placed(rest), START, START, null, 0, 0);
-        try (Columns columns = new Columns(one.schema, one.typed, one.columns, "events", 0, 1)) {
+        try (Columns columns = new Columns(one.schema, one.typed, one.columns, "events", 0, 1, null)) {
             Chunk chunk = Chunk.open(stretch, 0, START, piece, true);
             ColumnsHarness.readAnyway(columns.load(chunk, 0, last -> null), one.columns);
         }

@@ -213,7 +213,7 @@ class FakeClient:
 
     describe = describe_stream
 
-    async def bounds(self, stream: str) -> dict[int, list[EntryBounds]]:
+    async def bounds(self, stream: str, *, promise: bool = False) -> dict[int, list[EntryBounds]]:
         return self.stream(stream).bounds()
 
     def _require_coordinator(self) -> None:

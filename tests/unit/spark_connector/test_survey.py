@@ -41,13 +41,13 @@ class CountingClient(FakeClient):
         self.asked.append("list")
         return await super().list_streams()
 
-    async def bounds(self, stream: str) -> dict[int, list[EntryBounds]]:
+    async def bounds(self, stream: str, *, promise: bool = False) -> dict[int, list[EntryBounds]]:
         self.asked.append(f"bounds of {stream}")
         self.at_once += 1
         self.at_once_max = max(self.at_once_max, self.at_once)
         try:
             await asyncio.sleep(0)  # sleep: lets the others begin
-            return await super().bounds(stream)
+            return await super().bounds(stream, promise=promise)
         finally:
             self.at_once -= 1
 

@@ -23,6 +23,10 @@ RECORDS_MAX = "maxOffsetsPerTrigger"
 BYTES_MAX = "maxBytesPerTrigger"
 RECORDS_MIN = "minOffsetsPerTrigger"
 DELAY_MAX = "maxTriggerDelay"
+EPOCH = "epoch"
+EPOCHS_MAX = "maxEpochsPerTrigger"
+EPOCHS_EXACTLY = "epochsPerTrigger"
+EPOCH_COLUMN = "includeEpoch"
 PARTITIONS_MIN = "minPartitions"
 PARTITION_RECORDS_MAX = "maxRecordsPerPartition"
 FAIL_ON_DATA_LOSS = "failOnDataLoss"
@@ -54,6 +58,10 @@ READING = (
     BYTES_MAX,
     RECORDS_MIN,
     DELAY_MAX,
+    EPOCH,
+    EPOCHS_MAX,
+    EPOCHS_EXACTLY,
+    EPOCH_COLUMN,
     PARTITIONS_MIN,
     PARTITION_RECORDS_MAX,
     FAIL_ON_DATA_LOSS,

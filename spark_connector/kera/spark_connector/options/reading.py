@@ -15,6 +15,7 @@ from typing import Literal, TypeVar, cast
 from kera.spark_connector.connection import Connection
 from kera.spark_connector.options.connecting import connection_of
 from kera.spark_connector.options.engines import Engine, engine_of, not_loaded
+from kera.spark_connector.options.epochs import cadence_of, tells_epoch
 from kera.spark_connector.options.names import (
     ASSIGN,
     BYTES_MAX,
@@ -24,6 +25,10 @@ from kera.spark_connector.options.names import (
     ENDING_BY_TIME,
     ENDING_TIME,
     ENGINE,
+    EPOCH,
+    EPOCH_COLUMN,
+    EPOCHS_EXACTLY,
+    EPOCHS_MAX,
     FAIL_ON_DATA_LOSS,
     GROUP,
     GROUP_PREFIX,
@@ -57,6 +62,7 @@ from kera.spark_connector.options.values import (
     wrong,
 )
 from kera.spark_connector.planning.admission import DELAY_MAX_MS, BatchLimits
+from kera.spark_connector.planning.epochs import Cadence
 from kera.spark_connector.planning.places import Where
 
 T = TypeVar("T")
@@ -67,6 +73,10 @@ _STARTS = (STARTING_TIME, STARTING_BY_TIME, STARTING)
 _ENDS = (ENDING_TIME, ENDING_BY_TIME, ENDING)
 _OF_STREAMS = {
     **dict.fromkeys((RECORDS_MAX, BYTES_MAX, RECORDS_MIN, DELAY_MAX), "bounds the micro-batches of a streaming query"),
+    **dict.fromkeys(
+        (EPOCH, EPOCHS_MAX, EPOCHS_EXACTLY), "says with which epochs micro-batches of a streaming query end"
+    ),
+    EPOCH_COLUMN: "tells the epochs of the micro-batches of a streaming query",
     **dict.fromkeys((GROUP, GROUP_PREFIX), "names the cursor that a streaming query stores"),
 }
 """What has no meaning in a batch query, and why."""
@@ -103,6 +113,9 @@ class ReadOptions:
     ending: Where | None
     """None: not given. Use `batch_ending`."""
     limits: BatchLimits
+    cadence: Cadence | None
+    """How micro-batches end with epochs; None: they end anywhere."""
+    include_epoch: bool
     partitions_min: int | None
     records_per_partition_max: int | None
     fail_on_data_loss: bool
@@ -185,6 +198,8 @@ def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
         starting=_starting(given, subscription),
         ending=_where(given, _ENDS, subscription, "latest"),
         limits=_limits(given),
+        cadence=cadence_of(given),
+        include_epoch=tells_epoch(given),
         partitions_min=value(PARTITIONS_MIN, whole_number, None),
         records_per_partition_max=value(PARTITION_RECORDS_MAX, whole_number, None),
         fail_on_data_loss=value(FAIL_ON_DATA_LOSS, flag, True),  # noqa: FBT003  # the default

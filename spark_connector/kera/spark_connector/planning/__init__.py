@@ -9,6 +9,9 @@ brokers have, there are two functions: the first says what to ask, the second de
     a micro-batch  next_ends ─► [cap] ─► waiting ─► admission.decide ─(locate)─► limited ─► conclude ─► the checkpoint
                    revise(start, end) ─► ranges ─► to_ask ─(segments)─► cut
 
+    with epochs    begin ─► the first offset        next_ends ─► next_epochs ─► conclude ─► the checkpoint
+                   revise ─► divided ─► ranges, cut, where each row tells its epoch
+
     real-time      next_ends ─► tails ─(tasks)─► moved ─► conclude ─► the checkpoint
 
 Invariants:

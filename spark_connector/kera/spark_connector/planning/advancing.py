@@ -13,7 +13,7 @@ from kera.core.errors import DataLost, InvalidArgument, KeraError, UnknownStream
 from kera.spark_connector.planning.admission import Waiting
 from kera.spark_connector.planning.cutting import ranges
 from kera.spark_connector.planning.now import Now, bounds_of, find_bounds, first_of, heads, may_be_lost
-from kera.spark_connector.planning.offsets import EntryName, EntryOffset, Offsets, StreamRecreated
+from kera.spark_connector.planning.offsets import EntryName, EntryOffset, EpochMark, Offsets, StreamRecreated
 
 if TYPE_CHECKING:
     from kera.client import EntryBounds
@@ -186,18 +186,26 @@ def limited(advance: Advance, places: Mapping[EntryName, EntryOffset]) -> Offset
     return Offsets.of(ends, advance.heads.stream_ids())
 
 
-def conclude(given: Offsets, advance: Advance, end: Offsets, *, group: str = "", first: bool = False) -> Offsets:
+def conclude(
+    given: Offsets,
+    advance: Advance,
+    end: Offsets,
+    *,
+    group: str = "",
+    first: bool = False,
+    mark: EpochMark | None = None,
+) -> Offsets:
     """What Spark gets to store as the end of the micro-batch.
 
     `given` itself (the same object) where nothing is new: then give Spark the text back as it came. Else `end` with
     `group` (or that of `given`), and with `since` where the checkpoint would not say where the micro-batch begins: when
     it is the `first` one of the query (`given` is what `initialOffset` has said in this launch), and when it does not
-    begin at `given`.
+    begin at `given`. One with a `mark` is new also if there is nothing in its epochs.
     """
-    if end.places() == advance.start.places() and not advance.warnings:
+    if mark is None and end.places() == advance.start.places() and not advance.warnings:
         return given
     elsewhere = first or advance.start.streams != given.streams
-    return Offsets(end.streams, advance.start.streams if elsewhere else None, group or given.group)
+    return Offsets(end.streams, advance.start.streams if elsewhere else None, group or given.group, mark)
 
 
 @dataclass(frozen=True)

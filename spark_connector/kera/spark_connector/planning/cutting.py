@@ -94,6 +94,8 @@ class Piece:
     stop: EntryOffset | None = None
     """Where it ends within its last chunk: where that one starts, and the first record of it that is not given. As
     `first_record`, of a micro-batch of real-time mode that another trigger has to repeat. None: at the chunk's end."""
+    epoch: int | None = None
+    """The epoch of all of it; None: rows do not tell it."""
 
 
 def ranges(start: Offsets, end: Offsets, now: Now) -> list[EntryRange]:

@@ -30,6 +30,10 @@ class StreamNow:
     split between brokers."""
     nodes: Mapping[int, str] = field(default_factory=dict)
     """The node id of each broker, as far as known."""
+    epoch_ms: int = 0
+    """How long its epochs are; 0: it has none."""
+    is_by_clock: bool = False
+    """Whether its brokers are to promise that nothing older comes."""
 
 
 Now = Mapping[str, StreamNow]

@@ -5,6 +5,7 @@ A checkpoint holds one JSON object per micro-batch:
     {"version": 2,
      "streams": {"flights": {"stream_id": 7, "streamlets": {"0": [[3, 1, 81920, 40000]], "1": [[4, 2, 0, 39500]]}}},
      "since": {"flights": {"stream_id": 7, "streamlets": {"0": [[1, 1, 0, 0]], "1": [[2, 1, 0, 0]]}}},
+     "epoch": {"ms": 10000, "first": 176743, "next": 176744},
      "group": "spark-kera-source-1a2b3c4d"}
 
 Per streamlet there is a list with one place per entry: group, segment, byte offset in the segment, and the ordinal of
@@ -21,6 +22,7 @@ Promises:
   because Spark does not store where a query begins (it asks again, and "latest" is further on by then); and in one
   that begins elsewhere than the one before it has ended, as with a stream that has joined, or data that is gone. So a
   micro-batch that is planned again after a restart has the same records;
+* `epoch` is there in queries with the option of that name: which epochs the micro-batch has that ends here;
 * `group` is the name under which the query's progress is stored in the cluster; empty: there is none.
 
 Version 1, of one stream, is still read: ``{"stream": …, "stream_id": …, "streamlets": …, "since": {"0": …}}``.
@@ -64,6 +66,17 @@ class EntryOffset(NamedTuple):
     """Ordinal within the entry of the first record at or after the position."""
 
 
+class EpochMark(NamedTuple):
+    """Which epochs a micro-batch has."""
+
+    epoch_ms: int
+    """How long they are."""
+    first: int | None
+    """The first one; where a query begins, the one before which it reads nothing (None: there is none)."""
+    next: int | None
+    """The first one behind it; None: the query begins here."""
+
+
 @dataclass(frozen=True)
 class StreamOffsets:
     """A place in every entry of one incarnation of a stream."""
@@ -82,6 +95,8 @@ class Offsets:
     """Where the micro-batch that ends here begins, if the end before it does not say so."""
     group: str = ""
     """Named cursor of the query; empty: none."""
+    epoch: EpochMark | None = None
+    """None: the query has no epochs."""
 
     def entries(self) -> Iterator[tuple[EntryName, EntryOffset]]:
         """Each entry with its place, in order."""
@@ -116,6 +131,9 @@ class Offsets:
         document: dict[str, Any] = {"version": VERSION, "streams": _streams_to_json(self.streams)}
         if self.since is not None:
             document["since"] = _streams_to_json(self.since)
+        if self.epoch is not None:
+            mark = {"ms": self.epoch.epoch_ms, "first": self.epoch.first, "next": self.epoch.next}
+            document["epoch"] = {name: number for name, number in mark.items() if number is not None}
         if self.group:
             document["group"] = self.group
         return document
@@ -131,6 +149,7 @@ class Offsets:
                     streams=_streams_from_json(document["streams"]),
                     since=None if since is None else _streams_from_json(since),
                     group=str(document.get("group", "")),
+                    epoch=_mark_from_json(document.get("epoch")),
                 )
             if version == 1:
                 return _of_version_1(document)
@@ -154,6 +173,15 @@ def _of_version_1(document: Mapping[str, Any]) -> Offsets:
         return {name: StreamOffsets(stream_id, _streamlets_from_json(streamlets))}
 
     return Offsets(streams(document["streamlets"]), None if since is None else streams(since))
+
+
+def _mark_from_json(document: Mapping[str, Any] | None) -> EpochMark | None:
+    if document is None:
+        return None
+    first, behind = document.get("first"), document.get("next")
+    return EpochMark(
+        int(document["ms"]), None if first is None else int(first), None if behind is None else int(behind)
+    )
 
 
 def _streams_to_json(streams: Mapping[str, StreamOffsets]) -> dict[str, Any]:

@@ -31,7 +31,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from kera.core.errors import DataLost
+from kera.core.errors import DataLost, InvalidArgument
 from kera.spark_connector.connection import Connection
 from kera.spark_connector.delegation.asking import Lease
 from kera.spark_connector.options.reading import ReadOptions, parse_read_options
@@ -58,6 +58,7 @@ from kera.spark_connector.planning.admission import BatchLimits, Wait, decide
 from kera.spark_connector.planning.offsets import EntryName, EntryOffset, Offsets
 from kera.spark_connector.portal import Portal
 from kera.spark_connector.reading.cursor import QueryCursor
+from kera.spark_connector.reading.epochs import EpochPlanner
 from kera.spark_connector.reading.partition import KeraPartition
 from kera.spark_connector.reading.survey import (
     boundaries,
@@ -140,6 +141,11 @@ class KeraStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         options.check_engine()
         return options
 
+    @functools.cached_property
+    def _epochs(self) -> EpochPlanner | None:
+        cadence = self._options.cadence
+        return None if cadence is None else EpochPlanner(self._options, cadence)
+
     # -- where it begins and ends ------------------------------------------------------------------------------
 
     def initialOffset(self) -> dict[str, Any]:
@@ -149,11 +155,14 @@ class KeraStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
             async def begin(client: Client) -> Offsets:
                 now = await self._survey(client, begins=True)
+                now_us = time.time_ns() // 1000
+                if self._epochs is not None:
+                    return await self._epochs.begin(client, now, now_us=now_us)
                 return await resolve_places(
                     client,
                     options.stream_starting,
                     now,
-                    now_us=time.time_ns() // 1000,
+                    now_us=now_us,
                     fail_on_data_loss=options.fail_on_data_loss,
                 )
 
@@ -174,12 +183,16 @@ class KeraStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:
         """From now on the streams end where they end now."""
-        self._target = heads(self.portal.call(self._survey))
+        now = self.portal.call(self._survey)
+        if self._epochs is not None:
+            self._epochs.end_here(now)
+        else:
+            self._target = heads(now)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """The end of the next micro-batch: all there is, or as many whole chunks as the limits allow."""
         given = Offsets.from_json(start)
-        limits = self._limits(limit)
+        limits = _limits(limit, self._options.limits)
         end = self._repeated(lambda: self.portal.call(lambda client: self._plan(client, start, given, limits)))
         if end == start:
             self._store(given)
@@ -192,14 +205,19 @@ class KeraStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         now = await self._survey(client)
         advance = next_ends(given, now, fail_on_data_loss=self._options.fail_on_data_loss)
         self._heads = advance.heads
-        if self._target is not None:
-            advance = cap(advance, self._target)
-        waited_ms = None if self._taken_s is None else int((self._now_s() - self._taken_s) * 1000)
-        decision = decide(waiting(advance, now), limits, waited_ms=waited_ms, available_now=self._target is not None)
-        if isinstance(decision, Wait):
-            return start
-        end = limited(advance, await boundaries(client, advance, decision.shares))
-        concluded = conclude(given, advance, end, group=self._group(given.group), first=start == self._initial)
+        group, first = self._group(given.group), start == self._initial
+        if self._epochs is not None:
+            concluded = await self._epochs.plan(client, given, now, advance, group=group, first=first)
+        else:
+            if self._target is not None:
+                advance = cap(advance, self._target)
+            waited_ms = None if self._taken_s is None else int((self._now_s() - self._taken_s) * 1000)
+            with_target = self._target is not None
+            decision = decide(waiting(advance, now), limits, waited_ms=waited_ms, available_now=with_target)
+            if isinstance(decision, Wait):
+                return start
+            end = limited(advance, await boundaries(client, advance, decision.shares))
+            concluded = conclude(given, advance, end, group=group, first=first)
         if concluded is not given or self._taken_s is None:
             self._taken_s = self._now_s()
         if concluded is given:
@@ -210,7 +228,9 @@ class KeraStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """How far the streams go, whatever a micro-batch takes of it: what Spark shows as ``latestOffset``."""
-        return None if self._heads is None else self._heads.to_json()
+        if self._heads is None:
+            return None
+        return (self._heads if self._epochs is None else self._epochs.marked(self._heads)).to_json()
 
     # -- what is read ------------------------------------------------------------------------------------------
 
@@ -241,9 +261,12 @@ class KeraStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             # What an earlier launch has planned may have been in real-time mode.
             last = {} if end == self._end else await last_chunks(client, planned, now)
             planned, stops = rounded(planned, last)
-            found = ranges(planned.start, planned.end, now)
-            cutting = cutting_of_micro_batch(options)
-            pieces = stopped(await split(client, found, now, options, cutting=cutting), stops)
+            if self._epochs is not None:
+                pieces = await self._epochs.split(client, planned, finish, now)
+            else:
+                found = ranges(planned.start, planned.end, now)
+                cutting = cutting_of_micro_batch(options)
+                pieces = stopped(await split(client, found, now, options, cutting=cutting), stops)
             await self._traces.planned(client, pieces, finish, self._group(finish.group))
             return pieces
 
@@ -257,6 +280,12 @@ class KeraStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def real_time_pieces(self, start: dict[str, Any]) -> list[Tail]:
         """What the tasks of a micro-batch that begins at `start` read: all entries there are, without an end."""
+        if self._epochs is not None:
+            raise InvalidArgument(
+                "option epoch: in real-time mode records are given out as they come, before their epoch is closed:"
+                " leave the option out, or use another trigger",
+                option="epoch",
+            )
         now, advance = self.portal.call(lambda client: self._advance(client, start))
         return tails(advance.start, now, fail_on_data_loss=self._options.fail_on_data_loss)
 
@@ -281,7 +310,8 @@ class KeraStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def lag(self, consumed: dict[str, Any] | None) -> dict[str, str]:
         """How far `consumed` is behind the streams, as far as these are known."""
-        return behind_latest(None if consumed is None else Offsets.from_json(consumed), self._heads)
+        done = None if consumed is None else Offsets.from_json(consumed)
+        return behind_latest(done, self._heads) | ({} if self._epochs is None else self._epochs.metrics(done))
 
     # -- what is done ------------------------------------------------------------------------------------------
 
@@ -312,16 +342,6 @@ class KeraStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         unnamed = self._options.group_id is None
         self._cursor.store(self.portal, self._group(done.group), done, unnamed=unnamed)
 
-    def _limits(self, limit: ReadLimit) -> BatchLimits:
-        limits = self._options.limits
-        if isinstance(limit, ReadMaxRows):
-            return replace(limits, records_max=limit.max_rows)
-        if isinstance(limit, ReadMaxBytes):
-            return replace(limits, bytes_max=limit.max_bytes)
-        if isinstance(limit, ReadMinRows):
-            return replace(limits, records_min=limit.min_rows)
-        return BatchLimits()
-
     @property
     def portal(self) -> Portal:
         """The reader's connection to its cluster."""
@@ -330,8 +350,9 @@ class KeraStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._portal
 
     async def _survey(self, client: Client, *, begins: bool = False) -> Now:
-        now = await survey(client, self._options.subscription, begins=begins)
-        found, skipped = with_columns(self._wanted, now, self._options.on_mismatch)
+        with_epochs, epoch = self._options.cadence is not None, self._options.include_epoch
+        now = await survey(client, self._options.subscription, begins=begins, promise=with_epochs)
+        found, skipped = with_columns(self._wanted, now, self._options.on_mismatch, epoch=epoch)
         tell_skipped(skipped, self._skipped)
         return found
 
@@ -350,3 +371,14 @@ class KeraStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if warning not in self._warned:
                 log.warning("failOnDataLoss=false: %s", warning)
         self._warned = warnings or self._warned
+
+
+def _limits(limit: ReadLimit, limits: BatchLimits) -> BatchLimits:
+    """What Spark says, with those of the options that it does not know."""
+    if isinstance(limit, ReadMaxRows):
+        return replace(limits, records_max=limit.max_rows)
+    if isinstance(limit, ReadMaxBytes):
+        return replace(limits, bytes_max=limit.max_bytes)
+    if isinstance(limit, ReadMinRows):
+        return replace(limits, records_min=limit.min_rows)
+    return BatchLimits()

@@ -83,6 +83,13 @@ class UntoldStreamReader(KeraStreamReader):
 
 def require_no_limits(options: ReadOptions) -> None:
     """Raise `InvalidArgument` for options that bound micro-batches."""
+    if options.cadence is not None:
+        raise InvalidArgument(
+            f"option epoch: this is Spark {VERSION}, which does not say where a micro-batch of a Python data source"
+            " starts: leave it out, or use Spark 4.2 or newer",
+            option="epoch",
+            version=VERSION,
+        )
     limits = options.limits
     if limits.records_max or limits.bytes_max or limits.records_min:
         raise InvalidArgument(

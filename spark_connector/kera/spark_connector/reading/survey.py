@@ -16,7 +16,7 @@ from pyspark.sql.types import StructType
 
 from kera.core.errors import DataLost, InvalidArgument, InvalidCursor, SchemaMismatch, UnknownStream
 from kera.core.ids import Position
-from kera.spark_connector.columns import check_columns, columns_of
+from kera.spark_connector.columns import check_columns, columns_of, with_epoch, without_epoch
 from kera.spark_connector.options.names import ON_MISMATCH
 from kera.spark_connector.options.reading import OnMismatch, ReadOptions
 from kera.spark_connector.options.subscription import Subscription
@@ -36,6 +36,7 @@ from kera.spark_connector.planning import (
     to_ask,
 )
 from kera.spark_connector.planning.admission import EntryShare
+from kera.spark_connector.planning.epochs import Asking
 from kera.spark_connector.planning.offsets import EntryName, EntryOffset, Offsets
 from kera.spark_connector.planning.places import Where
 
@@ -50,8 +51,10 @@ SIDE_BY_SIDE_MAX = 32
 log = logging.getLogger(__name__)
 
 
-async def survey(client: Client, subscription: Subscription, *, begins: bool = False) -> Now:
+async def survey(client: Client, subscription: Subscription, *, begins: bool = False, promise: bool = False) -> Now:
     """The subscribed streams as they are now: where they are, and how far they go.
+
+    `promise`: brokers are to promise that nothing older comes, for epochs.
 
     Of streams that are not there `begins` says what follows: a query that begins is refused (`UnknownStream`); one that
     runs gets what is left, and planning decides.
@@ -60,7 +63,7 @@ async def survey(client: Client, subscription: Subscription, *, begins: bool = F
 
     async def look(name: str) -> StreamNow | None:
         try:
-            return await _stream_now(client, subscription, name)
+            return await _stream_now(client, subscription, name, promise=promise)
         except UnknownStream:
             return None
 
@@ -94,6 +97,18 @@ async def resolve_places(client: Client, where: Where, now: Now, *, now_us: int,
         raise InvalidArgument(f"option {where.option}: {error.message}", option=where.option) from error
     answers = {question: _offset_of(place) for question, place in zip(asked, places, strict=True)}
     return resolve(where, now, answers, now_us=now_us, fail_on_data_loss=fail_on_data_loss)
+
+
+async def answered(client: Client, asking: Asking[T]) -> T:
+    """What `asking` decides when it is told what it asks for."""
+    try:
+        asked = next(asking)
+        while True:
+            places = await _located(client, [(question.entry, _query_of(question)) for question in asked])
+            asked = asking.send({question: _offset_of(place) for question, place in zip(asked, places, strict=True)})
+    except StopIteration as decided:
+        decision: T = decided.value
+        return decision
 
 
 async def boundaries(
@@ -153,17 +168,24 @@ def cutting_of_micro_batch(options: ReadOptions) -> Cutting:
     return Cutting(options.partitions_min, options.records_per_partition_max, stable=True)
 
 
-def with_columns(wanted: StructType, now: Now, on_mismatch: OnMismatch) -> tuple[Now, dict[str, str]]:
+def with_columns(
+    wanted: StructType, now: Now, on_mismatch: OnMismatch, *, epoch: bool = False
+) -> tuple[Now, dict[str, str]]:
     """Those of the streams `now` that have the columns `wanted`, and of each other one why it is skipped.
+
+    `epoch`: they tell their epoch besides.
 
     Raises `SchemaMismatch` where that is not to be.
     """
+    own = without_epoch(wanted) if epoch else wanted
     found, skipped = {}, {}
     for name, stream in now.items():
         try:
+            if epoch and stream.typed:
+                with_epoch(columns_of(stream.schema, typed=True))
             # Headers are there for whoever names them; ``includeHeaders`` is for those who do not.
             there = columns_of(stream.schema, typed=stream.typed and on_mismatch != "bytes", headers=True)
-            check_columns(wanted, there, f"stream '{name}'")
+            check_columns(own, there, f"stream '{name}'")
         except SchemaMismatch as error:
             if on_mismatch != "skip":
                 hint = "" if len(now) < 2 else f". Option {ON_MISMATCH} can have such streams skipped"
@@ -207,8 +229,8 @@ async def _subscribed(client: Client, subscription: Subscription) -> list[str]:
     return subscription.select([stream.name for stream in await client.admin.list_streams()])
 
 
-async def _stream_now(client: Client, subscription: Subscription, name: str) -> StreamNow:
-    bounds = await client.bounds(name)
+async def _stream_now(client: Client, subscription: Subscription, name: str, *, promise: bool) -> StreamNow:
+    bounds = await client.bounds(name, promise=promise)
     description = await client.describe(name)  # which `bounds` has just asked the coordinator for
     return StreamNow(
         name=name,
@@ -218,6 +240,8 @@ async def _stream_now(client: Client, subscription: Subscription, name: str) -> 
         bounds={streamlet: bounds[streamlet] for streamlet in subscription.streamlets(name, bounds)},
         assignments=description.assignments,
         nodes={broker.broker_id: broker.node_id for broker in description.brokers.values()},
+        epoch_ms=description.config.epoch_ms,
+        is_by_clock=description.config.punctuation == "clock",
     )
 
 

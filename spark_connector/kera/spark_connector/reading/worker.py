@@ -107,9 +107,9 @@ def _shaper(
 ) -> Callable[[list[ChunkBatch]], Iterator[pa.RecordBatch]]:
     """What makes batches for Spark of chunks that follow each other."""
     if _rows_are_chunks(options, piece):
-        whole = ChunkShaper(wanted, stream=piece.stream)
+        whole = ChunkShaper(wanted, stream=piece.stream, epoch=piece.epoch)
         return lambda gathered: (whole.shape(chunk.batch, chunk.header) for chunk in gathered)
-    shaper = Shaper(wanted, stream=piece.stream, typed=piece.typed)
+    shaper = Shaper(wanted, stream=piece.stream, typed=piece.typed, epoch=piece.epoch)
     return lambda gathered: shaper.shape([chunk.batch for chunk in gathered], gathered[0].header)
 
 

@@ -183,6 +183,8 @@ def _document(piece: Piece | Tail) -> dict[str, Any]:
     if isinstance(piece, Piece):
         stop = None if piece.stop is None else [*piece.stop.position, piece.stop.record]
         bounds = {"end": list(piece.end), "stop": stop, "records": piece.records, "bytes": piece.length_bytes}
+        if piece.epoch is not None:
+            bounds |= {"epoch": piece.epoch}
     else:
         bounds = {"end": None, "stop": None, "records": 0, "bytes": 0}
     return bounds | {

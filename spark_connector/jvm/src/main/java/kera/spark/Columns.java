@@ -47,8 +47,10 @@ final class Columns implements AutoCloseable {
      *
      * @param arrowSchema of the stream, as an Arrow IPC message
      * @param typed whether the stream's own columns are the columns, or those of a record
+     * @param epoch of all records, where they are to tell it; or null
      */
-    Columns(byte[] arrowSchema, boolean typed, StructType wanted, String stream, int streamlet, int entry) {
+    Columns(byte[] arrowSchema, boolean typed, StructType wanted, String stream, int streamlet, int entry,
+            Long epoch) {
         allocator = ArrowUtils.rootAllocator().newChildAllocator("kera " + stream, 0, Long.MAX_VALUE);
         try {
             Schema schema = schemaOf(arrowSchema);
@@ -62,6 +64,8 @@ final class Columns implements AutoCloseable {
                 LoadedColumn own = loaded.get(field.name());
                 if (own != null) {
                     columns[index] = own.column();
+                } else if (epoch != null && field.name().equals("epoch")) {
+                    columns[index] = constant(field.dataType(), epoch);
                 } else if (typed) {
                     columns[index] = missing(field, stream);
                 } else {

@@ -3,7 +3,7 @@ package kera.spark;
 import org.apache.spark.sql.types.DataType;
 import org.apache.spark.unsafe.types.UTF8String;
 
-/** The same string, the same int or null in each row. (Spark's own forgets its value when a batch is closed.) */
+/** The same string, the same number or null in each row. (Spark's own forgets its value when a batch is closed.) */
 final class ConstantColumn extends OwnColumn {
     private final Object value;
     private int rows;
@@ -31,6 +31,11 @@ final class ConstantColumn extends OwnColumn {
     @Override
     public int getInt(int row) {
         return value == null ? 0 : (Integer) value;
+    }
+
+    @Override
+    public long getLong(int row) {
+        return value == null ? 0 : (Long) value;
     }
 
     @Override

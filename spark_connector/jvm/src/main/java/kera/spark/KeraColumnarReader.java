@@ -60,7 +60,7 @@ final class KeraColumnarReader implements PartitionReader<ColumnarBatch> {
     private Columns newColumns(int schemaId) {
         try {
             return new Columns(piece.schemaOf(schemaId), piece.typed, wanted, piece.stream, piece.streamlet,
-                    piece.entry);
+                    piece.entry, piece.epoch);
         } catch (UnsupportedOperationException error) {
             String way = "; with engine=python it can be read";
             throw new KeraException("EngineUnavailable", error.getMessage() + way, false);

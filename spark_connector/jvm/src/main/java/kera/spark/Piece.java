@@ -40,6 +40,8 @@ final class Piece {
     public final Position stop;
     /** Ordinal of the first record of that chunk that is not to be given. */
     public final long stopRecord;
+    /** The epoch of all of it; null: rows do not tell it. */
+    public final Long epoch;
     public final boolean failOnDataLoss;
     public final String sharedMemory;
     /** How the service connects that is asked about it, as it is to be told. */
@@ -69,6 +71,7 @@ final class Piece {
         JsonNode stopsAt = node.path("stop");
         stop = stopsAt.isArray() ? Position.parse(stopsAt) : null;
         stopRecord = stopsAt.path(3).asLong();
+        epoch = node.path("epoch").isIntegralNumber() ? node.get("epoch").asLong() : null;
         failOnDataLoss = node.get("fail_on_data_loss").asBoolean();
         sharedMemory = node.get("shared_memory").asText();
         connection = node.get("connection");

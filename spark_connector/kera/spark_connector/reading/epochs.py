@@ -1,0 +1,111 @@
+"""A query whose micro-batches end with epochs: what it asks the cluster, and what its progress shows."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from kera.core.punctuation import NO_TIME
+from kera.spark_connector.options.reading import ReadOptions
+from kera.spark_connector.planning import Advance, Now, Piece, Planned, conclude, heads, ranges
+from kera.spark_connector.planning.epochs import (
+    Cadence,
+    begin,
+    closed_before,
+    divided,
+    held_up_by,
+    next_epochs,
+    reaches,
+)
+from kera.spark_connector.planning.offsets import EntryName, EpochMark, Offsets
+from kera.spark_connector.reading.survey import answered, cutting_of_micro_batch, split
+
+if TYPE_CHECKING:
+    from kera.client import Client
+
+
+class EpochPlanner:
+    """Of one query."""
+
+    def __init__(self, options: ReadOptions, cadence: Cadence) -> None:
+        self._options = options
+        self._cadence = cadence
+        self._until: int | None = None
+        """With ``availableNow``: the first epoch that is not read."""
+        self._closed: int | None = None
+        """The first epoch that was not closed when that was last looked at; None: none was."""
+        self._held_up_by: tuple[EntryName, int | None] | None = None
+        """By which entry, which is settled up to then."""
+
+    async def begin(self, client: Client, now: Now, *, now_us: int) -> Offsets:
+        """Where the query begins when there is no checkpoint."""
+        return await answered(client, begin(self._options.stream_starting, now, self._cadence, now_us=now_us))
+
+    def end_here(self, now: Now) -> None:
+        """From now on the query ends with the last epoch that is closed now."""
+        ends = heads(now)
+        self._look(Advance(ends, ends), now)
+        self._until = NO_TIME if self._closed is None else self._closed
+
+    def _look(self, advance: Advance, now: Now) -> None:
+        reached = reaches(advance, now)
+        self._closed, self._held_up_by = closed_before(reached, self._cadence), held_up_by(reached)
+
+    async def plan(
+        self, client: Client, given: Offsets, now: Now, advance: Advance, *, group: str, first: bool
+    ) -> Offsets:
+        """The end of the micro-batch behind `given`; that itself: there is none yet."""
+        self._look(advance, now)
+        asking = next_epochs(
+            given,
+            advance,
+            now,
+            self._cadence,
+            until=self._until,
+            fail_on_data_loss=self._options.fail_on_data_loss,
+        )
+        found = await answered(client, asking)
+        if found is None:
+            return given
+        return conclude(given, found.advance, found.end, group=group, first=first, mark=found.mark)
+
+    async def split(self, client: Client, planned: Planned, end: Offsets, now: Now) -> list[Piece]:
+        """The partitions of a micro-batch: where rows tell their epoch, each is of one."""
+        mark, options = self._cadence.mark_of(end), self._options
+        parts: Sequence[tuple[int | None, Planned]] = [(None, planned)]
+        if options.include_epoch:
+            parts = await answered(client, divided(planned, mark))
+        pieces = []
+        for epoch, part in parts:
+            found = ranges(part.start, part.end, now)
+            cutting = cutting_of_micro_batch(options)
+            pieces += [
+                replace(piece, epoch=epoch) for piece in await split(client, found, now, options, cutting=cutting)
+            ]
+        return pieces
+
+    def marked(self, ends: Offsets) -> Offsets:
+        """How far the streams go, with how far epochs are closed."""
+        return replace(ends, epoch=EpochMark(self._cadence.epoch_ms, None, self._closed))
+
+    def metrics(self, consumed: Offsets | None) -> dict[str, str]:
+        """What the query's progress shows of epochs: how many closed ones wait, and who holds up the next one."""
+        found = {}
+        done = None if consumed is None or consumed.epoch is None else consumed.epoch.next
+        if self._closed is not None and done is not None:
+            found["closedEpochsWaiting"] = str(max(self._closed - done, 0))
+        if self._held_up_by is not None:
+            entry, settled_us = self._held_up_by
+            found["nextEpochHeldUpBy"] = f"{entry.stream}/{entry.streamlet}/{entry.entry}"
+            found["nextEpochSettledUntil"] = "" if settled_us is None else _as_text(settled_us)
+        return found
+
+
+def _as_text(time_us: int) -> str:
+    """A time, or its number where there is no such year."""
+    try:
+        return (dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(microseconds=time_us)).isoformat()
+    except OverflowError:
+        return str(time_us)
