@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import subprocess
 import sys
 import time
@@ -324,6 +325,7 @@ async def test_the_command_line_shows_epochs_and_what_holds_them_up(client: Clie
     assert [each["late_records"] for each in found] == [0, 1]
     code, again, _ = kera(cluster, "epochs", "list", "epochs-cli", "--digest", "--from", "1", "--limit", "1")
     assert (code, found[1]["digest"] in again, len(again.splitlines())) == (0, True, 2)
+    assert re.search(r":\d\d\.010 .*:\d\d\.020 ", again), "times are as fine as epochs may be"
     assert kera(cluster, "epochs", "list", "epochs-cli", "--epoch", "15ms")[0] == 1
     assert kera(cluster, "epochs", "list", "epochs-cli", "--from", "never")[0] == 2
     assert kera(cluster, "epochs", "list", "no-such-stream")[0] == 1

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator
 from random import Random
@@ -228,3 +231,45 @@ def test_an_ordered_consumer_without_asyncio(cluster: RunningCluster) -> None:
             assert list(consumer) == []
         with client.ordered_consumer("ordered-sync", start="earliest", end="latest") as consumer:
             assert consumer.to_arrow()["value"].to_pylist() == [b"1", b"5", b"12", b"25"]
+
+
+def kera(cluster: RunningCluster, *arguments: str) -> Any:
+    done = subprocess.run(
+        [sys.executable, "-m", "kera.cli", *arguments, "--bootstrap", cluster.bootstrap],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=WAIT_S,
+    )
+    return done.returncode, done.stdout.splitlines(), done.stderr
+
+
+async def test_the_command_line_prints_records_in_order(client: Client, cluster: RunningCluster) -> None:
+    await history(client, "ordered-cli")
+    consume = ("consume", "ordered-cli", "--ordered", "--until-end")
+    assert kera(cluster, *consume)[1] == [value.decode() for value in IN_ORDER]
+    assert kera(cluster, *consume, "--format", r"%p/%o@%T\n", "--count", "4")[1] == [
+        "0/0@1000",
+        "1/0@2000",
+        "0/1@3000",
+        "0/3@9000",
+    ]
+    assert kera(cluster, *consume, "--epoch", "90ms")[1] == [str(at) for at in sorted(map(int, IN_ORDER))]
+    assert kera(cluster, *consume, "--since", "1970-01-01T00:00:00.009500Z")[1] == [
+        value.decode() for value in IN_ORDER[3:]
+    ], "what is before in the epoch of that time is left out, what is late in one behind is not"
+    await client.admin.create_stream(
+        "ordered-cli-typed", schema=TYPED, timestamp_column="at", epoch_ms=10, punctuation="producers"
+    )
+    async with client.producer() as producer:
+        await producer.prepare("ordered-cli-typed")
+        for at in (2500, 99_000):
+            await producer.send_batch(
+                "ordered-cli-typed", pa.table({"at": pa.array([at], TYPED[0].type), "user": pa.array([1], pa.int32())})
+            )
+            await producer.flush()
+    code, lines, _ = kera(cluster, "consume", "ordered-cli", "ordered-cli-typed", *consume[2:], "--json")
+    found = [json.loads(line) for line in lines[:4]]
+    assert (code, [row.get("value") for row in found]) == (0, ["1000", "2000", None, "3000"])
+    assert found[2]["user"] == 1
+    assert kera(cluster, "consume", "ordered-cli", "--ordered", "--epoch", "15ms")[0] == 1

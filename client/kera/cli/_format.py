@@ -15,7 +15,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from itertools import repeat
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -36,6 +37,9 @@ _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u20
 _ESCAPES = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"}
 
 
+_ORIGINS = {"t": "stream", "p": "streamlet", "e": "entry", "o": "offset"}
+
+
 class RecordOrigin(NamedTuple):
     """The entry that the records of a batch are from, and their offset in it."""
 
@@ -45,7 +49,9 @@ class RecordOrigin(NamedTuple):
     """Offset of the first one."""
 
 
-Formatter = Callable[[pa.RecordBatch, RecordOrigin], Any]
+Origin: TypeAlias = RecordOrigin | pa.RecordBatch
+"""Of all records together, or of each, as `kera.client.OrderedBatch.origins` has them."""
+Formatter = Callable[[pa.RecordBatch, Origin], Any]
 """Makes the bytes to print of a batch."""
 
 
@@ -53,7 +59,7 @@ def text_formatter(template: str, stream: StreamDescription) -> Formatter:
     """Formats by `template`. Raises `UsageError` for a token that does not exist."""
     pieces = list(_parse(template))
 
-    def format_batch(batch: pa.RecordBatch, origin: RecordOrigin) -> Any:
+    def format_batch(batch: pa.RecordBatch, origin: Origin) -> Any:
         return _join([_column(piece, batch, origin, stream) for piece in pieces], batch.num_rows)
 
     return format_batch
@@ -62,22 +68,16 @@ def text_formatter(template: str, stream: StreamDescription) -> Formatter:
 def json_formatter(stream: StreamDescription) -> Formatter:
     """One JSON object per line: the row of a typed stream, else the record and where it is."""
 
-    def format_rows(batch: pa.RecordBatch, _: RecordOrigin) -> bytes:
+    def format_rows(batch: pa.RecordBatch, _: Origin) -> bytes:
         return row_lines(batch)
 
-    def format_records(batch: pa.RecordBatch, origin: RecordOrigin) -> bytes:
+    def format_records(batch: pa.RecordBatch, origin: Origin) -> bytes:
         records = (
             json.dumps(
-                {
-                    "stream": stream.name,
-                    "streamlet": origin.streamlet,
-                    "entry": origin.entry,
-                    "offset": offset,
-                    **record_object(row),
-                },
+                dict(zip(("stream", "streamlet", "entry", "offset"), place, strict=True)) | record_object(row),
                 ensure_ascii=False,
             )
-            for offset, row in enumerate(rows_of(batch), origin.first_record)
+            for place, row in zip(_places(origin, batch.num_rows, stream), rows_of(batch), strict=True)
         )
         return ("\n".join(records) + "\n").encode()
 
@@ -125,21 +125,40 @@ def _parse(template: str) -> Iterator[bytes | _Token]:
         raise UsageError(rf"--format: {rest!r} is cut short; write %% or \\ for the sign itself")
 
 
-def _column(piece: bytes | _Token, batch: pa.RecordBatch, origin: RecordOrigin, stream: StreamDescription) -> Any:
+def _places(origin: Origin, rows: int, stream: StreamDescription) -> Iterator[tuple[Any, ...]]:
+    """Of each record the stream, the streamlet, the entry and the offset."""
+    if isinstance(origin, pa.RecordBatch):
+        return zip(*(column.to_pylist() for column in origin.columns[:4]), strict=True)
+    first = origin.first_record
+    return zip(
+        repeat(stream.name, rows),
+        repeat(origin.streamlet),
+        repeat(origin.entry),
+        range(first, first + rows),
+        strict=False,
+    )
+
+
+def _column(piece: bytes | _Token, batch: pa.RecordBatch, origin: Origin, stream: StreamDescription) -> Any:
     """The column, or the one value for all records, that stands for a piece of the format."""
     if isinstance(piece, bytes):
         return _constant(piece)
-    match piece.letter:
+    if piece.letter in _ORIGINS:
+        return _origin(piece.letter, batch.num_rows, origin, stream)
+    return (_typed_column if stream.typed else _record_column)(piece.letter, batch, stream)
+
+
+def _origin(letter: str, rows: int, origin: Origin, stream: StreamDescription) -> Any:
+    if isinstance(origin, pa.RecordBatch):
+        return _as_text(origin.column(_ORIGINS[letter]))
+    match letter:
         case "t":
             return _constant(stream.name.encode())
         case "p":
             return _constant(b"%d" % origin.streamlet)
         case "e":
             return _constant(b"%d" % origin.entry)
-        case "o":
-            return _as_text(pa.array(np.arange(origin.first_record, origin.first_record + batch.num_rows)))
-        case letter:
-            return (_typed_column if stream.typed else _record_column)(letter, batch, stream)
+    return _as_text(pa.array(np.arange(origin.first_record, origin.first_record + rows)))
 
 
 def _record_column(letter: str, batch: pa.RecordBatch, _: StreamDescription) -> Any:

@@ -39,12 +39,14 @@ def fields(pairs: Iterable[tuple[str, object]], *, indent: str = "") -> str:
     return "\n".join(lines)
 
 
-def format_time(time_us: int) -> str:
+def format_time(time_us: int, *, milliseconds: bool = False) -> str:
     """Microseconds since the epoch as local time; of years that Python does not have, as they are."""
+    seconds, rest_us = divmod(time_us, 1_000_000)
     try:
-        return datetime.datetime.fromtimestamp(time_us / 1e6).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+        text = datetime.datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S")
     except (ValueError, OverflowError, OSError):
         return f"{time_us} µs"
+    return f"{text}.{rest_us // 1000:03d}" if milliseconds else text
 
 
 def plural(count: int, noun: str) -> str:

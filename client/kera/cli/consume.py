@@ -12,12 +12,13 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Coroutine, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import typer
 
 from kera.cli._client import BOOTSTRAP_OPTION, connected
+from kera.cli._durations import parse_duration_ms
 from kera.cli._run import UsageError, run_async, silence_stdout
 from kera.core.errors import CorruptChunk
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from kera.cli._format import Formatter
-    from kera.client import ChunkBatch, Consumer, EntryId, GroupConsumer, StreamDescription
+    from kera.client import ChunkBatch, Consumer, EntryId, GroupConsumer, OrderedConsumer, StreamDescription
 
 _SPAN = re.compile(r"(\d{1,6})([smhd])")
 _UNITS_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
@@ -47,7 +48,9 @@ class StartPosition(enum.StrEnum):
 
 
 def consume(
-    stream: str = typer.Argument(..., metavar="STREAM", help="Name of the stream."),
+    streams: list[str] = typer.Argument(
+        ..., metavar="STREAM...", help="Name of the stream; with --ordered there may be several."
+    ),
     start: StartPosition | None = typer.Option(
         None, "--from", help="Start at the oldest record (the default), or at the next new one."
     ),
@@ -84,6 +87,14 @@ def consume(
         "--corrupt-chunks",
         help="How to treat a chunk that cannot be read: fail, or skip it with a warning.",
     ),
+    ordered: bool = typer.Option(
+        False,
+        "--ordered",
+        help="In the order of time, the same for all readers: of streams with epochs, see docs/epochs.md.",
+    ),
+    epoch: str | None = typer.Option(
+        None, "--epoch", metavar="TIME", help="With --ordered: epochs of this length, a multiple of the streams'."
+    ),
     bootstrap: str = BOOTSTRAP_OPTION,
 ) -> None:
     r"""Print the records of a stream as they arrive.
@@ -91,7 +102,7 @@ def consume(
     Prints the values, one per line, unless --format or --json is given. The format is kcat's: -f '%k %s\n'
     prints key and value. Records of an entry are printed in order. Typed streams are printed as JSON rows
     unless there is a format. With --group, each record is delivered to one consumer of the group, and --from
-    is where a new group starts.
+    is where a new group starts. With --ordered, records come when their epoch is closed.
     """
     if as_json and template is not None:
         raise UsageError("--json and --format are mutually exclusive")
@@ -103,11 +114,43 @@ def consume(
         raise UsageError("--since and --group are mutually exclusive: use kera group reset to move a group's offsets")
     since_us = None if since is None else time_us(since, time.time_ns() // 1000)
     begin: Literal["earliest", "latest"] = "latest" if start is StartPosition.LATEST else "earliest"
-    run_async(
-        _consume(
-            bootstrap, stream, group, begin, since_us, count, until_end, as_json, template, raw, corrupt_chunks.value
+    shape = _Shape(as_json, template, raw)
+    _check_order(streams, group, epoch, ordered=ordered)
+    if ordered:
+        length_ms = None if epoch is None else parse_duration_ms(epoch, name="--epoch")
+        run_async(
+            _consume_ordered(
+                bootstrap, streams, length_ms, begin, since_us, count, until_end, shape, corrupt_chunks.value
+            )
         )
-    )
+    else:
+        run_async(
+            _consume(bootstrap, streams[0], group, begin, since_us, count, until_end, shape, corrupt_chunks.value)
+        )
+
+
+def _check_order(streams: Sequence[str], group: str | None, epoch: str | None, *, ordered: bool) -> None:
+    """Raises `UsageError`."""
+    if ordered and group is not None:
+        raise UsageError(
+            "--ordered and --group are mutually exclusive: the consumers of a group share the entries of a stream"
+        )
+    if not ordered and len(streams) > 1:
+        raise UsageError("several streams are read in one order only: add --ordered")
+    if not ordered and epoch is not None:
+        raise UsageError("--epoch goes with --ordered")
+
+
+class _Shape(NamedTuple):
+    """How records are printed."""
+
+    as_json: bool
+    template: str | None
+    raw: bool
+
+    def formatter(self, stream: StreamDescription) -> Formatter:
+        printable = sys.stdout.isatty() and not self.raw
+        return _formatter(stream, self.as_json, self.template, printable=printable)
 
 
 def time_us(text: str, now_us: int) -> int:
@@ -132,19 +175,15 @@ async def _consume(
     since_us: int | None,
     count: int | None,
     until_end: bool,
-    as_json: bool,
-    template: str | None,
-    raw: bool,
+    shape: _Shape,
     corrupt_chunks: str,
 ) -> None:
-    import asyncio
-
     settings: dict[str, Any] = {"corrupt_chunks": corrupt_chunks}
     if count is not None:
         settings["joined_bytes_max"] = 0  # what is printed of a batch in part is not committed
     async with connected(bootstrap) as client:
         stream = await client.describe(name)
-        formatter = _formatter(stream, as_json, template, printable=sys.stdout.isatty() and not raw)
+        formatter = shape.formatter(stream)
         consumer: Consumer | GroupConsumer
         if group is not None:
             consumer = client.group_consumer(group, name, start=start, **settings)
@@ -155,20 +194,54 @@ async def _consume(
         else:
             consumer = client.consumer(name, start=start, end="latest" if until_end else None, **settings)
         since = None if since_us is None else _Since(stream, since_us)
-        printing = asyncio.ensure_future(_print_batches(consumer, count, formatter, since))
-        with _cancelled_when_reader_closes(printing) as reader_gone:
-            try:
-                await printing
-            except CorruptChunk as error:
-                text = error.message.replace('corrupt_chunks="skip"', "--corrupt-chunks skip")
-                raise CorruptChunk(text, **error.attributes) from error
-            except BrokenPipeError:
-                reader_gone.set()
-            except asyncio.CancelledError:
-                if not reader_gone.is_set():
-                    raise
-        if reader_gone.is_set():
-            silence_stdout()
+        await _until_reader_closes(_print_batches(consumer, count, formatter, since))
+
+
+async def _consume_ordered(
+    bootstrap: str,
+    names: list[str],
+    epoch_ms: int | None,
+    start: Literal["earliest", "latest"],
+    since_us: int | None,
+    count: int | None,
+    until_end: bool,
+    shape: _Shape,
+    corrupt_chunks: str,
+) -> None:
+    async with connected(bootstrap) as client:
+        begin: Literal["earliest", "latest"] | int = start
+        if since_us is not None:
+            streams = [await client.describe(name) for name in names]
+            length_ms = epoch_ms or max(stream.config.epoch_ms for stream in streams)
+            begin = since_us // (1000 * length_ms) if length_ms else start  # without epochs it is refused
+        consumer = client.ordered_consumer(
+            *names,
+            epoch_ms=epoch_ms,
+            start=begin,
+            end="latest" if until_end else None,
+            corrupt_chunks=corrupt_chunks,
+        )
+        await _until_reader_closes(_print_ordered(consumer, count, shape, since_us))
+
+
+async def _until_reader_closes(work: Coroutine[Any, Any, None]) -> None:
+    """Print, as long as somebody reads it."""
+    import asyncio
+
+    printing = asyncio.ensure_future(work)
+    with _cancelled_when_reader_closes(printing) as reader_gone:
+        try:
+            await printing
+        except CorruptChunk as error:
+            text = error.message.replace('corrupt_chunks="skip"', "--corrupt-chunks skip")
+            raise CorruptChunk(text, **error.attributes) from error
+        except BrokenPipeError:
+            reader_gone.set()
+        except asyncio.CancelledError:
+            if not reader_gone.is_set():
+                raise
+    if reader_gone.is_set():
+        silence_stdout()
 
 
 def _formatter(stream: StreamDescription, as_json: bool, template: str | None, *, printable: bool) -> Formatter:
@@ -225,6 +298,30 @@ async def _print_batches(
                 if remaining == 0:
                     if isinstance(consumer, GroupConsumer) and batch.num_rows == chunk.batch.num_rows:
                         await consumer.commit()  # a chunk that was printed in part is left to others
+                    return
+
+
+async def _print_ordered(consumer: OrderedConsumer, count: int | None, shape: _Shape, since_us: int | None) -> None:
+    import pyarrow.compute as pc
+
+    remaining = count
+    formatters: dict[str, Formatter] = {}
+    async with consumer:
+        async for ordered in consumer.batches():
+            batch, origins = ordered.batch, ordered.origins
+            if since_us is not None and ordered.epoch * consumer.epoch_ms * 1000 <= since_us:
+                # What is late in an epoch behind is printed.
+                wanted = pc.greater_equal(origins["timestamp_us"], since_us)
+                batch, origins = batch.filter(wanted), origins.filter(wanted)
+            batch, origins = batch.slice(0, remaining), origins.slice(0, remaining)
+            formatter = formatters.get(ordered.stream.name)
+            if formatter is None:
+                formatter = formatters[ordered.stream.name] = shape.formatter(ordered.stream)
+            if batch.num_rows:
+                _write_all(formatter(batch, origins))
+            if remaining is not None:
+                remaining -= batch.num_rows
+                if remaining == 0:
                     return
 
 

@@ -62,7 +62,11 @@ async def _list(
         return
     heading = ("EPOCH", "FROM", "TO", "RECORDS", "LATE", *(["DIGEST"] if digest else []))
     rows = [
-        (each["epoch"], format_time(each["start_us"]), format_time(each["end_us"]), *list(each.values())[3:])
+        (
+            each["epoch"],
+            *(format_time(each[end], milliseconds=True) for end in ("start_us", "end_us")),
+            *list(each.values())[3:],
+        )
         for each in found
     ]
     print(table(heading, rows))
@@ -107,7 +111,7 @@ async def _lag(bootstrap: str, name: str, output: Output) -> None:
             entry["streamlet"],
             entry["entry"],
             entry["broker"],
-            "-" if entry["settled_us"] is None else format_time(entry["settled_us"]),
+            "-" if entry["settled_us"] is None else format_time(entry["settled_us"], milliseconds=True),
             "-" if entry["behind_ms"] is None else format_ms(entry["behind_ms"]),
             entry["by"],
         )

@@ -56,6 +56,22 @@ def test_there_is_one_place_to_begin(other: tuple[str, ...], says: str, capsys: 
     assert says in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("s", "--ordered", "--group", "g"), "--ordered and --group"),
+        (("s", "t"), "add --ordered"),
+        (("s", "--epoch", "10s"), "--epoch goes with --ordered"),
+        (("s", "--ordered", "--epoch", "soon"), "no span of time"),
+    ],
+)
+def test_an_order_is_for_who_reads_all(
+    arguments: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_app(app, ["consume", *arguments]) == 2
+    assert says in capsys.readouterr().err
+
+
 def chunk(times_us: list[int | None], *, entry: int = 0, unit: str = "us", column: str = "timestamp") -> ChunkBatch:
     scale = {"s": 1_000_000, "us": 1}[unit]
     values = [None if each is None else each // scale for each in times_us]

@@ -44,6 +44,22 @@ RECORDS = records(
 )
 
 
+def test_each_record_may_be_from_an_entry_of_its_own() -> None:
+    origins = pa.record_batch(
+        [["a", "b", "a"], pa.array([1, 0, 2], pa.uint32()), [0, 1, 0], pa.array([9, 8, 7], pa.uint64()), [5, 6, 7]],
+        ["stream", "streamlet", "entry", "offset", "timestamp_us"],
+    )
+    assert bytes(text_formatter(r"%t/%p/%e/%o@%T %k;", stream())(RECORDS, origins)) == (
+        b"a/1/0/9@5 k1;b/0/1/8@6 ;a/2/0/7@7 k3;"
+    )
+    rows = [json.loads(line) for line in bytes(json_formatter(stream())(RECORDS, origins)).splitlines()]
+    assert [(row["stream"], row["streamlet"], row["entry"], row["offset"]) for row in rows] == [
+        ("a", 1, 0, 9),
+        ("b", 0, 1, 8),
+        ("a", 2, 0, 7),
+    ]
+
+
 @pytest.mark.parametrize(
     ("template", "text"),
     [
