@@ -113,6 +113,9 @@ async def test_a_user_does_nothing_else(secured: Secured, admin: Client) -> None
             await read_all(alice, "seen")
         with pytest.raises(NotAllowed, match="may not write stream:seen"):
             await write_one(alice, "seen")
+        async with alice.producer() as producer:
+            with pytest.raises(NotAllowed, match="may not write stream:seen"):
+                await producer.punctuate("seen", 5)
         with pytest.raises(NotAllowed, match="may not use group:others"):
             await consume_one(alice, "others", "seen")
     assert await read_all(admin, "seen") == [b"one"]

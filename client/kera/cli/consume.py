@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
 import enum
 import os
-import re
 import select
 import stat
 import sys
@@ -20,6 +18,7 @@ import typer
 from kera.cli._client import BOOTSTRAP_OPTION, connected
 from kera.cli._durations import parse_duration_ms
 from kera.cli._run import UsageError, run_async, silence_stdout
+from kera.cli._times import parse_time_us
 from kera.core.errors import CorruptChunk
 
 if TYPE_CHECKING:
@@ -27,10 +26,6 @@ if TYPE_CHECKING:
 
     from kera.cli._format import Formatter
     from kera.client import ChunkBatch, Consumer, EntryId, GroupConsumer, OrderedConsumer, StreamDescription
-
-_SPAN = re.compile(r"(\d{1,6})([smhd])")
-_UNITS_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
-_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
 class CorruptChunks(enum.StrEnum):
@@ -112,7 +107,7 @@ def consume(
         raise UsageError("--since and --from are mutually exclusive")
     if since is not None and group is not None:
         raise UsageError("--since and --group are mutually exclusive: use kera group reset to move a group's offsets")
-    since_us = None if since is None else time_us(since, time.time_ns() // 1000)
+    since_us = None if since is None else parse_time_us(since, time.time_ns() // 1000, name="--since")
     begin: Literal["earliest", "latest"] = "latest" if start is StartPosition.LATEST else "earliest"
     shape = _Shape(as_json, template, raw)
     _check_order(streams, group, epoch, ordered=ordered)
@@ -151,20 +146,6 @@ class _Shape(NamedTuple):
     def formatter(self, stream: StreamDescription) -> Formatter:
         printable = sys.stdout.isatty() and not self.raw
         return _formatter(stream, self.as_json, self.template, printable=printable)
-
-
-def time_us(text: str, now_us: int) -> int:
-    """The time that `text` means, in microseconds since the epoch: so long ago, or ISO 8601. Raises `UsageError`."""
-    span = _SPAN.fullmatch(text)
-    if span is not None:
-        return now_us - int(span[1]) * _UNITS_S[span[2]] * 1_000_000
-    try:
-        moment = datetime.datetime.fromisoformat(text)
-    except ValueError:
-        raise UsageError(
-            f"--since: {text!r} is neither a span like 10m or 2h nor a time like 2026-01-31T12:00"
-        ) from None
-    return (moment.astimezone(datetime.UTC) - _EPOCH) // datetime.timedelta(microseconds=1)
 
 
 async def _consume(

@@ -13,12 +13,13 @@ from kera.cli._durations import format_ms, parse_duration_ms
 from kera.cli._output import OUTPUT_OPTION, Output, show_document
 from kera.cli._run import UsageError, run_async
 from kera.cli._table import format_time, table
+from kera.cli._times import parse_time_us
 
 if TYPE_CHECKING:
     from kera.client import Epoch, StreamDescription
     from kera.client.epochs.settled import Settled
 
-app = Commands(help="Look at the epochs of a stream.", no_args_is_help=True)
+app = Commands(help="Look at the epochs of a stream, and close them.", no_args_is_help=True)
 
 NAME_ARGUMENT = typer.Argument(..., metavar="STREAM", help="Name of the stream.")
 LENGTH_OPTION = typer.Option(
@@ -129,3 +130,26 @@ def _settled_to_json(stream: StreamDescription, each: Settled, now_us: int) -> d
         "behind_ms": each.behind_ms(now_us),
         "by": each.by,
     }
+
+
+@app.command()
+def punctuate(
+    name: str = NAME_ARGUMENT,
+    at: str | None = typer.Option(
+        None, "--time", metavar="TIME", help="ISO 8601, or so long ago as 90s, 10m, 2h or 3d. Default: now."
+    ),
+    durability: str | None = typer.Option(
+        None, metavar="LEVEL", help="Acknowledge at leader, replicated or persisted. Default: the stream's level."
+    ),
+    bootstrap: str = BOOTSTRAP_OPTION,
+) -> None:
+    """Say that nothing older than a time comes behind what is in the stream, so that epochs up to then close."""
+    now_us = time.time_ns() // 1000
+    at_us = now_us if at is None else parse_time_us(at, now_us, name="--time")
+    run_async(_punctuate(bootstrap, name, at_us, durability))
+
+
+async def _punctuate(bootstrap: str, name: str, at_us: int, durability: Any) -> None:
+    async with connected(bootstrap) as client, client.producer(durability=durability) as producer:
+        await producer.punctuate(name, at_us)
+    print(f"stream {name}: what is older than {format_time(at_us)} is late from now on")

@@ -6,8 +6,9 @@ import pyarrow as pa
 import pytest
 
 from kera.cli._run import UsageError, run_app
+from kera.cli._times import parse_time_us
 from kera.cli.app import app
-from kera.cli.consume import _Since, time_us
+from kera.cli.consume import _Since
 from kera.client import ChunkBatch, EntryId, Position
 from kera.core.chunk import encode_chunk, encode_payload, read_header
 from tests.unit.client.support import description
@@ -21,7 +22,7 @@ POSITION = Position(1, 1, 0)
     [("0s", 0), ("30s", 30), ("10m", 600), ("2h", 7_200), ("1d", 86_400), ("999999d", 86_399_913_600)],
 )
 def test_a_span_is_before_now(text: str, ago_s: int) -> None:
-    assert time_us(text, NOW_US) == NOW_US - ago_s * 1_000_000
+    assert parse_time_us(text, NOW_US, name="--since") == NOW_US - ago_s * 1_000_000
 
 
 @pytest.mark.parametrize(
@@ -33,18 +34,18 @@ def test_a_span_is_before_now(text: str, ago_s: int) -> None:
     ],
 )
 def test_a_time_with_a_zone_is_what_it_says(text: str, epoch_us: int) -> None:
-    assert time_us(text, NOW_US) == epoch_us
+    assert parse_time_us(text, NOW_US, name="--since") == epoch_us
 
 
 def test_a_time_without_a_zone_is_a_local_one() -> None:
     local = datetime.datetime(2026, 1, 2, 3, 4).astimezone()
-    assert time_us("2026-01-02T03:04", NOW_US) == int(local.timestamp()) * 1_000_000
+    assert parse_time_us("2026-01-02T03:04", NOW_US, name="--since") == int(local.timestamp()) * 1_000_000
 
 
 @pytest.mark.parametrize("text", ["", "10", "m", "-10m", "1.5h", "10 m", "10w", "1h30m", "yesterday", "12345678d"])
 def test_what_is_no_time_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="neither a span"):
-        time_us(text, NOW_US)
+        parse_time_us(text, NOW_US, name="--since")
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,8 @@ class EntryReader:
                 available_from=bounds.start,
             )
         self._end = max(self._end, bounds.end)
-        is_empty = bounds.end == EARLIEST and self.read_to == EARLIEST
+        # Of one that has moved the end is not `EARLIEST` any more.
+        is_empty = bounds.watermark_us is None and not bounds.next_record and self._marker.watermark_us == NO_TIME
         self._exempt = is_empty and bounds.promised_us is None and not by_clock
         if bounds.promised_us is not None and bounds.promised_us >= self._promised_us:
             self._promised_us, self._promised_at = bounds.promised_us, bounds.promised_at

@@ -29,6 +29,7 @@ from kera.client.producing.outcome import BatchDelivery, BundleOutcome, Outcome
 from kera.client.producing.pace import Due, Pace, all_of
 from kera.client.producing.partition_payloads import Payloads, partition_payloads
 from kera.client.producing.partitioner import streamlet_of
+from kera.client.producing.punctuating import Punctuates
 from kera.client.producing.record_arguments import (
     RECORD_OVERHEAD_BYTES,
     bytes_of,
@@ -59,7 +60,7 @@ from kera.v1 import coordinator_pb2
 log = get_logger("kera.producer")
 
 
-class Producer(SendsRows):
+class Producer(SendsRows, Punctuates):
     """Writes records and batches to streams. Made by `Client.producer`; use it as an async context manager.
 
     Deliveries that nobody awaits are not lost from sight: `flush`, and leaving the context, raise the first error

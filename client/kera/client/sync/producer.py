@@ -238,6 +238,10 @@ class Producer:
         """Wait until everything sent so far is delivered or has failed. Raises the first error since the last one."""
         self._thread.run(self._flush())
 
+    def punctuate(self, stream: str, timestamp_us: int) -> None:
+        """Say that nothing older comes behind what is in a stream; see `kera.client.Producer.punctuate`."""
+        self._thread.run(self._punctuate(stream, timestamp_us))
+
     def close(self, *, flush: bool = True) -> None:
         """Deliver what was sent, and take no more; without `flush`, what was not sent fails with `ClosedError`."""
         self._thread.check_caller()
@@ -339,6 +343,10 @@ class Producer:
             error, self._first_error = self._first_error, None
         if error is not None:
             raise error
+
+    async def _punctuate(self, stream: str, timestamp_us: int) -> None:
+        await self._flush()
+        await self._producer.punctuate(stream, timestamp_us)
 
     async def _close(self, *, flush: bool) -> None:
         try:

@@ -1,0 +1,111 @@
+"""Punctuations: a producer says of a time that nothing older comes, and brokers write that down in all entries."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from kera.client import arguments
+from kera.client.cluster.asking import ask_broker, broker_failed, same_stream
+from kera.client.cluster.batches import CURSORS_MAX, batched
+from kera.client.cluster.cluster import Cluster
+from kera.client.cluster.retry import retrying
+from kera.client.producing.buffer import Buffer
+from kera.client.settings import ProducerSettings
+from kera.client.stream_config import durability_value
+from kera.client.types import StreamDescription
+from kera.core.errors import KeraError, ProtocolError
+from kera.core.rpc import api
+from kera.core.rpc.wire import error_from_message
+from kera.v1 import broker_pb2, common_pb2
+
+_TIMESTAMP_US_MAX = (1 << 63) - 1
+
+
+class Punctuates(ABC):
+    """The part of a `Producer` that says up to which time a stream is complete."""
+
+    _buffer: Buffer
+    _cluster: Cluster
+    settings: ProducerSettings
+
+    async def punctuate(self, stream: str, timestamp_us: int) -> None:
+        """Say that nothing older than a time comes behind what is in a stream, so that its epochs up to then close.
+
+        What was accepted before is delivered first, as `flush` does it. Then brokers write a punctuation into all
+        entries that were ever written to and have not got so far; to say it twice, or a time that has passed, does no
+        harm. Records that are older are taken all the same, and count as late (docs/epochs.md).
+
+        Returns when it is as durable as records are acknowledged at. Raises what `flush` does, `InvalidArgument` for a
+        stream without epochs, `TimestampAhead`, `NotAllowed`, `UnknownStream`.
+        """
+        unit = " (whole microseconds since the Unix epoch)"
+        timestamp_us = arguments.whole("timestamp_us", timestamp_us, 0, _TIMESTAMP_US_MAX, what=unit)
+        known = await self._described(stream)
+        await self.flush()
+        if self._buffer.ended:
+            raise self._not_ready(stream)
+        await punctuate(self._cluster, known, timestamp_us, durability_value(self.settings.durability))
+
+    @abstractmethod
+    async def flush(self) -> None:
+        """Wait until everything accepted so far is delivered or failed."""
+
+    @abstractmethod
+    async def _described(self, name: str) -> StreamDescription: ...
+
+    @abstractmethod
+    def _not_ready(self, stream: str) -> KeraError: ...
+
+
+async def punctuate(
+    cluster: Cluster,
+    known: StreamDescription,
+    timestamp_us: int,
+    durability: common_pb2.Durability.ValueType = common_pb2.DURABILITY_UNSPECIFIED,
+) -> None:
+    """Have it written in all streamlets of a stream. What has failed is asked again: to say it twice does no harm.
+
+    Raises what `Producer.punctuate` does.
+    """
+    left = set(range(known.config.streamlets))
+
+    async def ask(stream: StreamDescription, broker_id: int, streamlets: Sequence[int]) -> None:
+        request = broker_pb2.PunctuateRequest(
+            stream_id=stream.stream_id, streamlet_ids=streamlets, timestamp_us=timestamp_us, durability=durability
+        )
+        answer = await ask_broker(cluster, stream, broker_id, api.PUNCTUATE, request)
+        if len(answer.streamlets) != len(streamlets):
+            raise ProtocolError(f"{len(answer.streamlets)} answers for {len(streamlets)} streamlets")
+        errors = [error_from_message(each.error) if each.HasField("error") else None for each in answer.streamlets]
+        left.difference_update(each for each, error in zip(streamlets, errors, strict=True) if error is None)
+        _raise_worst(errors)
+
+    async def attempt() -> None:
+        stream = same_stream(await cluster.stream(known.name), known.stream_id)
+        of_brokers: dict[int, list[int]] = {}
+        for streamlet in sorted(left):
+            of_brokers.setdefault(stream.assignments[streamlet].broker_id, []).append(streamlet)
+        asked = [
+            ask(stream, broker_id, some)
+            for broker_id, streamlets in of_brokers.items()
+            for some in batched(streamlets, max(1, CURSORS_MAX // stream.config.entries))
+        ]
+        errors = await asyncio.gather(*asked, return_exceptions=True)
+        try:
+            _raise_worst(errors)
+        except KeraError as error:
+            raise broker_failed(cluster, known.name, error) from error
+
+    while left:
+        await retrying(attempt, cluster.settings)
+
+
+def _raise_worst(errors: Sequence[BaseException | None]) -> None:
+    """The first one that is final; else the first one that is to be tried again."""
+    found = [error for error in errors if error is not None]
+    final = (error for error in found if not (isinstance(error, KeraError) and error.retriable))
+    worst = next(final, found[0] if found else None)
+    if worst is not None:
+        raise worst

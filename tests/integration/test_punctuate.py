@@ -1,0 +1,159 @@
+"""Producers say that nothing older comes, and epochs close: with real daemons."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from kera.client import Client, ClientSettings, sync
+from kera.client.settings import Transport
+from kera.core.errors import ClosedError, InvalidArgument, TimestampAhead, UnknownStream
+from kera.local.cluster import RunningCluster
+from tests.integration.test_epochs import MS, kera, read, write
+
+pytestmark = pytest.mark.timeout(120)
+HISTORY: dict[str, Any] = {"epoch_ms": 10, "punctuation": "producers"}
+
+
+@pytest.fixture
+async def client(cluster: RunningCluster) -> AsyncIterator[Client]:
+    async with await Client.connect(cluster.bootstrap) as connected:
+        yield connected
+
+
+@pytest.mark.parametrize("transport", ["tcp", "grpc", "unix"])
+@pytest.mark.parametrize("durability", ["leader", "persisted"])
+async def test_a_history_ends_where_its_producer_says(
+    cluster: RunningCluster, transport: Transport, durability: str
+) -> None:
+    stream = f"history-{transport}-{durability}"
+    async with await Client.connect(cluster.bootstrap, ClientSettings(transport=transport)) as client:
+        await client.admin.create_stream(stream, streamlets=4, entries=2, durability=durability, **HISTORY)
+        await write(client, stream, [1], [12 * MS], streamlet=0)
+        await write(client, stream, [5], streamlet=3)
+        async with client.epochs(stream, start=0) as epochs, client.producer() as producer:
+            asked = asyncio.ensure_future(read(epochs, 2))
+            await producer.prepare(stream)
+            producer.send(stream, b"last", timestamp_us=18 * MS, streamlet=3)
+            await producer.punctuate(stream, 20 * MS)
+            found = await asked
+            assert [(epoch.number, epoch.records) for epoch in found] == [(0, 2), (1, 2)]
+            assert b"last" in found[1].rows()["value"].to_pylist(), "what was sent before is before it"
+            for again in (20 * MS, 1, 0):
+                await producer.punctuate(stream, again)
+        bounds = await client.bounds(stream)
+        watermarks = {each.watermark_us for entries in bounds.values() for each in entries}
+        assert watermarks == {None, 20 * MS}, "an entry to which nothing was written gets none"
+        async with client.consumer(stream, start="earliest", end="latest") as consumer:
+            assert len([record async for record in consumer]) == 4
+        assert sum(each.next_record for entries in bounds.values() for each in entries) == 4
+
+
+async def test_what_is_older_is_late_from_then_on(client: Client) -> None:
+    await client.admin.create_stream("punctuated-late", **HISTORY)
+    await write(client, "punctuated-late", [1])
+    async with client.producer() as producer:
+        await producer.punctuate("punctuated-late", 20 * MS)
+        await producer.send("punctuated-late", b"2", timestamp_us=2)
+        await producer.punctuate("punctuated-late", 30 * MS)
+    async with client.epochs("punctuated-late", start=0) as epochs:
+        found = await read(epochs, 2)
+    assert [(epoch.number, epoch.records, epoch.late_records) for epoch in found] == [(0, 1, 0), (2, 1, 1)]
+
+
+async def test_what_cannot_be_said_is_refused(client: Client) -> None:
+    await client.admin.create_stream("punctuated-never")
+    await client.admin.create_stream("punctuated-now", epoch_ms=1000)
+    await write(client, "punctuated-never", [1])
+    await write(client, "punctuated-now", [time.time_ns() // 1000])
+    wrong: list[tuple[type[Exception], str, Any]] = [
+        (InvalidArgument, "punctuated-never", 5),
+        (InvalidArgument, "punctuated-now", -1),
+        (InvalidArgument, "punctuated-now", 1 << 63),
+        (InvalidArgument, "punctuated-now", 1.5),
+        (InvalidArgument, "punctuated-now", True),
+        (TimestampAhead, "punctuated-now", time.time_ns() // 1000 + 2 * 3_600_000_000),
+        (UnknownStream, "punctuated-nothing", 5),
+    ]
+    async with client.producer() as producer:
+        for error, stream, time_us in wrong:
+            with pytest.raises(error):
+                await producer.punctuate(stream, time_us)
+        await producer.punctuate("punctuated-now", 5)
+        await client.admin.delete_stream("punctuated-now")
+        with pytest.raises(UnknownStream):
+            await producer.punctuate("punctuated-now", 5)
+    with pytest.raises(ClosedError):
+        await producer.punctuate("punctuated-never", 5)
+
+
+async def test_streamlets_may_move_meanwhile(client: Client) -> None:
+    await client.admin.create_stream("punctuated-moves", streamlets=2, entries=2, **HISTORY)
+    await write(client, "punctuated-moves", [1], streamlet=0)
+    await write(client, "punctuated-moves", [1], streamlet=1)
+    brokers = sorted(broker.broker_id for broker in (await client.admin.describe_cluster()).brokers)
+    stop = asyncio.Event()
+
+    async def move() -> None:
+        for number in range(6):
+            await client.admin.move_streamlet("punctuated-moves", 0, brokers[number % len(brokers)])
+        stop.set()
+
+    said = 0
+    async with client.producer() as producer:
+        moving = asyncio.ensure_future(move())
+        while not stop.is_set():
+            said += 1
+            await producer.punctuate("punctuated-moves", said * MS)
+        await moving
+        await producer.punctuate("punctuated-moves", 100_000 * MS)
+    bounds = await client.bounds("punctuated-moves")
+    assert {each.watermark_us for entries in bounds.values() for each in entries} == {None, 100_000 * MS}
+    async with client.epochs("punctuated-moves", start=0, end=10_000) as epochs:
+        assert [(epoch.number, epoch.records) for epoch in await read(epochs, 9)] == [(0, 2)]
+
+
+async def test_punctuations_without_asyncio(cluster: RunningCluster) -> None:
+    def said() -> None:
+        with sync.Client(cluster.bootstrap) as client, client.producer() as producer:
+            client.admin.create_stream("punctuated-sync", **HISTORY)
+            producer.send("punctuated-sync", b"one", timestamp_us=1)
+            producer.punctuate("punctuated-sync", 10 * MS)
+            with client.epochs("punctuated-sync", start=0, end=1) as epochs:
+                assert [epoch.records for epoch in epochs] == [1]
+
+    await asyncio.to_thread(said)
+
+
+async def test_the_command_line_says_it_too(client: Client, cluster: RunningCluster) -> None:
+    await client.admin.create_stream("punctuated-cli", epoch_ms=1000, epoch_grace_ms=3_600_000)
+    now_us = time.time_ns() // 1000
+    await write(client, "punctuated-cli", [now_us - 10_000_000])
+    code, out, error = kera(cluster, "epochs", "punctuate", "punctuated-cli", "--time", "5s")
+    assert (code, "is late from now on" in out) == (0, True), error
+    assert kera(cluster, "epochs", "punctuate", "punctuated-cli", "--durability", "leader")[0] == 0
+    async with client.epochs("punctuated-cli", start="earliest", end="latest") as epochs:
+        assert [epoch.records for epoch in await read(epochs, 1)] == [1]
+    ((entry,),) = (await client.bounds("punctuated-cli")).values()
+    assert entry.watermark_us is not None
+    assert entry.watermark_us >= now_us
+    for wrong in (["--time", "soon"], ["--durability", "paper"]):
+        assert kera(cluster, "epochs", "punctuate", "punctuated-cli", *wrong)[0] != 0
+    code, _, error = kera(cluster, "epochs", "punctuate", "no-such-stream")
+    assert (code, "no-such-stream" in error) == (1, True)
+
+
+async def test_who_fails_to_deliver_says_nothing(client: Client) -> None:
+    await client.admin.create_stream("punctuated-failed", **(HISTORY | {"timestamp_ahead_max_ms": 1000}))
+    await write(client, "punctuated-failed", [1])
+    async with client.producer() as producer:
+        await producer.prepare("punctuated-failed")
+        producer.send("punctuated-failed", b"x", timestamp_us=time.time_ns() // 1000 + 3_600_000_000)
+        with pytest.raises(TimestampAhead):
+            await producer.punctuate("punctuated-failed", 20 * MS)
+    ((entry,),) = (await client.bounds("punctuated-failed")).values()
+    assert entry.watermark_us == 1
