@@ -20,6 +20,7 @@ FACES = {
     "Admin": ("admin/admin.py", "admin"),
     "Access": ("admin/access.py", "access"),
     "SchemaRegistry": ("schemas/registry.py", "schemas"),
+    "Latency": ("admin/latency.py", "latency"),
 }
 """By class: the module of the asynchronous one, and the attribute of a client that is one."""
 

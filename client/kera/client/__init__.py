@@ -20,6 +20,7 @@ from kera.client.admin.control import (
     RecoveryDescription,
     StreamletMove,
 )
+from kera.client.admin.latency import Latency, LatencyConstraint, LatencyDescription, LatencyHop
 from kera.client.admin.locating import ChunkPlace, ChunkQuery, SegmentBounds
 from kera.client.chunk_batch import ChunkBatch
 from kera.client.client import Client
@@ -86,6 +87,10 @@ __all__ = [
     "GroupConsumerSettings",
     "Interval",
     "KeraError",
+    "Latency",
+    "LatencyConstraint",
+    "LatencyDescription",
+    "LatencyHop",
     "LeasedGroup",
     "LostGroup",
     "MemberDescription",

@@ -10,6 +10,7 @@ from weakref import WeakSet
 from kera.client import arguments
 from kera.client.admin.access import Access
 from kera.client.admin.admin import Admin
+from kera.client.admin.latency import Latency
 from kera.client.admin.locating import ChunkPlace, ChunkQuery, SegmentBounds, locate, positions_at, segments
 from kera.client.chunk_batch import ChunkBatch
 from kera.client.cluster.cluster import Cluster
@@ -68,6 +69,7 @@ class Client:
         self.admin = Admin(cluster)
         self.access = Access(cluster)
         self.schemas = SchemaRegistry(cluster)
+        self.latency = Latency(cluster)
 
     @classmethod
     async def connect(

@@ -8,6 +8,18 @@ from kera.client.sync.admin import Admin
 from kera.client.sync.client import Client
 from kera.client.sync.consumer import Consumer, GroupConsumer
 from kera.client.sync.epochs import Epochs, OrderedConsumer
+from kera.client.sync.latency import Latency
 from kera.client.sync.producer import Producer, Sent
 
-__all__ = ["Access", "Admin", "Client", "Consumer", "Epochs", "GroupConsumer", "OrderedConsumer", "Producer", "Sent"]
+__all__ = [
+    "Access",
+    "Admin",
+    "Client",
+    "Consumer",
+    "Epochs",
+    "GroupConsumer",
+    "Latency",
+    "OrderedConsumer",
+    "Producer",
+    "Sent",
+]

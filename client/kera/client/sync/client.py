@@ -21,6 +21,7 @@ from kera.client.sync.access import Access
 from kera.client.sync.admin import Admin
 from kera.client.sync.consumer import Consumer, GroupConsumer, following
 from kera.client.sync.epochs import Epochs, OrderedConsumer
+from kera.client.sync.latency import Latency
 from kera.client.sync.loop_thread import loop_thread
 from kera.client.sync.producer import Producer
 from kera.client.sync.schemas import SchemaRegistry
@@ -57,6 +58,7 @@ class Client:
         self.admin = Admin(self._thread, self._client.admin)
         self.access = Access(self._thread, self._client.access)
         self.schemas = SchemaRegistry(self._thread, self._client.schemas)
+        self.latency = Latency(self._thread, self._client.latency)
 
     def __enter__(self) -> Self:
         return self

@@ -27,6 +27,7 @@ from kera.coordinator.latency.splitting import (
     hops_of,
     split,
 )
+from kera.core.latency.hop import Hop as Kind
 from kera.v1 import latency_pb2 as messages
 
 STEADY = 0.05
@@ -219,5 +220,4 @@ def _part(found: Split | None, hop: Hop) -> Part:
 
 def in_words(hop: Hop) -> str:
     """A hop, for people: ``hand-over of clicks to enrich``."""
-    name = messages.Hop.Name(hop.hop).removeprefix("HOP_").lower().replace("_", "-")
-    return f"{name} of {hop.stream}" + (f" to {hop.group}" if hop.group else "")
+    return f"{Kind(hop.hop).word} of {hop.stream}" + (f" to {hop.group}" if hop.group else "")

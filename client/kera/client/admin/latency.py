@@ -1,0 +1,247 @@
+"""Latency constraints, as a client sees them: how late records may be on a path, and how late they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Self, get_args
+
+from kera.client import arguments
+from kera.client.cluster.cluster import Cluster
+from kera.core.errors import InvalidArgument, Uncertain, UnknownLatencyConstraint
+from kera.core.latency.hop import Hop
+from kera.core.rpc import api
+from kera.v1 import latency_pb2 as messages
+
+Statistic = Literal["mean", "p99"]
+State = Literal["unknown", "held", "violated", "infeasible", "broken"]
+WINDOW_MS = 15_000
+"""Over which it is looked at, unless something else is said."""
+_STATISTICS: dict[str, messages.LatencyStatistic.ValueType] = {
+    name: messages.LatencyStatistic.Value(f"LATENCY_STATISTIC_{name.upper()}") for name in get_args(Statistic)
+}
+_STATES: dict[int, State] = {
+    messages.LatencyState.Value(f"LATENCY_STATE_{name.upper()}"): name for name in get_args(State)
+}
+_HOPS: dict[int, str] = {hop: hop.word for hop in Hop}
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyConstraint:
+    """How late records may be on a path: over any window the mean, or the 99th percentile, is at most the limit."""
+
+    name: str
+    path: tuple[str, ...]
+    """Streams, and ``group:`` with the consumer group that reads the one before and writes to the one after, in turn.
+    """
+    limit_ms: float
+    window_ms: int
+    statistic: Statistic
+
+    @classmethod
+    def from_message(cls, message: messages.LatencyConstraint) -> Self:
+        """From its wire form."""
+        is_p99 = message.statistic == messages.LATENCY_STATISTIC_P99
+        return cls(
+            message.name,
+            tuple(message.path),
+            message.limit_us / 1000,
+            message.window_ms,
+            "p99" if is_p99 else "mean",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyHop:
+    """A part of the way of records through a stream, as of the last window. Times are microseconds."""
+
+    stream: str
+    hop: str
+    """``gather``, ``send``, ``replicate``, ``hand-over``, ``prefetch`` or ``work``."""
+    consumer_group: str
+    """Who reads; empty for the first three."""
+    chunks: int
+    """That were measured; 0: none, and nothing is known."""
+    mean_us: int
+    p99_us: int
+    worst_mean_us: int
+    """Of the worst streamlet."""
+    worst_streamlet_id: int
+    allowed_us: int
+    """Its part of the limit."""
+    advised_us: int
+    """Of that, for how long its buffer is advised to wait."""
+    violates: bool
+    """It takes more than its part, and the path more than the limit."""
+
+    @classmethod
+    def from_message(cls, message: messages.HopDescription) -> Self:
+        """From its wire form."""
+        return cls(
+            stream=message.stream,
+            hop=_HOPS.get(message.hop, f"hop {message.hop}"),
+            consumer_group=message.consumer_group,
+            chunks=message.count,
+            mean_us=message.mean_us,
+            p99_us=message.p99_us,
+            worst_mean_us=message.worst_mean_us,
+            worst_streamlet_id=message.worst_streamlet_id,
+            allowed_us=message.allowed_us,
+            advised_us=message.advised_us,
+            violates=message.violates,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyDescription:
+    """A constraint, and how late records are on its path. Times are microseconds."""
+
+    constraint: LatencyConstraint
+    state: State
+    """``unknown``: nothing was measured over the last window; ``held``; ``violated``; ``infeasible``: it cannot be
+    held, also when no buffer waits; ``broken``: a stream of the path is not there."""
+    reason: str
+    """For people; may be empty."""
+    mean_us: int
+    """Of all hops that were measured, added up."""
+    p99_us: int
+    """Likewise: no less than that of the path."""
+    least_limit_us: int
+    """Of one that is infeasible: which limit could be held; else 0."""
+    violations: int
+    """In how many windows it was not held, since the coordinator leads, or the constraint was made."""
+    hops: tuple[LatencyHop, ...]
+    """In the order of the path; none in a list."""
+    created_us: int = 0
+    created_by: str = ""
+    """As rules call it, ``user:alice``; empty without security."""
+    changed_us: int = 0
+    changed_by: str = ""
+
+    @classmethod
+    def from_message(cls, message: messages.LatencyDescription) -> Self:
+        """From its wire form."""
+        return cls(
+            constraint=LatencyConstraint.from_message(message.constraint),
+            state=_STATES.get(message.state, "unknown"),
+            reason=message.reason,
+            mean_us=message.mean_us,
+            p99_us=message.p99_us,
+            least_limit_us=message.least_limit_us,
+            violations=message.violations,
+            hops=tuple(map(LatencyHop.from_message, message.hops)),
+            created_us=message.created_us,
+            created_by=message.created_by,
+            changed_us=message.changed_us,
+            changed_by=message.changed_by,
+        )
+
+
+class Latency:
+    """Latency constraints. Get it as `Client.latency`.
+
+    With security on, who may alter all streams of a path, and describe the consumer groups on it, may say how late
+    records may be there; who may describe all of them may look, and for others it is not there.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    async def create(
+        self,
+        name: str,
+        path: Sequence[str],
+        limit_ms: float,
+        *,
+        window_ms: int = WINDOW_MS,
+        statistic: Statistic = "mean",
+    ) -> LatencyConstraint:
+        """Say how late records may be on a path: ``["clicks", "group:enrich", "visits", "group:dashboard"]``.
+
+        Its streams are there, and its consumer groups read them already. A constraint that says the same is found.
+        Raises `InvalidArgument`, `UnknownStream`, `LatencyConstraintExists` and `NotAllowed`.
+        """
+        constraint = messages.LatencyConstraint(
+            name=_name(name),
+            path=arguments.names("path", path),
+            limit_us=_limit_us(limit_ms),
+            window_ms=_window(window_ms),
+            statistic=_statistic(statistic),
+        )
+        request = messages.CreateLatencyConstraintRequest(constraint=constraint)
+        answer = await self._cluster.ask(api.CREATE_LATENCY_CONSTRAINT, request)
+        return LatencyConstraint.from_message(answer.constraint)
+
+    async def alter(
+        self,
+        name: str,
+        *,
+        path: Sequence[str] | None = None,
+        limit_ms: float | None = None,
+        window_ms: int | None = None,
+        statistic: Statistic | None = None,
+    ) -> LatencyConstraint:
+        """Change a constraint; what is None stays as it is. It counts at once.
+
+        Raises `UnknownLatencyConstraint`, and what `create` raises.
+        """
+        request = messages.AlterLatencyConstraintRequest(name=_name(name))
+        if path is not None:
+            request.path.extend(arguments.names("path", path))
+            if not request.path:
+                raise InvalidArgument("a path needs a stream at least; None leaves the one that there is")
+        if limit_ms is not None:
+            request.limit_us = _limit_us(limit_ms)
+        if window_ms is not None:
+            request.window_ms = _window(window_ms)
+        if statistic is not None:
+            request.statistic = _statistic(statistic)
+        answer = await self._cluster.ask(api.ALTER_LATENCY_CONSTRAINT, request)
+        return LatencyConstraint.from_message(answer.constraint)
+
+    async def delete(self, name: str) -> None:
+        """Forget a constraint: buffers go by the other constraints of their streams, or by their own settings again.
+
+        Raises `UnknownLatencyConstraint`.
+        """
+        try:
+            await self._cluster.ask(
+                api.DELETE_LATENCY_CONSTRAINT, messages.DeleteLatencyConstraintRequest(name=_name(name))
+            )
+        except UnknownLatencyConstraint as error:
+            if not isinstance(error.__cause__, Uncertain):
+                raise  # else an attempt that got no answer has deleted it, most likely
+
+    async def constraints(self) -> list[LatencyDescription]:
+        """All that who asks may describe, by name, without their hops."""
+        answer = await self._cluster.ask(api.LIST_LATENCY_CONSTRAINTS, messages.ListLatencyConstraintsRequest())
+        return [LatencyDescription.from_message(each) for each in answer.constraints]
+
+    async def describe(self, name: str) -> LatencyDescription:
+        """One, with what each hop of its path takes. Raises `UnknownLatencyConstraint`."""
+        request = messages.DescribeLatencyConstraintRequest(name=_name(name))
+        answer = await self._cluster.ask(api.DESCRIBE_LATENCY_CONSTRAINT, request)
+        return LatencyDescription.from_message(answer.description)
+
+
+def _name(name: str) -> str:
+    return arguments.text("name", name, "the name of a latency constraint")
+
+
+def _limit_us(limit_ms: float) -> int:
+    """What the message takes; the coordinator knows the real limits."""
+    number: object = limit_ms
+    is_number = isinstance(number, int | float) and not isinstance(number, bool)
+    if not (is_number and 0 < limit_ms <= arguments.UINT32_MAX):
+        raise InvalidArgument(f"limit_ms must be a number of milliseconds above 0, not {limit_ms!r}")
+    return round(limit_ms * 1000)
+
+
+def _window(window_ms: int) -> int:
+    return arguments.whole("window_ms", window_ms, 1, arguments.UINT32_MAX)
+
+
+def _statistic(statistic: str) -> messages.LatencyStatistic.ValueType:
+    if statistic not in _STATISTICS:
+        raise InvalidArgument(f"statistic {statistic!r} is none of {', '.join(_STATISTICS)}")
+    return _STATISTICS[statistic]

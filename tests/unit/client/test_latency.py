@@ -1,0 +1,118 @@
+"""The SDK's calls about latency constraints; a real cluster has them in tests/integration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kera.client.admin.latency import Latency, LatencyConstraint
+from kera.core.errors import InvalidArgument, Uncertain, UnknownLatencyConstraint
+from kera.core.rpc import Method
+from kera.v1 import latency_pb2 as messages
+
+PATH = ["clicks", "group:enrich"]
+
+
+class Asked:
+    """A cluster that answers as it is told."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+        self.requests: list[Any] = []
+
+    async def ask(self, _: Method[Any, Any], message: Any) -> Any:
+        self.requests.append(message)
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+def latency(answer: Any) -> tuple[Latency, Asked]:
+    cluster = Asked(answer)
+    return Latency(cluster), cluster  # type: ignore[arg-type]
+
+
+def constraint(**fields: Any) -> messages.LatencyConstraint:
+    return messages.LatencyConstraint(
+        **{
+            "name": "checkout",
+            "path": PATH,
+            "limit_us": 300_000,
+            "window_ms": 15_000,
+            "statistic": messages.LATENCY_STATISTIC_MEAN,
+            **fields,
+        }
+    )
+
+
+async def test_a_constraint_travels_with_all_that_it_says() -> None:
+    made, cluster = latency(messages.CreateLatencyConstraintResponse(constraint=constraint()))
+    found = await made.create("checkout", PATH, 300)
+    await made.create("checkout", PATH, 1.5, window_ms=60_000, statistic="p99")
+    assert [each.constraint for each in cluster.requests] == [
+        constraint(),
+        constraint(limit_us=1_500, window_ms=60_000, statistic=messages.LATENCY_STATISTIC_P99),
+    ]
+    assert found == LatencyConstraint("checkout", ("clicks", "group:enrich"), 300.0, 15_000, "mean")
+
+
+async def test_what_is_not_altered_is_not_sent() -> None:
+    made, cluster = latency(messages.AlterLatencyConstraintResponse(constraint=constraint()))
+    await made.alter("checkout", limit_ms=50)
+    await made.alter("checkout", path=["clicks"], window_ms=1_000, statistic="mean")
+    assert cluster.requests == [
+        messages.AlterLatencyConstraintRequest(name="checkout", limit_us=50_000),
+        messages.AlterLatencyConstraintRequest(
+            name="checkout", path=["clicks"], window_ms=1_000, statistic=messages.LATENCY_STATISTIC_MEAN
+        ),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"limit_ms": 0}, "limit_ms must be a number of milliseconds above 0, not 0"),
+        ({"limit_ms": True}, "limit_ms"),
+        ({"limit_ms": "300ms"}, "limit_ms"),
+        ({"limit_ms": float("nan")}, "limit_ms"),
+        ({"window_ms": 0}, "window_ms"),
+        ({"statistic": "max"}, "statistic 'max' is none of mean, p99"),
+        ({"path": "clicks"}, "path"),
+        ({"name": 7}, "name"),
+    ],
+)
+async def test_what_is_no_constraint_is_not_sent(wrong: dict[str, Any], words: str) -> None:
+    made, cluster = latency(None)
+    with pytest.raises(InvalidArgument, match=words):
+        await made.create(**{"name": "checkout", "path": PATH, "limit_ms": 300, **wrong})
+    with pytest.raises(InvalidArgument, match="needs a stream at least"):
+        await made.alter("checkout", path=[])
+    assert cluster.requests == []
+
+
+async def test_a_description_has_words_for_states_and_hops() -> None:
+    hop = messages.HopDescription(
+        stream="clicks", hop=messages.HOP_HAND_OVER, consumer_group="enrich", count=9, mean_us=5, violates=True
+    )
+    told = messages.LatencyDescription(
+        constraint=constraint(), state=messages.LATENCY_STATE_VIOLATED, reason="why", mean_us=5, hops=[hop]
+    )
+    made, _ = latency(messages.DescribeLatencyConstraintResponse(description=told))
+    found = await made.describe("checkout")
+    assert (found.state, found.reason, found.mean_us) == ("violated", "why", 5)
+    (shown,) = found.hops
+    assert (shown.hop, shown.consumer_group, shown.chunks, shown.violates) == ("hand-over", "enrich", 9, True)
+    newer = messages.LatencyDescription(constraint=constraint())
+    newer.state = 99  # type: ignore[assignment]
+    made, _ = latency(messages.ListLatencyConstraintsResponse(constraints=[newer]))
+    assert [each.state for each in await made.constraints()] == ["unknown"]
+
+
+async def test_what_an_attempt_without_an_answer_has_deleted_is_deleted() -> None:
+    gone = UnknownLatencyConstraint("there is none")
+    made, _ = latency(gone)
+    with pytest.raises(UnknownLatencyConstraint):
+        await made.delete("checkout")
+    gone.__cause__ = Uncertain("no answer")
+    await made.delete("checkout")
