@@ -67,7 +67,7 @@ WITH_SEED := seed="$(SEED)"; seed="$${seed:-$$(od -An -N4 -tu4 /dev/urandom | tr
 .PHONY: bench-connect bench bench-compare bench-log bench-streamlets bench-requests bench-real-time
 .PHONY: bench-replication bench-recovery bench-migration bench-push bench-spark chaos-kill chaos-replicas chaos-control
 .PHONY: chaos-network chaos-access chaos-crowd chaos-silence chaos-push chaos-columnar chaos-spark fuzz-log fuzz-replication fuzz-native fuzz-chunks fuzz-wire constraints clean
-.PHONY: bench-smoke bench-stages bench-experiments bench-fairness bench-fairness-deep bench-soak chaos-restart chaos-hostile
+.PHONY: bench-latency bench-smoke bench-stages bench-experiments bench-fairness bench-fairness-deep bench-soak chaos-restart chaos-hostile
 .PHONY: docs dist test-spark-versions test-lakehouse test-native-asan sim sim-mutants
 
 # Versions of Spark that the connector works with, besides the one that is pinned.
@@ -225,6 +225,9 @@ bench-push: jar ## Measure push against pull: copies, local consumers, Spark; ha
 
 bench-connect: setup ## Measure copies from Kafka and to it, with MirrorMaker 2 beside: two minutes. BENCH_ARGS="--kills 10".
 	@sh scripts/kafka.sh || exit 1; $(WITH_JAVA) $(PY) -m bench.connect $(BENCH_ARGS)
+
+bench-latency: setup ## Measure latency and cost of chunks that go full, at once, or in time: five minutes. BENCH_ARGS="--part cost".
+	@$(PY) -m bench.latency $(BENCH_ARGS)
 
 bench-real-time: jar ## Measure Spark's real-time mode, with Kafka where there is one; four minutes. Takes a JDK. BENCH_ARGS.
 	@$(WITH_JAVA) JAVA_HOME="$$(sh scripts/java.sh --compiler)" $(PY) -m bench.spark_real_time $(BENCH_ARGS)

@@ -1,0 +1,291 @@
+"""How long records wait, and cost, when chunks go full, each by itself, or in time: ``python -m bench.latency``.
+
+Figure 2 of Lohrmann, Warneke and Kao, *Nephele Streaming*, drawn again: one producer sends records of 128 bytes, 1 to a
+million a second, in chunks of 4, 16 and 64 KiB that go when they are full and no sooner; with a flush after each
+record; without linger; and with a latency target of 50 ms. ``--part cost`` has records with keys in 1, 64 and 1,024
+streamlets instead, without linger and with targets of 10, 50, 200 and 1,000 ms.
+
+Latency is from when a record is accepted until it is acknowledged (a sample of at most 5,000 of a run); processor time
+is that of producer and broker, less what both take when the loop sends nothing. A run takes `--seconds`. Where that
+does not fill a chunk, what its records would wait for is reckoned: half of the time that a chunk takes to fill on
+average. Such figures are marked with ``~``; processor time of a few records means little.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import math
+import os
+import sys
+import time
+from typing import Any, NamedTuple
+
+from bench.common import IN_MEMORY, Broker, Figures, broker, directory, parser, say
+from bench.cpu import run_s
+from kera.client import Client, Producer
+from kera.client.producing.record_arguments import RECORD_OVERHEAD_BYTES
+from kera.core.process import DIE_WITH_PARENT_VARIABLE, die_with_parent
+from kera.core.settings import KIB, MIB
+
+STREAM = "items"
+RECORD_BYTES = 128
+KEYS = 10_000
+RATES = (1, 10, 100, 1_000, 10_000, 100_000, 1_000_000)
+STREAMLETS = (1, 64, 1_024)
+COST_RATES = (1_000, 20_000, 200_000)
+TARGETS_MS = (10, 50, 200, 1_000)
+SAMPLES_MAX = 5_000
+TICK_S = 0.001
+NEVER_MS = 3_600_000
+WARM_UP = 200
+SMALLEST_SHARE_US = 0.01
+"""What a record costs at least, for a ratio: less is noise."""
+
+
+class Policy(NamedTuple):
+    """When chunks go."""
+
+    name: str
+    settings: dict[str, Any]
+    flushes: bool = False
+    sends: bool = True
+
+    @property
+    def chunk_records(self) -> int | None:
+        """How many records a chunk waits for; None: it need not become full."""
+        if "chunk_bytes_max" not in self.settings:
+            return None
+        return math.ceil(int(self.settings["chunk_bytes_max"]) / (RECORD_OVERHEAD_BYTES + RECORD_BYTES))
+
+
+NOTHING = Policy("nothing", {}, sends=False)
+FIXED = [Policy(f"{size} KiB", {"chunk_bytes_max": size * KIB, "linger_ms": NEVER_MS}) for size in (4, 16, 64)]
+AT_ONCE = Policy("no linger", {"linger_ms": 0})
+FIGURE = [*FIXED, Policy("flush", {"linger_ms": 0}, flushes=True), AT_ONCE]
+
+
+def target(ms: int) -> Policy:
+    """Chunks that go in time."""
+    return Policy(f"{ms} ms", {"latency_target_ms": ms})
+
+
+# -- the producer, a process of its own ----------------------------------------------------------------------------
+
+
+class Waits:
+    """What records waited for, of a sample."""
+
+    def __init__(self, expected: float) -> None:
+        self.each = max(1, math.ceil(expected / SAMPLES_MAX))
+        self.ms: list[float] = []
+
+    def add(self, pending: Any) -> None:
+        """Time one."""
+        accepted_s = time.perf_counter()
+        pending.add_done_callback(lambda _: self.ms.append((time.perf_counter() - accepted_s) * 1000))
+
+
+async def send_at_rate(producer: Producer, policy: Policy, rate: int, seconds: float, *, keyed: bool) -> dict[str, Any]:
+    """Send what is due each millisecond, or each by itself. What came of it."""
+    value = b"x" * RECORD_BYTES
+    keys = [b"key-%d" % number for number in range(KEYS)]
+    waits, send, sent, total = Waits(rate * seconds), producer.send, 0, max(1, int(rate * seconds))
+    begun_s, begun_cpu_s = time.perf_counter(), time.process_time()
+    while sent < total and (gone_s := time.perf_counter() - begun_s) < seconds:
+        due = min(total, int(gone_s * rate) + 1)
+        if due > sent and policy.sends:
+            for number in range(sent, due):
+                pending = send(STREAM, value, keys=keys[number % KEYS]) if keyed else send(STREAM, value)
+                if number % waits.each == 0:
+                    waits.add(pending)
+                if policy.flushes:
+                    await producer.flush()
+                    if time.perf_counter() - begun_s > seconds:
+                        due = number + 1
+                        break
+            await producer.drain()
+        sent = max(sent, due)
+        await asyncio.sleep(max(TICK_S, begun_s + sent / rate - time.perf_counter()) if sent < total else 0)
+    if policy.chunk_records is None:
+        await producer.flush()
+    took_s, cpu_s = time.perf_counter() - begun_s, time.process_time() - begun_cpu_s
+    found = sorted(waits.ms)  # what waits in chunks that are not full is not in it
+    await producer.flush()
+    return {"sent": sent, "took_s": took_s, "cpu_s": cpu_s, "ms": found}
+
+
+async def work(task: dict[str, Any]) -> None:
+    """One run: says ``ready``, begins when it is told to, and prints what came of it."""
+    policy = Policy(*task["policy"])
+    async with await Client.connect(task["bootstrap"]) as client, client.producer(**policy.settings) as producer:
+        await producer.prepare(STREAM)
+        for number in range(WARM_UP if policy.sends else 0):
+            producer.send(STREAM, b"x", keys=b"%d" % number if task["keyed"] else ())
+            if number % 10 == 0:
+                await producer.flush()
+        await producer.flush()
+        print("ready", flush=True)
+        await asyncio.to_thread(sys.stdin.readline)
+        done = await send_at_rate(producer, policy, task["rate"], task["seconds"], keyed=task["keyed"])
+        print(json.dumps(done), flush=True)
+        await asyncio.to_thread(sys.stdin.readline)
+
+
+# -- runs ----------------------------------------------------------------------------------------------------------
+
+
+class Run(NamedTuple):
+    """What came of one."""
+
+    rate: float
+    """As it was kept to."""
+    mean_ms: float
+    p99_ms: float
+    reckoned: bool
+    cpu_us: float
+    """Of producer and broker, for a record."""
+    chunks_per_s: float
+
+
+async def measure(
+    made: Broker, client: Client, policy: Policy, rate: int, seconds: float, streamlets: int | None, idle_s: float
+) -> Run:
+    """One run with a stream of its own. `streamlets`: records have keys. `idle_s`: processor time of no records."""
+    await client.admin.create_stream(STREAM, streamlets=streamlets or 1)
+    task = {
+        "policy": policy,
+        "bootstrap": made.cluster.bootstrap,
+        "rate": rate,
+        "seconds": seconds,
+        "keyed": streamlets is not None,
+    }
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "bench.latency", "--worker", json.dumps(task)),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, DIE_WITH_PARENT_VARIABLE: "1"},
+        limit=MIB,
+    )
+    if process.stdin is None or process.stdout is None:
+        raise SystemExit("a process without pipes")
+    try:
+        async with asyncio.timeout(seconds * 3 + 120):
+            if await process.stdout.readline() != b"ready\n":
+                raise SystemExit(f"the producer has ended ({policy.name}, {rate} a second)")
+            broker_s, chunks = run_s(made.pid), (await made.metrics())["chunks_appended_total"]
+            process.stdin.write(b"go\n")
+            done = json.loads(await process.stdout.readline())
+            broker_s = run_s(made.pid) - broker_s
+            chunks = (await made.metrics())["chunks_appended_total"] - chunks
+            process.stdin.write(b"end\n")
+            await process.wait()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+        await client.admin.delete_stream(STREAM)
+    ms, records = done["ms"], policy.chunk_records
+    mean_ms = p99_ms = math.nan
+    reckoned = not ms and records is not None
+    if reckoned and records is not None:
+        mean_ms, p99_ms = 500 * (records - 1) / rate, 990 * (records - 1) / rate
+    elif ms:
+        mean_ms, p99_ms = sum(ms) / len(ms), ms[min(len(ms) - 1, len(ms) * 99 // 100)]
+    cpu_s = max(0.0, done["cpu_s"] + broker_s - idle_s * done["took_s"])
+    return Run(
+        done["sent"] / done["took_s"], mean_ms, p99_ms, reckoned, cpu_s / done["sent"] * 1e6, chunks / done["took_s"]
+    )
+
+
+async def idle_share(made: Broker, client: Client, rate: int, seconds: float) -> float:
+    """Processor time that producer and broker take in a second of sending nothing at that rate."""
+    run = await measure(made, client, NOTHING, rate, min(seconds, 3.0), None, 0.0)
+    return run.cpu_us * run.rate / 1e6
+
+
+async def figure(made: Broker, client: Client, arguments: argparse.Namespace, figures: Figures) -> None:
+    """Figure 2."""
+    goal = target(50)
+    for rate in arguments.rates or RATES:
+        idle_s = await idle_share(made, client, rate, arguments.seconds)
+        runs: dict[str, Run] = {}
+        for _ in range(arguments.rounds):
+            for policy in [*FIGURE, goal]:
+                run = await measure(made, client, policy, rate, arguments.seconds, None, idle_s)
+                runs[policy.name] = run if policy.name not in runs else better(run, runs[policy.name])
+                note(figures, f"{rate:,}/s, {policy.name}", run)
+        best_us = min(runs[policy.name].cpu_us for policy in FIXED)
+        say_ratios(figures, rate, runs, best_us, goal)
+
+
+def better(one: Run, other: Run) -> Run:
+    """The one that was disturbed less."""
+    return min(one, other, key=lambda run: run.cpu_us)
+
+
+def say_ratios(figures: Figures, rate: int, runs: dict[str, Run], best_us: float, goal: Policy) -> None:
+    """What is claimed of a rate."""
+    of_64_us = max(runs["64 KiB"].cpu_us, SMALLEST_SHARE_US)
+    figures.add(f"{rate:,}/s: flush / 64 KiB", runs["flush"].cpu_us / of_64_us, "x the processor time")
+    share = runs[goal.name].cpu_us / max(best_us, SMALLEST_SHARE_US)
+    figures.add(f"{rate:,}/s: {goal.name} / best fixed", share, "x the processor time")
+
+
+def note(figures: Figures, name: str, run: Run) -> None:
+    """Keep a run, and say how it went."""
+    mark = "~" if run.reckoned else ""
+    say(
+        f"{name}: {run.rate:,.0f}/s kept, {mark}{run.mean_ms:,.1f} ms, p99 {mark}{run.p99_ms:,.1f} ms,"
+        f" {run.cpu_us:.2f} us a record, {run.chunks_per_s:,.1f} chunks/s"
+    )
+    figures.add(f"{name}: kept", run.rate, "1/s")
+    figures.add(f"{name}: mean" + (" (reckoned)" if run.reckoned else ""), run.mean_ms, "ms")
+    figures.add(f"{name}: p99" + (" (reckoned)" if run.reckoned else ""), run.p99_ms, "ms")
+    figures.add(f"{name}: processor time", run.cpu_us, "us")
+    figures.add(f"{name}: chunks", run.chunks_per_s, "1/s")
+
+
+async def cost(made: Broker, client: Client, arguments: argparse.Namespace, figures: Figures) -> None:
+    """What targets save where there are many streamlets."""
+    for streamlets in arguments.streamlets or STREAMLETS:
+        for rate in arguments.rates or COST_RATES:
+            idle_s = await idle_share(made, client, rate, arguments.seconds)
+            for policy in [AT_ONCE, *map(target, TARGETS_MS)]:
+                run = await measure(made, client, policy, rate, arguments.seconds, streamlets, idle_s)
+                note(figures, f"{streamlets:,} x {rate:,}/s, {policy.name}", run)
+
+
+async def measure_all(arguments: argparse.Namespace) -> None:
+    """On a cluster of its own, which keeps all in memory."""
+    with directory(arguments) as where:
+        figures = Figures("latency", arguments, where)
+        async with (
+            broker(where, arena_bytes=arguments.arena_mib * MIB, segment_bytes=MIB // 4, **IN_MEMORY) as made,
+            await Client.connect(made.cluster.bootstrap) as client,
+        ):
+            await (figure if arguments.part == "figure" else cost)(made, client, arguments, figures)
+        figures.print()
+
+
+def main(argv: list[str] | None = None) -> None:
+    """See the head of this module."""
+    made = parser(__doc__)
+    made.add_argument("--part", choices=["figure", "cost"], default="figure")
+    made.add_argument("--seconds", type=float, default=5.0, help="of each run")
+    made.add_argument("--rounds", type=int, default=1)
+    made.add_argument("--rates", type=int, nargs="*", help="records a second")
+    made.add_argument("--streamlets", type=int, nargs="*", help="of --part cost")
+    made.add_argument("--arena-mib", type=int, default=2_048, help="memory of the broker: all of a run stays in it")
+    made.add_argument("--worker", help=argparse.SUPPRESS)
+    arguments: Any = made.parse_args(argv)
+    if arguments.worker:
+        die_with_parent()
+        asyncio.run(work(json.loads(arguments.worker)))
+    else:
+        asyncio.run(measure_all(arguments))
+
+
+if __name__ == "__main__":
+    main()
