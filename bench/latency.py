@@ -38,6 +38,8 @@ COST_RATES = (1_000, 20_000, 200_000)
 TARGETS_MS = (10, 50, 200, 1_000)
 SAMPLES_MAX = 5_000
 TICK_S = 0.001
+BURST_MAX = 10_000
+"""Of what is overdue, before the buffer is looked at again."""
 NEVER_MS = 3_600_000
 WARM_UP = 200
 SMALLEST_SHARE_US = 0.01
@@ -94,7 +96,7 @@ async def send_at_rate(producer: Producer, policy: Policy, rate: int, seconds: f
     waits, send, sent, total = Waits(rate * seconds), producer.send, 0, max(1, int(rate * seconds))
     begun_s, begun_cpu_s = time.perf_counter(), time.process_time()
     while sent < total and (gone_s := time.perf_counter() - begun_s) < seconds:
-        due = min(total, int(gone_s * rate) + 1)
+        due = min(total, sent + BURST_MAX, int(gone_s * rate) + 1)
         if due > sent and policy.sends:
             for number in range(sent, due):
                 pending = send(STREAM, value, keys=keys[number % KEYS]) if keyed else send(STREAM, value)
@@ -107,7 +109,8 @@ async def send_at_rate(producer: Producer, policy: Policy, rate: int, seconds: f
                         break
             await producer.drain()
         sent = max(sent, due)
-        await asyncio.sleep(max(TICK_S, begun_s + sent / rate - time.perf_counter()) if sent < total else 0)
+        ahead_s = begun_s + sent / rate - time.perf_counter()
+        await asyncio.sleep(max(TICK_S, ahead_s) if ahead_s > -TICK_S else 0)
     if policy.chunk_records is None:
         await producer.flush()
     took_s, cpu_s = time.perf_counter() - begun_s, time.process_time() - begun_cpu_s

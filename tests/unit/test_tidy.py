@@ -123,6 +123,7 @@ WALL_CLOCK = {
     "bench/due.py": "values begin with when they were due, for readers in other processes",
     "bench/recovery.py": "compared with the times in the coordinator's report",
     "bench/spark_engines.py": "compared with when values were due, which another process has written into them",
+    "broker/kera/broker/latency/manager.py": "clients are told it, to measure how far theirs is from it",
     "broker/kera/broker/engine.py": "when the first records of a launch were appended: retention by age",
     "broker/kera/broker/steady_time.py": "retention by age compares with when records were appended",
     "client/kera/connect/files/lines.py": "timestamps of records that have none",

@@ -15,6 +15,8 @@ from kera.broker.engine import LogEngine
 from kera.broker.figures import StreamFigures
 from kera.broker.health import watch_log, watch_registration
 from kera.broker.heartbeat import HeartbeatReport
+from kera.broker.latency.manager import LatencyManager
+from kera.broker.latency.series import HopCollector
 from kera.broker.metrics import BrokerCollector
 from kera.broker.ownership.clock_offset import ClockOffset
 from kera.broker.ownership.coordinator_epoch import CoordinatorEpoch
@@ -63,6 +65,7 @@ def _watch(monitor: Monitor, engine: LogEngine, broker: BrokerService, counters:
         clock_offset=broker.clock_offset,
     )
     monitor.add(collector)
+    monitor.add(HopCollector(broker.latency, partial(name_of, engine.streams)))
     figures = StreamFigures(
         engine.streams,
         lambda: engine.replication.logs.now_ms,
@@ -121,6 +124,7 @@ async def serve(
             clock_offset=ClockOffset(lambda: engine.memory.now_us),
             guard=guard,
             tracing=tracing_of(settings, "kera-broker"),
+            latency=LatencyManager(runtime.clock),
         )
         stack.push_async_callback(broker.close)
         service = broker.service()
@@ -176,6 +180,7 @@ async def serve(
                 clock=runtime.clock,
                 replication=engine.replication,
                 unknown=UnknownReport(engine.streams, lambda: leader.value),
+                latency=broker.latency,
             ),
             lease=broker.lease,
             clock_offset=broker.clock_offset,

@@ -1,4 +1,4 @@
-"""What a broker tells with each heartbeat: loads, starts that moved, what is empty and stored, recoveries.
+"""What a broker tells with each heartbeat: loads, starts that moved, what is empty and stored, recoveries, latencies.
 
 Loads are rates since the last heartbeat, whether that was answered or not. The rest is told until an answer says that
 it has arrived, or for as long as it is so. All of it is bounded: what does not fit goes with the next heartbeats.
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from itertools import islice
 from operator import itemgetter
 
+from kera.broker.latency.manager import LatencyManager
 from kera.broker.log.bounds import removed_before
 from kera.broker.log.entry import Entry
 from kera.broker.log.intervals import Interval
@@ -38,6 +39,8 @@ class HeartbeatLimits:
     loads_max: int = 1000
     starts_max: int = 1000
     empty_intervals_max: int = 1000
+    hops_max: int = 2000
+    """Of streams with a latency constraint."""
     moved_max: int = 1000
     """Streamlets with older intervals, of which one heartbeat finds out whether they are empty."""
 
@@ -53,12 +56,14 @@ class HeartbeatReport:
         replication: Replication | None = None,
         unknown: UnknownReport | None = None,
         limits: HeartbeatLimits | None = None,
+        latency: LatencyManager | None = None,
     ) -> None:
         self._limits = limits or HeartbeatLimits()
         self._streams = streams
         self._recoveries = recoveries
         self._replication = replication
         self._unknown = unknown
+        self._latency = latency
         self._stored = StoredBytes(streams)
         self._unneeded: frozenset[int] = frozenset()
         """Backups that the heartbeat names that is not answered yet."""
@@ -105,6 +110,9 @@ class HeartbeatReport:
         request.recoveries.extend(self._recoveries())
         if self._unknown is not None:
             self._unknown.fill(request)
+        if self._latency is not None:
+            request.budgets_version = self._latency.version
+            request.latency.extend(each.message() for each in self._latency.figures()[: self._limits.hops_max])
         if self._replication is not None:
             self._unneeded = self._replication.unneeded_backups()
             backups = self._replication.backups
@@ -155,6 +163,8 @@ class HeartbeatReport:
         self._streams.full.note(answer)
         if self._unknown is not None:
             self._unknown.answered(answer)
+        if self._latency is not None and answer.HasField("budgets"):
+            self._latency.set_budgets(answer.budgets.version, answer.budgets.budgets)
         refused = {(one.stream_id, one.streamlet_id) for one in answer.starts_refused}
         for entry, start in self._sent_starts.items():
             if entry.log_id[:2] in refused:

@@ -31,11 +31,15 @@ class _HopEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Hop.ValueType], _
     HOP_GATHER: _Hop.ValueType  # 1
     """From when a record is accepted until its chunk is closed."""
     HOP_SEND: _Hop.ValueType  # 2
-    """Until the broker has appended the chunk."""
+    """Until the broker has appended the chunk. As writers report it: until it is acknowledged; the broker takes off what it
+    has measured of REPLICATE.
+    """
     HOP_REPLICATE: _Hop.ValueType  # 3
     """Until it is durable."""
     HOP_HAND_OVER: _Hop.ValueType  # 4
-    """Until it is in the reader's queue."""
+    """Until it is in the reader's queue. As readers report it: since the chunk's `created_us`, in the broker's time; the broker
+    takes off what came before.
+    """
     HOP_PREFETCH: _Hop.ValueType  # 5
     """Until the application takes it."""
     HOP_WORK: _Hop.ValueType  # 6
@@ -48,11 +52,15 @@ HOP_UNSPECIFIED: Hop.ValueType  # 0
 HOP_GATHER: Hop.ValueType  # 1
 """From when a record is accepted until its chunk is closed."""
 HOP_SEND: Hop.ValueType  # 2
-"""Until the broker has appended the chunk."""
+"""Until the broker has appended the chunk. As writers report it: until it is acknowledged; the broker takes off what it
+has measured of REPLICATE.
+"""
 HOP_REPLICATE: Hop.ValueType  # 3
 """Until it is durable."""
 HOP_HAND_OVER: Hop.ValueType  # 4
-"""Until it is in the reader's queue."""
+"""Until it is in the reader's queue. As readers report it: since the chunk's `created_us`, in the broker's time; the broker
+takes off what came before.
+"""
 HOP_PREFETCH: Hop.ValueType  # 5
 """Until the application takes it."""
 HOP_WORK: Hop.ValueType  # 6
@@ -155,14 +163,19 @@ Global___HopSample: _TypeAlias = HopSample  # noqa: Y015
 
 @_typing.final
 class LatencyReport(_message.Message):
-    """Rides on a request of a writer or reader, once per measurement interval."""
+    """Rides on a request of a writer or reader, once per measurement interval. Of a stream that it has had no advice about, the
+    sender tells nothing but the id, in order to get some.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     SAMPLES_FIELD_NUMBER: _builtins.int
     CLOCK_ERROR_US_FIELD_NUMBER: _builtins.int
+    CLOCK_AHEAD_US_FIELD_NUMBER: _builtins.int
     clock_error_us: _builtins.int
-    """The sender's clock against the broker's: up to so far from what was reckoned with. 0: the same clock."""
+    """The sender's clock against the broker's: up to so far from what was reckoned with. 0: the same clock, or not known yet."""
+    clock_ahead_us: _builtins.int
+    """By how much the time of day of a writer, which chunks have as `created_us`, is ahead of the broker's."""
     @_builtins.property
     def samples(self) -> _containers.RepeatedCompositeFieldContainer[Global___HopSample]: ...
     def __init__(
@@ -170,10 +183,11 @@ class LatencyReport(_message.Message):
         *,
         samples: _abc.Iterable[Global___HopSample] | None = ...,
         clock_error_us: _builtins.int = ...,
+        clock_ahead_us: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock_error_us", b"clock_error_us", "samples", b"samples"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock_ahead_us", b"clock_ahead_us", "clock_error_us", b"clock_error_us", "samples", b"samples"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -12,6 +12,7 @@ from time import perf_counter
 from typing import Any
 
 from kera.broker.counters import Counters, Latencies
+from kera.broker.latency.manager import LatencyManager
 from kera.broker.ownership.clock_offset import ClockOffset
 from kera.broker.ownership.coordinator_epoch import CoordinatorEpoch
 from kera.broker.ownership.lease import Lease
@@ -21,6 +22,7 @@ from kera.broker.replication.manager import Replication
 from kera.broker.serving.cursors import CursorChanges
 from kera.broker.serving.descriptions import Descriptions
 from kera.broker.serving.fetch import READ_BYTES_MAX, Fetches, ReadCall, ReadReply
+from kera.broker.serving.latency_reports import LatencyReports
 from kera.broker.serving.limits import ServingLimits
 from kera.broker.serving.lookups import Lookups
 from kera.broker.serving.punctuations import Punctuations
@@ -32,13 +34,14 @@ from kera.broker.serving.write import Writer
 from kera.broker.serving.write_access import WriteAccess
 from kera.broker.storage.persistence import PersistenceManager
 from kera.core.access.guard import Door, Guard
+from kera.core.access.rights import Operation
 from kera.core.errors import Unavailable
 from kera.core.rpc import Call, Reply, Service, api
-from kera.core.rpc.method import Handler, Method
+from kera.core.rpc.method import Handler, Method, Peer
 from kera.core.rpc.taking import Taker
 from kera.core.tracing import OFF, Tracing
 from kera.core.turns import Turns
-from kera.v1 import broker_pb2, common_pb2
+from kera.v1 import broker_pb2, common_pb2, latency_pb2
 
 
 class BrokerService:
@@ -61,10 +64,12 @@ class BrokerService:
         clock_offset: ClockOffset | None = None,
         guard: Door | None = None,
         tracing: Tracing = OFF,
+        latency: LatencyManager | None = None,
     ) -> None:
         """`pump`: carries out what replication wants to be done; `check_payloads`: whether they must hold records.
 
         `guard`: in front of them; None: there is none.
+        `latency`: what is measured of streams with a latency constraint, and advised.
         `orders`: by default those of any coordinator that is not older than one before it, and nothing is taken over.
         """
         limits = limits or ServingLimits()
@@ -75,6 +80,15 @@ class BrokerService:
         self.clock_offset = clock_offset or ClockOffset()
         """To be measured by who hears of the coordinator."""
         self.latencies = Latencies()
+        check = checking(guard)
+        self.latency = latency = latency or LatencyManager()
+        streams.dropped.listen(latency.forget)
+
+        def may_use(peer: Peer, operation: Operation, stream_id: int) -> None:
+            streams.get(stream_id)
+            check(peer, operation, stream_id)
+
+        self._reports = LatencyReports(latency, may_use)
         self.writer = Writer(
             streams,
             memory,
@@ -86,10 +100,10 @@ class BrokerService:
             check_payloads=check_payloads,
             limits=limits,
             access=WriteAccess(guard, streams) if isinstance(guard, Guard) else None,
+            reports=self._reports,
         )
         self._write = TracedWrites(self.writer.write, tracing, streams).write if tracing.is_on else self.writer.write
         self.turns = turns = turns or Turns()
-        check = checking(guard)
         self.fetches = Fetches(
             streams, memory, counters, turns, read_bytes_max=read_bytes_max, limits=limits, check=check
         )
@@ -178,15 +192,24 @@ class BrokerService:
     def _read(self, call: ReadCall) -> ReadReply | Awaitable[ReadReply]:
         """Read from ranges that the request names, or from those of a session."""
         begun_s = perf_counter()
+        report = call.message.latency if call.message.HasField("latency") else None
+        if report is not None:
+            self._reports.check(report)
         answer = (self.sessions if call.message.session_id else self.fetches).read(call)
         if not isinstance(answer, Reply):
-            return self._read_later(answer, begun_s)
+            return self._read_later(answer, begun_s, report, call.peer)
         self.latencies.reads.observe(perf_counter() - begun_s)
+        if report is not None:
+            self._reports.read(report, call.peer, answer.message)
         return answer
 
-    async def _read_later(self, answer: Awaitable[ReadReply], begun_s: float) -> ReadReply:
+    async def _read_later(
+        self, answer: Awaitable[ReadReply], begun_s: float, report: latency_pb2.LatencyReport | None, peer: Peer
+    ) -> ReadReply:
         reply = await answer
         self.latencies.reads_waited.observe(perf_counter() - begun_s)
+        if report is not None:
+            self._reports.read(report, peer, reply.message)
         return reply
 
     # -- from the coordinator ----------------------------------------------------------------------------------

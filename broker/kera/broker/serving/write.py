@@ -32,6 +32,7 @@ from kera.broker.records import ProducerRecord
 from kera.broker.replication.manager import Replication
 from kera.broker.replication.virtual_log import VirtualLog
 from kera.broker.serving.carrying import Carrying, written_last
+from kera.broker.serving.latency_reports import LatencyReports
 from kera.broker.serving.levels import check_level
 from kera.broker.serving.limits import ServingLimits
 from kera.broker.serving.pending_write import PendingWrite, WriteReply
@@ -90,10 +91,12 @@ class Writer:
         check_payloads: bool = True,
         limits: ServingLimits,
         access: WriteAccess | None = None,
+        reports: LatencyReports | None = None,
     ) -> None:
         """`pump`: has carried out what replication wants; `check_payloads`: whether payloads must hold records.
 
-        `access`: who may write to which streams; None: everybody to all.
+        `access`: who may write to which streams; None: everybody to all. `reports`: who takes what writers report of
+        latencies; None: nobody.
         """
         self._streams = streams
         self._memory = memory
@@ -108,6 +111,7 @@ class Writer:
         self._check_payloads = check_payloads
         self._limits = limits
         self._access = access
+        self._reports = reports
         self._append_chunks: Callable[..., Any] | None = native.append_chunks if native is not None else None
         """Of the native core; None: each chunk is appended here."""
         self._replication_limits = replication.limits
@@ -147,6 +151,8 @@ class Writer:
         check_level(request.durability)
         if request.chunk_count > REQUEST_CHUNKS_MAX:
             raise _too_many()
+        if self._reports is not None and request.HasField("latency"):
+            self._reports.check(request.latency)
         write = PendingWrite(request, call.bulk, call.peer, self.go_on)
         if (not self._queue and self._decide(write)) or not self._wait_for_room(write):
             self.go_on(write)
@@ -436,6 +442,8 @@ class Writer:
             write.set_errors(acknowledged, _replaced())
         if not write.refused and len(write.statuses) > 1:
             write.response.all_stored = True
+        if self._reports is not None and write.request.HasField("latency"):
+            self._reports.written(write)
         write.done = True
         future = write.future
         if future is not None and not future.done():

@@ -56,3 +56,32 @@ class Running:
         while self._parts and self._parts[0][0] < number - PARTS:
             self._parts.popleft()
             self._merged = None
+
+
+class RunningMean:
+    """The mean of what came over a window that ends now; see `Running`."""
+
+    def __init__(self, window_s: float) -> None:
+        self._part_s = window_s / PARTS
+        self._parts: deque[list[int]] = deque()
+        """Number of the part, sum, and count."""
+
+    def add(self, now_s: float, total: int, count: int) -> None:
+        """`count` values came, which are `total` together."""
+        number = int(now_s / self._part_s)
+        if not self._parts or self._parts[-1][0] < number:
+            self._parts.append([number, 0, 0])
+            self._forget(number)
+        part = self._parts[-1]
+        part[1] += total
+        part[2] += count
+
+    def mean(self, now_s: float) -> float | None:
+        """Their mean; None: nothing came."""
+        self._forget(int(now_s / self._part_s))
+        count = sum(part[2] for part in self._parts)
+        return sum(part[1] for part in self._parts) / count if count else None
+
+    def _forget(self, number: int) -> None:
+        while self._parts and self._parts[0][0] < number - PARTS:
+            self._parts.popleft()

@@ -31,11 +31,13 @@ const (
 	Hop_HOP_UNSPECIFIED Hop = 0
 	// From when a record is accepted until its chunk is closed.
 	Hop_HOP_GATHER Hop = 1
-	// Until the broker has appended the chunk.
+	// Until the broker has appended the chunk. As writers report it: until it is acknowledged; the broker takes off what it
+	// has measured of REPLICATE.
 	Hop_HOP_SEND Hop = 2
 	// Until it is durable.
 	Hop_HOP_REPLICATE Hop = 3
-	// Until it is in the reader's queue.
+	// Until it is in the reader's queue. As readers report it: since the chunk's `created_us`, in the broker's time; the broker
+	// takes off what came before.
 	Hop_HOP_HAND_OVER Hop = 4
 	// Until the application takes it.
 	Hop_HOP_PREFETCH Hop = 5
@@ -306,12 +308,15 @@ func (x *HopSample) GetConsumerGroup() string {
 	return ""
 }
 
-// Rides on a request of a writer or reader, once per measurement interval.
+// Rides on a request of a writer or reader, once per measurement interval. Of a stream that it has had no advice about, the
+// sender tells nothing but the id, in order to get some.
 type LatencyReport struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Samples []*HopSample           `protobuf:"bytes,1,rep,name=samples,proto3" json:"samples,omitempty"`
-	// The sender's clock against the broker's: up to so far from what was reckoned with. 0: the same clock.
-	ClockErrorUs  uint64 `protobuf:"varint,2,opt,name=clock_error_us,json=clockErrorUs,proto3" json:"clock_error_us,omitempty"`
+	// The sender's clock against the broker's: up to so far from what was reckoned with. 0: the same clock, or not known yet.
+	ClockErrorUs uint64 `protobuf:"varint,2,opt,name=clock_error_us,json=clockErrorUs,proto3" json:"clock_error_us,omitempty"`
+	// By how much the time of day of a writer, which chunks have as `created_us`, is ahead of the broker's.
+	ClockAheadUs  int64 `protobuf:"zigzag64,3,opt,name=clock_ahead_us,json=clockAheadUs,proto3" json:"clock_ahead_us,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -356,6 +361,13 @@ func (x *LatencyReport) GetSamples() []*HopSample {
 func (x *LatencyReport) GetClockErrorUs() uint64 {
 	if x != nil {
 		return x.ClockErrorUs
+	}
+	return 0
+}
+
+func (x *LatencyReport) GetClockAheadUs() int64 {
+	if x != nil {
+		return x.ClockAheadUs
 	}
 	return 0
 }
@@ -1585,10 +1597,11 @@ const file_kera_v1_latency_proto_rawDesc = "" +
 	"\x06sum_us\x18\x05 \x01(\x04R\x05sumUs\x12\x15\n" +
 	"\x06max_us\x18\x06 \x01(\x04R\x05maxUs\x12\x18\n" +
 	"\abuckets\x18\a \x03(\rR\abuckets\x12%\n" +
-	"\x0econsumer_group\x18\b \x01(\tR\rconsumerGroup\"c\n" +
+	"\x0econsumer_group\x18\b \x01(\tR\rconsumerGroup\"\x89\x01\n" +
 	"\rLatencyReport\x12,\n" +
 	"\asamples\x18\x01 \x03(\v2\x12.kera.v1.HopSampleR\asamples\x12$\n" +
-	"\x0eclock_error_us\x18\x02 \x01(\x04R\fclockErrorUs\"c\n" +
+	"\x0eclock_error_us\x18\x02 \x01(\x04R\fclockErrorUs\x12$\n" +
+	"\x0eclock_ahead_us\x18\x03 \x01(\x12R\fclockAheadUs\"c\n" +
 	"\fWriterAdvice\x12\x1b\n" +
 	"\tstream_id\x18\x01 \x01(\x04R\bstreamId\x12\x1b\n" +
 	"\tlinger_us\x18\x02 \x01(\rR\blingerUs\x12\x19\n" +

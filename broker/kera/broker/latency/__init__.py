@@ -1,0 +1,6 @@
+"""Latency constraints at the broker: what hops of its streams take, and how long clients may let their buffers fill.
+
+The coordinator tells how long each buffer of a stream may hold records (`budgets`); only of such streams anything is
+measured. `manager.LatencyManager` sums up what writers and readers report and what the broker sees itself, makes the
+figures that heartbeats carry, and the advice that answers carry. Nothing here does I/O.
+"""

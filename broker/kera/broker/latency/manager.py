@@ -1,0 +1,200 @@
+"""Running figures of the hops of streams that have a budget, and advice for who writes to them and reads them. Pure.
+
+What is reported comes in terms that each sender can measure, see ``latency.proto``. Of these the hops are made here:
+
+* SEND is what writers see from when a chunk is closed until it is acknowledged, less REPLICATE;
+* REPLICATE is measured here, of the requests that carry a report, from when they are handled until they are answered;
+* HAND_OVER is what readers see from a chunk's ``created_us``, by the clock of its writer, until they have it; less the
+  hops before it, and put right by how far the clocks of writers are ahead.
+
+Of means that is exact; a p99 is put right by the same means, which is as good as can be known of sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from kera.broker.latency.budgets import STREAMS_MAX, Budget
+from kera.broker.latency.running_hop import RunningHop
+from kera.core.clock import Clock, SystemClock
+from kera.core.latency.hop import Hop
+from kera.core.latency.report import INTERVAL_S, Of
+from kera.core.latency.sample import Sample
+from kera.core.latency.window import RunningMean
+from kera.v1 import latency_pb2
+
+VALID_MS = round(5 * INTERVAL_S * 1000)
+"""How long advice counts: some reports may be late, or lost."""
+GROUPS_MAX = 32
+"""Consumer groups of a stream whose hops are told apart; those of others do not count."""
+FIGURES_MAX = 4000
+"""In a heartbeat, or for metrics."""
+FETCH_BYTES = 256 << 10
+"""For which a reader need not wait longer: as much as a chunk has at most, unless it was made larger."""
+
+
+class Figures(NamedTuple):
+    """Of a hop over the last window, in microseconds."""
+
+    stream_id: int
+    hop: Hop
+    consumer_group: str
+    chunks: int
+    mean_us: int
+    p99_us: int
+    worst_mean_us: int
+    """Of the worst streamlet."""
+    worst_streamlet_id: int
+
+    def message(self) -> latency_pb2.HopFigures:
+        """As heartbeats carry it."""
+        fields = self._asdict()
+        return latency_pb2.HopFigures(count=fields.pop("chunks"), **fields)
+
+
+class _Watched:
+    """A stream with a budget."""
+
+    def __init__(self, budget: Budget) -> None:
+        self.budget = budget
+        self.hops: dict[tuple[Hop, str], RunningHop] = {}
+        self.ahead = RunningMean(budget.window_s)
+        """Clocks of writers, of each chunk."""
+
+    def merge(self, now_s: float, of: Of, sample: Sample) -> None:
+        """Take what was reported, or seen."""
+        key = of.hop, of.consumer_group
+        found = self.hops.get(key)
+        if found is None:
+            if of.consumer_group and len({group for _, group in self.hops} | {of.consumer_group, ""}) > GROUPS_MAX + 1:
+                return
+            found = self.hops[key] = RunningHop(self.budget.window_s)
+        found.merge(now_s, of.streamlet_id, sample)
+
+
+class LatencyManager:
+    """See the head of this module. Belongs to one event loop."""
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock = clock or SystemClock()
+        self._streams: dict[int, _Watched] = {}
+        self.version = 0
+        """Of the budgets, as the coordinator counts them."""
+
+    def set_budgets(self, version: int, budgets: Iterable[latency_pb2.StreamBudget]) -> None:
+        """These are all there are from now on. What was measured is kept of a stream whose window is as it was."""
+        self.version = version
+        before, self._streams = self._streams, {}
+        for message in budgets:
+            if len(self._streams) >= STREAMS_MAX:
+                break
+            budget, known = Budget.of(message), before.get(message.stream_id)
+            if known is None or known.budget.window_s != budget.window_s:
+                known = _Watched(budget)
+            known.budget = budget
+            self._streams[message.stream_id] = known
+
+    def watches(self, stream_id: int) -> bool:
+        """Whether a stream has a budget."""
+        return stream_id in self._streams
+
+    def forget(self, stream_id: int) -> None:
+        """A stream is not here any more."""
+        self._streams.pop(stream_id, None)
+
+    def now_us(self) -> int:
+        """The time of day, as clients are told it."""
+        return self._clock.now_us()
+
+    def reported(self, samples: Iterable[tuple[Of, Sample]], ahead_us: int = 0) -> None:
+        """A client has measured so much. `ahead_us`: by which its clock is ahead, if it writes."""
+        now_s = self._clock.monotonic_s()
+        for of, sample in samples:
+            watched = self._streams.get(of.stream_id)
+            if watched is None:
+                continue
+            watched.merge(now_s, of, sample)
+            if of.hop is Hop.GATHER:
+                watched.ahead.add(now_s, ahead_us * sample.count, sample.count)
+
+    def replicated(self, stream_ids: Iterable[int], seconds: float) -> None:
+        """A request with chunks of these streams was answered after so long."""
+        sample = Sample()
+        sample.add(round(seconds * 1e6))
+        now_s = self._clock.monotonic_s()
+        for stream_id in stream_ids:
+            watched = self._streams.get(stream_id)
+            if watched is not None:
+                key = Hop.REPLICATE, ""
+                watched.hops.setdefault(key, RunningHop(watched.budget.window_s)).merge(now_s, None, sample)
+
+    def advise_writer(self, stream_ids: Iterable[int]) -> list[latency_pb2.WriterAdvice]:
+        """How long chunks of these streams may fill; nothing for a stream without a budget."""
+        return [
+            latency_pb2.WriterAdvice(
+                stream_id=stream_id, linger_us=self._streams[stream_id].budget.gather_us, valid_ms=VALID_MS
+            )
+            for stream_id in stream_ids
+            if stream_id in self._streams
+        ]
+
+    def advise_reader(self, stream_ids: Iterable[int]) -> list[latency_pb2.ReaderAdvice]:
+        """How long a request for these streams may wait for more."""
+        return [
+            latency_pb2.ReaderAdvice(
+                stream_id=stream_id,
+                fetch_wait_us=self._streams[stream_id].budget.hand_over_us,
+                fetch_bytes_min=FETCH_BYTES if self._streams[stream_id].budget.hand_over_us else 0,
+                valid_ms=VALID_MS,
+            )
+            for stream_id in stream_ids
+            if stream_id in self._streams
+        ]
+
+    def figures(self) -> list[Figures]:
+        """Of all hops that something went through within the last window."""
+        now_s, found = self._clock.monotonic_s(), []
+        for stream_id, watched in self._streams.items():
+            for (hop, group), running in list(watched.hops.items()):
+                sample = running.sample(now_s)
+                if not sample.count:
+                    del watched.hops[hop, group]
+                    continue
+                before_us = _before_us(watched, hop, now_s)
+                worst_us, worst = running.worst(now_s)
+                mean_us = _less(sample.mean_us, before_us)
+                figures = Figures(
+                    stream_id,
+                    hop,
+                    group,
+                    sample.count,
+                    mean_us,
+                    max(mean_us, _less(sample.p99_us, before_us)),
+                    max(mean_us, _less(worst_us, before_us)),
+                    worst,
+                )
+                found.append(figures)
+                if len(found) >= FIGURES_MAX:
+                    return found
+        return found
+
+
+def _before_us(watched: _Watched, hop: Hop, now_s: float) -> float:
+    """What is in what was reported of a hop and does not belong to it."""
+    if hop is Hop.SEND:
+        return _mean_us(watched, [Hop.REPLICATE], now_s)
+    if hop is Hop.HAND_OVER:
+        # What writers see of SEND has REPLICATE in it.
+        way_in = [Hop.GATHER, Hop.SEND if (Hop.SEND, "") in watched.hops else Hop.REPLICATE]
+        return _mean_us(watched, way_in, now_s) - (watched.ahead.mean(now_s) or 0.0)
+    return 0.0
+
+
+def _mean_us(watched: _Watched, hops: Sequence[Hop], now_s: float) -> float:
+    running = [watched.hops[hop, ""] for hop in hops if (hop, "") in watched.hops]
+    return float(sum(each.sample(now_s).mean_us for each in running))
+
+
+def _less(us: int, before_us: float) -> int:
+    return max(0, round(us - before_us))

@@ -1,0 +1,64 @@
+"""Latency reports that ride on requests, and the advice that goes back with the answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter
+
+from kera.broker.latency.manager import LatencyManager
+from kera.broker.serving.pending_write import PendingWrite
+from kera.core.access.rights import Operation
+from kera.core.errors import KeraError
+from kera.core.latency.report import checked, stream_ids
+from kera.core.rpc.method import Peer
+from kera.v1 import broker_pb2, latency_pb2
+
+MayUse = Callable[[Peer, Operation, int], None]
+"""Raises if a peer must not do that with a stream, or this broker does not have it."""
+
+
+class LatencyReports:
+    """See the head of this module."""
+
+    def __init__(self, manager: LatencyManager, may_use: MayUse) -> None:
+        self._manager = manager
+        self._may_use = may_use
+
+    def check(self, report: latency_pb2.LatencyReport) -> None:
+        """Before anything is done for the request. Raises `InvalidArgument`."""
+        checked(report)
+
+    def written(self, write: PendingWrite) -> None:
+        """A request to write that carried a report is about to be answered."""
+        manager, report, response = self._manager, write.request.latency, write.response
+        watched = self._watched(report, write.peer, Operation.WRITE)
+        if watched:
+            samples = [
+                (of, sample) for of, sample in checked(report) if of.stream_id in watched and not of.hop.of_reader
+            ]
+            manager.reported(samples, report.clock_ahead_us)
+            if not write.refused:
+                manager.replicated(watched, perf_counter() - write.begun_s)
+            response.advice.extend(manager.advise_writer(watched))
+        response.broker_time_us = manager.now_us()
+
+    def read(self, report: latency_pb2.LatencyReport, peer: Peer, response: broker_pb2.MultiReadChunksResponse) -> None:
+        """A request to read that carried a report is about to be answered."""
+        watched = self._watched(report, peer, Operation.READ)
+        if watched:
+            samples = [(of, sample) for of, sample in checked(report) if of.stream_id in watched and of.hop.of_reader]
+            self._manager.reported(samples)
+            response.advice.extend(self._manager.advise_reader(watched))
+        response.broker_time_us = self._manager.now_us()
+
+    def _watched(self, report: latency_pb2.LatencyReport, peer: Peer, operation: Operation) -> dict[int, None]:
+        """The streams of a report that have a budget, and that the peer may use so."""
+        found: dict[int, None] = {}
+        for stream_id in stream_ids(report):
+            if self._manager.watches(stream_id):
+                try:
+                    self._may_use(peer, operation, stream_id)
+                except KeraError:
+                    continue
+                found[stream_id] = None
+        return found

@@ -1,0 +1,91 @@
+"""Samples as messages, and what of a peer's is checked before it is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from kera.core.errors import InvalidArgument
+from kera.core.latency.buckets import BUCKETS
+from kera.core.latency.hop import Hop
+from kera.core.latency.sample import Sample
+from kera.v1 import latency_pb2
+
+INTERVAL_S = 1.0
+"""Between two reports of a sender."""
+SAMPLES_MAX = 500
+"""In a report; what is left goes with the next one."""
+CHUNKS_MAX = 1 << 32
+"""In a sample."""
+TIME_US_MAX = 7 * 86_400_000_000
+"""What a hop takes at most, and how far clocks are apart, for figures to be made of it."""
+GROUP_BYTES_MAX = 1024
+
+
+class Of(NamedTuple):
+    """What a sample is of."""
+
+    stream_id: int
+    streamlet_id: int
+    hop: Hop
+    consumer_group: str = ""
+
+
+def add_sample(report: latency_pb2.LatencyReport, of: Of, sample: Sample) -> None:
+    """Put one into a report. Buckets that are empty at the end are left out."""
+    filled = max((index for index, count in enumerate(sample.buckets) if count), default=-1) + 1
+    report.samples.add(
+        stream_id=of.stream_id,
+        streamlet_id=of.streamlet_id,
+        hop=int(of.hop),
+        count=sample.count,
+        sum_us=sample.sum_us,
+        max_us=sample.max_us,
+        buckets=sample.buckets[:filled],
+        consumer_group=of.consumer_group,
+    )
+
+
+def checked(report: latency_pb2.LatencyReport) -> list[tuple[Of, Sample]]:
+    """The samples of a peer's report that have something in them. Raises `InvalidArgument` if it cannot be right."""
+    if len(report.samples) > SAMPLES_MAX:
+        text = f"a latency report has {len(report.samples)} samples, and at most {SAMPLES_MAX} are taken"
+        raise InvalidArgument(text, limit=SAMPLES_MAX)
+    if max(report.clock_error_us, abs(report.clock_ahead_us)) > TIME_US_MAX:
+        raise InvalidArgument(f"a latency report: clocks that are more than {TIME_US_MAX} us apart cannot be compared")
+    return [_checked(sample) for sample in report.samples if sample.count or sample.hop]
+
+
+def stream_ids(report: latency_pb2.LatencyReport) -> Iterable[int]:
+    """The streams that it names, each once."""
+    return dict.fromkeys(sample.stream_id for sample in report.samples)
+
+
+def _checked(message: latency_pb2.HopSample) -> tuple[Of, Sample]:
+    if message.hop not in Hop._value2member_map_:
+        raise InvalidArgument(f"a latency report: there is no hop {message.hop}", stream_id=message.stream_id)
+    of = Of(message.stream_id, message.streamlet_id, Hop(message.hop), message.consumer_group)
+    wrong = None
+    if len(message.buckets) > BUCKETS:
+        wrong = f"{len(message.buckets)} buckets, of {BUCKETS}"
+    elif message.count > CHUNKS_MAX:
+        wrong = f"{message.count} chunks, of {CHUNKS_MAX} at most"
+    elif sum(message.buckets) != message.count:
+        wrong = f"{sum(message.buckets)} chunks in buckets, of {message.count}"
+    elif message.max_us > TIME_US_MAX:
+        wrong = f"a time of {message.max_us} us, of {TIME_US_MAX} at most"
+    elif not message.max_us <= message.sum_us <= message.max_us * message.count:
+        wrong = (
+            f"{message.sum_us} us altogether, of {message.count} chunks of which none took more than {message.max_us}"
+        )
+    elif bool(message.consumer_group) and not of.hop.of_reader:
+        wrong = "a consumer group, which writers are not in"
+    elif len(message.consumer_group.encode()) > GROUP_BYTES_MAX:
+        wrong = f"a consumer group of more than {GROUP_BYTES_MAX} bytes"
+    if wrong is not None:
+        text = f"a latency report: {of.hop.word} of stream {of.stream_id}, streamlet {of.streamlet_id}, has {wrong}"
+        raise InvalidArgument(text, stream_id=of.stream_id, streamlet_id=of.streamlet_id)
+    sample = Sample()
+    sample.count, sample.sum_us, sample.max_us = message.count, message.sum_us, message.max_us
+    sample.buckets[: len(message.buckets)] = message.buckets
+    return of, sample

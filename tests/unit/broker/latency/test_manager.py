@@ -1,0 +1,192 @@
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.core import Metric
+
+from kera.broker.latency.budgets import STREAMS_MAX, WAIT_US_MAX, WINDOW_MS_MAX, WINDOW_MS_MIN, Budget
+from kera.broker.latency.manager import GROUPS_MAX, VALID_MS, Figures, LatencyManager
+from kera.broker.latency.running_hop import STREAMLETS_MAX
+from kera.broker.latency.series import HopCollector
+from kera.core.clock import FakeClock
+from kera.core.latency.hop import Hop
+from kera.core.latency.report import Of
+from kera.core.latency.sample import Sample
+from kera.v1 import latency_pb2
+
+WINDOW_S = 10
+
+
+def budget(stream_id: int = 7, **fields: Any) -> latency_pb2.StreamBudget:
+    usual: dict[str, Any] = {"window_ms": WINDOW_S * 1000, "gather_us": 20_000, "hand_over_us": 5_000}
+    return latency_pb2.StreamBudget(stream_id=stream_id, **usual | fields)
+
+
+def sample(*times_us: int) -> Sample:
+    made = Sample()
+    for us in times_us:
+        made.add(us)
+    return made
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def manager(clock: FakeClock) -> LatencyManager:
+    made = LatencyManager(clock)
+    made.set_budgets(3, [budget()])
+    return made
+
+
+def by_hop(manager: LatencyManager) -> dict[tuple[Hop, str], Figures]:
+    return {(each.hop, each.consumer_group): each for each in manager.figures()}
+
+
+class TestBudgets:
+    def test_what_is_odd_is_bounded(self) -> None:
+        most = Budget.of(budget(window_ms=1 << 31, gather_us=1 << 62, replicate_us=1 << 62, hand_over_us=1 << 62))
+        assert most == Budget(WINDOW_MS_MAX / 1000, WAIT_US_MAX, WAIT_US_MAX, WAIT_US_MAX)
+        assert Budget.of(latency_pb2.StreamBudget()) == Budget(WINDOW_MS_MIN / 1000, 0, 0, 0)
+
+    def test_there_is_a_most(self, manager: LatencyManager) -> None:
+        manager.set_budgets(4, [budget(number) for number in range(STREAMS_MAX + 5)])
+        assert manager.watches(STREAMS_MAX - 1)
+        assert not manager.watches(STREAMS_MAX)
+
+    def test_others_are_forgotten(self, manager: LatencyManager) -> None:
+        manager.reported([(Of(7, 0, Hop.GATHER), sample(5))])
+        manager.set_budgets(4, [budget(8)])
+        manager.set_budgets(5, [budget(7), budget(8)])
+        assert (manager.version, manager.figures()) == (5, [])
+
+    def test_one_that_changes_keeps_what_was_measured_if_its_window_is_the_same(self, manager: LatencyManager) -> None:
+        manager.reported([(Of(7, 0, Hop.GATHER), sample(5))])
+        manager.set_budgets(4, [budget(gather_us=1)])
+        assert [each.mean_us for each in manager.figures()] == [5]
+        assert manager.advise_writer([7])[0].linger_us == 1
+        manager.set_budgets(5, [budget(window_ms=2_000)])
+        assert manager.figures() == []
+
+    def test_a_stream_that_is_gone(self, manager: LatencyManager) -> None:
+        manager.forget(7)
+        manager.forget(7)
+        assert not manager.watches(7)
+
+
+class TestAdvice:
+    def test_of_streams_with_a_budget_only(self, manager: LatencyManager) -> None:
+        (advice,) = manager.advise_writer([6, 7])
+        assert advice == latency_pb2.WriterAdvice(stream_id=7, linger_us=20_000, valid_ms=VALID_MS)
+        (to_reader,) = manager.advise_reader([7, 8])
+        assert (to_reader.stream_id, to_reader.fetch_wait_us, to_reader.valid_ms) == (7, 5_000, VALID_MS)
+        assert to_reader.fetch_bytes_min > 0
+
+    def test_a_reader_that_may_not_wait_waits_for_no_bytes(self, manager: LatencyManager) -> None:
+        manager.set_budgets(4, [budget(hand_over_us=0)])
+        assert manager.advise_reader([7]) == [latency_pb2.ReaderAdvice(stream_id=7, valid_ms=VALID_MS)]
+
+
+class TestFigures:
+    def test_of_a_stream_without_a_budget_nothing_is_kept(self, manager: LatencyManager) -> None:
+        manager.reported([(Of(8, 0, Hop.GATHER), sample(5))])
+        manager.replicated([8], 1.0)
+        assert manager.figures() == []
+
+    def test_hops_are_told_apart(self, manager: LatencyManager) -> None:
+        """What is reported has what came before in it."""
+        manager.reported(
+            [(Of(7, 0, Hop.GATHER), sample(1_000, 3_000)), (Of(7, 0, Hop.SEND), sample(5_000, 5_000))], ahead_us=-500
+        )
+        manager.replicated([7], 0.004)
+        manager.reported([(Of(7, 0, Hop.HAND_OVER, "app"), sample(9_000)), (Of(7, 0, Hop.PREFETCH, "app"), sample(70))])
+        found = by_hop(manager)
+        means = {hop: figures.mean_us for (hop, _), figures in found.items()}
+        assert means == {
+            Hop.GATHER: 2_000,
+            Hop.SEND: 1_000,
+            Hop.REPLICATE: 4_000,
+            Hop.HAND_OVER: 1_500,
+            Hop.PREFETCH: 70,
+        }
+        assert found[Hop.HAND_OVER, "app"].p99_us >= 1_500
+
+    def test_none_is_less_than_nothing(self, manager: LatencyManager) -> None:
+        manager.replicated([7], 4.0)
+        manager.reported([(Of(7, 0, Hop.SEND), sample(5_000)), (Of(7, 0, Hop.HAND_OVER, "app"), sample(9_000))])
+        found = by_hop(manager)
+        assert found[Hop.SEND, ""][3:7] == (1, 0, 0, 0)
+        assert found[Hop.HAND_OVER, "app"].mean_us == 4_000  # and what writers see has replication in it
+
+    def test_the_worst_streamlet(self, manager: LatencyManager) -> None:
+        for streamlet in range(STREAMLETS_MAX + 10):
+            manager.reported([(Of(7, streamlet, Hop.GATHER), sample(1_000 if streamlet == 77 else 10))])
+        (figures,) = manager.figures()
+        assert (figures.chunks, figures.worst_mean_us, figures.worst_streamlet_id) == (STREAMLETS_MAX + 10, 1_000, 77)
+
+    def test_groups_are_told_apart_up_to_a_most(self, manager: LatencyManager) -> None:
+        for number in range(GROUPS_MAX + 5):
+            manager.reported([(Of(7, 0, Hop.PREFETCH, f"group-{number}"), sample(number))])
+            manager.reported([(Of(7, 0, Hop.GATHER), sample(1))])
+        assert len(by_hop(manager)) == GROUPS_MAX + 1
+
+    def test_they_are_of_the_last_window(self, manager: LatencyManager, clock: FakeClock) -> None:
+        manager.reported([(Of(7, 0, Hop.GATHER), sample(100))])
+        clock.advance(WINDOW_S * 0.6)
+        manager.reported([(Of(7, 0, Hop.GATHER), sample(200))])
+        assert manager.figures()[0].mean_us == 150
+        clock.advance(WINDOW_S * 0.6)
+        assert manager.figures()[0].mean_us == 200
+        clock.advance(WINDOW_S * 0.6)
+        assert manager.figures() == []
+
+    @given(
+        st.lists(
+            st.tuples(st.sampled_from([Hop.GATHER, Hop.PREFETCH, Hop.WORK]), st.integers(0, 3), st.integers(0, 10**6)),
+            min_size=1,
+            max_size=100,
+        )
+    )
+    def test_against_all_that_was_reported(self, times: list[tuple[Hop, int, int]]) -> None:
+        manager = LatencyManager(FakeClock())
+        manager.set_budgets(1, [budget()])
+        for hop, streamlet, us in times:
+            manager.reported([(Of(7, streamlet, hop, "app" if hop.of_reader else ""), sample(us))])
+        for figures in manager.figures():
+            all_us = sorted(us for hop, _, us in times if hop is figures.hop)
+            of_streamlets = {
+                streamlet: [us for hop, each, us in times if hop is figures.hop and each == streamlet]
+                for streamlet in range(4)
+            }
+            means = [sum(each) / len(each) for each in of_streamlets.values() if each]
+            assert figures.chunks == len(all_us)
+            assert abs(figures.mean_us - sum(all_us) / len(all_us)) <= 1
+            assert all_us[-1 - len(all_us) // 100] <= figures.p99_us <= all_us[-1] + 1
+            assert abs(figures.worst_mean_us - max(means)) <= 1
+
+
+class TestMetrics:
+    @staticmethod
+    def collected(manager: LatencyManager, *, everything: bool) -> Metric:
+        steps = HopCollector(manager, {7: "clicks"}.get).steps(everything=everything)
+        try:
+            while True:
+                next(steps)
+        except StopIteration as end:
+            (family,) = end.value
+            found: Metric = family
+            return found
+
+    def test_each_hop_has_a_mean_and_a_p99(self, manager: LatencyManager) -> None:
+        manager.set_budgets(4, [budget(), budget(8)])
+        manager.reported([(Of(7, 0, Hop.HAND_OVER, "app"), sample(2_000)), (Of(8, 0, Hop.GATHER), sample(1))])
+        family = self.collected(manager, everything=True)
+        labels = {"stream": "clicks", "hop": "hand-over", "consumer_group": "app"}
+        assert [(each.labels, each.value) for each in family.samples] == [
+            (labels | {"statistic": "mean"}, 0.002),
+            (labels | {"statistic": "p99"}, 0.002),
+        ]
+        assert self.collected(manager, everything=False).samples == []

@@ -1,0 +1,154 @@
+"""Reports that ride on requests to a broker, and what comes back with the answers."""
+
+from typing import Any
+
+import pytest
+
+from kera.broker.heartbeat import HeartbeatLimits, HeartbeatReport
+from kera.core.errors import InvalidArgument
+from kera.core.latency.hop import Hop
+from kera.core.latency.report import SAMPLES_MAX, Of, add_sample
+from kera.core.latency.sample import Sample
+from kera.core.rpc import Call, Reply, api
+from kera.v1 import broker_pb2, coordinator_pb2, latency_pb2
+from tests.unit.broker.support import STREAM_ID, Broker, Engine, chunk, read_range, stream_info
+
+BUDGET = latency_pb2.StreamBudget(stream_id=STREAM_ID, window_ms=10_000, gather_us=20_000, hand_over_us=5_000)
+
+
+@pytest.fixture
+async def broker(engine: Engine) -> Broker:
+    return Broker(engine, stream_info())
+
+
+def report_of(hop: Hop, us: int = 1_000, stream_id: int = STREAM_ID) -> latency_pb2.LatencyReport:
+    report, sample = latency_pb2.LatencyReport(), Sample()
+    sample.add(us)
+    add_sample(report, Of(stream_id, 0, hop), sample)
+    return report
+
+
+def write(broker: Broker, report: latency_pb2.LatencyReport, sequence: int = 0) -> broker_pb2.MultiWriteChunksResponse:
+    request = broker_pb2.MultiWriteChunksRequest(chunk_count=1, latency=report)
+    reply: Any = broker.start(api.MULTI_WRITE_CHUNKS, request, chunk(1, sequence))
+    assert isinstance(reply, Reply)
+    message: broker_pb2.MultiWriteChunksResponse = reply.message
+    return message
+
+
+def read(broker: Broker, report: latency_pb2.LatencyReport, *ranges: Any) -> broker_pb2.MultiReadChunksResponse:
+    reply: Any = broker.start(api.MULTI_READ_CHUNKS, broker_pb2.MultiReadChunksRequest(ranges=ranges, latency=report))
+    assert isinstance(reply, Reply)
+    message: broker_pb2.MultiReadChunksResponse = reply.message
+    return message
+
+
+def hops(broker: Broker) -> list[Hop]:
+    return [each.hop for each in broker.broker.latency.figures()]
+
+
+async def test_who_does_not_report_is_told_nothing(broker: Broker) -> None:
+    broker.broker.latency.set_budgets(1, [BUDGET])
+    reply: Any = broker.write(chunk(1, 0))
+    assert (reply.message.broker_time_us, list(reply.message.advice)) == (0, [])
+    assert hops(broker) == []
+
+
+async def test_without_a_budget_there_is_the_time_and_no_advice(broker: Broker) -> None:
+    answer = write(broker, report_of(Hop.GATHER))
+    assert answer.broker_time_us > 0
+    assert not answer.advice
+    assert hops(broker) == []
+
+
+async def test_a_writer_gets_advice_and_its_samples_count(broker: Broker) -> None:
+    broker.broker.latency.set_budgets(1, [BUDGET])
+    answer = write(broker, latency_pb2.LatencyReport(samples=[latency_pb2.HopSample(stream_id=STREAM_ID)]))
+    assert [(each.stream_id, each.linger_us) for each in answer.advice] == [(STREAM_ID, 20_000)]
+    assert [status.durability for status in answer.statuses] == [1]
+    assert hops(broker) == [Hop.REPLICATE]  # what this request itself has taken
+    write(broker, report_of(Hop.GATHER), 1)
+    assert hops(broker) == [Hop.REPLICATE, Hop.GATHER]
+
+
+async def test_a_reader_gets_advice_and_its_samples_count(broker: Broker) -> None:
+    broker.broker.latency.set_budgets(1, [BUDGET])
+    broker.append(chunk(1, 0))
+    answer = read(broker, report_of(Hop.PREFETCH), read_range())
+    assert answer.results[0].length_bytes > 0
+    assert [(each.stream_id, each.fetch_wait_us) for each in answer.advice] == [(STREAM_ID, 5_000)]
+    assert answer.broker_time_us > 0
+    assert hops(broker) == [Hop.PREFETCH]
+
+
+async def test_a_reader_may_only_report(broker: Broker) -> None:
+    """Who is pushed to has no other request for it to ride on."""
+    broker.broker.latency.set_budgets(1, [BUDGET])
+    assert len(read(broker, report_of(Hop.WORK)).advice) == 1
+    assert hops(broker) == [Hop.WORK]
+
+
+async def test_one_that_waits_gets_it_with_its_answer(broker: Broker) -> None:
+    broker.broker.latency.set_budgets(1, [BUDGET])
+    request = broker_pb2.MultiReadChunksRequest(ranges=[read_range()], wait_ms=20_000, latency=report_of(Hop.PREFETCH))
+    waiting = broker.start(api.MULTI_READ_CHUNKS, request)
+    broker.append(chunk(1, 0))
+    assert len((await waiting).message.advice) == 1
+
+
+async def test_writers_do_not_report_for_readers_nor_the_other_way(broker: Broker) -> None:
+    broker.broker.latency.set_budgets(1, [BUDGET])
+    read(broker, report_of(Hop.GATHER))
+    assert hops(broker) == []
+    write(broker, report_of(Hop.PREFETCH))
+    assert hops(broker) == [Hop.REPLICATE]
+
+
+async def test_of_a_stream_that_is_not_here_nothing_is_said(broker: Broker) -> None:
+    other = latency_pb2.StreamBudget(stream_id=STREAM_ID + 1, window_ms=1_000)
+    broker.broker.latency.set_budgets(1, [other])
+    assert not write(broker, report_of(Hop.GATHER, stream_id=STREAM_ID + 1)).advice
+    assert hops(broker) == []
+
+
+async def test_a_report_that_cannot_be_right_is_refused_before_anything_is_done(broker: Broker) -> None:
+    """Also where nothing is measured."""
+    wrong = latency_pb2.LatencyReport(samples=[latency_pb2.HopSample(stream_id=STREAM_ID)] * (SAMPLES_MAX + 1))
+    with pytest.raises(InvalidArgument, match="501 samples"):
+        write(broker, wrong)
+    with pytest.raises(InvalidArgument, match="501 samples"):
+        read(broker, wrong)
+    assert broker.counters.chunks_appended == 0
+
+
+async def test_the_native_core_leaves_such_requests_to_others(broker: Broker) -> None:
+    request = broker_pb2.MultiWriteChunksRequest(chunk_count=1, latency=report_of(Hop.GATHER))
+    reply: Any = broker.broker.writer.write(Call(request, memoryview(chunk(1, 0)), broker.peer))
+    assert reply.message.broker_time_us > 0
+
+
+async def test_heartbeats_carry_figures_and_bring_budgets(broker: Broker) -> None:
+    manager = broker.broker.latency
+    report = HeartbeatReport(broker.streams, latency=manager, limits=HeartbeatLimits(hops_max=1))
+    answer = coordinator_pb2.HeartbeatResponse()
+    report.answered(answer)
+    assert not manager.watches(STREAM_ID)
+    answer.budgets.version = 5
+    answer.budgets.budgets.append(BUDGET)
+    report.answered(answer)
+    assert manager.watches(STREAM_ID)
+    write(broker, report_of(Hop.GATHER))
+    request = coordinator_pb2.HeartbeatRequest()
+    report.fill(request)
+    assert request.budgets_version == 5
+    assert [(each.stream_id, int(each.hop), each.count) for each in request.latency] == [(STREAM_ID, 1, 1)]
+    answer.budgets.Clear()
+    answer.budgets.version = 6
+    report.answered(answer)
+    assert not manager.watches(STREAM_ID)
+
+
+async def test_a_stream_that_is_dropped_is_watched_no_more(broker: Broker) -> None:
+    broker.broker.latency.set_budgets(1, [BUDGET])
+    broker.streams.drop(STREAM_ID)
+    assert not broker.broker.latency.watches(STREAM_ID)
