@@ -48,6 +48,7 @@ class StreamFigures:
         furthest = yield from furthest_behind(stream, now_us, self._may_promise)
         if furthest is not None:
             figures.epoch_lag_ms = furthest.lag_ms(now_us)
+            figures.epochs_held_up_ms = furthest.held_up_ms(stream.epochs, now_us)
             figures.epoch_streamlet_id, figures.epoch_entry = furthest.streamlet_id, furthest.entry
 
 

@@ -260,9 +260,7 @@ class BrokerCollector:
         now_ms = self._engine.replication.logs.now_ms
         held_up_ms = 0
         for stream in list(self._engine.streams):
-            if stream.epochs.by_clock:  # others have times that need not be near the clock
-                behind_ms = (yield from self._epoch_lag_ms(stream)) or 0
-                held_up_ms = max(held_up_ms, behind_ms - stream.epochs.grace_us // 1000)
+            held_up_ms = max(held_up_ms, (yield from self._held_up_ms(stream)))
             for streamlet in stream.streamlets.values():
                 counts["sealed" if streamlet.sealed else "owned" if streamlet.owned else "held"] += 1
             for log in stream.logs.all() if stream.logs is not None else ():
@@ -294,6 +292,13 @@ class BrokerCollector:
         now_us = self._engine.memory.now_us
         found = yield from furthest_behind(stream, now_us, self._may_promise)
         return found.lag_ms(now_us) if found is not None else None
+
+    def _held_up_ms(self, stream: Stream) -> Generator[None, None, int]:
+        if not stream.epochs.by_clock:
+            return 0
+        now_us = self._engine.memory.now_us
+        found = yield from furthest_behind(stream, now_us, self._may_promise)
+        return found.held_up_ms(stream.epochs, now_us) if found is not None else 0
 
     def _first_streams(self) -> Generator[None, None, tuple[list[Stream], int]]:
         """By name: a stream that is shown is shown again, unless others come before it. Also how many there are."""

@@ -23,6 +23,8 @@ def format_ms(milliseconds: int) -> str:
     if milliseconds < 1000:
         return f"{milliseconds} ms"
     seconds = milliseconds / 1000
+    if seconds >= 100 * 86_400:
+        return f"{seconds / 86_400:.0f} d"
     for unit, length_s in (("d", 86_400), ("h", 3_600), ("min", 60)):
         if seconds >= 2 * length_s:
             return f"{seconds / length_s:.3g} {unit}"

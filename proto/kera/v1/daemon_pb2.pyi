@@ -276,6 +276,7 @@ class StreamFigures(_message.Message):
     EPOCH_LAG_MS_FIELD_NUMBER: _builtins.int
     EPOCH_STREAMLET_ID_FIELD_NUMBER: _builtins.int
     EPOCH_ENTRY_FIELD_NUMBER: _builtins.int
+    EPOCHS_HELD_UP_MS_FIELD_NUMBER: _builtins.int
     stream_id: _builtins.int
     records_appended: _builtins.int
     """Since the stream was opened here."""
@@ -292,6 +293,8 @@ class StreamFigures(_message.Message):
     """
     epoch_streamlet_id: _builtins.int
     epoch_entry: _builtins.int
+    epochs_held_up_ms: _builtins.int
+    """By how much more that is than the grace of the stream; 0 where epochs do not go by the clock."""
     def __init__(
         self,
         *,
@@ -305,10 +308,11 @@ class StreamFigures(_message.Message):
         epoch_lag_ms: _builtins.int | None = ...,
         epoch_streamlet_id: _builtins.int = ...,
         epoch_entry: _builtins.int = ...,
+        epochs_held_up_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_epoch_lag_ms", b"_epoch_lag_ms", "epoch_lag_ms", b"epoch_lag_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_epoch_lag_ms", b"_epoch_lag_ms", "bytes_appended", b"bytes_appended", "bytes_read", b"bytes_read", "epoch_entry", b"epoch_entry", "epoch_lag_ms", b"epoch_lag_ms", "epoch_streamlet_id", b"epoch_streamlet_id", "records_appended", b"records_appended", "replication_lag_bytes", b"replication_lag_bytes", "replication_lag_ms", b"replication_lag_ms", "stream_id", b"stream_id", "streamlets", b"streamlets"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_epoch_lag_ms", b"_epoch_lag_ms", "bytes_appended", b"bytes_appended", "bytes_read", b"bytes_read", "epoch_entry", b"epoch_entry", "epoch_lag_ms", b"epoch_lag_ms", "epoch_streamlet_id", b"epoch_streamlet_id", "epochs_held_up_ms", b"epochs_held_up_ms", "records_appended", b"records_appended", "replication_lag_bytes", b"replication_lag_bytes", "replication_lag_ms", b"replication_lag_ms", "stream_id", b"stream_id", "streamlets", b"streamlets"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__epoch_lag_ms: _TypeAlias = _typing.Literal["epoch_lag_ms"]  # noqa: Y015
     _WhichOneofArgType__epoch_lag_ms: _TypeAlias = _typing.Literal["_epoch_lag_ms", b"_epoch_lag_ms"]  # noqa: Y015

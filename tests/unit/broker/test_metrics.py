@@ -199,6 +199,11 @@ async def test_epochs_have_their_lag_where_there_are_some(engine: Engine) -> Non
     figures = StreamFigures(broker.streams, lambda: 0, now_us=lambda: 9_000_000, may_promise=broker.broker.may_promise)
     told = at_once(figures.of_streams(0, 10)).streams
     assert [each.epoch_lag_ms if each.HasField("epoch_lag_ms") else None for each in told] == [250, None, 7000, None]
+    assert [each.epochs_held_up_ms for each in told] == [0, 0, 0, 0]
+    engine.memory.tick(0, 12_000_000, idle_close_ms=1 << 40)
+    late = StreamFigures(broker.streams, lambda: 0, now_us=lambda: 12_000_000, may_promise=lambda _: False)
+    told_late = at_once(late.of_streams(0, 10)).streams
+    assert [each.epochs_held_up_ms for each in told_late] == [12_000 - 8750 - 250, 0, 0, 0]
     assert (told[2].epoch_streamlet_id, told[2].epoch_entry) == (0, 1 % len(broker.streams.streamlet(7, 0).entries))
 
 

@@ -198,7 +198,15 @@ def test_spans_of_time_are_read(text: str, milliseconds: int) -> None:
 
 @pytest.mark.parametrize(
     ("milliseconds", "text"),
-    [(7, "7 ms"), (1500, "1.5 s"), (119_000, "119 s"), (180_000, "3 min"), (9_000_000, "2.5 h"), (345_600_000, "4 d")],
+    [
+        (7, "7 ms"),
+        (1500, "1.5 s"),
+        (119_000, "119 s"),
+        (180_000, "3 min"),
+        (9_000_000, "2.5 h"),
+        (345_600_000, "4 d"),
+        (438_855_450_692, "5079 d"),
+    ],
 )
 def test_spans_of_time_are_for_people(milliseconds: int, text: str) -> None:
     assert format_ms(milliseconds) == text

@@ -11,12 +11,13 @@ from kera.cli.diagnosis.findings import ok, problem, warning
 from kera.cli.top._details import details
 from kera.cli.top._document import document, tables
 from kera.cli.top._rates import quantile_s, rate, seconds_between, stream_rates
+from kera.cli.top._rows import EpochEntry
 from kera.cli.top._sample import Trouble, Two
 from kera.cli.top._snapshot import snapshot
 from kera.cli.top._text import count_text, ms_text, size_text
 from kera.cli.top._views import BY_NAME, VIEWS, Order, shown
 from kera.client import ConsumerGroupSummary
-from kera.client.admin.daemons import DaemonFigures
+from kera.client.admin.daemons import DaemonFigures, StreamFigures
 from tests.unit.cli.top_support import (
     NOW_US,
     SECOND_US,
@@ -207,6 +208,38 @@ def test_a_stream_is_summed_over_its_brokers_and_tells_of_those_that_are_lost() 
     assert (gone.state, gone.records_in_per_s) == ("no owner", None)
     assert gone.why == ("broker 3, which has 1 streamlet, is not alive",)
     assert (far.state, far.why) == ("lag", ("backups are 1.5 s behind",))
+
+
+def test_a_stream_tells_for_which_entry_its_epochs_wait() -> None:
+    def settled(lag_ms: int, held_up_ms: int, *entry: int) -> StreamFigures:
+        streamlet, number = entry
+        return counted(0)._replace(epoch_lag_ms=lag_ms, epochs_held_up_ms=held_up_ms, epoch_entry=(streamlet, number))
+
+    now = {1: settled(900, 0, 0, 1), 2: settled(1200, 0, 2, 0), 3: counted(0), 4: settled(10**10, 0, 0, 0)}
+    found = snapshot(
+        sample(
+            cluster=cluster(brokers=2),
+            streams=[stream(1, "fine", 1, 2), stream(2, "late", 1, 2), stream(3, "none", 1), stream(4, "history", 1)],
+            figures={
+                "broker 1": two(None, figures(2, streams=now)),
+                "broker 2": two(
+                    None, figures(2, streams={1: settled(1000, 0, 1, 0), 2: settled(61_000, 60_000, 3, 1)})
+                ),
+            },
+        )
+    )
+
+    fine, late, none, history = found.streams
+    assert (fine.epoch_lag_ms, fine.epochs_held_up_ms, fine.state) == (1000, 0, "ok")
+    assert fine.epoch_entry == EpochEntry(2, 1, 0)
+    assert (late.state, late.why) == ("held up", ("epochs wait for streamlet 3 at broker 2, which is 61 s behind",))
+    assert (none.epoch_lag_ms, none.epochs_held_up_ms, none.epoch_entry) == (None, None, None)
+    assert (history.state, history.epochs_held_up_ms) == ("ok", 0), "its times are not now"
+    assert "waits for entry 1 of streamlet 3 at broker 2, 61 s behind" in details(BY_NAME["streams"], "late", found)
+    assert "next epoch" not in details(BY_NAME["streams"], "none", found)
+    assert document(found)["streams"][1]["epoch_entry"] == {"broker_id": 2, "streamlet": 3, "entry": 1}
+    (line,) = [line for line in tables(found, "late").splitlines() if line.startswith("late")]
+    assert "61 s" in line
 
 
 def test_what_one_may_not_see_is_said() -> None:

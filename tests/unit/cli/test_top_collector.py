@@ -295,11 +295,13 @@ async def test_figures_are_read_page_by_page() -> None:
         found.figures.add(name="x", labels=["of", "loop"], value=2)
         for stream_id in range(request.after_stream_id + 1, request.after_stream_id + 3):
             found.streams.add(stream_id=stream_id, records_appended=stream_id)
+        found.streams[0].epoch_lag_ms, found.streams[0].epoch_entry = 0, 2
         return found
 
     found = await read_figures(cast("Any", FakeChannel(answer)), streams_max=100, timeout_s=1)
     assert {key: each.records_appended for key, each in found.streams.items()} == {n: n for n in range(1, 7)}
     assert (found.value("x", "of", "loop"), found.value("x"), found.value("y")) == (2, None, None)
+    assert [(each.epoch_lag_ms, each.epoch_entry) for each in found.streams.values()][:2] == [(0, (0, 2)), (None, None)]
     few = await read_figures(cast("Any", FakeChannel(answer)), streams_max=2, timeout_s=1)
     assert set(few.streams) == {1, 2}
 

@@ -263,7 +263,14 @@ def test_what_to_type_into_a_browser() -> None:
 def test_numbers_and_times_as_people_read_them() -> None:
     assert [size(each) for each in (0, 1023, 1024, 1536, 1 << 40)] == ["0 B", "1023 B", "1 KiB", "1.5 KiB", "1 TiB"]
     assert number(1234567) == "1\u202f234\u202f567"
-    assert [span(each) for each in (0.12, 4.5, 300, 7200, 172800)] == ["120 ms", "4.5 s", "5 min", "2 h", "2 d"]
+    assert [span(each) for each in (0.12, 4.5, 300, 7200, 172800, 4e8)] == [
+        "120 ms",
+        "4.5 s",
+        "5 min",
+        "2 h",
+        "2 d",
+        "4630 d",
+    ]
     assert plural(1, "entry", "entries") == "1 entry"
     assert plural(2, "entry", "entries") == "2 entries"
     assert (moment(1_500_000), second(1_500_000)) == ("1970-01-01 00:00:01.500", "1970-01-01 00:00:01")

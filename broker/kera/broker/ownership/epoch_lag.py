@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterator
 from typing import NamedTuple
 
 from kera.broker.log.entry import Entry
-from kera.broker.log.epochs import NO_EPOCHS
+from kera.broker.log.epochs import NO_EPOCHS, EpochRules
 from kera.broker.log.streamlet import Streamlet
 from kera.broker.log.watermarks import watermark_of
 from kera.broker.ownership.stream import Stream
@@ -28,6 +28,10 @@ class Furthest(NamedTuple):
     def lag_ms(self, now_us: int) -> int:
         """How far it is behind the clock; 0: its records have come from ahead of that."""
         return max(0, now_us - self.settled_us) // 1000
+
+    def held_up_ms(self, rules: EpochRules, now_us: int) -> int:
+        """By how much more than the grace; 0 for histories, whose times need not be near the clock."""
+        return max(0, self.lag_ms(now_us) - rules.grace_us // 1000) if rules.by_clock else 0
 
 
 def furthest_behind(

@@ -113,6 +113,7 @@ def _stream(row: StreamRow, snapshot: Snapshot) -> Iterable[str]:
             ("bytes out", f"{per_s(size_text(row.bytes_out_per_s))}, {size_text(row.bytes_out)} since opened"),
             ("replication", f"{plural(row.replication, 'backup')}, {size_text(row.lag_bytes)} behind"),
             ("durability", row.durability),
+            *_epochs(row),
         ]
     )
     yield _some(
@@ -127,6 +128,13 @@ def _stream(row: StreamRow, snapshot: Snapshot) -> Iterable[str]:
         if part.stream == row.name
     ]
     yield _some(("GROUP", "STATE", "LAG", "LAG BYTES", "BEHIND"), readers, "groups")
+
+
+def _epochs(row: StreamRow) -> Iterable[tuple[str, str]]:
+    first = row.epoch_entry
+    if first is not None:
+        where = f"entry {first.entry} of streamlet {first.streamlet} at broker {first.broker_id}"
+        yield "next epoch", f"waits for {where}, {ms_text(row.epoch_lag_ms)} behind the clock"
 
 
 def _group(row: GroupRow, _: Snapshot) -> Iterable[str]:

@@ -82,13 +82,22 @@ class StreamPart:
 
 
 @dataclass(frozen=True, slots=True)
+class EpochEntry:
+    """For which readers of epochs wait."""
+
+    broker_id: int
+    streamlet: int
+    entry: int
+
+
+@dataclass(frozen=True, slots=True)
 class StreamRow:
     """A stream, over all its brokers. None: one of them has not told, or there is no rate yet."""
 
     stream_id: int
     name: str
     state: str
-    """``ok``, ``lag``, ``no owner``."""
+    """``ok``, ``lag``, ``held up``, ``no owner``."""
     why: tuple[str, ...]
     streamlets: int
     replication: int
@@ -103,6 +112,12 @@ class StreamRow:
     bytes_out: int | None = None
     lag_bytes: int | None = None
     lag_ms: int | None = None
+    epoch_lag_ms: int | None = None
+    """How far the entry that is settled least for its epochs is behind the clock; None as well: it has no epochs."""
+    epochs_held_up_ms: int | None = None
+    """By how much more than the grace."""
+    epoch_entry: EpochEntry | None = None
+    """Which one that is."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ told: a view that is empty as one of ten does not answer is of no use.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from kera.cli._durations import format_ms
 from kera.cli._table import plural
@@ -14,11 +15,13 @@ from kera.cli.diagnosis.findings import worst
 from kera.cli.top._groups import group_rows
 from kera.cli.top._members import LAG_MS, backup_row, broker_row, since, total
 from kera.cli.top._rates import StreamRates, stream_rates
-from kera.cli.top._rows import Snapshot, StreamPart, StreamRow, Totals
+from kera.cli.top._rows import EpochEntry, Snapshot, StreamPart, StreamRow, Totals
 from kera.cli.top._sample import Sample
-from kera.client.admin.daemons import DaemonFigures
+from kera.client.admin.daemons import DaemonFigures, StreamFigures
 from kera.client.admin.watching import StreamSummary
 
+HELD_UP_MS = 10_000
+"""As long as that epochs are held up before somebody is told why."""
 HEALTH_WORDS = ("healthy", "degraded", "broken")
 
 
@@ -110,6 +113,7 @@ def _stream(
     silent: set[int],
 ) -> StreamRow:
     parts, records, size, read, lag_ms = [], 0, 0, 0, 0
+    epochs = _Epochs()
     told = False
     for broker_id in sorted(stream.holders):
         here = figures[broker_id].streams.get(stream.stream_id) if broker_id in figures else None
@@ -120,6 +124,7 @@ def _stream(
             size += here.bytes_appended
             read += here.bytes_read
             lag_ms = max(lag_ms, here.lag_ms)
+            epochs = max(epochs, _epochs_at(broker_id, here))
         parts.append(
             StreamPart(
                 broker_id,
@@ -135,6 +140,10 @@ def _stream(
     if lag_ms >= LAG_MS:
         state = "lag"
         why.append(f"backups are {format_ms(lag_ms)} behind")
+    if epochs.held_up_ms >= HELD_UP_MS:
+        state = "held up"
+        where = f"streamlet {epochs.streamlet} at broker {epochs.broker_id}"
+        why.append(f"epochs wait for {where}, which is {format_ms(epochs.lag_ms)} behind")
     for broker_id in sorted(set(stream.owners) & silent - set(absent)):
         state = "no answer"
         why.append(f"broker {broker_id}, which has {plural(stream.owners[broker_id], 'streamlet')}, does not answer")
@@ -158,4 +167,23 @@ def _stream(
         bytes_out=read if told else None,
         lag_bytes=total(part.lag_bytes for part in parts),
         lag_ms=lag_ms if told else None,
+        epoch_lag_ms=epochs.lag_ms if epochs.broker_id else None,
+        epochs_held_up_ms=epochs.held_up_ms if epochs.broker_id else None,
+        epoch_entry=EpochEntry(epochs.broker_id, epochs.streamlet, epochs.entry) if epochs.broker_id else None,
     )
+
+
+class _Epochs(NamedTuple):
+    """How far a stream is settled at a broker; without one: it has no epochs there."""
+
+    lag_ms: int = -1
+    held_up_ms: int = 0
+    broker_id: int = 0
+    streamlet: int = 0
+    entry: int = 0
+
+
+def _epochs_at(broker_id: int, here: StreamFigures) -> _Epochs:
+    if here.epoch_lag_ms is None or here.epoch_entry is None:
+        return _Epochs()
+    return _Epochs(here.epoch_lag_ms, here.epochs_held_up_ms, broker_id, *here.epoch_entry)

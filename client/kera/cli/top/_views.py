@@ -128,6 +128,7 @@ VIEWS = (
             _size("IN/S", "bytes_in_per_s"),
             _size("OUT/S", "bytes_out_per_s"),
             _size("LAG", "lag_bytes"),
+            _ms("EPOCH", "epoch_lag_ms"),
             _count("LETS", "streamlets"),
             _count("REPL", "replication"),
             _WHY,

@@ -109,6 +109,12 @@ class StreamFigures(NamedTuple):
     """That it owns."""
     lag_bytes: int
     lag_ms: int
+    epoch_lag_ms: int | None = None
+    """How far the entry that is settled least is behind the clock; None: there are no epochs, or it does not say."""
+    epoch_entry: tuple[int, int] | None = None
+    """That one's streamlet, and its number there."""
+    epochs_held_up_ms: int = 0
+    """By how much more than the grace; of a history 0."""
 
 
 Labels = tuple[str, ...]
@@ -156,6 +162,7 @@ async def read_figures(channel: Channel, *, streams_max: int, timeout_s: float) 
                 each.streamlets,
                 each.replication_lag_bytes,
                 each.replication_lag_ms,
+                *_epochs_of(each),
             )
         if not (said.more_streams and said.streams) or len(streams) >= streams_max:
             break
@@ -163,3 +170,9 @@ async def read_figures(channel: Channel, *, streams_max: int, timeout_s: float) 
     for figure in said.figures:
         figures.setdefault(figure.name, {})[tuple(figure.labels)] = figure.value
     return DaemonFigures(said.launch_id, said.uptime_us, figures, streams)
+
+
+def _epochs_of(said: daemon_pb2.StreamFigures) -> tuple[int | None, tuple[int, int] | None, int]:
+    if not said.HasField("epoch_lag_ms"):
+        return None, None, 0
+    return said.epoch_lag_ms, (said.epoch_streamlet_id, said.epoch_entry), said.epochs_held_up_ms

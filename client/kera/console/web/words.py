@@ -27,6 +27,8 @@ def span(seconds: float) -> str:
     """``120 ms``, ``4.5 s``, ``3 min``, ``2.5 h``."""
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms"
+    if seconds >= 100 * 86_400:
+        return f"{seconds / 86_400:.0f} d"
     for unit, length_s in _SPANS:
         if seconds >= 2 * length_s:
             return f"{seconds / length_s:.3g} {unit}"
