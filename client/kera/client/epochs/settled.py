@@ -11,7 +11,7 @@ from typing import NamedTuple
 from kera.client.stream_config import StreamConfig
 from kera.client.types import EntryBounds
 
-BY_RECORDS = "its records"
+BY_RECORDS = "what was written"
 BY_CLOCK = "its broker's clock"
 BY_NOBODY = "nothing: its broker promises nothing now, is its clock right?"
 NO_MATTER = "nothing was written to it: it holds up nothing"
