@@ -20,6 +20,7 @@ from kera.cli import (
     generate,
     group,
     inspect,
+    latency,
     node,
     produce,
     quota,
@@ -69,6 +70,7 @@ app.add_typer(schema.app, name="schema")
 app.add_typer(context.app, name="context")
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(group.app, name="group")
+app.add_typer(latency.app, name="latency")
 app.command("produce")(produce.produce)
 app.command("consume")(consume.consume)
 app.command("console")(console.console)

@@ -1,0 +1,126 @@
+"""How late records are, for people: a bar of the hops of each stream, each from where the one before it ends.
+
+Only characters of ASCII: it may go to a pipe, or to a terminal of any kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from kera.cli._durations import format_ms
+from kera.cli._table import fields, plural, table
+
+if TYPE_CHECKING:
+    from kera.client import LatencyConstraint, LatencyDescription, LatencyHop
+
+BAR_CHARS = 60
+"""Of the limit, or of all that it takes where that is more."""
+LETTERS = {"gather": "g", "send": "s", "replicate": "r", "hand-over": "h", "prefetch": "p", "work": "w"}
+FILLING = ("gather", "replicate", "hand-over")
+"""Hops whose buffers are advised how long to wait."""
+HEADING = ("STREAM", "HOP", "GROUP", "CHUNKS", "MEAN", "P99", "WORST STREAMLET", "ITS PART", "MAY WAIT", "")
+LIST_HEADING = ("CONSTRAINT", "STATE", "TOOK", "LIMIT", "OF", "WINDOW", "VIOLATIONS", "PATH")
+
+
+def in_ms(time_us: float) -> str:
+    """A time: ``0.05 ms``, ``4.2 ms``, ``130 ms``, ``4.5 s``."""
+    if time_us >= 10_000_000:
+        return format_ms(round(time_us / 1000))
+    if time_us >= 1_000_000:
+        return f"{time_us / 1e6:.2f} s"
+    if time_us >= 100_000:
+        return f"{time_us / 1000:.0f} ms"
+    if time_us >= 1_000:
+        return f"{time_us / 1000:.1f} ms"
+    return f"{time_us / 1000:.2f} ms" if time_us else "0 ms"
+
+
+def described(found: LatencyDescription) -> str:
+    """A constraint, and how late records are on its path."""
+    constraint = found.constraint
+    known = any(hop.chunks for hop in found.hops)
+    lines = [
+        fields(
+            (
+                ("constraint", constraint.name),
+                ("path", ", ".join(constraint.path)),
+                ("limit", f"{in_ms(constraint.limit_ms * 1000)}, {of_which(constraint)}"),
+                ("took", f"mean {in_ms(found.mean_us)}, p99 {in_ms(found.p99_us)} at most" if known else "-"),
+                ("state", found.state + (f": {found.reason}" if found.reason else "")),
+                *((("least limit", in_ms(found.least_limit_us)),) if found.least_limit_us else ()),
+                ("violations", plural(found.violations, "window")),
+            )
+        )
+    ]
+    if known:
+        lines += ["", "\n".join(bars(found.hops, constraint))]
+    if found.hops:
+        lines += ["", table(HEADING, map(_row, found.hops))]
+    return "\n".join(lines)
+
+
+def of_which(constraint: LatencyConstraint) -> str:
+    """What the limit is of."""
+    which = "the mean" if constraint.statistic == "mean" else "the 99th percentile"
+    return f"of {which} over {format_ms(constraint.window_ms)}"
+
+
+def bars(hops: Sequence[LatencyHop], constraint: LatencyConstraint) -> Iterator[str]:
+    """Lines with what the hops of each stream take, and one for the limit."""
+    limit_us = constraint.limit_ms * 1000
+    taken = [_took_us(hop, constraint) for hop in hops]
+    scale = BAR_CHARS / max(limit_us, sum(taken), 1)
+    width = max(len("limit"), *(len(hop.stream) for hop in hops))
+    place_us = 0.0
+    for stream, some in groupby(zip(hops, taken, strict=True), key=lambda pair: pair[0].stream):
+        bar, begun_us = " " * round(place_us * scale), place_us
+        for hop, took_us in some:
+            place_us += took_us
+            bar += LETTERS.get(hop.hop, "?") * (round(place_us * scale) - len(bar))
+        yield f"{stream.ljust(width)}  {bar.ljust(BAR_CHARS)}  {in_ms(place_us - begun_us):>8}"
+    end = max(1, round(limit_us * scale))
+    yield f"{'limit'.ljust(width)}  {('-' * (end - 1) + '|').ljust(BAR_CHARS)}  {in_ms(limit_us):>8}"
+    yield f"{' ' * width}  {'  '.join(f'{letter} {hop}' for hop, letter in LETTERS.items())}"
+
+
+def listed(found: Iterable[LatencyDescription]) -> str:
+    """Constraints, a line each."""
+    return table(LIST_HEADING, map(_listed, found))
+
+
+def _listed(found: LatencyDescription) -> tuple[object, ...]:
+    constraint = found.constraint
+    took_us = found.p99_us if constraint.statistic == "p99" else found.mean_us
+    return (
+        constraint.name,
+        found.state,
+        in_ms(took_us) if took_us else "",
+        in_ms(constraint.limit_ms * 1000),
+        constraint.statistic,
+        format_ms(constraint.window_ms),
+        found.violations,
+        ", ".join(constraint.path),
+    )
+
+
+def _row(hop: LatencyHop) -> tuple[object, ...]:
+    known = hop.chunks > 0
+    worst = f"{hop.worst_streamlet_id}: {in_ms(hop.worst_mean_us)}" if known else ""
+    return (
+        hop.stream,
+        hop.hop,
+        hop.consumer_group,
+        hop.chunks if known else "",
+        in_ms(hop.mean_us) if known else "",
+        in_ms(hop.p99_us) if known else "",
+        worst,
+        in_ms(hop.allowed_us) if hop.allowed_us else "",
+        in_ms(hop.advised_us) if hop.hop in FILLING and hop.allowed_us + hop.advised_us else "",
+        "<- too long" if hop.violates else " ",
+    )
+
+
+def _took_us(hop: LatencyHop, constraint: LatencyConstraint) -> int:
+    return hop.p99_us if constraint.statistic == "p99" else hop.mean_us

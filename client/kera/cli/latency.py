@@ -1,0 +1,184 @@
+"""``kera latency``: how late records may be on their way through streams, and how late they are."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import sys
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from kera.cli._client import BOOTSTRAP_OPTION, connected
+from kera.cli._commands import Commands
+from kera.cli._confirming import YES_OPTION, confirm
+from kera.cli._durations import parse_duration_ms
+from kera.cli._latency_text import described, in_ms, listed, of_which
+from kera.cli._output import OUTPUT_OPTION, Output, rendered, show_document
+from kera.cli._run import UsageError, run_async
+
+if TYPE_CHECKING:
+    from kera.client import LatencyConstraint, LatencyDescription
+    from kera.client.admin.latency import Statistic
+
+app = Commands(help="Say how late records may be, and see how late they are.", no_args_is_help=True)
+
+NAME_ARGUMENT = typer.Argument(..., metavar="NAME", help="Name of the latency constraint.")
+PATH_HELP = "Streams, and group:NAME with the consumer group that reads the one before, in turn, separated by commas."
+LIMIT_HELP = "How long records may take for the path: 300ms, 2s."
+WINDOW_HELP = "Over which the mean is taken: 15s, 1min."
+P99_OPTION = typer.Option(False, "--p99", help="The limit is of the 99th percentile.")
+INTERVAL = "2s"
+CLEAR = "\x1b[H\x1b[2J"
+"""Of a terminal."""
+
+
+@app.command()
+def create(
+    name: str = NAME_ARGUMENT,
+    path: str = typer.Option(..., "--path", metavar="PATH", help=PATH_HELP),
+    limit: str = typer.Option(..., "--limit", metavar="TIME", help=LIMIT_HELP),
+    window: str = typer.Option("15s", "--window", metavar="TIME", help=WINDOW_HELP),
+    p99: bool = P99_OPTION,
+    bootstrap: str = BOOTSTRAP_OPTION,
+) -> None:
+    """Say how late records may be on a path: over any window, the mean is at most the limit.
+
+    Writers, brokers and readers let their buffers fill for as long as that leaves time, and no longer.
+    """
+    fields: dict[str, Any] = {
+        "path": _path(path),
+        "limit_ms": _time("--limit", limit),
+        "window_ms": _time("--window", window),
+        "statistic": "p99" if p99 else "mean",
+    }
+    run_async(_create(bootstrap, name, fields))
+
+
+async def _create(bootstrap: str, name: str, fields: dict[str, Any]) -> None:
+    async with connected(bootstrap) as client:
+        made = await client.latency.create(name, **fields)
+    print(_in_words(made))
+
+
+@app.command()
+def alter(
+    name: str = NAME_ARGUMENT,
+    path: str | None = typer.Option(None, "--path", metavar="PATH", help=PATH_HELP),
+    limit: str | None = typer.Option(None, "--limit", metavar="TIME", help=LIMIT_HELP),
+    window: str | None = typer.Option(None, "--window", metavar="TIME", help=WINDOW_HELP),
+    p99: bool = P99_OPTION,
+    mean: bool = typer.Option(False, "--mean", help="The limit is of the mean."),
+    bootstrap: str = BOOTSTRAP_OPTION,
+) -> None:
+    """Change a latency constraint. What is not named stays as it is; it counts at once."""
+    if p99 and mean:
+        raise UsageError("give either --p99 or --mean")
+    statistic: Statistic | None = "p99" if p99 else "mean" if mean else None
+    fields = {
+        "path": None if path is None else _path(path),
+        "limit_ms": None if limit is None else _time("--limit", limit),
+        "window_ms": None if window is None else _time("--window", window),
+        "statistic": statistic,
+    }
+    if all(value is None for value in fields.values()):
+        raise UsageError("say what changes: --path, --limit, --window, --p99 or --mean")
+    run_async(_alter(bootstrap, name, fields))
+
+
+async def _alter(bootstrap: str, name: str, fields: dict[str, Any]) -> None:
+    async with connected(bootstrap, patient=False) as client:
+        made = await client.latency.alter(name, **fields)
+    print(_in_words(made))
+
+
+@app.command("list")
+def list_(bootstrap: str = BOOTSTRAP_OPTION, output: Output = OUTPUT_OPTION) -> None:
+    """List all latency constraints, and whether they are held."""
+    run_async(_list(bootstrap, output))
+
+
+async def _list(bootstrap: str, output: Output) -> None:
+    async with connected(bootstrap) as client:
+        found = await client.latency.constraints()
+    if output.is_document:
+        show_document([_to_json(each, hops=False) for each in found], output)
+    elif found:
+        print(listed(found))
+    else:
+        print("no latency constraints", file=sys.stderr)
+
+
+@app.command()
+def delete(name: str = NAME_ARGUMENT, yes: bool = YES_OPTION, bootstrap: str = BOOTSTRAP_OPTION) -> None:
+    """Delete a latency constraint: buffers of its streams go by their own settings again."""
+    confirm(f"deleting {name}", f"delete latency constraint {name}?", yes=yes)
+    run_async(_delete(bootstrap, name))
+    print(f"deleted {name}")
+
+
+async def _delete(bootstrap: str, name: str) -> None:
+    async with connected(bootstrap, patient=False) as client:
+        await client.latency.delete(name)
+
+
+@app.command()
+def describe(
+    name: str = NAME_ARGUMENT,
+    watch: bool = typer.Option(False, "--watch", "-w", help="Show it again and again, until Ctrl-C."),
+    interval: str = typer.Option(INTERVAL, "--interval", metavar="TIME", help="With --watch: the pause in between."),
+    bootstrap: str = BOOTSTRAP_OPTION,
+    output: Output = OUTPUT_OPTION,
+) -> None:
+    """Show what each hop of a path takes, who takes too long, and what buffers were advised."""
+    pause_s = _time("--interval", interval) / 1000
+    if not watch and interval != INTERVAL:
+        raise UsageError("--interval needs --watch")
+    run_async(_describe(bootstrap, name, output, pause_s if watch else None))
+
+
+async def _describe(bootstrap: str, name: str, output: Output, pause_s: float | None) -> None:
+    """`pause_s`: between two times; None: once."""
+    on_screen = pause_s is not None and not output.is_document and sys.stdout.isatty()
+    async with connected(bootstrap) as client:
+        while True:
+            found = await client.latency.describe(name)
+            if not output.is_document:
+                text = described(found)
+            elif pause_s is None:
+                text = rendered(_to_json(found), output)
+            else:  # one after the other: a line each, or as YAML has them
+                text = rendered(_to_json(found), output, indent=None)
+                text = f"---\n{text}" if output is Output.YAML else text
+            print(f"{CLEAR}{text}" if on_screen else text, flush=True)
+            if pause_s is None:
+                return
+            await asyncio.sleep(pause_s)
+            if not (on_screen or output.is_document):
+                print()
+
+
+def _path(text: str) -> list[str]:
+    elements = [element.strip() for element in text.split(",")]
+    if not all(elements):
+        raise UsageError(f"--path: {text!r} has a comma with nothing beside it; write clicks, group:enrich, visits")
+    return elements
+
+
+def _time(flag: str, text: str) -> int:
+    milliseconds = parse_duration_ms(text, name=flag)
+    if not milliseconds:
+        raise UsageError(f"{flag}: {text!r} is no time: it has to be 1 ms at least")
+    return milliseconds
+
+
+def _in_words(made: LatencyConstraint) -> str:
+    return f"{made.name}: {', '.join(made.path)} within {in_ms(made.limit_ms * 1000)}, {of_which(made)}"
+
+
+def _to_json(found: LatencyDescription, *, hops: bool = True) -> dict[str, Any]:
+    told = dataclasses.asdict(found)
+    constraint = told.pop("constraint")
+    if not hops:
+        del told["hops"]
+    return {**constraint, **told}
