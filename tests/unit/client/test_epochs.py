@@ -175,7 +175,7 @@ async def test_what_moved_behind_its_last_chunk_was_read_to_its_end() -> None:
     reader = entry_reader(raw([25])[0], Position(4, 1, 0))
     async with asyncio.timeout(10):
         while reader.has_more:
-            await reader.read()
+            await reader.read(None)
     assert reader.read_to == (4, 1, 0)
     assert [chunk.batch["value"].to_pylist() for chunk in reader.take(2)] == [[b"25"]]
 
@@ -186,7 +186,7 @@ async def test_nothing_behind_a_chunk_that_cannot_be_read_is_given() -> None:
     reader = entry_reader(bytes(data), Position(4, 1, 0))
     for _ in range(2):
         with pytest.raises(CorruptChunk):
-            await reader.read()
+            await reader.read(None)
     assert reader.read_to == EARLIEST
 
 

@@ -15,13 +15,13 @@ from kera.client.cluster.cluster import Cluster
 from kera.client.cluster.fetch import Wanted
 from kera.client.consuming.chunks import Chunks
 from kera.client.consuming.fetcher import Fetcher
-from kera.client.epochs.marks import Marked, Marker, epoch_of
+from kera.client.epochs.marks import Marker, epoch_of
 from kera.client.epochs.merging import Reached
 from kera.client.settings import ConsumerSettings
 from kera.client.types import EntryBounds, StreamDescription
 from kera.core.errors import CorruptChunk, DataLost, EpochPassed
 from kera.core.ids import EARLIEST, EntryId, Position
-from kera.core.punctuation import NO_TIME, is_punctuation
+from kera.core.punctuation import NO_TIME
 
 LOOK_AGAIN_S = 1.0
 """What is to come by what brokers have said may have been lost with one: then they are asked again."""
@@ -30,7 +30,8 @@ LOOK_AGAIN_S = 1.0
 class Held(NamedTuple):
     """What is at hand and not given out yet."""
 
-    marked: Marked
+    epoch: int
+    chunk: ChunkBatch
     resume_at: Position
     """Whoever begins there finds it in the same epoch: before the punctuation that opened that, if one did."""
 
@@ -73,8 +74,6 @@ class EntryReader:
         """Up to there it was read."""
         self._fetched_to: Position = wanted.start
         """There goes on what comes next: behind a move, not where the last chunk before it ends."""
-        self.position: Position = wanted.start
-        """Up to there it was taken: whoever begins there finds the rest in the same epochs."""
         self._end: Position = wanted.start
         self._promised_us: int = NO_TIME
         self._promised_at: Position = EARLIEST
@@ -95,7 +94,7 @@ class EntryReader:
 
     def reached(self) -> Reached[EntryId]:
         """How far it has got."""
-        pending = self._pending[0].marked.epoch if self._pending else None
+        pending = self._pending[0].epoch if self._pending else None
         if self._exempt:
             return Reached(self.entry, pending, None)
         return Reached(self.entry, pending, epoch_of(self.settled_us, self._epoch_us))
@@ -129,8 +128,11 @@ class EntryReader:
         """Whether it is known that there is something to read."""
         return self.read_to < self._end
 
-    async def read(self) -> None:
-        """Read what comes next, up to something of a later epoch than is at hand. Raises what a consumer does."""
+    async def read(self, epoch: int | None) -> None:
+        """Read what has come, up to something behind `epoch`; if nothing has, wait. Raises what a consumer does.
+
+        None: up to the first thing that is of any.
+        """
         if self._corrupt is not None:
             raise self._corrupt  # what comes behind it must not be given out as if it were not there
         if not self.has_more:
@@ -142,11 +144,18 @@ class EntryReader:
             chunk = self._chunks.following_here(copied=self._copied)
             if chunk is None:
                 chunk = await self._following(self._fetcher)
+            while chunk is not None:
+                self._take(chunk)
+                chunk = self._chunks.following_here(copied=self._copied) if self.is_open(epoch) else None
         except CorruptChunk as error:
             self._corrupt = error
             raise
-        if chunk is not None:
-            self._take(chunk)
+
+    def is_open(self, epoch: int | None) -> bool:
+        """Whether more of an epoch may come behind what is at hand; None: whether nothing is at hand."""
+        if epoch is None:
+            return not self._pending
+        return not self._exempt and self.settled_us < (epoch + 1) * self._epoch_us
 
     async def _following(self, fetcher: Fetcher) -> ChunkBatch | None:
         chunk = await self._chunks.following(copied=self._copied)
@@ -169,29 +178,39 @@ class EntryReader:
     def _take(self, chunk: ChunkBatch) -> None:
         self.read_to = chunk.next
         before_us = self._marker.watermark_us
-        for marked in self._marker.mark(chunk):
-            if self._first_epoch is None or marked.epoch >= self._first_epoch:
-                self._pending.append(Held(marked, self._opened_at or marked.chunk.start))
-                self.pending_bytes += marked.chunk.header.chunk_bytes
+        marked = self._marker.mark(chunk)
+        for epoch, part in marked:
+            if self._first_epoch is None or epoch >= self._first_epoch:
+                self._pending.append(Held(epoch, part, self._opened_at or part.start))
+                self.pending_bytes += part.header.chunk_bytes
             self._opened_at = None
-        if is_punctuation(chunk.header) and self._opens_epoch(before_us):
+        if not marked and self._opens_epoch(before_us):  # a punctuation
             self._opened_at = chunk.start
-        self._move_position()
 
     def _opens_epoch(self, before_us: int) -> bool:
         return epoch_of(self._marker.watermark_us, self._epoch_us) > epoch_of(before_us, self._epoch_us)
 
-    def _move_position(self) -> None:
-        self.position = self._pending[0].resume_at if self._pending else self._opened_at or self.read_to
+    @property
+    def position(self) -> Position:
+        """Up to there it was taken: whoever begins there finds the rest in the same epochs."""
+        return self._pending[0].resume_at if self._pending else self._opened_at or self.read_to
 
     async def read_again(self, epoch: int) -> None:
         """Of an epoch that is closed, what is not in its broker's memory any more. Raises what a consumer does."""
         for number, held in enumerate(list(self._pending)):
-            if held.marked.epoch != epoch:
+            if held.epoch != epoch:
                 return
-            if not held.marked.chunk.intact:
-                chunk = await self._chunks.again(held.marked.chunk)
-                self._pending[number] = held._replace(marked=held.marked._replace(chunk=chunk))
+            if not held.chunk.intact:
+                self._pending[number] = held._replace(chunk=await self._chunks.again(held.chunk))
+
+    def is_intact(self, epoch: int) -> bool:
+        """Whether all of an epoch that is closed is where it was, if it is in a broker's memory."""
+        for held in self._pending:
+            if held.epoch != epoch:
+                return True
+            if not held.chunk.intact:
+                return False
+        return True
 
     @property
     def throttled_ms(self) -> int:
@@ -201,18 +220,17 @@ class EntryReader:
     def take(self, epoch: int) -> list[ChunkBatch]:
         """What is at hand of an epoch, which is closed and the first of which there is anything."""
         found = []
-        while self._pending and self._pending[0].marked.epoch == epoch:
-            chunk = self._pending.popleft().marked.chunk
+        while self._pending and self._pending[0].epoch == epoch:
+            chunk = self._pending.popleft().chunk
             found.append(chunk)
             self.pending_bytes -= chunk.header.chunk_bytes
-        self._move_position()
         return found
 
     def check_comes_after(self, epoch: int) -> None:
         """Raise `EpochPassed` if there is something of an epoch that was given out without it."""
-        if not self._pending or self._pending[0].marked.epoch > epoch:
+        if not self._pending or self._pending[0].epoch > epoch:
             return
-        (_, streamlet_id, entry), late = self.entry, self._pending[0].marked.epoch
+        (_, streamlet_id, entry), late = self.entry, self._pending[0].epoch
         raise EpochPassed(
             f"entry {entry} of streamlet {streamlet_id} of stream {self._stream.name!r} has got records of epoch"
             f" {late}, when epoch {epoch} was read without it: nothing had ever been written to it, and nobody had"

@@ -7,7 +7,7 @@ a function of the log alone, which ascends whatever order times have.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -38,15 +38,15 @@ class Marker:
         self.watermark_us = NO_TIME
         """The greatest time so far."""
 
-    def mark(self, chunk: ChunkBatch) -> Iterator[Marked]:
+    def mark(self, chunk: ChunkBatch) -> Sequence[Marked]:
         """The chunk with its epoch; several that came together by epoch. Of a punctuation only the time is noted."""
-        if is_punctuation(chunk.header):
-            self.watermark_us = max(self.watermark_us, chunk.header.max_timestamp_us)
-            return
-        if not chunk.joined or self._is_of_one_epoch(chunk):
-            self.watermark_us = max(self.watermark_us, chunk.header.max_timestamp_us)
-            yield Marked(epoch_of(self.watermark_us, self._epoch_us), chunk)
-            return
+        if chunk.joined and not self._is_of_one_epoch(chunk):
+            return list(self._parted(chunk))
+        header = chunk.header
+        self.watermark_us = max(self.watermark_us, header.max_timestamp_us)
+        return () if is_punctuation(header) else (Marked(self.watermark_us // self._epoch_us, chunk),)
+
+    def _parted(self, chunk: ChunkBatch) -> Iterator[Marked]:
         headers = np.frombuffer(chunk.joined, dtype=HEADER)
         watermarks = np.maximum.accumulate(column(headers, "max_timestamp_us"))
         watermarks = np.maximum(watermarks, self.watermark_us)

@@ -64,6 +64,8 @@ class Epochs(AsyncIterator[Epoch]):
         self._end_at = None if end is None else _checked("end", end, ENDS)
         self._bytes_max = epoch_bytes_max
         self._epoch_us = 0
+        self._held_bytes = 0
+        """Of what is at hand of all entries."""
         self._first: int | None = None
         """The first that is; None: whichever comes first."""
         self._end: int | None = None
@@ -160,7 +162,8 @@ class Epochs(AsyncIterator[Epoch]):
                         reader.check_comes_after(self._last)
                 if decision.epoch is not None and not decision.waits_for:
                     for reader in self._readers.values():
-                        await reader.read_again(decision.epoch)
+                        if not reader.is_intact(decision.epoch):
+                            await reader.read_again(decision.epoch)
                     return self._take(decision.epoch)
                 await self._advance(decision)
 
@@ -175,22 +178,17 @@ class Epochs(AsyncIterator[Epoch]):
 
     async def _advance(self, decision: Decision[EntryId]) -> None:
         """Read what may be of the epoch that is next; if there is nothing, look how far the entries are."""
-        readers = [self._readers[entry] for entry in decision.waits_for]
         found = False
-        for reader in readers:
-            while reader.has_more and self._is_held_up_by(reader, decision.epoch):
-                found = True
-                await reader.read()
+        for entry in decision.waits_for:
+            reader = self._readers[entry]
+            while reader.has_more and reader.is_open(decision.epoch):
+                found, before = True, reader.pending_bytes
+                await reader.read(decision.epoch)
+                self._held_bytes += reader.pending_bytes - before
                 self._check_size()
-                if decision.epoch is None:
-                    break
         if not found:
             await asyncio.sleep(POLL_S)
             await self._look()
-
-    def _is_held_up_by(self, reader: EntryReader, epoch: int | None) -> bool:
-        still = reader.reached().open
-        return epoch is None or (still is not None and still <= epoch)
 
     async def _look(self) -> None:
         for name in self._names:
@@ -203,8 +201,7 @@ class Epochs(AsyncIterator[Epoch]):
                         reader.learn(bound, by_clock=_is_by_clock(stream))
 
     def _check_size(self) -> None:
-        held = sum(reader.pending_bytes for reader in self._readers.values())
-        if held > self._bytes_max:
+        if self._held_bytes > self._bytes_max:
             raise RecordTooLarge(
                 f"an epoch of {self.epoch_ms} ms of {', '.join(self._names)} has more than {self._bytes_max} bytes:"
                 " read shorter epochs, or set epoch_bytes_max higher",
@@ -213,6 +210,7 @@ class Epochs(AsyncIterator[Epoch]):
 
     def _take(self, number: int) -> Epoch:
         chunks = {entry: reader.take(number) for entry, reader in self._readers.items()}
+        self._held_bytes = sum(reader.pending_bytes for reader in self._readers.values())
         self._last = number
         return Epoch(
             number,
