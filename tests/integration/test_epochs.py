@@ -82,6 +82,7 @@ async def test_a_history_is_read_in_epochs_whose_records_are_those_of_the_log(cl
         [[b"31000"], [b"38000"]],
     ]
     assert [epoch.late_records for epoch in found] == [0, 1, 1, 0]
+    assert (reader.epochs_read, reader.records_read, reader.late_records) == (4, 9, 2)
     assert found[1].rows()["value"].to_pylist() == [b"9000", b"12000"], "sorted by time"
     async with client.epochs("epochs-history", start=1, end=3, epoch_ms=20) as reader:
         assert [epoch.number for epoch in await read(reader, 9)] == [1]
@@ -292,6 +293,7 @@ def test_epochs_without_asyncio(cluster: RunningCluster) -> None:
         with client.epochs("epochs-sync", start="committed", end=3, consumer_group="sync") as epochs:
             assert [(epoch.number, epoch.records) for epoch in epochs] == [(0, 2), (1, 1), (2, 1)]
             assert (epochs.epoch_ms, len(epochs.positions()[0])) == (10, 1)
+            assert (epochs.epochs_read, epochs.records_read, epochs.late_records) == (3, 4, 0)
             assert [(entry.streamlet_id, entry.entry) for entry in epochs.held_up_by()] == [(0, 0)]
             epochs.commit()
         with client.epochs("epochs-sync", start="committed", end="latest", consumer_group="sync") as epochs:

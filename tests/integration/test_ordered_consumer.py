@@ -66,6 +66,7 @@ async def test_records_and_batches_come_in_the_order_of_time_within_each_epoch(c
         records = [record async for record in consumer]
     assert [record.value for record in records] == IN_ORDER
     assert [(record.streamlet, record.offset) for record in records[:3]] == [(0, 0), (1, 0), (0, 1)]
+    assert consumer.late_records == 2
     async with client.ordered_consumer("ordered-history", **places) as consumer:
         batches = [batch async for batch in consumer.batches()]
     assert [(batch.epoch, batch.batch.num_rows, batch.ends_epoch) for batch in batches] == [

@@ -94,6 +94,11 @@ class OrderedConsumer(DecodedRecords):
         """For how long, altogether, brokers have held answers back, as a quota was used up (docs/quotas.md)."""
         return self._epochs.throttled_ms
 
+    @property
+    def late_records(self) -> int:
+        """How many were late (docs/epochs.md), of all epochs up to the one that is being delivered."""
+        return self._epochs.late_records
+
     def held_up_by(self) -> list[EntryId]:
         """The entries without which the next epoch cannot be closed, as far as is known."""
         return self._epochs.held_up_by()

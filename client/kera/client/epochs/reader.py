@@ -75,6 +75,10 @@ class Epochs(AsyncIterator[Epoch]):
         self._readers: dict[EntryId, EntryReader] = {}
         self._order: dict[int, int] = {}
         """By the id of a stream, its place among those that were named."""
+        self.epochs_read = self.records_read = 0
+        """That were given out."""
+        self.late_records = 0
+        """Of these records: see `Epoch.late_records`."""
         self._starting, self._in_turn = asyncio.Lock(), asyncio.Lock()
         self._started = self._closed = False
 
@@ -212,13 +216,17 @@ class Epochs(AsyncIterator[Epoch]):
         chunks = {entry: reader.take(number) for entry, reader in self._readers.items()}
         self._held_bytes = sum(reader.pending_bytes for reader in self._readers.values())
         self._last = number
-        return Epoch(
+        epoch = Epoch(
             number,
             number * self._epoch_us,
             (number + 1) * self._epoch_us,
             in_order(chunks, self._order),
             self.streams(),
         )
+        self.epochs_read += 1
+        self.records_read += epoch.records
+        self.late_records += epoch.late_records
+        return epoch
 
     def streams(self) -> dict[int, StreamDescription]:
         """Those that are read, by id, with the newest columns that a chunk had."""

@@ -53,6 +53,21 @@ class Epochs(Iterator[Epoch]):
         """How long an epoch is; 0: it has not started."""
         return self._epochs.epoch_ms
 
+    @property
+    def epochs_read(self) -> int:
+        """That were given out."""
+        return self._epochs.epochs_read
+
+    @property
+    def records_read(self) -> int:
+        """Of these epochs."""
+        return self._epochs.records_read
+
+    @property
+    def late_records(self) -> int:
+        """Of these records: see `Epoch.late_records`."""
+        return self._epochs.late_records
+
     def held_up_by(self) -> list[EntryId]:
         """The entries without which the next epoch cannot be closed, as far as is known."""
         return self._thread.run(self._held_up_by())
@@ -121,6 +136,11 @@ class OrderedConsumer(RecordsOf[AsyncOrderedConsumer]):
     def epoch_ms(self) -> int:
         """How long an epoch is; 0: it has not started."""
         return self._consumer.epoch_ms
+
+    @property
+    def late_records(self) -> int:
+        """How many were late, of all epochs up to the one that is being delivered."""
+        return self._consumer.late_records
 
     def held_up_by(self) -> list[EntryId]:
         """The entries without which the next epoch cannot be closed, as far as is known."""
