@@ -28,10 +28,18 @@ PAGES = [
     ROOT / "README.md",
     *(
         ROOT / "docs" / name
-        for name in ("cli.md", "connect.md", "consumer-groups.md", "epochs.md", "replication.md", "schemas.md")
+        for name in (
+            "cli.md",
+            "connect.md",
+            "consumer-groups.md",
+            "epochs.md",
+            "latency.md",
+            "replication.md",
+            "schemas.md",
+        )
     ),
 ]
-TYPED = {"stream", "group", "produce", "consume", "connect", "cluster", "schema", "top", "epochs"}
+TYPED = {"stream", "group", "produce", "consume", "connect", "cluster", "schema", "top", "epochs", "latency"}
 """Commands that need nothing but a cluster."""
 NOT_TYPED = {
     "kera connect copy kafka://localhost:9092/clicks kera:clicks --create": "test_connect_kafka.py has a Kafka",
@@ -39,6 +47,9 @@ NOT_TYPED = {
     "kera connect copy kera:clicks 'postgresql://me@db/shop?table=clicks' --create --follow": "it has a PostgreSQL",
     "kera connect copy kafka://broker:9093/clicks kera:clicks --kafka-config kafka.properties": "as the first one",
     "kera consume clicks --group billing": "it goes on for ever",
+    "kera latency create checkout --path 'clicks, group:enrich, visits, group:dashboard' --limit 300ms --window 15s": (
+        "test_latency_constraints.py has the consumer groups"
+    ),
     "kera consume orders --group billing": "it goes on for ever",
     "kera stream list --context prod": "tests/integration/test_access_commands.py has contexts, with users",
     "kera cluster health": "a broker is lost there; tests/integration/test_health.py has that",

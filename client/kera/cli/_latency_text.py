@@ -64,7 +64,7 @@ def described(found: LatencyDescription) -> str:
 def of_which(constraint: LatencyConstraint) -> str:
     """What the limit is of."""
     which = "the mean" if constraint.statistic == "mean" else "the 99th percentile"
-    return f"of {which} over {format_ms(constraint.window_ms)}"
+    return f"for {which} over {format_ms(constraint.window_ms)}"
 
 
 def bars(hops: Sequence[LatencyHop], constraint: LatencyConstraint) -> Iterator[str]:

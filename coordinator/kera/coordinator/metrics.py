@@ -7,20 +7,25 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from kera.coordinator.consumer_groups.lags import GroupLags
 from kera.coordinator.consumer_groups.registry import ConsumerGroupRegistry
 from kera.coordinator.coordinator import Coordinator
+from kera.coordinator.latency.planning import Planning
 from kera.coordinator.operations.stored import StoredBytes
 from kera.coordinator.recovery.decide import word
+from kera.core.latency.hop import Hop
 from kera.core.monitoring.access import PRINCIPALS_MAX
 from kera.core.monitoring.sources import Steps
 from kera.v1 import common_pb2, coordinator_pb2
 
 CONSUMER_GROUPS_MAX = 1000
 """Consumer groups with a series of their own: the first ones by name. All of them are counted."""
+
+HOPS_MAX = 5_000
+"""Hops of latency constraints with a series of their own: those of the first constraints by name."""
 
 PHASES = [word(phase) for phase in coordinator_pb2.RecoveryPhase.values() if phase]
 
@@ -114,7 +119,17 @@ class CoordinatorMetrics:
                 "kera_coordinator_consumer_groups",
                 "Consumer groups that exist.",
                 value=len(consumer_groups) if consumer_groups is not None else 0,
-            )
+            ),
+            GaugeMetricFamily(
+                "kera_latency_constraints",
+                "Latency constraints that there are.",
+                value=leader.latency.planning.count if leader is not None else 0,
+            ),
+            GaugeMetricFamily(
+                "kera_latency_constraints_not_held",
+                "Those that were not held over their last window, or that name a stream that is not there.",
+                value=leader.latency.planning.not_held if leader is not None else 0,
+            ),
         ]
         yield
         if everything and leader is not None and consumer_groups is not None:
@@ -122,6 +137,8 @@ class CoordinatorMetrics:
             yield
             families += _of_lags(leader.group_lags, self._consumer_groups_max)
             families.append(_of_stored(leader.stored))
+            yield
+            families += _of_latency(leader.latency.planning, HOPS_MAX)
         return families
 
     def catching_up(self) -> str:
@@ -211,6 +228,42 @@ def _of_stored(stored: StoredBytes) -> Metric:
     for principal, size in stored.most(PRINCIPALS_MAX):
         family.add_metric([principal], size)
     return family
+
+
+def _of_latency(planning: Planning, hops_max: int) -> list[Metric]:
+    """A series for each constraint, of which there are 1,000 at most, and for each hop, up to the limit."""
+    limits = GaugeMetricFamily(
+        "kera_latency_limit_seconds",
+        "How late records may be on the path of a latency constraint: the mean, or the 99th percentile.",
+        labels=("constraint", "statistic"),
+    )
+    violations = CounterMetricFamily(
+        "kera_latency_violations",
+        "Windows in which a latency constraint was not held, since this coordinator leads.",
+        labels=("constraint",),
+    )
+    hops = GaugeMetricFamily(
+        "kera_latency_hop_seconds",
+        "What a hop of a stream took over the last window of a constraint: the mean, or the 99th percentile.",
+        labels=("constraint", "stream", "hop"),
+    )
+    shown = planning.shown
+    left, left_out = hops_max, 0
+    for name in sorted(shown):
+        each = shown[name]
+        limits.add_metric([name, "p99" if each.by_p99 else "mean"], each.limit_us / 1e6)
+        violations.add_metric([name], each.violations)
+        if len(each.hops) > left:
+            left_out += len(each.hops)
+            continue
+        left -= len(each.hops)
+        for hop, figures in each.hops:
+            took_us = figures.p99_us if each.by_p99 else figures.mean_us
+            hops.add_metric([name, hop.stream, Hop(hop.hop).word], took_us / 1e6)
+    hops_left_out = GaugeMetricFamily(
+        "kera_latency_hops_left_out", "Hops without series of their own, as there are too many.", value=left_out
+    )
+    return [limits, violations, hops, hops_left_out]
 
 
 class _OfRecoveries(Collector):

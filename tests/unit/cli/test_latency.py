@@ -97,7 +97,7 @@ def test_a_constraint_is_made_of_what_people_write(client: FakeClient, capsys: p
     )
     assert (p99[1]["window_ms"], p99[1]["statistic"]) == (60_000, "p99")
     told = capsys.readouterr().out.splitlines()[0]
-    assert told == "checkout: clicks, group:enrich, visits within 300 ms, of the mean over 15 s"
+    assert told == "checkout: clicks, group:enrich, visits within 300 ms, for the mean over 15 s"
 
 
 def test_what_is_not_named_is_not_altered(client: FakeClient) -> None:

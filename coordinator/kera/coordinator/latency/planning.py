@@ -37,6 +37,8 @@ class Shown(NamedTuple):
     """A constraint as metrics show it, as of its last window."""
 
     limit_us: int
+    by_p99: bool
+    violations: int
     hops: tuple[tuple[Hop, Figures], ...]
 
 
@@ -90,6 +92,16 @@ class Planning:
             self._looked_s[each.name] = now_s + wait_s - each.window_ms / 1000
         if not self._wanted:
             self._budgets = {}
+
+    @property
+    def count(self) -> int:
+        """How many constraints there are."""
+        return len(self._wanted)
+
+    @property
+    def not_held(self) -> int:
+        """How many of them were not held when they were looked at last."""
+        return len(self._broken)
 
     def put(self, name: str, constraint: messages.LatencyConstraint | None) -> None:
         """A constraint is stored, or was deleted: what follows from it is next."""
@@ -164,7 +176,7 @@ class Planning:
             current = self._current(each)
             self._note(each, current)
             self._judge(each, current)
-            shown[each.name] = Shown(each.limit_us, tuple(current.items()))
+            shown[each.name] = Shown(each.limit_us, each.by_p99, self.violations[each.name], tuple(current.items()))
         names = {each.name for each in counted}
         others = {name: found for name, found in self._splits.items() if name not in names}
         splits = await state.in_slices(splits_of(counted, others, self._last))
