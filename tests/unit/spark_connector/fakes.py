@@ -170,6 +170,8 @@ class FakeClient:
         self.looked_for: list[Position] = []
         """Where chunks were looked for."""
         self.commit_error: KeraError | None = None
+        self.created_us = 0
+        """When chunks were made."""
         self.shared_memory: set[str] = set()
         self.joined_bytes_max: set[int] = set()
         """What ranges were read with."""
@@ -250,6 +252,7 @@ class FakeClient:
         start: Position,
         end: Position,
         *,
+        bytes_max: int = 0,
         settings: ConsumerSettings,
     ) -> AsyncIterator[Chunk]:
         self.read_ranges_open += 1
@@ -264,6 +267,7 @@ class FakeClient:
                 first = sum(counts[:index])
                 batch = pa.RecordBatch.from_arrays([pa.array(range(first, first + counts[index]))], schema=SCHEMA)
                 fields: dict[str, Any] = dict.fromkeys(ChunkHeader._fields, 0)
+                fields |= {"created_us": self.created_us}
                 fields |= {"first_record": first, "record_count": counts[index], "payload_bytes": 8 * counts[index]}
                 of = EntryId(found.stream_id, streamlet_id, entry)
                 memory = None if settings.shared_memory == "never" else self

@@ -52,6 +52,7 @@ def test_every_option_is_taken() -> None:
         maxBytesPerTrigger="5000000",
         minOffsetsPerTrigger="10",
         maxTriggerDelay="5m",
+        latencyTarget="2s",
         minPartitions="8",
         maxRecordsPerPartition="100",
         failOnDataLoss="false",
@@ -60,7 +61,7 @@ def test_every_option_is_taken() -> None:
         sharedMemory="Never",
     )
 
-    assert options.limits == BatchLimits(1000, 5_000_000, 10, 300_000)
+    assert options.limits == BatchLimits(1000, 5_000_000, 10, 300_000, 2_000)
     assert (options.partitions_min, options.records_per_partition_max) == (8, 100)
     assert (options.fail_on_data_loss, options.include_headers) == (False, True)
     assert (options.group_id_prefix, options.shared_memory) == ("reports", "never")
@@ -69,6 +70,7 @@ def test_every_option_is_taken() -> None:
         "maxBytesPerTrigger",
         "minOffsetsPerTrigger",
         "maxTriggerDelay",
+        "latencyTarget",
         "minPartitions",
         "maxRecordsPerPartition",
         "failOnDataLoss",
@@ -160,6 +162,11 @@ def test_other_uses_can_say_what_does_not_apply_to_them() -> None:
             {**NEEDED, "maxTriggerDelay": "10s"},
             "option maxTriggerDelay: is for minOffsetsPerTrigger, which is not given",
         ),
+        ({**NEEDED, "latencyTarget": "2"}, "option latencyTarget: must be a number with a unit"),
+        ({**NEEDED, "latencyTarget": "0s"}, "latencyTarget: must be at least 100ms.*trigger.realTime.*; it is '0s'"),
+        ({**NEEDED, "latencyTarget": "2s", "epoch": "10s"}, "option latencyTarget: .*with epoch they .*leave it out"),
+        ({**NEEDED, "maxOffsetsPerTrigger": "2", "epoch": "10s"}, "option maxOffsetsPerTrigger: .*maxEpochsPerTrigger"),
+        ({**NEEDED, "latencyTarget": "25h"}, "option latencyTarget: must be at most a day; it is '25h'"),
         ({**NEEDED, "failOnDataLoss": "no"}, "option failOnDataLoss: must be true or false; it is 'no'"),
         ({**NEEDED, "includeHeaders": "yes"}, "option includeHeaders: must be true or false; it is 'yes'"),
         ({**NEEDED, "sharedMemory": "nevr"}, "auto or always or never: did you mean never\\?; it is 'nevr'"),
@@ -363,6 +370,7 @@ def test_streams_of_a_pattern_need_not_be_named() -> None:
         ({"maxBytesPerTrigger": "1"}, "option maxBytesPerTrigger: bounds the micro-batches .*spark.readStream"),
         ({"minOffsetsPerTrigger": "1"}, "option minOffsetsPerTrigger: bounds the micro-batches"),
         ({"minOffsetsPerTrigger": "1", "maxTriggerDelay": "1s"}, "option (min|maxTrigger)"),
+        ({"latencyTarget": "2s"}, "option latencyTarget: paces the micro-batches .*leave it out"),
         ({"kera.group.id": "a"}, "option kera.group.id: names the cursor that a streaming query stores"),
         ({"groupIdPrefix": "a"}, "option groupIdPrefix: names the cursor"),
         ({"metadata": "streams", "minPartitions": "3"}, "option minPartitions: has no meaning with metadata=streams"),

@@ -92,7 +92,9 @@ def test_a_query_from_latest_killed_in_its_first_micro_batch_skips_nothing(clust
 
 
 @pytest.mark.usefixtures("cluster")
-@pytest.mark.parametrize("option", ["maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger"])
+@pytest.mark.parametrize(
+    "option", ["maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "latencyTarget"]
+)
 def test_limits_are_refused(option: str) -> None:
     with pytest.raises(InvalidArgument, match="cannot bound the micro-batches"):
-        restarted(**{option: "10"}).latestOffset()
+        restarted(**{option: "10s" if option == "latencyTarget" else "10"}).latestOffset()

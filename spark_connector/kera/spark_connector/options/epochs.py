@@ -11,6 +11,7 @@ from kera.spark_connector.options.names import (
     EPOCH_COLUMN,
     EPOCHS_EXACTLY,
     EPOCHS_MAX,
+    LATENCY_TARGET,
     RECORDS_MAX,
     RECORDS_MIN,
     STRATEGY,
@@ -22,7 +23,17 @@ EPOCH_MS_MAX = 366 * 24 * 3_600_000
 """As for epochs of streams."""
 EPOCHS_TOLD_MAX = 256
 """In a micro-batch whose rows tell their epoch: each epoch is a partition for each entry."""
-_LIMITS = (RECORDS_MAX, BYTES_MAX, RECORDS_MIN, DELAY_MAX)
+_OTHERWISE = {
+    **dict.fromkeys(
+        (RECORDS_MAX, BYTES_MAX, RECORDS_MIN, DELAY_MAX),
+        f"counts what happens to be there, and with {EPOCH} a micro-batch has the same records whenever it is read:"
+        f" leave it out, or use {EPOCHS_MAX}",
+    ),
+    LATENCY_TARGET: f"lets micro-batches begin and end by the clock, and with {EPOCH} they have the same records"
+    " whenever they are read: leave it out, or make epochs shorter",
+    STRATEGY: f"has no meaning with {EPOCH}, which waits for the time where a query begins: leave it out",
+}
+"""What does not go with epochs, and why."""
 
 
 def cadence_of(given: Mapping[str, str]) -> Cadence | None:
@@ -35,17 +46,9 @@ def cadence_of(given: Mapping[str, str]) -> Cadence | None:
     epoch_ms = duration_ms(EPOCH, given[EPOCH])
     if not 1 <= epoch_ms <= EPOCH_MS_MAX:
         raise wrong(EPOCH, "must be from 1ms to 366d", given[EPOCH])
-    for name in _LIMITS:
+    for name, why in _OTHERWISE.items():
         if name in given:
-            raise wrong(
-                name,
-                f"counts what happens to be there, and with {EPOCH} a micro-batch has the same records whenever it is"
-                f" read: leave it out, or use {EPOCHS_MAX}",
-            )
-    if STRATEGY in given:
-        raise wrong(
-            STRATEGY, f"has no meaning with {EPOCH}, which waits for the time where a query begins: leave it out"
-        )
+            raise wrong(name, why)
     if EPOCHS_MAX in given and EPOCHS_EXACTLY in given:
         raise wrong(EPOCHS_MAX, f"has no meaning where {EPOCHS_EXACTLY} says how many: leave one of them out")
     numbers = {name: whole_number(name, given[name]) for name in (EPOCHS_MAX, EPOCHS_EXACTLY) if name in given}

@@ -27,6 +27,7 @@ EPOCH = "epoch"
 EPOCHS_MAX = "maxEpochsPerTrigger"
 EPOCHS_EXACTLY = "epochsPerTrigger"
 EPOCH_COLUMN = "includeEpoch"
+LATENCY_TARGET = "latencyTarget"
 PARTITIONS_MIN = "minPartitions"
 PARTITION_RECORDS_MAX = "maxRecordsPerPartition"
 FAIL_ON_DATA_LOSS = "failOnDataLoss"
@@ -62,6 +63,7 @@ READING = (
     EPOCHS_MAX,
     EPOCHS_EXACTLY,
     EPOCH_COLUMN,
+    LATENCY_TARGET,
     PARTITIONS_MIN,
     PARTITION_RECORDS_MAX,
     FAIL_ON_DATA_LOSS,

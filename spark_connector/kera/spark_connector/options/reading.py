@@ -33,6 +33,7 @@ from kera.spark_connector.options.names import (
     GROUP,
     GROUP_PREFIX,
     HEADERS,
+    LATENCY_TARGET,
     METADATA,
     ON_MISMATCH,
     PARTITION_RECORDS_MAX,
@@ -77,6 +78,7 @@ _OF_STREAMS = {
         (EPOCH, EPOCHS_MAX, EPOCHS_EXACTLY), "says with which epochs micro-batches of a streaming query end"
     ),
     EPOCH_COLUMN: "tells the epochs of the micro-batches of a streaming query",
+    LATENCY_TARGET: "paces the micro-batches of a streaming query",
     **dict.fromkeys((GROUP, GROUP_PREFIX), "names the cursor that a streaming query stores"),
 }
 """What has no meaning in a batch query, and why."""
@@ -87,6 +89,10 @@ _OF_WRITING = {
     "txnAppId": "it is for writing",
     "txnVersion": "it is for writing",
 }
+
+LATENCY_TARGET_MIN_MS = 100
+"""Spark plans a micro-batch for longer than that."""
+LATENCY_TARGET_MAX_MS = 24 * 3_600_000
 
 GROUP_PREFIX_DEFAULT = "spark-kera-source"
 TOKEN_CHARS = 8
@@ -172,6 +178,15 @@ class ReadOptions:
             if name in self.given:
                 problem = "lists what there is now" if name == METADATA else "a streaming query has no end"
                 raise wrong(name, f"{problem}: leave it out, or read a batch with spark.read")
+
+    def check_real_time(self) -> None:
+        """Raise `InvalidArgument` for what makes no sense in real-time mode."""
+        if self.limits.latency_target_ms is not None:
+            raise wrong(
+                LATENCY_TARGET,
+                "has no meaning in real-time mode, which hands on every record at once: leave it out, or use another"
+                " trigger",
+            )
 
     def check_engine(self) -> None:
         """Raise `InvalidArgument` when Spark comes to Python, and must not: the JVM would have taken the query."""
@@ -279,7 +294,22 @@ def _limits(given: Mapping[str, str]) -> BatchLimits:
         delay_max_ms = duration_ms(DELAY_MAX, given[DELAY_MAX])
         if records_min is None:
             raise wrong(DELAY_MAX, f"is for {RECORDS_MIN}, which is not given: leave it out", given[DELAY_MAX])
-    return BatchLimits(records_max, numbers.get(BYTES_MAX), records_min, delay_max_ms)
+    target_ms = _latency_target(LATENCY_TARGET, given[LATENCY_TARGET]) if LATENCY_TARGET in given else None
+    return BatchLimits(records_max, numbers.get(BYTES_MAX), records_min, delay_max_ms, target_ms)
+
+
+def _latency_target(option: str, text: str) -> int:
+    target_ms = duration_ms(option, text)
+    if target_ms < LATENCY_TARGET_MIN_MS:
+        raise wrong(
+            option,
+            f"must be at least {LATENCY_TARGET_MIN_MS}ms, which is less than any micro-batch takes. For less leave it"
+            " out and use real-time mode, trigger(realTime=...)",
+            text,
+        )
+    if target_ms > LATENCY_TARGET_MAX_MS:
+        raise wrong(option, "must be at most a day", text)
+    return target_ms
 
 
 def _group_prefix(given: Mapping[str, str]) -> str:

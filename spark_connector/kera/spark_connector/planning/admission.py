@@ -28,6 +28,8 @@ class BatchLimits:
     bytes_max: int | None = None
     records_min: int | None = None
     delay_max_ms: int = DELAY_MAX_MS
+    latency_target_ms: int | None = None
+    """See ``pacing``."""
 
 
 class Waiting(NamedTuple):

@@ -14,7 +14,8 @@ What Spark does that is easy to get wrong, and what follows from it here:
   ``availableNow``. But when it asks what is behind an end, that end is done: if nothing is, the cursor is stored then;
 * what is done is stored while the next micro-batch is being read: nobody waits for that but the one that stores next;
 * it has no read limit with several bounds. So `getDefaultReadLimit` gives one of those in the options, and
-  `latestOffset` knows the others; ``ReadAllAvailable`` means none of them (as with ``Trigger.Once``).
+  `latestOffset` knows the others; ``ReadAllAvailable`` means none of them (as with ``Trigger.Once``);
+* it does not say how long a micro-batch has taken. See ``paced``, also for how an answer waits.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ from kera.spark_connector.planning.offsets import EntryName, EntryOffset, Offset
 from kera.spark_connector.portal import Portal
 from kera.spark_connector.reading.cursor import QueryCursor
 from kera.spark_connector.reading.epochs import EpochPlanner
+from kera.spark_connector.reading.paced import QueryPace
 from kera.spark_connector.reading.partition import KeraPartition
 from kera.spark_connector.reading.survey import (
     boundaries,
@@ -86,6 +88,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+BYTES_ANY = 1 << 62
+"""A limit that is none, but not ``ReadAllAvailable``."""
 PLAN_ATTEMPTS = 3
 """With ``failOnDataLoss=false``: retention may remove what is just being planned."""
 
@@ -102,6 +106,7 @@ class KeraStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         *,
         initial: dict[str, Any] | None = None,
         now_s: Callable[[], float] = time.monotonic,
+        pace: QueryPace | None = None,
     ) -> None:
         """`initial`: what `initialOffset` has said in this launch, if another reader was asked before."""
         self._given = dict(options)
@@ -109,6 +114,7 @@ class KeraStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._now_s = now_s
         self._cursor = QueryCursor(now_s)
         self._traces = MicroBatchTraces()
+        self._pace = pace or QueryPace(now_s)
         self._portal: Portal | None = None
         self._lease: Lease | None = None
         """What tasks are known to the cluster by; it ends with this process, or `stop`."""
@@ -179,7 +185,7 @@ class KeraStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return ReadMaxBytes(limits.bytes_max)
         if limits.records_min is not None:
             return ReadMinRows(limits.records_min)
-        return ReadAllAvailable()
+        return ReadAllAvailable() if limits.latency_target_ms is None else ReadMaxBytes(BYTES_ANY)
 
     def prepareForTriggerAvailableNow(self) -> None:
         """From now on the streams end where they end now."""
@@ -188,35 +194,45 @@ class KeraStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._epochs.end_here(now)
         else:
             self._target = heads(now)
+            self._pace.has_an_end = True
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """The end of the next micro-batch: all there is, or as many whole chunks as the limits allow."""
         given = Offsets.from_json(start)
-        limits = _limits(limit, self._options.limits)
-        end = self._repeated(lambda: self.portal.call(lambda client: self._plan(client, start, given, limits)))
-        if end == start:
+        limits = self._pace.limits(_limits(limit, self._options.limits), self._options.limits)
+
+        def plan() -> dict[str, Any]:
+            return self._repeated(lambda: self.portal.call(lambda client: self._plan(client, start, given, limits)))
+
+        self._pace.asked(start)
+        while (end := plan()) == start:
             self._store(given)
             self._cursor.finish()  # Spark may stop the query here; and there is nothing else to do
             self._traces.flush()
-            return start
+            if not self._pace.again():
+                return start
         return end
 
     async def _plan(self, client: Client, start: dict[str, Any], given: Offsets, limits: BatchLimits) -> dict[str, Any]:
         now = await self._survey(client)
         advance = next_ends(given, now, fail_on_data_loss=self._options.fail_on_data_loss)
         self._heads = advance.heads
-        group, first = self._group(given.group), start == self._initial
+        group, first, taken_bytes = self._group(given.group), start == self._initial, 0
         if self._epochs is not None:
             concluded = await self._epochs.plan(client, given, now, advance, group=group, first=first)
         else:
             if self._target is not None:
                 advance = cap(advance, self._target)
             waited_ms = None if self._taken_s is None else int((self._now_s() - self._taken_s) * 1000)
-            with_target = self._target is not None
-            decision = decide(waiting(advance, now), limits, waited_ms=waited_ms, available_now=with_target)
+            waits = waiting(advance, now)
+            admitted = await self._pace.admit(client, advance, waits, limits, waited_ms)
+            if admitted is None:
+                return start
+            decision = decide(waits, admitted, waited_ms=waited_ms, available_now=self._target is not None)
             if isinstance(decision, Wait):
                 return start
             end = limited(advance, await boundaries(client, advance, decision.shares))
+            taken_bytes = sum(taken.length_bytes for taken in ranges(advance.start, end, now))
             concluded = conclude(given, advance, end, group=group, first=first)
         if concluded is not given or self._taken_s is None:
             self._taken_s = self._now_s()
@@ -224,6 +240,7 @@ class KeraStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return start
         self._warn(advance.warnings)
         self._end = concluded.to_json()
+        self._pace.planned(self._end, taken_bytes)
         return self._end
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
@@ -286,6 +303,7 @@ class KeraStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 " leave the option out, or use another trigger",
                 option="epoch",
             )
+        self._options.check_real_time()
         now, advance = self.portal.call(lambda client: self._advance(client, start))
         return tails(advance.start, now, fail_on_data_loss=self._options.fail_on_data_loss)
 
@@ -309,14 +327,17 @@ class KeraStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return now, advance
 
     def lag(self, consumed: dict[str, Any] | None) -> dict[str, str]:
-        """How far `consumed` is behind the streams, as far as these are known."""
+        """How far `consumed`, which is done, is behind the streams, as far as these are known; and the query's pace."""
+        self._pace.done(consumed)
         done = None if consumed is None else Offsets.from_json(consumed)
-        return behind_latest(done, self._heads) | ({} if self._epochs is None else self._epochs.metrics(done))
+        of_epochs = {} if self._epochs is None else self._epochs.metrics(done)
+        return behind_latest(done, self._heads) | of_epochs | self._pace.figures()
 
     # -- what is done ------------------------------------------------------------------------------------------
 
     def commit(self, end: dict[str, Any]) -> None:
         """Everything up to `end` is done: the cluster may know."""
+        self._pace.done(end)
         self._store(Offsets.from_json(end))
 
     def stop(self) -> None:

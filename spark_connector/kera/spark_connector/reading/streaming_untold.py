@@ -91,9 +91,10 @@ def require_no_limits(options: ReadOptions) -> None:
             version=VERSION,
         )
     limits = options.limits
-    if limits.records_max or limits.bytes_max or limits.records_min:
+    if limits.records_max or limits.bytes_max or limits.records_min or limits.latency_target_ms:
         raise InvalidArgument(
             f"this is Spark {VERSION}, which cannot bound the micro-batches of a Python data source: leave out"
-            " maxOffsetsPerTrigger, maxBytesPerTrigger and minOffsetsPerTrigger, or use Spark 4.2 or newer",
+            " maxOffsetsPerTrigger, maxBytesPerTrigger, minOffsetsPerTrigger and latencyTarget, or use Spark 4.2 or"
+            " newer",
             version=VERSION,
         )

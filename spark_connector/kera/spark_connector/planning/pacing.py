@@ -1,0 +1,319 @@
+"""When the next micro-batch begins, and how much it takes, so that records are no later than a target. Pure: no
+connection, and the clock is handed in.
+
+A micro-batch costs a fixed time, whatever is in it, and some time per byte. Both are told from those that have been:
+``duration = fixed + per_byte * bytes``. From that follow two rules, as for every buffer on a record's way:
+
+* it waits for more while the oldest record can still wait: until its creation + target - what the micro-batch will take
+  - a margin;
+* it takes no more than can be done in the target. So after a backlog Spark comes back often enough to see what is new.
+
+Nothing is remembered over a restart: some micro-batches later it is known again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations, pairwise
+from statistics import median
+from typing import NamedTuple
+
+from kera.spark_connector.planning.offsets import EntryName, EntryOffset
+
+MARGIN = 0.1
+"""Of the target: it stays free."""
+RECENT = 32
+"""Micro-batches that count."""
+LATEST = 8
+"""Of these the latest say by how much the law is missed at present."""
+APART = 1.5
+"""Two micro-batches say what a byte costs if one is so many times larger than the other."""
+ENOUGH = 5
+"""So many have to be known before a target is called too short."""
+SLACK_MAX = 3.0
+SLACK_OF_FEW = 0.2
+"""At least, while there are few, which may all have been quick by chance; with many, less and less."""
+FEW = 4
+FIRST_BYTES = 4 << 20
+"""What a micro-batch takes of which nothing is known."""
+HOLD_S = 0.1
+"""For so long a question of Spark's stays without an answer, or twice that: stopping the query, and other sources of
+it, wait meanwhile."""
+MOMENT_S = 0.001
+"""Nothing waits for less."""
+BEHIND = 4
+"""Full micro-batches in a row, at each of which more waits than at the one before."""
+
+
+class MicroBatch(NamedTuple):
+    """One that has been."""
+
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What micro-batches take, as far as it is known."""
+
+    fixed_s: float
+    per_byte_s: float
+    bytes_most: int
+    """Of the largest one that was seen. What a larger one takes is not guessed by the line but, as a bound that holds
+    for every line, in proportion to this one."""
+    slack: float
+    """They take longer than by the law, by this share at most; leaving out the worst of the latest ones."""
+    told_apart: bool
+    """Their sizes differ enough; else all is `fixed_s`, which then is an upper bound."""
+
+    @staticmethod
+    def of(seen: Sequence[MicroBatch]) -> Fit:
+        """A line through `seen`, of which there is at least one, that single ones do not draw away (Theil and Sen)."""
+        pairs = (sorted(pair) for pair in combinations(seen, 2))
+        slopes = [
+            (large.seconds - small.seconds) / (large.bytes - small.bytes)
+            for small, large in pairs
+            if large.bytes >= APART * small.bytes
+        ]
+        bytes_most = max(one.bytes for one in seen)
+        a_byte_s = median(one.seconds / one.bytes for one in seen)
+        per_byte_s = max(median(slopes), 0.0) if slopes else 0.0
+        fixed_s = median(one.seconds - per_byte_s * one.bytes for one in seen) if slopes else a_byte_s * bytes_most
+        if fixed_s < 0:
+            fixed_s, per_byte_s = 0.0, a_byte_s
+        lawful_s = [fixed_s + per_byte_s * one.bytes if slopes else a_byte_s * one.bytes for one in seen[-LATEST:]]
+        missed = sorted(one.seconds / max(by_law, 1e-6) for one, by_law in zip(seen[-LATEST:], lawful_s, strict=True))
+        slack = max(missed[-2] - 1 if len(missed) > 1 else 0.0, SLACK_OF_FEW * min(1.0, FEW / len(seen)))
+        return Fit(fixed_s, per_byte_s, bytes_most, min(slack, SLACK_MAX), bool(slopes))
+
+    def seconds(self, of_bytes: float) -> float:
+        """What a micro-batch of so many bytes takes at most."""
+        known = self.fixed_s + self.per_byte_s * min(of_bytes, self.bytes_most)
+        return known * max(1.0, of_bytes / self.bytes_most) * (1 + self.slack)
+
+    def bytes_within(self, seconds: float) -> int:
+        """How many bytes can be done in so many seconds; 0 if not even one can.
+
+        While it is not told apart what a byte costs, the largest one is taken to cost nothing but its bytes: too little
+        is planned then, or a smaller one is tried.
+        """
+        known = seconds / (1 + self.slack)
+        of_largest = self.fixed_s + self.per_byte_s * self.bytes_most
+        if known >= of_largest or not self.told_apart:
+            return int(min(self.bytes_most * known / max(of_largest, 1e-6), 1 << 60))
+        if known <= self.fixed_s or self.per_byte_s == 0:
+            return 0
+        return int(min((known - self.fixed_s) / self.per_byte_s, self.bytes_most))
+
+
+@dataclass(frozen=True)
+class Pace:
+    """What to do with what waits."""
+
+    wait_s: float
+    """It can wait so much longer; 0: a micro-batch begins now."""
+    bytes_max: int
+    """What it takes at most."""
+    predicted_s: float | None
+    """What a micro-batch of what waits now, or of so many bytes, will take; None: nobody knows."""
+
+
+class Pacer:
+    """The pace of one query."""
+
+    def __init__(self, target_s: float) -> None:
+        self.target_s = target_s
+        self._first: MicroBatch | None = None
+        """Spark is slow at first; so this one counts only until another one is known."""
+        self._seen: deque[MicroBatch] = deque(maxlen=RECENT)
+        self._fit: Fit | None = None
+        self._full_bytes: deque[int] = deque(maxlen=BEHIND + 1)
+        """What waited when full micro-batches began, one after the other."""
+
+    @property
+    def usable_s(self) -> float:
+        """The target without its margin."""
+        return self.target_s * (1 - MARGIN)
+
+    @property
+    def fit(self) -> Fit | None:
+        """What is known of micro-batches; None: nothing yet."""
+        if self._fit is None and (seen := self._seen or ([self._first] if self._first else [])):
+            self._fit = Fit.of(list(seen))
+        return self._fit
+
+    @property
+    def bytes_max(self) -> int:
+        """The most that a micro-batch may take.
+
+        What ends within the target. But where the fixed part is a large share of that, so much that at least half of
+        the time goes into bytes: the target is missed there anyway as soon as one micro-batch follows another, and a
+        query that takes in less than comes is never on time again.
+        """
+        fit = self.fit
+        if fit is None:
+            return FIRST_BYTES
+        room = fit.bytes_within(self.usable_s)
+        return max(room, fit.bytes_within(2 * fit.fixed_s * (1 + fit.slack)) if fit.told_apart else 0, 1)
+
+    def done(self, of_bytes: int, seconds: float) -> None:
+        """A micro-batch of so many bytes has taken so long."""
+        if of_bytes <= 0 or not 0 <= seconds < math.inf:
+            return
+        if self._first is None:
+            self._first = MicroBatch(of_bytes, seconds)
+        else:
+            self._seen.append(MicroBatch(of_bytes, seconds))
+        self._fit = None
+
+    def decide(self, waiting_bytes: int, oldest_s: float) -> Pace:
+        """What to do while so many bytes wait, and the oldest record of them is so old."""
+        fit, bytes_max = self.fit, self.bytes_max
+        if fit is None:
+            return Pace(0.0, bytes_max, None)
+        predicted_s = fit.seconds(min(waiting_bytes, bytes_max))
+        wait_s = self.usable_s - oldest_s - predicted_s
+        begins = waiting_bytes >= bytes_max or wait_s < MOMENT_S
+        return Pace(0.0 if begins else wait_s, bytes_max, predicted_s)
+
+    def began(self, waiting_bytes: int, taken_bytes: int) -> None:
+        """A micro-batch has begun, with so much of what waited."""
+        if taken_bytes < waiting_bytes:
+            self._full_bytes.append(waiting_bytes)
+        else:
+            self._full_bytes.clear()
+
+    @property
+    def falls_behind(self) -> bool:
+        """More comes than full micro-batches take."""
+        waited = list(self._full_bytes)
+        return len(waited) > BEHIND and all(one < next_one for one, next_one in pairwise(waited))
+
+    def least_s(self, on_the_way_s: float) -> float | None:
+        """The shortest target that any record can keep, if it takes `on_the_way_s` until it is there; None: nobody
+        knows yet.
+        """
+        if len(self._seen) < ENOUGH or (fit := self.fit) is None:
+            return None
+        quickest_s = fit.fixed_s if fit.told_apart else min(one.seconds for one in self._seen)
+        return (quickest_s + on_the_way_s) / (1 - MARGIN)
+
+
+class Pause(NamedTuple):
+    """How a question of Spark's is answered while what waits can wait."""
+
+    sleep_s: float
+    again: bool
+    """Look again after that, and answer then; else the answer is that nothing is new."""
+
+
+def pause(wait_s: float, recall_s: float) -> Pause | None:
+    """How to wait for `wait_s` if Spark asks again `recall_s` after it was told that nothing is new; None: it would be
+    too late then, so begin now.
+
+    Spark asks again at once, or when its trigger says. In the first case the answer is held back for a while, so that
+    it does not ask a hundred times a second; in the second one nothing is won by that.
+    """
+    if recall_s > HOLD_S:
+        return Pause(0.0, again=False) if wait_s >= recall_s else None
+    if wait_s <= HOLD_S + recall_s:
+        return Pause(wait_s, again=True) if wait_s > 0 else None
+    return Pause(HOLD_S, again=False)
+
+
+@dataclass
+class _Mark:
+    head: EntryOffset
+    before_s: float | None
+    """When it was not there yet; None: nobody has looked before."""
+    seen_s: float
+
+
+@dataclass
+class _Entry:
+    marks: deque[_Mark] = field(default_factory=deque)
+    """How far the entry went, in order."""
+    created: tuple[EntryOffset, float] | None = None
+    """When the record at this place was made, on the clock that is handed in."""
+
+
+MARKS_MAX = 64
+"""Per entry; beyond that, two become one."""
+BETWEEN_S = 0.5
+"""Looks that are no further apart say when a record has come."""
+
+
+class Arrivals:
+    """Since when the records wait that no micro-batch has taken.
+
+    Who asks for bounds of entries sees records come, but not when they were made; who reads a chunk knows. So the
+    second is asked of a few, and what records need until they are there is concluded for the others.
+    """
+
+    def __init__(self) -> None:
+        self._entries: dict[EntryName, _Entry] = {}
+        self._looked_s: float | None = None
+        self._early_s: deque[float] = deque(maxlen=16)
+        """How long records were made before the last look at which they were not there."""
+        self._on_the_way_s: deque[float] = deque(maxlen=16)
+        """How old records were when they were first seen."""
+
+    def look(
+        self, starts: Mapping[EntryName, EntryOffset], heads: Mapping[EntryName, EntryOffset], at_s: float
+    ) -> None:
+        """What waits at this moment, of all entries where anything does, is between `starts` and `heads`."""
+        self._entries = {name: self._entries.get(name, _Entry()) for name in heads}
+        for name, head in heads.items():
+            entry = self._entries[name]
+            while entry.marks and (entry.marks[0].head <= starts[name] or entry.marks[0].head > head):
+                entry.marks.popleft()
+            if not entry.marks or entry.marks[-1].head < head:
+                entry.marks.append(_Mark(head, self._looked_s, at_s))
+            if len(entry.marks) > MARKS_MAX:
+                entry.marks[1].before_s, entry.marks[1].seen_s = entry.marks[0].before_s, entry.marks[0].seen_s
+                entry.marks.popleft()
+        self._looked_s = at_s
+
+    def unknown(self, starts: Mapping[EntryName, EntryOffset], entries_max: int) -> list[EntryName]:
+        """The entries with the records that wait longest, if it is not known when any of the oldest was made."""
+        if any(self._created_of(entry, starts[name]) is not None for name, entry in self._entries.items()):
+            return []
+        return sorted(self._entries, key=lambda name: (self._entries[name].marks[0].before_s or -math.inf, name))[
+            :entries_max
+        ]
+
+    def created(self, made_s: Mapping[EntryName, float], starts: Mapping[EntryName, EntryOffset]) -> None:
+        """When the first record that waits was made, of some entries."""
+        for name, at_s in made_s.items():
+            entry = self._entries[name]
+            mark = entry.marks[0]
+            entry.created = starts[name], at_s
+            if mark.before_s is not None and mark.seen_s - mark.before_s <= BETWEEN_S:
+                self._early_s.append(max(mark.before_s - at_s, 0.0))
+                self._on_the_way_s.append(max(mark.seen_s - at_s, 0.0))
+
+    def oldest_s(self, starts: Mapping[EntryName, EntryOffset], at_s: float) -> float:
+        """How old the oldest record that waits may be; infinite where nobody knows."""
+        early_s = max(self._early_s, default=0.0)
+        return max(
+            (self._age_s(entry, starts[name], early_s, at_s) for name, entry in self._entries.items()), default=0.0
+        )
+
+    @property
+    def on_the_way_s(self) -> float:
+        """What records need at least until they are there, as far as that was seen."""
+        return min(self._on_the_way_s, default=0.0)
+
+    @staticmethod
+    def _created_of(entry: _Entry, start: EntryOffset) -> float | None:
+        return entry.created[1] if entry.created is not None and entry.created[0] == start else None
+
+    def _age_s(self, entry: _Entry, start: EntryOffset, early_s: float, at_s: float) -> float:
+        mark = entry.marks[0]
+        made_s = self._created_of(entry, start)
+        if made_s is not None:  # clocks may differ: what is seen is there
+            return at_s - min(made_s, mark.seen_s)
+        return math.inf if mark.before_s is None else at_s - mark.before_s + early_s

@@ -1,0 +1,253 @@
+"""The pace of a query with ``latencyTarget``: what `planning.pacing` decides, with the clocks and the cluster.
+
+How long a micro-batch takes Spark does not say. It is under way from the answer that plans it until Spark shows that it
+is done: by asking what is behind it, by committing it, or (only sources in the JVM) by asking for metrics, which comes
+first. With a trigger interval Spark asks at the next tick only; so with Python workers micro-batches seem to take whole
+intervals there, and the target holds with more to spare than needed.
+
+A question that is asked while what waits can wait is answered with "nothing new", as Spark itself does not wait. It
+asks again after ten milliseconds, and each question costs a look at the cluster; so the answer is held back for a
+moment (`pacing.pause`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kera.core.errors import KeraError
+from kera.spark_connector.options.names import LATENCY_TARGET
+from kera.spark_connector.planning import Advance
+from kera.spark_connector.planning.admission import BatchLimits, Waiting
+from kera.spark_connector.planning.offsets import EntryName, EntryOffset
+from kera.spark_connector.planning.pacing import Arrivals, Pace, Pacer, Pause, pause
+
+if TYPE_CHECKING:
+    from kera.client import Client
+
+ENTRIES_MAX = 8
+"""Of which the first chunk is read, to see when it was made; once per micro-batch that can wait."""
+LOOK_S = 0.5
+"""For all of them: planning waits for this."""
+RECALLS = 8
+RECALL_S = 0.02
+"""So soon Spark asks again, as long as nobody has seen it."""
+
+log = logging.getLogger(__name__)
+
+
+class _UnderWay(NamedTuple):
+    end: Mapping[str, Any]
+    bytes: int
+    begun_s: float
+
+
+class QueryPace:
+    """Of one query. A copy that goes elsewhere begins anew. Used by one thread at a time."""
+
+    def __init__(
+        self,
+        now_s: Callable[[], float] = time.monotonic,
+        *,
+        wall_s: Callable[[], float] = time.time,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._now_s, self._wall_s, self._sleep = now_s, wall_s, sleep
+        self._pacer: Pacer | None = None
+        self._arrivals = Arrivals()
+        self._under_way: _UnderWay | None = None
+        self._looked_at: Mapping[EntryName, EntryOffset] | None = None
+        """Where records begin to wait whose age was asked for."""
+        self._idle_s: float | None = None
+        """Since when Spark knows that nothing is new."""
+        self._recalls_s: deque[float] = deque(maxlen=RECALLS)
+        """After how long it has asked again."""
+        self._pause: Pause | None = None
+        """How the question at hand is to wait."""
+        self._held_s: float | None = None
+        """Since when what waits is held back."""
+        self._waiting_bytes = 0
+        self._pace: Pace | None = None
+        self._figures: dict[str, str] = {}
+        self.has_an_end = False
+        """The query ends with what is there now."""
+        self._told: set[str] = set()
+
+    def __reduce__(self) -> tuple[type[QueryPace], tuple[()]]:
+        return QueryPace, ()
+
+    # -- one question after the other --------------------------------------------------------------------------
+
+    def asked(self, start: Mapping[str, Any]) -> None:
+        """Spark asks what is behind `start`."""
+        self.done(start)
+        if self._idle_s is not None:
+            self._recalls_s.append(self._now_s() - self._idle_s)
+            self._idle_s = None
+
+    def again(self) -> bool:
+        """Nothing is new, or is to be: whether to look again, after a moment that has passed then, before Spark is told
+        so.
+        """
+        waits, self._pause = self._pause, None
+        if waits is not None and waits.sleep_s > 0:
+            self._sleep(waits.sleep_s)
+        if waits is not None and waits.again:
+            return True
+        self._idle_s = self._now_s()
+        return False
+
+    async def admit(
+        self,
+        client: Client,
+        advance: Advance,
+        waiting: Mapping[EntryName, Waiting],
+        limits: BatchLimits,
+        waited_ms: int | None,
+    ) -> BatchLimits | None:
+        """The limits of a micro-batch that begins now; None: what waits can wait.
+
+        The other limits count as well: the smaller size, and the shorter wait.
+        """
+        if limits.latency_target_ms is None:
+            return limits
+        if self._pacer is None:
+            self._pacer = Pacer(limits.latency_target_ms / 1000)
+        starts, heads = (
+            {name: of[name] for name in waiting} for of in (advance.start.places(), advance.heads.places())
+        )
+        self._arrivals.look(starts, heads, self._now_s())
+        self._waiting_bytes = sum(entry.bytes for entry in waiting.values())
+        pace = self._decide(self._pacer, starts)
+        if waiting and pace.wait_s > 0 and self._looked_at != starts:
+            self._looked_at = starts
+            await self._look(client, starts, heads)
+            pace = self._decide(self._pacer, starts)
+        if waiting and pace.wait_s > 0 and not _is_enough(waiting, limits, waited_ms):
+            self._pause = pause(pace.wait_s, max(self._recalls_s, default=RECALL_S))
+            if self._pause is not None:
+                self._held_s = self._now_s() if self._held_s is None else self._held_s
+                return None
+        self._pace = pace
+        bytes_max = min(pace.bytes_max, limits.bytes_max or pace.bytes_max)
+        return replace(limits, bytes_max=bytes_max, records_min=None)
+
+    def planned(self, end: Mapping[str, Any], of_bytes: int) -> None:
+        """A micro-batch begins now."""
+        if self._pacer is None or self._pace is None:
+            return
+        now_s = self._now_s()
+        self._under_way = _UnderWay(end, of_bytes, now_s)
+        held_s = 0.0 if self._held_s is None else now_s - self._held_s
+        self._held_s = None
+        self._pacer.began(self._waiting_bytes, of_bytes)
+        self._figures = {
+            "latencyTargetMs": _ms(self._pacer.target_s),
+            "latencyBytesMax": str(self._pace.bytes_max),
+            "latencyHeldBackMs": _ms(held_s),
+        }
+        if self._pacer.fit is not None:
+            self._figures["latencyPredictedMs"] = _ms(self._pacer.fit.seconds(of_bytes))
+        self._warn("behind", _BEHIND if self._pacer.falls_behind else None)
+
+    def done(self, end: Mapping[str, Any] | None) -> None:
+        """Spark has all up to `end`."""
+        under_way = self._under_way
+        if self._pacer is None or under_way is None or under_way.end != end:
+            return
+        self._under_way = None
+        self._pacer.done(under_way.bytes, self._now_s() - under_way.begun_s)
+        least_s = self._pacer.least_s(self._arrivals.on_the_way_s)
+        short = least_s is not None and least_s > self._pacer.target_s
+        self._warn("short", _SHORT.format(self._pacer.target_s, least_s) if short else None)
+
+    def figures(self) -> dict[str, str]:
+        """Of the last micro-batch that was planned, for a query's progress; empty without a target."""
+        return self._figures
+
+    def limits(self, said: BatchLimits, of_options: BatchLimits) -> BatchLimits:
+        """The limits that count, of those that Spark has said: without the target of a query that has an end."""
+        if of_options.latency_target_ms is None:
+            return said
+        if self.has_an_end or said.latency_target_ms is None:
+            trigger = "AvailableNow" if self.has_an_end else "Once"
+            self._warn(
+                "end", f"it has no effect with Trigger.{trigger}, which takes what is there as fast as it can be"
+            )
+        return replace(said, latency_target_ms=None) if self.has_an_end else said
+
+    # -- helpers -----------------------------------------------------------------------------------------------
+
+    def _decide(self, pacer: Pacer, starts: Mapping[EntryName, EntryOffset]) -> Pace:
+        return pacer.decide(self._waiting_bytes, self._arrivals.oldest_s(starts, self._now_s()))
+
+    async def _look(
+        self, client: Client, starts: Mapping[EntryName, EntryOffset], heads: Mapping[EntryName, EntryOffset]
+    ) -> None:
+        """See when some of the records that wait longest were made."""
+        asked = self._arrivals.unknown(starts, ENTRIES_MAX)
+        ages_s: dict[EntryName, float] = {}
+
+        async def look(name: EntryName) -> None:
+            created_us = await _created_us(client, name, starts[name], heads[name])
+            if created_us is not None:
+                ages_s[name] = self._wall_s() - created_us / 1e6
+
+        with contextlib.suppress(KeraError, TimeoutError):
+            async with asyncio.timeout(LOOK_S):
+                await asyncio.gather(*map(look, asked))
+        self._arrivals.created({name: self._now_s() - age_s for name, age_s in ages_s.items()}, starts)
+
+    def _warn(self, about: str, problem: str | None) -> None:
+        """Say `problem` unless it was said; None: there is none any more."""
+        if problem is None:
+            self._told.discard(about)
+        elif about not in self._told:
+            self._told.add(about)
+            log.warning("%s: %s", LATENCY_TARGET, problem)
+
+
+_BEHIND = (
+    "more comes than the query takes in micro-batches that end within the target, so it falls behind. Give it more"
+    " cores, more streamlets to read side by side, or a larger target"
+)
+_SHORT = (
+    "{:.3g} s cannot be kept: with what records need to get there, and for a micro-batch that has hardly any, {:.3g} s"
+    " is the least; where records come all the time, twice as much, as they wait for the micro-batch before. Raise the"
+    " target; or leave it out and use real-time mode, trigger(realTime=...), which has no micro-batches to wait for"
+)
+
+
+def _is_enough(waiting: Mapping[EntryName, Waiting], limits: BatchLimits, waited_ms: int | None) -> bool:
+    """Whether another limit lets a micro-batch begin, or is reached."""
+    records = sum(entry.records for entry in waiting.values())
+    if limits.records_max is not None and records >= limits.records_max:
+        return True
+    if limits.bytes_max is not None and sum(entry.bytes for entry in waiting.values()) >= limits.bytes_max:
+        return True
+    if limits.records_min is None:
+        return False
+    return records >= limits.records_min or waited_ms is None or waited_ms >= limits.delay_max_ms
+
+
+async def _created_us(client: Client, name: EntryName, start: EntryOffset, head: EntryOffset) -> int | None:
+    from kera.client import ConsumerSettings
+
+    settings = ConsumerSettings.load().model_copy(update={"shared_memory": "never", "joined_bytes_max": 0})
+    chunks = client.read_range(
+        name.stream, name.streamlet, name.entry, start.position, head.position, bytes_max=1, settings=settings
+    )
+    async with contextlib.aclosing(chunks):  # type: ignore[type-var]  # it is a generator
+        async for chunk in chunks:
+            return chunk.header.created_us
+    return None
+
+
+def _ms(seconds: float) -> str:
+    return str(round(seconds * 1000))

@@ -1,0 +1,85 @@
+"""``latencyTarget`` in Spark: what is taken and when, not how long it takes, which is for the bench to say."""
+
+from pathlib import Path
+
+import pytest
+from pyspark.errors import StreamingQueryException
+
+from tests.spark.support import Kera, Sent, both_engines, columnar_first, send_mib, start, wait_until
+
+RECORDS = 35
+
+
+@both_engines
+def test_records_wait_for_each_other_and_each_comes_once(kera: Kera, stream: str, tmp_path: Path, engine: str) -> None:
+    kera.create(stream, streamlets=2)
+    produced = kera.send(stream, range(5))
+    found: dict[int, list[Sent]] = {}
+    query = start(kera.stream(stream, startingOffsets="earliest", latencyTarget="5s"), tmp_path / "checkpoint", found)
+    try:
+        for first in (5, 10):  # until it is known how long micro-batches take
+            wait_until(lambda: query.exception() or sum(map(len, found.values())) == len(produced), "the records")  # noqa: B023  # called at once
+            produced += kera.send(stream, range(first, first + 5))
+        for first in range(15, RECORDS, 2):
+            produced += kera.send(stream, range(first, first + 2))
+        wait_until(lambda: query.exception() or sum(map(len, found.values())) == RECORDS, "the records")
+        wait_until(lambda: not query.status["isTriggerActive"] or query.exception(), "the end of it")
+        progress = [each["sources"][0] for each in query.recentProgress if each["numInputRows"]]
+    finally:
+        query.stop()
+
+    assert query.exception() is None
+    assert sorted(record for batch in found.values() for record in batch) == sorted(produced)
+    assert len(found) <= 8, "thirteen times something came, as soon as it was taken or before"
+    if engine == "columnar":  # Spark asks a Python source for no metrics
+        assert all(source["metrics"]["latencyTargetMs"] == "5000" for source in progress)
+        assert any(int(source["metrics"]["latencyHeldBackMs"]) > 0 for source in progress)
+
+
+@both_engines
+def test_a_backlog_is_taken_in_more_than_one_micro_batch_and_a_restart_goes_on(
+    kera: Kera, stream: str, tmp_path: Path
+) -> None:
+    kera.create(stream, streamlets=2)
+    records = send_mib(kera, stream, 12, streamlets=2)
+    sizes: dict[int, int] = {}
+
+    def run(until: int) -> None:
+        frame = kera.stream(stream, startingOffsets="earliest", latencyTarget="5s")
+        query = (
+            frame.writeStream.foreachBatch(lambda batch, number: sizes.update({number: batch.count()}))
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .start()
+        )
+        try:
+            wait_until(lambda: query.exception() or sum(sizes.values()) >= until, "the records")
+        finally:
+            query.stop()
+        assert query.exception() is None
+
+    run(1)
+    run(records)
+
+    assert sum(sizes.values()) == records
+    assert max(sizes.values()) < records
+    assert sizes[0] < records / 2  # 4 MiB of 12, as nothing is known yet
+
+
+@columnar_first
+def test_available_now_takes_all_at_once(kera: Kera, stream: str, tmp_path: Path) -> None:
+    kera.create(stream)
+    produced = kera.send(stream, range(100), flush_every=10)
+
+    found, query = kera.read_new(stream, tmp_path / "checkpoint", startingOffsets="earliest", latencyTarget="1s")
+
+    assert sorted(found) == sorted(produced)
+    assert len([each for each in query.recentProgress if each["numInputRows"]]) == 1
+
+
+def test_real_time_mode_says_that_it_has_no_target(kera: Kera, stream: str, tmp_path: Path) -> None:
+    kera.create(stream)
+    writer = kera.stream(stream, latencyTarget="2s").writeStream.outputMode("update").format("console")
+    writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
+    query = writer.trigger(realTime="5 seconds").start()  # type: ignore[call-overload]  # not in its overloads
+    with pytest.raises(StreamingQueryException, match="latencyTarget: has no meaning in real-time mode"):
+        query.awaitTermination(60)

@@ -1,0 +1,300 @@
+"""A query with ``latencyTarget`` under the calls that Spark makes, with clocks that the test sets."""
+
+import logging
+import pickle
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
+
+from kera.core.errors import InvalidArgument
+from kera.spark_connector.columns import columns_of
+from kera.spark_connector.planning.pacing import HOLD_S
+from kera.spark_connector.reading.paced import QueryPace
+from kera.spark_connector.reading.streaming import BYTES_ANY, KeraStreamReader
+from tests.unit.spark_connector.fakes import CHUNK_BYTES, SCHEMA, FakeClient
+
+OPTIONS = {"kera.bootstrap.servers": "h:1", "subscribe": "numbers", "startingOffsets": "earliest"}
+Queries = Callable[..., "Query"]
+EPOCH_S = 1_000_000.0
+"""What the wall clock says when the test begins."""
+
+
+class Query:
+    """A streaming query as Spark runs it; each step says how many records it took."""
+
+    def __init__(self, cluster: FakeClient, **options: str) -> None:
+        self.cluster = cluster
+        self.now_s = 0.0
+        self.slept_s: list[float] = []
+        self.comes: list[tuple[float, list[int]]] = []
+        """What comes into the first streamlet while the planner sleeps: when, and chunks."""
+        pace = QueryPace(lambda: self.now_s, wall_s=lambda: EPOCH_S + self.now_s, sleep=self.sleep)
+        self.reader = KeraStreamReader(
+            {**OPTIONS, **options}, columns_of(SCHEMA, typed=True), now_s=lambda: self.now_s, pace=pace
+        )
+        self.start = self.reader.initialOffset()
+
+    def sleep(self, seconds: float) -> None:
+        self.slept_s.append(seconds)
+        self.pass_time(seconds)
+
+    def pass_time(self, seconds: float) -> None:
+        self.now_s += seconds
+        while self.comes and self.comes[0][0] <= self.now_s:
+            at_s, chunks = self.comes.pop(0)
+            self.come(*chunks, at_s=at_s)
+
+    def come(self, *chunks: int, at_s: float | None = None) -> None:
+        self.cluster.created_us = int((EPOCH_S + (self.now_s if at_s is None else at_s)) * 1e6)
+        self.cluster.chunks[0][0] += chunks
+
+    def ask(self, limit: Any = None) -> dict[str, Any] | None:
+        end = self.reader.latestOffset(self.start, limit or self.reader.getDefaultReadLimit())
+        return None if end == self.start else end
+
+    def records(self, end: dict[str, Any]) -> int:
+        return sum(piece.records for piece in self.reader.pieces(self.start, end))
+
+    def run(self, seconds: float, limit: Any = None) -> int:
+        """One micro-batch that has to begin now, and takes so long; how many records it took."""
+        end = self.ask(limit)
+        assert end is not None
+        taken = self.records(end)
+        self.pass_time(seconds)
+        self.start = end
+        self.reader.commit(end)  # Spark does that later, and it makes no difference
+        return taken
+
+    def learn(self, *seconds: float) -> None:
+        """Micro-batches of one chunk each."""
+        for each in seconds:
+            self.come(1)
+            while (end := self.ask()) is None:
+                self.pass_time(0.01)
+            self.pass_time(each)
+            self.start = end
+        assert self.ask() is None
+        self.pass_time(0.01)
+
+    def held(self) -> float:
+        """How long it takes until a micro-batch begins, if nobody does anything but ask."""
+        begun_s = self.now_s
+        while self.ask() is None:
+            assert self.now_s < begun_s + 100
+            self.pass_time(0.01)
+        return self.now_s - begun_s
+
+
+@pytest.fixture
+def queries(cluster: FakeClient) -> Iterator[Queries]:
+    made: list[Query] = []
+
+    def make(**options: str) -> Query:
+        made.append(Query(cluster, **options))
+        return made[-1]
+
+    yield make
+    for query in made:
+        query.reader.stop()
+
+
+def test_a_query_begins_with_a_little_and_learns_how_much_it_can(queries: Queries) -> None:
+    query = queries(latencyTarget="2s")
+    query.come(*[1] * 400_000)
+
+    first = (4 << 20) // CHUNK_BYTES
+    assert query.run(1.0) == first
+    assert query.run(1.0) == pytest.approx(first * 1.8 / 1.2, rel=0.01)
+    assert query.run(1.0) == pytest.approx(first * (1.8 / 1.2) ** 2, rel=0.01)
+
+
+def test_records_wait_for_others_until_they_would_be_late(queries: Queries) -> None:
+    query = queries(latencyTarget="2s")
+    query.learn(1.0, 0.4, 0.4, 0.4)
+    query.come(1)
+
+    assert query.held() == pytest.approx(1.8 - 0.4 * 1.2, abs=0.05)
+    assert max(query.slept_s) <= 2 * HOLD_S + 0.01
+
+
+def test_what_a_record_has_waited_elsewhere_counts(queries: Queries) -> None:
+    query = queries(latencyTarget="2s")
+    query.learn(1.0, 0.4, 0.4, 0.4)
+    query.come(1)
+    query.held()
+    query.comes = [(query.now_s + 0.1, [1])]
+    query.run(0.4)
+
+    assert query.held() == pytest.approx(1.8 - 0.3 - 0.4 * 1.2, abs=0.05)
+    query.learn(0.4)
+    query.come(1)
+    query.cluster.created_us -= 500_000  # its chunk was open for long
+    assert query.held() == pytest.approx(1.8 - 0.5 - 0.4 * 1.2, abs=0.05)
+
+
+def test_more_than_a_full_micro_batch_does_not_wait(queries: Queries) -> None:
+    query = queries(latencyTarget="2s")
+    query.learn(1.0, 0.4, 0.4, 0.4)
+    query.come(*[1] * 10)
+
+    assert query.run(0.4) in range(2, 5)  # one took 0.4 s: nobody knows that ten would not take longer
+
+
+def test_the_smaller_of_the_limits_counts(queries: Queries) -> None:
+    query = queries(latencyTarget="2s", maxOffsetsPerTrigger="2")
+    assert query.reader.getDefaultReadLimit() == ReadMaxRows(2)
+    query.come(1, 1, 1, 1)
+    assert query.run(0.1) == 2
+    assert query.run(0.1) == 2
+    query.come(1, 1, 1)
+    assert query.run(0.1) == 2  # at once: it is full
+
+
+def test_the_shorter_wait_counts(queries: Queries) -> None:
+    query = queries(latencyTarget="10s", minOffsetsPerTrigger="3", maxTriggerDelay="5s")
+    query.learn(1.0, 0.1, 0.1)
+    query.come(1)
+    assert query.held() < 6  # the delay
+    query.learn(0.1)
+    query.come(1)
+    assert query.ask() is None
+    query.come(1, 1)
+    assert query.run(0.1) == 3
+    slow = queries(latencyTarget="2s", minOffsetsPerTrigger="1000")
+    slow.start = query.start
+    slow.learn(1.0, 0.4, 0.4, 0.4)
+    slow.come(1)
+    assert slow.held() < 2
+
+
+def test_a_query_with_a_trigger_is_not_held_back_and_begins_before_it_is_too_late(queries: Queries) -> None:
+    query = queries(latencyTarget="4s")
+    query.learn(1.0, 0.4, 0.4, 0.4)
+    for _ in range(3):
+        assert query.ask() is None
+        query.pass_time(1.0)
+    query.slept_s.clear()
+    query.come(1)
+
+    begun_s = query.now_s
+    while query.ask() is None:
+        query.pass_time(1.0)
+
+    assert query.slept_s == []
+    assert 2.0 <= query.now_s - begun_s <= 3.3
+
+
+def test_without_a_target_nothing_is_held_back_or_looked_at(queries: Queries, cluster: FakeClient) -> None:
+    query = queries()
+    assert query.reader.getDefaultReadLimit() == ReadAllAvailable()
+    query.learn(0.4, 0.4, 0.4, 0.4)
+    query.come(*[1] * 5)
+
+    assert query.run(0.4) == 5
+    assert query.slept_s == []
+    assert query.reader.lag(query.start).keys() == {f"{which}OffsetsBehindLatest" for which in ("min", "max", "avg")}
+    assert not cluster.shared_memory
+
+
+def test_available_now_and_once_take_all_and_say_that_the_target_has_no_effect(
+    queries: Queries, caplog: pytest.LogCaptureFixture
+) -> None:
+    query = queries(latencyTarget="2s")
+    query.learn(1.0, 0.4, 0.4)
+    query.come(*[1] * 20)
+    with caplog.at_level(logging.WARNING):
+        assert query.run(0.4, ReadAllAvailable()) == 20
+    assert "latencyTarget: it has no effect with Trigger.Once" in caplog.text
+
+    now = queries(latencyTarget="2s")
+    now.come(*[1] * 100_000)
+    now.reader.prepareForTriggerAvailableNow()
+    with caplog.at_level(logging.WARNING):
+        assert now.run(0.4) > 100_000
+    assert "latencyTarget: it has no effect with Trigger.AvailableNow" in caplog.text
+    assert now.slept_s == []
+
+
+def test_the_default_limit_is_none_and_not_that_of_once(queries: Queries) -> None:
+    assert queries(latencyTarget="2s").reader.getDefaultReadLimit() == ReadMaxBytes(BYTES_ANY)
+
+
+def test_real_time_mode_is_refused(queries: Queries) -> None:
+    query = queries(latencyTarget="2s")
+
+    with pytest.raises(InvalidArgument, match="option latencyTarget: has no meaning in real-time mode"):
+        query.reader.real_time_pieces(query.start)
+
+
+def test_a_target_that_is_too_short_is_said_with_the_least_one(
+    queries: Queries, caplog: pytest.LogCaptureFixture
+) -> None:
+    query = queries(latencyTarget="400ms")
+    with caplog.at_level(logging.WARNING):
+        query.learn(2.0, *[0.9] * 7)
+
+    (said,) = [record.message for record in caplog.records]
+    assert "latencyTarget: 0.4 s cannot be kept" in said
+    assert ", 1 s is the least" in said
+    assert "trigger(realTime=...)" in said
+
+
+def test_a_query_that_falls_behind_says_so_once(queries: Queries, caplog: pytest.LogCaptureFixture) -> None:
+    query = queries(latencyTarget="2s")
+    query.learn(1.0, *[1.0] * 9)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(8):
+            query.come(*[1] * 10)
+            query.run(1.5)
+
+    assert [record.message[:40] for record in caplog.records] == ["latencyTarget: more comes than the query"]
+
+
+def test_metrics_tell_of_the_pace_and_end_a_micro_batch_first(queries: Queries) -> None:
+    query = queries(latencyTarget="2s")
+    query.learn(1.0, 0.4, 0.4)
+    query.come(1)
+    while (end := query.ask()) is None:
+        query.pass_time(0.01)
+    query.pass_time(0.4)
+    shown = query.reader.lag(end)
+    query.start = end
+    query.pass_time(30)  # its trigger has a long interval
+
+    assert shown["latencyTargetMs"] == "2000"
+    assert int(shown["latencyPredictedMs"]) == pytest.approx(480, abs=10)
+    assert int(shown["latencyBytesMax"]) == pytest.approx(CHUNK_BYTES * 1.8 / 0.48, abs=2)
+    assert int(shown["latencyHeldBackMs"]) == pytest.approx(1800 - 480, abs=60)
+    query.come(1)
+    assert query.ask() is None or int(query.reader.lag(end)["latencyPredictedMs"]) < 1000
+
+
+def test_a_record_whose_age_cannot_be_asked_for_is_as_old_as_it_was_seen(
+    queries: Queries, cluster: FakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query = queries(latencyTarget="2s")
+    query.learn(1.0, 0.4, 0.4, 0.4)
+    looks = []
+
+    async def refused(*_: object, **__: object) -> AsyncIterator[None]:
+        looks.append(1)
+        if looks:
+            raise InvalidArgument("not now")
+        yield
+
+    monkeypatch.setattr(cluster, "read_range", refused)
+    query.come(1)
+
+    assert query.held() == pytest.approx(1.8 - 0.4 * 1.2, abs=0.15)
+    assert len(looks) == 1
+
+
+def test_a_copy_for_tasks_has_nothing_of_the_pace(queries: Queries) -> None:
+    query = queries(latencyTarget="2s")
+    query.learn(1.0, 0.4)
+
+    assert query.reader.lag(query.start)["latencyTargetMs"] == "2000"
+    copy: KeraStreamReader = pickle.loads(pickle.dumps(KeraStreamReader(OPTIONS, columns_of(SCHEMA, typed=True))))
+    assert copy.lag(None) == {}
