@@ -28,6 +28,7 @@ from kera.core.rpc.frame_server import FrameServer, ServerConnection
 from kera.core.rpc.frames import FrameHeader, Kind, decode_header, encode_frame
 from kera.core.rpc.method import Method
 from kera.core.rpc.taking import Taker
+from kera.core.runtime import MACHINE
 from kera.core.schema import DEFAULT_SCHEMA, schema_to_bytes
 from kera.core.settings import MIB
 from kera.v1 import common_pb2, coordinator_pb2
@@ -157,6 +158,7 @@ class Cluster:
         self.settings = ClientSettings()
         self.request_timeout_s = 60.0
         self.timing = Timing()
+        self.runtime = MACHINE
         self.wire = Wire()
         self.channel_made = FrameChannel("unix", "", MESSAGE_BYTES_MAX)
         self.channel_made.connection_made(self.wire)

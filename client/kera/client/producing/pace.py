@@ -9,7 +9,8 @@ The rest of the way is from when a chunk is closed until it is acknowledged, as 
 p99, so that a pause that comes now and then is reckoned with. As long as nothing is measured, or the target leaves no
 time, chunks go as if there were no target: when nothing is in flight.
 
-``linger_ms`` wins where it is given; then nothing is measured.
+Of a stream with a latency constraint its broker advises how long chunks may fill, for a while; of advice and target
+what is less counts. ``linger_ms`` wins where it is given.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import NamedTuple
 from kera.client.producing.lane import PendingChunk
 from kera.client.settings import ProducerSettings
 from kera.core.latency.window import Running
+from kera.v1 import latency_pb2
 
 WINDOW_S = 10.0
 """What is measured counts for so long."""
@@ -27,6 +29,11 @@ MARGIN = 0.1
 """Of a target: for what is not measured, as that the event loop is busy."""
 SLACK = 1 / 8
 """A chunk may go this part of its time early, with others that are due: each request costs more than it saves."""
+ADVICE_MAX = 1000
+"""Streams about which there is advice."""
+ADVISED_S_MAX = 3600.0
+VALID_S_MAX = 60.0
+"""For so long advice counts at most, whoever says what."""
 TIMER_S = 0.001
 """To which an event loop's timers are exact: one that goes off too early would be set again and again."""
 
@@ -67,6 +74,8 @@ class Pace:
         self._target_s = None if target_ms is None or self._linger_s is not None else target_ms / 1000
         self.grace_s = 0.0 if self._linger_s is None else TIMER_S
         """How much later than it is due a look at a chunk is soon enough."""
+        self._advice: dict[int, tuple[float, float]] = {}
+        """By stream: how long a chunk may fill, and until when that counts."""
         self.connected_s = 0.0
         """Since when there is a connection."""
         self._rest = Running(WINDOW_S)
@@ -76,7 +85,7 @@ class Pace:
     @property
     def holds(self) -> bool:
         """Chunks may have to wait: for a time, not for an answer."""
-        return bool(self._linger_s) or self._target_s is not None
+        return bool(self._linger_s) or self._target_s is not None or self.advised
 
     @property
     def measures(self) -> bool:
@@ -98,14 +107,37 @@ class Pace:
             self._rest_until_s = now_s + WINDOW_S / 10
         return self._rest_s
 
-    def wait_s(self, now_s: float) -> float:
-        """How long a chunk may fill; 0: until nothing is in flight."""
+    def wait_s(self, stream_id: int, now_s: float) -> float:
+        """How long a chunk of a stream may fill; 0: until nothing is in flight."""
         if self._linger_s is not None:
             return self._linger_s
+        advised_s = self._advised_s(stream_id, now_s) if self._advice else None
         if self._target_s is None:
-            return 0.0
+            return advised_s or 0.0
         rest_s = self.rest_s(now_s)
-        return 0.0 if rest_s is None else max(0.0, self._target_s * (1 - MARGIN) - rest_s)
+        wait_s = 0.0 if rest_s is None else max(0.0, self._target_s * (1 - MARGIN) - rest_s)
+        return wait_s if advised_s is None else min(wait_s, advised_s)
+
+    @property
+    def advised(self) -> bool:
+        """There is, or was, advice about a stream."""
+        return bool(self._advice)
+
+    def is_advised(self, stream_id: int) -> bool:
+        """Whether there is advice about a stream."""
+        return stream_id in self._advice
+
+    def advise(self, advice: Iterable[latency_pb2.WriterAdvice], now_s: float) -> None:
+        """What a broker has said. What is odd is bounded; what is too old is forgotten."""
+        self._advice = {stream_id: each for stream_id, each in self._advice.items() if each[1] > now_s}
+        for each in advice:
+            if each.stream_id in self._advice or len(self._advice) < ADVICE_MAX:
+                wait_s = min(each.linger_us / 1e6, ADVISED_S_MAX)
+                self._advice[each.stream_id] = wait_s, now_s + min(each.valid_ms / 1000, VALID_S_MAX)
+
+    def _advised_s(self, stream_id: int, now_s: float) -> float | None:
+        wait_s, until_s = self._advice.get(stream_id, (0.0, 0.0))
+        return wait_s if now_s < until_s else None
 
     def slack_s(self, wait_s: float) -> float:
         """How much earlier than after `wait_s` a chunk may go, if others go."""

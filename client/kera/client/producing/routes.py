@@ -113,11 +113,11 @@ class Routes:
         route = self._routes.get(lane)
         if route is None or route.sender is None:
             return self._first_wait_s
-        return route.sender.pace.wait_s(self._loop.time())
+        return route.sender.pace.wait_s(lane.identity.stream_id, self._loop.time())
 
     def chunk_opened(self, lanes: StreamLanes, lane: Lane) -> None:
         """A chunk of one of `lanes` was opened."""
-        self._sender(lane, self._route(lanes, lane)).chunk_opened()
+        self._sender(lane, self._route(lanes, lane)).chunk_opened(lane)
 
     def chunk_added(self, lanes: StreamLanes, lane: Lane) -> None:
         """One of `lanes` has another chunk."""
@@ -264,7 +264,7 @@ class Routes:
                 )
             sender.lanes.add(lane)
             route.sender = sender
-            sender.chunk_opened()  # if there is an open chunk, nobody else would close it
+            sender.chunk_opened(lane)  # if there is an open chunk, nobody else would close it
         return sender
 
     def _leave(self, lane: Lane, route: _Route) -> None:

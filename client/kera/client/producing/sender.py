@@ -24,6 +24,7 @@ from kera.client.producing.limits import ProducerLimits
 from kera.client.producing.pace import Pace
 from kera.client.producing.quota_pace import QuotaPace
 from kera.client.producing.traced import ProducerTraces
+from kera.client.producing.writer_reports import WriterReports
 from kera.client.settings import ProducerSettings
 from kera.client.stream_config import durability_value
 from kera.core.chunk import padding_of
@@ -74,6 +75,9 @@ class Sender:
         self._request_chunks_max = limits.request_chunks_max
         self._requests_max = settings.requests_in_flight_max
         self.pace = Pace(settings)
+        self._reports = WriterReports(
+            self.pace, settings.delivery_timeout_ms / 1000, cluster.runtime.clock.now_us, loop.time()
+        )
         self._alarm = Alarm(loop, self._pump)
         """Goes off when an open chunk is due: one for all lanes."""
         self._requests = 0
@@ -118,10 +122,10 @@ class Sender:
             self.queued.discard(lane)
             self._queue.remove(lane)
 
-    def chunk_opened(self) -> None:
-        """A chunk was opened: it is due after a while, or when nothing is in flight."""
+    def chunk_opened(self, lane: Lane) -> None:
+        """A chunk of a lane was opened: it is due after a while, or when nothing is in flight."""
         now_s = self._loop.time()
-        wait_s = self.pace.wait_s(now_s)
+        wait_s = self.pace.wait_s(lane.identity.stream_id, now_s)
         if wait_s:
             self._alarm.set(now_s + wait_s + self.pace.grace_s)
         elif not self._pump_soon and not self._requests:
@@ -203,7 +207,9 @@ class Sender:
         request = broker_pb2.MultiWriteChunksRequest(chunk_count=count, durability=self._durability)
         # Not beyond the deadline of a chunk: it is given up then, answered or not.
         deadlines_s = [bundle.deadline_s for bundle in bundles] + [chunk.deadline_s for chunk in chunks]
-        left_s = min(deadlines_s) - self._loop.time()
+        now_s = self._loop.time()
+        left_s = min(deadlines_s) - now_s
+        asked_us = self._reports.add_to(request, self._stream_ids, now_s)
         timeout_s = min(self._cluster.request_timeout_s, max(left_s, REQUEST_TIMEOUT_S_MIN))
         bulk = [bundle.bulk for bundle in bundles]
         if chunks:
@@ -217,14 +223,18 @@ class Sender:
             self._requests -= 1
             self._refused(bundles, chunks, error)
             return
-        future.when_done(lambda done: self._answered(bundles, chunks, done))
+        future.when_done(lambda done: self._answered(bundles, chunks, asked_us, done))
         if traced is not None:
             future.add_done_callback(traced.answered)
+
+    def _stream_ids(self) -> set[int]:
+        return {lane.identity.stream_id for lane in self.lanes}
 
     def _answered(
         self,
         bundles: list[Bundle],
         chunks: list[PendingChunk],
+        asked_us: int,
         done: asyncio.Future[Reply[broker_pb2.MultiWriteChunksResponse]],
     ) -> None:
         self._requests -= 1
@@ -235,8 +245,13 @@ class Sender:
             self._refused(bundles, chunks, error)
             return
         message = done.result().message
+        now_s = self._loop.time()
+        if asked_us:
+            self._reports.answered(asked_us, message, now_s)
         if self.pace.measures:
-            self.pace.acknowledged(chunks, self._loop.time())
+            self.pace.acknowledged(chunks, now_s)
+        if self.pace.advised:
+            self._reports.delivered(bundles, chunks, now_s)
         if message.throttled_ms or self._quota.throttled:
             self._quota.held_back(message.throttled_ms)
             if message.throttled_ms:

@@ -264,7 +264,7 @@ class StreamWriter:
         if not self.open_chunks and not self._gatherings:
             return NOTHING_DUE
         now_s = self._loop.time()
-        wait_s = pace.wait_s(now_s)
+        wait_s = pace.wait_s(self.stream.stream_id, now_s)
         if not wait_s and not idle:
             return NOTHING_DUE
         due_s, wait_s = now_s - wait_s + pace.slack_s(wait_s), wait_s + pace.grace_s

@@ -1,9 +1,6 @@
 """Chunks that fill as long as a latency target leaves time: rules, and producers on a loop whose time is made up."""
 
 import asyncio
-import tempfile
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -18,8 +15,8 @@ from kera.client.settings import ProducerSettings
 from kera.core.settings import InvalidSettings
 from tests.unit.client.conftest import MakeProducer
 from tests.unit.client.producer_support import give
-from tests.unit.client.support import FakeCluster, Fault, stream_info
-from tests.virtual_loop import run_virtually
+from tests.unit.client.support import FakeCluster
+from tests.unit.client.virtual_support import Ways, virtually
 
 ROUNDING_S = 2e-6
 
@@ -40,35 +37,35 @@ def closed_at(*times_s: float) -> list[PendingChunk]:
 class TestPace:
     def test_without_anything_chunks_wait_for_no_time(self) -> None:
         plain = pace()
-        assert (plain.holds, plain.measures, plain.wait_s(5.0)) == (False, False, 0.0)
+        assert (plain.holds, plain.measures, plain.wait_s(7, 5.0)) == (False, False, 0.0)
 
     def test_an_explicit_linger_wins(self) -> None:
         for linger_ms in (0, 3):
             given_both = pace(linger_ms=linger_ms, latency_target_ms=50)
             assert (given_both.holds, given_both.measures) == (linger_ms > 0, False)
-            assert given_both.wait_s(5.0) == linger_ms / 1000
+            assert given_both.wait_s(7, 5.0) == linger_ms / 1000
 
     def test_nothing_waits_before_anything_is_measured(self) -> None:
         targeted = pace(latency_target_ms=50)
         assert targeted.holds
         assert targeted.measures
-        assert targeted.wait_s(5.0) == 0.0
+        assert targeted.wait_s(7, 5.0) == 0.0
 
     def test_what_is_measured_and_a_tenth_is_left(self) -> None:
         targeted = pace(latency_target_ms=50)
         targeted.acknowledged(closed_at(1.001, 1.0), 1.008)
-        assert targeted.wait_s(1.1) == pytest.approx(0.045 - 0.008)
+        assert targeted.wait_s(7, 1.1) == pytest.approx(0.045 - 0.008)
 
     def test_a_target_that_leaves_no_time(self) -> None:
         targeted = pace(latency_target_ms=50)
         targeted.acknowledged(closed_at(1.0), 1.2)
-        assert targeted.wait_s(1.3) == 0.0
+        assert targeted.wait_s(7, 1.3) == 0.0
 
     def test_what_was_long_ago_does_not_count(self) -> None:
         targeted = pace(latency_target_ms=50)
         targeted.acknowledged(closed_at(1.0), 1.2)
         targeted.acknowledged(closed_at(10.0), 10.005)
-        assert targeted.wait_s(1.3 + WINDOW_S * 1.2) == pytest.approx(0.040)
+        assert targeted.wait_s(7, 1.3 + WINDOW_S * 1.2) == pytest.approx(0.040)
 
     def test_what_waited_for_a_connection_does_not_count(self) -> None:
         targeted = pace(latency_target_ms=50)
@@ -91,7 +88,7 @@ class TestPace:
             targeted.acknowledged(closed_at(now_s), now_s + took_s)
             seen.append((now_s + took_s, took_s))
         now_s = max([at for at, _ in seen], default=0.0) + later_s
-        wait_s = targeted.wait_s(now_s)
+        wait_s = targeted.wait_s(7, now_s)
         recent = sorted(took_s for at, took_s in seen if at >= now_s - WINDOW_S)
         if recent:
             assert wait_s <= max(0.0, target_ms / 1000 * (1 - MARGIN) - recent[-1 - len(recent) // 100] + ROUNDING_S)
@@ -111,49 +108,6 @@ def test_a_variable_gives_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # -- a producer on a loop whose time is made up ------------------------------------------------------------------------
-
-
-class Ways:
-    """A broker that answers after a while, and when what was sent to it."""
-
-    def __init__(self, directory: Path, streamlets: int, answers_after_s: float) -> None:
-        self.cluster = FakeCluster(directory, stream_info(streamlets=streamlets))
-        self._loop = asyncio.get_running_loop()
-        self.sent_s: list[float] = []
-        loopback = self.cluster.loopback
-        loopback.default_fault = Fault.HELD
-        submit = loopback.submit
-
-        def submitted(*arguments: Any, **options: Any) -> Any:
-            writes = len(loopback.writes)
-            future = submit(*arguments, **options)
-            if len(loopback.writes) > writes:
-                self.sent_s.append(self._loop.time())
-                self._loop.call_later(answers_after_s, self._answer)
-            return future
-
-        loopback.submit = submitted  # type: ignore[method-assign]
-
-    def _answer(self) -> None:
-        self.cluster.loopback.held.pop(0)()
-
-
-def virtually(
-    streamlets: int, answers_after_s: float, main: Callable[[Ways, Producer], Any], **options: Any
-) -> tuple[Ways, Any]:
-    async def run(directory: str) -> tuple[Ways, Any]:
-        ways = Ways(Path(directory), streamlets, answers_after_s)
-        try:
-            async with Producer(ways.cluster, ProducerSettings(**options)) as producer:  # type: ignore[arg-type]
-                await producer.prepare("s")
-                await producer.send("s", b"the first one says how long an answer takes", streamlet=0)
-                await producer.send("s", b"and the second one, when there is a connection", streamlet=0)
-                return ways, await main(ways, producer)
-        finally:
-            ways.cluster.arena.close()
-
-    with tempfile.TemporaryDirectory() as directory:
-        return run_virtually(run(directory))
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])

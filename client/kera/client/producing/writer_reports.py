@@ -1,0 +1,86 @@
+"""What a producer measures of its requests to one broker, for streams with a latency constraint, and is advised.
+
+Once per interval a request names the streams that are written to; the answer has advice about those with a constraint,
+and the broker's time of day. From then on, as long as advice comes, chunks of such a stream are measured: what they
+waited until they were closed (GATHER), and from then until they were acknowledged (SEND). Nothing is done per record,
+and nothing at all for other streams. See ``latency.proto``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+
+from kera.client.producing.bundle import Bundle
+from kera.client.producing.lane import PendingChunk
+from kera.client.producing.pace import Pace
+from kera.core.latency.hop import Hop
+from kera.core.latency.offset import ClockOffset
+from kera.core.latency.report import INTERVAL_S, SAMPLES_MAX, Of, add_sample
+from kera.core.latency.sample import Sample
+from kera.v1 import broker_pb2
+
+
+class WriterReports:
+    """See the head of this module. Times in seconds are on the loop's clock."""
+
+    def __init__(self, pace: Pace, delivery_timeout_s: float, now_us: Callable[[], int], now_s: float) -> None:
+        """`now_us`: the time of day, as chunks have it; `delivery_timeout_s`: from acceptance to a chunk's deadline."""
+        self._pace = pace
+        self._delivery_timeout_s = delivery_timeout_s
+        self._now_us = now_us
+        self._next_s = now_s + INTERVAL_S
+        self._samples: dict[tuple[int, int], tuple[Sample, Sample]] = {}
+        """By stream and streamlet: of GATHER and SEND."""
+        self._offset = ClockOffset()
+
+    def add_to(
+        self, request: broker_pb2.MultiWriteChunksRequest, stream_ids: Callable[[], Collection[int]], now_s: float
+    ) -> int:
+        """Have a request carry a report of these streams if it is time for one: when that was; 0: it carries none."""
+        if now_s < self._next_s:
+            return 0
+        report = request.latency
+        while self._samples and len(report.samples) < SAMPLES_MAX - 1:
+            (stream_id, streamlet), (gather, send) = self._samples.popitem()
+            add_sample(report, Of(stream_id, streamlet, Hop.GATHER), gather)
+            add_sample(report, Of(stream_id, streamlet, Hop.SEND), send)
+        if not self._samples:  # else the next request has more
+            self._next_s = now_s + INTERVAL_S
+        told = {sample.stream_id for sample in report.samples}
+        for stream_id in sorted(set(stream_ids()) - told)[: SAMPLES_MAX - len(report.samples)]:
+            report.samples.add(stream_id=stream_id)
+        best = self._offset.best
+        if best is not None:
+            report.clock_error_us, report.clock_ahead_us = best.error_us, -best.ahead_us
+        return self._now_us()
+
+    def answered(self, asked_us: int, answer: broker_pb2.MultiWriteChunksResponse, now_s: float) -> None:
+        """A request that carried a report is answered. `asked_us`: what `add_to` has said."""
+        if answer.broker_time_us:
+            self._offset.answered(asked_us, self._now_us(), answer.broker_time_us)
+        self._pace.advise(answer.advice, now_s)
+        for key in [key for key in self._samples if not self._pace.is_advised(key[0])]:
+            del self._samples[key]
+
+    def delivered(self, bundles: Iterable[Bundle], chunks: Iterable[PendingChunk], now_s: float) -> None:
+        """These were acknowledged. To be called where there is advice, see `Pace.advised`."""
+        for bundle in bundles:
+            accepted_s = bundle.deadline_s - self._delivery_timeout_s
+            key = bundle.identity.stream_id, int(bundle.streamlets[0])
+            self._add(key, 0.0, now_s - accepted_s, bundle.chunk_count)
+        for chunk in chunks:
+            closed_s = chunk.closed_s
+            if closed_s is not None:
+                identity = chunk.lane.identity
+                waited_s = closed_s - (chunk.deadline_s - self._delivery_timeout_s)
+                self._add((identity.stream_id, identity.streamlet_id), waited_s, now_s - closed_s, 1)
+
+    def _add(self, key: tuple[int, int], waited_s: float, sent_s: float, count: int) -> None:
+        samples = self._samples.get(key)
+        if samples is None:
+            if not self._pace.is_advised(key[0]):
+                return
+            samples = self._samples[key] = (Sample(), Sample())
+        gather, send = samples
+        gather.add(round(waited_s * 1e6), count)
+        send.add(round(sent_s * 1e6), count)

@@ -1,0 +1,178 @@
+"""What producers measure of streams with a latency constraint, and what they make of advice."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kera.client.producing.pace import ADVICE_MAX, ADVISED_S_MAX, MARGIN, VALID_S_MAX, Pace
+from kera.client.producing.producer import Producer
+from kera.client.settings import ProducerSettings
+from kera.core.latency.hop import Hop
+from kera.core.latency.report import INTERVAL_S, SAMPLES_MAX
+from kera.v1 import broker_pb2, latency_pb2
+from tests.unit.client.virtual_support import Ways, virtually
+
+STREAM_ID = 7
+LINGER_US = 40_000
+
+
+def advice(linger_us: int = LINGER_US, valid_ms: int = 5_000, stream_id: int = STREAM_ID) -> latency_pb2.WriterAdvice:
+    return latency_pb2.WriterAdvice(stream_id=stream_id, linger_us=linger_us, valid_ms=valid_ms)
+
+
+class TestAdvice:
+    def test_it_counts_for_a_while(self) -> None:
+        pace = Pace(ProducerSettings())
+        pace.advise([advice()], 1.0)
+        assert (pace.holds, pace.wait_s(STREAM_ID, 5.9), pace.wait_s(STREAM_ID, 6.1)) == (True, 0.04, 0.0)
+        assert pace.wait_s(8, 5.0) == 0.0
+
+    def test_what_is_too_old_is_forgotten(self) -> None:
+        pace = Pace(ProducerSettings())
+        pace.advise([advice()], 1.0)
+        kept = []
+        for now_s in (5.9, 6.1):
+            pace.advise([], now_s)
+            kept.append((pace.advised, pace.holds))
+        assert kept == [(True, True), (False, False)]
+
+    def test_a_linger_that_is_given_wins_and_is_measured(self) -> None:
+        pace = Pace(ProducerSettings(linger_ms=2))
+        pace.advise([advice()], 1.0)
+        assert (pace.wait_s(STREAM_ID, 2.0), pace.is_advised(STREAM_ID)) == (0.002, True)
+
+    def test_what_is_odd_is_bounded(self) -> None:
+        pace = Pace(ProducerSettings())
+        most = (1 << 32) - 1
+        pace.advise([advice(most, most, number) for number in range(ADVICE_MAX + 5)], 0.0)
+        assert pace.wait_s(0, VALID_S_MAX - 1) == min(most / 1e6, ADVISED_S_MAX)
+        assert pace.wait_s(0, VALID_S_MAX + 1) == 0.0
+        assert not pace.is_advised(ADVICE_MAX)
+
+    @given(st.integers(0, (1 << 32) - 1), st.floats(1, 10_000), st.floats(0, 20))
+    def test_it_never_has_a_chunk_wait_beyond_the_deadline_of_a_target(
+        self, linger_us: int, target_ms: float, took_s: float
+    ) -> None:
+        pace = Pace(ProducerSettings(latency_target_ms=target_ms))
+        chunk: Any = type("Chunk", (), {"closed_s": 0.0})()
+        pace.acknowledged([chunk], took_s)
+        pace.advise([advice(linger_us)], took_s)
+        wait_s = pace.wait_s(STREAM_ID, took_s)
+        assert wait_s <= max(0.0, target_ms / 1000 * (1 - MARGIN) - took_s + 1e-6)
+        assert wait_s <= linger_us / 1e6
+
+
+def requests_of(ways: Ways) -> list[broker_pb2.MultiWriteChunksRequest]:
+    """What is sent from now on."""
+    loopback = ways.cluster.loopback
+    seen: list[broker_pb2.MultiWriteChunksRequest] = []
+    submit = loopback.submit
+
+    def submitted(method: Any, message: Any, *arguments: Any, **options: Any) -> Any:
+        if isinstance(message, broker_pb2.MultiWriteChunksRequest):
+            seen.append(message)
+        return submit(method, message, *arguments, **options)
+
+    loopback.submit = submitted  # type: ignore[method-assign]
+    return seen
+
+
+def constrain(ways: Ways, gather_us: int = LINGER_US) -> None:
+    budget = latency_pb2.StreamBudget(stream_id=STREAM_ID, window_ms=60_000, gather_us=gather_us)
+    ways.cluster.service.latency.set_budgets(1, [budget])
+
+
+async def send_for(producer: Producer, seconds: float, *, streamlets: int = 1) -> None:
+    loop, number = asyncio.get_running_loop(), 0
+    until_s = loop.time() + seconds
+    while loop.time() < until_s:
+        producer.send("s", b"x", streamlet=number % streamlets)
+        number += 1
+        await asyncio.sleep(0.001)  # sleep: virtual time
+    await producer.flush()
+
+
+def test_without_a_constraint_a_report_names_streams_and_nothing_changes() -> None:
+    async def main(ways: Ways, producer: Producer) -> tuple[int, list[latency_pb2.LatencyReport]]:
+        seen = requests_of(ways)
+        await send_for(producer, 4 * INTERVAL_S)
+        return len(seen), [each.latency for each in seen if each.HasField("latency")]
+
+    requests, reports = virtually(1, 0.002, main)[1]
+    assert requests > 1_000
+    assert 3 <= len(reports) <= 4
+    for report in reports:
+        assert [(sample.stream_id, sample.count, sample.hop) for sample in report.samples] == [(STREAM_ID, 0, 0)]
+
+
+def test_with_one_chunks_fill_and_are_measured() -> None:
+    async def main(ways: Ways, producer: Producer) -> list[broker_pb2.MultiWriteChunksRequest]:
+        constrain(ways)
+        seen = requests_of(ways)
+        await send_for(producer, 5 * INTERVAL_S, streamlets=2)
+        return seen
+
+    ways, seen = virtually(2, 0.002, main)
+    advised = seen[[each.HasField("latency") for each in seen].index(True) + 2 :]
+    assert len(advised) < 4 / (LINGER_US / 1e6) * 2.5
+    report = next(each.latency for each in reversed(seen) if each.HasField("latency"))
+    samples = {(sample.streamlet_id, sample.hop): sample for sample in report.samples}
+    assert samples.keys() == {(streamlet, hop) for streamlet in (0, 1) for hop in (Hop.GATHER, Hop.SEND)}
+    for (_, hop), sample in samples.items():
+        assert sample.count > 5
+        assert sample.max_us <= (LINGER_US if hop == Hop.GATHER else 2_000) + 1_100
+    assert report.clock_error_us > 0
+    figures = {each.hop: each for each in ways.cluster.service.latency.figures()}
+    assert LINGER_US * 0.8 <= figures[Hop.GATHER].mean_us <= LINGER_US + 1_000
+
+
+def test_when_advice_comes_no_more_it_is_as_before() -> None:
+    async def main(ways: Ways, producer: Producer) -> tuple[int, int]:
+        constrain(ways)
+        await send_for(producer, 3 * INTERVAL_S)
+        ways.cluster.service.latency.set_budgets(2, [])
+        await send_for(producer, 6 * INTERVAL_S)
+        seen = requests_of(ways)
+        await send_for(producer, 2 * INTERVAL_S)
+        return len(seen), sum(bool(sample.count) for each in seen for sample in each.latency.samples)
+
+    requests, samples = virtually(1, 0.002, main)[1]
+    assert requests > 500
+    assert samples == 0
+
+
+def test_many_streamlets_are_told_in_several_reports() -> None:
+    streamlets = SAMPLES_MAX // 2 + 30
+
+    async def main(ways: Ways, producer: Producer) -> list[list[int]]:
+        constrain(ways, gather_us=900_000)
+        await send_for(producer, 2.5 * INTERVAL_S, streamlets=1)
+        seen = requests_of(ways)
+        for streamlet in range(streamlets):
+            producer.send("s", b"x", streamlet=streamlet)
+        for _ in range(3):
+            await asyncio.sleep(INTERVAL_S)  # sleep: virtual time
+            await producer.send("s", b"x", streamlet=0)
+        return [[sample.streamlet_id for sample in each.latency.samples if sample.count] for each in seen]
+
+    told = virtually(streamlets, 0.002, main, chunk_bytes_max=1_000)[1]
+    assert max(map(len, told)) <= SAMPLES_MAX
+    assert {streamlet for each in told for streamlet in each} == set(range(streamlets))
+
+
+@pytest.mark.parametrize("answers_after_s", [0.001, 0.3])
+def test_a_target_beside_a_constraint(answers_after_s: float) -> None:
+    """The one that leaves less time counts."""
+
+    async def main(ways: Ways, producer: Producer) -> float:
+        constrain(ways, gather_us=500_000)
+        await send_for(producer, 2 * INTERVAL_S)
+        accepted_s = asyncio.get_running_loop().time()
+        await producer.send("s", b"x")
+        return ways.sent_s[-1] - accepted_s
+
+    waited_s = virtually(1, answers_after_s, main, latency_target_ms=100)[1]
+    assert waited_s <= max(0.0, 0.09 - answers_after_s) + 0.001
