@@ -26,6 +26,7 @@ typedef struct {
     PyObject_HEAD
     PyObject *values, *times_s, *keys, *headers;
     Py_ssize_t size;
+    double epoch_end_s;
 } Gathered;
 
 typedef struct {
@@ -49,6 +50,7 @@ typedef struct {
     PyObject *stream, *value;
     PyObject *key;  // NULL: it has none
     PyObject *keys, *time_s, *accepted;
+    double at_s;
     Py_ssize_t size;
 } Record;
 
@@ -72,18 +74,19 @@ static bool read_record(PyObject *const *args, Py_ssize_t count, PyObject *names
 }
 
 // Seconds, as time.time() has them.
-static PyObject *now_s(void)
+static double now_s(void)
 {
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
-    return PyFloat_FromDouble((double)((int64_t)now.tv_sec * 1000000000 + now.tv_nsec) / 1e9);
+    return (double)((int64_t)now.tv_sec * 1000000000 + now.tv_nsec) / 1e9;
 }
 
 static bool make_rest(const Sender *sender, Record *record)
 {
     PyTypeObject *type = (PyTypeObject *)sender->accepted;
     record->accepted = ((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
-    record->time_s = now_s();
+    record->at_s = now_s();
+    record->time_s = PyFloat_FromDouble(record->at_s);
     if (record->key != NULL && (record->keys = PyTuple_New(1)) != NULL)
         PyTuple_SetItem(record->keys, 0, Py_NewRef(record->key));
     return record->accepted != NULL && record->time_s != NULL && (record->key == NULL || record->keys != NULL);
@@ -129,7 +132,7 @@ static bool takes(const Sender *sender, const Gathered *chunk, const Record *rec
     const Room *room = (const Room *)sender->room;
     return is_list_of(chunk->times_s, count) &&
            (record->key == NULL ? chunk->keys == Py_None : is_list_of(chunk->keys, count)) &&
-           chunk->size < sender->chunk_bytes_max && record->size < sender->chunk_bytes_max - chunk->size &&
+           record->at_s < chunk->epoch_end_s && chunk->size < sender->chunk_bytes_max && record->size < sender->chunk_bytes_max - chunk->size &&
            record->size <= room->left_bytes;
 }
 
@@ -314,6 +317,7 @@ int send_init(PyObject *module)
         {"keys", T_OBJECT_EX, offsetof(Gathered, keys), 0, NULL},
         {"headers", T_OBJECT_EX, offsetof(Gathered, headers), 0, NULL},
         {"size", T_PYSSIZET, offsetof(Gathered, size), 0, NULL},
+        {"epoch_end_s", T_DOUBLE, offsetof(Gathered, epoch_end_s), 0, NULL},
         {0},
     };
     static PyMemberDef of_accepted[] = {

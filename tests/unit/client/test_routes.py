@@ -97,7 +97,7 @@ class Writing:
 
     def send(self, value: bytes) -> Pending:
         self.buffer.take(len(value))
-        return self.writer.open_chunk(0, len(value)).append(value, 0.0, len(value))
+        return self.writer.open_chunk(0, len(value), 0).append(value, 0.0, len(value))
 
     async def send_chunk(self, value: bytes) -> Delivery:
         pending = self.send(value)

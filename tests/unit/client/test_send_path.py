@@ -61,6 +61,17 @@ def test_a_key_decides_the_chunk() -> None:
     assert (there.keyed.size, there.buffer.left_bytes) == (51, 1000 - 51)
 
 
+def test_a_record_of_a_later_epoch_is_the_twin_s() -> None:
+    there = Open()
+    there.plain.epoch_end_s = there.keyed.epoch_end_s = time.time() - 1
+    sender = there.sender()
+    for arguments, named in ((("s", VALUE), {}), (("t", VALUE), {"keys": KEY})):
+        with pytest.raises(Refused):
+            sender(*arguments, **named)
+    there.plain.epoch_end_s = time.time() + WAIT_S
+    assert sender("s", VALUE)._accumulator is there.plain
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [

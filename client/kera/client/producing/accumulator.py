@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from typing import Any
 
+from kera.client.producing.epoch_cuts import NEVER_US, in_seconds
 from kera.client.producing.outcome import Outcome
 from kera.client.producing.send_path import Accepted, Gathered
 from kera.client.types import Delivery
@@ -60,15 +61,18 @@ class Pending(Accepted, Awaitable[Delivery]):
 class Accumulator(Gathered):
     """Records of one chunk to come."""
 
-    __slots__ = ("_parts", "delivered", "opened_s", "stream", "streamlet", "timestamps_us")
+    __slots__ = ("_parts", "delivered", "epoch_end_us", "opened_s", "stream", "streamlet", "timestamps_us")
 
-    def __init__(self, stream: str, streamlet: int, opened_s: float) -> None:
+    def __init__(self, stream: str, streamlet: int, opened_s: float, epoch_end_us: int = NEVER_US) -> None:
+        """`epoch_end_us`: records from this time on are of a later epoch."""
         self.stream = stream
         self.streamlet = streamlet
         self.opened_s = opened_s
         """When the first record was accepted, on the loop's clock."""
         self.delivered = Outcome()
         """Of the chunk; of its first part, if it is split."""
+        self.epoch_end_us = epoch_end_us
+        self.epoch_end_s = in_seconds(epoch_end_us)
         self.size = 0
         self.values = []
         self.times_s = []

@@ -189,7 +189,11 @@ class Producer(SendsRows, Punctuates):
             size = RECORD_OVERHEAD_BYTES + len(value)
             chunk_bytes = accumulator.size + size
             left_bytes = buffer.left_bytes - size
-            if left_bytes >= 0 and chunk_bytes < self._chunk_bytes_max:
+            if (
+                left_bytes >= 0
+                and chunk_bytes < self._chunk_bytes_max
+                and (time_s := self._now_s()) < accumulator.epoch_end_s
+            ):
                 accumulator.size = chunk_bytes
                 buffer.left_bytes = left_bytes
                 values = accumulator.values
@@ -197,7 +201,7 @@ class Producer(SendsRows, Punctuates):
                 pending._accumulator = accumulator  # noqa: SLF001 - it has no __init__
                 pending._index = len(values)  # noqa: SLF001
                 values.append(value)
-                accumulator.times_s.append(self._now_s())
+                accumulator.times_s.append(time_s)
                 return pending
         return self._send(stream, value, keys, timestamp_us, headers, streamlet, plain=plain)
 
@@ -226,6 +230,7 @@ class Producer(SendsRows, Punctuates):
             if headers:
                 headers = own_headers(headers)
                 size += sum(header_bytes(name, content) for name, content in headers.items())
+        spread = streamlet is None and not accepted_keys
         if streamlet is None:
             streamlet = (
                 streamlet_of(accepted_keys[0], writer.streamlet_count) if accepted_keys else writer.sticky_streamlet
@@ -235,10 +240,16 @@ class Producer(SendsRows, Punctuates):
         if self._buffer.is_full(size):
             self._room_wanted_bytes, limit = size, self._buffer.bytes_max
             raise BufferFull(f"{limit} bytes wait to be acknowledged; await drain() before sending more", limit=limit)
+        time_s = self._now_s()
         accumulator = writer.open_chunks.get(streamlet)
-        if accumulator is None or size > self._chunk_bytes_max:
-            accumulator = writer.open_chunk(streamlet, size)
-        pending = accumulator.append(value, self._now_s(), size)
+        if (
+            accumulator is None
+            or size > self._chunk_bytes_max
+            or (time_s >= accumulator.epoch_end_s if timestamp_us is None else timestamp_us >= accumulator.epoch_end_us)
+        ):
+            time_us = round(time_s * 1e6) if timestamp_us is None else timestamp_us
+            accumulator = writer.open_chunk(streamlet, size, time_us, spread=spread)
+        pending = accumulator.append(value, time_s, size)
         if not plain:
             accumulator.describe_last(accepted_keys or None, timestamp_us, headers or None)
             self._filling.pop(stream, None)

@@ -1,9 +1,9 @@
 """What `Producer.send` does to most records, it does in C where the native core is there; here is what it does it to.
 
-A record of a value, or of a value and a key, that goes to a chunk which is open, and stays so: it is appended to the
-chunk's lists, and its bytes are taken from the room of the producer. That is all that happens to it before its chunk is
-closed. The classes here hold what changes, so that the function in C finds it where it has put it; they are bases of
-those who know what it means. For all other records that function calls `Producer.send`, its twin.
+A record of a value, or of a value and a key, that goes to a chunk which is open, and stays so, and is of its epoch: it
+is appended to the chunk's lists, and its bytes are taken from the room of the producer. That is all that happens to it
+before its chunk is closed. The classes here hold what changes, so that the function in C finds it where it has put it;
+they are bases of those who know what it means. For all other records that function calls `Producer.send`, its twin.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING or native is None:
     class Gathered:
         """What is in an open chunk: lists of the same length."""
 
-        __slots__ = ("headers", "keys", "size", "times_s", "values")
+        __slots__ = ("epoch_end_s", "headers", "keys", "size", "times_s", "values")
 
         values: list[bytes | None]
         times_s: list[float]
@@ -34,6 +34,8 @@ if TYPE_CHECKING or native is None:
         headers: list[Mapping[str, bytes] | None] | None
         size: int
         """Estimate of the chunk's bytes, from above."""
+        epoch_end_s: float
+        """A record that is accepted then, or later, is of a later epoch than the chunk."""
 
     class Accepted:
         """Which record it is."""

@@ -19,6 +19,7 @@ from kera.client.producing.accumulator import Accumulator
 from kera.client.producing.buffer import Buffer
 from kera.client.producing.conforming import Conformer, conform
 from kera.client.producing.encoding import Payload, checked_size, limit_of, record_payloads, timestamps, too_large
+from kera.client.producing.epoch_cuts import cut_at_epochs, epoch_end_us, is_one_epoch, last_time
 from kera.client.producing.gathering import GatheredDelivery, Gathering
 from kera.client.producing.lane import Lane, PendingChunk
 from kera.client.producing.outcome import BundleOutcome, Outcome
@@ -86,14 +87,23 @@ class StreamWriter:
         """Says that the stream is not there any more."""
         return self.lanes.deleted
 
-    def open_chunk(self, streamlet: int, record_bytes: int) -> Accumulator:
-        """The open chunk of a streamlet. Raises `StreamletOutOfRange`, `RecordTooLarge`, `SchemaMismatch`."""
+    def open_chunk(self, streamlet: int, record_bytes: int, time_us: int, *, spread: bool = False) -> Accumulator:
+        """The open chunk of a streamlet, if it is of the epoch of a time, or of a later one; else a new one.
+
+        `spread`: the streamlet is where records without keys go. Raises `StreamletOutOfRange`, `RecordTooLarge`,
+        `SchemaMismatch`.
+        """
         accumulator = self.open_chunks.get(streamlet)
+        while accumulator is not None and time_us >= accumulator.epoch_end_us:
+            self.close_chunk(accumulator)
+            streamlet = self.sticky_streamlet if spread else streamlet
+            accumulator = self.open_chunks.get(streamlet)
         if accumulator is None or record_bytes > self._chunk_bytes_max:
             self._check(streamlet, record_bytes)
         if accumulator is None:
             self.close_gatherings()
-            accumulator = Accumulator(self.stream.name, streamlet, self._loop.time())
+            end_us = epoch_end_us(time_us, self.stream.config.epoch_ms)
+            accumulator = Accumulator(self.stream.name, streamlet, self._loop.time(), end_us)
             self.open_chunks[streamlet] = accumulator
             self._routes.chunk_opened(self.lanes, self.lanes.lanes[streamlet])
         return accumulator
@@ -139,19 +149,26 @@ class StreamWriter:
         conforming = self._conformer.small(batch, self.stream, now_us)
         if conforming is None:
             return None
+        last_us = now_us
+        if self.stream.config.epoch_ms:
+            found_us = last_time(conforming, self.stream, now_us)
+            if found_us is None:
+                return None
+            last_us = found_us
         bytes_max = self._gathered_bytes_max if streamlet is None else self._chunk_bytes_max
         gathering = self._gatherings.get(streamlet)
         if (
             gathering is None
             or gathering.size + size + BATCH_OVERHEAD_BYTES > bytes_max
+            or last_us >= gathering.epoch_end_us
             or not gathering.schema.equals(conforming.schema)
         ):
-            gathering = self._open_gathering(conforming.schema, streamlet, now_us)
+            gathering = self._open_gathering(conforming.schema, streamlet, now_us, last_us)
         delivery = gathering.add(conforming, size, now_us)
         self._buffer.take(size)
         return delivery
 
-    def _open_gathering(self, schema: pa.Schema, streamlet: int | None, now_us: int) -> Gathering:
+    def _open_gathering(self, schema: pa.Schema, streamlet: int | None, now_us: int, last_us: int) -> Gathering:
         self._close_open_chunks()
         if streamlet is None or None in self._gatherings:
             self.close_gatherings()
@@ -159,7 +176,8 @@ class StreamWriter:
             self._close_gathering(streamlet)  # it is full, or has other columns
         self._filling.pop(self.stream.name, None)
         lane = self.lanes.lanes[self.sticky_streamlet if streamlet is None else streamlet]
-        gathering = self._gatherings[streamlet] = Gathering(schema, lane, now_us, self._loop.time())
+        end_us = epoch_end_us(last_us, self.stream.config.epoch_ms)
+        gathering = self._gatherings[streamlet] = Gathering(schema, lane, now_us, self._loop.time(), end_us)
         self._routes.chunk_opened(self.lanes, lane)
         return gathering
 
@@ -203,6 +221,8 @@ class StreamWriter:
         payload = self._conformer.payload(batch, self.stream, now_us, keyless=keyless)
         if payload is None or padded(len(payload.payload)) > limit:
             return None
+        if not is_one_epoch(payload.min_timestamp_us, payload.max_timestamp_us, self.stream.config.epoch_ms):
+            return None
         self.close_gatherings()
         if keyless:
             streamlet = self.sticky_streamlet
@@ -219,7 +239,13 @@ class StreamWriter:
         return [(part, checked_size(part, stream, self._chunk_bytes_max, lean=self._lean)) for part in conforming]
 
     def partition(self, batch: pa.RecordBatch, chunk_bytes: int, streamlet: int | None) -> Partition:
-        """`batch`, which would be a chunk of that length, by streamlet, all of it in the one that is given."""
+        """`batch`, which would be a chunk of that length, by streamlet, all of it in the one that is given.
+
+        The rows of a streamlet are in a part for each epoch.
+        """
+        return cut_at_epochs(self._by_streamlet(batch, chunk_bytes, streamlet), self.stream)
+
+    def _by_streamlet(self, batch: pa.RecordBatch, chunk_bytes: int, streamlet: int | None) -> Partition:
         if streamlet is not None:
             return whole(batch, streamlet)
         if self.streamlet_count == 1:

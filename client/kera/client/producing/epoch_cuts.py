@@ -1,0 +1,80 @@
+"""Where the epochs of a stream end, for what a producer makes chunks of: a chunk is of one epoch. Pure functions.
+
+A chunk of several would be of the last one as a whole, and its records of earlier ones late (docs/epochs.md). What is
+older than the chunk that it comes to is late wherever it goes, so it goes there.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from kera.client.producing.encoding import time_range, times_of
+from kera.client.producing.partitioner import Partition
+from kera.client.types import StreamDescription
+
+NEVER_US = 1 << 63
+"""Behind all times: there the epochs of a stream end that has none."""
+_MARGIN_S = 1e-6
+"""Half of it for what is rounded up to an end; and times of day as floats are exact to a quarter of it."""
+
+
+def epoch_end_us(time_us: int, epoch_ms: int) -> int:
+    """Where the epoch of a time ends."""
+    if not epoch_ms:
+        return NEVER_US
+    epoch_us = epoch_ms * 1000
+    return (time_us // epoch_us + 1) * epoch_us
+
+
+def in_seconds(end_us: int) -> float:
+    """A time of day, in seconds, before all that are at or behind an end when they are rounded to microseconds."""
+    return math.inf if end_us == NEVER_US else end_us / 1e6 - _MARGIN_S
+
+
+def last_time(batch: pa.RecordBatch, stream: StreamDescription, now_us: int) -> int | None:
+    """The latest time of its rows, of a stream with epochs; None: they are of several epochs.
+
+    `now_us` stands in for times that are not there.
+    """
+    name = stream.timestamp_column if stream.typed else "timestamp"
+    if name is None or batch.schema.get_field_index(name) < 0:
+        return now_us
+    low, high = time_range(batch, stream, now_us)
+    return high if is_one_epoch(low, high, stream.config.epoch_ms) else None
+
+
+def is_one_epoch(low_us: int, high_us: int, epoch_ms: int) -> bool:
+    """Whether all from one time to another is in the same epoch."""
+    return not epoch_ms or high_us < epoch_end_us(low_us, epoch_ms)
+
+
+def cut_at_epochs(partition: Partition, stream: StreamDescription) -> Partition:
+    """The same, with the rows of a streamlet in several parts, one for each epoch: where their times ascend."""
+    epoch_us = stream.config.epoch_ms * 1000
+    if not epoch_us:
+        return partition
+    times = times_of(partition.batch, stream)
+    if times is None or times.null_count or not len(times):
+        return partition
+    numbers = np.frombuffer(times.buffers()[1], np.int64, len(times), 8 * times.offset)
+    if is_one_epoch(int(numbers.min()), int(numbers.max()), stream.config.epoch_ms):
+        return partition
+    if partition.order is not None:
+        numbers = numbers[partition.order]
+    ends = partition.ends
+    falls = np.setdiff1d(_where(numbers[1:] < numbers[:-1]), ends)  # from one streamlet to the next they may
+    epochs = numbers // epoch_us
+    cuts = _where(epochs[1:] != epochs[:-1])
+    cuts = cuts[~np.isin(np.searchsorted(ends, cuts, "right"), np.searchsorted(ends, falls, "right"))]
+    all_ends = np.union1d(ends, cuts)
+    streamlets = partition.streamlets[np.searchsorted(ends, all_ends)]
+    return partition._replace(streamlets=streamlets, ends=all_ends)
+
+
+def _where(changes: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+    """The rows behind which something changes, by the number of the next one."""
+    return np.flatnonzero(changes) + 1

@@ -1,0 +1,83 @@
+"""Rows are cut where epochs end, as a loop over them would do it, and stay in their order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kera.client.producing.epoch_cuts import NEVER_US, cut_at_epochs, epoch_end_us, in_seconds, is_one_epoch
+from kera.client.producing.partitioner import Partition
+from kera.client.types import StreamDescription
+from tests.unit.client.support import description
+
+Parts = list[tuple[int, list[int]]]
+EPOCH_MS = 1
+TIMES = st.lists(st.integers(-5, 5) | st.integers(-3000, 3000), min_size=1, max_size=12)
+
+
+def naive(parts: Parts) -> Parts:
+    found: Parts = []
+    for streamlet, times in parts:
+        if times != sorted(times):
+            found.append((streamlet, times))
+            continue
+        begun: list[int] = []
+        for time_us in times:
+            if begun and time_us // 1000 != begun[-1] // 1000:
+                found.append((streamlet, begun))
+                begun = []
+            begun = [*begun, time_us]
+        found.append((streamlet, begun))
+    return found
+
+
+def as_partition(parts: Parts, shuffled: list[int] | None) -> Partition:
+    times = [time_us for _, of_streamlet in parts for time_us in of_streamlet]
+    order = None
+    if shuffled is not None:
+        order = np.array(shuffled, np.int64)
+        placed = [0] * len(times)
+        for place, time_us in zip(shuffled, times, strict=True):
+            placed[place] = time_us
+        times = placed
+    # Behind other rows, as a slice of a batch is.
+    column = pa.array([7, *times], pa.timestamp("us", "UTC")).slice(1)
+    batch = pa.RecordBatch.from_arrays([column], ["timestamp"])
+    streamlets = np.array([streamlet for streamlet, _ in parts], np.int64)
+    return Partition(batch, streamlets, np.cumsum([len(each) for _, each in parts]), order)
+
+
+@given(st.data())
+def test_each_part_is_of_one_epoch_where_times_ascend_and_the_others_are_as_they_were(data: Any) -> None:
+    ascending = TIMES.map(sorted)
+    parts: Parts = list(enumerate(data.draw(st.lists(ascending | TIMES, min_size=1, max_size=4)), 3))
+    count = sum(len(times) for _, times in parts)
+    shuffled = data.draw(st.none() | st.permutations(range(count)))
+    stream: StreamDescription = description(epoch_ms=EPOCH_MS)
+    found = cut_at_epochs(as_partition(parts, shuffled), stream)
+    assert [(streamlet, [value.value for value in rows.column(0)]) for streamlet, rows in found.parts()] == naive(parts)
+
+
+@given(st.integers(-(1 << 62), 1 << 62), st.integers(-(1 << 62), 1 << 62), st.integers(0, 10**10))
+def test_an_epoch_ends_where_the_next_one_begins(one_us: int, other_us: int, epoch_ms: int) -> None:
+    end_us = epoch_end_us(one_us, epoch_ms)
+    assert one_us < end_us
+    low, high = sorted((one_us, other_us))
+    assert is_one_epoch(low, high, epoch_ms) == (not epoch_ms or low // (epoch_ms * 1000) == high // (epoch_ms * 1000))
+    if epoch_ms:
+        assert (end_us % (epoch_ms * 1000), end_us - one_us <= epoch_ms * 1000) == (0, True)
+    else:
+        assert end_us == NEVER_US
+
+
+@given(st.integers(1, 1 << 51), st.floats(-3e-6, 3e-6))
+def test_a_time_in_seconds_that_is_rounded_to_an_end_or_beyond_is_behind_it(end_us: int, offset_s: float) -> None:
+    time_s = end_us / 1e6 + offset_s
+    if round(time_s * 1e6) >= end_us:
+        assert time_s >= in_seconds(end_us)
+    elif round(time_s * 1e6) < end_us - 2:
+        assert time_s < in_seconds(end_us)
