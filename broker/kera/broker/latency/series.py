@@ -24,7 +24,7 @@ class HopCollector:
     def steps(self, *, everything: bool) -> Steps:
         """See `Source`."""
         family = GaugeMetricFamily(
-            "kera_latency_hop_seconds",
+            "kera_broker_latency_hop_seconds",
             "what a hop takes of the way through a stream with a latency constraint, over its window, as seen here",
             labels=["stream", "hop", "consumer_group", "statistic"],
         )
