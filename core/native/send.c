@@ -132,7 +132,8 @@ static bool takes(const Sender *sender, const Gathered *chunk, const Record *rec
     const Room *room = (const Room *)sender->room;
     return is_list_of(chunk->times_s, count) &&
            (record->key == NULL ? chunk->keys == Py_None : is_list_of(chunk->keys, count)) &&
-           record->at_s < chunk->epoch_end_s && chunk->size < sender->chunk_bytes_max && record->size < sender->chunk_bytes_max - chunk->size &&
+           record->at_s < chunk->epoch_end_s &&
+           chunk->size < sender->chunk_bytes_max && record->size < sender->chunk_bytes_max - chunk->size &&
            record->size <= room->left_bytes;
 }
 

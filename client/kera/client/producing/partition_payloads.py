@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from kera.client.producing.encoding import Payload, limit_of, payloads, time_range, times_of
+from kera.client.producing.epoch_cuts import cut_at_epochs
 from kera.client.producing.partitioner import Partition
 from kera.client.producing.row_sizes import RowSizes, cut_evenly, lean_room
 from kera.client.types import StreamDescription
@@ -100,8 +101,9 @@ def partition_payloads(
 ) -> Iterator[Payloads | tuple[int, Iterator[Payload]]]:
     """The payloads of chunks with few rows, made together; or a streamlet, and `payloads` of some of its rows.
 
-    They come in the order of the rows.
+    They come in the order of the rows, and each chunk is of one epoch, as far as times ascend.
     """
+    partition = cut_at_epochs(partition, stream)
     target = min(chunk_bytes_max, limit_of(stream, chunk_bytes_max))
     at_once = lean and stream.codec is Codec.NONE and not may_grow(stream.schema) and is_lean(stream.schema)
     if at_once:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
@@ -401,17 +402,7 @@ class Producer(SendsRows, Punctuates):
         records = self._buffer.record_counts()
         for name, writer in self._writers.items():
             records[name] += writer.open_records()
-        names = sorted(+records)
-        if not names:
-            return None
-        count = records.total()
-        streams = f"stream{'s' if len(names) > 1 else ''} {', '.join(map(repr, names))}"
-        return Loss(
-            "producer was not closed; records are lost",
-            {"records": count, "streams": names},
-            f"a producer was dropped with {count} records of {streams} undelivered;"
-            " close it, or use it as an async context manager",
-        )
+        return _loss_of(records)
 
     # -- streams -----------------------------------------------------------------------------------------------
 
@@ -470,3 +461,17 @@ class Producer(SendsRows, Punctuates):
         for writer in self._writers.values():
             writer.abandon(error)
             self.routes.abandon(writer.lanes, error)
+
+
+def _loss_of(records: Counter[str]) -> Loss | None:
+    """So many records of streams, by their names; None: of none there are any."""
+    names, count = sorted(+records), records.total()
+    if not names:
+        return None
+    streams = f"stream{'s' if len(names) > 1 else ''} {', '.join(map(repr, names))}"
+    return Loss(
+        "producer was not closed; records are lost",
+        {"records": count, "streams": names},
+        f"a producer was dropped with {count} records of {streams} undelivered;"
+        " close it, or use it as an async context manager",
+    )

@@ -19,7 +19,7 @@ from kera.client.producing.accumulator import Accumulator
 from kera.client.producing.buffer import Buffer
 from kera.client.producing.conforming import Conformer, conform
 from kera.client.producing.encoding import Payload, checked_size, limit_of, record_payloads, timestamps, too_large
-from kera.client.producing.epoch_cuts import cut_at_epochs, epoch_end_us, is_one_epoch, last_time
+from kera.client.producing.epoch_cuts import epoch_end_us, is_one_epoch, last_time
 from kera.client.producing.gathering import GatheredDelivery, Gathering
 from kera.client.producing.lane import Lane, PendingChunk
 from kera.client.producing.outcome import BundleOutcome, Outcome
@@ -239,13 +239,7 @@ class StreamWriter:
         return [(part, checked_size(part, stream, self._chunk_bytes_max, lean=self._lean)) for part in conforming]
 
     def partition(self, batch: pa.RecordBatch, chunk_bytes: int, streamlet: int | None) -> Partition:
-        """`batch`, which would be a chunk of that length, by streamlet, all of it in the one that is given.
-
-        The rows of a streamlet are in a part for each epoch.
-        """
-        return cut_at_epochs(self._by_streamlet(batch, chunk_bytes, streamlet), self.stream)
-
-    def _by_streamlet(self, batch: pa.RecordBatch, chunk_bytes: int, streamlet: int | None) -> Partition:
+        """`batch`, which would be a chunk of that length, by streamlet, all of it in the one that is given."""
         if streamlet is not None:
             return whole(batch, streamlet)
         if self.streamlet_count == 1:
