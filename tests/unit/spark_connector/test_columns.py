@@ -16,6 +16,8 @@ from kera.spark_connector.columns import (
     check_columns,
     columns_of,
     columns_of_all,
+    with_epoch,
+    without_epoch,
 )
 
 DEFAULT_SCHEMA = pa.schema(
@@ -299,3 +301,22 @@ def test_columns_at_the_end_that_may_be_null_may_be_missing_in_a_stream() -> Non
     check_columns(wanted, there, "stream 'rides'")
     with pytest.raises(SchemaMismatch, match="has no column 'user'"):
         check_columns(wanted, columns_of(URLS.schema, typed=True), "stream 'urls'")
+
+
+@pytest.mark.parametrize("typed", [True, False])
+def test_rows_tell_their_epoch_behind_their_columns(typed: bool) -> None:
+    own = columns_of(pa.schema([("n", pa.int64())]), typed=True) if typed else StructType([RECORD_COLUMNS["offset"]])
+    wanted = with_epoch(own)
+    batch = pa.RecordBatch.from_pydict({"n": pa.array([5, 6], pa.int64())})
+
+    (shaped,) = Shaper(wanted, stream="s", typed=typed, epoch=17).shape([batch], header(first_record=5))
+
+    assert [column.to_pylist() for column in shaped.columns] == [[5, 6], [17, 17]]
+    assert without_epoch(wanted) == own
+
+
+def test_a_column_called_epoch_is_in_the_way_of_another_one() -> None:
+    with pytest.raises(SchemaMismatch, match="option includeEpoch: there is a column 'epoch' already"):
+        with_epoch(StructType().add("epoch", "string"))
+    with pytest.raises(SchemaMismatch, match="column 'epoch' is bigint, not string"):
+        without_epoch(StructType().add("epoch", "string"))

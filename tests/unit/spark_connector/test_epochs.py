@@ -15,7 +15,7 @@ from kera.client import EntryBounds
 from kera.core.errors import EpochPassed, InvalidArgument
 from kera.core.ids import EARLIEST, Position
 from kera.core.punctuation import NO_TIME
-from kera.spark_connector.planning import Now, Piece, Planned, conclude, next_ends, ranges, revise
+from kera.spark_connector.planning import Now, conclude, next_ends, ranges, revise
 from kera.spark_connector.planning.epochs import (
     Cadence,
     begin,
@@ -465,8 +465,3 @@ def test_two_queries_have_the_same_micro_batches_and_these_are_those_of_a_naive_
         assert all(last is None or epoch >= last for epoch in expected), "only what makes no whole micro-batch is left"
     else:
         assert not expected
-
-
-def test_pieces_are_of_no_epoch_unless_they_are_told() -> None:
-    assert Piece.__dataclass_fields__["epoch"].default is None
-    assert Planned(Offsets({}), Offsets({})).warnings == ()

@@ -7,11 +7,13 @@ import pytest
 
 from kera.core.errors import InvalidArgument, StreamletOutOfRange, UnknownStream
 from kera.core.ids import Position
+from kera.spark_connector.options.epochs import EPOCHS_TOLD_MAX
 from kera.spark_connector.options.names import READING
 from kera.spark_connector.options.reading import ReadOptions, parse_read_options
 from kera.spark_connector.options.subscription import Subscription
 from kera.spark_connector.options.values import choice, duration_ms, flag, take, whole_number
 from kera.spark_connector.planning.admission import BatchLimits
+from kera.spark_connector.planning.epochs import Cadence
 from kera.spark_connector.planning.places import Time, Where
 
 BOOTSTRAP = {"kera.bootstrap.servers": "127.0.0.1:7400"}
@@ -459,3 +461,56 @@ def test_the_columnar_engine_does_not_read_whole_chunks() -> None:
     with pytest.raises(InvalidArgument, match="option engine: with onSchemaMismatch=bytes Python reads"):
         parse(onSchemaMismatch="bytes", engine="columnar")
     assert parse(onSchemaMismatch="bytes", engine="python").on_mismatch == "bytes"
+
+
+# --- epochs -------------------------------------------------------------------------------------------------
+
+
+def test_options_of_epochs_are_taken() -> None:
+    assert parse().cadence is None
+    assert parse(epoch="10s").cadence == Cadence(10_000)
+    assert parse(epoch="1m", maxEpochsPerTrigger="6").cadence == Cadence(60_000, at_most=6)
+    told = parse(epoch="500ms", epochsPerTrigger="2", includeEpoch="true")
+    assert told.cadence == Cadence(500, exactly=2, at_most=EPOCHS_TOLD_MAX)
+    assert told.include_epoch
+    assert parse(epoch="10s", includeEpoch="true").cadence == Cadence(10_000, at_most=EPOCHS_TOLD_MAX)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"epoch": "ten"}, "option epoch: must be a number with a unit"),
+        ({"epoch": "0s"}, "option epoch: must be from 1ms to 366d; it is '0s'"),
+        ({"epoch": "367d"}, "option epoch: must be from 1ms to 366d; it is '367d'"),
+        ({"epochsPerTrigger": "2"}, "option epochsPerTrigger: is for epoch, which is not given"),
+        ({"maxEpochsPerTrigger": "2"}, "option maxEpochsPerTrigger: is for epoch, which is not given"),
+        ({"includeEpoch": "true"}, "option includeEpoch: is for epoch, which is not given"),
+        ({"epoch": "1s", "epochsPerTrigger": "0"}, "option epochsPerTrigger: must be a whole number from 1"),
+        (
+            {"epoch": "1s", "epochsPerTrigger": "2", "maxEpochsPerTrigger": "2"},
+            "option maxEpochsPerTrigger: has no meaning where epochsPerTrigger says how many",
+        ),
+        ({"epoch": "1s", "maxOffsetsPerTrigger": "2"}, "option maxOffsetsPerTrigger: counts what happens to be there"),
+        ({"epoch": "1s", "maxBytesPerTrigger": "2"}, "option maxBytesPerTrigger: counts what happens to be there"),
+        ({"epoch": "1s", "minOffsetsPerTrigger": "2"}, "option minOffsetsPerTrigger: counts what happens to be there"),
+        (
+            {"epoch": "1s", "epochsPerTrigger": "257", "includeEpoch": "true"},
+            "option epochsPerTrigger: with includeEpoch must be at most 256; it is '257'",
+        ),
+        (
+            {"epoch": "1s", "startingTimestamp": "0", "startingOffsetsByTimestampStrategy": "latest"},
+            "option startingOffsetsByTimestampStrategy: has no meaning with epoch",
+        ),
+    ],
+)
+def test_options_of_epochs_that_do_not_go_together_are_refused(options: dict[str, str], message: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        parse(**options)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("option", ["epochsPerTrigger", "maxEpochsPerTrigger", "includeEpoch"])
+def test_epochs_are_for_streaming_queries(option: str) -> None:
+    options = parse(epoch="1s", **{option: "true" if option == "includeEpoch" else "1"})
+    with pytest.raises(InvalidArgument, match="this is a batch query"):
+        options.check_batch()

@@ -404,3 +404,10 @@ def test_a_cursor_that_cannot_be_stored_is_a_warning(
     now_s += 11
     reader.latestOffset(end, ALL)
     assert cluster.committed["etl", "numbers"][EntryId(7, 0, 0)] == at(1)
+
+
+def test_epochs_are_not_for_real_time_mode(launch: Launch) -> None:
+    reader = launch(epoch="1s")
+
+    with pytest.raises(InvalidArgument, match="option epoch: in real-time mode records are given out as they come"):
+        reader.real_time_pieces({})

@@ -98,3 +98,9 @@ def test_a_query_from_latest_killed_in_its_first_micro_batch_skips_nothing(clust
 def test_limits_are_refused(option: str) -> None:
     with pytest.raises(InvalidArgument, match="cannot bound the micro-batches"):
         restarted(**{option: "10s" if option == "latencyTarget" else "10"}).latestOffset()
+
+
+@pytest.mark.usefixtures("cluster")
+def test_epochs_are_refused() -> None:
+    with pytest.raises(InvalidArgument, match=r"option epoch: this is Spark .* use Spark 4\.2 or newer"):
+        restarted(epoch="10s").latestOffset()
