@@ -97,12 +97,12 @@ async def _fill(client: Client, records: int, history_s: int) -> None:
         sequence = 0
         for sequence, first in enumerate(range(0, share, RECORDS_OF_BATCH)):
             part = pa.array(times[first : first + RECORDS_OF_BATCH], pa.timestamp("us", "UTC"))
-            await appender.append(streamlet, _rows(part, values), sequence)
+            await appender.append(streamlet, rows_of(part, values), sequence)
         last = pa.array([int(history_s * 1e6) + 2000 * EPOCHS_MS[-1]], pa.timestamp("us", "UTC"))
-        await appender.append(streamlet, _rows(last, values), sequence + 1)
+        await appender.append(streamlet, rows_of(last, values), sequence + 1)
 
 
-def _rows(times: pa.Array, values: pa.Array) -> pa.RecordBatch:
+def rows_of(times: pa.Array, values: pa.Array) -> pa.RecordBatch:
     """All columns of records without keys."""
     keys = pa.array([[]] * len(times), DEFAULT_SCHEMA.field("keys").type)
     headers = pa.nulls(len(times), DEFAULT_SCHEMA.field("headers").type)

@@ -27,7 +27,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 from kera.client import Client, Producer
@@ -56,22 +56,12 @@ KINDS = ("driver", "worker", "broker")
 
 
 class Job:
-    """The Spark job, whichever launch of it."""
+    """A Spark job, whichever launch of it."""
 
-    def __init__(self, bootstrap: str, folder: Path, engine: str) -> None:
-        """`engine`: who writes."""
-        self._argv = [
-            sys.executable,
-            "-m",
-            "tests.chaos.spark_job",
-            bootstrap,
-            SOURCE,
-            TARGET,
-            str(folder / "checkpoint"),
-            "--engine",
-            engine,
-        ]
-        self._log_path = folder / "job.log"
+    def __init__(self, argv: Sequence[str], log_path: Path) -> None:
+        """`argv`: what Python runs."""
+        self._argv = [sys.executable, *argv]
+        self._log_path = log_path
         self._process: subprocess.Popen[bytes] | None = None
         self.launches = 0
 
@@ -87,6 +77,13 @@ class Job:
         """Start it again if it has ended by itself."""
         if self._process is not None and self._process.poll() is not None:
             self.start()
+
+    def has_ended(self) -> bool:
+        """Whether it has ended as it should. Raises `Wrong`: it has failed."""
+        code = None if self._process is None else self._process.poll()
+        if code:
+            raise Wrong(f"the job has ended with {code}:\n{self.log_tail()}")
+        return code == 0
 
     def kill(self) -> None:
         """The driver and its JVM, without a chance to say goodbye."""
@@ -235,7 +232,7 @@ async def more(client: Client, job: Job, load: Load, records: int) -> None:
 
 
 async def kill(kind: str, cluster: RunningCluster, job: Job, dice: random.Random) -> None:
-    """Kill one, and start again what does not do so by itself."""
+    """Kill one (of `KINDS`), and start again what does not do so by itself."""
     if kind == "driver":
         await asyncio.to_thread(job.kill)
         job.start()
@@ -274,7 +271,8 @@ async def numbers(client: Client) -> Counter[int]:
 def run_all(rounds: int, seed: int, folder: Path, engine: str = "python") -> str:
     """A cluster, a job that writes with `engine`, all rounds. Raises `Wrong`."""
     with keeping_cluster(folder / "cluster", arena_bytes=ARENA_BYTES, segment_bytes=SEGMENT_BYTES) as cluster:
-        job = Job(cluster.bootstrap, folder, engine)
+        argv = ["-m", "tests.chaos.spark_job", cluster.bootstrap, SOURCE, TARGET, str(folder / "checkpoint")]
+        job = Job([*argv, "--engine", engine], folder / "job.log")
         try:
             return asyncio.run(run(rounds, seed, cluster, job))
         except BaseException:

@@ -21,7 +21,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
 
 from kera.core.errors import EpochPassed, InvalidArgument
-from kera.core.ids import EARLIEST
 from kera.core.punctuation import NO_TIME
 from kera.spark_connector.planning.advancing import Advance, Planned, limited
 from kera.spark_connector.planning.now import Now, StreamNow, bounds_of, first_of
@@ -122,7 +121,9 @@ def reaches(advance: Advance, now: Now) -> dict[EntryName, Reach]:
         promised_us = there.promised_us if promises and there.promised_us is not None else NO_TIME
         written_us = NO_TIME if there.watermark_us is None else there.watermark_us
         settled_us = max(promised_us, written_us)
-        is_exempt = there.end == EARLIEST and there.promised_us is None and not stream.is_by_clock
+        # Of one that has moved the end is not `EARLIEST` any more.
+        is_empty = there.watermark_us is None and not there.next_record
+        is_exempt = is_empty and there.promised_us is None and not stream.is_by_clock
         found[entry] = Reach(None if settled_us == NO_TIME else settled_us, promised_us, is_exempt)
     return found
 
@@ -358,7 +359,7 @@ def _ending(plan: _Plan, first: int, target: int) -> Asking[Aligned | None]:
 
 def _check_comes_after(plan: _Plan, given: Offsets, epoch: int) -> Asking[None]:
     """Raise `EpochPassed` where an entry to which nothing had been written has got records of epochs that were read."""
-    untouched = {entry for entry, place in given.entries() if place.position == EARLIEST}
+    untouched = {entry for entry, place in given.entries() if not place.record}
     asked = {entry: question for (entry, _), question in plan.questions(epoch).items() if entry in untouched}
     if not asked:
         return

@@ -1,0 +1,101 @@
+"""The Spark job of ``tests.chaos.epochs``, in a process of its own: it tells of each micro-batch what was in it.
+
+One file per micro-batch, ``<number>.json``: of each epoch the number of rows and their hash (`digest_of`). One that is
+run again has to say the same: otherwise there is a file ``<number>.wrong`` beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import struct
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from kera.spark_connector import configure
+from tests.spark.support import with_kera
+
+EPOCH = "1s"
+TASK_ATTEMPTS = 8
+Row = tuple[int, int, int, bytes]
+"""Streamlet, entry, ordinal and value."""
+
+
+def digest_of(rows: Iterable[Row]) -> str:
+    """The same for the same rows, in whichever order they are."""
+    digest = hashlib.blake2b(digest_size=16)
+    for streamlet, entry, record, value in sorted(rows):
+        digest.update(struct.pack("<IIQI", streamlet, entry, record, len(value)) + value)
+    return digest.hexdigest()
+
+
+def tell(folder: Path, number: int, rows_by_epoch: dict[int, list[Row]]) -> None:
+    """Write what was in a micro-batch."""
+    found = {str(epoch): [len(rows), digest_of(rows)] for epoch, rows in sorted(rows_by_epoch.items())}
+    text, path = json.dumps(found), folder / f"{number}.json"
+    if path.exists() and path.read_text() != text:
+        (folder / f"{number}.wrong").write_text(text)
+        return
+    draft = folder / f"{number}.draft"
+    draft.write_text(text)
+    draft.rename(path)
+
+
+def start(spark: SparkSession, arguments: argparse.Namespace) -> StreamingQuery:
+    """The query. Started again with the same folder it goes on."""
+    records = (
+        spark.readStream.format("kera")
+        .option("kera.bootstrap.servers", arguments.bootstrap)
+        .option("engine", arguments.engine)
+        .option("startingOffsets", "earliest")
+        .option("epoch", EPOCH)
+        .option("epochsPerTrigger", arguments.epochs)
+        .option("includeEpoch", "true")
+        .load(arguments.stream)
+    )
+    folder = arguments.folder / "batches"
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def take(batch: DataFrame, number: int) -> None:
+        found: dict[int, list[Row]] = {}
+        for row in batch.select("epoch", "streamlet", "entry", "offset", "value").collect():
+            found.setdefault(row.epoch, []).append((row.streamlet, row.entry, row.offset, bytes(row.value)))
+        tell(folder, number, found)
+
+    writer = records.writeStream.foreachBatch(take).option("checkpointLocation", str(arguments.folder / "checkpoint"))
+    return (writer.trigger(availableNow=True) if arguments.backfill else writer).start()
+
+
+def main() -> None:
+    """Run until somebody kills it, the query fails, or, of a backfill, there is no more."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("bootstrap")
+    parser.add_argument("stream")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--epochs", type=int, required=True, help="of each micro-batch")
+    parser.add_argument("--engine", choices=("python", "columnar"), required=True)
+    parser.add_argument("--backfill", action="store_true")
+    arguments = parser.parse_args()
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    builder = SparkSession.builder.master(f"local[2,{TASK_ATTEMPTS}]").appName("chaos")
+    for name, value in {
+        "spark.driver.memory": "768m",
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+    }.items():
+        builder = builder.config(name, value)
+    if arguments.engine == "columnar":
+        builder = configure(builder)
+    start(with_kera(builder.getOrCreate()), arguments).awaitTermination()
+
+
+if __name__ == "__main__":
+    main()
