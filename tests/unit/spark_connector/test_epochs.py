@@ -47,6 +47,8 @@ class FakeEntry:
     """So many chunks are; None: all."""
     removed: int = 0
     """So many chunks are gone."""
+    moved: bool = False
+    """To another broker, where its chunks are in another group."""
 
     @property
     def count(self) -> int:
@@ -54,13 +56,15 @@ class FakeEntry:
 
     def place(self, chunk: int) -> EntryOffset:
         if not self.chunks:
-            return EntryOffset(EARLIEST, 0)
-        return EntryOffset(Position(1, 1, chunk * CHUNK_BYTES), sum(records for _, records in self.chunks[:chunk]))
+            return EntryOffset(Position(2, 0, 0) if self.moved else EARLIEST, 0)
+        return EntryOffset(
+            Position(2 if self.moved else 1, 1, chunk * CHUNK_BYTES), sum(records for _, records in self.chunks[:chunk])
+        )
 
     def bounds(self) -> EntryBounds:
         start, end = self.place(self.removed), self.place(self.count)
         if not self.count:
-            start = end = EntryOffset(EARLIEST, 0)
+            start = end = EntryOffset(Position(2, 0, 0) if self.moved else EARLIEST, 0)
         times = [time * MS for time, _ in self.chunks]
         return EntryBounds(
             start.position,
@@ -271,8 +275,9 @@ def test_an_entry_that_was_never_written_to_and_of_which_nobody_promises_anythin
     assert World([FakeEntry([])], by_clock=False).batches(Cadence(10)) == []
 
 
-def test_what_comes_to_an_entry_after_its_epoch_was_read_is_told() -> None:
-    world, cadence = World([FakeEntry(ones(1, 25)), FakeEntry([])], by_clock=False), Cadence(10)
+@pytest.mark.parametrize("moved", [False, True])
+def test_what_comes_to_an_entry_after_its_epoch_was_read_is_told(moved: bool) -> None:
+    world, cadence = World([FakeEntry(ones(1, 25)), FakeEntry([], moved=moved)], by_clock=False), Cadence(10)
     end = world.following(world.first(cadence), cadence)
     assert end is not None
     world.entries[1].chunks = ones(5, 26)
