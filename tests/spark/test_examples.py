@@ -97,7 +97,10 @@ def not_printed(name: str, output: str) -> list[str]:
 
 
 def test_every_example_is_tested() -> None:
-    elsewhere = {"lakehouse"}  # it needs a library: see test_lakehouse.py
+    elsewhere = {
+        "lakehouse",  # it needs a library: see test_lakehouse.py
+        *("top_routes", "click_sessions"),  # they need no Spark: see tests/integration/test_examples.py
+    }
     assert {path.stem for path in EXAMPLES.glob("*.py")} == set(PRINTED) | elsewhere
 
 
