@@ -82,10 +82,11 @@ async def write(client: Client, depot: int, rows: list[dict[str, Any]], all_bega
             begin = BEGIN + timedelta(minutes=minute)
             batch = [row for row in rows if begin <= row["dropped_off"] < begin + timedelta(minutes=1)]
             await producer.send_batch(rides, pa.RecordBatch.from_pylist(batch, SCHEMA), streamlet=depot)
-            await producer.flush()  # so that no chunk is of two minutes
             if not minute:
+                await producer.flush()
                 await all_began.wait()  # who reads a streamlet before anything was written to it does not wait for it
             await asyncio.sleep(depot * 0.005)
+        await producer.flush()
     await all_began.wait()
 
 
