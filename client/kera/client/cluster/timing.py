@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kera.client.cluster.push_returns import RETURN_DELAY_S
+from kera.core.latency.report import INTERVAL_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,5 +23,9 @@ class Timing:
     """For the greeting of a broker that was silent."""
     interrupt_read_s: float = 0.02
     """A request to read is left open for so long after another range has come; then it is given up, for one with it."""
+    latency_report_s: float = INTERVAL_S
+    """Between two reports of what chunks of streams with a latency constraint take to their readers."""
+    latency_learn_s: float = 5.0
+    """The same while nothing is known of a constraint."""
     return_delay_s: float = RETURN_DELAY_S
     """How long what was taken of what a broker has pushed waits for more before the broker is told."""

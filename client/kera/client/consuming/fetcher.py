@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 
 from kera.client.cluster.asking import broker_failed, same_stream
 from kera.client.cluster.cluster import Cluster
@@ -29,6 +30,7 @@ from kera.client.cluster.read_session import ReadSession, Told
 from kera.client.cluster.retry import RetryTime
 from kera.client.consuming.arrivals import Arrivals
 from kera.client.consuming.ranges import Arrived, Home, Range
+from kera.client.consuming.reader_reports import ReaderMeter, streams_by_broker, tell_brokers
 from kera.client.settings import ConsumerSettings
 from kera.client.tasks import Tasks
 from kera.client.types import StreamDescription
@@ -56,6 +58,10 @@ class Fetcher:
         self.tasks = Tasks(self.arrivals.put)
         self._running = 0
         """Ranges whose end has not been taken from the queue."""
+        self._meter = ReaderMeter(settings.consumer_group) if settings.consumer_group and not complete else None
+        """Of what a consumer group takes; None: nobody asks for that."""
+        self._telling: asyncio.Task[None] | None = None
+        self._now_s = asyncio.get_running_loop().time
         self.throttled_ms = 0
         """For which brokers have held answers back, as a quota was used up."""
 
@@ -67,6 +73,9 @@ class Fetcher:
         self._running += 1
         item = Range(wanted, RetryTime(self.cluster.settings), is_group=is_group)
         self.assign(item)
+        if self._meter is not None and self._telling is None:
+            homes = partial(streams_by_broker, self._streams, (self._pull_readers, self._push_readers))
+            self._telling = self.tasks.start(tell_brokers(self.cluster, self._meter, homes, self._now_s))
         return item
 
     def remove(self, item: Range) -> None:
@@ -81,9 +90,15 @@ class Fetcher:
         Raises `ClosedError`, and what ended the fetching: `DataLost`, `UnknownStream`, …, and `Unavailable` or another
         error that has not passed within ``retry_timeout_ms``.
         """
+        if self._meter is not None:
+            self._meter.asks(self._now_s())
         item = await self.arrivals.take()
-        if item is not None and item.fetched is None:
+        if item is None:
+            return None
+        if item.fetched is None:
             self._running -= item.gap is None
+        elif item.came is not None and self._meter is not None:
+            self._meter.taken(item.fetched, item.came, self._now_s())
         return item
 
     async def fetched(self) -> Fetched | None:
@@ -166,7 +181,7 @@ class Fetcher:
         """Queue what a range gave; whether there is more to read of it."""
         item.patience.succeeded()
         if fetched.buffers or (fetched.next != item.wanted.start and not item.is_group):
-            self.arrivals.put(Arrived(item, fetched))
+            self._arrived(item, fetched)
         return self._goes_on(item, fetched.next)
 
     def pushed(self, item: Range, run: Fetched) -> None:
@@ -176,8 +191,14 @@ class Fetcher:
             run.taken()  # of the entry's next group: somebody else's, perhaps
             self._goes_on(item, run.next)
             return
+        self._arrived(item, run)
         item.advance(run.next)
-        self.arrivals.put(Arrived(item, run))
+
+    def _arrived(self, item: Range, fetched: Fetched) -> None:
+        came = None
+        if self._meter is not None and self._meter.watches:
+            came = self._meter.came(fetched, self._home(item)[1], self._now_s())
+        self.arrivals.put(Arrived(item, fetched, came=came))
 
     def push_ended(self, home: Home, item: Range, end: SubscriptionEnd) -> None:
         """Nothing more is pushed of a range by this broker, for now."""

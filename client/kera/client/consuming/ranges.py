@@ -49,6 +49,13 @@ class Range:
         self.wanted = self.wanted._replace(start=position)
 
 
+class Came(NamedTuple):
+    """When something came that is measured, and from where."""
+
+    broker_id: int
+    at_s: float
+
+
 class Arrived(NamedTuple):
     """What came of a range: chunks, the news that something is gone, or its end."""
 
@@ -57,3 +64,5 @@ class Arrived(NamedTuple):
     """It may be without chunks, when all that came of it is that the range goes on at another place."""
     gap: DataLost | None = None
     """What is gone of a group; what comes then is behind it."""
+    came: Came | None = None
+    """When chunks came that are measured."""

@@ -1,0 +1,147 @@
+"""What a consumer of a group measures of streams with a latency constraint, and tells their brokers.
+
+Who is pushed to sends no requests that a report could ride on, and an answer that was waited for says little of clocks.
+So reports go by themselves: a request to read that names no ranges, to each broker that chunks come from; while
+there is no constraint, only now and then, to learn of one. A consumer without a group does nothing of this.
+
+Measured is each run of chunks that came together, by its oldest one: from its ``created_us`` until it came (HAND_OVER,
+which the broker puts right), until it was taken (PREFETCH), and until the next one was asked for (WORK). Own times are
+those of a clock that is never set; what the broker's time of day is by it, its answers tell.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from struct import Struct
+
+from kera.client.cluster.cluster import Cluster
+from kera.client.cluster.fetch import Fetched
+from kera.client.consuming.ranges import Came, Home
+from kera.client.types import StreamDescription
+from kera.core.errors import KeraError
+from kera.core.latency.hop import Hop
+from kera.core.latency.offset import ClockOffset
+from kera.core.latency.report import SAMPLES_MAX, Of, add_sample
+from kera.core.latency.sample import Sample
+from kera.core.rpc import api
+from kera.v1 import broker_pb2, latency_pb2
+
+TIMEOUT_S = 5.0
+VALID_S_MAX = 60.0
+WATCHED_MAX = 1000
+"""Streams of a broker that are measured."""
+_CREATED_US = Struct("<56xq")
+"""At the beginning of a chunk."""
+
+
+class ReaderMeter:
+    """See the head of this module. Nothing here does I/O; times in seconds are on the loop's clock."""
+
+    def __init__(self, consumer_group: str) -> None:
+        self._consumer_group = consumer_group
+        self._watched: dict[int, float] = {}
+        """Streams with a constraint, and until when that is known."""
+        self._samples: dict[int, dict[Of, Sample]] = {}
+        """By broker."""
+        self._offsets: dict[int, ClockOffset] = {}
+        self._at_work: tuple[int, Fetched, float] | None = None
+        """What was taken last, from which broker, and when."""
+
+    @property
+    def watches(self) -> bool:
+        """Whether there is a stream to measure."""
+        return bool(self._watched)
+
+    def came(self, fetched: Fetched, broker_id: int, now_s: float) -> Came | None:
+        """Chunks have come from a broker; None: they are not measured."""
+        if not fetched.buffers or self._watched.get(fetched.entry.stream_id, 0.0) <= now_s:
+            return None
+        offset = self._offsets[broker_id].best if broker_id in self._offsets else None
+        if offset is not None:
+            (created_us,) = _CREATED_US.unpack_from(fetched.buffers[0])
+            self._add(broker_id, fetched, Hop.HAND_OVER, round(now_s * 1e6) + offset.ahead_us - created_us)
+        return Came(broker_id, now_s)
+
+    def asks(self, now_s: float) -> None:
+        """The application asks for more: it is done with what it took last."""
+        if self._at_work is not None:
+            broker_id, fetched, taken_s = self._at_work
+            self._at_work = None
+            self._add(broker_id, fetched, Hop.WORK, round((now_s - taken_s) * 1e6))
+
+    def taken(self, fetched: Fetched, came: Came, now_s: float) -> None:
+        """The application takes what has come."""
+        self._add(came.broker_id, fetched, Hop.PREFETCH, round((now_s - came.at_s) * 1e6))
+        self._at_work = came.broker_id, fetched._replace(buffers=[], slot=None, on_taken=None), now_s
+
+    def _add(self, broker_id: int, fetched: Fetched, hop: Hop, us: int) -> None:
+        of = Of(fetched.entry.stream_id, fetched.entry.streamlet_id, hop, self._consumer_group)
+        self._samples.setdefault(broker_id, {}).setdefault(of, Sample()).add(us)
+
+    def report(self, broker_id: int, stream_ids: Iterable[int]) -> latency_pb2.LatencyReport:
+        """What to tell a broker, of which these streams are read."""
+        report, samples = latency_pb2.LatencyReport(), self._samples.get(broker_id, {})
+        while samples and len(report.samples) < SAMPLES_MAX - 1:
+            add_sample(report, *samples.popitem())
+        told = {sample.stream_id for sample in report.samples}
+        for stream_id in sorted(set(stream_ids) - told)[: SAMPLES_MAX - len(report.samples)]:
+            report.samples.add(stream_id=stream_id)
+        best = self._offsets[broker_id].best if broker_id in self._offsets else None
+        if best is not None:
+            report.clock_error_us = best.error_us
+        return report
+
+    def answered(
+        self, broker_id: int, answer: broker_pb2.MultiReadChunksResponse, asked_s: float, now_s: float
+    ) -> None:
+        """A broker has answered a report."""
+        if answer.broker_time_us:
+            offset = self._offsets.setdefault(broker_id, ClockOffset())
+            offset.answered(round(asked_s * 1e6), round(now_s * 1e6), answer.broker_time_us)
+        self._watched = {stream_id: until_s for stream_id, until_s in self._watched.items() if until_s > now_s}
+        for each in answer.advice:
+            if each.stream_id in self._watched or len(self._watched) < WATCHED_MAX:
+                self._watched[each.stream_id] = now_s + min(each.valid_ms / 1000, VALID_S_MAX)
+        if not self._watched:
+            self._samples.clear()
+
+    def keep(self, broker_ids: Collection[int]) -> None:
+        """Nothing comes from other brokers any more."""
+        self._samples = {broker_id: samples for broker_id, samples in self._samples.items() if broker_id in broker_ids}
+        self._offsets = {broker_id: offset for broker_id, offset in self._offsets.items() if broker_id in broker_ids}
+
+
+def streams_by_broker(
+    streams: Mapping[int, StreamDescription], homes: Sequence[Iterable[Home]]
+) -> dict[int, list[StreamDescription]]:
+    """The brokers that chunks come from, with the streams that are read there. `homes`: of those who read."""
+    found: dict[int, list[StreamDescription]] = {}
+    for stream_id, broker_id in dict.fromkeys(home for each in homes for home in each):
+        stream = streams[stream_id]
+        if broker_id in stream.brokers:
+            found.setdefault(broker_id, []).append(stream)
+    return found
+
+
+async def tell_brokers(
+    cluster: Cluster,
+    meter: ReaderMeter,
+    homes: Callable[[], Mapping[int, list[StreamDescription]]],
+    now_s: Callable[[], float],
+) -> None:
+    """Report until cancelled. `homes`: the brokers that chunks come from, with the streams that are read there."""
+    while True:
+        await asyncio.sleep(cluster.timing.latency_report_s if meter.watches else cluster.timing.latency_learn_s)
+        found = homes()
+        meter.keep(found)
+        for broker_id, streams in found.items():
+            report = meter.report(broker_id, [stream.stream_id for stream in streams])
+            request = broker_pb2.MultiReadChunksRequest(latency=report)
+            try:
+                channel = await cluster.channel(streams[0], broker_id)
+                asked_s = now_s()
+                reply = await channel.submit(api.MULTI_READ_CHUNKS, request, timeout_s=TIMEOUT_S)
+            except KeraError:
+                continue  # whoever reads tells what is wrong with it
+            meter.answered(broker_id, reply.message, asked_s, now_s())

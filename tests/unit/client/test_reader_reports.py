@@ -1,0 +1,165 @@
+"""What consumers of groups measure of streams with a latency constraint, and tell their brokers."""
+
+import asyncio
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from kera.client.cluster.fetch import Fetched
+from kera.client.cluster.timing import Timing
+from kera.client.consuming.consumer import Consumer
+from kera.client.consuming.fetcher import Fetcher
+from kera.client.consuming.ranges import Came
+from kera.client.consuming.reader_reports import VALID_S_MAX, ReaderMeter
+from kera.client.settings import ConsumerSettings
+from kera.core.chunk import encode_chunk
+from kera.core.ids import EARLIEST, EntryId
+from kera.core.latency.hop import Hop
+from kera.core.latency.report import SAMPLES_MAX, checked
+from kera.v1 import broker_pb2, latency_pb2
+from tests.unit.client.conftest import MakeProducer
+from tests.unit.client.producer_support import give
+from tests.unit.client.support import WAIT_S, FakeCluster, until
+
+STREAM_ID = 7
+BROKER_ID = 3
+BUDGET = latency_pb2.StreamBudget(stream_id=STREAM_ID, window_ms=60_000, hand_over_us=5_000)
+
+
+def fetched(created_us: int = 1_000_000, streamlet: int = 0) -> Fetched:
+    chunk = encode_chunk(
+        b"x" * 8, record_count=1, stream_id=STREAM_ID, streamlet_id=streamlet, schema_id=1, producer_id=1,
+        producer_epoch=1, sequence=0, created_us=created_us, min_timestamp_us=0, max_timestamp_us=0,
+    )  # fmt: skip
+    where = EntryId(STREAM_ID, streamlet, 0)
+    return Fetched(where, EARLIEST, EARLIEST, [pa.py_buffer(chunk.to_bytes())], 0, None)
+
+
+def answer(broker_time_us: int = 0, valid_ms: int = 5_000) -> broker_pb2.MultiReadChunksResponse:
+    advice = latency_pb2.ReaderAdvice(stream_id=STREAM_ID, valid_ms=valid_ms)
+    return broker_pb2.MultiReadChunksResponse(advice=[advice], broker_time_us=broker_time_us)
+
+
+def taken(meter: ReaderMeter, what: Fetched, came_s: float, taken_s: float, done_s: float) -> Came | None:
+    came = meter.came(what, BROKER_ID, came_s)
+    if came is not None:
+        meter.taken(what, came, taken_s)
+    meter.asks(done_s)
+    return came
+
+
+def told(meter: ReaderMeter) -> dict[Hop, tuple[int, int]]:
+    return {of.hop: (sample.count, sample.sum_us) for of, sample in checked(meter.report(BROKER_ID, [STREAM_ID]))}
+
+
+class TestMeter:
+    def test_nothing_is_measured_without_a_constraint(self) -> None:
+        meter = ReaderMeter("app")
+        assert taken(meter, fetched(), 1.0, 1.1, 1.2) is None
+        assert not meter.watches
+        report = meter.report(BROKER_ID, [STREAM_ID])
+        assert [(sample.stream_id, sample.count) for sample in report.samples] == [(STREAM_ID, 0)]
+
+    def test_each_hop(self) -> None:
+        """The broker's clock is 5,000 s ahead of ours, as an answer says that took 2 ms."""
+        meter = ReaderMeter("app")
+        meter.answered(BROKER_ID, answer(5_000_000_000), -0.001, 0.001)
+        what = fetched(created_us=5_000_900_000)
+        assert taken(meter, what, 1.0, 1.25, 1.5) == Came(BROKER_ID, 1.0)
+        report = meter.report(BROKER_ID, [STREAM_ID])
+        assert report.clock_error_us == 1_000
+        assert {sample.consumer_group for sample in report.samples} == {"app"}
+        hops = {of.hop: (sample.count, sample.sum_us) for of, sample in checked(report)}
+        assert hops == {Hop.HAND_OVER: (1, 100_000), Hop.PREFETCH: (1, 250_000), Hop.WORK: (1, 250_000)}
+        assert told(meter) == {}
+
+    def test_without_the_brokers_time_there_is_no_hand_over(self) -> None:
+        meter = ReaderMeter("app")
+        meter.answered(BROKER_ID, answer(), 0.0, 0.001)
+        taken(meter, fetched(), 1.0, 1.25, 1.5)
+        assert told(meter).keys() == {Hop.PREFETCH, Hop.WORK}
+
+    def test_advice_counts_for_a_while(self) -> None:
+        meter = ReaderMeter("app")
+        meter.answered(BROKER_ID, answer(valid_ms=(1 << 32) - 1), 0.0, 0.0)
+        assert taken(meter, fetched(), VALID_S_MAX - 1, VALID_S_MAX, VALID_S_MAX) is not None
+        assert taken(meter, fetched(), VALID_S_MAX + 1, VALID_S_MAX + 1, VALID_S_MAX + 1) is None
+        meter.answered(BROKER_ID, broker_pb2.MultiReadChunksResponse(), VALID_S_MAX + 1, VALID_S_MAX + 1)
+        assert not meter.watches
+        assert told(meter) == {}
+
+    def test_what_does_not_fit_is_told_the_next_time(self) -> None:
+        meter = ReaderMeter("app")
+        meter.answered(BROKER_ID, answer(), 0.0, 0.0)
+        for streamlet in range(SAMPLES_MAX):
+            taken(meter, fetched(streamlet=streamlet), 1.0, 1.0, 1.0)
+        reports = [checked(meter.report(BROKER_ID, [])) for _ in range(4)]
+        assert [len(report) for report in reports] == [SAMPLES_MAX - 1, SAMPLES_MAX - 1, 2, 0]
+        assert len({of for report in reports for of, _ in report}) == 2 * SAMPLES_MAX
+
+    def test_of_brokers_that_nothing_comes_from_any_more_nothing_is_kept(self) -> None:
+        meter = ReaderMeter("app")
+        meter.answered(BROKER_ID, answer(1), 0.0, 0.0)
+        taken(meter, fetched(), 1.0, 1.0, 1.0)
+        meter.keep([BROKER_ID + 1])
+        assert told(meter) == {}
+        assert meter.report(BROKER_ID, []).clock_error_us == 0
+
+
+@pytest.fixture
+def quick(cluster: FakeCluster) -> FakeCluster:
+    cluster.timing = Timing(latency_report_s=0.01, latency_learn_s=0.01)
+    return cluster
+
+
+def reader_hops(cluster: FakeCluster) -> set[tuple[Hop, str]]:
+    figures = cluster.service.latency.figures()
+    return {(each.hop, each.consumer_group) for each in figures if each.hop.of_reader}
+
+
+async def test_a_group_measures_a_stream_with_a_constraint(quick: FakeCluster, make_producer: MakeProducer) -> None:
+    quick.service.latency.set_budgets(1, [BUDGET])
+    producer = make_producer(quick)
+    async with Consumer(quick, ["s"], ConsumerSettings(consumer_group="app"), start="earliest") as consumer:  # type: ignore[arg-type]
+        await producer.prepare("s")
+        records = consumer.records()
+
+        async def all_measured() -> bool:
+            await give(producer.send("s", b"x"))
+            await give(anext(records))
+            return reader_hops(quick) == {(hop, "app") for hop in Hop if hop.of_reader}
+
+        async with asyncio.timeout(WAIT_S):
+            while not await all_measured():
+                pass
+    assert all(figures.mean_us < 60_000_000 for figures in quick.service.latency.figures())
+
+
+@pytest.mark.parametrize("settings", [{}, {"consumer_group": "app"}])
+async def test_others_ask_for_nothing(
+    quick: FakeCluster, make_producer: MakeProducer, monkeypatch: pytest.MonkeyPatch, settings: Any
+) -> None:
+    """Consumers without a group, and those that read what is there already."""
+    asked: list[str] = []
+    monkeypatch.setattr("kera.client.consuming.fetcher.tell_brokers", lambda *_: asked.append("asked"))
+    producer = make_producer(quick)
+    await producer.prepare("s")
+    await give(producer.send("s", b"x"))
+    fetcher = Fetcher(quick, ConsumerSettings(**settings), complete=bool(settings))  # type: ignore[arg-type]
+    try:
+        assert fetcher._meter is None
+        assert asked == []
+    finally:
+        await fetcher.close()
+
+
+async def test_a_broker_that_does_not_answer_is_asked_again(quick: FakeCluster, make_producer: MakeProducer) -> None:
+    producer = make_producer(quick)
+    await producer.prepare("s")
+    async with Consumer(quick, ["s"], ConsumerSettings(consumer_group="app"), start="earliest") as consumer:  # type: ignore[arg-type]
+        quick.loopback.closed = True
+        await give(producer.send("s", b"x"))
+        assert (await give(anext(consumer.records()))).value == b"x"
+        before = quick.counters.read_requests
+        await until(lambda: quick.counters.read_requests > before + 2)
