@@ -67,7 +67,7 @@ WITH_SEED := seed="$(SEED)"; seed="$${seed:-$$(od -An -N4 -tu4 /dev/urandom | tr
 .PHONY: bench-connect bench bench-compare bench-log bench-streamlets bench-requests bench-real-time
 .PHONY: bench-replication bench-recovery bench-migration bench-push bench-spark chaos-kill chaos-replicas chaos-control
 .PHONY: chaos-network chaos-access chaos-crowd chaos-silence chaos-push chaos-columnar chaos-spark chaos-epochs fuzz-log fuzz-replication fuzz-native fuzz-chunks fuzz-wire constraints clean
-.PHONY: bench-latency bench-smoke bench-stages bench-experiments bench-fairness bench-fairness-deep bench-soak chaos-restart chaos-hostile
+.PHONY: bench-latency bench-epochs bench-smoke bench-stages bench-experiments bench-fairness bench-fairness-deep bench-soak chaos-restart chaos-hostile
 .PHONY: docs dist test-spark-versions test-lakehouse test-native-asan sim sim-mutants
 
 # Versions of Spark that the connector works with, besides the one that is pinned.
@@ -193,6 +193,10 @@ bench-fairness: setup ## Send the largest request of every method, 40 at once, a
 
 bench-fairness-deep: setup ## Ask daemons that have much for all of it, 40 at once, and see what others wait for: five minutes.
 	@$(PY) -m bench.fairness_deep $(BENCH_ARGS)
+
+bench-epochs: setup ## Measure what epochs cost, and what one waits for; seven minutes. BENCH_ARGS are passed to the first.
+	@$(PY) -m bench.epochs $(BENCH_ARGS)
+	@$(PY) -m bench.epochs_live
 
 bench-soak: setup ## Hold a load for half an hour, and fail if anything drifts. BENCH_ARGS="--minutes 1" is a short one.
 	@$(PY) -m bench.soak $(BENCH_ARGS)

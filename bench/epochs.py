@@ -1,8 +1,9 @@
-"""What epochs cost beside reading as it comes: ``python -m bench.epochs``.
+"""What epochs cost beside reading as it comes, and what they bring over a strict merge: ``python -m bench.epochs``.
 
-One history over eight streamlets is read in turns, in the same cluster: by a plain consumer in batches, in epochs whose
-batches are in the order of entries, in epochs whose rows are sorted by time, and by a strict merge, record by record,
-of what eight plain readers give (StreamMine3G 4.2). Epochs go from shorter than a chunk to a tenth of all.
+For each length of epochs a history lies in eight streamlets, in chunks that end where epochs do, as producers cut them:
+so short epochs have small chunks. Each history is read in turns, in the same cluster: by a plain consumer, in epochs
+whose batches are in the order of entries, by an ordered consumer, and by a strict merge, record by record, of what
+eight plain readers give (StreamMine3G 3.6.4 and 4.2). What epochs cost while they are filled: `bench.epochs_live`.
 """
 
 from __future__ import annotations
@@ -12,94 +13,176 @@ import asyncio
 import heapq
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from itertools import repeat
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from bench.common import Figures
+from bench.common import BROKER, IN_MEMORY, Figures, say
+from bench.cpu import run_s
 from kera.client import EARLIEST, Client
 from kera.core.schema import DEFAULT_SCHEMA
-from kera.local.cluster import LocalCluster
+from kera.local.cluster import LocalCluster, RunningCluster
 
-STREAM = "history"
 PLAIN = "plain consumer"
+ENTRY_ORDER = "epochs, in the order of entries"
+ORDERED = "ordered consumer"
+STRICT = "strict merge, record by record"
 STREAMLETS = 8
-ARENA_BYTES = 1 << 30
-RECORDS_OF_BATCH = 1000
-VALUE = b"x" * 100
+ARENA_BYTES = 2 << 30
+RECORDS_PER_MS = 2
+"""Of event time, in each streamlet."""
+CHUNK_RECORDS_MAX = 1000
+CHUNKS_MAX = 20_000
+"""Of a history: with short epochs it has fewer records for that."""
+STRICT_RECORDS_MAX = 160_000
+"""The strict merge reads the first so many of a history: it is that slow."""
+RECORD_BYTES = 100
+VALUE = b"x" * RECORD_BYTES
 EPOCHS_MS = (1, 10, 100, 1000, 10_000)
-STRICT_SHARE = 10
-"""The strict merge reads one of so many records: it is that slow."""
+
+
+class Reading(NamedTuple):
+    """What one reader did with one history."""
+
+    records: int
+    seconds: float
+    client_s: float
+    """Of processors, all of this process."""
+    broker_s: float
+
+    @property
+    def thousands_per_s(self) -> float:
+        """Records."""
+        return self.records / self.seconds / 1000
+
+    @property
+    def millions_per_core_s(self) -> float:
+        """Records by the reader's processor time alone."""
+        return self.records / self.client_s / 1e6
+
+
+def chunk_records(epoch_ms: int) -> int:
+    """How many records a chunk of a history has."""
+    return min(CHUNK_RECORDS_MAX, RECORDS_PER_MS * epoch_ms)
+
+
+def history_records(epoch_ms: int, records_max: int) -> int:
+    """How many a history has, all chunks whole, and epochs, too."""
+    records = min(records_max, CHUNKS_MAX * chunk_records(epoch_ms))
+    of_epoch = STREAMLETS * RECORDS_PER_MS * epoch_ms
+    return max(1, records // of_epoch) * of_epoch
 
 
 def main() -> None:
     """Measure, and print."""
     parser = argparse.ArgumentParser(prog="python -m bench.epochs", description=__doc__.splitlines()[0])
-    parser.add_argument("--records", type=int, default=1_600_000, help="in all")
+    parser.add_argument("--records", type=int, default=1_600_000, help="of a history at most")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--history-s", type=int, default=100, help="over which the times of the records are spread")
+    parser.add_argument("--epochs-ms", type=int, nargs="+", default=EPOCHS_MS, metavar="MS")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="kera-bench-") as directory:
         figures = Figures("epochs", arguments, Path(directory))
-        with LocalCluster.running(data_dir=Path(directory), arena_bytes=ARENA_BYTES) as cluster:
-            asyncio.run(_measure(cluster.bootstrap, arguments, figures))
+        with cluster(Path(directory)) as running:
+            for epoch_ms, name, reading in readings(
+                running, arguments.epochs_ms, rounds=arguments.rounds, records_max=arguments.records
+            ):
+                figures.add(figure(epoch_ms, name), reading.thousands_per_s, "1000/s")
+                figures.add(core_figure(epoch_ms, name), reading.millions_per_core_s, "M/core-s")
     figures.print()
+    print(f"\nMillions of records per second of the reader's processor time:\n\n{table(figures, arguments.epochs_ms)}")
 
 
-async def _measure(bootstrap: str, arguments: argparse.Namespace, figures: Figures) -> None:
-    async with await Client.connect(bootstrap) as client:
-        await client.admin.create_stream(STREAM, streamlets=STREAMLETS, epoch_ms=1, punctuation="producers")
-        await _fill(client, arguments.records, arguments.history_s)
-        for _ in range(arguments.rounds):
-            await _time(figures, PLAIN, arguments.records, _plain(client))
-            for epoch_ms in EPOCHS_MS:
-                await _time(
-                    figures, f"epochs of {epoch_ms} ms, in entry order", arguments.records, _epochs(client, epoch_ms)
-                )
-                if epoch_ms >= 100:
-                    await _time(
-                        figures,
-                        f"epochs of {epoch_ms} ms, sorted",
-                        arguments.records,
-                        _epochs(client, epoch_ms, rows=True),
-                    )
-            await _time(figures, "strict merge", arguments.records // STRICT_SHARE, _strict(client, arguments.records))
-    plain = figures.median(PLAIN)
-    for epoch_ms in EPOCHS_MS:
-        name = f"epochs of {epoch_ms} ms, in entry order"
-        figures.notes[name] = f"of plain: {figures.median(name) / plain:.2f}"
-    strict = figures.median("strict merge")
-    name = f"epochs of {EPOCHS_MS[-1]} ms, sorted"
-    figures.notes[name] = f"of strict: {figures.median(name) / strict:.1f}"
+def cluster(directory: Path) -> AbstractContextManager[RunningCluster]:
+    """One broker, that keeps what it gets in memory."""
+    return LocalCluster.running(data_dir=directory, arena_bytes=ARENA_BYTES, broker_settings=IN_MEMORY)
 
 
-async def _time(figures: Figures, name: str, expected: int, reading: AsyncIterator[int]) -> None:
-    begun, read = time.perf_counter(), 0
-    async for records in reading:
-        read += records
-    seconds = time.perf_counter() - begun
-    if read < expected * 0.99:
-        raise SystemExit(f"{name}: {read} records were read, and not {expected}")
-    figures.add(name, read / seconds / 1000, "1000/s")
+def figure(epoch_ms: int, name: str) -> str:
+    """The name of a figure."""
+    return f"{name}, {epoch_ms} ms"
 
 
-async def _fill(client: Client, records: int, history_s: int) -> None:
-    """Each streamlet gets its share, in chunks whose times ascend; the last one closes all epochs."""
-    share = records // STREAMLETS
-    times = np.linspace(0, history_s * 1e6, share, dtype=np.int64)
-    values = pa.array([VALUE] * RECORDS_OF_BATCH, pa.binary())
-    for streamlet in range(STREAMLETS):
-        appender = await client.appender(
-            STREAM, producer_id=(1 << 63) + streamlet, producer_epoch=1, chunk_bytes_max=1 << 20
+def core_figure(epoch_ms: int, name: str) -> str:
+    """The name of a figure by processor time."""
+    return f"{figure(epoch_ms, name)}, by processor time"
+
+
+def table(figures: Figures, epochs_ms: Sequence[int] = EPOCHS_MS) -> str:
+    """The curve by processor time, which others on the machine disturb least, as Markdown."""
+    lines = [
+        "| epoch | records in a chunk | plain | entry order | ordered | strict merge | ordered / strict |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for epoch_ms in epochs_ms:
+        plain, entry, ordered, strict = (
+            figures.median(core_figure(epoch_ms, name)) for name in (PLAIN, ENTRY_ORDER, ORDERED, STRICT)
         )
-        sequence = 0
-        for sequence, first in enumerate(range(0, share, RECORDS_OF_BATCH)):
-            part = pa.array(times[first : first + RECORDS_OF_BATCH], pa.timestamp("us", "UTC"))
-            await appender.append(streamlet, rows_of(part, values), sequence)
-        last = pa.array([int(history_s * 1e6) + 2000 * EPOCHS_MS[-1]], pa.timestamp("us", "UTC"))
-        await appender.append(streamlet, rows_of(last, values), sequence + 1)
+        lines.append(
+            f"| {epoch_ms:,} ms | {chunk_records(epoch_ms):,} | {plain:.3g}"
+            f" | {entry:.3g} ({entry / plain:.2g} of plain)"
+            f" | {ordered:.3g} ({ordered / plain:.2g}) | {strict:.3g} | {ordered / strict:.2g} |"
+        )
+    return "\n".join(lines)
+
+
+def readings(
+    running: RunningCluster, epochs_ms: Sequence[int], *, rounds: int, records_max: int
+) -> Iterator[tuple[int, str, Reading]]:
+    """Each reader of each history, in turns."""
+    for epoch_ms in epochs_ms:
+        asyncio.run(_fill(running.bootstrap, epoch_ms, history_records(epoch_ms, records_max)))
+        say(f"epochs of {epoch_ms} ms: {history_records(epoch_ms, records_max):,} records")
+    for _ in range(rounds):
+        for epoch_ms in epochs_ms:
+            for name, read in READERS.items():
+                yield epoch_ms, name, asyncio.run(_read(running, epoch_ms, name, read, records_max))
+
+
+async def _read(running: RunningCluster, epoch_ms: int, name: str, read: Reader, records_max: int) -> Reading:
+    broker = running.processes[BROKER]
+    records = history_records(epoch_ms, records_max)
+    expected = min(records, STRICT_RECORDS_MAX) if name == STRICT else records
+    async with await Client.connect(running.bootstrap) as client:
+        await client.describe(_stream(epoch_ms))  # connected, and looked up
+        broker_s, client_s, begun = run_s(broker), time.process_time(), time.perf_counter()
+        found = 0
+        async for some in read(client, _stream(epoch_ms), expected):
+            found += some
+        reading = Reading(found, time.perf_counter() - begun, time.process_time() - client_s, run_s(broker) - broker_s)
+    if found < expected * 0.99:
+        raise SystemExit(f"{name}, epochs of {epoch_ms} ms: {found} records were read, and not {expected}")
+    return reading
+
+
+def _stream(epoch_ms: int) -> str:
+    return f"history-{epoch_ms}"
+
+
+async def _fill(bootstrap: str, epoch_ms: int, records: int) -> None:
+    """Each streamlet gets its share, in chunks whose times ascend; the last one closes all epochs."""
+    share, size = records // STREAMLETS, chunk_records(epoch_ms)
+    times = np.arange(share, dtype=np.int64) * 1000 // RECORDS_PER_MS
+    values = pa.array([VALUE] * size, pa.binary())
+    async with await Client.connect(bootstrap) as client:
+        await client.admin.create_stream(
+            _stream(epoch_ms), streamlets=STREAMLETS, epoch_ms=epoch_ms, punctuation="producers"
+        )
+
+        async def fill(streamlet: int) -> None:
+            appender = await client.appender(
+                _stream(epoch_ms), producer_id=(1 << 63) + streamlet, producer_epoch=1, chunk_bytes_max=1 << 20
+            )
+            chunks = [times[first : first + size] for first in range(0, share, size)]
+            for sequence, part in enumerate([*chunks, times[-1:] + 2000 * max(EPOCHS_MS)]):
+                column = pa.array(part, pa.timestamp("us", "UTC"))
+                await appender.append(streamlet, rows_of(column, values), sequence)
+
+        await asyncio.gather(*map(fill, range(STREAMLETS)))
 
 
 def rows_of(times: pa.Array, values: pa.Array) -> pa.RecordBatch:
@@ -109,37 +192,46 @@ def rows_of(times: pa.Array, values: pa.Array) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([times, keys, values[: len(times)], headers], schema=DEFAULT_SCHEMA)
 
 
-async def _plain(client: Client) -> AsyncIterator[int]:
-    async with client.consumer(STREAM, start="earliest", end="latest") as consumer:
+# -- the readers: each gives how many records have come ----------------------------------------------------------
+
+Reader = Callable[[Client, str, int], AsyncIterator[int]]
+
+
+async def _plain(client: Client, stream: str, _: int) -> AsyncIterator[int]:
+    async with client.consumer(stream, start="earliest", end="latest") as consumer:
         async for chunk in consumer.batches():
             yield chunk.batch.num_rows
 
 
-async def _epochs(client: Client, epoch_ms: int, *, rows: bool = False) -> AsyncIterator[int]:
-    async with client.epochs(STREAM, epoch_ms=epoch_ms, start="earliest", end="latest") as epochs:
+async def _entry_order(client: Client, stream: str, _: int) -> AsyncIterator[int]:
+    async with client.epochs(stream, start="earliest", end="latest") as epochs:
         async for epoch in epochs:
-            yield epoch.rows().num_rows if rows else epoch.records
+            yield epoch.records
 
 
-async def _strict(client: Client, records: int) -> AsyncIterator[int]:
-    """A part of each streamlet, record by record in the order of times."""
-    parts = []
-    share = records // STREAMLETS // STRICT_SHARE
+async def _ordered(client: Client, stream: str, _: int) -> AsyncIterator[int]:
+    async with client.ordered_consumer(stream, start="earliest", end="latest") as consumer:
+        async for ordered in consumer.batches():
+            yield ordered.batch.num_rows
+
+
+async def _strict(client: Client, stream: str, records: int) -> AsyncIterator[int]:
+    """The first of each streamlet, record by record in the order of times."""
+    parts, share = [], records // STREAMLETS
     for streamlet in range(STREAMLETS):
         times: list[int] = []
-        async for chunk in client.read_range(STREAM, streamlet, 0, EARLIEST, None):
+        async for chunk in client.read_range(stream, streamlet, 0, EARLIEST, None):
             times += chunk.batch["timestamp"].cast(pa.int64()).to_pylist()
             if len(times) >= share:
                 break
-        parts.append(_marked(times[:share], streamlet))
+        parts.append(zip(times[:share], repeat(streamlet), range(share), strict=False))
     count = 0
     for _ in heapq.merge(*parts):
         count += 1
     yield count
 
 
-def _marked(times: list[int], streamlet: int) -> Iterator[tuple[int, int]]:
-    return ((at, streamlet) for at in times)
+READERS: dict[str, Reader] = {PLAIN: _plain, ENTRY_ORDER: _entry_order, ORDERED: _ordered, STRICT: _strict}
 
 
 if __name__ == "__main__":

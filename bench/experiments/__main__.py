@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.common import directory, machine, parser, say
-from bench.experiments import checksum, report
+from bench.experiments import checksum, epochs, report
 from bench.experiments.catalogue import EXPERIMENTS
 from bench.experiments.measure import measure
 from bench.experiments.setup import Experiment
@@ -43,7 +43,8 @@ def run(arguments: argparse.Namespace) -> None:
         with directory(arguments) as folder:
             for experiment in chosen(arguments.only):
                 begun_s, found_machine = time.monotonic(), machine(out)
-                measured = measure(experiment, rounds=arguments.rounds, seconds=arguments.seconds, folder=folder)
+                measuring = epochs.measure if experiment is epochs.EXPERIMENT else measure
+                measured = measuring(experiment, rounds=arguments.rounds, seconds=arguments.seconds, folder=folder)
                 found = report.Found(
                     experiment,
                     found_machine,

@@ -10,6 +10,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator
 
+from bench.experiments.epochs import EXPERIMENT as EPOCHS
 from bench.experiments.setup import Claim, Consumer, Experiment, Place, Point, Setup
 from kera.core.settings import GIB, KIB, MIB
 
@@ -327,4 +328,5 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     _active_groups(),
     _replication(),
     _locality(),
+    EPOCHS,
 )

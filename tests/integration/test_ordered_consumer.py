@@ -274,3 +274,32 @@ async def test_the_command_line_prints_records_in_order(client: Client, cluster:
     assert (code, [row.get("value") for row in found]) == (0, ["1000", "2000", None, "3000"])
     assert found[2]["user"] == 1
     assert kera(cluster, "consume", "ordered-cli", "--ordered", "--epoch", "15ms")[0] == 1
+
+
+async def test_one_silent_entry_of_eight_is_promised_by_its_broker_or_named_to_who_asks_what_is_waited_for(
+    client: Client, cluster: RunningCluster
+) -> None:
+    for punctuation in ("clock", "producers"):
+        await client.admin.create_stream(
+            f"ordered-silent-{punctuation}", streamlets=8, epoch_ms=100, epoch_grace_ms=100, punctuation=punctuation
+        )
+    first = time.time_ns() // 100_000_000
+    times = [first * 100_000 + at for at in (1, 150_000, 350_000)]
+    for streamlet in range(8):
+        for name in ("ordered-silent-clock", "ordered-silent-producers"):
+            await write(client, name, *([at] for at in (times[:1] if streamlet == 5 else times)), streamlet=streamlet)
+    async with client.ordered_consumer("ordered-silent-clock", start=first) as consumer:
+        assert [record.timestamp_us for record in await taken(consumer, 22)] == 8 * times[:1] + 7 * times[
+            1:2
+        ] + 7 * times[2:]
+    async with client.ordered_consumer("ordered-silent-producers", start=first) as consumer:
+        reading = asyncio.ensure_future(taken(consumer, 1))
+        async with asyncio.timeout(WAIT_S):
+            while [entry.streamlet_id for entry in consumer.held_up_by()] != [5]:
+                await asyncio.sleep(0.01)
+        code, out, _ = kera(cluster, "epochs", "lag", "ordered-silent-producers", "--json")
+        behind = json.loads("\n".join(out))
+        assert (code, behind[0]["streamlet"], behind[0]["settled_us"]) == (0, 5, times[0])
+        assert not reading.done()
+        await write(client, "ordered-silent-producers", times[2:], streamlet=5)
+        assert [record.timestamp_us for record in await reading] == times[:1], "it went on when that was written"

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -15,8 +16,9 @@ from kera.client.chunk_batch import ChunkBatch, PushedSlot
 from kera.client.cluster.fetch import Fetched, Wanted
 from kera.client.epochs.entry_reader import EntryReader
 from kera.client.epochs.epoch import Epoch, in_order
-from kera.client.epochs.marks import Marker, epoch_of, split
+from kera.client.epochs.marks import Marker, epoch_of, parts
 from kera.client.epochs.merging import Decision, Reached, decide
+from kera.client.epochs.reader import pause_s
 from kera.client.settings import ConsumerSettings
 from kera.client.types import EntryBounds, StreamDescription
 from kera.core.chunk import HEADER_BYTES
@@ -55,12 +57,12 @@ def test_a_punctuation_counts_and_is_not_given() -> None:
 
 
 def test_chunks_that_came_together_are_parted_where_an_epoch_ends() -> None:
-    parts = [[1], [2, 3], [14], [9], [8, 35], [36]]
+    chunks = [[1], [2, 3], [14], [9], [8, 35], [36]]
     expected = [(0, [1, 2, 3]), (1, [14, 9]), (3, [8, 35, 36])]
-    assert marked([together(*parts)]) == expected
+    assert marked([together(*chunks)]) == expected
     assert marked([together([1], [9])]) == [(0, [1, 9])]
     by_one: dict[int, list[int]] = {}
-    for epoch, values in marked([chunk(each) for each in parts]):
+    for epoch, values in marked([chunk(each) for each in chunks]):
         by_one.setdefault(epoch, []).extend(values)
     assert list(by_one.items()) == expected, "as it is for who gets each by itself"
 
@@ -68,7 +70,7 @@ def test_chunks_that_came_together_are_parted_where_an_epoch_ends() -> None:
 def test_parts_know_where_they_begin_and_what_they_are() -> None:
     whole = together([1], [2, 3], [14], [9])
     end = list(whole.ends())[1][1]
-    first, rest = split(whole, 2, end)
+    first, rest = parts(whole, np.array([0, 2]))
     assert (first.start, first.next, rest.start, rest.next) == (whole.start, end, end, whole.next)
     assert [(each.header.first_record, each.header.record_count) for each in (first, rest)] == [(0, 3), (3, 2)]
     assert [(each.header.min_timestamp_us, each.header.max_timestamp_us) for each in (first, rest)] == [(1, 3), (9, 14)]
@@ -215,8 +217,7 @@ def test_records_without_a_time_have_that_of_their_own_chunk_however_it_came() -
     times = pa.array([None, 22, None], whole.batch.schema.field("timestamp").type)
     batch = whole.batch.set_column(0, "timestamp", times)
     whole = whole._replace(batch=batch, joined=bytes(headers))
-    parts = split(whole, 1, next(iter(whole.ends()))[1])
-    for chunks in ((whole,), parts):
+    for chunks in ((whole,), tuple(parts(whole, np.array([0, 1])))):
         found = epoch(*chunks, streams={7: StreamDescription.from_message(info)})
         assert found.late_records == 1
         assert found.rows()["value"].to_pylist() == [b"23", b"22", b"21"]
@@ -272,6 +273,11 @@ def test_what_is_older_than_a_column_has_nulls_there() -> None:
     newer = pa.record_batch({"at": pa.array([23], pa.timestamp("us")), "x": pa.array([1], pa.int8())})
     found = epoch(chunk([25, 21])._replace(batch=older), chunk([23])._replace(batch=newer), streams={7: stream}).rows()
     assert found["x"].to_pylist() == [None, 1, None]
+
+
+@pytest.mark.parametrize(("look_s", "pause"), [(0.0, 0.05), (0.001, 0.05), (0.02, 0.18), (0.1, 0.9), (5.0, 1.0)])
+def test_whoever_waits_looks_for_a_tenth_of_the_time(look_s: float, pause: float) -> None:
+    assert pause_s(look_s) == pytest.approx(pause)
 
 
 def test_nothing_has_no_time() -> None:

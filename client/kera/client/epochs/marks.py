@@ -11,10 +11,11 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from kera.client.chunk_batch import ChunkBatch
-from kera.core.chunk import HEADER_BYTES
-from kera.core.header_table import HEADER, column
+from kera.core.chunk import HEADER_BYTES, read_header
+from kera.core.header_table import HEADER, chunk_bytes, column
 from kera.core.punctuation import NO_TIME, is_punctuation
 
 
@@ -51,16 +52,9 @@ class Marker:
         watermarks = np.maximum.accumulate(column(headers, "max_timestamp_us"))
         watermarks = np.maximum(watermarks, self.watermark_us)
         numbers = watermarks // self._epoch_us
-        cuts = np.flatnonzero(numbers[1:] != numbers[:-1]) + 1
-        ends = list(chunk.ends())
+        firsts = np.concatenate(([0], np.flatnonzero(numbers[1:] != numbers[:-1]) + 1))
         self.watermark_us = int(watermarks[-1])
-        rest, passed = chunk, 0
-        for cut in cuts.tolist():
-            position = ends[cut - 1][1]
-            before, rest = split(rest, cut - passed, position)
-            yield Marked(int(numbers[cut - 1]), before)
-            passed = cut
-        yield Marked(int(numbers[-1]), rest)
+        yield from map(Marked, numbers[firsts].tolist(), parts(chunk, firsts))
 
     def _is_of_one_epoch(self, chunk: ChunkBatch) -> bool:
         """Whether all of them are, as can be seen at once: their times and the watermark are in one."""
@@ -68,24 +62,25 @@ class Marker:
         return first == epoch_of(max(self.watermark_us, chunk.header.max_timestamp_us), self._epoch_us)
 
 
-def split(chunk: ChunkBatch, chunks: int, position: tuple[int, int, int]) -> tuple[ChunkBatch, ChunkBatch]:
-    """Chunks that came together in two parts: the first `chunks` of them, up to `position`, and the rest."""
-    rest = chunk.rest(type(chunk.start)(*position))
-    rows = chunk.batch.num_rows - rest.batch.num_rows
-    joined = chunk.joined[: chunks * HEADER_BYTES]
-    header = chunk.header._replace(
-        record_count=rows, payload_bytes=rest.start.offset - chunk.start.offset - HEADER_BYTES
-    )
-    first = chunk._replace(batch=chunk.batch.slice(0, rows), header=header, next=rest.start, joined=joined)
-    return _with_times(first), _with_times(rest)
-
-
-def _with_times(chunk: ChunkBatch) -> ChunkBatch:
-    """With the times of its own chunks."""
+def parts(chunk: ChunkBatch, firsts: npt.NDArray[np.int64]) -> Iterator[ChunkBatch]:
+    """Chunks that came together, in parts: each begins with the chunk whose number is in `firsts`, the first with 0."""
     headers = np.frombuffer(chunk.joined, dtype=HEADER)
-    header = chunk.header._replace(
-        min_timestamp_us=int(headers["min_timestamp_us"].min()),
-        max_timestamp_us=int(headers["max_timestamp_us"].max()),
-        payload_crc32c=int(headers["payload_crc32c"][0]),
-    )
-    return chunk._replace(header=header)
+    lows = np.minimum.reduceat(column(headers, "min_timestamp_us"), firsts).tolist()
+    highs = np.maximum.reduceat(column(headers, "max_timestamp_us"), firsts).tolist()
+    counts = np.add.reduceat(column(headers, "record_count"), firsts).tolist()
+    sizes = np.add.reduceat(chunk_bytes(headers), firsts).tolist()
+    edges = [*(firsts * HEADER_BYTES).tolist(), len(chunk.joined)]
+    row, start = 0, chunk.start
+    for number, rows in enumerate(counts):
+        joined = chunk.joined[edges[number] : edges[number + 1]]
+        following = start._replace(offset=start.offset + sizes[number])
+        header = read_header(joined)._replace(
+            record_count=rows,
+            payload_bytes=sizes[number] - HEADER_BYTES,
+            min_timestamp_us=lows[number],
+            max_timestamp_us=highs[number],
+        )
+        yield chunk._replace(
+            batch=chunk.batch.slice(row, rows), header=header, start=start, next=following, joined=joined
+        )
+        row, start = row + rows, following

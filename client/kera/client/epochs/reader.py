@@ -29,6 +29,9 @@ ENDS = ("latest",)
 EPOCH_BYTES_MAX = 1 << 30
 POLL_S = 0.05
 """Between two looks at how far entries are that hold up an epoch."""
+PAUSE_S_MAX = 1.0
+LOOKS_SHARE = 0.1
+"""Of the time: brokers are not kept busy by readers that wait, however many entries these have."""
 PREFETCH_BYTES_MIN = 1 << 20
 """Of an entry, however many there are."""
 
@@ -64,6 +67,7 @@ class Epochs(AsyncIterator[Epoch]):
         self._end_at = None if end is None else _checked("end", end, ENDS)
         self._bytes_max = epoch_bytes_max
         self._epoch_us = 0
+        self._pause_s = POLL_S
         self._held_bytes = 0
         """Of what is at hand of all entries."""
         self._first: int | None = None
@@ -191,8 +195,11 @@ class Epochs(AsyncIterator[Epoch]):
                 self._held_bytes += reader.pending_bytes - before
                 self._check_size()
         if not found:
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(self._pause_s)
+            clock = self._cluster.runtime.clock
+            begun_s = clock.monotonic_s()
             await self._look()
+            self._pause_s = pause_s(clock.monotonic_s() - begun_s)
 
     async def _look(self) -> None:
         for name in self._names:
@@ -282,6 +289,11 @@ class Epochs(AsyncIterator[Epoch]):
         """Stop fetching. Epochs that were given out stay as they are."""
         self._closed = True
         await asyncio.gather(*(reader.close() for reader in self._readers.values()))
+
+
+def pause_s(look_s: float) -> float:
+    """How long to wait after a look that took so long."""
+    return min(PAUSE_S_MAX, max(POLL_S, look_s * (1 / LOOKS_SHARE - 1)))
 
 
 def _checked(what: str, place: Any, words: tuple[str, ...]) -> int | str:

@@ -92,8 +92,11 @@ class OrderedRows:
         self._times = np.concatenate([epoch.times(chunk) for chunk in chunks] or [np.zeros(0, np.int64)])
         self._order: Indexes = np.argsort(self._times, kind="stable")
         kinds: dict[_Kind, int] = {}
-        of_chunk = [kinds.setdefault(_kind_of(stream), len(kinds)) for stream in self._streams]
-        self._kinds = np.array(of_chunk, np.int64)
+        of_stream = {
+            stream_id: kinds.setdefault(_kind_of(epoch.streams[stream_id]), len(kinds))
+            for stream_id in dict.fromkeys(chunk.entry.stream_id for chunk in chunks)
+        }
+        self._kinds = np.array([of_stream[chunk.entry.stream_id] for chunk in chunks], np.int64)
         self._shifts = np.zeros(len(chunks), np.int64)
         """Of each chunk, what makes a place among those of its kind of a place in all rows."""
         self._tables: list[pa.Table] = []
