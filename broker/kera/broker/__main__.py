@@ -13,7 +13,7 @@ from typing import Any
 from kera.broker.counters import Counters, PushTotals
 from kera.broker.engine import LogEngine
 from kera.broker.figures import StreamFigures
-from kera.broker.health import watch_log, watch_registration
+from kera.broker.health import watch_clock, watch_log, watch_registration
 from kera.broker.heartbeat import HeartbeatReport
 from kera.broker.latency.manager import LatencyManager
 from kera.broker.latency.series import HopCollector
@@ -74,6 +74,7 @@ def _watch(monitor: Monitor, engine: LogEngine, broker: BrokerService, counters:
     )
     monitor.watch_streams(figures)
     watch_log(monitor.health, engine)
+    watch_clock(monitor.health, broker.clock_offset)
 
 
 @asynccontextmanager

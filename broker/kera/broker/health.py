@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kera.broker.engine import LogEngine
+from kera.broker.ownership.clock_offset import ClockOffset
 from kera.broker.ownership.lease import Lease
 from kera.broker.registration import BrokerRegistration
 from kera.core.clock import Clock
@@ -35,6 +36,22 @@ def watch_log(health: Health, engine: LogEngine) -> None:
     health.add("disk", disk)
     health.add("recovery", recovery)
     health.add("replication", replication)
+
+
+def watch_clock(health: Health, offset: ClockOffset) -> None:
+    """What there is to say of its clock: by that it promises that nothing older comes (docs/epochs.md)."""
+
+    def clock() -> Finding:
+        off_s = offset.least_us / 1e6
+        if offset.told_us is None:
+            return well(f"within {abs(off_s):.1f} s of the coordinator's, as far as is known")
+        direction = "ahead of" if off_s > 0 else "behind"
+        return concern(
+            f"it is {abs(off_s):.1f} s {direction} the coordinator's: epochs of streams with a grace of"
+            f" {offset.told_us / 1e6:g} s stay open where nobody writes; synchronize clocks (chrony, systemd-timesyncd)"
+        )
+
+    health.add("clock", clock)
 
 
 def watch_registration(health: Health, registration: BrokerRegistration, lease: Lease, clock: Clock) -> None:

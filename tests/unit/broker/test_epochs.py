@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from kera.broker.health import watch_clock
 from kera.broker.log.epochs import EpochRules
 from kera.broker.log.locate import Progress, Query, locate
 from kera.broker.log.segment import Segment
@@ -17,6 +18,7 @@ from kera.broker.ownership.clock_offset import ClockOffset
 from kera.core.chunk import HEADER_BYTES, iterate_chunks, verify_chunk
 from kera.core.errors import TimestampAhead
 from kera.core.ids import EARLIEST, Position
+from kera.core.monitoring.health import Health, State
 from kera.core.punctuation import FLAG, NO_TIME, encode_punctuation, is_punctuation
 from kera.core.rpc import api
 from kera.v1 import common_pb2
@@ -282,6 +284,21 @@ def test_a_clock_that_is_off_by_more_than_half_the_grace_is_told_once() -> None:
         offset.note(NOW_US, 0.0)
         assert offset.is_within(1_000_000)
     assert [line["log_level"] for line in lines] == ["warning", "info"]
+
+
+def test_a_clock_that_keeps_epochs_open_is_a_concern_of_the_broker() -> None:
+    offset = ClockOffset(lambda: NOW_US)
+    health = Health()
+    watch_clock(health, offset)
+    assert [(check.name, check.state) for check in health.checks()[1:]] == [("clock", State.OK)]
+    offset.note(NOW_US + 2_600_000, 0.0)
+    assert not offset.is_within(3_000_000)
+    check = health.checks()[-1]
+    assert check.state is State.WARNING
+    assert "2.5 s behind the coordinator's: epochs of streams with a grace of 3 s stay open" in check.text
+    offset.note(NOW_US, 0.0)
+    assert offset.is_within(3_000_000)
+    assert health.checks()[-1].state is State.OK
 
 
 async def test_a_client_cannot_write_a_punctuation(engine: Engine) -> None:

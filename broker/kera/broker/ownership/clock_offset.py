@@ -25,7 +25,7 @@ class ClockOffset:
         self._now_us = now_us
         self.least_us = 0
         """So far it is off at least; below 0: it is behind."""
-        self._told_us: int | None = None
+        self.told_us: int | None = None
         """The grace for which it is off, as was told; None: nothing was."""
 
     def note(self, coordinator_us: int, round_trip_s: float) -> None:
@@ -41,11 +41,11 @@ class ClockOffset:
     def is_within(self, grace_us: int) -> bool:
         """Whether what is promised by this clock can be kept by others."""
         within = abs(self.least_us) <= grace_us // 2
-        if within and grace_us == self._told_us:
-            self._told_us = None
+        if within and grace_us == self.told_us:
+            self.told_us = None
             log.info("the clock agrees with the coordinator's again: epochs of silent entries are closed")
-        elif not within and self._told_us is None:
-            self._told_us = grace_us
+        elif not within and self.told_us is None:
+            self.told_us = grace_us
             log.warning(
                 "the clock is off, so epochs of entries that nobody writes to stay open; see that clocks are set",
                 off_s=round(self.least_us / 1e6, 3),

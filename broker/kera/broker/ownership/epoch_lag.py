@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator
 from typing import NamedTuple
 
-from kera.broker.log.entry import Entry
 from kera.broker.log.epochs import NO_EPOCHS, EpochRules
 from kera.broker.log.streamlet import Streamlet
 from kera.broker.log.watermarks import watermark_of
@@ -61,11 +60,6 @@ def could_promise_us(streamlet: Streamlet, now_us: int, may_promise: Callable[[i
     return now_us - rules.grace_us if can else NO_TIME
 
 
-def settled_us(entry: Entry, promised_us: int) -> int:
-    """Up to there an entry is settled; `promised_us`: what could be promised of it. `NO_TIME`: by nothing."""
-    return max(watermark_of(entry), entry.promised_us, promised_us)
-
-
 def _of_streamlet(streamlet: Streamlet, promised_us: int, created_us: int) -> Furthest | None:
     found = None
     for index, time_us in _settled(streamlet, promised_us, created_us):
@@ -83,7 +77,7 @@ def _settled(streamlet: Streamlet, promised_us: int, created_us: int) -> Iterato
         first = next(index for index in range(len(entries)) if index not in entries.made_by_index)
         yield first, _known(max(entries.first_promise_us, promised_us), created_us)
     for entry in list(entries.made_by_index.values()):
-        time_us = settled_us(entry, promised_us)
+        time_us = max(watermark_of(entry), entry.promised_us, promised_us)
         if by_clock or time_us != NO_TIME:  # else it holds up nothing
             yield entry.index, _known(time_us, created_us)
 

@@ -13,7 +13,7 @@ from kera.broker.log.intervals import NO_END, interval_of
 from kera.broker.log.read_plan import entry_of, first_record, interval_at, resolve
 from kera.broker.log.streamlet import Streamlet
 from kera.broker.log.watermarks import end_of_written, watermark_of
-from kera.broker.ownership.epoch_lag import could_promise_us, settled_us
+from kera.broker.ownership.epoch_lag import could_promise_us
 from kera.broker.ownership.streams import Streams
 from kera.broker.serving.cursors import fill_cursor, position_of
 from kera.broker.serving.limits import ServingLimits
@@ -111,8 +111,10 @@ class Descriptions:
             row.watermark_us = watermark_us
         if entry.removed_watermark_us != NO_TIME:
             row.removed_watermark_us = entry.removed_watermark_us
-        if streamlet.epochs != NO_EPOCHS and (known_us := settled_us(entry, could_promise_us)) != NO_TIME:
-            row.settled_us = known_us
+        if streamlet.epochs != NO_EPOCHS:
+            settled_us = max(watermark_us, entry.promised_us, could_promise_us)
+            if settled_us != NO_TIME:
+                row.settled_us = settled_us
 
     def _promise(self, row: broker_pb2.EntryInfo, streamlet: Streamlet, entry: Entry) -> None:
         promised_us = streamlet.promise(entry)
