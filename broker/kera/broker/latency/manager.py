@@ -7,7 +7,8 @@ What is reported comes in terms that each sender can measure, see ``latency.prot
 * HAND_OVER is what readers see from a chunk's ``created_us``, by the clock of its writer, until they have it; less the
   hops before it, and put right by how far the clocks of writers are ahead.
 
-Of means that is exact; a p99 is put right by the same means, which is as good as can be known of sums.
+Of means that is exact. Of 99th percentiles those of the hops before are taken off, so that all of them come to that
+of the whole way, or to more.
 """
 
 from __future__ import annotations
@@ -161,7 +162,7 @@ class LatencyManager:
                 if not sample.count:
                     del watched.hops[hop, group]
                     continue
-                before_us = _before_us(watched, hop, now_s)
+                before_us, before_p99_us = _before_us(watched, hop, now_s)
                 worst_us, worst = running.worst(now_s)
                 mean_us = _less(sample.mean_us, before_us)
                 figures = Figures(
@@ -170,7 +171,7 @@ class LatencyManager:
                     group,
                     sample.count,
                     mean_us,
-                    max(mean_us, _less(sample.p99_us, before_us)),
+                    max(mean_us, _less(sample.p99_us, before_p99_us)),
                     max(mean_us, _less(worst_us, before_us)),
                     worst,
                 )
@@ -180,20 +181,22 @@ class LatencyManager:
         return found
 
 
-def _before_us(watched: _Watched, hop: Hop, now_s: float) -> float:
-    """What is in what was reported of a hop and does not belong to it."""
+def _before_us(watched: _Watched, hop: Hop, now_s: float) -> tuple[float, float]:
+    """What is in what was reported of a hop and does not belong to it: of the mean, and of the p99."""
     if hop is Hop.SEND:
-        return _mean_us(watched, [Hop.REPLICATE], now_s)
+        return _of_hops(watched, [Hop.REPLICATE], now_s)
     if hop is Hop.HAND_OVER:
         # What writers see of SEND has REPLICATE in it.
         way_in = [Hop.GATHER, Hop.SEND if (Hop.SEND, "") in watched.hops else Hop.REPLICATE]
-        return _mean_us(watched, way_in, now_s) - (watched.ahead.mean(now_s) or 0.0)
-    return 0.0
+        mean_us, p99_us = _of_hops(watched, way_in, now_s)
+        ahead_us = watched.ahead.mean(now_s) or 0.0
+        return mean_us - ahead_us, p99_us - ahead_us
+    return 0.0, 0.0
 
 
-def _mean_us(watched: _Watched, hops: Sequence[Hop], now_s: float) -> float:
-    running = [watched.hops[hop, ""] for hop in hops if (hop, "") in watched.hops]
-    return float(sum(each.sample(now_s).mean_us for each in running))
+def _of_hops(watched: _Watched, hops: Sequence[Hop], now_s: float) -> tuple[float, float]:
+    samples = [watched.hops[hop, ""].sample(now_s) for hop in hops if (hop, "") in watched.hops]
+    return float(sum(each.mean_us for each in samples)), float(sum(each.p99_us for each in samples))
 
 
 def _less(us: int, before_us: float) -> int:

@@ -114,6 +114,15 @@ class TestFigures:
         }
         assert found[Hop.HAND_OVER, "app"].p99_us >= 1_500
 
+    def test_the_99th_percentiles_come_to_that_of_the_whole_way(self, manager: LatencyManager) -> None:
+        waits = [100 * number for number in range(1, 201)]
+        manager.reported([(Of(7, 0, Hop.GATHER), sample(*waits))])
+        manager.reported([(Of(7, 0, Hop.HAND_OVER, "app"), sample(*(us + 500 for us in waits)))])
+        found = by_hop(manager)
+        assert found[Hop.HAND_OVER, "app"].mean_us == 500
+        together_us = found[Hop.GATHER, ""].p99_us + found[Hop.HAND_OVER, "app"].p99_us
+        assert 200 * 99 + 500 <= together_us <= max(waits) + 500 + 1
+
     def test_none_is_less_than_nothing(self, manager: LatencyManager) -> None:
         manager.replicated([7], 4.0)
         manager.reported([(Of(7, 0, Hop.SEND), sample(5_000)), (Of(7, 0, Hop.HAND_OVER, "app"), sample(9_000))])

@@ -1,0 +1,92 @@
+"""Latency constraints with real daemons: what is measured of a path, and what chunks wait for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from kera.client import Client, GroupConsumer, Producer
+from kera.client.settings import SharedMemory
+from kera.local.cluster import RunningCluster
+
+pytestmark = pytest.mark.timeout(180)
+LIMIT_MS = 400
+PAUSE_S = 0.004
+HOPS = ["gather", "send", "replicate", "hand-over", "prefetch", "work"]
+
+
+@pytest.fixture
+async def client(cluster: RunningCluster) -> AsyncIterator[Client]:
+    async with await Client.connect(cluster.bootstrap) as connected:
+        yield connected
+
+
+async def write(producer: Producer, stream: str) -> None:
+    """Records, until cancelled."""
+    number = 0
+    while True:
+        producer.send(stream, b"x" * 100, streamlet=number % 2)
+        number += 1
+        await asyncio.sleep(PAUSE_S)  # sleep: the load
+
+
+async def read(consumer: GroupConsumer, begun: asyncio.Event) -> None:
+    """All that comes, until cancelled."""
+    async for _ in consumer.batches():
+        begun.set()
+
+
+@pytest.mark.parametrize("shared_memory", ["always", "never"])
+async def test_all_hops_of_a_path_are_measured_and_chunks_fill(client: Client, shared_memory: SharedMemory) -> None:
+    stream, group = f"clicks-{shared_memory}", f"enrich-{shared_memory}"
+    await client.admin.create_stream(stream, streamlets=2)
+    async with (
+        client.group_consumer(group, stream, shared_memory=shared_memory) as consumer,
+        client.producer() as producer,
+        asyncio.TaskGroup() as tasks,
+    ):
+        await producer.prepare(stream)
+        begun = asyncio.Event()
+        load = [tasks.create_task(write(producer, stream)), tasks.create_task(read(consumer, begun))]
+        await begun.wait()
+        await client.latency.create(stream, [stream, f"group:{group}"], LIMIT_MS, window_ms=2_000)
+        async with asyncio.timeout(120):
+            while True:
+                found = await client.latency.describe(stream)
+                gather = next((hop for hop in found.hops if hop.hop == "gather"), None)
+                if (
+                    [hop.hop for hop in found.hops if hop.chunks] == HOPS
+                    and gather is not None
+                    and gather.mean_us > LIMIT_MS * 1000 / 4  # a quarter, and not as long as a request takes
+                ):
+                    break
+                await asyncio.sleep(0.2)
+        assert gather.advised_us <= LIMIT_MS * 1000 * 0.9
+        for task in load:
+            task.cancel()
+    await client.latency.delete(stream)
+
+
+async def test_two_streams_of_which_one_has_a_constraint(client: Client) -> None:
+    """Chunks of the other go at once, through the same broker and from the same producer."""
+    for stream in ("slow", "quick"):
+        await client.admin.create_stream(stream, streamlets=2)
+    await client.latency.create("of-slow", ["slow"], LIMIT_MS, window_ms=1_000)
+    loop = asyncio.get_running_loop()
+    async with client.producer() as producer:
+
+        async def took_s(stream: str) -> float:
+            begun_s = loop.time()
+            await producer.send(stream, b"x")
+            return loop.time() - begun_s
+
+        for stream in ("slow", "quick"):
+            await producer.prepare(stream)
+        async with asyncio.timeout(120):
+            while await took_s("slow") < LIMIT_MS / 1000 / 4:
+                await asyncio.sleep(PAUSE_S)
+            while await took_s("quick") > LIMIT_MS / 1000 / 8:  # a machine may be busy, but not each time
+                pass
+    await client.latency.delete("of-slow")
