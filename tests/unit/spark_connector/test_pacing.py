@@ -193,6 +193,16 @@ def test_a_query_that_asks_at_once_is_held_back_for_a_moment() -> None:
 def test_a_query_whose_trigger_comes_too_late_begins_now() -> None:
     assert pause(1.5, 1.0) == Pause(0.0, again=False)
     assert pause(0.9, 1.0) is None
+    assert pause(1.2, 1.0, 0.3) is None
+
+
+def test_a_look_that_takes_long_is_begun_sooner() -> None:
+    found = pause(0.15, 0.01, 0.1)
+
+    assert found is not None
+    assert found.again
+    assert found.sleep_s == pytest.approx(0.05)
+    assert pause(0.1, 0.01, 0.1) is None
 
 
 # --- how old what waits is ----------------------------------------------------------------------------------

@@ -210,17 +210,18 @@ class Pause(NamedTuple):
     """Look again after that, and answer then; else the answer is that nothing is new."""
 
 
-def pause(wait_s: float, recall_s: float) -> Pause | None:
-    """How to wait for `wait_s` if Spark asks again `recall_s` after it was told that nothing is new; None: it would be
-    too late then, so begin now.
+def pause(wait_s: float, recall_s: float, look_s: float = 0.0) -> Pause | None:
+    """How to wait for `wait_s` if Spark asks again `recall_s` after it was told that nothing is new, and a look at the
+    cluster takes `look_s`; None: it would be too late then, so begin now.
 
     Spark asks again at once, or when its trigger says. In the first case the answer is held back for a while, so that
     it does not ask a hundred times a second; in the second one nothing is won by that.
     """
+    wait_s -= look_s
     if recall_s > HOLD_S:
         return Pause(0.0, again=False) if wait_s >= recall_s else None
     if wait_s <= HOLD_S + recall_s:
-        return Pause(wait_s, again=True) if wait_s > 0 else None
+        return Pause(wait_s, again=True) if wait_s >= MOMENT_S else None
     return Pause(HOLD_S, again=False)
 
 

@@ -1,9 +1,9 @@
 """The pace of a query with ``latencyTarget``: what `planning.pacing` decides, with the clocks and the cluster.
 
-How long a micro-batch takes Spark does not say. It is under way from the answer that plans it until Spark shows that it
-is done: by asking what is behind it, by committing it, or (only sources in the JVM) by asking for metrics, which comes
-first. With a trigger interval Spark asks at the next tick only; so with Python workers micro-batches seem to take whole
-intervals there, and the target holds with more to spare than needed.
+How long a micro-batch takes Spark does not say. It is under way from when it was decided that it begins until Spark
+shows that it is done: by asking what is behind it, by committing it, or (only sources in the JVM) by asking for
+metrics, which comes first. With a trigger interval Spark asks at the next tick only; so with Python workers
+micro-batches seem to take whole intervals there, and the target holds with more to spare than needed.
 
 A question that is asked while what waits can wait is answered with "nothing new", as Spark itself does not wait. It
 asks again after ten milliseconds, and each question costs a look at the cluster; so the answer is held back for a
@@ -68,6 +68,12 @@ class QueryPace:
         """Since when Spark knows that nothing is new."""
         self._recalls_s: deque[float] = deque(maxlen=RECALLS)
         """After how long it has asked again."""
+        self._looking_s = now_s()
+        """Since when the cluster is looked at."""
+        self._looks_s: deque[float] = deque(maxlen=RECALLS)
+        """How long that has taken."""
+        self._decided_s = 0.0
+        """When it was last decided what to do."""
         self._pause: Pause | None = None
         """How the question at hand is to wait."""
         self._held_s: float | None = None
@@ -90,6 +96,7 @@ class QueryPace:
         if self._idle_s is not None:
             self._recalls_s.append(self._now_s() - self._idle_s)
             self._idle_s = None
+        self._looking_s = self._now_s()
 
     def again(self) -> bool:
         """Nothing is new, or is to be: whether to look again, after a moment that has passed then, before Spark is told
@@ -99,6 +106,7 @@ class QueryPace:
         if waits is not None and waits.sleep_s > 0:
             self._sleep(waits.sleep_s)
         if waits is not None and waits.again:
+            self._looking_s = self._now_s()
             return True
         self._idle_s = self._now_s()
         return False
@@ -123,6 +131,7 @@ class QueryPace:
             {name: of[name] for name in waiting} for of in (advance.start.places(), advance.heads.places())
         )
         self._arrivals.look(starts, heads, self._now_s())
+        self._looks_s.append(self._now_s() - self._looking_s)
         self._waiting_bytes = sum(entry.bytes for entry in waiting.values())
         pace = self._decide(self._pacer, starts)
         if waiting and pace.wait_s > 0 and self._looked_at != starts:
@@ -130,7 +139,7 @@ class QueryPace:
             await self._look(client, starts, heads)
             pace = self._decide(self._pacer, starts)
         if waiting and pace.wait_s > 0 and not _is_enough(waiting, limits, waited_ms):
-            self._pause = pause(pace.wait_s, max(self._recalls_s, default=RECALL_S))
+            self._pause = pause(pace.wait_s, max(self._recalls_s, default=RECALL_S), max(self._looks_s))
             if self._pause is not None:
                 self._held_s = self._now_s() if self._held_s is None else self._held_s
                 return None
@@ -142,9 +151,8 @@ class QueryPace:
         """A micro-batch begins now."""
         if self._pacer is None or self._pace is None:
             return
-        now_s = self._now_s()
-        self._under_way = _UnderWay(end, of_bytes, now_s)
-        held_s = 0.0 if self._held_s is None else now_s - self._held_s
+        self._under_way = _UnderWay(end, of_bytes, self._decided_s)
+        held_s = 0.0 if self._held_s is None else self._decided_s - self._held_s
         self._held_s = None
         self._pacer.began(self._waiting_bytes, of_bytes)
         self._figures = {
@@ -185,7 +193,8 @@ class QueryPace:
     # -- helpers -----------------------------------------------------------------------------------------------
 
     def _decide(self, pacer: Pacer, starts: Mapping[EntryName, EntryOffset]) -> Pace:
-        return pacer.decide(self._waiting_bytes, self._arrivals.oldest_s(starts, self._now_s()))
+        self._decided_s = self._now_s()
+        return pacer.decide(self._waiting_bytes, self._arrivals.oldest_s(starts, self._decided_s))
 
     async def _look(
         self, client: Client, starts: Mapping[EntryName, EntryOffset], heads: Mapping[EntryName, EntryOffset]
