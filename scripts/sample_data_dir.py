@@ -39,22 +39,32 @@ CHUNKS = 12
 START_US = 1_700_000_000_000_000
 
 
-def write(data_dir: Path, *, clean: bool = True, commit_chunks: int = 1, ticked: bool = True) -> None:
+def write(
+    data_dir: Path, *, clean: bool = True, commit_chunks: int = 1, ticked: bool = True, punctuated: bool = False
+) -> None:
     """Write the directory, which must not exist.
 
     `clean`: as a broker leaves it that was stopped, else as the crash of a host does, some time (`ticked`) or at once
-    after the last commit. `commit_chunks`: how many chunks are committed at once.
+    after the last commit. `commit_chunks`: how many chunks are committed at once. `punctuated`: with a punctuation
+    behind every chunk, which the sample has not: it is from before there were any.
     """
     directory = BrokerDirectory(data_dir)
     try:
         directory.store(BROKER_ID, CLUSTER_ID)
         with tempfile.TemporaryDirectory(prefix="kera-sample-", dir="/dev/shm") as shm_dir:
-            _write_log(data_dir / "log", Path(shm_dir), clean=clean, commit_chunks=commit_chunks, ticked=ticked)
+            _write_log(
+                data_dir / "log",
+                Path(shm_dir),
+                clean=clean,
+                commit_chunks=commit_chunks,
+                ticked=ticked,
+                punctuated=punctuated,
+            )
     finally:
         directory.close()
 
 
-def _write_log(root: Path, shm_dir: Path, *, clean: bool, commit_chunks: int, ticked: bool) -> None:
+def _write_log(root: Path, shm_dir: Path, *, clean: bool, commit_chunks: int, ticked: bool, punctuated: bool) -> None:
     root.mkdir()
     index = SegmentIndex.open(root / "index")
     store = SegmentStore(root, LocalDisk(root), index)
@@ -73,9 +83,15 @@ def _write_log(root: Path, shm_dir: Path, *, clean: bool, commit_chunks: int, ti
     for stream in streams:
         for sequence in range(CHUNKS):
             data = chunk(stream.stream_id, sequence)
-            appended = stream.streamlet(0).append(memoryview(data), verify_header(data))
+            streamlet = stream.streamlet(0)
+            appended = streamlet.append(memoryview(data), verify_header(data))
+            if punctuated:
+                if stream.stream_id == LEADER:
+                    streamlet.publish(appended)
+                behind = streamlet.punctuate(streamlet.entries[0], START_US + sequence * 1_000_000 + 500_000)
+                appended = behind or appended
             if stream.stream_id == LEADER:
-                stream.streamlet(0).publish(appended)
+                streamlet.publish(appended)
             elif appended.segment is not None and (sequence + 1) % commit_chunks == 0:
                 memory.commits.persist([(appended.segment, appended.end)], lambda _: None)
             perform(memory, store)

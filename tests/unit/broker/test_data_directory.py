@@ -16,6 +16,8 @@ from scripts import sample_data_dir as sample
 from kera.broker.log.arena import Arena
 from kera.broker.log.scan import scan_segment
 from kera.broker.log.segment import Segment
+from kera.broker.log.watermarks import watermark_of
+from kera.broker.records import EntryRecord
 from kera.broker.registration import BrokerDirectory
 from kera.broker.storage.disk import LocalDisk
 from kera.broker.storage.index import SegmentIndex
@@ -24,7 +26,8 @@ from kera.broker.storage.restart import Restart
 from kera.broker.storage.segment_files import SegmentStore
 from kera.broker.verify import SegmentsChecked, verify
 from kera.core.chunk import read_header, verify_chunk
-from kera.core.ids import EARLIEST
+from kera.core.ids import EARLIEST, EntryId
+from kera.core.punctuation import NO_TIME
 from kera.core.verifying import Finding
 from tests.examples import first_quick
 from tests.unit.broker.forked_copy import run_forked
@@ -163,6 +166,21 @@ def test_a_directory_of_format_2_has_all_its_chunks(data_dir: Path, arena: Arena
     assert sorted(found) == [(stream, sequence) for stream in (1, 2) for sequence in range(sample.CHUNKS)]
     assert found == WRITTEN
     assert sum(verify_chunk(chunk).record_count for chunk in found.values()) == 768
+
+
+def test_a_directory_from_before_epochs_says_up_to_when_its_entries_are_written(data_dir: Path) -> None:
+    index, whole = SegmentIndex.open_checked(data_dir / "log" / "index")
+    try:
+        store = SegmentStore(data_dir / "log", LocalDisk(data_dir / "log"), index)
+        restart = Restart(None, index, store)
+        restart.look(index_whole=whole, slot_bytes=sample.SEGMENT_BYTES)
+        for stream_id in (sample.LEADER, sample.PERSISTED):
+            assert (index.entry(EntryId(stream_id, 0, 0)) or EntryRecord()).watermark_us == NO_TIME, "as it was then"
+            (entry,) = restart.restore(stream_id, 0, 1, 1).entries
+            written = max(read_header(data).max_timestamp_us for (of, _), data in WRITTEN.items() if of == stream_id)
+            assert watermark_of(entry) == written
+    finally:
+        index.close()
 
 
 def test_the_sample_is_what_the_script_writes(tmp_path: Path, arena: Arena) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from scripts import sample_data_dir as sample
 
+from kera.broker.log.scan import scan_segment
 from kera.broker.records import Change, SegmentAddress, SegmentRecord
 from kera.broker.registration import BrokerDirectory, BrokerIdentity
 from kera.broker.storage.index import SegmentIndex
@@ -16,6 +17,7 @@ from kera.broker.storage.index_format import delete_segment, put_removal, put_se
 from kera.broker.verify import SegmentsChecked, verify
 from kera.core.chunk import HEADER_BYTES, Placement, place_chunk, verify_header
 from kera.core.errors import StartError
+from kera.core.ids import EntryId
 from kera.core.verifying import unused
 from tests.unit.broker.forked_copy import run_forked
 
@@ -65,6 +67,28 @@ def state_of(data_dir: Path) -> dict[Path, tuple[int, bytes]]:
     return {
         path: (path.stat().st_mtime_ns, path.read_bytes() if path.is_file() else b"") for path in data_dir.rglob("*")
     }
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_punctuations_and_watermarks_are_known(tmp_path: Path, clean: bool) -> None:
+    data_dir = tmp_path / "punctuated"
+    sample.write(data_dir, clean=clean, punctuated=True)
+    found, (_, chunks, records, _), texts = look(data_dir)
+    assert found == [], texts
+    if clean:  # else what was in memory only is not there
+        assert (chunks, records) == (2 * WHOLE[1], WHOLE[2])
+    index = SegmentIndex.open(data_dir / "log" / "index")
+    entry = index.entry(EntryId(*FIRST[:3]))
+    last = record_of(index, FIRST)
+    index.close(clean=clean)
+    assert entry is not None
+    assert entry.watermark_us >= last.max_timestamp_us
+    path = data_dir / FIRST_FILE
+    data = bytearray(path.read_bytes())
+    (end, *_) = scan_segment(memoryview(data)).chunk_ends
+    data[end + HEADER_BYTES // 2] ^= 1
+    path.write_bytes(data)
+    assert look(data_dir)[0] == [("damage", FIRST_FILE, end, HEADER_BYTES)], "a punctuation of which a bit was flipped"
 
 
 def test_a_whole_directory_has_no_findings(data_dir: Path) -> None:
