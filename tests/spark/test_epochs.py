@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 from collections.abc import Awaitable
 from pathlib import Path
@@ -148,6 +149,56 @@ def send_now(kera: Kera, stream: str) -> None:
             await producer.send(stream, b"now", streamlet=0)
 
     kera.run(send_one)
+
+
+@columnar_first
+def test_a_query_with_a_watermark_has_the_same_micro_batches_too(kera: Kera, stream: str, tmp_path: Path) -> None:
+    """Without micro-batches that have no data: whether Spark makes one depends on how much it has to do."""
+    history(kera, stream, 2)
+    kera.spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "false")
+    try:
+        send(kera, stream, {0: [100, 101.5], 1: [100.5]})
+        live: dict[int, list[tuple[int, int]]] = {}
+        query = start_counting(kera, stream, tmp_path / "live", live, available_now=False)
+        try:
+            for due in range(2, 7):
+                send(kera, stream, {0: [100 + due], 1: [100.5 + due]})
+                wait_until(functools.partial(has_done, query, live, due), "the epochs that were closed")
+        finally:
+            query.stop()
+        assert query.exception() is None
+        backfill: dict[int, list[tuple[int, int]]] = {}
+        ended(start_counting(kera, stream, tmp_path / "backfill", backfill, available_now=True))
+    finally:
+        kera.spark.conf.unset("spark.sql.streaming.noDataMicroBatches.enabled")
+
+    assert backfill == live
+    assert backfill[1] == [], "the windows before are closed with the next micro-batch"
+    assert backfill[2] == [(100, 2)]
+
+
+def has_done(query: StreamingQuery, found: dict[int, list[tuple[int, int]]], count: int) -> bool:
+    return query.exception() is not None or len(found) >= count
+
+
+def start_counting(
+    kera: Kera, stream: str, checkpoint: Path, found: dict[int, list[tuple[int, int]]], *, available_now: bool
+) -> StreamingQuery:
+    """A query that counts the records of each second, and gives a count when its second is over."""
+    counts = (
+        kera.stream(stream, startingOffsets="earliest", epoch="1s", epochsPerTrigger="1")
+        .withWatermark("timestamp", "0 seconds")
+        .groupBy(F.window("timestamp", "1 second"))
+        .count()
+        .select(F.unix_seconds("window.start").alias("start"), "count")
+    )
+
+    def take(batch: DataFrame, number: int) -> None:
+        found[number] = sorted((row.start, row["count"]) for row in batch.collect())
+
+    writer = counts.writeStream.outputMode("append").foreachBatch(take)
+    writer = writer.option("checkpointLocation", str(checkpoint))
+    return (writer.trigger(availableNow=True) if available_now else writer).start()
 
 
 @both_engines

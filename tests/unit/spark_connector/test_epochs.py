@@ -325,6 +325,12 @@ def test_a_query_begins_with_the_epoch_of_a_time_also_if_it_is_to_come(where: Ti
     assert world.records(begins, end) == [(0, 2)]
 
 
+def test_a_query_begins_with_the_first_epoch_in_which_there_is_anything_however_early_it_may_begin() -> None:
+    world = World([FakeEntry(ones(75, 99)), FakeEntry(ones(81, 99))])
+    for where in (EARLY, Where("startingTimestamp", Time(epoch_us=12 * MS))):
+        assert numbers(world.batches(Cadence(10, exactly=1), where)) == [(7, 8), (8, 9)]
+
+
 def test_available_now_ends_with_the_last_epoch_that_was_closed() -> None:
     world = World([FakeEntry(ones(1, 12, 25, 39))])
 

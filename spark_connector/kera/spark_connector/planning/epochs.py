@@ -400,10 +400,9 @@ def divided(planned: Planned, mark: EpochMark) -> Asking[list[tuple[int, Planned
     for epoch in (*inner, mark.next):
         stops = dict(ends)
         if epoch != mark.next:
-            for entry, begin in begins.items():
+            for entry in begins:
                 question = asked.get((entry, epoch))
-                place = ends[entry] if question is None else answers[question]
-                stops[entry] = place if place.position > begin.position else begin
+                stops[entry] = ends[entry] if question is None else answers[question]
         if stops != begins:
             found.append((epoch - 1, Planned(Offsets.of(begins, ids), Offsets.of(stops, ids))))
         begins = stops
