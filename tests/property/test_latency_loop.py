@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kera.coordinator.latency.budgets import Budget, Wanted, budgets_of, splits_of
+from kera.coordinator.latency.filling import Filling
 from kera.coordinator.latency.splitting import GATHER, HAND_OVER, REPLICATE, Hop, Measured, hops_of
 
 WINDOW_MS = 15_000
@@ -54,13 +55,20 @@ class Loop:
     def __init__(self, streams: dict[str, Stream], wanted: list[Wanted]) -> None:
         self.streams = streams
         self.wanted = wanted
+        self.filling = Filling()
+        self.now_s = 0.0
         self.budgets: dict[str, Budget] = {}
         self.took_us: dict[str, int] = {}
 
     def window(self) -> None:
         """It goes by: what was granted is measured, and the next one is planned."""
         hops = {hop for each in self.wanted for hop in each.hops}
+        self.now_s += WINDOW_MS / 1000
         measured = {hop: self.streams[hop.stream].measured(hop, self.budgets.get(hop.stream)) for hop in hops}
+        for hop, found in measured.items():
+            if hop.hop == GATHER:
+                self.filling.look(hop.stream, found.p99_us, WINDOW_MS / 1000, self.now_s)
+                measured[hop] = found._replace(most_us=self.filling.most_us(hop.stream))
         self.took_us = {each.name: sum(measured[hop].mean_us for hop in each.hops) for each in self.wanted}
         steps = splits_of(self.wanted, {}, measured)
         try:
@@ -68,6 +76,8 @@ class Loop:
                 next(steps)
         except StopIteration as end:
             self.budgets = budgets_of(self.wanted, end.value)
+        for stream, budget in self.budgets.items():
+            self.filling.grant(stream, budget.gather_us, self.now_s)
 
     def hold(self) -> bool:
         return all(self.took_us[each.name] <= each.limit_us for each in self.wanted)

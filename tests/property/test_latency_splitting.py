@@ -20,6 +20,7 @@ MEASURED = st.builds(
     p99_us=TIMES,
     window_ms=st.integers(0, 60_000),
     granted_us=st.one_of(TIMES, st.just(math.inf)),
+    most_us=st.one_of(TIMES, st.just(UNLIMITED)),
 )
 
 

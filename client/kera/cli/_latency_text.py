@@ -40,14 +40,15 @@ def in_ms(time_us: float) -> str:
 def described(found: LatencyDescription) -> str:
     """A constraint, and how late records are on its path."""
     constraint = found.constraint
-    known = any(hop.chunks for hop in found.hops)
+    known = sum(hop.chunks > 0 for hop in found.hops)
+    part = f"; {known} of {plural(len(found.hops), 'hop')} measured" if known < len(found.hops) else ""
     lines = [
         fields(
             (
                 ("constraint", constraint.name),
                 ("path", ", ".join(constraint.path)),
                 ("limit", f"{in_ms(constraint.limit_ms * 1000)}, {of_which(constraint)}"),
-                ("took", f"mean {in_ms(found.mean_us)}, p99 {in_ms(found.p99_us)} at most" if known else "-"),
+                ("took", f"mean {in_ms(found.mean_us)}, p99 {in_ms(found.p99_us)} at most{part}" if known else "-"),
                 ("state", found.state + (f": {found.reason}" if found.reason else "")),
                 *((("least limit", in_ms(found.least_limit_us)),) if found.least_limit_us else ()),
                 ("violations", plural(found.violations, "window")),

@@ -156,6 +156,7 @@ def test_a_constraint_is_deleted_by_who_means_it(client: FakeClient, capsys: pyt
 def test_a_constraint_is_described_with_a_bar_for_each_stream(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_app(app, ["latency", "describe", "checkout"]) == 0
     told = capsys.readouterr().out.splitlines()
+    assert told[3] == "took        mean 383 ms, p99 766 ms at most; 8 of 9 hops measured"
     assert told[4] == "state       violated: the mean is 383.1 ms"
     assert told[7:10] == [
         "clicks  " + "g" * 20 + "shhh" + "w" * 32 + " " * 8 + "355 ms",

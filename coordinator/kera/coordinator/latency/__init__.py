@@ -2,6 +2,7 @@
 
     paths      what a constraint may be: its path, limit and window; pure
     figures    what brokers have measured of the hops, as of their last heartbeats
+    filling    which chunks are full before they have waited for as long as they may; pure
     splitting  how a limit is split over the hops of its path; pure
     budgets    what several constraints together allow the buffers of each stream; pure
     records    how constraints are kept in the metadata

@@ -18,7 +18,8 @@ from kera.coordinator.cluster.work import Work
 from kera.coordinator.ids import Launch
 from kera.coordinator.latency.budgets import Budget, Verdict, Wanted, budgets_of, judged, splits_of, steady
 from kera.coordinator.latency.figures import Figures, HopKey, MeasuredHops
-from kera.coordinator.latency.splitting import GATHER, Hop, Measured, Split
+from kera.coordinator.latency.filling import Filling
+from kera.coordinator.latency.splitting import GATHER, UNLIMITED, Hop, Measured, Split
 from kera.core.errors import UnknownStream
 from kera.core.telemetry import get_logger
 from kera.v1 import coordinator_pb2
@@ -68,6 +69,7 @@ class Planning:
         """Those until the last look: what is measured now is of them, too."""
         self._last: dict[Hop, Measured] = {}
         """What each hop took when anything went through it last."""
+        self._filling = Filling()
         self._budgets: dict[str, Budget] | None = None
         """By stream, what brokers are told; None: what they go by nobody knows."""
         self._told = coordinator_pb2.StreamBudgets()
@@ -203,7 +205,11 @@ class Planning:
                 granted_us, window_ms = budget.granted_us(hop), budget.window_ms
             elif self._budgets is None and hop.hop == GATHER:
                 granted_us = math.inf
-            self._last[hop] = Measured(found.chunks, found.mean_us, found.p99_us, window_ms, granted_us)
+            most_us = UNLIMITED
+            if hop.hop == GATHER:
+                self._filling.look(hop.stream, found.p99_us, window_ms / 1000, self._state.clock.monotonic_s())
+                most_us = self._filling.most_us(hop.stream)
+            self._last[hop] = Measured(found.chunks, found.mean_us, found.p99_us, window_ms, granted_us, most_us)
 
     def _judge(self, each: Wanted, current: Mapping[Hop, Figures]) -> None:
         found = self._splits.get(each.name)
@@ -233,6 +239,9 @@ class Planning:
             self._last_version += 1
             self._told = coordinator_pb2.StreamBudgets(version=self._last_version, budgets=told)
         self._budgets = steadied
+        for stream, budget in steadied.items():
+            self._filling.grant(stream, budget.gather_us, self._state.clock.monotonic_s())
+        self._filling.keep(steadied)
 
     # -- what is there ---------------------------------------------------------------------------------------------
 

@@ -28,10 +28,7 @@ FILLING = (GATHER, HAND_OVER, REPLICATE)
 """Hops with a buffer that may wait, from where that saves most."""
 MARGIN = 0.1
 """Of a limit, that is not split: time that passes until a deadline is noticed, and what changes within a window."""
-EARLY = 0.7
-"""A chunk that is filled in less than so much of what it may take is full, and not late."""
-GROWTH = 2
-"""Chunks that are full early keep so many times as long as they take: the load may halve within a window."""
+
 UNLIMITED = math.inf
 
 
@@ -54,6 +51,8 @@ class Measured(NamedTuple):
     window_ms: int
     granted_us: float = 0
     """What its buffer was allowed to wait meanwhile; infinity: nobody knows, and all of it may have been waiting."""
+    most_us: float = UNLIMITED
+    """For how long its buffer may wait at most, as more would be of no use, see ``filling``."""
 
 
 @dataclass
@@ -128,7 +127,7 @@ def split(
         buffers = [hop for hop in hops if hop.hop == filling]
         if rest_us <= 0 or not buffers:
             continue
-        most = [min(caps(hop), _useful(hop, measured)) for hop in buffers]
+        most = [min(caps(hop), measured[hop].most_us if hop in measured else UNLIMITED) for hop in buffers]
         shares = shared(rest_us, [_weight(measured.get(hop)) for hop in buffers], most)
         for hop, share_us in zip(buffers, shares, strict=True):
             parts[hop].grant_us = share_us
@@ -164,16 +163,6 @@ def _need(hop: Hop, measured: Mapping[Hop, Measured], hops: Sequence[Hop], limit
     if any(Hop(hop.stream, each, hop.group) in measured for each in beside):
         return 0  # it takes no time there: as of replication, of a stream without replicas
     return limit_us // (2 * len(hops))
-
-
-def _useful(hop: Hop, measured: Mapping[Hop, Measured]) -> float:
-    """How long a buffer may use; only of those of writers it is seen that they are full early."""
-    found = measured.get(hop)
-    if hop.hop != GATHER or found is None or math.isinf(found.granted_us):
-        return UNLIMITED
-    if found.p99_us >= EARLY * found.granted_us:
-        return UNLIMITED
-    return max(1, GROWTH * found.p99_us)
 
 
 def _weight(found: Measured | None) -> float:

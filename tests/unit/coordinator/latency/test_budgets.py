@@ -59,7 +59,7 @@ def test_what_a_stricter_one_takes_from_a_stream_its_other_streams_get() -> None
 
 def test_a_path_that_ends_with_a_stream_says_nothing_of_its_readers() -> None:
     ends, reads = wanted("ends", 100, "clicks"), wanted("reads", 500, "clicks", "group:enrich")
-    early = measured(ends, reads) | {Hop("clicks", GATHER): Measured(9, 100, 200, 15_000, 50_000)}
+    early = measured(ends, reads) | {Hop("clicks", GATHER): Measured(9, 100, 200, 15_000, 50_000, 400)}
     budget = budgets_of([ends, reads], planned(ends, reads, measured=early))["clicks"]
     assert budget.hand_over_us > 0
     assert budget.limit_us <= 90_000

@@ -78,21 +78,15 @@ def test_a_stream_of_which_more_chunks_are_filled_at_a_time_gets_more() -> None:
         assert chunks_per_s <= 64 / other + 4 / (clicks + visits - other) + 1e-9
 
 
-def test_chunks_that_are_full_early_keep_twice_their_time_and_the_rest_goes_on() -> None:
-    early = took(5_000, 6_000, granted_us=100_000)
+def test_what_is_of_no_use_to_one_stream_goes_on_to_the_other() -> None:
+    early = Measured(100, 5_000, 6_000, WINDOW_MS, 100_000, 12_000)
     found = split(HOPS, LIMIT_US, everything() | {Hop(CLICKS, GATHER): early})
     assert found.granted_us(Hop(CLICKS, GATHER)) == 12_000
     assert found.granted_us(Hop(VISITS, GATHER)) == LIMIT_US * 9 // 10 - 11_000 - 12_000
-    again = took(5_000, 6_000, granted_us=12_000)  # as they are full early all the same
-    found = split(HOPS, LIMIT_US, everything() | {Hop(CLICKS, GATHER): again})
-    assert found.granted_us(Hop(CLICKS, GATHER)) == 12_000
-    slower = took(11_000, 12_000, granted_us=12_000)
-    found = split(HOPS, LIMIT_US, everything() | {Hop(CLICKS, GATHER): slower})
-    assert found.granted_us(Hop(CLICKS, GATHER)) > 100_000
 
 
 def test_what_writers_have_no_use_for_goes_to_hand_over_and_without_readers_to_replication() -> None:
-    early = {Hop(stream, GATHER): took(5_000, 6_000, granted_us=100_000) for stream in (CLICKS, VISITS)}
+    early = {Hop(stream, GATHER): Measured(9, 5_000, 6_000, WINDOW_MS, 0, 12_000) for stream in (CLICKS, VISITS)}
     found = split(HOPS, LIMIT_US, everything() | early)
     assert found.granted_us(Hop(CLICKS, HAND_OVER, "enrich")) > 50_000
     assert sum(part.allowed_us for part in found.parts.values()) <= LIMIT_US * 9 // 10

@@ -1,0 +1,56 @@
+"""Of which streams chunks are full before they have waited for as long as they may. Pure.
+
+That they are full early is seen of what they took only where writers have gone by what they were granted: it takes a
+heartbeat, a report of a writer and its answer until they know. Until then, and until a window has gone by, what was
+known before counts. What is left of the time before in a window does no harm: it is the longest that are looked at. The
+time is the caller's, on a clock that does not go back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from kera.coordinator.latency.splitting import UNLIMITED
+
+EARLY = 0.7
+"""A chunk that is filled in less than so much of what it may take is full, and not late."""
+GROWTH = 2
+"""Chunks that are full early keep so many times as long as they take: the load may halve within a window."""
+USEFUL_US_MIN = 5_000
+"""They may wait for so long in any case: some writers may go by settings of their own, and never wait."""
+ADVICE_S = 5.0
+"""Until all writers go by what is granted; advice counts for so long without being renewed."""
+
+
+class Filling:
+    """See the head of this module."""
+
+    def __init__(self) -> None:
+        self._granted: dict[str, tuple[int, float]] = {}
+        """By stream, what its chunks may wait, and since when."""
+        self._most_us: dict[str, float] = {}
+        """By stream, of those whose chunks are full early."""
+
+    def grant(self, stream: str, gather_us: int, now_s: float) -> None:
+        """Chunks of a stream may wait for so long from now on."""
+        if self._granted.get(stream, (None, 0.0))[0] != gather_us:
+            self._granted[stream] = gather_us, now_s
+
+    def look(self, stream: str, p99_us: int, window_s: float, now_s: float) -> None:
+        """Chunks took so long over the last window, in which some were closed."""
+        granted_us, since_s = self._granted.get(stream, (0, now_s))
+        if now_s < since_s + max(window_s, ADVICE_S):
+            return
+        if p99_us < EARLY * granted_us:
+            self._most_us[stream] = max(USEFUL_US_MIN, GROWTH * p99_us)
+        else:
+            self._most_us.pop(stream, None)
+
+    def most_us(self, stream: str) -> float:
+        """For how long chunks of a stream may wait at most, as it would be of no use."""
+        return self._most_us.get(stream, UNLIMITED)
+
+    def keep(self, streams: Collection[str]) -> None:
+        """Forget all others: they have no constraint any more."""
+        self._granted = {stream: known for stream, known in self._granted.items() if stream in streams}
+        self._most_us = {stream: known for stream, known in self._most_us.items() if stream in streams}

@@ -1,0 +1,162 @@
+"""Latency constraints in a real cluster: what writers make of them, what is shown, and what outlasts a coordinator."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from kera.client import Client, LatencyDescription, Producer
+from kera.core.errors import InvalidArgument, LatencyConstraintExists, UnknownLatencyConstraint, UnknownStream
+from kera.core.settings import MIB
+from kera.local.cluster import LocalCluster, RunningCluster
+from tests.integration.command_line import run_kera
+from tests.integration.support import until_found
+
+pytestmark = pytest.mark.timeout(180)
+
+PATH = "clicks, group:enrich, visits, group:dashboard"
+READERS = {"clicks": "enrich", "visits": "dashboard"}
+LIMIT_MS = 2_500
+"""Chunks that wait for that are told from those that do not, however slow a machine is."""
+WAITS_S = 0.9
+AT_ONCE_S = 0.4
+
+
+async def begin(bootstrap: str) -> None:
+    """Make two streams, each of which a consumer group has begun to read."""
+    async with await Client.connect(bootstrap) as client:
+        for stream, group in READERS.items():
+            await client.admin.create_stream(stream)
+            async with client.producer() as producer:
+                await producer.prepare(stream)
+                await producer.send(stream, b"first")
+            async with client.group_consumer(group, [stream]) as consumer:
+                async for _ in consumer.batches():
+                    break
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RunningCluster]:
+    """One whose streams tests share; each of them takes back the constraints that it has made."""
+    with LocalCluster.running(brokers=1, arena_bytes=32 * MIB) as running:
+        asyncio.run(begin(running.bootstrap))
+        yield running
+
+
+@pytest.fixture
+async def client(cluster: RunningCluster) -> AsyncIterator[Client]:
+    async with await Client.connect(cluster.bootstrap) as client:
+        yield client
+        for each in await client.latency.constraints():
+            await client.latency.delete(each.constraint.name)
+
+
+async def acknowledged_s(producer: Producer, stream: str = "clicks") -> float:
+    """How long a record takes that is alone."""
+    loop = asyncio.get_running_loop()
+    begun_s = loop.time()
+    await producer.send(stream, b"x" * 100)
+    return loop.time() - begun_s
+
+
+async def until_it_takes(producer: Producer, least_s: float, most_s: float) -> None:
+    async def look() -> bool:
+        return least_s <= await acknowledged_s(producer) <= most_s
+
+    await until_found(look)
+
+
+def kera(cluster: RunningCluster, *arguments: str) -> str:
+    """What a command prints that ends well."""
+    done = run_kera("latency", *arguments, "-b", cluster.bootstrap)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.decode()
+
+
+async def test_writers_let_their_chunks_fill_for_as_long_as_a_constraint_says(client: Client) -> None:
+    async with client.producer() as producer:
+        await producer.prepare("clicks")
+        assert await acknowledged_s(producer) < WAITS_S
+        await client.latency.create("arrival", ["clicks"], LIMIT_MS, window_ms=1_000)
+        await until_it_takes(producer, WAITS_S, LIMIT_MS / 1000)
+
+        async def measured() -> LatencyDescription | None:
+            found = await client.latency.describe("arrival")
+            return found if found.hops[0].mean_us > WAITS_S * 1e6 and found.hops[1].chunks else None
+
+        sending = asyncio.create_task(until_it_takes(producer, LIMIT_MS, LIMIT_MS))  # it goes on and on
+        found = await until_found(measured)
+        sending.cancel()
+        gather = found.hops[0]
+        assert (gather.stream, gather.hop, found.state) == ("clicks", "gather", "held")
+        assert gather.advised_us > WAITS_S * 1e6
+        assert found.mean_us <= LIMIT_MS * 1000
+
+        await client.latency.alter("arrival", limit_ms=100)
+        await until_it_takes(producer, 0, AT_ONCE_S)
+        await client.latency.alter("arrival", limit_ms=LIMIT_MS)
+        await until_it_takes(producer, WAITS_S, LIMIT_MS / 1000)
+        await client.latency.delete("arrival")
+        await until_it_takes(producer, 0, AT_ONCE_S)
+
+
+def test_constraints_are_made_and_shown_at_the_command_line(cluster: RunningCluster) -> None:
+    made = kera(cluster, "create", "shown", "--path", PATH, "--limit", "300ms", "--p99")
+    assert made == f"shown: {PATH} within 300 ms, for the 99th percentile over 15 s\n"
+    assert "shown" in kera(cluster, "list")
+    altered = kera(cluster, "alter", "shown", "--window", "1min", "--mean")
+    assert altered == f"shown: {PATH} within 300 ms, for the mean over 60 s\n"
+    told = json.loads(kera(cluster, "describe", "shown", "--json"))
+    assert (told["path"], told["limit_ms"], told["window_ms"]) == (PATH.split(", "), 300.0, 60_000)
+    assert len(told["hops"]) == 12
+    assert kera(cluster, "describe", "shown").startswith("constraint  shown\n")
+    assert kera(cluster, "delete", "shown", "--yes") == "deleted shown\n"
+    assert json.loads(kera(cluster, "list", "--json")) == []
+
+
+async def test_what_is_no_path_of_the_cluster_is_refused_by_name(client: Client) -> None:
+    create = client.latency.create
+    with pytest.raises(UnknownStream, match="no stream 'orders'"):
+        await create("c", ["orders"], 100)
+    with pytest.raises(InvalidArgument, match="no consumer group 'nobody'"):
+        await create("c", ["clicks", "group:nobody"], 100)
+    with pytest.raises(InvalidArgument, match="'dashboard' does not read 'clicks'"):
+        await create("c", ["clicks", "group:dashboard"], 100)
+    with pytest.raises(InvalidArgument, match="would be a cycle"):
+        await create("c", ["clicks", "group:enrich", "clicks"], 100)
+    await create("c", ["clicks", "group:enrich", "visits"], 100)
+    with pytest.raises(LatencyConstraintExists):
+        await create("c", ["clicks"], 100)
+    with pytest.raises(InvalidArgument, match="'c' is about the same path"):
+        await create("d", ["clicks", "group:enrich", "visits"], 200)
+    with pytest.raises(UnknownLatencyConstraint):
+        await client.latency.describe("d")
+
+
+async def test_constraints_outlast_a_coordinator_and_go_with_their_streams() -> None:
+    async with LocalCluster(brokers=1, arena_bytes=32 * MIB) as cluster:
+        await begin(cluster.bootstrap)
+        async with await Client.connect(cluster.bootstrap) as client:
+            await outlast(cluster, client)
+
+
+async def outlast(cluster: LocalCluster, client: Client) -> None:
+    made = await client.latency.create("checkout", PATH.split(", "), 2_000, window_ms=1_000)
+    async with client.producer() as producer:
+        await producer.prepare("clicks")
+        await until_it_takes(producer, AT_ONCE_S / 2, 2.0)
+        await cluster.kill("coordinator")
+        await cluster.restart("coordinator")
+        assert (await client.latency.describe("checkout")).constraint == made
+
+        async def advised() -> bool:
+            return (await client.latency.describe("checkout")).hops[0].advised_us > 0
+
+        await until_found(advised)
+        await until_it_takes(producer, AT_ONCE_S / 2, 2.0)
+    await client.admin.delete_stream("visits")
+    found = await client.latency.describe("checkout")
+    assert (found.state, found.reason[:28]) == ("broken", "stream 'visits' is not there")

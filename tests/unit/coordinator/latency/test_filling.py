@@ -1,0 +1,63 @@
+"""Chunks that are full before they have waited for as long as they may."""
+
+from __future__ import annotations
+
+from kera.coordinator.latency.filling import ADVICE_S, USEFUL_US_MIN, Filling
+from kera.coordinator.latency.splitting import UNLIMITED
+
+CLICKS = "clicks"
+WINDOW_S = 15.0
+LATER_S = WINDOW_S
+
+
+def test_chunks_that_are_full_early_keep_twice_their_time() -> None:
+    filling = Filling()
+    filling.grant(CLICKS, 100_000, 0.0)
+    filling.look(CLICKS, 6_000, WINDOW_S, LATER_S)
+    assert filling.most_us(CLICKS) == 12_000
+    filling.grant(CLICKS, 12_000, LATER_S)
+    filling.look(CLICKS, 6_000, WINDOW_S, 2 * LATER_S)
+    assert filling.most_us(CLICKS) == 12_000  # as they are full early all the same
+    filling.look(CLICKS, 11_000, WINDOW_S, 3 * LATER_S)
+    assert filling.most_us(CLICKS) == UNLIMITED
+    assert filling.most_us("visits") == UNLIMITED
+
+
+def test_what_was_closed_before_writers_knew_says_nothing() -> None:
+    """The first chunk of a stream with a new constraint waits for nothing, as nobody has told its writer."""
+    filling = Filling()
+    filling.look(CLICKS, 20, WINDOW_S, 0.0)
+    filling.grant(CLICKS, 1_000_000, 1.0)
+    filling.look(CLICKS, 20, WINDOW_S, LATER_S)
+    assert filling.most_us(CLICKS) == UNLIMITED
+    filling.grant(CLICKS, 1_000_000, LATER_S)  # the same again
+    filling.look(CLICKS, 20, WINDOW_S, 1.0 + LATER_S)
+    assert filling.most_us(CLICKS) == USEFUL_US_MIN
+
+
+def test_windows_may_be_shorter_than_it_takes_to_tell_all_writers() -> None:
+    filling = Filling()
+    filling.grant(CLICKS, 1_000_000, 0.0)
+    filling.look(CLICKS, 20, 1.0, ADVICE_S - 0.1)
+    assert filling.most_us(CLICKS) == UNLIMITED
+    filling.look(CLICKS, 20, 1.0, ADVICE_S)
+    assert filling.most_us(CLICKS) == USEFUL_US_MIN
+
+
+def test_what_was_known_counts_until_more_is() -> None:
+    filling = Filling()
+    filling.grant(CLICKS, 100_000, 0.0)
+    filling.look(CLICKS, 6_000, WINDOW_S, LATER_S)
+    filling.grant(CLICKS, 12_000, LATER_S)
+    filling.look(CLICKS, 12_000, WINDOW_S, LATER_S + 1.0)
+    assert filling.most_us(CLICKS) == 12_000
+
+
+def test_of_streams_without_a_constraint_nothing_is_kept() -> None:
+    filling = Filling()
+    filling.grant(CLICKS, 100_000, 0.0)
+    filling.look(CLICKS, 6_000, WINDOW_S, LATER_S)
+    filling.keep(["visits"])
+    assert filling.most_us(CLICKS) == UNLIMITED
+    filling.look(CLICKS, 6_000, WINDOW_S, 2 * LATER_S)
+    assert filling.most_us(CLICKS) == UNLIMITED
