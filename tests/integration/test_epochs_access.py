@@ -109,6 +109,25 @@ async def test_who_may_not_see_a_stream_is_told_nothing_of_its_epochs(secured: S
             await client.epochs(stream, start="latest").start()
 
 
+async def test_to_say_that_nothing_older_comes_takes_the_right_to_write_and_no_other(
+    secured: Secured, admin: Client, stream: str
+) -> None:
+    writer = await user(secured, f"stream:{stream}", Operation.WRITE)
+    reader = await user(secured, f"stream:{stream}", Operation.READ)
+    now_us = time.time_ns() // 1000
+    await write(admin, stream, now_us)
+    async with await secured.client(reader) as client, client.producer() as producer:
+        with pytest.raises(NotAllowed, match="write"):
+            await producer.punctuate(stream, now_us + 1)
+    assert (await admin.bounds(stream))[0][0].watermark_us == now_us
+    async with await secured.client(writer) as client:
+        async with client.producer() as producer:
+            await producer.punctuate(stream, now_us + 1)
+        with pytest.raises(NotAllowed, match="read"):
+            await client.epochs(stream, start="latest").start()
+    assert (await admin.bounds(stream))[0][0].watermark_us == now_us + 1
+
+
 async def test_a_quota_of_requests_holds_for_who_waits_for_epochs_and_loses_it_nothing(
     secured: Secured, admin: Client, stream: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
