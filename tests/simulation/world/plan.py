@@ -86,6 +86,8 @@ class Plan:
     faults: tuple[Fault, ...]
     named: bool = False
     """Producers have names: one that is gone has a successor, and one that comes back late is fenced."""
+    latency_target_ms: int | None = None
+    """Of producers; None: they send without waiting for more."""
 
     @property
     def may_kill_backups(self) -> bool:
@@ -107,6 +109,8 @@ class Plan:
             f" {self.streamlets} streamlets of {self.entries} entries, {self.replication} replicas, {self.durability};"
             f" {self.producers} producers of {self.records} records, {self.readers} readers, {self.members} members"
         )
+        if self.latency_target_ms is not None:
+            yield f"latency target: {self.latency_target_ms} ms"
         yield f"kinds: {', '.join(self.kinds) or 'none'}"
         for fault in self.faults:
             yield f"{fault.at_s:8.3f}  {fault}"
@@ -186,7 +190,10 @@ def _with_others(plan: Plan) -> Plan:
     ]
     more += [Fault(*step) for step in sequences.draw(plan)]
     kinds = (*plan.kinds, *sorted({fault.kind for fault in more} - set(plan.kinds)))
-    return dataclasses.replace(plan, kinds=kinds, faults=tuple(sorted([*plan.faults, *more])))
+    target_ms = Random(f"latency target {plan.seed}").choice((None, None, 20, 500))
+    return dataclasses.replace(
+        plan, kinds=kinds, faults=tuple(sorted([*plan.faults, *more])), latency_target_ms=target_ms
+    )
 
 
 def _with_faults(plan: Plan, random: Random) -> Plan:

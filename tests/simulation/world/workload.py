@@ -72,6 +72,7 @@ class Workload:
                     delivery_timeout_ms=DELIVERY_TIMEOUT_MS,
                     chunk_bytes_max=4096,
                     request_bytes_max=32_768,
+                    latency_target_ms=plan.latency_target_ms,
                 ) as producer,
             ):
                 await producer.prepare(STREAM)
