@@ -19,7 +19,7 @@ from kera.core.access.rights import Operation
 from kera.core.errors import Unavailable
 from kera.core.rpc import Reply, api
 from kera.core.rpc.method import Method, Peer
-from kera.v1 import access_pb2, broker_pb2
+from kera.v1 import access_pb2, broker_pb2, latency_pb2
 from tests.unit.broker.support import BROKER_ID, STREAM_ID, Broker, Engine, chunk, cursor, read_range, stream_info
 from tests.unit.core.access.support import DAEMON, Now, authenticator, rule, table, user
 
@@ -141,3 +141,24 @@ async def test_a_broker_that_starts_says_of_no_stream_that_it_is_not_there(engin
     request = broker_pb2.GetAvailableGroupsRequest(stream_id=SECRET)
     with pytest.raises(Unavailable, match="the broker is starting"):
         starting.start(api.GET_AVAILABLE_GROUPS, request, peer=broker.peer)
+
+
+async def test_what_is_reported_of_a_stream_counts_only_from_who_may_use_it(engine: Engine) -> None:
+    """Nor is anybody else told that it has a latency constraint."""
+    broker = Guarded(engine)
+    broker.make_secret()
+    manager = broker.broker.latency
+    manager.set_budgets(1, [latency_pb2.StreamBudget(stream_id=each, window_ms=1000) for each in (STREAM_ID, SECRET)])
+    samples = [
+        latency_pb2.HopSample(
+            stream_id=each, hop=latency_pb2.HOP_WORK, count=1, sum_us=5, max_us=5, buckets=[0] * 5 + [1]
+        )
+        for each in (STREAM_ID, SECRET)
+    ]
+    request = broker_pb2.MultiReadChunksRequest(latency=latency_pb2.LatencyReport(samples=samples))
+    answer = await answer_of(broker.start(api.MULTI_READ_CHUNKS, request))
+    assert [advice.stream_id for advice in answer.message.advice] == [STREAM_ID]
+    assert [figures.stream_id for figures in manager.figures()] == [STREAM_ID]
+    write = broker_pb2.MultiWriteChunksRequest(chunk_count=1, latency=latency_pb2.LatencyReport(samples=samples))
+    written = await answer_of(broker.start(api.MULTI_WRITE_CHUNKS, write, chunk(1, 0)))
+    assert [advice.stream_id for advice in written.message.advice] == [STREAM_ID]
