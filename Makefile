@@ -67,7 +67,7 @@ WITH_SEED := seed="$(SEED)"; seed="$${seed:-$$(od -An -N4 -tu4 /dev/urandom | tr
 .PHONY: bench-connect bench bench-compare bench-log bench-streamlets bench-requests bench-real-time
 .PHONY: bench-replication bench-recovery bench-migration bench-push bench-spark chaos-kill chaos-replicas chaos-control
 .PHONY: chaos-network chaos-access chaos-crowd chaos-silence chaos-push chaos-columnar chaos-spark chaos-epochs fuzz-log fuzz-replication fuzz-native fuzz-chunks fuzz-wire constraints clean
-.PHONY: bench-latency bench-epochs bench-smoke bench-stages bench-experiments bench-fairness bench-fairness-deep bench-soak chaos-restart chaos-hostile
+.PHONY: bench-latency bench-spark-latency bench-epochs bench-smoke bench-stages bench-experiments bench-fairness bench-fairness-deep bench-soak chaos-restart chaos-hostile
 .PHONY: docs dist test-spark-versions test-lakehouse test-native-asan sim sim-mutants
 
 # Versions of Spark that the connector works with, besides the one that is pinned.
@@ -235,6 +235,9 @@ bench-latency: setup ## Measure latency and cost of chunks that go full, at once
 
 bench-real-time: jar ## Measure Spark's real-time mode, with Kafka where there is one; four minutes. Takes a JDK. BENCH_ARGS.
 	@$(WITH_JAVA) JAVA_HOME="$$(sh scripts/java.sh --compiler)" $(PY) -m bench.spark_real_time $(BENCH_ARGS)
+
+bench-spark-latency: jar ## Measure micro-batches of Spark with a latency target and without: ten minutes. BENCH_ARGS="--rounds 1".
+	@$(WITH_JAVA) $(PY) -m bench.spark_paced $(BENCH_ARGS)
 
 bench-spark: jar ## Measure Spark with both engines, and with Kafka where there is one; a quarter of an hour. BENCH_ARGS.
 	@$(WITH_JAVA) $(PY) -m bench.spark_engines $(BENCH_ARGS)
