@@ -121,6 +121,8 @@ def test_a_path_of_a_developers_machine_is_found(home: str) -> None:
 WALL_CLOCK = {
     "client/kera/cli/_audit_stream.py": "says when something happened to access, and decides nothing",
     "bench/due.py": "values begin with when they were due, for readers in other processes",
+    "bench/epochs_live.py": "how old records are when they are read, which another process has made",
+    "bench/spark_paced.py": "records carry when they were made, and Spark tells when it was at work",
     "bench/recovery.py": "compared with the times in the coordinator's report",
     "bench/spark_engines.py": "compared with when values were due, which another process has written into them",
     "broker/kera/broker/latency/manager.py": "clients are told it, to measure how far theirs is from it",
