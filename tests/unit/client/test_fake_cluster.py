@@ -362,6 +362,21 @@ async def test_all_streamlets_are_shown_unless_one_is_named() -> None:
         assert stream.values(1) == [b"1", b"3"]
 
 
+async def test_epochs_are_closed_by_what_was_written() -> None:
+    async with FakeCluster() as cluster:
+        client = cluster.client()
+        await client.admin.create_stream("s", streamlets=2, epoch_ms=10, punctuation="producers")
+        async with client.producer() as producer:
+            await producer.prepare("s")
+            for streamlet, times in enumerate(((1000, 12_000, 31_000), (5000, 45_000))):
+                for time_us in times:
+                    await producer.send("s", b"%d" % time_us, timestamp_us=time_us, streamlet=streamlet)
+        bounds = await client.bounds("s")
+        assert [bounds[streamlet][0].settled_us for streamlet in (0, 1)] == [31_000, 45_000]
+        async with client.epochs("s", start="earliest", end="latest") as epochs:
+            assert [(epoch.number, epoch.records) async for epoch in epochs] == [(0, 2), (1, 1)]
+
+
 def test_without_its_packages_it_says_what_to_install() -> None:
     program = "import sys; sys.modules['grpc_health'] = None; import kera.client.testing"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kera.client.testing.streams import FakeStream, FakeStreamlet
 from kera.client.types import position_of
+from kera.core.chunk import read_header
 from kera.core.errors import KeraError, NotOwner, Recovering, SessionLost, UnknownStream
 from kera.core.ids import Position
 from kera.core.rpc import Reply
@@ -146,4 +147,8 @@ class Reads:
                 _fill(entry.end, chunk.end)
                 entry.next_record = next_record
                 entry.length_bytes += len(chunk.data)
+                latest_us = read_header(chunk.data).max_timestamp_us
+                entry.watermark_us = max(latest_us, entry.watermark_us) if entry.HasField("watermark_us") else latest_us
+                if stream.message.config.epoch_ms:
+                    entry.settled_us = entry.watermark_us
         return response
