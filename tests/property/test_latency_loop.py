@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from kera.coordinator.latency.budgets import Budget, Wanted, budgets_of, splits_of
 from kera.coordinator.latency.filling import Filling
 from kera.coordinator.latency.splitting import GATHER, HAND_OVER, REPLICATE, Hop, Measured, hops_of
+from kera.core.turns import at_once
 
 WINDOW_MS = 15_000
 SETTLED_WINDOWS = 2
@@ -70,12 +71,8 @@ class Loop:
                 self.filling.look(hop.stream, found.p99_us, WINDOW_MS / 1000, self.now_s)
                 measured[hop] = found._replace(most_us=self.filling.most_us(hop.stream))
         self.took_us = {each.name: sum(measured[hop].mean_us for hop in each.hops) for each in self.wanted}
-        steps = splits_of(self.wanted, {}, measured)
-        try:
-            while True:
-                next(steps)
-        except StopIteration as end:
-            self.budgets = budgets_of(self.wanted, end.value)
+        splits = at_once(splits_of(self.wanted, {}, measured))
+        self.budgets = at_once(budgets_of(self.wanted, splits))
         for stream, budget in self.budgets.items():
             self.filling.grant(stream, budget.gather_us, self.now_s)
 

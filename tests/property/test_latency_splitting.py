@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from kera.coordinator.latency.budgets import Wanted, budgets_of, splits_of
 from kera.coordinator.latency.splitting import FILLING, GATHER, UNLIMITED, Hop, Measured, hops_of, shared, split
+from kera.core.turns import at_once
 
 NAMES = ("a", "b", "c", "d")
 TIMES = st.integers(0, 400_000)
@@ -106,13 +107,8 @@ def test_budgets_hold_every_constraint(
         for number, (hops, limit_us, by_p99) in enumerate(constraints)
     ]
     splits = {each.name: split(each.hops, each.limit_us, measured, by_p99=each.by_p99) for each in wanted[:kept]}
-    steps = splits_of(wanted[kept:], dict(splits), measured)
-    try:
-        while True:
-            next(steps)
-    except StopIteration as end:
-        splits |= end.value
-    budgets = budgets_of(wanted, splits)
+    splits |= at_once(splits_of(wanted[kept:], dict(splits), measured))
+    budgets = at_once(budgets_of(wanted, splits))
     assert set(budgets) == {hop.stream for each in wanted for hop in each.hops}
     for each in wanted:
         found = splits[each.name]

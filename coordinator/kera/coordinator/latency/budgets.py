@@ -7,6 +7,7 @@ allows; what a constraint has left over by that, its other streams get.
 from __future__ import annotations
 
 import math
+from bisect import insort
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -88,32 +89,36 @@ def splits_of(
     due: Sequence[Wanted], others: Mapping[str, Split], measured: Mapping[Hop, Measured]
 ) -> Generator[None, None, dict[str, Split]]:
     """The splits of the constraints that are due; `others` stay as they are. Yields between constraints."""
-    alone = {}
+    found, caps = {}, _Caps()
+    for name, other in others.items():
+        yield
+        caps.add(name, other)
     for each in due:
         yield
-        alone[each.name] = split(each.hops, each.limit_us, measured, by_p99=each.by_p99)
-    caps = _Caps({**others, **alone})
-    together = {}
+        found[each.name] = split(each.hops, each.limit_us, measured, by_p99=each.by_p99)
+        caps.add(each.name, found[each.name])
     for each in due:
         yield
-        together[each.name] = split(
-            each.hops, each.limit_us, measured, by_p99=each.by_p99, caps=caps.besides(each.name)
-        )
-    return together
+        cap = caps.besides(each.name)
+        if any(cap(hop) < part.grant_us for hop, part in found[each.name].parts.items()):
+            found[each.name] = split(each.hops, each.limit_us, measured, by_p99=each.by_p99, caps=cap)
+    return found
 
 
 class _Caps:
     """What each constraint allows the buffers of streams: of hand-over the same to all who read."""
 
-    def __init__(self, splits: Mapping[str, Split]) -> None:
+    def __init__(self) -> None:
         self._least: dict[tuple[str, int], list[tuple[int, str]]] = {}
-        for name, found in splits.items():
-            for hop, part in found.parts.items():
-                if hop.hop in FILLING:
-                    known = self._least.setdefault((hop.stream, hop.hop), [])
-                    known.append((part.grant_us, name))
-        for known in self._least.values():  # of two constraints one at least is another one than who asks
-            known[:] = sorted(known)[:2]
+        """By stream and hop the two that allow the least: one of them at least is another one than who asks."""
+
+    def add(self, name: str, found: Split) -> None:
+        """What a constraint allows."""
+        for hop, part in found.parts.items():
+            if hop.hop in FILLING:
+                known = self._least.setdefault((hop.stream, hop.hop), [])
+                insort(known, (part.grant_us, name))
+                del known[2:]
 
     def besides(self, name: str) -> Callable[[Hop], float]:
         """The least that others than `name` allow."""
@@ -125,16 +130,21 @@ class _Caps:
         return cap
 
 
-def budgets_of(wanted: Iterable[Wanted], splits: Mapping[str, Split]) -> dict[str, Budget]:
-    """By stream: the least that any constraint allows."""
+def budgets_of(wanted: Iterable[Wanted], splits: Mapping[str, Split]) -> Generator[None, None, dict[str, Budget]]:
+    """By stream: the least that any constraint allows. Yields between constraints."""
     of_streams: defaultdict[str, list[_Claim]] = defaultdict(list)
     for each in wanted:
+        yield
         stages: defaultdict[str, dict[int, Part]] = defaultdict(dict)
         for hop, part in splits[each.name].parts.items():
             stages[hop.stream][hop.hop] = part
         for stream, parts in stages.items():
-            of_streams[stream].append(_Claim(each, parts))
-    return {stream: _least(claims) for stream, claims in of_streams.items()}
+            of_streams[stream].append(_Claim(each, parts, sum(part.allowed_us for part in parts.values())))
+    found = {}
+    for stream, claims in of_streams.items():
+        yield
+        found[stream] = _least(claims)
+    return found
 
 
 class _Claim(NamedTuple):
@@ -142,10 +152,7 @@ class _Claim(NamedTuple):
 
     of: Wanted
     parts: Mapping[int, Part]
-
-    @property
-    def limit_us(self) -> int:
-        return sum(part.allowed_us for part in self.parts.values())
+    limit_us: int
 
 
 def _least(claims: Sequence[_Claim]) -> Budget:

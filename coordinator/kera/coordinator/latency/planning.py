@@ -22,13 +22,15 @@ from kera.coordinator.latency.filling import Filling
 from kera.coordinator.latency.splitting import GATHER, UNLIMITED, Hop, Measured, Split
 from kera.core.errors import UnknownStream
 from kera.core.telemetry import get_logger
-from kera.v1 import coordinator_pb2
+from kera.v1 import common_pb2, coordinator_pb2
 from kera.v1 import latency_pb2 as messages
 
 log = get_logger("kera.latency")
 
 FIRST_BEATS = 3
 """A new coordinator has heard of all brokers after so many heartbeat intervals."""
+LAST_MAX = 100_000
+"""Hops that are remembered before those are forgotten that no constraint has any more."""
 _NOT_HELD = (messages.LATENCY_STATE_VIOLATED, messages.LATENCY_STATE_INFEASIBLE, messages.LATENCY_STATE_BROKEN)
 _COORDINATOR_SHIFT = 32
 """Of the coordinator's epoch in a version."""
@@ -186,12 +188,15 @@ class Planning:
             if each.name in self._splits:
                 self._before[each.name] = self._splits[each.name]
             self._splits[each.name] = splits[each.name]
-        there = [each for each in self._all() if not self._missing(each)]
         self.shown = {name: each for name, each in shown.items() if name in self._wanted}
+        there = [each for each in self._all() if not self._missing(each)]
         if all(each.name in self._splits for each in there):  # else others are next
-            self._tell(budgets_of(there, self._splits))
-        kept = {hop for each in self._all() for hop in each.hops}
-        self._last = {hop: last for hop, last in self._last.items() if hop in kept}
+            budgets = await state.in_slices(budgets_of(there, dict(self._splits)))
+            if not self._changed:  # else likewise
+                self._tell(budgets)
+        if len(self._last) > LAST_MAX:
+            kept = {hop for each in self._all() for hop in each.hops}
+            self._last = {hop: last for hop, last in self._last.items() if hop in kept}
 
     def _is_current(self, each: Wanted) -> bool:
         return self._wanted.get(each.name) is each
@@ -233,8 +238,8 @@ class Planning:
     def _tell(self, budgets: Mapping[str, Budget]) -> None:
         known = self._budgets or {}
         steadied = {stream: steady(known.get(stream), budget) for stream, budget in budgets.items()}
-        ids = {stream: self._state.catalog.named(stream).stream_id for stream in steadied}
-        told = [steadied[stream].message(ids[stream]) for stream in sorted(steadied)]
+        ids = {each.name: each.stream_id for each in map(self._stream, steadied) if each is not None}
+        told = [steadied[stream].message(ids[stream]) for stream in sorted(ids)]
         if self._budgets is None or told != list(self._told.budgets):
             self._last_version += 1
             self._told = coordinator_pb2.StreamBudgets(version=self._last_version, budgets=told)
@@ -274,8 +279,12 @@ class Planning:
     def _missing(self, each: Wanted) -> str:
         """Which stream is not there, in words; empty: all are."""
         for stream in dict.fromkeys(hop.stream for hop in each.hops):
-            try:
-                self._state.catalog.named(stream)
-            except UnknownStream:
+            if self._stream(stream) is None:
                 return f"stream {stream!r} is not there: it counts for nothing until it is, or the path is another one"
         return ""
+
+    def _stream(self, name: str) -> common_pb2.StreamInfo | None:
+        try:
+            return self._state.catalog.named(name)
+        except UnknownStream:
+            return None

@@ -114,7 +114,7 @@ def split(
     Promises, however odd what was measured is: needs are never negative; if it is feasible, what all hops are allowed
     comes to at most the limit less the margin; if not, no buffer waits.
     """
-    parts = {hop: Part(_need(hop, measured, hops, limit_us, by_p99=by_p99)) for hop in hops}
+    parts = _needs(hops, limit_us, measured, by_p99=by_p99)
     needs = sum(part.need_us for part in parts.values())
     found = Split(
         parts,
@@ -154,15 +154,22 @@ def shared(total: int, weights: Sequence[float], most: Sequence[float]) -> list[
     return shares
 
 
-def _need(hop: Hop, measured: Mapping[Hop, Measured], hops: Sequence[Hop], limit_us: int, *, by_p99: bool) -> int:
-    found = measured.get(hop)
-    if found is not None:
-        took_us = found.p99_us if by_p99 else found.mean_us
-        return took_us - math.floor(min(took_us, found.granted_us))
-    beside = WAY_IN if hop.hop in WAY_IN else WAY_OUT
-    if any(Hop(hop.stream, each, hop.group) in measured for each in beside):
-        return 0  # it takes no time there: as of replication, of a stream without replicas
-    return limit_us // (2 * len(hops))
+def _needs(hops: Sequence[Hop], limit_us: int, measured: Mapping[Hop, Measured], *, by_p99: bool) -> dict[Hop, Part]:
+    """What each hop needs. Of a stream, or of who reads it, either nothing was measured, or what was not takes no time:
+
+    such as replication of a stream without replicas.
+    """
+    ways = {(hop.stream, hop.group) for hop in hops if hop in measured}
+    unknown_us = limit_us // (2 * len(hops))
+    parts = {}
+    for hop in hops:
+        found = measured.get(hop)
+        if found is not None:
+            took_us = found.p99_us if by_p99 else found.mean_us
+            parts[hop] = Part(took_us - math.floor(min(took_us, found.granted_us)))
+        else:
+            parts[hop] = Part(0 if (hop.stream, hop.group) in ways else unknown_us)
+    return parts
 
 
 def _weight(found: Measured | None) -> float:

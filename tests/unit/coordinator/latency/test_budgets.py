@@ -8,6 +8,7 @@ from kera.coordinator.latency.budgets import Budget, Wanted, budgets_of, in_word
 from kera.coordinator.latency.figures import Figures
 from kera.coordinator.latency.paths import checked
 from kera.coordinator.latency.splitting import GATHER, SEND, WORK, Hop, Measured, Split, split
+from kera.core.turns import at_once
 from kera.v1 import latency_pb2 as messages
 
 CHECKOUT = ("clicks", "group:enrich", "visits", "group:dashboard")
@@ -31,18 +32,13 @@ def measured(*constraints: Wanted) -> dict[Hop, Measured]:
 def planned(
     *due: Wanted, others: Mapping[str, Split] | None = None, measured: Mapping[Hop, Measured]
 ) -> dict[str, Split]:
-    steps = splits_of(due, others or {}, measured)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            return dict(end.value)
+    return at_once(splits_of(due, others or {}, measured))
 
 
 def test_of_several_constraints_on_a_stream_the_strictest_counts() -> None:
     lax, strict = wanted("lax", 1_000), wanted("strict", 50, "visits", "group:dashboard", window_ms=5_000)
     splits = planned(lax, strict, measured=measured(lax, strict))
-    budgets = budgets_of([lax, strict], splits)
+    budgets = at_once(budgets_of([lax, strict], splits))
     assert budgets["visits"].constraint == "strict"
     assert budgets["visits"].window_ms == 5_000
     assert budgets["visits"].gather_us == splits["strict"].granted_us(Hop("visits", GATHER)) == 45_000 - 6_000
@@ -51,7 +47,7 @@ def test_of_several_constraints_on_a_stream_the_strictest_counts() -> None:
 
 def test_what_a_stricter_one_takes_from_a_stream_its_other_streams_get() -> None:
     lax, strict = wanted("lax", 1_000), wanted("strict", 50, "visits", "group:dashboard")
-    budgets = budgets_of([lax, strict], planned(lax, strict, measured=measured(lax, strict)))
+    budgets = at_once(budgets_of([lax, strict], planned(lax, strict, measured=measured(lax, strict))))
     assert budgets["clicks"].gather_us == 900_000 - 12_000 - budgets["visits"].gather_us
     kept = planned(strict, measured=measured(strict))
     assert planned(lax, others=kept, measured=measured(lax))["lax"].granted_us(Hop("visits", GATHER)) == 39_000
@@ -60,10 +56,10 @@ def test_what_a_stricter_one_takes_from_a_stream_its_other_streams_get() -> None
 def test_a_path_that_ends_with_a_stream_says_nothing_of_its_readers() -> None:
     ends, reads = wanted("ends", 100, "clicks"), wanted("reads", 500, "clicks", "group:enrich")
     early = measured(ends, reads) | {Hop("clicks", GATHER): Measured(9, 100, 200, 15_000, 50_000, 400)}
-    budget = budgets_of([ends, reads], planned(ends, reads, measured=early))["clicks"]
+    budget = at_once(budgets_of([ends, reads], planned(ends, reads, measured=early)))["clicks"]
     assert budget.hand_over_us > 0
     assert budget.limit_us <= 90_000
-    assert budgets_of([ends], planned(ends, measured=early))["clicks"].hand_over_us == 0
+    assert at_once(budgets_of([ends], planned(ends, measured=early)))["clicks"].hand_over_us == 0
 
 
 def test_a_budget_travels_with_all_that_it_says() -> None:
