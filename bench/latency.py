@@ -42,6 +42,8 @@ BURST_MAX = 10_000
 """Of what is overdue, before the buffer is looked at again."""
 NEVER_MS = 3_600_000
 WARM_UP = 200
+COMPARED_MIN = 1_000
+"""Records a second: of fewer, processor time drowns in what the machine does besides."""
 SMALLEST_SHARE_US = 0.01
 """What a record costs at least, for a ratio: less is noise."""
 
@@ -219,8 +221,9 @@ async def figure(made: Broker, client: Client, arguments: argparse.Namespace, fi
                 run = await measure(made, client, policy, rate, arguments.seconds, None, idle_s)
                 runs[policy.name] = run if policy.name not in runs else better(run, runs[policy.name])
                 note(figures, f"{rate:,}/s, {policy.name}", run)
-        best_us = min(runs[policy.name].cpu_us for policy in FIXED)
-        say_ratios(figures, rate, runs, best_us, goal)
+        if rate >= COMPARED_MIN:
+            best_us = min(runs[policy.name].cpu_us for policy in FIXED)
+            say_ratios(figures, rate, runs, best_us, goal)
 
 
 def better(one: Run, other: Run) -> Run:
