@@ -249,8 +249,9 @@ class World:
         *,
         coordinator_epoch: int,
         handed_over: Sequence[common_pb2.StreamletState] = (),
+        created: bool = False,
     ) -> list[int]:
-        del handed_over
+        del handed_over, created
         (await self._order(info, coordinator_epoch)).learn(stream)
         await self.step()
         return []

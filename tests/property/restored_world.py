@@ -348,11 +348,12 @@ class World:
         *,
         coordinator_epoch: int,
         handed_over: Sequence[common_pb2.StreamletState] = (),
+        created: bool = False,
     ) -> list[int]:
         copy = common_pb2.StreamInfo()
         copy.CopyFrom(stream)
         request = broker_pb2.OpenStreamletsRequest(
-            stream=copy, coordinator_epoch=coordinator_epoch, handed_over=handed_over
+            stream=copy, coordinator_epoch=coordinator_epoch, handed_over=handed_over, created=created
         )
         return list((await self._order(broker, api.OPEN_STREAMLETS, request)).lacking)
 

@@ -133,7 +133,9 @@ class Coordinator:
         self.balancing = Balancing(state, self.migration, loads)
         self.feature_levels = FeatureLevels(state, feature_level_of_coordinators)
         creators = Creators(state.catalog, self.stored, guard)
-        self.streams = StreamOperations(state, self._drops, self.balancing.spread, creators, self.schemas.columns)
+        self.streams = StreamOperations(
+            state, self._drops, self.balancing.spread, creators, self.schemas.columns, self.feature_levels
+        )
         advancing = (
             self.migration,
             self.drains,

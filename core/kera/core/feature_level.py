@@ -8,5 +8,7 @@ that is.
 
 from __future__ import annotations
 
-FEATURE_LEVEL = 1
+FEATURE_LEVEL = 2
 """Of this version. 0: of those before there were levels."""
+EPOCHS = 2
+"""From this one on there are chunks without records, punctuations, in the logs of streams with epochs."""

@@ -1554,7 +1554,10 @@ class OpenStreamletsRequest(_message.Message):
     STREAM_FIELD_NUMBER: _builtins.int
     COORDINATOR_EPOCH_FIELD_NUMBER: _builtins.int
     HANDED_OVER_FIELD_NUMBER: _builtins.int
+    CREATED_FIELD_NUMBER: _builtins.int
     coordinator_epoch: _builtins.int
+    created: _builtins.bool
+    """The stream is being created: nobody has had anything of it yet, nor promised anything."""
     @_builtins.property
     def stream(self) -> _common_pb2.StreamInfo:
         """Only the assignments of the broker it is sent to count."""
@@ -1569,10 +1572,11 @@ class OpenStreamletsRequest(_message.Message):
         stream: _common_pb2.StreamInfo | None = ...,
         coordinator_epoch: _builtins.int = ...,
         handed_over: _abc.Iterable[_common_pb2.StreamletState] | None = ...,
+        created: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["stream", b"stream"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator_epoch", b"coordinator_epoch", "handed_over", b"handed_over", "stream", b"stream"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator_epoch", b"coordinator_epoch", "created", b"created", "handed_over", b"handed_over", "stream", b"stream"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -204,6 +204,7 @@ class StreamConfig(_message.Message):
     PUNCTUATION_FIELD_NUMBER: _builtins.int
     EPOCH_GRACE_MS_FIELD_NUMBER: _builtins.int
     TIMESTAMP_AHEAD_MAX_MS_FIELD_NUMBER: _builtins.int
+    CLOCK_UNTIL_US_FIELD_NUMBER: _builtins.int
     streamlets: _builtins.int
     """M: the number of streamlets, fixed at creation. A request says how many, 1 at least: absent is 0, which is refused."""
     brokers: _builtins.int
@@ -254,6 +255,10 @@ class StreamConfig(_message.Message):
     """Of a stream with epochs: a chunk with a time so much later than the broker's clock is refused; 0: none is. Absent:
     3,600,000.
     """
+    clock_until_us: _builtins.int
+    """Up to then brokers may have promised by their clocks that nothing older comes, though they do no more. The
+    coordinator sets it, when that is altered; 0: they never did, or do so now.
+    """
     @_builtins.property
     def retention_consumer_groups(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Consumer groups whose committed cursors (CommitCursors) hold back all rules: nothing goes that one of them has yet to
@@ -282,10 +287,11 @@ class StreamConfig(_message.Message):
         punctuation: Global___Punctuation.ValueType = ...,
         epoch_grace_ms: _builtins.int | None = ...,
         timestamp_ahead_max_ms: _builtins.int | None = ...,
+        clock_until_us: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_epoch_grace_ms", b"_epoch_grace_ms", "_replication", b"_replication", "_timestamp_ahead_max_ms", b"_timestamp_ahead_max_ms", "epoch_grace_ms", b"epoch_grace_ms", "replication", b"replication", "timestamp_ahead_max_ms", b"timestamp_ahead_max_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_epoch_grace_ms", b"_epoch_grace_ms", "_replication", b"_replication", "_timestamp_ahead_max_ms", b"_timestamp_ahead_max_ms", "brokers", b"brokers", "codec", b"codec", "durability", b"durability", "entries", b"entries", "epoch_grace_ms", b"epoch_grace_ms", "epoch_ms", b"epoch_ms", "group_segments", b"group_segments", "memory_domain", b"memory_domain", "memory_priority", b"memory_priority", "punctuation", b"punctuation", "replication", b"replication", "replication_priority", b"replication_priority", "retention_bytes", b"retention_bytes", "retention_consumed", b"retention_consumed", "retention_consumer_groups", b"retention_consumer_groups", "retention_ms", b"retention_ms", "streamlets", b"streamlets", "timestamp_ahead_max_ms", b"timestamp_ahead_max_ms", "virtual_logs", b"virtual_logs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_epoch_grace_ms", b"_epoch_grace_ms", "_replication", b"_replication", "_timestamp_ahead_max_ms", b"_timestamp_ahead_max_ms", "brokers", b"brokers", "clock_until_us", b"clock_until_us", "codec", b"codec", "durability", b"durability", "entries", b"entries", "epoch_grace_ms", b"epoch_grace_ms", "epoch_ms", b"epoch_ms", "group_segments", b"group_segments", "memory_domain", b"memory_domain", "memory_priority", b"memory_priority", "punctuation", b"punctuation", "replication", b"replication", "replication_priority", b"replication_priority", "retention_bytes", b"retention_bytes", "retention_consumed", b"retention_consumed", "retention_consumer_groups", b"retention_consumer_groups", "retention_ms", b"retention_ms", "streamlets", b"streamlets", "timestamp_ahead_max_ms", b"timestamp_ahead_max_ms", "virtual_logs", b"virtual_logs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__epoch_grace_ms: _TypeAlias = _typing.Literal["epoch_grace_ms"]  # noqa: Y015
     _WhichOneofArgType__epoch_grace_ms: _TypeAlias = _typing.Literal["_epoch_grace_ms", b"_epoch_grace_ms"]  # noqa: Y015

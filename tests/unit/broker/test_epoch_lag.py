@@ -9,7 +9,7 @@ import pytest
 from kera.broker.ownership.epoch_lag import Furthest, furthest_behind
 from kera.core.turns import at_once
 from kera.v1 import common_pb2
-from tests.unit.broker.support import Broker, Engine, chunk, stream_info
+from tests.unit.broker.support import BROKER_ID, Broker, Engine, chunk, stream_info
 
 NOW_US = 1_000_000_000
 GRACE_US = 1_000_000
@@ -21,7 +21,10 @@ def open_broker(engine: Engine, **config: Any) -> Broker:
     set_time(engine, NOW_US)
     info = stream_info(**{"epoch_ms": 1000, "epoch_grace_ms": GRACE_US // 1000, "entries": ENTRIES, **config})
     info.created_us = CREATED_US
-    return Broker(engine, info)
+    broker = Broker(engine)
+    broker.broker.registered(BROKER_ID, ())
+    at_once(broker.streams.opening(info, BROKER_ID, created=True))
+    return broker
 
 
 def set_time(engine: Engine, now_us: int) -> None:

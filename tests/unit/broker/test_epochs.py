@@ -47,11 +47,9 @@ def set_time(engine: Engine, now_us: int) -> None:
     engine.memory.tick(engine.memory.now_ms, now_us, idle_close_ms=1 << 40)
 
 
-def open_broker(engine: Engine, *, created_us: int = 0, **config: Any) -> Broker:
+def open_broker(engine: Engine, **config: Any) -> Broker:
     set_time(engine, NOW_US)
-    info = stream_info(**(EPOCHS | config))
-    info.created_us = created_us
-    return Broker(engine, info)
+    return Broker(engine, stream_info(**(EPOCHS | config)))
 
 
 def chunks(broker: Broker) -> list[tuple[bool, int]]:
@@ -76,12 +74,14 @@ async def described(broker: Broker, *, promise: bool = True) -> Any:
 
 def test_rules_are_those_of_the_stream_and_without_epochs_there_are_none() -> None:
     config = common_pb2.StreamConfig(epoch_ms=10)
-    assert EpochRules.of(config) == (True, 1_000_000, 3_600_000_000), "what is left out has its default"
+    assert EpochRules.of(config) == EpochRules(True, 1_000_000, 3_600_000_000), "what is left out has its default"
     config.epoch_grace_ms, config.timestamp_ahead_max_ms = 5, 0
     config.punctuation = common_pb2.PUNCTUATION_PRODUCERS
-    assert EpochRules.of(config) == (False, 5000, 0)
+    config.clock_until_us = 7
+    assert EpochRules.of(config) == EpochRules(False, 5000, 0, 7)
     config.epoch_ms = 0
-    assert EpochRules.of(config) == (False, 0, 0)
+    assert EpochRules.of(config) == EpochRules(False, 0, 0, 7)
+    assert not EpochRules.of(config).are_kept
 
 
 def test_a_punctuation_is_a_whole_chunk_without_records() -> None:
@@ -218,13 +218,44 @@ async def test_an_owner_to_whom_nobody_has_handed_it_promises_what_the_one_befor
     assert [entry.promised_us for entry in streamlet.entries] == [NOW_US] * 2
 
 
-async def test_of_a_stream_that_was_just_created_nothing_is_promised_until_somebody_asks(engine: Engine) -> None:
-    broker = open_broker(engine, created_us=NOW_US - 10)
+@pytest.mark.parametrize("grace_ms", [1, 1000])
+async def test_of_a_stream_that_is_created_nothing_is_promised_until_somebody_asks(
+    engine: Engine, grace_ms: int
+) -> None:
+    broker = open_broker(engine)
+    info = stream_info(8, **(EPOCHS | {"epoch_grace_ms": grace_ms}))
+    request = api.OPEN_STREAMLETS.request(stream=info, created=True)
+    await broker.ask(api.OPEN_STREAMLETS, request)
+    assert not broker.streams.streamlet(8, 0).promised_us > 0, "however long its creation took"
+
+
+async def test_of_a_stream_without_epochs_nothing_was_promised_before_it_gets_some(engine: Engine) -> None:
+    broker = open_broker(engine, epoch_ms=0)
+    set_time(engine, NOW_US + 9000 * MS)
+    broker.streams.get(STREAM_ID).alter(_altered())
     broker.append(sent(5, 0))
     assert chunks(broker) == [(False, 5)]
-    assert (await described(broker)).promised_us == NOW_US - GRACE_US
+    assert (await described(broker)).promised_us == NOW_US + 9000 * MS - GRACE_US
     broker.append(sent(5, 1))
-    assert chunks(broker) == [(False, 5), (True, NOW_US - GRACE_US), (False, 5)]
+    assert chunks(broker) == [(False, 5), (True, NOW_US + 9000 * MS - GRACE_US), (False, 5)]
+
+
+@pytest.mark.parametrize(
+    ("config", "promised_us"),
+    [
+        ({"clock_until_us": NOW_US - 5}, NOW_US - 5),
+        ({"clock_until_us": NOW_US + 5}, NOW_US),
+        ({"clock_until_us": NOW_US - 5, "epoch_ms": 0}, NOW_US - 5),
+        ({}, NO_TIME),
+    ],
+)
+async def test_an_owner_keeps_what_was_promised_while_the_clock_counted(
+    engine: Engine, config: dict[str, Any], promised_us: int
+) -> None:
+    broker = open_broker(engine, punctuation=common_pb2.PUNCTUATION_PRODUCERS, **config)
+    assert broker.streams.streamlet(STREAM_ID, 0).promised_us == promised_us
+    broker.append(sent(5, 0))
+    assert chunks(broker)[:-1] == [(True, promised_us)] * (promised_us != NO_TIME)
 
 
 async def test_times_too_far_ahead_are_refused_and_nothing_else_with_them(engine: Engine) -> None:
@@ -371,7 +402,7 @@ async def test_watermarks_outlive_a_restart_and_what_was_removed(make_engine: Ma
 def test_producers_are_told_from_punctuations_after_a_restart(engine: Engine) -> None:
     set_time(engine, NOW_US)
     log = Log(engine)
-    log.streamlet.set_epochs(EpochRules(by_clock=True, grace_us=GRACE_US), 0)
+    log.streamlet.set_epochs(EpochRules(by_clock=True, grace_us=GRACE_US))
     log.append(max_timestamp_us=NOW_US)
     log.streamlet.entries.promise(NOW_US + 5)
     header = verify_chunk(sent(NOW_US + 1, 1))

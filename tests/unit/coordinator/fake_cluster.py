@@ -58,6 +58,8 @@ class FakeBrokers:
         self.answering = asyncio.Event()
         self.answering.set()
         self.asked = asyncio.Event()
+        self.created: list[str] = []
+        """Streams that brokers were told nobody has had."""
         self.epochs: list[int] = []
         """Of the coordinators that gave orders."""
 
@@ -75,8 +77,11 @@ class FakeBrokers:
         *,
         coordinator_epoch: int,
         handed_over: Sequence[common_pb2.StreamletState] = (),
+        created: bool = False,
     ) -> list[int]:
         await self._answer(broker, coordinator_epoch)
+        if created:
+            self.created.append(stream.name)
         if stream.name in self.unopenable:
             raise Unavailable(f"the disk has no room for {stream.name}")
         self.opened.append((broker.broker_id, stream.name))

@@ -16,6 +16,8 @@ class EpochRules(NamedTuple):
     grace_us: int = 0
     timestamp_ahead_us: int = 0
     """So far ahead of the clock the times of chunks may be; 0: as far as they like."""
+    clock_until_us: int = 0
+    """Up to then brokers have promised by their clocks, and do no more; 0: they never did, or do so now."""
 
     @property
     def are_kept(self) -> bool:
@@ -26,13 +28,13 @@ class EpochRules(NamedTuple):
     def of(cls, config: common_pb2.StreamConfig) -> EpochRules:
         """What a stream's configuration says."""
         if not config.epoch_ms:
-            return cls()
+            return cls(clock_until_us=config.clock_until_us)
         grace_ms = config.epoch_grace_ms if config.HasField("epoch_grace_ms") else EPOCH_GRACE_MS
         ahead_ms = (
             config.timestamp_ahead_max_ms if config.HasField("timestamp_ahead_max_ms") else TIMESTAMP_AHEAD_MAX_MS
         )
         by_clock = config.punctuation == common_pb2.PUNCTUATION_CLOCK
-        return cls(by_clock, grace_ms * 1000, ahead_ms * 1000)
+        return cls(by_clock, grace_ms * 1000, ahead_ms * 1000, 0 if by_clock else config.clock_until_us)
 
 
 NO_EPOCHS = EpochRules()

@@ -42,14 +42,17 @@ class Promising(StreamletProgress):
         """It is owned from now on; nobody has said yet what the owner before has promised."""
         self._owner_before_promised_us = self._memory.now_us
 
-    def set_epochs(self, rules: EpochRules, created_us: int) -> None:
-        """What goes for its epochs from now on; `created_us`: when its stream was created."""
+    def set_epochs(self, rules: EpochRules) -> None:
+        """What goes for its epochs from now on."""
         self.epochs = rules
         self.timestamp_ahead_us = rules.timestamp_ahead_us
-        # Of one that was created just now, nobody can have promised anything later than that.
-        is_new = self._owner_before_promised_us <= created_us + rules.grace_us
-        if rules.by_clock and self.owned and not is_new:
+        if not self.owned:
+            return
+        if rules.by_clock:
             self.entries.promise(self._owner_before_promised_us)
+        elif rules.clock_until_us:
+            self.entries.promise(min(self._owner_before_promised_us, rules.clock_until_us))
+        self._owner_before_promised_us = NO_TIME  # whatever rules come now, all that was promised is known
 
     def go_on_from(self, handed_over: common_pb2.StreamletState | None) -> None:
         """Keep what its owner before has promised, who has just handed it over so; None: nobody knows what that was."""

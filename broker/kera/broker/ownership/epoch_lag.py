@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator
 from typing import NamedTuple
 
-from kera.broker.log.epochs import NO_EPOCHS, EpochRules
+from kera.broker.log.epochs import EpochRules
 from kera.broker.log.streamlet import Streamlet
 from kera.broker.log.watermarks import watermark_of
 from kera.broker.ownership.stream import Stream
@@ -41,7 +41,7 @@ def furthest_behind(
     `may_promise`: whether this broker promises now, given a grace.
     """
     found = None
-    if stream.epochs == NO_EPOCHS:
+    if not stream.epochs.are_kept:
         return None
     for streamlet in list(stream.streamlets.values()):
         yield

@@ -106,10 +106,12 @@ class StreamletOpener:
         held: Holding,
         *,
         handed_over_now: common_pb2.StreamletState | None,
+        created: bool = False,
     ) -> Streamlet:
         """Open a streamlet, and add it to its stream.
 
         `handed_over_now`: the state in which it was, just now, so none of the last interval's groups was ever given.
+        `created`: nobody has had it before.
         """
         fresh = handed_over_now is not None
         last = held.intervals[-1]
@@ -146,7 +148,7 @@ class StreamletOpener:
             first_epochs=self._fences.first_epochs,
             producer_limits=self._producer_limits,
         )
-        streamlet.go_on_from(handed_over_now)
+        streamlet.go_on_from(common_pb2.StreamletState() if created else handed_over_now)
         forgotten = streamlet.forget_producers()
         if forgotten:
             ref = (stream.stream_id, assignment.streamlet_id)

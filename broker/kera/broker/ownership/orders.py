@@ -151,7 +151,7 @@ class Orders:
         await self._coordinator.confirm(request.coordinator_epoch)
         async with self._lock(request.stream.stream_id):
             self._coordinator.refuse_stale(request.coordinator_epoch)  # it may have waited
-            await self._open(request.stream, request.handed_over)
+            await self._open(request.stream, request.handed_over, created=request.created)
             return [] if self._is_old(request.stream) else await self._lacking(request.stream)
 
     async def _lacking(self, info: common_pb2.StreamInfo) -> list[int]:
@@ -165,14 +165,17 @@ class Orders:
                 found.append(one.streamlet_id)
         return found
 
-    async def _open(self, info: common_pb2.StreamInfo, handed_over: Iterable[common_pb2.StreamletState]) -> None:
+    async def _open(
+        self, info: common_pb2.StreamInfo, handed_over: Iterable[common_pb2.StreamletState], *, created: bool = False
+    ) -> None:
         self._streams.check_known(info)
         states = list(handed_over)
         if not self._is_old(info):
             await self._receiving.receive(info, states)
             if self._takeovers is not None:
                 await self._take_over(self._takeovers, info)
-        await self._in_slices(self._streams.opening(info, self._broker_id, self._broker_epoch, states))
+        opening = self._streams.opening(info, self._broker_id, self._broker_epoch, states, created=created)
+        await self._in_slices(opening)
         if self._streams.has_replicas_of_earlier_launches and not self._is_old(info):
             await self._let_go(info)
         if self._takeovers is not None:

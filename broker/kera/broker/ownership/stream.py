@@ -62,7 +62,7 @@ class Stream:
 
     def set_epochs(self, streamlet: Streamlet) -> None:
         """Tell a streamlet what goes for its epochs; also when it is owned here and was not before."""
-        streamlet.set_epochs(self.epochs, self.created_us)
+        streamlet.set_epochs(self.epochs)
 
     def _set_level(self, streamlet: Streamlet) -> None:
         self.set_epochs(streamlet)

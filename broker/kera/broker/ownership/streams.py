@@ -101,6 +101,8 @@ class Streams:
         broker_id: int,
         broker_epoch: int = 0,
         handed_over: Iterable[common_pb2.StreamletState] = (),
+        *,
+        created: bool = False,
     ) -> Generator[None, None, None]:
         """Have of the stream's streamlets what `info` assigns to this broker; what is open already goes on.
 
@@ -110,7 +112,9 @@ class Streams:
         Configuration and assignments are taken over unless newer ones are known; newer ones that name us end a seal.
         Streamlets whose owner is another launch of this broker than `broker_epoch` (0: not known) stay as they are:
         their recovery is under way. An owner that needs what its predecessor has handed over, and has not written it
-        down, only gets the older intervals. Raises `InvalidArgument` when the configuration makes no sense.
+        down, only gets the older intervals. `created`: nobody has had anything of the stream before.
+
+        Raises `InvalidArgument` when the configuration makes no sense.
         """
         stream = self._configured(info)
         if info.assignments_version < stream.assignments_version:
@@ -130,7 +134,8 @@ class Streams:
                 stream, assignment, held, broker_id, unsealed
             ):
                 continue
-            opened += self._assign(stream, info, assignment, held, states.get(assignment.streamlet_id))
+            state = states.get(assignment.streamlet_id)
+            opened += self._assign(stream, info, assignment, held, state, created=created)
             if not together:
                 self._replicate(stream, opened, info.config.entries)
                 opened.clear()
@@ -210,6 +215,8 @@ class Streams:
         assignment: common_pb2.StreamletAssignment,
         held: Holding,
         state: common_pb2.StreamletState | None,
+        *,
+        created: bool,
     ) -> list[Streamlet]:
         """Have a streamlet as it is assigned; returns it if it was not open before."""
         streamlet = stream.streamlets.get(assignment.streamlet_id)
@@ -220,7 +227,8 @@ class Streams:
             fresh = state is not None and not assignment.sources
             if not held.intervals:
                 return []
-            return [self._opener.open(stream, info, assignment, held, handed_over_now=state if fresh else None)]
+            now = state if fresh else None
+            return [self._opener.open(stream, info, assignment, held, handed_over_now=now, created=created)]
         if held.intervals:
             self._opener.change(streamlet, held, state, taken_over=bool(assignment.sources))
             stream.set_epochs(streamlet)

@@ -8,7 +8,6 @@ from typing import Any
 from kera.broker.counters import Counters
 from kera.broker.log.bounds import end_of, lag_bytes, lag_records, list_groups, oldest_us, ordinal_at
 from kera.broker.log.entry import Entry, still_unsure
-from kera.broker.log.epochs import NO_EPOCHS
 from kera.broker.log.intervals import NO_END, interval_of
 from kera.broker.log.read_plan import entry_of, first_record, interval_at, resolve
 from kera.broker.log.streamlet import Streamlet
@@ -111,7 +110,7 @@ class Descriptions:
             row.watermark_us = watermark_us
         if entry.removed_watermark_us != NO_TIME:
             row.removed_watermark_us = entry.removed_watermark_us
-        if streamlet.epochs != NO_EPOCHS:
+        if streamlet.epochs.are_kept:
             settled_us = max(watermark_us, entry.promised_us, could_promise_us)
             if settled_us != NO_TIME:
                 row.settled_us = settled_us

@@ -34,8 +34,9 @@ class BrokerCalls(Protocol):
         *,
         coordinator_epoch: int,
         handed_over: Sequence[common_pb2.StreamletState] = (),
+        created: bool = False,
     ) -> list[int]:
-        """Have `broker` serve its streamlets of `stream`, and learn where the others are.
+        """Have `broker` serve its streamlets of `stream`, and learn where the others are. `created`: nobody did yet.
 
         Returns those that it cannot serve, as it was never given what was handed over.
         """
@@ -98,10 +99,11 @@ class GrpcBrokerCalls:
         *,
         coordinator_epoch: int,
         handed_over: Sequence[common_pb2.StreamletState] = (),
+        created: bool = False,
     ) -> list[int]:
         """See `BrokerCalls.open_streamlets`."""
         request = broker_pb2.OpenStreamletsRequest(
-            stream=stream, coordinator_epoch=coordinator_epoch, handed_over=handed_over
+            stream=stream, coordinator_epoch=coordinator_epoch, handed_over=handed_over, created=created
         )
         answer = await self._peers.call(broker.grpc_address, api.OPEN_STREAMLETS, request)
         return list(answer.lacking)

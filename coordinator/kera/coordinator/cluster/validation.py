@@ -114,6 +114,7 @@ def checked_config(config: common_pb2.StreamConfig, *, default_replication: int 
         raise InvalidArgument(f"codec {config.codec} is not known to this version", codec=int(config.codec))
     _check_retention(config)
     _complete_epochs(checked)
+    checked.clock_until_us = 0  # not for others to say
     return checked
 
 
@@ -212,6 +213,20 @@ def altered_config(
         _check_range("brokers", request.brokers, config.streamlets, value_min=0)
         altered.brokers = request.brokers
     return checked_config(altered)
+
+
+def note_clock(config: common_pb2.StreamConfig, before: common_pb2.StreamConfig, until_us: int) -> None:
+    """Write down in what a stream was altered to how long its brokers have promised by their clocks, if they did.
+
+    `until_us`: from then on they do not, if they do not from now on.
+    """
+    if _goes_by_clock(config):
+        return
+    config.clock_until_us = until_us if _goes_by_clock(before) else before.clock_until_us
+
+
+def _goes_by_clock(config: common_pb2.StreamConfig) -> bool:
+    return config.epoch_ms > 0 and config.punctuation == common_pb2.PUNCTUATION_CLOCK
 
 
 def _check_range(field: str, value: int, value_max: int, *, value_min: int = 1) -> None:

@@ -14,6 +14,7 @@ from kera.coordinator.cluster.state import State
 from kera.coordinator.cluster.work import Work
 from kera.coordinator.store.ledger import number
 from kera.coordinator.store.metadata import UnknownFormat
+from kera.core.errors import InvalidArgument
 from kera.core.feature_level import FEATURE_LEVEL
 from kera.core.telemetry import get_logger
 
@@ -42,6 +43,17 @@ class FeatureLevels:
         """Begin to raise the level, if all have a higher one."""
         if self._reached() > self._state.feature_level:
             self.work.start("raise", self._raise)
+
+    async def require(self, level: int, what: str) -> None:
+        """Raise the level at once, if all have it. Raises `InvalidArgument` if some do not: only from it on `what`."""
+        if self._state.feature_level < level and self._reached() >= level:
+            await self._raise()
+        if self._state.feature_level < level:
+            raise InvalidArgument(
+                f"{what} from feature level {level} of the cluster on, and it has {self._state.feature_level}: a daemon"
+                " is of an earlier version, or feature_level_max holds it back; kera cluster health says which",
+                feature_level=self._state.feature_level,
+            )
 
     def _reached(self) -> int:
         state, settings = self._state, self._state.settings

@@ -30,14 +30,17 @@ from kera.coordinator.cluster.validation import (
     checked_name,
     checked_schema,
     extended_schema,
+    note_clock,
 )
 from kera.coordinator.operations.creators import Creators
 from kera.coordinator.operations.drops import Drops
+from kera.coordinator.operations.feature_levels import FeatureLevels
 from kera.coordinator.store.ledger import number
 from kera.coordinator.store.metadata import MetadataStoreFailed
 from kera.core.access.guard import check_caller
 from kera.core.access.identity import Identity
 from kera.core.errors import InvalidArgument, KeraError, TooFewBackups, Unavailable, UnknownStream
+from kera.core.feature_level import EPOCHS
 from kera.core.lineage import new_version
 from kera.core.rpc import api
 from kera.core.telemetry import get_logger
@@ -72,8 +75,10 @@ class StreamOperations:
         spread: Callable[[str], Awaitable[common_pb2.StreamInfo]],
         creators: Creators,
         columns: ColumnSchemas,
+        levels: FeatureLevels,
     ) -> None:
         """`spread` has a stream on as many brokers as its configuration says, and returns it then."""
+        self._levels = levels
         self._columns = columns
         self._creators = creators
         self._state = state
@@ -171,6 +176,8 @@ class StreamOperations:
         columns = stream.schemas[0]
         compared = await self._columns.compare(stream.name, columns.arrow_schema) if columns.typed else None
         placed = self._place(stream)
+        if stream.config.epoch_ms:
+            await self._levels.require(EPOCHS, "streams have epochs")
         self._placing.update(placed.streamlets)  # before anything is waited for: who comes next sees it
         try:
             await self._assign(stream, placed)
@@ -244,7 +251,7 @@ class StreamOperations:
         state = self._state
         brokers = state.brokers_of(stream)
         results = await all_of(
-            state.broker_calls.open_streamlets(broker, stream, coordinator_epoch=state.coordinator_epoch)
+            state.broker_calls.open_streamlets(broker, stream, coordinator_epoch=state.coordinator_epoch, created=True)
             for broker in brokers
         )
         for broker, error in zip(brokers, results, strict=True):
@@ -285,6 +292,8 @@ class StreamOperations:
             extended = self._extended(self._state.catalog.named(request.name), request)
             for version in extended:
                 compared = await self._columns.compare(request.name, version.arrow_schema)
+        if request.epoch_ms and not self._state.catalog.named(request.name).config.epoch_ms:
+            await self._levels.require(EPOCHS, "streams have epochs")
         stream = await self._state.to_the_end(self._alter(request, compared))
         return await self._spread(request.name) if request.HasField("brokers") else stream
 
@@ -302,6 +311,7 @@ class StreamOperations:
             stream = common_pb2.StreamInfo()
             stream.CopyFrom(known)
             stream.config.CopyFrom(altered_config(known.config, request))
+            note_clock(stream.config, known.config, state.clock.now_us() + state.settings.lease_ms * 1000)
             extended = self._extended(known, request)
             stream.schemas.extend(extended)
             registration = NOTHING

@@ -3267,7 +3267,9 @@ type OpenStreamletsRequest struct {
 	Stream           *StreamInfo `protobuf:"bytes,1,opt,name=stream,proto3" json:"stream,omitempty"`
 	CoordinatorEpoch uint64      `protobuf:"varint,2,opt,name=coordinator_epoch,json=coordinatorEpoch,proto3" json:"coordinator_epoch,omitempty"`
 	// Of streamlets that come from a broker that lives: where that one stopped.
-	HandedOver    []*StreamletState `protobuf:"bytes,3,rep,name=handed_over,json=handedOver,proto3" json:"handed_over,omitempty"`
+	HandedOver []*StreamletState `protobuf:"bytes,3,rep,name=handed_over,json=handedOver,proto3" json:"handed_over,omitempty"`
+	// The stream is being created: nobody has had anything of it yet, nor promised anything.
+	Created       bool `protobuf:"varint,4,opt,name=created,proto3" json:"created,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3321,6 +3323,13 @@ func (x *OpenStreamletsRequest) GetHandedOver() []*StreamletState {
 		return x.HandedOver
 	}
 	return nil
+}
+
+func (x *OpenStreamletsRequest) GetCreated() bool {
+	if x != nil {
+		return x.Created
+	}
+	return false
 }
 
 type OpenStreamletsResponse struct {
@@ -3910,12 +3919,13 @@ const file_kera_v1_broker_proto_rawDesc = "" +
 	"\twaits_for\x18\x04 \x03(\tR\bwaitsFor\"W\n" +
 	"\tTakenOver\x12\x1b\n" +
 	"\tstream_id\x18\x01 \x01(\x04R\bstreamId\x12-\n" +
-	"\x05state\x18\x02 \x01(\v2\x17.kera.v1.StreamletStateR\x05state\"\xab\x01\n" +
+	"\x05state\x18\x02 \x01(\v2\x17.kera.v1.StreamletStateR\x05state\"\xc5\x01\n" +
 	"\x15OpenStreamletsRequest\x12+\n" +
 	"\x06stream\x18\x01 \x01(\v2\x13.kera.v1.StreamInfoR\x06stream\x12+\n" +
 	"\x11coordinator_epoch\x18\x02 \x01(\x04R\x10coordinatorEpoch\x128\n" +
 	"\vhanded_over\x18\x03 \x03(\v2\x17.kera.v1.StreamletStateR\n" +
-	"handedOver\"2\n" +
+	"handedOver\x12\x18\n" +
+	"\acreated\x18\x04 \x01(\bR\acreated\"2\n" +
 	"\x16OpenStreamletsResponse\x12\x18\n" +
 	"\alacking\x18\x01 \x03(\rR\alacking\"]\n" +
 	"\x11DropStreamRequest\x12\x1b\n" +

@@ -387,8 +387,11 @@ type StreamConfig struct {
 	// Of a stream with epochs: a chunk with a time so much later than the broker's clock is refused; 0: none is. Absent:
 	// 3,600,000.
 	TimestampAheadMaxMs *uint64 `protobuf:"varint,19,opt,name=timestamp_ahead_max_ms,json=timestampAheadMaxMs,proto3,oneof" json:"timestamp_ahead_max_ms,omitempty"`
-	unknownFields       protoimpl.UnknownFields
-	sizeCache           protoimpl.SizeCache
+	// Up to then brokers may have promised by their clocks that nothing older comes, though they do no more. The
+	// coordinator sets it, when that is altered; 0: they never did, or do so now.
+	ClockUntilUs  int64 `protobuf:"varint,20,opt,name=clock_until_us,json=clockUntilUs,proto3" json:"clock_until_us,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *StreamConfig) Reset() {
@@ -550,6 +553,13 @@ func (x *StreamConfig) GetEpochGraceMs() uint64 {
 func (x *StreamConfig) GetTimestampAheadMaxMs() uint64 {
 	if x != nil && x.TimestampAheadMaxMs != nil {
 		return *x.TimestampAheadMaxMs
+	}
+	return 0
+}
+
+func (x *StreamConfig) GetClockUntilUs() int64 {
+	if x != nil {
+		return x.ClockUntilUs
 	}
 	return 0
 }
@@ -1631,7 +1641,7 @@ const file_kera_v1_common_proto_rawDesc = "" +
 	"\bgroup_id\x18\x04 \x01(\x04R\agroupId\x12\x1d\n" +
 	"\n" +
 	"segment_id\x18\x05 \x01(\rR\tsegmentId\x12\x1a\n" +
-	"\bposition\x18\x06 \x01(\rR\bposition\"\xdc\x06\n" +
+	"\bposition\x18\x06 \x01(\rR\bposition\"\x82\a\n" +
 	"\fStreamConfig\x12\x1e\n" +
 	"\n" +
 	"streamlets\x18\x01 \x01(\rR\n" +
@@ -1656,7 +1666,8 @@ const file_kera_v1_common_proto_rawDesc = "" +
 	"\bepoch_ms\x18\x10 \x01(\x04R\aepochMs\x126\n" +
 	"\vpunctuation\x18\x11 \x01(\x0e2\x14.kera.v1.PunctuationR\vpunctuation\x12)\n" +
 	"\x0eepoch_grace_ms\x18\x12 \x01(\x04H\x01R\fepochGraceMs\x88\x01\x01\x128\n" +
-	"\x16timestamp_ahead_max_ms\x18\x13 \x01(\x04H\x02R\x13timestampAheadMaxMs\x88\x01\x01B\x0e\n" +
+	"\x16timestamp_ahead_max_ms\x18\x13 \x01(\x04H\x02R\x13timestampAheadMaxMs\x88\x01\x01\x12$\n" +
+	"\x0eclock_until_us\x18\x14 \x01(\x03R\fclockUntilUsB\x0e\n" +
 	"\f_replicationB\x11\n" +
 	"\x0f_epoch_grace_msB\x19\n" +
 	"\x17_timestamp_ahead_max_ms\"\xae\x01\n" +
