@@ -6,8 +6,10 @@ is searched for in steps; here time is reckoned with, in one step):
     when its oldest record was accepted + the target - what the rest of the way takes - a tenth of the target
 
 The rest of the way is from when a chunk is closed until it is acknowledged, as measured of the last requests: their
-p99, so that a pause that comes now and then is reckoned with. As long as nothing is measured, or the target leaves no
-time, chunks go as if there were no target: when nothing is in flight.
+p99, so that a pause that comes now and then is reckoned with. Where that leaves less than half of the target, a lower
+quantile is taken that leaves it, down to the median: some are late whatever is done, and small chunks would make more
+load, and more of them late. As long as nothing is measured, or the target leaves no time at all, chunks go as if there
+were no target: when nothing is in flight.
 
 Of a stream with a latency constraint its broker advises how long chunks may fill, for a while; of advice and target
 what is less counts. ``linger_ms`` wins where it is given.
@@ -20,6 +22,7 @@ from typing import NamedTuple
 
 from kera.client.producing.lane import PendingChunk
 from kera.client.settings import ProducerSettings
+from kera.core.latency.sample import Sample
 from kera.core.latency.window import Running
 from kera.v1 import latency_pb2
 
@@ -27,6 +30,9 @@ WINDOW_S = 10.0
 """What is measured counts for so long."""
 MARGIN = 0.1
 """Of a target: for what is not measured, as that the event loop is busy."""
+QUANTILES = (0.99, 0.95, 0.9, 0.75, 0.5)
+LEFT = 0.5
+"""Of a target: so much has to be left for a quantile to be taken, but for the last one."""
 SLACK = 1 / 8
 """A chunk may go this part of its time early, with others that are due: each request costs more than it saves."""
 ADVICE_MAX = 1000
@@ -103,9 +109,17 @@ class Pace:
         """What the rest of the way takes; None: that is not known."""
         if now_s >= self._rest_until_s:
             sample = self._rest.sample(now_s)
-            self._rest_s = sample.p99_us / 1e6 if sample.count else None
+            self._rest_s = self._reckoned_s(sample) if sample.count else None
             self._rest_until_s = now_s + WINDOW_S / 10
         return self._rest_s
+
+    def _reckoned_s(self, sample: Sample) -> float:
+        most_s, rest_s = LEFT * (self._target_s or 0.0), 0.0
+        for share in QUANTILES:
+            rest_s = sample.quantile_us(share) / 1e6
+            if rest_s <= most_s:
+                break
+        return rest_s
 
     def wait_s(self, stream_id: int, now_s: float) -> float:
         """How long a chunk of a stream may fill; 0: until nothing is in flight."""

@@ -44,4 +44,8 @@ class Sample:
     @property
     def p99_us(self) -> int:
         """What 99 of 100 took at most: up to 42 % too much, never too little; 0 if there are none."""
-        return quantile_us(self.buckets, 0.99, self.max_us)
+        return self.quantile_us(0.99)
+
+    def quantile_us(self, share: float) -> int:
+        """The same of another share of them: 0.5 is the median."""
+        return quantile_us(self.buckets, share, self.max_us)

@@ -61,6 +61,12 @@ class TestPace:
         targeted.acknowledged(closed_at(1.0), 1.2)
         assert targeted.wait_s(7, 1.3) == 0.0
 
+    def test_where_some_are_late_whatever_is_done_the_others_count(self) -> None:
+        targeted = pace(latency_target_ms=50)
+        for took_s in [0.2] * 3 + [0.002] * 97:
+            targeted.acknowledged(closed_at(1.0), 1.0 + took_s)
+        assert targeted.wait_s(7, 1.3) == pytest.approx(0.045 - 0.002, abs=0.001)
+
     def test_what_was_long_ago_does_not_count(self) -> None:
         targeted = pace(latency_target_ms=50)
         targeted.acknowledged(closed_at(1.0), 1.2)
@@ -91,7 +97,11 @@ class TestPace:
         wait_s = targeted.wait_s(7, now_s)
         recent = sorted(took_s for at, took_s in seen if at >= now_s - WINDOW_S)
         if recent:
-            assert wait_s <= max(0.0, target_ms / 1000 * (1 - MARGIN) - recent[-1 - len(recent) // 100] + ROUNDING_S)
+            left_s = target_ms / 1000 * (1 - MARGIN) + ROUNDING_S
+            highest_s = recent[-1 - len(recent) // 100]
+            if highest_s <= target_ms / 1000 / 4:  # what is read off buckets is up to 42 % more
+                assert wait_s <= max(0.0, left_s - highest_s)
+            assert wait_s <= max(0.0, left_s - recent[(len(recent) - 1) // 2])
         assert 0 <= targeted.slack_s(wait_s) <= wait_s
 
 
