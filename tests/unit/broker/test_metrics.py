@@ -170,16 +170,14 @@ async def test_series_are_bounded_and_what_is_left_out_is_told(engine: Engine) -
 
 
 async def test_epochs_have_their_lag_where_there_are_some(engine: Engine) -> None:
-    engine.memory.tick(0, 9_000_000, idle_close_ms=1 << 40)
     infos = [
         stream_info(STREAM_ID, epoch_ms=1000, epoch_grace_ms=250),
         stream_info(STREAM_ID + 1),
         stream_info(STREAM_ID + 2, epoch_ms=1000, punctuation=common_pb2.PUNCTUATION_PRODUCERS),
         stream_info(STREAM_ID + 3, epoch_ms=1000, punctuation=common_pb2.PUNCTUATION_PRODUCERS),
     ]
-    for info in infos:
-        info.created_us = 9_000_000
     broker = Broker(engine, *infos)
+    engine.memory.tick(0, 9_000_000, idle_close_ms=1 << 40)
     by_clock, _, history, _ = (stream.name for stream in broker.streams)
     broker.append(chunk(1, 0, stream_id=STREAM_ID + 2, min_timestamp_us=2_000_000, max_timestamp_us=2_000_000))
     found = metrics(broker, everything=True)
