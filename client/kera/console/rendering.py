@@ -45,6 +45,7 @@ class Templates:
             "number": words.number,
             "span": words.span,
             "ms": words.milliseconds,
+            "us": words.microseconds,
             "moment": words.moment,
             "second": words.second,
             "iso": words.iso,

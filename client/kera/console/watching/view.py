@@ -16,6 +16,7 @@ from kera.client import (
     ClusterDescription,
     ConsumerGroupDescription,
     ConsumerGroupSummary,
+    LatencyDescription,
     Rebalancing,
     RecoveryDescription,
     StreamDescription,
@@ -96,6 +97,7 @@ class View:
         self._activities = Activities(self._watch.channel)
         self.activity: Cached[dict[int, Activity]] = Cached(self._ask_activity)
         self.subjects: Cached[list[str]] = Cached(client.schemas.subjects, fresh_s=limits.STREAMS_CACHE_S)
+        self.constraints: Cached[list[LatencyDescription]] = Cached(client.latency.constraints)
         self.registered = Registered(client.schemas)
         self.health: Cached[Health] = Cached(self._ask_health, fresh_s=limits.HEALTH_CACHE_S)
         self.lags = Histories(
@@ -110,6 +112,7 @@ class View:
             self.activity,  # type: ignore[list-item]
             self.balance,  # type: ignore[list-item]
             self.subjects,  # type: ignore[list-item]
+            self.constraints,  # type: ignore[list-item]
             self.health,  # type: ignore[list-item]
         ]
         self.sampled = asyncio.Event()

@@ -40,6 +40,13 @@ def milliseconds(value: float) -> str:
     return span(value / 1000)
 
 
+def microseconds(value: float) -> str:
+    """The same of microseconds, also of few: ``0.12 ms``, ``4.2 ms``."""
+    if not value or value >= 10_000:
+        return span(value / 1e6)
+    return f"{value / 1000:.1f} ms" if value >= 1_000 else f"{value / 1000:.2f} ms"
+
+
 def moment(time_us: int | None) -> str:
     """Microseconds since the epoch as a time of UTC; as the number that it is, where there is no such time."""
     if time_us is None:

@@ -1,0 +1,54 @@
+"""Latency constraints: all of them with whether they are held, and one with what each hop takes."""
+
+from __future__ import annotations
+
+from starlette.responses import Response
+
+from kera.console.pages.paging import paged
+from kera.console.visits import Visit
+from kera.console.web.hops import WIDTH, bars
+from kera.console.web.problems import Refused
+from kera.core.errors import UnknownLatencyConstraint
+
+KINDS = {"held": "ok", "unknown": "", "violated": "bad", "infeasible": "bad", "broken": "warn"}
+"""How a state looks."""
+FILLING = ("gather", "replicate", "hand-over")
+"""Hops whose buffers are advised how long to wait."""
+
+
+async def list_constraints(visit: Visit) -> Response:
+    """Constraints with a text in their name or path, some at a time."""
+    wanted = visit.parameters.text("q").strip()
+    number = visit.parameters.whole("page", 1, 1, 1_000_000)
+    every = await visit.view.constraints.get()
+    found = [
+        each
+        for each in every
+        if wanted.casefold() in each.constraint.name.casefold()
+        or any(wanted.casefold() in element.casefold() for element in each.constraint.path)
+    ]
+    return visit.page("latency.html", {"page": paged(found, number), "q": wanted, "all": len(every), "kinds": KINDS})
+
+
+async def describe(visit: Visit) -> Response:
+    """What each hop of a path takes, who takes too long, and for how long buffers are advised to wait."""
+    name = visit.parameters.text("name", None, length_max=256)
+    try:
+        found = await visit.view.client.latency.describe(name)
+    except UnknownLatencyConstraint as error:
+        raise Refused(404, "There is no such latency constraint", error.message) from error
+    constraint = found.constraint
+    by_p99 = constraint.statistic == "p99"
+    return visit.page(
+        "constraint.html",
+        {
+            "found": found,
+            "constraint": constraint,
+            "took_us": found.p99_us if by_p99 else found.mean_us,
+            "bars": bars(found.hops, constraint.limit_ms * 1000, by_p99=by_p99),
+            "width": WIDTH,
+            "kinds": KINDS,
+            "filling": FILLING,
+            "hop_names": list(dict.fromkeys(hop.hop for hop in found.hops)),
+        },
+    )
