@@ -22,12 +22,9 @@ TIMES = st.lists(st.integers(-5, 5) | st.integers(-3000, 3000), min_size=1, max_
 def naive(parts: Parts) -> Parts:
     found: Parts = []
     for streamlet, times in parts:
-        if times != sorted(times):
-            found.append((streamlet, times))
-            continue
         begun: list[int] = []
         for time_us in times:
-            if begun and time_us // 1000 != begun[-1] // 1000:
+            if begun and time_us // 1000 > max(begun) // 1000:
                 found.append((streamlet, begun))
                 begun = []
             begun = [*begun, time_us]
@@ -52,7 +49,7 @@ def as_partition(parts: Parts, shuffled: list[int] | None) -> Partition:
 
 
 @given(st.data())
-def test_each_part_is_of_one_epoch_where_times_ascend_and_the_others_are_as_they_were(data: Any) -> None:
+def test_a_row_of_a_later_epoch_begins_a_part_as_in_a_loop(data: Any) -> None:
     ascending = TIMES.map(sorted)
     parts: Parts = list(enumerate(data.draw(st.lists(ascending | TIMES, min_size=1, max_size=4)), 3))
     count = sum(len(times) for _, times in parts)

@@ -9,10 +9,8 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
 
-from kera.client.producing.encoding import time_range, times_of
+from kera.client.producing.encoding import times_of
 from kera.client.producing.partitioner import Partition
 from kera.client.types import StreamDescription
 
@@ -35,46 +33,30 @@ def in_seconds(end_us: int) -> float:
     return math.inf if end_us == NEVER_US else end_us / 1e6 - _MARGIN_S
 
 
-def last_time(batch: pa.RecordBatch, stream: StreamDescription, now_us: int) -> int | None:
-    """The latest time of its rows, of a stream with epochs; None: they are of several epochs.
-
-    `now_us` stands in for times that are not there.
-    """
-    name = stream.timestamp_column if stream.typed else "timestamp"
-    if name is None or batch.schema.get_field_index(name) < 0:
-        return now_us
-    low, high = time_range(batch, stream, now_us)
-    return high if is_one_epoch(low, high, stream.config.epoch_ms) else None
-
-
 def is_one_epoch(low_us: int, high_us: int, epoch_ms: int) -> bool:
     """Whether all from one time to another is in the same epoch."""
     return not epoch_ms or high_us < epoch_end_us(low_us, epoch_ms)
 
 
 def cut_at_epochs(partition: Partition, stream: StreamDescription) -> Partition:
-    """The same, with the rows of a streamlet in several parts, one for each epoch: where their times ascend."""
-    epoch_us = stream.config.epoch_ms * 1000
-    if not epoch_us:
+    """The same, with the rows of a streamlet in several parts: a new one begins with each row of a later epoch.
+
+    Of streams without times of rows, and where a row has none, all of it is as it was.
+    """
+    if not stream.config.epoch_ms:
         return partition
     times = times_of(partition.batch, stream)
     if times is None or times.null_count or not len(times):
         return partition
     numbers = np.frombuffer(times.buffers()[1], np.int64, len(times), 8 * times.offset)
-    if is_one_epoch(int(numbers.min()), int(numbers.max()), stream.config.epoch_ms):
+    if is_one_epoch(int(np.minimum.reduce(numbers)), int(np.maximum.reduce(numbers)), stream.config.epoch_ms):
         return partition
     if partition.order is not None:
         numbers = numbers[partition.order]
-    ends = partition.ends
-    falls = np.setdiff1d(_where(numbers[1:] < numbers[:-1]), ends)  # from one streamlet to the next they may
-    epochs = numbers // epoch_us
-    cuts = _where(epochs[1:] != epochs[:-1])
-    cuts = cuts[~np.isin(np.searchsorted(ends, cuts, "right"), np.searchsorted(ends, falls, "right"))]
-    all_ends = np.union1d(ends, cuts)
-    streamlets = partition.streamlets[np.searchsorted(ends, all_ends)]
-    return partition._replace(streamlets=streamlets, ends=all_ends)
-
-
-def _where(changes: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
-    """The rows behind which something changes, by the number of the next one."""
-    return np.flatnonzero(changes) + 1
+    epochs, ends, start = numbers // (stream.config.epoch_ms * 1000), partition.ends, 0
+    for end in ends.tolist():
+        latest = epochs[start:end]
+        np.maximum.accumulate(latest, out=latest)
+        start = end
+    all_ends = np.union1d(ends, np.flatnonzero(epochs[1:] != epochs[:-1]) + 1)
+    return partition._replace(streamlets=partition.streamlets[np.searchsorted(ends, all_ends)], ends=all_ends)

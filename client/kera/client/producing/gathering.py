@@ -49,16 +49,14 @@ class _RowStream:
 class Gathering:
     """Batches of one stream with the same columns, all for one streamlet or all to be partitioned."""
 
-    def __init__(self, schema: pa.Schema, lane: Lane, created_us: int, opened_s: float, epoch_end_us: int) -> None:
+    def __init__(self, schema: pa.Schema, lane: Lane, created_us: int, opened_s: float) -> None:
         """`lane`: whose sender closes it when it is due. `created_us`, `opened_s`: on both clocks, when it was opened.
 
-        `epoch_end_us`: rows from this time on are of a later epoch. Batches without a column that has the time of each
-        row get it here: when they were accepted.
+        Batches without a column that has the time of each row get it here: when they were accepted.
         """
         self.lane = lane
         self.created_us = created_us
         self.opened_s = opened_s
-        self.epoch_end_us = epoch_end_us
         self.delivered = Outcome()
         """Of the first chunk that it becomes, or why it has become none."""
         self.size = 0

@@ -101,7 +101,7 @@ def partition_payloads(
 ) -> Iterator[Payloads | tuple[int, Iterator[Payload]]]:
     """The payloads of chunks with few rows, made together; or a streamlet, and `payloads` of some of its rows.
 
-    They come in the order of the rows, and each chunk is of one epoch, as far as times ascend.
+    They come in the order of the rows, and a row of a later epoch than those before it begins a chunk.
     """
     partition = cut_at_epochs(partition, stream)
     target = min(chunk_bytes_max, limit_of(stream, chunk_bytes_max))

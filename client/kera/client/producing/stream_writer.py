@@ -19,7 +19,7 @@ from kera.client.producing.accumulator import Accumulator
 from kera.client.producing.buffer import Buffer
 from kera.client.producing.conforming import Conformer, conform
 from kera.client.producing.encoding import Payload, checked_size, limit_of, record_payloads, timestamps, too_large
-from kera.client.producing.epoch_cuts import epoch_end_us, is_one_epoch, last_time
+from kera.client.producing.epoch_cuts import epoch_end_us, is_one_epoch
 from kera.client.producing.gathering import GatheredDelivery, Gathering
 from kera.client.producing.lane import Lane, PendingChunk
 from kera.client.producing.outcome import BundleOutcome, Outcome
@@ -149,26 +149,19 @@ class StreamWriter:
         conforming = self._conformer.small(batch, self.stream, now_us)
         if conforming is None:
             return None
-        last_us = now_us
-        if self.stream.config.epoch_ms:
-            found_us = last_time(conforming, self.stream, now_us)
-            if found_us is None:
-                return None
-            last_us = found_us
         bytes_max = self._gathered_bytes_max if streamlet is None else self._chunk_bytes_max
         gathering = self._gatherings.get(streamlet)
         if (
             gathering is None
             or gathering.size + size + BATCH_OVERHEAD_BYTES > bytes_max
-            or last_us >= gathering.epoch_end_us
             or not gathering.schema.equals(conforming.schema)
         ):
-            gathering = self._open_gathering(conforming.schema, streamlet, now_us, last_us)
+            gathering = self._open_gathering(conforming.schema, streamlet, now_us)
         delivery = gathering.add(conforming, size, now_us)
         self._buffer.take(size)
         return delivery
 
-    def _open_gathering(self, schema: pa.Schema, streamlet: int | None, now_us: int, last_us: int) -> Gathering:
+    def _open_gathering(self, schema: pa.Schema, streamlet: int | None, now_us: int) -> Gathering:
         self._close_open_chunks()
         if streamlet is None or None in self._gatherings:
             self.close_gatherings()
@@ -176,8 +169,7 @@ class StreamWriter:
             self._close_gathering(streamlet)  # it is full, or has other columns
         self._filling.pop(self.stream.name, None)
         lane = self.lanes.lanes[self.sticky_streamlet if streamlet is None else streamlet]
-        end_us = epoch_end_us(last_us, self.stream.config.epoch_ms)
-        gathering = self._gatherings[streamlet] = Gathering(schema, lane, now_us, self._loop.time(), end_us)
+        gathering = self._gatherings[streamlet] = Gathering(schema, lane, now_us, self._loop.time())
         self._routes.chunk_opened(self.lanes, lane)
         return gathering
 

@@ -144,25 +144,21 @@ async def test_a_batch_with_keys_is_cut_for_each_streamlet(epochs: FakeCluster, 
     assert sorted(epochs.values() + epochs.values(streamlet=1)) == sorted(values * 2)
 
 
-async def test_times_that_do_not_ascend_are_not_cut(epochs: FakeCluster, make_producer: MakeProducer) -> None:
+async def test_rows_that_are_older_stay_where_they_are(epochs: FakeCluster, make_producer: MakeProducer) -> None:
     producer = make_producer(epochs)
-    await give(await producer.send_batch("s", batch(b"a", b"b", b"c", **at(EPOCH_US, 5, 2 * EPOCH_US)), streamlet=0))
-    assert times_of(epochs) == [(0, 5, 2 * EPOCH_US)]
+    times = (EPOCH_US, 5, 2 * EPOCH_US, 7, 2 * EPOCH_US + 1)
+    await give(await producer.send_batch("s", batch(*(b"x" for _ in times), **at(*times)), streamlet=0))
+    assert times_of(epochs) == [(0, 5, EPOCH_US), (0, 7, 2 * EPOCH_US + 1)]
 
 
-async def test_small_batches_are_gathered_as_long_as_they_are_of_one_epoch(
-    epochs: FakeCluster, make_producer: MakeProducer
-) -> None:
+async def test_small_batches_that_were_gathered_are_cut(epochs: FakeCluster, make_producer: MakeProducer) -> None:
     producer = make_producer(epochs, **SETTINGS)
     for times in ((5,), (6, 7), (EPOCH_US,), (8, EPOCH_US + 1), (9,), (3 * EPOCH_US,)):
         await producer.send_batch("s", batch(*(b"x" for _ in times), **at(*times)), streamlet=0)
     found = await flushed(producer, epochs)
     assert [(low, high) for _, low, high in found] == [
         (5, 7),
-        (EPOCH_US, EPOCH_US),
-        (8, 8),
-        (EPOCH_US + 1, EPOCH_US + 1),
-        (9, 9),
+        (8, EPOCH_US + 1),
         (3 * EPOCH_US, 3 * EPOCH_US),
     ]
 
