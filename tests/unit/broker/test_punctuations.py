@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kera.broker.serving.limits import ServingLimits
-from kera.core.chunk import HEADER_BYTES, iterate_chunks
+from kera.core.chunk import HEADER_BYTES, encode_header, iterate_chunks
 from kera.core.errors import (
     ArenaFull,
     InvalidArgument,
@@ -20,7 +20,7 @@ from kera.core.errors import (
     UnknownStream,
 )
 from kera.core.ids import Position
-from kera.core.punctuation import is_punctuation
+from kera.core.punctuation import encode_punctuation, is_punctuation
 from kera.core.rpc import api
 from kera.v1 import common_pb2
 from tests.unit.broker.moving_support import Cluster
@@ -245,3 +245,46 @@ async def test_behind_a_move_it_goes_to_entries_that_have_something_elsewhere(ma
     cluster.owner.append(chunk(2, 1, min_timestamp_us=8, max_timestamp_us=8))
     assert log_of(cluster.owner, 0) == [(True, 9), (False, 8)]
     assert (await described(cluster.owner)).next_record == 2
+
+
+@pytest.mark.parametrize("producer", [0, 2])
+async def test_a_repeat_is_found_among_punctuations_whoever_sends_it(engine: Engine, producer: int) -> None:
+    broker = open_broker(engine)
+    sent_by = [chunk(producer, number, min_timestamp_us=1, max_timestamp_us=1) for number in range(4)]
+    first = []
+    for number, data in enumerate(sent_by):
+        (status,) = broker.append(data)
+        first.append((status.group_id, status.segment_id, status.position, status.first_record))
+        assert await punctuate(broker, 10 * (number + 1)) == [(1, 1)]
+    for data, place in zip(sent_by, first, strict=True):
+        (status,) = broker.append(data)
+        assert (status.error.code, status.duplicate) == ("", True)
+        assert (status.group_id, status.segment_id, status.position, status.first_record) == place
+
+
+def framed(flags: int, *, records: int = 1, first_us: int = 7, last_us: int = 7, payload: bytes = b"x" * 64) -> bytes:
+    """A chunk with right checksums."""
+    return encode_header(payload, 1, flags, records, STREAM_ID, 0, 1, 1, 0, 0, 2, 5, first_us, last_us) + payload
+
+
+HOSTILE = [
+    *(encode_punctuation(STREAM_ID, 0, time_us, 5) for time_us in (0, 7, (1 << 63) - 1)),
+    *(framed(flags, records=records) for flags in (4, 5, 6, 7, 255) for records in (0, 1)),
+    *(framed(flags, records=0, payload=b"") for flags in (0, 2, 4)),
+    framed(0, records=0),
+    framed(0, payload=b""),
+    framed(0, first_us=8),
+]
+"""Chunks that no client may send."""
+
+
+@pytest.mark.parametrize("in_c", [True, False], ids=["native", "Python"])
+@pytest.mark.parametrize("number", range(len(HOSTILE)))
+async def test_a_client_cannot_write_one_itself_in_any_form(engine: Engine, in_c: bool, number: int) -> None:
+    broker = open_broker(engine)
+    if not in_c:
+        broker.broker.writer._append_chunks = None
+    broker.append(sent(1, 0))
+    statuses = broker.append(sent(2, 1), HOSTILE[number], sent(3, 2))
+    assert [status.error.code for status in statuses] == ["", InvalidArgument.code, ""]
+    assert log_of(broker) == [(False, 1), (False, 2), (False, 3)]

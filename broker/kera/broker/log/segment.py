@@ -281,7 +281,7 @@ class Segment(SegmentProgress):
             found = None
             while at < high and found is None:
                 header = self.header_at(self.chunk_ends[at - 1] if at else 0)
-                if header.producer_id == producer_id:
+                if header.producer_id == producer_id and not header.flags & PUNCTUATION:
                     found = (header.producer_epoch, header.sequence)
                 else:
                     at += 1
