@@ -7,6 +7,7 @@ from pyspark.errors import StreamingQueryException
 
 from tests.spark.support import Kera, Sent, both_engines, columnar_first, send_mib, start, wait_until
 
+pytestmark = pytest.mark.timeout(240)
 RECORDS = 35
 
 
@@ -83,3 +84,28 @@ def test_real_time_mode_says_that_it_has_no_target(kera: Kera, stream: str, tmp_
     query = writer.trigger(realTime="5 seconds").start()  # type: ignore[call-overload]  # not in its overloads
     with pytest.raises(StreamingQueryException, match="latencyTarget: has no meaning in real-time mode"):
         query.awaitTermination(60)
+
+
+@columnar_first
+def test_a_query_on_the_path_of_a_constraint_tells_how_long_its_micro_batches_take(
+    kera: Kera, stream: str, tmp_path: Path
+) -> None:
+    kera.create(stream, streamlets=2)
+    kera.send(stream, range(5))
+    found: dict[int, list[Sent]] = {}
+    options = {"startingOffsets": "earliest", "kera.group.id": stream}
+    query = start(kera.stream(stream, **options), tmp_path / "checkpoint", found)
+    try:
+        wait_until(lambda: query.exception() or stream in kera.groups(), "the query's cursor")
+        kera.run(lambda client: client.latency.create(stream, [stream, f"group:{stream}"], 60_000, window_ms=60_000))
+
+        def measured() -> bool:
+            kera.send(stream, range(2))
+            described = kera.run(lambda client: client.latency.describe(stream))
+            return {"hand-over", "work"} <= {hop.hop for hop in described.hops if hop.chunks}
+
+        wait_until(lambda: query.exception() or measured(), "figures of the query", timeout_s=120)
+    finally:
+        query.stop()
+        kera.run(lambda client: client.latency.delete(stream))
+    assert query.exception() is None

@@ -162,7 +162,7 @@ WALL_CLOCK = {
     "demo/feeder.py": "compared with when Spark says that it was done",
     "demo/progress.py": "compared with what the feeder wrote; shown",
     "spark_connector/kera/spark_connector/reading/batch.py": "a start of now-5m is that long before now",
-    "spark_connector/kera/spark_connector/reading/paced.py": "how old a record is, which then never seems younger",
+    "spark_connector/kera/spark_connector/reading/latency/pace.py": "how old a record is, and never younger",
     "spark_connector/kera/spark_connector/reading/streaming.py": "a start of now-5m is that long before now",
 }
 """Who reads the wall clock, and what for. It is set ahead and back while programs run: so nothing that waits, times

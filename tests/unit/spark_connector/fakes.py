@@ -145,6 +145,31 @@ class FakeStream:
         return ChunkPlace(at(place), sum(counts[:place]), (place - first) * CHUNK_BYTES)
 
 
+class FakeLatency:
+    """What the cluster is told of a query's batches."""
+
+    def __init__(self) -> None:
+        self.watched: set[int] = set()
+        """Streams with a latency constraint."""
+        self.groups: list[str] = []
+        self.done_batches: list[tuple[list[tuple[str, EntryId, int]], float]] = []
+        """What was in each, and how long it took."""
+        self.told: list[list[str]] = []
+
+    def batch_reports(self, consumer_group: str) -> Self:
+        self.groups.append(consumer_group)
+        return self
+
+    def watches(self, stream_id: int) -> bool:
+        return stream_id in self.watched
+
+    async def done(self, taken: Sequence[Any], planned_s: float, done_s: float) -> None:
+        self.done_batches.append(([tuple(one) for one in taken], done_s - planned_s))
+
+    async def tell(self, streams: Sequence[str]) -> None:
+        self.told.append(list(streams))
+
+
 class FakeClient:
     """Stands for `kera.client.Client`; has the stream "numbers"."""
 
@@ -152,6 +177,7 @@ class FakeClient:
         self.streams = {"numbers": FakeStream(7, chunks)}
         self.closed = False
         self.tracing: Tracing = OFF
+        self.latency = FakeLatency()
         self.read_ranges_open = 0
         self.connected = 0
         self.settings: list[ClientSettings] = []

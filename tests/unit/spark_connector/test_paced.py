@@ -11,7 +11,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, Rea
 from kera.core.errors import InvalidArgument
 from kera.spark_connector.columns import columns_of
 from kera.spark_connector.planning.pacing import HOLD_S
-from kera.spark_connector.reading.paced import QueryPace
+from kera.spark_connector.reading.latency.pace import QueryPace
 from kera.spark_connector.reading.streaming import BYTES_ANY, KeraStreamReader
 from tests.unit.spark_connector.fakes import CHUNK_BYTES, SCHEMA, FakeClient
 

@@ -8,6 +8,7 @@ from typing import Literal, Self, get_args
 
 from kera.client import arguments
 from kera.client.cluster.cluster import Cluster
+from kera.client.consuming.batch_reports import BatchReports
 from kera.core.errors import InvalidArgument, Uncertain, UnknownLatencyConstraint
 from kera.core.latency.hop import Hop
 from kera.core.rpc import api
@@ -146,6 +147,10 @@ class Latency:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
+
+    def batch_reports(self, consumer_group: str) -> BatchReports:
+        """For who plans batches of a query that is known as `consumer_group`: tells brokers how long they take."""
+        return BatchReports(self._cluster, consumer_group)
 
     async def create(
         self,

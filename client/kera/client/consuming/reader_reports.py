@@ -20,6 +20,7 @@ from kera.client.cluster.fetch import Fetched
 from kera.client.consuming.ranges import Came, Home
 from kera.client.types import StreamDescription
 from kera.core.errors import KeraError
+from kera.core.ids import EntryId
 from kera.core.latency.hop import Hop
 from kera.core.latency.offset import ClockOffset
 from kera.core.latency.report import SAMPLES_MAX, Of, add_sample
@@ -53,14 +54,23 @@ class ReaderMeter:
         """Whether there is a stream to measure."""
         return bool(self._watched)
 
+    def watches_stream(self, stream_id: int, now_s: float) -> bool:
+        """Whether this one is to be measured."""
+        return self._watched.get(stream_id, 0.0) > now_s
+
+    def broker_us(self, broker_id: int, at_s: float) -> int | None:
+        """What the time of day was at a broker at this moment; None: that is not known yet."""
+        offset = self._offsets[broker_id].best if broker_id in self._offsets else None
+        return None if offset is None else round(at_s * 1e6) + offset.ahead_us
+
     def came(self, fetched: Fetched, broker_id: int, now_s: float) -> Came | None:
         """Chunks have come from a broker; None: they are not measured."""
-        if not fetched.buffers or self._watched.get(fetched.entry.stream_id, 0.0) <= now_s:
+        if not fetched.buffers or not self.watches_stream(fetched.entry.stream_id, now_s):
             return None
-        offset = self._offsets[broker_id].best if broker_id in self._offsets else None
-        if offset is not None:
+        broker_us = self.broker_us(broker_id, now_s)
+        if broker_us is not None:
             (created_us,) = _CREATED_US.unpack_from(fetched.buffers[0])
-            self._add(broker_id, fetched, Hop.HAND_OVER, round(now_s * 1e6) + offset.ahead_us - created_us)
+            self.add(broker_id, fetched.entry, Hop.HAND_OVER, broker_us - created_us)
         return Came(broker_id, now_s)
 
     def asks(self, now_s: float) -> None:
@@ -68,15 +78,16 @@ class ReaderMeter:
         if self._at_work is not None:
             broker_id, fetched, taken_s = self._at_work
             self._at_work = None
-            self._add(broker_id, fetched, Hop.WORK, round((now_s - taken_s) * 1e6))
+            self.add(broker_id, fetched.entry, Hop.WORK, round((now_s - taken_s) * 1e6))
 
     def taken(self, fetched: Fetched, came: Came, now_s: float) -> None:
         """The application takes what has come."""
-        self._add(came.broker_id, fetched, Hop.PREFETCH, round((now_s - came.at_s) * 1e6))
+        self.add(came.broker_id, fetched.entry, Hop.PREFETCH, round((now_s - came.at_s) * 1e6))
         self._at_work = came.broker_id, fetched._replace(buffers=[], slot=None, on_taken=None), now_s
 
-    def _add(self, broker_id: int, fetched: Fetched, hop: Hop, us: int) -> None:
-        of = Of(fetched.entry.stream_id, fetched.entry.streamlet_id, hop, self._consumer_group)
+    def add(self, broker_id: int, entry: EntryId, hop: Hop, us: int) -> None:
+        """Chunks of an entry have taken so long for a hop."""
+        of = Of(entry.stream_id, entry.streamlet_id, hop, self._consumer_group)
         self._samples.setdefault(broker_id, {}).setdefault(of, Sample()).add(us)
 
     def report(self, broker_id: int, stream_ids: Iterable[int]) -> latency_pb2.LatencyReport:

@@ -15,7 +15,7 @@ What Spark does that is easy to get wrong, and what follows from it here:
 * what is done is stored while the next micro-batch is being read: nobody waits for that but the one that stores next;
 * it has no read limit with several bounds. So `getDefaultReadLimit` gives one of those in the options, and
   `latestOffset` knows the others; ``ReadAllAvailable`` means none of them (as with ``Trigger.Once``);
-* it does not say how long a micro-batch has taken. See ``paced``, also for how an answer waits.
+* it does not say how long a micro-batch has taken. See ``latency.pace``, also for how an answer waits.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ from kera.spark_connector.planning.offsets import EntryName, EntryOffset, Offset
 from kera.spark_connector.portal import Portal
 from kera.spark_connector.reading.cursor import QueryCursor
 from kera.spark_connector.reading.epochs import EpochPlanner
-from kera.spark_connector.reading.paced import QueryPace
+from kera.spark_connector.reading.latency.hops import QueryHops
+from kera.spark_connector.reading.latency.pace import QueryPace
 from kera.spark_connector.reading.partition import KeraPartition
 from kera.spark_connector.reading.survey import (
     boundaries,
@@ -115,6 +116,7 @@ class KeraStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._cursor = QueryCursor(now_s)
         self._traces = MicroBatchTraces()
         self._pace = pace or QueryPace(now_s)
+        self._hops = QueryHops()
         self._portal: Portal | None = None
         self._lease: Lease | None = None
         """What tasks are known to the cluster by; it ends with this process, or `stop`."""
@@ -285,6 +287,7 @@ class KeraStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 cutting = cutting_of_micro_batch(options)
                 pieces = stopped(await split(client, found, now, options, cutting=cutting), stops)
             await self._traces.planned(client, pieces, finish, self._group(finish.group))
+            await self._hops.planned(client, pieces, finish, self._group(finish.group))
             return pieces
 
         return self._repeated(lambda: self.portal.call(plan))
@@ -330,6 +333,7 @@ class KeraStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """How far `consumed`, which is done, is behind the streams, as far as these are known; and the query's pace."""
         self._pace.done(consumed)
         done = None if consumed is None else Offsets.from_json(consumed)
+        self._hops.done(done, lambda: self.portal)
         of_epochs = {} if self._epochs is None else self._epochs.metrics(done)
         return behind_latest(done, self._heads) | of_epochs | self._pace.figures()
 
@@ -360,6 +364,7 @@ class KeraStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _store(self, done: Offsets) -> None:
         self._traces.done(done)
+        self._hops.done(done, lambda: self.portal)
         unnamed = self._options.group_id is None
         self._cursor.store(self.portal, self._group(done.group), done, unnamed=unnamed)
 

@@ -12,8 +12,6 @@ moment (`pacing.pause`).
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import logging
 import time
 from collections import deque
@@ -21,20 +19,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kera.core.errors import KeraError
 from kera.spark_connector.options.names import LATENCY_TARGET
 from kera.spark_connector.planning import Advance
 from kera.spark_connector.planning.admission import BatchLimits, Waiting
 from kera.spark_connector.planning.offsets import EntryName, EntryOffset
 from kera.spark_connector.planning.pacing import Arrivals, Pace, Pacer, Pause, pause
+from kera.spark_connector.reading.latency.created import ENTRIES_MAX, Range, created_us
 
 if TYPE_CHECKING:
     from kera.client import Client
 
-ENTRIES_MAX = 8
-"""Of which the first chunk is read, to see when it was made; once per micro-batch that can wait."""
-LOOK_S = 0.5
-"""For all of them: planning waits for this."""
 RECALLS = 8
 RECALL_S = 0.02
 """So soon Spark asks again, as long as nobody has seen it."""
@@ -200,18 +194,13 @@ class QueryPace:
         self, client: Client, starts: Mapping[EntryName, EntryOffset], heads: Mapping[EntryName, EntryOffset]
     ) -> None:
         """See when some of the records that wait longest were made."""
-        asked = self._arrivals.unknown(starts, ENTRIES_MAX)
-        ages_s: dict[EntryName, float] = {}
-
-        async def look(name: EntryName) -> None:
-            created_us = await _created_us(client, name, starts[name], heads[name])
-            if created_us is not None:
-                ages_s[name] = self._wall_s() - created_us / 1e6
-
-        with contextlib.suppress(KeraError, TimeoutError):
-            async with asyncio.timeout(LOOK_S):
-                await asyncio.gather(*map(look, asked))
-        self._arrivals.created({name: self._now_s() - age_s for name, age_s in ages_s.items()}, starts)
+        asked = [
+            Range(*name, starts[name].position, heads[name].position)
+            for name in self._arrivals.unknown(starts, ENTRIES_MAX)
+        ]
+        found = await created_us(client, asked)
+        behind_s = self._wall_s() - self._now_s()
+        self._arrivals.created({EntryName(*at[:3]): made_us / 1e6 - behind_s for at, made_us in found.items()}, starts)
 
     def _warn(self, about: str, problem: str | None) -> None:
         """Say `problem` unless it was said; None: there is none any more."""
@@ -243,19 +232,6 @@ def _is_enough(waiting: Mapping[EntryName, Waiting], limits: BatchLimits, waited
     if limits.records_min is None:
         return False
     return records >= limits.records_min or waited_ms is None or waited_ms >= limits.delay_max_ms
-
-
-async def _created_us(client: Client, name: EntryName, start: EntryOffset, head: EntryOffset) -> int | None:
-    from kera.client import ConsumerSettings
-
-    settings = ConsumerSettings.load().model_copy(update={"shared_memory": "never", "joined_bytes_max": 0})
-    chunks = client.read_range(
-        name.stream, name.streamlet, name.entry, start.position, head.position, bytes_max=1, settings=settings
-    )
-    async with contextlib.aclosing(chunks):  # type: ignore[type-var]  # it is a generator
-        async for chunk in chunks:
-            return chunk.header.created_us
-    return None
 
 
 def _ms(seconds: float) -> str:
