@@ -201,6 +201,25 @@ def start_counting(
     return (writer.trigger(availableNow=True) if available_now else writer).start()
 
 
+def test_micro_batches_of_several_streams_end_at_the_same_time(kera: Kera, stream: str, tmp_path: Path) -> None:
+    names = [f"{stream}-{name}" for name in ("one", "other")]
+    for name, epoch_ms in zip(names, (250, 500), strict=True):
+        history(kera, name, 1, epoch_ms=epoch_ms)
+    send(kera, names[0], {0: [10, 11, 12, 13, 14]})
+    send(kera, names[1], {0: [12, 13.5]})
+    frame = kera.stream(None, subscribe=",".join(names), startingOffsets="earliest", epoch="1s", epochsPerTrigger="1")
+    found: dict[int, list[tuple[str, int]]] = {}
+
+    def take(batch: DataFrame, number: int) -> None:
+        rows = batch.select("stream", F.unix_seconds("timestamp").alias("at")).collect()
+        found[number] = sorted((row.stream.removeprefix(f"{stream}-"), row.at) for row in rows)
+
+    writer = frame.writeStream.foreachBatch(take).option("checkpointLocation", str(tmp_path / "checkpoint"))
+    ended(writer.trigger(availableNow=True).start())
+
+    assert found == {0: [("one", 10)], 1: [("one", 11)], 2: [("one", 12), ("other", 12)]}
+
+
 @both_engines
 def test_a_typed_stream_tells_its_epochs_too(kera: Kera, stream: str, tmp_path: Path) -> None:
     import pyarrow as pa

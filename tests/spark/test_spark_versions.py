@@ -72,10 +72,11 @@ def test_what_a_version_of_spark_can_do(version: str, tmp_path: Path) -> None:
     told: dict[str, Any] = json.loads(done.stdout)
     assert told.pop("spark").startswith(f"{version}.")
     told.pop("python")
-    limits, columnar = told.pop("limits"), told.pop("columnar")
+    limits, epochs, columnar = told.pop("limits"), told.pop("epochs"), told.pop("columnar")
     assert told == dict.fromkeys(told, True)
     if version in {"4.0", "4.1"}:
         assert re.search(rf"this is Spark {version}\.\d+, which cannot bound the micro-batches", limits)
+        assert re.search(rf"option epoch: this is Spark {version}\.\d+", epochs)
     else:
-        assert limits == "obeyed"
+        assert (limits, epochs) == ("obeyed", "obeyed")
     assert f"made for Spark 4.3, and this is {version}." in columnar

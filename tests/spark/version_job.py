@@ -193,6 +193,27 @@ class Job:
         assert sum(sizes) == 50, sizes
         return "obeyed" if max(sizes) == 10 else f"sizes {sizes}"
 
+    def epochs(self) -> str:
+        """``obeyed``, or what is said instead."""
+        self.create("timed", epoch_ms=1000, punctuation="producers")
+
+        async def send(client: Client) -> None:
+            async with client.producer() as producer:
+                await producer.prepare("timed")
+                for second in (10, 10, 11, 12, 13):
+                    producer.send("timed", b"v", timestamp_us=second * 1_000_000)
+                    await producer.flush()
+
+        self.with_client(send)
+        found: list[list[int]] = []
+        frame = self.stream("timed", epoch="1s", epochsPerTrigger="1", includeEpoch="true")
+        writer = frame.writeStream.foreachBatch(lambda batch, _: found.append([row.epoch for row in batch.collect()]))
+        try:
+            writer.trigger(availableNow=True).start().awaitTermination()
+        except Exception as error:  # noqa: BLE001 - it is looked at
+            return next(line for line in str(error).splitlines() if "this is Spark" in line)
+        return "obeyed" if found == [[10, 10], [11], [12]] else f"micro-batches {found}"
+
     def columnar(self) -> str:
         """What is said to who asks for the columnar engine."""
         from kera.spark_connector import configure
@@ -219,6 +240,7 @@ def main() -> None:
         job.batch_exactly_once,
         job.lost_records,
         job.limits,
+        job.epochs,
         job.columnar,
     ):
         try:

@@ -379,6 +379,20 @@ def test_a_running_query_keeps_its_epochs_and_streams_that_join_need_them() -> N
         world.following(replace(end, streams={}), cadence)
 
 
+def test_a_stream_that_joins_comes_in_from_its_beginning() -> None:
+    world, cadence = World([FakeEntry(ones(1, 12, 25)), FakeEntry(ones(3, 14, 28))]), Cadence(10)
+    end = world.following(world.first(cadence), cadence)
+    assert end is not None
+    for entry in world.entries:
+        entry.chunks += ones(39)
+
+    unknown = replace(end, streams={})
+    joined = world.following(unknown, cadence)
+    assert joined is not None
+    assert joined.epoch == EpochMark(10, 2, 3)
+    assert world.records(unknown, joined) == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
+
+
 @pytest.mark.parametrize(
     "where",
     [Where("startingOffsets", streams={"flights": {0: "earliest"}}), Where("startingOffsets", Position(1, 1, 0))],

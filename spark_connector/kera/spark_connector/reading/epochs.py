@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime as dt
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,6 +25,10 @@ from kera.spark_connector.reading.survey import answered, cutting_of_micro_batch
 
 if TYPE_CHECKING:
     from kera.client import Client
+
+
+LOOK_AGAIN_S = 0.05
+"""Spark asks again after 10 ms when there is no micro-batch. That is often, for brokers, and an epoch takes longer."""
 
 
 class EpochPlanner:
@@ -68,6 +73,8 @@ class EpochPlanner:
         )
         found = await answered(client, asking)
         if found is None:
+            if self._until is None:
+                await asyncio.sleep(LOOK_AGAIN_S)
             return given
         return conclude(given, found.advance, found.end, group=group, first=first, mark=found.mark)
 
