@@ -8,7 +8,7 @@ Chunk = tuple[str, int, int]
 
 
 class Owner:
-    """An entry and its broker: what `Streamlet.promise` and `keep_promise` do."""
+    """An entry and its broker: what `Streamlet.promise`, `keep_promise` and `punctuate` do."""
 
     def __init__(self, grace: int, *, punctuates: bool = True) -> None:
         self.grace = grace
@@ -31,6 +31,12 @@ class Owner:
         if time < self.promised and self.watermark < self.promised and self.punctuates:
             self.log.append(("punctuation", self.promised, -1))
         self.log.append(("chunk", time, number))
+
+    def say(self, time: int) -> None:
+        """A producer says that nothing older comes."""
+        told = max(time, self.promised)
+        if self.log and self.watermark < told:
+            self.log.append(("punctuation", told, -1))
 
     def begin(self, now: int) -> None:
         """Another owner, or another launch, of whom nobody knows what the one before has promised."""

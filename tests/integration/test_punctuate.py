@@ -5,15 +5,24 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from random import Random
 from typing import Any
 
 import pytest
 
 from kera.client import Client, ClientSettings, sync
 from kera.client.settings import Transport
+from kera.core.chunk import encode_header
 from kera.core.errors import ClosedError, InvalidArgument, TimestampAhead, UnknownStream
+from kera.core.punctuation import encode_punctuation
+from kera.core.rpc import Channel, api
+from kera.core.rpc.frame_client import FrameChannel
+from kera.core.rpc.grpc_client import GrpcChannel
 from kera.local.cluster import RunningCluster
-from tests.integration.test_epochs import MS, kera, read, write
+from kera.v1 import broker_pb2
+from tests.integration.control_support import broker_name, connect, now_us, until_recovered
+from tests.integration.shared_cluster import SharedCluster
+from tests.integration.test_epochs import MS, WAIT_S, kera, read, seen, write
 
 pytestmark = pytest.mark.timeout(120)
 HISTORY: dict[str, Any] = {"epoch_ms": 10, "punctuation": "producers"}
@@ -157,3 +166,129 @@ async def test_who_fails_to_deliver_says_nothing(client: Client) -> None:
             await producer.punctuate("punctuated-failed", 20 * MS)
     ((entry,),) = (await client.bounds("punctuated-failed")).values()
     assert entry.watermark_us == 1
+
+
+@pytest.mark.parametrize("transport", ["tcp", "grpc"])
+async def test_what_brokers_alone_write_is_refused_from_others(client: Client, transport: str) -> None:
+    name = f"punctuated-hostile-{transport}"
+    await client.admin.create_stream(name, **HISTORY)
+    await write(client, name, [1])
+    stream = await client.describe(name)
+    owner = stream.broker_of(0)
+    assert owner is not None
+    bad = [
+        encode_punctuation(stream.stream_id, 0, 10**15, 5),
+        encode_header(b"", 1, 0, 0, stream.stream_id, 0, stream.schema_id, 1 << 40, 0, 0, 0, 5, 10**15, 10**15),
+        encode_header(b"", 1, 4, 1, stream.stream_id, 0, stream.schema_id, 1 << 40, 0, 0, 0, 5, 10**15, 10**15),
+    ]
+    channel: Channel = GrpcChannel(owner.grpc_address)
+    if transport == "tcp":
+        channel = await FrameChannel.connect_tcp(owner.frames_address, timeout_s=WAIT_S)
+    try:
+        request = broker_pb2.MultiWriteChunksRequest(chunk_count=len(bad))
+        reply = await channel.submit(api.MULTI_WRITE_CHUNKS, request, bad, timeout_s=WAIT_S)
+        assert [status.error.code for status in reply.message.statuses] == [InvalidArgument.code] * len(bad)
+        wrongs: list[dict[str, Any]] = [{"streamlet_ids": []}, {"timestamp_us": -5}, {"durability": 99}]
+        for wrong in wrongs:
+            asked: dict[str, Any] = {"stream_id": stream.stream_id, "streamlet_ids": [0], "timestamp_us": 5} | wrong
+            with pytest.raises(InvalidArgument):
+                await channel.submit(api.PUNCTUATE, broker_pb2.PunctuateRequest(**asked), timeout_s=WAIT_S)
+    finally:
+        await channel.close()
+    ((entry,),) = (await client.bounds(name)).values()
+    assert (entry.watermark_us, entry.next_record) == (1, 1)
+
+
+async def test_groups_of_nothing_but_punctuations_are_passed_over(client: Client) -> None:
+    await client.admin.create_stream("punctuated-groups", **HISTORY)
+    brokers = sorted(broker.broker_id for broker in (await client.admin.describe_cluster()).brokers)
+    expected = []
+    async with client.producer() as producer:
+        for number in range(1, 9):
+            if number % 3 == 1:  # else the group that a broker begins has only a punctuation in it
+                expected.append(b"%d" % number)
+                await producer.prepare("punctuated-groups")
+                await producer.send("punctuated-groups", expected[-1], timestamp_us=number * 1000)
+            await producer.punctuate("punctuated-groups", number * 1000 + 500)
+            await client.admin.move_streamlet("punctuated-groups", 0, brokers[number % 2])
+    found = []
+    async with client.group_consumer("punctuated-group", "punctuated-groups") as member:
+        async with asyncio.timeout(WAIT_S):
+            async for record in member:
+                found.append(record.value)
+                if len(found) == len(expected):
+                    break
+        await member.commit()
+    assert found == expected
+    async with client.group_consumer("punctuated-group", "punctuated-groups") as member, client.producer() as producer:
+        await producer.prepare("punctuated-groups")
+        await producer.send("punctuated-groups", b"last", timestamp_us=10**6)
+        async with asyncio.timeout(WAIT_S):
+            async for record in member:
+                assert record.value == b"last", "nothing comes twice"
+                break
+    async with client.epochs("punctuated-groups", start=0, end="latest") as epochs:
+        rows = [value for epoch in await read(epochs, 9) for value in epoch.rows()["value"].to_pylist()]
+    assert rows == expected
+
+
+async def test_epochs_are_the_same_while_streamlets_move_and_promises_are_asked_for(client: Client) -> None:
+    await client.admin.create_stream("promised-moves", streamlets=2, entries=2, epoch_ms=100, epoch_grace_ms=50)
+    brokers = sorted(broker.broker_id for broker in (await client.admin.describe_cluster()).brokers)
+    first = time.time_ns() // 100_000_000
+    random, stop = Random(3), asyncio.Event()
+
+    async def produce(streamlet: int) -> None:
+        async with client.producer() as producer:
+            await producer.prepare("promised-moves")
+            while not stop.is_set():
+                at = time.time_ns() // 1000 - random.choice([0, 0, 60_000, 700_000])
+                await producer.send("promised-moves", b"%d" % at, timestamp_us=at, streamlet=streamlet)
+
+    async def ask() -> None:
+        while not stop.is_set():
+            await client.bounds("promised-moves", promise=True)
+
+    async def move() -> None:
+        for number in range(8):
+            await client.admin.move_streamlet("promised-moves", number % 2, brokers[number // 2 % 2])
+        await client.admin.rebalance()
+
+    others = [asyncio.create_task(each) for each in (produce(0), produce(1), ask())]
+    try:
+        async with client.epochs("promised-moves", start=first) as eager:
+            moving = asyncio.create_task(move())
+            live = await read(eager, 12)
+            await moving
+            live += await read(eager, 3)
+    finally:
+        stop.set()
+        await asyncio.gather(*others)
+    async with client.epochs("promised-moves", start=first, end=live[-1].number + 1) as late:
+        again = await read(late, 1000)
+    assert seen(again) == seen(live)
+    assert sum(epoch.late_records for epoch in live) > 0
+
+
+async def test_punctuations_at_the_end_outlive_a_broker(members: SharedCluster) -> None:
+    async with await connect(members) as client:
+        made = await client.admin.create_stream("s", brokers=1, replication=1, durability="replicated", **HISTORY)
+        name = broker_name(members, made.assignments[0].broker_id)
+        await write(client, "s", [1], [15 * MS])
+        async with client.producer() as producer:
+            await producer.punctuate("s", 40 * MS)
+        before = (await client.bounds("s"))[0][0]
+        begun_us = now_us()
+        await members.kill(name)
+        await until_recovered(client, [made.assignments[0].broker_id], begun_us)
+        after = (await client.bounds("s"))[0][0]
+        assert (after.watermark_us, after.next_record) == (40 * MS, 2)
+        assert after.watermark_us == before.watermark_us
+        async with client.producer() as producer:
+            await producer.punctuate("s", 40 * MS)
+            await producer.prepare("s")
+            await producer.send("s", b"late", timestamp_us=5)
+            await producer.punctuate("s", 60 * MS)
+        async with client.epochs("s", start=0, end=6) as epochs:
+            found = [(epoch.number, epoch.records, epoch.late_records) for epoch in await read(epochs, 9)]
+        assert found == [(0, 1, 0), (1, 1, 0), (4, 1, 1)]

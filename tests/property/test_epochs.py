@@ -70,6 +70,7 @@ steps = st.lists(
         st.tuples(st.just("read"), st.integers(0, ENTRIES - 1), st.integers(0, 3)),
         st.tuples(st.just("ask"), st.integers(0, ENTRIES - 1), st.integers(0, 3)),
         st.tuples(st.just("lost"), st.integers(0, ENTRIES - 1), st.just(0)),
+        st.tuples(st.just("say"), st.integers(0, ENTRIES - 1), st.integers(-20, 20)),
         st.tuples(st.just("moved"), st.integers(0, ENTRIES - 1), st.just(0)),
     ),
     max_size=80,
@@ -89,6 +90,8 @@ def run(history: list[tuple[str, int, int]], *, punctuates: bool = True) -> Iter
             now += amount
         elif what in {"read", "ask"}:
             eager.step(entry, amount, now if what == "ask" else None)
+        elif what == "say":
+            owners[entry].say(now + amount)
         elif what == "lost":
             owners[entry].begin(now)
     end = now + 1000

@@ -418,7 +418,7 @@ async def test_a_broker_promises_and_punctuates_as_its_model_does(seed: int, mak
     streamlet = broker.streams.streamlet(STREAM_ID, 0)
     model.begin(NOW_US)
     for number in range(60):
-        match random.randrange(4):
+        match random.randrange(5):
             case 0:
                 now_us += random.randrange(3000 * MS)
                 set_time(engine, now_us)
@@ -426,6 +426,11 @@ async def test_a_broker_promises_and_punctuates_as_its_model_does(seed: int, mak
                 promised_us, watermark_us = streamlet.promise(streamlet.entries[0]), model.watermark
                 assert promised_us is not None
                 assert max(promised_us, watermark_us) == max(model.promise(now_us)[0], watermark_us)
+            case 2:
+                said_us = now_us + random.randrange(-3000 * MS, 5000 * MS)
+                request = api.PUNCTUATE.request(stream_id=STREAM_ID, streamlet_ids=[0], timestamp_us=said_us)
+                await broker.ask(api.PUNCTUATE, request)
+                model.say(said_us)
             case _:
                 time_us = now_us + random.randrange(-6000 * MS, 500 * MS)
                 broker.append(sent(time_us, sequence))
