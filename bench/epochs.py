@@ -37,7 +37,7 @@ ARENA_BYTES = 2 << 30
 RECORDS_PER_MS = 2
 """Of event time, in each streamlet."""
 CHUNK_RECORDS_MAX = 1000
-CHUNKS_MAX = 20_000
+CHUNKS_MAX = 16_000
 """Of a history: with short epochs it has fewer records for that."""
 STRICT_RECORDS_MAX = 160_000
 """The strict merge reads the first so many of a history: it is that slow."""
@@ -81,7 +81,7 @@ def history_records(epoch_ms: int, records_max: int) -> int:
 def main() -> None:
     """Measure, and print."""
     parser = argparse.ArgumentParser(prog="python -m bench.epochs", description=__doc__.splitlines()[0])
-    parser.add_argument("--records", type=int, default=1_600_000, help="of a history at most")
+    parser.add_argument("--records", type=int, default=3_200_000, help="of a history at most")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--epochs-ms", type=int, nargs="+", default=EPOCHS_MS, metavar="MS")
     arguments = parser.parse_args()

@@ -12,7 +12,7 @@ from bench import epochs
 from bench.experiments.measure import Measured
 from bench.experiments.setup import RECORD_BYTES, Claim, Experiment, Point, Sample, Setup
 
-RECORDS_MAX = 800_000
+RECORDS_MAX = 3_200_000
 PLAIN, ENTRY_ORDER, ORDERED, STRICT = epochs.PLAIN, epochs.ENTRY_ORDER, epochs.ORDERED, epochs.STRICT
 
 EXPERIMENT = Experiment(

@@ -34,6 +34,8 @@ class Held(NamedTuple):
     chunk: ChunkBatch
     resume_at: Position
     """Whoever begins there finds it in the same epoch: before the punctuation that opened that, if one did."""
+    size: int
+    """In bytes, headers and all."""
 
 
 class EntryReader:
@@ -181,8 +183,9 @@ class EntryReader:
         marked = self._marker.mark(chunk)
         for epoch, part in marked:
             if self._first_epoch is None or epoch >= self._first_epoch:
-                self._pending.append(Held(epoch, part, self._opened_at or part.start))
-                self.pending_bytes += part.header.chunk_bytes
+                size = part.next.offset - part.start.offset
+                self._pending.append(Held(epoch, part, self._opened_at or part.start, size))
+                self.pending_bytes += size
             self._opened_at = None
         if not marked and self._opens_epoch(before_us):  # a punctuation
             self._opened_at = chunk.start
@@ -208,7 +211,8 @@ class EntryReader:
         for held in self._pending:
             if held.epoch != epoch:
                 return True
-            if not held.chunk.intact:
+            slot = held.chunk.slot
+            if slot is not None and not slot.intact:
                 return False
         return True
 
@@ -221,9 +225,9 @@ class EntryReader:
         """What is at hand of an epoch, which is closed and the first of which there is anything."""
         found = []
         while self._pending and self._pending[0].epoch == epoch:
-            chunk = self._pending.popleft().chunk
+            _, chunk, _, size = self._pending.popleft()
             found.append(chunk)
-            self.pending_bytes -= chunk.header.chunk_bytes
+            self.pending_bytes -= size
         return found
 
     def check_comes_after(self, epoch: int) -> None:

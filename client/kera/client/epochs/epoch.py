@@ -48,10 +48,17 @@ class Epoch:
 
         Of a typed stream without a timestamp column, whose chunks have the time when they were made, there are none.
         """
-        # By the records themselves: what a header says of them need not be so, and leaves out those without a time.
-        return sum(
-            _older(self.times(chunk), self.start_us) for chunk in self.batches if _has_times(self.stream_of(chunk))
-        )
+        return sum(self._late_of(chunk) for chunk in self.batches)
+
+    def _late_of(self, chunk: ChunkBatch) -> int:
+        stream = self.stream_of(chunk)
+        if not _has_times(stream):
+            return 0
+        # A header leaves out records without a time, of which the default schema has none. What it says puts a chunk
+        # into its epoch, so it may say as well that nothing of it is late.
+        if chunk.header.min_timestamp_us >= self.start_us and not stream.typed:
+            return 0
+        return _older(self.times(chunk), self.start_us)
 
     @cached_property
     def digest(self) -> str:
