@@ -34,6 +34,8 @@ from kera.v1 import latency_pb2 as messages
 STEADY = 0.05
 """A budget that would change by less than so much stays as it is: each change is told to all brokers."""
 STEADY_US = 500
+NOTABLE = 0.02
+"""Of a limit: who takes more than its part by less is not worth a word."""
 
 
 class Wanted(NamedTuple):
@@ -190,15 +192,15 @@ def judged(wanted: Wanted, found: Split | None, current: Mapping[Hop, Figures], 
     least_us = found.least_limit_us if found is not None and infeasible else 0
     took_us = p99_us if wanted.by_p99 else mean_us
     if took_us <= wanted.limit_us:
-        reason = f"with less than {MARGIN:.0%} to spare: no buffer may wait" if infeasible else ""
+        reason = f"with less than {MARGIN:.0%} to spare" if infeasible else ""
         return Verdict(messages.LATENCY_STATE_HELD, mean_us, p99_us, reason=reason)
     beyond = {}
     for hop, figures in measured:
         part, other = _part(before or found, hop), _part(found, hop)
         allowed_us = part.need_us + max(part.grant_us, other.grant_us)
-        beyond[hop] = (figures.p99_us if wanted.by_p99 else figures.mean_us) - allowed_us * (1 + STEADY)
+        beyond[hop] = (figures.p99_us if wanted.by_p99 else figures.mean_us) - allowed_us
     ordered = sorted(beyond, key=lambda hop: -beyond[hop])
-    violators = tuple(hop for hop in ordered if beyond[hop] > 0) or (ordered[0],)
+    violators = tuple(hop for hop in ordered if beyond[hop] > NOTABLE * wanted.limit_us) or (ordered[0],)
     if found is not None and infeasible and found.slowest is not None:
         slowest = found.slowest
         return Verdict(
@@ -207,7 +209,7 @@ def judged(wanted: Wanted, found: Split | None, current: Mapping[Hop, Figures], 
             p99_us,
             least_us,
             (slowest, *(hop for hop in violators if hop != slowest)),
-            f"no buffer waits, and it takes longer all the same, most of it in {in_words(slowest)}:"
+            f"it takes longer also when no buffer waits, most of it in {in_words(slowest)}:"
             f" the least limit would be {math.ceil(least_us / 1000)} ms",
         )
     statistic = WORDS[P99] if wanted.by_p99 else "mean"

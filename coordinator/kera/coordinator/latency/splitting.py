@@ -9,6 +9,10 @@ chunks of a stream are filled at a time and each may take L, N / L are made per 
 the rest, the sum of that is least where L is as the square root of N. N is measured: by Little's law it is the rate of
 chunks times how long each is filled.
 
+Where hops take longer than the limit by themselves, as those of an application that is too slow, nothing is gained by
+buffers that do not wait: chunks that all go at once are more load, and may be what keeps hops slow. So buffers wait
+then as if no hop took more than an equal part of the limit. Between that and the margin no buffer waits.
+
 Of hops that nobody has measured yet each has an equal part of half the limit set aside. All times are microseconds.
 """
 
@@ -111,18 +115,23 @@ def split(
 ) -> Split:
     """Split a limit over the hops of a path. `caps`: what else says how long the buffer of a hop may wait at most.
 
-    Promises, however odd what was measured is: needs are never negative; if it is feasible, what all hops are allowed
-    comes to at most the limit less the margin; if not, no buffer waits.
+    Promises, however odd what was measured is: needs are never negative, and if it is feasible, what all hops are
+    allowed comes to at most the limit less the margin. If it is not, no buffer waits, unless that would be of no help.
     """
     parts = _needs(hops, limit_us, measured, by_p99=by_p99)
     needs = sum(part.need_us for part in parts.values())
+    means = _needs(hops, limit_us, measured, by_p99=False) if by_p99 else parts
+    if min(needs, sum(part.need_us for part in means.values())) > limit_us:
+        counted = sum(min(part.need_us, limit_us // len(hops)) for part in parts.values())
+    else:
+        counted = needs
     found = Split(
         parts,
         least_limit_us=math.ceil(needs / (1 - MARGIN)),
         limit_us=limit_us,
         slowest=max(parts, key=lambda hop: parts[hop].need_us, default=None),
     )
-    rest_us = math.floor(limit_us * (1 - MARGIN)) - needs
+    rest_us = math.floor(limit_us * (1 - MARGIN)) - counted
     for filling in FILLING:
         buffers = [hop for hop in hops if hop.hop == filling]
         if rest_us <= 0 or not buffers:

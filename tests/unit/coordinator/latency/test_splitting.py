@@ -119,8 +119,32 @@ def test_of_what_cannot_be_held_it_is_said_which_hop_takes_longest_and_what_coul
     assert not found.is_feasible
     assert found.slowest == Hop(CLICKS, WORK, "enrich")
     assert found.least_limit_us == math.ceil(411_000 / 0.9)
-    assert all(part.grant_us == 0 for part in found.parts.values())
     assert split(HOPS, found.least_limit_us, measured).is_feasible
+
+
+def test_without_room_for_the_margin_no_buffer_waits() -> None:
+    found = split(HOPS, LIMIT_US, everything() | {Hop(CLICKS, WORK, "enrich"): took(280_000)})
+    assert not found.is_feasible
+    assert all(part.grant_us == 0 for part in found.parts.values())
+
+
+def test_what_is_late_in_any_case_is_not_made_later_by_many_small_chunks() -> None:
+    """As of an application that is too slow: chunks that do not wait would only be more of them."""
+    found = split(HOPS, LIMIT_US, everything() | {Hop(CLICKS, WORK, "enrich"): took(40_000_000)})
+    assert not found.is_feasible
+    granted_us = found.granted_us(Hop(CLICKS, GATHER))
+    assert granted_us == (LIMIT_US * 9 // 10 - 11_000 - LIMIT_US // 12) // 2
+    everywhere = split(HOPS, LIMIT_US, {hop: took(100_000) for hop in HOPS})
+    assert all(part.grant_us == 0 for part in everywhere.parts.values())
+
+
+def test_99th_percentiles_that_add_up_to_more_than_a_limit_may_be_within_it() -> None:
+    measured = {hop: took(1_000, 40_000) for hop in HOPS}
+    found = split(HOPS, LIMIT_US, measured, by_p99=True)
+    assert not found.is_feasible
+    assert all(part.grant_us == 0 for part in found.parts.values())
+    late = measured | {Hop(CLICKS, WORK, "enrich"): took(40_000_000)}
+    assert split(HOPS, LIMIT_US, late, by_p99=True).parts[Hop(CLICKS, WORK, "enrich")].need_us == 40_000_000
 
 
 def test_shares_are_by_weight_until_one_has_enough() -> None:
