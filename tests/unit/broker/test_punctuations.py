@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kera.broker.log.watermarks import watermark_of
 from kera.broker.serving.limits import ServingLimits
 from kera.core.chunk import HEADER_BYTES, encode_header, iterate_chunks
 from kera.core.errors import (
@@ -21,7 +22,7 @@ from kera.core.errors import (
 )
 from kera.core.ids import Position
 from kera.core.punctuation import encode_punctuation, is_punctuation
-from kera.core.rpc import api
+from kera.core.rpc import Reply, api
 from kera.v1 import common_pb2
 from tests.unit.broker.moving_support import Cluster
 from tests.unit.broker.persistence_support import MakeEngine
@@ -121,9 +122,9 @@ async def test_what_cannot_be_punctuated_is_refused(engine: Engine) -> None:
     broker.append(sent(1, 0))
     assert await punctuate(broker, 5, 0, 2, 7) == [(1, 1), NotOwner.code, StreamletOutOfRange.code]
     assert await punctuate(broker, 6, 0, durability=common_pb2.DURABILITY_REPLICATED) == [InvalidArgument.code]
-    broker.append(chunk(1, 0, streamlet_id=1))
-    with pytest.raises(InvalidArgument, match="1 entries"):
-        await punctuate(broker, 5, 0, 1)
+    for many in ((0, 0), (0,) * 65536):
+        with pytest.raises(InvalidArgument, match="1 entries"):
+            await punctuate(broker, 5, *many)
     broker.streams.get(STREAM_ID).alter(_altered(epoch_ms=0))
     with pytest.raises(InvalidArgument, match="has no epochs"):
         await punctuate(broker, 5)
@@ -174,6 +175,21 @@ async def test_it_waits_for_room_and_goes_on_where_it_was(make_engine: MakeEngin
     assert not asked.done()
     broker.resume()
     assert await asked == [(1, 1)]
+
+
+async def test_of_many_silent_entries_each_gets_one_however_little_memory_there_is(make_engine: MakeEngine) -> None:
+    broker = open_broker(make_engine(4), entries=40)
+    for producer in range(40):
+        (status,) = (await _told(broker.write(chunk(producer, 0, min_timestamp_us=1, max_timestamp_us=1)))).statuses
+        assert not status.HasField("error")
+    assert await punctuate(broker, 5) == [(40, 40)]
+    assert await punctuate(broker, 5) == [(40, 0)]
+    streamlet = broker.streams.streamlet(STREAM_ID, 0)
+    assert {watermark_of(entry) for entry in streamlet.entries} == {5}
+
+
+async def _told(result: Any) -> Any:
+    return (result if isinstance(result, Reply) else await result).message
 
 
 async def test_without_room_it_is_refused_after_a_while(make_engine: MakeEngine) -> None:

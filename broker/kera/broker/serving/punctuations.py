@@ -94,7 +94,8 @@ class Punctuations:
                 " --epoch says how long they are",
                 stream=stream.name,
             )
-        entries = sum(1 for each in request.streamlet_ids if each in stream.streamlets for _ in _written(stream, each))
+        here = (stream.streamlets.get(each) for each in request.streamlet_ids)
+        entries = sum(len(each.entries.made_by_index) for each in here if each is not None)
         if entries > self._limits.described_entries_max:
             raise InvalidArgument(
                 f"at most {self._limits.described_entries_max} entries get a punctuation in a request: name fewer"
