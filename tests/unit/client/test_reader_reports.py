@@ -89,6 +89,15 @@ class TestMeter:
         assert not meter.watches
         assert told(meter) == {}
 
+    def test_the_next_request_may_be_put_off_after_a_small_answer(self) -> None:
+        meter = ReaderMeter("app")
+        told = latency_pb2.ReaderAdvice(stream_id=STREAM_ID, fetch_wait_us=5_000, fetch_bytes_min=1_000, valid_ms=5_000)
+        meter.answered(BROKER_ID, broker_pb2.MultiReadChunksResponse(advice=[told]), 0.0, 1.0)
+        pauses = [meter.pause_s(STREAM_ID, size_bytes, 2.0) for size_bytes in (0, 1, 999, 1_000)]
+        assert pauses == [0.0, 0.005, 0.005, 0.0]
+        assert meter.pause_s(STREAM_ID, 1, 6.1) == 0.0
+        assert meter.pause_s(STREAM_ID + 1, 1, 2.0) == 0.0
+
     def test_what_does_not_fit_is_told_the_next_time(self) -> None:
         meter = ReaderMeter("app")
         meter.answered(BROKER_ID, answer(), 0.0, 0.0)
@@ -148,7 +157,7 @@ async def test_others_ask_for_nothing(
     await give(producer.send("s", b"x"))
     fetcher = Fetcher(quick, ConsumerSettings(**settings), complete=bool(settings))  # type: ignore[arg-type]
     try:
-        assert fetcher._meter is None
+        assert fetcher.meter is None
         assert asked == []
     finally:
         await fetcher.close()
@@ -163,3 +172,23 @@ async def test_a_broker_that_does_not_answer_is_asked_again(quick: FakeCluster, 
         assert (await give(anext(consumer.records()))).value == b"x"
         before = quick.counters.read_requests
         await until(lambda: quick.counters.read_requests > before + 2)
+
+
+async def test_a_reader_that_pulls_puts_requests_off(quick: FakeCluster, make_producer: MakeProducer) -> None:
+    """As soon as it has been advised to: a chunk that comes right behind another one waits for that."""
+    wait_s = 0.05
+    budget = latency_pb2.StreamBudget(stream_id=STREAM_ID, window_ms=60_000, hand_over_us=round(wait_s * 1e6))
+    quick.service.latency.set_budgets(1, [budget])
+    producer, loop, sent_s = make_producer(quick), asyncio.get_running_loop(), 0.0
+    settings = ConsumerSettings(consumer_group="app", shared_memory="never")
+    async with Consumer(quick, ["s"], settings, start="earliest") as consumer:  # type: ignore[arg-type]
+        await producer.prepare("s")
+        records = consumer.records()
+        async with asyncio.timeout(WAIT_S):
+            while True:
+                for value in (b"first", b"right behind it"):
+                    await producer.send("s", value)
+                    sent_s = loop.time()
+                    await anext(records)
+                if loop.time() - sent_s >= wait_s / 2:
+                    break

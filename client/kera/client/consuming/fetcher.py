@@ -58,7 +58,7 @@ class Fetcher:
         self.tasks = Tasks(self.arrivals.put)
         self._running = 0
         """Ranges whose end has not been taken from the queue."""
-        self._meter = ReaderMeter(settings.consumer_group) if settings.consumer_group and not complete else None
+        self.meter = ReaderMeter(settings.consumer_group) if settings.consumer_group and not complete else None
         """Of what a consumer group takes; None: nobody asks for that."""
         self._telling: asyncio.Task[None] | None = None
         self._now_s = asyncio.get_running_loop().time
@@ -73,9 +73,9 @@ class Fetcher:
         self._running += 1
         item = Range(wanted, RetryTime(self.cluster.settings), is_group=is_group)
         self.assign(item)
-        if self._meter is not None and self._telling is None:
+        if self.meter is not None and self._telling is None:
             homes = partial(streams_by_broker, self._streams, (self._pull_readers, self._push_readers))
-            self._telling = self.tasks.start(tell_brokers(self.cluster, self._meter, homes, self._now_s))
+            self._telling = self.tasks.start(tell_brokers(self.cluster, self.meter, homes, self._now_s))
         return item
 
     def remove(self, item: Range) -> None:
@@ -90,15 +90,15 @@ class Fetcher:
         Raises `ClosedError`, and what ended the fetching: `DataLost`, `UnknownStream`, …, and `Unavailable` or another
         error that has not passed within ``retry_timeout_ms``.
         """
-        if self._meter is not None:
-            self._meter.asks(self._now_s())
+        if self.meter is not None:
+            self.meter.asks(self._now_s())
         item = await self.arrivals.take()
         if item is None:
             return None
         if item.fetched is None:
             self._running -= item.gap is None
-        elif item.came is not None and self._meter is not None:
-            self._meter.taken(item.fetched, item.came, self._now_s())
+        elif item.came is not None and self.meter is not None:
+            self.meter.taken(item.fetched, item.came, self._now_s())
         return item
 
     async def fetched(self) -> Fetched | None:
@@ -196,8 +196,8 @@ class Fetcher:
 
     def _arrived(self, item: Range, fetched: Fetched) -> None:
         came = None
-        if self._meter is not None and self._meter.watches:
-            came = self._meter.came(fetched, self._home(item)[1], self._now_s())
+        if self.meter is not None and self.meter.watches:
+            came = self.meter.came(fetched, self._home(item)[1], self._now_s())
         self.arrivals.put(Arrived(item, fetched, came=came))
 
     def push_ended(self, home: Home, item: Range, end: SubscriptionEnd) -> None:
@@ -364,6 +364,14 @@ class _PullReader:
                 return
             if told is not None:
                 self._take(self._session, told)
+                await self._pause(told)
+
+    async def _pause(self, told: Sequence[Told[Range]]) -> None:
+        """Let more come together, as far as a latency constraint of the stream allows; mostly not at all."""
+        meter = self._fetcher.meter
+        if meter is not None and meter.watches:
+            size_bytes = sum(fetched.size_bytes for _, fetched, _ in told)
+            await asyncio.sleep(meter.pause_s(self.home[0], size_bytes, asyncio.get_running_loop().time()))
 
     def _left(self, session: ReadSession[Range]) -> int:
         """How many ranges there are still; those that nobody wants any more go."""

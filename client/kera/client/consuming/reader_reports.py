@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from struct import Struct
+from typing import NamedTuple
 
 from kera.client.cluster.cluster import Cluster
 from kera.client.cluster.fetch import Fetched
@@ -30,10 +31,24 @@ from kera.v1 import broker_pb2, latency_pb2
 
 TIMEOUT_S = 5.0
 VALID_S_MAX = 60.0
+WAIT_S_MAX = 60.0
 WATCHED_MAX = 1000
 """Streams of a broker that are measured."""
 _CREATED_US = Struct("<56xq")
 """At the beginning of a chunk."""
+
+
+class _Advice(NamedTuple):
+    """What a broker has said of a stream with a constraint."""
+
+    until_s: float
+    """It counts until then."""
+    wait_s: float = 0.0
+    bytes_min: int = 0
+    """After an answer with fewer bytes the next request may be put off."""
+
+
+NO_ADVICE = _Advice(0.0)
 
 
 class ReaderMeter:
@@ -41,8 +56,8 @@ class ReaderMeter:
 
     def __init__(self, consumer_group: str) -> None:
         self._consumer_group = consumer_group
-        self._watched: dict[int, float] = {}
-        """Streams with a constraint, and until when that is known."""
+        self._watched: dict[int, _Advice] = {}
+        """Streams with a constraint."""
         self._samples: dict[int, dict[Of, Sample]] = {}
         """By broker."""
         self._offsets: dict[int, ClockOffset] = {}
@@ -56,7 +71,15 @@ class ReaderMeter:
 
     def watches_stream(self, stream_id: int, now_s: float) -> bool:
         """Whether this one is to be measured."""
-        return self._watched.get(stream_id, 0.0) > now_s
+        return self._watched.get(stream_id, NO_ADVICE).until_s > now_s
+
+    def pause_s(self, stream_id: int, size_bytes: int, now_s: float) -> float:
+        """How long the next request may be put off after an answer with so many bytes, for more to come together.
+
+        Not after one without any, as the next one is left open until there is something, nor after a large one.
+        """
+        advice = self._watched.get(stream_id, NO_ADVICE)
+        return advice.wait_s if advice.until_s > now_s and 0 < size_bytes < advice.bytes_min else 0.0
 
     def broker_us(self, broker_id: int, at_s: float) -> int | None:
         """What the time of day was at a broker at this moment; None: that is not known yet."""
@@ -110,10 +133,14 @@ class ReaderMeter:
         if answer.broker_time_us:
             offset = self._offsets.setdefault(broker_id, ClockOffset())
             offset.answered(round(asked_s * 1e6), round(now_s * 1e6), answer.broker_time_us)
-        self._watched = {stream_id: until_s for stream_id, until_s in self._watched.items() if until_s > now_s}
-        for each in answer.advice:
-            if each.stream_id in self._watched or len(self._watched) < WATCHED_MAX:
-                self._watched[each.stream_id] = now_s + min(each.valid_ms / 1000, VALID_S_MAX)
+        self._watched = {stream_id: each for stream_id, each in self._watched.items() if each.until_s > now_s}
+        for told in answer.advice:
+            if told.stream_id in self._watched or len(self._watched) < WATCHED_MAX:
+                self._watched[told.stream_id] = _Advice(
+                    now_s + min(told.valid_ms / 1000, VALID_S_MAX),
+                    min(told.fetch_wait_us / 1e6, WAIT_S_MAX),
+                    told.fetch_bytes_min,
+                )
         if not self._watched:
             self._samples.clear()
 
