@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import references
+from bench import epochs, references
 from bench.common import describe, directory, machine, parser, say
 from bench.compare.contestant import Failed
 from bench.experiments.measure import Site, site
@@ -30,6 +30,7 @@ RECORDED = Path("bench/results/smoke.json")
 LOSS_MAX = 0.25
 PLACE = Place(backups=1, arena_bytes=3 * GIB)
 BACKLOG_BYTES = 400_000_000
+EPOCH_MS, EPOCHS_RECORDS = 1000, 800_000
 LARGE = Setup(chunk_bytes=256 * KIB, request_bytes=MIB)
 
 Round = Mapping[str, float]
@@ -50,6 +51,10 @@ BEST: dict[str, Callable[[Iterable[float]], float]] = {
     "send_m_records_per_core_s": max,
     "ping_ms": min,
     "ack_p50_ms": min,
+    "plain_m_per_core_s": max,
+    "epochs_m_per_core_s": max,
+    "ordered_m_per_core_s": max,
+    "strict_m_per_core_s": max,
 }
 """Which of several rounds' values of a figure is the best."""
 
@@ -95,6 +100,14 @@ RATIOS: dict[str, Ratio] = {
         "ack at 1,000 records/s, p50 / raw ping-pong",
         lambda found: found["ack_p50_ms"] / found["ping_ms"],
         more_is_better=False,
+    ),
+    "epochs": Ratio(
+        "epochs of 1 s, in the order of entries / a plain consumer, records per core",
+        lambda found: found["epochs_m_per_core_s"] / found["plain_m_per_core_s"],
+    ),
+    "ordered": Ratio(
+        "ordered consumer / strict merge, records per core",
+        lambda found: found["ordered_m_per_core_s"] / found["strict_m_per_core_s"],
     ),
     "producer_cpu": Ratio(
         "producer's processor time per byte / of a copy",
@@ -174,6 +187,9 @@ def measure(cluster: Site, seconds: float) -> Round:
     found["send_m_records_per_core_s"] = 1e3 / RECORD_BYTES / one_by_one.producers_s_per_gb
     found["ping_ms"] = references.ping_ms()
     found["ack_p50_ms"] = sample(Setup(rate=1000.0)).ack_p50_ms or float("inf")
+    speeds = epochs.core_speeds(cluster.cluster, EPOCH_MS, EPOCHS_RECORDS)
+    found["plain_m_per_core_s"], found["strict_m_per_core_s"] = speeds[epochs.PLAIN], speeds[epochs.STRICT]
+    found["epochs_m_per_core_s"], found["ordered_m_per_core_s"] = speeds[epochs.ENTRY_ORDER], speeds[epochs.ORDERED]
     return found
 
 

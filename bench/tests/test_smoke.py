@@ -19,6 +19,10 @@ ROUND = {
     "send_m_records_per_core_s": 2.0,
     "ping_ms": 0.02,
     "ack_p50_ms": 0.2,
+    "plain_m_per_core_s": 40.0,
+    "epochs_m_per_core_s": 30.0,
+    "ordered_m_per_core_s": 10.0,
+    "strict_m_per_core_s": 2.0,
 }
 
 
@@ -32,6 +36,8 @@ def test_each_ratio_is_made_of_the_figures_of_a_round() -> None:
         "push": 2.5,
         "send": 0.1,
         "ack": 10.0,
+        "epochs": 0.75,
+        "ordered": 5.0,
         "producer_cpu": 3.0,
         "broker_cpu": 2.0,
     })  # fmt: skip
