@@ -13,7 +13,7 @@ import pytest
 from kera.client import Client, ClientSettings, sync
 from kera.client.settings import Transport
 from kera.core.chunk import encode_header
-from kera.core.errors import ClosedError, InvalidArgument, TimestampAhead, UnknownStream
+from kera.core.errors import ClosedError, DataLost, InvalidArgument, TimestampAhead, UnknownStream
 from kera.core.punctuation import encode_punctuation
 from kera.core.rpc import Channel, api
 from kera.core.rpc.frame_client import FrameChannel
@@ -72,6 +72,38 @@ async def test_what_is_older_is_late_from_then_on(client: Client) -> None:
     async with client.epochs("punctuated-late", start=0) as epochs:
         found = await read(epochs, 2)
     assert [(epoch.number, epoch.records, epoch.late_records) for epoch in found] == [(0, 1, 0), (2, 1, 1)]
+
+
+@pytest.mark.parametrize("cut", ["latest", "there"])
+async def test_what_comes_behind_a_history_that_was_removed_is_given(client: Client, cut: str) -> None:
+    stream = f"punctuated-removed-{cut}"
+    settings: dict[str, Any] = {"consumer_group": "history", "start": "committed"}
+    await client.admin.create_stream(stream, **HISTORY)
+    await write(client, stream, [1], [12 * MS])
+    async with client.producer() as producer:
+        await producer.punctuate(stream, 20 * MS)
+        async with client.epochs(stream, **settings) as epochs:
+            assert [epoch.number for epoch in await read(epochs, 2)] == [0, 1]
+            await epochs.commit()
+        if cut == "latest":
+            await client.admin.truncate_stream(stream, "latest")
+        for value, time_us in ((b"late", 3), (b"new", 21 * MS)):
+            await producer.prepare(stream)
+            await producer.send(stream, value, timestamp_us=time_us)
+        if cut == "there":
+            ((place,),) = (await client.positions_at(stream, 20 * MS)).values()
+            await client.admin.truncate_stream(stream, {0: [place.position]})
+        await producer.punctuate(stream, 30 * MS)
+    digests = set()
+    for arguments in (settings, {"start": "earliest"}, {"start": 2}):
+        async with client.epochs(stream, end=3, **arguments) as epochs:
+            (epoch,) = await read(epochs, 9)
+            assert (epoch.number, epoch.records, epoch.late_records) == (2, 2, 1), arguments
+            digests.add(epoch.digest)
+    assert len(digests) == 1
+    with pytest.raises(DataLost, match="start at 2"):
+        async with client.epochs(stream, start=1):
+            pass
 
 
 async def test_what_cannot_be_said_is_refused(client: Client) -> None:

@@ -5,6 +5,7 @@ What is stored has its times in the index, by segment; only where a segment goes
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy as np
 from kera.broker.log.segment import Segment
 from kera.core.chunk import MAX_TIMESTAMP_AT
 from kera.core.ids import Position
-from kera.core.punctuation import NO_TIME
+from kera.core.punctuation import NO_TIME, is_punctuation_at
 
 if TYPE_CHECKING:
     from kera.broker.log.entry import Entry
@@ -56,3 +57,18 @@ def watermark_within(segment: Segment, offset: int) -> int:
     starts = starts[~np.isin(starts, [hole.start for hole in segment.holes])]
     words = np.frombuffer(segment.slot.view[: segment.head], dtype="<i8")
     return int(words[(starts + MAX_TIMESTAMP_AT) // words.itemsize].max(initial=NO_TIME))
+
+
+def with_its_punctuation(entry: Entry, position: Position) -> Position:
+    """Where a chunk begins, or the punctuation right before it in its segment, if that is one and in memory.
+
+    Nothing of the epoch that begins with a punctuation is before it. Were it removed with what it closes, nobody could
+    tell that, nor where that epoch begins among what is late in it, and all of that epoch would be given to nobody.
+    """
+    segment = entry.resident.get(position[:2])
+    if segment is None or segment.loading or not position.offset:
+        return position
+    number = bisect_left(segment.chunk_ends, position.offset)
+    start = segment.chunk_ends[number - 1] if number else 0
+    hole = any(each.start == start for each in segment.holes)
+    return position if hole or not is_punctuation_at(segment.slot.view, start) else position._replace(offset=start)

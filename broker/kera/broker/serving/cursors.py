@@ -12,6 +12,7 @@ from kera.broker.log.intervals import interval_after, interval_before, interval_
 from kera.broker.log.read_plan import check_possible, entry_of, ordinal_of, resolve
 from kera.broker.log.streamlet import Streamlet
 from kera.broker.log.waiting import begun, until_done
+from kera.broker.log.watermarks import with_its_punctuation
 from kera.broker.ownership.streams import Streams
 from kera.broker.records import SegmentRecord
 from kera.broker.serving.limits import CONSUMER_GROUP_BYTES_MAX, ServingLimits
@@ -140,6 +141,7 @@ class CursorChanges:
             if position < entry.start:
                 return None  # retention was there first
             raise
+        position = with_its_punctuation(entry, position)
         if position == EARLIEST or position <= entry.start:
             return None
         return self._move_start(entry, position, ordinal_of(entry, position))
