@@ -324,3 +324,31 @@ async def test_punctuations_at_the_end_outlive_a_broker(members: SharedCluster) 
         async with client.epochs("s", start=0, end=6) as epochs:
             found = [(epoch.number, epoch.records, epoch.late_records) for epoch in await read(epochs, 9)]
         assert found == [(0, 1, 0), (1, 1, 0), (4, 1, 1)]
+
+
+async def test_what_was_promised_by_the_clock_is_kept_by_the_next_owner_though_it_counts_no_more(
+    members: SharedCluster,
+) -> None:
+    async with await connect(members) as client:
+        made = await client.admin.create_stream(
+            "s", streamlets=2, brokers=1, replication=1, durability="replicated", epoch_ms=100, epoch_grace_ms=200
+        )
+        owner_id = made.assignments[0].broker_id
+        at_us = time.time_ns() // 1000
+        await write(client, "s", [at_us - 5_000_000], streamlet=0)
+        await write(client, "s", [at_us], streamlet=1)
+        async with client.epochs("s", start=at_us // 100_000 - 60) as epochs:
+            live = await read(epochs, 2)
+        assert live[-1].number == at_us // 100_000, "closed by what was promised of streamlet 0"
+        await client.admin.alter_stream("s", punctuation="producers")
+        begun_us = now_us()
+        name = broker_name(members, owner_id)
+        await members.kill(name)
+        await until_recovered(client, [owner_id], begun_us)
+        await write(client, "s", [at_us + 1], streamlet=0)
+        async with client.producer() as producer:
+            await producer.punctuate("s", at_us + 60_000_000)
+        async with client.epochs("s", start=live[0].number, end=at_us // 100_000 + 500) as epochs:
+            again = await read(epochs, 9)
+        assert seen(again)[:2] == seen(live)
+        assert [epoch.late_records for epoch in again] == [0, 0, 1]
