@@ -377,6 +377,27 @@ async def test_epochs_are_closed_by_what_was_written() -> None:
             assert [(epoch.number, epoch.records) async for epoch in epochs] == [(0, 2), (1, 1)]
 
 
+async def test_epochs_are_closed_by_what_producers_say() -> None:
+    async with FakeCluster() as cluster:
+        client = cluster.client()
+        stream = cluster.create_stream("plain")
+        await client.admin.create_stream("s", streamlets=3, epoch_ms=10, punctuation="producers")
+        async with client.producer() as producer:
+            await producer.prepare("s")
+            for streamlet in (0, 1):
+                producer.send("s", b"%d" % streamlet, timestamp_us=streamlet, streamlet=streamlet)
+            for time_us in (20_000, 20_000, 5):
+                await producer.punctuate("s", time_us)
+            with pytest.raises(InvalidArgument, match="has no epochs"):
+                await producer.punctuate("plain", 5)
+        assert stream.values() == []
+        assert cluster.stream("s").values() == [b"0", b"1"]
+        bounds = await client.bounds("s")
+        assert [bounds[streamlet][0].watermark_us for streamlet in range(3)] == [20_000, 20_000, None]
+        async with client.epochs("s", start="earliest", end=2) as epochs:
+            assert [(epoch.number, epoch.records) async for epoch in epochs] == [(0, 2)]
+
+
 def test_without_its_packages_it_says_what_to_install() -> None:
     program = "import sys; sys.modules['grpc_health'] = None; import kera.client.testing"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

@@ -121,6 +121,7 @@ class FakeBroker:
                 api.MULTI_READ_CHUNKS: self._read,
                 api.DESCRIBE_STREAMLETS: lambda call: Reply(self._reads.describe(call.message)),
                 api.TRUNCATE_STREAMLETS: self._truncate,
+                api.PUNCTUATE: self._punctuate,
                 api.COMMIT_CURSORS: lambda call: Reply(
                     broker_pb2.CommitCursorsResponse(
                         results=[broker_pb2.CursorResult(start=cursor) for cursor in call.message.cursors]
@@ -177,6 +178,22 @@ class FakeBroker:
                 return reply
             finally:
                 self._reading -= 1
+
+    def _punctuate(self, call: Call[broker_pb2.PunctuateRequest]) -> Reply[broker_pb2.PunctuateResponse]:
+        request, response = call.message, broker_pb2.PunctuateResponse()
+        stream = self._reads.stream(request.stream_id)
+        if not stream.message.config.epoch_ms:
+            raise InvalidArgument(f"stream {stream.message.name!r} has no epochs")
+        for streamlet_id in request.streamlet_ids:
+            told = response.streamlets.add()
+            try:
+                streamlet = stream.owned_by(self.broker_id, streamlet_id)
+                told.entries = int(bool(streamlet.log))
+                told.written = int(streamlet.punctuate(request.stream_id, streamlet_id, request.timestamp_us))
+            except KeraError as error:
+                told.error.CopyFrom(error_to_message(error))
+        self._changes.wake()
+        return Reply(response)
 
     def _truncate(self, call: Call[broker_pb2.TruncateStreamletsRequest]) -> Reply[Any]:
         response = broker_pb2.TruncateStreamletsResponse()

@@ -18,6 +18,7 @@ from kera.core.chunk import ChunkHeader, Placement, place_chunk, read_header
 from kera.core.errors import DataLost, InvalidArgument, NotOwner, OutOfSequence, ProducerFenced, UnknownStream
 from kera.core.ids import EARLIEST, Position
 from kera.core.payload import open_payload
+from kera.core.punctuation import encode_punctuation, is_punctuation
 from kera.core.schema import schema_from_bytes
 from kera.v1 import common_pb2
 
@@ -122,6 +123,14 @@ class FakeStreamlet:
         self.producers[header.producer_id] = header.producer_epoch, header.sequence + 1
         return self.append(data, header.record_count)
 
+    def punctuate(self, stream_id: int, streamlet_id: int, timestamp_us: int) -> bool:
+        """Say that nothing older comes, if the log does not; whether that was written. Nothing to an empty one."""
+        times = [read_header(chunk.data).max_timestamp_us for chunk in self.log]
+        written = bool(times) and max(times) < timestamp_us
+        if written:
+            self.append(encode_punctuation(stream_id, streamlet_id, timestamp_us, timestamp_us), 0)
+        return written
+
     def truncate(self, position: Position) -> None:
         """Remove what is before a position."""
         self._truncated = max(self._truncated, position)
@@ -182,6 +191,8 @@ class FakeStream:
         for streamlet in self.streamlets if streamlet_id is None else [self._streamlet(streamlet_id)]:
             for chunk in streamlet.log:
                 header = read_header(chunk.data)
+                if is_punctuation(header):
+                    continue
                 payload = chunk.data[header.header_bytes : header.header_bytes + header.payload_bytes]
                 batches.append(open_payload(payload, self.schema, header))
         return pa.Table.from_batches(batches, self.schema)
