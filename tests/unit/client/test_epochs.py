@@ -192,6 +192,31 @@ async def test_nothing_behind_a_chunk_that_cannot_be_read_is_given() -> None:
     assert reader.read_to == EARLIEST
 
 
+async def test_what_is_not_in_its_brokers_memory_any_more_is_read_again_before_it_is_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    data, _ = raw([25])
+    start, end = Position(1, 1, 0), Position(1, 1, len(data))
+    reader = entry_reader(data, end)
+    await reader.read(None)
+    (held,) = reader._pending
+    generations = [4]
+    reader._pending[0] = held._replace(chunk=held.chunk._replace(slot=PushedSlot(generations, 0, 4)))
+    assert reader.is_intact(2)
+    generations[0] = 5
+    assert not reader.is_intact(2)
+
+    async def again(wanted: Wanted) -> list[Fetched]:
+        assert wanted == Wanted(ENTRY, start, end)
+        return [Fetched(ENTRY, start, end, [pa.py_buffer(data)], 0, None)]
+
+    monkeypatch.setattr(reader._chunks, "_read_again", again)
+    await reader.read_again(2)
+    assert reader.is_intact(2)
+    (chunk,) = reader.take(2)
+    assert (chunk.batch["value"].to_pylist(), chunk.pushed, reader.pending_bytes) == ([b"25"], False, 0)
+
+
 # --- an epoch ----------------------------------------------------------------------------------------------
 
 
