@@ -106,6 +106,22 @@ async def test_what_comes_behind_a_history_that_was_removed_is_given(client: Cli
             pass
 
 
+async def test_who_says_it_of_a_stream_that_was_made_again_prepares_it_again(client: Client) -> None:
+    await client.admin.create_stream("punctuated-again", **HISTORY)
+    async with client.producer() as producer:
+        await producer.prepare("punctuated-again")
+        await producer.send("punctuated-again", b"old", timestamp_us=1)
+        await client.admin.delete_stream("punctuated-again")
+        await client.admin.create_stream("punctuated-again", **HISTORY)
+        with pytest.raises(UnknownStream, match="prepare it again"):
+            await producer.punctuate("punctuated-again", 20 * MS)
+        await producer.prepare("punctuated-again")
+        await producer.send("punctuated-again", b"new", timestamp_us=2)
+        await producer.punctuate("punctuated-again", 20 * MS)
+    async with client.epochs("punctuated-again", start=0, end=2) as epochs:
+        assert [epoch.records for epoch in await read(epochs, 9)] == [1]
+
+
 async def test_what_cannot_be_said_is_refused(client: Client) -> None:
     await client.admin.create_stream("punctuated-never")
     await client.admin.create_stream("punctuated-now", epoch_ms=1000)

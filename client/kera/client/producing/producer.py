@@ -14,6 +14,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Self
 
 import pyarrow as pa
@@ -50,7 +51,7 @@ from kera.client.settings import ProducerSettings
 from kera.client.types import StreamDescription
 from kera.client.unclosed import Guard, Loss
 from kera.core.clock import Clock, SystemClock
-from kera.core.errors import BufferFull, ClosedError, KeraError, SchemaMismatch, UnknownStream
+from kera.core.errors import BufferFull, ClosedError, KeraError, SchemaMismatch, Unavailable, UnknownStream
 from kera.core.freed_memory import keep_freed_memory
 from kera.core.native import native
 from kera.core.rpc import api
@@ -415,6 +416,11 @@ class Producer(SendsRows, Punctuates):
 
     async def _described(self, name: str) -> StreamDescription:
         return (await self._writer(name)).stream
+
+    async def _look_again(self, name: str) -> None:
+        if (writer := self._writers.get(name)) is not None:
+            with suppress(Unavailable):
+                await self.routes.refresh(writer.lanes)
 
     async def _writer(self, name: str) -> StreamWriter:
         arguments.text("stream", name, "the name of a stream")

@@ -15,7 +15,7 @@ from kera.client.producing.buffer import Buffer
 from kera.client.settings import ProducerSettings
 from kera.client.stream_config import durability_value
 from kera.client.types import StreamDescription
-from kera.core.errors import KeraError, ProtocolError
+from kera.core.errors import KeraError, ProtocolError, UnknownStream
 from kera.core.rpc import api
 from kera.core.rpc.wire import error_from_message
 from kera.v1 import broker_pb2, common_pb2
@@ -46,7 +46,11 @@ class Punctuates(ABC):
         await self.flush()
         if self._buffer.ended:
             raise self._not_ready(stream)
-        await punctuate(self._cluster, known, timestamp_us, durability_value(self.settings.durability))
+        try:
+            await punctuate(self._cluster, known, timestamp_us, durability_value(self.settings.durability))
+        except UnknownStream:
+            await self._look_again(stream)  # so that `prepare` finds another one of that name
+            raise
 
     @abstractmethod
     async def flush(self) -> None:
@@ -54,6 +58,10 @@ class Punctuates(ABC):
 
     @abstractmethod
     async def _described(self, name: str) -> StreamDescription: ...
+
+    @abstractmethod
+    async def _look_again(self, name: str) -> None:
+        """Somebody has said that a stream was deleted: learn whether it was."""
 
     @abstractmethod
     def _not_ready(self, stream: str) -> KeraError: ...
