@@ -151,10 +151,20 @@ def test_what_fills_a_micro_batch_does_not_wait() -> None:
     assert pace.predicted_s == pytest.approx(1.8, rel=0.02)
 
 
-def test_where_the_fixed_part_is_most_of_the_target_half_of_the_time_still_goes_into_bytes() -> None:
-    found = pacer(1.0, *many(0.8, 0.01, 1, 5, 20, 200))
+@pytest.mark.parametrize(
+    ("fixed_s", "longest_s"),
+    [(0.1, 0.9), (0.4, 0.9), (0.45, 0.9), (0.6, 8 * 0.6 - 3 * 0.9), (0.9, 4.5), (1.5, 7.5)],
+)
+def test_where_the_target_is_missed_anyway_time_goes_into_bytes(fixed_s: float, longest_s: float) -> None:
+    found = pacer(1.0, *many(fixed_s, 0.01, 1, 5, 20, 800))
 
-    assert found.bytes_max == pytest.approx(80 * MIB, rel=0.01)
+    assert fixed_s + 0.01 * found.bytes_max / MIB == pytest.approx(longest_s, rel=0.03)
+
+
+def test_a_target_that_cannot_be_kept_does_not_slow_a_query_down() -> None:
+    paced = Simulation(rate(0.1, 10_000), 1.5, 0.02, noise=0.05, target_s=1.0).run(100)
+
+    assert paced.taken / MIB * 0.02 >= 0.7 * paced.now_s
 
 
 @pytest.mark.parametrize("nonsense", [(0, 1.0), (-1, 1.0), (5, -1.0), (5, math.nan), (5, math.inf)])

@@ -149,15 +149,18 @@ class Pacer:
     def bytes_max(self) -> int:
         """The most that a micro-batch may take.
 
-        What ends within the target. But where the fixed part is a large share of that, so much that at least half of
-        the time goes into bytes: the target is missed there anyway as soon as one micro-batch follows another, and a
-        query that takes in less than comes is never on time again.
+        What ends within the target, as long as that can be kept where one micro-batch follows another: if the fixed
+        part is no more than half of it. Beyond that it is missed after each full one anyway, and what counts is that
+        the query gets through what waits: more may be taken, up to where four fifths of the time go into bytes.
         """
         fit = self.fit
         if fit is None:
             return FIRST_BYTES
         room = fit.bytes_within(self.usable_s)
-        return max(room, fit.bytes_within(2 * fit.fixed_s * (1 + fit.slack)) if fit.told_apart else 0, 1)
+        if fit.told_apart and 2 * fit.fixed_s > self.usable_s:
+            longest_s = min(5 * fit.fixed_s, 8 * fit.fixed_s - 3 * self.usable_s)
+            room = max(room, fit.bytes_within(longest_s * (1 + fit.slack)))
+        return max(room, 1)
 
     def done(self, of_bytes: int, seconds: float) -> None:
         """A micro-batch of so many bytes has taken so long."""
