@@ -78,6 +78,13 @@ class Pace:
         self._linger_s = None if settings.linger_ms is None else settings.linger_ms / 1000
         target_ms = settings.latency_target_ms
         self._target_s = None if target_ms is None or self._linger_s is not None else target_ms / 1000
+        # Looked at for each request, and so no properties.
+        self.measures = self._target_s is not None
+        """It wants to know what requests take."""
+        self.advised = False
+        """There is, or was, advice about a stream."""
+        self.holds = bool(self._linger_s) or self.measures
+        """Chunks may have to wait: for a time, not for an answer."""
         self.grace_s = 0.0 if self._linger_s is None else TIMER_S
         """How much later than it is due a look at a chunk is soon enough."""
         self._advice: dict[int, tuple[float, float]] = {}
@@ -87,16 +94,6 @@ class Pace:
         self._rest = Running(WINDOW_S)
         self._rest_s: float | None = None
         self._rest_until_s = 0.0
-
-    @property
-    def holds(self) -> bool:
-        """Chunks may have to wait: for a time, not for an answer."""
-        return bool(self._linger_s) or self._target_s is not None or self.advised
-
-    @property
-    def measures(self) -> bool:
-        """It wants to know what requests take."""
-        return self._target_s is not None
 
     def acknowledged(self, chunks: Iterable[PendingChunk], now_s: float) -> None:
         """These were answered together. What waited for a connection says nothing of those that come."""
@@ -132,11 +129,6 @@ class Pace:
         wait_s = 0.0 if rest_s is None else max(0.0, self._target_s * (1 - MARGIN) - rest_s)
         return wait_s if advised_s is None else min(wait_s, advised_s)
 
-    @property
-    def advised(self) -> bool:
-        """There is, or was, advice about a stream."""
-        return bool(self._advice)
-
     def is_advised(self, stream_id: int) -> bool:
         """Whether there is advice about a stream."""
         return stream_id in self._advice
@@ -148,6 +140,8 @@ class Pace:
             if each.stream_id in self._advice or len(self._advice) < ADVICE_MAX:
                 wait_s = min(each.linger_us / 1e6, ADVISED_S_MAX)
                 self._advice[each.stream_id] = wait_s, now_s + min(each.valid_ms / 1000, VALID_S_MAX)
+        self.advised = bool(self._advice)
+        self.holds = bool(self._linger_s) or self.measures or self.advised
 
     def _advised_s(self, stream_id: int, now_s: float) -> float | None:
         wait_s, until_s = self._advice.get(stream_id, (0.0, 0.0))
