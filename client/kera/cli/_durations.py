@@ -15,7 +15,10 @@ def parse_duration_ms(text: str, *, name: str = "duration") -> int:
     found = _DURATION.fullmatch(text)
     if found is None:
         raise UsageError(f"{name}: {text!r} is no span of time; write 7d, 12h, 30min or 90s", name=name)
-    return round(float(found[1]) * _UNITS_MS[found[2]])
+    span_ms = float(found[1]) * _UNITS_MS[found[2]]
+    if 0 < span_ms < 1:  # rounded to 0 it would turn off what it is to set
+        raise UsageError(f"{name}: {text!r} is less than a millisecond, and that is the shortest", name=name)
+    return round(span_ms)
 
 
 def format_ms(milliseconds: int) -> str:

@@ -11,7 +11,7 @@ import pytest
 
 from kera.cli._client import connecting_by
 from kera.cli._durations import format_ms, parse_duration_ms
-from kera.cli._run import run_app
+from kera.cli._run import UsageError, run_app
 from kera.cli.app import app
 from kera.client import (
     ConsumerGroupDescription,
@@ -194,6 +194,12 @@ def test_a_deletion_that_could_mean_anything_is_refused(client: FakeClient, argu
 )
 def test_spans_of_time_are_read(text: str, milliseconds: int) -> None:
     assert parse_duration_ms(text) == milliseconds
+
+
+@pytest.mark.parametrize("text", ["0.5ms", "0.0001s"])
+def test_a_span_of_less_than_a_millisecond_is_not_taken_for_none(text: str) -> None:
+    with pytest.raises(UsageError, match="less than a millisecond"):
+        parse_duration_ms(text, name="--epoch")
 
 
 @pytest.mark.parametrize(
