@@ -144,13 +144,17 @@ class OrderedConsumer(DecodedRecords):
     async def _open_rows(self) -> OrderedRows | None:
         """Of the epoch that is next; None: there is none before the end."""
         await self.start()
-        if self._rows is None:
+        while self._rows is None:
             epoch = await anext(self._epochs, None)
             if epoch is None:
                 return None
-            behind = self._epochs.cursors()
-            self._rows, self._behind = OrderedRows(epoch), behind
+            self._behind = self._epochs.cursors()
+            rows = OrderedRows(epoch)
             self._given = self._opened = 0
+            if rows:
+                self._rows = rows
+            else:  # its chunks cannot be read, and were skipped
+                self._deliver()
         return self._rows
 
     def _deliver(self) -> None:

@@ -1,0 +1,80 @@
+"""`kera.client.OrderedConsumer` over epochs that are given; with daemons it is tested in tests/integration."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from kera.client.epochs.epoch import Epoch
+from kera.client.epochs.ordered_consumer import OrderedConsumer
+from kera.core.ids import EntryId, Position
+from tests.unit.client.epoch_support import ENTRY, STREAM, chunk
+
+
+class Given(AsyncIterator[Epoch]):
+    """Epochs, each of which ends at the position of its number."""
+
+    def __init__(self, *epochs: Epoch) -> None:
+        self._left = list(epochs)
+        self._passed = 0
+        self.committed: list[Any] = []
+
+    async def start(self) -> None:
+        pass
+
+    def streams(self) -> dict[int, Any]:
+        return {7: STREAM}
+
+    async def __anext__(self) -> Epoch:
+        if not self._left:
+            raise StopAsyncIteration
+        self._passed += 1
+        return self._left.pop(0)
+
+    def cursors(self) -> dict[EntryId, Position]:
+        return {ENTRY: Position(1, 1, self._passed)}
+
+    async def commit_up_to(self, cursors: dict[EntryId, Position]) -> None:
+        self.committed.append(cursors[ENTRY].offset)
+
+
+def consumer_of(*epochs: Epoch) -> tuple[OrderedConsumer, Given]:
+    given: Any = Given(*epochs)
+    return OrderedConsumer(given, is_bounded=True), given
+
+
+def epoch(number: int, *times: int) -> Epoch:
+    made = chunk(list(times) or [1])
+    if not times:
+        made = made._replace(batch=made.batch.slice(0, 0))  # as one that cannot be read and is skipped
+    return Epoch(number, 0, 100, (made,), {7: STREAM})
+
+
+async def test_an_epoch_of_which_nothing_can_be_read_is_passed_over() -> None:
+    for face in ("batches", "records"):
+        consumer, given = consumer_of(epoch(0), epoch(1, 5, 3), epoch(2))
+        if face == "batches":
+            found = [(each.epoch, each.batch["value"].to_pylist()) async for each in consumer.batches()]
+            assert found == [(1, [b"3", b"5"])]
+        else:
+            assert [record.value async for record in consumer] == [b"3", b"5"]
+        await consumer.commit()
+        assert given.committed == [3], "also what could not be read counts as delivered"
+
+
+async def test_an_epoch_counts_as_delivered_with_its_last_record() -> None:
+    consumer, given = consumer_of(epoch(0, 4, 2), epoch(1, 5))
+    for expected in (0, 1, 2):
+        await anext(aiter(consumer))
+        await consumer.commit()
+        assert given.committed[-1] == expected
+    assert await consumer.next_records() == []
+
+
+async def test_records_that_come_together_end_before_the_last_one_of_an_epoch() -> None:
+    consumer, given = consumer_of(epoch(0, 4, 2, 3))
+    assert [record.timestamp_us for record in await consumer.next_records()] == [2, 3]
+    await consumer.commit()
+    assert [record.timestamp_us for record in await consumer.next_records()] == [4]
+    await consumer.commit()
+    assert given.committed == [0, 1]
