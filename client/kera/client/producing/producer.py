@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Self
 
 import pyarrow as pa
@@ -25,10 +26,9 @@ from kera.client.cluster.cluster import Cluster
 from kera.client.producing.accumulator import Accumulator, Pending
 from kera.client.producing.buffer import Buffer
 from kera.client.producing.encoding import Payload
-from kera.client.producing.lane import LAST_EPOCH, Lane
+from kera.client.producing.lane import LAST_EPOCH
 from kera.client.producing.limits import LIMITS, ProducerLimits
 from kera.client.producing.outcome import BatchDelivery, BundleOutcome, Outcome
-from kera.client.producing.pace import Due, Pace, all_of
 from kera.client.producing.partition_payloads import Payloads, partition_payloads
 from kera.client.producing.partitioner import streamlet_of
 from kera.client.producing.punctuating import Punctuates
@@ -45,7 +45,7 @@ from kera.client.producing.rows import SendsRows
 from kera.client.producing.serializing import NO_KEYS as _NO_KEYS
 from kera.client.producing.serializing import Serialization
 from kera.client.producing.stream_lanes import ProducerIdentity
-from kera.client.producing.stream_writer import StreamWriter
+from kera.client.producing.stream_writer import StreamWriter, close_due_chunks
 from kera.client.producing.traced import ProducerTraces
 from kera.client.settings import ProducerSettings
 from kera.client.types import StreamDescription
@@ -103,14 +103,9 @@ class Producer(SendsRows, Punctuates):
         self._buffer = Buffer(int(settings.buffer_bytes_max))
         self._limits = limits
         traces = ProducerTraces(tracing) if tracing.is_on else None
+        close_due = partial(close_due_chunks, self._writers)
         self.routes = Routes(
-            cluster,
-            settings,
-            self._buffer,
-            close_due_chunks=self._close_due_chunks,
-            fail=self._fail,
-            limits=limits,
-            traces=traces,
+            cluster, settings, self._buffer, close_due_chunks=close_due, fail=self._fail, limits=limits, traces=traces
         )
         self._identity: ProducerIdentity | None = None
         self._preparing = asyncio.Lock()
@@ -454,9 +449,6 @@ class Producer(SendsRows, Punctuates):
     def _close_open_chunks(self) -> None:
         for writer in self._writers.values():
             writer.close_open_chunks()
-
-    def _close_due_chunks(self, lanes: set[Lane], pace: Pace, *, idle: bool) -> Due:
-        return all_of([writer.close_due_chunks(lanes, pace, idle=idle) for writer in self._writers.values()])
 
     def _fail(self, error: KeraError) -> None:
         """Give up all that is not in flight, and take nothing more."""
