@@ -168,6 +168,7 @@ async def run(rounds: int, seed: int, cluster: RunningCluster, folder: Path) -> 
         async with await Client.connect(cluster.bootstrap) as client:
             await client.admin.create_stream(STREAM, streamlets=STREAMLETS, epoch_ms=EPOCH_MS, epoch_grace_ms=GRACE_MS)
             live.start(PYTHON)
+            await live.until(lambda: live.count >= 1, "the micro-batch that Spark makes of nothing")
             async with loading(client, random.Random(seed + 1)) as load:
                 killed.start(PYTHON)
                 for number in range(rounds):

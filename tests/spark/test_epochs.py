@@ -83,9 +83,9 @@ def test_micro_batches_are_epochs_live_as_a_backfill_and_from_a_checkpoint(
     query = start(kera, stream, tmp_path / "live", live, available_now=False, epochsPerTrigger="2")
     try:
         send(kera, stream, {0: [101, 102.5, 104], 1: [101, 101.5, 104], 2: [100, 104], 3: [108]})
-        wait_until(lambda: query.exception() or len(live) >= 2, "two micro-batches")
+        wait_until(lambda: query.exception() or len(live) >= 3, "two micro-batches")
         send(kera, stream, {0: [107, 109.5], 1: [105, 106, 108], 2: [110]})
-        wait_until(lambda: query.exception() or len(live) >= 4, "four micro-batches")
+        wait_until(lambda: query.exception() or len(live) >= 5, "four micro-batches")
     finally:
         query.stop()
     assert query.exception() is None
@@ -94,22 +94,23 @@ def test_micro_batches_are_epochs_live_as_a_backfill_and_from_a_checkpoint(
     ended(start(kera, stream, tmp_path / "backfill", backfill, epochsPerTrigger="2"))
     assert backfill == live
     assert backfill == {
-        0: [(100, 0, 100), (100, 1, 100), (101, 0, 101), (101, 1, 101), (101, 1, 101), (101, 3, 101)],
-        1: [(102, 0, 102), (103, 2, 100), (103, 2, 103)],
-        2: [(104, 0, 104), (104, 1, 104), (104, 2, 104), (105, 1, 105)],
-        3: [(106, 1, 106), (107, 0, 107)],
+        0: [],
+        1: [(100, 0, 100), (100, 1, 100), (101, 0, 101), (101, 1, 101), (101, 1, 101), (101, 3, 101)],
+        2: [(102, 0, 102), (103, 2, 100), (103, 2, 103)],
+        3: [(104, 0, 104), (104, 1, 104), (104, 2, 104), (105, 1, 105)],
+        4: [(106, 1, 106), (107, 0, 107)],
     }
 
     again: Rows = {}
     checkpoint = tmp_path / "backfill"
-    for name in ("3", ".3.crc"):
+    for name in ("4", ".4.crc"):
         (checkpoint / "commits" / name).unlink()  # it was planned, and is not known to be done
     ended(start(kera, stream, checkpoint, again, epochsPerTrigger="2"))
-    assert again == {3: backfill[3]}
+    assert again == {4: backfill[4]}
 
     send(kera, stream, {number: [112] for number in range(STREAMLETS)})
     ended(start(kera, stream, checkpoint, again, epochsPerTrigger="2"))
-    assert again == {3: backfill[3], 4: [(108, 1, 108), (108, 3, 108), (109, 0, 109)], 5: [(110, 2, 110)]}
+    assert again == {4: backfill[4], 5: [(108, 1, 108), (108, 3, 108), (109, 0, 109)], 6: [(110, 2, 110)]}
 
 
 @both_engines
@@ -163,7 +164,7 @@ def test_a_query_with_a_watermark_has_the_same_micro_batches_too(kera: Kera, str
         try:
             for due in range(2, 7):
                 send(kera, stream, {0: [100 + due], 1: [100.5 + due]})
-                wait_until(functools.partial(has_done, query, live, due), "the epochs that were closed")
+                wait_until(functools.partial(has_done, query, live, due + 1), "the epochs that were closed")
         finally:
             query.stop()
         assert query.exception() is None
@@ -173,8 +174,8 @@ def test_a_query_with_a_watermark_has_the_same_micro_batches_too(kera: Kera, str
         kera.spark.conf.unset("spark.sql.streaming.noDataMicroBatches.enabled")
 
     assert backfill == live
-    assert backfill[1] == [], "the windows before are closed with the next micro-batch"
-    assert backfill[2] == [(100, 2)]
+    assert backfill[1] == backfill[2] == [], "windows are closed with the next micro-batch, or the one after that"
+    assert backfill[3] == [(100, 2)]
 
 
 def has_done(query: StreamingQuery, found: dict[int, list[tuple[int, int]]], count: int) -> bool:
@@ -201,6 +202,26 @@ def start_counting(
     return (writer.trigger(availableNow=True) if available_now else writer).start()
 
 
+@columnar_first
+def test_a_query_that_was_there_before_any_record_counts_like_one_that_comes_later(
+    kera: Kera, stream: str, tmp_path: Path
+) -> None:
+    history(kera, stream, 1)
+    live: Rows = {}
+    query = start(kera, stream, tmp_path / "live", live, available_now=False, epochsPerTrigger="1")
+    try:
+        wait_until(lambda: query.exception() or live, "the micro-batch that Spark makes of nothing")
+        send(kera, stream, {0: [10, 11, 12]})
+        wait_until(lambda: query.exception() or len(live) >= 3, "the epochs that were closed")
+    finally:
+        query.stop()
+    assert query.exception() is None
+
+    backfill: Rows = {}
+    ended(start(kera, stream, tmp_path / "backfill", backfill, epochsPerTrigger="1"))
+    assert backfill == live == {0: [], 1: [(10, 0, 10)], 2: [(11, 0, 11)]}
+
+
 def test_micro_batches_of_several_streams_end_at_the_same_time(kera: Kera, stream: str, tmp_path: Path) -> None:
     names = [f"{stream}-{name}" for name in ("one", "other")]
     for name, epoch_ms in zip(names, (250, 500), strict=True):
@@ -217,7 +238,7 @@ def test_micro_batches_of_several_streams_end_at_the_same_time(kera: Kera, strea
     writer = frame.writeStream.foreachBatch(take).option("checkpointLocation", str(tmp_path / "checkpoint"))
     ended(writer.trigger(availableNow=True).start())
 
-    assert found == {0: [("one", 10)], 1: [("one", 11)], 2: [("one", 12), ("other", 12)]}
+    assert found == {0: [], 1: [("one", 10)], 2: [("one", 11)], 3: [("one", 12), ("other", 12)]}
 
 
 @both_engines

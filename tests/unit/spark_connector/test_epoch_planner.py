@@ -48,10 +48,10 @@ class Query:
     def begin(self) -> Offsets:
         return stored(asyncio.run(self.planner.begin(self._client, self._world.now(), now_us=0)))
 
-    def following(self, given: Offsets) -> Offsets:
+    def following(self, given: Offsets, *, first: bool = False) -> Offsets:
         now = self._world.now()
         advance = next_ends(given, now, fail_on_data_loss=True)
-        planning = self.planner.plan(self._client, given, now, advance, group="g", first=False)
+        planning = self.planner.plan(self._client, given, now, advance, group="g", first=first)
         return asyncio.run(planning)
 
 
@@ -122,3 +122,19 @@ def test_a_time_that_no_year_has_is_a_number() -> None:
     query.following(query.begin())
 
     assert query.planner.metrics(None)["nextEpochSettledUntil"] == str(far * MS)
+
+
+def test_the_first_micro_batch_is_empty_whether_there_is_anything_or_not_where_numbers_say_which_epochs_it_has(
+    slept: list[float],
+) -> None:
+    world = World([FakeEntry(ones(1, 12))])
+    counting, other = Query(world, epochsPerTrigger="1"), Query(world)
+    begins = counting.begin()
+
+    assert counting.following(begins, first=True) is begins
+    assert counting.following(begins, first=True).epoch == EpochMark(10, 0, 1)
+    assert other.following(begins, first=True).epoch == EpochMark(10, 0, 1)
+    again = Query(world, epochsPerTrigger="1")
+    again.planner.begun = True  # it has run the empty one, which was planned by the launch before
+    assert again.following(begins, first=True).epoch == EpochMark(10, 0, 1)
+    assert slept == []

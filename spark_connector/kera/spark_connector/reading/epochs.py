@@ -43,6 +43,8 @@ class EpochPlanner:
         """The first epoch that was not closed when that was last looked at; None: none was."""
         self._held_up_by: tuple[EntryName, int | None] | None = None
         """By which entry, which is settled up to then."""
+        self.begun = False
+        """Whether Spark has made a micro-batch in this launch, or has been given what it makes its first one of."""
 
     async def begin(self, client: Client, now: Now, *, now_us: int) -> Offsets:
         """Where the query begins when there is no checkpoint."""
@@ -61,8 +63,16 @@ class EpochPlanner:
     async def plan(
         self, client: Client, given: Offsets, now: Now, advance: Advance, *, group: str, first: bool
     ) -> Offsets:
-        """The end of the micro-batch behind `given`; that itself: there is none yet."""
+        """The end of the micro-batch behind `given`; that itself: there is none yet.
+
+        `first`: `given` is where the query begins. Spark makes an empty micro-batch then if it is told that there is
+        nothing new. Where numbers are to say which epochs a micro-batch has, they must not depend on whether there was:
+        so it always is told that, and number 0 is empty.
+        """
         self._look(advance, now)
+        if first and not self.begun and self._cadence.exactly is not None:
+            self.begun = True
+            return given
         asking = next_epochs(
             given,
             advance,

@@ -268,6 +268,8 @@ class KeraStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def pieces(self, start: dict[str, Any], end: dict[str, Any]) -> list[Piece]:
         """What the partitions are."""
+        if self._epochs is not None:
+            self._epochs.begun = True
         if start == end:
             return []
         begin, finish = Offsets.from_json(start), Offsets.from_json(end)
