@@ -17,6 +17,7 @@ from kera.core.chunk import encode_chunk
 from kera.core.ids import EARLIEST, EntryId
 from kera.core.latency.hop import Hop
 from kera.core.latency.report import SAMPLES_MAX, checked
+from kera.core.latency.sample import TIME_US_MAX
 from kera.v1 import broker_pb2, latency_pb2
 from tests.unit.client.conftest import MakeProducer
 from tests.unit.client.producer_support import give
@@ -60,6 +61,13 @@ class TestMeter:
         assert not meter.watches
         report = meter.report(BROKER_ID, [STREAM_ID])
         assert [(sample.stream_id, sample.count) for sample in report.samples] == [(STREAM_ID, 0)]
+
+    def test_records_that_are_years_old_are_told_of_like_others(self) -> None:
+        """A broker refuses reports of longer times, and with them all that else is in there."""
+        meter = ReaderMeter("app")
+        meter.answered(BROKER_ID, answer(1_700_000_000_000_000), -0.001, 0.001)
+        taken(meter, fetched(created_us=0), 1.0, 1.25, 1.5)
+        assert told(meter) == {Hop.HAND_OVER: (1, TIME_US_MAX), Hop.PREFETCH: (1, 250_000), Hop.WORK: (1, 250_000)}
 
     def test_each_hop(self) -> None:
         """The broker's clock is 5,000 s ahead of ours, as an answer says that took 2 ms."""

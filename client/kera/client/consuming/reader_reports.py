@@ -25,7 +25,7 @@ from kera.core.ids import EntryId
 from kera.core.latency.hop import Hop
 from kera.core.latency.offset import ClockOffset
 from kera.core.latency.report import SAMPLES_MAX, Of, add_sample
-from kera.core.latency.sample import Sample
+from kera.core.latency.sample import TIME_US_MAX, Sample
 from kera.core.rpc import api
 from kera.v1 import broker_pb2, latency_pb2
 
@@ -123,7 +123,7 @@ class ReaderMeter:
             report.samples.add(stream_id=stream_id)
         best = self._offsets[broker_id].best if broker_id in self._offsets else None
         if best is not None:
-            report.clock_error_us = best.error_us
+            report.clock_error_us = min(best.error_us, TIME_US_MAX)
         return report
 
     def answered(

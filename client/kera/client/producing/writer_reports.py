@@ -16,7 +16,7 @@ from kera.client.producing.pace import Pace
 from kera.core.latency.hop import Hop
 from kera.core.latency.offset import ClockOffset
 from kera.core.latency.report import INTERVAL_S, SAMPLES_MAX, Of, add_sample
-from kera.core.latency.sample import Sample
+from kera.core.latency.sample import TIME_US_MAX, Sample
 from kera.v1 import broker_pb2
 
 
@@ -50,7 +50,7 @@ class WriterReports:
         for stream_id in sorted(set(stream_ids()) - told)[: SAMPLES_MAX - len(report.samples)]:
             report.samples.add(stream_id=stream_id)
         best = self._offset.best
-        if best is not None:
+        if best is not None and max(best.error_us, abs(best.ahead_us)) <= TIME_US_MAX:  # else a clock was never set
             report.clock_error_us, report.clock_ahead_us = best.error_us, -best.ahead_us
         return self._now_us()
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from kera.core.errors import InvalidArgument
 from kera.core.latency.buckets import BUCKETS
 from kera.core.latency.hop import Hop
-from kera.core.latency.sample import Sample
+from kera.core.latency.sample import TIME_US_MAX, Sample
 from kera.v1 import latency_pb2
 
 INTERVAL_S = 1.0
@@ -17,8 +17,6 @@ SAMPLES_MAX = 500
 """In a report; what is left goes with the next one."""
 CHUNKS_MAX = 1 << 32
 """In a sample."""
-TIME_US_MAX = 7 * 86_400_000_000
-"""What a hop takes at most, and how far clocks are apart, for figures to be made of it."""
 GROUP_BYTES_MAX = 1024
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from kera.core.latency.buckets import BUCKETS, bucket_of, quantile_us
 
+TIME_US_MAX = 7 * 86_400_000_000
+"""What a hop takes at most, and how far clocks are apart, for figures to be made of it."""
+
 
 class Sample:
     """Times in microseconds: how many, their sum, the longest, and how many of them are in which bucket.
@@ -20,8 +23,11 @@ class Sample:
         self.buckets = [0] * BUCKETS
 
     def add(self, us: int, count: int = 1) -> None:
-        """`count` chunks took so long. Less than nothing, as of clocks that do not agree, counts as nothing."""
-        us = max(us, 0)
+        """`count` chunks took so long. Less than nothing, as of clocks that do not agree, counts as nothing.
+
+        More than a week, as of what was written long before somebody reads it, counts as a week.
+        """
+        us = min(max(us, 0), TIME_US_MAX)
         self.count += count
         self.sum_us += us * count
         self.max_us = max(self.max_us, us)

@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 
 from kera.client.producing.pace import ADVICE_MAX, ADVISED_S_MAX, MARGIN, VALID_S_MAX, Pace
 from kera.client.producing.producer import Producer
+from kera.client.producing.writer_reports import WriterReports
 from kera.client.settings import ProducerSettings
 from kera.core.latency.hop import Hop
-from kera.core.latency.report import INTERVAL_S, SAMPLES_MAX
+from kera.core.latency.report import INTERVAL_S, SAMPLES_MAX, checked
+from kera.core.latency.sample import TIME_US_MAX
 from kera.v1 import broker_pb2, latency_pb2
 from tests.unit.client.virtual_support import Ways, virtually
 
@@ -106,6 +108,18 @@ def test_without_a_constraint_a_report_names_streams_and_nothing_changes() -> No
     assert 3 <= len(reports) <= 4
     for report in reports:
         assert [(sample.stream_id, sample.count, sample.hop) for sample in report.samples] == [(STREAM_ID, 0, 0)]
+
+
+@pytest.mark.parametrize("ahead_us", [-54 * 365 * 86_400_000_000, -TIME_US_MAX - 1, TIME_US_MAX + 1])
+def test_a_clock_that_was_never_set_does_not_keep_anybody_from_writing(ahead_us: int) -> None:
+    """What brokers refuse of a report they refuse of the chunks beside it, with a constraint and without."""
+    told_us = 60 * 365 * 86_400_000_000
+    reports = WriterReports(Pace(ProducerSettings()), 60.0, lambda: told_us + ahead_us, 0.0)
+    reports.answered(told_us + ahead_us, broker_pb2.MultiWriteChunksResponse(broker_time_us=told_us), INTERVAL_S)
+    request = broker_pb2.MultiWriteChunksRequest()
+    assert reports.add_to(request, lambda: [STREAM_ID], 2 * INTERVAL_S)
+    assert checked(request.latency) == []
+    assert [sample.stream_id for sample in request.latency.samples] == [STREAM_ID]
 
 
 def test_with_one_chunks_fill_and_are_measured() -> None:

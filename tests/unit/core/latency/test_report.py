@@ -12,13 +12,12 @@ from kera.core.latency.report import (
     CHUNKS_MAX,
     GROUP_BYTES_MAX,
     SAMPLES_MAX,
-    TIME_US_MAX,
     Of,
     add_sample,
     checked,
     stream_ids,
 )
-from kera.core.latency.sample import Sample
+from kera.core.latency.sample import TIME_US_MAX, Sample
 from kera.v1 import latency_pb2
 
 

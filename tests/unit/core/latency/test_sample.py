@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from kera.core.latency.buckets import BOUNDS_US, BUCKETS, bucket_of, quantile_us
 from kera.core.latency.hop import Hop
-from kera.core.latency.sample import Sample
+from kera.core.latency.sample import TIME_US_MAX, Sample
 from kera.core.latency.window import PARTS, Running
 from kera.v1 import latency_pb2
 
@@ -61,6 +61,11 @@ class TestSample:
         sample = Sample()
         sample.add(-3)
         assert contents(sample) == (1, 0, 0, [1] + [0] * (BUCKETS - 1))
+
+    def test_more_than_a_week_is_a_week(self) -> None:
+        sample = Sample()
+        sample.add(TIME_US_MAX + 1, 2)
+        assert contents(sample) == (2, 2 * TIME_US_MAX, TIME_US_MAX, [0] * (BUCKETS - 1) + [2])
 
     @given(TIMES)
     def test_mean_and_p99(self, times: list[int]) -> None:
