@@ -252,6 +252,19 @@ def test_a_query_that_falls_behind_says_so_once(queries: Queries, caplog: pytest
     assert [record.message[:40] for record in caplog.records] == ["latencyTarget: more comes than the query"]
 
 
+def test_another_limit_that_is_too_small_is_not_the_targets_fault(
+    queries: Queries, caplog: pytest.LogCaptureFixture
+) -> None:
+    query = queries(latencyTarget="2s", maxOffsetsPerTrigger="2")
+    query.come(*[1] * 10)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(8):
+            query.come(*[1] * 10)
+            assert query.run(0.01) == 2
+
+    assert caplog.records == []
+
+
 def test_metrics_tell_of_the_pace_and_end_a_micro_batch_first(queries: Queries) -> None:
     query = queries(latencyTarget="2s")
     query.learn(1.0, 0.4, 0.4)

@@ -148,7 +148,8 @@ class QueryPace:
         self._under_way = _UnderWay(end, of_bytes, self._decided_s)
         held_s = 0.0 if self._held_s is None else self._decided_s - self._held_s
         self._held_s = None
-        self._pacer.began(self._waiting_bytes, of_bytes)
+        by_another_limit = 2 * of_bytes < self._pace.bytes_max
+        self._pacer.began(self._waiting_bytes, self._waiting_bytes if by_another_limit else of_bytes)
         self._figures = {
             "latencyTargetMs": _ms(self._pacer.target_s),
             "latencyBytesMax": str(self._pace.bytes_max),
