@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import sys
 from typing import TYPE_CHECKING, Any
@@ -139,6 +138,8 @@ def describe(
 
 async def _describe(bootstrap: str, name: str, output: Output, pause_s: float | None) -> None:
     """`pause_s`: between two times; None: once."""
+    import asyncio
+
     on_screen = pause_s is not None and not output.is_document and sys.stdout.isatty()
     async with connected(bootstrap) as client:
         while True:
