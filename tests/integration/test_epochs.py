@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 from kera.client import Client, Epoch, Epochs, sync
-from kera.core.errors import DataLost, InvalidArgument, RecordTooLarge, TimestampAhead
+from kera.core.errors import DataLost, EpochPassed, InvalidArgument, RecordTooLarge, TimestampAhead
 from kera.local.cluster import RunningCluster
 
 pytestmark = pytest.mark.timeout(120)
@@ -143,6 +143,34 @@ async def test_who_has_committed_goes_on_with_the_next_epoch(client: Client) -> 
         assert [epoch.number for epoch in await read(reader, 2)] == [2, 3]
         await reader.commit()
         assert [(entry.streamlet_id, entry.entry) for entry in reader.held_up_by()] == [(0, 0)]
+
+
+async def test_who_goes_on_with_longer_epochs_gets_whole_ones_or_an_error(client: Client) -> None:
+    await client.admin.create_stream("epochs-longer", streamlets=2, epoch_ms=10, punctuation="producers")
+    for streamlet in (0, 1):
+        await write(client, "epochs-longer", *([at * MS + 1] for at in range(0, 100, 10)), streamlet=streamlet)
+    settings: dict[str, Any] = {"consumer_group": "longer", "start": "committed"}
+    async with client.epochs("epochs-longer", start="earliest", consumer_group="longer") as reader:
+        assert [epoch.number for epoch in await read(reader, 4)] == [0, 1, 2, 3]
+        await reader.commit()
+    async with client.epochs("epochs-longer", epoch_ms=30, **settings) as reader:
+        for _ in range(2):
+            with pytest.raises(EpochPassed, match=r"start=1 reads all of it again, start=2 .* epoch_ms as it was"):
+                await read(reader, 1)
+    async with client.epochs("epochs-longer", epoch_ms=30, start=1, end=3) as reader:
+        whole = seen(await read(reader, 2))
+    assert [epoch[:2] for epoch in whole] == [(1, 6), (2, 6)]
+    async with client.epochs("epochs-longer", epoch_ms=20, end=3, **settings) as reader:
+        assert [(epoch.number, epoch.records) for epoch in await read(reader, 1)] == [(2, 4)], "one begins there"
+    await client.admin.alter_stream("epochs-longer", epoch_ms=30)
+    async with client.ordered_consumer("epochs-longer", **settings) as consumer:
+        with pytest.raises(EpochPassed, match=r"start=2 goes on behind it$"):
+            await anext(aiter(consumer))
+    async with client.epochs("epochs-longer", start=1, end=3, consumer_group="longer") as reader:
+        assert seen(await read(reader, 1)) == whole[:1]
+        await reader.commit()
+    async with client.epochs("epochs-longer", end=3, **settings) as reader:
+        assert seen(await read(reader, 1)) == whole[1:]
 
 
 async def test_of_what_was_truncated_only_whole_epochs_are_given(client: Client) -> None:

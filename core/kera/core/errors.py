@@ -259,7 +259,10 @@ class TimestampAhead(NotAccepted):
 
 
 class EpochPassed(NotAccepted):
-    """Records of an epoch came when that had been read already, to an entry that had never been written to."""
+    """Some of an epoch was read already, and only the rest would be given out.
+
+    It came later, to an entry that had never been written to; or a consumer group has committed within the epoch.
+    """
 
     code = "epoch_passed"
 

@@ -29,6 +29,8 @@ class Found(NamedTuple):
     """By stream."""
     first: int | None
     """The first epoch that is wanted; None: whichever comes first."""
+    committed: bool
+    """Whether a consumer group goes on there."""
 
 
 class Beginning:
@@ -60,7 +62,7 @@ class Beginning:
             }
             before, bounds = bounds, await self._bounds()
             if first is None or _beginnings(before) == _beginnings(bounds):
-                return Found(bounds, starts, first)  # else something was removed meanwhile
+                return Found(bounds, starts, first, bool(committed))  # else something was removed meanwhile
 
     async def _bounds(self) -> Bounds:
         return {stream.stream_id: await self._cluster.bounds(stream.name, promise=True) for stream in self._streams}

@@ -18,6 +18,7 @@ from kera.client.epochs.beginning import Beginning, EpochStart, Starts, open_now
 from kera.client.epochs.entry_reader import EntryReader
 from kera.client.epochs.epoch import Epoch, in_order
 from kera.client.epochs.merging import Decision, decide
+from kera.client.epochs.resuming import Resumed
 from kera.client.settings import ConsumerSettings
 from kera.client.types import EntryBounds, StreamDescription
 from kera.core.errors import ClosedError, InvalidArgument, RecordTooLarge
@@ -83,6 +84,8 @@ class Epochs(AsyncIterator[Epoch]):
         """That were given out."""
         self.late_records = 0
         """Of these records: see `Epoch.late_records`."""
+        self._resumed: Resumed | None = None
+        """Where the consumer group has gone on; None: not there."""
         self._starting, self._in_turn = asyncio.Lock(), asyncio.Lock()
         self._started = self._closed = False
 
@@ -112,7 +115,9 @@ class Epochs(AsyncIterator[Epoch]):
             self._epoch_us = 1000 * _length_ms(streams, self._asked_ms)
             self._order = {stream.stream_id: number for number, stream in enumerate(streams)}
             beginning = Beginning(self._cluster, streams, self._settings, self._start_at, self._epoch_us)
-            bounds, starts, first = await beginning.find()
+            bounds, starts, first, committed = await beginning.find()
+            if committed:
+                self._resumed = Resumed(self._cluster, streams, starts, self._epoch_us)
             for stream in streams:
                 self._add(stream, starts[stream.stream_id], bounds[stream.stream_id], first)
             if self._end_at == "latest":
@@ -154,8 +159,8 @@ class Epochs(AsyncIterator[Epoch]):
     async def __anext__(self) -> Epoch:
         """The next epoch with records in it, when it is closed.
 
-        Raises what `Consumer.batches` does, `EpochPassed`, and `RecordTooLarge` for an epoch of more than
-        ``epoch_bytes_max``.
+        Raises what `Consumer.batches` does, `EpochPassed`, also where a group would go on within an epoch, and
+        `RecordTooLarge` for an epoch of more than ``epoch_bytes_max``.
         """
         await self.start()
         async with self._in_turn:
@@ -169,11 +174,17 @@ class Epochs(AsyncIterator[Epoch]):
                     for reader in self._readers.values():
                         reader.check_comes_after(self._last)
                 if decision.epoch is not None and not decision.waits_for:
+                    await self._check_whole(decision.epoch)
                     for reader in self._readers.values():
                         if not reader.is_intact(decision.epoch):
                             await reader.read_again(decision.epoch)
                     return self._take(decision.epoch)
                 await self._advance(decision)
+
+    async def _check_whole(self, epoch: int) -> None:
+        if self._resumed is not None:
+            in_it = {reader.entry.stream_id for reader in self._readers.values() if reader.reached().pending == epoch}
+            await self._resumed.check(epoch, in_it)
 
     def _is_over(self, decision: Decision[EntryId]) -> bool:
         """Whether there is nothing more before the end."""

@@ -1,0 +1,83 @@
+"""What a consumer group goes on with is whole: nothing of it lies before what was committed.
+
+Where a group commits, an epoch begins: of the length that it read. With a longer one, also after the stream was
+altered, that may be within an epoch, and the rest of this would be given out under its number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+
+from kera.client.admin.locating import ChunkQuery, locate
+from kera.client.cluster.cluster import Cluster
+from kera.client.types import StreamDescription
+from kera.core.errors import EpochPassed
+from kera.core.ids import EARLIEST, Position
+
+
+class Resumed:
+    """Where a consumer group has gone on with some streams."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        streams: Sequence[StreamDescription],
+        starts: Mapping[int, Mapping[tuple[int, int], Position]],
+        epoch_us: int,
+    ) -> None:
+        """`starts`: what was committed, by stream, and by streamlet and entry."""
+        self._cluster = cluster
+        self._epoch_us = epoch_us
+        self._starts = {
+            stream.stream_id: {entry: place for entry, place in starts[stream.stream_id].items() if place != EARLIEST}
+            for stream in streams
+        }
+        self._left = {stream.stream_id: stream for stream in streams}
+        """Of which nothing was given out yet."""
+
+    async def check(self, epoch: int, stream_ids: AbstractSet[int]) -> None:
+        """Raise `EpochPassed` if something of an epoch lies before what was committed of one of these streams.
+
+        A look at brokers for the first epoch of each stream; those that follow are behind it. What was removed cannot
+        be seen.
+        """
+        for stream_id in stream_ids & self._left.keys():
+            await self._check(epoch, self._left[stream_id])
+            del self._left[stream_id]
+
+    async def _check(self, epoch: int, stream: StreamDescription) -> None:
+        starts = self._starts[stream.stream_id]
+        begin_us = max(epoch * self._epoch_us, -1 << 63)
+        first = await locate(
+            self._cluster,
+            stream.name,
+            [
+                ChunkQuery(streamlet_id, entry, EARLIEST, place, timestamp_us=begin_us)
+                for (streamlet_id, entry), place in starts.items()
+            ],
+        )
+        before = {
+            entry: found.record
+            for (entry, place), found in zip(starts.items(), first, strict=True)
+            if found.position < place
+        }
+        # What lies between may be a punctuation, or nothing: the end of one segment and the start of the next.
+        queries = [ChunkQuery(*entry, starts[entry], starts[entry], bytes_max=0) for entry in before]
+        committed = await locate(self._cluster, stream.name, queries)
+        for ((streamlet_id, number), record), here in zip(before.items(), committed, strict=True):
+            if here.record != record:
+                raise self._is_part(epoch, stream, streamlet_id, number)
+
+    def _is_part(self, epoch: int, stream: StreamDescription, streamlet_id: int, entry: int) -> EpochPassed:
+        length_ms = self._epoch_us // 1000
+        same = "" if length_ms == stream.config.epoch_ms else "; epoch_ms as it was goes on where it was committed"
+        return EpochPassed(
+            f"entry {entry} of streamlet {streamlet_id} of stream {stream.name!r} has records of epoch {epoch} (of"
+            f" {length_ms} ms) before what the consumer group has committed, which would get only the rest of it:"
+            f" start={epoch} reads all of it again, start={epoch + 1} goes on behind it{same}",
+            stream=stream.name,
+            streamlet_id=streamlet_id,
+            entry=entry,
+            epoch=epoch,
+        )
