@@ -317,6 +317,11 @@ def test_a_checkpoint_of_other_epochs_is_refused(kera: Kera, stream: str, tmp_pa
 
     message = error_of(start(kera, stream, tmp_path / "checkpoint", {}, epoch="7s"))
     assert "with epochs of 1000 ms, not of 7000" in message
+    without = kera.stream(stream, startingOffsets="earliest").writeStream.foreachBatch(lambda *_: None)
+    without = without.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True)
+    message = error_of(without.start())
+    assert "Set epoch to '1000ms', or start the query with a new checkpointLocation" in message
+    ended(start(kera, stream, tmp_path / "checkpoint", {}))  # nothing has become of it
 
 
 # -- what is late where entries are read as they come -----------------------------------------------------------

@@ -19,6 +19,7 @@ from kera.spark_connector.planning import Now, conclude, next_ends, ranges, revi
 from kera.spark_connector.planning.epochs import (
     Cadence,
     begin,
+    check_kept,
     closed_before,
     divided,
     held_up_by,
@@ -412,6 +413,14 @@ def test_a_checkpoint_has_the_epochs_of_its_query() -> None:
         world.following(replace(begins, epoch=None), cadence)
     with pytest.raises(InvalidArgument, match="with epochs of 10 ms, not of 20"):
         world.following(begins, Cadence(20))
+
+
+def test_a_query_with_epochs_does_not_go_on_without() -> None:
+    begins = World([FakeEntry(ones(1, 12, 25))]).first(Cadence(10))
+
+    with pytest.raises(InvalidArgument, match=r"epochs of 10 ms.* Set epoch to '10ms', or start .* new checkpoint"):
+        check_kept(begins)
+    check_kept(replace(begins, epoch=None))
 
 
 def test_marks_come_back_from_the_checkpoint() -> None:

@@ -78,6 +78,18 @@ class Cadence:
         return mark
 
 
+def check_kept(offsets: Offsets) -> None:
+    """Raise `InvalidArgument` for `offsets` of a query with epochs that goes on without."""
+    if offsets.epoch is not None:
+        raise InvalidArgument(
+            f"option epoch: the checkpoint is of a query with epochs of {offsets.epoch.epoch_ms} ms, and what follows"
+            f" would end anywhere. Set epoch to '{offsets.epoch.epoch_ms}ms', or start the query with a new"
+            " checkpointLocation",
+            option="epoch",
+            epoch_ms=offsets.epoch.epoch_ms,
+        )
+
+
 class Reach(NamedTuple):
     """How far an entry is settled."""
 

@@ -56,6 +56,7 @@ from kera.spark_connector.planning import (
     waiting,
 )
 from kera.spark_connector.planning.admission import BatchLimits, Wait, decide
+from kera.spark_connector.planning.epochs import check_kept
 from kera.spark_connector.planning.offsets import EntryName, EntryOffset, Offsets
 from kera.spark_connector.portal import Portal
 from kera.spark_connector.reading.cursor import QueryCursor
@@ -201,6 +202,8 @@ class KeraStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """The end of the next micro-batch: all there is, or as many whole chunks as the limits allow."""
         given = Offsets.from_json(start)
+        if self._epochs is None:
+            check_kept(given)
         limits = self._pace.limits(_limits(limit, self._options.limits), self._options.limits)
 
         def plan() -> dict[str, Any]:
@@ -309,6 +312,7 @@ class KeraStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 option="epoch",
             )
         self._options.check_real_time()
+        check_kept(Offsets.from_json(start))
         now, advance = self.portal.call(lambda client: self._advance(client, start))
         return tails(advance.start, now, fail_on_data_loss=self._options.fail_on_data_loss)
 
