@@ -69,6 +69,16 @@ class TestMeter:
         taken(meter, fetched(created_us=0), 1.0, 1.25, 1.5)
         assert told(meter) == {Hop.HAND_OVER: (1, TIME_US_MAX), Hop.PREFETCH: (1, 250_000), Hop.WORK: (1, 250_000)}
 
+    def test_where_a_writer_is_ahead_chunks_do_not_come_before_they_were_made(self) -> None:
+        meter = ReaderMeter("app")
+        meter.answered(BROKER_ID, answer(5_000_000_000), -0.001, 0.001)
+        taken(meter, fetched(created_us=5_001_000_000), 1.0, 1.25, 1.5)
+        taken(meter, fetched(created_us=5_006_000_000), 1.01, 1.25, 1.5)
+        taken(meter, fetched(created_us=5_006_500_000), 1.53, 1.55, 1.75)
+        report = meter.report(BROKER_ID, [STREAM_ID])
+        (found,) = [sample for of, sample in checked(report) if of.hop is Hop.HAND_OVER]
+        assert (report.clock_ahead_us, found.count, found.sum_us) == (4_990_000, 2, 20_000)
+
     def test_each_hop(self) -> None:
         """The broker's clock is 5,000 s ahead of ours, as an answer says that took 2 ms."""
         meter = ReaderMeter("app")

@@ -5,7 +5,7 @@ What is reported comes in terms that each sender can measure, see ``latency.prot
 * SEND is what writers see from when a chunk is closed until it is acknowledged, less REPLICATE;
 * REPLICATE is measured here, of the requests that carry a report, from when they are handled until they are answered;
 * HAND_OVER is what readers see from a chunk's ``created_us``, by the clock of its writer, until they have it; less the
-  hops before it, and put right by how far the clocks of writers are ahead.
+  hops before it, and put right by how far the clocks of writers are ahead, and those that readers reckon with.
 
 Of means that is exact. Of 99th percentiles those of the hops before are taken off, so that all of them come to that
 of the whole way, or to more.
@@ -62,6 +62,8 @@ class _Watched:
         self.hops: dict[tuple[Hop, str], RunningHop] = {}
         self.ahead = RunningMean(budget.window_s)
         """Clocks of writers, of each chunk."""
+        self.reckoned: dict[str, RunningMean] = {}
+        """By how much the clocks are ahead that readers of a consumer group reckon HAND_OVER with."""
 
     def merge(self, now_s: float, of: Of, sample: Sample) -> None:
         """Take what was reported, or seen."""
@@ -109,7 +111,7 @@ class LatencyManager:
         return self._clock.now_us()
 
     def reported(self, samples: Iterable[tuple[Of, Sample]], ahead_us: int = 0) -> None:
-        """A client has measured so much. `ahead_us`: by which its clock is ahead, if it writes."""
+        """A client has measured so much. `ahead_us`: by which the clock is ahead that it reckons with."""
         now_s = self._clock.monotonic_s()
         for of, sample in samples:
             watched = self._streams.get(of.stream_id)
@@ -118,6 +120,9 @@ class LatencyManager:
             watched.merge(now_s, of, sample)
             if of.hop is Hop.GATHER:
                 watched.ahead.add(now_s, ahead_us * sample.count, sample.count)
+            elif of.hop is Hop.HAND_OVER and (of.hop, of.consumer_group) in watched.hops:
+                reckoned = watched.reckoned.setdefault(of.consumer_group, RunningMean(watched.budget.window_s))
+                reckoned.add(now_s, ahead_us * sample.count, sample.count)
 
     def replicated(self, stream_ids: Iterable[int], seconds: float) -> None:
         """A request with chunks of these streams was answered after so long."""
@@ -161,8 +166,10 @@ class LatencyManager:
                 sample = running.sample(now_s)
                 if not sample.count:
                     del watched.hops[hop, group]
+                    if hop is Hop.HAND_OVER:
+                        watched.reckoned.pop(group, None)
                     continue
-                before_us, before_p99_us = _before_us(watched, hop, now_s)
+                before_us, before_p99_us = _before_us(watched, hop, group, now_s)
                 worst_us, worst = running.worst(now_s)
                 mean_us = _less(sample.mean_us, before_us)
                 figures = Figures(
@@ -181,7 +188,7 @@ class LatencyManager:
         return found
 
 
-def _before_us(watched: _Watched, hop: Hop, now_s: float) -> tuple[float, float]:
+def _before_us(watched: _Watched, hop: Hop, group: str, now_s: float) -> tuple[float, float]:
     """What is in what was reported of a hop and does not belong to it: of the mean, and of the p99."""
     if hop is Hop.SEND:
         return _of_hops(watched, [Hop.REPLICATE], now_s)
@@ -189,7 +196,8 @@ def _before_us(watched: _Watched, hop: Hop, now_s: float) -> tuple[float, float]
         # What writers see of SEND has REPLICATE in it.
         way_in = [Hop.GATHER, Hop.SEND if (Hop.SEND, "") in watched.hops else Hop.REPLICATE]
         mean_us, p99_us = _of_hops(watched, way_in, now_s)
-        ahead_us = watched.ahead.mean(now_s) or 0.0
+        reckoned = watched.reckoned.get(group)
+        ahead_us = (watched.ahead.mean(now_s) or 0.0) - ((reckoned and reckoned.mean(now_s)) or 0.0)
         return mean_us - ahead_us, p99_us - ahead_us
     return 0.0, 0.0
 

@@ -47,7 +47,7 @@ class LatencyReports:
         watched = self._watched(report, peer, Operation.READ)
         if watched:
             samples = [(of, sample) for of, sample in checked(report) if of.stream_id in watched and of.hop.of_reader]
-            self._manager.reported(samples)
+            self._manager.reported(samples, report.clock_ahead_us)
             response.advice.extend(self._manager.advise_reader(watched))
         response.broker_time_us = self._manager.now_us()
 

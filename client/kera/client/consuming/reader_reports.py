@@ -6,7 +6,9 @@ there is no constraint, only now and then, to learn of one. A consumer without a
 
 Measured is each run of chunks that came together, by its oldest one: from its ``created_us`` until it came (HAND_OVER,
 which the broker puts right), until it was taken (PREFETCH), and until the next one was asked for (WORK). Own times are
-those of a clock that is never set; what the broker's time of day is by it, its answers tell.
+those of a clock that is never set; what the broker's time of day is by it, its answers tell. Where a writer's clock is
+ahead, chunks come before they were created: HAND_OVER is reckoned with a time that is ahead likewise, and brokers are
+told by how much.
 """
 
 from __future__ import annotations
@@ -61,6 +63,8 @@ class ReaderMeter:
         self._samples: dict[int, dict[Of, Sample]] = {}
         """By broker."""
         self._offsets: dict[int, ClockOffset] = {}
+        self._ahead_us: dict[int, int] = {}
+        """By broker: how much later than its time of day HAND_OVER is reckoned with."""
         self._at_work: tuple[int, Fetched, float] | None = None
         """What was taken last, from which broker, and when."""
 
@@ -109,9 +113,20 @@ class ReaderMeter:
         self._at_work = came.broker_id, fetched._replace(buffers=[], slot=None, on_taken=None), now_s
 
     def add(self, broker_id: int, entry: EntryId, hop: Hop, us: int) -> None:
-        """Chunks of an entry have taken so long for a hop."""
+        """Chunks of an entry have taken so long for a hop. Less than nothing: HAND_OVER, where a writer is ahead."""
+        if hop is Hop.HAND_OVER:
+            us = self._reckoned_us(broker_id, us)
         of = Of(entry.stream_id, entry.streamlet_id, hop, self._consumer_group)
         self._samples.setdefault(broker_id, {}).setdefault(of, Sample()).add(us)
+
+    def _reckoned_us(self, broker_id: int, us: int) -> int:
+        ahead_us = self._ahead_us.get(broker_id, 0)
+        if us + ahead_us < 0 and ahead_us < TIME_US_MAX:
+            ahead_us = self._ahead_us[broker_id] = min(-us, TIME_US_MAX)
+            samples = self._samples.get(broker_id, {})
+            for of in [of for of in samples if of.hop is Hop.HAND_OVER]:  # which were reckoned with another time
+                del samples[of]
+        return us + ahead_us
 
     def report(self, broker_id: int, stream_ids: Iterable[int]) -> latency_pb2.LatencyReport:
         """What to tell a broker, of which these streams are read."""
@@ -124,6 +139,7 @@ class ReaderMeter:
         best = self._offsets[broker_id].best if broker_id in self._offsets else None
         if best is not None:
             report.clock_error_us = min(best.error_us, TIME_US_MAX)
+        report.clock_ahead_us = self._ahead_us.get(broker_id, 0)
         return report
 
     def answered(
@@ -148,6 +164,7 @@ class ReaderMeter:
         """Nothing comes from other brokers any more."""
         self._samples = {broker_id: samples for broker_id, samples in self._samples.items() if broker_id in broker_ids}
         self._offsets = {broker_id: offset for broker_id, offset in self._offsets.items() if broker_id in broker_ids}
+        self._ahead_us = {broker_id: us for broker_id, us in self._ahead_us.items() if broker_id in broker_ids}
 
 
 def streams_by_broker(

@@ -96,6 +96,14 @@ class TestFigures:
         manager.replicated([8], 1.0)
         assert manager.figures() == []
 
+    def test_readers_reckon_with_a_later_time_where_writers_are_ahead(self, manager: LatencyManager) -> None:
+        manager.reported([(Of(7, 0, Hop.GATHER), sample(1_000, 1_000))], ahead_us=5_000_000)
+        manager.reported([(Of(7, 0, Hop.HAND_OVER, "app"), sample(0, 20))], ahead_us=4_996_000)
+        manager.reported([(Of(7, 0, Hop.HAND_OVER, "other"), sample(0, 20))], ahead_us=4_997_000)
+        found = by_hop(manager)
+        assert found[Hop.HAND_OVER, "app"].mean_us == 10 - 1_000 + 4_000
+        assert found[Hop.HAND_OVER, "other"].mean_us == 10 - 1_000 + 3_000
+
     def test_hops_are_told_apart(self, manager: LatencyManager) -> None:
         """What is reported has what came before in it."""
         manager.reported(
