@@ -175,7 +175,9 @@ class LatencyReport(_message.Message):
     clock_error_us: _builtins.int
     """The sender's clock against the broker's: up to so far from what was reckoned with. 0: the same clock, or not known yet."""
     clock_ahead_us: _builtins.int
-    """By how much the time of day of a writer, which chunks have as `created_us`, is ahead of the broker's."""
+    """By how much the time of day of a writer, which chunks have as `created_us`, is ahead of the broker's. Of a reader: the
+    time that it reckons HAND_OVER with, so that nothing takes less than no time where clocks of writers are ahead.
+    """
     @_builtins.property
     def samples(self) -> _containers.RepeatedCompositeFieldContainer[Global___HopSample]: ...
     def __init__(

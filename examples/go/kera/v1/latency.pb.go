@@ -315,7 +315,8 @@ type LatencyReport struct {
 	Samples []*HopSample           `protobuf:"bytes,1,rep,name=samples,proto3" json:"samples,omitempty"`
 	// The sender's clock against the broker's: up to so far from what was reckoned with. 0: the same clock, or not known yet.
 	ClockErrorUs uint64 `protobuf:"varint,2,opt,name=clock_error_us,json=clockErrorUs,proto3" json:"clock_error_us,omitempty"`
-	// By how much the time of day of a writer, which chunks have as `created_us`, is ahead of the broker's.
+	// By how much the time of day of a writer, which chunks have as `created_us`, is ahead of the broker's. Of a reader: the
+	// time that it reckons HAND_OVER with, so that nothing takes less than no time where clocks of writers are ahead.
 	ClockAheadUs  int64 `protobuf:"zigzag64,3,opt,name=clock_ahead_us,json=clockAheadUs,proto3" json:"clock_ahead_us,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
