@@ -39,6 +39,21 @@ async def test_where_a_daemon_does_not_know_them_there_are_none(cluster: Cluster
     await cluster.alter("without", epoch_grace_ms=10)
 
 
+@pytest.mark.parametrize(
+    "wrong", [{"epoch_grace_ms": 0}, {"epoch_grace_ms": 3_600_001}, {"timestamp_ahead_max_ms": 367 * 86_400_000}]
+)
+async def test_what_epochs_cannot_have_is_refused_also_before_there_are_any(
+    cluster: Cluster, wrong: dict[str, Any]
+) -> None:
+    await register(cluster, "a", EPOCHS)
+    await create(cluster, "without")
+    (field,) = wrong
+    with pytest.raises(InvalidArgument, match=field):
+        await cluster.alter("without", **wrong)
+    with pytest.raises(InvalidArgument, match=field):
+        await create(cluster, "wrong", **wrong)
+
+
 async def test_once_all_know_them_nobody_waits_for_a_heartbeat(cluster: Cluster) -> None:
     await register(cluster, "a", EPOCHS)
     assert cluster.coordinator.state.feature_level < EPOCHS

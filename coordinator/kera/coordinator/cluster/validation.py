@@ -127,14 +127,14 @@ def _complete_epochs(config: common_pb2.StreamConfig) -> None:
             punctuation=int(config.punctuation),
         )
     _check_range("epoch_ms", config.epoch_ms, EPOCH_MS_MAX, value_min=0)
-    if not config.epoch_ms:
-        return
-    if not config.HasField("epoch_grace_ms"):
+    if config.HasField("epoch_grace_ms"):  # also of a stream without epochs: it may get them later
+        _check_range("epoch_grace_ms", config.epoch_grace_ms, EPOCH_GRACE_MS_MAX)
+    elif config.epoch_ms:
         config.epoch_grace_ms = EPOCH_GRACE_MS
-    if not config.HasField("timestamp_ahead_max_ms"):
+    if config.HasField("timestamp_ahead_max_ms"):
+        _check_range("timestamp_ahead_max_ms", config.timestamp_ahead_max_ms, EPOCH_MS_MAX, value_min=0)
+    elif config.epoch_ms:
         config.timestamp_ahead_max_ms = TIMESTAMP_AHEAD_MAX_MS
-    _check_range("epoch_grace_ms", config.epoch_grace_ms, EPOCH_GRACE_MS_MAX)
-    _check_range("timestamp_ahead_max_ms", config.timestamp_ahead_max_ms, EPOCH_MS_MAX, value_min=0)
 
 
 def _checked_durability(
