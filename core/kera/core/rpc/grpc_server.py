@@ -181,12 +181,15 @@ def _rpc_handler(
         return grpc.stream_stream_rpc_method_handler(serve_stream)
 
     async def serve_call(received: Any, context: Any) -> bytes:
-        peer = Peer("grpc", context.peer(), lasts=False)
+        peer, unnamed = Peer("grpc", context.peer(), lasts=False), grpc.StatusCode.UNKNOWN
         try:
             data = received if behind is None else await behind.request(peer, context, method, received)
             await turns.turn(peer.address)  # of calls that came together, one is begun in a round of the loop
+            unnamed = grpc.StatusCode.INVALID_ARGUMENT  # what is wrong with a request is its caller's doing
             check_request(method, len(data), 0, bulk_bytes_max)  # before it is looked at
-            result = handler(Call(parse(method.request, data), _NO_BULK, peer))
+            message = parse(method.request, data)
+            unnamed = grpc.StatusCode.UNKNOWN
+            result = handler(Call(message, _NO_BULK, peer))
             if isinstance(result, Reply):
                 reply = result
             else:
@@ -198,7 +201,7 @@ def _rpc_handler(
             context.add_done_callback(lambda _: hold.release())
             return answer
         except Exception as error:  # noqa: BLE001 - whatever a handler raises is answered
-            return await _abort(context, error_reply(error, method))
+            return await _abort(context, error_reply(error, method), unnamed)
         finally:
             peer.closed()
 
@@ -282,11 +285,10 @@ async def _deferred(result: Awaitable[Reply[Any]]) -> Reply[Any]:
     return checked_reply(reply)
 
 
-async def _abort(context: Any, error: common_pb2.Error) -> NoReturn:
+async def _abort(context: Any, error: common_pb2.Error, unnamed: grpc.StatusCode = grpc.StatusCode.UNKNOWN) -> NoReturn:
+    """`unnamed`: the status of an error that `_STATUS` does not name."""
     metadata = ((ERROR_METADATA, error.SerializeToString()),)
-    await context.abort(
-        _STATUS.get(error.code, grpc.StatusCode.UNKNOWN), error.message[:_STATUS_TEXT_CHARS_MAX], metadata
-    )
+    await context.abort(_STATUS.get(error.code, unnamed), error.message[:_STATUS_TEXT_CHARS_MAX], metadata)
     raise InternalError("gRPC went on after an abort")  # it raises; the type checker cannot know
 
 

@@ -162,6 +162,16 @@ async def test_an_error_is_a_status_with_the_whole_error_as_metadata(
     error_from_message(message)
 
 
+async def test_a_request_that_is_none_is_its_callers_doing(harness: Harness) -> None:
+    await harness.serve({UNARY: unary_echo})
+    asking: Any = harness.foreign().unary_unary(UNARY.path)
+    for data in (b"\xff" * 9, bytes(UNARY.request_bytes_max + 1)):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await asking(data)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert dict(caught.value.trailing_metadata() or ())[ERROR_METADATA]
+
+
 async def test_an_error_of_a_bulk_call_is_in_its_response(harness: Harness) -> None:
     def fail(_call: Call[EchoRequest]) -> Reply[EchoResponse]:
         raise UnknownStream("no stream 'orders'", stream="orders")
