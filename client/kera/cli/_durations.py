@@ -1,4 +1,4 @@
-"""Spans of time as people write and read them: ``7d``, ``12h``, ``30min``, ``4.5 s``, ``120 ms``."""
+"""Spans of time as people write and read them: ``7d``, ``12h``, ``30min`` (or ``30m``), ``4.5 s``, ``120 ms``."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import re
 
 from kera.cli._run import UsageError
 
-_UNITS_MS = {"ms": 1, "s": 1_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 7 * 86_400_000}
-_DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|min|h|d|w)\s*")
+_UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 7 * 86_400_000}
+_DURATION = re.compile(r"\s*(\d{1,12}(?:\.\d+)?)\s*(ms|s|min|m|h|d|w)\s*")
 
 
 def parse_duration_ms(text: str, *, name: str = "duration") -> int:
-    """Milliseconds in `text`: a number with a unit, ms, s, min, h, d or w. Raises `UsageError` that mentions `name`."""
+    """Milliseconds in `text`: a number with a unit, ms, s, min, m (the same), h, d or w.
+
+    Raises `UsageError` that mentions `name`.
+    """
     found = _DURATION.fullmatch(text)
     if found is None:
         raise UsageError(f"{name}: {text!r} is no span of time; write 7d, 12h, 30min or 90s", name=name)

@@ -5,22 +5,27 @@ from __future__ import annotations
 import datetime
 import re
 
+from kera.cli._durations import parse_duration_ms
 from kera.cli._run import UsageError
 
-_SPAN = re.compile(r"(\d{1,6})([smhd])")
-_UNITS_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+AGO_MS_MAX = 1_000_000 * 86_400_000
+"""A span goes no further back."""
+_SPAN = re.compile(r"[\d.]+\s*[a-z]+")
+"""What is meant as one."""
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
 def parse_time_us(text: str, now_us: int, *, name: str) -> int:
     """The time that `text` means, in microseconds since 1970. Raises `UsageError` that mentions `name`."""
-    span = _SPAN.fullmatch(text)
-    if span is not None:
-        return now_us - int(span[1]) * _UNITS_S[span[2]] * 1_000_000
+    if _SPAN.fullmatch(text.strip()):
+        ago_ms = parse_duration_ms(text, name=name)
+        if ago_ms > AGO_MS_MAX:
+            raise UsageError(f"{name}: {text!r} is more than 1000000d, and a span goes no further back")
+        return now_us - ago_ms * 1000
     try:
         moment = datetime.datetime.fromisoformat(text)
         return (moment.astimezone(datetime.UTC) - _EPOCH) // datetime.timedelta(microseconds=1)
     except (ValueError, OverflowError):
         raise UsageError(
-            f"{name}: {text!r} is neither a span like 10m or 2h nor a time like 2026-01-31T12:00", name=name
+            f"{name}: {text!r} is neither a span like 10min or 2h nor a time like 2026-01-31T12:00", name=name
         ) from None

@@ -53,7 +53,7 @@ def consume(
         None,
         "--since",
         metavar="TIME",
-        help="Start at a time: 30s, 10m, 2h or 1d ago, or 2026-01-31T12:00 (local) or …Z.",
+        help="Start at a time: 30s, 10min, 2h or 1d ago, or 2026-01-31T12:00 (local) or …Z.",
     ),
     group: str | None = typer.Option(
         None,

@@ -14,6 +14,7 @@ from kera.cli._output import OUTPUT_OPTION, Output, show_document
 from kera.cli._run import UsageError, run_async
 from kera.cli._table import format_time, table
 from kera.cli._times import parse_time_us
+from kera.core.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from kera.client import Epoch, StreamDescription
@@ -101,7 +102,9 @@ async def _lag(bootstrap: str, name: str, output: Output) -> None:
         bounds = await client.bounds(name)
         stream = await client.describe(name)
     if not stream.config.epoch_ms:
-        raise UsageError(f"stream {name} has no epochs; kera stream alter {name} --epoch says how long they are")
+        raise InvalidArgument(
+            f"stream {name!r} has no epochs; kera stream alter {name} --epoch says how long they are", stream=name
+        )
     now_us = time.time_ns() // 1000
     entries = [_settled_to_json(stream, each, now_us) for each in settled_entries(stream.config, bounds)]
     if output.is_document:
@@ -136,7 +139,7 @@ def _settled_to_json(stream: StreamDescription, each: Settled, now_us: int) -> d
 def punctuate(
     name: str = NAME_ARGUMENT,
     at: str | None = typer.Option(
-        None, "--time", metavar="TIME", help="ISO 8601, or so long ago as 90s, 10m, 2h or 3d. Default: now."
+        None, "--time", metavar="TIME", help="ISO 8601, or so long ago as 90s, 10min, 2h or 3d. Default: now."
     ),
     durability: str | None = typer.Option(
         None, metavar="LEVEL", help="Acknowledge at leader, replicated or persisted. Default: the stream's level."

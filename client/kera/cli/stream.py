@@ -34,7 +34,7 @@ PUNCTUATION_HELP = (
     "Who says of entries that nobody writes to that nothing older comes: brokers by their clock, or producers."
 )
 GRACE_HELP = "How long after its time a record may come before its entry may count as silent."
-AHEAD_HELP = "With epochs: refuse records with times further ahead of the clock; 0s: none."
+AHEAD_HELP = "With epochs: refuse records with times further ahead of the clock; 0s: take any."
 
 
 @app.command()
@@ -262,7 +262,10 @@ def _epoch_pairs(config: StreamConfig) -> list[tuple[str, object]]:
     who = "producers say when they are closed"
     if config.punctuation == "clock":
         who = f"closed by the clock after {format_ms(config.epoch_grace_ms)}"
-    return [("epochs", f"of {format_ms(config.epoch_ms)}, {who}")]
+    ahead = "any times"
+    if config.timestamp_ahead_max_ms:
+        ahead = f"times at most {format_ms(config.timestamp_ahead_max_ms)} ahead of the clock"
+    return [("epochs", f"of {format_ms(config.epoch_ms)}, {who}, {ahead}")]
 
 
 def _retention_pairs(config: StreamConfig) -> list[tuple[str, object]]:

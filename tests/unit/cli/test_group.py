@@ -190,7 +190,14 @@ def test_a_deletion_that_could_mean_anything_is_refused(client: FakeClient, argu
 
 @pytest.mark.parametrize(
     ("text", "milliseconds"),
-    [("7d", 7 * 86_400_000), ("1.5 h", 5_400_000), (" 30min ", 1_800_000), ("90s", 90_000), ("5ms", 5)],
+    [
+        ("7d", 7 * 86_400_000),
+        ("1.5 h", 5_400_000),
+        (" 30min ", 1_800_000),
+        ("30m", 1_800_000),
+        ("90s", 90_000),
+        ("5ms", 5),
+    ],
 )
 def test_spans_of_time_are_read(text: str, milliseconds: int) -> None:
     assert parse_duration_ms(text) == milliseconds

@@ -176,6 +176,18 @@ def test_the_oldest_of_an_entry_goes(client: FakeClient, flags: list[str], entri
     assert client.calls == [("truncate", "orders", {1: entries})]
 
 
+@pytest.mark.parametrize(
+    ("ahead_ms", "told"), [(3_600_000, "times at most 60 min ahead of the clock"), (0, "any times")]
+)
+def test_a_description_shows_which_times_are_taken(
+    client: FakeClient, capsys: pytest.CaptureFixture[str], ahead_ms: int, told: str
+) -> None:
+    client.stream = description(name="orders", epoch_ms=1000, epoch_grace_ms=500, timestamp_ahead_max_ms=ahead_ms)
+    run("describe", "orders")
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("epochs"))
+    assert line.endswith(f"of 1 s, closed by the clock after 500 ms, {told}")
+
+
 def test_a_description_shows_retention_if_there_is_any(client: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
     run("describe", "orders")
     assert "retention" not in capsys.readouterr().out
