@@ -189,9 +189,13 @@ async def test_punctuations_without_asyncio(cluster: RunningCluster) -> None:
 async def test_the_command_line_says_it_too(client: Client, cluster: RunningCluster) -> None:
     await client.admin.create_stream("punctuated-cli", epoch_ms=1000, epoch_grace_ms=3_600_000)
     now_us = time.time_ns() // 1000
+    code, out, error = kera(cluster, "epochs", "punctuate", "punctuated-cli", "--time", "5s")
+    assert (code, "nothing was ever written to it" in out) == (0, True), error
+    assert kera(cluster, "epochs", "punctuate", "punctuated-cli", "--time", "3000-01-01")[0] == 1
     await write(client, "punctuated-cli", [now_us - 10_000_000])
     code, out, error = kera(cluster, "epochs", "punctuate", "punctuated-cli", "--time", "5s")
-    assert (code, "is late from now on" in out) == (0, True), error
+    assert code == 0, error
+    assert "is late from now on (entries with records: 1, punctuations written: 1)" in out
     assert kera(cluster, "epochs", "punctuate", "punctuated-cli", "--durability", "leader")[0] == 0
     async with client.epochs("punctuated-cli", start="earliest", end="latest") as epochs:
         assert [epoch.records for epoch in await read(epochs, 1)] == [1]

@@ -154,5 +154,11 @@ def punctuate(
 
 async def _punctuate(bootstrap: str, name: str, at_us: int, durability: Any) -> None:
     async with connected(bootstrap) as client, client.producer(durability=durability) as producer:
-        await producer.punctuate(name, at_us)
-    print(f"stream {name}: what is older than {format_time(at_us)} is late from now on")
+        entries, written = await producer.punctuate(name, at_us)
+    if not entries:
+        print(f"stream {name}: nothing was ever written to it, so there was nowhere to write a punctuation")
+        return
+    print(
+        f"stream {name}: what is older than {format_time(at_us)} is late from now on (entries with records: {entries},"
+        f" punctuations written: {written})"
+    )

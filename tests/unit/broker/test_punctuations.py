@@ -97,6 +97,12 @@ async def test_a_later_promise_is_what_is_written_down(engine: Engine) -> None:
     assert await punctuate(broker, (1 << 63) - 1) == [TimestampAhead.code]
 
 
+async def test_a_time_too_far_ahead_is_refused_also_where_nothing_was_written(engine: Engine) -> None:
+    broker = open_broker(engine, timestamp_ahead_max_ms=5000)
+    assert await punctuate(broker, NOW_US + 5000 * MS) == [(0, 0)]
+    assert await punctuate(broker, NOW_US + 5000 * MS + 1) == [TimestampAhead.code]
+
+
 @pytest.mark.parametrize("time_us", [-1, -(1 << 63)])
 async def test_a_time_before_1970_is_refused(engine: Engine, time_us: int) -> None:
     broker = open_broker(engine)

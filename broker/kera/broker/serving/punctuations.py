@@ -59,7 +59,7 @@ class Punctuations:
         for streamlet_id in request.streamlet_ids:
             told = response.streamlets.add()
             try:
-                for index in self._indexes(request.stream_id, streamlet_id):
+                for index in self._indexes(request.stream_id, streamlet_id, request.timestamp_us):
                     await pace.step()
                     if await self._punctuate(write, request, streamlet_id, index, until_s):
                         told.written += 1
@@ -103,8 +103,9 @@ class Punctuations:
                 limit=self._limits.described_entries_max,
             )
 
-    def _indexes(self, stream_id: int, streamlet_id: int) -> list[int]:
+    def _indexes(self, stream_id: int, streamlet_id: int, timestamp_us: int) -> list[int]:
         stream, streamlet = self._owned(stream_id, streamlet_id)
+        streamlet.check_time(timestamp_us, "a punctuation")  # also where there is no entry to get one
         return [entry.index for entry in _written(stream, streamlet.streamlet_id)]
 
     def _owned(self, stream_id: int, streamlet_id: int) -> tuple[Stream, Streamlet]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from kera.client import arguments
 from kera.client.cluster.asking import ask_broker, broker_failed, same_stream
@@ -23,6 +24,15 @@ from kera.v1 import broker_pb2, common_pb2
 _TIMESTAMP_US_MAX = (1 << 63) - 1
 
 
+class Punctuated(NamedTuple):
+    """What became of a time that was said."""
+
+    entries: int
+    """That have got so far by now: to the others nothing was ever written."""
+    written: int
+    """Into so many of them a punctuation was written, as far as brokers have answered; the others had got so far."""
+
+
 class Punctuates(ABC):
     """The part of a `Producer` that says up to which time a stream is complete."""
 
@@ -30,7 +40,7 @@ class Punctuates(ABC):
     _cluster: Cluster
     settings: ProducerSettings
 
-    async def punctuate(self, stream: str, timestamp_us: int) -> None:
+    async def punctuate(self, stream: str, timestamp_us: int) -> Punctuated:
         """Say that nothing older than a time comes behind what is in a stream, so that its epochs up to then close.
 
         What was accepted before is delivered first, as `flush` does it. Then brokers write a punctuation into all
@@ -47,7 +57,7 @@ class Punctuates(ABC):
         if self._buffer.ended:
             raise self._not_ready(stream)
         try:
-            await punctuate(self._cluster, known, timestamp_us, durability_value(self.settings.durability))
+            return await punctuate(self._cluster, known, timestamp_us, durability_value(self.settings.durability))
         except UnknownStream:
             await self._look_again(stream)  # so that `prepare` finds another one of that name
             raise
@@ -72,20 +82,24 @@ async def punctuate(
     known: StreamDescription,
     timestamp_us: int,
     durability: common_pb2.Durability.ValueType = common_pb2.DURABILITY_UNSPECIFIED,
-) -> None:
+) -> Punctuated:
     """Have it written in all streamlets of a stream. What has failed is asked again: to say it twice does no harm.
 
     Raises what `Producer.punctuate` does.
     """
     left = set(range(known.config.streamlets))
+    entries = written = 0
 
     async def ask(stream: StreamDescription, broker_id: int, streamlets: Sequence[int]) -> None:
+        nonlocal entries, written
         request = broker_pb2.PunctuateRequest(
             stream_id=stream.stream_id, streamlet_ids=streamlets, timestamp_us=timestamp_us, durability=durability
         )
         answer = await ask_broker(cluster, stream, broker_id, api.PUNCTUATE, request)
         if len(answer.streamlets) != len(streamlets):
             raise ProtocolError(f"{len(answer.streamlets)} answers for {len(streamlets)} streamlets")
+        done = [each for each in answer.streamlets if not each.HasField("error")]
+        entries, written = entries + sum(each.entries for each in done), written + sum(each.written for each in done)
         errors = [error_from_message(each.error) if each.HasField("error") else None for each in answer.streamlets]
         left.difference_update(each for each, error in zip(streamlets, errors, strict=True) if error is None)
         _raise_worst(errors)
@@ -108,6 +122,7 @@ async def punctuate(
 
     while left:
         await retrying(attempt, cluster.settings)
+    return Punctuated(entries, written)
 
 
 def _raise_worst(errors: Sequence[BaseException | None]) -> None:

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from kera.client.arrow_input import Columns
 from kera.client.producing.producer import Producer as AsyncProducer
+from kera.client.producing.punctuating import Punctuated
 from kera.client.producing.rows import batch_of_rows, columns_of_frame
 from kera.client.sync.loop_thread import LoopThread
 from kera.client.types import Delivery, StreamDescription
@@ -238,9 +239,9 @@ class Producer:
         """Wait until everything sent so far is delivered or has failed. Raises the first error since the last one."""
         self._thread.run(self._flush())
 
-    def punctuate(self, stream: str, timestamp_us: int) -> None:
+    def punctuate(self, stream: str, timestamp_us: int) -> Punctuated:
         """Say that nothing older comes behind what is in a stream; see `kera.client.Producer.punctuate`."""
-        self._thread.run(self._punctuate(stream, timestamp_us))
+        return self._thread.run(self._punctuate(stream, timestamp_us))
 
     def close(self, *, flush: bool = True) -> None:
         """Deliver what was sent, and take no more; without `flush`, what was not sent fails with `ClosedError`."""
@@ -344,9 +345,9 @@ class Producer:
         if error is not None:
             raise error
 
-    async def _punctuate(self, stream: str, timestamp_us: int) -> None:
+    async def _punctuate(self, stream: str, timestamp_us: int) -> Punctuated:
         await self._flush()
-        await self._producer.punctuate(stream, timestamp_us)
+        return await self._producer.punctuate(stream, timestamp_us)
 
     async def _close(self, *, flush: bool) -> None:
         try:
