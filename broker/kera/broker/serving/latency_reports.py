@@ -7,6 +7,7 @@ from time import perf_counter
 
 from kera.broker.latency.manager import LatencyManager
 from kera.broker.serving.pending_write import PendingWrite
+from kera.broker.serving.stream_access import CheckGroup
 from kera.core.access.rights import Operation
 from kera.core.errors import KeraError
 from kera.core.latency.report import checked, stream_ids
@@ -20,9 +21,10 @@ MayUse = Callable[[Peer, Operation, int], None]
 class LatencyReports:
     """See the head of this module."""
 
-    def __init__(self, manager: LatencyManager, may_use: MayUse) -> None:
+    def __init__(self, manager: LatencyManager, may_use: MayUse, may_use_group: CheckGroup) -> None:
         self._manager = manager
         self._may_use = may_use
+        self._may_use_group = may_use_group
 
     def check(self, report: latency_pb2.LatencyReport) -> None:
         """Before anything is done for the request. Raises `InvalidArgument`."""
@@ -46,10 +48,27 @@ class LatencyReports:
         """A request to read that carried a report is about to be answered."""
         watched = self._watched(report, peer, Operation.READ)
         if watched:
-            samples = [(of, sample) for of, sample in checked(report) if of.stream_id in watched and of.hop.of_reader]
+            groups = self._groups(report, peer)
+            samples = [
+                (of, sample)
+                for of, sample in checked(report)
+                if of.stream_id in watched and of.hop.of_reader and of.consumer_group in groups
+            ]
             self._manager.reported(samples, report.clock_ahead_us)
             response.advice.extend(self._manager.advise_reader(watched))
         response.broker_time_us = self._manager.now_us()
+
+    def _groups(self, report: latency_pb2.LatencyReport, peer: Peer) -> set[str]:
+        """Those of a report that the peer may use: nobody says what others take for their work."""
+        found = set()
+        for name in {sample.consumer_group for sample in report.samples}:
+            try:
+                if name:
+                    self._may_use_group(peer, name)
+            except KeraError:
+                continue
+            found.add(name)
+        return found
 
     def _watched(self, report: latency_pb2.LatencyReport, peer: Peer, operation: Operation) -> dict[int, None]:
         """The streams of a report that have a budget, and that the peer may use so."""

@@ -27,7 +27,7 @@ from kera.broker.serving.limits import ServingLimits
 from kera.broker.serving.lookups import Lookups
 from kera.broker.serving.punctuations import Punctuations
 from kera.broker.serving.read_sessions import ReadSessions
-from kera.broker.serving.stream_access import checking
+from kera.broker.serving.stream_access import checking, checking_groups
 from kera.broker.serving.thesis_api import ThesisApi
 from kera.broker.serving.traced import TracedWrites
 from kera.broker.serving.write import Writer
@@ -88,7 +88,7 @@ class BrokerService:
             streams.get(stream_id)
             check(peer, operation, stream_id)
 
-        self._reports = LatencyReports(latency, may_use)
+        self._reports = LatencyReports(latency, may_use, checking_groups(guard))
         self.writer = Writer(
             streams,
             memory,

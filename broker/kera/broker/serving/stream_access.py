@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kera.core.access.guard import Door, Guard
-from kera.core.access.requirements import Need
+from kera.core.access.requirements import Need, group
 from kera.core.access.rights import Operation
 from kera.core.rpc.method import Peer
 
@@ -19,6 +19,17 @@ CheckStream = Callable[[Peer, Operation, int], None]
 
 def nothing_is_kept(_peer: Peer, _operation: Operation, _stream_id: int) -> None:
     """A `CheckStream` where everybody may do everything."""
+
+
+CheckGroup = Callable[[Peer, str], None]
+"""Raises `NotAllowed` if the peer may not use the consumer group of this name."""
+
+
+def checking_groups(door: Door) -> CheckGroup:
+    """The same of consumer groups."""
+    if not isinstance(door, Guard):
+        return lambda _peer, _name: None
+    return lambda peer, name: door.check(peer, Need(Operation.USE, group(name)))
 
 
 def checking(door: Door) -> CheckStream:

@@ -5,11 +5,14 @@ from typing import Any
 import pytest
 
 from kera.broker.heartbeat import HeartbeatLimits, HeartbeatReport
-from kera.core.errors import InvalidArgument
+from kera.broker.latency.manager import LatencyManager
+from kera.broker.serving.latency_reports import LatencyReports
+from kera.core.errors import InvalidArgument, NotAllowed
 from kera.core.latency.hop import Hop
 from kera.core.latency.report import SAMPLES_MAX, Of, add_sample
 from kera.core.latency.sample import Sample
 from kera.core.rpc import Call, Reply, api
+from kera.core.rpc.method import Peer
 from kera.v1 import broker_pb2, coordinator_pb2, latency_pb2
 from tests.unit.broker.support import STREAM_ID, Broker, Engine, chunk, read_range, stream_info
 
@@ -152,3 +155,21 @@ async def test_a_stream_that_is_dropped_is_watched_no_more(broker: Broker) -> No
     broker.broker.latency.set_budgets(1, [BUDGET])
     broker.streams.drop(STREAM_ID)
     assert not broker.broker.latency.watches(STREAM_ID)
+
+
+async def test_of_consumer_groups_only_who_may_use_them_tells_anything() -> None:
+    def may_use_group(_peer: Peer, name: str) -> None:
+        if name != "mine":
+            raise NotAllowed(name)
+
+    manager = LatencyManager()
+    manager.set_budgets(1, [BUDGET])
+    reports = LatencyReports(manager, lambda _peer, _operation, _stream_id: None, may_use_group)
+    report, sample = latency_pb2.LatencyReport(), Sample()
+    sample.add(1_000)
+    for name in ("mine", "of-others"):
+        add_sample(report, Of(STREAM_ID, 0, Hop.WORK, name), sample)
+    response = broker_pb2.MultiReadChunksResponse()
+    reports.read(report, Peer("tcp", "reader"), response)
+    assert [each.consumer_group for each in manager.figures()] == ["mine"]
+    assert [each.stream_id for each in response.advice] == [STREAM_ID]
