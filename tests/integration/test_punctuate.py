@@ -372,3 +372,51 @@ async def test_what_was_promised_by_the_clock_is_kept_by_the_next_owner_though_i
             again = await read(epochs, 9)
         assert seen(again)[:2] == seen(live)
         assert [epoch.late_records for epoch in again] == [0, 0, 1]
+
+
+async def test_epochs_go_on_while_brokers_are_drained(members: SharedCluster) -> None:
+    async with await connect(members) as client:
+        await client.admin.create_stream("epochs-drained", streamlets=4, epoch_ms=200, epoch_grace_ms=200)
+        found = []
+
+        async def follow() -> None:
+            async with client.epochs("epochs-drained", start="earliest") as epochs:
+                async for epoch in epochs:
+                    found.append(epoch)  # noqa: PERF401 - as they come
+
+        async def keep_writing() -> None:
+            random = Random(11)
+            async with client.producer() as producer:
+                await producer.prepare("epochs-drained")
+                while True:
+                    late_us = random.randrange(300 * MS)
+                    await producer.send(
+                        "epochs-drained", b"x", streamlet=random.randrange(4), timestamp_us=now_us() - late_us
+                    )
+
+        async def until_more() -> None:
+            wanted = len(found) + 2
+            while len(found) < wanted:
+                for task in tasks:
+                    assert not task.done(), task.exception()
+                await asyncio.sleep(0.01)
+
+        tasks = [asyncio.create_task(follow()), asyncio.create_task(keep_writing())]
+        try:
+            async with asyncio.timeout(WAIT_S):
+                await until_more()
+                for broker in (await client.admin.describe_cluster()).brokers[:2]:
+                    status = await client.admin.drain_broker(broker.broker_id)
+                    while status.streamlets_owned:
+                        status = await client.admin.drain_broker(broker.broker_id, ask=True)
+                    await until_more()
+                    await client.admin.drain_broker(broker.broker_id, undo=True)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        async with client.epochs("epochs-drained", start="earliest", end=found[-1].number + 1) as epochs:
+            again = await read(epochs, len(found) + 1)
+        assert [(epoch.number, epoch.records, epoch.digest) for epoch in again] == [
+            (epoch.number, epoch.records, epoch.digest) for epoch in found
+        ]
