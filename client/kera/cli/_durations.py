@@ -17,7 +17,7 @@ def parse_duration_ms(text: str, *, name: str = "duration") -> int:
     """
     found = _DURATION.fullmatch(text)
     if found is None:
-        raise UsageError(f"{name}: {text!r} is no span of time; write 7d, 12h, 30min or 90s", name=name)
+        raise UsageError(f"{name}: {text!r} is no span of time; write 7d, 12h, 30min, 90s or 250ms", name=name)
     span_ms = float(found[1]) * _UNITS_MS[found[2]]
     if 0 < span_ms < 1:  # rounded to 0 it would turn off what it is to set
         raise UsageError(f"{name}: {text!r} is less than a millisecond, and that is the shortest", name=name)

@@ -114,7 +114,10 @@ def test_what_is_not_named_is_not_altered(client: FakeClient) -> None:
     [
         (["create", "c", "--path", "a,,b", "--limit", "1s"], "--path: 'a,,b' has a comma with nothing beside it"),
         (["create", "c", "--path", "", "--limit", "1s"], "--path: ''"),
-        (["create", "c", "--path", "a", "--limit", "300"], "--limit: '300' is no span of time"),
+        (
+            ["create", "c", "--path", "a", "--limit", "300"],
+            "'300' is no span of time; write 7d, 12h, 30min, 90s or 250ms",
+        ),
         (["create", "c", "--path", "a", "--limit", "0ms"], "--limit: '0ms' is no time: it has to be 1 ms at least"),
         (["create", "c", "--path", "a", "--limit", "1s", "--window", "x"], "--window: 'x' is no span of time"),
         (["alter", "c"], "say what changes: --path, --limit"),

@@ -65,7 +65,7 @@ def checked(constraint: messages.LatencyConstraint) -> messages.LatencyConstrain
     _check_path(found.path)
     if not LIMIT_US_MIN <= found.limit_us <= LIMIT_US_MAX:
         raise InvalidArgument(
-            f"the limit of a latency constraint is 1 ms to 1 h, not {found.limit_us / 1000:g} ms",
+            f"the limit of a latency constraint is 1 ms to 1 h, not {found.limit_us / 1000:.15g} ms",
             limit_us=found.limit_us,
         )
     found.window_ms = found.window_ms or WINDOW_MS_DEFAULT
