@@ -212,6 +212,38 @@ async def test_an_epoch_of_which_something_was_removed_is_an_error_and_not_the_r
             assert [epoch.number for epoch in await read(reader, 9)] == [5], arguments
 
 
+async def test_who_has_committed_before_what_was_removed_is_told_how_to_go_on(client: Client) -> None:
+    await client.admin.create_stream("epochs-gone", epoch_ms=10, punctuation="producers")
+    await write(client, "epochs-gone", *([at * MS] for at in (1, 12, 25, 45, 58, 69)))
+    settings: dict[str, Any] = {"consumer_group": "gone"}
+    async with client.epochs("epochs-gone", start="earliest", **settings) as reader:
+        await read(reader, 1)
+        await reader.commit()
+    await cut_before(client, "epochs-gone", 45 * MS)
+    async with client.epochs("epochs-gone", start="committed", **settings) as reader:
+        with pytest.raises(DataLost, match="start='earliest' goes on with the first") as lost:
+            await read(reader, 1)
+    assert "read on from there" not in lost.value.message
+    async with client.epochs("epochs-gone", start="earliest", end=6, **settings) as reader:
+        assert [epoch.number for epoch in await read(reader, 9)] == [5]
+
+
+async def test_who_has_read_an_epoch_that_was_not_over_is_told_where_to_read_again(client: Client) -> None:
+    await client.admin.create_stream("epochs-passed", streamlets=2, epoch_ms=10, punctuation="producers")
+    await write(client, "epochs-passed", *([at * MS] for at in (1, 12, 25)), streamlet=0)
+    async with client.epochs("epochs-passed", start="earliest", consumer_group="passed") as reader:
+        assert [epoch.records for epoch in await read(reader, 1)] == [1]
+        await write(client, "epochs-passed", [2 * MS], [29 * MS], streamlet=1)
+        with pytest.raises(EpochPassed, match="start=0 reads all of it again"):
+            await read(reader, 2)
+        await reader.commit()
+    async with client.epochs("epochs-passed", start="committed", consumer_group="passed") as reader:
+        with pytest.raises(EpochPassed, match="start=0 reads all of it again"):
+            await read(reader, 1)
+    async with client.epochs("epochs-passed", start=0, end=2) as reader:
+        assert [epoch.records for epoch in await read(reader, 2)] == [2, 1]
+
+
 async def test_who_has_committed_before_a_punctuation_finds_what_is_behind_in_its_epoch(client: Client) -> None:
     await client.admin.create_stream("epochs-behind", epoch_ms=10, epoch_grace_ms=1000)
     now_us = time.time_ns() // 1000

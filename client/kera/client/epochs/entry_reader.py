@@ -23,6 +23,8 @@ from kera.core.errors import CorruptChunk, DataLost, EpochPassed
 from kera.core.ids import EARLIEST, EntryId, Position
 from kera.core.punctuation import NO_TIME
 
+READ_ON = "; read on from there"
+"""What brokers say to whoever reads what is not there any more."""
 LOOK_AGAIN_S = 1.0
 """What is to come by what brokers have said may have been lost with one: then they are asked again."""
 
@@ -152,6 +154,13 @@ class EntryReader:
         except CorruptChunk as error:
             self._corrupt = error
             raise
+        except DataLost as error:  # which says how a consumer goes on, that reads what is left of an epoch, too
+            raise DataLost(
+                f"stream {self._stream.name!r}, {error.message.removesuffix(READ_ON)}; epochs are given as a whole:"
+                " start='earliest' goes on with the first of which nothing was removed, and the number of an epoch"
+                " with that one",
+                **error.attributes,
+            ) from error
 
     def is_open(self, epoch: int | None) -> bool:
         """Whether more of an epoch may come behind what is at hand; None: whether nothing is at hand."""
@@ -238,7 +247,7 @@ class EntryReader:
         raise EpochPassed(
             f"entry {entry} of streamlet {streamlet_id} of stream {self._stream.name!r} has got records of epoch"
             f" {late}, when epoch {epoch} was read without it: nothing had ever been written to it, and nobody had"
-            " said that nothing older comes",
+            f" said that nothing older comes; start={late} reads all of it again, and what is behind it",
             stream=self._stream.name,
             streamlet_id=streamlet_id,
             entry=entry,
