@@ -14,7 +14,7 @@ from kera.client.producing.partitioner import Partition
 from kera.client.types import StreamDescription
 from tests.unit.client.support import description
 
-Parts = list[tuple[int, list[int]]]
+Parts = list[tuple[int, list[int | None]]]
 EPOCH_MS = 1
 TIMES = st.lists(st.integers(-5, 5) | st.integers(-3000, 3000), min_size=1, max_size=12)
 
@@ -22,9 +22,10 @@ TIMES = st.lists(st.integers(-5, 5) | st.integers(-3000, 3000), min_size=1, max_
 def naive(parts: Parts) -> Parts:
     found: Parts = []
     for streamlet, times in parts:
-        begun: list[int] = []
+        begun: list[int | None] = []
         for time_us in times:
-            if begun and time_us // 1000 > max(begun) // 1000:
+            latest = max((each for each in begun if each is not None), default=None)
+            if time_us is not None and latest is not None and time_us // 1000 > latest // 1000:
                 found.append((streamlet, begun))
                 begun = []
             begun = [*begun, time_us]
@@ -37,7 +38,7 @@ def as_partition(parts: Parts, shuffled: list[int] | None) -> Partition:
     order = None
     if shuffled is not None:
         order = np.array(shuffled, np.int64)
-        placed = [0] * len(times)
+        placed: list[int | None] = [0] * len(times)
         for place, time_us in zip(shuffled, times, strict=True):
             placed[place] = time_us
         times = placed
@@ -51,7 +52,8 @@ def as_partition(parts: Parts, shuffled: list[int] | None) -> Partition:
 @given(st.data())
 def test_a_row_of_a_later_epoch_begins_a_part_as_in_a_loop(data: Any) -> None:
     ascending = TIMES.map(sorted)
-    parts: Parts = list(enumerate(data.draw(st.lists(ascending | TIMES, min_size=1, max_size=4)), 3))
+    some = st.lists(st.none() | st.integers(-3000, 3000), min_size=1, max_size=12)
+    parts: Parts = list(enumerate(data.draw(st.lists(ascending | TIMES | some, min_size=1, max_size=4)), 3))
     count = sum(len(times) for _, times in parts)
     shuffled = data.draw(st.none() | st.permutations(range(count)))
     stream: StreamDescription = description(epoch_ms=EPOCH_MS)

@@ -13,6 +13,7 @@ import numpy as np
 from kera.client.producing.encoding import times_of
 from kera.client.producing.partitioner import Partition
 from kera.client.types import StreamDescription
+from kera.core.punctuation import NO_TIME
 
 NEVER_US = 1 << 63
 """Behind all times: there the epochs of a stream end that has none."""
@@ -41,22 +42,30 @@ def is_one_epoch(low_us: int, high_us: int, epoch_ms: int) -> bool:
 def cut_at_epochs(partition: Partition, stream: StreamDescription) -> Partition:
     """The same, with the rows of a streamlet in several parts: a new one begins with each row of a later epoch.
 
-    Of streams without times of rows, and where a row has none, all of it is as it was.
+    A row without a time goes with those before it, or with those behind it, if it is the first of its streamlet. Where
+    none has a time, all of it is as it was.
     """
     if not stream.config.epoch_ms:
         return partition
     times = times_of(partition.batch, stream)
-    if times is None or times.null_count or not len(times):
+    if times is None or times.null_count == len(times):
         return partition
-    numbers = np.frombuffer(times.buffers()[1], np.int64, len(times), 8 * times.offset)
-    if is_one_epoch(int(np.minimum.reduce(numbers)), int(np.maximum.reduce(numbers)), stream.config.epoch_ms):
+    numbers = known = np.frombuffer(times.buffers()[1], np.int64, len(times), 8 * times.offset)
+    if times.null_count:
+        there = times.is_valid().to_numpy(zero_copy_only=False)
+        numbers, known = np.where(there, numbers, NO_TIME), numbers[there]
+    if is_one_epoch(int(np.minimum.reduce(known)), int(np.maximum.reduce(known)), stream.config.epoch_ms):
         return partition
     if partition.order is not None:
         numbers = numbers[partition.order]
-    epochs, ends, start = numbers // (stream.config.epoch_ms * 1000), partition.ends, 0
+    epoch_us = stream.config.epoch_ms * 1000
+    epochs, ends, start, none = numbers // epoch_us, partition.ends, 0, NO_TIME // epoch_us
     for end in ends.tolist():
         latest = epochs[start:end]
         np.maximum.accumulate(latest, out=latest)
+        if times.null_count:
+            first = int(np.argmax(latest > none))
+            latest[:first] = latest[first]
         start = end
     all_ends = np.union1d(ends, np.flatnonzero(epochs[1:] != epochs[:-1]) + 1)
     return partition._replace(streamlets=partition.streamlets[np.searchsorted(ends, all_ends)], ends=all_ends)
