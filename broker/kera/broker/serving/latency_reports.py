@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container, Mapping
 from time import perf_counter
 
 from kera.broker.latency.manager import LatencyManager
@@ -14,16 +14,16 @@ from kera.core.latency.report import checked, stream_ids
 from kera.core.rpc.method import Peer
 from kera.v1 import broker_pb2, latency_pb2
 
-MayUse = Callable[[Peer, Operation, int], None]
-"""Raises if a peer must not do that with a stream, or this broker does not have it."""
+Usable = Callable[[Peer, Operation, int], Container[int]]
+"""The streamlets of a stream that are here; raises if a peer must not do that with it, or it is not here."""
 
 
 class LatencyReports:
     """See the head of this module."""
 
-    def __init__(self, manager: LatencyManager, may_use: MayUse, may_use_group: CheckGroup) -> None:
+    def __init__(self, manager: LatencyManager, usable: Usable, may_use_group: CheckGroup) -> None:
         self._manager = manager
-        self._may_use = may_use
+        self._usable = usable
         self._may_use_group = may_use_group
 
     def check(self, report: latency_pb2.LatencyReport) -> None:
@@ -36,7 +36,9 @@ class LatencyReports:
         watched = self._watched(report, write.peer, Operation.WRITE)
         if watched:
             samples = [
-                (of, sample) for of, sample in checked(report) if of.stream_id in watched and not of.hop.of_reader
+                (of, sample)
+                for of, sample in checked(report)
+                if of.streamlet_id in watched.get(of.stream_id, ()) and not of.hop.of_reader
             ]
             manager.reported(samples, report.clock_ahead_us)
             if not write.refused:
@@ -52,7 +54,7 @@ class LatencyReports:
             samples = [
                 (of, sample)
                 for of, sample in checked(report)
-                if of.stream_id in watched and of.hop.of_reader and of.consumer_group in groups
+                if of.streamlet_id in watched.get(of.stream_id, ()) and of.hop.of_reader and of.consumer_group in groups
             ]
             self._manager.reported(samples, report.clock_ahead_us)
             response.advice.extend(self._manager.advise_reader(watched))
@@ -70,14 +72,15 @@ class LatencyReports:
             found.add(name)
         return found
 
-    def _watched(self, report: latency_pb2.LatencyReport, peer: Peer, operation: Operation) -> dict[int, None]:
-        """The streams of a report that have a budget, and that the peer may use so."""
-        found: dict[int, None] = {}
+    def _watched(
+        self, report: latency_pb2.LatencyReport, peer: Peer, operation: Operation
+    ) -> Mapping[int, Container[int]]:
+        """The streams of a report that have a budget, and that the peer may use so, with their streamlets."""
+        found: dict[int, Container[int]] = {}
         for stream_id in stream_ids(report):
             if self._manager.watches(stream_id):
                 try:
-                    self._may_use(peer, operation, stream_id)
+                    found[stream_id] = self._usable(peer, operation, stream_id)
                 except KeraError:
                     continue
-                found[stream_id] = None
         return found

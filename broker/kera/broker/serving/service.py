@@ -7,7 +7,7 @@ Which part handles which call is here; what each does, in the part: ``write``, `
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Container, Iterable, Mapping
 from time import perf_counter
 from typing import Any
 
@@ -84,11 +84,12 @@ class BrokerService:
         self.latency = latency = latency or LatencyManager()
         streams.dropped.listen(latency.forget)
 
-        def may_use(peer: Peer, operation: Operation, stream_id: int) -> None:
-            streams.get(stream_id)
+        def usable(peer: Peer, operation: Operation, stream_id: int) -> Container[int]:
+            stream = streams.get(stream_id)
             check(peer, operation, stream_id)
+            return stream.streamlets
 
-        self._reports = LatencyReports(latency, may_use, checking_groups(guard))
+        self._reports = LatencyReports(latency, usable, checking_groups(guard))
         self.writer = Writer(
             streams,
             memory,

@@ -164,7 +164,7 @@ async def test_of_consumer_groups_only_who_may_use_them_tells_anything() -> None
 
     manager = LatencyManager()
     manager.set_budgets(1, [BUDGET])
-    reports = LatencyReports(manager, lambda _peer, _operation, _stream_id: None, may_use_group)
+    reports = LatencyReports(manager, lambda _peer, _operation, _stream_id: {0}, may_use_group)
     report, sample = latency_pb2.LatencyReport(), Sample()
     sample.add(1_000)
     for name in ("mine", "of-others"):
@@ -173,3 +173,15 @@ async def test_of_consumer_groups_only_who_may_use_them_tells_anything() -> None
     reports.read(report, Peer("tcp", "reader"), response)
     assert [each.consumer_group for each in manager.figures()] == ["mine"]
     assert [each.stream_id for each in response.advice] == [STREAM_ID]
+
+
+async def test_streamlets_that_are_not_here_count_for_nothing(broker: Broker) -> None:
+    manager = broker.broker.latency
+    manager.set_budgets(1, [BUDGET])
+    report, sample = latency_pb2.LatencyReport(), Sample()
+    sample.add(1_000_000)
+    for streamlet_id in (7, (1 << 32) - 1):
+        add_sample(report, Of(STREAM_ID, streamlet_id, Hop.GATHER), sample)
+    reply = write(broker, report)
+    assert [each.stream_id for each in reply.advice] == [STREAM_ID]
+    assert all(each.hop is not Hop.GATHER for each in manager.figures())
