@@ -3,7 +3,8 @@
 Figure 2 of Lohrmann, Warneke and Kao, *Nephele Streaming*, drawn again: one producer sends records of 128 bytes, 1 to a
 million a second, in chunks of 4, 16 and 64 KiB that go when they are full and no sooner; with a flush after each
 record; without linger; and with a latency target of 50 ms. ``--part cost`` has records with keys in 1, 64 and 1,024
-streamlets instead, without linger and with targets of 10, 50, 200 and 1,000 ms.
+streamlets instead, without linger and with targets of 10, 50, 200 and 1,000 ms. ``--part path`` is figures 7 and 8, see
+`bench.latency_path`.
 
 Latency is from when a record is accepted until it is acknowledged (a sample of at most 5,000 of a run); processor time
 is that of producer and broker, less what both take when the loop sends nothing. A run takes `--seconds`. Where that
@@ -22,6 +23,7 @@ import sys
 import time
 from typing import Any, NamedTuple
 
+from bench import latency_path
 from bench.common import IN_MEMORY, Broker, Figures, broker, directory, parser, say
 from bench.cpu import run_s
 from kera.client import Client, Producer
@@ -29,6 +31,7 @@ from kera.client.producing.record_arguments import RECORD_OVERHEAD_BYTES
 from kera.core.process import DIE_WITH_PARENT_VARIABLE, die_with_parent
 from kera.core.settings import KIB, MIB
 
+PARTS = ("figure", "cost", "path")
 STREAM = "items"
 RECORD_BYTES = 128
 KEYS = 10_000
@@ -265,25 +268,37 @@ async def cost(made: Broker, client: Client, arguments: argparse.Namespace, figu
 
 async def measure_all(arguments: argparse.Namespace) -> None:
     """On a cluster of its own, which keeps all in memory."""
+    parts = PARTS if arguments.part == "all" else (arguments.part,)
     with directory(arguments) as where:
         figures = Figures("latency", arguments, where)
-        async with (
-            broker(where, arena_bytes=arguments.arena_mib * MIB, segment_bytes=MIB // 4, **IN_MEMORY) as made,
-            await Client.connect(made.cluster.bootstrap) as client,
-        ):
-            await (figure if arguments.part == "figure" else cost)(made, client, arguments, figures)
+        if set(parts) - {"path"}:
+            async with (
+                broker(
+                    where / "rates", arena_bytes=arguments.arena_mib * MIB, segment_bytes=MIB // 4, **IN_MEMORY
+                ) as made,
+                await Client.connect(made.cluster.bootstrap) as client,
+            ):
+                if "figure" in parts:
+                    await figure(made, client, arguments, figures)
+                if "cost" in parts:
+                    await cost(made, client, arguments, figures)
+        if "path" in parts:
+            await latency_path.part(where, arguments, figures)
         figures.print()
 
 
 def main(argv: list[str] | None = None) -> None:
     """See the head of this module."""
     made = parser(__doc__)
-    made.add_argument("--part", choices=["figure", "cost"], default="figure")
+    made.add_argument("--part", choices=["all", *PARTS], default="all")
     made.add_argument("--seconds", type=float, default=5.0, help="of each run")
     made.add_argument("--rounds", type=int, default=1)
     made.add_argument("--rates", type=int, nargs="*", help="records a second")
     made.add_argument("--streamlets", type=int, nargs="*", help="of --part cost")
     made.add_argument("--arena-mib", type=int, default=2_048, help="memory of the broker: all of a run stays in it")
+    made.add_argument("--path-rate", type=float, default=30.0, help="of --part path: records a second of each input")
+    made.add_argument("--limit-ms", type=float, default=300.0, help="of --part path")
+    made.add_argument("--window-s", type=float, default=15.0, help="of --part path")
     made.add_argument("--worker", help=argparse.SUPPRESS)
     arguments: Any = made.parse_args(argv)
     if arguments.worker:

@@ -13,12 +13,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.common import directory, machine, parser, say
-from bench.experiments import checksum, epochs, report
+from bench.experiments import checksum, epochs, latency, report
 from bench.experiments.catalogue import EXPERIMENTS
 from bench.experiments.measure import measure
 from bench.experiments.setup import Experiment
 
 OUT = Path("bench/results/experiments")
+OTHERS = {epochs.EXPERIMENT.name: epochs.measure, **{each.name: latency.measure for each in latency.EXPERIMENTS}}
+"""Who measures what is not of the thesis, by name."""
 
 
 def chosen(only: Sequence[str]) -> list[Experiment]:
@@ -43,7 +45,7 @@ def run(arguments: argparse.Namespace) -> None:
         with directory(arguments) as folder:
             for experiment in chosen(arguments.only):
                 begun_s, found_machine = time.monotonic(), machine(out)
-                measuring = epochs.measure if experiment is epochs.EXPERIMENT else measure
+                measuring = OTHERS.get(experiment.name, measure)
                 measured = measuring(experiment, rounds=arguments.rounds, seconds=arguments.seconds, folder=folder)
                 found = report.Found(
                     experiment,

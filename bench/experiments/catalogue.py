@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Iterable, Iterator
 
 from bench.experiments.epochs import EXPERIMENT as EPOCHS
+from bench.experiments.latency import EXPERIMENTS as LATENCY
 from bench.experiments.setup import Claim, Consumer, Experiment, Place, Point, Setup
 from kera.core.settings import GIB, KIB, MIB
 
@@ -329,4 +330,5 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     _replication(),
     _locality(),
     EPOCHS,
+    *LATENCY,
 )

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from bench.common import describe
 from bench.experiments.report import Found, figures_of, rounds_of
-from bench.experiments.setup import million_records
+from bench.experiments.setup import Metric, Sample, million_records
 
 MARKERS = "osD^vPX*"
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#444444")
@@ -36,24 +36,33 @@ def plot(found: Found, path: Path) -> None:
     metric = experiment.plotted
     for number, name in enumerate(series):
         lines = [
-            (places[x], [million_records(sample.mb_per_s(metric)) for sample in samples])
+            (places[x], [_plotted(sample, metric) for sample in samples])
             for (of, x), samples in sorted(found.samples.items())
             if of == name and samples
         ]
         _line(axes, number, name, lines)
     axes.set_xticks(range(len(xs)), [f"{x:,}" for x in xs])
     axes.set_xlabel(experiment.x_label)
-    what = "seen by the consumer" if metric == "consumed" else "acknowledged"
-    axes.set_ylabel(f"million records of 100 B per second,\n{what}")
-    axes.set_ylim(0, axes.get_ylim()[1] * 1.05)
-    right = axes.secondary_yaxis("right", functions=(lambda value: value * 100, lambda value: value / 100))
-    right.set_ylabel("MB/s of values")
+    if metric == "latency":
+        axes.set_yscale("log")
+        axes.set_ylabel("mean latency, ms")
+    else:
+        what = "seen by the consumer" if metric == "consumed" else "acknowledged"
+        axes.set_ylabel(f"million records of 100 B per second,\n{what}")
+        axes.set_ylim(0, axes.get_ylim()[1] * 1.05)
+        right = axes.secondary_yaxis("right", functions=(lambda value: value * 100, lambda value: value / 100))
+        right.set_ylabel("MB/s of values")
     if len(series) > 1:
         axes.legend(frameon=False, fontsize=9)
     title = f"{experiment.title} (thesis: {figures_of(experiment).lower()})"
     axes.set_title(textwrap.fill(title, TITLE_COLUMNS), fontsize=11, loc="left")
     measured = f"Median, least and most of {rounds_of(found)}."
     finish(figure, path, measured, found.machine)
+
+
+def _plotted(sample: Sample, metric: Metric) -> float:
+    figure = sample.figure(metric)
+    return figure if metric == "latency" else million_records(figure)
 
 
 def _line(axes: Axes, number: int, name: str, points: Sequence[tuple[int, Sequence[float]]]) -> None:

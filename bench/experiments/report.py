@@ -177,6 +177,8 @@ def _section(found: Found) -> list[str]:
 
 def _table(found: Found) -> list[str]:
     experiment = found.experiment
+    if experiment.plotted == "latency":
+        return _latency_table(found)
     followed = any(point.setup.consumer for point in experiment.points)
     head = ["series", experiment.x_label.partition(" (")[0], "produced, MB/s", "M records/s"]
     if followed:
@@ -200,9 +202,19 @@ def _table(found: Found) -> list[str]:
     return lines
 
 
+def _latency_table(found: Found) -> list[str]:
+    x = found.experiment.x_label.partition(" (")[0]
+    lines = [f"| series | {x} | mean, ms | processor time of a record, us |", "|---|---|---|---|"]
+    for point in found.experiment.points:
+        samples = found.samples.get((point.series, point.x))
+        cells = (spread(samples, "latency"), spread(samples, "cpu")) if samples else ("not measured", "")
+        lines.append(f"| {point.series} | {point.x:,} | {' | '.join(cells)} |")
+    return lines
+
+
 def spread(samples: Sequence[Sample], metric: Metric) -> str:
-    """Median (least-most), MB/s."""
-    values = [sample.mb_per_s(metric) for sample in samples]
+    """Median (least-most)."""
+    values = [sample.figure(metric) for sample in samples]
     return f"{_short(statistics.median(values))} ({_short(min(values))}-{_short(max(values))})"
 
 

@@ -15,7 +15,7 @@ from typing import Literal
 from kera.core.settings import GIB, KIB, MIB
 
 Consumer = Literal["push", "pull"]
-Metric = Literal["produced", "consumed"]
+Metric = Literal["produced", "consumed", "latency", "cpu"]
 RECORD_BYTES = 100
 """As in the thesis: records of 100 bytes without keys."""
 
@@ -111,9 +111,15 @@ class Sample:
     consumers_s_per_gb: float
     ack_p50_ms: float | None = None
     ack_p99_ms: float | None = None
+    mean_ms: float | None = None
+    """How late records are, where that is measured."""
+    cpu_us: float | None = None
+    """Processor time of a record, where that is measured."""
 
-    def mb_per_s(self, metric: Metric) -> float:
-        """The throughput that is asked for; of a consumer that was not there, 0."""
+    def figure(self, metric: Metric) -> float:
+        """What is asked for: throughput in MB/s, latency in ms, processor time in us; 0 where there is none."""
+        if metric in ("latency", "cpu"):
+            return (self.mean_ms if metric == "latency" else self.cpu_us) or 0.0
         return self.produced_mb_per_s if metric == "produced" else self.consumed_mb_per_s or 0.0
 
 
@@ -150,8 +156,8 @@ def judge(claim: Claim, samples: Samples) -> Verdict:
 
 
 def median_of(samples: Sequence[Sample], metric: Metric) -> float | None:
-    """Of the rounds of a point, MB/s; None without any."""
-    return statistics.median(sample.mb_per_s(metric) for sample in samples) if samples else None
+    """Of the rounds of a point; None without any."""
+    return statistics.median(sample.figure(metric) for sample in samples) if samples else None
 
 
 def million_records(mb_per_s: float) -> float:

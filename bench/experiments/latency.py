@@ -1,0 +1,142 @@
+"""How late records are: figures 2, 7 and 8 of *Nephele Streaming*, measured by `bench.latency` and its path.
+
+What is compared is times and processor time of records, and not MB/s. A limit, and a window, are series of their own,
+with the same figure everywhere, so that claims about them are ratios too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from pathlib import Path
+
+from bench import latency, latency_path
+from bench.common import IN_MEMORY, broker, say
+from bench.experiments.measure import Measured
+from bench.experiments.setup import Claim, Experiment, Point, Sample, Setup
+from kera.client import Client
+from kera.core.settings import GIB, MIB
+
+RATES = (1, 1_000, 10_000, 100_000)
+LIMIT_MS = 50
+TARGET, LIMIT = f"target of {LIMIT_MS} ms", "the target"
+SMALL, MIDDLE, LARGE = (policy.name for policy in latency.FIXED)
+POLICIES = {**{policy.name: policy for policy in latency.FIGURE}, TARGET: latency.target(LIMIT_MS)}
+
+PATH_RATE = 30
+PATH_LIMIT_MS, WINDOW_S = 300.0, 15.0
+FULL, CONSTRAINT, UNTIL, WINDOW = "full chunks", "constraint of 300 ms", "until it is held", "a window"
+
+FIGURE_2 = Experiment(
+    name="latency",
+    figures="latency (Nephele Streaming, figure 2)",
+    title="Records of 128 bytes in chunks that go full, at once, or in time",
+    x_label="records a second",
+    points=tuple(
+        Point(series, rate, Setup(consumer="push", rate=rate)) for series in (*POLICIES, LIMIT) for rate in RATES
+    ),
+    thesis="(Nephele Streaming.) At low rates records wait in large buffers for minutes, at high ones all sizes are"
+    " quick; flushing each record is quick at low rates, and brings little at high ones.",
+    claims=(
+        Claim("Full chunks take minutes: 64 KiB over the target, 1/s", (LARGE, 1), (TARGET, 1), 1000, metric="latency"),
+        Claim(
+            "At high rates sizes hardly differ: 64 over 16 KiB, 100,000/s",
+            (LARGE, 100_000),
+            (MIDDLE, 100_000),
+            most=4,
+            metric="latency",
+        ),
+        Claim("Flushing costs: over 64 KiB, 10,000/s", ("flush", 10_000), (LARGE, 10_000), 10, metric="cpu"),
+        *(
+            Claim(f"The target is held on average: {rate:,}/s", (TARGET, rate), (LIMIT, rate), most=1, metric="latency")
+            for rate in RATES
+        ),
+        *(
+            Claim(
+                f"It costs no more than 1.5 times a fixed size: {size}, {rate:,}/s",
+                (TARGET, rate),
+                (size, rate),
+                most=1.5,
+                metric="cpu",
+            )
+            for rate in (10_000, 100_000)
+            for size in (SMALL, MIDDLE, LARGE)
+        ),
+    ),
+    plotted="latency",
+    note="Until a record is acknowledged; processor time is of producer and broker, less what they take when nothing is"
+    " sent. Where no chunk has become full, what its records would wait for is reckoned.",
+)
+PATH = Experiment(
+    name="latency_path",
+    figures="latency (Nephele Streaming, figures 7 and 8)",
+    title="A path of three streams and two applications, with full chunks and with a constraint",
+    x_label="records a second at its end (four inputs are merged)",
+    points=tuple(
+        Point(series, PATH_RATE, Setup(consumer="push", rate=PATH_RATE, chunk_bytes=latency_path.CHUNK_BYTES))
+        for series in (FULL, CONSTRAINT, UNTIL, WINDOW)
+    ),
+    thesis="(Nephele Streaming.) With buffers of 32 KB, 3.5 to 5.5 s; with sizes that are adapted 340 ms, nine minutes"
+    " later; with tasks that are chained as well, a thirteenth or less, with the throughput as it was.",
+    claims=(
+        Claim("A constraint brings a thirteenth", (FULL, PATH_RATE), (CONSTRAINT, PATH_RATE), 13, metric="latency"),
+        Claim("With as many records", (CONSTRAINT, PATH_RATE), (FULL, PATH_RATE), 0.95, metric="consumed"),
+        Claim("Within three windows", (UNTIL, PATH_RATE), (WINDOW, PATH_RATE), most=3, metric="latency"),
+    ),
+    plotted="latency",
+    note="One machine, and records of 128 bytes where the paper has packets of video. There is no chaining of tasks.",
+)
+EXPERIMENTS = (FIGURE_2, PATH)
+
+
+def sample(mean_ms: float, *, records_per_s: float = 0.0, cpu_us: float = 0.0) -> Sample:
+    """What the page shows of a run."""
+    mb_per_s = records_per_s * latency.RECORD_BYTES / 1e6
+    return Sample(mb_per_s, mb_per_s, 0.0, 0.0, 0.0, 0.0, mean_ms=mean_ms, cpu_us=cpu_us)
+
+
+def measure(experiment: Experiment, *, rounds: int, seconds: float, folder: Path) -> Measured:
+    """All points of one of the two; a path goes by windows, and so `seconds` is asked by the other one."""
+    if experiment is PATH:
+        return Measured(asyncio.run(_path(folder, rounds)), {})
+    return Measured(asyncio.run(_figure_2(folder, rounds, seconds)), {})
+
+
+async def _path(folder: Path, rounds: int) -> dict[tuple[str, int], list[Sample]]:
+    samples: dict[tuple[str, int], list[Sample]] = {}
+    for number in range(rounds):
+        where = folder / f"path-{number}"
+        run = await latency_path.measure(where, rate=PATH_RATE, limit_ms=PATH_LIMIT_MS, window_s=WINDOW_S)
+        for series, one in samples_of(run).items():
+            samples.setdefault((series, PATH_RATE), []).append(one)
+            say(f"{series}: {one.mean_ms:,.0f} ms")
+    return samples
+
+
+def samples_of(run: latency_path.Run) -> dict[str, Sample]:
+    """By series. One that was never held has waited for as long as it was looked for, and a window."""
+    settled = run.settled_windows if math.isfinite(run.settled_windows) else latency_path.SETTLED_WINDOWS + 1
+    return {
+        FULL: sample(run.before.mean_ms, records_per_s=run.before.rate, cpu_us=run.before.cpu_us),
+        CONSTRAINT: sample(run.after.mean_ms, records_per_s=run.after.rate, cpu_us=run.after.cpu_us),
+        UNTIL: sample(settled * WINDOW_S * 1000),
+        WINDOW: sample(WINDOW_S * 1000),
+    }
+
+
+async def _figure_2(folder: Path, rounds: int, seconds: float) -> dict[tuple[str, int], list[Sample]]:
+    samples: dict[tuple[str, int], list[Sample]] = {}
+    async with (
+        broker(folder / "latency", arena_bytes=2 * GIB, segment_bytes=MIB // 4, **IN_MEMORY) as made,
+        await Client.connect(made.cluster.bootstrap) as client,
+    ):
+        for rate in RATES:
+            idle_s = await latency.idle_share(made, client, rate, seconds)
+            for _ in range(rounds):
+                for series, policy in POLICIES.items():
+                    run = await latency.measure(made, client, policy, rate, seconds, None, idle_s)
+                    one = sample(run.mean_ms, records_per_s=run.rate, cpu_us=run.cpu_us)
+                    samples.setdefault((series, rate), []).append(one)
+                    say(f"{rate:,}/s, {series}: {run.mean_ms:,.1f} ms, {run.cpu_us:.2f} us a record")
+                samples.setdefault((LIMIT, rate), []).append(sample(LIMIT_MS))
+    return samples
