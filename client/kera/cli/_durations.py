@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import re
-
 from kera.cli._run import UsageError
-
-_UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 7 * 86_400_000}
-_DURATION = re.compile(r"\s*(\d{1,12}(?:\.\d+)?)\s*(ms|s|min|m|h|d|w)\s*")
+from kera.core.spans import span_ms
 
 
 def parse_duration_ms(text: str, *, name: str = "duration") -> int:
-    """Milliseconds in `text`: a number with a unit, ms, s, min, m (the same), h, d or w.
-
-    Raises `UsageError` that mentions `name`.
-    """
-    found = _DURATION.fullmatch(text)
-    if found is None:
+    """Milliseconds in `text`, see `kera.core.spans`. Raises `UsageError` that mentions `name`."""
+    found_ms = span_ms(text)
+    if found_ms is None:
         raise UsageError(f"{name}: {text!r} is no span of time; write 7d, 12h, 30min, 90s or 250ms", name=name)
-    span_ms = float(found[1]) * _UNITS_MS[found[2]]
-    if 0 < span_ms < 1:  # rounded to 0 it would turn off what it is to set
+    if 0 < found_ms < 1:  # rounded to 0 it would turn off what it is to set
         raise UsageError(f"{name}: {text!r} is less than a millisecond, and that is the shortest", name=name)
-    return round(span_ms)
+    return round(found_ms)
 
 
 def format_ms(milliseconds: int) -> str:

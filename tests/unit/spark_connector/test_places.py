@@ -168,4 +168,4 @@ def test_spans_need_a_unit() -> None:
         3_600_000,
         172_800_000,
     ]
-    assert [span_ms(text) for text in ("5", "s", "", "-5s", "5w", "1.5h")] == [None] * 6
+    assert [span_ms(text) for text in ("5", "s", "", "-5s", "5y", "0.5ms")] == [None] * 6

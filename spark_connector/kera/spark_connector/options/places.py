@@ -19,6 +19,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from kera.core import spans
 from kera.core.errors import InvalidArgument
 from kera.core.ids import Position
 from kera.spark_connector.planning.offsets import EntryOffset
@@ -26,8 +27,6 @@ from kera.spark_connector.planning.places import Place, Time, Where
 
 T = TypeVar("T")
 
-_SPAN = re.compile(r"(\d{1,12})\s*(ms|s|m|min|h|d)")
-_UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 EPOCH_MS_MAX = 253_402_300_799_999
 """End of the year 9999: whoever gives more has not given milliseconds."""
@@ -71,9 +70,9 @@ def parse_time(option: str, text: str) -> Time:
 
 
 def span_ms(text: str) -> int | None:
-    """``500ms``, ``10s``, ``5m`` (or ``5min``), ``1h``, ``1d`` in milliseconds; None for anything else."""
-    match = _SPAN.fullmatch(text.strip().lower())
-    return int(match[1]) * _UNITS_MS[match[2]] if match else None
+    """Milliseconds in a text (see `kera.core.spans`); None if it is no span, or one of less than a millisecond."""
+    found_ms = spans.span_ms(text)
+    return None if found_ms is None or 0 < found_ms < 1 else round(found_ms)
 
 
 def _document(option: str, text: str, otherwise: str, form: str) -> dict[str, Any]:
@@ -148,7 +147,7 @@ def _time(value: Any) -> Time:
             pass
     raise ValueError(
         f"{json.dumps(value)} is no time: use milliseconds since the epoch, ISO-8601 as in 2026-01-31T12:00:00Z, or a"
-        " time before now as in -15m (ms, s, m, h, d)"
+        f" time before now as in -15min ({spans.UNITS})"
     )
 
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 
 from kera.core.errors import InvalidArgument
+from kera.core.spans import UNITS
 from kera.spark_connector.options.names import BOOTSTRAP, SECRETS
 from kera.spark_connector.options.places import span_ms
 
@@ -79,10 +80,10 @@ def choice(option: str, text: str, words: Sequence[str]) -> str:
 
 
 def duration_ms(option: str, text: str) -> int:
-    """``500ms``, ``10s``, ``5m``, ``1h``, ``1d`` in milliseconds; raises `InvalidArgument` that names `option`."""
+    """``500ms``, ``10s``, ``5min``, ``1h``, ``1d`` in milliseconds; raises `InvalidArgument` that names `option`."""
     found = span_ms(text)
     if found is None:
-        raise wrong(option, "must be a number with a unit, ms, s, m, h or d, as in 10s", text)
+        raise wrong(option, f"must be a number with a unit, {UNITS}, as in 10s", text)
     return found
 
 

@@ -1,0 +1,18 @@
+"""Spans of time as people write them, in options and on the command line: ``7d``, ``1.5 h``, ``30min``, ``120 ms``."""
+
+from __future__ import annotations
+
+import re
+
+UNITS = "ms, s, min (or m), h, d or w"
+"""For messages."""
+_UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 7 * 86_400_000}
+_SPAN = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,12})?)\s*([a-z]+)")
+
+
+def span_ms(text: str) -> float | None:
+    """Milliseconds in `text`, a number with one of `UNITS`, which may be less than one; None: it is no span."""
+    found = _SPAN.fullmatch(text.strip().lower())
+    if found is None or found[2] not in _UNITS_MS:
+        return None
+    return float(found[1]) * _UNITS_MS[found[2]]
