@@ -12,12 +12,14 @@ from typing import Any, cast
 import pyarrow as pa
 import pytest
 
+from kera.client.admin.locating import ChunkQuery
 from kera.client.serializers import AvroDeserializer, AvroSerializer
 from kera.client.testing import FakeCluster
 from kera.coordinator.cluster.validation import checked_name
 from kera.core.errors import (
     ArenaFull,
     DataLost,
+    EpochPassed,
     InvalidArgument,
     ProducerFenced,
     StreamExists,
@@ -26,7 +28,7 @@ from kera.core.errors import (
     UnknownStream,
     UnknownSubject,
 )
-from kera.core.ids import Position
+from kera.core.ids import EARLIEST, Position
 from kera.core.rpc.address import split_address
 from tests.unit.client.support import WAIT_S, until
 
@@ -375,6 +377,29 @@ async def test_epochs_are_closed_by_what_was_written() -> None:
         assert [bounds[streamlet][0].settled_us for streamlet in (0, 1)] == [31_000, 45_000]
         async with client.epochs("s", start="earliest", end="latest") as epochs:
             assert [(epoch.number, epoch.records) async for epoch in epochs] == [(0, 2), (1, 1)]
+
+
+async def test_a_group_goes_on_with_the_epochs_behind_what_it_committed() -> None:
+    async with FakeCluster() as cluster:
+        client = cluster.client()
+        await client.admin.create_stream("s", streamlets=2, epoch_ms=10, punctuation="producers")
+        async with client.producer() as producer:
+            await producer.prepare("s")
+            for epoch in range(9):
+                for streamlet in (0, 1):
+                    await producer.send("s", b"x", timestamp_us=epoch * 10_000 + 1, streamlet=streamlet)
+        async with client.epochs("s", start="earliest", end=4, consumer_group="g") as epochs:
+            assert [epoch.number async for epoch in epochs] == [0, 1, 2, 3]
+            await epochs.commit()
+        async with client.epochs("s", start="committed", end=3, consumer_group="g", epoch_ms=20) as epochs:
+            assert [(epoch.number, epoch.records) async for epoch in epochs] == [(2, 4)]
+        async with client.epochs("s", start="committed", end=2, consumer_group="g", epoch_ms=30) as epochs:
+            with pytest.raises(EpochPassed, match="start=1 reads all of it again"):
+                await anext(epochs)
+        async with client.epochs("s", start=1, end=2, epoch_ms=30) as epochs:
+            assert [epoch.records async for epoch in epochs] == [6]
+        places = await client.locate("s", [ChunkQuery(0, 0, EARLIEST, records_max=2)])
+        assert [(place.record, place.bytes) for place in places] == [(2, place.position.offset) for place in places]
 
 
 async def test_epochs_are_closed_by_what_producers_say() -> None:

@@ -10,9 +10,10 @@ from typing import Any
 from kera.client.testing.reads import Reads
 from kera.client.testing.requests import Requests
 from kera.client.testing.streams import Attempt, Changes, FakeStream
-from kera.client.types import position_of
+from kera.client.types import fill_cursor, position_of
 from kera.core.chunk import iterate_chunks
 from kera.core.errors import InvalidArgument, KeraError
+from kera.core.ids import EntryId
 from kera.core.rpc import Call, Reply, api
 from kera.core.rpc.address import split_address
 from kera.core.rpc.frame_server import FrameServer
@@ -122,6 +123,7 @@ class FakeBroker:
                 api.DESCRIBE_STREAMLETS: lambda call: Reply(self._reads.describe(call.message)),
                 api.TRUNCATE_STREAMLETS: self._truncate,
                 api.PUNCTUATE: self._punctuate,
+                api.LOCATE_CHUNKS: self._locate,
                 api.COMMIT_CURSORS: lambda call: Reply(
                     broker_pb2.CommitCursorsResponse(
                         results=[broker_pb2.CursorResult(start=cursor) for cursor in call.message.cursors]
@@ -193,6 +195,19 @@ class FakeBroker:
             except KeraError as error:
                 told.error.CopyFrom(error_to_message(error))
         self._changes.wake()
+        return Reply(response)
+
+    def _locate(self, call: Call[broker_pb2.LocateChunksRequest]) -> Reply[broker_pb2.LocateChunksResponse]:
+        response = broker_pb2.LocateChunksResponse()
+        for query in call.message.queries:
+            told, cursor = response.places.add(), query.start
+            entry = EntryId(cursor.stream_id, cursor.streamlet_id, cursor.entry)
+            try:
+                streamlet = self._reads.stream(entry.stream_id).streamlets[entry.streamlet_id]
+                place, told.record, told.bytes = streamlet.locate(query)
+                fill_cursor(told.place, entry, place)
+            except KeraError as error:
+                told.error.CopyFrom(error_to_message(error))
         return Reply(response)
 
     def _truncate(self, call: Call[broker_pb2.TruncateStreamletsRequest]) -> Reply[Any]:

@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from kera.client.types import Interval
+from kera.client.types import Interval, position_of
 from kera.core.chunk import ChunkHeader, Placement, place_chunk, read_header
 from kera.core.errors import DataLost, InvalidArgument, NotOwner, OutOfSequence, ProducerFenced, UnknownStream
 from kera.core.ids import EARLIEST, Position
 from kera.core.payload import open_payload
 from kera.core.punctuation import encode_punctuation, is_punctuation
 from kera.core.schema import schema_from_bytes
-from kera.v1 import common_pb2
+from kera.v1 import broker_pb2, common_pb2
 
 
 class StoredChunk(NamedTuple):
@@ -130,6 +130,28 @@ class FakeStreamlet:
         if written:
             self.append(encode_punctuation(stream_id, streamlet_id, timestamp_us, timestamp_us), 0)
         return written
+
+    def locate(self, query: broker_pb2.ChunkQuery) -> tuple[Position, int, int]:
+        """Where a query leads, the ordinal of the record there, and the bytes between. Raises `DataLost`."""
+        start = position_of(query.start)
+        self.check_start(start)
+        end = position_of(query.end) if query.HasField("end") else None
+        place, records, size = start, 0, 0
+        for chunk in self.log:
+            if chunk.start < start or (end is not None and chunk.start >= end):
+                continue
+            if query.HasField("timestamp_us"):
+                if read_header(chunk.data).max_timestamp_us >= query.timestamp_us:
+                    place = chunk.start
+                    break
+            elif size and (
+                records + chunk.records > query.records_max
+                if query.HasField("records_max")
+                else size + len(chunk.data) > query.bytes_max
+            ):
+                break
+            place, records, size = chunk.end, records + chunk.records, size + len(chunk.data)
+        return place, self.records - sum(chunk.records for chunk in self.log if chunk.start >= place), size
 
     def truncate(self, position: Position) -> None:
         """Remove what is before a position."""
