@@ -243,7 +243,7 @@ class _Path:
         self.arrivals: list[Arrival] = []
 
     async def constrain(self) -> None:
-        """Let all chunks fill, as soon as both applications read."""
+        """Let all chunks fill, as soon as both applications read; done when brokers have been told."""
         async with asyncio.timeout(60):
             while True:
                 try:
@@ -251,7 +251,10 @@ class _Path:
                 except KeraError:
                     await asyncio.sleep(LOOK_S)
                 else:
-                    return
+                    break
+        async with asyncio.timeout(60 + 4 * self._window_s):
+            while not lets_fill(await self._client.latency.describe(NAME)):
+                await asyncio.sleep(LOOK_S)
 
     async def phase(self, seconds: float) -> Phase:
         """Measure for so long."""
@@ -276,6 +279,11 @@ class _Path:
             since_s = min(since_s, now_s) if held else math.inf
             await asyncio.sleep(LOOK_S)
         return since_s / self._window_s
+
+
+def lets_fill(described: LatencyDescription) -> bool:
+    """Whether chunks of all streams are advised to wait."""
+    return all(hop.advised_us > 0 for hop in described.hops if hop.hop == "gather")
 
 
 def holds(described: LatencyDescription, limit_ms: float) -> bool:
