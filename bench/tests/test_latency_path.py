@@ -7,7 +7,7 @@ import pytest
 
 from bench.experiments.latency import CONSTRAINT, FULL, PATH, PATH_RATE, UNTIL, WINDOW, samples_of
 from bench.experiments.setup import judge
-from bench.latency_path import CHUNK_BYTES, Arrival, Merger, Phase, Run, bars, law, mean_and_rate, next_size
+from bench.latency_path import CHUNK_BYTES, Arrival, Merger, Phase, Run, bars, law, lets_fill, mean_and_rate, next_size
 from kera.client import LatencyDescription
 from kera.v1 import latency_pb2
 
@@ -60,6 +60,15 @@ def test_hops_are_drawn_to_one_scale() -> None:
     lines = bars(described(2_000_000, 1_000), described(100_000, 1_000)).splitlines()
     assert lines[2] == f"| packets | gather | 2,000.0 | 100.0 | `{'#' * 40} / ##` |"
     assert lines[3].endswith("| 1.0 | 1.0 | `. / .` |")
+
+
+def test_a_path_is_not_measured_until_all_its_streams_may_let_chunks_fill() -> None:
+    def advised(*gather_us: int) -> LatencyDescription:
+        hops = [latency_pb2.HopDescription(hop=latency_pb2.HOP_GATHER, advised_us=us) for us in gather_us]
+        return LatencyDescription.from_message(latency_pb2.LatencyDescription(hops=hops))
+
+    assert lets_fill(advised(5, 5, 5))
+    assert not lets_fill(advised(5, 0, 5))
 
 
 def test_what_is_claimed_of_a_path_is_judged_by_its_run() -> None:
