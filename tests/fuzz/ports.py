@@ -37,7 +37,7 @@ from tests.integration.field_cases import CASES, STRANGER_ID, Theirs
 
 _BY_NUMBER = {method.number: method for method in METHODS}
 SERVICES = {
-    "coordinator": {api.COORDINATOR, api.CONSUMER_GROUPS, api.ACCESS},
+    "coordinator": {api.COORDINATOR, api.CONSUMER_GROUPS, api.ACCESS, api.LATENCY},
     "broker": {api.BROKER},
     "backup": {api.BACKUP},
 }
@@ -54,6 +54,8 @@ VALID = 0.15
 """How much of what is sent is as it should be: so that there is something to be spoilt."""
 STREAM_ID_AT = 16
 """In a chunk's header."""
+GROUP = "group:"
+"""Before the name of a consumer group in the path of a latency constraint."""
 _SAYS_WHERE = frozenset({"kera.v1.StreamletAssignment"})
 """Messages that name brokers of which they want nothing."""
 LOGINS = 0.4
@@ -106,7 +108,7 @@ class World:
             return True
         case = CASES.get(method)
         rights = case.rights if case is not None else tuple(each.name for each in message.DESCRIPTOR.fields)
-        return not any(self._is_of_others(message, message.DESCRIPTOR.fields_by_name[name]) for name in rights)
+        return not any(self._is_of_others(*_field(message, name)) for name in rights)
 
     def _is_of_others(self, message: Message, known: FieldDescriptor) -> bool:
         kind = known.message_type
@@ -118,7 +120,7 @@ class World:
                 if any(self._is_of_others(value, each) for each in kind.fields):
                     return True
             elif known.type == FieldDescriptor.TYPE_STRING:
-                if value in self.names:
+                if value.removeprefix(GROUP) in self.names:
                     return True
             elif known.name.startswith("stream_id"):
                 if value in self.stream_ids:
@@ -135,6 +137,15 @@ class World:
                 return True
             at = data.find(MAGIC, at + 1)
         return False
+
+
+def _field(message: Message, path: str) -> tuple[Message, FieldDescriptor]:
+    """A field by its name, ``inner.name`` in a message of the message; with the message that has it."""
+    *outer, name = path.split(".")
+    for each in outer:
+        message = getattr(message, each)
+    known: Any = message.DESCRIPTOR.fields_by_name[name]
+    return message, known
 
 
 class Sent(NamedTuple):

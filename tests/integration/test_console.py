@@ -162,7 +162,7 @@ async def test_lag_is_shown_as_it_changes_and_a_group_is_put_elsewhere(cluster: 
         async with a_console("--admin", bootstrap=cluster.bootstrap) as console, a_browser() as look:
             page = look.page
             await look.go(console.url + "/groups")
-            await page.get_by_role("link", name="late").click()
+            await page.get_by_role("link", name="late", exact=True).click()
             lag = page.locator(".tiles dd").first
             await expect(lag).to_contain_text("0 records")
             await produce(client, "lagging", *(b"%d" % at for at in range(7)))
