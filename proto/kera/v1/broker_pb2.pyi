@@ -240,7 +240,6 @@ class MultiReadChunksRequest(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     REMOVED_FIELD_NUMBER: _builtins.int
     LATENCY_FIELD_NUMBER: _builtins.int
-    BYTES_MIN_FIELD_NUMBER: _builtins.int
     request_id: _builtins.int
     bytes_max: _builtins.int
     """Bound on the whole response; a single chunk larger than this is still returned, alone."""
@@ -256,8 +255,6 @@ class MultiReadChunksRequest(_message.Message):
     """0 begins the session anew, with all its ranges. Each later one follows the step whose answer has come, adds `ranges`
     and removes `removed`; what the answer gave has advanced by it. One at a time; any other number is SessionLost.
     """
-    bytes_min: _builtins.int
-    """Answer when there are so many bytes, or `wait_ms` has passed. 0: when there is anything."""
     @_builtins.property
     def ranges(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReadRange]: ...
     @_builtins.property
@@ -280,11 +277,10 @@ class MultiReadChunksRequest(_message.Message):
         step: _builtins.int = ...,
         removed: _abc.Iterable[_builtins.int] | None = ...,
         latency: _latency_pb2.LatencyReport | None = ...,
-        bytes_min: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["latency", b"latency"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_max", b"bytes_max", "bytes_min", b"bytes_min", "consumer_group", b"consumer_group", "latency", b"latency", "ranges", b"ranges", "removed", b"removed", "request_id", b"request_id", "session_id", b"session_id", "step", b"step", "wait_ms", b"wait_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_max", b"bytes_max", "consumer_group", b"consumer_group", "latency", b"latency", "ranges", b"ranges", "removed", b"removed", "request_id", b"request_id", "session_id", b"session_id", "step", b"step", "wait_ms", b"wait_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -103,11 +103,6 @@ def streams_of(path: Iterable[str]) -> list[str]:
     return [element for element in path if not element.startswith(GROUP)]
 
 
-def groups_of(path: Iterable[str]) -> list[str]:
-    """The names of the consumer groups of a path."""
-    return [element.removeprefix(GROUP) for element in path if element.startswith(GROUP)]
-
-
 def check_there(path: Iterable[str], known: Known) -> None:
     """Whether all of a path is there. Raises `UnknownStream` and `InvalidArgument`."""
     for stream, group in stages_of(path):

@@ -476,9 +476,7 @@ type MultiReadChunksRequest struct {
 	// Handles of ranges that are not wanted any more.
 	Removed []uint32 `protobuf:"varint,10,rep,packed,name=removed,proto3" json:"removed,omitempty"`
 	// What the reader has measured of earlier chunks, see kera/v1/latency.proto.
-	Latency *LatencyReport `protobuf:"bytes,11,opt,name=latency,proto3" json:"latency,omitempty"`
-	// Answer when there are so many bytes, or `wait_ms` has passed. 0: when there is anything.
-	BytesMin      uint32 `protobuf:"varint,12,opt,name=bytes_min,json=bytesMin,proto3" json:"bytes_min,omitempty"`
+	Latency       *LatencyReport `protobuf:"bytes,11,opt,name=latency,proto3" json:"latency,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -574,13 +572,6 @@ func (x *MultiReadChunksRequest) GetLatency() *LatencyReport {
 		return x.Latency
 	}
 	return nil
-}
-
-func (x *MultiReadChunksRequest) GetBytesMin() uint32 {
-	if x != nil {
-		return x.BytesMin
-	}
-	return 0
 }
 
 type ReadResult struct {
@@ -3693,7 +3684,7 @@ const file_kera_v1_broker_proto_rawDesc = "" +
 	"\tReadRange\x12%\n" +
 	"\x05start\x18\x01 \x01(\v2\x0f.kera.v1.CursorR\x05start\x12!\n" +
 	"\x03end\x18\x02 \x01(\v2\x0f.kera.v1.CursorR\x03end\x12\x16\n" +
-	"\x06handle\x18\x03 \x01(\rR\x06handle\"\xe8\x02\n" +
+	"\x06handle\x18\x03 \x01(\rR\x06handle\"\xcb\x02\n" +
 	"\x16MultiReadChunksRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\x04R\trequestId\x12*\n" +
@@ -3706,8 +3697,7 @@ const file_kera_v1_broker_proto_rawDesc = "" +
 	"\x04step\x18\t \x01(\rR\x04step\x12\x18\n" +
 	"\aremoved\x18\n" +
 	" \x03(\rR\aremoved\x120\n" +
-	"\alatency\x18\v \x01(\v2\x16.kera.v1.LatencyReportR\alatency\x12\x1b\n" +
-	"\tbytes_min\x18\f \x01(\rR\bbytesMinJ\x04\b\x06\x10\aJ\x04\b\a\x10\b\"\xec\x01\n" +
+	"\alatency\x18\v \x01(\v2\x16.kera.v1.LatencyReportR\alatencyJ\x04\b\x06\x10\aJ\x04\b\a\x10\b\"\xec\x01\n" +
 	"\n" +
 	"ReadResult\x12$\n" +
 	"\x05error\x18\x01 \x01(\v2\x0e.kera.v1.ErrorR\x05error\x12#\n" +

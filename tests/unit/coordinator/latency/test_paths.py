@@ -13,7 +13,6 @@ from kera.coordinator.latency.paths import (
     check_new,
     check_there,
     checked,
-    groups_of,
     stages_of,
     streams_of,
 )
@@ -59,7 +58,7 @@ def test_a_path_is_made_of_streams_each_with_who_reads_it() -> None:
     assert stages_of(PATH) == (Stage("clicks", "enrich"), Stage("visits", "dashboard"))
     assert stages_of(PATH[:3]) == (Stage("clicks", "enrich"), Stage("visits", ""))
     assert stages_of(PATH[:1]) == (Stage("clicks", ""),)
-    assert (streams_of(PATH), groups_of(PATH)) == (["clicks", "visits"], ["enrich", "dashboard"])
+    assert streams_of(PATH) == ["clicks", "visits"]
 
 
 @pytest.mark.parametrize(
