@@ -7,8 +7,12 @@ Property tests (hypothesis) have two profiles:
   prints a blob that `@reproduce_failure` takes.
 """
 
+import random
 from collections.abc import Iterator
 
+import kazoo.protocol.connection
+import kazoo.retry
+import opentelemetry.exporter.otlp.common.http
 import pytest
 import structlog
 
@@ -18,6 +22,11 @@ from tests.budget import Budget
 from tests.examples import register_profiles
 
 register_profiles()
+
+# Threads of sessions with ZooKeeper and of exporters of traces draw how long they wait from the program's own random
+# numbers, which hypothesis takes for an example that is not the same twice: they draw from others here.
+for module in (kazoo.protocol.connection, kazoo.retry, opentelemetry.exporter.otlp.common.http):
+    module.random = random.Random()  # type: ignore[union-attr]
 
 FOLDERS = ("spark", "integration", "property", "unit")
 """Those with the longest groups first, so that short tests fill what is left of the time of a worker."""
