@@ -224,6 +224,7 @@ async def test_who_has_committed_before_what_was_removed_is_told_how_to_go_on(cl
         with pytest.raises(DataLost, match="start='earliest' goes on with the first") as lost:
             await read(reader, 1)
     assert "read on from there" not in lost.value.message
+    assert f"is gone: {lost.value.attributes['reason']}; epochs are given as a whole" in lost.value.message
     async with client.epochs("epochs-gone", start="earliest", end=6, **settings) as reader:
         assert [epoch.number for epoch in await read(reader, 9)] == [5]
 

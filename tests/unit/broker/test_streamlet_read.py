@@ -281,6 +281,7 @@ def test_a_position_of_an_earlier_launch_tells_exactly_what_is_lost(engine: Engi
         "entry": 0,
         "lost_from": [9, 2, 2048],
         "available_from": [10, 1, 0],
+        "reason": "it was removed by retention or truncation",
         "available_record": 0,
     }
     assert not raised.value.retriable

@@ -332,6 +332,7 @@ def _lost(streamlet: Streamlet, entry: Entry, position: Position, available: Pos
         entry=entry.index,
         lost_from=list(position),
         available_from=list(available),
+        reason=why,
         available_record=_record_from(streamlet, entry, position, available),
     )
 

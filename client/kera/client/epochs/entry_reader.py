@@ -23,8 +23,6 @@ from kera.core.errors import CorruptChunk, DataLost, EpochPassed
 from kera.core.ids import EARLIEST, EntryId, Position
 from kera.core.punctuation import NO_TIME
 
-READ_ON = "; read on from there"
-"""What brokers say to whoever reads what is not there any more."""
 LOOK_AGAIN_S = 1.0
 """What is to come by what brokers have said may have been lost with one: then they are asked again."""
 
@@ -155,18 +153,24 @@ class EntryReader:
             self._corrupt = error
             raise
         except DataLost as error:  # which says how a consumer goes on, that reads what is left of an epoch, too
-            raise DataLost(
-                f"stream {self._stream.name!r}, {error.message.removesuffix(READ_ON)}; epochs are given as a whole:"
-                " start='earliest' goes on with the first of which nothing was removed, and the number of an epoch"
-                " with that one",
-                **error.attributes,
-            ) from error
+            raise self._gone(error) from error
 
     def is_open(self, epoch: int | None) -> bool:
         """Whether more of an epoch may come behind what is at hand; None: whether nothing is at hand."""
         if epoch is None:
             return not self._pending
         return not self._exempt and self.settled_us < (epoch + 1) * self._epoch_us
+
+    def _gone(self, error: DataLost) -> DataLost:
+        (_, streamlet_id, entry) = self.entry
+        gap = [error.attributes.get(name, "an unknown position") for name in ("lost_from", "available_from")]
+        reason = error.attributes.get("reason")
+        return DataLost(
+            f"stream {self._stream.name!r}, streamlet {streamlet_id}, entry {entry}: what was from {gap[0]} up to"
+            f" {gap[1]} is gone{f': {reason}' if reason else ''}; epochs are given as a whole: start='earliest' goes on"
+            " with the first of which nothing was removed, and the number of an epoch with that one",
+            **error.attributes,
+        )
 
     async def _following(self, fetcher: Fetcher) -> ChunkBatch | None:
         chunk = await self._chunks.following(copied=self._copied)
