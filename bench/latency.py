@@ -3,13 +3,17 @@
 Figure 2 of Lohrmann, Warneke and Kao, *Nephele Streaming*, drawn again: one producer sends records of 128 bytes, 1 to a
 million a second, in chunks of 4, 16 and 64 KiB that go when they are full and no sooner; with a flush after each
 record; without linger; and with a latency target of 50 ms. ``--part cost`` has records with keys in 1, 64 and 1,024
-streamlets instead, without linger and with targets of 10, 50, 200 and 1,000 ms. ``--part path`` is figures 7 and 8, see
-`bench.latency_path`.
+streamlets instead, without linger and with targets of 10, 50, 200 and 1,000 ms, and somebody who reads them
+(`bench.latency_reader`). ``--part path`` is figures 7 and 8, see `bench.latency_path`.
 
-Latency is from when a record is accepted until it is acknowledged (a sample of at most 5,000 of a run); processor time
-is that of producer and broker, less what both take when the loop sends nothing. A run takes `--seconds`. Where that
-does not fill a chunk, what its records would wait for is reckoned: half of the time that a chunk takes to fill on
-average. Such figures are marked with ``~``; processor time of a few records means little.
+Latency is from when a record is accepted until it is acknowledged (a sample of at most 5,000 of a run), with a reader
+also until that has it; processor time is that of producer, broker and reader, less what they take when the loop sends
+nothing. A run takes `--seconds`. Where that does not fill a chunk, what its records would wait for is reckoned: half of
+the time that a chunk takes to fill on average. Such figures are marked with ``~``; processor time of a few records
+means little.
+
+What a record costs whatever chunks are like, to be accepted, encoded, stored, read, is the row ``full chunks`` of
+``--part cost``: chunks of 64 KiB that go when they are full. A target cannot do better.
 """
 
 from __future__ import annotations
@@ -21,11 +25,13 @@ import math
 import os
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from bench import latency_path
 from bench.common import IN_MEMORY, Broker, Figures, broker, directory, parser, say
 from bench.cpu import run_s
+from bench.latency_reader import Reader, Seen
 from kera.client import Client, Producer
 from kera.client.producing.record_arguments import RECORD_OVERHEAD_BYTES
 from kera.core.process import DIE_WITH_PARENT_VARIABLE, die_with_parent
@@ -70,6 +76,7 @@ class Policy(NamedTuple):
 NOTHING = Policy("nothing", {}, sends=False)
 FIXED = [Policy(f"{size} KiB", {"chunk_bytes_max": size * KIB, "linger_ms": NEVER_MS}) for size in (4, 16, 64)]
 AT_ONCE = Policy("no linger", {"linger_ms": 0})
+FULL = Policy("full chunks", {"chunk_bytes_max": 64 * KIB, "linger_ms": NEVER_MS})
 FIGURE = [*FIXED, Policy("flush", {"linger_ms": 0}, flushes=True), AT_ONCE]
 
 
@@ -144,6 +151,25 @@ async def work(task: dict[str, Any]) -> None:
 # -- runs ----------------------------------------------------------------------------------------------------------
 
 
+class Cpu(NamedTuple):
+    """Processor time by who took it."""
+
+    producer: float
+    broker: float
+    reader: float = 0.0
+
+    def less(self, other: Cpu, times: float) -> Cpu:
+        """What it is more than `times` as much of the other one; nothing is less than nothing."""
+        return Cpu(*(max(0.0, one - times * each) for one, each in zip(self, other, strict=True)))
+
+    def times(self, factor: float) -> Cpu:
+        """So much of it."""
+        return Cpu(*(factor * each for each in self))
+
+
+NO_TIME = Cpu(0.0, 0.0)
+
+
 class Run(NamedTuple):
     """What came of one."""
 
@@ -152,23 +178,37 @@ class Run(NamedTuple):
     mean_ms: float
     p99_ms: float
     reckoned: bool
-    cpu_us: float
-    """Of producer and broker, for a record."""
+    each_us: Cpu
+    """For a record."""
     chunks_per_s: float
+    seen: Seen | None
+    """By a reader; None: there was none."""
+
+    @property
+    def cpu_us(self) -> float:
+        """Processor time for a record."""
+        return sum(self.each_us)
 
 
 async def measure(
-    made: Broker, client: Client, policy: Policy, rate: int, seconds: float, streamlets: int | None, idle_s: float
+    made: Broker,
+    client: Client,
+    policy: Policy,
+    rate: int,
+    seconds: float,
+    idle: Cpu,
+    streamlets: int | None = None,
+    *,
+    pushed: bool | None = None,
 ) -> Run:
-    """One run with a stream of its own. `streamlets`: records have keys. `idle_s`: processor time of no records."""
+    """One run with a stream of its own.
+
+    `idle`: what is taken in a second of no records. `streamlets`: records have keys. `pushed`: how somebody gets what
+    is sent; None: nobody reads.
+    """
     await client.admin.create_stream(STREAM, streamlets=streamlets or 1)
-    task = {
-        "policy": policy,
-        "bootstrap": made.cluster.bootstrap,
-        "rate": rate,
-        "seconds": seconds,
-        "keyed": streamlets is not None,
-    }
+    bootstrap, reader = made.cluster.bootstrap, None
+    task = {"policy": policy, "bootstrap": bootstrap, "rate": rate, "seconds": seconds, "keyed": streamlets is not None}
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "bench.latency", "--worker", json.dumps(task)),
         stdin=asyncio.subprocess.PIPE,
@@ -180,11 +220,17 @@ async def measure(
         raise SystemExit("a process without pipes")
     try:
         async with asyncio.timeout(seconds * 3 + 120):
+            if pushed is not None:
+                reader = await Reader.started(bootstrap, STREAM, pushed=pushed)
             if await process.stdout.readline() != b"ready\n":
                 raise SystemExit(f"the producer has ended ({policy.name}, {rate} a second)")
             broker_s, chunks = run_s(made.pid), (await made.metrics())["chunks_appended_total"]
+            if reader is not None:
+                reader.begin()
             process.stdin.write(b"go\n")
             done = json.loads(await process.stdout.readline())
+            warm_up, sent = (WARM_UP, done["sent"]) if policy.sends else (0, 0)
+            seen = None if reader is None else await reader.seen(warm_up + sent)
             broker_s = run_s(made.pid) - broker_s
             chunks = (await made.metrics())["chunks_appended_total"] - chunks
             process.stdin.write(b"end\n")
@@ -193,6 +239,8 @@ async def measure(
         if process.returncode is None:
             process.kill()
             await process.wait()
+        if reader is not None:
+            await reader.kill()
         await client.admin.delete_stream(STREAM)
     ms, records = done["ms"], policy.chunk_records
     mean_ms = p99_ms = math.nan
@@ -201,32 +249,30 @@ async def measure(
         mean_ms, p99_ms = 500 * (records - 1) / rate, 990 * (records - 1) / rate
     elif ms:
         mean_ms, p99_ms = sum(ms) / len(ms), ms[min(len(ms) - 1, len(ms) * 99 // 100)]
-    cpu_s = max(0.0, done["cpu_s"] + broker_s - idle_s * done["took_s"])
-    return Run(
-        done["sent"] / done["took_s"], mean_ms, p99_ms, reckoned, cpu_s / done["sent"] * 1e6, chunks / done["took_s"]
-    )
+    cpu_s = Cpu(done["cpu_s"], broker_s, 0.0 if seen is None else seen.cpu_s).less(idle, done["took_s"])
+    rate_kept, chunks_per_s = done["sent"] / done["took_s"], chunks / done["took_s"]
+    return Run(rate_kept, mean_ms, p99_ms, reckoned, cpu_s.times(1e6 / done["sent"]), chunks_per_s, seen)
 
 
-async def idle_share(made: Broker, client: Client, rate: int, seconds: float) -> float:
-    """Processor time that producer and broker take in a second of sending nothing at that rate."""
-    run = await measure(made, client, NOTHING, rate, min(seconds, 3.0), None, 0.0)
-    return run.cpu_us * run.rate / 1e6
+async def idle_share(made: Broker, client: Client, rate: int, seconds: float, *, pushed: bool | None = None) -> Cpu:
+    """Processor time that is taken in a second of sending nothing at that rate."""
+    run = await measure(made, client, NOTHING, rate, min(seconds, 3.0), NO_TIME, pushed=pushed)
+    return run.each_us.times(run.rate / 1e6)
 
 
 async def figure(made: Broker, client: Client, arguments: argparse.Namespace, figures: Figures) -> None:
     """Figure 2."""
     goal = target(50)
     for rate in arguments.rates or RATES:
-        idle_s = await idle_share(made, client, rate, arguments.seconds)
+        idle = await idle_share(made, client, rate, arguments.seconds)
         runs: dict[str, Run] = {}
         for _ in range(arguments.rounds):
             for policy in [*FIGURE, goal]:
-                run = await measure(made, client, policy, rate, arguments.seconds, None, idle_s)
+                run = await measure(made, client, policy, rate, arguments.seconds, idle)
                 runs[policy.name] = run if policy.name not in runs else better(run, runs[policy.name])
                 note(figures, f"{rate:,}/s, {policy.name}", run)
         if rate >= COMPARED_MIN:
-            best_us = min(runs[policy.name].cpu_us for policy in FIXED)
-            say_ratios(figures, rate, runs, best_us, goal)
+            say_ratios(figures, rate, runs, goal)
 
 
 def better(one: Run, other: Run) -> Run:
@@ -234,12 +280,27 @@ def better(one: Run, other: Run) -> Run:
     return min(one, other, key=lambda run: run.cpu_us)
 
 
-def say_ratios(figures: Figures, rate: int, runs: dict[str, Run], best_us: float, goal: Policy) -> None:
-    """What is claimed of a rate."""
+def say_ratios(figures: Figures, rate: int, runs: Mapping[str, Run], goal: Policy) -> None:
+    """What is claimed of a rate.
+
+    A size whose chunks take longer to fill than the target leaves is no choice for who has one. So what the target
+    costs is compared with the best size of all, and with the best of those that hold it at this rate.
+    """
     of_64_us = max(runs["64 KiB"].cpu_us, SMALLEST_SHARE_US)
     figures.add(f"{rate:,}/s: flush / 64 KiB", runs["flush"].cpu_us / of_64_us, "x the processor time")
-    share = runs[goal.name].cpu_us / max(best_us, SMALLEST_SHARE_US)
-    figures.add(f"{rate:,}/s: {goal.name} / best fixed", share, "x the processor time")
+    fixed = [runs[policy.name] for policy in FIXED]
+    for name, those in (
+        ("best fixed", fixed),
+        ("best fixed that holds it", in_time(fixed, goal.settings["latency_target_ms"])),
+    ):
+        if those:
+            best_us = max(min(run.cpu_us for run in those), SMALLEST_SHARE_US)
+            figures.add(f"{rate:,}/s: {goal.name} / {name}", runs[goal.name].cpu_us / best_us, "x the processor time")
+
+
+def in_time(runs: Sequence[Run], limit_ms: float) -> list[Run]:
+    """Those whose records were acknowledged within it on average."""
+    return [run for run in runs if run.mean_ms <= limit_ms]
 
 
 def note(figures: Figures, name: str, run: Run) -> None:
@@ -248,6 +309,7 @@ def note(figures: Figures, name: str, run: Run) -> None:
     say(
         f"{name}: {run.rate:,.0f}/s kept, {mark}{run.mean_ms:,.1f} ms, p99 {mark}{run.p99_ms:,.1f} ms,"
         f" {run.cpu_us:.2f} us a record, {run.chunks_per_s:,.1f} chunks/s"
+        + ("" if run.seen is None else f", read {run.seen.mean_ms:,.1f} ms, p99 {run.seen.p99_ms:,.1f} ms")
     )
     figures.add(f"{name}: kept", run.rate, "1/s")
     figures.add(f"{name}: mean" + (" (reckoned)" if run.reckoned else ""), run.mean_ms, "ms")
@@ -258,12 +320,53 @@ def note(figures: Figures, name: str, run: Run) -> None:
 
 async def cost(made: Broker, client: Client, arguments: argparse.Namespace, figures: Figures) -> None:
     """What targets save where there are many streamlets."""
+    pushed = arguments.reader == "push"
     for streamlets in arguments.streamlets or STREAMLETS:
         for rate in arguments.rates or COST_RATES:
-            idle_s = await idle_share(made, client, rate, arguments.seconds)
-            for policy in [AT_ONCE, *map(target, TARGETS_MS)]:
-                run = await measure(made, client, policy, rate, arguments.seconds, streamlets, idle_s)
-                note(figures, f"{streamlets:,} x {rate:,}/s, {policy.name}", run)
+            idle = await idle_share(made, client, rate, arguments.seconds, pushed=pushed)
+            policies = [AT_ONCE, *(target(ms) for ms in arguments.targets or TARGETS_MS)]
+            if fills(FULL, streamlets, rate, arguments.seconds):
+                policies.append(FULL)
+            runs: dict[str, Run] = {}
+            for _ in range(arguments.rounds):
+                for policy in policies:
+                    run = await measure(made, client, policy, rate, arguments.seconds, idle, streamlets, pushed=pushed)
+                    runs[policy.name] = run if policy.name not in runs else better(run, runs[policy.name])
+                    note(figures, f"{streamlets:,} x {rate:,}/s, {policy.name}", run)
+            figures.notes[f"{streamlets:,} x {rate:,}/s"] = "\n\n" + cost_table(policies, runs)
+
+
+def fills(policy: Policy, streamlets: int, rate: int, seconds: float) -> bool:
+    """Whether chunks become full several times in a run."""
+    return policy.chunk_records is not None and policy.chunk_records * streamlets * 3 <= rate * seconds
+
+
+COST_HEAD = (
+    "| | chunks/s | us a record | of producer / broker / reader | less than at once | acknowledged, mean / p99, ms"
+    " | read, mean / p99, ms | held, by mean / p99 |"
+)
+
+
+def cost_table(policies: Sequence[Policy], runs: Mapping[str, Run]) -> str:
+    """Of one number of streamlets and records a second."""
+    lines = [
+        COST_HEAD,
+        "|---|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    for policy in policies:
+        run = runs[policy.name]
+        seen, limit_ms = run.seen, policy.settings.get("latency_target_ms")
+        parts = " / ".join(f"{each:.2f}" for each in run.each_us)
+        times = runs[AT_ONCE.name].cpu_us / max(run.cpu_us, SMALLEST_SHARE_US)
+        read = held = ""
+        if seen is not None:
+            read = f"{seen.mean_ms:,.1f} / {seen.p99_ms:,.1f}"
+            held = "" if limit_ms is None else f"{seen.held(limit_ms):.0%} / {seen.held_p99(limit_ms):.0%}"
+        lines.append(
+            f"| {policy.name} | {run.chunks_per_s:,.0f} | {run.cpu_us:.2f} | {parts} | {times:.1f} x"
+            f" | {run.mean_ms:,.1f} / {run.p99_ms:,.1f} | {read} | {held} |"
+        )
+    return "\n".join(lines)
 
 
 async def measure_all(arguments: argparse.Namespace) -> None:
@@ -295,6 +398,8 @@ def main(argv: list[str] | None = None) -> None:
     made.add_argument("--rounds", type=int, default=1)
     made.add_argument("--rates", type=int, nargs="*", help="records a second")
     made.add_argument("--streamlets", type=int, nargs="*", help="of --part cost")
+    made.add_argument("--targets", type=int, nargs="*", help="of --part cost, in milliseconds")
+    made.add_argument("--reader", choices=["push", "pull"], default="push", help="of --part cost")
     made.add_argument("--arena-mib", type=int, default=2_048, help="memory of the broker: all of a run stays in it")
     made.add_argument("--path-rate", type=float, default=30.0, help="of --part path: records a second of each input")
     made.add_argument("--limit-ms", type=float, default=300.0, help="of --part path")

@@ -131,10 +131,10 @@ async def _figure_2(folder: Path, rounds: int, seconds: float) -> dict[tuple[str
         await Client.connect(made.cluster.bootstrap) as client,
     ):
         for rate in RATES:
-            idle_s = await latency.idle_share(made, client, rate, seconds)
+            idle = await latency.idle_share(made, client, rate, seconds)
             for _ in range(rounds):
                 for series, policy in POLICIES.items():
-                    run = await latency.measure(made, client, policy, rate, seconds, None, idle_s)
+                    run = await latency.measure(made, client, policy, rate, seconds, idle)
                     one = sample(run.mean_ms, records_per_s=run.rate, cpu_us=run.cpu_us)
                     samples.setdefault((series, rate), []).append(one)
                     say(f"{rate:,}/s, {series}: {run.mean_ms:,.1f} ms, {run.cpu_us:.2f} us a record")

@@ -1,0 +1,75 @@
+"""What the benchmark of latency targets decides about its figures. What it measures is no matter of tests."""
+
+import time
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from bench.latency import AT_ONCE, FULL, Cpu, Run, cost_table, fills, in_time, target
+from bench.latency_reader import Arrivals, Seen, part_within, summed_up
+
+
+def run(mean_ms: float, *, cpu_us: float = 1.0, seen: Seen | None = None) -> Run:
+    return Run(20_000.0, mean_ms, mean_ms, False, Cpu(cpu_us, 0.0), 400.0, seen)
+
+
+def test_windows_are_of_when_records_were_accepted() -> None:
+    accepted_us = np.array([0, 900_000, 1_100_000, 1_900_000, 2_000_000, 2_400_000])
+    waited_us = np.array([10_000, 30_000, 50_000, 50_000, 70_000, 110_000])
+
+    seen = summed_up(accepted_us, waited_us, 0.5, window_s=1.0)
+
+    assert seen.means_ms == [20.0, 70.0]  # what is left counts to the one before, as it is less than half of one
+    assert seen.mean_ms == pytest.approx(53.33, abs=0.01)
+    assert (seen.held(70.0), seen.held(50.0), seen.held(19.0)) == (1.0, 0.5, 0.0)
+    assert seen.held_p99(70.0) == 0.5
+
+
+def test_of_no_records_there_are_no_windows() -> None:
+    seen = summed_up(np.empty(0, np.int64), np.empty(0), 0.5, window_s=1.0)
+
+    assert (seen.means_ms, seen.cpu_s, seen.held(1.0)) == ([], 0.5, 1.0)
+    assert part_within([], 1.0) == 1.0
+
+
+def test_a_reader_looks_at_the_time_of_each_record_that_counts() -> None:
+    begun_us = round(time.time() * 1e6)
+    rows = pa.record_batch({"timestamp": pa.array([begun_us - 5, begun_us - 40_000, begun_us], pa.timestamp("us"))})
+    arrivals = Arrivals()
+
+    arrivals.add(rows)
+    arrivals.add(rows.slice(1, 2))
+
+    assert arrivals.records == 5
+    assert arrivals.since(begun_us - 40_000, 0.0).mean_ms >= 80.005 / 5
+    assert arrivals.since(begun_us - 1, 0.0).mean_ms < arrivals.since(begun_us - 40_000, 0.0).mean_ms
+
+
+def test_processor_time_is_what_records_have_taken_more_than_none() -> None:
+    assert Cpu(3.0, 1.0, 0.5).less(Cpu(0.5, 0.6, 0.0), 2.0) == Cpu(2.0, 0.0, 0.5)
+    assert run(1.0)._replace(each_us=Cpu(1.0, 2.0, 3.0)).cpu_us == 6.0
+
+
+def test_a_size_that_does_not_hold_a_target_is_no_choice_for_who_has_one() -> None:
+    four, sixteen = run(14.0), run(58.0)
+
+    assert in_time([four, sixteen], 50) == [four]
+    assert in_time([four, sixteen], 10) == []
+
+
+def test_full_chunks_are_measured_where_they_become_full() -> None:
+    assert fills(FULL, 64, 200_000, 5.0)
+    assert not fills(FULL, 1_024, 1_000, 5.0)
+    assert not fills(AT_ONCE, 1, 200_000, 5.0)
+
+
+def test_a_row_of_the_table_says_what_a_target_saves_and_whether_it_is_held() -> None:
+    goal = target(200)
+    seen = Seen(100.0, 190.0, [100.0, 210.0], [190.0, 250.0], 0.1)
+
+    *_, row = cost_table(
+        [AT_ONCE, goal], {AT_ONCE.name: run(1.0, cpu_us=10.0), goal.name: run(99.0, cpu_us=2.0, seen=seen)}
+    ).splitlines()
+
+    assert row == "| 200 ms | 400 | 2.00 | 2.00 / 0.00 / 0.00 | 5.0 x | 99.0 / 99.0 | 100.0 / 190.0 | 50% / 50% |"
