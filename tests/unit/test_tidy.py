@@ -123,6 +123,7 @@ WALL_CLOCK = {
     "bench/due.py": "values begin with when they were due, for readers in other processes",
     "bench/epochs_live.py": "how old records are when they are read, which another process has made",
     "bench/latency_path.py": "records carry when they were sent, by another process",
+    "bench/latency_reader.py": "records carry when they were accepted, by another process",
     "bench/spark_paced.py": "records carry when they were made, and Spark tells when it was at work",
     "bench/recovery.py": "compared with the times in the coordinator's report",
     "bench/spark_engines.py": "compared with when values were due, which another process has written into them",
