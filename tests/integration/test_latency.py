@@ -69,6 +69,41 @@ async def test_all_hops_of_a_path_are_measured_and_chunks_fill(client: Client, s
     await client.latency.delete(stream)
 
 
+async def test_work_ends_with_the_first_record_that_is_made(client: Client) -> None:
+    """Not when an application comes for more that has done other things since."""
+    for stream in ("orders", "bills"):
+        await client.admin.create_stream(stream, streamlets=2)
+    after_s = 0.2
+
+    async def bill(consumer: GroupConsumer, producer: Producer, begun: asyncio.Event) -> None:
+        async for _ in consumer.batches():
+            begun.set()
+            producer.send("bills", b"made of it")
+            await asyncio.sleep(after_s)  # sleep: the load
+
+    async with (
+        client.group_consumer("bill", "orders") as consumer,
+        client.producer() as producer,
+        asyncio.TaskGroup() as tasks,
+    ):
+        await producer.prepare("orders")
+        await producer.prepare("bills")
+        begun = asyncio.Event()
+        load = [tasks.create_task(write(producer, "orders")), tasks.create_task(bill(consumer, producer, begun))]
+        await begun.wait()
+        await client.latency.create("billing", ["orders", "group:bill", "bills"], 2_000, window_ms=2_000)
+        async with asyncio.timeout(120):
+            while True:
+                hops = {(hop.stream, hop.hop): hop for hop in (await client.latency.describe("billing")).hops}
+                work = hops["orders", "work"]
+                if work.chunks > 2 and work.mean_us < after_s * 1e6 / 4:
+                    break
+                await asyncio.sleep(0.2)
+        for task in load:
+            task.cancel()
+    await client.latency.delete("billing")
+
+
 async def test_two_streams_of_which_one_has_a_constraint(client: Client) -> None:
     """Chunks of the other go at once, through the same broker and from the same producer."""
     for stream in ("slow", "quick"):

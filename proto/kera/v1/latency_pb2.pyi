@@ -43,7 +43,7 @@ class _HopEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Hop.ValueType], _
     HOP_PREFETCH: _Hop.ValueType  # 5
     """Until the application takes it."""
     HOP_WORK: _Hop.ValueType  # 6
-    """Until the application has taken the next chunk, or the first record that it makes of this one was accepted."""
+    """Until the first record that the application makes of it was accepted; of none, until it asks for the next one."""
 
 class Hop(_Hop, metaclass=_HopEnumTypeWrapper):
     """A part of a record's way through a stream."""
@@ -64,7 +64,7 @@ takes off what came before.
 HOP_PREFETCH: Hop.ValueType  # 5
 """Until the application takes it."""
 HOP_WORK: Hop.ValueType  # 6
-"""Until the application has taken the next chunk, or the first record that it makes of this one was accepted."""
+"""Until the first record that the application makes of it was accepted; of none, until it asks for the next one."""
 Global___Hop: _TypeAlias = Hop  # noqa: Y015
 
 class _LatencyStatistic:
@@ -134,7 +134,7 @@ class HopSample(_message.Message):
     sum_us: _builtins.int
     max_us: _builtins.int
     consumer_group: _builtins.str
-    """Of hops from HAND_OVER on: who reads."""
+    """Of hops from HAND_OVER on: who reads. Of a stream that nothing is told of, a reader tells it likewise."""
     @_builtins.property
     def buckets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """How many took so long, by powers of the square root of two (kera.core.latency): the first so many buckets; what is
@@ -232,11 +232,16 @@ class ReaderAdvice(_message.Message):
     FETCH_WAIT_US_FIELD_NUMBER: _builtins.int
     FETCH_BYTES_MIN_FIELD_NUMBER: _builtins.int
     VALID_MS_FIELD_NUMBER: _builtins.int
+    NEXT_STREAM_IDS_FIELD_NUMBER: _builtins.int
     stream_id: _builtins.int
     fetch_wait_us: _builtins.int
     """A request may wait for so long, or until there are so many bytes."""
     fetch_bytes_min: _builtins.int
     valid_ms: _builtins.int
+    @_builtins.property
+    def next_stream_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """To which streams goes what the consumer groups of the report make of it."""
+
     def __init__(
         self,
         *,
@@ -244,10 +249,11 @@ class ReaderAdvice(_message.Message):
         fetch_wait_us: _builtins.int = ...,
         fetch_bytes_min: _builtins.int = ...,
         valid_ms: _builtins.int = ...,
+        next_stream_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fetch_bytes_min", b"fetch_bytes_min", "fetch_wait_us", b"fetch_wait_us", "stream_id", b"stream_id", "valid_ms", b"valid_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fetch_bytes_min", b"fetch_bytes_min", "fetch_wait_us", b"fetch_wait_us", "next_stream_ids", b"next_stream_ids", "stream_id", b"stream_id", "valid_ms", b"valid_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -266,6 +272,7 @@ class StreamBudget(_message.Message):
     REPLICATE_US_FIELD_NUMBER: _builtins.int
     HAND_OVER_US_FIELD_NUMBER: _builtins.int
     CONSTRAINT_FIELD_NUMBER: _builtins.int
+    NEXT_FIELD_NUMBER: _builtins.int
     stream_id: _builtins.int
     window_ms: _builtins.int
     """Over which means are taken."""
@@ -279,6 +286,10 @@ class StreamBudget(_message.Message):
     """What of it chunks may wait for others, before they are handed to readers."""
     constraint: _builtins.str
     """The constraint that asks for it."""
+    @_builtins.property
+    def next(self) -> _containers.RepeatedCompositeFieldContainer[Global___NextStream]:
+        """What comes next on the paths."""
+
     def __init__(
         self,
         *,
@@ -289,14 +300,39 @@ class StreamBudget(_message.Message):
         replicate_us: _builtins.int = ...,
         hand_over_us: _builtins.int = ...,
         constraint: _builtins.str = ...,
+        next: _abc.Iterable[Global___NextStream] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["constraint", b"constraint", "gather_us", b"gather_us", "hand_over_us", b"hand_over_us", "limit_us", b"limit_us", "replicate_us", b"replicate_us", "stream_id", b"stream_id", "window_ms", b"window_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["constraint", b"constraint", "gather_us", b"gather_us", "hand_over_us", b"hand_over_us", "limit_us", b"limit_us", "next", b"next", "replicate_us", b"replicate_us", "stream_id", b"stream_id", "window_ms", b"window_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StreamBudget: _TypeAlias = StreamBudget  # noqa: Y015
+
+@_typing.final
+class NextStream(_message.Message):
+    """Where a consumer group writes what it makes of a stream."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONSUMER_GROUP_FIELD_NUMBER: _builtins.int
+    STREAM_ID_FIELD_NUMBER: _builtins.int
+    consumer_group: _builtins.str
+    stream_id: _builtins.int
+    def __init__(
+        self,
+        *,
+        consumer_group: _builtins.str = ...,
+        stream_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumer_group", b"consumer_group", "stream_id", b"stream_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NextStream: _TypeAlias = NextStream  # noqa: Y015
 
 @_typing.final
 class HopFigures(_message.Message):

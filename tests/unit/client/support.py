@@ -25,6 +25,7 @@ from kera.broker.storage.persistence import PersistenceManager
 from kera.broker.storage.physical_ids import PhysicalIds
 from kera.broker.storage.restart import Restart
 from kera.broker.storage.segment_files import SegmentStore
+from kera.client.cluster.at_work import AtWork
 from kera.client.cluster.locality import Locality
 from kera.client.cluster.timing import Timing
 from kera.client.settings import ClientSettings
@@ -237,6 +238,7 @@ class FakeCluster:
         self.timing = Timing()
         self.runtime = MACHINE
         self.session_ids = itertools.count(1)
+        self.at_work = AtWork(self.runtime.clock.now_us)
         self.locality = Locality("here", self.settings, self.timing)
         self.arena = Arena.create(
             directory, arena_bytes=slots * segment_bytes, slot_bytes=segment_bytes, data_dir=directory, ephemeral=True

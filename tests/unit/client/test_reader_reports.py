@@ -1,11 +1,13 @@
 """What consumers of groups measure of streams with a latency constraint, and tell their brokers."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from kera.client.cluster.at_work import AtWork
 from kera.client.cluster.fetch import Fetched
 from kera.client.cluster.timing import Timing
 from kera.client.consuming.consumer import Consumer
@@ -37,8 +39,10 @@ def fetched(created_us: int = 1_000_000, streamlet: int = 0) -> Fetched:
     return Fetched(where, EARLIEST, EARLIEST, [pa.py_buffer(chunk.to_bytes())], 0, None)
 
 
-def answer(broker_time_us: int = 0, valid_ms: int = 5_000) -> broker_pb2.MultiReadChunksResponse:
-    advice = latency_pb2.ReaderAdvice(stream_id=STREAM_ID, valid_ms=valid_ms)
+def answer(
+    broker_time_us: int = 0, valid_ms: int = 5_000, next_stream_ids: Sequence[int] = ()
+) -> broker_pb2.MultiReadChunksResponse:
+    advice = latency_pb2.ReaderAdvice(stream_id=STREAM_ID, valid_ms=valid_ms, next_stream_ids=next_stream_ids)
     return broker_pb2.MultiReadChunksResponse(advice=[advice], broker_time_us=broker_time_us)
 
 
@@ -91,6 +95,37 @@ class TestMeter:
         hops = {of.hop: (sample.count, sample.sum_us) for of, sample in checked(report)}
         assert hops == {Hop.HAND_OVER: (1, 100_000), Hop.PREFETCH: (1, 250_000), Hop.WORK: (1, 250_000)}
         assert told(meter) == {}
+
+    def test_work_ends_with_the_first_record_that_is_made_of_it(self) -> None:
+        """Whether it is accepted before the application asks for more, or after; but before it takes something else."""
+        for accepted_s, us in ((1.25, 250_000), (1.75, 750_000), (None, 500_000)):
+            at_work = AtWork(lambda: 0)
+            meter = ReaderMeter("app", at_work)
+            meter.answered(BROKER_ID, answer(next_stream_ids=[STREAM_ID + 1]), 0.0, 0.0)
+            came = meter.came(fetched(), BROKER_ID, 0.9)
+            meter.taken(fetched(), came, 1.0)
+            if accepted_s == 1.25:
+                at_work.accepted(STREAM_ID + 1, accepted_s)
+            meter.asks(1.5)
+            if accepted_s == 1.75:
+                at_work.accepted(STREAM_ID + 1, accepted_s)
+            meter.taken(fetched(), came, 2.0)
+            assert told(meter)[Hop.WORK] == (1, us)
+            meter.asks(2.25)
+            meter.close()
+            assert told(meter)[Hop.WORK] == (1, 250_000)
+            assert not at_work.pending
+
+    def test_what_is_not_measured_ends_work_as_well(self) -> None:
+        at_work = AtWork(lambda: 0)
+        meter = ReaderMeter("app", at_work)
+        meter.answered(BROKER_ID, answer(next_stream_ids=[STREAM_ID + 1]), 0.0, 0.0)
+        meter.taken(fetched(), meter.came(fetched(), BROKER_ID, 0.9), 1.0)
+        meter.asks(1.5)
+        meter.taken(fetched(), None, 2.0)
+        at_work.accepted(STREAM_ID + 1, 3.0)
+        meter.asks(4.0)
+        assert told(meter)[Hop.WORK] == (1, 500_000)
 
     def test_without_the_brokers_time_there_is_no_hand_over(self) -> None:
         meter = ReaderMeter("app")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from kera.v1 import latency_pb2
@@ -13,6 +14,9 @@ WINDOW_MS_MAX = 3_600_000
 WAIT_US_MAX = 3_600_000_000
 """An hour: nothing waits for longer, whatever is told."""
 
+NEXT_MAX = 1000
+"""Streams that come next: of as many paths as there are."""
+
 
 class Budget(NamedTuple):
     """Of a stream; what is odd is bounded, as whoever gets it would rather wait for too little."""
@@ -21,10 +25,16 @@ class Budget(NamedTuple):
     gather_us: int
     replicate_us: int
     hand_over_us: int
+    next_ids: Mapping[str, tuple[int, ...]] = {}
+    """By consumer group: the streams to which goes what it makes of this one."""
 
     @classmethod
     def of(cls, message: latency_pb2.StreamBudget) -> Budget:
         """As a message has it."""
         window_ms = min(max(message.window_ms, WINDOW_MS_MIN), WINDOW_MS_MAX)
         waits = (message.gather_us, message.replicate_us, message.hand_over_us)
-        return cls(window_ms / 1000, *(min(each, WAIT_US_MAX) for each in waits))
+        next_ids: dict[str, tuple[int, ...]] = {}
+        for each in message.next[:NEXT_MAX]:
+            next_ids[each.consumer_group] = *next_ids.get(each.consumer_group, ()), each.stream_id
+        gather_us, replicate_us, hand_over_us = (min(each, WAIT_US_MAX) for each in waits)
+        return cls(window_ms / 1000, gather_us, replicate_us, hand_over_us, next_ids)

@@ -145,18 +145,24 @@ class LatencyManager:
             if stream_id in self._streams
         ]
 
-    def advise_reader(self, stream_ids: Iterable[int]) -> list[latency_pb2.ReaderAdvice]:
-        """How long a request for these streams may wait for more."""
+    def advise_reader(self, stream_ids: Iterable[int], groups: Iterable[str] = ()) -> list[latency_pb2.ReaderAdvice]:
+        """How long a request for these streams may wait for more; `groups`: the consumer groups that ask."""
+        groups = sorted(groups)
         return [
             latency_pb2.ReaderAdvice(
                 stream_id=stream_id,
                 fetch_wait_us=self._streams[stream_id].budget.hand_over_us,
                 fetch_bytes_min=FETCH_BYTES if self._streams[stream_id].budget.hand_over_us else 0,
                 valid_ms=VALID_MS,
+                next_stream_ids=self._next_ids(stream_id, groups),
             )
             for stream_id in stream_ids
             if stream_id in self._streams
         ]
+
+    def _next_ids(self, stream_id: int, groups: Iterable[str]) -> list[int]:
+        known = self._streams[stream_id].budget.next_ids
+        return sorted({each for group in groups for each in known.get(group, ())})
 
     def figures(self) -> list[Figures]:
         """Of all hops that something went through within the last window."""

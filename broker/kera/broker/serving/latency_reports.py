@@ -57,7 +57,7 @@ class LatencyReports:
                 if of.streamlet_id in watched.get(of.stream_id, ()) and of.hop.of_reader and of.consumer_group in groups
             ]
             self._manager.reported(samples, report.clock_ahead_us)
-            response.advice.extend(self._manager.advise_reader(watched))
+            response.advice.extend(self._manager.advise_reader(watched, groups))
         response.broker_time_us = self._manager.now_us()
 
     def _groups(self, report: latency_pb2.LatencyReport, peer: Peer) -> set[str]:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from kera.client import arguments
 from kera.client.cluster.asking import ask_broker, broker_failed, of_broker, same_stream
+from kera.client.cluster.at_work import AtWork
 from kera.client.cluster.batches import CURSORS_MAX, batched
 from kera.client.cluster.connections import Connections
 from kera.client.cluster.intervals import check_part, cuts, merged_bounds
@@ -128,6 +129,8 @@ class Cluster:
         self._tasks = Tasks()
         self.session_ids = count(1)
         """For reading sessions: they share connections."""
+        self.at_work = AtWork(runtime.clock.now_us)
+        """What consumers have taken, and producers make of it."""
 
     @property
     def request_timeout_s(self) -> float:

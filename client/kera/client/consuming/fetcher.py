@@ -58,7 +58,8 @@ class Fetcher:
         self.tasks = Tasks(self.arrivals.put)
         self._running = 0
         """Ranges whose end has not been taken from the queue."""
-        self.meter = ReaderMeter(settings.consumer_group) if settings.consumer_group and not complete else None
+        measured = settings.consumer_group and not complete
+        self.meter = ReaderMeter(settings.consumer_group, cluster.at_work) if measured else None
         """Of what a consumer group takes; None: nobody asks for that."""
         self._telling: asyncio.Task[None] | None = None
         self._now_s = asyncio.get_running_loop().time
@@ -97,7 +98,7 @@ class Fetcher:
             return None
         if item.fetched is None:
             self._running -= item.gap is None
-        elif item.came is not None and self.meter is not None:
+        elif self.meter is not None:
             self.meter.taken(item.fetched, item.came, self._now_s())
         return item
 
@@ -112,6 +113,8 @@ class Fetcher:
     async def close(self) -> None:
         """Stop fetching. Whoever waits for more gets `ClosedError`."""
         self.arrivals.close()
+        if self.meter is not None:
+            self.meter.close()
         for reader in self._push_readers.values():
             reader.close()
         try:

@@ -5,7 +5,9 @@ So reports go by themselves: a request to read that names no ranges, to each bro
 there is no constraint, only now and then, to learn of one. A consumer without a group does nothing of this.
 
 Measured is each run of chunks that came together, by its oldest one: from its ``created_us`` until it came (HAND_OVER,
-which the broker puts right), until it was taken (PREFETCH), and until the next one was asked for (WORK). Own times are
+which the broker puts right), until it was taken (PREFETCH), and until the first record that was made of it was
+accepted (WORK, see ``at_work``): one for a stream that comes next on the path, before the application took something
+else. If there is none, until the application asked for more, which is no later than when it took that. Own times are
 those of a clock that is never set; what the broker's time of day is by it, its answers tell. Where a writer's clock is
 ahead, chunks come before they were created: HAND_OVER is reckoned with a time that is ahead likewise, and brokers are
 told by how much.
@@ -18,6 +20,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from struct import Struct
 from typing import NamedTuple
 
+from kera.client.cluster.at_work import AtWork, Job
 from kera.client.cluster.cluster import Cluster
 from kera.client.cluster.fetch import Fetched
 from kera.client.consuming.ranges import Came, Home
@@ -36,6 +39,8 @@ VALID_S_MAX = 60.0
 WAIT_S_MAX = 60.0
 WATCHED_MAX = 1000
 """Streams of a broker that are measured."""
+NEXT_MAX = 32
+"""Streams that come next on the paths that a stream is on."""
 _CREATED_US = Struct("<56xq")
 """At the beginning of a chunk."""
 
@@ -48,16 +53,35 @@ class _Advice(NamedTuple):
     wait_s: float = 0.0
     bytes_min: int = 0
     """After an answer with fewer bytes the next request may be put off."""
+    next_ids: tuple[int, ...] = ()
+    """Streams to which goes what is made of it."""
 
 
 NO_ADVICE = _Advice(0.0)
 
 
+class _Taken:
+    """What the application has taken last."""
+
+    __slots__ = ("asked_s", "at_s", "broker_id", "entry", "job")
+
+    def __init__(self, broker_id: int, entry: EntryId, at_s: float, job: Job | None) -> None:
+        self.broker_id = broker_id
+        self.entry = entry
+        self.at_s = at_s
+        self.job = job
+        """None: nobody knows what is made of it."""
+        self.asked_s: float | None = None
+        """When the application asked for more."""
+
+
 class ReaderMeter:
     """See the head of this module. Nothing here does I/O; times in seconds are on the loop's clock."""
 
-    def __init__(self, consumer_group: str) -> None:
+    def __init__(self, consumer_group: str, at_work: AtWork | None = None) -> None:
+        """`at_work`: of the application; None: nothing is known of what it makes."""
         self._consumer_group = consumer_group
+        self._at_work = at_work
         self._watched: dict[int, _Advice] = {}
         """Streams with a constraint."""
         self._samples: dict[int, dict[Of, Sample]] = {}
@@ -65,8 +89,8 @@ class ReaderMeter:
         self._offsets: dict[int, ClockOffset] = {}
         self._ahead_us: dict[int, int] = {}
         """By broker: how much later than its time of day HAND_OVER is reckoned with."""
-        self._at_work: tuple[int, Fetched, float] | None = None
-        """What was taken last, from which broker, and when."""
+        self._taken: _Taken | None = None
+        """What the application is at."""
 
     @property
     def watches(self) -> bool:
@@ -101,16 +125,44 @@ class ReaderMeter:
         return Came(broker_id, now_s)
 
     def asks(self, now_s: float) -> None:
-        """The application asks for more: it is done with what it took last."""
-        if self._at_work is not None:
-            broker_id, fetched, taken_s = self._at_work
-            self._at_work = None
-            self.add(broker_id, fetched.entry, Hop.WORK, round((now_s - taken_s) * 1e6))
+        """The application asks for more."""
+        taken = self._taken
+        if taken is None or taken.asked_s is not None:
+            return
+        taken.asked_s = now_s
+        if taken.job is None or self._first_us(taken.job) is not None:
+            self._done()  # else somebody of it may still be at work
 
-    def taken(self, fetched: Fetched, came: Came, now_s: float) -> None:
-        """The application takes what has come."""
+    def taken(self, fetched: Fetched, came: Came | None, now_s: float) -> None:
+        """The application takes what has come. `came`: None, it is not measured."""
+        self._done()
+        if came is None:
+            return
         self.add(came.broker_id, fetched.entry, Hop.PREFETCH, round((now_s - came.at_s) * 1e6))
-        self._at_work = came.broker_id, fetched._replace(buffers=[], slot=None, on_taken=None), now_s
+        next_ids, job = self._watched.get(fetched.entry.stream_id, NO_ADVICE).next_ids, None
+        if next_ids and self._at_work is not None:
+            job = self._at_work.begin(next_ids, now_s)
+        self._taken = _Taken(came.broker_id, fetched.entry, now_s, job)
+
+    def close(self) -> None:
+        """The application takes nothing more."""
+        self._done()
+
+    def _first_us(self, job: Job) -> int | None:
+        return None if self._at_work is None else self._at_work.first_us(job)
+
+    def _done(self) -> None:
+        """The application is done with what it took last."""
+        taken, self._taken = self._taken, None
+        if taken is None:
+            return
+        us = None if taken.asked_s is None else round((taken.asked_s - taken.at_s) * 1e6)
+        if taken.job is not None and self._at_work is not None:
+            first_us = self._at_work.first_us(taken.job)
+            self._at_work.end(taken.job)
+            us = us if first_us is None else first_us
+        if us is not None:
+            self.add(taken.broker_id, taken.entry, Hop.WORK, us)
 
     def add(self, broker_id: int, entry: EntryId, hop: Hop, us: int) -> None:
         """Chunks of an entry have taken so long for a hop. Less than nothing: HAND_OVER, where a writer is ahead."""
@@ -135,7 +187,7 @@ class ReaderMeter:
             add_sample(report, *samples.popitem())
         told = {sample.stream_id for sample in report.samples}
         for stream_id in sorted(set(stream_ids) - told)[: SAMPLES_MAX - len(report.samples)]:
-            report.samples.add(stream_id=stream_id)
+            report.samples.add(stream_id=stream_id, consumer_group=self._consumer_group)
         best = self._offsets[broker_id].best if broker_id in self._offsets else None
         if best is not None:
             report.clock_error_us = min(best.error_us, TIME_US_MAX)
@@ -156,6 +208,7 @@ class ReaderMeter:
                     now_s + min(told.valid_ms / 1000, VALID_S_MAX),
                     min(told.fetch_wait_us / 1e6, WAIT_S_MAX),
                     told.fetch_bytes_min,
+                    tuple(told.next_stream_ids[:NEXT_MAX]),
                 )
         if not self._watched:
             self._samples.clear()

@@ -80,6 +80,7 @@ class Routes:
         self.close_due_chunks = close_due_chunks
         self.fail = fail
         self._cluster = cluster
+        self.at_work = cluster.at_work
         self._settings = settings
         self._buffer = buffer
         self._limits = limits

@@ -76,6 +76,8 @@ class StreamWriter:
         self._buffer = buffer
         self._routes = routes
         self._filling = filling
+        self._at_work = routes.at_work
+        self._at_work.add_writer(stream.stream_id, self)
 
     @property
     def stream(self) -> StreamDescription:
@@ -106,6 +108,8 @@ class StreamWriter:
             accumulator = Accumulator(self.stream.name, streamlet, self._loop.time(), end_us)
             self.open_chunks[streamlet] = accumulator
             self._routes.chunk_opened(self.lanes, self.lanes.lanes[streamlet])
+            if self._at_work.pending:
+                self._at_work.accepted(self.stream.stream_id, accumulator.opened_s)
         return accumulator
 
     def _check(self, streamlet: int, record_bytes: int) -> None:
@@ -159,6 +163,8 @@ class StreamWriter:
             gathering = self._open_gathering(conforming.schema, streamlet, now_us)
         delivery = gathering.add(conforming, size, now_us)
         self._buffer.take(size)
+        if self._at_work.pending:
+            self._at_work.accepted(self.stream.stream_id, self._loop.time())
         return delivery
 
     def _open_gathering(self, schema: pa.Schema, streamlet: int | None, now_us: int) -> Gathering:
@@ -306,6 +312,8 @@ class StreamWriter:
         """
         closed_s = self._loop.time() if now_s is None else now_s
         del self.open_chunks[accumulator.streamlet]
+        if self._at_work.pending:
+            self._at_work.closing(self.stream.stream_id, accumulator)
         if self._filling.get(self.stream.name) is accumulator:
             del self._filling[self.stream.name]
         if accumulator.streamlet == self.sticky_streamlet:
@@ -355,6 +363,8 @@ class StreamWriter:
         closed_s: float | None = None,
     ) -> None:
         """Have a chunk sent: the last one of its streamlet. `closed_s`: when that was decided, if not just now."""
+        if closed_s is None and self._at_work.pending:
+            self._at_work.accepted(self.stream.stream_id, accepted_s)
         lane = self.lanes.lanes[streamlet]
         chunk = PendingChunk(lane, payload, created_us, accepted_s + self._delivery_timeout_s, outcome)
         chunk.closed_s = accepted_s if closed_s is None else closed_s
@@ -367,6 +377,8 @@ class StreamWriter:
         if self.open_chunks:
             for streamlet in payloads.streamlets.tolist():
                 self.close_open_chunk(streamlet)  # records that were sent before stay before
+        if self._at_work.pending:
+            self._at_work.accepted(self.stream.stream_id, accepted_s)
         deadline_s = accepted_s + self._delivery_timeout_s
         bundled, others = self._routes.add_bundles(self.lanes, payloads, created_us, deadline_s)
         outcomes: list[Outcome | BundleOutcome] = [*bundled]

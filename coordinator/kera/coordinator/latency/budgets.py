@@ -10,6 +10,7 @@ import math
 from bisect import insort
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from kera.coordinator.latency.figures import Figures
@@ -147,6 +148,16 @@ def budgets_of(wanted: Iterable[Wanted], splits: Mapping[str, Split]) -> Generat
         yield
         found[stream] = _least(claims)
     return found
+
+
+def next_streams(wanted: Iterable[Wanted]) -> dict[str, list[tuple[str, str]]]:
+    """By stream: the consumer groups on the paths that read it, each with the stream to which it writes."""
+    found: defaultdict[str, set[tuple[str, str]]] = defaultdict(set)
+    for each in wanted:
+        for hop, following in pairwise(each.hops):
+            if hop.group and hop.stream != following.stream:
+                found[hop.stream].add((hop.group, following.stream))
+    return {stream: sorted(pairs) for stream, pairs in found.items()}
 
 
 class _Claim(NamedTuple):

@@ -10,13 +10,22 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from kera.coordinator.cluster.state import State
 from kera.coordinator.cluster.work import Work
 from kera.coordinator.ids import Launch
-from kera.coordinator.latency.budgets import Budget, Verdict, Wanted, budgets_of, judged, splits_of, steady
+from kera.coordinator.latency.budgets import (
+    Budget,
+    Verdict,
+    Wanted,
+    budgets_of,
+    judged,
+    next_streams,
+    splits_of,
+    steady,
+)
 from kera.coordinator.latency.figures import Figures, HopKey, MeasuredHops
 from kera.coordinator.latency.filling import Filling
 from kera.coordinator.latency.splitting import GATHER, UNLIMITED, Hop, Measured, Split
@@ -193,7 +202,7 @@ class Planning:
         if all(each.name in self._splits for each in there):  # else others are next
             budgets = await state.in_slices(budgets_of(there, dict(self._splits)))
             if not self._changed:  # else likewise
-                self._tell(budgets)
+                self._tell(budgets, next_streams(there))
         if len(self._last) > LAST_MAX:
             kept = {hop for each in self._all() for hop in each.hops}
             self._last = {hop: last for hop, last in self._last.items() if hop in kept}
@@ -235,11 +244,16 @@ class Planning:
             del self._broken[name]
             log.info("latency constraint is held again", constraint=name)
 
-    def _tell(self, budgets: Mapping[str, Budget]) -> None:
+    def _tell(self, budgets: Mapping[str, Budget], following: Mapping[str, Sequence[tuple[str, str]]]) -> None:
+        """Tell brokers. `following`: by stream the consumer groups that read it, with the streams they write to."""
         known = self._budgets or {}
         steadied = {stream: steady(known.get(stream), budget) for stream, budget in budgets.items()}
         ids = {each.name: each.stream_id for each in map(self._stream, steadied) if each is not None}
         told = [steadied[stream].message(ids[stream]) for stream in sorted(ids)]
+        for stream, message in zip(sorted(ids), told, strict=True):
+            for group, next_stream in following.get(stream, ()):
+                if next_stream in ids:
+                    message.next.add(consumer_group=group, stream_id=ids[next_stream])
         if self._budgets is None or told != list(self._told.budgets):
             self._last_version += 1
             self._told = coordinator_pb2.StreamBudgets(version=self._last_version, budgets=told)

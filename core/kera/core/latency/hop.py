@@ -19,7 +19,7 @@ class Hop(IntEnum):
     PREFETCH = 5
     """Until the application takes it."""
     WORK = 6
-    """Until the application has taken the next chunk, or the first record that it makes of this one was accepted."""
+    """Until the first record that it makes of the chunk was accepted; of none, until it asks for the next one."""
 
     @property
     def word(self) -> str:

@@ -41,7 +41,7 @@ const (
 	Hop_HOP_HAND_OVER Hop = 4
 	// Until the application takes it.
 	Hop_HOP_PREFETCH Hop = 5
-	// Until the application has taken the next chunk, or the first record that it makes of this one was accepted.
+	// Until the first record that the application makes of it was accepted; of none, until it asks for the next one.
 	Hop_HOP_WORK Hop = 6
 )
 
@@ -216,7 +216,7 @@ type HopSample struct {
 	// How many took so long, by powers of the square root of two (kera.core.latency): the first so many buckets; what is
 	// missing at the end is 0.
 	Buckets []uint32 `protobuf:"varint,7,rep,packed,name=buckets,proto3" json:"buckets,omitempty"`
-	// Of hops from HAND_OVER on: who reads.
+	// Of hops from HAND_OVER on: who reads. Of a stream that nothing is told of, a reader tells it likewise.
 	ConsumerGroup string `protobuf:"bytes,8,opt,name=consumer_group,json=consumerGroup,proto3" json:"consumer_group,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -443,6 +443,8 @@ type ReaderAdvice struct {
 	FetchWaitUs   uint32 `protobuf:"varint,2,opt,name=fetch_wait_us,json=fetchWaitUs,proto3" json:"fetch_wait_us,omitempty"`
 	FetchBytesMin uint32 `protobuf:"varint,3,opt,name=fetch_bytes_min,json=fetchBytesMin,proto3" json:"fetch_bytes_min,omitempty"`
 	ValidMs       uint32 `protobuf:"varint,4,opt,name=valid_ms,json=validMs,proto3" json:"valid_ms,omitempty"`
+	// To which streams goes what the consumer groups of the report make of it.
+	NextStreamIds []uint64 `protobuf:"varint,5,rep,packed,name=next_stream_ids,json=nextStreamIds,proto3" json:"next_stream_ids,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -505,6 +507,13 @@ func (x *ReaderAdvice) GetValidMs() uint32 {
 	return 0
 }
 
+func (x *ReaderAdvice) GetNextStreamIds() []uint64 {
+	if x != nil {
+		return x.NextStreamIds
+	}
+	return nil
+}
+
 // Of all constraints of a stream the strictest: how long each buffer of the stream may hold records. Coordinator to brokers.
 type StreamBudget struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
@@ -520,7 +529,9 @@ type StreamBudget struct {
 	// What of it chunks may wait for others, before they are handed to readers.
 	HandOverUs uint64 `protobuf:"varint,6,opt,name=hand_over_us,json=handOverUs,proto3" json:"hand_over_us,omitempty"`
 	// The constraint that asks for it.
-	Constraint    string `protobuf:"bytes,7,opt,name=constraint,proto3" json:"constraint,omitempty"`
+	Constraint string `protobuf:"bytes,7,opt,name=constraint,proto3" json:"constraint,omitempty"`
+	// What comes next on the paths.
+	Next          []*NextStream `protobuf:"bytes,8,rep,name=next,proto3" json:"next,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -604,6 +615,66 @@ func (x *StreamBudget) GetConstraint() string {
 	return ""
 }
 
+func (x *StreamBudget) GetNext() []*NextStream {
+	if x != nil {
+		return x.Next
+	}
+	return nil
+}
+
+// Where a consumer group writes what it makes of a stream.
+type NextStream struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	ConsumerGroup string                 `protobuf:"bytes,1,opt,name=consumer_group,json=consumerGroup,proto3" json:"consumer_group,omitempty"`
+	StreamId      uint64                 `protobuf:"varint,2,opt,name=stream_id,json=streamId,proto3" json:"stream_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NextStream) Reset() {
+	*x = NextStream{}
+	mi := &file_kera_v1_latency_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NextStream) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NextStream) ProtoMessage() {}
+
+func (x *NextStream) ProtoReflect() protoreflect.Message {
+	mi := &file_kera_v1_latency_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NextStream.ProtoReflect.Descriptor instead.
+func (*NextStream) Descriptor() ([]byte, []int) {
+	return file_kera_v1_latency_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *NextStream) GetConsumerGroup() string {
+	if x != nil {
+		return x.ConsumerGroup
+	}
+	return ""
+}
+
+func (x *NextStream) GetStreamId() uint64 {
+	if x != nil {
+		return x.StreamId
+	}
+	return 0
+}
+
 // What was measured of a hop of a stream, over the last window. Brokers to coordinator.
 type HopFigures struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -622,7 +693,7 @@ type HopFigures struct {
 
 func (x *HopFigures) Reset() {
 	*x = HopFigures{}
-	mi := &file_kera_v1_latency_proto_msgTypes[5]
+	mi := &file_kera_v1_latency_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -634,7 +705,7 @@ func (x *HopFigures) String() string {
 func (*HopFigures) ProtoMessage() {}
 
 func (x *HopFigures) ProtoReflect() protoreflect.Message {
-	mi := &file_kera_v1_latency_proto_msgTypes[5]
+	mi := &file_kera_v1_latency_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -647,7 +718,7 @@ func (x *HopFigures) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HopFigures.ProtoReflect.Descriptor instead.
 func (*HopFigures) Descriptor() ([]byte, []int) {
-	return file_kera_v1_latency_proto_rawDescGZIP(), []int{5}
+	return file_kera_v1_latency_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *HopFigures) GetStreamId() uint64 {
@@ -720,7 +791,7 @@ type LatencyConstraint struct {
 
 func (x *LatencyConstraint) Reset() {
 	*x = LatencyConstraint{}
-	mi := &file_kera_v1_latency_proto_msgTypes[6]
+	mi := &file_kera_v1_latency_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -732,7 +803,7 @@ func (x *LatencyConstraint) String() string {
 func (*LatencyConstraint) ProtoMessage() {}
 
 func (x *LatencyConstraint) ProtoReflect() protoreflect.Message {
-	mi := &file_kera_v1_latency_proto_msgTypes[6]
+	mi := &file_kera_v1_latency_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -745,7 +816,7 @@ func (x *LatencyConstraint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LatencyConstraint.ProtoReflect.Descriptor instead.
 func (*LatencyConstraint) Descriptor() ([]byte, []int) {
-	return file_kera_v1_latency_proto_rawDescGZIP(), []int{6}
+	return file_kera_v1_latency_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *LatencyConstraint) GetName() string {
@@ -792,7 +863,7 @@ type CreateLatencyConstraintRequest struct {
 
 func (x *CreateLatencyConstraintRequest) Reset() {
 	*x = CreateLatencyConstraintRequest{}
-	mi := &file_kera_v1_latency_proto_msgTypes[7]
+	mi := &file_kera_v1_latency_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -804,7 +875,7 @@ func (x *CreateLatencyConstraintRequest) String() string {
 func (*CreateLatencyConstraintRequest) ProtoMessage() {}
 
 func (x *CreateLatencyConstraintRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kera_v1_latency_proto_msgTypes[7]
+	mi := &file_kera_v1_latency_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -817,7 +888,7 @@ func (x *CreateLatencyConstraintRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateLatencyConstraintRequest.ProtoReflect.Descriptor instead.
 func (*CreateLatencyConstraintRequest) Descriptor() ([]byte, []int) {
-	return file_kera_v1_latency_proto_rawDescGZIP(), []int{7}
+	return file_kera_v1_latency_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *CreateLatencyConstraintRequest) GetConstraint() *LatencyConstraint {
@@ -837,7 +908,7 @@ type CreateLatencyConstraintResponse struct {
 
 func (x *CreateLatencyConstraintResponse) Reset() {
 	*x = CreateLatencyConstraintResponse{}
-	mi := &file_kera_v1_latency_proto_msgTypes[8]
+	mi := &file_kera_v1_latency_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -849,7 +920,7 @@ func (x *CreateLatencyConstraintResponse) String() string {
 func (*CreateLatencyConstraintResponse) ProtoMessage() {}
 
 func (x *CreateLatencyConstraintResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kera_v1_latency_proto_msgTypes[8]
+	mi := &file_kera_v1_latency_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -862,7 +933,7 @@ func (x *CreateLatencyConstraintResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateLatencyConstraintResponse.ProtoReflect.Descriptor instead.
 func (*CreateLatencyConstraintResponse) Descriptor() ([]byte, []int) {
-	return file_kera_v1_latency_proto_rawDescGZIP(), []int{8}
+	return file_kera_v1_latency_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *CreateLatencyConstraintResponse) GetConstraint() *LatencyConstraint {
@@ -886,7 +957,7 @@ type AlterLatencyConstraintRequest struct {
 
 func (x *AlterLatencyConstraintRequest) Reset() {
 	*x = AlterLatencyConstraintRequest{}
-	mi := &file_kera_v1_latency_proto_msgTypes[9]
+	mi := &file_kera_v1_latency_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -898,7 +969,7 @@ func (x *AlterLatencyConstraintRequest) String() string {
 func (*AlterLatencyConstraintRequest) ProtoMessage() {}
 
 func (x *AlterLatencyConstraintRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kera_v1_latency_proto_msgTypes[9]
+	mi := &file_kera_v1_latency_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -911,7 +982,7 @@ func (x *AlterLatencyConstraintRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AlterLatencyConstraintRequest.ProtoReflect.Descriptor instead.
 func (*AlterLatencyConstraintRequest) Descriptor() ([]byte, []int) {
-	return file_kera_v1_latency_proto_rawDescGZIP(), []int{9}
+	return file_kera_v1_latency_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *AlterLatencyConstraintRequest) GetName() string {
@@ -958,7 +1029,7 @@ type AlterLatencyConstraintResponse struct {
 
 func (x *AlterLatencyConstraintResponse) Reset() {
 	*x = AlterLatencyConstraintResponse{}
-	mi := &file_kera_v1_latency_proto_msgTypes[10]
+	mi := &file_kera_v1_latency_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -970,7 +1041,7 @@ func (x *AlterLatencyConstraintResponse) String() string {
 func (*AlterLatencyConstraintResponse) ProtoMessage() {}
 
 func (x *AlterLatencyConstraintResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kera_v1_latency_proto_msgTypes[10]
+	mi := &file_kera_v1_latency_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -983,7 +1054,7 @@ func (x *AlterLatencyConstraintResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AlterLatencyConstraintResponse.ProtoReflect.Descriptor instead.
 func (*AlterLatencyConstraintResponse) Descriptor() ([]byte, []int) {
-	return file_kera_v1_latency_proto_rawDescGZIP(), []int{10}
+	return file_kera_v1_latency_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *AlterLatencyConstraintResponse) GetConstraint() *LatencyConstraint {
@@ -1001,7 +1072,7 @@ type ListLatencyConstraintsRequest struct {
 
 func (x *ListLatencyConstraintsRequest) Reset() {
 	*x = ListLatencyConstraintsRequest{}
-	mi := &file_kera_v1_latency_proto_msgTypes[11]
+	mi := &file_kera_v1_latency_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1013,7 +1084,7 @@ func (x *ListLatencyConstraintsRequest) String() string {
 func (*ListLatencyConstraintsRequest) ProtoMessage() {}
 
 func (x *ListLatencyConstraintsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kera_v1_latency_proto_msgTypes[11]
+	mi := &file_kera_v1_latency_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1026,7 +1097,7 @@ func (x *ListLatencyConstraintsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListLatencyConstraintsRequest.ProtoReflect.Descriptor instead.
 func (*ListLatencyConstraintsRequest) Descriptor() ([]byte, []int) {
-	return file_kera_v1_latency_proto_rawDescGZIP(), []int{11}
+	return file_kera_v1_latency_proto_rawDescGZIP(), []int{12}
 }
 
 type ListLatencyConstraintsResponse struct {
@@ -1039,7 +1110,7 @@ type ListLatencyConstraintsResponse struct {
 
 func (x *ListLatencyConstraintsResponse) Reset() {
 	*x = ListLatencyConstraintsResponse{}
-	mi := &file_kera_v1_latency_proto_msgTypes[12]
+	mi := &file_kera_v1_latency_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1051,7 +1122,7 @@ func (x *ListLatencyConstraintsResponse) String() string {
 func (*ListLatencyConstraintsResponse) ProtoMessage() {}
 
 func (x *ListLatencyConstraintsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kera_v1_latency_proto_msgTypes[12]
+	mi := &file_kera_v1_latency_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1064,7 +1135,7 @@ func (x *ListLatencyConstraintsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListLatencyConstraintsResponse.ProtoReflect.Descriptor instead.
 func (*ListLatencyConstraintsResponse) Descriptor() ([]byte, []int) {
-	return file_kera_v1_latency_proto_rawDescGZIP(), []int{12}
+	return file_kera_v1_latency_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ListLatencyConstraintsResponse) GetConstraints() []*LatencyDescription {
@@ -1083,7 +1154,7 @@ type DeleteLatencyConstraintRequest struct {
 
 func (x *DeleteLatencyConstraintRequest) Reset() {
 	*x = DeleteLatencyConstraintRequest{}
-	mi := &file_kera_v1_latency_proto_msgTypes[13]
+	mi := &file_kera_v1_latency_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1095,7 +1166,7 @@ func (x *DeleteLatencyConstraintRequest) String() string {
 func (*DeleteLatencyConstraintRequest) ProtoMessage() {}
 
 func (x *DeleteLatencyConstraintRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kera_v1_latency_proto_msgTypes[13]
+	mi := &file_kera_v1_latency_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1108,7 +1179,7 @@ func (x *DeleteLatencyConstraintRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteLatencyConstraintRequest.ProtoReflect.Descriptor instead.
 func (*DeleteLatencyConstraintRequest) Descriptor() ([]byte, []int) {
-	return file_kera_v1_latency_proto_rawDescGZIP(), []int{13}
+	return file_kera_v1_latency_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *DeleteLatencyConstraintRequest) GetName() string {
@@ -1126,7 +1197,7 @@ type DeleteLatencyConstraintResponse struct {
 
 func (x *DeleteLatencyConstraintResponse) Reset() {
 	*x = DeleteLatencyConstraintResponse{}
-	mi := &file_kera_v1_latency_proto_msgTypes[14]
+	mi := &file_kera_v1_latency_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1138,7 +1209,7 @@ func (x *DeleteLatencyConstraintResponse) String() string {
 func (*DeleteLatencyConstraintResponse) ProtoMessage() {}
 
 func (x *DeleteLatencyConstraintResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kera_v1_latency_proto_msgTypes[14]
+	mi := &file_kera_v1_latency_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1151,7 +1222,7 @@ func (x *DeleteLatencyConstraintResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteLatencyConstraintResponse.ProtoReflect.Descriptor instead.
 func (*DeleteLatencyConstraintResponse) Descriptor() ([]byte, []int) {
-	return file_kera_v1_latency_proto_rawDescGZIP(), []int{14}
+	return file_kera_v1_latency_proto_rawDescGZIP(), []int{15}
 }
 
 type DescribeLatencyConstraintRequest struct {
@@ -1163,7 +1234,7 @@ type DescribeLatencyConstraintRequest struct {
 
 func (x *DescribeLatencyConstraintRequest) Reset() {
 	*x = DescribeLatencyConstraintRequest{}
-	mi := &file_kera_v1_latency_proto_msgTypes[15]
+	mi := &file_kera_v1_latency_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1175,7 +1246,7 @@ func (x *DescribeLatencyConstraintRequest) String() string {
 func (*DescribeLatencyConstraintRequest) ProtoMessage() {}
 
 func (x *DescribeLatencyConstraintRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kera_v1_latency_proto_msgTypes[15]
+	mi := &file_kera_v1_latency_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1188,7 +1259,7 @@ func (x *DescribeLatencyConstraintRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeLatencyConstraintRequest.ProtoReflect.Descriptor instead.
 func (*DescribeLatencyConstraintRequest) Descriptor() ([]byte, []int) {
-	return file_kera_v1_latency_proto_rawDescGZIP(), []int{15}
+	return file_kera_v1_latency_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *DescribeLatencyConstraintRequest) GetName() string {
@@ -1207,7 +1278,7 @@ type DescribeLatencyConstraintResponse struct {
 
 func (x *DescribeLatencyConstraintResponse) Reset() {
 	*x = DescribeLatencyConstraintResponse{}
-	mi := &file_kera_v1_latency_proto_msgTypes[16]
+	mi := &file_kera_v1_latency_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1219,7 +1290,7 @@ func (x *DescribeLatencyConstraintResponse) String() string {
 func (*DescribeLatencyConstraintResponse) ProtoMessage() {}
 
 func (x *DescribeLatencyConstraintResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kera_v1_latency_proto_msgTypes[16]
+	mi := &file_kera_v1_latency_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1232,7 +1303,7 @@ func (x *DescribeLatencyConstraintResponse) ProtoReflect() protoreflect.Message 
 
 // Deprecated: Use DescribeLatencyConstraintResponse.ProtoReflect.Descriptor instead.
 func (*DescribeLatencyConstraintResponse) Descriptor() ([]byte, []int) {
-	return file_kera_v1_latency_proto_rawDescGZIP(), []int{16}
+	return file_kera_v1_latency_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *DescribeLatencyConstraintResponse) GetDescription() *LatencyDescription {
@@ -1267,7 +1338,7 @@ type LatencyDescription struct {
 
 func (x *LatencyDescription) Reset() {
 	*x = LatencyDescription{}
-	mi := &file_kera_v1_latency_proto_msgTypes[17]
+	mi := &file_kera_v1_latency_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1279,7 +1350,7 @@ func (x *LatencyDescription) String() string {
 func (*LatencyDescription) ProtoMessage() {}
 
 func (x *LatencyDescription) ProtoReflect() protoreflect.Message {
-	mi := &file_kera_v1_latency_proto_msgTypes[17]
+	mi := &file_kera_v1_latency_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1292,7 +1363,7 @@ func (x *LatencyDescription) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LatencyDescription.ProtoReflect.Descriptor instead.
 func (*LatencyDescription) Descriptor() ([]byte, []int) {
-	return file_kera_v1_latency_proto_rawDescGZIP(), []int{17}
+	return file_kera_v1_latency_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *LatencyDescription) GetConstraint() *LatencyConstraint {
@@ -1403,7 +1474,7 @@ type HopDescription struct {
 
 func (x *HopDescription) Reset() {
 	*x = HopDescription{}
-	mi := &file_kera_v1_latency_proto_msgTypes[18]
+	mi := &file_kera_v1_latency_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1415,7 +1486,7 @@ func (x *HopDescription) String() string {
 func (*HopDescription) ProtoMessage() {}
 
 func (x *HopDescription) ProtoReflect() protoreflect.Message {
-	mi := &file_kera_v1_latency_proto_msgTypes[18]
+	mi := &file_kera_v1_latency_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1428,7 +1499,7 @@ func (x *HopDescription) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HopDescription.ProtoReflect.Descriptor instead.
 func (*HopDescription) Descriptor() ([]byte, []int) {
-	return file_kera_v1_latency_proto_rawDescGZIP(), []int{18}
+	return file_kera_v1_latency_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *HopDescription) GetStream() string {
@@ -1522,7 +1593,7 @@ type LatencyConstraintRecord struct {
 
 func (x *LatencyConstraintRecord) Reset() {
 	*x = LatencyConstraintRecord{}
-	mi := &file_kera_v1_latency_proto_msgTypes[19]
+	mi := &file_kera_v1_latency_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1534,7 +1605,7 @@ func (x *LatencyConstraintRecord) String() string {
 func (*LatencyConstraintRecord) ProtoMessage() {}
 
 func (x *LatencyConstraintRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_kera_v1_latency_proto_msgTypes[19]
+	mi := &file_kera_v1_latency_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1547,7 +1618,7 @@ func (x *LatencyConstraintRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LatencyConstraintRecord.ProtoReflect.Descriptor instead.
 func (*LatencyConstraintRecord) Descriptor() ([]byte, []int) {
-	return file_kera_v1_latency_proto_rawDescGZIP(), []int{19}
+	return file_kera_v1_latency_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *LatencyConstraintRecord) GetConstraint() *LatencyConstraint {
@@ -1606,12 +1677,13 @@ const file_kera_v1_latency_proto_rawDesc = "" +
 	"\fWriterAdvice\x12\x1b\n" +
 	"\tstream_id\x18\x01 \x01(\x04R\bstreamId\x12\x1b\n" +
 	"\tlinger_us\x18\x02 \x01(\rR\blingerUs\x12\x19\n" +
-	"\bvalid_ms\x18\x03 \x01(\rR\avalidMs\"\x92\x01\n" +
+	"\bvalid_ms\x18\x03 \x01(\rR\avalidMs\"\xba\x01\n" +
 	"\fReaderAdvice\x12\x1b\n" +
 	"\tstream_id\x18\x01 \x01(\x04R\bstreamId\x12\"\n" +
 	"\rfetch_wait_us\x18\x02 \x01(\rR\vfetchWaitUs\x12&\n" +
 	"\x0ffetch_bytes_min\x18\x03 \x01(\rR\rfetchBytesMin\x12\x19\n" +
-	"\bvalid_ms\x18\x04 \x01(\rR\avalidMs\"\xe5\x01\n" +
+	"\bvalid_ms\x18\x04 \x01(\rR\avalidMs\x12&\n" +
+	"\x0fnext_stream_ids\x18\x05 \x03(\x04R\rnextStreamIds\"\x8e\x02\n" +
 	"\fStreamBudget\x12\x1b\n" +
 	"\tstream_id\x18\x01 \x01(\x04R\bstreamId\x12\x1b\n" +
 	"\twindow_ms\x18\x02 \x01(\rR\bwindowMs\x12\x19\n" +
@@ -1622,7 +1694,12 @@ const file_kera_v1_latency_proto_rawDesc = "" +
 	"handOverUs\x12\x1e\n" +
 	"\n" +
 	"constraint\x18\a \x01(\tR\n" +
-	"constraint\"\x88\x02\n" +
+	"constraint\x12'\n" +
+	"\x04next\x18\b \x03(\v2\x13.kera.v1.NextStreamR\x04next\"P\n" +
+	"\n" +
+	"NextStream\x12%\n" +
+	"\x0econsumer_group\x18\x01 \x01(\tR\rconsumerGroup\x12\x1b\n" +
+	"\tstream_id\x18\x02 \x01(\x04R\bstreamId\"\x88\x02\n" +
 	"\n" +
 	"HopFigures\x12\x1b\n" +
 	"\tstream_id\x18\x01 \x01(\x04R\bstreamId\x12\x1e\n" +
@@ -1761,7 +1838,7 @@ func file_kera_v1_latency_proto_rawDescGZIP() []byte {
 }
 
 var file_kera_v1_latency_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_kera_v1_latency_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
+var file_kera_v1_latency_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
 var file_kera_v1_latency_proto_goTypes = []any{
 	(Hop)(0),                                  // 0: kera.v1.Hop
 	(LatencyStatistic)(0),                     // 1: kera.v1.LatencyStatistic
@@ -1771,53 +1848,55 @@ var file_kera_v1_latency_proto_goTypes = []any{
 	(*WriterAdvice)(nil),                      // 5: kera.v1.WriterAdvice
 	(*ReaderAdvice)(nil),                      // 6: kera.v1.ReaderAdvice
 	(*StreamBudget)(nil),                      // 7: kera.v1.StreamBudget
-	(*HopFigures)(nil),                        // 8: kera.v1.HopFigures
-	(*LatencyConstraint)(nil),                 // 9: kera.v1.LatencyConstraint
-	(*CreateLatencyConstraintRequest)(nil),    // 10: kera.v1.CreateLatencyConstraintRequest
-	(*CreateLatencyConstraintResponse)(nil),   // 11: kera.v1.CreateLatencyConstraintResponse
-	(*AlterLatencyConstraintRequest)(nil),     // 12: kera.v1.AlterLatencyConstraintRequest
-	(*AlterLatencyConstraintResponse)(nil),    // 13: kera.v1.AlterLatencyConstraintResponse
-	(*ListLatencyConstraintsRequest)(nil),     // 14: kera.v1.ListLatencyConstraintsRequest
-	(*ListLatencyConstraintsResponse)(nil),    // 15: kera.v1.ListLatencyConstraintsResponse
-	(*DeleteLatencyConstraintRequest)(nil),    // 16: kera.v1.DeleteLatencyConstraintRequest
-	(*DeleteLatencyConstraintResponse)(nil),   // 17: kera.v1.DeleteLatencyConstraintResponse
-	(*DescribeLatencyConstraintRequest)(nil),  // 18: kera.v1.DescribeLatencyConstraintRequest
-	(*DescribeLatencyConstraintResponse)(nil), // 19: kera.v1.DescribeLatencyConstraintResponse
-	(*LatencyDescription)(nil),                // 20: kera.v1.LatencyDescription
-	(*HopDescription)(nil),                    // 21: kera.v1.HopDescription
-	(*LatencyConstraintRecord)(nil),           // 22: kera.v1.LatencyConstraintRecord
+	(*NextStream)(nil),                        // 8: kera.v1.NextStream
+	(*HopFigures)(nil),                        // 9: kera.v1.HopFigures
+	(*LatencyConstraint)(nil),                 // 10: kera.v1.LatencyConstraint
+	(*CreateLatencyConstraintRequest)(nil),    // 11: kera.v1.CreateLatencyConstraintRequest
+	(*CreateLatencyConstraintResponse)(nil),   // 12: kera.v1.CreateLatencyConstraintResponse
+	(*AlterLatencyConstraintRequest)(nil),     // 13: kera.v1.AlterLatencyConstraintRequest
+	(*AlterLatencyConstraintResponse)(nil),    // 14: kera.v1.AlterLatencyConstraintResponse
+	(*ListLatencyConstraintsRequest)(nil),     // 15: kera.v1.ListLatencyConstraintsRequest
+	(*ListLatencyConstraintsResponse)(nil),    // 16: kera.v1.ListLatencyConstraintsResponse
+	(*DeleteLatencyConstraintRequest)(nil),    // 17: kera.v1.DeleteLatencyConstraintRequest
+	(*DeleteLatencyConstraintResponse)(nil),   // 18: kera.v1.DeleteLatencyConstraintResponse
+	(*DescribeLatencyConstraintRequest)(nil),  // 19: kera.v1.DescribeLatencyConstraintRequest
+	(*DescribeLatencyConstraintResponse)(nil), // 20: kera.v1.DescribeLatencyConstraintResponse
+	(*LatencyDescription)(nil),                // 21: kera.v1.LatencyDescription
+	(*HopDescription)(nil),                    // 22: kera.v1.HopDescription
+	(*LatencyConstraintRecord)(nil),           // 23: kera.v1.LatencyConstraintRecord
 }
 var file_kera_v1_latency_proto_depIdxs = []int32{
 	0,  // 0: kera.v1.HopSample.hop:type_name -> kera.v1.Hop
 	3,  // 1: kera.v1.LatencyReport.samples:type_name -> kera.v1.HopSample
-	0,  // 2: kera.v1.HopFigures.hop:type_name -> kera.v1.Hop
-	1,  // 3: kera.v1.LatencyConstraint.statistic:type_name -> kera.v1.LatencyStatistic
-	9,  // 4: kera.v1.CreateLatencyConstraintRequest.constraint:type_name -> kera.v1.LatencyConstraint
-	9,  // 5: kera.v1.CreateLatencyConstraintResponse.constraint:type_name -> kera.v1.LatencyConstraint
-	1,  // 6: kera.v1.AlterLatencyConstraintRequest.statistic:type_name -> kera.v1.LatencyStatistic
-	9,  // 7: kera.v1.AlterLatencyConstraintResponse.constraint:type_name -> kera.v1.LatencyConstraint
-	20, // 8: kera.v1.ListLatencyConstraintsResponse.constraints:type_name -> kera.v1.LatencyDescription
-	20, // 9: kera.v1.DescribeLatencyConstraintResponse.description:type_name -> kera.v1.LatencyDescription
-	9,  // 10: kera.v1.LatencyDescription.constraint:type_name -> kera.v1.LatencyConstraint
-	2,  // 11: kera.v1.LatencyDescription.state:type_name -> kera.v1.LatencyState
-	21, // 12: kera.v1.LatencyDescription.hops:type_name -> kera.v1.HopDescription
-	0,  // 13: kera.v1.HopDescription.hop:type_name -> kera.v1.Hop
-	9,  // 14: kera.v1.LatencyConstraintRecord.constraint:type_name -> kera.v1.LatencyConstraint
-	10, // 15: kera.v1.Latency.CreateLatencyConstraint:input_type -> kera.v1.CreateLatencyConstraintRequest
-	12, // 16: kera.v1.Latency.AlterLatencyConstraint:input_type -> kera.v1.AlterLatencyConstraintRequest
-	14, // 17: kera.v1.Latency.ListLatencyConstraints:input_type -> kera.v1.ListLatencyConstraintsRequest
-	16, // 18: kera.v1.Latency.DeleteLatencyConstraint:input_type -> kera.v1.DeleteLatencyConstraintRequest
-	18, // 19: kera.v1.Latency.DescribeLatencyConstraint:input_type -> kera.v1.DescribeLatencyConstraintRequest
-	11, // 20: kera.v1.Latency.CreateLatencyConstraint:output_type -> kera.v1.CreateLatencyConstraintResponse
-	13, // 21: kera.v1.Latency.AlterLatencyConstraint:output_type -> kera.v1.AlterLatencyConstraintResponse
-	15, // 22: kera.v1.Latency.ListLatencyConstraints:output_type -> kera.v1.ListLatencyConstraintsResponse
-	17, // 23: kera.v1.Latency.DeleteLatencyConstraint:output_type -> kera.v1.DeleteLatencyConstraintResponse
-	19, // 24: kera.v1.Latency.DescribeLatencyConstraint:output_type -> kera.v1.DescribeLatencyConstraintResponse
-	20, // [20:25] is the sub-list for method output_type
-	15, // [15:20] is the sub-list for method input_type
-	15, // [15:15] is the sub-list for extension type_name
-	15, // [15:15] is the sub-list for extension extendee
-	0,  // [0:15] is the sub-list for field type_name
+	8,  // 2: kera.v1.StreamBudget.next:type_name -> kera.v1.NextStream
+	0,  // 3: kera.v1.HopFigures.hop:type_name -> kera.v1.Hop
+	1,  // 4: kera.v1.LatencyConstraint.statistic:type_name -> kera.v1.LatencyStatistic
+	10, // 5: kera.v1.CreateLatencyConstraintRequest.constraint:type_name -> kera.v1.LatencyConstraint
+	10, // 6: kera.v1.CreateLatencyConstraintResponse.constraint:type_name -> kera.v1.LatencyConstraint
+	1,  // 7: kera.v1.AlterLatencyConstraintRequest.statistic:type_name -> kera.v1.LatencyStatistic
+	10, // 8: kera.v1.AlterLatencyConstraintResponse.constraint:type_name -> kera.v1.LatencyConstraint
+	21, // 9: kera.v1.ListLatencyConstraintsResponse.constraints:type_name -> kera.v1.LatencyDescription
+	21, // 10: kera.v1.DescribeLatencyConstraintResponse.description:type_name -> kera.v1.LatencyDescription
+	10, // 11: kera.v1.LatencyDescription.constraint:type_name -> kera.v1.LatencyConstraint
+	2,  // 12: kera.v1.LatencyDescription.state:type_name -> kera.v1.LatencyState
+	22, // 13: kera.v1.LatencyDescription.hops:type_name -> kera.v1.HopDescription
+	0,  // 14: kera.v1.HopDescription.hop:type_name -> kera.v1.Hop
+	10, // 15: kera.v1.LatencyConstraintRecord.constraint:type_name -> kera.v1.LatencyConstraint
+	11, // 16: kera.v1.Latency.CreateLatencyConstraint:input_type -> kera.v1.CreateLatencyConstraintRequest
+	13, // 17: kera.v1.Latency.AlterLatencyConstraint:input_type -> kera.v1.AlterLatencyConstraintRequest
+	15, // 18: kera.v1.Latency.ListLatencyConstraints:input_type -> kera.v1.ListLatencyConstraintsRequest
+	17, // 19: kera.v1.Latency.DeleteLatencyConstraint:input_type -> kera.v1.DeleteLatencyConstraintRequest
+	19, // 20: kera.v1.Latency.DescribeLatencyConstraint:input_type -> kera.v1.DescribeLatencyConstraintRequest
+	12, // 21: kera.v1.Latency.CreateLatencyConstraint:output_type -> kera.v1.CreateLatencyConstraintResponse
+	14, // 22: kera.v1.Latency.AlterLatencyConstraint:output_type -> kera.v1.AlterLatencyConstraintResponse
+	16, // 23: kera.v1.Latency.ListLatencyConstraints:output_type -> kera.v1.ListLatencyConstraintsResponse
+	18, // 24: kera.v1.Latency.DeleteLatencyConstraint:output_type -> kera.v1.DeleteLatencyConstraintResponse
+	20, // 25: kera.v1.Latency.DescribeLatencyConstraint:output_type -> kera.v1.DescribeLatencyConstraintResponse
+	21, // [21:26] is the sub-list for method output_type
+	16, // [16:21] is the sub-list for method input_type
+	16, // [16:16] is the sub-list for extension type_name
+	16, // [16:16] is the sub-list for extension extendee
+	0,  // [0:16] is the sub-list for field type_name
 }
 
 func init() { file_kera_v1_latency_proto_init() }
@@ -1825,14 +1904,14 @@ func file_kera_v1_latency_proto_init() {
 	if File_kera_v1_latency_proto != nil {
 		return
 	}
-	file_kera_v1_latency_proto_msgTypes[9].OneofWrappers = []any{}
+	file_kera_v1_latency_proto_msgTypes[10].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kera_v1_latency_proto_rawDesc), len(file_kera_v1_latency_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   20,
+			NumMessages:   21,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -84,6 +84,17 @@ async def test_a_reader_gets_advice_and_its_samples_count(broker: Broker) -> Non
     assert hops(broker) == [Hop.PREFETCH]
 
 
+async def test_a_reader_is_told_where_its_group_writes_to(broker: Broker) -> None:
+    pairs = [("app", 8), ("app", 9), ("other", 10), ("app", 8)]
+    following = [latency_pb2.NextStream(consumer_group=group, stream_id=stream_id) for group, stream_id in pairs]
+    budget = latency_pb2.StreamBudget(stream_id=STREAM_ID, window_ms=10_000, next=following)
+    broker.broker.latency.set_budgets(1, [budget])
+    for group, next_ids in (("app", [8, 9]), ("nobody", []), ("", [])):
+        report = latency_pb2.LatencyReport(samples=[latency_pb2.HopSample(stream_id=STREAM_ID, consumer_group=group)])
+        (advice,) = read(broker, report).advice
+        assert list(advice.next_stream_ids) == next_ids
+
+
 async def test_a_reader_may_only_report(broker: Broker) -> None:
     """Who is pushed to has no other request for it to ride on."""
     broker.broker.latency.set_budgets(1, [BUDGET])

@@ -1,0 +1,109 @@
+"""What producers tell of records that an application makes of what it took. All orders are in tests/property."""
+
+import asyncio
+import gc
+
+import pyarrow as pa
+import pytest
+
+from kera.client.cluster.at_work import OPEN_MAX, AtWork
+from kera.client.producing.producer import Producer
+from tests.unit.client.conftest import MakeProducer
+from tests.unit.client.support import FakeCluster
+
+STREAM_ID = 7
+
+
+@pytest.fixture
+async def producer(cluster: FakeCluster, make_producer: MakeProducer) -> Producer:
+    made = make_producer(cluster, linger_ms=60_000)
+    await made.prepare("s")
+    return made
+
+
+async def test_the_first_record_counts_that_goes_to_a_chunk_which_is_open(
+    cluster: FakeCluster, producer: Producer
+) -> None:
+    at_work = cluster.at_work
+    producer.send("s", b"before", streamlet=0)
+    job = at_work.begin([STREAM_ID], asyncio.get_running_loop().time())
+    assert at_work.first_us(job) is None
+    producer.send("s", b"made of it", streamlet=0)
+    first_us = at_work.first_us(job)
+    assert first_us is not None
+    producer.send("s", b"later", streamlet=0)
+    await producer.flush()
+    assert at_work.first_us(job) == first_us
+
+
+async def test_it_is_seen_also_when_its_chunk_was_sent_meanwhile(cluster: FakeCluster, producer: Producer) -> None:
+    at_work = cluster.at_work
+    producer.send("s", b"before", streamlet=0)
+    job = at_work.begin([STREAM_ID], asyncio.get_running_loop().time())
+    producer.send("s", b"made of it", streamlet=0)
+    await producer.flush()
+    assert at_work.first_us(job) is not None
+
+
+async def test_what_goes_to_another_stream_is_not_made_of_it(cluster: FakeCluster, producer: Producer) -> None:
+    job = cluster.at_work.begin([STREAM_ID + 1], 0.0)
+    producer.send("s", b"another one")
+    await producer.send_batch("s", pa.RecordBatch.from_pydict({"value": [b"x"]}))
+    await producer.flush()
+    assert cluster.at_work.first_us(job) is None
+
+
+@pytest.mark.parametrize("rows", [1, 4_000])
+async def test_rows_of_a_batch_count_however_they_go(
+    cluster: FakeCluster, make_producer: MakeProducer, rows: int
+) -> None:
+    for linger_ms in (0, 60_000):
+        producer = make_producer(cluster, linger_ms=linger_ms)
+        await producer.prepare("s")
+        job = cluster.at_work.begin([STREAM_ID], asyncio.get_running_loop().time())
+        await producer.send_batch("s", pa.RecordBatch.from_pydict({"value": [b"x" * 100] * rows}))
+        assert cluster.at_work.first_us(job) is not None
+        cluster.at_work.end(job)
+        await producer.flush()
+
+
+class Chunk:
+    opened_s = 0.0
+
+    def __init__(self, *times_s: float) -> None:
+        self.times_s = times_s
+
+
+class Writer:
+    def __init__(self, *chunks: Chunk) -> None:
+        self.open_chunks = dict(enumerate(chunks))
+
+
+def test_of_many_open_chunks_some_are_looked_at() -> None:
+    at_work = AtWork(lambda: 1_000_000)
+    writer = Writer(*[Chunk(0.5)] * OPEN_MAX, Chunk(1.5))
+    at_work.add_writer(STREAM_ID, writer)
+    job = at_work.begin([STREAM_ID], 0.0)
+    assert at_work.first_us(job) is None
+    other = Writer(Chunk(0.5), Chunk(1.25))
+    at_work.add_writer(STREAM_ID, other)
+    assert at_work.first_us(job) == 250_000
+
+
+def test_a_clock_that_is_set_back_makes_no_time_that_is_below_nothing() -> None:
+    at_work = AtWork(lambda: 1_000_000)
+    job = at_work.begin([STREAM_ID], 5.0)
+    at_work.accepted(STREAM_ID, 4.0)
+    assert at_work.first_us(job) == 0
+
+
+def test_who_is_dropped_leaves_nothing() -> None:
+    at_work = AtWork(lambda: 0)
+    job, writer = at_work.begin([STREAM_ID], 0.0), Writer(Chunk(1.0))
+    at_work.add_writer(STREAM_ID, writer)
+    del job, writer
+    gc.collect()
+    other = at_work.begin([STREAM_ID], 0.0)
+    assert at_work.first_us(other) is None
+    at_work.end(other)
+    assert not at_work.pending
