@@ -110,10 +110,12 @@ def test_with_security_one_sees_what_one_may_see_and_is_told_of_the_rest(tmp_pat
         async def prepare() -> None:
             await secured.make_user("admin")
             await secured.make_user("alice")
+            await secured.make_user("bob")
             await secured.grant("user:alice", "stream:hers*", Operation.READ, Operation.DESCRIBE)
             async with await secured.client("admin") as admin:
                 for name in ("hers", "others"):
                     await admin.admin.create_stream(name)
+                    await admin.latency.create(f"late-{name}", [name], 100)
 
         def seen_by(user: str) -> dict[str, Any]:
             env = {"KERA_CLIENT_TLS_CA": str(secured.ca), "KERA_CLIENT_USER": user, "KERA_CLIENT_PASSWORD": PASSWORD}
@@ -124,8 +126,15 @@ def test_with_security_one_sees_what_one_may_see_and_is_told_of_the_rest(tmp_pat
         assert [each["name"] for each in everything["streams"]] == ["hers", "others"]
         assert everything["notes"] == []
         assert everything["brokers"][0]["loop"] is not None
+        assert [each["name"] for each in everything["constraints"]] == ["late-hers", "late-others"]
 
         hers = seen_by("alice")
         assert [each["name"] for each in hers["streams"]] == ["hers"]
         assert hers["streams"][0]["records_in"] is None
+        assert [(each["name"], len(each["hops"])) for each in hers["constraints"]] == [("late-hers", 3)]
+        assert not any("latency" in note for note in hers["notes"])
         assert any(note.startswith("you may not see figures of daemons: ") for note in hers["notes"]), hers["notes"]
+
+        none = seen_by("bob")
+        assert (none["constraints"], none["totals"]["constraints"]) == ([], 0)
+        assert not any("latency" in note for note in none["notes"])

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 BAR_CHARS = 60
 """Of the limit, or of all that it takes where that is more."""
+BAR_CHARS_MIN = 20
 LETTERS = {"gather": "g", "send": "s", "replicate": "r", "hand-over": "h", "prefetch": "p", "work": "w"}
 FILLING = ("gather", "replicate", "hand-over")
 """Hops whose buffers are advised how long to wait."""
@@ -56,7 +57,7 @@ def described(found: LatencyDescription) -> str:
         )
     ]
     if known:
-        lines += ["", "\n".join(bars(found.hops, constraint))]
+        lines += ["", "\n".join(bars(found.hops, constraint.limit_ms * 1000, by_p99=constraint.statistic == "p99"))]
     if found.hops:
         lines += ["", table(HEADING, map(_row, found.hops))]
     return "\n".join(lines)
@@ -68,22 +69,22 @@ def of_which(constraint: LatencyConstraint) -> str:
     return f"for {which} over {format_ms(constraint.window_ms)}"
 
 
-def bars(hops: Sequence[LatencyHop], constraint: LatencyConstraint) -> Iterator[str]:
-    """Lines with what the hops of each stream take, and one for the limit."""
-    limit_us = constraint.limit_ms * 1000
-    taken = [_took_us(hop, constraint) for hop in hops]
-    scale = BAR_CHARS / max(limit_us, sum(taken), 1)
-    width = max(len("limit"), *(len(hop.stream) for hop in hops))
+def bars(hops: Sequence[LatencyHop], limit_us: float, *, by_p99: bool, width: int | None = None) -> Iterator[str]:
+    """Lines with what the hops of each stream take, and one for the limit. `width`: of all of a line, in characters."""
+    taken = [hop.p99_us if by_p99 else hop.mean_us for hop in hops]
+    names = max(len("limit"), *(len(hop.stream) for hop in hops))
+    chars = BAR_CHARS if width is None else max(BAR_CHARS_MIN, min(BAR_CHARS, width - names - len("  " * 2) - 8))
+    scale = chars / max(limit_us, sum(taken), 1)
     place_us = 0.0
     for stream, some in groupby(zip(hops, taken, strict=True), key=lambda pair: pair[0].stream):
         bar, begun_us = " " * round(place_us * scale), place_us
         for hop, took_us in some:
             place_us += took_us
             bar += LETTERS.get(hop.hop, "?") * (round(place_us * scale) - len(bar))
-        yield f"{stream.ljust(width)}  {bar.ljust(BAR_CHARS)}  {in_ms(place_us - begun_us):>8}"
+        yield f"{stream.ljust(names)}  {bar.ljust(chars)}  {in_ms(place_us - begun_us):>8}"
     end = max(1, round(limit_us * scale))
-    yield f"{'limit'.ljust(width)}  {('-' * (end - 1) + '|').ljust(BAR_CHARS)}  {in_ms(limit_us):>8}"
-    yield f"{' ' * width}  {'  '.join(f'{letter} {hop}' for hop, letter in LETTERS.items())}"
+    yield f"{'limit'.ljust(names)}  {('-' * (end - 1) + '|').ljust(chars)}  {in_ms(limit_us):>8}"
+    yield f"{' ' * names}  {'  '.join(f'{letter} {hop}' for hop, letter in LETTERS.items())}"
 
 
 def listed(found: Iterable[LatencyDescription]) -> str:
@@ -121,7 +122,3 @@ def _row(hop: LatencyHop) -> tuple[object, ...]:
         in_ms(hop.advised_us) if hop.hop in FILLING and hop.allowed_us + hop.advised_us else "",
         "<- too long" if hop.violates else " ",
     )
-
-
-def _took_us(hop: LatencyHop, constraint: LatencyConstraint) -> int:
-    return hop.p99_us if constraint.statistic == "p99" else hop.mean_us

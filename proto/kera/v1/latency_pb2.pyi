@@ -540,7 +540,7 @@ class ListLatencyConstraintsResponse(_message.Message):
     CONSTRAINTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def constraints(self) -> _containers.RepeatedCompositeFieldContainer[Global___LatencyDescription]:
-        """By name, without their hops."""
+        """By name, without their hops, but for the worst of each."""
 
     def __init__(
         self,
@@ -646,6 +646,7 @@ class LatencyDescription(_message.Message):
     CREATED_BY_FIELD_NUMBER: _builtins.int
     CHANGED_US_FIELD_NUMBER: _builtins.int
     CHANGED_BY_FIELD_NUMBER: _builtins.int
+    WORST_HOP_FIELD_NUMBER: _builtins.int
     state: Global___LatencyState.ValueType
     reason: _builtins.str
     """Of the state, for people; may be empty."""
@@ -664,6 +665,10 @@ class LatencyDescription(_message.Message):
     def constraint(self) -> Global___LatencyConstraint: ...
     @_builtins.property
     def hops(self) -> _containers.RepeatedCompositeFieldContainer[Global___HopDescription]: ...
+    @_builtins.property
+    def worst_hop(self) -> Global___HopDescription:
+        """Of those that were measured: the one that is furthest beyond its part, or, while the constraint is held, that takes most."""
+
     def __init__(
         self,
         *,
@@ -679,10 +684,11 @@ class LatencyDescription(_message.Message):
         created_by: _builtins.str = ...,
         changed_us: _builtins.int = ...,
         changed_by: _builtins.str = ...,
+        worst_hop: Global___HopDescription | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["constraint", b"constraint"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["constraint", b"constraint", "worst_hop", b"worst_hop"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed_by", b"changed_by", "changed_us", b"changed_us", "constraint", b"constraint", "created_by", b"created_by", "created_us", b"created_us", "hops", b"hops", "least_limit_us", b"least_limit_us", "mean_us", b"mean_us", "p99_us", b"p99_us", "reason", b"reason", "state", b"state", "violations", b"violations"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed_by", b"changed_by", "changed_us", b"changed_us", "constraint", b"constraint", "created_by", b"created_by", "created_us", b"created_us", "hops", b"hops", "least_limit_us", b"least_limit_us", "mean_us", b"mean_us", "p99_us", b"p99_us", "reason", b"reason", "state", b"state", "violations", b"violations", "worst_hop", b"worst_hop"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -24,6 +24,7 @@ from tests.unit.cli.top_support import (
     backup,
     broker,
     cluster,
+    constraint,
     counted,
     entry,
     figures,
@@ -367,6 +368,7 @@ def test_every_column_can_be_sorted_by_and_has_a_text(view: object) -> None:
             groups=[group("g"), group("h", 0, 5)],
             lags={"g": looks("g", [entry("s", 3)])},
             findings=[ok("disks", "well"), problem("broker 1", "not well", "mend it")],
+            constraints=[constraint("c"), constraint("d", "unknown", 0)],
         )
     )
     for each in VIEWS:

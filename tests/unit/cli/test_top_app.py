@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, cast
@@ -15,7 +16,20 @@ from kera.cli.app import app as command_line
 from kera.cli.diagnosis.findings import problem
 from kera.cli.top._app import Details, Help, Options, Top
 from kera.cli.top._sample import Sample, Trouble
-from tests.unit.cli.top_support import NOW_US, cluster, counted, entry, figures, group, looks, sample, stream, two
+from tests.unit.cli.top_support import (
+    NOW_US,
+    cluster,
+    constraint,
+    counted,
+    entry,
+    figures,
+    group,
+    hop,
+    looks,
+    sample,
+    stream,
+    two,
+)
 
 pytestmark = pytest.mark.timeout(60)
 NAMES = ["alpha", "beta", "gamma[red]"]
@@ -47,7 +61,7 @@ class Collected:
     def __init__(self, found: Sample) -> None:
         self.found = found
         self.asked = 0
-        self.wanted_group = ""
+        self.wanted_group = self.wanted_constraint = ""
 
     async def sample(self) -> Sample:
         self.asked += 1
@@ -98,9 +112,9 @@ async def test_keys_go_through_the_views() -> None:
         await screen.press("tab")
         assert screen.column() == ["readers"]
         assert "nobody has read" not in screen.text("why")
-        await screen.press("tab", "tab")
+        await screen.press("tab", "tab", "tab")
         assert screen.column() == ["1", "2"]
-        await screen.press("shift+tab")
+        await screen.press("shift+tab", "shift+tab")
         assert screen.column() == ["problem"]
         assert "start it" in screen.text("why")
 
@@ -177,6 +191,24 @@ async def test_help_comes_and_goes_by_any_key_and_q_quits() -> None:
             await asyncio.sleep(0)
 
 
+async def test_a_latency_constraint_is_opened_and_its_hops_come_at_once() -> None:
+    """Without waiting for the next refresh, which is an hour from now."""
+    late = constraint("late", "violated", 600_000, reason="the mean is 600 ms")
+    async with running(seen(constraints=[constraint("on-time"), late]), view="latency") as screen:
+        assert screen.column() == ["late", "on-time"]
+        assert "the mean is 600 ms" in screen.text("why")
+        in_full = dataclasses.replace(late, hops=(hop("clicks", "work", 600_000, "enrich"),))
+        screen.collected.found = seen(constraints=[late], hops={"late": in_full})
+        await screen.press("enter")
+        async with asyncio.timeout(30):
+            while "wwww" not in screen.text("details"):
+                await asyncio.sleep(0)
+        assert screen.collected.wanted_constraint == "late"
+        await screen.press("escape")
+        await screen.see(seen(constraints=[]))
+        assert screen.collected.wanted_constraint == ""
+
+
 async def test_what_is_wrong_with_the_view_itself_is_above_it() -> None:
     async with running() as screen:
         await screen.see(seen(cluster_trouble=Trouble("connection refused", NOW_US)))
@@ -189,7 +221,7 @@ async def test_what_is_wrong_with_the_view_itself_is_above_it() -> None:
 async def test_a_first_look_at_nothing_is_borne() -> None:
     nothing = Sample(1.0, NOW_US, cluster_trouble=Trouble("may not", NOW_US, refused=True))
     async with running(nothing) as screen:
-        for key in "12345":
+        for key in "123456":
             await screen.press(key, "enter", "down")
             assert screen.column() == []
 

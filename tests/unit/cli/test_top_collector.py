@@ -11,12 +11,12 @@ from kera.cli.top import _collector
 from kera.cli.top._collector import GROUPS_LOOKED_AT, Collector
 from kera.cli.top._polling import SLOW_S, Poll, all_within
 from kera.cli.top._sample import Trouble
-from kera.client import ClusterDescription, ConsumerGroupDescription, ConsumerGroupSummary
+from kera.client import ClusterDescription, ConsumerGroupDescription, ConsumerGroupSummary, LatencyDescription
 from kera.client.admin.daemons import read_figures
 from kera.client.admin.watching import StreamSummary, Watch
-from kera.core.errors import InvalidArgument, NotAllowed, ProtocolError, Unavailable
+from kera.core.errors import InvalidArgument, NotAllowed, ProtocolError, Unavailable, UnknownLatencyConstraint
 from kera.v1 import daemon_pb2
-from tests.unit.cli.top_support import cluster, group, stream
+from tests.unit.cli.top_support import cluster, constraint, group, hop, stream
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -162,6 +162,7 @@ class FakeWatch:
     def __init__(self) -> None:
         self.described: ClusterDescription | Exception = cluster(brokers=2)
         self.listed: list[ConsumerGroupSummary] = []
+        self.late: list[LatencyDescription] | Exception = []
         self.looked_at: list[str] = []
         self.gone: set[str] = set()
         self.channels: dict[str, FakeChannel] = {
@@ -190,6 +191,17 @@ class FakeWatch:
         if name in self.gone:
             raise InvalidArgument("it is gone")
         return ConsumerGroupDescription(name, (), ())
+
+    async def constraints(self) -> list[LatencyDescription]:
+        if isinstance(self.late, Exception):
+            raise self.late
+        return self.late
+
+    async def constraint(self, name: str) -> LatencyDescription:
+        self.looked_at.append(name)
+        if name in self.gone:
+            raise UnknownLatencyConstraint(f"there is no latency constraint {name!r}", name=name)
+        return constraint(name, hops=(hop("clicks", "send", 1),))
 
     def channel(self, address: str) -> FakeChannel:
         return self.channels[address]
@@ -311,3 +323,37 @@ async def test_a_daemon_that_tells_of_streams_again_and_again_is_not_believed() 
     odd.streams.add(stream_id=3)
     with pytest.raises(ProtocolError, match="out of order"):
         await read_figures(cast("Any", FakeChannel(odd)), streams_max=100, timeout_s=1)
+
+
+# -- latency constraints -------------------------------------------------------------------------------------------
+
+
+async def test_of_a_live_view_only_the_constraint_that_is_open_is_looked_at_in_full(
+    collector: Collector, watch: FakeWatch
+) -> None:
+    watch.late = [constraint("a"), constraint("b")]
+    found = await collector.sample()
+    assert ([each.constraint.name for each in found.constraints], found.hops) == (["a", "b"], {})
+    collector.wanted_constraint = "b"
+    assert set((await collector.sample()).hops) == {"b"}
+    watch.gone = {"b"}
+    assert (await collector.sample()).hops == {}
+
+
+async def test_of_a_document_those_that_are_not_held_are_looked_at_first(watch: FakeWatch, now: Now) -> None:
+    collector = Collector(cast("Watch", watch), cast("Any", now), patience_s=10, hops_of_max=3)
+    watch.late = [constraint(f"c{number}", "violated" if number > 7 else "held") for number in range(10)]
+    assert set((await collector.sample()).hops) == {"c8", "c9", "c0"}
+    await collector.close()
+
+
+async def test_many_constraints_are_listed_seldom_and_a_refusal_is_no_end(
+    collector: Collector, watch: FakeWatch, now: Now
+) -> None:
+    watch.late = [constraint(f"c{number}") for number in range(_collector.MANY_CONSTRAINTS + 1)]
+    assert len((await collector.sample()).constraints) == _collector.MANY_CONSTRAINTS + 1
+    watch.late = NotAllowed("you may not")
+    for seconds, refused in ((_collector.MANY_EVERY_S - 1, False), (2, True)):
+        now.s += seconds
+        trouble = (await collector.sample()).constraints_trouble
+        assert (trouble is not None and trouble.refused) is refused

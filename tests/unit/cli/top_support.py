@@ -1,7 +1,7 @@
 """Samples of a cluster that is not there, for what is shown of it."""
 
 import dataclasses
-from typing import Any
+from typing import Any, cast
 
 from kera.cli.top._sample import Lagging, Sample, Two, TwoLags
 from kera.client import (
@@ -10,6 +10,9 @@ from kera.client import (
     ClusterDescription,
     ConsumerGroupDescription,
     ConsumerGroupSummary,
+    LatencyConstraint,
+    LatencyDescription,
+    LatencyHop,
 )
 from kera.client.admin.consumer_groups import ConsumerLag, EntryProgress, MemberDescription
 from kera.client.admin.daemons import DaemonFigures, Labels, StreamFigures
@@ -84,6 +87,19 @@ def member(consumed: int = 0, **fields: Any) -> MemberDescription:
 
 def group(name: str, members: int = 1, idle_ms: int = 0, streams: tuple[str, ...] = ("s",)) -> ConsumerGroupSummary:
     return ConsumerGroupSummary(name, streams, members, idle_ms)
+
+
+def hop(stream_name: str, name: str, mean_us: int, reader: str = "", **fields: Any) -> LatencyHop:
+    made = LatencyHop(stream_name, name, reader, 9, mean_us, 2 * mean_us, 3 * mean_us, 7, mean_us, 0, violates=False)
+    return dataclasses.replace(made, **fields)
+
+
+def constraint(name: str, state: str = "held", mean_us: int = 150_000, **fields: Any) -> LatencyDescription:
+    """Of at most 300 ms. As a list has it, unless it gets its hops; nothing was measured of it if it took no time."""
+    of = LatencyConstraint(name, ("clicks", "group:enrich", "visits"), 300.0, 15_000, fields.pop("statistic", "mean"))
+    made = LatencyDescription(of, cast("Any", state), "", mean_us, 2 * mean_us, 0, 0, ())
+    worst = hop("clicks", "work", mean_us, "enrich") if mean_us else None
+    return dataclasses.replace(made, **{"worst_hop": worst, **fields})
 
 
 def looks(

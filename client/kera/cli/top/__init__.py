@@ -2,7 +2,7 @@
 
     _sample     what was seen at one moment
     _rates      rates of what is counted, of two answers
-    _rows       what is shown; made by _members, _groups and _snapshot
+    _rows       what is shown; made by _members, _groups, _constraints and _snapshot
     _text       numbers as they stand there
     _views      columns, order, filter: which rows are on the screen
     _details    one row in full
@@ -44,7 +44,7 @@ REQUEST_MS = 3000
 """A view shows what does not answer, and asks again: it does not wait as long as a program that has work to do."""
 PATIENCE_S = 4.0
 """Of what is printed once, and of the first look: time for whoever is slow."""
-VIEW_NAMES = ("brokers", "backups", "streams", "groups", "findings")
+VIEW_NAMES = ("brokers", "backups", "streams", "groups", "findings", "latency")
 
 
 def top(
@@ -56,13 +56,15 @@ def top(
         help=f"Between two refreshes, and what rates are over: {INTERVAL_S_MIN} to {INTERVAL_S_MAX:.0f}.",
     ),
     view: str = typer.Option("brokers", "--view", metavar="NAME", help=f"To begin with: {', '.join(VIEW_NAMES)}."),
-    wanted: str = typer.Option("", "--filter", metavar="TEXT", help="Only streams and groups that have it in a row."),
+    wanted: str = typer.Option(
+        "", "--filter", metavar="TEXT", help="Only streams, groups and latency constraints that have it in a row."
+    ),
     once: bool = typer.Option(False, "--once", help="Print one snapshot and end; so does --output json or yaml."),
     rows: int = typer.Option(20, "--rows", min=1, max=1_000_000, metavar="N", help="Of each table, with --once."),
     output: Output = OUTPUT_OPTION,
     bootstrap: str = BOOTSTRAP_OPTION,
 ) -> None:
-    """Watch brokers, backups, streams, consumer groups and Spark queries: rates, lag, memory, and who is slow and why.
+    """Watch brokers, backups, streams, consumer groups and Spark queries: rates, lag, latency, and who is slow and why.
 
     Press ? in it for its keys. Without a terminal, --json or --once print what it shows.
     """
@@ -90,12 +92,13 @@ def _print(found: Snapshot, output: Output, wanted: str, rows: int) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _collecting(bootstrap: str) -> AsyncIterator[Collector]:
-    from kera.cli.top._collector import Collector
+async def _collecting(bootstrap: str, *, in_full: bool = False) -> AsyncIterator[Collector]:
+    """`in_full`: with the hops of latency constraints, see `Collector`."""
+    from kera.cli.top._collector import HOPS_OF_MAX, Collector
     from kera.client.admin.watching import Watch
 
     async with connected(bootstrap, retry_timeout_ms=RETRY_MS, request_timeout_ms=REQUEST_MS) as client:
-        collector = Collector(Watch(client.admin))
+        collector = Collector(Watch(client.admin), hops_of_max=HOPS_OF_MAX if in_full else 0)
         try:
             yield collector
         finally:
@@ -117,7 +120,7 @@ async def _once(bootstrap: str, interval_s: float) -> Snapshot:
 
     from kera.cli.top._snapshot import snapshot
 
-    async with _collecting(bootstrap) as collector:
+    async with _collecting(bootstrap, in_full=True) as collector:
         await _first(collector, bootstrap)
         await asyncio.sleep(interval_s)
         return snapshot(await collector.sample(patience_s=PATIENCE_S))

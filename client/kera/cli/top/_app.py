@@ -23,15 +23,15 @@ from kera.cli.top._rows import Snapshot
 from kera.cli.top._sample import Sample
 from kera.cli.top._snapshot import snapshot
 from kera.cli.top._text import time_of_day
-from kera.cli.top._views import BY_NAME, VIEWS, Column, Order, View, shown
+from kera.cli.top._views import BY_NAME, FILTERED, VIEWS, Column, Order, View, shown
 
-WELL = {"alive", "ok", "idle"}
-"""States of what is as it should be."""
+PROSE = {"WHY", "WORST HOP"}
+"""Columns of words, though what is most in them comes first."""
 INTERVALS_S = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 """Between which + and - choose."""
-KEYS = "1-5 view  Enter open  / filter  < > sort  r reverse  p pause  ? help  q quit"
+KEYS = "1-6 view  Enter open  / filter  < > sort  r reverse  p pause  ? help  q quit"
 HELP = """\
- 1 to 5, Tab    brokers, backups, streams, groups, findings
+ 1 to 6, Tab    brokers, backups, streams, groups, findings, latency
  up, down       choose a row; what is wrong with it is below the table
  Enter          look at it in full; Esc goes back
  < >            sort by the column to the left, to the right
@@ -54,6 +54,9 @@ HELP = """\
  BEHIND         age of the oldest record that a group has not read
  KIND           consumers that share streams; spark: a query; cursor: of a
                 query or a program that has named it itself
+ MEAN, P99      what records take for the path of a latency constraint
+ USED           part of its limit, of that which the limit is of
+ VIOL           windows in which it was not held
 
  - is what nobody knows (yet). Any key goes back."""
 
@@ -64,7 +67,7 @@ class Options(NamedTuple):
     interval_s: float
     view: str
     wanted: str
-    """A filter of streams and groups."""
+    """A filter of those views that have one."""
 
 
 class Help(ModalScreen[None]):
@@ -127,11 +130,12 @@ class Top(App[None]):
     Screen { background: $background; }
     #heading { height: auto; text-style: bold; padding: 0 1; }
     #notes { height: auto; max-height: 4; padding: 0 1; color: $warning; text-style: bold; display: none; }
-    #tabs { height: 1; padding: 0 1; background: $panel; }
+    #tabs { height: auto; max-height: 2; padding: 0 1; background: $panel; }
     DataTable { height: 1fr; scrollbar-size-vertical: 1; scrollbar-size-horizontal: 0; background: $background; }
     #why { height: auto; max-height: 3; padding: 0 1; color: $warning; }
     #filter { height: 1; border: none; padding: 0 1; display: none; }
     #keys { height: 1; padding: 0 1; background: $panel; }
+    VerticalScroll { scrollbar-size-vertical: 1; }
     #help, #details { padding: 0 1; height: auto; }
     Help { align: center middle; }
     Help VerticalScroll { width: 78; max-width: 100%; height: 90%; background: $panel; }
@@ -160,7 +164,7 @@ class Top(App[None]):
         self._interval_s = options.interval_s
         self._view = BY_NAME[options.view]
         self._orders = {view.name: Order.of(view) for view in VIEWS}
-        for name in ("streams", "groups"):
+        for name in FILTERED:
             self._orders[name] = self._orders[name]._replace(filter=options.wanted)
         self._found = snapshot(first)
         self._paused = False
@@ -202,8 +206,9 @@ class Top(App[None]):
     async def look(self) -> None:
         """Ask once, and show what came of it."""
         screen = self.screen
-        is_group = isinstance(screen, Details) and screen.view.name == "groups"
-        self._collector.wanted_group = screen.key if is_group and isinstance(screen, Details) else ""
+        view, key = (screen.view.name, screen.key) if isinstance(screen, Details) else ("", "")
+        self._collector.wanted_group = key if view == "groups" else ""
+        self._collector.wanted_constraint = key if view == "latency" else ""
         sample = await self._collector.sample()
         found = await asyncio.to_thread(snapshot, sample)  # of ten thousand streams it takes a while: keys go on
         if not self._paused:
@@ -358,6 +363,8 @@ class Top(App[None]):
         """Look at a row in full."""
         if 0 <= event.cursor_row < len(self._keys):
             self.push_screen(Details(self._view, self._keys[event.cursor_row]))
+            if self._view.name == "latency" and not self._paused:
+                self.run_worker(self.look())  # at once: only of the one that is open the hops are asked for
 
 
 def _arrow(falling: bool) -> str:
@@ -367,6 +374,6 @@ def _arrow(falling: bool) -> str:
 def _cell(column: Column, row: Any) -> Text:
     """Never taken for markup: names are others'. What is a number is at the right, what is wrong stands out."""
     text = column.text(row)
-    if column.title == "STATE":
-        return Text(text, style="" if text in WELL else "bold red")
-    return Text(text, justify="right" if column.falling and column.title != "WHY" else "left")
+    if column.well:
+        return Text(text, style="" if text in column.well else "bold red")
+    return Text(text, justify="right" if column.falling and column.title not in PROSE else "left")

@@ -7,17 +7,19 @@ at a time. What many streams make expensive is asked less often: their list, and
 from __future__ import annotations
 
 import asyncio
-from typing import NamedTuple
+import contextlib
+from typing import Any, NamedTuple
 
 from kera.cli.diagnosis import asking, cluster
 from kera.cli.diagnosis.findings import Finding
+from kera.cli.top._constraints import HELD
 from kera.cli.top._polling import Poll, all_within
 from kera.cli.top._sample import Lagging, Sample, Two, TwoLags
-from kera.client import ClusterDescription, ConsumerGroupSummary
+from kera.client import ClusterDescription, ConsumerGroupSummary, LatencyDescription
 from kera.client.admin.daemons import DaemonFigures, read_figures
 from kera.client.admin.watching import StreamSummary, Watch
 from kera.core.clock import Clock, SystemClock
-from kera.core.errors import KeraError
+from kera.core.errors import KeraError, UnknownLatencyConstraint
 from kera.core.rpc import Channel
 
 DAEMONS_AT_ONCE = 16
@@ -26,11 +28,16 @@ GROUPS_LOOKED_AT = 32
 """Consumer groups whose lag is measured for one sample; of more, in turn."""
 STREAMS_MAX = 100_000
 """Of which figures are asked for at each broker."""
+HOPS_OF_MAX = 32
+"""Latency constraints that are looked at in full for a document: those that are not held first."""
 DAEMON_TIMEOUT_S = 3.0
 COORDINATOR_TIMEOUT_S = 3.0
 LIST_TIMEOUT_S = 10.0
 FINDINGS_TIMEOUT_S = 20.0
 STREAMS_EVERY_S = 2.0
+CONSTRAINTS_EVERY_S = 2.0
+MANY_CONSTRAINTS = 100
+"""Of more than so many, the list is asked for as seldom as that of many streams; there are 1,000 at most."""
 FINDINGS_EVERY_S = 10.0
 FINDINGS_SOON_S = 2.0
 """After the last one, when somebody answers no more, or does so again."""
@@ -50,8 +57,10 @@ class _Member(NamedTuple):
 class Collector:
     """See the head of this module; `close` it. Its `Watch` stays open meanwhile."""
 
-    def __init__(self, watch: Watch, clock: Clock | None = None, *, patience_s: float = PATIENCE_S) -> None:
-        """`clock`: of this host."""
+    def __init__(
+        self, watch: Watch, clock: Clock | None = None, *, patience_s: float = PATIENCE_S, hops_of_max: int = 0
+    ) -> None:
+        """`clock`: of this host. `hops_of_max`: latency constraints that are looked at in full each time."""
         self._watch = watch
         self._clock = clock or SystemClock()
         self._patience_s = patience_s
@@ -65,11 +74,20 @@ class Collector:
         self._lags: dict[str, TwoLags] = {}
         self.wanted_group = ""
         """A consumer group that is looked at each time."""
+        self.wanted_constraint = ""
+        """A latency constraint likewise."""
+        self._hops_of_max = hops_of_max
         self._cluster: Poll[ClusterDescription] = Poll(watch.cluster, self._clock, timeout_s=COORDINATOR_TIMEOUT_S)
         self._streams: Poll[list[StreamSummary]] = Poll(
             watch.streams, self._clock, timeout_s=LIST_TIMEOUT_S, every_s=STREAMS_EVERY_S
         )
         self._groups: Poll[list[ConsumerGroupSummary]] = Poll(watch.groups, self._clock, timeout_s=LIST_TIMEOUT_S)
+        self._constraints: Poll[list[LatencyDescription]] = Poll(
+            watch.constraints, self._clock, timeout_s=LIST_TIMEOUT_S, every_s=CONSTRAINTS_EVERY_S
+        )
+        self._hops: Poll[dict[str, LatencyDescription]] = Poll(
+            self._look_at_constraints, self._clock, timeout_s=LIST_TIMEOUT_S
+        )
         self._looks: Poll[None] = Poll(self._look_at_groups, self._clock, timeout_s=LIST_TIMEOUT_S)
         self._findings: Poll[list[Finding]] = Poll(
             self._diagnose, self._clock, timeout_s=FINDINGS_TIMEOUT_S, every_s=FINDINGS_EVERY_S
@@ -77,7 +95,7 @@ class Collector:
 
     async def close(self) -> None:
         """Ask nobody any more."""
-        for poll in (self._cluster, self._streams, self._groups, self._looks, self._findings):
+        for poll in (self._cluster, *self._lists, self._looks, self._hops, self._findings):
             await poll.close()
         for name in list(self._members):
             await self._forget(name)
@@ -87,10 +105,10 @@ class Collector:
         patience_s = self._patience_s if patience_s is None else patience_s
         await all_within([self._cluster], patience_s)
         await self._meet()
-        lists = [each for each in (self._streams, self._groups) if each.answer is None]
+        lists = [each for each in self._lists if each.answer is None]
         await all_within(lists, patience_s)  # at first: lags and findings are told with their names
         members = [each.poll for each in self._members.values()]
-        await all_within([self._streams, self._groups, self._looks, self._findings, *members], patience_s)
+        await all_within([*self._lists, self._looks, self._hops, self._findings, *members], patience_s)
         self._pace()
         return Sample(
             at_s=self._clock.monotonic_s(),
@@ -110,14 +128,23 @@ class Collector:
             groups=self._groups.answer or (),
             groups_trouble=self._groups.trouble,
             lags=dict(self._lags),
+            constraints=self._constraints.answer or (),
+            constraints_trouble=self._constraints.trouble,
+            hops=self._hops.answer or {},
             findings=self._findings.answer,
             findings_trouble=self._findings.trouble,
         )
+
+    @property
+    def _lists(self) -> tuple[Poll[Any], ...]:
+        return self._streams, self._groups, self._constraints
 
     def _pace(self) -> None:
         """Ask seldom for what many streams make expensive; and for a diagnosis soon when somebody has come or gone."""
         many = len(self._streams.answer or ()) > MANY_STREAMS
         self._streams.every_s = MANY_EVERY_S if many else STREAMS_EVERY_S
+        many_constraints = len(self._constraints.answer or ()) > MANY_CONSTRAINTS
+        self._constraints.every_s = MANY_EVERY_S if many_constraints else CONSTRAINTS_EVERY_S
         there = frozenset(name for name, each in self._members.items() if each.poll.trouble is None)
         if there != self._there:
             self._there, self._changed_s = there, self._clock.monotonic_s()
@@ -177,6 +204,19 @@ class Collector:
         before = self._lags.get(name)
         now = Lagging(self._clock.monotonic_s(), found)
         self._lags[name] = TwoLags(before.now if before is not None else None, now)
+
+    # -- latency constraints ---------------------------------------------------------------------------------------
+
+    async def _look_at_constraints(self) -> dict[str, LatencyDescription]:
+        known = sorted(self._constraints.answer or (), key=lambda each: each.state in HELD)
+        names = [each.constraint.name for each in known[: self._hops_of_max]]
+        if self.wanted_constraint and self.wanted_constraint not in names:
+            names.append(self.wanted_constraint)
+        found = {}
+        for name in names:
+            with contextlib.suppress(UnknownLatencyConstraint):  # it is gone
+                found[name] = await self._watch.constraint(name)
+        return found
 
     # -- diagnosis -------------------------------------------------------------------------------------------------
 

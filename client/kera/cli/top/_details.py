@@ -1,4 +1,4 @@
-"""One broker, backup, stream, consumer group or finding in full, as text of 80 columns. Pure."""
+"""One broker, backup, stream, consumer group, finding or latency constraint in full, as text of 80 columns. Pure."""
 
 from __future__ import annotations
 
@@ -7,22 +7,25 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from kera.cli._durations import format_ms
+from kera.cli._latency_text import bars
 from kera.cli._table import fields, plural, table
 from kera.cli.diagnosis.findings import Finding
-from kera.cli.top._rows import BackupRow, BrokerRow, GroupRow, Snapshot, StreamPart, StreamRow
-from kera.cli.top._text import count_text, ms_text, part_text, per_s, size_text, time_of_day
+from kera.cli.top._rows import BackupRow, BrokerRow, ConstraintRow, GroupRow, Snapshot, StreamPart, StreamRow
+from kera.cli.top._text import count_text, ms_text, part_text, per_s, size_text, time_of_day, us_text
 from kera.cli.top._views import View
 
 ROWS_MAX = 50
 """Of a list within what is shown."""
-WIDTH = 78
+WIDTH = 77
+"""Of 80 columns, beside which there are a border of one each and a scroll bar."""
 
 
 def details(view: View, key: str, snapshot: Snapshot) -> str:
     """Of the row called `key`, or that it is there no more."""
     row = next((each for each in view.rows(snapshot) if view.key(each) == key), None)
     if row is None:
-        return f"{view.title.lower().removesuffix('s')} {key} is not there any more"
+        noun = "latency constraint" if view.name == "latency" else view.title.lower().removesuffix("s")
+        return f"{noun} {key} is not there any more"
     return "\n\n".join(block for block in _OF[view.name](row, snapshot) if block)
 
 
@@ -192,10 +195,48 @@ def _finding(row: Finding, _: Snapshot) -> Iterable[str]:
     yield textwrap.fill(row.advice, WIDTH, initial_indent="→ ", subsequent_indent="  ")
 
 
+def _constraint(row: ConstraintRow, _: Snapshot) -> Iterable[str]:
+    yield f"latency constraint {row.name}: {row.state}"
+    yield _why(row.why)
+    yield textwrap.fill(", ".join(row.path), WIDTH, subsequent_indent="  ")
+    which = "the mean" if row.statistic == "mean" else "the 99th percentile"
+    yield fields(
+        [
+            ("limit", f"{us_text(row.limit_ms * 1000)}, for {which} over {format_ms(row.window_ms)}"),
+            ("took", f"mean {us_text(row.mean_us)}, p99 {us_text(row.p99_us)} at most; {part_text(row.used)} of it"),
+            *([("least limit", us_text(row.least_limit_us))] if row.least_limit_us else []),
+            ("violations", plural(row.violations, "window")),
+        ]
+    )
+    if row.hops is None:
+        yield "its hops come with the next refresh"
+        return
+    if row.worst_hop is not None:
+        yield "\n".join(bars(row.hops, row.limit_ms * 1000, by_p99=row.statistic == "p99", width=WIDTH))
+    yield table(
+        ("STREAM", "HOP", "GROUP", "MEAN", "P99", "WORST", "PART", "WAITS", ""),
+        [
+            (
+                hop.stream,
+                hop.hop,
+                hop.consumer_group,
+                us_text(hop.mean_us) if hop.chunks else "",
+                us_text(hop.p99_us) if hop.chunks else "",
+                f"{hop.worst_streamlet_id}: {us_text(hop.worst_mean_us)}" if hop.chunks else "",
+                us_text(hop.allowed_us) if hop.allowed_us else "",
+                us_text(hop.advised_us) if hop.advised_us else "",
+                "!" if hop.violates else " ",
+            )
+            for hop in row.hops
+        ],
+    )
+
+
 _OF: dict[str, Callable[[Any, Snapshot], Iterable[str]]] = {
     "brokers": _broker,
     "backups": _backup,
     "streams": _stream,
     "groups": _group,
     "findings": _finding,
+    "latency": _constraint,
 }

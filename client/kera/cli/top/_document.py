@@ -9,7 +9,7 @@ from kera.cli._table import table
 from kera.cli.diagnosis import findings
 from kera.cli.top._rows import Snapshot
 from kera.cli.top._text import count_text, per_s, size_text
-from kera.cli.top._views import VIEWS, Order, shown
+from kera.cli.top._views import FILTERED, VIEWS, Order, shown
 
 ROWS_PRINTED = 20
 ID_DIGITS = 8
@@ -39,10 +39,10 @@ def heading(snapshot: Snapshot) -> tuple[str, str]:
 
 
 def tables(snapshot: Snapshot, wanted: str = "", rows_max: int = ROWS_PRINTED) -> str:
-    """Every view that has rows, as text. `wanted`: a filter of streams and groups."""
+    """Every view that has rows, as text. `wanted`: a filter of those views that have one."""
     blocks = ["\n".join((*heading(snapshot), *(f"! {note}" for note in snapshot.notes)))]
     for view in VIEWS:
-        order = Order.of(view)._replace(filter=wanted if view.name in {"streams", "groups"} else "")
+        order = Order.of(view)._replace(filter=wanted if view.name in FILTERED else "")
         if view.name == "findings":
             lines = findings.lines([each for each in snapshot.findings if each.severity])
             blocks += ["\n".join(lines)] if lines else []

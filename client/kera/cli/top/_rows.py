@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kera.cli.diagnosis.findings import Finding
+from kera.client import LatencyHop
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +174,35 @@ class GroupRow:
 
 
 @dataclass(frozen=True, slots=True)
+class ConstraintRow:
+    """A latency constraint, as of its last window. None: nothing was measured in it."""
+
+    name: str
+    state: str
+    """``held``, ``violated``, ``infeasible``, ``broken``; ``unknown``: nothing was measured."""
+    why: tuple[str, ...]
+    path: tuple[str, ...]
+    """Streams, and ``group:`` with the consumer groups between them."""
+    limit_ms: float
+    statistic: str
+    """That the limit is of: ``mean`` or ``p99``."""
+    window_ms: int
+    violations: int
+    """Windows in which it was not held, since the coordinator leads, or it was made."""
+    mean_us: int | None = None
+    """Of all hops that were measured, added up."""
+    p99_us: int | None = None
+    used: float | None = None
+    """Part of the limit: at more than 1 it is not held."""
+    least_limit_us: int | None = None
+    """Of one that is infeasible: which limit could be held."""
+    worst_hop: LatencyHop | None = None
+    """That is furthest beyond its part; while it is held, that takes most."""
+    hops: tuple[LatencyHop, ...] | None = None
+    """In the order of the path; None: it was not looked at in full."""
+
+
+@dataclass(frozen=True, slots=True)
 class Totals:
     """The line above everything. None: no broker has told."""
 
@@ -190,6 +220,8 @@ class Totals:
     backups_alive: int
     streams: int
     groups: int
+    constraints: int
+    constraints_not_held: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +237,7 @@ class Snapshot:
     backups: tuple[BackupRow, ...]
     streams: tuple[StreamRow, ...]
     groups: tuple[GroupRow, ...]
+    constraints: tuple[ConstraintRow, ...]
     findings: tuple[Finding, ...]
     notes: tuple[str, ...]
     """What is not shown, and why: what this user may not see, what does not answer."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kera.cli.diagnosis.findings import Finding
-from kera.client import ClusterDescription, ConsumerGroupDescription, ConsumerGroupSummary
+from kera.client import ClusterDescription, ConsumerGroupDescription, ConsumerGroupSummary, LatencyDescription
 from kera.client.admin.daemons import DaemonFigures
 from kera.client.admin.watching import StreamSummary
 
@@ -63,6 +63,11 @@ class Sample:
     groups_trouble: Trouble | None = None
     lags: Mapping[str, TwoLags] = field(default_factory=dict)
     """By consumer group; of some, as they are not all looked at each time."""
+    constraints: Sequence[LatencyDescription] = ()
+    """All that one may see, without their hops."""
+    constraints_trouble: Trouble | None = None
+    hops: Mapping[str, LatencyDescription] = field(default_factory=dict)
+    """By latency constraint, those that were looked at in full."""
     findings: Sequence[Finding] | None = None
     """None: not yet."""
     findings_trouble: Trouble | None = None

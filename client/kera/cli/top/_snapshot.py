@@ -12,6 +12,7 @@ from typing import NamedTuple
 from kera.cli._durations import format_ms
 from kera.cli._table import plural
 from kera.cli.diagnosis.findings import worst
+from kera.cli.top._constraints import HELD, constraint_rows
 from kera.cli.top._groups import group_rows
 from kera.cli.top._members import LAG_MS, backup_row, broker_row, since, total
 from kera.cli.top._rates import StreamRates, stream_rates
@@ -32,6 +33,7 @@ def snapshot(sample: Sample) -> Snapshot:
     backups = tuple(backup_row(each, sample) for each in cluster.backups) if cluster is not None else ()
     streams = _streams(sample)
     groups = group_rows(sample)
+    constraints = constraint_rows(sample)
     findings = tuple(sorted(sample.findings or (), key=lambda each: -each.severity))
     return Snapshot(
         at_us=sample.at_us,
@@ -52,11 +54,14 @@ def snapshot(sample: Sample) -> Snapshot:
             backups_alive=sum(each.alive for each in cluster.backups) if cluster is not None else 0,
             streams=len(streams),
             groups=len(groups),
+            constraints=len(constraints),
+            constraints_not_held=sum(row.state not in HELD for row in constraints),
         ),
         brokers=brokers,
         backups=backups,
         streams=streams,
         groups=groups,
+        constraints=constraints,
         findings=findings,
         notes=tuple(_notes(sample)),
     )
@@ -81,6 +86,7 @@ def _notes(sample: Sample) -> Iterable[str]:
     for what, trouble in (
         ("streams", sample.streams_trouble),
         ("consumer groups", sample.groups_trouble),
+        ("latency constraints", sample.constraints_trouble),
         ("findings", sample.findings_trouble),
     ):
         if trouble is not None and trouble.refused:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 
 from kera.cli._durations import format_ms
+from kera.cli._latency_text import in_ms
 from kera.cli._sizes import format_size
 
 NOBODY_KNOWS = "-"
@@ -35,6 +36,11 @@ def ms_text(value: float | None) -> str:
     if value is None:
         return NOBODY_KNOWS
     return f"{value:.3g} ms" if value < 1000 else format_ms(round(value))
+
+
+def us_text(value: float | None) -> str:
+    """A span of microseconds, which may be many."""
+    return NOBODY_KNOWS if value is None else in_ms(value)
 
 
 def part_text(value: float | None) -> str:

@@ -8,11 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from kera.cli.top._rows import Snapshot
-from kera.cli.top._text import count_text, ms_text, part_text, size_text
+from kera.cli.top._constraints import HELD, worst_text, worst_us
+from kera.cli.top._rows import ConstraintRow, Snapshot
+from kera.cli.top._text import count_text, ms_text, part_text, size_text, us_text
 
 ROWS_MAX = 200
 """On the screen: sorted and filtered, of however many there are."""
+
+
+FILTERED = ("streams", "groups", "latency")
+"""Views of which the command can be given a filter."""
 
 
 class Column(NamedTuple):
@@ -24,6 +29,8 @@ class Column(NamedTuple):
     text: Callable[[Any], str]
     falling: bool = True
     """Whether the largest come first when rows are sorted by it."""
+    well: frozenset[str] = frozenset()
+    """Of a column of states, those of what is as it should be."""
 
 
 class View(NamedTuple):
@@ -59,6 +66,10 @@ def _ms(title: str, name: str) -> Column:
     return Column(title, lambda row: getattr(row, name), lambda row: ms_text(getattr(row, name)))
 
 
+def _us(title: str, name: str) -> Column:
+    return Column(title, lambda row: getattr(row, name), lambda row: us_text(getattr(row, name)))
+
+
 def _part(title: str, value: Callable[[Any], float | None]) -> Column:
     return Column(title, value, lambda row: part_text(value(row)))
 
@@ -67,9 +78,17 @@ def _word(title: str, name: str) -> Column:
     return Column(title, lambda row: getattr(row, name), lambda row: str(getattr(row, name)), falling=False)
 
 
+def _state(*well: str) -> Column:
+    return _word("STATE", "state")._replace(well=frozenset(well))
+
+
 def _why(row: Any) -> Sequence[str]:
     found: Sequence[str] = row.why
     return found
+
+
+def _limit(row: ConstraintRow) -> str:
+    return ("p99 " if row.statistic == "p99" else "") + us_text(row.limit_ms * 1000)
 
 
 _WHY = Column("WHY", lambda row: len(row.why), lambda row: "; ".join(row.why))
@@ -82,7 +101,7 @@ VIEWS = (
         lambda row: str(row.broker_id),
         (
             _word("BROKER", "broker_id"),
-            _word("STATE", "state"),
+            _state("alive", "ok", "idle"),
             _count("REC/S", "records_in_per_s"),
             _size("IN/S", "bytes_in_per_s"),
             _size("OUT/S", "bytes_out_per_s"),
@@ -103,7 +122,7 @@ VIEWS = (
         lambda row: str(row.backup_id),
         (
             _word("BACKUP", "backup_id"),
-            _word("STATE", "state"),
+            _state("alive", "ok", "idle"),
             _size("IN/S", "bytes_in_per_s"),
             _part("LOOP", lambda row: row.loop),
             _part("MEM", lambda row: _of(row.memory_bytes, row.memory_bytes_max)),
@@ -123,7 +142,7 @@ VIEWS = (
         lambda row: str(row.name),
         (
             _word("STREAM", "name"),
-            _word("STATE", "state"),
+            _state("alive", "ok", "idle"),
             _count("REC/S", "records_in_per_s"),
             _size("IN/S", "bytes_in_per_s"),
             _size("OUT/S", "bytes_out_per_s"),
@@ -145,7 +164,7 @@ VIEWS = (
         (
             _word("GROUP", "name"),
             _word("KIND", "kind"),
-            _word("STATE", "state"),
+            _state("alive", "ok", "idle"),
             _count("CONS", "members"),
             _count("LAG", "lag_records"),
             _count("LAG/S", "lag_per_s"),
@@ -170,6 +189,26 @@ VIEWS = (
         0,
         lambda row: f"{row.severity.word} {row.subject} {row.text}",
         lambda row: (row.advice,) if row.advice else (),
+    ),
+    View(
+        "latency",
+        "Latency",
+        lambda snapshot: snapshot.constraints,
+        lambda row: str(row.name),
+        (
+            _word("CONSTRAINT", "name"),
+            _state(*HELD),
+            _us("MEAN", "mean_us"),
+            _us("P99", "p99_us"),
+            Column("LIMIT", lambda row: row.limit_ms, _limit),
+            _part("USED", lambda row: row.used),
+            _count("VIOL", "violations"),
+            Column("WORST HOP", worst_us, worst_text),
+            _WHY,
+        ),
+        5,
+        lambda row: f"{row.name} {row.state} {' '.join(row.path)}",
+        _why,
     ),
 )
 BY_NAME = {view.name: view for view in VIEWS}

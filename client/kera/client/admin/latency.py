@@ -118,6 +118,8 @@ class LatencyDescription:
     """As rules call it, ``user:alice``; empty without security."""
     changed_us: int = 0
     changed_by: str = ""
+    worst_hop: LatencyHop | None = None
+    """Of those that were measured: the one that is furthest beyond its part, or, while it is held, that takes most."""
 
     @classmethod
     def from_message(cls, message: messages.LatencyDescription) -> Self:
@@ -135,6 +137,7 @@ class LatencyDescription:
             created_by=message.created_by,
             changed_us=message.changed_us,
             changed_by=message.changed_by,
+            worst_hop=LatencyHop.from_message(message.worst_hop) if message.HasField("worst_hop") else None,
         )
 
 
@@ -218,7 +221,7 @@ class Latency:
                 raise  # else an attempt that got no answer has deleted it, most likely
 
     async def constraints(self) -> list[LatencyDescription]:
-        """All that who asks may describe, by name, without their hops."""
+        """All that who asks may describe, by name, without their hops but for the worst of each."""
         answer = await self._cluster.ask(api.LIST_LATENCY_CONSTRAINTS, messages.ListLatencyConstraintsRequest())
         return [LatencyDescription.from_message(each) for each in answer.constraints]
 

@@ -19,6 +19,7 @@ from kera.client.admin.consumer_groups import (
     list_consumer_groups,
 )
 from kera.client.admin.control import RecoveryDescription
+from kera.client.admin.latency import Latency, LatencyDescription
 from kera.client.cluster.cluster import Cluster
 from kera.client.stream_config import durability_name
 from kera.client.types import ClusterDescription, StreamDescription
@@ -68,6 +69,7 @@ class Watch:
 
     def __init__(self, admin: Admin) -> None:
         self._cluster: Cluster = admin._cluster  # noqa: SLF001 - both are faces of it
+        self._latency = Latency(self._cluster)
         self._names: dict[int, str] = {}
         self._infos: list[common_pb2.StreamInfo] = []
 
@@ -102,6 +104,14 @@ class Watch:
     async def group(self, name: str) -> ConsumerGroupDescription:
         """One of them in full, likewise. Raises `InvalidArgument` when it is gone."""
         return await describe_consumer_group(self._cluster, name, self._names)
+
+    async def constraints(self) -> list[LatencyDescription]:
+        """See `Latency.constraints`."""
+        return await self._latency.constraints()
+
+    async def constraint(self, name: str) -> LatencyDescription:
+        """See `Latency.describe`."""
+        return await self._latency.describe(name)
 
     def channel(self, address: str) -> Channel:
         """A connection to a daemon, whoever it is, as whoever the client is; to be closed."""

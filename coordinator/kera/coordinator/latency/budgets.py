@@ -234,6 +234,14 @@ def judged(wanted: Wanted, found: Split | None, current: Mapping[Hop, Figures], 
     )
 
 
+def worst_of(wanted: Wanted, verdict: Verdict, current: Mapping[Hop, Figures]) -> Hop | None:
+    """Of the hops that were measured, the one that is furthest beyond its part; while it is held, that takes most."""
+    measured = [hop for hop in (verdict.violators or wanted.hops) if hop in current]
+    if verdict.violators or not measured:
+        return measured[0] if measured else None
+    return max(measured, key=lambda hop: current[hop].p99_us if wanted.by_p99 else current[hop].mean_us)
+
+
 def _part(found: Split | None, hop: Hop) -> Part:
     return Part(0) if found is None else found.parts[hop]
 

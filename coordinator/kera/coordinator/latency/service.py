@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from kera.coordinator.cluster.handlers import Handlers
 from kera.coordinator.cluster.state import State
-from kera.coordinator.latency.budgets import Verdict
+from kera.coordinator.latency.budgets import Verdict, worst_of
 from kera.coordinator.latency.paths import (
     GROUP,
     check_beside,
@@ -166,6 +166,7 @@ class LatencyService:
     def _described(self, name: str, *, hops: bool) -> messages.LatencyDescription:
         record, view = self._records[name], self.planning.view(name)
         verdict: Verdict = view.verdict
+        worst = worst_of(view.wanted, verdict, view.current)
         return messages.LatencyDescription(
             constraint=record.constraint,
             state=verdict.state,
@@ -179,6 +180,7 @@ class LatencyService:
             created_by=record.created_by,
             changed_us=record.changed_us,
             changed_by=record.changed_by,
+            worst_hop=None if worst is None else self._hop(worst, view),
         )
 
     def _hop(self, hop: Hop, view: View) -> messages.HopDescription:

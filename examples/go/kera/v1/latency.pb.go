@@ -1102,7 +1102,7 @@ func (*ListLatencyConstraintsRequest) Descriptor() ([]byte, []int) {
 
 type ListLatencyConstraintsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// By name, without their hops.
+	// By name, without their hops, but for the worst of each.
 	Constraints   []*LatencyDescription `protobuf:"bytes,1,rep,name=constraints,proto3" json:"constraints,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1326,12 +1326,14 @@ type LatencyDescription struct {
 	// Which limit could be held. 0: the one that there is, or nobody knows.
 	LeastLimitUs uint64 `protobuf:"varint,6,opt,name=least_limit_us,json=leastLimitUs,proto3" json:"least_limit_us,omitempty"`
 	// In how many windows more than the limit was measured, since this coordinator leads, or the constraint was made.
-	Violations    uint64            `protobuf:"varint,7,opt,name=violations,proto3" json:"violations,omitempty"`
-	Hops          []*HopDescription `protobuf:"bytes,8,rep,name=hops,proto3" json:"hops,omitempty"`
-	CreatedUs     int64             `protobuf:"varint,9,opt,name=created_us,json=createdUs,proto3" json:"created_us,omitempty"`
-	CreatedBy     string            `protobuf:"bytes,10,opt,name=created_by,json=createdBy,proto3" json:"created_by,omitempty"`
-	ChangedUs     int64             `protobuf:"varint,11,opt,name=changed_us,json=changedUs,proto3" json:"changed_us,omitempty"`
-	ChangedBy     string            `protobuf:"bytes,12,opt,name=changed_by,json=changedBy,proto3" json:"changed_by,omitempty"`
+	Violations uint64            `protobuf:"varint,7,opt,name=violations,proto3" json:"violations,omitempty"`
+	Hops       []*HopDescription `protobuf:"bytes,8,rep,name=hops,proto3" json:"hops,omitempty"`
+	CreatedUs  int64             `protobuf:"varint,9,opt,name=created_us,json=createdUs,proto3" json:"created_us,omitempty"`
+	CreatedBy  string            `protobuf:"bytes,10,opt,name=created_by,json=createdBy,proto3" json:"created_by,omitempty"`
+	ChangedUs  int64             `protobuf:"varint,11,opt,name=changed_us,json=changedUs,proto3" json:"changed_us,omitempty"`
+	ChangedBy  string            `protobuf:"bytes,12,opt,name=changed_by,json=changedBy,proto3" json:"changed_by,omitempty"`
+	// Of those that were measured: the one that is furthest beyond its part, or, while the constraint is held, that takes most.
+	WorstHop      *HopDescription `protobuf:"bytes,13,opt,name=worst_hop,json=worstHop,proto3" json:"worst_hop,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1448,6 +1450,13 @@ func (x *LatencyDescription) GetChangedBy() string {
 		return x.ChangedBy
 	}
 	return ""
+}
+
+func (x *LatencyDescription) GetWorstHop() *HopDescription {
+	if x != nil {
+		return x.WorstHop
+	}
+	return nil
 }
 
 // A hop of a path, in the order of the path.
@@ -1748,7 +1757,7 @@ const file_kera_v1_latency_proto_rawDesc = "" +
 	" DescribeLatencyConstraintRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"b\n" +
 	"!DescribeLatencyConstraintResponse\x12=\n" +
-	"\vdescription\x18\x01 \x01(\v2\x1b.kera.v1.LatencyDescriptionR\vdescription\"\xb4\x03\n" +
+	"\vdescription\x18\x01 \x01(\v2\x1b.kera.v1.LatencyDescriptionR\vdescription\"\xea\x03\n" +
 	"\x12LatencyDescription\x12:\n" +
 	"\n" +
 	"constraint\x18\x01 \x01(\v2\x1a.kera.v1.LatencyConstraintR\n" +
@@ -1770,7 +1779,8 @@ const file_kera_v1_latency_proto_rawDesc = "" +
 	"\n" +
 	"changed_us\x18\v \x01(\x03R\tchangedUs\x12\x1d\n" +
 	"\n" +
-	"changed_by\x18\f \x01(\tR\tchangedBy\"\xe1\x02\n" +
+	"changed_by\x18\f \x01(\tR\tchangedBy\x124\n" +
+	"\tworst_hop\x18\r \x01(\v2\x17.kera.v1.HopDescriptionR\bworstHop\"\xe1\x02\n" +
 	"\x0eHopDescription\x12\x16\n" +
 	"\x06stream\x18\x01 \x01(\tR\x06stream\x12\x1e\n" +
 	"\x03hop\x18\x02 \x01(\x0e2\f.kera.v1.HopR\x03hop\x12%\n" +
@@ -1880,23 +1890,24 @@ var file_kera_v1_latency_proto_depIdxs = []int32{
 	10, // 11: kera.v1.LatencyDescription.constraint:type_name -> kera.v1.LatencyConstraint
 	2,  // 12: kera.v1.LatencyDescription.state:type_name -> kera.v1.LatencyState
 	22, // 13: kera.v1.LatencyDescription.hops:type_name -> kera.v1.HopDescription
-	0,  // 14: kera.v1.HopDescription.hop:type_name -> kera.v1.Hop
-	10, // 15: kera.v1.LatencyConstraintRecord.constraint:type_name -> kera.v1.LatencyConstraint
-	11, // 16: kera.v1.Latency.CreateLatencyConstraint:input_type -> kera.v1.CreateLatencyConstraintRequest
-	13, // 17: kera.v1.Latency.AlterLatencyConstraint:input_type -> kera.v1.AlterLatencyConstraintRequest
-	15, // 18: kera.v1.Latency.ListLatencyConstraints:input_type -> kera.v1.ListLatencyConstraintsRequest
-	17, // 19: kera.v1.Latency.DeleteLatencyConstraint:input_type -> kera.v1.DeleteLatencyConstraintRequest
-	19, // 20: kera.v1.Latency.DescribeLatencyConstraint:input_type -> kera.v1.DescribeLatencyConstraintRequest
-	12, // 21: kera.v1.Latency.CreateLatencyConstraint:output_type -> kera.v1.CreateLatencyConstraintResponse
-	14, // 22: kera.v1.Latency.AlterLatencyConstraint:output_type -> kera.v1.AlterLatencyConstraintResponse
-	16, // 23: kera.v1.Latency.ListLatencyConstraints:output_type -> kera.v1.ListLatencyConstraintsResponse
-	18, // 24: kera.v1.Latency.DeleteLatencyConstraint:output_type -> kera.v1.DeleteLatencyConstraintResponse
-	20, // 25: kera.v1.Latency.DescribeLatencyConstraint:output_type -> kera.v1.DescribeLatencyConstraintResponse
-	21, // [21:26] is the sub-list for method output_type
-	16, // [16:21] is the sub-list for method input_type
-	16, // [16:16] is the sub-list for extension type_name
-	16, // [16:16] is the sub-list for extension extendee
-	0,  // [0:16] is the sub-list for field type_name
+	22, // 14: kera.v1.LatencyDescription.worst_hop:type_name -> kera.v1.HopDescription
+	0,  // 15: kera.v1.HopDescription.hop:type_name -> kera.v1.Hop
+	10, // 16: kera.v1.LatencyConstraintRecord.constraint:type_name -> kera.v1.LatencyConstraint
+	11, // 17: kera.v1.Latency.CreateLatencyConstraint:input_type -> kera.v1.CreateLatencyConstraintRequest
+	13, // 18: kera.v1.Latency.AlterLatencyConstraint:input_type -> kera.v1.AlterLatencyConstraintRequest
+	15, // 19: kera.v1.Latency.ListLatencyConstraints:input_type -> kera.v1.ListLatencyConstraintsRequest
+	17, // 20: kera.v1.Latency.DeleteLatencyConstraint:input_type -> kera.v1.DeleteLatencyConstraintRequest
+	19, // 21: kera.v1.Latency.DescribeLatencyConstraint:input_type -> kera.v1.DescribeLatencyConstraintRequest
+	12, // 22: kera.v1.Latency.CreateLatencyConstraint:output_type -> kera.v1.CreateLatencyConstraintResponse
+	14, // 23: kera.v1.Latency.AlterLatencyConstraint:output_type -> kera.v1.AlterLatencyConstraintResponse
+	16, // 24: kera.v1.Latency.ListLatencyConstraints:output_type -> kera.v1.ListLatencyConstraintsResponse
+	18, // 25: kera.v1.Latency.DeleteLatencyConstraint:output_type -> kera.v1.DeleteLatencyConstraintResponse
+	20, // 26: kera.v1.Latency.DescribeLatencyConstraint:output_type -> kera.v1.DescribeLatencyConstraintResponse
+	22, // [22:27] is the sub-list for method output_type
+	17, // [17:22] is the sub-list for method input_type
+	17, // [17:17] is the sub-list for extension type_name
+	17, // [17:17] is the sub-list for extension extendee
+	0,  // [0:17] is the sub-list for field type_name
 }
 
 func init() { file_kera_v1_latency_proto_init() }

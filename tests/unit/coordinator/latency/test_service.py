@@ -101,6 +101,18 @@ async def test_a_description_has_the_hops_of_the_path_and_what_they_took(world: 
     assert [(each.mean_us, len(each.hops)) for each in answer.constraints] == [(50_000, 0)]
 
 
+async def test_a_list_names_the_worst_hop_of_each(world: World) -> None:
+    """While it is held, that is the one that takes most; then the one that is furthest beyond its part."""
+    await world.create()
+    assert not world.describe().HasField("worst_hop")
+    for word, took_us, hop, violates in (("prefetch", 30_000, 5, False), ("work", 400_000, 6, True)):
+        await world.window(gather=1_000, **{word: took_us})
+        (found,) = (await world.latency.list_all(messages.ListLatencyConstraintsRequest())).constraints
+        worst = found.worst_hop
+        assert (worst.hop, worst.violates, worst.mean_us) == (hop, violates, took_us)
+        assert worst in world.describe().hops
+
+
 # --- who may ask -------------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,53 @@
+"""Latency constraints as rows: how late records are against how late they may be, and by which hop. Pure."""
+
+from __future__ import annotations
+
+from kera.cli._latency_text import in_ms
+from kera.cli.top._rows import ConstraintRow
+from kera.cli.top._sample import Sample
+from kera.cli.top._text import NOBODY_KNOWS
+from kera.client import LatencyDescription
+
+HELD = frozenset(("held", "unknown"))
+"""States of what is as it should be: through a path that nobody writes to nothing is late."""
+
+
+def constraint_rows(sample: Sample) -> tuple[ConstraintRow, ...]:
+    """Of all latency constraints, in their order; with hops those that were looked at in full."""
+    return tuple(_row(sample.hops.get(each.constraint.name, each)) for each in sample.constraints)
+
+
+def _row(found: LatencyDescription) -> ConstraintRow:
+    constraint, worst = found.constraint, found.worst_hop
+    took_us = found.p99_us if constraint.statistic == "p99" else found.mean_us
+    return ConstraintRow(
+        name=constraint.name,
+        state=found.state,
+        why=(found.reason,) if found.reason else (),
+        path=constraint.path,
+        limit_ms=constraint.limit_ms,
+        statistic=constraint.statistic,
+        window_ms=constraint.window_ms,
+        violations=found.violations,
+        mean_us=found.mean_us if worst is not None else None,
+        p99_us=found.p99_us if worst is not None else None,
+        used=took_us / (constraint.limit_ms * 1000) if worst is not None else None,
+        least_limit_us=found.least_limit_us or None,
+        worst_hop=worst,
+        hops=found.hops or None,
+    )
+
+
+def worst_text(row: ConstraintRow) -> str:
+    """Its worst hop in few words: ``work of clicks to enrich 200 ms``."""
+    hop, took_us = row.worst_hop, worst_us(row)
+    if hop is None or took_us is None:
+        return NOBODY_KNOWS
+    reader = f" to {hop.consumer_group}" if hop.consumer_group else ""
+    return f"{hop.hop} of {hop.stream}{reader} {in_ms(took_us)}"
+
+
+def worst_us(row: ConstraintRow) -> int | None:
+    """What its worst hop takes, of that which the limit is of."""
+    hop = row.worst_hop
+    return None if hop is None else hop.p99_us if row.statistic == "p99" else hop.mean_us
