@@ -9,7 +9,14 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kera.client.producing.epoch_cuts import NEVER_US, cut_at_epochs, epoch_end_us, in_seconds, is_one_epoch
+from kera.client.producing.epoch_cuts import (
+    NEVER_US,
+    cut_at_epochs,
+    epoch_end_us,
+    in_seconds,
+    is_one_epoch,
+    rows_of_first_epoch,
+)
 from kera.client.producing.partitioner import Partition
 from kera.client.types import StreamDescription
 from tests.unit.client.support import description
@@ -59,6 +66,14 @@ def test_a_row_of_a_later_epoch_begins_a_part_as_in_a_loop(data: Any) -> None:
     stream: StreamDescription = description(epoch_ms=EPOCH_MS)
     found = cut_at_epochs(as_partition(parts, shuffled), stream)
     assert [(streamlet, [value.value for value in rows.column(0)]) for streamlet, rows in found.parts()] == naive(parts)
+
+
+@given(TIMES.map(sorted) | TIMES | st.lists(st.none() | st.integers(-3000, 3000), min_size=1, max_size=12))
+def test_the_rows_of_the_first_epoch_are_the_first_part_of_a_loop(times: list[int | None]) -> None:
+    rows = as_partition([(0, times)], None).batch
+    first = naive([(0, times)])[0][1]
+    assert rows_of_first_epoch(rows, description(epoch_ms=EPOCH_MS)) == len(first)
+    assert rows_of_first_epoch(rows, description(epoch_ms=0)) == len(times)
 
 
 @given(st.integers(-(1 << 62), 1 << 62), st.integers(-(1 << 62), 1 << 62), st.integers(0, 10**10))

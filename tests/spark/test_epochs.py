@@ -129,6 +129,22 @@ def test_a_micro_batch_ends_at_the_same_time_everywhere_and_available_now_with_t
 
 
 @both_engines
+def test_what_spark_writes_in_the_order_of_time_is_in_the_epochs_of_its_times(kera: Kera, stream: str) -> None:
+    history(kera, stream, 1)
+    rows = kera.spark.range(1000, numPartitions=1).select(
+        F.col("id").cast("string").alias("value"), F.timestamp_micros(F.col("id") * 10_000).alias("timestamp")
+    )
+    writer = rows.write.format("kera").option("kera.bootstrap.servers", kera.bootstrap).mode("append")
+    writer.option("engine", kera.engine).save(stream)
+
+    async def read(client: Client) -> dict[int, list[int]]:
+        async with client.epochs(stream, start="earliest", end=9) as reader:
+            return {epoch.number: [int(row["value"]) for row in epoch.rows().to_pylist()] async for epoch in reader}
+
+    assert kera.run(read) == {number: list(range(100 * number, 100 * number + 100)) for number in range(9)}
+
+
+@both_engines
 def test_an_entry_that_is_silent_holds_up_nothing_where_its_broker_goes_by_the_clock(
     kera: Kera, stream: str, tmp_path: Path
 ) -> None:

@@ -190,6 +190,7 @@ def target_of(secured: SecuredCluster, stream: str, token: str | None, transport
         "streamlets": 1,
         "chunk_bytes": 4096,
         "chunk_bytes_max": 2 * MIB,
+        "epoch_us": 0,
         "room": "a segment",
         "request_timeout_ms": settings.request_timeout_ms,
         "connect_timeout_ms": settings.connect_timeout_ms,

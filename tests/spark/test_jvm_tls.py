@@ -200,6 +200,7 @@ def target_of(stream: StreamDescription, bootstrap: str, tls: dict[str, str]) ->
         "streamlets": 1,
         "chunk_bytes": MIB,
         "chunk_bytes_max": 2 * MIB,
+        "epoch_us": 0,
         "room": "a segment",
         "request_timeout_ms": 10_000,
         "connect_timeout_ms": 5_000,

@@ -91,6 +91,7 @@ class Writers:
             "streamlets": streamlets,
             "chunk_bytes": MIB,
             "chunk_bytes_max": 8 * MIB,
+            "epoch_us": 0,
             "room": "a segment",
             "request_timeout_ms": 10_000,
             "connect_timeout_ms": 5_000,

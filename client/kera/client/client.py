@@ -120,10 +120,12 @@ class Client:
         producer_epoch: int,
         chunk_bytes_max: int,
         payload: Literal["auto", "arrow", "lean"] | None = None,
+        cut_at_epochs: bool = True,
     ) -> Appender:
         """An appender to `stream`, for writers that choose their identity and count their chunks themselves.
 
-        `payload` is that of `ProducerSettings`; None: what a producer would have without being told.
+        `payload` is that of `ProducerSettings`; None: what a producer would have without being told. `cut_at_epochs`:
+        a chunk of a stream with epochs ends before the first row of a later one.
 
         The coordinator is asked what the stream is now: processes that live long may remember one that had the name
         before. Raises `UnknownStream`.
@@ -137,6 +139,7 @@ class Client:
             producer_epoch=producer_epoch,
             chunk_bytes_max=chunk_bytes_max,
             lean=lean,
+            cut_at_epochs=cut_at_epochs,
         )
 
     def consumer(

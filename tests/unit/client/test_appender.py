@@ -92,6 +92,21 @@ async def test_an_appender_writes_as_producers_do(cluster: FakeCluster, monkeypa
         await client.appender("s", payload="thin", **options)
 
 
+@pytest.mark.parametrize(("cuts", "counts"), [(True, [2, 1, 2]), (False, [5])])
+async def test_a_chunk_ends_before_a_later_epoch_unless_it_is_not_to(
+    make_cluster: MakeCluster, cuts: bool, counts: list[int]
+) -> None:
+    client: Any = Client(make_cluster(stream_info(epoch_ms=10)))  # type: ignore[arg-type]
+    made = await client.appender("s", producer_id=NAME, producer_epoch=1, chunk_bytes_max=4096, cut_at_epochs=cuts)
+    times = pa.array([3_000, 9_999, 10_000, 31_000, 5_000], pa.timestamp("us", "UTC"))
+    left = made.conform(pa.record_batch({"value": pa.array([b"v"] * 5, pa.binary()), "timestamp": times}))
+    found: list[int] = []
+    while left.num_rows:
+        found.append((await made.append(0, left, len(found))).record_count)
+        left = left.slice(found[-1])
+    assert found == counts
+
+
 async def test_no_rows_are_no_chunk(cluster: FakeCluster) -> None:
     with pytest.raises(InvalidArgument, match="chunk 3 would have no rows"):
         await append(cluster, 3)

@@ -32,6 +32,7 @@ from kera.client.cluster.cluster import Cluster
 from kera.client.cluster.retry import RetryTime, jittered
 from kera.client.producing.conforming import Conformer
 from kera.client.producing.encoding import Payload, check_rows, payloads
+from kera.client.producing.epoch_cuts import rows_of_first_epoch
 from kera.client.producing.partitioner import partition_by_key, primary_keys
 from kera.client.types import StreamDescription
 from kera.core.chunk import PAYLOAD_BYTES_MAX, EncodedChunk, encode_chunk
@@ -72,8 +73,10 @@ class Appender:
         producer_epoch: int,
         chunk_bytes_max: int,
         lean: bool = False,
+        cut_at_epochs: bool = True,
     ) -> None:
-        """`lean`: of version 2 of the format, as far as there is one for the schema.
+        """`lean`: of version 2 of the format, as far as there is one for the schema. `cut_at_epochs`: a chunk ends
+        before the first row of a later epoch, if the stream has epochs.
 
         Raises `InvalidArgument` for ids that are the coordinator's to give, and epochs of more than 32 bits.
         """
@@ -91,6 +94,7 @@ class Appender:
         self.chunk_bytes_max = min(chunk_bytes_max, limit) if limit else chunk_bytes_max
         """No chunk of several records is larger."""
         self._lean = lean
+        self._cuts = cut_at_epochs
         self._conformer = Conformer()
         self._cluster = cluster
 
@@ -139,6 +143,8 @@ class Appender:
                 stream=self.stream.name,
                 streamlet_id=streamlet_id,
             )
+        if self._cuts:
+            rows = rows.slice(0, rows_of_first_epoch(rows, self.stream))
         now_us = _now_us()
         payload = next(payloads(rows, self.stream, self.chunk_bytes_max, now_us, lean=self._lean))
         chunk = self._encode(streamlet_id, payload, sequence, now_us)

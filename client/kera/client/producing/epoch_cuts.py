@@ -9,14 +9,17 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 
 from kera.client.producing.encoding import times_of
 from kera.client.producing.partitioner import Partition
 from kera.client.types import StreamDescription
-from kera.core.punctuation import NO_TIME
 
 NEVER_US = 1 << 63
 """Behind all times: there the epochs of a stream end that has none."""
+_NONE = np.iinfo(np.int64).min
+"""The epoch of what has no time: before all others."""
 _MARGIN_S = 1e-6
 """Half of it for what is rounded up to an end; and times of day as floats are exact to a quarter of it."""
 
@@ -47,25 +50,46 @@ def cut_at_epochs(partition: Partition, stream: StreamDescription) -> Partition:
     """
     if not stream.config.epoch_ms:
         return partition
-    times = times_of(partition.batch, stream)
-    if times is None or times.null_count == len(times):
-        return partition
-    numbers = known = np.frombuffer(times.buffers()[1], np.int64, len(times), 8 * times.offset)
-    if times.null_count:
-        there = times.is_valid().to_numpy(zero_copy_only=False)
-        numbers, known = np.where(there, numbers, NO_TIME), numbers[there]
-    if is_one_epoch(int(np.minimum.reduce(known)), int(np.maximum.reduce(known)), stream.config.epoch_ms):
+    epochs = _epochs_of(partition.batch, stream)
+    if epochs is None:
         return partition
     if partition.order is not None:
-        numbers = numbers[partition.order]
-    epoch_us = stream.config.epoch_ms * 1000
-    epochs, ends, start, none = numbers // epoch_us, partition.ends, 0, NO_TIME // epoch_us
+        epochs = epochs[partition.order]
+    ends, start = partition.ends, 0
     for end in ends.tolist():
-        latest = epochs[start:end]
-        np.maximum.accumulate(latest, out=latest)
-        if times.null_count:
-            first = int(np.argmax(latest > none))
-            latest[:first] = latest[first]
+        _take_running_maximum(epochs[start:end])
         start = end
     all_ends = np.union1d(ends, np.flatnonzero(epochs[1:] != epochs[:-1]) + 1)
     return partition._replace(streamlets=partition.streamlets[np.searchsorted(ends, all_ends)], ends=all_ends)
+
+
+def rows_of_first_epoch(rows: pa.RecordBatch, stream: StreamDescription) -> int:
+    """How many of the first rows come before the first one of a later epoch; see `cut_at_epochs`."""
+    epochs = _epochs_of(rows, stream) if stream.config.epoch_ms else None
+    if epochs is None:
+        return int(rows.num_rows)
+    _take_running_maximum(epochs)
+    return int(np.searchsorted(epochs, epochs[0], side="right"))
+
+
+def _epochs_of(rows: pa.RecordBatch, stream: StreamDescription) -> npt.NDArray[np.int64] | None:
+    """The epoch of each row, `_NONE` for those without a time. None: no two are of different ones."""
+    times = times_of(rows, stream)
+    if times is None or times.null_count == len(times):
+        return None
+    numbers = known = np.frombuffer(times.buffers()[1], np.int64, len(times), 8 * times.offset)
+    there = None
+    if times.null_count:
+        there = times.is_valid().to_numpy(zero_copy_only=False)
+        known = numbers[there]
+    if is_one_epoch(int(np.minimum.reduce(known)), int(np.maximum.reduce(known)), stream.config.epoch_ms):
+        return None
+    epochs: npt.NDArray[np.int64] = numbers // (stream.config.epoch_ms * 1000)
+    return epochs if there is None else np.where(there, epochs, _NONE)
+
+
+def _take_running_maximum(epochs: npt.NDArray[np.int64]) -> None:
+    np.maximum.accumulate(epochs, out=epochs)
+    if epochs[0] == _NONE:
+        first = int(np.argmax(epochs > _NONE))
+        epochs[:first] = epochs[first]

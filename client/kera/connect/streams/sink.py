@@ -235,6 +235,7 @@ class StreamSink:
             producer_id=producer_id(self._name, journal.stream.stream_id),
             producer_epoch=EPOCH,
             chunk_bytes_max=PAYLOAD_BYTES_MAX,
+            cut_at_epochs=False,  # the journal says how many chunks there are; epochs may be others when it is read
         )
         by_number = source.streamlets == streamlets
         if source.streamlets and not by_number:

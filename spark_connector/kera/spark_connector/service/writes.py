@@ -98,6 +98,7 @@ def open_write(
         "streamlets": stream.config.streamlets,
         "chunk_bytes": min(CHUNK_BYTES, limit // CHUNKS_PER_SEGMENT) if limit else CHUNK_BYTES,
         "chunk_bytes_max": limit or 2 * CHUNK_BYTES,
+        "epoch_us": stream.config.epoch_ms * 1000,
         "room": room_in_words(limit or 2 * CHUNK_BYTES, stream),
         "request_timeout_ms": client.request_timeout_ms,
         "connect_timeout_ms": client.connect_timeout_ms,

@@ -46,7 +46,8 @@ final class KeraDataWriter implements DataWriter<InternalRow> {
         UnsafeRow row = gatherer.unsafe(given);
         Outlet outlet = outlet(gatherer.streamlet(row));
         long bytes = gatherer.bytes(row);
-        if (outlet.open.count() > 0 && outlet.open.bytes() + bytes > 2L * target.chunkBytes()) {
+        if (outlet.open.count() > 0 && (outlet.open.bytes() + bytes > 2L * target.chunkBytes()
+                || gatherer.beginsEpoch(row, outlet.open))) {
             send(outlet);
         }
         gatherer.add(row, bytes, outlet.open);

@@ -144,6 +144,13 @@ final class RowGatherer {
         return new KeraException("SchemaMismatch", message, false);
     }
 
+    /** Whether the row is of a later epoch than {@code rows}, of which there is one, and none is of a later one. */
+    boolean beginsEpoch(UnsafeRow row, Rows rows) {
+        long epochUs = target.epochUs();
+        return epochUs > 0 && has(row, timestamp)
+                && Math.floorDiv(row.getLong(timestamp), epochUs) > Math.floorDiv(rows.times()[0], epochUs);
+    }
+
     /** Add the row, of which {@link #bytes} were told. */
     void add(UnsafeRow row, long bytes, Rows to) {
         long timeUs = 0;
