@@ -6,7 +6,8 @@ A micro-batch costs a fixed time, whatever is in it, and some time per byte. Bot
 
 * it waits for more while the oldest record can still wait: until its creation + target - what the micro-batch will take
   - a margin;
-* it takes no more than can be done in the target. So after a backlog Spark comes back often enough to see what is new.
+* it takes no more than can be done in the target. So after a backlog Spark comes back often enough to see what is new;
+  and no more than it takes to make the fixed time a small part of it, so that it may well take longer than expected.
 
 Nothing is remembered over a restart: some micro-batches later it is known again.
 """
@@ -17,7 +18,7 @@ import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations, pairwise
+from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
@@ -27,16 +28,29 @@ MARGIN = 0.1
 """Of the target: it stays free."""
 RECENT = 32
 """Micro-batches that count."""
-LATEST = 8
+LATEST = 16
 """Of these the latest say by how much the law is missed at present."""
 APART = 1.5
-"""Two micro-batches say what a byte costs if one is so many times larger than the other."""
+"""Two micro-batches that are close to each other say what a byte costs if one is so many times larger."""
+CLOSE = 3
+"""Counting one by one. With the next one alone it would be told too little: it is small just where one was slow."""
+PAIRS = 32
+"""Of such pairs, that count."""
+ALIKE = 8
+"""So many that are alike; then one is half as large, as else nothing more would be told of what a start costs."""
 ENOUGH = 5
 """So many have to be known before a target is called too short."""
 SLACK_MAX = 3.0
 SLACK_OF_FEW = 0.2
 """At least, while there are few, which may all have been quick by chance; with many, less and less."""
 FEW = 4
+WORTH = 7
+"""A full micro-batch takes so many times the fixed time: more saves little, and others that come to use the same
+processors make it late."""
+WORTH_OF_TARGET = 0.4
+"""But at least so much of the target without its margin."""
+STARTS_MAX = 64
+"""Times the size of a micro-batch; more is all the same."""
 FIRST_BYTES = 4 << 20
 """What a micro-batch takes of which nothing is known."""
 HOLD_S = 0.1
@@ -55,6 +69,49 @@ class MicroBatch(NamedTuple):
     seconds: float
 
 
+class Starts:
+    """How many bytes cost as much as a micro-batch costs that has none.
+
+    All that uses the same processors makes micro-batches slower, for seconds or for hours; but a byte as much as a
+    start. So what they have to each other is told from such as follow one another, when that was mostly the same, and
+    is remembered for long; and how slow all is, from the latest ones. (A line through all of them would go wrong where
+    they become smaller because they are slow: then large and small ones take the same, as if it were the start that
+    costs.)
+    """
+
+    def __init__(self) -> None:
+        self._last: deque[MicroBatch] = deque(maxlen=CLOSE)
+        self._pairs: deque[tuple[float, float]] = deque(maxlen=PAIRS)
+        """What two of them say, and how much that weighs."""
+        self.alike = 0
+        """So many were like those before them, up to now."""
+
+    def done(self, one: MicroBatch) -> None:
+        """The next one has been."""
+        pairs = [sorted((before, one)) for before in self._last]
+        apart = [(small, large) for small, large in pairs if large.bytes >= APART * small.bytes]
+        for small, large in apart:
+            self._compare(small, large)
+        self.alike = 0 if apart or not pairs else self.alike + 1
+        self._last.append(one)
+
+    def _compare(self, small: MicroBatch, large: MicroBatch) -> None:
+        more_s, more_bytes = large.seconds - small.seconds, large.bytes - small.bytes
+        most = STARTS_MAX * large.bytes
+        said = most if more_s <= 0 else small.seconds / more_s * more_bytes - small.bytes
+        self._pairs.append((min(max(said, 0.0), most), more_bytes))
+
+    @property
+    def bytes(self) -> float | None:
+        """What most of the pairs say, large ones above all; None: there was none."""
+        left = sum(weight for _, weight in self._pairs) / 2
+        for said, weight in sorted(self._pairs):
+            left -= weight
+            if left <= 0:
+                return said
+        return None
+
+
 @dataclass(frozen=True)
 class Fit:
     """What micro-batches take, as far as it is known."""
@@ -65,29 +122,23 @@ class Fit:
     """Of the largest one that was seen. What a larger one takes is not guessed by the line but, as a bound that holds
     for every line, in proportion to this one."""
     slack: float
-    """They take longer than by the law, by this share at most; leaving out the worst of the latest ones."""
+    """They take longer than by the law, by this share at most; leaving out the worst of the latest ones, unless it is
+    the last one: who makes it slow may still be there."""
     told_apart: bool
     """Their sizes differ enough; else all is `fixed_s`, which then is an upper bound."""
 
     @staticmethod
-    def of(seen: Sequence[MicroBatch]) -> Fit:
-        """A line through `seen`, of which there is at least one, that single ones do not draw away (Theil and Sen)."""
-        pairs = (sorted(pair) for pair in combinations(seen, 2))
-        slopes = [
-            (large.seconds - small.seconds) / (large.bytes - small.bytes)
-            for small, large in pairs
-            if large.bytes >= APART * small.bytes
-        ]
+    def of(seen: Sequence[MicroBatch], start_bytes: float | None) -> Fit:
+        """What `seen` say, of which there is at least one, if starting costs as much as `start_bytes`."""
         bytes_most = max(one.bytes for one in seen)
-        a_byte_s = median(one.seconds / one.bytes for one in seen)
-        per_byte_s = max(median(slopes), 0.0) if slopes else 0.0
-        fixed_s = median(one.seconds - per_byte_s * one.bytes for one in seen) if slopes else a_byte_s * bytes_most
-        if fixed_s < 0:
-            fixed_s, per_byte_s = 0.0, a_byte_s
-        lawful_s = [fixed_s + per_byte_s * one.bytes if slopes else a_byte_s * one.bytes for one in seen[-LATEST:]]
-        missed = sorted(one.seconds / max(by_law, 1e-6) for one, by_law in zip(seen[-LATEST:], lawful_s, strict=True))
-        slack = max(missed[-2] - 1 if len(missed) > 1 else 0.0, SLACK_OF_FEW * min(1.0, FEW / len(seen)))
-        return Fit(fixed_s, per_byte_s, bytes_most, min(slack, SLACK_MAX), bool(slopes))
+        a_byte_s = [one.seconds / (one.bytes + (start_bytes or 0.0)) for one in seen]
+        per_byte_s = median(a_byte_s)
+        missed = [each / max(per_byte_s, 1e-15) for each in a_byte_s[-LATEST:]]
+        worst = max(sorted(missed)[-2], missed[-1]) if len(missed) > 1 else 1.0
+        slack = min(max(worst - 1, SLACK_OF_FEW * min(1.0, FEW / len(seen))), SLACK_MAX)
+        if start_bytes is None:
+            return Fit(per_byte_s * bytes_most, 0.0, bytes_most, slack, told_apart=False)
+        return Fit(per_byte_s * start_bytes, per_byte_s, bytes_most, slack, told_apart=True)
 
     def seconds(self, of_bytes: float) -> float:
         """What a micro-batch of so many bytes takes at most."""
@@ -130,6 +181,9 @@ class Pacer:
         """Spark is slow at first; so this one counts only until another one is known."""
         self._seen: deque[MicroBatch] = deque(maxlen=RECENT)
         self._fit: Fit | None = None
+        self._starts = Starts()
+        self._hurries = False
+        """More came than full micro-batches took; so they are as large as can be, until one takes all."""
         self._full_bytes: deque[int] = deque(maxlen=BEHIND + 1)
         """What waited when full micro-batches began, one after the other."""
 
@@ -142,7 +196,7 @@ class Pacer:
     def fit(self) -> Fit | None:
         """What is known of micro-batches; None: nothing yet."""
         if self._fit is None and (seen := self._seen or ([self._first] if self._first else [])):
-            self._fit = Fit.of(list(seen))
+            self._fit = Fit.of(list(seen), self._starts.bytes)
         return self._fit
 
     @property
@@ -152,15 +206,26 @@ class Pacer:
         What ends within the target, as long as that can be kept where one micro-batch follows another: if the fixed
         part is no more than half of it. Beyond that it is missed after each full one anyway, and what counts is that
         the query gets through what waits: more may be taken, up to where four fifths of the time go into bytes.
+
+        And less, if less will do: what it is expected to take stays far from the target, as long as hardly more
+        micro-batches are started for that than need be.
         """
         fit = self.fit
         if fit is None:
             return FIRST_BYTES
         room = fit.bytes_within(self.usable_s)
-        if fit.told_apart and 2 * fit.fixed_s > self.usable_s:
+        if not fit.told_apart:
+            # That is told by one that is smaller; and where there is none, as chunks are large, by a larger one.
+            return max(room // 2 if self._starts.alike == 1 else room, 2 * fit.bytes_most * (self._starts.alike > 1), 1)
+        if 2 * fit.fixed_s > self.usable_s:
             longest_s = min(5 * fit.fixed_s, 8 * fit.fixed_s - 3 * self.usable_s)
             room = max(room, fit.bytes_within(longest_s * (1 + fit.slack)))
-        return max(room, 1)
+        elif not self._hurries:
+            worth_s = max(WORTH * fit.fixed_s, WORTH_OF_TARGET * self.usable_s)
+            room = min(room, fit.bytes_within(worth_s * (1 + fit.slack)))
+        # However slow the latest ones were, half of the time goes into bytes.
+        room = max(room, fit.bytes_within(2 * fit.fixed_s * (1 + fit.slack)))
+        return max(room if self._starts.alike < ALIKE else room // 2, 1)
 
     def done(self, of_bytes: int, seconds: float) -> None:
         """A micro-batch of so many bytes has taken so long."""
@@ -170,6 +235,7 @@ class Pacer:
             self._first = MicroBatch(of_bytes, seconds)
         else:
             self._seen.append(MicroBatch(of_bytes, seconds))
+            self._starts.done(self._seen[-1])
         self._fit = None
 
     def decide(self, waiting_bytes: int, oldest_s: float) -> Pace:
@@ -184,14 +250,22 @@ class Pacer:
 
     def began(self, waiting_bytes: int, taken_bytes: int) -> None:
         """A micro-batch has begun, with so much of what waited."""
-        if taken_bytes < waiting_bytes:
-            self._full_bytes.append(waiting_bytes)
-        else:
+        if taken_bytes >= waiting_bytes:
+            self._full_bytes.clear()
+            self._hurries = False
+            return
+        self._full_bytes.append(waiting_bytes)
+        if self._grows and not self._hurries:
+            self._hurries = True
             self._full_bytes.clear()
 
     @property
     def falls_behind(self) -> bool:
-        """More comes than full micro-batches take."""
+        """More comes than the largest micro-batches take that may be."""
+        return self._hurries and self._grows
+
+    @property
+    def _grows(self) -> bool:
         waited = list(self._full_bytes)
         return len(waited) > BEHIND and all(one < next_one for one, next_one in pairwise(waited))
 
