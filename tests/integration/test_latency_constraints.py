@@ -103,6 +103,22 @@ async def test_writers_let_their_chunks_fill_for_as_long_as_a_constraint_says(cl
         await until_it_takes(producer, 0, AT_ONCE_S)
 
 
+async def test_a_producer_whose_linger_breaks_a_constraint_is_named(client: Client) -> None:
+    await client.latency.create("arrival", ["clicks"], 100, window_ms=1_000)
+    async with client.producer(linger_ms=400) as producer:
+        await producer.prepare("clicks")
+
+        async def broken() -> LatencyDescription | None:
+            await producer.send("clicks", b"x")
+            found = await client.latency.describe("arrival")
+            return found if "linger_ms" in found.reason else None
+
+        found = await until_found(broken)
+    assert found.state == "violated"
+    assert "; a producer of clicks has a linger_ms of 400 of its own, which counts for more" in found.reason
+    assert found.hops[0].own_linger_us == 400_000
+
+
 def test_constraints_are_made_and_shown_at_the_command_line(cluster: RunningCluster) -> None:
     made = kera(cluster, "create", "shown", "--path", PATH, "--limit", "300ms", "--p99")
     assert made == f"shown: {PATH} within 300 ms, for the 99th percentile over 15 s\n"

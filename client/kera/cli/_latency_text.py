@@ -43,6 +43,7 @@ def described(found: LatencyDescription) -> str:
     constraint = found.constraint
     known = sum(hop.chunks > 0 for hop in found.hops)
     part = f"; {known} of {plural(len(found.hops), 'hop')} measured" if known < len(found.hops) else ""
+    clocks = known_to_within(found.hops)
     lines = [
         fields(
             (
@@ -50,9 +51,11 @@ def described(found: LatencyDescription) -> str:
                 ("path", ", ".join(constraint.path)),
                 ("limit", f"{in_ms(constraint.limit_ms * 1000)}, {of_which(constraint)}"),
                 ("took", f"mean {in_ms(found.mean_us)}, p99 {in_ms(found.p99_us)} at most{part}" if known else "-"),
+                *((("clocks", clocks),) if clocks else ()),
                 ("state", found.state + (f": {found.reason}" if found.reason else "")),
                 *((("least limit", in_ms(found.least_limit_us)),) if found.least_limit_us else ()),
                 ("violations", plural(found.violations, "window")),
+                *(("own linger", each) for each in own_lingers(found.hops)),
             )
         )
     ]
@@ -61,6 +64,20 @@ def described(found: LatencyDescription) -> str:
     if found.hops:
         lines += ["", table(HEADING, map(_row, found.hops))]
     return "\n".join(lines)
+
+
+def known_to_within(hops: Iterable[LatencyHop]) -> str:
+    """By how much what a path takes can be off, as clocks of writers and readers may be; empty: nobody knows."""
+    error_us = sum(hop.clock_error_us for hop in hops)
+    return f"known to within {in_ms(error_us)}, by which hand-over can be off" if error_us else ""
+
+
+def own_lingers(hops: Iterable[LatencyHop]) -> Iterator[str]:
+    """Producers that let chunks fill for longer than they are advised to."""
+    for hop in hops:
+        if hop.own_linger_us > hop.advised_us:
+            own = f"a producer of {hop.stream} has a linger_ms of {hop.own_linger_us / 1000:g} of its own"
+            yield f"{own}, whatever it is advised"
 
 
 def of_which(constraint: LatencyConstraint) -> str:

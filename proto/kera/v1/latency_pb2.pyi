@@ -172,12 +172,15 @@ class LatencyReport(_message.Message):
     SAMPLES_FIELD_NUMBER: _builtins.int
     CLOCK_ERROR_US_FIELD_NUMBER: _builtins.int
     CLOCK_AHEAD_US_FIELD_NUMBER: _builtins.int
+    OWN_LINGER_US_FIELD_NUMBER: _builtins.int
     clock_error_us: _builtins.int
     """The sender's clock against the broker's: up to so far from what was reckoned with. 0: the same clock, or not known yet."""
     clock_ahead_us: _builtins.int
     """By how much the time of day of a writer, which chunks have as `created_us`, is ahead of the broker's. Of a reader: the
     time that it reckons HAND_OVER with, so that nothing takes less than no time where clocks of writers are ahead.
     """
+    own_linger_us: _builtins.int
+    """Of a writer that goes by no advice, as it has a linger_ms of its own: that. 0: it has none, or does not wait."""
     @_builtins.property
     def samples(self) -> _containers.RepeatedCompositeFieldContainer[Global___HopSample]: ...
     def __init__(
@@ -186,10 +189,11 @@ class LatencyReport(_message.Message):
         samples: _abc.Iterable[Global___HopSample] | None = ...,
         clock_error_us: _builtins.int = ...,
         clock_ahead_us: _builtins.int = ...,
+        own_linger_us: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock_ahead_us", b"clock_ahead_us", "clock_error_us", b"clock_error_us", "samples", b"samples"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock_ahead_us", b"clock_ahead_us", "clock_error_us", b"clock_error_us", "own_linger_us", b"own_linger_us", "samples", b"samples"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -348,6 +352,8 @@ class HopFigures(_message.Message):
     P99_US_FIELD_NUMBER: _builtins.int
     WORST_MEAN_US_FIELD_NUMBER: _builtins.int
     WORST_STREAMLET_ID_FIELD_NUMBER: _builtins.int
+    CLOCK_ERROR_US_FIELD_NUMBER: _builtins.int
+    OWN_LINGER_US_FIELD_NUMBER: _builtins.int
     stream_id: _builtins.int
     hop: Global___Hop.ValueType
     consumer_group: _builtins.str
@@ -357,6 +363,10 @@ class HopFigures(_message.Message):
     worst_mean_us: _builtins.int
     """Of the worst streamlet."""
     worst_streamlet_id: _builtins.int
+    clock_error_us: _builtins.int
+    """Of HAND_OVER: by how much the mean can be off, as clocks of writers and readers are known no better. 0: nobody knows."""
+    own_linger_us: _builtins.int
+    """Of GATHER: the longest linger_ms that a writer has of its own."""
     def __init__(
         self,
         *,
@@ -368,10 +378,12 @@ class HopFigures(_message.Message):
         p99_us: _builtins.int = ...,
         worst_mean_us: _builtins.int = ...,
         worst_streamlet_id: _builtins.int = ...,
+        clock_error_us: _builtins.int = ...,
+        own_linger_us: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumer_group", b"consumer_group", "count", b"count", "hop", b"hop", "mean_us", b"mean_us", "p99_us", b"p99_us", "stream_id", b"stream_id", "worst_mean_us", b"worst_mean_us", "worst_streamlet_id", b"worst_streamlet_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock_error_us", b"clock_error_us", "consumer_group", b"consumer_group", "count", b"count", "hop", b"hop", "mean_us", b"mean_us", "own_linger_us", b"own_linger_us", "p99_us", b"p99_us", "stream_id", b"stream_id", "worst_mean_us", b"worst_mean_us", "worst_streamlet_id", b"worst_streamlet_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -711,6 +723,8 @@ class HopDescription(_message.Message):
     ALLOWED_US_FIELD_NUMBER: _builtins.int
     ADVISED_US_FIELD_NUMBER: _builtins.int
     VIOLATES_FIELD_NUMBER: _builtins.int
+    CLOCK_ERROR_US_FIELD_NUMBER: _builtins.int
+    OWN_LINGER_US_FIELD_NUMBER: _builtins.int
     stream: _builtins.str
     hop: Global___Hop.ValueType
     consumer_group: _builtins.str
@@ -726,6 +740,9 @@ class HopDescription(_message.Message):
     """Of that, for how long its buffer was advised to wait."""
     violates: _builtins.bool
     """It takes more than its part, and the path more than the limit."""
+    clock_error_us: _builtins.int
+    """As in HopFigures."""
+    own_linger_us: _builtins.int
     def __init__(
         self,
         *,
@@ -740,10 +757,12 @@ class HopDescription(_message.Message):
         allowed_us: _builtins.int = ...,
         advised_us: _builtins.int = ...,
         violates: _builtins.bool = ...,
+        clock_error_us: _builtins.int = ...,
+        own_linger_us: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["advised_us", b"advised_us", "allowed_us", b"allowed_us", "consumer_group", b"consumer_group", "count", b"count", "hop", b"hop", "mean_us", b"mean_us", "p99_us", b"p99_us", "stream", b"stream", "violates", b"violates", "worst_mean_us", b"worst_mean_us", "worst_streamlet_id", b"worst_streamlet_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["advised_us", b"advised_us", "allowed_us", b"allowed_us", "clock_error_us", b"clock_error_us", "consumer_group", b"consumer_group", "count", b"count", "hop", b"hop", "mean_us", b"mean_us", "own_linger_us", b"own_linger_us", "p99_us", b"p99_us", "stream", b"stream", "violates", b"violates", "worst_mean_us", b"worst_mean_us", "worst_streamlet_id", b"worst_streamlet_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

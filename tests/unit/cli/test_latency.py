@@ -86,6 +86,15 @@ def client() -> Iterator[FakeClient]:
         yield made
 
 
+def test_how_well_clocks_are_known_and_who_goes_by_no_advice() -> None:
+    assert "clocks" not in _latency_text.described(VIOLATED)
+    own = hop("clicks", "gather", 1, own_linger_us=500_000)
+    over = [hop(stream, "hand-over", 1, "enrich", clock_error_us=400) for stream in ("clicks", "visits")]
+    text = _latency_text.described(dataclasses.replace(VIOLATED, hops=(own, *over)))
+    assert "clocks      known to within 0.80 ms, by which hand-over can be off\n" in text
+    assert "own linger  a producer of clicks has a linger_ms of 500 of its own, whatever it is advised\n" in text
+
+
 def test_a_constraint_is_made_of_what_people_write(client: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["latency", "create", "checkout", "--path", "clicks,group:enrich , visits", "--limit", "300ms"]
     assert run_app(app, command) == 0

@@ -75,6 +75,21 @@ def test_short_times_have_more_digits(time_us: int, text: str) -> None:
     assert microseconds(time_us) == text
 
 
+async def test_how_well_clocks_are_known_and_who_goes_by_no_advice(
+    console: MakeBrowser, known: list[LatencyDescription]
+) -> None:
+    browser = await console()
+    text = (await browser.get("/latency/constraint?name=checkout")).text
+    assert "known to within" not in text
+    assert "linger_ms" not in text
+    own = dataclasses.replace(HOPS[0], own_linger_us=500_000)
+    over = dataclasses.replace(hop("clicks", "hand-over", 1, "enrich"), clock_error_us=400)
+    known[0] = dataclasses.replace(FOUND, hops=(own, over))
+    text = (await browser.get("/latency/constraint?name=checkout")).text
+    assert "Clocks of writers and readers are known to within 0.40 ms" in text
+    assert "A producer of clicks has a <code>linger_ms</code> of its own, 500 ms" in text
+
+
 async def test_constraints_are_listed_and_found_by_their_path(console: MakeBrowser) -> None:
     browser = await console()
     text = (await browser.get("/latency")).text

@@ -22,7 +22,7 @@ from kera.core.clock import Clock, SystemClock
 from kera.core.latency.hop import Hop
 from kera.core.latency.report import INTERVAL_S, Of
 from kera.core.latency.sample import Sample
-from kera.core.latency.window import RunningMean
+from kera.core.latency.window import RunningMean, RunningMost
 from kera.v1 import latency_pb2
 
 VALID_MS = round(5 * INTERVAL_S * 1000)
@@ -47,6 +47,10 @@ class Figures(NamedTuple):
     worst_mean_us: int
     """Of the worst streamlet."""
     worst_streamlet_id: int
+    clock_error_us: int = 0
+    """Of HAND_OVER: by how much the mean can be off, as clocks are known no better; 0: nobody knows."""
+    own_linger_us: int = 0
+    """Of GATHER: the longest linger_ms that a writer has of its own."""
 
     def message(self) -> latency_pb2.HopFigures:
         """As heartbeats carry it."""
@@ -64,6 +68,10 @@ class _Watched:
         """Clocks of writers, of each chunk."""
         self.reckoned: dict[str, RunningMean] = {}
         """By how much the clocks are ahead that readers of a consumer group reckon HAND_OVER with."""
+        self.clock_errors: dict[str, RunningMost] = {}
+        """By how much clocks can be off: those of readers by consumer group, and of writers (empty)."""
+        self.own_linger = RunningMost(budget.window_s)
+        """Of writers that go by no advice."""
 
     def merge(self, now_s: float, of: Of, sample: Sample) -> None:
         """Take what was reported, or seen."""
@@ -74,6 +82,16 @@ class _Watched:
                 return
             found = self.hops[key] = RunningHop(self.budget.window_s)
         found.merge(now_s, of.streamlet_id, sample)
+
+    def clock_error(self, group: str, now_s: float, error_us: int) -> None:
+        """The clock of a reader of a group, or of a writer, can be off by so much."""
+        self.clock_errors.setdefault(group, RunningMost(self.budget.window_s)).add(now_s, error_us)
+
+    def most_us(self, hop: Hop, group: str, now_s: float) -> tuple[int, int]:
+        """By how much HAND_OVER can be off, and how long writers let chunks GATHER whatever they are advised."""
+        if hop is Hop.HAND_OVER:
+            return sum(self.clock_errors[of].most(now_s) for of in ("", group) if of in self.clock_errors), 0
+        return 0, self.own_linger.most(now_s) if hop is Hop.GATHER else 0
 
 
 class LatencyManager:
@@ -110,8 +128,13 @@ class LatencyManager:
         """The time of day, as clients are told it."""
         return self._clock.now_us()
 
-    def reported(self, samples: Iterable[tuple[Of, Sample]], ahead_us: int = 0) -> None:
-        """A client has measured so much. `ahead_us`: by which the clock is ahead that it reckons with."""
+    def reported(
+        self, samples: Iterable[tuple[Of, Sample]], ahead_us: int = 0, *, error_us: int = 0, own_linger_us: int = 0
+    ) -> None:
+        """A client has measured so much. `ahead_us`: by which the clock is ahead that it reckons with.
+
+        `error_us`: by which it can be off; `own_linger_us`: for which a writer lets chunks fill, whatever is advised.
+        """
         now_s = self._clock.monotonic_s()
         for of, sample in samples:
             watched = self._streams.get(of.stream_id)
@@ -120,9 +143,12 @@ class LatencyManager:
             watched.merge(now_s, of, sample)
             if of.hop is Hop.GATHER:
                 watched.ahead.add(now_s, ahead_us * sample.count, sample.count)
+                watched.clock_error("", now_s, error_us)
+                watched.own_linger.add(now_s, own_linger_us)
             elif of.hop is Hop.HAND_OVER and (of.hop, of.consumer_group) in watched.hops:
                 reckoned = watched.reckoned.setdefault(of.consumer_group, RunningMean(watched.budget.window_s))
                 reckoned.add(now_s, ahead_us * sample.count, sample.count)
+                watched.clock_error(of.consumer_group, now_s, error_us)
 
     def replicated(self, stream_ids: Iterable[int], seconds: float) -> None:
         """A request with chunks of these streams was answered after so long."""
@@ -174,6 +200,7 @@ class LatencyManager:
                     del watched.hops[hop, group]
                     if hop is Hop.HAND_OVER:
                         watched.reckoned.pop(group, None)
+                        watched.clock_errors.pop(group, None)
                     continue
                 before_us, before_p99_us = _before_us(watched, hop, group, now_s)
                 worst_us, worst = running.worst(now_s)
@@ -187,6 +214,7 @@ class LatencyManager:
                     max(mean_us, _less(sample.p99_us, before_p99_us)),
                     max(mean_us, _less(worst_us, before_us)),
                     worst,
+                    *watched.most_us(hop, group, now_s),
                 )
                 found.append(figures)
                 if len(found) >= FIGURES_MAX:

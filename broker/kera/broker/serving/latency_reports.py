@@ -40,7 +40,9 @@ class LatencyReports:
                 for of, sample in checked(report)
                 if of.streamlet_id in watched.get(of.stream_id, ()) and not of.hop.of_reader
             ]
-            manager.reported(samples, report.clock_ahead_us)
+            manager.reported(
+                samples, report.clock_ahead_us, error_us=report.clock_error_us, own_linger_us=report.own_linger_us
+            )
             if not write.refused:
                 manager.replicated(watched, perf_counter() - write.begun_s)
             response.advice.extend(manager.advise_writer(watched))
@@ -56,7 +58,7 @@ class LatencyReports:
                 for of, sample in checked(report)
                 if of.streamlet_id in watched.get(of.stream_id, ()) and of.hop.of_reader and of.consumer_group in groups
             ]
-            self._manager.reported(samples, report.clock_ahead_us)
+            self._manager.reported(samples, report.clock_ahead_us, error_us=report.clock_error_us)
             response.advice.extend(self._manager.advise_reader(watched, groups))
         response.broker_time_us = self._manager.now_us()
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from kera.cli._durations import format_ms
-from kera.cli._latency_text import bars
+from kera.cli._latency_text import bars, known_to_within, own_lingers
 from kera.cli._table import fields, plural, table
 from kera.cli.diagnosis.findings import Finding
 from kera.cli.top._rows import BackupRow, BrokerRow, ConstraintRow, GroupRow, Snapshot, StreamPart, StreamRow
@@ -205,9 +205,11 @@ def _constraint(row: ConstraintRow, _: Snapshot) -> Iterable[str]:
             ("limit", f"{us_text(row.limit_ms * 1000)}, for {which} over {format_ms(row.window_ms)}"),
             ("took", f"mean {us_text(row.mean_us)}, p99 {us_text(row.p99_us)} at most; {part_text(row.used)} of it"),
             *([("least limit", us_text(row.least_limit_us))] if row.least_limit_us else []),
+            *([("clocks", clocks)] if (clocks := known_to_within(row.hops or ())) else []),
             ("violations", plural(row.violations, "window")),
         ]
     )
+    yield _why(list(own_lingers(row.hops or ())))
     if row.hops is None:
         yield "its hops come with the next refresh"
         return

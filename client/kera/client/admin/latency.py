@@ -74,6 +74,10 @@ class LatencyHop:
     """Of that, for how long its buffer is advised to wait."""
     violates: bool
     """It takes more than its part, and the path more than the limit."""
+    clock_error_us: int = 0
+    """Of hand-over: by how much the mean can be off, as clocks are known no better; 0: nobody knows."""
+    own_linger_us: int = 0
+    """Of gather: the longest ``linger_ms`` that a producer has of its own, which counts for more than advice."""
 
     @classmethod
     def from_message(cls, message: messages.HopDescription) -> Self:
@@ -90,6 +94,8 @@ class LatencyHop:
             allowed_us=message.allowed_us,
             advised_us=message.advised_us,
             violates=message.violates,
+            clock_error_us=message.clock_error_us,
+            own_linger_us=message.own_linger_us,
         )
 
 

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from kera.client.producing.lane import PendingChunk
 from kera.client.settings import ProducerSettings
-from kera.core.latency.sample import Sample
+from kera.core.latency.sample import TIME_US_MAX, Sample
 from kera.core.latency.window import Running
 from kera.v1 import latency_pb2
 
@@ -94,6 +94,11 @@ class Pace:
         self._rest = Running(WINDOW_S)
         self._rest_s: float | None = None
         self._rest_until_s = 0.0
+
+    @property
+    def own_linger_us(self) -> int:
+        """For how long chunks wait whatever is advised; 0: they do not, or it goes by advice."""
+        return round(min((self._linger_s or 0.0) * 1e6, TIME_US_MAX))
 
     def acknowledged(self, chunks: Iterable[PendingChunk], now_s: float) -> None:
         """These were answered together. What waited for a connection says nothing of those that come."""

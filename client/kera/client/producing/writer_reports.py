@@ -52,6 +52,7 @@ class WriterReports:
         best = self._offset.best
         if best is not None and max(best.error_us, abs(best.ahead_us)) <= TIME_US_MAX:  # else a clock was never set
             report.clock_error_us, report.clock_ahead_us = best.error_us, -best.ahead_us
+        report.own_linger_us = self._pace.own_linger_us
         return self._now_us()
 
     def answered(self, asked_us: int, answer: broker_pb2.MultiWriteChunksResponse, now_s: float) -> None:

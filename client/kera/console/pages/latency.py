@@ -49,6 +49,7 @@ async def describe(visit: Visit) -> Response:
             "width": WIDTH,
             "kinds": KINDS,
             "filling": FILLING,
+            "clock_error_us": sum(hop.clock_error_us for hop in found.hops),
             "hop_names": list(dict.fromkeys(hop.hop for hop in found.hops)),
         },
     )

@@ -199,7 +199,8 @@ def judged(wanted: Wanted, found: Split | None, current: Mapping[Hop, Figures], 
     if not measured:
         return Verdict(messages.LATENCY_STATE_UNKNOWN, reason="nothing was measured within the last window")
     mean_us, p99_us = sum(each.mean_us for _, each in measured), sum(each.p99_us for _, each in measured)
-    infeasible = found is not None and not found.is_feasible
+    own = {hop: each for hop, each in measured if each.own_linger_us > max(_granted_us(hop, found, before), STEADY_US)}
+    infeasible = found is not None and not found.is_feasible and found.slowest not in own
     least_us = found.least_limit_us if found is not None and infeasible else 0
     took_us = p99_us if wanted.by_p99 else mean_us
     if took_us <= wanted.limit_us:
@@ -224,14 +225,15 @@ def judged(wanted: Wanted, found: Split | None, current: Mapping[Hop, Figures], 
             f" the least limit would be {math.ceil(least_us / 1000)} ms",
         )
     statistic = WORDS[P99] if wanted.by_p99 else "mean"
-    return Verdict(
-        messages.LATENCY_STATE_VIOLATED,
-        mean_us,
-        p99_us,
-        least_us,
-        violators,
-        f"the {statistic} is {took_us / 1000:.1f} ms, most beyond its part is {in_words(violators[0])}",
-    )
+    reason = f"the {statistic} is {took_us / 1000:.1f} ms, most beyond its part is {in_words(violators[0])}"
+    for hop, figures in own.items():
+        own_ms = figures.own_linger_us / 1000
+        reason += f"; a producer of {hop.stream} has a linger_ms of {own_ms:g} of its own, which counts for more"
+    return Verdict(messages.LATENCY_STATE_VIOLATED, mean_us, p99_us, least_us, violators, reason)
+
+
+def _granted_us(hop: Hop, *splits: Split | None) -> int:
+    return max(_part(each, hop).grant_us for each in splits)
 
 
 def worst_of(wanted: Wanted, verdict: Verdict, current: Mapping[Hop, Figures]) -> Hop | None:

@@ -35,6 +35,10 @@ class Figures(NamedTuple):
     worst_mean_us: int
     """Of the worst streamlet."""
     worst_streamlet_id: int
+    clock_error_us: int = 0
+    """By how much the mean can be off; 0: nobody knows, or it is of one clock alone."""
+    own_linger_us: int = 0
+    """The longest linger_ms that a writer has of its own."""
 
 
 class MeasuredHops:
@@ -55,6 +59,8 @@ class MeasuredHops:
                     min(each.p99_us, TIME_US_MAX),
                     min(max(each.worst_mean_us, each.mean_us), TIME_US_MAX),
                     each.worst_streamlet_id,
+                    min(each.clock_error_us, TIME_US_MAX),
+                    min(each.own_linger_us, TIME_US_MAX),
                 )
                 found[HopKey(each.stream_id, each.hop, each.consumer_group)] = figures
         if found:
@@ -84,4 +90,6 @@ def merged(figures: Iterable[Figures]) -> Figures:
         max(each.p99_us for each in found),
         worst.worst_mean_us,
         worst.worst_streamlet_id,
+        max(each.clock_error_us for each in found),
+        max(each.own_linger_us for each in found),
     )

@@ -196,6 +196,7 @@ class LatencyService:
         if figures is not None:
             found.count, found.mean_us, found.p99_us = figures.chunks, figures.mean_us, figures.p99_us
             found.worst_mean_us, found.worst_streamlet_id = figures.worst_mean_us, figures.worst_streamlet_id
+            found.clock_error_us, found.own_linger_us = figures.clock_error_us, figures.own_linger_us
         return found
 
     # -- who asks --------------------------------------------------------------------------------------------------

@@ -51,6 +51,8 @@ def checked(report: latency_pb2.LatencyReport) -> list[tuple[Of, Sample]]:
         raise InvalidArgument(text, limit=SAMPLES_MAX)
     if max(report.clock_error_us, abs(report.clock_ahead_us)) > TIME_US_MAX:
         raise InvalidArgument(f"a latency report: clocks that are more than {TIME_US_MAX} us apart cannot be compared")
+    if report.own_linger_us > TIME_US_MAX:
+        raise InvalidArgument(f"a latency report: a linger of {report.own_linger_us} us, of {TIME_US_MAX} at most")
     return [_checked(sample) for sample in report.samples if sample.count or sample.hop]
 
 

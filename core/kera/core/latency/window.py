@@ -85,3 +85,30 @@ class RunningMean:
     def _forget(self, number: int) -> None:
         while self._parts and self._parts[0][0] < number - PARTS:
             self._parts.popleft()
+
+
+class RunningMost:
+    """The largest of what came over a window that ends now; see `Running`. Nothing is below 0."""
+
+    def __init__(self, window_s: float) -> None:
+        self._part_s = window_s / PARTS
+        self._parts: deque[tuple[int, int]] = deque()
+        """Number of the part, and its largest value."""
+
+    def add(self, now_s: float, value: int) -> None:
+        """A value came."""
+        number = int(now_s / self._part_s)
+        if self._parts and self._parts[-1][0] >= number:
+            number, known = self._parts.pop()
+            value = max(known, value)
+        self._parts.append((number, value))
+        self._forget(number)
+
+    def most(self, now_s: float) -> int:
+        """The largest; 0: nothing came."""
+        self._forget(int(now_s / self._part_s))
+        return max((value for _, value in self._parts), default=0)
+
+    def _forget(self, number: int) -> None:
+        while self._parts and self._parts[0][0] < number - PARTS:
+            self._parts.popleft()

@@ -317,7 +317,9 @@ type LatencyReport struct {
 	ClockErrorUs uint64 `protobuf:"varint,2,opt,name=clock_error_us,json=clockErrorUs,proto3" json:"clock_error_us,omitempty"`
 	// By how much the time of day of a writer, which chunks have as `created_us`, is ahead of the broker's. Of a reader: the
 	// time that it reckons HAND_OVER with, so that nothing takes less than no time where clocks of writers are ahead.
-	ClockAheadUs  int64 `protobuf:"zigzag64,3,opt,name=clock_ahead_us,json=clockAheadUs,proto3" json:"clock_ahead_us,omitempty"`
+	ClockAheadUs int64 `protobuf:"zigzag64,3,opt,name=clock_ahead_us,json=clockAheadUs,proto3" json:"clock_ahead_us,omitempty"`
+	// Of a writer that goes by no advice, as it has a linger_ms of its own: that. 0: it has none, or does not wait.
+	OwnLingerUs   uint64 `protobuf:"varint,4,opt,name=own_linger_us,json=ownLingerUs,proto3" json:"own_linger_us,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -369,6 +371,13 @@ func (x *LatencyReport) GetClockErrorUs() uint64 {
 func (x *LatencyReport) GetClockAheadUs() int64 {
 	if x != nil {
 		return x.ClockAheadUs
+	}
+	return 0
+}
+
+func (x *LatencyReport) GetOwnLingerUs() uint64 {
+	if x != nil {
+		return x.OwnLingerUs
 	}
 	return 0
 }
@@ -687,8 +696,12 @@ type HopFigures struct {
 	// Of the worst streamlet.
 	WorstMeanUs      uint64 `protobuf:"varint,7,opt,name=worst_mean_us,json=worstMeanUs,proto3" json:"worst_mean_us,omitempty"`
 	WorstStreamletId uint32 `protobuf:"varint,8,opt,name=worst_streamlet_id,json=worstStreamletId,proto3" json:"worst_streamlet_id,omitempty"`
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	// Of HAND_OVER: by how much the mean can be off, as clocks of writers and readers are known no better. 0: nobody knows.
+	ClockErrorUs uint64 `protobuf:"varint,9,opt,name=clock_error_us,json=clockErrorUs,proto3" json:"clock_error_us,omitempty"`
+	// Of GATHER: the longest linger_ms that a writer has of its own.
+	OwnLingerUs   uint64 `protobuf:"varint,10,opt,name=own_linger_us,json=ownLingerUs,proto3" json:"own_linger_us,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *HopFigures) Reset() {
@@ -773,6 +786,20 @@ func (x *HopFigures) GetWorstMeanUs() uint64 {
 func (x *HopFigures) GetWorstStreamletId() uint32 {
 	if x != nil {
 		return x.WorstStreamletId
+	}
+	return 0
+}
+
+func (x *HopFigures) GetClockErrorUs() uint64 {
+	if x != nil {
+		return x.ClockErrorUs
+	}
+	return 0
+}
+
+func (x *HopFigures) GetOwnLingerUs() uint64 {
+	if x != nil {
+		return x.OwnLingerUs
 	}
 	return 0
 }
@@ -1476,7 +1503,10 @@ type HopDescription struct {
 	// Of that, for how long its buffer was advised to wait.
 	AdvisedUs uint64 `protobuf:"varint,10,opt,name=advised_us,json=advisedUs,proto3" json:"advised_us,omitempty"`
 	// It takes more than its part, and the path more than the limit.
-	Violates      bool `protobuf:"varint,11,opt,name=violates,proto3" json:"violates,omitempty"`
+	Violates bool `protobuf:"varint,11,opt,name=violates,proto3" json:"violates,omitempty"`
+	// As in HopFigures.
+	ClockErrorUs  uint64 `protobuf:"varint,12,opt,name=clock_error_us,json=clockErrorUs,proto3" json:"clock_error_us,omitempty"`
+	OwnLingerUs   uint64 `protobuf:"varint,13,opt,name=own_linger_us,json=ownLingerUs,proto3" json:"own_linger_us,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1588,6 +1618,20 @@ func (x *HopDescription) GetViolates() bool {
 	return false
 }
 
+func (x *HopDescription) GetClockErrorUs() uint64 {
+	if x != nil {
+		return x.ClockErrorUs
+	}
+	return 0
+}
+
+func (x *HopDescription) GetOwnLingerUs() uint64 {
+	if x != nil {
+		return x.OwnLingerUs
+	}
+	return 0
+}
+
 // How the coordinator keeps a constraint.
 type LatencyConstraintRecord struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1678,11 +1722,12 @@ const file_kera_v1_latency_proto_rawDesc = "" +
 	"\x06sum_us\x18\x05 \x01(\x04R\x05sumUs\x12\x15\n" +
 	"\x06max_us\x18\x06 \x01(\x04R\x05maxUs\x12\x18\n" +
 	"\abuckets\x18\a \x03(\rR\abuckets\x12%\n" +
-	"\x0econsumer_group\x18\b \x01(\tR\rconsumerGroup\"\x89\x01\n" +
+	"\x0econsumer_group\x18\b \x01(\tR\rconsumerGroup\"\xad\x01\n" +
 	"\rLatencyReport\x12,\n" +
 	"\asamples\x18\x01 \x03(\v2\x12.kera.v1.HopSampleR\asamples\x12$\n" +
 	"\x0eclock_error_us\x18\x02 \x01(\x04R\fclockErrorUs\x12$\n" +
-	"\x0eclock_ahead_us\x18\x03 \x01(\x12R\fclockAheadUs\"c\n" +
+	"\x0eclock_ahead_us\x18\x03 \x01(\x12R\fclockAheadUs\x12\"\n" +
+	"\rown_linger_us\x18\x04 \x01(\x04R\vownLingerUs\"c\n" +
 	"\fWriterAdvice\x12\x1b\n" +
 	"\tstream_id\x18\x01 \x01(\x04R\bstreamId\x12\x1b\n" +
 	"\tlinger_us\x18\x02 \x01(\rR\blingerUs\x12\x19\n" +
@@ -1708,7 +1753,7 @@ const file_kera_v1_latency_proto_rawDesc = "" +
 	"\n" +
 	"NextStream\x12%\n" +
 	"\x0econsumer_group\x18\x01 \x01(\tR\rconsumerGroup\x12\x1b\n" +
-	"\tstream_id\x18\x02 \x01(\x04R\bstreamId\"\x88\x02\n" +
+	"\tstream_id\x18\x02 \x01(\x04R\bstreamId\"\xd2\x02\n" +
 	"\n" +
 	"HopFigures\x12\x1b\n" +
 	"\tstream_id\x18\x01 \x01(\x04R\bstreamId\x12\x1e\n" +
@@ -1718,7 +1763,10 @@ const file_kera_v1_latency_proto_rawDesc = "" +
 	"\amean_us\x18\x05 \x01(\x04R\x06meanUs\x12\x15\n" +
 	"\x06p99_us\x18\x06 \x01(\x04R\x05p99Us\x12\"\n" +
 	"\rworst_mean_us\x18\a \x01(\x04R\vworstMeanUs\x12,\n" +
-	"\x12worst_streamlet_id\x18\b \x01(\rR\x10worstStreamletId\"\xac\x01\n" +
+	"\x12worst_streamlet_id\x18\b \x01(\rR\x10worstStreamletId\x12$\n" +
+	"\x0eclock_error_us\x18\t \x01(\x04R\fclockErrorUs\x12\"\n" +
+	"\rown_linger_us\x18\n" +
+	" \x01(\x04R\vownLingerUs\"\xac\x01\n" +
 	"\x11LatencyConstraint\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04path\x18\x02 \x03(\tR\x04path\x12\x19\n" +
@@ -1780,7 +1828,7 @@ const file_kera_v1_latency_proto_rawDesc = "" +
 	"changed_us\x18\v \x01(\x03R\tchangedUs\x12\x1d\n" +
 	"\n" +
 	"changed_by\x18\f \x01(\tR\tchangedBy\x124\n" +
-	"\tworst_hop\x18\r \x01(\v2\x17.kera.v1.HopDescriptionR\bworstHop\"\xe1\x02\n" +
+	"\tworst_hop\x18\r \x01(\v2\x17.kera.v1.HopDescriptionR\bworstHop\"\xab\x03\n" +
 	"\x0eHopDescription\x12\x16\n" +
 	"\x06stream\x18\x01 \x01(\tR\x06stream\x12\x1e\n" +
 	"\x03hop\x18\x02 \x01(\x0e2\f.kera.v1.HopR\x03hop\x12%\n" +
@@ -1795,7 +1843,9 @@ const file_kera_v1_latency_proto_rawDesc = "" +
 	"\n" +
 	"advised_us\x18\n" +
 	" \x01(\x04R\tadvisedUs\x12\x1a\n" +
-	"\bviolates\x18\v \x01(\bR\bviolates\"\xd1\x01\n" +
+	"\bviolates\x18\v \x01(\bR\bviolates\x12$\n" +
+	"\x0eclock_error_us\x18\f \x01(\x04R\fclockErrorUs\x12\"\n" +
+	"\rown_linger_us\x18\r \x01(\x04R\vownLingerUs\"\xd1\x01\n" +
 	"\x17LatencyConstraintRecord\x12:\n" +
 	"\n" +
 	"constraint\x18\x01 \x01(\v2\x1a.kera.v1.LatencyConstraintR\n" +

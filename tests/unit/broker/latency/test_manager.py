@@ -96,6 +96,29 @@ class TestFigures:
         manager.replicated([8], 1.0)
         assert manager.figures() == []
 
+    def test_by_how_much_hand_over_can_be_off_is_what_writers_and_readers_know_worst(
+        self, manager: LatencyManager, clock: FakeClock
+    ) -> None:
+        for error_us in (700, 300):
+            manager.reported([(Of(7, 0, Hop.GATHER), sample(5))], error_us=error_us)
+        manager.reported([(Of(7, 0, Hop.HAND_OVER, "app"), sample(9))], error_us=50)
+        manager.reported([(Of(7, 0, Hop.HAND_OVER, "other"), sample(9))], error_us=60)
+        assert {each.consumer_group: each.clock_error_us for each in manager.figures()} == {
+            "": 0,
+            "app": 750,
+            "other": 760,
+        }
+        clock.advance(WINDOW_S / 2)
+        manager.reported([(Of(7, 0, Hop.GATHER), sample(5)), (Of(7, 0, Hop.HAND_OVER, "app"), sample(9))], error_us=1)
+        clock.advance(WINDOW_S * 0.9)
+        assert by_hop(manager)[Hop.HAND_OVER, "app"].clock_error_us == 2
+
+    def test_the_longest_linger_that_a_writer_has_of_its_own_is_told_of_gather(self, manager: LatencyManager) -> None:
+        for own_us in (0, 500_000, 20_000):
+            manager.reported([(Of(7, 0, hop), sample(5)) for hop in (Hop.GATHER, Hop.SEND)], own_linger_us=own_us)
+        assert {each.hop: each.own_linger_us for each in manager.figures()} == {Hop.GATHER: 500_000, Hop.SEND: 0}
+        assert manager.figures()[0].message().own_linger_us == 500_000
+
     def test_readers_reckon_with_a_later_time_where_writers_are_ahead(self, manager: LatencyManager) -> None:
         manager.reported([(Of(7, 0, Hop.GATHER), sample(1_000, 1_000))], ahead_us=5_000_000)
         manager.reported([(Of(7, 0, Hop.HAND_OVER, "app"), sample(0, 20))], ahead_us=4_996_000)

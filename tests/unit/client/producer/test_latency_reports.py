@@ -122,6 +122,15 @@ def test_a_clock_that_was_never_set_does_not_keep_anybody_from_writing(ahead_us:
     assert [sample.stream_id for sample in request.latency.samples] == [STREAM_ID]
 
 
+@pytest.mark.parametrize(("linger_ms", "told_us"), [(None, 0), (0, 0), (2, 2_000), (float("inf"), TIME_US_MAX)])
+def test_a_linger_that_is_given_is_told(linger_ms: float | None, told_us: int) -> None:
+    reports = WriterReports(Pace(ProducerSettings(linger_ms=linger_ms)), 60.0, lambda: 1, 0.0)
+    request = broker_pb2.MultiWriteChunksRequest()
+    assert reports.add_to(request, lambda: [STREAM_ID], 2 * INTERVAL_S)
+    assert checked(request.latency) == []
+    assert request.latency.own_linger_us == told_us
+
+
 def test_with_one_chunks_fill_and_are_measured() -> None:
     async def main(ways: Ways, producer: Producer) -> list[broker_pb2.MultiWriteChunksRequest]:
         constrain(ways)

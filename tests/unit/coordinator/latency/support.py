@@ -31,6 +31,8 @@ class World:
         """Of the budgets that the broker goes by."""
         self.budgets: dict[str, messages.StreamBudget] = {}
         """By stream, likewise."""
+        self.own_linger_us = 0
+        """Of a producer that goes by no advice."""
 
     @property
     def latency(self) -> LatencyService:
@@ -92,6 +94,8 @@ class World:
                         count=100,
                         mean_us=took_us,
                         p99_us=took_us,
+                        clock_error_us=2_000 if hop == messages.HOP_HAND_OVER else 0,
+                        own_linger_us=self.own_linger_us if hop == messages.HOP_GATHER else 0,
                     )
                 )
         return found

@@ -26,6 +26,15 @@ def test_counts_add_up_means_are_weighed_and_the_worst_counts() -> None:
     assert hops.of(KEY) == Figures(40, 1_000, 5_000, 2_000, 4)
 
 
+def test_of_clocks_and_lingers_of_their_own_the_largest_counts() -> None:
+    hops = MeasuredHops(lambda _: True)
+    hops.note(ONE, [told(1, 1_000, clock_error_us=700, own_linger_us=5)])
+    hops.note(OTHER, [told(1, 1_000, clock_error_us=300, own_linger_us=(1 << 64) - 1)])
+    found = hops.of(KEY)
+    assert found is not None
+    assert (found.clock_error_us, found.own_linger_us) == (700, TIME_US_MAX)
+
+
 def test_only_what_those_say_counts_that_are_alive() -> None:
     alive = {ONE, OTHER}
     hops = MeasuredHops(alive.__contains__)

@@ -33,6 +33,7 @@ async def test_metrics_have_limits_hops_and_violations(world: World) -> None:
     assert found['kera_latency_hop_seconds{constraint="checkout",hop="hand-over",stream="visits"}'] == 0.001
     assert found['kera_latency_violations_total{constraint="checkout"}'] == 1.0
     assert measured(world, everything=False)["kera_latency_constraints_not_held"] == 1.0
+    assert found['kera_latency_clock_error_seconds{constraint="checkout"}'] == 0.004
     await world.delete()
     assert all(value == 0 for value in measured(world).values())
 

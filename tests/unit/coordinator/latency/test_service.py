@@ -101,15 +101,37 @@ async def test_a_description_has_the_hops_of_the_path_and_what_they_took(world: 
     assert [(each.mean_us, len(each.hops)) for each in answer.constraints] == [(50_000, 0)]
 
 
+async def test_a_producer_that_goes_by_no_advice_is_named_where_it_breaks_a_constraint(world: World) -> None:
+    """No limit could be held then, whatever the coordinator tells: it is no hop that takes so long by itself."""
+    await world.create()
+    world.own_linger_us = 20_000
+    await world.window(gather=20_000)
+    assert (world.describe().state, world.describe().reason) == (messages.LATENCY_STATE_HELD, "")
+    assert world.describe().hops[0].own_linger_us == 20_000
+    world.own_linger_us = 500_000
+    for _ in range(3):
+        await world.window(gather=500_000)
+        found = world.describe()
+        assert (found.state, found.least_limit_us) == (messages.LATENCY_STATE_VIOLATED, 0)
+        assert "; a producer of clicks has a linger_ms of 500 of its own, which counts for more" in found.reason
+
+
+async def test_by_how_much_figures_can_be_off_is_told_of_each_hop(world: World) -> None:
+    await world.create()
+    await world.window()
+    told = {(hop.stream, hop.hop): hop.clock_error_us for hop in world.describe().hops if hop.clock_error_us}
+    assert told == {("clicks", messages.HOP_HAND_OVER): 2_000, ("visits", messages.HOP_HAND_OVER): 2_000}
+
+
 async def test_a_list_names_the_worst_hop_of_each(world: World) -> None:
     """While it is held, that is the one that takes most; then the one that is furthest beyond its part."""
     await world.create()
     assert not world.describe().HasField("worst_hop")
-    for word, took_us, hop, violates in (("prefetch", 30_000, 5, False), ("work", 400_000, 6, True)):
-        await world.window(gather=1_000, **{word: took_us})
+    for prefetch, work, hop, violates in ((30_000, 1_000, 5, False), (1_000, 400_000, 6, True)):
+        await world.window(gather=1_000, prefetch=prefetch, work=work)
         (found,) = (await world.latency.list_all(messages.ListLatencyConstraintsRequest())).constraints
         worst = found.worst_hop
-        assert (worst.hop, worst.violates, worst.mean_us) == (hop, violates, took_us)
+        assert (worst.hop, worst.violates, worst.mean_us) == (hop, violates, max(prefetch, work))
         assert worst in world.describe().hops
 
 

@@ -84,6 +84,9 @@ def test_there_are_bounds() -> None:
     for clocks in apart:
         with pytest.raises(InvalidArgument, match="clocks that are more than"):
             checked(latency_pb2.LatencyReport(**clocks))
+    checked(latency_pb2.LatencyReport(own_linger_us=TIME_US_MAX))
+    with pytest.raises(InvalidArgument, match="a linger of"):
+        checked(latency_pb2.LatencyReport(own_linger_us=TIME_US_MAX + 1))
 
 
 class TestClockOffset:

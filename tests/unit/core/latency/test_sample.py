@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from kera.core.latency.buckets import BOUNDS_US, BUCKETS, bucket_of, quantile_us
 from kera.core.latency.hop import Hop
 from kera.core.latency.sample import TIME_US_MAX, Sample
-from kera.core.latency.window import PARTS, Running
+from kera.core.latency.window import PARTS, Running, RunningMost
 from kera.v1 import latency_pb2
 
 TIMES = st.lists(st.integers(0, 2**33), min_size=1, max_size=300)
@@ -112,3 +112,16 @@ class TestRunning:
         assert running.sample(100.9).count == 1
         assert running.sample(101.2).count == 0
         assert running.sample(101.2).mean_us == 0
+
+
+class TestRunningMost:
+    @given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 1 << 64), st.booleans()), max_size=200))
+    def test_against_all_that_there_was(self, steps: list[tuple[int, int, bool]]) -> None:
+        running, now, all_of_it = RunningMost(10.0), 0, []
+        for step, value, asks in steps:
+            now += step
+            all_of_it.append((now, value))
+            running.add(now, value)
+            if asks:
+                assert running.most(now) == max(value for at, value in all_of_it if at >= now - PARTS)
+        assert running.most(now + 30) == 0
