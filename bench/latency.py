@@ -45,7 +45,7 @@ RATES = (1, 10, 100, 1_000, 10_000, 100_000, 1_000_000)
 STREAMLETS = (1, 64, 1_024)
 COST_RATES = (1_000, 20_000, 200_000)
 TARGETS_MS = (10, 50, 200, 1_000)
-SAMPLES_MAX = 5_000
+SAMPLES_MAX = 1_000
 TICK_S = 0.001
 BURST_MAX = 10_000
 """Of what is overdue, before the buffer is looked at again."""

@@ -33,8 +33,11 @@ MARGIN = 0.1
 QUANTILES = (0.99, 0.95, 0.9, 0.75, 0.5)
 LEFT = 0.5
 """Of a target: so much has to be left for a quantile to be taken, but for the last one."""
-SLACK = 1 / 8
-"""A chunk may go this part of its time early, with others that are due: each request costs more than it saves."""
+SLACK, SLACK_OF_FEW, FEW = 1 / 8, 1 / 2, 16
+"""A chunk may go this part of its time early with one that is due, and the second one if fewer than so many go then.
+
+A request costs as much as some eight chunks: it is worth a few that are not as full as they could be, but not many.
+"""
 ADVICE_MAX = 1000
 """Streams about which there is advice."""
 ADVISED_S_MAX = 3600.0
@@ -152,6 +155,9 @@ class Pace:
         wait_s, until_s = self._advice.get(stream_id, (0.0, 0.0))
         return wait_s if now_s < until_s else None
 
-    def slack_s(self, wait_s: float) -> float:
-        """How much earlier than after `wait_s` a chunk may go, if others go."""
-        return 0.0 if self._linger_s is not None else min(wait_s, max(wait_s * SLACK, TIMER_S))
+    def early_s(self, wait_s: float, others: int) -> float:
+        """How much earlier than after `wait_s` a chunk may go with so many others; 0: it has to be due by itself."""
+        if self._linger_s is not None:
+            return 0.0
+        slack = (SLACK if others >= FEW else SLACK_OF_FEW) if others else 0.0
+        return min(wait_s, max(wait_s * slack, TIMER_S))

@@ -285,25 +285,25 @@ class StreamWriter:
         wait_s = pace.wait_s(self.stream.stream_id, now_s)
         if not wait_s and not idle:
             return NOTHING_DUE
-        due_s, wait_s = now_s - wait_s + pace.slack_s(wait_s), wait_s + pace.grace_s
-        closed, next_s = False, None
+        since_s, later_s = now_s - wait_s, wait_s + pace.grace_s
+        closed, next_s = 0, None
         for accumulator in list(self.open_chunks.values()):
             if self.lanes.lanes[accumulator.streamlet] not in lanes:
                 continue
-            if accumulator.opened_s > due_s:
-                next_s = accumulator.opened_s + wait_s
+            if accumulator.opened_s > since_s + pace.early_s(wait_s, closed):
+                next_s = accumulator.opened_s + later_s
                 break  # those behind it were opened later
             self.close_chunk(accumulator, now_s)
-            closed = True
+            closed += 1
         for streamlet, gathering in list(self._gatherings.items()):
             if gathering.lane not in lanes:
                 continue
-            if gathering.opened_s > due_s:
-                next_s = earlier(next_s, gathering.opened_s + wait_s)
+            if gathering.opened_s > since_s + pace.early_s(wait_s, closed):
+                next_s = earlier(next_s, gathering.opened_s + later_s)
             else:
                 self._close_gathering(streamlet, now_s)
-                closed = True
-        return Due(closed, next_s)
+                closed += 1
+        return Due(closed > 0, next_s)
 
     def close_chunk(self, accumulator: Accumulator, now_s: float | None = None) -> None:
         """Encode the records of an open chunk and queue them; the next record opens another.

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kera.client.producing.lane import PendingChunk
-from kera.client.producing.pace import MARGIN, SLACK, TIMER_S, WINDOW_S, Pace
+from kera.client.producing.pace import FEW, MARGIN, SLACK, SLACK_OF_FEW, TIMER_S, WINDOW_S, Pace
 from kera.client.producing.producer import Producer
 from kera.client.settings import ProducerSettings
 from kera.core.settings import InvalidSettings
@@ -102,7 +102,8 @@ class TestPace:
             if highest_s <= target_ms / 1000 / 4:  # what is read off buckets is up to 42 % more
                 assert wait_s <= max(0.0, left_s - highest_s)
             assert wait_s <= max(0.0, left_s - recent[(len(recent) - 1) // 2])
-        assert 0 <= targeted.slack_s(wait_s) <= wait_s
+        early_s = [targeted.early_s(wait_s, others) for others in (0, 1, FEW, 1_000_000)]
+        assert 0 <= early_s[0] <= early_s[3] == early_s[2] <= early_s[1] <= wait_s
 
 
 @pytest.mark.parametrize("value", [0, -1, 3_600_001, True])
@@ -161,9 +162,10 @@ def test_all_is_acknowledged_in_time(
         assert latest_s <= 2 * answers_after_s + target_s
 
 
-def test_chunks_fill_and_go_together() -> None:
-    """12 streamlets, 4,000 records a second, 200 ms: a request for each eighth of the wait at most."""
-    records, streamlets, answer_s = 8_000, 12, 0.002
+@pytest.mark.parametrize(("streamlets", "slack"), [(12, SLACK_OF_FEW), (100, SLACK)])
+def test_chunks_fill_and_go_together(streamlets: int, slack: float) -> None:
+    """4,000 records a second, 200 ms: so many requests as their slack allows at most, and hardly more chunks."""
+    records, answer_s = 8_000, 0.002
 
     async def main(ways: Ways, producer: Producer) -> tuple[int, int]:
         before = len(ways.sent_s)
@@ -177,7 +179,44 @@ def test_chunks_fill_and_go_together() -> None:
     _, (requests, chunks) = virtually(streamlets, answer_s, main, latency_target_ms=200)
     wait_s, seconds = 0.2 * (1 - MARGIN) - answer_s, records / 4_000
     assert chunks <= streamlets * (seconds / (wait_s * (1 - SLACK)) + 2)
-    assert requests <= seconds / (wait_s * SLACK) + 2
+    assert requests <= seconds / (wait_s * slack) + 2
+
+
+def sent_after(pauses_s: list[float], **full: int) -> list[float]:
+    """When records are sent, each to a streamlet of its own after a pause; where `full` says so, the last fills it."""
+
+    async def main(ways: Ways, producer: Producer) -> list[float]:
+        for number in range(3):  # so that it is known what the rest of the way takes
+            await producer.send("s", b"x", streamlet=number)
+        began_s, before = asyncio.get_running_loop().time(), len(ways.sent_s)
+        for streamlet, pause_s in enumerate(pauses_s):
+            await asyncio.sleep(pause_s)  # sleep: virtual time
+            last = streamlet == len(pauses_s) - 1
+            producer.send("s", b"x" * (full.get("bytes", 1) if last else 1), streamlet=streamlet)
+        await asyncio.sleep(1)  # sleep: virtual time
+        sent = [
+            (at_s - began_s, len(write))
+            for at_s, write in zip(ways.sent_s[before:], ways.cluster.loopback.writes[before:], strict=True)
+        ]
+        return [at_s for at_s, chunks in sent for _ in range(chunks)]
+
+    _, sent_s = virtually(len(pauses_s), 0.002, main, latency_target_ms=200, chunk_bytes_max=1_000)
+    return list(sent_s)
+
+
+WAIT_S = 0.2 * (1 - MARGIN) - 0.002
+
+
+def test_a_few_go_with_one_that_is_due_if_they_have_filled_for_half_of_their_time() -> None:
+    first_s, second_s, third_s = sent_after([0.0, 0.08, 0.04])
+    assert first_s == second_s == pytest.approx(WAIT_S, abs=0.005)
+    assert third_s == pytest.approx(0.12 + WAIT_S, abs=0.005)
+
+
+def test_no_chunk_goes_early_because_others_go_that_are_full() -> None:
+    full_s, first_s, second_s = sent_after([0.0, 0.0, 0.17], bytes=1_000)
+    assert full_s == pytest.approx(0.17, abs=0.005)
+    assert first_s == second_s == pytest.approx(WAIT_S, abs=0.005)
 
 
 def test_an_idle_producer_without_a_target_sends_at_once() -> None:
