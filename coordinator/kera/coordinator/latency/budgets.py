@@ -200,7 +200,7 @@ def judged(wanted: Wanted, found: Split | None, current: Mapping[Hop, Figures], 
         return Verdict(messages.LATENCY_STATE_UNKNOWN, reason="nothing was measured within the last window")
     mean_us, p99_us = sum(each.mean_us for _, each in measured), sum(each.p99_us for _, each in measured)
     own = {hop: each for hop, each in measured if each.own_linger_us > max(_granted_us(hop, found, before), STEADY_US)}
-    infeasible = found is not None and not found.is_feasible and found.slowest not in own
+    infeasible = found is not None and not found.is_feasible
     least_us = found.least_limit_us if found is not None and infeasible else 0
     took_us = p99_us if wanted.by_p99 else mean_us
     if took_us <= wanted.limit_us:

@@ -221,6 +221,7 @@ class Planning:
                 granted_us = math.inf
             most_us = UNLIMITED
             if hop.hop == GATHER:
+                granted_us = max(granted_us, found.own_linger_us)  # what writers wait by themselves nobody needs
                 self._filling.look(hop.stream, found.p99_us, window_ms / 1000, self._state.clock.monotonic_s())
                 most_us = self._filling.most_us(hop.stream)
             self._last[hop] = Measured(found.chunks, found.mean_us, found.p99_us, window_ms, granted_us, most_us)

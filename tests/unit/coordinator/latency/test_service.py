@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from kera.coordinator.store.metadata import MetadataStoreFull
 from kera.core.access.accounts import Accounts
 from kera.core.access.audit import Audit, AuditEvent
 from kera.core.access.authenticator import Authenticator
@@ -81,6 +82,26 @@ async def test_constraints_outlast_a_coordinator(world: World) -> None:
     assert answer.constraints[0].created_us == before.created_us > 0
 
 
+async def test_a_store_without_room_leaves_constraints_as_they_were(world: World) -> None:
+    await world.create()
+    before, told = world.describe(), (await world.beat()).budgets
+    world.cluster.store.failure = MetadataStoreFull("no room")
+    for ask in (world.create("other", window_ms=1_000), world.alter(limit_us=1_000_000), world.delete()):
+        with pytest.raises(MetadataStoreFull):
+            await ask
+    assert world.describe() == before
+    with pytest.raises(UnknownLatencyConstraint):
+        world.describe("other")
+    assert not (await world.beat()).HasField("budgets")
+    assert told.version == world.version
+
+    world.cluster.store.failure = None
+    await world.fail_over()
+    assert world.describe().constraint == before.constraint
+    await world.create("other", window_ms=1_000)
+    await world.delete()
+
+
 async def test_a_description_has_the_hops_of_the_path_and_what_they_took(world: World) -> None:
     await world.create()
     assert world.describe().state == messages.LATENCY_STATE_UNKNOWN
@@ -113,6 +134,7 @@ async def test_a_producer_that_goes_by_no_advice_is_named_where_it_breaks_a_cons
         await world.window(gather=500_000)
         found = world.describe()
         assert (found.state, found.least_limit_us) == (messages.LATENCY_STATE_VIOLATED, 0)
+        assert "most beyond its part is gather of clicks" in found.reason or "is gather of visits" in found.reason
         assert "; a producer of clicks has a linger_ms of 500 of its own, which counts for more" in found.reason
 
 

@@ -1,0 +1,184 @@
+"""Latency constraints on a real ZooKeeper, with two coordinators of which the one that leads is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from kera.client import Client, LatencyConstraint, LatencyDescription, Producer
+from kera.core.errors import KeraError, UnknownLatencyConstraint
+from kera.local.cluster import LocalCluster
+from tests.integration.control_support import connect, control_cluster
+from tests.integration.support import until_found
+from tests.integration.zookeeper import ZooKeeper
+
+pytestmark = pytest.mark.timeout(180)
+
+WINDOW_MS = 5_000
+LIMIT_MS = 2_000
+WAITS_S = 0.6
+"""Chunks that wait for what a constraint leaves them are told by that from those that go at once."""
+OWN_LINGER_MS = 300
+CONSTRAINTS = 30
+
+
+@contextlib.asynccontextmanager
+async def two_coordinators(directory: Path, zookeeper: ZooKeeper, root: str) -> AsyncIterator[LocalCluster]:
+    async with control_cluster(
+        directory, brokers=1, backups=0, coordinators=2, zookeeper=f"{zookeeper.address}/{root}"
+    ) as cluster:
+        yield cluster
+
+
+async def leader_of(cluster: LocalCluster, client: Client) -> str:
+    leader_at = (await client.admin.describe_cluster()).coordinators[0]
+    return next(name for name, ready in cluster.ready.items() if ready.get("grpc_address") == leader_at)
+
+
+async def send(producer: Producer, stream: str, took_s: list[float]) -> None:
+    """One record after the other, until cancelled; how long each has taken."""
+    while True:
+        begun_s = time.monotonic()
+        await producer.send(stream, b"x" * 100)
+        took_s.append(time.monotonic() - begun_s)
+
+
+async def test_brokers_go_on_and_figures_come_back_when_the_leader_is_lost(
+    tmp_path: Path, zookeeper: ZooKeeper
+) -> None:
+    async with two_coordinators(tmp_path, zookeeper, "late-figures") as cluster, await connect(cluster) as client:
+        for stream in ("slow", "broken"):
+            await client.admin.create_stream(stream, replication=0)
+        made = await client.latency.create("slow", ["slow"], LIMIT_MS, window_ms=WINDOW_MS)
+        await client.latency.create("broken", ["broken"], 50, window_ms=WINDOW_MS)
+        took_s: list[float] = []
+        async with client.producer() as producer, client.producer(linger_ms=OWN_LINGER_MS) as own:
+            await producer.prepare("slow")
+            await own.prepare("broken")
+            sending = [
+                asyncio.create_task(send(producer, "slow", took_s)),
+                asyncio.create_task(send(own, "broken", [])),
+            ]
+            try:
+                await watch_a_failover(cluster, client, made, took_s)
+            finally:
+                for each in sending:
+                    each.cancel()
+
+
+async def watch_a_failover(cluster: LocalCluster, client: Client, made: LatencyConstraint, took_s: list[float]) -> None:
+    async def violated(name: str = "broken") -> LatencyDescription | None:
+        found = await client.latency.describe(name)
+        return found if found.state == "violated" and found.violations else None
+
+    async def held() -> LatencyDescription | None:
+        found = await client.latency.describe("slow")
+        waits = found.hops[0].mean_us > WAITS_S * 1e6
+        return found if found.state == "held" and waits and found.hops[0].advised_us > WAITS_S * 1e6 else None
+
+    before = await until_found(violated)
+    await until_found(held)
+    lost = await leader_of(cluster, client)
+    took_s.clear()
+    await cluster.kill(lost)
+    listed = await client.latency.constraints()  # as soon as another one leads
+    led_s = time.monotonic()
+    assert took_s
+    assert min(took_s) > WAITS_S, took_s  # with nobody who tells them, and by one that has not heard of brokers yet
+    assert {each.constraint.name for each in listed} == {"slow", "broken"}
+    assert next(each for each in listed if each.constraint.name == "slow").constraint == made
+
+    await until_found(held)
+    assert time.monotonic() - led_s < 2 * WINDOW_MS / 1000
+    assert min(took_s) > WAITS_S, took_s
+    again = await until_found(violated)
+    windows = (time.monotonic() - led_s) / (WINDOW_MS / 1000)
+    assert 1 <= again.violations <= windows + 1
+    assert (again.created_us, again.reason) == (before.created_us, again.reason)
+    assert "most beyond its part is gather of broken; a producer of broken has a linger_ms of 300" in again.reason
+
+
+async def test_what_is_changed_while_the_leader_is_killed_is_done_or_not_and_never_half(
+    tmp_path: Path, zookeeper: ZooKeeper
+) -> None:
+    async with two_coordinators(tmp_path, zookeeper, "late-changes") as cluster, await connect(cluster) as client:
+        await client.admin.create_stream("clicks", replication=0)
+        await make_some(client)
+        lost = await leader_of(cluster, client)
+        async with await connect(cluster, retry_timeout_ms=1) as hasty:
+            done = [asyncio.create_task(change(hasty, number)) for number in range(CONSTRAINTS)]
+            await asyncio.wait(done, return_when=asyncio.FIRST_COMPLETED)
+            await cluster.kill(lost)
+            outcomes = await asyncio.gather(*done)
+        await check_all_that_was_done(client, outcomes)
+
+
+async def test_what_is_changed_while_zookeeper_is_lost_is_done_or_not_and_never_half(tmp_path: Path) -> None:
+    with ZooKeeper(tmp_path / "zookeeper") as server:
+        async with two_coordinators(tmp_path / "kera", server, "late") as cluster, await connect(cluster) as client:
+            await client.admin.create_stream("clicks", replication=0)
+            await make_some(client)
+            async with await connect(cluster, retry_timeout_ms=1) as hasty:
+                done = [asyncio.create_task(change(hasty, number)) for number in range(CONSTRAINTS)]
+                await asyncio.wait(done, return_when=asyncio.FIRST_COMPLETED)
+                server.pause()
+                try:
+                    outcomes = await asyncio.gather(*done)
+                finally:
+                    server.resume()
+            assert not all(all(each) for each in outcomes)
+            await check_all_that_was_done(client, outcomes)
+
+
+async def make_some(client: Client) -> None:
+    for number in range(CONSTRAINTS):
+        for kind in ("altered", "deleted"):
+            await client.latency.create(f"{kind}-{number}", ["clicks"], 100, window_ms=window_of(kind, number))
+
+
+async def check_all_that_was_done(client: Client, outcomes: list[tuple[bool, bool, bool]]) -> None:
+    """And that who asks again gets there, whatever became of the first time."""
+    known = {each.constraint.name: each.constraint for each in await client.latency.constraints()}
+    for number, (created, altered, deleted) in enumerate(outcomes):
+        one = known.get(f"created-{number}")
+        assert one is not None or not created
+        assert one is None or (one.limit_ms, one.window_ms) == (200, window_of("created", number))
+        other = known[f"altered-{number}"]
+        assert (other.limit_ms, other.statistic) in {(500, "p99"), *(() if altered else ((100, "mean"),))}
+        assert f"deleted-{number}" not in known or not deleted
+    assert all([all(await change(client, number)) for number in range(CONSTRAINTS)])
+    assert {each.constraint.name for each in await client.latency.constraints()} == {
+        f"{kind}-{number}" for kind in ("created", "altered") for number in range(CONSTRAINTS)
+    }
+
+
+def window_of(kind: str, number: int) -> int:
+    """Each has its own, as no two may say the same."""
+    return 1_000 * (1 + number) + ("created", "altered", "deleted").index(kind)
+
+
+async def change(client: Client, number: int) -> tuple[bool, bool, bool]:
+    """Create, alter and delete a constraint each; whether that was done for sure."""
+    latency = client.latency
+    return (
+        await is_done(latency.create(f"created-{number}", ["clicks"], 200, window_ms=window_of("created", number))),
+        await is_done(latency.alter(f"altered-{number}", limit_ms=500, statistic="p99")),
+        await is_done(latency.delete(f"deleted-{number}")),
+    )
+
+
+async def is_done(attempt: object) -> bool:
+    try:
+        await attempt  # type: ignore[misc]
+    except UnknownLatencyConstraint:
+        return True  # deleted before
+    except KeraError as error:
+        if not error.retriable:
+            raise
+        return False
+    return True
