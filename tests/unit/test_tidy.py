@@ -130,7 +130,7 @@ WALL_CLOCK = {
     "broker/kera/broker/latency/manager.py": "clients are told it, to measure how far theirs is from it",
     "broker/kera/broker/engine.py": "when the first records of a launch were appended: retention by age",
     "broker/kera/broker/steady_time.py": "retention by age compares with when records were appended",
-    "client/kera/client/producing/sender.py": "compared with the broker's, which is told how far it is ahead",
+    "client/kera/client/producing/sender.py": "of streams whose chunks have it, brokers are told how far it is ahead",
     "client/kera/connect/files/lines.py": "timestamps of records that have none",
     "client/kera/cli/bench/_report.py": "when a report was made",
     "client/kera/cli/bench/_worker.py": "latency from when a chunk was made, in another process",

@@ -8,6 +8,7 @@ from typing import Any
 
 from kera.client.producing.producer import Producer
 from kera.client.settings import ProducerSettings
+from kera.core.clock import Clock
 from tests.unit.client.support import FakeCluster, Fault, stream_info
 from tests.virtual_loop import run_virtually
 
@@ -38,12 +39,19 @@ class Ways:
 
 
 def virtually(
-    streamlets: int, answers_after_s: float, main: Callable[[Ways, Producer], Any], **options: Any
+    streamlets: int,
+    answers_after_s: float,
+    main: Callable[[Ways, Producer], Any],
+    *,
+    clock: Clock | None = None,
+    **options: Any,
 ) -> tuple[Ways, Any]:
+    """What comes of `main`. `clock`: the producer's; None: the machine's. `options` are settings of the producer."""
+
     async def run(directory: str) -> tuple[Ways, Any]:
         ways = Ways(Path(directory), streamlets, answers_after_s)
         try:
-            async with Producer(ways.cluster, ProducerSettings(**options)) as producer:  # type: ignore[arg-type]
+            async with Producer(ways.cluster, ProducerSettings(**options), clock) as producer:  # type: ignore[arg-type]
                 await producer.prepare("s")
                 for value in (b"the first one connects", b"the second one says how long an answer takes"):
                     await producer.send("s", value, streamlet=0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
+from kera.client.producing.broker_times import BrokerTimes
 from kera.client.producing.lane import Lane
 from kera.client.producing.pace import Due, Pace
 from kera.core.errors import KeraError
@@ -28,6 +29,11 @@ class LaneOwner(Protocol):
     @property
     def close_due_chunks(self) -> CloseDueChunks:
         """See there."""
+        ...
+
+    @property
+    def times(self) -> BrokerTimes:
+        """What the time of day is at brokers."""
         ...
 
     @property
@@ -58,4 +64,8 @@ class LaneOwner(Protocol):
 
     def throttled(self, broker_id: int, ms: int) -> None:
         """A broker has held an answer back for so long, as a quota was used up."""
+        ...
+
+    def late(self, seconds: float) -> None:
+        """A chunk was left beyond its deadline for so long, with nothing in the way; 0: none was."""
         ...

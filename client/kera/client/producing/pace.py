@@ -54,6 +54,8 @@ class Due(NamedTuple):
     """Some were due, and are closed."""
     next_s: float | None
     """When the next one is due; None: there is none that waits for a time."""
+    since_s: float | None = None
+    """Since when the first of those that are closed was due; None: there was none that waited for a time."""
 
 
 NOTHING_DUE = Due(closed=False, next_s=None)
@@ -71,7 +73,42 @@ def all_of(found: Sequence[Due]) -> Due:
     if len(found) == 1:
         return found[0]
     next_s = min((each.next_s for each in found if each.next_s is not None), default=None)
-    return Due(any(each.closed for each in found), next_s)
+    since_s = min((each.since_s for each in found if each.since_s is not None), default=None)
+    return Due(any(each.closed for each in found), next_s, since_s)
+
+
+class Lateness:
+    """How long chunks are left beyond their deadlines with nothing in the way: as the event loop is busy.
+
+    What is in the way: no connection, or no room for another request; chunks are looked at as soon as it is gone. And
+    what is due by advice that has just come was not due before. Times are on the loop's clock.
+    """
+
+    def __init__(self) -> None:
+        self._was_free = False
+        """The last round ended with a look at open chunks."""
+        self._is_free = False
+        self._free_s = 0.0
+        """Since when nothing is in the way."""
+
+    def begins(self) -> None:
+        """Another round: chunks may be looked at in it."""
+        self._was_free, self._is_free = self._is_free, False
+
+    def sent(self) -> None:
+        """There may be no room for another request."""
+        self._is_free = False
+
+    def told(self, now_s: float) -> None:
+        """Other deadlines count from now on."""
+        self._free_s = now_s
+
+    def looked(self, due: Due, now_s: float) -> float:
+        """Open chunks were looked at: how long the first of those that are closed was left beyond its deadline."""
+        if not self._was_free:
+            self._was_free, self._free_s = True, now_s
+        self._is_free = True
+        return 0.0 if due.since_s is None else max(0.0, now_s - max(due.since_s, self._free_s))
 
 
 class Pace:

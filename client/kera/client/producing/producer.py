@@ -25,6 +25,7 @@ from kera.client.arrow_input import Columns, record_batches
 from kera.client.cluster.cluster import Cluster
 from kera.client.producing.accumulator import Accumulator, Pending
 from kera.client.producing.buffer import Buffer
+from kera.client.producing.delays import Delays
 from kera.client.producing.encoding import Payload
 from kera.client.producing.lane import LAST_EPOCH
 from kera.client.producing.limits import LIMITS, ProducerLimits
@@ -62,7 +63,7 @@ from kera.v1 import coordinator_pb2
 log = get_logger("kera.producer")
 
 
-class Producer(SendsRows, Punctuates):
+class Producer(SendsRows, Punctuates, Delays):
     """Writes records and batches to streams. Made by `Client.producer`; use it as an async context manager.
 
     Deliveries that nobody awaits are not lost from sight: `flush`, and leaving the context, raise the first error
@@ -357,11 +358,6 @@ class Producer(SendsRows, Punctuates):
             if writer.deleted is not None or writer.stream.schema_id == known.schema_id:
                 raise
         return writer.stream, writer.checked_parts(batch, self._clock.now_us())
-
-    @property
-    def throttled_ms(self) -> int:
-        """For how long, altogether, brokers have held answers back, as a quota was used up (docs/quotas.md)."""
-        return self.routes.throttled_ms
 
     async def flush(self) -> None:
         """Wait until everything accepted so far is delivered or failed.

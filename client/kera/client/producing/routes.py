@@ -26,6 +26,7 @@ import numpy as np
 from kera.client.cluster.asking import same_stream
 from kera.client.cluster.cluster import Cluster
 from kera.client.cluster.retry import route_pause_s
+from kera.client.producing.broker_times import BrokerTimes
 from kera.client.producing.buffer import Buffer
 from kera.client.producing.bundle import Bundle
 from kera.client.producing.lane import Lane
@@ -79,6 +80,7 @@ class Routes:
         """
         self.close_due_chunks = close_due_chunks
         self.fail = fail
+        self.times = BrokerTimes()
         self._cluster = cluster
         self.at_work = cluster.at_work
         self._settings = settings
@@ -96,6 +98,8 @@ class Routes:
         self._searches = Tasks()
         self.throttled_ms = 0
         """See `lane_owner.LaneOwner.throttled`."""
+        self.late_s = 0.0
+        """See `lane_owner.LaneOwner.late`."""
 
     @property
     def broker_ids(self) -> list[int]:
@@ -115,6 +119,11 @@ class Routes:
         if route is None or route.sender is None:
             return self._first_wait_s
         return route.sender.pace.wait_s(lane.identity.stream_id, self._loop.time())
+
+    def created_us(self, lanes: StreamLanes, lane: Lane, at_s: float, own_us: int) -> int:
+        """What the time of day was, as a chunk of one of `lanes` has it; `own_us`: by the producer's clock."""
+        broker_us = self.times.created_us(lanes.owner(lane), lanes.stream, at_s)
+        return own_us if broker_us is None else broker_us
 
     def chunk_opened(self, lanes: StreamLanes, lane: Lane) -> None:
         """A chunk of one of `lanes` was opened."""
@@ -152,7 +161,9 @@ class Routes:
             part = payloads if goes.all() else payloads.some(goes)
             epochs, sequences = columns.join(part.streamlets)
             try:
-                bundle = Bundle(lanes, epochs, sequences, part, created_us, deadline_s)
+                broker_us = self.times.created_us(broker_id, lanes.stream, self._loop.time())
+                made_us = created_us if broker_us is None else broker_us
+                bundle = Bundle(lanes, epochs, sequences, part, made_us, deadline_s)
             except BaseException:
                 columns.leave(part.streamlets)
                 raise
@@ -232,6 +243,10 @@ class Routes:
         if not self.throttled_ms:
             log.warning("more than a quota lets us write: brokers hold answers back", broker_id=broker_id, ms=ms)
         self.throttled_ms += ms
+
+    def late(self, seconds: float) -> None:
+        """A chunk was left beyond its deadline for so long, with nothing in the way; 0: none was."""
+        self.late_s += seconds
 
     async def connect(self, sender: Sender) -> Channel | None:
         """A connection to a sender's broker; None if no lane needs it any more. Raises `Unavailable`."""

@@ -21,7 +21,7 @@ from kera.client.producing.deliveries import Stored, StoredBundle
 from kera.client.producing.lane import Failure, Lane, PendingChunk
 from kera.client.producing.lane_owner import LaneOwner
 from kera.client.producing.limits import ProducerLimits
-from kera.client.producing.pace import Pace
+from kera.client.producing.pace import Lateness, Pace
 from kera.client.producing.quota_pace import QuotaPace
 from kera.client.producing.traced import ProducerTraces
 from kera.client.producing.writer_reports import WriterReports
@@ -75,11 +75,11 @@ class Sender:
         self._request_chunks_max = limits.request_chunks_max
         self._requests_max = settings.requests_in_flight_max
         self.pace = Pace(settings)
-        self._reports = WriterReports(
-            self.pace, settings.delivery_timeout_ms / 1000, cluster.runtime.clock.now_us, loop.time()
-        )
+        now_us, timeout_s = cluster.runtime.clock.now_us, settings.delivery_timeout_ms / 1000
+        self._reports = WriterReports(broker_id, owner.times, self.pace, timeout_s, now_us, loop.time())
         self._alarm = Alarm(loop, self._pump)
         """Goes off when an open chunk is due: one for all lanes."""
+        self._lateness = Lateness()
         self._requests = 0
         self._pump_soon = False
         self._retry_at_s = 0.0
@@ -141,6 +141,7 @@ class Sender:
     def _pump(self) -> None:
         """Send as many requests as may be in flight."""
         self._pump_soon = True  # what is closed and queued here asks for no other round
+        self._lateness.begins()
         try:
             self._send_all()
         finally:
@@ -160,6 +161,7 @@ class Sender:
             bundles, chunks = self._gather(self._quota.bytes_max)
             if bundles or chunks:
                 self._send(self._channel, bundles, chunks)
+                self._lateness.sent()
             elif self._requests and not self.pace.holds:
                 return  # an unfilled chunk goes on filling until an answer is there: so it grows with the load
             elif not self._close_due_chunks(idle=not self._requests):
@@ -168,6 +170,7 @@ class Sender:
     def _close_due_chunks(self, *, idle: bool) -> bool:
         """Queue the open chunks that are due; whether there were any. For the next one the alarm is set."""
         due = self._owner.close_due_chunks(self.lanes, self.pace, idle=idle)
+        self._owner.late(self._lateness.looked(due, self._loop.time()))
         if due.next_s is not None:
             self._alarm.set(due.next_s)
             invariant(self._alarm.at_s <= due.next_s, "no open chunk is left beyond its deadline")
@@ -209,7 +212,8 @@ class Sender:
         deadlines_s = [bundle.deadline_s for bundle in bundles] + [chunk.deadline_s for chunk in chunks]
         now_s = self._loop.time()
         left_s = min(deadlines_s) - now_s
-        asked_us = self._reports.add_to(request, self._stream_ids, now_s)
+        streams = lambda: {lane.identity.stream_id for lane in self.lanes}  # noqa: E731 - only looked at once a second
+        asked_s = now_s if self._reports.add_to(request, streams, now_s) else None
         timeout_s = min(self._cluster.request_timeout_s, max(left_s, REQUEST_TIMEOUT_S_MIN))
         bulk = [bundle.bulk for bundle in bundles]
         if chunks:
@@ -223,18 +227,15 @@ class Sender:
             self._requests -= 1
             self._refused(bundles, chunks, error)
             return
-        future.when_done(lambda done: self._answered(bundles, chunks, asked_us, done))
+        future.when_done(lambda done: self._answered(bundles, chunks, asked_s, done))
         if traced is not None:
             future.add_done_callback(traced.answered)
-
-    def _stream_ids(self) -> set[int]:
-        return {lane.identity.stream_id for lane in self.lanes}
 
     def _answered(
         self,
         bundles: list[Bundle],
         chunks: list[PendingChunk],
-        asked_us: int,
+        asked_s: float | None,
         done: asyncio.Future[Reply[broker_pb2.MultiWriteChunksResponse]],
     ) -> None:
         self._requests -= 1
@@ -246,10 +247,12 @@ class Sender:
             return
         message = done.result().message
         now_s = self._loop.time()
-        if asked_us:
-            self._reports.answered(asked_us, message, now_s)
+        if asked_s is not None:
+            self._reports.answered(asked_s, message, now_s)
+            self._lateness.told(now_s)
         if self.pace.measures:
             self.pace.acknowledged(chunks, now_s)
+            self._lateness.told(now_s)
         if self.pace.advised:
             self._reports.delivered(bundles, chunks, now_s)
         if message.throttled_ms or self._quota.throttled:

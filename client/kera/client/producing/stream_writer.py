@@ -286,13 +286,14 @@ class StreamWriter:
         if not wait_s and not idle:
             return NOTHING_DUE
         since_s, later_s = now_s - wait_s, wait_s + pace.grace_s
-        closed, next_s = 0, None
+        closed, next_s, due_s = 0, None, None
         for accumulator in list(self.open_chunks.values()):
             if self.lanes.lanes[accumulator.streamlet] not in lanes:
                 continue
             if accumulator.opened_s > since_s + pace.early_s(wait_s, closed):
                 next_s = accumulator.opened_s + later_s
                 break  # those behind it were opened later
+            due_s = accumulator.opened_s + later_s if due_s is None else due_s
             self.close_chunk(accumulator, now_s)
             closed += 1
         for streamlet, gathering in list(self._gatherings.items()):
@@ -301,9 +302,10 @@ class StreamWriter:
             if gathering.opened_s > since_s + pace.early_s(wait_s, closed):
                 next_s = earlier(next_s, gathering.opened_s + later_s)
             else:
+                due_s = earlier(due_s, gathering.opened_s + later_s)
                 self._close_gathering(streamlet, now_s)
                 closed += 1
-        return Due(closed > 0, next_s)
+        return Due(closed > 0, next_s, due_s if wait_s else None)
 
     def close_chunk(self, accumulator: Accumulator, now_s: float | None = None) -> None:
         """Encode the records of an open chunk and queue them; the next record opens another.
@@ -366,6 +368,7 @@ class StreamWriter:
         if closed_s is None and self._at_work.pending:
             self._at_work.accepted(self.stream.stream_id, accepted_s)
         lane = self.lanes.lanes[streamlet]
+        created_us = self._routes.created_us(self.lanes, lane, accepted_s, created_us)
         chunk = PendingChunk(lane, payload, created_us, accepted_s + self._delivery_timeout_s, outcome)
         chunk.closed_s = accepted_s if closed_s is None else closed_s
         lane.add(chunk)

@@ -1,20 +1,20 @@
 """What a producer measures of its requests to one broker, for streams with a latency constraint, and is advised.
 
 Once per interval a request names the streams that are written to; the answer has advice about those with a constraint,
-and the broker's time of day. From then on, as long as advice comes, chunks of such a stream are measured: what they
-waited until they were closed (GATHER), and from then until they were acknowledged (SEND). Nothing is done per record,
-and nothing at all for other streams. See ``latency.proto``.
+and the broker's time of day (`broker_times`). From then on, as long as advice comes, chunks of such a stream are
+measured: what they waited until they were closed (GATHER), and from then until they were acknowledged (SEND). Nothing
+is done per record, and nothing at all for other streams. See ``latency.proto``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 
+from kera.client.producing.broker_times import BrokerTimes
 from kera.client.producing.bundle import Bundle
 from kera.client.producing.lane import PendingChunk
 from kera.client.producing.pace import Pace
 from kera.core.latency.hop import Hop
-from kera.core.latency.offset import ClockOffset
 from kera.core.latency.report import INTERVAL_S, SAMPLES_MAX, Of, add_sample
 from kera.core.latency.sample import TIME_US_MAX, Sample
 from kera.v1 import broker_pb2
@@ -23,25 +23,38 @@ from kera.v1 import broker_pb2
 class WriterReports:
     """See the head of this module. Times in seconds are on the loop's clock."""
 
-    def __init__(self, pace: Pace, delivery_timeout_s: float, now_us: Callable[[], int], now_s: float) -> None:
+    def __init__(
+        self,
+        broker_id: int,
+        times: BrokerTimes,
+        pace: Pace,
+        delivery_timeout_s: float,
+        now_us: Callable[[], int],
+        now_s: float,
+    ) -> None:
         """`now_us`: the time of day, as chunks have it; `delivery_timeout_s`: from acceptance to a chunk's deadline."""
+        self._broker_id = broker_id
+        self._times = times
         self._pace = pace
         self._delivery_timeout_s = delivery_timeout_s
         self._now_us = now_us
         self._next_s = now_s + INTERVAL_S
         self._samples: dict[tuple[int, int], tuple[Sample, Sample]] = {}
         """By stream and streamlet: of GATHER and SEND."""
-        self._offset = ClockOffset()
 
     def add_to(
         self, request: broker_pb2.MultiWriteChunksRequest, stream_ids: Callable[[], Collection[int]], now_s: float
-    ) -> int:
-        """Have a request carry a report of these streams if it is time for one: when that was; 0: it carries none."""
+    ) -> bool:
+        """Have a request carry a report of these streams if it is time for one; whether it does."""
         if now_s < self._next_s:
-            return 0
+            return False
         report = request.latency
-        while self._samples and len(report.samples) < SAMPLES_MAX - 1:
-            (stream_id, streamlet), (gather, send) = self._samples.popitem()
+        whose = self._times.own
+        own = bool(self._samples) and next(iter(self._samples))[0] in whose  # what is ahead is of these or of others
+        for stream_id, streamlet in [key for key in self._samples if (key[0] in whose) == own]:
+            if len(report.samples) >= SAMPLES_MAX - 1:
+                break
+            gather, send = self._samples.pop((stream_id, streamlet))
             add_sample(report, Of(stream_id, streamlet, Hop.GATHER), gather)
             add_sample(report, Of(stream_id, streamlet, Hop.SEND), send)
         if not self._samples:  # else the next request has more
@@ -49,17 +62,20 @@ class WriterReports:
         told = {sample.stream_id for sample in report.samples}
         for stream_id in sorted(set(stream_ids()) - told)[: SAMPLES_MAX - len(report.samples)]:
             report.samples.add(stream_id=stream_id)
-        best = self._offset.best
-        if best is not None and max(best.error_us, abs(best.ahead_us)) <= TIME_US_MAX:  # else a clock was never set
-            report.clock_error_us, report.clock_ahead_us = best.error_us, -best.ahead_us
+        best = self._times.best(self._broker_id)
+        if best is not None:
+            ahead_us = self._now_us() - round(now_s * 1e6) - best.ahead_us if own else 0
+            if max(best.error_us, abs(ahead_us)) <= TIME_US_MAX:  # else a clock was never set
+                report.clock_error_us, report.clock_ahead_us = best.error_us, ahead_us
         report.own_linger_us = self._pace.own_linger_us
-        return self._now_us()
+        return True
 
-    def answered(self, asked_us: int, answer: broker_pb2.MultiWriteChunksResponse, now_s: float) -> None:
-        """A request that carried a report is answered. `asked_us`: what `add_to` has said."""
+    def answered(self, asked_s: float, answer: broker_pb2.MultiWriteChunksResponse, now_s: float) -> None:
+        """A request that carried a report is answered. `asked_s`: when it was sent."""
         if answer.broker_time_us:
-            self._offset.answered(asked_us, self._now_us(), answer.broker_time_us)
+            self._times.answered(self._broker_id, asked_s, now_s, answer.broker_time_us)
         self._pace.advise(answer.advice, now_s)
+        self._times.advised([each.stream_id for each in answer.advice if self._pace.is_advised(each.stream_id)], now_s)
         for key in [key for key in self._samples if not self._pace.is_advised(key[0])]:
             del self._samples[key]
 

@@ -50,7 +50,7 @@ class Latency:
         self._thread.run(self._latency.delete(name))
 
     def constraints(self) -> list[LatencyDescription]:
-        """All that who asks may describe, by name, without their hops."""
+        """All that who asks may describe, by name, without their hops but for the worst of each."""
         return self._thread.run(self._latency.constraints())
 
     def describe(self, name: str) -> LatencyDescription:

@@ -257,6 +257,11 @@ class Producer:
         """See `kera.client.Producer.throttled_ms`."""
         return self._producer.throttled_ms
 
+    @property
+    def late_ms(self) -> float:
+        """See `kera.client.Producer.late_ms`."""
+        return self._producer.late_ms
+
     def wait_for(self, sent: Sent[Any]) -> None:
         """Wait until it is known what became of something that was sent."""
         self._thread.run(self._settled(sent))

@@ -3,18 +3,26 @@
 import asyncio
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kera.client.producing.broker_times import BROKERS_MAX, KEPT_S, BrokerTimes
+from kera.client.producing.lane import Lane, LaneIdentity, PendingChunk
+from kera.client.producing.lane_columns import LaneColumns
 from kera.client.producing.pace import ADVICE_MAX, ADVISED_S_MAX, MARGIN, VALID_S_MAX, Pace
 from kera.client.producing.producer import Producer
 from kera.client.producing.writer_reports import WriterReports
 from kera.client.settings import ProducerSettings
+from kera.client.types import StreamDescription
+from kera.core.chunk import Codec
+from kera.core.clock import FakeClock
 from kera.core.latency.hop import Hop
 from kera.core.latency.report import INTERVAL_S, SAMPLES_MAX, checked
 from kera.core.latency.sample import TIME_US_MAX
 from kera.v1 import broker_pb2, latency_pb2
+from tests.unit.client.support import BROKER_ID, broker_info, stream_info
 from tests.unit.client.virtual_support import Ways, virtually
 
 STREAM_ID = 7
@@ -23,6 +31,17 @@ LINGER_US = 40_000
 
 def advice(linger_us: int = LINGER_US, valid_ms: int = 5_000, stream_id: int = STREAM_ID) -> latency_pb2.WriterAdvice:
     return latency_pb2.WriterAdvice(stream_id=stream_id, linger_us=linger_us, valid_ms=valid_ms)
+
+
+def advised() -> Pace:
+    pace = Pace(ProducerSettings())
+    pace.advise([advice()], 1.0)
+    return pace
+
+
+def described(*, typed: bool = False, epoch_ms: int = 0) -> StreamDescription:
+    schema = pa.schema([("n", pa.int64())]) if typed else None
+    return StreamDescription.from_message(stream_info(schema=schema, epoch_ms=epoch_ms), [broker_info()])
 
 
 class TestAdvice:
@@ -110,21 +129,85 @@ def test_without_a_constraint_a_report_names_streams_and_nothing_changes() -> No
         assert [(sample.stream_id, sample.count, sample.hop) for sample in report.samples] == [(STREAM_ID, 0, 0)]
 
 
-@pytest.mark.parametrize("ahead_us", [-54 * 365 * 86_400_000_000, -TIME_US_MAX - 1, TIME_US_MAX + 1])
+@pytest.mark.parametrize("ahead_us", [-54 * 365 * 86_400_000_000, -TIME_US_MAX - 10_000_000, TIME_US_MAX + 10_000_000])
 def test_a_clock_that_was_never_set_does_not_keep_anybody_from_writing(ahead_us: int) -> None:
     """What brokers refuse of a report they refuse of the chunks beside it, with a constraint and without."""
     told_us = 60 * 365 * 86_400_000_000
-    reports = WriterReports(Pace(ProducerSettings()), 60.0, lambda: told_us + ahead_us, 0.0)
-    reports.answered(told_us + ahead_us, broker_pb2.MultiWriteChunksResponse(broker_time_us=told_us), INTERVAL_S)
+    times = BrokerTimes()
+    times.own.add(STREAM_ID)
+    reports = WriterReports(BROKER_ID, times, advised(), 60.0, lambda: told_us + ahead_us, 0.0)
+    reports.answered(0.9, broker_pb2.MultiWriteChunksResponse(broker_time_us=told_us), INTERVAL_S)
+    chunk: Any = PendingChunk.__new__(PendingChunk)
+    chunk.closed_s, chunk.deadline_s = 1.2, 61.1
+    chunk.lane = Lane(LaneIdentity("s", STREAM_ID, 0, 1, Codec.NONE, typed=True), LaneColumns(1, 1))
+    reports.delivered([], [chunk], 1.3)
     request = broker_pb2.MultiWriteChunksRequest()
     assert reports.add_to(request, lambda: [STREAM_ID], 2 * INTERVAL_S)
-    assert checked(request.latency) == []
-    assert [sample.stream_id for sample in request.latency.samples] == [STREAM_ID]
+    assert [(of.stream_id, of.hop) for of, _ in checked(request.latency)] == [
+        (STREAM_ID, Hop.GATHER),
+        (STREAM_ID, Hop.SEND),
+    ]
+    assert request.latency.clock_ahead_us == 0
+
+
+class TestTimes:
+    def test_chunks_of_streams_with_advice_have_the_brokers_time(self) -> None:
+        times = BrokerTimes()
+        times.answered(BROKER_ID, 10.0, 10.02, 7_000_000)
+        assert times.created_us(BROKER_ID, described(), 11.0) is None  # nobody measures it
+        times.advised([STREAM_ID], 10.0)
+        assert times.created_us(BROKER_ID, described(), 11.0) == 7_000_000 + 990_000
+        assert times.created_us(BROKER_ID + 1, described(), 11.0) is None
+        assert times.created_us(BROKER_ID, described(), 11.0 + KEPT_S) is None
+        assert times.created_us(BROKER_ID, described(), 11.0) is None  # it is forgotten
+
+    def test_a_stream_whose_epochs_go_by_the_writers_time_keeps_that(self) -> None:
+        times = BrokerTimes()
+        times.answered(BROKER_ID, 10.0, 10.02, 7_000_000)
+        times.advised([STREAM_ID], 10.0)
+        assert times.created_us(BROKER_ID, described(typed=True, epoch_ms=1_000), 11.0) is None
+        assert times.own == {STREAM_ID}
+        assert times.created_us(BROKER_ID, described(typed=True), 11.0) is not None
+
+    def test_so_many_brokers_are_known(self) -> None:
+        times = BrokerTimes()
+        for broker_id in range(BROKERS_MAX + 1):
+            times.answered(broker_id, 10.0, 10.02, 7_000_000)
+        assert times.best(BROKERS_MAX - 1) is not None
+        assert times.best(BROKERS_MAX) is None
+
+
+@pytest.mark.parametrize("is_batch", [False, True])
+def test_a_clock_that_is_set_is_not_seen_in_what_readers_measure(is_batch: bool) -> None:
+    """Chunks, and bundles of a batch: all that are measured have the broker's time, however wrong the writer's is."""
+
+    async def main(ways: Ways, producer: Producer) -> list[int]:
+        constrain(ways, gather_us=1_000)
+        await send_for(producer, 3 * INTERVAL_S)
+        before, wrong_us = len(ways.cluster.loopback.writes), []
+        for _ in range(5):
+            if is_batch:
+                rows = pa.record_batch({"value": [b"x"] * 6, "keys": [[b"%d" % each] for each in range(6)]})
+                delivery: Any = await producer.send_batch("s", rows)
+            else:
+                delivery = producer.send("s", b"x")
+            broker_us = ways.cluster.service.latency.now_us()
+            await delivery
+            for write in ways.cluster.loopback.writes[before:]:
+                wrong_us += [abs(chunk.created_us - broker_us) for chunk in write]
+            before = len(ways.cluster.loopback.writes)
+        return wrong_us
+
+    clock = FakeClock()  # of the producer: years behind
+    wrong_us = virtually(2, 0.002, main, clock=clock)[1]
+    assert wrong_us
+    assert max(wrong_us) < 60_000_000
 
 
 @pytest.mark.parametrize(("linger_ms", "told_us"), [(None, 0), (0, 0), (2, 2_000), (float("inf"), TIME_US_MAX)])
 def test_a_linger_that_is_given_is_told(linger_ms: float | None, told_us: int) -> None:
-    reports = WriterReports(Pace(ProducerSettings(linger_ms=linger_ms)), 60.0, lambda: 1, 0.0)
+    pace = Pace(ProducerSettings(linger_ms=linger_ms))
+    reports = WriterReports(BROKER_ID, BrokerTimes(), pace, 60.0, lambda: 1, 0.0)
     request = broker_pb2.MultiWriteChunksRequest()
     assert reports.add_to(request, lambda: [STREAM_ID], 2 * INTERVAL_S)
     assert checked(request.latency) == []

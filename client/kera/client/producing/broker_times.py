@@ -1,0 +1,66 @@
+"""What the time of day is at brokers, by a clock that is never set: for chunks of streams with a latency constraint.
+
+Readers compare a chunk's ``created_us`` with the broker's time of day. A writer's own may be set while it runs, by
+seconds, and would be in what they find out for as long as such chunks are measured. So chunks of a stream that somebody
+measures have the time of the broker that they are for, as its last answers tell it, to within half of their round trip.
+
+A stream with columns and epochs is an exception: rows without a time count as of their chunk's, and its epochs were
+decided by the writer's. Nothing here does I/O; times in seconds are on the loop's clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kera.client.types import StreamDescription
+from kera.core.latency.offset import ClockOffset, Offset
+
+KEPT_S = 60.0
+"""So long after the last advice about a stream its chunks have a broker's time: also while its broker is recovered."""
+BROKERS_MAX = 1000
+
+
+class BrokerTimes:
+    """See the head of this module. Belongs to one producer."""
+
+    def __init__(self) -> None:
+        self._offsets: dict[int, ClockOffset] = {}
+        self._until_s: dict[int, float] = {}
+        """Of streams that are measured."""
+        self.own: set[int] = set()
+        """Of these, those whose chunks have their writer's time, whatever is known of others'."""
+
+    def answered(self, broker_id: int, asked_s: float, answered_s: float, broker_us: int) -> None:
+        """A broker has told its time of day between these two."""
+        offset = self._offsets.get(broker_id)
+        if offset is None:
+            if len(self._offsets) >= BROKERS_MAX:
+                return
+            offset = self._offsets[broker_id] = ClockOffset()
+        offset.answered(round(asked_s * 1e6), round(answered_s * 1e6), broker_us)
+
+    def advised(self, stream_ids: Iterable[int], now_s: float) -> None:
+        """There is advice about these streams."""
+        for stream_id in stream_ids:
+            self._until_s[stream_id] = now_s + KEPT_S
+
+    def best(self, broker_id: int) -> Offset | None:
+        """How far a broker's time of day is ahead of the loop's; None: that is not known."""
+        offset = self._offsets.get(broker_id)
+        return None if offset is None else offset.best
+
+    def created_us(self, broker_id: int, stream: StreamDescription, at_s: float) -> int | None:
+        """What the time of day was at a broker; None: a chunk of this stream has its writer's."""
+        if not self._until_s:
+            return None
+        until_s = self._until_s.get(stream.stream_id)
+        if until_s is None:
+            return None
+        if stream.typed and stream.config.epoch_ms:
+            self.own.add(stream.stream_id)
+            return None
+        if until_s < at_s:
+            del self._until_s[stream.stream_id]
+            return None
+        best = self.best(broker_id)
+        return None if best is None else round(at_s * 1e6) + best.ahead_us
