@@ -1,5 +1,7 @@
 """How late records are: figures 2, 7 and 8 of *Nephele Streaming*, measured by `bench.latency` and its path.
 
+And what targets save where there are many streamlets, which the paper does not ask: it has no records with keys.
+
 What is compared is times and processor time of records, and not MB/s. A limit, and a window, are series of their own,
 with the same figure everywhere, so that claims about them are ratios too.
 """
@@ -7,11 +9,13 @@ with the same figure everywhere, so that claims about them are ratios too.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 from bench import latency, latency_path
-from bench.common import IN_MEMORY, broker, say
+from bench.common import IN_MEMORY, Broker, broker, say
 from bench.experiments.measure import Measured
 from bench.experiments.setup import Claim, Experiment, Point, Sample, Setup
 from kera.client import Client
@@ -22,6 +26,11 @@ LIMIT_MS = 50
 TARGET, LIMIT = f"target of {LIMIT_MS} ms", "the target"
 SMALL, MIDDLE, LARGE = (policy.name for policy in latency.FIXED)
 POLICIES = {**{policy.name: policy for policy in latency.FIGURE}, TARGET: latency.target(LIMIT_MS)}
+
+COST_STREAMLETS, COST_RATE, COST_LIMIT_MS = 64, 20_000, 200
+AT_ONCE, COST_TARGET, FULL_CHUNKS = latency.AT_ONCE.name, f"target of {COST_LIMIT_MS} ms", latency.FULL.name
+COST_POLICIES = {AT_ONCE: latency.AT_ONCE, COST_TARGET: latency.target(COST_LIMIT_MS), FULL_CHUNKS: latency.FULL}
+HELD, ALL = "windows of 1 s in which the target is held, percent", "all windows, percent"
 
 PATH_RATE = 30
 PATH_LIMIT_MS, WINDOW_S = 300.0, 15.0
@@ -62,10 +71,53 @@ FIGURE_2 = Experiment(
             for rate in (10_000, 100_000)
             for size in (SMALL, MIDDLE, LARGE)
         ),
+        Claim(
+            f"Nor than the largest size that holds it at a low rate: {SMALL}, 1,000/s",
+            (TARGET, 1_000),
+            (SMALL, 1_000),
+            most=1.5,
+            metric="cpu",
+        ),
+        Claim(
+            f"Nor there than a size that waits for several times as long: {LARGE}, 1,000/s",
+            (TARGET, 1_000),
+            (LARGE, 1_000),
+            most=1.5,
+            metric="cpu",
+        ),
     ),
     plotted="latency",
     note="Until a record is acknowledged; processor time is of producer and broker, less what they take when nothing is"
-    " sent. Where no chunk has become full, what its records would wait for is reckoned.",
+    " sent. Where no chunk has become full, what its records would wait for is reckoned. At 1,000 records a second a"
+    " chunk of 64 KiB takes four tenths of a second to fill, so it saves chunks that a target of 50 ms needs.",
+)
+COST = Experiment(
+    name="latency_cost",
+    figures="latency (cost of chunks)",
+    title="Records with keys in 64 streamlets, read as they come: at once, with a target, and in full chunks",
+    x_label="records a second",
+    points=tuple(
+        Point(series, COST_RATE, Setup(streamlets=COST_STREAMLETS, consumer="push", rate=COST_RATE))
+        for series in (*COST_POLICIES, HELD, ALL)
+    ),
+    thesis="(Not in a paper.) A chunk costs the same whatever is in it, so fewer of them are made where it is known how"
+    " late records may be.",
+    claims=(
+        Claim(
+            "A target of 200 ms costs a fifth at most", (AT_ONCE, COST_RATE), (COST_TARGET, COST_RATE), 5, metric="cpu"
+        ),
+        Claim("It is held in 99 of 100 windows", (HELD, COST_RATE), (ALL, COST_RATE), 0.99, metric="latency"),
+        Claim(
+            "It costs little more than full chunks do",
+            (COST_TARGET, COST_RATE),
+            (FULL_CHUNKS, COST_RATE),
+            most=1.5,
+            metric="cpu",
+        ),
+    ),
+    plotted="latency",
+    note="From when a record is accepted until its reader has it; processor time is of producer, broker and reader. A"
+    " window counts by the mean of its records, by when they were accepted.",
 )
 PATH = Experiment(
     name="latency_path",
@@ -86,7 +138,7 @@ PATH = Experiment(
     plotted="latency",
     note="One machine, and records of 128 bytes where the paper has packets of video. There is no chaining of tasks.",
 )
-EXPERIMENTS = (FIGURE_2, PATH)
+EXPERIMENTS = (FIGURE_2, PATH, COST)
 
 
 def sample(mean_ms: float, *, records_per_s: float = 0.0, cpu_us: float = 0.0) -> Sample:
@@ -96,9 +148,11 @@ def sample(mean_ms: float, *, records_per_s: float = 0.0, cpu_us: float = 0.0) -
 
 
 def measure(experiment: Experiment, *, rounds: int, seconds: float, folder: Path) -> Measured:
-    """All points of one of the two; a path goes by windows, and so `seconds` is asked by the other one."""
+    """All points of one of them; a path goes by windows, and so `seconds` is asked by the others."""
     if experiment is PATH:
         return Measured(asyncio.run(_path(folder, rounds)), {})
+    if experiment is COST:
+        return Measured(asyncio.run(_cost(folder, rounds, seconds)), {})
     return Measured(asyncio.run(_figure_2(folder, rounds, seconds)), {})
 
 
@@ -124,12 +178,46 @@ def samples_of(run: latency_path.Run) -> dict[str, Sample]:
     }
 
 
-async def _figure_2(folder: Path, rounds: int, seconds: float) -> dict[tuple[str, int], list[Sample]]:
+def cost_samples_of(runs: Mapping[str, latency.Run]) -> dict[str, Sample]:
+    """By series, of what a reader has seen of each policy."""
+    found = {}
+    for series, run in runs.items():
+        if run.seen is None:
+            raise SystemExit("nobody has read")
+        found[series] = sample(run.seen.mean_ms, records_per_s=run.rate, cpu_us=run.cpu_us)
+        if series == COST_TARGET:
+            found |= {HELD: sample(100 * run.seen.held(COST_LIMIT_MS)), ALL: sample(100)}
+    return found
+
+
+async def _cost(folder: Path, rounds: int, seconds: float) -> dict[tuple[str, int], list[Sample]]:
     samples: dict[tuple[str, int], list[Sample]] = {}
+    async with _in_memory(folder) as (made, client):
+        idle = await latency.idle_share(made, client, COST_RATE, seconds, pushed=True)
+        for _ in range(rounds):
+            runs = {}
+            for series, policy in COST_POLICIES.items():
+                runs[series] = await latency.measure(
+                    made, client, policy, COST_RATE, seconds, idle, COST_STREAMLETS, pushed=True
+                )
+                say(f"{series}: {runs[series].cpu_us:.2f} us a record")
+            for series, one in cost_samples_of(runs).items():
+                samples.setdefault((series, COST_RATE), []).append(one)
+    return samples
+
+
+@contextlib.asynccontextmanager
+async def _in_memory(folder: Path) -> AsyncIterator[tuple[Broker, Client]]:
     async with (
         broker(folder / "latency", arena_bytes=2 * GIB, segment_bytes=MIB // 4, **IN_MEMORY) as made,
         await Client.connect(made.cluster.bootstrap) as client,
     ):
+        yield made, client
+
+
+async def _figure_2(folder: Path, rounds: int, seconds: float) -> dict[tuple[str, int], list[Sample]]:
+    samples: dict[tuple[str, int], list[Sample]] = {}
+    async with _in_memory(folder) as (made, client):
         for rate in RATES:
             idle = await latency.idle_share(made, client, rate, seconds)
             for _ in range(rounds):

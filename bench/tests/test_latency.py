@@ -4,6 +4,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from bench.experiments import latency as experiments
+from bench.experiments.setup import judge
 from bench.latency import AT_ONCE, FULL, Cpu, Run, cost_table, fills, in_time, target
 from bench.latency_reader import Arrivals, Seen, part_within, summed_up
 
@@ -70,3 +72,21 @@ def test_a_row_of_the_table_says_what_a_target_saves_and_whether_it_is_held() ->
     ).splitlines()
 
     assert row == "| 200 ms | 400 | 2.00 | 2.00 / 0.00 / 0.00 | 5.0 x | 99.0 / 99.0 | 100.0 / 190.0 | 50% / 50% |"
+
+
+@pytest.mark.parametrize(
+    ("cpu_us", "means_ms", "holds"),
+    [
+        ((20.0, 3.0, 2.5), [100.0] * 99 + [201.0], [True, True, True]),
+        ((20.0, 5.0, 2.5), [100.0] * 98 + [201.0] * 2, [False, False, False]),
+    ],
+)
+def test_what_is_claimed_of_a_target_is_judged_by_who_reads(
+    cpu_us: tuple[float, ...], means_ms: list[float], holds: list[bool]
+) -> None:
+    seen = Seen(100.0, 190.0, means_ms, [], 0.1)
+    runs = {name: run(90.0, cpu_us=us, seen=seen) for name, us in zip(experiments.COST_POLICIES, cpu_us, strict=True)}
+
+    samples = {(series, experiments.COST_RATE): [one] for series, one in experiments.cost_samples_of(runs).items()}
+
+    assert [judge(claim, samples).holds for claim in experiments.COST.claims] == holds
