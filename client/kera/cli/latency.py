@@ -11,10 +11,11 @@ import typer
 from kera.cli._client import BOOTSTRAP_OPTION, connected
 from kera.cli._commands import Commands
 from kera.cli._confirming import YES_OPTION, confirm
-from kera.cli._durations import parse_duration_ms
+from kera.cli._durations import format_ms, parse_duration_ms
 from kera.cli._latency_text import described, in_ms, listed, of_which
 from kera.cli._output import OUTPUT_OPTION, Output, rendered, show_document
 from kera.cli._run import UsageError, run_async
+from kera.core.latency import limits
 
 if TYPE_CHECKING:
     from kera.client import LatencyConstraint, LatencyDescription
@@ -47,8 +48,8 @@ def create(
     """
     fields: dict[str, Any] = {
         "path": _path(path),
-        "limit_ms": _time("--limit", limit),
-        "window_ms": _time("--window", window),
+        "limit_ms": _limit(limit),
+        "window_ms": _window(window),
         "statistic": "p99" if p99 else "mean",
     }
     run_async(_create(bootstrap, name, fields))
@@ -76,8 +77,8 @@ def alter(
     statistic: Statistic | None = "p99" if p99 else "mean" if mean else None
     fields = {
         "path": None if path is None else _path(path),
-        "limit_ms": None if limit is None else _time("--limit", limit),
-        "window_ms": None if window is None else _time("--window", window),
+        "limit_ms": None if limit is None else _limit(limit),
+        "window_ms": None if window is None else _window(window),
         "statistic": statistic,
     }
     if all(value is None for value in fields.values()):
@@ -170,6 +171,21 @@ def _time(flag: str, text: str) -> int:
     milliseconds = parse_duration_ms(text, name=flag)
     if not milliseconds:
         raise UsageError(f"{flag}: {text!r} is no time: it has to be 1 ms at least")
+    return milliseconds
+
+
+def _limit(text: str) -> int:
+    return _within("--limit", text, limits.LIMIT_US_MIN // 1000, limits.LIMIT_US_MAX // 1000)
+
+
+def _window(text: str) -> int:
+    return _within("--window", text, limits.WINDOW_MS_MIN, limits.WINDOW_MS_MAX)
+
+
+def _within(flag: str, text: str, least_ms: int, most_ms: int) -> int:
+    milliseconds = _time(flag, text)
+    if not least_ms <= milliseconds <= most_ms:
+        raise UsageError(f"{flag}: {text!r} is not from {format_ms(least_ms)} to {format_ms(most_ms)}")
     return milliseconds
 
 

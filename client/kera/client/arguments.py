@@ -14,6 +14,8 @@ from kera.core.errors import InvalidArgument
 
 UINT32_MAX = (1 << 32) - 1
 UINT64_MAX = (1 << 64) - 1
+TOLD_CHARS_MAX = 200
+"""Of a value, in a message about it."""
 
 
 def whole(parameter: str, value: Any, least: int, most: int, *, what: str = "") -> int:
@@ -72,4 +74,14 @@ def all_of(parameter: str, values: Any, container: Any, kind: type, what: str) -
 
 def wrong(parameter: str, value: Any, expected: str) -> InvalidArgument:
     """The error: which parameter, what it was given, what it takes."""
-    return InvalidArgument(f"{parameter} is {value!r}, and takes {expected}", field=parameter, value=repr(value))
+    told = _told(value)
+    return InvalidArgument(f"{parameter} is {told}, and takes {expected}", field=parameter, value=told)
+
+
+def _told(value: Any) -> str:
+    """What it was given, in few words. Python does not write numbers of thousands of digits."""
+    try:
+        told = repr(value)
+    except ValueError:
+        return f"a {type(value).__name__} that is too long to be written"
+    return told if len(told) <= TOLD_CHARS_MAX else f"{told[:TOLD_CHARS_MAX]}..."

@@ -72,11 +72,20 @@ async def test_what_is_not_altered_is_not_sent() -> None:
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"limit_ms": 0}, "limit_ms must be a number of milliseconds above 0, not 0"),
+        ({"limit_ms": 0}, r"limit_ms is 0, and takes a number of milliseconds from 1 to 3600000 \(1 h\)"),
+        ({"limit_ms": -5}, "limit_ms is -5, and takes"),
+        ({"limit_ms": 0.9}, "limit_ms is 0.9, and takes"),
+        ({"limit_ms": 3_600_001}, "limit_ms is 3600001, and takes"),
+        ({"limit_ms": 10**30}, f"limit_ms is {10**30}, and takes"),
+        ({"limit_ms": 10**5_000}, "limit_ms is a int that is too long to be written, and takes"),
+        ({"limit_ms": float("inf")}, "limit_ms is inf, and takes"),
         ({"limit_ms": True}, "limit_ms"),
         ({"limit_ms": "300ms"}, "limit_ms"),
         ({"limit_ms": float("nan")}, "limit_ms"),
-        ({"window_ms": 0}, "window_ms"),
+        ({"window_ms": 0}, r"window_ms is 0, and takes a whole number from 1000 to 3600000 \(1 s to 1 h\)"),
+        ({"window_ms": 1 << 32}, "window_ms is 4294967296, and takes a whole number"),
+        ({"window_ms": -1}, "window_ms is -1, and takes"),
+        ({"window_ms": 1_000.5}, "window_ms is 1000.5, and takes"),
         ({"statistic": "max"}, "statistic 'max' is none of mean, p99"),
         ({"path": "clicks"}, "path"),
         ({"name": 7}, "name"),
@@ -86,6 +95,10 @@ async def test_what_is_no_constraint_is_not_sent(wrong: dict[str, Any], words: s
     made, cluster = latency(None)
     with pytest.raises(InvalidArgument, match=words):
         await made.create(**{"name": "checkout", "path": PATH, "limit_ms": 300, **wrong})
+    fields = {name: value for name, value in wrong.items() if name in {"limit_ms", "window_ms", "statistic"}}
+    if fields:
+        with pytest.raises(InvalidArgument, match=words):
+            await made.alter("checkout", **fields)
     with pytest.raises(InvalidArgument, match="needs a stream at least"):
         await made.alter("checkout", path=[])
     assert cluster.requests == []

@@ -11,6 +11,7 @@ from kera.client.cluster.cluster import Cluster
 from kera.client.consuming.batch_reports import BatchReports
 from kera.core.errors import InvalidArgument, Uncertain, UnknownLatencyConstraint
 from kera.core.latency.hop import Hop
+from kera.core.latency.limits import LIMIT_US_MAX, LIMIT_US_MIN, WINDOW_MS_MAX, WINDOW_MS_MIN
 from kera.core.rpc import api
 from kera.v1 import latency_pb2 as messages
 
@@ -243,16 +244,16 @@ def _name(name: str) -> str:
 
 
 def _limit_us(limit_ms: float) -> int:
-    """What the message takes; the coordinator knows the real limits."""
     number: object = limit_ms
     is_number = isinstance(number, int | float) and not isinstance(number, bool)
-    if not (is_number and 0 < limit_ms <= arguments.UINT32_MAX):
-        raise InvalidArgument(f"limit_ms must be a number of milliseconds above 0, not {limit_ms!r}")
+    if not (is_number and LIMIT_US_MIN <= limit_ms * 1000 <= LIMIT_US_MAX):
+        range_ms = f"{LIMIT_US_MIN // 1000} to {LIMIT_US_MAX // 1000} (1 h)"
+        raise arguments.wrong("limit_ms", limit_ms, f"a number of milliseconds from {range_ms}")
     return round(limit_ms * 1000)
 
 
 def _window(window_ms: int) -> int:
-    return arguments.whole("window_ms", window_ms, 1, arguments.UINT32_MAX)
+    return arguments.whole("window_ms", window_ms, WINDOW_MS_MIN, WINDOW_MS_MAX, what=" (1 s to 1 h)")
 
 
 def _statistic(statistic: str) -> messages.LatencyStatistic.ValueType:

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
 from kera.core.errors import InvalidArgument, LatencyConstraintExists, UnknownStream
+from kera.core.latency.limits import LIMIT_US_MAX, LIMIT_US_MIN, WINDOW_MS_MAX, WINDOW_MS_MIN
 from kera.v1 import latency_pb2 as messages
 
 CONSTRAINTS_MAX = 1_000
@@ -21,9 +22,6 @@ ELEMENTS_MAX = 31
 """Of a path: 16 streams."""
 NAME_CHARS_MAX = 100
 """It is a part of a key in the metadata, and a label of metrics."""
-LIMIT_US_MIN, LIMIT_US_MAX = 1_000, 3_600_000_000
-WINDOW_MS_MIN, WINDOW_MS_MAX = 1_000, 3_600_000
-"""From the interval in which clients measure."""
 WINDOW_MS_DEFAULT = 15_000
 GROUP = "group:"
 MEAN, P99 = messages.LATENCY_STATISTIC_MEAN, messages.LATENCY_STATISTIC_P99

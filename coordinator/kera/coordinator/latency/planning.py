@@ -28,19 +28,16 @@ from kera.coordinator.latency.budgets import (
 )
 from kera.coordinator.latency.figures import Figures, HopKey, MeasuredHops
 from kera.coordinator.latency.filling import Filling
+from kera.coordinator.latency.news import News
 from kera.coordinator.latency.splitting import GATHER, UNLIMITED, Hop, Measured, Split
 from kera.core.errors import UnknownStream
-from kera.core.telemetry import get_logger
 from kera.v1 import common_pb2, coordinator_pb2
 from kera.v1 import latency_pb2 as messages
-
-log = get_logger("kera.latency")
 
 FIRST_BEATS = 3
 """A new coordinator has heard of all brokers after so many heartbeat intervals."""
 LAST_MAX = 100_000
 """Hops that are remembered before those are forgotten that no constraint has any more."""
-_NOT_HELD = (messages.LATENCY_STATE_VIOLATED, messages.LATENCY_STATE_INFEASIBLE, messages.LATENCY_STATE_BROKEN)
 _COORDINATOR_SHIFT = 32
 """Of the coordinator's epoch in a version."""
 
@@ -85,8 +82,7 @@ class Planning:
         """By stream, what brokers are told; None: what they go by nobody knows."""
         self._told = coordinator_pb2.StreamBudgets()
         self._last_version = state.coordinator_epoch << _COORDINATOR_SHIFT
-        self._broken: dict[str, messages.LatencyState.ValueType] = {}
-        """Those that are not held, as the log has been told."""
+        self._news = News()
         self._changed = False
         """Something was put that was not looked at yet."""
         self.violations: Counter[str] = Counter()
@@ -114,7 +110,7 @@ class Planning:
     @property
     def not_held(self) -> int:
         """How many of them were not held when they were looked at last."""
-        return len(self._broken)
+        return self._news.not_held
 
     def put(self, name: str, constraint: messages.LatencyConstraint | None) -> None:
         """A constraint is stored, or was deleted: what follows from it is next."""
@@ -123,7 +119,7 @@ class Planning:
             self._wanted[name] = Wanted.of(constraint)
         else:
             del self._wanted[name]
-            self._broken.pop(name, None)
+            self._news.forget(name)
             del self.violations[name]
             self.shown = {each: shown for each, shown in self.shown.items() if each != name}
         self._splits.pop(name, None)
@@ -153,7 +149,8 @@ class Planning:
     # -- looking ---------------------------------------------------------------------------------------------------
 
     def advance(self) -> None:
-        """Look at what is due."""
+        """Look at what is due, and tell the log of what was seen."""
+        self._news.tell(self._state.clock.monotonic_s())
         if self._changed or any(self._is_due(each) for each in self._all()):
             self.work.start("plan", self._plan)
 
@@ -183,13 +180,14 @@ class Planning:
                 self._splits.pop(each.name, None)
                 self._before.pop(each.name, None)
                 shown.pop(each.name, None)
-                self._log(each.name, Verdict(messages.LATENCY_STATE_BROKEN, reason=missing))
+                self._news.saw(each.name, Verdict(messages.LATENCY_STATE_BROKEN, reason=missing))
                 continue
             counted.append(each)
             current = self._current(each)
             self._note(each, current)
             self._judge(each, current)
             shown[each.name] = Shown(each.limit_us, each.by_p99, self.violations[each.name], tuple(current.items()))
+        self._news.tell(state.clock.monotonic_s())
         names = {each.name for each in counted}
         others = {name: found for name, found in self._splits.items() if name not in names}
         splits = await state.in_slices(splits_of(counted, others, self._last))
@@ -233,17 +231,7 @@ class Planning:
         verdict = judged(each, found, current)
         took_us = verdict.p99_us if each.by_p99 else verdict.mean_us
         self.violations[each.name] += took_us > each.limit_us
-        self._log(each.name, verdict)
-
-    def _log(self, name: str, verdict: Verdict) -> None:
-        """Say once that a constraint is not held any more, and once that it is again."""
-        before = self._broken.get(name)
-        if verdict.state in _NOT_HELD and verdict.state != before:
-            self._broken[name] = verdict.state
-            log.warning("latency constraint is not held", constraint=name, reason=verdict.reason)
-        elif verdict.state == messages.LATENCY_STATE_HELD and before is not None:
-            del self._broken[name]
-            log.info("latency constraint is held again", constraint=name)
+        self._news.saw(each.name, verdict)
 
     def _tell(self, budgets: Mapping[str, Budget], following: Mapping[str, Sequence[tuple[str, str]]]) -> None:
         """Tell brokers. `following`: by stream the consumer groups that read it, with the streams they write to."""

@@ -1,0 +1,5 @@
+"""What a latency constraint may say: the coordinator checks it, and clients say it before they ask."""
+
+LIMIT_US_MIN, LIMIT_US_MAX = 1_000, 3_600_000_000
+WINDOW_MS_MIN, WINDOW_MS_MAX = 1_000, 3_600_000
+"""From the interval in which clients measure."""
