@@ -3,6 +3,10 @@
 import asyncio
 import contextlib
 import dataclasses
+import os
+import queue
+import select
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, cast
@@ -15,6 +19,7 @@ from kera.cli._run import run_app
 from kera.cli.app import app as command_line
 from kera.cli.diagnosis.findings import problem
 from kera.cli.top._app import Details, Help, Options, Top
+from kera.cli.top._input import TolerantDriver
 from kera.cli.top._sample import Sample, Trouble
 from tests.unit.cli.top_support import (
     NOW_US,
@@ -305,3 +310,26 @@ def test_without_textual_it_says_what_to_install(
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     assert run_app(command_line, ["top"]) == 1
     assert "pip install 'kera[top]'" in capsys.readouterr().err
+
+
+def test_what_is_typed_and_is_no_utf_8_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a terminal with another coding. Keys after it count."""
+    reads, writes = os.pipe()
+    keys: queue.Queue[str] = queue.Queue()
+    driver = TolerantDriver.__new__(TolerantDriver)
+    driver._debug, driver.fileno, driver.exit_event = False, reads, threading.Event()
+    monkeypatch.setattr(driver, "process_message", lambda event: keys.put(event.key))
+    thread = threading.Thread(target=driver.run_input_thread)
+    thread.start()
+    try:
+        for typed, key in ((b"a", "a"), (b"\xff", ""), (b"q\xe4q", ""), (b"z", "z")):
+            os.write(writes, typed)
+            while select.select([reads], [], [], 0)[0]:
+                pass  # until it is read; the test's time-out bounds it
+            assert not key or keys.get(timeout=30) == key
+    finally:
+        driver.exit_event.set()
+        thread.join()
+        os.close(reads)
+        os.close(writes)
+    assert keys.empty()

@@ -9,9 +9,10 @@
     _document   as JSON or YAML, and as tables
     _polling    asks again and again, and never waits for who is slow
     _collector  gathers samples
+    _input      what is typed, as Textual reads it
     _app        the screen, with Textual
 
-Everything but the last three is pure. Only _app knows of Textual, and whoever prints a document needs none.
+Everything but the last four is pure. Only the last two know of Textual, and whoever prints a document needs none.
 """
 
 from __future__ import annotations

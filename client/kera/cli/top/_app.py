@@ -19,6 +19,7 @@ from textual.widgets import DataTable, Input, Static
 from kera.cli.top._collector import Collector
 from kera.cli.top._details import details
 from kera.cli.top._document import heading
+from kera.cli.top._input import TolerantDriver
 from kera.cli.top._rows import Snapshot
 from kera.cli.top._sample import Sample
 from kera.cli.top._snapshot import snapshot
@@ -159,7 +160,7 @@ class Top(App[None]):
     ]
 
     def __init__(self, collector: Collector, options: Options, first: Sample) -> None:
-        super().__init__()
+        super().__init__(driver_class=TolerantDriver)
         self._collector = collector
         self._interval_s = options.interval_s
         self._view = BY_NAME[options.view]
