@@ -1,4 +1,4 @@
-"""What is typed, as Textual reads it: bytes that are no UTF-8, as of a terminal with another coding, are passed over."""
+"""What is typed, as Textual reads it: bytes that are no UTF-8 are passed over, as of a terminal with another coding."""
 
 from __future__ import annotations
 
