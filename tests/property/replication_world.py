@@ -16,6 +16,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from kera.broker.latency.holding import Hold, Holds
 from kera.broker.log.arena import Arena
 from kera.broker.log.entry import Entry
 from kera.broker.log.segment import Segment
@@ -138,6 +139,8 @@ class World:
         )
         self.engine = Engine(arena, self.root, restart, limits=limits, random=Random(self.launch))
         self.replication, self.streams = self.engine.replication, self.engine.streams
+        logs = self.replication.logs
+        logs.held.holds = Holds(lambda: logs.now_ms / 1000, lambda: 5)  # chunks are created at 5
         if restart.found.lost_memory:
             self.recover_before_epoch = self.launch
         self.replication.begin(
@@ -272,6 +275,11 @@ class World:
         self.streams.open(info, BROKER_ID)
         self.wire.pump()
 
+    def constrain(self, number: int, wait_ms: int) -> None:
+        """What is replicated of a stream may wait for others from now on."""
+        wait_us = wait_ms * 1000
+        self.replication.logs.held.holds.set(self.stream(number).stream_id, Hold(wait_us, wait_us))
+
     def answer(self, number: int, which: int) -> None:
         """A backup carries out what it has, and one answer comes back; those for the disk may be late."""
         backup = self.backups[number % BACKUPS]
@@ -294,6 +302,7 @@ class World:
     def check(self) -> None:
         """After each thing that happens."""
         self._check_replicas()
+        assert self.replication.logs.held.next_in_s > 0, "something is held beyond its deadline"
         self.chunks = {key: known for key, known in self.chunks.items() if self._alive(key, known)}
         holders: dict[Key, set[int]] = {key: set() for key in self.chunks}
         for backup in self.backups:

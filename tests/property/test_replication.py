@@ -42,6 +42,7 @@ OPERATIONS: dict[str, tuple[int, Callable[[World, int, int, int], object]]] = {
     "retain": (1, lambda world, a, b, _: world.retain(a, b % 3)),
     "virtual logs": (1, lambda world, a, b, _: world.set_virtual_logs(a, b)),
     "level": (1, lambda world, a, b, _: world.set_level(a, 1 + b % 3)),
+    "constrain": (2, lambda world, a, b, _: world.constrain(a, (0, 20, 200, 5000)[b % 4])),
     "close": (1, close),
     "drop": (1, lambda world, a, _b, _c: world.drop(a)),
     "kill": (1, lambda world, _a, _b, _c: world.kill()),

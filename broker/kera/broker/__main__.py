@@ -143,7 +143,15 @@ async def serve(
         await frames.listen_unix(unix_path, settings.unix_socket_mode)
         frames_port = await frames.listen_tcp(settings.host, settings.frames_port)
         push = PushServer(
-            Push(engine.streams, arena, engine.memory, pushed, asyncio.get_running_loop()),
+            Push(
+                engine.streams,
+                arena,
+                engine.memory,
+                pushed,
+                asyncio.get_running_loop(),
+                holds=broker.latency.hand_over,
+                hold_timer=engine.hold_timer,
+            ),
             arena,
             connections_max=room["push"],
             guard=guard,

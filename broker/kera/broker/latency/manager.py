@@ -17,6 +17,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from kera.broker.latency.budgets import STREAMS_MAX, Budget
+from kera.broker.latency.holding import Hold, Holds
 from kera.broker.latency.running_hop import RunningHop
 from kera.core.clock import Clock, SystemClock
 from kera.core.latency.hop import Hop
@@ -66,6 +67,8 @@ class _Watched:
         self.hops: dict[tuple[Hop, str], RunningHop] = {}
         self.ahead = RunningMean(budget.window_s)
         """Clocks of writers, of each chunk."""
+        self.ahead_us = 0
+        """Their mean."""
         self.reckoned: dict[str, RunningMean] = {}
         """By how much the clocks are ahead that readers of a consumer group reckon HAND_OVER with."""
         self.clock_errors: dict[str, RunningMost] = {}
@@ -102,6 +105,10 @@ class LatencyManager:
         self._streams: dict[int, _Watched] = {}
         self.version = 0
         """Of the budgets, as the coordinator counts them."""
+        self.replicate = Holds(self._clock.monotonic_s, self._clock.now_us)
+        """How long references to chunks wait for others."""
+        self.hand_over = Holds(self._clock.monotonic_s, self._clock.now_us)
+        """How long readers are told of no chunks that are pushed."""
 
     def set_budgets(self, version: int, budgets: Iterable[latency_pb2.StreamBudget]) -> None:
         """These are all there are from now on. What was measured is kept of a stream whose window is as it was."""
@@ -115,6 +122,18 @@ class LatencyManager:
                 known = _Watched(budget)
             known.budget = budget
             self._streams[message.stream_id] = known
+            self._hold(message.stream_id, budget, known.ahead_us)
+        for stream_id in before.keys() - self._streams.keys():
+            self._hold_nothing(stream_id)
+
+    def _hold(self, stream_id: int, budget: Budget, ahead_us: int) -> None:
+        way_in_us = budget.gather_us + budget.replicate_us
+        self.replicate.set(stream_id, Hold(budget.replicate_us, way_in_us, ahead_us))
+        self.hand_over.set(stream_id, Hold(budget.hand_over_us, way_in_us + budget.hand_over_us, ahead_us))
+
+    def _hold_nothing(self, stream_id: int) -> None:
+        self.replicate.of.pop(stream_id, None)
+        self.hand_over.of.pop(stream_id, None)
 
     def watches(self, stream_id: int) -> bool:
         """Whether a stream has a budget."""
@@ -123,6 +142,7 @@ class LatencyManager:
     def forget(self, stream_id: int) -> None:
         """A stream is not here any more."""
         self._streams.pop(stream_id, None)
+        self._hold_nothing(stream_id)
 
     def now_us(self) -> int:
         """The time of day, as clients are told it."""
@@ -145,6 +165,9 @@ class LatencyManager:
                 watched.ahead.add(now_s, ahead_us * sample.count, sample.count)
                 watched.clock_error("", now_s, error_us)
                 watched.own_linger.add(now_s, own_linger_us)
+                watched.ahead_us = round(watched.ahead.mean(now_s) or 0.0)
+                self.replicate.reckon(of.stream_id, watched.ahead_us)
+                self.hand_over.reckon(of.stream_id, watched.ahead_us)
             elif of.hop is Hop.HAND_OVER and (of.hop, of.consumer_group) in watched.hops:
                 reckoned = watched.reckoned.setdefault(of.consumer_group, RunningMean(watched.budget.window_s))
                 reckoned.add(now_s, ahead_us * sample.count, sample.count)

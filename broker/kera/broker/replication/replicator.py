@@ -11,11 +11,13 @@ aborted, so that nothing of our memory is sent any more, and everything in fligh
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
 from kera.broker.backup_ways import BackupWays
+from kera.broker.latency.hold_timer import HoldTimer
 from kera.broker.replication.manager import Replication
 from kera.broker.replication.virtual_log import Close, Send
 from kera.broker.replication.virtual_segment import Free
@@ -38,13 +40,17 @@ FREED_MAX = 1_000
 class Replicator:
     """See the head of this module. Belongs to one event loop."""
 
-    def __init__(self, replication: Replication, ways: BackupWays, *, timeout_ms: int) -> None:
-        """`timeout_ms`: a backup that does not answer for so long has failed."""
+    def __init__(
+        self, replication: Replication, ways: BackupWays, *, timeout_ms: int, hold_timer: HoldTimer | None = None
+    ) -> None:
+        """`timeout_ms`: a backup that does not answer for so long has failed; `hold_timer`: of the event loop."""
         self._replication = replication
         self._logs = replication.logs
         self.ways = ways
         self._timeout_s = timeout_ms / 1000
         self._loop = asyncio.get_running_loop()
+        self._hold_timer = hold_timer or HoldTimer(self._loop)
+        self._hold_timer.listen(self.pump)
         self._links: dict[int, _Link] = {}
         self._pumping = self._pumping_soon = self._closed = False
         self._broker_id = self._broker_epoch = 0
@@ -89,6 +95,7 @@ class Replicator:
     async def close(self) -> None:
         """Close all connections; what is in flight stays undecided."""
         self._closed = True
+        self._hold_timer.stop()
         links, self._links = list(self._links.values()), {}
         for link in links:
             await link.close()
@@ -125,6 +132,9 @@ class Replicator:
                         self._perform(effect)
                 for backup_id, ids in freed.items():
                     self._free(backup_id, ids)
+            due_in_s = self._logs.held.next_in_s
+            if due_in_s < math.inf:
+                self._hold_timer.set_in(due_in_s)
         finally:
             self._pumping = False
 

@@ -9,6 +9,7 @@ chunks in segments, gathers them in batches, and gives each batch a place in a v
     virtual segment   0          acknowledged by all R      head          capacity
                       ├── durable ──┼── batches in flight ────┼── free ─────┤
 
+* What a latency constraint leaves time for waits until it is due, or large (``kera.broker.latency.holding``).
 * Batches complete in the order of the log, whatever the order of the answers. A run that is complete is on all R
   backups, and moves the durable head of its segment if that waits for replicas.
 * A virtual segment lives on R backups that were chosen when it was opened. It closes when it is full, when nobody has
@@ -22,10 +23,12 @@ backups are chosen, is for ``kera.broker.replication.virtual_logs``, sending for
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from kera.broker.latency.holding import HELD_BYTES_MAX
 from kera.broker.log.segment import Segment
 from kera.broker.replication.limits import ReplicationLimits
 from kera.broker.replication.virtual_segment import (
@@ -90,8 +93,11 @@ class VirtualLog:
         """What is not complete."""
         self.starved = False
         """There are not enough backups for the next virtual segment."""
+        self.held_until_s = 0.0
+        """What is to be sent next is held back until then; 0: it is not."""
         self._limits = limits
         self._batch_bytes_max = min(limits.request_bytes_max, limits.segment_bytes)
+        self._held_bytes_max = min(HELD_BYTES_MAX, self._batch_bytes_max)
         self._on_closed = on_closed
         self._after = after or []
         self._queue: deque[Batch] = deque()
@@ -155,9 +161,10 @@ class VirtualLog:
 
     # -- what goes out ---------------------------------------------------------------------------------------------
 
-    def plan(self, now_ms: int, open_next: Opener) -> list[Effect]:
-        """What to send now."""
+    def plan(self, now_ms: int, open_next: Opener, now_s: float = math.inf) -> list[Effect]:
+        """What to send now. `now_s`: on the clock of what is held back; infinity: nothing is."""
         effects: list[Effect] = []
+        self.held_until_s = 0.0
         if self._after:
             if any(log.busy for log in self._after):
                 return effects
@@ -165,6 +172,9 @@ class VirtualLog:
         while self._queue:
             batch = self._queue[0]
             if self._in_flight_bytes and not batch.sent and self._gathers(batch):
+                break
+            if batch.due_s > now_s and self._may_wait(batch):
+                self.held_until_s = batch.due_s
                 break
             place = self.open
             if place is not None and place.head + batch.length > self._limits.segment_bytes:
@@ -185,6 +195,10 @@ class VirtualLog:
         """Whether a batch waits for others that are in flight. What is sent again does not: they wait for it."""
         limits, size = self._limits, batch.length
         return size < limits.pipelined_bytes_min or self._in_flight_bytes + size > limits.in_flight_bytes_max
+
+    def _may_wait(self, batch: Batch) -> bool:
+        """Whether a batch may be held back for a time: more can go with it, and nobody waits for room."""
+        return not batch.sent and len(self._queue) == 1 and batch.length < self._held_bytes_max and not self.lags
 
     def _send(self, batch: Batch, place: VirtualSegment, now_ms: int, effects: list[Effect]) -> None:
         if not batch.sent:

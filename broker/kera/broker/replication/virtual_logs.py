@@ -15,9 +15,11 @@ from kera.broker.log.events import Events
 from kera.broker.log.segment import Segment
 from kera.broker.replication.backups import Backups
 from kera.broker.replication.coverage import Coverage
+from kera.broker.replication.held_back import HeldBack
 from kera.broker.replication.limits import ReplicationLimits
 from kera.broker.replication.virtual_log import Close, Effect, Send, VirtualLog
 from kera.broker.replication.virtual_segment import Batch, Extent, ReplicationTotals, VirtualSegment
+from kera.core.chunk import created_us_at
 from kera.core.errors import KeraError, NotReplicated
 
 REPAIR_LOG_ID = (1 << 32) - 1
@@ -111,6 +113,8 @@ class VirtualLogs:
         self._events = events
         self._work: dict[VirtualLog, None] = {}
         """Logs that may have something to send."""
+        self.held = HeldBack()
+        """Logs whose references wait for others."""
         self._active: dict[VirtualLog, None] = {}
         """Logs that are not settled, and some that were not at the last tick: of many streams, most are quiet."""
 
@@ -148,6 +152,7 @@ class VirtualLogs:
             self._effects += log.drop(error)
             self._work.pop(log, None)
             self._active.pop(log, None)
+            self.held.discard(log)
         self.opened = {id_: segment for id_, segment in self.opened.items() if segment.stream_id != stream_id}
 
     def repair_log(self, stream_id: int) -> VirtualLog | None:
@@ -178,16 +183,27 @@ class VirtualLogs:
     def append(self, log: VirtualLog, segment: Segment, start: int, end: int, *, persist: bool = False) -> Batch:
         """Have chunks of a segment that is in memory replicated; returns the batch they go with."""
         batch = log.append(segment, start, end, self.now_ms, persist=persist)
+        if self.held.holds.of:
+            stream = self.streams.get(log.stream_id)
+            if stream is not None and stream.by_replicas and log is not stream.repair:  # others' may be lost yet
+                self.held.came(batch, log.stream_id, created_us_at(segment.slot.view, start), end - start)
+            else:
+                batch.due_s = 0.0
         self._work[log] = self._active[log] = None
         return batch
 
     def pump(self) -> list[Effect]:
         """What to do now."""
+        now_s, due = self.held.due()
+        for log in due:
+            self._work[log] = None
         work = list(self._work)
         if len(work) > 1:
             work.sort(key=lambda log: priority_of(self.streams, log.stream_id), reverse=True)
         for log in work:
-            self._effects += log.plan(self.now_ms, self._open)
+            self._effects += log.plan(self.now_ms, self._open, now_s)
+            if log.held_until_s:
+                self.held.planned(log, now_s)
             if not log.starved or not log.busy:
                 del self._work[log]
         effects = list(self._effects)

@@ -48,6 +48,7 @@ class Batch:
         "checksum",
         "checksum_after",
         "completed",
+        "due_s",
         "length",
         "missing",
         "offset",
@@ -66,6 +67,8 @@ class Batch:
         """To the disks of the backups."""
         self.waiters: list[Done] = []
         self.born_ms = now_ms
+        self.due_s = 0.0
+        """Until then it may wait for more; 0: it goes at once."""
         self.sent = False
         """At least once: nothing is added any more."""
         self.place: VirtualSegment | None = None

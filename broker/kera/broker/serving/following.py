@@ -62,6 +62,11 @@ class Follower:
         if not self.marked and self.missing is None:
             self.mark(self)
 
+    def listen(self) -> None:
+        """Be woken by what comes next, though it was not looked at."""
+        if self.watched is not None:
+            self.watched.sleep(self)
+
     def unwatch(self) -> None:
         """Be woken no more, and be no reader."""
         if self.watched is not None:

@@ -9,6 +9,8 @@
   what is appended meanwhile, follow each other without gap or repeat.
 * A **flush** is one per connection and round of the loop at most, whatever has happened in it: a run is all that became
   readable of a segment meanwhile. Subscriptions take turns, and so do connections (``kera.broker.slices``).
+* What is appended to a stream whose latency constraint leaves time for that is **held** back, until it is due or large
+  (``kera.broker.latency.holding``): then one flush tells of all of it. Only consumers of groups wait.
 * What a reader asks for is done at once if it is little, and else in slices, in its order.
 * The **window** bounds what was pushed and is not taken. A run may exceed it when nothing else is outstanding, or a
   large chunk would never come; until then, a subscription whose turn it is keeps its place before the others.
@@ -20,10 +22,13 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 
 from kera.broker.counters import PushTotals
+from kera.broker.latency.hold_timer import HoldTimer
+from kera.broker.latency.holding import HELD_BYTES_MAX, Held, Holds
 from kera.broker.log.arena import Arena
 from kera.broker.log.arena_file import ArenaFile
 from kera.broker.log.bounds import end_of, lag_records
@@ -38,6 +43,7 @@ from kera.broker.serving.limits import CONSUMER_GROUP_BYTES_MAX, PushLimits
 from kera.broker.serving.reader_leases import ReaderLeases
 from kera.broker.slices import Loop, Slices
 from kera.broker.storage.persistence import PersistenceManager
+from kera.core.chunk import created_us_at
 from kera.core.errors import InvalidCursor, KeraError, ProtocolError
 from kera.core.ids import Position
 from kera.core.push import RUN, Kind, encode, numbers_of, taken_of, window_bytes_max
@@ -61,8 +67,19 @@ class Push:
         totals: PushTotals,
         loop: Loop,
         limits: PushLimits | None = None,
+        holds: Holds | None = None,
+        hold_timer: HoldTimer | None = None,
     ) -> None:
+        """`holds`: how long readers of a stream may be told of nothing; None: they never wait.
+
+        `hold_timer`: tells when something is due; it goes with `holds`.
+        """
         self.limits = limits or PushLimits()
+        self._holds = holds
+        self._hold_timer = hold_timer
+        self._held = Held[Subscription]()
+        if hold_timer is not None:
+            hold_timer.listen(self.give_due)
         self.streams = streams
         self.arena = arena
         self.memory = memory
@@ -72,15 +89,59 @@ class Push:
         self.watches = Watches(self.slices)
         self.window_bytes_max = window_bytes_max(arena.slot_count, arena.slot_bytes)
 
+    def holds_back(self, subscription: Subscription) -> bool:
+        """Whether what was appended for a subscription may wait for more; then it is marked when it is due."""
+        holds, entry = self._holds, subscription.entry
+        if holds is None or not holds.of or subscription.address[0] not in holds.of or entry is None:
+            return False
+        position, end = subscription.position, entry.end
+        segment = entry.resident.get((position.group_id, position.segment_id))
+        new_bytes = end.offset - position.offset
+        if segment is None or end[:2] != position[:2] or not 0 < new_bytes < HELD_BYTES_MAX:
+            self._held.discard(subscription)
+            return False
+        if subscription not in self._held:
+            until_s = holds.until_s(subscription.address[0], created_us_at(segment.slot.view, position.offset))
+            if not until_s:
+                return False
+            self._held.hold(subscription, until_s, holds.now_s())
+            self._set_timer(holds)
+        return True
+
+    def let_go(self, subscription: Subscription) -> None:
+        """It has ended."""
+        self._held.discard(subscription)
+
+    def give_due(self) -> None:
+        """Mark what was held for as long as it may be."""
+        if self._holds is not None and self._held:
+            for subscription in self._held.take(self._holds.now_s() if self._holds.of else math.inf):
+                if not subscription.marked and subscription.missing is None:
+                    subscription.mark(subscription)
+            self._set_timer(self._holds)
+
+    def _set_timer(self, holds: Holds) -> None:
+        if self._held and self._hold_timer is not None:
+            self._hold_timer.set_in(self._held.next_s - holds.now_s())
+
 
 class Subscription(Follower):
     """A range of an entry, as far as it has been pushed."""
 
-    __slots__ = ("number",)
+    __slots__ = ("_connection", "number")
 
     def __init__(self, connection: PushConnection, number: int, wanted: push_pb2.PushLane) -> None:
         super().__init__(wanted.start, wanted.end if wanted.HasField("end") else None, connection.mark)
         self.number = number
+        self._connection = connection
+
+    def wake(self) -> None:
+        """There may be something for it; it may be that this can wait."""
+        if not self.marked and self.missing is None:
+            if self._connection.holds_back(self):
+                self.listen()  # for what makes it too large to wait
+            else:
+                self.mark(self)
 
 
 class PushConnection:
@@ -234,6 +295,10 @@ class PushConnection:
         return bool(self._subscriptions)
 
     # -- to the reader -------------------------------------------------------------------------------------------
+
+    def holds_back(self, subscription: Subscription) -> bool:
+        """Whether what was appended for a subscription may wait for more."""
+        return bool(self.consumer_group) and self._push.holds_back(subscription)
 
     def mark(self, subscription: Subscription) -> None:
         """There may be something for a subscription."""
@@ -391,6 +456,7 @@ class PushConnection:
         self._marked.pop(subscription, None)
         self._push.totals.subscriptions -= 1
         self._loading.stop(subscription)
+        self._push.let_go(subscription)
         subscription.unwatch()
 
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from struct import Struct
 from typing import NamedTuple
 
 from kera.client.cluster.at_work import AtWork, Job
@@ -25,6 +24,7 @@ from kera.client.cluster.cluster import Cluster
 from kera.client.cluster.fetch import Fetched
 from kera.client.consuming.ranges import Came, Home
 from kera.client.types import StreamDescription
+from kera.core.chunk import created_us_at
 from kera.core.errors import KeraError
 from kera.core.ids import EntryId
 from kera.core.latency.hop import Hop
@@ -41,8 +41,6 @@ WATCHED_MAX = 1000
 """Streams of a broker that are measured."""
 NEXT_MAX = 32
 """Streams that come next on the paths that a stream is on."""
-_CREATED_US = Struct("<56xq")
-"""At the beginning of a chunk."""
 
 
 class _Advice(NamedTuple):
@@ -120,8 +118,7 @@ class ReaderMeter:
             return None
         broker_us = self.broker_us(broker_id, now_s)
         if broker_us is not None:
-            (created_us,) = _CREATED_US.unpack_from(fetched.buffers[0])
-            self.add(broker_id, fetched.entry, Hop.HAND_OVER, broker_us - created_us)
+            self.add(broker_id, fetched.entry, Hop.HAND_OVER, broker_us - created_us_at(fetched.buffers[0]))
         return Came(broker_id, now_s)
 
     def asks(self, now_s: float) -> None:

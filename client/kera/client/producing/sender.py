@@ -14,7 +14,6 @@ from typing import Any
 from kera.client.cluster.asking import broker_failed
 from kera.client.cluster.cluster import Cluster
 from kera.client.cluster.retry import pause_s
-from kera.client.producing.alarm import Alarm
 from kera.client.producing.buffer import Buffer
 from kera.client.producing.bundle import Bundle
 from kera.client.producing.deliveries import Stored, StoredBundle
@@ -27,6 +26,7 @@ from kera.client.producing.traced import ProducerTraces
 from kera.client.producing.writer_reports import WriterReports
 from kera.client.settings import ProducerSettings
 from kera.client.stream_config import durability_value
+from kera.core.alarm import Alarm
 from kera.core.chunk import padding_of
 from kera.core.errors import InternalError, KeraError, NotOwner, ProducerFenced, Unavailable, Uncertain, invariant
 from kera.core.rpc import Channel, Reply, api

@@ -1,0 +1,45 @@
+"""Virtual logs whose references to chunks wait for others, as latency constraints leave time for that. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from kera.broker.latency.holding import Held, Holds
+from kera.broker.replication.virtual_log import VirtualLog
+from kera.broker.replication.virtual_segment import Batch
+
+
+class HeldBack:
+    """See the head of this module."""
+
+    def __init__(self) -> None:
+        self.holds = Holds(lambda: 0.0, lambda: 0)
+        """What references of each stream may wait: nothing, until somebody says so."""
+        self._held = Held[VirtualLog]()
+
+    def came(self, batch: Batch, stream_id: int, created_us: int, size: int) -> None:
+        """`size` bytes of chunks have come to a batch; the oldest record of them was accepted then."""
+        due_s = self.holds.until_s(stream_id, created_us)
+        batch.due_s = due_s if batch.length == size else min(batch.due_s, due_s)
+
+    def planned(self, log: VirtualLog, now_s: float) -> None:
+        """What a log has to send was looked at, and is held back."""
+        self._held.hold(log, log.held_until_s, now_s)
+
+    def discard(self, log: VirtualLog) -> None:
+        """A log has nothing to send any more."""
+        self._held.discard(log)
+
+    @property
+    def next_in_s(self) -> float:
+        """After how many seconds the first is due; infinity: nothing is held back."""
+        next_s = self._held.next_s
+        return next_s - self.holds.now_s() if next_s < math.inf else math.inf
+
+    def due(self) -> tuple[float, Iterable[VirtualLog]]:
+        """The time, infinity if nothing may be held back, and the logs that are due."""
+        if not self.holds.of and not self._held:
+            return math.inf, ()
+        now_s = self.holds.now_s() if self.holds.of else math.inf
+        return now_s, self._held.take(now_s)

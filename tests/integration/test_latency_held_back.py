@@ -1,0 +1,95 @@
+"""With real daemons: what a latency constraint leaves, where chunks are full early, brokers wait for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from kera.client import Client, LatencyHop, Producer
+from kera.local.cluster import RunningCluster
+from tests.integration.replication_support import replicated_cluster, samples
+
+pytestmark = pytest.mark.timeout(240)
+LIMIT_MS = 400
+CHUNK_BYTES = 4 << 10
+RECORD = b"x" * 1000
+PAUSE_S = 0.003
+"""Chunks are full after some ten milliseconds."""
+SEVERAL = 3
+"""Chunks that go together; more of them do where machines are not busy."""
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[RunningCluster]:
+    with replicated_cluster(tmp_path / "data", 1) as running:
+        yield running
+
+
+@pytest.fixture
+async def client(cluster: RunningCluster) -> AsyncIterator[Client]:
+    async with await Client.connect(cluster.bootstrap) as connected:
+        yield connected
+
+
+async def write(producer: Producer) -> None:
+    """Records, until cancelled."""
+    while True:
+        producer.send("full", RECORD)
+        await producer.drain()
+        await asyncio.sleep(PAUSE_S)  # sleep: the load
+
+
+async def until_held_back(client: Client, cluster: RunningCluster, hop: str, counter: str) -> LatencyHop:
+    """Wait until a hop's buffer may wait, and several chunks go together; the constraint is held with that."""
+
+    def counted() -> tuple[float, float]:
+        found = samples(cluster)
+        return found["chunks_appended_total"], found[counter]
+
+    async with asyncio.timeout(150):
+        while True:
+            before = await asyncio.to_thread(counted)
+            await asyncio.sleep(1)  # sleep: what goes on within a second
+            after = await asyncio.to_thread(counted)
+            chunks, together = (now - then for now, then in zip(after, before, strict=True))
+            described = await client.latency.describe("c")
+            (found,) = [each for each in described.hops if each.hop == hop]
+            if found.advised_us > LIMIT_MS * 1000 / 4 and chunks > SEVERAL * together > 0 and described.state == "held":
+                return found
+
+
+async def test_references_to_chunks_wait_for_others(client: Client, cluster: RunningCluster) -> None:
+    await client.admin.create_stream("full", streamlets=1, replication=1)
+    async with client.producer(chunk_bytes_max=CHUNK_BYTES) as producer:
+        await producer.prepare("full")
+        load = asyncio.create_task(write(producer))
+        await client.latency.create("c", ["full"], LIMIT_MS, window_ms=1_000)
+        found = await until_held_back(client, cluster, "replicate", "replication_batches_total")
+        assert found.mean_us <= found.allowed_us
+        await client.latency.delete("c")
+        load.cancel()
+        await asyncio.wait([load])
+
+
+async def test_readers_are_told_in_rounds(client: Client, cluster: RunningCluster) -> None:
+    await client.admin.create_stream("full", streamlets=1, replication=1)
+    came = asyncio.Event()
+
+    async def read() -> None:
+        async with client.group_consumer("g", "full", shared_memory="always", joined_bytes_max=0) as consumer:
+            async for _ in consumer.batches():
+                came.set()
+
+    async with client.producer(chunk_bytes_max=CHUNK_BYTES) as producer:
+        await producer.prepare("full")
+        tasks = [asyncio.create_task(write(producer)), asyncio.create_task(read())]
+        await came.wait()
+        await client.latency.create("c", ["full", "group:g"], LIMIT_MS, window_ms=1_000)
+        found = await until_held_back(client, cluster, "hand-over", "push_runs_total")
+        assert found.mean_us <= found.allowed_us
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)

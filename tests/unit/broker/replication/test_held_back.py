@@ -1,0 +1,136 @@
+"""References to chunks wait for others for as long as a latency constraint leaves time, and no longer."""
+
+import pytest
+
+from kera.broker.latency.holding import HELD_BYTES_MAX, HELD_US_MAX, Hold, Holds
+from kera.broker.ownership.stream import Stream
+from kera.broker.replication.virtual_log import Send
+from kera.v1 import common_pb2
+from tests.unit.broker.replication_support import Replicated
+from tests.unit.broker.support import STREAM_ID
+
+WAIT_S = 0.1
+OTHER_ID = STREAM_ID + 1
+
+
+class Clock:
+    """What is held back goes by it."""
+
+    def __init__(self) -> None:
+        self.now_s = 50.0
+
+    def now_us(self) -> int:
+        return 5 + round((self.now_s - 50) * 1e6)  # chunks are created at 5
+
+
+@pytest.fixture
+def clock(world: Replicated) -> Clock:
+    clock = Clock()
+    world.replication.logs.held.holds = Holds(lambda: clock.now_s, clock.now_us)
+    return clock
+
+
+def allow(world: Replicated, wait_s: float = WAIT_S, way_s: float = 10.0, stream_id: int = STREAM_ID) -> None:
+    world.replication.logs.held.holds.set(stream_id, Hold(round(wait_s * 1e6), round(way_s * 1e6)))
+
+
+def sent(world: Replicated, stream_id: int = STREAM_ID) -> list[int]:
+    """Lengths of the batches, of each replica."""
+    return [
+        each.batch.length for each in world.wire.sent if isinstance(each, Send) and each.place.stream_id == stream_id
+    ]
+
+
+def test_chunks_go_together_when_the_first_is_due(world: Replicated, clock: Clock) -> None:
+    allow(world)
+    stream = world.open()
+    outcomes = []
+    for _ in range(3):
+        outcomes.append(world.append(stream))
+        clock.now_s += WAIT_S / 5
+        world.finish()
+    assert sent(world) == []
+    assert clock.now_s + world.replication.logs.held.next_in_s == pytest.approx(50.0 + WAIT_S)
+    clock.now_s = 50.0 + WAIT_S
+    world.finish()
+    assert sent(world) == [3072] * 2
+    assert [outcome.calls for outcome in outcomes] == [[None]] * 3
+    world.append(stream)
+    assert clock.now_s + world.replication.logs.held.next_in_s == pytest.approx(clock.now_s + WAIT_S)
+
+
+def test_what_was_late_before_does_not_wait(world: Replicated, clock: Clock) -> None:
+    allow(world, way_s=0.3)
+    stream = world.open()
+    clock.now_s += 0.25
+    world.append(stream)
+    assert clock.now_s + world.replication.logs.held.next_in_s == pytest.approx(50.3)
+    clock.now_s = 50.3
+    world.finish()
+    world.append(stream)
+    assert len(sent(world)) == 4
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_stream_without_a_constraint_does_not_wait_for_one_that_has_some(world: Replicated) -> None:
+    allow(world)
+    slow, quick = world.open(), world.open(OTHER_ID)
+    waiting, done = world.append(slow), world.append(quick)
+    world.finish()
+    assert (waiting.calls, done.calls) == ([], [None])
+    assert sent(world, OTHER_ID) == [1024] * 2
+
+
+@pytest.mark.usefixtures("clock")
+def test_what_nobody_waits_for_is_not_held(world: Replicated) -> None:
+    """At level `leader` chunks may be lost as long as no backup has them."""
+    allow(world)
+    world.append(world.open(durability=common_pb2.DURABILITY_LEADER))
+    assert sent(world) == [1024] * 2
+
+
+@pytest.mark.usefixtures("clock")
+def test_without_a_constraint_any_more_nothing_waits(world: Replicated) -> None:
+    allow(world)
+    stream = world.open()
+    waiting = world.append(stream)
+    world.replication.logs.held.holds.of.clear()
+    world.finish()
+    assert waiting.calls == [None]
+    done = world.append(stream)
+    world.finish()
+    assert done.calls == [None]
+
+
+def test_while_others_are_under_way_it_waits_for_them_and_for_its_time(world: Replicated, clock: Clock) -> None:
+    stream = world.open()
+    world.append(stream)
+    allow(world)
+    waiting = world.append(stream)
+    world.finish()
+    assert waiting.calls == []
+    clock.now_s += WAIT_S
+    world.finish()
+    assert waiting.calls == [None]
+
+
+def test_it_is_never_held_for_long_nor_when_it_is_much(world: Replicated, clock: Clock) -> None:
+    allow(world, wait_s=3_600, way_s=7_200)
+    stream = world.open()
+    world.append(stream)
+    assert clock.now_s + world.replication.logs.held.next_in_s == pytest.approx(clock.now_s + HELD_US_MAX / 1e6)
+    world.append(stream, 2)
+    assert sent(world) == []
+    world.append(stream)  # as much as a virtual segment takes
+    assert sent(world) == [4096] * 2
+    assert HELD_BYTES_MAX > 4096
+
+
+def test_a_stream_that_is_dropped_is_not_held(world: Replicated, clock: Clock) -> None:
+    allow(world)
+    stream: Stream = world.open()
+    world.append(stream)
+    world.engine.streams.drop(STREAM_ID)
+    clock.now_s += WAIT_S
+    world.finish()
+    assert sent(world) == []
