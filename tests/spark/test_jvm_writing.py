@@ -401,6 +401,57 @@ def test_one_chunk_of_each_streamlet_is_under_way(writers: Writers) -> None:
     assert done(committing)["appended"] == 8
 
 
+def test_with_a_latency_target_chunks_go_while_the_task_is_away(writers: Writers) -> None:
+    before = writers.threads()
+    writer = writers.open(VALUES, latency_target_ms=50)
+    writer.do("write", rows=values(1, 2))
+    connection = writers.broker.frames()
+    assert numbers_in(connection.asked_to_write()) == [1, 2]
+    connection.status()
+    writer.do("write", rows=values(3))
+    chunk = connection.asked_to_write()
+    assert (numbers_in(chunk), read(chunk)[0].sequence) == ([3], 1)
+    connection.status()
+    writer.do("write", rows=values(4))
+    committing = writer.begin("commit")
+    assert numbers_in(connection.asked_to_write()) == [4]
+    connection.status()
+    assert done(committing)["appended"] == 4
+    wait_until(lambda: writers.threads() <= before + 1, "the end of its thread", TIMEOUT_S)  # its own is there
+
+
+def test_without_a_latency_target_chunks_wait_for_the_task(writers: Writers) -> None:
+    writer = writers.open(VALUES)
+    writer.do("write", rows=values(1, 2))
+    assert writers.broker.is_idle(0.3)
+    writer.do("abort")
+
+
+def test_what_fails_while_the_task_is_away_ends_it_when_it_comes_back(writers: Writers) -> None:
+    writer = writers.open(VALUES, refused("ProducerFenced", "out of date"), latency_target_ms=20)
+    writer.do("write", rows=values(1))
+    connection = writers.broker.frames()
+    connection.asked_to_write()
+    connection.status(error=common_pb2.Error(code="producer_fenced", message="by 9"))
+
+    def goes_on() -> bool:
+        writer.do("write", rows=values(2))
+        return False
+
+    with pytest.raises(RuntimeError, match="out of date"):
+        wait_until(goes_on, "an error", TIMEOUT_S)
+    writer.do("abort")
+
+
+def test_a_task_with_a_latency_target_ends_while_its_broker_is_silent(writers: Writers) -> None:
+    before = writers.threads()
+    writer = writers.open(VALUES, latency_target_ms=20)
+    writer.do("write", rows=values(1))
+    writers.broker.frames().asked_to_write()
+    writer.do("abort")
+    wait_until(lambda: writers.threads() <= before + 1, "the end of its thread", TIMEOUT_S)
+
+
 def test_an_answer_that_is_lost_is_settled_by_what_is_stored(writers: Writers) -> None:
     writer = writers.open(VALUES, moved_to(writers.broker), found(rows_of(1, 2)))
     writer.do("write", rows=values(1, 2))

@@ -251,6 +251,7 @@ def test_columns_that_do_not_fit_are_told_before_the_query_runs(
         ({"mode": "ignore"}, "Append"),
         ({"txnAppId": "a"}, "txnVersion is missing"),
         ({"subscribe": "a"}, "to write, use stream"),
+        ({"latencyTarget": "1ms"}, "latencyTarget: must be at least 10ms"),
     ],
 )
 def test_what_cannot_be_is_refused(kera: Kera, stream: str, how: dict[str, str], message: str) -> None:
@@ -308,6 +309,48 @@ def test_many_large_rows_fill_many_chunks_and_segments(kera: Kera, stream: str) 
     save(kera, frame, stream)
 
     assert numbers(kera, stream) == Counter(range(3000))
+
+
+@both_engines
+@pytest.mark.usefixtures("small_batches")
+def test_with_a_latency_target_rows_are_there_while_their_task_waits_for_others(
+    kera: Kera, stream: str, tmp_path: Path
+) -> None:
+    """What it has waits for no full chunk, and not for its end, which here waits for it."""
+    kera.create(stream, streamlets=2)
+    bootstrap, marker = kera.bootstrap, tmp_path / "seen"
+
+    def slowly(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for _ in range(10):  # as many as in `failing_once`, for the same reason
+            yield next(batches)
+        wait_until(lambda: stored(bootstrap, stream) > 0, "the first rows", 120)
+        marker.touch()
+        yield from batches
+
+    frame = counting(kera, 20_000, partitions=1).select(F.rpad("value", 100, " ").alias("value"))
+    save(kera, frame.mapInArrow(slowly, frame.schema), stream, latencyTarget="200ms")
+
+    assert marker.exists()
+    assert numbers(kera, stream) == Counter(range(20_000))
+
+
+@both_engines
+@pytest.mark.usefixtures("small_batches")
+def test_a_write_with_a_latency_target_that_failed_is_completed_by_its_repeat(
+    kera: Kera, stream: str, tmp_path: Path
+) -> None:
+    """Chunks are cut where the clock said so, and not the same way again."""
+    kera.create(stream, streamlets=3)
+    frame = counting(kera, 30_000).select(F.rpad("value", 100, " ").alias("value"), F.col("value").alias("key"))
+    frame = failing_once(kera, stream, tmp_path, after=15_000)(frame)
+    options = {"txnAppId": "job", "txnVersion": "1", "latencyTarget": "20ms"}
+    with pytest.raises(FAILED, match="this task fails once"):
+        save(kera, frame, stream, **options)
+    assert 15_000 < numbers(kera, stream).total() < 30_000
+
+    save(kera, frame, stream, **options)
+
+    assert numbers(kera, stream) == Counter(range(30_000))
 
 
 @columnar

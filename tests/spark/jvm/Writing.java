@@ -44,9 +44,11 @@ final class Writing extends Obedient {
         JsonNode given = command.get("target");
         WriteTarget target = WriteTarget.parse(given.toString(), Token.parse(given.path("token")));
         String python = command.get("python").asText();
+        Filling filling = target.latencyTargetMs() > 0 ? new Filling(target.latencyTargetMs()) : null;
         ChunkSender sender = new ChunkSender(target, command.get("producer_id").asLong(),
-                command.get("producer_epoch").asInt(), () -> Service.shared(python));
-        writer = new KeraDataWriter(target, new RowGatherer(columns, target, command.get("keyless").asInt()), sender);
+                command.get("producer_epoch").asInt(), () -> Service.shared(python), filling);
+        RowGatherer gatherer = new RowGatherer(columns, target, command.get("keyless").asInt());
+        writer = new KeraDataWriter(target, gatherer, sender, filling);
     }
 
     /** Rows, all of them so many {@code times}. */

@@ -37,9 +37,20 @@ def test_a_transaction_has_an_id_and_a_version() -> None:
     assert parse(txnAppId="daily", txnVersion="0").version == 0
 
 
+def test_a_latency_target_is_a_span_of_time() -> None:
+    assert parse(stream="s").latency_target_ms is None
+    assert parse(stream="s", latencyTarget="200ms").latency_target_ms == 200
+    assert parse(stream="s", LATENCYTARGET="1d").latency_target_ms == 24 * 3_600_000
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"latencyTarget": "0s"}, "latencyTarget: must be at least 10ms"),
+        ({"latencyTarget": "-1s"}, "latencyTarget: must be a number with a unit"),
+        ({"latencyTarget": "2"}, "latencyTarget: must be a number with a unit"),
+        ({"latencyTarget": "1ms"}, "latencyTarget: must be at least 10ms, as storing takes some of it; it is '1ms'"),
+        ({"latencyTarget": "99999999999h"}, "latencyTarget: must be at most a day"),
         ({"stream": "a", "path": "b"}, "name the stream once"),
         ({"txnAppId": "a"}, "txnVersion is missing"),
         ({"txnVersion": "1"}, "txnAppId is missing"),

@@ -154,6 +154,63 @@ async def test_chunks_depend_on_nothing_but_the_rows_before_them(client: FakeCli
         assert [chunk.num_rows for chunk in other.chunks[place]] == [chunk.num_rows for chunk in chunks]
 
 
+async def test_with_a_latency_target_rows_do_not_wait_for_a_full_chunk_or_the_end(client: FakeClient) -> None:
+    made = task(client, latency_target_ms=20)
+    await made.write(batch(range(10)))
+    async with asyncio.timeout(10):
+        while sum(client.values().values()) < 10:
+            await asyncio.sleep(0.001)
+    first = {place: len(chunks) for place, chunks in client.chunks.items()}
+    await made.write(batch(range(10, 20)))
+    async with asyncio.timeout(10):
+        while sum(client.values().values()) < 20:
+            await asyncio.sleep(0.001)
+
+    assert set(first.values()) == {1}
+    assert (await made.finish()).appended == 20
+    await made.close()
+
+
+async def test_a_repeated_attempt_with_a_latency_target_stores_nothing_twice(client: FakeClient) -> None:
+    made = task(client, latency_target_ms=20)
+    for start in range(0, 300, 100):  # the attempt ends in the middle
+        await made.write(batch(range(start, start + 100)))
+        async with asyncio.timeout(10):
+            while sum(client.values().values()) < start + 100:
+                await asyncio.sleep(0.001)
+    await made.close()
+
+    again = await write(task(client, latency_target_ms=60_000), batch(range(1000)))
+
+    assert (again.appended, again.found, again.surplus) == (700, 300, 0)
+    assert max(client.values().values()) == 1
+
+
+async def test_without_a_latency_target_rows_wait_for_the_end(client: FakeClient) -> None:
+    made = task(client)
+    await made.write(batch(range(10)))
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert not client.chunks
+    await made.finish()
+    await made.close()
+    assert client.chunks
+
+
+async def test_what_fails_while_a_task_waits_for_rows_is_told_when_it_goes_on(client: FakeClient) -> None:
+    client.errors = dict.fromkeys(range(STREAMLETS), Unavailable("gone"))
+    made = task(client, latency_target_ms=10)
+
+    async def go_on() -> None:
+        while True:
+            await made.write(batch(range(10)))
+            await asyncio.sleep(0.001)
+
+    with pytest.raises(Unavailable, match="gone"):
+        await asyncio.wait_for(go_on(), 10)
+    await made.close()
+
+
 async def test_rows_without_a_key_go_to_the_streamlet_of_the_task(client: FakeClient) -> None:
     await write(task(client), batch(range(10), keyed=False))
 

@@ -81,7 +81,7 @@ STREAM = "stream"
 APP_ID = "txnAppId"
 VERSION = "txnVersion"
 
-WRITING = (*CONNECTING, PATH, STREAM, APP_ID, VERSION, ENGINE)
+WRITING = (*CONNECTING, PATH, STREAM, APP_ID, VERSION, LATENCY_TARGET, ENGINE)
 """All options for writing, in their canonical case."""
 
 _IN_A_FILE = "options are shown, by plans and by Spark's UI. Put it into a file that only you can read, and name that"

@@ -59,6 +59,7 @@ from kera.spark_connector.options.values import (
     flag,
     listed,
     take,
+    target_ms,
     whole_number,
     wrong,
 )
@@ -92,7 +93,6 @@ _OF_WRITING = {
 
 LATENCY_TARGET_MIN_MS = 100
 """Spark plans a micro-batch for longer than that."""
-LATENCY_TARGET_MAX_MS = 24 * 3_600_000
 
 GROUP_PREFIX_DEFAULT = "spark-kera-source"
 TOKEN_CHARS = 8
@@ -294,22 +294,15 @@ def _limits(given: Mapping[str, str]) -> BatchLimits:
         delay_max_ms = duration_ms(DELAY_MAX, given[DELAY_MAX])
         if records_min is None:
             raise wrong(DELAY_MAX, f"is for {RECORDS_MIN}, which is not given: leave it out", given[DELAY_MAX])
-    target_ms = _latency_target(LATENCY_TARGET, given[LATENCY_TARGET]) if LATENCY_TARGET in given else None
-    return BatchLimits(records_max, numbers.get(BYTES_MAX), records_min, delay_max_ms, target_ms)
+    late_ms = _latency_target(LATENCY_TARGET, given[LATENCY_TARGET]) if LATENCY_TARGET in given else None
+    return BatchLimits(records_max, numbers.get(BYTES_MAX), records_min, delay_max_ms, late_ms)
 
 
 def _latency_target(option: str, text: str) -> int:
-    target_ms = duration_ms(option, text)
-    if target_ms < LATENCY_TARGET_MIN_MS:
-        raise wrong(
-            option,
-            f"must be at least {LATENCY_TARGET_MIN_MS}ms, which is less than any micro-batch takes. For less leave it"
-            " out and use real-time mode, trigger(realTime=...)",
-            text,
-        )
-    if target_ms > LATENCY_TARGET_MAX_MS:
-        raise wrong(option, "must be at most a day", text)
-    return target_ms
+    why = (
+        "which is less than any micro-batch takes. For less leave it out and use real-time mode, trigger(realTime=...)"
+    )
+    return target_ms(option, text, least_ms=LATENCY_TARGET_MIN_MS, why=why)
 
 
 def _group_prefix(given: Mapping[str, str]) -> str:

@@ -14,6 +14,8 @@ from kera.core.spans import UNITS
 from kera.spark_connector.options.names import BOOTSTRAP, SECRETS
 from kera.spark_connector.options.places import span_ms
 
+TARGET_MAX_MS = 24 * 3_600_000
+
 
 def take(
     options: Mapping[str, str], known: Sequence[str], *, elsewhere: Mapping[str, str] | None = None
@@ -84,6 +86,16 @@ def duration_ms(option: str, text: str) -> int:
     found = span_ms(text)
     if found is None:
         raise wrong(option, f"must be a number with a unit, {UNITS}, as in 10s", text)
+    return found
+
+
+def target_ms(option: str, text: str, *, least_ms: int, why: str) -> int:
+    """How late something may be, from `least_ms`, of which a message says `why`, to a day."""
+    found = duration_ms(option, text)
+    if found < least_ms:
+        raise wrong(option, f"must be at least {least_ms}ms, {why}", text)
+    if found > TARGET_MAX_MS:
+        raise wrong(option, "must be at most a day", text)
     return found
 
 

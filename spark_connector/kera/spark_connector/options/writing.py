@@ -12,6 +12,7 @@ from kera.spark_connector.options.engines import Engine, engine_of, not_loaded
 from kera.spark_connector.options.names import (
     APP_ID,
     ASSIGN,
+    LATENCY_TARGET,
     PATH,
     PATTERN,
     READING,
@@ -20,7 +21,7 @@ from kera.spark_connector.options.names import (
     VERSION,
     WRITING,
 )
-from kera.spark_connector.options.values import take
+from kera.spark_connector.options.values import take, target_ms
 
 SPARKS_OWN = ("checkpointLocation", "queryName")
 """Spark hands over these, too: they are for itself."""
@@ -28,6 +29,7 @@ FOR_READING = {
     **dict.fromkeys(set(READING) - set(WRITING), "is for reading"),
     **dict.fromkeys((SUBSCRIBE, PATTERN, ASSIGN), f"is for reading; to write, use {STREAM}"),
 }
+LATENCY_TARGET_MIN_MS = 10
 VERSION_MAX = (1 << 32) - 2
 """It becomes the epoch of a producer, from 1, which has 32 bits."""
 
@@ -44,6 +46,8 @@ class WriteOptions:
     version: int
     """Which of the batches of this name it is."""
     engine: Engine = "auto"
+    latency_target_ms: int | None = None
+    """How late a row may be stored after its task has it; None: when its chunk is full, or the task at its end."""
 
     def check_engine(self) -> None:
         """Raise `InvalidArgument` when Spark comes to Python, and must not: the JVM would have taken the query."""
@@ -84,7 +88,21 @@ def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
     if (app_id is None) != (VERSION not in given):
         missing = APP_ID if app_id is None else VERSION
         raise InvalidArgument(f"options {APP_ID} and {VERSION} go together; {missing} is missing", option=missing)
-    return WriteOptions(connection_of(given), names[0] if names else None, app_id, _version(given), engine_of(given))
+    return WriteOptions(
+        connection_of(given),
+        names[0] if names else None,
+        app_id,
+        _version(given),
+        engine_of(given),
+        _latency_target(given),
+    )
+
+
+def _latency_target(given: Mapping[str, str]) -> int | None:
+    if LATENCY_TARGET not in given:
+        return None
+    why = "as storing takes some of it"
+    return target_ms(LATENCY_TARGET, given[LATENCY_TARGET], least_ms=LATENCY_TARGET_MIN_MS, why=why)
 
 
 def _version(given: Mapping[str, str]) -> int:

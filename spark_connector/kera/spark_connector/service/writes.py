@@ -99,6 +99,7 @@ def open_write(
         "chunk_bytes": min(CHUNK_BYTES, limit // CHUNKS_PER_SEGMENT) if limit else CHUNK_BYTES,
         "chunk_bytes_max": limit or 2 * CHUNK_BYTES,
         "epoch_us": stream.config.epoch_ms * 1000,
+        "latency_target_ms": options.latency_target_ms or 0,
         "room": room_in_words(limit or 2 * CHUNK_BYTES, stream),
         "request_timeout_ms": client.request_timeout_ms,
         "connect_timeout_ms": client.connect_timeout_ms,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -17,11 +19,15 @@ if TYPE_CHECKING:
 class StreamletLog:
     """A `kera.spark_connector.writing.streamlet_writer.Log` in a cluster."""
 
-    def __init__(self, client: Client, appender: Appender, streamlet_id: int) -> None:
+    def __init__(
+        self, client: Client, appender: Appender, streamlet_id: int, *, took: Callable[[float], None] | None = None
+    ) -> None:
+        """`took` is told how many seconds each append takes."""
         self._chunks = StoredChunks(
             client, appender.stream.name, streamlet_id, appender.producer_id, appender.producer_epoch
         )
         self._appender = appender
+        self._took = took
         self._last: AppendResult | None = None
         """What the last append has answered."""
         self._found: Position | None = None
@@ -29,7 +35,10 @@ class StreamletLog:
 
     async def append(self, rows: pa.RecordBatch, sequence: int) -> tuple[int, bool]:
         """See `kera.spark_connector.writing.streamlet_writer.Log.append`."""
+        begun_s = time.monotonic()
         self._last = appended = await self._appender.append(self._chunks.streamlet_id, rows, sequence)
+        if self._took is not None:
+            self._took(time.monotonic() - begun_s)
         return appended.record_count, appended.duplicate
 
     async def stored(self, sequence: int) -> pa.RecordBatch | None:

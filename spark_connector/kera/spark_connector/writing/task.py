@@ -4,8 +4,9 @@
                                                     └────── bounded together ──────────┘
 
 When a chunk is full depends on nothing but the rows that came before: so an attempt that gets the same rows in the same
-order makes the same chunks, and finds them stored without a look at single rows. The writers of a task send side by
-side, each of them one chunk at a time (``streamlet_writer`` says why).
+order makes the same chunks, and finds them stored without a look at single rows. With a latency target it depends on
+the clock as well (``filling``): then an attempt that is repeated has to look at rows. The writers of a task send side
+by side, each of them one chunk at a time (``streamlet_writer`` says why).
 
 Lives on the event loop of a portal. Memory: what is gathered is at most `GATHERED_BYTES_MAX` and one batch of Spark's,
 what is queued at most `QUEUED_BYTES_MAX` and as much again, whatever the number of streamlets.
@@ -14,6 +15,7 @@ what is queued at most `QUEUED_BYTES_MAX` and as much again, whatever the number
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,8 +23,9 @@ import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from kera.core.errors import ProducerFenced, SchemaMismatch, UnknownStream
+from kera.core.errors import KeraError, ProducerFenced, SchemaMismatch, UnknownStream
 from kera.spark_connector.writing.columns import Columns
+from kera.spark_connector.writing.filling import Filling
 from kera.spark_connector.writing.streamlet_log import StreamletLog
 from kera.spark_connector.writing.streamlet_writer import StreamletWriter
 
@@ -35,6 +38,8 @@ CHUNKS_PER_SEGMENT = 8
 """A chunk does not begin in one segment and end in the next: of smaller segments, chunks are smaller, too."""
 GATHERED_BYTES_MAX = 32 << 20
 QUEUED_BYTES_MAX = 32 << 20
+TIMER_S = 0.001
+"""It is looked no more often which chunks are due."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +71,8 @@ class _Outlet:
         self.writer = writer
         self.gathered: list[pa.RecordBatch] = []
         self.gathered_bytes = 0
+        self.since_s = 0.0
+        """Since when the first of them is there."""
         self.sending: asyncio.Task[None] | None = None
 
 
@@ -90,10 +97,13 @@ class TaskWriter:
         stream: str | None,
         name: Name,
         *,
+        latency_target_ms: int | None = None,
         gathered_bytes_max: int = GATHERED_BYTES_MAX,
         queued_bytes_max: int = QUEUED_BYTES_MAX,
     ) -> None:
-        """`stream` None: each row names it."""
+        """`stream` None: each row names it. `latency_target_ms` None: rows wait until a chunk is full, or the end."""
+        self._filling = None if latency_target_ms is None else Filling(latency_target_ms / 1000)
+        self._timer: asyncio.TimerHandle | None = None
         self._gathered_bytes_max = gathered_bytes_max
         self._queued_bytes_max = queued_bytes_max
         self._client = client
@@ -147,6 +157,8 @@ class TaskWriter:
 
     async def close(self) -> None:
         """Send nothing more."""
+        if self._timer is not None:
+            self._timer.cancel()
         sending = [outlet.sending for outlet in self._outlets() if outlet.sending is not None]
         for task in sending:
             task.cancel()
@@ -186,7 +198,9 @@ class TaskWriter:
         outlet = target.outlets.get(streamlet)
         if outlet is None:
             writer = StreamletWriter(
-                StreamletLog(self._client, target.appender, streamlet),
+                StreamletLog(
+                    self._client, target.appender, streamlet, took=self._filling.stored if self._filling else None
+                ),
                 ignored=target.columns.ignored,
                 progressed=self._progressed.set,
             )
@@ -199,6 +213,10 @@ class TaskWriter:
     # -- gathering and sending -------------------------------------------------------------------------------------
 
     def _gather(self, outlet: _Outlet, rows: pa.RecordBatch) -> None:
+        if self._filling is not None and not outlet.gathered:
+            outlet.since_s = asyncio.get_running_loop().time()
+            if self._timer is None:
+                self._wait(self._filling.fills_s)
         outlet.gathered.append(rows)
         outlet.gathered_bytes += rows.nbytes
         self._gathered_bytes += rows.nbytes
@@ -214,6 +232,22 @@ class TaskWriter:
             self._raise()  # what has failed is not tried again
             outlet.sending = asyncio.get_running_loop().create_task(outlet.writer.drain())
             outlet.sending.add_done_callback(lambda _: self._progressed.set())
+
+    def _wait(self, seconds: float) -> None:
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._send_due)
+
+    def _send_due(self) -> None:
+        self._timer = None
+        if self._filling is None:
+            return
+        now_s = asyncio.get_running_loop().time()
+        with contextlib.suppress(KeraError):  # which `write` or `finish` raises
+            for outlet in self._outlets():
+                if outlet.gathered and self._filling.is_due(outlet.since_s, now_s):
+                    self._send(outlet)
+        since_s = min((outlet.since_s for outlet in self._outlets() if outlet.gathered), default=None)
+        if since_s is not None:
+            self._wait(max(since_s + self._filling.fills_s - now_s, TIMER_S))
 
     def _send_all(self) -> None:
         for outlet in self._outlets():

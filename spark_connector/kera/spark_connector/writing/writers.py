@@ -148,7 +148,7 @@ def write_rows(
     portal = shared(connection)
 
     async def begin(client: Client) -> TaskWriter:
-        return TaskWriter(client, given, options.stream, name)
+        return TaskWriter(client, given, options.stream, name, latency_target_ms=options.latency_target_ms)
 
     task = portal.call(begin)
     try:

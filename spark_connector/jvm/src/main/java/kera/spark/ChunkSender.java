@@ -26,7 +26,7 @@ import org.apache.spark.TaskContext;
  * {@code client/producing/appender.py}. Whatever fails is told to the service, which waits, and says whom to send it to
  * again, or raises what ends the task.
  *
- * <p>Belongs to the thread of a task, and has none of its own: answers are taken when it is told to look for them.
+ * <p>Belongs to one thread at a time, and has none of its own: answers are taken when it is told to look for them.
  */
 final class ChunkSender implements Closeable {
 
@@ -50,6 +50,7 @@ final class ChunkSender implements Closeable {
     private final long producerId;
     private final int producerEpoch;
     private final Supplier<Service> service;
+    private final Filling filling;
     private final String writer = UUID.randomUUID().toString();
     private final LeanEncoder encoder = new LeanEncoder();
     private final Map<Integer, WriteConnection> connections = new LinkedHashMap<>();
@@ -65,7 +66,9 @@ final class ChunkSender implements Closeable {
     private record Broken(Outlet outlet, Wire.Failure failure) {
     }
 
-    ChunkSender(WriteTarget target, long producerId, int producerEpoch, Supplier<Service> service) {
+    /** {@code filling} is told what chunks take, or null. */
+    ChunkSender(WriteTarget target, long producerId, int producerEpoch, Supplier<Service> service, Filling filling) {
+        this.filling = filling;
         this.target = target;
         this.producerId = producerId;
         this.producerEpoch = producerEpoch;
@@ -183,6 +186,9 @@ final class ChunkSender implements Closeable {
             outlet.stored(false);
         }
         outlet.progressed = true;
+        if (filling != null) {
+            filling.stored(System.nanoTime() - outlet.sent);
+        }
         underWay--;
         underWayBytes -= outlet.frame.limit();
         Buffers.give(outlet.frame);

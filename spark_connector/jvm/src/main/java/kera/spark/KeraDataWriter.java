@@ -15,6 +15,9 @@ import org.apache.spark.sql.connector.write.DataWriter;
  * the same order makes the same chunks, and finds them stored without a look at single rows. The streamlets' chunks are
  * under way side by side, one of each. What is gathered is at most {@link #GATHERED_BYTES_MAX} and a row; while more
  * than {@link #WAITING_BYTES_MAX} waits to be stored, nothing is gathered.
+ *
+ * <p>With a latency target chunks also go when they are due, even while the task waits for rows. Then a repeated attempt
+ * has to look at rows.
  */
 final class KeraDataWriter implements DataWriter<InternalRow> {
 
@@ -28,27 +31,55 @@ final class KeraDataWriter implements DataWriter<InternalRow> {
     private final WriteTarget target;
     private final RowGatherer gatherer;
     private final ChunkSender sender;
+    /** With a latency target, else null: who sends what is due, and the lock of this writer. */
+    private final DueChunks due;
     private final Outlet[] byStreamlet;
     private final List<Outlet> outlets = new ArrayList<>();
     private long gatheredBytes;
     private long waitingBytes;
     private long unlookedBytes;
 
-    KeraDataWriter(WriteTarget target, RowGatherer gatherer, ChunkSender sender) {
+    /** {@code filling} or null: how long chunks may fill. */
+    KeraDataWriter(WriteTarget target, RowGatherer gatherer, ChunkSender sender, Filling filling) {
         this.target = target;
         this.gatherer = gatherer;
         this.sender = sender;
         byStreamlet = new Outlet[target.streamlets()];
+        due = filling == null ? null : new DueChunks(filling, this::sendDue);
     }
 
     @Override
     public void write(InternalRow given) throws IOException {
+        if (due == null) {
+            gather(given);
+            return;
+        }
+        synchronized (due) {
+            due.check();
+            gather(given);
+        }
+    }
+
+    private void sendDue(long dueNanos) throws IOException {
+        long now = System.nanoTime();
+        for (Outlet outlet : outlets) {
+            if (outlet.open.count() > 0 && now - outlet.openSince >= dueNanos) {
+                send(outlet);
+            }
+        }
+        sender.look();
+    }
+
+    private void gather(InternalRow given) throws IOException {
         UnsafeRow row = gatherer.unsafe(given);
         Outlet outlet = outlet(gatherer.streamlet(row));
         long bytes = gatherer.bytes(row);
         if (outlet.open.count() > 0 && (outlet.open.bytes() + bytes > 2L * target.chunkBytes()
                 || gatherer.beginsEpoch(row, outlet.open))) {
             send(outlet);
+        }
+        if (due != null && outlet.open.count() == 0) {
+            outlet.openSince = System.nanoTime();
         }
         gatherer.add(row, bytes, outlet.open);
         gatheredBytes += bytes;
@@ -103,6 +134,16 @@ final class KeraDataWriter implements DataWriter<InternalRow> {
     /** Returns when all rows are stored. */
     @Override
     public KeraWritten commit() throws IOException {
+        if (due == null) {
+            return finish();
+        }
+        synchronized (due) {
+            due.check();
+            return finish();
+        }
+    }
+
+    private KeraWritten finish() throws IOException {
         sendAll();
         long appended = 0;
         long found = 0;
@@ -128,6 +169,13 @@ final class KeraDataWriter implements DataWriter<InternalRow> {
 
     @Override
     public void close() {
-        sender.close();
+        if (due == null) {
+            sender.close();
+            return;
+        }
+        due.end();
+        synchronized (due) {
+            sender.close();
+        }
     }
 }

@@ -48,8 +48,9 @@ final class KeraWriterFactory implements DataWriterFactory, StreamingDataWriterF
         });
         WriteTarget known = WriteTarget.parse(target, token);
         int keyless = (int) ((partitionId + number) % known.streamlets());
+        Filling filling = known.latencyTargetMs() > 0 ? new Filling(known.latencyTargetMs()) : null;
         ChunkSender sender = new ChunkSender(known, producerIds[partitionId], (int) (number + 1),
-                () -> Service.shared(Service.executorPython(driverPython)));
-        return new KeraDataWriter(known, new RowGatherer(given, known, keyless), sender);
+                () -> Service.shared(Service.executorPython(driverPython)), filling);
+        return new KeraDataWriter(known, new RowGatherer(given, known, keyless), sender, filling);
     }
 }

@@ -13,6 +13,8 @@ final class Outlet {
     final int streamlet;
     /** Rows that are being gathered. */
     Rows open;
+    /** When the first of them came; only with a latency target. */
+    long openSince;
     /** Whether rows that wait are about to be sent, or under way. */
     boolean begun;
     /** The chunk that was made of the first rows that wait, in its frame, while it is under way; null: none is. */
