@@ -442,7 +442,8 @@ def test_a_backlog_is_taken_in_micro_batches_within_the_target_and_nearly_as_fas
     paced = Simulation(rate(0.1, backlog), fixed_s, per_mib_s, noise, target_s=2.0, seed=seed).run(40)
 
     assert max(paced.durations_s[3:]) <= 2.0
-    least = 0.8 if fixed_s <= 0.25 else 0.65  # of what one without a target takes, which is nearly all of the time
+    # Of what one without a target takes, which is nearly all of the time; what is learned at first costs some of it.
+    least = 0.78 if fixed_s <= 0.1 else 0.7 if fixed_s <= 0.25 else 0.6
     assert paced.taken / MIB * per_mib_s >= least * paced.now_s
 
 
@@ -483,10 +484,10 @@ def test_where_now_and_then_one_takes_much_longer_few_are_beyond_the_target(
     come = rate(0.1, 120 / per_mib_s)
     paced = Simulation(come, fixed_s, per_mib_s, target_s=2.0, others=heavy_tailed, seed=seed).run(120)
 
-    # One that knows what they cost, but leaves nothing for what they may take longer, has more than a third beyond.
-    assert share_beyond(paced, 2.0) <= 0.15
+    # One that knows what they cost, but leaves nothing for what they may take longer, has more than half of them beyond.
+    assert share_beyond(paced, 2.0) <= 0.2
     mean = sum(heavy_tailed(0, random.Random(seed)) for seed in range(1000)) / 1000
-    assert paced.taken / MIB * per_mib_s * mean >= 0.6 * paced.now_s
+    assert paced.taken / MIB * per_mib_s * mean >= 0.5 * paced.now_s
 
 
 @given(fixed_s=st.floats(0.02, 0.12), per_mib_s=st.floats(0.002, 0.05), factor=st.floats(1.0, 2.0))

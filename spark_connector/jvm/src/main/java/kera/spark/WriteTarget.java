@@ -30,8 +30,9 @@ record WriteTarget(JsonNode connection, String stream, long streamId, int schema
                     node.get("stream_id").asLong(), node.get("schema_id").asInt(), node.get("codec").asInt(),
                     streamlets, node.get("chunk_bytes").asInt(), node.get("chunk_bytes_max").asLong(),
                     node.get("epoch_us").asLong(), node.path("latency_target_ms").asLong(0),
-                    node.get("room").asText(), node.get("request_timeout_ms").asLong(), node.get("connect_timeout_ms").asLong(),
-                    node.get("transport").asText(), new Access(Tls.parse(node.get("tls")), token), new HashMap<>(),
+                    node.get("room").asText(), node.get("request_timeout_ms").asLong(),
+                    node.get("connect_timeout_ms").asLong(), node.get("transport").asText(),
+                    new Access(Tls.parse(node.get("tls")), token), new HashMap<>(),
                     new int[streamlets]);
             for (int streamlet = 0; streamlet < streamlets; streamlet++) {
                 made.owners[streamlet] = node.get("owners").get(streamlet).asInt();
