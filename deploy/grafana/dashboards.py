@@ -115,6 +115,50 @@ ROWS = (
         ),
     ),
     Row(
+        "Latency constraints",
+        (
+            Panel(
+                "There are",
+                {"all": "max(kera_latency_constraints)", "not held": "max(kera_latency_constraints_not_held)"},
+            ),
+            Panel(
+                "Taken of the limit",
+                {
+                    "{{constraint}}": "topk(10, max by (constraint) (sum by (constraint, instance) "
+                    "(kera_latency_hop_seconds) / max by (constraint, instance) (kera_latency_limit_seconds)))"
+                },
+                "percentunit",
+                "of what each constraint allows, over its last window; at more than 100 % it is not held",
+            ),
+            Panel(
+                "Windows not held, of an hour",
+                {"{{constraint}}": "topk(10, max by (constraint) (increase(kera_latency_violations_total[1h])))"},
+            ),
+            Panel(
+                "Hops that take most",
+                {
+                    "{{hop}} of {{stream}}, {{constraint}}": "topk(10, max by (constraint, stream, hop) "
+                    "(kera_latency_hop_seconds))"
+                },
+                "s",
+            ),
+            Panel(
+                "Hops that take most, by broker",
+                {
+                    "{{hop}} of {{stream}} {{consumer_group}}, {{instance}}": "topk(10, "
+                    'kera_broker_latency_hop_seconds{statistic="mean"})'
+                },
+                "s",
+            ),
+            Panel(
+                "Clocks, known to within",
+                {"{{constraint}}": "topk(10, max by (constraint) (kera_latency_clock_error_seconds))"},
+                "s",
+                "by how much what records take can be off",
+            ),
+        ),
+    ),
+    Row(
         "Hosts",
         (
             Panel("Loops: the worst wait", {"{{job}} {{instance}}": "kera_loop_lag_seconds"}, "s"),

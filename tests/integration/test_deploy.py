@@ -765,13 +765,24 @@ async def test_alerts_and_dashboards_ask_for_metrics_that_there_are(tmp_path: Pa
         async with client.consumer("s", start="earliest", end="latest", consumer_group="g") as consumer:
             assert [record.value async for record in consumer] == [b"a"]
             await consumer.commit()
-        text = "".join([await asyncio.to_thread(_scraped, each["metrics_address"]) for each in cluster.ready.values()])
+        addresses = [each["metrics_address"] for each in cluster.ready.values()]
+        often, seldom = [
+            set().union(*[await asyncio.to_thread(_names_at, address, path) for address in addresses])
+            for path in ("metrics", "metrics/all")
+        ]
 
     assert asked
-    assert asked <= set(re.findall(r"^(?:# HELP )?(\w+)", text, re.MULTILINE))
+    assert asked <= often | seldom
+    # Of what is scraped seldom the configurations keep some.
+    for configuration in ("prometheus", "docker"):
+        text = (DEPLOY / configuration / "prometheus.yml").read_text()
+        kept = re.findall(r"regex: (\S+)\n\s+action: keep", text)
+        assert len(kept) == 2
+        assert {name for name in asked - often if not any(re.fullmatch(each, name) for each in kept)} == set()
 
 
-def _scraped(address: str) -> str:
-    with urllib.request.urlopen(f"http://{address}/metrics/all", timeout=TIMEOUT_S) as answer:
+def _names_at(address: str, path: str) -> set[str]:
+    """Of metrics that have samples, or might."""
+    with urllib.request.urlopen(f"http://{address}/{path}", timeout=TIMEOUT_S) as answer:
         text: str = answer.read().decode()
-    return text
+    return set(re.findall(r"^(?:# HELP )?(\w+)", text, re.MULTILINE))

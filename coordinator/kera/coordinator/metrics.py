@@ -242,6 +242,11 @@ def _of_latency(planning: Planning, hops_max: int) -> list[Metric]:
         "Windows in which a latency constraint was not held, since this coordinator leads.",
         labels=("constraint",),
     )
+    not_held = GaugeMetricFamily(
+        "kera_latency_not_held",
+        "1: records took longer over the last window of a latency constraint than it allows.",
+        labels=("constraint",),
+    )
     clocks = GaugeMetricFamily(
         "kera_latency_clock_error_seconds",
         "By how much what records take for the path can be off, as clocks of writers and readers are known no better.",
@@ -258,6 +263,7 @@ def _of_latency(planning: Planning, hops_max: int) -> list[Metric]:
         each = shown[name]
         limits.add_metric([name, "p99" if each.by_p99 else "mean"], each.limit_us / 1e6)
         violations.add_metric([name], each.violations)
+        not_held.add_metric([name], each.not_held)
         clocks.add_metric([name], sum(figures.clock_error_us for _, figures in each.hops) / 1e6)
         if len(each.hops) > left:
             left_out += len(each.hops)
@@ -269,7 +275,7 @@ def _of_latency(planning: Planning, hops_max: int) -> list[Metric]:
     hops_left_out = GaugeMetricFamily(
         "kera_latency_hops_left_out", "Hops without series of their own, as there are too many.", value=left_out
     )
-    return [limits, violations, clocks, hops, hops_left_out]
+    return [limits, violations, not_held, clocks, hops, hops_left_out]
 
 
 class _OfRecoveries(Collector):

@@ -25,6 +25,8 @@ class News:
     def __init__(self) -> None:
         self._states: dict[str, messages.LatencyState.ValueType] = {}
         """Of those that are not held."""
+        self._quiet: set[str] = set()
+        """Those of them through which nothing has gone since: nobody is late there now."""
         self._told: dict[str, messages.LatencyState.ValueType] = {}
         """The same, as the log knows it."""
         self._reasons: dict[str, str] = {}
@@ -34,16 +36,18 @@ class News:
     @property
     def not_held(self) -> int:
         """How many were not held when they were looked at last."""
-        return len(self._states)
+        return len(self._states.keys() - self._quiet)
 
     def saw(self, name: str, verdict: Verdict) -> None:
         """A constraint was looked at."""
+        self._quiet.discard(name)
         if verdict.state in _NOT_HELD:
             self._states[name] = verdict.state
         elif verdict.state == messages.LATENCY_STATE_HELD:
             self._states.pop(name, None)
         else:
-            return  # nothing was measured: it is as it was
+            self._quiet.add(name)
+            return  # nothing was measured: for the log it is as it was
         if self._states.get(name) == self._told.get(name):
             self._reasons.pop(name, None)
         else:
@@ -51,6 +55,7 @@ class News:
 
     def forget(self, name: str) -> None:
         """A constraint was deleted, or is another one."""
+        self._quiet.discard(name)
         for each in (self._states, self._told, self._reasons):
             each.pop(name, None)
 

@@ -48,6 +48,7 @@ class Shown(NamedTuple):
     limit_us: int
     by_p99: bool
     violations: int
+    not_held: bool
     hops: tuple[tuple[Hop, Figures], ...]
 
 
@@ -185,8 +186,9 @@ class Planning:
             counted.append(each)
             current = self._current(each)
             self._note(each, current)
-            self._judge(each, current)
-            shown[each.name] = Shown(each.limit_us, each.by_p99, self.violations[each.name], tuple(current.items()))
+            late = self._judge(each, current)
+            violations, hops = self.violations[each.name], tuple(current.items())
+            shown[each.name] = Shown(each.limit_us, each.by_p99, violations, late, hops)
         self._news.tell(state.clock.monotonic_s())
         names = {each.name for each in counted}
         others = {name: found for name, found in self._splits.items() if name not in names}
@@ -224,14 +226,17 @@ class Planning:
                 most_us = self._filling.most_us(hop.stream)
             self._last[hop] = Measured(found.chunks, found.mean_us, found.p99_us, window_ms, granted_us, most_us)
 
-    def _judge(self, each: Wanted, current: Mapping[Hop, Figures]) -> None:
+    def _judge(self, each: Wanted, current: Mapping[Hop, Figures]) -> bool:
+        """Note whether a constraint was held over its last window; whether it was not."""
         found = self._splits.get(each.name)
         if found is None:
-            return  # it is new: what was measured until now was not to be held
+            return False  # it is new: what was measured until now was not to be held
         verdict = judged(each, found, current)
         took_us = verdict.p99_us if each.by_p99 else verdict.mean_us
-        self.violations[each.name] += took_us > each.limit_us
+        late = took_us > each.limit_us
+        self.violations[each.name] += late
         self._news.saw(each.name, verdict)
+        return late
 
     def _tell(self, budgets: Mapping[str, Budget], following: Mapping[str, Sequence[tuple[str, str]]]) -> None:
         """Tell brokers. `following`: by stream the consumer groups that read it, with the streams they write to."""

@@ -9,7 +9,7 @@ from kera.coordinator import metrics as metrics_module
 from kera.coordinator.metrics import CoordinatorMetrics
 from kera.v1 import latency_pb2 as messages
 from tests.metrics import values
-from tests.unit.coordinator.latency.support import PATH, World
+from tests.unit.coordinator.latency.support import PATH, WINDOW_S, World
 
 
 def measured(world: World, *, everything: bool = True) -> dict[str, float]:
@@ -33,6 +33,11 @@ async def test_metrics_have_limits_hops_and_violations(world: World) -> None:
     assert found['kera_latency_hop_seconds{constraint="checkout",hop="hand-over",stream="visits"}'] == 0.001
     assert found['kera_latency_violations_total{constraint="checkout"}'] == 1.0
     assert measured(world, everything=False)["kera_latency_constraints_not_held"] == 1.0
+    assert found['kera_latency_not_held{constraint="checkout"}'] == 1.0
+    await world.pass_by(WINDOW_S + 1)  # in which nothing goes through it
+    await world.cluster.settle()
+    assert measured(world)['kera_latency_not_held{constraint="checkout"}'] == 0.0
+    assert measured(world, everything=False)["kera_latency_constraints_not_held"] == 0.0
     assert found['kera_latency_clock_error_seconds{constraint="checkout"}'] == 0.004
     await world.delete()
     assert all(value == 0 for value in measured(world).values())
