@@ -12,6 +12,7 @@ from typing import NamedTuple
 from kera.coordinator.ids import Launch
 from kera.v1 import latency_pb2 as messages
 
+GROUP_CHARS_MAX = 255
 COUNT_MAX = 1 << 53
 TIME_US_MAX = 24 * 3_600_000_000
 """More than any limit: who says more has a clock that is wrong."""
@@ -52,7 +53,7 @@ class MeasuredHops:
         """What a launch says in its heartbeat: all that it has."""
         found = {}
         for each in told:
-            if each.count and each.hop in _HOPS:
+            if each.count and each.hop in _HOPS and len(each.consumer_group) <= GROUP_CHARS_MAX:
                 figures = Figures(
                     min(each.count, COUNT_MAX),
                     min(each.mean_us, TIME_US_MAX),

@@ -36,6 +36,8 @@ from kera.v1 import latency_pb2 as messages
 
 FIRST_BEATS = 3
 """A new coordinator has heard of all brokers after so many heartbeat intervals."""
+REST = 4
+"""After a look, so many times as long as it took are left to others: of a thousand long paths it takes a second."""
 LAST_MAX = 100_000
 """Hops that are remembered before those are forgotten that no constraint has any more."""
 _COORDINATOR_SHIFT = 32
@@ -84,6 +86,8 @@ class Planning:
         self._told = coordinator_pb2.StreamBudgets()
         self._last_version = state.coordinator_epoch << _COORDINATOR_SHIFT
         self._news = News()
+        self._rests_until_s = float("-inf")
+        """Constraints that are due are not looked at before."""
         self._changed = False
         """Something was put that was not looked at yet."""
         self.violations: Counter[str] = Counter()
@@ -151,8 +155,9 @@ class Planning:
 
     def advance(self) -> None:
         """Look at what is due, and tell the log of what was seen."""
-        self._news.tell(self._state.clock.monotonic_s())
-        if self._changed or any(self._is_due(each) for each in self._all()):
+        now_s = self._state.clock.monotonic_s()
+        self._news.tell(now_s)
+        if self._changed or (now_s >= self._rests_until_s and any(self._is_due(each) for each in self._all())):
             self.work.start("plan", self._plan)
 
     def _is_due(self, each: Wanted) -> bool:
@@ -162,8 +167,10 @@ class Planning:
     async def _plan(self) -> None:
         """Look at those that are due, and tell what follows; again, if others were put meanwhile."""
         while True:
-            self._changed = False
+            self._changed, begun_s = False, self._state.clock.monotonic_s()
             await self._look([each for each in self._all() if self._is_due(each)])
+            now_s = self._state.clock.monotonic_s()
+            self._rests_until_s = now_s + REST * (now_s - begun_s)
             if not self._changed:
                 return
 

@@ -170,7 +170,7 @@ class LatencyService:
         return messages.LatencyDescription(
             constraint=record.constraint,
             state=verdict.state,
-            reason=verdict.reason,
+            reason="; ".join(filter(None, (verdict.reason, self._who_reads_no_more(view)))),
             mean_us=verdict.mean_us,
             p99_us=verdict.p99_us,
             least_limit_us=verdict.least_limit_us,
@@ -182,6 +182,15 @@ class LatencyService:
             changed_by=record.changed_by,
             worst_hop=None if worst is None else self._hop(worst, view),
         )
+
+    def _who_reads_no_more(self, view: View) -> str:
+        """Which consumer group of a path is not there any more, in words: its hops are never measured then."""
+        known = _Known(self._state, self._groups)
+        if view.verdict.state != messages.LATENCY_STATE_BROKEN:
+            for hop in view.wanted.hops:
+                if hop.group and not known.reads(hop.group, hop.stream):
+                    return f"consumer group {hop.group!r} does not read {hop.stream!r} any more"
+        return ""
 
     def _hop(self, hop: Hop, view: View) -> messages.HopDescription:
         found = messages.HopDescription(

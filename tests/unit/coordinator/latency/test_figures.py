@@ -50,7 +50,7 @@ def test_only_what_those_say_counts_that_are_alive() -> None:
 def test_what_makes_no_sense_does_no_harm() -> None:
     hops = MeasuredHops(lambda _: True)
     strange = messages.HopFigures(stream_id=7, hop=77, count=1)  # type: ignore[arg-type]
-    hops.note(ONE, [told(0, 5), strange])
+    hops.note(ONE, [told(0, 5), strange, told(1, 1, consumer_group="g" * 256)])
     assert hops.of(KEY) is None
     hops.note(ONE, [told(1, (1 << 64) - 1, (1 << 64) - 1)])
     assert hops.of(KEY) == Figures(1, TIME_US_MAX, TIME_US_MAX, TIME_US_MAX, 0)

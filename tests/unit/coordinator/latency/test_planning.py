@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
+import asyncio
 
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kera.coordinator.latency.figures import COUNT_MAX, TIME_US_MAX
 from kera.core.errors import InvalidArgument
 from kera.v1 import coordinator_pb2
 from kera.v1 import latency_pb2 as messages
+from tests.unit.coordinator.fake_cluster import Cluster
 from tests.unit.coordinator.latency.support import FIRST, LIMIT_US, PATH, WINDOW_S, World, word
 
 
@@ -176,3 +182,77 @@ async def test_others_are_served_while_many_constraints_are_planned(world: World
     assert len(world.budgets) == 40
     request = coordinator_pb2.HeartbeatRequest(broker_id=FIRST, broker_epoch=1, budgets_version=world.version)
     assert world.latency.planning.heard(request) is None
+
+
+@pytest.mark.parametrize("version", [1, (1 << 64) - 1, (5 << 32) + 7])
+async def test_a_broker_that_goes_by_what_nobody_has_told_is_told(world: World, version: int) -> None:
+    """Of an earlier coordinator, or of one that there never was."""
+    await world.create()
+    await world.window()
+    told = world.version
+    world.version = version
+    assert (await world.beat()).budgets.version == told
+    assert world.version == told
+    assert not (await world.beat()).HasField("budgets")
+
+
+@given(data=st.data())
+@settings(max_examples=25, deadline=None)
+def test_whatever_brokers_say_there_is_an_answer(data: st.DataObject) -> None:
+    """Of hops and groups that there are or not, of streams that are another broker's, in any numbers and any order."""
+    asyncio.run(hear(data))
+
+
+async def hear(data: st.DataObject) -> None:
+    cluster = Cluster()
+    await cluster.restart()
+    world = World(cluster)
+    await world.begin()
+    await world.create(statistic=data.draw(st.sampled_from(messages.LatencyStatistic.values())))
+    await world.create("ends", path=PATH[:1], limit_us=1_000)
+    numbers = st.sampled_from([0, 1, 1_000, 300_000, 1 << 32, (1 << 63), (1 << 64) - 1])
+    figures = st.builds(
+        messages.HopFigures,
+        stream_id=st.sampled_from([world.stream_id("clicks"), world.stream_id("visits"), 0, 77, (1 << 64) - 1]),
+        hop=st.sampled_from([*messages.Hop.values(), 7, -1, (1 << 31) - 1]),
+        consumer_group=st.sampled_from(["", "enrich", "dashboard", "nobody", "g" * 300]),
+        **dict.fromkeys(("count", "mean_us", "p99_us", "worst_mean_us", "clock_error_us", "own_linger_us"), numbers),
+        worst_streamlet_id=st.sampled_from([0, (1 << 32) - 1]),
+    )
+    for _ in range(3):
+        told = data.draw(st.lists(figures, max_size=30))
+        world.version = data.draw(st.sampled_from([0, world.version, (1 << 64) - 1]))
+        await world.pass_by(WINDOW_S, told)
+        await cluster.settle()
+        for name in ("checkout", "ends"):
+            found = world.describe(name)
+            limit_us = found.constraint.limit_us
+            assert sum(hop.advised_us for hop in found.hops) <= limit_us * 0.9
+            assert found.state != messages.LATENCY_STATE_UNSPECIFIED
+            assert all(hop.count <= COUNT_MAX and hop.mean_us <= TIME_US_MAX for hop in found.hops)
+            assert found.HasField("worst_hop") == any(hop.count for hop in found.hops)
+        await world.beat()
+        assert all(each.gather_us <= LIMIT_US for each in world.budgets.values())
+        if data.draw(st.booleans()):
+            await world.fail_over()
+    await cluster.close()
+
+
+async def test_a_look_that_takes_long_leaves_others_time(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    planning, clock, looks = world.latency.planning, world.cluster.clock, 0
+    await world.create(window_ms=1_000)
+
+    async def takes_long(_: object) -> None:
+        nonlocal looks
+        looks += 1
+        clock.advance(2)
+
+    monkeypatch.setattr(planning, "_look", takes_long)
+    monkeypatch.setattr(planning, "_is_due", lambda _: True)
+    for after_s, seen in ((0, 1), (7, 1), (1.1, 2), (7, 2)):
+        clock.advance(after_s)
+        planning.advance()
+        await planning.work.idle()
+        assert looks == seen
+    await world.alter(limit_us=1_000_000)  # which counts at once
+    assert looks == 3

@@ -22,6 +22,7 @@ from kera.core.errors import (
     UnknownStream,
 )
 from kera.core.rpc.method import Peer
+from kera.v1 import consumer_group_pb2
 from kera.v1 import latency_pb2 as messages
 from tests.unit.coordinator.latency.support import LIMIT_US, PATH, World
 from tests.unit.core.access.support import rule, table
@@ -136,6 +137,16 @@ async def test_a_producer_that_goes_by_no_advice_is_named_where_it_breaks_a_cons
         assert (found.state, found.least_limit_us) == (messages.LATENCY_STATE_VIOLATED, 0)
         assert "most beyond its part is gather of clicks" in found.reason or "is gather of visits" in found.reason
         assert "; a producer of clicks has a linger_ms of 500 of its own, which counts for more" in found.reason
+
+
+async def test_a_consumer_group_that_is_gone_is_named(world: World) -> None:
+    await world.create()
+    await world.window()
+    assert world.describe().reason == ""
+    await world.cluster.coordinator.consumer_groups.delete(
+        consumer_group_pb2.DeleteConsumerGroupRequest(consumer_group="enrich")
+    )
+    assert world.describe().reason == "consumer group 'enrich' does not read 'clicks' any more"
 
 
 async def test_by_how_much_figures_can_be_off_is_told_of_each_hop(world: World) -> None:
