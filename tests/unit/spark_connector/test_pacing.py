@@ -231,7 +231,7 @@ def test_when_ever_more_waits_micro_batches_become_as_large_as_can_be_and_then_t
         behind.append(found.falls_behind)
 
     assert sizes == [*[False] * 4, *[True] * 7, False, False]
-    assert behind == [*[False] * 9, True, False, False, False]
+    assert behind == [*[False] * 9, True, True, False, False]
     found = pacer(2.0, *many(0.1, 0.01, 1, 5, 20, 200))
     for _ in range(5):
         found.began(100, 50)
@@ -484,8 +484,8 @@ def test_where_now_and_then_one_takes_much_longer_few_are_beyond_the_target(
     come = rate(0.1, 120 / per_mib_s)
     paced = Simulation(come, fixed_s, per_mib_s, target_s=2.0, others=heavy_tailed, seed=seed).run(120)
 
-    # One that knows what they cost, but leaves nothing for what they may take longer, has more than half of them beyond.
-    assert share_beyond(paced, 2.0) <= 0.2
+    # One that knows what they cost and leaves nothing for what they may take longer has more than half of them beyond.
+    assert share_beyond(paced, 2.0) <= 0.3
     mean = sum(heavy_tailed(0, random.Random(seed)) for seed in range(1000)) / 1000
     assert paced.taken / MIB * per_mib_s * mean >= 0.5 * paced.now_s
 
@@ -499,6 +499,16 @@ def test_what_becomes_slower_while_a_backlog_is_read_stays_within_the_target(
     paced = Simulation(come, fixed_s, per_mib_s, target_s=2.0, others=others).run(60)
 
     assert max(paced.durations_s[3:]) <= 2.0
+
+
+def test_a_query_gets_through_what_it_can_whatever_it_makes_of_its_micro_batches() -> None:
+    def others(_: float, drawn: random.Random) -> float:
+        return drawn.choice([0.7, 1.0, 3.0])
+
+    paced = Simulation(rate(8.0), 0.6, 0.05, target_s=2.0, others=others).run(400)
+
+    # One that takes all at once has what has come but for what came meanwhile.
+    assert paced.taken >= 0.8 * 8.0 * MIB * paced.now_s
 
 
 def test_one_that_was_longer_than_planned_makes_the_next_one_smaller() -> None:

@@ -38,6 +38,8 @@ PAIRS = 32
 """Of such pairs, that count."""
 ALIKE = 8
 """So many that are alike; then one is half as large, as else nothing more would be told of what a start costs."""
+ALIKE_LATE = 2
+"""The same where they take longer than the target: that is to be known well."""
 ENOUGH = 5
 """So many have to be known before a target is called too short."""
 SLACK_MAX = 3.0
@@ -59,7 +61,9 @@ it, wait meanwhile."""
 MOMENT_S = 0.001
 """Nothing waits for less."""
 BEHIND = 4
-"""Full micro-batches in a row, at each of which more waits than at the one before."""
+"""Full micro-batches in a row, at each of which more waits than at the one before: more comes than they take."""
+HURRY_MAX = 10
+"""Micro-batches become no larger than by so many powers of two."""
 
 
 class MicroBatch(NamedTuple):
@@ -182,8 +186,10 @@ class Pacer:
         self._seen: deque[MicroBatch] = deque(maxlen=RECENT)
         self._fit: Fit | None = None
         self._starts = Starts()
-        self._hurries = False
-        """More came than full micro-batches took; so they are as large as can be, until one takes all."""
+        self._hurry = 0
+        """So many times more came than full micro-batches took. Until one takes all, they are as large as can end in
+        time; and if that was too little, twice as large each time, as what counts then is to get through.
+        """
         self._full_bytes: deque[int] = deque(maxlen=BEHIND + 1)
         """What waited when full micro-batches began, one after the other."""
 
@@ -217,15 +223,20 @@ class Pacer:
         if not fit.told_apart:
             # That is told by one that is smaller; and where there is none, as chunks are large, by a larger one.
             return max(room // 2 if self._starts.alike == 1 else room, 2 * fit.bytes_most * (self._starts.alike > 1), 1)
-        if 2 * fit.fixed_s > self.usable_s:
-            longest_s = min(5 * fit.fixed_s, 8 * fit.fixed_s - 3 * self.usable_s)
+        fixed_s = min(fit.fixed_s, *(one.seconds for one in self._seen))  # all of them have begun
+        if 2 * fixed_s > self.usable_s:
+            longest_s = min(5 * fixed_s, 8 * fixed_s - 3 * self.usable_s)
             room = max(room, fit.bytes_within(longest_s * (1 + fit.slack)))
-        elif not self._hurries:
+        elif self._hurry == 0:
             worth_s = max(WORTH * fit.fixed_s, WORTH_OF_TARGET * self.usable_s)
             room = min(room, fit.bytes_within(worth_s * (1 + fit.slack)))
+        if (last := self._seen[-1]).seconds > self.usable_s >= 2 * fixed_s:
+            room = min(room, int(last.bytes * self.usable_s / last.seconds))  # whatever the law says
         # However slow the latest ones were, half of the time goes into bytes.
-        room = max(room, fit.bytes_within(2 * fit.fixed_s * (1 + fit.slack)))
-        return max(room if self._starts.alike < ALIKE else room // 2, 1)
+        room = max(room, min(last.bytes, int(self._starts.bytes or 0)))
+        room <<= max(self._hurry - 1, 0)
+        alike = ALIKE if last.seconds <= self.usable_s else ALIKE_LATE
+        return max(room if self._starts.alike < alike else room // 2, 1)
 
     def done(self, of_bytes: int, seconds: float) -> None:
         """A micro-batch of so many bytes has taken so long."""
@@ -252,22 +263,18 @@ class Pacer:
         """A micro-batch has begun, with so much of what waited."""
         if taken_bytes >= waiting_bytes:
             self._full_bytes.clear()
-            self._hurries = False
+            self._hurry = 0
             return
         self._full_bytes.append(waiting_bytes)
-        if self._grows and not self._hurries:
-            self._hurries = True
+        waited = list(self._full_bytes)
+        if len(waited) > BEHIND and all(one < next_one for one, next_one in pairwise(waited)):
             self._full_bytes.clear()
+            self._hurry = min(self._hurry + 1, HURRY_MAX)
 
     @property
     def falls_behind(self) -> bool:
-        """More comes than the largest micro-batches take that may be."""
-        return self._hurries and self._grows
-
-    @property
-    def _grows(self) -> bool:
-        waited = list(self._full_bytes)
-        return len(waited) > BEHIND and all(one < next_one for one, next_one in pairwise(waited))
+        """More comes than micro-batches take that end in time."""
+        return self._hurry > 1
 
     def least_s(self, on_the_way_s: float) -> float | None:
         """The shortest target that any record can keep, if it takes `on_the_way_s` until it is there; None: nobody

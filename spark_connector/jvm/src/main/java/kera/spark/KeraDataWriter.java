@@ -16,8 +16,8 @@ import org.apache.spark.sql.connector.write.DataWriter;
  * under way side by side, one of each. What is gathered is at most {@link #GATHERED_BYTES_MAX} and a row; while more
  * than {@link #WAITING_BYTES_MAX} waits to be stored, nothing is gathered.
  *
- * <p>With a latency target chunks also go when they are due, even while the task waits for rows. Then an attempt that is
- * repeated has to look at rows.
+ * <p>With a latency target chunks also go when they are due, even while the task waits for rows. Then a repeat of the
+ * task has to look at rows.
  */
 final class KeraDataWriter implements DataWriter<InternalRow> {
 
