@@ -22,7 +22,7 @@ LETTERS = {"gather": "g", "send": "s", "replicate": "r", "hand-over": "h", "pref
 FILLING = ("gather", "replicate", "hand-over")
 """Hops whose buffers are advised how long to wait."""
 HEADING = ("STREAM", "HOP", "GROUP", "CHUNKS", "MEAN", "P99", "WORST STREAMLET", "ITS PART", "MAY WAIT", "")
-LIST_HEADING = ("CONSTRAINT", "STATE", "TOOK", "LIMIT", "OF", "WINDOW", "VIOLATIONS", "PATH")
+LIST_HEADING = ("CONSTRAINT", "STATE", "TOOK", "LIMIT", "OF", "WINDOW", "VIOLATIONS", "WORST HOP", "PATH")
 
 
 def in_ms(time_us: float) -> str:
@@ -104,6 +104,12 @@ def bars(hops: Sequence[LatencyHop], limit_us: float, *, by_p99: bool, width: in
     yield f"{' ' * names}  {'  '.join(f'{letter} {hop}' for hop, letter in LETTERS.items())}"
 
 
+def hop_text(hop: LatencyHop, *, by_p99: bool) -> str:
+    """A hop in few words, with what it takes: ``work of clicks to enrich 200 ms``."""
+    reader = f" to {hop.consumer_group}" if hop.consumer_group else ""
+    return f"{hop.hop} of {hop.stream}{reader} {in_ms(hop.p99_us if by_p99 else hop.mean_us)}"
+
+
 def listed(found: Iterable[LatencyDescription]) -> str:
     """Constraints, a line each."""
     return table(LIST_HEADING, map(_listed, found))
@@ -120,6 +126,7 @@ def _listed(found: LatencyDescription) -> tuple[object, ...]:
         constraint.statistic,
         format_ms(constraint.window_ms),
         found.violations,
+        "" if found.worst_hop is None else hop_text(found.worst_hop, by_p99=constraint.statistic == "p99"),
         ", ".join(constraint.path),
     )
 

@@ -40,7 +40,16 @@ HOPS = (
     hop("visits", "replicate", 3_000),
 )
 VIOLATED = LatencyDescription(
-    CONSTRAINT, "violated", "the mean is 383.1 ms", 383_050, 766_100, 0, 3, HOPS, created_by="user:alice"
+    CONSTRAINT,
+    "violated",
+    "the mean is 383.1 ms",
+    383_050,
+    766_100,
+    0,
+    3,
+    HOPS,
+    created_by="user:alice",
+    worst_hop=HOPS[5],
 )
 
 
@@ -149,7 +158,17 @@ def test_what_makes_no_sense_is_told_so(
 def test_constraints_are_listed(client: FakeClient, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_app(app, ["latency", "list"]) == 0
     heading, row = capsys.readouterr().out.splitlines()
-    assert heading.split() == ["CONSTRAINT", "STATE", "TOOK", "LIMIT", "OF", "WINDOW", "VIOLATIONS", "PATH"]
+    assert heading.split() == [
+        "CONSTRAINT",
+        "STATE",
+        "TOOK",
+        "LIMIT",
+        "OF",
+        "WINDOW",
+        "VIOLATIONS",
+        *("WORST", "HOP", "PATH"),
+    ]
+    assert "  work of clicks to enrich 200 ms  clicks, group:enrich" in row
     assert row.split(maxsplit=9)[:9] == ["checkout", "violated", "383", "ms", "300", "ms", "mean", "15", "s"]
     assert run_app(app, ["latency", "list", "--json"]) == 0
     (told,) = json.loads(capsys.readouterr().out)

@@ -33,6 +33,7 @@ FOUND = LatencyDescription(
     0,
     3,
     HOPS,
+    worst_hop=HOPS[2],
 )
 
 
@@ -98,6 +99,7 @@ async def test_constraints_are_listed_and_found_by_their_path(console: MakeBrows
     assert 'href="/streams/visits"' in text
     assert 'href="/group?name=enrich"' in text
     assert "violated" in text
+    assert "work of clicks to enrich, 200 ms" in text
     assert "other" not in (await browser.get("/latency?q=check")).text.partition("<tbody>")[2]
     assert "no constraint has “orders”" in (await browser.get("/latency?q=orders")).text
     assert 'aria-current="page">Latency' in text

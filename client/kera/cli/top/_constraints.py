@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kera.cli._latency_text import in_ms
+from kera.cli._latency_text import hop_text
 from kera.cli.top._rows import ConstraintRow
 from kera.cli.top._sample import Sample
 from kera.cli.top._text import NOBODY_KNOWS
@@ -31,7 +31,7 @@ def _row(found: LatencyDescription) -> ConstraintRow:
         violations=found.violations,
         mean_us=found.mean_us if worst is not None else None,
         p99_us=found.p99_us if worst is not None else None,
-        used=took_us / (constraint.limit_ms * 1000) if worst is not None else None,
+        used=took_us / (constraint.limit_ms * 1000) if worst is not None and constraint.limit_ms else None,
         least_limit_us=found.least_limit_us or None,
         worst_hop=worst,
         hops=found.hops or None,
@@ -39,12 +39,8 @@ def _row(found: LatencyDescription) -> ConstraintRow:
 
 
 def worst_text(row: ConstraintRow) -> str:
-    """Its worst hop in few words: ``work of clicks to enrich 200 ms``."""
-    hop, took_us = row.worst_hop, worst_us(row)
-    if hop is None or took_us is None:
-        return NOBODY_KNOWS
-    reader = f" to {hop.consumer_group}" if hop.consumer_group else ""
-    return f"{hop.hop} of {hop.stream}{reader} {in_ms(took_us)}"
+    """Its worst hop in few words."""
+    return NOBODY_KNOWS if row.worst_hop is None else hop_text(row.worst_hop, by_p99=row.statistic == "p99")
 
 
 def worst_us(row: ConstraintRow) -> int | None:

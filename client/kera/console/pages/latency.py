@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from starlette.responses import Response
 
+from kera.client import LatencyDescription
 from kera.console.pages.paging import paged
 from kera.console.visits import Visit
 from kera.console.web.hops import WIDTH, bars
 from kera.console.web.problems import Refused
+from kera.console.web.words import microseconds
 from kera.core.errors import UnknownLatencyConstraint
 
 KINDS = {"held": "ok", "unknown": "", "violated": "bad", "infeasible": "bad", "broken": "warn"}
@@ -27,7 +29,19 @@ async def list_constraints(visit: Visit) -> Response:
         if wanted.casefold() in each.constraint.name.casefold()
         or any(wanted.casefold() in element.casefold() for element in each.constraint.path)
     ]
-    return visit.page("latency.html", {"page": paged(found, number), "q": wanted, "all": len(every), "kinds": KINDS})
+    return visit.page(
+        "latency.html", {"page": paged(found, number), "q": wanted, "all": len(every), "kinds": KINDS, "worst": _worst}
+    )
+
+
+def _worst(found: LatencyDescription) -> str:
+    """The worst hop of a constraint, in words."""
+    hop = found.worst_hop
+    if hop is None:
+        return ""
+    reader = f" to {hop.consumer_group}" if hop.consumer_group else ""
+    took_us = hop.p99_us if found.constraint.statistic == "p99" else hop.mean_us
+    return f"{hop.hop} of {hop.stream}{reader}, {microseconds(took_us)}"
 
 
 async def describe(visit: Visit) -> Response:
