@@ -137,4 +137,4 @@ async def test_who_connects_anew_instead_of_waiting_gets_no_more(secured: Secure
     await asyncio.gather(*(work() for _ in range(4)))
     stored, seconds = await attack.stored(), time.monotonic() - begun_s
     assert stored < (seconds + 2) * QUOTA / CHUNK + 12
-    assert attempts > 3 * stored
+    assert attempts > stored

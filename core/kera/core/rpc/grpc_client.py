@@ -371,7 +371,11 @@ async def _written(call: Any, data: bytes) -> bool:
     Of a stream that is ended while something is sent, gRPC's own `write` makes an internal error, and what the daemon
     has said is lost.
     """
-    await call._metadata_sent.wait()  # noqa: SLF001 - as `write` does
+    sent: asyncio.Event = call._metadata_sent  # noqa: SLF001 - as `write` does
+    if not sent.is_set():
+        # Of a stream that ends before it has begun gRPC would have its writer wait for ever.
+        call.add_done_callback(lambda _: sent.set())
+        await sent.wait()
     if call.done():
         return False
     try:

@@ -550,6 +550,20 @@ async def test_a_call_on_a_channel_that_is_closed_at_once_can_be_made_again(harn
         await answer
 
 
+@pytest.mark.parametrize("turns", range(12))
+async def test_a_channel_is_closed_at_whatever_point_its_stream_is(harness: Harness, turns: int) -> None:
+    await harness.serve({UNARY: unary_echo, ECHO: echo})
+    channel = GrpcChannel(harness.address)
+    await channel.submit(UNARY, UnaryRequest(), timeout_s=TIMEOUT_S)  # there is a connection, and the stream gets on
+    future = channel.submit(ECHO, numbered(1), timeout_s=TIMEOUT_S)
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    async with asyncio.timeout(TIMEOUT_S):
+        await channel.close()
+    with contextlib.suppress(Unavailable, Uncertain):
+        await future
+
+
 @pytest.mark.parametrize("address", ["", "\x00\x1b[2J\n"])
 async def test_an_address_that_is_none_is_unavailable(closing: Closing, address: str) -> None:
     with pytest.raises(Unavailable, match="cannot connect to"):
