@@ -6,6 +6,7 @@ One task asks and shows, so that a slow answer delays the next look and nothing 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from typing import Any, ClassVar, NamedTuple
 
@@ -169,6 +170,8 @@ class Top(App[None]):
             self._orders[name] = self._orders[name]._replace(filter=options.wanted)
         self._found = snapshot(first)
         self._paused = False
+        self._soon = asyncio.Event()
+        """The next look is not to wait for its time."""
         self._at = ""
         """The key of the row that the cursor is on."""
         self._keys: list[str] = []
@@ -199,10 +202,13 @@ class Top(App[None]):
     async def _ask_again(self) -> None:
         while True:
             begun_s = time.monotonic()
+            self._soon.clear()
             if not self._paused:
                 await self.look()
             left_s = self._interval_s - (time.monotonic() - begun_s)
-            await asyncio.sleep(max(0.05, left_s))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(0.05, left_s)):
+                    await self._soon.wait()
 
     async def look(self) -> None:
         """Ask once, and show what came of it."""
@@ -364,8 +370,8 @@ class Top(App[None]):
         """Look at a row in full."""
         if 0 <= event.cursor_row < len(self._keys):
             self.push_screen(Details(self._view, self._keys[event.cursor_row]))
-            if self._view.name == "latency" and not self._paused:
-                self.run_worker(self.look())  # at once: only of the one that is open the hops are asked for
+            if self._view.name == "latency":
+                self._soon.set()  # only of the one that is open the hops are asked for
 
 
 def _arrow(falling: bool) -> str:

@@ -27,7 +27,7 @@ from kera.coordinator.latency.splitting import Hop
 from kera.core.access.guard import CALLER, Guard
 from kera.core.access.requirements import Need, group, stream
 from kera.core.access.rights import Operation
-from kera.core.errors import UnknownLatencyConstraint, UnknownStream
+from kera.core.errors import InvalidArgument, UnknownLatencyConstraint, UnknownStream
 from kera.core.rpc import api
 from kera.core.telemetry import get_logger
 from kera.v1 import latency_pb2 as messages
@@ -63,6 +63,13 @@ class LatencyService:
         ledger = self._state.ledger
         for key in ledger.children(CONSTRAINTS.rstrip("/")):
             record = messages.LatencyConstraintRecord.FromString(ledger.get(key) or b"")
+            try:
+                checked(record.constraint)
+            except InvalidArgument as error:  # of a later version
+                log.error(
+                    "latency constraint counts for nothing", constraint=record.constraint.name, error=error.message
+                )
+                continue
             self._records[record.constraint.name] = record
         self.planning.load(record.constraint for record in self._records.values())
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+from kera.coordinator.latency.records import constraint_key
 from kera.coordinator.store.metadata import MetadataStoreFull
 from kera.core.access.accounts import Accounts
 from kera.core.access.audit import Audit, AuditEvent
@@ -81,6 +83,23 @@ async def test_constraints_outlast_a_coordinator(world: World) -> None:
     assert [each.constraint.name for each in answer.constraints] == ["ends"]
     assert answer.constraints[0].constraint.limit_us == 77_000
     assert answer.constraints[0].created_us == before.created_us > 0
+
+
+async def test_one_that_this_version_does_not_know_keeps_no_others_from_counting(world: World) -> None:
+    await world.create()
+    state = world.cluster.coordinator.state
+    usual: dict[str, Any] = {"path": PATH, "limit_us": LIMIT_US, "window_ms": 1_000}
+    for number, (field, value) in enumerate({"path": [], "statistic": 9, "window_ms": 1, "limit_us": 0}.items()):
+        odd = messages.LatencyConstraint(**usual | {field: value})
+        odd.name = f"odd-{number}"
+        record = messages.LatencyConstraintRecord(constraint=odd)
+        await state.write({constraint_key(odd.name): record.SerializeToString()})
+    await world.fail_over()
+    await world.window(world.first_look_s)
+    await world.window()
+    answer = await world.latency.list_all(messages.ListLatencyConstraintsRequest())
+    assert [each.constraint.name for each in answer.constraints] == ["checkout"]
+    assert world.describe().state == messages.LATENCY_STATE_HELD
 
 
 async def test_a_store_without_room_leaves_constraints_as_they_were(world: World) -> None:
