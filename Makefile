@@ -55,7 +55,8 @@ WITH_OTHERS := sh scripts/kafka.sh || true; sh scripts/postgres.sh || true;
 # Tests of the console look at its pages with Chromium.
 WITH_CHROMIUM := sh scripts/chromium.sh >/dev/null || exit 1;
 # Tests in one group share a worker; groups come in the order of collection, which tests/conftest.py decides.
-PARALLEL = -n $(PYTEST_WORKERS) --dist loadgroup --no-loadscope-reorder
+# A test that hangs ends its worker, and with the run: what is left of its group, nobody would be given.
+PARALLEL = -n $(PYTEST_WORKERS) --dist loadgroup --no-loadscope-reorder --max-worker-restart 0
 # The tiers of tests, see docs/testing.md.
 TIER_quick := -m "not slow"
 TIER_all := --hypothesis-profile full --hypothesis-seed "$$seed"

@@ -20,6 +20,7 @@ from kera.core.native import native, reason
 from tests import daemon_logs
 from tests.budget import Budget
 from tests.examples import register_profiles
+from tests.hanging import Hanging
 
 register_profiles()
 
@@ -67,6 +68,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # The marker of pytest-xdist is known without it, too: tests also run one after the other.
     config.addinivalue_line("markers", "xdist_group(name): run on one worker")
     config.pluginmanager.register(daemon_logs)
+    config.pluginmanager.register(Hanging())
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Budget())
 

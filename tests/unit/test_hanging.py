@@ -1,0 +1,33 @@
+"""A test that hangs says where, also as one of several workers' tests."""
+
+import pytest
+
+HANGING = """
+import asyncio
+
+async def waits_for_what_never_comes():
+    await asyncio.Event().wait()
+
+def test_that_hangs():
+    asyncio.run(waits_for_what_never_comes())
+"""
+PLUGIN = """
+from tests.hanging import Hanging
+
+def pytest_configure(config):
+    config.pluginmanager.register(Hanging())
+"""
+
+
+@pytest.mark.parametrize("workers", [[], ["-n", "1", "--max-worker-restart", "0"]])
+def test_where_a_test_hangs_is_told_before_its_time_is_up(
+    pytester: pytest.Pytester, pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch, workers: list[str]
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(pytestconfig.rootpath))
+    pytester.makeconftest(PLUGIN)
+    pytester.makepyfile(HANGING)
+    result = pytester.runpytest_subprocess("--timeout", "4", "--timeout-method", "thread", *workers, timeout=60)
+    told = result.stderr.str()
+    assert "test_that_hangs is not done after almost 4 s" in told
+    assert "waits_for_what_never_comes" in told
+    assert "run_forever" in told, "where threads are"
