@@ -1,11 +1,13 @@
 """``latencyTarget`` in Spark: what is taken and when, not how long it takes, which is for the bench to say."""
 
+import time
 from pathlib import Path
 
 import pytest
 from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame
 
-from tests.spark.support import Kera, Sent, both_engines, columnar_first, send_mib, start, wait_until
+from tests.spark.support import Kera, Sent, both_engines, columnar_first, send_mib, sent, start, wait_until
 
 pytestmark = pytest.mark.timeout(240)
 RECORDS = 35
@@ -64,6 +66,65 @@ def test_a_backlog_is_taken_in_more_than_one_micro_batch_and_a_restart_goes_on(
     assert sum(sizes.values()) == records
     assert max(sizes.values()) < records
     assert sizes[0] < records / 2  # 4 MiB of 12, as nothing is known yet
+
+
+@both_engines
+def test_with_a_trigger_interval_records_wait_too_and_each_comes_once(
+    kera: Kera, stream: str, tmp_path: Path, engine: str
+) -> None:
+    kera.create(stream, streamlets=2)
+    produced: list[Sent] = []
+    found: list[Sent] = []
+
+    def take(batch: DataFrame, _: int) -> None:
+        found.extend(sent(batch))
+
+    frame = kera.stream(stream, startingOffsets="earliest", latencyTarget="10s")
+    writer = frame.writeStream.foreachBatch(take).option("checkpointLocation", str(tmp_path / "checkpoint"))
+    query = writer.trigger(processingTime="1 second").start()
+    waited_s = 0.0
+    try:
+        for first in range(0, 20, 5):  # of which all but the last one tell how long micro-batches take
+            begun_s = time.monotonic()
+            produced += kera.send(stream, range(first, first + 5))
+            expected = len(produced)
+            wait_until(lambda: query.exception() or len(found) == expected, "the records")  # noqa: B023  # called at once
+            waited_s = time.monotonic() - begun_s
+        wait_until(lambda: not query.status["isTriggerActive"] or query.exception(), "the end of it")
+        progress = [each["sources"][0] for each in query.recentProgress if each["numInputRows"]]
+    finally:
+        query.stop()
+
+    assert query.exception() is None
+    assert sorted(found) == sorted(produced)
+    assert waited_s > 2, "without a target it begins within a second"
+    if engine == "columnar":  # Spark asks a Python source for no metrics
+        last = progress[-1]["metrics"]
+        assert last["latencyTargetMs"] == "10000"
+        assert int(last["latencyHeldBackMs"]) > 1000
+        assert {"latencyPredictedMs", "latencyBytesMax", "latencyTookMs"} <= last.keys()
+
+
+def test_a_target_that_cannot_be_kept_is_told_in_the_progress_of_the_query(
+    kera: Kera, stream: str, tmp_path: Path
+) -> None:
+    kera.create(stream)
+    found: dict[int, list[Sent]] = {}
+    query = start(kera.stream(stream, startingOffsets="earliest", latencyTarget="100ms"), tmp_path / "c", found)
+
+    def least_ms() -> int:
+        kera.send(stream, range(3))
+        progress = [each for each in query.recentProgress if each["numInputRows"]]
+        return int(progress[-1]["sources"][0]["metrics"].get("latencyLeastMs", 0)) if progress else 0
+
+    try:
+        wait_until(lambda: query.exception() or least_ms() > 0, "what can be kept")
+        said = least_ms()
+    finally:
+        query.stop()
+
+    assert query.exception() is None
+    assert said > 100, "Spark alone plans for longer"
 
 
 @columnar_first

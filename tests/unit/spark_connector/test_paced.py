@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 
-from kera.core.errors import InvalidArgument
+from kera.core.errors import InvalidArgument, Unavailable
 from kera.spark_connector.columns import columns_of
 from kera.spark_connector.planning.pacing import HOLD_S
 from kera.spark_connector.reading.latency.pace import QueryPace
@@ -238,6 +238,7 @@ def test_a_target_that_is_too_short_is_said_with_the_least_one(
     (said,) = [record.message for record in caplog.records]
     assert "latencyTarget: 0.4 s cannot be kept" in said
     assert ", 1 s is the least" in said
+    assert query.reader.lag(query.start)["latencyLeastMs"] == "1000"
     assert "trigger(realTime=...)" in said
 
 
@@ -277,6 +278,7 @@ def test_metrics_tell_of_the_pace_and_end_a_micro_batch_first(queries: Queries) 
     query.pass_time(30)  # its trigger has a long interval
 
     assert shown["latencyTargetMs"] == "2000"
+    assert int(shown["latencyTookMs"]) == pytest.approx(400, abs=2)
     assert int(shown["latencyPredictedMs"]) == pytest.approx(480, abs=10)
     assert int(shown["latencyBytesMax"]) == pytest.approx(CHUNK_BYTES * 1.8 / 0.48 / 2, abs=2)  # to tell them apart
     assert int(shown["latencyHeldBackMs"]) == pytest.approx(1800 - 480, abs=60)
@@ -302,6 +304,93 @@ def test_a_record_whose_age_cannot_be_asked_for_is_as_old_as_it_was_seen(
 
     assert query.held() == pytest.approx(1.8 - 0.4 * 1.2, abs=0.15)
     assert len(looks) == 1
+
+
+@pytest.mark.parametrize("off_s", [-7200.0, 7200.0])
+def test_a_producer_whose_clock_is_off_by_hours_changes_nothing(
+    queries: Queries, caplog: pytest.LogCaptureFixture, off_s: float
+) -> None:
+    query = queries(latencyTarget="2s")
+    query.learn(1.0, *[0.4] * 6)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            query.come(1)
+            query.cluster.created_us += int(off_s * 1e6)
+            assert query.held() == pytest.approx(1.8 - 0.4, abs=0.15)
+            assert query.run(0.4) == 1
+            assert query.ask() is None
+
+    said = [record.message[:65] for record in caplog.records]
+    assert said == (["latencyTarget: records say that they were made 7.2e+03 s before t"] if off_s < 0 else [])
+
+
+def test_what_retention_removes_while_it_is_held_back_is_gone(queries: Queries, cluster: FakeClient) -> None:
+    query = queries(latencyTarget="2s", failOnDataLoss="false")
+    query.learn(1.0, *[0.4] * 6)
+    query.come(1, 1, 1)
+    assert query.ask() is None
+    cluster.streams["numbers"].removed[0] = len(cluster.chunks[0][0]) - 1
+
+    assert query.held() <= 2
+    assert query.records(query.ask() or {}) == 1
+
+
+def test_brokers_that_vanish_while_records_are_held_back_are_an_error_and_then_it_goes_on(
+    queries: Queries, cluster: FakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query = queries(latencyTarget="2s")
+    query.learn(1.0, *[0.4] * 6)
+    query.come(1)
+    assert query.ask() is None
+
+    async def gone(*_: object, **__: object) -> None:
+        raise Unavailable("gone")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(cluster, "bounds", gone)
+        with pytest.raises(Unavailable):
+            query.ask()
+        query.pass_time(30)
+
+    assert query.run(0.4) == 1, "at once: it is late"
+    assert query.ask() is None
+    query.come(1)
+    assert query.held() > 1
+
+
+def test_an_empty_stream_is_asked_about_and_nothing_is_held_back(queries: Queries) -> None:
+    query = queries(latencyTarget="2s")
+    for _ in range(100):
+        assert query.ask() is None
+        query.pass_time(0.01)
+
+    assert query.slept_s == []
+    assert query.reader.lag(query.start).keys() == {f"{which}OffsetsBehindLatest" for which in ("min", "max", "avg")}
+    query.come(1)
+    assert query.run(0.4) == 1
+
+
+def test_entries_that_have_much_more_than_others_give_more(queries: Queries, cluster: FakeClient) -> None:
+    query = queries(latencyTarget="2s")
+    query.come(*[1] * 100_000)
+    cluster.chunks[1][0] += [1, 1]
+    end = query.ask()
+
+    assert end is not None
+    taken = {piece.entry.streamlet_id: piece.records for piece in query.reader.pieces(query.start, end)}
+    assert taken[0] > 1000
+    assert taken[1] <= 2
+
+
+def test_a_chunk_that_is_larger_than_what_may_be_taken_is_taken(queries: Queries) -> None:
+    query = queries(latencyTarget="100ms")
+    query.come(*[1] * 8)
+    taken = 0
+    for _ in range(8):
+        if taken < 8:
+            taken += query.run(10.0)
+
+    assert taken == 8
 
 
 def test_a_copy_for_tasks_has_nothing_of_the_pace(queries: Queries) -> None:

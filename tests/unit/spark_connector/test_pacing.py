@@ -307,6 +307,19 @@ def test_a_record_from_the_future_is_as_old_as_it_was_seen() -> None:
     assert arrivals.on_the_way_s == 0
 
 
+def test_a_record_that_was_made_long_before_it_came_is_as_old_as_it_can_be_there() -> None:
+    arrivals = Arrivals()
+    arrivals.look({}, {}, 100.0)
+    starts = {ENTRY: at(0), OTHER: at(0)}
+    arrivals.look(starts, {ENTRY: at(9), OTHER: at(9)}, 100.1)
+
+    assert arrivals.created({ENTRY: -7100.0}, starts, 2.0) == pytest.approx(7200.0)
+    assert arrivals.oldest_s(starts, 100.6) == pytest.approx(0.6)
+    assert arrivals.on_the_way_s == 0
+    assert arrivals.created({ENTRY: 99.0}, starts, 2.0) == 0
+    assert arrivals.oldest_s({ENTRY: at(0), OTHER: at(9)}, 100.6) == pytest.approx(1.6)
+
+
 def test_an_entry_that_goes_back_begins_anew() -> None:
     arrivals = Arrivals()
     arrivals.look({}, {}, 100.0)

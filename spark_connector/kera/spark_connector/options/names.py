@@ -84,6 +84,18 @@ VERSION = "txnVersion"
 WRITING = (*CONNECTING, PATH, STREAM, APP_ID, VERSION, LATENCY_TARGET, ENGINE)
 """All options for writing, in their canonical case."""
 
+MEANT = {
+    "maxrecordspertrigger": RECORDS_MAX,
+    "maxrowspertrigger": RECORDS_MAX,
+    "minrecordspertrigger": RECORDS_MIN,
+    "minrowspertrigger": RECORDS_MIN,
+    "lingerms": LATENCY_TARGET,
+    "linger.ms": LATENCY_TARGET,
+    "linger_ms": LATENCY_TARGET,
+    "latency_target_ms": LATENCY_TARGET,
+}
+"""What who gives an option of that name (in lower case) may mean, where likeness alone would say something else."""
+
 _IN_A_FILE = "options are shown, by plans and by Spark's UI. Put it into a file that only you can read, and name that"
 _A_PASSWORD = f"{_IN_A_FILE} with {PASSWORD_FILE}"
 SECRETS = {

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from kera.core.errors import InvalidArgument
 from kera.core.spans import UNITS
-from kera.spark_connector.options.names import BOOTSTRAP, SECRETS
+from kera.spark_connector.options.names import BOOTSTRAP, MEANT, SECRETS
 from kera.spark_connector.options.places import span_ms
 
 TARGET_MAX_MS = 24 * 3_600_000
@@ -37,7 +37,8 @@ def take(
             other = others[name.lower()]
             raise InvalidArgument(f"option {other} does not apply here: {(elsewhere or {})[other]}", option=other)
         else:
-            close = difflib.get_close_matches(name.lower(), canonical, n=1, cutoff=0.6)
+            meant = MEANT.get(name.lower(), name).lower()
+            close = difflib.get_close_matches(meant, canonical, n=1, cutoff=0.6)
             hint = f"did you mean {canonical[close[0]]}?" if close else f"known are {listed(known, len(known))}"
             raise InvalidArgument(f"unknown option {name}: {hint}", option=name)
     return given

@@ -370,15 +370,31 @@ class Arrivals:
             :entries_max
         ]
 
-    def created(self, made_s: Mapping[EntryName, float], starts: Mapping[EntryName, EntryOffset]) -> None:
-        """When the first record that waits was made, of some entries."""
+    def created(
+        self,
+        made_s: Mapping[EntryName, float],
+        starts: Mapping[EntryName, EntryOffset],
+        believed_s: float = math.inf,
+    ) -> float:
+        """When the first record that waits was made, of some entries.
+
+        One that was made more than `believed_s` before it can have come is taken to have been made when it can have
+        come: the clock of who has made it is behind, or it is too late whatever is done. The longest such time is
+        given back; 0: all is believed.
+        """
+        odd_s = 0.0
         for name, at_s in made_s.items():
             entry = self._entries[name]
             mark = entry.marks[0]
+            if mark.before_s is not None and mark.before_s - at_s > believed_s:
+                odd_s = max(odd_s, mark.before_s - at_s)
+                entry.created = starts[name], mark.before_s
+                continue
             entry.created = starts[name], at_s
             if mark.before_s is not None and mark.seen_s - mark.before_s <= BETWEEN_S:
                 self._early_s.append(max(mark.before_s - at_s, 0.0))
                 self._on_the_way_s.append(max(mark.seen_s - at_s, 0.0))
+        return odd_s
 
     def oldest_s(self, starts: Mapping[EntryName, EntryOffset], at_s: float) -> float:
         """How old the oldest record that waits may be; infinite where nobody knows."""

@@ -130,7 +130,7 @@ class QueryPace:
         pace = self._decide(self._pacer, starts)
         if waiting and pace.wait_s > 0 and self._looked_at != starts:
             self._looked_at = starts
-            await self._look(client, starts, heads)
+            await self._look(client, starts, heads, self._pacer.target_s)
             pace = self._decide(self._pacer, starts)
         if waiting and pace.wait_s > 0 and not _is_enough(waiting, limits, waited_ms):
             self._pause = pause(pace.wait_s, max(self._recalls_s, default=RECALL_S), max(self._looks_s))
@@ -165,13 +165,20 @@ class QueryPace:
         if self._pacer is None or under_way is None or under_way.end != end:
             return
         self._under_way = None
-        self._pacer.done(under_way.bytes, self._now_s() - under_way.begun_s)
+        took_s = self._now_s() - under_way.begun_s
+        self._pacer.done(under_way.bytes, took_s)
         least_s = self._pacer.least_s(self._arrivals.on_the_way_s)
+        self._figures["latencyTookMs"] = _ms(took_s)
+        if least_s is not None:
+            self._figures["latencyLeastMs"] = _ms(least_s)
         short = least_s is not None and least_s > self._pacer.target_s
         self._warn("short", _SHORT.format(self._pacer.target_s, least_s) if short else None)
 
     def figures(self) -> dict[str, str]:
-        """Of the last micro-batch that was planned, for a query's progress; empty without a target."""
+        """Of the last micro-batch that was planned, for a query's progress; empty without a target.
+
+        When it is done, what it took is there as well, and the least target that could be kept, as far as is known.
+        """
         return self._figures
 
     def limits(self, said: BatchLimits, of_options: BatchLimits) -> BatchLimits:
@@ -192,7 +199,11 @@ class QueryPace:
         return pacer.decide(self._waiting_bytes, self._arrivals.oldest_s(starts, self._decided_s))
 
     async def _look(
-        self, client: Client, starts: Mapping[EntryName, EntryOffset], heads: Mapping[EntryName, EntryOffset]
+        self,
+        client: Client,
+        starts: Mapping[EntryName, EntryOffset],
+        heads: Mapping[EntryName, EntryOffset],
+        target_s: float,
     ) -> None:
         """See when some of the records that wait longest were made."""
         asked = [
@@ -201,7 +212,9 @@ class QueryPace:
         ]
         found = await created_us(client, asked)
         behind_s = self._wall_s() - self._now_s()
-        self._arrivals.created({EntryName(*at[:3]): made_us / 1e6 - behind_s for at, made_us in found.items()}, starts)
+        made_s = {EntryName(*at[:3]): made_us / 1e6 - behind_s for at, made_us in found.items()}
+        odd_s = self._arrivals.created(made_s, starts, target_s)
+        self._warn("clock", _CLOCK.format(odd_s) if odd_s else None)
 
     def _warn(self, about: str, problem: str | None) -> None:
         """Say `problem` unless it was said; None: there is none any more."""
@@ -215,6 +228,10 @@ class QueryPace:
 _BEHIND = (
     "more comes than the query takes in micro-batches that end within the target, so it falls behind. Give it more"
     " cores, more streamlets to read side by side, or a larger target"
+)
+_CLOCK = (
+    "records say that they were made {:.3g} s before they came, more than the target. The clock of a producer is"
+    " behind, or records wait before they are sent: what counts of these is when they came"
 )
 _SHORT = (
     "{:.3g} s cannot be kept: with what records need to get there, and for a micro-batch that has hardly any, {:.3g} s"
