@@ -67,7 +67,7 @@ WITH_SEED := seed="$(SEED)"; seed="$${seed:-$$(od -An -N4 -tu4 /dev/urandom | tr
 .PHONY: help setup jar demo demo-check test test-all test-bench test-fast coverage check check-all lint types proto proto-check go
 .PHONY: bench-connect bench bench-compare bench-log bench-streamlets bench-requests bench-real-time
 .PHONY: bench-replication bench-recovery bench-migration bench-push bench-spark chaos-kill chaos-replicas chaos-control
-.PHONY: chaos-network chaos-access chaos-crowd chaos-silence chaos-push chaos-columnar chaos-spark chaos-epochs fuzz-log fuzz-replication fuzz-native fuzz-chunks fuzz-wire constraints clean
+.PHONY: chaos-network chaos-access chaos-crowd chaos-silence chaos-push chaos-columnar chaos-spark chaos-epochs chaos-latency fuzz-log fuzz-replication fuzz-native fuzz-chunks fuzz-wire constraints clean
 .PHONY: bench-latency bench-spark-latency bench-epochs bench-smoke bench-stages bench-experiments bench-fairness bench-fairness-deep bench-soak chaos-restart chaos-hostile
 .PHONY: docs dist test-spark-versions test-lakehouse test-native-asan sim sim-mutants
 
@@ -303,6 +303,9 @@ chaos-hostile: setup ## Lose and empty brokers whose logs have hostile chunks: t
 
 chaos-spark: jar ## Kill a job from stream to stream, and its broker, ROUNDS times. CHAOS_ARGS are passed on.
 	@$(WITH_JAVA) $(PY) -m tests.chaos.spark --rounds $(ROUNDS) $(CHAOS_ARGS)
+
+chaos-latency: setup ## Hold a latency constraint while loads change, brokers die and clocks jump: ten minutes. ROUNDS, SEED, CHAOS_ARGS.
+	@$(PY) -m tests.chaos.latency --rounds $(if $(filter command line environment,$(origin ROUNDS)),$(ROUNDS),20) $(if $(SEED),--seed $(SEED)) $(CHAOS_ARGS)
 
 chaos-epochs: jar ## Compare micro-batches of epochs live, as a backfill, and with kills, ROUNDS times. CHAOS_ARGS are passed on.
 	@$(WITH_JAVA) $(PY) -m tests.chaos.epochs --rounds $(ROUNDS) $(CHAOS_ARGS)

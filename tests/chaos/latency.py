@@ -1,0 +1,447 @@
+"""Hold a latency constraint while the load changes, owners die, streamlets move and clocks jump: ``chaos-latency``.
+
+Records with keys are written into a stream, passed on by a consumer group, and are through when they are durable in a
+second stream: a path with a constraint, in a cluster of three brokers and two backups. Who writes and who works on it
+are processes (`latency_client`) whose clocks can be set. In each round the load doubles or halves, and when it is half
+over one thing happens, in turn:
+
+* ``kill``: the broker with most streamlets of the path is killed, and started again when the round is over;
+* ``move``: streamlets of both streams move to other brokers;
+* ``writer``, ``worker``: the clock of that process is set by 5 s, ahead and back in turn.
+
+Promised, and checked by what clients measure themselves on the monotonic clock that they share (`latency_truth`):
+
+* within `WINDOWS` windows of whatever happened the constraint is held again, by its description, and stays it. After a
+  kill they begin when all streamlets have an owner, which a cluster's settings say (`OUTAGE_S`);
+* what a description says was true within the time that it is of, but for a round trip: also when clocks jump;
+* no chunk is left beyond its deadline for longer than the event loop of who writes is busy (`Producer.late_ms`);
+* every record that was accepted is acknowledged, and there once, in order; none of this fails unheard.
+
+Where the machine is too busy, it says so: looks that are off by less than the lag of the clients' event loops explains
+(`Truth.explained_us`) are counted apart. With ``--slow-work-ms`` and ``--late-timer-ms`` it has to fail.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import random
+import secrets
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kera.client import Client
+from kera.client.cluster.retry import BACKOFF_S_MAX
+from kera.core.errors import InvalidArgument, KeraError
+from kera.core.settings import KIB, MIB
+from kera.core.telemetry import configure_logging
+from kera.local.cluster import LocalCluster
+from tests.chaos.latency_client import FIRST, KEYS, PATH, SECOND, SLOT_S, head_of
+from tests.chaos.latency_truth import SHOWN_S, Compared, Look, Looks, Settled, Truth, compared, settled
+from tests.chaos.push import Process
+from tests.chaos.verdict import Wrong, leaves
+from tests.integration.control_support import (
+    DETECTION_S,
+    FINISHED,
+    broker_id_of,
+    broker_name,
+    broker_names,
+    connect,
+    control_cluster,
+    until_registered,
+)
+from tests.integration.support import until_found
+
+NAME = "path"
+WRITER, WORKER = "writer", "worker"
+STREAMLETS = {FIRST: 6, SECOND: 3}
+KINDS = ("kill", "move", WRITER, WORKER)
+JUMP_S = 5.0
+RATES = (100.0, 1600.0)
+"""Between which the load doubles and halves, in records a second."""
+CHUNK_BYTES = 4 * KIB
+"""With the highest loads chunks are full before they have waited for as long as they may, with the others they are not.
+"""
+WINDOWS = 2
+GRACE_S = 0.2
+"""Of a report that a broker is gone: `report_grace_ms`."""
+OUTAGE_S = DETECTION_S + GRACE_S + 20.0
+"""At most until all streamlets have an owner again: what a cluster takes to miss a broker, and what it takes to recover
+some megabytes, on a machine that does other things besides."""
+TIMEOUT_S = 120.0
+
+
+@dataclass
+class Options:
+    """What is run."""
+
+    rounds: int = 20
+    seconds: float = 30.0
+    """Of a round."""
+    limit_ms: float = 300.0
+    window_s: float = 5.0
+    seed: int = 0
+    kinds: tuple[str, ...] = KINDS
+    one_each: bool = True
+    """One of the kinds in each round, and not all of them."""
+    slow_work_ms: float = 0.0
+    late_timer_ms: float = 0.0
+
+    @property
+    def limit_us(self) -> int:
+        """Of the constraint."""
+        return round(self.limit_ms * 1000)
+
+
+class Part(NamedTuple):
+    """Something that has happened, and what came of it."""
+
+    what: str
+    outage_s: float
+    settled: Settled
+    compared: Compared
+    lags_ms: list[float]
+    explained_ms: float
+    records: int
+    mean_ms: float
+    """Of records, by their own times, over the last window."""
+    shown_ms: float
+
+    def __str__(self) -> str:
+        p50, p95, most = self.lags_ms
+        outage = f" outage {self.outage_s:.1f} s," if self.outage_s else ""
+        busy = f" ({self.settled.busy} looks: busy)" if self.settled.busy else ""
+        return (
+            f"{self.what}:{outage} held after {self.settled.held_after_s:.2f} s{busy}; {self.records} records,"
+            f" mean {self.mean_ms:.0f} ms, described {self.shown_ms:.0f} ms; figures off by"
+            f" {self.compared.off_us / 1000:.1f} ms of {self.compared.allowed_us / 1000:.1f};"
+            f" loops late by p50 {p50:.1f}, p95 {p95:.1f}, most {most:.0f} ms: {self.explained_ms:.0f} ms explained"
+        )
+
+
+@dataclass
+class Totals:
+    """Of all rounds."""
+
+    parts: list[Part] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+
+    def table(self, window_s: float) -> Iterator[str]:
+        """By what has happened, in Markdown."""
+        yield "| what | times | held after, windows: mean | longest | figures off, ms: most | looks, busy |"
+        yield "|---|--:|--:|--:|--:|--:|"
+        for kind in ("load", *KINDS):
+            parts = [part for part in self.parts if part.what.startswith(kind)]
+            if parts:
+                after = [part.settled.held_after_s / window_s for part in parts]
+                off_ms = max(part.compared.off_us for part in parts) / 1000
+                busy = sum(part.settled.busy for part in parts)
+                mean = sum(after) / len(after)
+                yield f"| {kind} | {len(parts)} | {mean:.2f} | {max(after):.2f} | {off_ms:.1f} | {busy} |"
+
+
+class Run:
+    """A path under load, and what happens to it."""
+
+    def __init__(self, cluster: LocalCluster, client: Client, options: Options, totals: Totals) -> None:
+        self._cluster, self._client, self._options, self._totals = cluster, client, options, totals
+        self._random = random.Random(options.seed)
+        self._processes: dict[str, Process] = {}
+        self.truth = Truth()
+        self._looks = Looks()
+        self._rate = 0.0
+        self._jumps: Counter[str] = Counter()
+
+    # -- what goes on ----------------------------------------------------------------------------------------------
+
+    @contextlib.asynccontextmanager
+    async def going(self, directory: Path) -> AsyncIterator[None]:
+        """Clients are at work, the constraint is there, and was held once."""
+        for stream, streamlets in STREAMLETS.items():
+            await self._client.admin.create_stream(stream, streamlets=streamlets, replication=1)
+        async with asyncio.TaskGroup() as tasks:
+            running: list[asyncio.Task[None]] = []
+            try:
+                for role in (WRITER, WORKER):
+                    process = self._processes[role] = await self._start(role, directory / f"{role}.log")
+                    running.append(tasks.create_task(self._follow(role, process)))
+                self._load(RATES[0] * 4)
+                await until_found(self._constrained, TIMEOUT_S)
+                running.append(tasks.create_task(self._look()))
+                yield
+            finally:
+                for task in running:
+                    task.cancel()
+                for process in self._processes.values():
+                    await process.end()
+
+    async def _start(self, role: str, log: Path) -> Process:
+        delay_s = self._options.late_timer_ms / 1000 if role == WRITER else 0.0
+        task = {
+            "role": role,
+            "bootstrap": self._cluster.bootstrap,
+            "chunk_bytes": CHUNK_BYTES,
+            "timer_delay_s": delay_s,
+        }
+        with log.open("wb") as errors:
+            return await Process.start("tests.chaos.latency_client", json.dumps(task), log=errors)
+
+    async def _follow(self, role: str, process: Process) -> None:
+        while (line := await process.line()) is not None:
+            self.truth.add(role, line["slot"])
+        if await process.ended() != 0:
+            raise Wrong(f"the {role} has ended by itself")
+
+    async def _constrained(self) -> bool:
+        """The constraint is made, as soon as the group reads."""
+        options = self._options
+        try:
+            await self._client.latency.create(NAME, PATH, options.limit_ms, window_ms=round(options.window_s * 1000))
+        except InvalidArgument:
+            return False
+        return True
+
+    async def _look(self) -> None:
+        while True:
+            try:
+                found = await self._client.latency.describe(NAME)
+            except KeraError as error:
+                self._looks.add(Look(time.monotonic(), "unknown", 0, str(error), 0, 0))
+            else:
+                requests_us = sum(hop.mean_us for hop in found.hops if hop.hop in {"send", "replicate"})
+                measured = sum(hop.chunks > 0 for hop in found.hops)
+                look = Look(time.monotonic(), found.state, found.mean_us, found.reason, requests_us, measured)
+                self._looks.add(look)
+            await asyncio.sleep(SLOT_S)  # sleep: between two looks
+
+    def _say(self, role: str, **command: Any) -> None:
+        self._processes[role].send_line(json.dumps(command))
+
+    def _load(self, rate: float) -> None:
+        self._rate = rate
+        self._say(WRITER, rate=rate)
+
+    # -- what happens ----------------------------------------------------------------------------------------------
+
+    async def rounds(self) -> None:
+        """All of them, after the first time that the constraint is held."""
+        options = self._options
+        await until_found(self._was_held, TIMEOUT_S)
+        if options.slow_work_ms:
+            self._say(WORKER, work_s=options.slow_work_ms / 1000)
+        for number in range(options.rounds):
+            before = self._rate
+            doubled = before * 2 <= RATES[1] and (before / 2 < RATES[0] or self._random.random() < 0.5)
+            self._load(before * 2 if doubled else before / 2)
+            await self._part(f"load {before:g} -> {self._rate:g}/s", time.monotonic())
+            happening = [options.kinds[number % len(options.kinds)]] if options.one_each else options.kinds
+            gone = [await getattr(self, f"_{kind}")() for kind in happening]
+            for name in filter(None, gone):
+                await self._cluster.restart(name)
+                await until_registered(self._client, broker_id_of(self._cluster, name))
+
+    async def _was_held(self) -> bool:
+        """Of all hops, by what chunks were allowed from the beginning."""
+        last = self._looks.last
+        return last is not None and last.state == "held" and last.measured >= 8
+
+    async def _kill(self) -> str:
+        """The broker with most streamlets ends; its name."""
+        owners = Counter[int]()
+        for stream in STREAMLETS:
+            described = await self._client.admin.describe_stream(stream)
+            owners.update(each.broker_id for each in described.assignments.values())
+        broker_id, streamlets = owners.most_common(1)[0]
+        name = broker_name(self._cluster, broker_id)
+        begun_s = time.monotonic()
+        await self._cluster.kill(name)
+
+        async def owned() -> bool:
+            with contextlib.suppress(KeraError):
+                streams = [await self._client.admin.describe_stream(stream) for stream in STREAMLETS]
+                there = all(each.broker_id != broker_id for one in streams for each in one.assignments.values())
+                return there and all(each.phase in FINISHED for each in await self._client.admin.recoveries())
+            return False
+
+        await until_found(owned, OUTAGE_S)
+        outage_s = time.monotonic() - begun_s
+        # Clients notice when they try again; until then records are as late as the outage has made them.
+        await self._part(f"kill {name} with {streamlets}", begun_s, outage_s=outage_s + BACKOFF_S_MAX)
+        return name
+
+    async def _move(self) -> None:
+        brokers = [broker_id_of(self._cluster, name) for name in broker_names(self._cluster)]
+        moved = []
+        for stream, count in ((FIRST, 2), (SECOND, 1)):
+            described = await self._client.admin.describe_stream(stream)
+            for streamlet in self._random.sample(range(STREAMLETS[stream]), count):
+                owner = described.assignments[streamlet].broker_id
+                target = self._random.choice([each for each in brokers if each != owner])
+                await self._client.admin.move_streamlet(stream, streamlet, target)
+                moved.append(f"{stream}{streamlet} {owner}->{target}")
+        await self._part(f"move {', '.join(moved)}", time.monotonic())
+
+    async def _writer(self) -> None:
+        await self._jump(WRITER)
+
+    async def _worker(self) -> None:
+        await self._jump(WORKER)
+
+    async def _jump(self, role: str) -> None:
+        step_s = JUMP_S if self._jumps[role] % 2 == 0 else -JUMP_S
+        self._jumps[role] += 1
+        self._say(role, step_s=step_s)
+        await self._part(f"{role}'s clock {step_s:+g} s", time.monotonic(), through=True)
+
+    # -- what comes of it ------------------------------------------------------------------------------------------
+
+    async def _part(self, what: str, at_s: float, *, outage_s: float = 0.0, through: bool = False) -> None:
+        """Wait half a round, and judge. `through`: figures are right all the time, and not only when it is over."""
+        options, totals = self._options, self._totals
+        end_s, within_s = at_s + outage_s + options.seconds / 2, outage_s + WINDOWS * options.window_s
+        while time.monotonic() < end_s or self.truth.known_until_s() < end_s:
+            await asyncio.sleep(SLOT_S)  # sleep: what happens is looked at beside
+        looks = self._looks.within(at_s, end_s)
+        found = settled(looks, self.truth, at_s, within_s, options.limit_us, options.window_s)
+        calm = self._looks.within(at_s if through else at_s + within_s, end_s)
+        figures = compared(calm, self.truth, options.window_s)
+        told = self.truth.over(end_s - options.window_s, end_s)
+        part = Part(
+            what,
+            outage_s,
+            found,
+            figures,
+            self.truth.lags_ms(at_s, end_s),
+            self.truth.explained_us(end_s, end_s - at_s) / 1000,
+            told.records,
+            told.records_us / 1000,
+            looks[-1].mean_us / 1000 if looks else 0.0,
+        )
+        totals.parts.append(part)
+        print(f"{len(totals.parts)}: {part}", flush=True)
+        for look in found.missed[:3]:
+            totals.wrong.append(
+                f"{what}: {look.at_s - at_s:.2f} s later the constraint is {look.state} with {look.mean_us / 1000:.0f}"
+                f" ms ({look.reason}); lags explain"
+                f" {self.truth.explained_us(look.at_s, options.window_s) / 1000:.0f} ms"
+            )
+        for look, low_us, high_us, allowed_us in figures.wrong[:3]:
+            totals.wrong.append(
+                f"{what}: {look.at_s - at_s:.2f} s later described as {look.mean_us / 1000:.0f} ms, and it was"
+                f" {low_us / 1000:.0f} to {high_us / 1000:.0f}, give or take {allowed_us / 1000:.0f}"
+            )
+
+    async def finish(self) -> str:
+        """All records come to the end of the path; what there was. Raises `Wrong`."""
+        self._say(WORKER, work_s=0.0)
+        self._say(WRITER, stop=True)
+        await self._processes[WRITER].ended()
+        sent = self.truth.totals[WRITER].sent
+
+        async def through() -> bool:
+            return self.truth.totals[WORKER].records >= self.truth.totals[WRITER].sent
+
+        with contextlib.suppress(TimeoutError):
+            await until_found(through, TIMEOUT_S)
+        self._say(WORKER, stop=True)
+        await self._processes[WORKER].ended()
+        await asyncio.sleep(2 * SLOT_S)  # sleep: until what they told last is read
+        writer, worker = self.truth.totals[WRITER], self.truth.totals[WORKER]
+        for role, total in ((WRITER, writer), (WORKER, worker)):
+            if total.errors:
+                self._totals.wrong.append(f"{role}: {len(total.errors)} errors that nobody caught: {total.errors[:3]}")
+            if total.failed or total.acknowledged != total.sent:
+                self._totals.wrong.append(
+                    f"{role}: {total.sent} records sent, {total.acknowledged} acknowledged, {total.failed} failed"
+                )
+            if total.late:
+                self._totals.wrong.append(
+                    f"{role}: {total.late} times chunks were left beyond their deadlines for longer than the loop was"
+                    f" busy, by {total.late_us / 1000:.1f} ms at most"
+                )
+        for stream in STREAMLETS:
+            self._totals.wrong += await check_records(self._client, stream, sent)
+        return (
+            f"{sent:,} records sent and acknowledged, {worker.records:,} through; {writer.late + worker.late} chunks"
+            f" beyond their deadlines"
+        )
+
+
+async def check_records(client: Client, stream: str, sent: int) -> list[str]:
+    """What is wrong with the records of a stream: each is there once, in the order of its key."""
+    due, wrong = [0] * KEYS, []
+    async with asyncio.timeout(TIMEOUT_S), client.consumer(stream, start="earliest", end="latest") as consumer:
+        async for chunk in consumer.batches():
+            for value in chunk.batch.column("value").to_pylist():
+                key, number, _ = head_of(value)
+                if number != due[key]:
+                    wrong.append(f"{stream}: record {number} of key {key} is where {due[key]} was due")
+                due[key] = number + 1
+    if sum(due) != sent:
+        wrong.append(f"{stream}: {sum(due)} records, of {sent}")
+    return wrong[:5]
+
+
+async def run(options: Options, directory: Path, totals: Totals) -> str:
+    """All rounds; what there was. Raises `Wrong` for what ends it, and puts the rest into `totals`."""
+    settings = {"report_grace_ms": round(GRACE_S * 1000)}
+    async with (
+        control_cluster(
+            directory / "data",
+            backups=2,
+            replication=1,
+            arena_bytes=64 * MIB,
+            backup_memory_bytes=64 * MIB,
+            segment_bytes=256 * KIB,
+            coordinator_settings=settings,
+        ) as cluster,
+        await connect(cluster) as client,
+    ):
+        path = Run(cluster, client, options, totals)
+        async with path.going(directory):
+            await path.rounds()
+            return await path.finish()
+
+
+def main() -> int:
+    """Run, and say how it went."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--seconds", type=float, default=30.0, help="of a round; half of it after each thing")
+    parser.add_argument("--limit-ms", type=float, default=300.0)
+    parser.add_argument("--window-s", type=float, default=5.0)
+    parser.add_argument("--seed", type=int, default=secrets.randbits(32), help="of what happens to whom; printed")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
+    parser.add_argument("--slow-work-ms", type=float, default=0.0, help="the application takes so long: has to fail")
+    parser.add_argument("--late-timer-ms", type=float, default=0.0, help="the writer's timer is late: has to fail")
+    options = Options(**vars(parser.parse_args()))
+    if options.seconds / 2 < WINDOWS * options.window_s + SHOWN_S:
+        parser.error(f"half a round of {options.seconds:g} s is too short for {WINDOWS} windows, and some time to look")
+    configure_logging("error", daemon="chaos")
+    print(f"{options.rounds} rounds of {options.seconds:g} s, seed {options.seed}", flush=True)
+    totals, told = Totals(), ""
+    with tempfile.TemporaryDirectory(prefix="kera-latency-") as directory:
+        try:
+            told = asyncio.run(run(options, Path(directory), totals))
+        except* Exception as errors:  # noqa: BLE001 - whatever it is, it is the verdict
+            totals.wrong += [repr(error) for error in leaves(errors)]
+    print(*totals.table(options.window_s), sep="\n")
+    for wrong in totals.wrong:
+        print(f"FAILED: {wrong}")
+    if totals.wrong:
+        print(f"again: make chaos-latency ROUNDS={options.rounds} SEED={options.seed}")
+        return 1
+    print(f"PASSED: {told}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
