@@ -27,7 +27,7 @@ from dataclasses import replace as replaced
 from typing import Any, TypeVarTuple, Unpack
 
 from kera.client import Client, Producer
-from kera.client.producing.alarm import Alarm
+from kera.core.alarm import Alarm
 from kera.core.clock import SystemClock
 from kera.core.errors import KeraError
 from kera.core.process import die_with_parent
