@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from kera.broker.latency.manager import VALID_MS
 from kera.client import Client, GroupConsumer, Producer
 from kera.client.settings import SharedMemory
 from kera.local.cluster import RunningCluster
@@ -125,3 +126,27 @@ async def test_two_streams_of_which_one_has_a_constraint(client: Client) -> None
             while await took_s("quick") > LIMIT_MS / 1000 / 8:  # a machine may be busy, but not each time
                 pass
     await client.latency.delete("of-slow")
+
+
+async def test_what_waits_for_longer_than_advice_counts_hears_of_changes(client: Client) -> None:
+    """Nothing is sent meanwhile that a report could ride on, and no chunk goes because of that."""
+    await client.admin.create_stream("rare", streamlets=1)
+    await client.latency.create("hour", ["rare"], 3_600_000, window_ms=1_000)
+    async with client.producer() as producer:
+        await producer.prepare("rare")
+        async with asyncio.timeout(120):
+            while True:
+                pending = asyncio.ensure_future(_delivered(producer))
+                done, _ = await asyncio.wait({pending}, timeout=2)
+                if not done:
+                    break
+        done, _ = await asyncio.wait({pending}, timeout=1.5 * VALID_MS / 1000)
+        assert not done
+        await client.latency.alter("hour", limit_ms=50)
+        async with asyncio.timeout(60):
+            await pending
+    await client.latency.delete("hour")
+
+
+async def _delivered(producer: Producer) -> None:
+    await producer.send("rare", b"x")

@@ -43,7 +43,7 @@ class LatencyReports:
             manager.reported(
                 samples, report.clock_ahead_us, error_us=report.clock_error_us, own_linger_us=report.own_linger_us
             )
-            if not write.refused:
+            if write.request.chunk_count and not write.refused:  # a report may come without any chunk
                 manager.replicated(watched, perf_counter() - write.begun_s)
             response.advice.extend(manager.advise_writer(watched))
         response.broker_time_us = manager.now_us()

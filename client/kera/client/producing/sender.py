@@ -20,6 +20,7 @@ from kera.client.producing.deliveries import Stored, StoredBundle
 from kera.client.producing.lane import Failure, Lane, PendingChunk
 from kera.client.producing.lane_owner import LaneOwner
 from kera.client.producing.limits import ProducerLimits
+from kera.client.producing.lone_reports import LoneReports
 from kera.client.producing.pace import Lateness, Pace
 from kera.client.producing.quota_pace import QuotaPace
 from kera.client.producing.traced import ProducerTraces
@@ -80,6 +81,7 @@ class Sender:
         self._alarm = Alarm(loop, self._pump)
         """Goes off when an open chunk is due: one for all lanes."""
         self._lateness = Lateness()
+        self._lone = LoneReports(self._reports, self.pace, loop, self._alarm, self._stream_ids)
         self._requests = 0
         self._pump_soon = False
         self._retry_at_s = 0.0
@@ -127,7 +129,8 @@ class Sender:
         now_s = self._loop.time()
         wait_s = self.pace.wait_s(lane.identity.stream_id, now_s)
         if wait_s:
-            self._alarm.set(now_s + wait_s + self.pace.grace_s)
+            self._lone.waits = True
+            self._alarm.set(min(now_s + wait_s + self.pace.grace_s, self._lone.next_s))
         elif not self._pump_soon and not self._requests:
             self._pump_soon = True
             self._loop.call_soon(self._pump)
@@ -146,6 +149,8 @@ class Sender:
             self._send_all()
         finally:
             self._pump_soon = False
+        if self.pace.advised:
+            self._lone.look(self._channel)
 
     def _send_all(self) -> None:
         if self._buffer.ended:
@@ -171,6 +176,7 @@ class Sender:
         """Queue the open chunks that are due; whether there were any. For the next one the alarm is set."""
         due = self._owner.close_due_chunks(self.lanes, self.pace, idle=idle)
         self._owner.late(self._lateness.looked(due, self._loop.time()))
+        self._lone.waits = due.next_s is not None
         if due.next_s is not None:
             self._alarm.set(due.next_s)
             invariant(self._alarm.at_s <= due.next_s, "no open chunk is left beyond its deadline")
@@ -211,13 +217,9 @@ class Sender:
         # Not beyond the deadline of a chunk: it is given up then, answered or not.
         deadlines_s = [bundle.deadline_s for bundle in bundles] + [chunk.deadline_s for chunk in chunks]
         now_s = self._loop.time()
-        left_s = min(deadlines_s) - now_s
-        streams = lambda: {lane.identity.stream_id for lane in self.lanes}  # noqa: E731 - only looked at once a second
-        asked_s = now_s if self._reports.add_to(request, streams, now_s) else None
-        timeout_s = min(self._cluster.request_timeout_s, max(left_s, REQUEST_TIMEOUT_S_MIN))
-        bulk = [bundle.bulk for bundle in bundles]
-        if chunks:
-            bulk += _bulk_of(chunks)
+        asked_s = now_s if self._reports.add_to(request, self._stream_ids, now_s) else None
+        timeout_s = min(self._cluster.request_timeout_s, max(min(deadlines_s) - now_s, REQUEST_TIMEOUT_S_MIN))
+        bulk = [*(bundle.bulk for bundle in bundles), *(_bulk_of(chunks) if chunks else ())]
         traced = None if self._traces is None else self._traces.begin(request, chunks, self.broker_id)
         try:
             future = channel.submit(api.MULTI_WRITE_CHUNKS, request, bulk, timeout_s=timeout_s)
@@ -230,6 +232,9 @@ class Sender:
         future.when_done(lambda done: self._answered(bundles, chunks, asked_s, done))
         if traced is not None:
             future.add_done_callback(traced.answered)
+
+    def _stream_ids(self) -> set[int]:
+        return {lane.identity.stream_id for lane in self.lanes}
 
     def _answered(
         self,
@@ -402,7 +407,7 @@ class Sender:
         """Send nothing for a while, growing with each failure."""
         self._attempt += 1
         pause = pause_s(self._cluster.settings, error, self._attempt)
-        deadline_s = self._earliest_deadline_s()
+        deadline_s = _earliest_deadline_s(self._queue)
         if deadline_s is not None:
             pause = min(pause, max(0.0, deadline_s - now_s))  # then there is one attempt left
         self._retry_at_s = now_s + pause
@@ -418,7 +423,7 @@ class Sender:
         """Find the broker and connect to it; while that fails, queued chunks grow older, up to their deadline."""
         error: KeraError
         try:
-            async with asyncio.timeout_at(self._earliest_deadline_s()):
+            async with asyncio.timeout_at(_earliest_deadline_s(self._queue)):
                 self._channel = await self._owner.connect(self)
             if self._channel is not None and self._channel.closed:  # again already
                 raise Unavailable(f"broker {self.broker_id} closed the connection", broker_id=self.broker_id)
@@ -438,10 +443,11 @@ class Sender:
         lanes = [each for each in self._queue if isinstance(each, Lane)]
         self._came_back([(lane.take(), error) for lane in lanes for _ in range(lane.ready_count)])
 
-    def _earliest_deadline_s(self) -> float | None:
-        bundles = [each.deadline_s for each in self._queue if isinstance(each, Bundle)]
-        lanes = [each.waiting[0].deadline_s for each in self._queue if isinstance(each, Lane) and each.waiting]
-        return min(bundles + lanes, default=None)
+
+def _earliest_deadline_s(queue: Iterable[Lane | Bundle]) -> float | None:
+    bundles = [each.deadline_s for each in queue if isinstance(each, Bundle)]
+    lanes = [each.waiting[0].deadline_s for each in queue if isinstance(each, Lane) and each.waiting]
+    return min(bundles + lanes, default=None)
 
 
 def _bulk_of(chunks: list[PendingChunk]) -> list[Any]:

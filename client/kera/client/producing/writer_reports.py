@@ -19,6 +19,9 @@ from kera.core.latency.report import INTERVAL_S, SAMPLES_MAX, Of, add_sample
 from kera.core.latency.sample import TIME_US_MAX, Sample
 from kera.v1 import broker_pb2
 
+LONE_S = 1.25 * INTERVAL_S
+"""After so long without a report one goes by itself: a little later than it would have gone with a request."""
+
 
 class WriterReports:
     """See the head of this module. Times in seconds are on the loop's clock."""
@@ -39,14 +42,24 @@ class WriterReports:
         self._delivery_timeout_s = delivery_timeout_s
         self._now_us = now_us
         self._next_s = now_s + INTERVAL_S
+        self.lone_s = now_s + LONE_S
+        """When one goes by itself, see `lone_reports`."""
         self._samples: dict[tuple[int, int], tuple[Sample, Sample]] = {}
         """By stream and streamlet: of GATHER and SEND."""
 
     def add_to(
-        self, request: broker_pb2.MultiWriteChunksRequest, stream_ids: Callable[[], Collection[int]], now_s: float
+        self,
+        request: broker_pb2.MultiWriteChunksRequest,
+        stream_ids: Callable[[], Collection[int]],
+        now_s: float,
+        *,
+        lone: bool = False,
     ) -> bool:
-        """Have a request carry a report of these streams if it is time for one; whether it does."""
-        if now_s < self._next_s:
+        """Have a request carry a report of these streams if it is time for one; whether it does.
+
+        `lone`: it carries nothing else. Others carry one as soon as if there had been none.
+        """
+        if now_s < (self.lone_s if lone else self._next_s):
             return False
         report = request.latency
         whose = self._times.own
@@ -58,7 +71,8 @@ class WriterReports:
             add_sample(report, Of(stream_id, streamlet, Hop.GATHER), gather)
             add_sample(report, Of(stream_id, streamlet, Hop.SEND), send)
         if not self._samples:  # else the next request has more
-            self._next_s = now_s + INTERVAL_S
+            self._next_s = self._next_s if lone else now_s + INTERVAL_S
+            self.lone_s = now_s + LONE_S
         told = {sample.stream_id for sample in report.samples}
         for stream_id in sorted(set(stream_ids()) - told)[: SAMPLES_MAX - len(report.samples)]:
             report.samples.add(stream_id=stream_id)
@@ -69,6 +83,11 @@ class WriterReports:
                 report.clock_error_us, report.clock_ahead_us = best.error_us, ahead_us
         report.own_linger_us = self._pace.own_linger_us
         return True
+
+    @property
+    def has_samples(self) -> bool:
+        """Whether there is something to tell."""
+        return bool(self._samples)
 
     def answered(self, asked_s: float, answer: broker_pb2.MultiWriteChunksResponse, now_s: float) -> None:
         """A request that carried a report is answered. `asked_s`: when it was sent."""

@@ -2,15 +2,19 @@
 
 That they are full early is seen of what they took only where writers have gone by what they were granted: it takes a
 heartbeat, a report of a writer and its answer until they know. Until then, and until a window has gone by, what was
-known before counts. What is left of the time before in a window does no harm: it is the longest that are looked at. The
-time is the caller's, on a clock that does not go back.
+known before counts. What is left of the time before in a window does little harm, as it is the longest that are looked
+at; but where chunks may wait for much longer than before, or nobody had told writers anything, many short ones hide the
+few that fill now, and all of them have to be out of the window. The time is the caller's, on a clock that does not go
+back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import NamedTuple
 
 from kera.coordinator.latency.splitting import UNLIMITED
+from kera.core.latency.window import PARTS
 
 EARLY = 0.7
 """A chunk that is filled in less than so much of what it may take is full, and not late."""
@@ -22,24 +26,38 @@ ADVICE_S = 5.0
 """Until all writers go by what is granted; advice counts for so long without being renewed."""
 
 
+class _Granted(NamedTuple):
+    """What the chunks of a stream may wait."""
+
+    gather_us: int
+    since_s: float
+    grown: bool
+    """It is much more than before."""
+
+
 class Filling:
     """See the head of this module."""
 
     def __init__(self) -> None:
-        self._granted: dict[str, tuple[int, float]] = {}
-        """By stream, what its chunks may wait, and since when."""
+        self._granted: dict[str, _Granted] = {}
+        """By stream."""
         self._most_us: dict[str, float] = {}
         """By stream, of those whose chunks are full early."""
 
     def grant(self, stream: str, gather_us: int, now_s: float) -> None:
         """Chunks of a stream may wait for so long from now on."""
-        if self._granted.get(stream, (None, 0.0))[0] != gather_us:
-            self._granted[stream] = gather_us, now_s
+        known = self._granted.get(stream)
+        if known is None or known.gather_us != gather_us:
+            grown = known is None or gather_us > GROWTH * known.gather_us
+            self._granted[stream] = _Granted(gather_us, now_s, grown)
 
     def look(self, stream: str, p99_us: int, window_s: float, now_s: float) -> None:
         """Chunks took so long over the last window, in which some were closed."""
-        granted_us, since_s = self._granted.get(stream, (0, now_s))
-        if now_s < since_s + max(window_s, ADVICE_S):
+        granted_us, since_s, grown = self._granted.get(stream, _Granted(0, now_s, grown=False))
+        settling_s = max(window_s, ADVICE_S)
+        if grown:
+            settling_s = ADVICE_S + window_s * (1 + 1 / PARTS)  # a window moves on by a part of itself
+        if now_s < since_s + settling_s:
             return
         if p99_us < EARLY * granted_us:
             self._most_us[stream] = max(USEFUL_US_MIN, GROWTH * p99_us)

@@ -74,6 +74,16 @@ async def test_a_writer_gets_advice_and_its_samples_count(broker: Broker) -> Non
     assert hops(broker) == [Hop.REPLICATE, Hop.GATHER]
 
 
+async def test_a_report_may_come_without_a_chunk(broker: Broker) -> None:
+    """It says nothing of replication."""
+    broker.broker.latency.set_budgets(1, [BUDGET])
+    reply: Any = broker.start(
+        api.MULTI_WRITE_CHUNKS, broker_pb2.MultiWriteChunksRequest(latency=report_of(Hop.GATHER)), b""
+    )
+    assert ([each.stream_id for each in reply.message.advice], len(reply.message.statuses)) == ([STREAM_ID], 0)
+    assert hops(broker) == [Hop.GATHER]
+
+
 async def test_a_reader_gets_advice_and_its_samples_count(broker: Broker) -> None:
     broker.broker.latency.set_budgets(1, [BUDGET])
     broker.append(chunk(1, 0))

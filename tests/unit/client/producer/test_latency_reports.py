@@ -282,3 +282,54 @@ def test_a_target_beside_a_constraint(answers_after_s: float) -> None:
 
     waited_s = virtually(1, answers_after_s, main, latency_target_ms=100)[1]
     assert waited_s <= max(0.0, 0.09 - answers_after_s) + 0.001
+
+
+def test_what_waits_for_long_is_measured_and_advised_meanwhile() -> None:
+    """Chunks that take longer to fill than advice counts: reports go by themselves, and no chunk goes because of it."""
+
+    async def main(ways: Ways, producer: Producer) -> list[tuple[int, bool]]:
+        constrain(ways, gather_us=3_600_000_000)
+        await send_for(producer, 1.5 * INTERVAL_S)
+        seen, loop = requests_of(ways), asyncio.get_running_loop()
+        until_s = loop.time() + 30
+        while loop.time() < until_s:
+            producer.send("s", b"x" * 100, streamlet=0)
+            await asyncio.sleep(0.025)  # sleep: virtual time
+        return [(each.chunk_count, any(sample.count for sample in each.latency.samples)) for each in seen]
+
+    seen = virtually(1, 0.002, main, chunk_bytes_max=32 << 10)[1]
+    chunks = [count for count, _ in seen if count]
+    assert 4 <= len(chunks) <= 6
+    assert set(chunks) == {1}
+    assert 20 <= len(seen) <= 32
+    told = [number for number, (_, with_samples) in enumerate(seen) if with_samples]
+    with_chunks = [number for number, (count, _) in enumerate(seen) if count]
+    assert len(told) >= len(chunks) - 1
+    assert all(any(0 <= each - number <= 2 for each in told) for number in with_chunks[:-1])  # and not with the next
+
+
+def test_who_has_nothing_to_tell_and_no_chunk_that_waits_is_silent() -> None:
+    async def main(ways: Ways, producer: Producer) -> tuple[int, bool]:
+        constrain(ways)
+        await send_for(producer, 3 * INTERVAL_S)
+        await asyncio.sleep(2 * INTERVAL_S)  # sleep: virtual time
+        seen = requests_of(ways)
+        await asyncio.sleep(60)  # sleep: virtual time
+        return len(seen), producer.routes.wait_s(producer._writers["s"].lanes.lanes[0]) > 0
+
+    assert virtually(1, 0.002, main)[1] == (0, False)
+
+
+def test_when_reports_are_not_answered_advice_ends_and_what_waited_goes() -> None:
+    """An hour is left, but nobody says so any more."""
+
+    async def main(ways: Ways, producer: Producer) -> float:
+        constrain(ways, gather_us=3_600_000_000)
+        await send_for(producer, 1.5 * INTERVAL_S)
+        ways.cluster.service.latency.set_budgets(2, [])
+        loop = asyncio.get_running_loop()
+        begun_s = loop.time()
+        await producer.send("s", b"x", streamlet=0)
+        return loop.time() - begun_s
+
+    assert 1 <= virtually(1, 0.002, main)[1] <= 10
