@@ -35,6 +35,8 @@ from kera.v1 import latency_pb2 as messages
 STEADY = 0.05
 """A budget that would change by less than so much stays as it is: each change is told to all brokers."""
 STEADY_US = 500
+STEADY_PART = MARGIN / 10
+"""Of what a stream may take altogether: so much and no more, or the margin would be gone by that."""
 NOTABLE = 0.02
 """Of a limit: who takes more than its part by less is not worth a word."""
 
@@ -47,12 +49,21 @@ class Wanted(NamedTuple):
     limit_us: int
     window_ms: int
     by_p99: bool
+    streams: tuple[str, ...]
+    """In the order of the path."""
 
     @classmethod
     def of(cls, constraint: messages.LatencyConstraint) -> Wanted:
         """Of one that was checked."""
-        hops = tuple(hops_of(stages_of(constraint.path)))
-        return cls(constraint.name, hops, constraint.limit_us, constraint.window_ms, by_p99=constraint.statistic == P99)
+        stages = stages_of(constraint.path)
+        return cls(
+            constraint.name,
+            tuple(hops_of(stages)),
+            constraint.limit_us,
+            constraint.window_ms,
+            by_p99=constraint.statistic == P99,
+            streams=tuple(stage.stream for stage in stages),
+        )
 
 
 class Budget(NamedTuple):
@@ -186,7 +197,8 @@ def steady(before: Budget | None, after: Budget) -> Budget:
     if before is None or (before.window_ms, before.constraint) != (after.window_ms, after.constraint):
         return after
     pairs = zip(before[1:5], after[1:5], strict=True)
-    near = all(abs(old - new) <= max(STEADY * old, STEADY_US) for old, new in pairs)
+    slack_us = min(STEADY_US, STEADY_PART * after.limit_us)
+    near = all(abs(old - new) <= max(STEADY * old, slack_us) for old, new in pairs)
     return before if near else after
 
 

@@ -85,6 +85,10 @@ class Planning:
         """By stream, what brokers are told; None: what they go by nobody knows."""
         self._told = coordinator_pb2.StreamBudgets()
         self._last_version = state.coordinator_epoch << _COORDINATOR_SHIFT
+        self._told_ids: dict[str, int] = {}
+        """Streams that brokers are told of, by name."""
+        self._broken: set[str] = set()
+        """Constraints of which a stream was not there at the last look."""
         self._news = News()
         self._rests_until_s = float("-inf")
         """Constraints that are due are not looked at before."""
@@ -125,6 +129,7 @@ class Planning:
         else:
             del self._wanted[name]
             self._news.forget(name)
+            self._broken.discard(name)
             del self.violations[name]
             self.shown = {each: shown for each, shown in self.shown.items() if each != name}
         self._splits.pop(name, None)
@@ -157,8 +162,21 @@ class Planning:
         """Look at what is due, and tell the log of what was seen."""
         now_s = self._state.clock.monotonic_s()
         self._news.tell(now_s)
+        self._notice_streams()
         if self._changed or (now_s >= self._rests_until_s and any(self._is_due(each) for each in self._all())):
             self.work.start("plan", self._plan)
+
+    def _notice_streams(self) -> None:
+        """Constraints of which streams have come or gone are due at once, however long their windows are."""
+        gone = set()
+        for stream, stream_id in self._told_ids.items():
+            found = self._stream(stream)
+            if found is None or found.stream_id != stream_id:
+                gone.add(stream)
+        there_again = [name for name in self._broken if not self._missing(self._wanted[name])]
+        broken = [each.name for each in self._all() if not gone.isdisjoint(each.streams)] if gone else []
+        for name in (*there_again, *broken):
+            self._looked_s.pop(name, None)
 
     def _is_due(self, each: Wanted) -> bool:
         looked_s = self._looked_s.get(each.name)
@@ -188,8 +206,10 @@ class Planning:
                 self._splits.pop(each.name, None)
                 self._before.pop(each.name, None)
                 shown.pop(each.name, None)
+                self._broken.add(each.name)
                 self._news.saw(each.name, Verdict(messages.LATENCY_STATE_BROKEN, reason=missing))
                 continue
+            self._broken.discard(each.name)
             counted.append(each)
             current = self._current(each)
             self._note(each, current)
@@ -250,6 +270,7 @@ class Planning:
         known = self._budgets or {}
         steadied = {stream: steady(known.get(stream), budget) for stream, budget in budgets.items()}
         ids = {each.name: each.stream_id for each in map(self._stream, steadied) if each is not None}
+        self._told_ids = ids
         told = [steadied[stream].message(ids[stream]) for stream in sorted(ids)]
         for stream, message in zip(sorted(ids), told, strict=True):
             for group, next_stream in following.get(stream, ()):
@@ -293,7 +314,7 @@ class Planning:
 
     def _missing(self, each: Wanted) -> str:
         """Which stream is not there, in words; empty: all are."""
-        for stream in dict.fromkeys(hop.stream for hop in each.hops):
+        for stream in each.streams:
             if self._stream(stream) is None:
                 return f"stream {stream!r} is not there: it counts for nothing until it is, or the path is another one"
         return ""

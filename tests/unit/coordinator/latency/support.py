@@ -111,7 +111,7 @@ class World:
         if answer.HasField("budgets"):
             names = {each.stream_id: each.name for each in self.cluster.coordinator.state.catalog.streams()}
             self.version = answer.budgets.version
-            self.budgets = {names[each.stream_id]: each for each in answer.budgets.budgets}
+            self.budgets = {names[each.stream_id]: each for each in answer.budgets.budgets if each.stream_id in names}
         return answer
 
     async def window(

@@ -78,6 +78,13 @@ def test_a_budget_that_hardly_changes_stays_as_it_is() -> None:
     assert steady(before, other := near._replace(constraint="d")) is other
 
 
+def test_of_a_short_limit_hardly_is_less() -> None:
+    """Half a millisecond is half of it: buffers would wait though hops leave them no time any more."""
+    before = Budget(15_000, 1_000, 400, 0, 0, "c")
+    assert steady(before, after := before._replace(gather_us=0)) is after
+    assert steady(before, before._replace(gather_us=390)) is before
+
+
 def figures(mean_us: int, p99_us: int = 0) -> Figures:
     return Figures(10, mean_us, p99_us or mean_us, mean_us, 0)
 

@@ -168,6 +168,27 @@ async def test_a_constraint_of_a_stream_that_is_deleted_says_so_and_counts_for_n
     assert world.describe().state == messages.LATENCY_STATE_HELD
 
 
+async def test_streams_that_come_and_go_count_at_once_however_long_windows_are(world: World) -> None:
+    await world.create(window_ms=3_600_000)
+    await world.cluster.coordinator.streams.delete("visits")
+    await world.cluster.settle()
+    await world.beat()
+    assert world.budgets == {}
+    assert world.latency.planning.not_held == 1
+    await world.cluster.create("visits")
+    await world.cluster.settle()
+    await world.beat()
+    assert {name: each.stream_id for name, each in world.budgets.items()} == {
+        name: world.stream_id(name) for name in ("clicks", "visits")
+    }
+
+    await world.cluster.coordinator.streams.delete("visits")  # and is another one before anybody has looked
+    await world.cluster.create("visits")
+    await world.cluster.settle()
+    await world.beat()
+    assert world.budgets["visits"].stream_id == world.stream_id("visits")
+
+
 async def test_a_heartbeat_tells_of_so_many_hops_and_no_more(world: World) -> None:
     figures = [messages.HopFigures(stream_id=1, hop=messages.HOP_SEND, count=1)] * 4097
     with pytest.raises(InvalidArgument, match="at most 4096 latency, not 4097"):
