@@ -49,21 +49,17 @@ class Wanted(NamedTuple):
     limit_us: int
     window_ms: int
     by_p99: bool
-    streams: tuple[str, ...]
-    """In the order of the path."""
 
     @classmethod
     def of(cls, constraint: messages.LatencyConstraint) -> Wanted:
         """Of one that was checked."""
-        stages = stages_of(constraint.path)
-        return cls(
-            constraint.name,
-            tuple(hops_of(stages)),
-            constraint.limit_us,
-            constraint.window_ms,
-            by_p99=constraint.statistic == P99,
-            streams=tuple(stage.stream for stage in stages),
-        )
+        hops = tuple(hops_of(stages_of(constraint.path)))
+        return cls(constraint.name, hops, constraint.limit_us, constraint.window_ms, by_p99=constraint.statistic == P99)
+
+    @property
+    def streams(self) -> list[str]:
+        """In the order of the path."""
+        return list(dict.fromkeys(hop.stream for hop in self.hops))
 
 
 class Budget(NamedTuple):
