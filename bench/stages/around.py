@@ -17,6 +17,7 @@ import pyarrow as pa
 from bench.common import sample_chunk
 from bench.stages.part import RECORD_BYTES, Load, now_ns, since
 from kera.cli.bench._payload import make_batch, records_per_chunk
+from kera.client.cluster.at_work import AtWork
 from kera.client.cluster.push import PushChannel
 from kera.client.cluster.timing import Timing
 from kera.client.settings import ClientSettings
@@ -159,6 +160,7 @@ class Cluster:
         self.request_timeout_s = 60.0
         self.timing = Timing()
         self.runtime = MACHINE
+        self.at_work = AtWork(MACHINE.clock.now_us)
         self.wire = Wire()
         self.channel_made = FrameChannel("unix", "", MESSAGE_BYTES_MAX)
         self.channel_made.connection_made(self.wire)

@@ -5,7 +5,9 @@ import json
 
 import pytest
 
-from bench.stages.around import Cluster
+from bench.producer_cost import answer
+from bench.stages.around import Cluster, until_sent
+from bench.stages.consuming import Pushes
 from bench.stages.costs import (
     COPY_ALONE,
     LIMITS,
@@ -25,6 +27,8 @@ from bench.stages.costs import (
 )
 from bench.stages.part import Load, Samples
 from kera.client.cluster.locality import Locality
+from kera.client.producing.producer import Producer
+from kera.client.settings import ProducerSettings
 
 COST = Cost(10.0, 2.0, 0.05, 0.0)
 EXACT = {load: COST.of(load) for load in LOADS}
@@ -150,3 +154,20 @@ def test_the_figures_are_json() -> None:
 def test_the_cluster_of_the_stages_is_asked_as_a_real_one_is(method: str) -> None:
     ours, theirs = (inspect.signature(getattr(each, method)).parameters for each in (Cluster, Locality))
     assert [name.removeprefix("_") for name in ours] == list(theirs)
+
+
+async def test_a_producer_finds_all_of_a_cluster_that_it_needs() -> None:
+    cluster = Cluster()
+    async with Producer(cluster, ProducerSettings()) as producer:  # type: ignore[arg-type]  # it is asked as one
+        await producer.prepare("s")
+        delivery = producer.send("s", b"x")
+        await until_sent(cluster.wire)
+        await answer(cluster)
+        assert (await delivery).record_count == 1
+    cluster.close()
+
+
+async def test_a_consumer_finds_all_of_a_cluster_that_it_needs() -> None:
+    seen, load = Samples(), Load(1, 1024)
+    await Pushes([load], verify=True).rounds(load, seen)
+    assert seen.requests
