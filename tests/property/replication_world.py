@@ -140,7 +140,7 @@ class World:
         self.engine = Engine(arena, self.root, restart, limits=limits, random=Random(self.launch))
         self.replication, self.streams = self.engine.replication, self.engine.streams
         logs = self.replication.logs
-        logs.held.holds = Holds(lambda: logs.now_ms / 1000, lambda: 5)  # chunks are created at 5
+        logs.held.go_by(Holds(lambda: logs.now_ms / 1000, lambda: 5))  # chunks are created at 5
         if restart.found.lost_memory:
             self.recover_before_epoch = self.launch
         self.replication.begin(

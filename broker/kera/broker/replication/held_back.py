@@ -14,13 +14,21 @@ class HeldBack:
     """See the head of this module."""
 
     def __init__(self) -> None:
-        self.holds = Holds(lambda: 0.0, lambda: 0)
-        """What references of each stream may wait: nothing, until somebody says so."""
+        self._holds = Holds(lambda: 0.0, lambda: 0)
         self._held = Held[VirtualLog]()
+
+    @property
+    def holds(self) -> Holds:
+        """What references of each stream may wait: nothing, until `go_by` says so."""
+        return self._holds
+
+    def go_by(self, holds: Holds) -> None:
+        """References of each stream may wait for so long from now on."""
+        self._holds = holds
 
     def came(self, batch: Batch, stream_id: int, created_us: int, size: int) -> None:
         """`size` bytes of chunks have come to a batch; the oldest record of them was accepted then."""
-        due_s = self.holds.until_s(stream_id, created_us)
+        due_s = self._holds.until_s(stream_id, created_us)
         batch.due_s = due_s if batch.length == size else min(batch.due_s, due_s)
 
     def planned(self, log: VirtualLog, now_s: float) -> None:
@@ -35,11 +43,11 @@ class HeldBack:
     def next_in_s(self) -> float:
         """After how many seconds the first is due; infinity: nothing is held back."""
         next_s = self._held.next_s
-        return next_s - self.holds.now_s() if next_s < math.inf else math.inf
+        return next_s - self._holds.now_s() if next_s < math.inf else math.inf
 
     def due(self) -> tuple[float, Iterable[VirtualLog]]:
         """The time, infinity if nothing may be held back, and the logs that are due."""
-        if not self.holds.of and not self._held:
+        if not self._holds.of and not self._held:
             return math.inf, ()
-        now_s = self.holds.now_s() if self.holds.of else math.inf
+        now_s = self._holds.now_s() if self._holds.of else math.inf
         return now_s, self._held.take(now_s)

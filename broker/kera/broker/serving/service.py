@@ -83,7 +83,7 @@ class BrokerService:
         check = checking(guard)
         self.latency = latency = latency or LatencyManager()
         streams.dropped.listen(latency.forget)
-        replication.logs.held.holds = latency.replicate
+        replication.logs.held.go_by(latency.replicate)
 
         def usable(peer: Peer, operation: Operation, stream_id: int) -> Container[int]:
             stream = streams.get(stream_id)

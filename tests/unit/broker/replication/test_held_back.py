@@ -26,7 +26,7 @@ class Clock:
 @pytest.fixture
 def clock(world: Replicated) -> Clock:
     clock = Clock()
-    world.replication.logs.held.holds = Holds(lambda: clock.now_s, clock.now_us)
+    world.replication.logs.held.go_by(Holds(lambda: clock.now_s, clock.now_us))
     return clock
 
 
