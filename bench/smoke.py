@@ -6,7 +6,8 @@ best of several rounds counts, as whatever else goes on can only make it worse; 
 the rounds' ratios would be that of the round in which something else has disturbed what is divided by.)
 
 Exit code 1 when a ratio has lost more than ``--loss-max`` (a quarter) against ``bench/results/smoke.json``.
-``--record`` writes new ones there: after a change that is meant to change them, on a quiet machine.
+``--record`` writes new ones there: after a change that is meant to change them, on a quiet machine. ``--record-new``
+writes only those that were never recorded, and leaves the others as they are.
 """
 
 from __future__ import annotations
@@ -144,6 +145,18 @@ def judge(recorded: Mapping[str, float], now: Mapping[str, float], loss_max: flo
     return lines
 
 
+def with_new(recorded: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[str, Any]:
+    """What was recorded, and of what was measured now the ratios that are not in it; with what they are made of."""
+    new = {name: value for name, value in measured["ratios"].items() if name not in recorded["ratios"]}
+    if not new:
+        return dict(recorded)
+    return {
+        **recorded,
+        "ratios": {**recorded["ratios"], **new},
+        "added": [*recorded.get("added", []), {**measured, "ratios": new}],
+    }
+
+
 def table(lines: Sequence[Line]) -> str:
     """As Markdown."""
     rows = ["| ratio | better | then | now | as good | |", "|---|---|---|---|---|---|"]
@@ -211,7 +224,9 @@ def main() -> int:
     made.add_argument("--seconds", type=float, default=1.5, help="of each measurement")
     made.add_argument("--loss-max", type=float, default=LOSS_MAX, help="share of a ratio that may be lost")
     made.add_argument("--recorded", type=Path, default=RECORDED, help="the file of the recorded ratios")
-    made.add_argument("--record", action="store_true", help="write what is measured there")
+    writing = made.add_mutually_exclusive_group()
+    writing.add_argument("--record", action="store_true", help="write what is measured there")
+    writing.add_argument("--record-new", action="store_true", help="write there only what was never recorded")
     arguments = made.parse_args()
     recorded: dict[str, Any] = {"ratios": {}}
     if arguments.recorded.exists():
@@ -229,8 +244,10 @@ def main() -> int:
     print(f"{describe(where)}\n\n{table(lines)}\n")
     for name in figures:
         print(f"{name}: {', '.join(f'{each[name]:.4g}' for each in rounds)}")
-    if arguments.record:
-        document = {"machine": where, "ratios": now, "rounds": rounds}
+    if arguments.record or arguments.record_new:
+        document: dict[str, Any] = {"machine": where, "ratios": now, "rounds": rounds}
+        if arguments.record_new:
+            document = with_new(recorded, document)
         arguments.recorded.parent.mkdir(parents=True, exist_ok=True)
         arguments.recorded.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
         say(f"recorded in {arguments.recorded}")

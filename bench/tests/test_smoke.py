@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.smoke import BEST, RATIOS, Ratio, best, judge, table
+from bench.smoke import BEST, RATIOS, Ratio, best, judge, table, with_new
 
 ROUND = {
     "copy_s_per_gb": 0.1,
@@ -73,6 +73,18 @@ def test_only_a_loss_of_more_than_is_allowed_fails() -> None:
     assert [line.ok for line in judge(then, {"push": 3.0, "ack": 4.0}, 0.25)] == [True, True]
     assert [line.ok for line in judge(then, {"push": 2.9, "ack": 4.1}, 0.25)] == [False, False]
     assert [line.ok for line in judge(then, {"push": 40.0, "ack": 0.3}, 0.25)] == [True, True]
+
+
+def test_only_what_was_never_recorded_is_added() -> None:
+    recorded = {"machine": {"load": 1.0}, "ratios": {"send": 0.1}, "rounds": [{"ping_ms": 1.0}]}
+    measured = {"machine": {"load": 3.0}, "ratios": {"send": 0.2, "epochs": 0.7}, "rounds": [{"ping_ms": 2.0}]}
+
+    both = with_new(recorded, measured)
+
+    assert both["ratios"] == {"send": 0.1, "epochs": 0.7}
+    assert (both["machine"], both["rounds"]) == (recorded["machine"], recorded["rounds"])
+    assert both["added"] == [{**measured, "ratios": {"epochs": 0.7}}]
+    assert with_new(both, measured) == both
 
 
 def test_a_ratio_that_was_never_recorded_cannot_have_lost() -> None:
