@@ -160,7 +160,7 @@ class Cluster:
         self.request_timeout_s = 60.0
         self.timing = Timing()
         self.runtime = MACHINE
-        self.at_work = AtWork(MACHINE.clock.now_us)
+        self.at_work = AtWork(MACHINE.clock)
         self.wire = Wire()
         self.channel_made = FrameChannel("unix", "", MESSAGE_BYTES_MAX)
         self.channel_made.connection_made(self.wire)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, rule
 
 from kera.client.cluster.at_work import AtWork, Job
+from kera.core.clock import FakeClock
 
 STREAMS = st.integers(0, 2)
 STREAMLETS = st.integers(0, 3)
@@ -34,8 +35,8 @@ class Application(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.now_s = 1.0
-        self.at_work = AtWork(lambda: round((self.now_s + CLOCKS_APART_S) * 1e6))
+        self.clock = FakeClock(round((1.0 + CLOCKS_APART_S) * 1e6))
+        self.at_work = AtWork(self.clock)
         self.writers = [Writer() for _ in range(3)]
         for stream_id, writer in enumerate(self.writers):
             self.at_work.add_writer(stream_id, writer)
@@ -43,9 +44,14 @@ class Application(RuleBasedStateMachine):
         """All records: their stream, and when each was accepted."""
         self.jobs_begun: dict[Job, float] = {}
 
+    @property
+    def now_s(self) -> float:
+        """On the loop's clock."""
+        return self.clock.now_us() / 1e6 - CLOCKS_APART_S
+
     @rule(ms=st.integers(1, 1_000))
     def wait(self, ms: int) -> None:
-        self.now_s += ms / 1000
+        self.clock.advance(ms / 1000)
 
     @rule(stream_id=STREAMS, streamlet=STREAMLETS)
     def send(self, stream_id: int, streamlet: int) -> None:
@@ -72,7 +78,7 @@ class Application(RuleBasedStateMachine):
 
     @rule(target=jobs, streams=st.sets(STREAMS, min_size=1))
     def take(self, streams: set[int]) -> Job:
-        self.now_s += 0.001
+        self.clock.advance(0.001)
         job = self.at_work.begin(streams, self.now_s)
         self.jobs_begun[job] = self.now_s
         return job

@@ -157,7 +157,7 @@ WALL_CLOCK = {
     "coordinator/kera/coordinator/operations/members.py": "what time it is here, for brokers that compare",
     "coordinator/kera/coordinator/operations/streams.py": "when a stream was created, as shown",
     "core/kera/core/access/jwt_tokens.py": "when tokens of other issuers expire, which says when and not how soon",
-    "client/kera/client/cluster/cluster.py": "compared with the times of records that an application makes",
+    "client/kera/client/cluster/at_work.py": "compared with the times of records that an application makes",
     "core/kera/core/clock.py": "the one behind the protocol",
     "core/kera/core/monitoring/certificates.py": "how long a certificate is good yet",
     "core/kera/core/monitoring/monitor.py": "what time it is here, for those who compare clocks",

@@ -238,7 +238,7 @@ class FakeCluster:
         self.timing = Timing()
         self.runtime = MACHINE
         self.session_ids = itertools.count(1)
-        self.at_work = AtWork(self.runtime.clock.now_us)
+        self.at_work = AtWork(self.runtime.clock)
         self.locality = Locality("here", self.settings, self.timing)
         self.arena = Arena.create(
             directory, arena_bytes=slots * segment_bytes, slot_bytes=segment_bytes, data_dir=directory, ephemeral=True

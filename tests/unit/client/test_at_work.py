@@ -8,6 +8,7 @@ import pytest
 
 from kera.client.cluster.at_work import OPEN_MAX, AtWork
 from kera.client.producing.producer import Producer
+from kera.core.clock import FakeClock
 from tests.unit.client.conftest import MakeProducer
 from tests.unit.client.support import FakeCluster
 
@@ -80,10 +81,12 @@ class Writer:
 
 
 def test_of_many_open_chunks_some_are_looked_at() -> None:
-    at_work = AtWork(lambda: 1_000_000)
+    clock = FakeClock(1_000_000)
+    at_work = AtWork(clock)
     writer = Writer(*[Chunk(0.5)] * OPEN_MAX, Chunk(1.5))
     at_work.add_writer(STREAM_ID, writer)
     job = at_work.begin([STREAM_ID], 0.0)
+    clock.advance(1.0)
     assert at_work.first_us(job) is None
     other = Writer(Chunk(0.5), Chunk(1.25))
     at_work.add_writer(STREAM_ID, other)
@@ -91,14 +94,32 @@ def test_of_many_open_chunks_some_are_looked_at() -> None:
 
 
 def test_a_clock_that_is_set_back_makes_no_time_that_is_below_nothing() -> None:
-    at_work = AtWork(lambda: 1_000_000)
+    at_work = AtWork(FakeClock(1_000_000))
     job = at_work.begin([STREAM_ID], 5.0)
     at_work.accepted(STREAM_ID, 4.0)
     assert at_work.first_us(job) == 0
 
 
+@pytest.mark.parametrize("set_by_s", [5.0, -5.0])
+def test_a_clock_that_is_set_makes_no_time_that_is_longer_than_it_was(set_by_s: float) -> None:
+    """In a chunk that was open before, which then has records of both times: by the clock five seconds too much."""
+    clock = FakeClock(100_000_000)
+    at_work, chunk = AtWork(clock), Chunk(99.0)
+    writer = Writer(chunk)
+    at_work.add_writer(STREAM_ID, writer)
+    if set_by_s < 0:  # what was there is of a time to come
+        clock.step(set_by_s)
+    job = at_work.begin([STREAM_ID], 5.0)
+    if set_by_s > 0:
+        clock.step(set_by_s)
+    clock.advance(0.002)
+    chunk.times_s = 99.0, clock.now_us() / 1e6
+    clock.advance(0.003)
+    assert at_work.first_us(job) == 5_000
+
+
 def test_who_is_dropped_leaves_nothing() -> None:
-    at_work = AtWork(lambda: 0)
+    at_work = AtWork(FakeClock(0))
     job, writer = at_work.begin([STREAM_ID], 0.0), Writer(Chunk(1.0))
     at_work.add_writer(STREAM_ID, writer)
     del job, writer

@@ -16,6 +16,7 @@ from kera.client.consuming.ranges import Came
 from kera.client.consuming.reader_reports import VALID_S_MAX, ReaderMeter
 from kera.client.settings import ConsumerSettings
 from kera.core.chunk import encode_chunk
+from kera.core.clock import FakeClock
 from kera.core.ids import EARLIEST, EntryId
 from kera.core.latency.hop import Hop
 from kera.core.latency.report import SAMPLES_MAX, checked
@@ -99,7 +100,7 @@ class TestMeter:
     def test_work_ends_with_the_first_record_that_is_made_of_it(self) -> None:
         """Whether it is accepted before the application asks for more, or after; but before it takes something else."""
         for accepted_s, us in ((1.25, 250_000), (1.75, 750_000), (None, 500_000)):
-            at_work = AtWork(lambda: 0)
+            at_work = AtWork(FakeClock(0))
             meter = ReaderMeter("app", at_work)
             meter.answered(BROKER_ID, answer(next_stream_ids=[STREAM_ID + 1]), 0.0, 0.0)
             came = meter.came(fetched(), BROKER_ID, 0.9)
@@ -117,7 +118,7 @@ class TestMeter:
             assert not at_work.pending
 
     def test_what_is_not_measured_ends_work_as_well(self) -> None:
-        at_work = AtWork(lambda: 0)
+        at_work = AtWork(FakeClock(0))
         meter = ReaderMeter("app", at_work)
         meter.answered(BROKER_ID, answer(next_stream_ids=[STREAM_ID + 1]), 0.0, 0.0)
         meter.taken(fetched(), meter.came(fetched(), BROKER_ID, 0.9), 1.0)

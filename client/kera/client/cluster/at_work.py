@@ -12,10 +12,12 @@ that is measured, chunks cost a look at `AtWork.pending`.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any, Protocol
 from weakref import WeakSet
+
+from kera.core.clock import Clock
 
 OPEN_MAX = 64
 """So many open chunks of a producer are looked at; where there are more, the first record of those counts."""
@@ -47,13 +49,15 @@ class Writer(Protocol):
 class Job:
     """What was taken, and is worked at."""
 
-    __slots__ = ("__weakref__", "begun_s", "first_us", "since_s", "streams")
+    __slots__ = ("__weakref__", "_clock", "_started_s", "begun_s", "first_us", "since_s", "streams")
 
-    def __init__(self, streams: frozenset[int], begun_s: float, since_s: float) -> None:
+    def __init__(self, streams: frozenset[int], begun_s: float, clock: Clock) -> None:
         self.streams = streams
         self.begun_s = begun_s
-        self.since_s = since_s
+        self.since_s = clock.now_us() / 1e6
         """The same by the time of day."""
+        self._clock = clock
+        self._started_s = clock.monotonic_s()
         self.first_us: int | None = None
         """How long it took until the first record that is known; None: there is none yet."""
 
@@ -63,20 +67,20 @@ class Job:
         self.first_us = us if self.first_us is None else min(self.first_us, us)
 
     def look(self, times_s: Sequence[float]) -> None:
-        """Some records were accepted then."""
+        """Some records were accepted then: whatever the time of day is set to, no longer after than it is now."""
         first = bisect_left(times_s, self.since_s)
         if first < len(times_s):
-            self.made((times_s[first] - self.since_s) * 1e6)
+            self.made(min(times_s[first] - self.since_s, self._clock.monotonic_s() - self._started_s) * 1e6)
 
 
 class AtWork:
     """See the head of this module. Times in seconds are on the loop's clock, where nothing else is said."""
 
-    def __init__(self, now_us: Callable[[], int]) -> None:
-        """`now_us`: the time of day, as records have it."""
+    def __init__(self, clock: Clock) -> None:
+        """`clock`: that by which records have their time of day."""
         self.pending = False
         """Somebody is at work: producers have to tell."""
-        self._now_us = now_us
+        self._clock = clock
         self._jobs: WeakSet[Job] = WeakSet()
         """Consumers that are dropped without being closed leave none."""
         self._writers: dict[int, WeakSet[Any]] = {}
@@ -88,7 +92,7 @@ class AtWork:
 
     def begin(self, streams: Iterable[int], now_s: float) -> Job:
         """Something was taken, and what is made of it goes to these streams; `end` has to follow."""
-        job = Job(frozenset(streams), now_s, self._now_us() / 1e6)
+        job = Job(frozenset(streams), now_s, self._clock)
         self._jobs.add(job)
         self.pending = True
         return job

@@ -129,7 +129,7 @@ class Cluster:
         self._tasks = Tasks()
         self.session_ids = count(1)
         """For reading sessions: they share connections."""
-        self.at_work = AtWork(runtime.clock.now_us)
+        self.at_work = AtWork(runtime.clock)
         """What consumers have taken, and producers make of it."""
 
     @property
