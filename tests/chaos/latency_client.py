@@ -45,6 +45,8 @@ TICK_S = 0.005
 TIMER_S = 0.002
 """To which its timers are exact, and how long a look takes."""
 RECORD_BYTES = 100
+DELIVERY_TIMEOUT_MS = 300_000
+"""Records are late, but not lost, when a machine stands still."""
 _HEAD = struct.Struct("<IIq")
 """Of a value: number of the key, number of the record among those of the key, and when it was sent."""
 
@@ -91,6 +93,8 @@ class Slot:
     """That came to the end of the path."""
     records_us: int = 0
     """What these took, together."""
+    longest_us: int = 0
+    """What one of them took, at most."""
     runs: int = 0
     """Chunks that were worked on, of those that came together one."""
     runs_us: int = 0
@@ -244,12 +248,18 @@ class Worker:
             slot.acknowledged += 1
             slot.records += 1
             slot.records_us += at_us - sent_us
+            slot.longest_us = max(slot.longest_us, at_us - sent_us)
             if self._at.get(delivery.entry) != delivery.position:  # the first record of a chunk is its oldest
                 self._at[delivery.entry] = delivery.position
                 slot.chunks += 1
                 slot.chunks_us += at_us - accepted_us
 
         pending.add_done_callback(done)
+
+
+def made(client: Client, chunk_bytes: int) -> Producer:
+    """A producer that gives nothing up, as long as that may take."""
+    return client.producer(chunk_bytes_max=chunk_bytes, delivery_timeout_ms=DELIVERY_TIMEOUT_MS)
 
 
 async def obey(role: str, bootstrap: str, chunk_bytes: int, ledger: Ledger) -> None:
@@ -261,7 +271,7 @@ async def obey(role: str, bootstrap: str, chunk_bytes: int, ledger: Ledger) -> N
     runtime = replaced(MACHINE, clock=clock)
     async with (
         await Client.connect(bootstrap, runtime=runtime) as client,
-        client.producer(chunk_bytes_max=chunk_bytes) as producer,
+        made(client, chunk_bytes) as producer,
     ):
         await producer.prepare(FIRST if role == "writer" else SECOND)
         running = [

@@ -37,6 +37,7 @@ class Told(NamedTuple):
     records: int
     records_us: float
     """Their mean."""
+    longest_us: int
     runs: int
     chunks: int
     path_us: float
@@ -82,7 +83,8 @@ class Truth:
         path_us = sum(slot.runs_us for slot in slots) / max(1, runs) + sum(slot.chunks_us for slot in slots) / max(
             1, chunks
         )
-        return Told(records, records_us, runs, chunks, path_us)
+        longest_us = max((slot.longest_us for slot in slots), default=0)
+        return Told(records, records_us, longest_us, runs, chunks, path_us)
 
     def band_us(self, at_s: float, window_s: float) -> tuple[float, float]:
         """Least and most that a description at this moment may say, by what was true until then."""
@@ -112,8 +114,13 @@ class Truth:
         return max(waits)
 
     def explained_us(self, at_s: float, window_s: float) -> float:
-        """How much longer records took, at most, as the machine was busy: in what a description at that time is of."""
-        return PASSAGES * self.wait_us(at_s - window_s * (1 + PART) - SHOWN_S, at_s)
+        """How much longer records took, at most, as the machine was busy: in what a description at that time is of.
+
+        However many passages there are, nobody waits for longer than all pauses of the time together.
+        """
+        begin_s = at_s - window_s * (1 + PART) - SHOWN_S
+        (longest_ms,) = self.lags_ms(begin_s, at_s, (1.0,))
+        return min(PASSAGES * self.wait_us(begin_s, at_s), len(self._slots) * longest_ms * 1000)
 
 
 def wait_of(lags_us: Iterable[int]) -> float:
