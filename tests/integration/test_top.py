@@ -2,7 +2,13 @@
 
 import asyncio
 import contextlib
+import fcntl
 import json
+import os
+import pty
+import signal
+import sys
+import termios
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +19,7 @@ from kera.cli.top._snapshot import snapshot
 from kera.client import Client, ClientSettings
 from kera.client.admin.watching import Watch
 from kera.core.access.rights import Operation
+from kera.core.settings import MIB
 from kera.local.cluster import LocalCluster
 from tests.integration.command_line import run_kera
 from tests.integration.control_support import control_cluster
@@ -138,3 +145,34 @@ def test_with_security_one_sees_what_one_may_see_and_is_told_of_the_rest(tmp_pat
         none = seen_by("bob")
         assert (none["constraints"], none["totals"]["constraints"]) == ([], 0)
         assert not any("latency" in note for note in none["notes"])
+
+
+@pytest.mark.parametrize("told", ["by the terminal", "by nobody"])
+async def test_it_ends_with_its_terminal(told: str) -> None:
+    """As when a connection of ssh breaks; also where nobody sends a signal for it."""
+    async with LocalCluster(brokers=1, arena_bytes=32 * MIB) as cluster:
+        mine, its = pty.openpty()
+        command = [sys.executable, "-m", "kera.cli", "top", "--interval", "0.2", "--bootstrap", cluster.bootstrap]
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=its,
+            stdout=its,
+            stderr=its,
+            start_new_session=True,
+            preexec_fn=take_terminal if told == "by the terminal" else None,
+        )
+        os.close(its)
+        try:
+            seen = b""
+            while b"Brokers" not in seen:  # the test's time-out bounds it
+                seen += await asyncio.to_thread(os.read, mine, 1 << 16)
+            os.close(mine)
+            assert await asyncio.wait_for(process.wait(), 60) == 128 + signal.SIGHUP
+        finally:
+            if process.returncode is None:
+                process.kill()
+
+
+def take_terminal() -> None:
+    """Whatever happens to the terminal that is standard input is this process's concern."""
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)

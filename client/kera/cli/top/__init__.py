@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import signal
 import sys
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,7 @@ import typer
 
 from kera.cli._client import BOOTSTRAP_OPTION, connected
 from kera.cli._output import OUTPUT_OPTION, Output, show_document
-from kera.cli._run import UsageError, extra, run_async
+from kera.cli._run import UsageError, extra, run_async, silence_stdout
 from kera.core.errors import Unavailable
 
 if TYPE_CHECKING:
@@ -80,7 +81,12 @@ def top(
         raise UsageError("kera top needs a terminal; without one, --json or --once print one snapshot")
     with extra("top"):
         from kera.cli.top._app import Options
-    run_async(_live(bootstrap, Options(interval, view, wanted)), logged_from=logging.CRITICAL)
+    try:
+        run_async(_live(bootstrap, Options(interval, view, wanted)), logged_from=logging.CRITICAL)
+    except typer.Exit as ended:
+        if ended.exit_code == 128 + signal.SIGHUP:
+            silence_stdout()  # there is no terminal any more
+        raise
 
 
 def _print(found: Snapshot, output: Output, wanted: str, rows: int) -> None:
