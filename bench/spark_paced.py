@@ -235,6 +235,10 @@ class Paced:
         if total != backlog + feeder.sent:
             raise Wrong(f"{name}: {total:,} records came, {backlog + feeder.sent:,} were sent")
         asyncio.run(remove(self._bootstrap, stream))
+        say(
+            "  thousand records in s: "
+            + ", ".join(f"{each.records / 1000:.0f} in {each.taken_s:.2f}" for each in found)
+        )
         if counts:
             of_backlog = [each for each in found if each.oldest_s < begun_s]
             self._add(name, "backlog", of_backlog)

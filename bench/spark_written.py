@@ -39,7 +39,9 @@ RECORD_BYTES = 100
 KEYS = 10_000
 TICK_S = 0.001
 STORED_BYTES = 1_000
-"""Of a record, at most: one that has a chunk of its own."""
+"""Of a record, of all streams together: one that has a chunk of its own, and two that share theirs."""
+SEGMENTS = 4
+"""Of a streamlet that are not full, at most."""
 
 
 def stream_of(way: str) -> str:
@@ -79,6 +81,7 @@ async def write(bootstrap: str, arguments: argparse.Namespace, figures: Figures)
         for way, settings in WAYS.items():
             await client.admin.create_stream(stream_of(way), streamlets=arguments.streamlets)
             async with client.producer(**settings) as producer:
+                await producer.prepare(stream_of(way))
                 sent[way] = await send(producer, stream_of(way), arguments.rate, arguments.seconds)
             chunks = await chunks_of(client, stream_of(way))
             say(f"{way}: {sent[way]:,} records in {chunks:,} chunks")
@@ -101,8 +104,8 @@ async def run(arguments: argparse.Namespace, root: Path) -> None:
     """Write, count, print."""
     figures = Figures("spark_written", arguments, root)
     records = int(arguments.rate * arguments.seconds)
-    arena_bytes = (records * STORED_BYTES // (8 * MIB) + 4 * len(WAYS) * arguments.streamlets) * 8 * MIB
-    async with broker(None, arena_bytes=arena_bytes, segment_bytes=8 * MIB) as made:
+    arena_bytes = (records * STORED_BYTES // MIB + SEGMENTS * len(WAYS) * arguments.streamlets) * MIB
+    async with broker(None, arena_bytes=arena_bytes, segment_bytes=MIB) as made:
         bootstrap = made.cluster.bootstrap
         sent = await write(bootstrap, arguments, figures)
         spark = await asyncio.to_thread(session, 2, root, (), columnar="columnar" in arguments.engines)

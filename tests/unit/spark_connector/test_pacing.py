@@ -180,6 +180,16 @@ def test_a_start_that_takes_nearly_all_of_the_target_is_found_out(chunks: int) -
     assert paced.taken / MIB * 0.02 >= 0.6 * paced.now_s
 
 
+def test_hardly_anything_takes_no_less_than_the_quickest_has() -> None:
+    """While Spark warms up, small ones that come later are quicker, as if a start cost nothing."""
+    found = pacer(2.0, *[MicroBatch(size, size * 2e-4) for size in (4000, 3900, 2400, 2500, 1300, 1400)])
+    assert found.fit is not None
+    assert found.fit.fixed_s < 0.05
+
+    assert found.decide(10, 0.0).wait_s == pytest.approx(1.8 - 0.26)
+    assert found.least_s(0.0) == pytest.approx(0.26 / 0.9)
+
+
 def test_what_fills_a_micro_batch_does_not_wait() -> None:
     found = pacer(2.0, *many(0.3, 0.01, 1, 5, 20, 200))
     pace = found.decide(500 * MIB, 0.0)
@@ -217,7 +227,7 @@ def test_what_cannot_be_is_not_learned(nonsense: tuple[int, float]) -> None:
 
 def test_the_shortest_target_is_known_after_some_micro_batches() -> None:
     assert pacer(2.0, *line(0.3, 0.01, *range(1, ENOUGH))).least_s(0.06) is None
-    assert pacer(2.0, *line(0.3, 0.01, 1, 5, 20, 40, 80)).least_s(0.06) == pytest.approx(0.4)
+    assert pacer(2.0, *line(0.3, 0.01, 1, 5, 20, 40, 80)).least_s(0.06) == pytest.approx(0.41, rel=0.01)
     assert pacer(2.0, *[MicroBatch(MIB, 0.45 + n / 10) for n in range(5)]).least_s(0.0) == pytest.approx(0.5)
 
 

@@ -223,7 +223,7 @@ class Pacer:
         if not fit.told_apart:
             # That is told by one that is smaller; and where there is none, as chunks are large, by a larger one.
             return max(room // 2 if self._starts.alike == 1 else room, 2 * fit.bytes_most * (self._starts.alike > 1), 1)
-        fixed_s = min(fit.fixed_s, *(one.seconds for one in self._seen))  # all of them have begun
+        fixed_s = min(fit.fixed_s, self._quickest_s)  # which has begun, too
         if 2 * fixed_s > self.usable_s:
             longest_s = min(5 * fixed_s, 8 * fixed_s - 3 * self.usable_s)
             room = max(room, fit.bytes_within(longest_s * (1 + fit.slack)))
@@ -254,7 +254,8 @@ class Pacer:
         fit, bytes_max = self.fit, self.bytes_max
         if fit is None:
             return Pace(0.0, bytes_max, None)
-        predicted_s = fit.seconds(min(waiting_bytes, bytes_max))
+        # Where small ones have told no more than noise, little may seem to cost nothing; but all took some time.
+        predicted_s = max(fit.seconds(min(waiting_bytes, bytes_max)), self._quickest_s)
         wait_s = self.usable_s - oldest_s - predicted_s
         begins = waiting_bytes >= bytes_max or wait_s < MOMENT_S
         return Pace(0.0 if begins else wait_s, bytes_max, predicted_s)
@@ -282,8 +283,12 @@ class Pacer:
         """
         if len(self._seen) < ENOUGH or (fit := self.fit) is None:
             return None
-        quickest_s = fit.fixed_s if fit.told_apart else min(one.seconds for one in self._seen)
-        return (quickest_s + on_the_way_s) / (1 - MARGIN)
+        fixed_s = fit.fixed_s if fit.told_apart else 0.0
+        return (max(fixed_s, self._quickest_s) + on_the_way_s) / (1 - MARGIN)
+
+    @property
+    def _quickest_s(self) -> float:
+        return min((one.seconds for one in self._seen), default=0.0)
 
 
 class Pause(NamedTuple):
