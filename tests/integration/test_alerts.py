@@ -44,12 +44,15 @@ def free_port() -> int:
 
 def configuration(cluster: LocalCluster) -> str:
     """As in deploy/prometheus, for these addresses and every second."""
+    kept = re.findall(r"regex: (\S+)\n\s+action: keep", RULES.with_name("prometheus.yml").read_text())
     jobs = []
     for kind in ("coordinator", "broker", "backup"):
         found = [each["metrics_address"] for name, each in cluster.ready.items() if name.startswith(kind)]
         jobs.append({"job_name": f"kera-{kind}", "static_configs": [{"targets": found}]})
-    for kind, job in (("coordinator", jobs[0]), ("broker", jobs[1])):
-        jobs.append({**job, "job_name": f"kera-{kind}-all", "metrics_path": "/metrics/all"})
+    for kind, job, regex in (("broker", jobs[1], kept[0]), ("coordinator", jobs[0], kept[1])):
+        keep = {"source_labels": ["__name__"], "regex": regex, "action": "keep"}
+        few = {"metrics_path": "/metrics/all", "metric_relabel_configs": [keep]}
+        jobs.append({**job, "job_name": f"kera-{kind}-all", **few})
     times = {"scrape_interval": "1s", "evaluation_interval": "1s"}
     return json.dumps({"global": times, "rule_files": ["kera.rules.yml"], "scrape_configs": jobs})  # JSON is YAML
 
@@ -141,6 +144,16 @@ async def test_alerts_fire_for_what_they_are_about_and_for_nothing_else(tmp_path
                 await consumer.commit()
             writing = asyncio.create_task(_write(producer))
             await alerts.until(lambda firing: "KeraConsumerGroupLagging" in firing)
+
+            # A producer that lets chunks fill for longer than records may take.
+            await client.latency.create("late", ["s"], 10, window_ms=1_000)
+            async with client.producer(linger_ms=100) as slow:
+                await slow.prepare("s")
+                late = asyncio.create_task(_write(slow))
+                await alerts.until(lambda firing: "KeraLatencyNotHeld" in firing)
+                late.cancel()
+                await asyncio.wait([late])
+            await client.latency.delete("late")
 
             # A loop that something holds up, again and again.
             holding = asyncio.create_task(_hold_up(cluster))
