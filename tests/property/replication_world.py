@@ -140,7 +140,8 @@ class World:
         self.engine = Engine(arena, self.root, restart, limits=limits, random=Random(self.launch))
         self.replication, self.streams = self.engine.replication, self.engine.streams
         logs = self.replication.logs
-        logs.held.go_by(Holds(lambda: logs.now_ms / 1000, lambda: 5))  # chunks are created at 5
+        self.holds = Holds(lambda: logs.now_ms / 1000, lambda: 5)  # chunks are created at 5
+        logs.held.go_by(self.holds)
         if restart.found.lost_memory:
             self.recover_before_epoch = self.launch
         self.replication.begin(
@@ -278,7 +279,7 @@ class World:
     def constrain(self, number: int, wait_ms: int) -> None:
         """What is replicated of a stream may wait for others from now on."""
         wait_us = wait_ms * 1000
-        self.replication.logs.held.holds.set(self.stream(number).stream_id, Hold(wait_us, wait_us))
+        self.holds.set(self.stream(number).stream_id, Hold(wait_us, wait_us))
 
     def answer(self, number: int, which: int) -> None:
         """A backup carries out what it has, and one answer comes back; those for the disk may be late."""

@@ -14,22 +14,23 @@ class HeldBack:
     """See the head of this module."""
 
     def __init__(self) -> None:
-        self._holds = Holds(lambda: 0.0, lambda: 0)
         self._held = Held[VirtualLog]()
-
-    @property
-    def holds(self) -> Holds:
-        """What references of each stream may wait: nothing, until `go_by` says so."""
-        return self._holds
+        self.go_by(Holds(lambda: 0.0, lambda: 0))
 
     def go_by(self, holds: Holds) -> None:
-        """References of each stream may wait for so long from now on."""
+        """References of each stream may wait for so long from now on; nothing until this is called."""
         self._holds = holds
+        # Both are looked at for each request, and so no properties.
+        self.of = holds.of
+        """The streams whose references may wait."""
+        self.active = bool(self._held)
+        """Something may be held back: `due` has to be called."""
 
     def came(self, batch: Batch, stream_id: int, created_us: int, size: int) -> None:
         """`size` bytes of chunks have come to a batch; the oldest record of them was accepted then."""
         due_s = self._holds.until_s(stream_id, created_us)
         batch.due_s = due_s if batch.length == size else min(batch.due_s, due_s)
+        self.active = True
 
     def planned(self, log: VirtualLog, now_s: float) -> None:
         """What a log has to send was looked at, and is held back."""
@@ -46,8 +47,8 @@ class HeldBack:
         return next_s - self._holds.now_s() if next_s < math.inf else math.inf
 
     def due(self) -> tuple[float, Iterable[VirtualLog]]:
-        """The time, infinity if nothing may be held back, and the logs that are due."""
-        if not self._holds.of and not self._held:
-            return math.inf, ()
-        now_s = self._holds.now_s() if self._holds.of else math.inf
-        return now_s, self._held.take(now_s)
+        """The time, infinity if nothing may be held back any more, and the logs that are due."""
+        now_s = self._holds.now_s() if self.of else math.inf
+        found = self._held.take(now_s)
+        self.active = bool(self.of or self._held)
+        return now_s, found

@@ -132,8 +132,8 @@ class Replicator:
                         self._perform(effect)
                 for backup_id, ids in freed.items():
                     self._free(backup_id, ids)
-            due_in_s = self._logs.held.next_in_s
-            if due_in_s < math.inf:
+            held = self._logs.held
+            if held.active and (due_in_s := held.next_in_s) < math.inf:
                 self._hold_timer.set_in(due_in_s)
         finally:
             self._pumping = False

@@ -8,6 +8,7 @@ virtual segments are placed on ``backups``; when they are closed, ``coverage`` h
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -183,7 +184,7 @@ class VirtualLogs:
     def append(self, log: VirtualLog, segment: Segment, start: int, end: int, *, persist: bool = False) -> Batch:
         """Have chunks of a segment that is in memory replicated; returns the batch they go with."""
         batch = log.append(segment, start, end, self.now_ms, persist=persist)
-        if self.held.holds.of:
+        if self.held.of:
             stream = self.streams.get(log.stream_id)
             if stream is not None and stream.by_replicas and log is not stream.repair:  # others' may be lost yet
                 self.held.came(batch, log.stream_id, created_us_at(segment.slot.view, start), end - start)
@@ -194,9 +195,10 @@ class VirtualLogs:
 
     def pump(self) -> list[Effect]:
         """What to do now."""
-        now_s, due = self.held.due()
-        for log in due:
-            self._work[log] = None
+        now_s = math.inf
+        if self.held.active:
+            now_s, due = self.held.due()
+            self._work.update((log, None) for log in due)
         work = list(self._work)
         if len(work) > 1:
             work.sort(key=lambda log: priority_of(self.streams, log.stream_id), reverse=True)

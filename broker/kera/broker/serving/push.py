@@ -24,11 +24,11 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from kera.broker.counters import PushTotals
 from kera.broker.latency.hold_timer import HoldTimer
-from kera.broker.latency.holding import HELD_BYTES_MAX, Held, Holds
+from kera.broker.latency.holding import HELD_BYTES_MAX, Held, Hold, Holds
 from kera.broker.log.arena import Arena
 from kera.broker.log.arena_file import ArenaFile
 from kera.broker.log.bounds import end_of, lag_records
@@ -77,6 +77,8 @@ class Push:
         self.limits = limits or PushLimits()
         self._holds = holds
         self._hold_timer = hold_timer
+        self.waits: Mapping[int, Hold] = {} if holds is None else holds.of
+        """The streams of which readers may be told later; looked at for each append."""
         self._held = Held[Subscription]()
         if hold_timer is not None:
             hold_timer.listen(self.give_due)
@@ -92,7 +94,7 @@ class Push:
     def holds_back(self, subscription: Subscription) -> bool:
         """Whether what was appended for a subscription may wait for more; then it is marked when it is due."""
         holds, entry = self._holds, subscription.entry
-        if holds is None or not holds.of or subscription.address[0] not in holds.of or entry is None:
+        if holds is None or entry is None or subscription.address[0] not in holds.of:
             return False
         position, end = subscription.position, entry.end
         segment = entry.resident.get((position.group_id, position.segment_id))
@@ -128,17 +130,21 @@ class Push:
 class Subscription(Follower):
     """A range of an entry, as far as it has been pushed."""
 
-    __slots__ = ("_connection", "number")
+    __slots__ = ("_connection", "_waits", "number")
 
-    def __init__(self, connection: PushConnection, number: int, wanted: push_pb2.PushLane) -> None:
+    def __init__(
+        self, connection: PushConnection, number: int, wanted: push_pb2.PushLane, waits: Mapping[int, Hold]
+    ) -> None:
+        """`waits`: the streams of which readers may be told later."""
         super().__init__(wanted.start, wanted.end if wanted.HasField("end") else None, connection.mark)
         self.number = number
         self._connection = connection
+        self._waits = waits
 
     def wake(self) -> None:
         """There may be something for it; it may be that this can wait."""
         if not self.marked and self.missing is None:
-            if self._connection.holds_back(self):
+            if self._waits and self._connection.holds_back(self):
                 self.listen()  # for what makes it too large to wait
             else:
                 self.mark(self)
@@ -235,7 +241,7 @@ class PushConnection:
         for wanted in message.lanes:
             if wanted.lane in self._subscriptions:
                 raise ProtocolError(f"lane {wanted.lane} is in use", lane=wanted.lane)
-            subscription = Subscription(self, wanted.lane, wanted)
+            subscription = Subscription(self, wanted.lane, wanted, self._push.waits)
             if len(self._subscriptions) == self._push.limits.subscriptions_max:
                 self._send(self._ended(subscription, Reason.PULL))
             elif (refusal := self._refusal(wanted.start.stream_id)) is not None:

@@ -18,6 +18,7 @@ class Clock:
 
     def __init__(self) -> None:
         self.now_s = 50.0
+        self.holds = Holds(lambda: self.now_s, self.now_us)
 
     def now_us(self) -> int:
         return 5 + round((self.now_s - 50) * 1e6)  # chunks are created at 5
@@ -26,12 +27,12 @@ class Clock:
 @pytest.fixture
 def clock(world: Replicated) -> Clock:
     clock = Clock()
-    world.replication.logs.held.go_by(Holds(lambda: clock.now_s, clock.now_us))
+    world.replication.logs.held.go_by(clock.holds)
     return clock
 
 
-def allow(world: Replicated, wait_s: float = WAIT_S, way_s: float = 10.0, stream_id: int = STREAM_ID) -> None:
-    world.replication.logs.held.holds.set(stream_id, Hold(round(wait_s * 1e6), round(way_s * 1e6)))
+def allow(clock: Clock, wait_s: float = WAIT_S, way_s: float = 10.0) -> None:
+    clock.holds.set(STREAM_ID, Hold(round(wait_s * 1e6), round(way_s * 1e6)))
 
 
 def sent(world: Replicated, stream_id: int = STREAM_ID) -> list[int]:
@@ -42,7 +43,7 @@ def sent(world: Replicated, stream_id: int = STREAM_ID) -> list[int]:
 
 
 def test_chunks_go_together_when_the_first_is_due(world: Replicated, clock: Clock) -> None:
-    allow(world)
+    allow(clock)
     stream = world.open()
     outcomes = []
     for _ in range(3):
@@ -60,7 +61,7 @@ def test_chunks_go_together_when_the_first_is_due(world: Replicated, clock: Cloc
 
 
 def test_what_was_late_before_does_not_wait(world: Replicated, clock: Clock) -> None:
-    allow(world, way_s=0.3)
+    allow(clock, way_s=0.3)
     stream = world.open()
     clock.now_s += 0.25
     world.append(stream)
@@ -71,9 +72,8 @@ def test_what_was_late_before_does_not_wait(world: Replicated, clock: Clock) -> 
     assert len(sent(world)) == 4
 
 
-@pytest.mark.usefixtures("clock")
-def test_a_stream_without_a_constraint_does_not_wait_for_one_that_has_some(world: Replicated) -> None:
-    allow(world)
+def test_a_stream_without_a_constraint_does_not_wait_for_one_that_has_some(world: Replicated, clock: Clock) -> None:
+    allow(clock)
     slow, quick = world.open(), world.open(OTHER_ID)
     waiting, done = world.append(slow), world.append(quick)
     world.finish()
@@ -81,20 +81,18 @@ def test_a_stream_without_a_constraint_does_not_wait_for_one_that_has_some(world
     assert sent(world, OTHER_ID) == [1024] * 2
 
 
-@pytest.mark.usefixtures("clock")
-def test_what_nobody_waits_for_is_not_held(world: Replicated) -> None:
+def test_what_nobody_waits_for_is_not_held(world: Replicated, clock: Clock) -> None:
     """At level `leader` chunks may be lost as long as no backup has them."""
-    allow(world)
+    allow(clock)
     world.append(world.open(durability=common_pb2.DURABILITY_LEADER))
     assert sent(world) == [1024] * 2
 
 
-@pytest.mark.usefixtures("clock")
-def test_without_a_constraint_any_more_nothing_waits(world: Replicated) -> None:
-    allow(world)
+def test_without_a_constraint_any_more_nothing_waits(world: Replicated, clock: Clock) -> None:
+    allow(clock)
     stream = world.open()
     waiting = world.append(stream)
-    world.replication.logs.held.holds.of.clear()
+    clock.holds.of.clear()
     world.finish()
     assert waiting.calls == [None]
     done = world.append(stream)
@@ -105,7 +103,7 @@ def test_without_a_constraint_any_more_nothing_waits(world: Replicated) -> None:
 def test_while_others_are_under_way_it_waits_for_them_and_for_its_time(world: Replicated, clock: Clock) -> None:
     stream = world.open()
     world.append(stream)
-    allow(world)
+    allow(clock)
     waiting = world.append(stream)
     world.finish()
     assert waiting.calls == []
@@ -115,7 +113,7 @@ def test_while_others_are_under_way_it_waits_for_them_and_for_its_time(world: Re
 
 
 def test_it_is_never_held_for_long_nor_when_it_is_much(world: Replicated, clock: Clock) -> None:
-    allow(world, wait_s=3_600, way_s=7_200)
+    allow(clock, wait_s=3_600, way_s=7_200)
     stream = world.open()
     world.append(stream)
     assert clock.now_s + world.replication.logs.held.next_in_s == pytest.approx(clock.now_s + HELD_US_MAX / 1e6)
@@ -127,7 +125,7 @@ def test_it_is_never_held_for_long_nor_when_it_is_much(world: Replicated, clock:
 
 
 def test_a_stream_that_is_dropped_is_not_held(world: Replicated, clock: Clock) -> None:
-    allow(world)
+    allow(clock)
     stream: Stream = world.open()
     world.append(stream)
     world.engine.streams.drop(STREAM_ID)
