@@ -231,7 +231,7 @@ bench-push: jar ## Measure push against pull: copies, local consumers, Spark; ha
 bench-connect: setup ## Measure copies from Kafka and to it, with MirrorMaker 2 beside: two minutes. BENCH_ARGS="--kills 10".
 	@sh scripts/kafka.sh || exit 1; $(WITH_JAVA) $(PY) -m bench.connect $(BENCH_ARGS)
 
-bench-latency: setup ## Measure latency and cost of chunks that go full, at once, or in time: a quarter of an hour. BENCH_ARGS="--part path".
+bench-latency: setup ## Measure latency and cost of chunks that go full, at once, or in time: twenty minutes. BENCH_ARGS="--part path".
 	@$(PY) -m bench.latency $(BENCH_ARGS)
 
 bench-real-time: jar ## Measure Spark's real-time mode, with Kafka where there is one; four minutes. Takes a JDK. BENCH_ARGS.
