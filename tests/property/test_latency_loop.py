@@ -68,7 +68,7 @@ class Loop:
         measured = {hop: self.streams[hop.stream].measured(hop, self.budgets.get(hop.stream)) for hop in hops}
         for hop, found in measured.items():
             if hop.hop == GATHER:
-                self.filling.look(hop.stream, found.p99_us, WINDOW_MS / 1000, self.now_s)
+                self.filling.look(hop.stream, found.mean_us, found.p99_us, WINDOW_MS / 1000, self.now_s)
                 measured[hop] = found._replace(most_us=self.filling.most_us(hop.stream))
         self.took_us = {each.name: sum(measured[hop].mean_us for hop in each.hops) for each in self.wanted}
         splits = at_once(splits_of(self.wanted, {}, measured))

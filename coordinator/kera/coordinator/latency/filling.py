@@ -18,8 +18,10 @@ from kera.core.latency.window import PARTS
 
 EARLY = 0.7
 """A chunk that is filled in less than so much of what it may take is full, and not late."""
+MOSTLY_EARLY = 0.5
+"""So are most, if on average they are filled in less than this; one that goes with others has filled for longer."""
 GROWTH = 2
-"""Chunks that are full early keep so many times as long as they take: the load may halve within a window."""
+"""Chunks that are full early keep so many times as long as the longest take: the load may halve within a window."""
 USEFUL_US_MIN = 5_000
 """They may wait for so long in any case: some writers may go by settings of their own, and never wait."""
 ADVICE_S = 5.0
@@ -51,15 +53,19 @@ class Filling:
             grown = known is None or gather_us > GROWTH * known.gather_us
             self._granted[stream] = _Granted(gather_us, now_s, grown)
 
-    def look(self, stream: str, p99_us: int, window_s: float, now_s: float) -> None:
-        """Chunks took so long over the last window, in which some were closed."""
+    def look(self, stream: str, mean_us: int, p99_us: int, window_s: float, now_s: float) -> None:
+        """Chunks took so long over the last window, in which some were closed.
+
+        If a few are late of many that are full early, they get more time, and not all there is: machines are busy now
+        and then, and others would have to learn anew what they may wait.
+        """
         granted_us, since_s, grown = self._granted.get(stream, _Granted(0, now_s, grown=False))
         settling_s = max(window_s, ADVICE_S)
         if grown:
             settling_s = ADVICE_S + window_s * (1 + 1 / PARTS)  # a window moves on by a part of itself
         if now_s < since_s + settling_s:
             return
-        if p99_us < EARLY * granted_us:
+        if p99_us < EARLY * granted_us or mean_us < MOSTLY_EARLY * granted_us:
             self._most_us[stream] = max(USEFUL_US_MIN, GROWTH * p99_us)
         else:
             self._most_us.pop(stream, None)

@@ -249,7 +249,8 @@ class Planning:
             most_us = UNLIMITED
             if hop.hop == GATHER:
                 granted_us = max(granted_us, found.own_linger_us)  # what writers wait by themselves nobody needs
-                self._filling.look(hop.stream, found.p99_us, window_ms / 1000, self._state.clock.monotonic_s())
+                now_s = self._state.clock.monotonic_s()
+                self._filling.look(hop.stream, found.mean_us, found.p99_us, window_ms / 1000, now_s)
                 most_us = self._filling.most_us(hop.stream)
             self._last[hop] = Measured(found.chunks, found.mean_us, found.p99_us, window_ms, granted_us, most_us)
 
