@@ -15,6 +15,7 @@ Promised, and checked by what clients measure themselves on the monotonic clock 
   kill they begin when all streamlets have an owner, which a cluster's settings say (`OUTAGE_S`);
 * what a description says was true within the time that it is of, but for a round trip: also when clocks jump;
 * no chunk is left beyond its deadline for longer than the event loop of who writes is busy (`Producer.late_ms`);
+* no more is under way than is sent within the limit: a constraint knows only of what has come through;
 * every record that was accepted is acknowledged, and there once, in order; none of this fails unheard.
 
 Where the machine is too busy, it says so: looks that are off by less than the lag of the clients' event loops explains
@@ -336,6 +337,8 @@ class Run:
             max((look.mean_us for look in looks), default=0) / 1000,
         )
         totals.parts.append(part)
+        if (under_way_s := self._under_way_s()) > options.limit_ms / 1000 + 2 * SLOT_S + part.explained_ms / 1000:
+            totals.wrong.append(f"{what}: at its end, the load of {under_way_s:.2f} s is under way, or stuck")
         print(f"{len(totals.parts)}: {part}", flush=True)
         for look in found.missed[:3]:
             totals.wrong.append(
@@ -348,6 +351,10 @@ class Run:
                 f"{what}: {look.at_s - at_s:.2f} s later described as {look.mean_us / 1000:.0f} ms, and it was"
                 f" {low_us / 1000:.0f} to {high_us / 1000:.0f}, give or take {allowed_us / 1000:.0f}"
             )
+
+    def _under_way_s(self) -> float:
+        """How much is not through, as the time in which that is sent; clients tell of it a slot after the other."""
+        return (self.truth.totals[WRITER].sent - self.truth.totals[WORKER].records) / self._rate
 
     async def finish(self) -> str:
         """All records come to the end of the path; what there was. Raises `Wrong`."""
