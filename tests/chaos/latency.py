@@ -252,7 +252,7 @@ class Run:
             await self._part(f"load {before:g} -> {self._rate:g}/s", time.monotonic())
             happening = [options.kinds[number % len(options.kinds)]] if options.one_each else options.kinds
             gone = [await getattr(self, f"_{kind}")() for kind in happening]
-            for name in filter(None, gone):
+            for name in filter(None, gone if number + 1 < options.rounds else ()):
                 await self._cluster.restart(name)
                 await until_registered(self._client, broker_id_of(self._cluster, name))
 
