@@ -402,8 +402,8 @@ def test_one_chunk_of_each_streamlet_is_under_way(writers: Writers) -> None:
 
 
 def test_with_a_latency_target_chunks_go_while_the_task_is_away(writers: Writers) -> None:
-    before = writers.threads()
     writer = writers.open(VALUES, latency_target_ms=50)
+    assert writer.do("due")["due"] == 1
     writer.do("write", rows=values(1, 2))
     connection = writers.broker.frames()
     assert numbers_in(connection.asked_to_write()) == [1, 2]
@@ -417,7 +417,7 @@ def test_with_a_latency_target_chunks_go_while_the_task_is_away(writers: Writers
     assert numbers_in(connection.asked_to_write()) == [4]
     connection.status()
     assert done(committing)["appended"] == 4
-    wait_until(lambda: writers.threads() <= before + 1, "the end of its thread", TIMEOUT_S)  # its own is there
+    wait_until(lambda: writer.do("due")["due"] == 0, "the end of its thread", TIMEOUT_S)
 
 
 def test_without_a_latency_target_chunks_wait_for_the_task(writers: Writers) -> None:
@@ -444,12 +444,11 @@ def test_what_fails_while_the_task_is_away_ends_it_when_it_comes_back(writers: W
 
 
 def test_a_task_with_a_latency_target_ends_while_its_broker_is_silent(writers: Writers) -> None:
-    before = writers.threads()
     writer = writers.open(VALUES, latency_target_ms=20)
     writer.do("write", rows=values(1))
     writers.broker.frames().asked_to_write()
     writer.do("abort")
-    wait_until(lambda: writers.threads() <= before + 1, "the end of its thread", TIMEOUT_S)
+    wait_until(lambda: writer.do("due")["due"] == 0, "the end of its thread", TIMEOUT_S)
 
 
 def test_an_answer_that_is_lost_is_settled_by_what_is_stored(writers: Writers) -> None:

@@ -35,6 +35,8 @@ final class Writing extends Obedient {
             case "commit" -> commit(answer);
             case "abort" -> writer.abort();
             case "threads" -> answer.put("threads", Thread.activeCount());
+            case "due" -> answer.put("due", Thread.getAllStackTraces().keySet().stream()
+                    .filter(thread -> thread.getName().equals("kera-due-chunks")).count());
             default -> throw new IllegalArgumentException(command.toString());
         }
     }
