@@ -19,8 +19,8 @@ import math
 from collections.abc import Callable, Hashable
 from typing import Generic, NamedTuple, TypeVar
 
-HELD_US_MAX = 500_000
-"""Two requests a second cost next to nothing, and what is not on backups may be lost."""
+from kera.core.latency.limits import HELD_US_MAX
+
 HELD_BYTES_MAX = 256 << 10
 """As much goes at once: a request that is so large costs little for what it carries."""
 SLACK = 1 / 8

@@ -18,6 +18,8 @@ from kera.v1 import latency_pb2 as messages
 CONSTRAINTS_MAX = 1_000
 STREAMS_MAX = 1_000
 """Of all constraints together: a broker is told of each of them at once."""
+CONSTRAINTS_OF_STREAM_MAX = 16
+"""On whose paths the same stream is: who may alter one stream takes no more of all that there can be."""
 ELEMENTS_MAX = 31
 """Of a path: 16 streams."""
 NAME_CHARS_MAX = 100
@@ -139,6 +141,14 @@ def check_beside(constraint: messages.LatencyConstraint, others: Iterable[messag
                 f"{other.name!r} is about the same path, window and statistic, with a limit of"
                 f" {other.limit_us / 1000:g} ms: alter that one",
                 name=other.name,
+            )
+    for stream in streams_of(constraint.path):
+        if sum(stream in streams_of(other.path) for other in others) >= CONSTRAINTS_OF_STREAM_MAX:
+            raise InvalidArgument(
+                f"stream {stream!r} is on the paths of {CONSTRAINTS_OF_STREAM_MAX} latency constraints, which is the"
+                " limit: delete those that nobody needs",
+                stream=stream,
+                limit=CONSTRAINTS_OF_STREAM_MAX,
             )
     streams = {name for each in (constraint, *others) for name in streams_of(each.path)}
     if len(streams) > STREAMS_MAX:

@@ -2,7 +2,8 @@
 
 Every hop gets what it needs: what it was measured to take, less what its buffer was allowed to wait. The rest, but for
 a margin, is for buffers to fill: those of writers first, as a chunk that is not made is neither sent nor replicated nor
-handed over; what they have no use for, as their chunks are full earlier, goes to hand-over, and at last to replication.
+handed over; what they have no use for, as their chunks are full earlier, goes to hand-over, and at last to replication,
+as far as brokers hold anything back.
 
 Of several streams on a path the rest is split so that as few chunks as can be are made of all of them together. When N
 chunks of a stream are filled at a time and each may take L, N / L are made per second; over streams whose L add up to
@@ -23,6 +24,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from kera.core.latency.limits import HELD_US_MAX
 from kera.v1 import latency_pb2 as messages
 
 GATHER, SEND, REPLICATE = messages.HOP_GATHER, messages.HOP_SEND, messages.HOP_REPLICATE
@@ -136,7 +138,8 @@ def split(
         buffers = [hop for hop in hops if hop.hop == filling]
         if rest_us <= 0 or not buffers:
             continue
-        most = [min(caps(hop), measured[hop].most_us if hop in measured else UNLIMITED) for hop in buffers]
+        most_us = UNLIMITED if filling == GATHER else HELD_US_MAX
+        most = [min(caps(hop), measured[hop].most_us if hop in measured else UNLIMITED, most_us) for hop in buffers]
         shares = shared(rest_us, [_weight(measured.get(hop)) for hop in buffers], most)
         for hop, share_us in zip(buffers, shares, strict=True):
             parts[hop].grant_us = share_us

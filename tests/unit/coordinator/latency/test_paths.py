@@ -140,6 +140,15 @@ def test_there_are_only_so_many_constraints_and_streams(monkeypatch: pytest.Monk
         check_beside(checked(constraint()), others)
 
 
+def test_a_stream_is_on_so_many_paths_and_no_more() -> None:
+    others = [checked(constraint(f"other-{number}", window_ms=1000 + number)) for number in range(16)]
+    with pytest.raises(InvalidArgument, match="stream 'clicks' is on the paths of 16 latency constraints"):
+        check_beside(checked(constraint()), others)
+    check_beside(others[0], others)
+    check_beside(checked(constraint(path=("others",))), others)
+    check_beside(checked(constraint()), others[1:])
+
+
 def test_the_same_again_is_there_already_and_another_one_of_the_name_is_refused() -> None:
     known = checked(constraint())
     assert check_new(known, None)

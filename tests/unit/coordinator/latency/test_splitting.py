@@ -154,3 +154,10 @@ def test_shares_are_by_weight_until_one_has_enough() -> None:
     assert shared(90, [1, 1, 1], [10, 35, UNLIMITED]) == [10, 35, 45]
     assert shared(90, [1], [0]) == [0]
     assert shared(0, [1, 1], [5, 5]) == [0, 0]
+
+
+def test_brokers_hold_nothing_back_for_longer_than_half_a_second() -> None:
+    full_early = {Hop(stream, GATHER): took(1_000)._replace(most_us=5_000) for stream in (CLICKS, VISITS)}
+    found = split(HOPS, 3_600_000_000, everything() | full_early)
+    grants = {hop.hop: part.grant_us for hop, part in found.parts.items() if part.grant_us}
+    assert grants == {GATHER: 5_000, HAND_OVER: 500_000, REPLICATE: 500_000}
