@@ -108,7 +108,6 @@ async def test_what_is_changed_while_the_leader_is_killed_is_done_or_not_and_nev
     tmp_path: Path, zookeeper: ZooKeeper
 ) -> None:
     async with two_coordinators(tmp_path, zookeeper, "late-changes") as cluster, await connect(cluster) as client:
-        await client.admin.create_stream("clicks", replication=0)
         await make_some(client)
         lost = await leader_of(cluster, client)
         async with await connect(cluster, retry_timeout_ms=1) as hasty:
@@ -122,7 +121,6 @@ async def test_what_is_changed_while_the_leader_is_killed_is_done_or_not_and_nev
 async def test_what_is_changed_while_zookeeper_is_lost_is_done_or_not_and_never_half(tmp_path: Path) -> None:
     with ZooKeeper(tmp_path / "zookeeper") as server:
         async with two_coordinators(tmp_path / "kera", server, "late") as cluster, await connect(cluster) as client:
-            await client.admin.create_stream("clicks", replication=0)
             await make_some(client)
             async with await connect(cluster, retry_timeout_ms=1) as hasty:
                 done = [asyncio.create_task(change(hasty, number)) for number in range(CONSTRAINTS)]
@@ -138,8 +136,11 @@ async def test_what_is_changed_while_zookeeper_is_lost_is_done_or_not_and_never_
 
 async def make_some(client: Client) -> None:
     for number in range(CONSTRAINTS):
+        await client.admin.create_stream(f"clicks-{number}", replication=0)
         for kind in ("altered", "deleted"):
-            await client.latency.create(f"{kind}-{number}", ["clicks"], 100, window_ms=window_of(kind, number))
+            await client.latency.create(
+                f"{kind}-{number}", [f"clicks-{number}"], 100, window_ms=window_of(kind, number)
+            )
 
 
 async def check_all_that_was_done(client: Client, outcomes: list[tuple[bool, bool, bool]]) -> None:
@@ -167,7 +168,9 @@ async def change(client: Client, number: int) -> tuple[bool, bool, bool]:
     """Create, alter and delete a constraint each; whether that was done for sure."""
     latency = client.latency
     return (
-        await is_done(latency.create(f"created-{number}", ["clicks"], 200, window_ms=window_of("created", number))),
+        await is_done(
+            latency.create(f"created-{number}", [f"clicks-{number}"], 200, window_ms=window_of("created", number))
+        ),
         await is_done(latency.alter(f"altered-{number}", limit_ms=500, statistic="p99")),
         await is_done(latency.delete(f"deleted-{number}")),
     )
