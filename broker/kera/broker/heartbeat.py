@@ -112,7 +112,8 @@ class HeartbeatReport:
             self._unknown.fill(request)
         if self._latency is not None:
             request.budgets_version = self._latency.version
-            request.latency.extend(each.message() for each in self._latency.figures()[: self._limits.hops_max])
+            figures, request.latency_left_out = self._latency.next_figures(self._limits.hops_max)
+            request.latency.extend(each.message() for each in figures)
         if self._replication is not None:
             self._unneeded = self._replication.unneeded_backups()
             backups = self._replication.backups

@@ -1467,6 +1467,7 @@ class HeartbeatRequest(_message.Message):
     STORED_INCOMPLETE_FIELD_NUMBER: _builtins.int
     LATENCY_FIELD_NUMBER: _builtins.int
     BUDGETS_VERSION_FIELD_NUMBER: _builtins.int
+    LATENCY_LEFT_OUT_FIELD_NUMBER: _builtins.int
     broker_id: _builtins.int
     broker_epoch: _builtins.int
     bytes_per_s: _builtins.int
@@ -1486,6 +1487,10 @@ class HeartbeatRequest(_message.Message):
     """Not everything was looked at since the broker began."""
     budgets_version: _builtins.int
     """Of the budgets that it goes by."""
+    latency_left_out: _builtins.int
+    """Hops for which there was no room in `latency`: they come first in the next heartbeat, and what was said of them before
+    counts until then.
+    """
     @_builtins.property
     def loads(self) -> _containers.RepeatedCompositeFieldContainer[Global___StreamletLoad]:
         """Of the streamlets that are written to, the busiest."""
@@ -1544,10 +1549,11 @@ class HeartbeatRequest(_message.Message):
         stored_incomplete: _builtins.bool = ...,
         latency: _abc.Iterable[_latency_pb2.HopFigures] | None = ...,
         budgets_version: _builtins.int = ...,
+        latency_left_out: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_loop_busy_permille", b"_loop_busy_permille", "loop_busy_permille", b"loop_busy_permille"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loop_busy_permille", b"_loop_busy_permille", "access_version", b"access_version", "broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "budgets_version", b"budgets_version", "bytes_per_s", b"bytes_per_s", "empty_intervals", b"empty_intervals", "fences_version", b"fences_version", "held_streams", b"held_streams", "held_streams_told", b"held_streams_told", "latency", b"latency", "loads", b"loads", "loop_busy_permille", b"loop_busy_permille", "processor_permille", b"processor_permille", "recoveries", b"recoveries", "starts", b"starts", "stored", b"stored", "stored_incomplete", b"stored_incomplete", "unknown_streams", b"unknown_streams", "unneeded_backup_ids", b"unneeded_backup_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loop_busy_permille", b"_loop_busy_permille", "access_version", b"access_version", "broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "budgets_version", b"budgets_version", "bytes_per_s", b"bytes_per_s", "empty_intervals", b"empty_intervals", "fences_version", b"fences_version", "held_streams", b"held_streams", "held_streams_told", b"held_streams_told", "latency", b"latency", "latency_left_out", b"latency_left_out", "loads", b"loads", "loop_busy_permille", b"loop_busy_permille", "processor_permille", b"processor_permille", "recoveries", b"recoveries", "starts", b"starts", "stored", b"stored", "stored_incomplete", b"stored_incomplete", "unknown_streams", b"unknown_streams", "unneeded_backup_ids", b"unneeded_backup_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__loop_busy_permille: _TypeAlias = _typing.Literal["loop_busy_permille"]  # noqa: Y015
     _WhichOneofArgType__loop_busy_permille: _TypeAlias = _typing.Literal["_loop_busy_permille", b"_loop_busy_permille"]  # noqa: Y015

@@ -277,6 +277,7 @@ class StreamBudget(_message.Message):
     HAND_OVER_US_FIELD_NUMBER: _builtins.int
     CONSTRAINT_FIELD_NUMBER: _builtins.int
     NEXT_FIELD_NUMBER: _builtins.int
+    ENDS_FIELD_NUMBER: _builtins.int
     stream_id: _builtins.int
     window_ms: _builtins.int
     """Over which means are taken."""
@@ -294,6 +295,12 @@ class StreamBudget(_message.Message):
     def next(self) -> _containers.RepeatedCompositeFieldContainer[Global___NextStream]:
         """What comes next on the paths."""
 
+    @_builtins.property
+    def ends(self) -> Global___PathEnds:
+        """With the consumer groups of `next` these are all that read the stream on the paths; of others nothing is measured. Not
+        set: a coordinator of a version before does not tell, and groups count as they come.
+        """
+
     def __init__(
         self,
         *,
@@ -305,14 +312,37 @@ class StreamBudget(_message.Message):
         hand_over_us: _builtins.int = ...,
         constraint: _builtins.str = ...,
         next: _abc.Iterable[Global___NextStream] | None = ...,
+        ends: Global___PathEnds | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ends", b"ends"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["constraint", b"constraint", "gather_us", b"gather_us", "hand_over_us", b"hand_over_us", "limit_us", b"limit_us", "next", b"next", "replicate_us", b"replicate_us", "stream_id", b"stream_id", "window_ms", b"window_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["constraint", b"constraint", "ends", b"ends", "gather_us", b"gather_us", "hand_over_us", b"hand_over_us", "limit_us", b"limit_us", "next", b"next", "replicate_us", b"replicate_us", "stream_id", b"stream_id", "window_ms", b"window_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StreamBudget: _TypeAlias = StreamBudget  # noqa: Y015
+
+@_typing.final
+class PathEnds(_message.Message):
+    """Of paths that end with one who reads the stream."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONSUMER_GROUPS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def consumer_groups(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        consumer_groups: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumer_groups", b"consumer_groups"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PathEnds: _TypeAlias = PathEnds  # noqa: Y015
 
 @_typing.final
 class NextStream(_message.Message):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from kera.core.latency.hop import Hop
 from kera.v1 import latency_pb2
 
 STREAMS_MAX = 1000
@@ -15,7 +16,7 @@ WAIT_US_MAX = 3_600_000_000
 """An hour: nothing waits for longer, whatever is told."""
 
 NEXT_MAX = 1000
-"""Streams that come next: of as many paths as there are."""
+"""Streams that come next, and consumer groups with which paths end: of as many paths as there are."""
 
 
 class Budget(NamedTuple):
@@ -27,6 +28,8 @@ class Budget(NamedTuple):
     hand_over_us: int
     next_ids: Mapping[str, tuple[int, ...]] = {}
     """By consumer group: the streams to which goes what it makes of this one."""
+    groups: frozenset[str] | None = None
+    """Those that read it on the paths; None: the coordinator, of a version before, has not told."""
 
     @classmethod
     def of(cls, message: latency_pb2.StreamBudget) -> Budget:
@@ -37,4 +40,11 @@ class Budget(NamedTuple):
         for each in message.next[:NEXT_MAX]:
             next_ids[each.consumer_group] = *next_ids.get(each.consumer_group, ()), each.stream_id
         gather_us, replicate_us, hand_over_us = (min(each, WAIT_US_MAX) for each in waits)
-        return cls(window_ms / 1000, gather_us, replicate_us, hand_over_us, next_ids)
+        groups = None
+        if message.HasField("ends"):
+            groups = frozenset([*next_ids, *message.ends.consumer_groups[:NEXT_MAX]])
+        return cls(window_ms / 1000, gather_us, replicate_us, hand_over_us, next_ids, groups)
+
+    def measures(self, hop: int, group: str) -> bool:
+        """Whether a hop of the stream is on a path: those of writers, and of the consumer groups there."""
+        return hop < Hop.HAND_OVER or self.groups is None or group in self.groups

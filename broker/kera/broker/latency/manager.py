@@ -7,18 +7,22 @@ What is reported comes in terms that each sender can measure, see ``latency.prot
 * HAND_OVER is what readers see from a chunk's ``created_us``, by the clock of its writer, until they have it; less the
   hops before it, and put right by how far the clocks of writers are ahead, and those that readers reckon with.
 
+Only hops on paths are measured, as far as the coordinator tells which they are, and no more of them than there is room
+for: each stream with a budget has an equal part of it. What does not fit counts for nothing until something else has
+gone for a window.
+
 Of means that is exact. Of 99th percentiles those of the hops before are taken off, so that all of them come to that
 of the whole way, or to more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from kera.broker.latency.budgets import STREAMS_MAX, Budget
 from kera.broker.latency.holding import Hold, Holds
-from kera.broker.latency.running_hop import RunningHop
+from kera.broker.latency.running_hop import RunningHop, Sums
 from kera.core.clock import Clock, SystemClock
 from kera.core.latency.hop import Hop
 from kera.core.latency.report import INTERVAL_S, Of
@@ -29,11 +33,18 @@ from kera.v1 import latency_pb2
 VALID_MS = round(5 * INTERVAL_S * 1000)
 """How long advice counts: some reports may be late, or lost."""
 GROUPS_MAX = 32
-"""Consumer groups of a stream whose hops are told apart; those of others do not count."""
-FIGURES_MAX = 4000
-"""In a heartbeat, or for metrics."""
+"""Consumer groups of a stream whose hops are told apart where the coordinator does not tell which are on paths."""
+HOPS_MAX = 6000
+"""Measured by a broker: for as many streams as have budgets those of writers and of one consumer group."""
+STREAMLETS_MAX = 100_000
+"""Of hops, with a mean of their own: some 10 MB of a broker."""
 FETCH_BYTES = 256 << 10
 """For which a reader need not wait longer: as much as a chunk has at most, unless it was made larger."""
+
+
+_OF_READERS = tuple(hop for hop in Hop if hop.of_reader)
+_OF_WRITERS = tuple(hop for hop in Hop if not hop.of_reader)
+_NOTHING = Sums(0, 0)
 
 
 class Figures(NamedTuple):
@@ -64,6 +75,8 @@ class _Watched:
 
     def __init__(self, budget: Budget) -> None:
         self.budget = budget
+        self._groups_max = 0
+        self._streamlets_max = 0
         self.hops: dict[tuple[Hop, str], RunningHop] = {}
         self.ahead = RunningMean(budget.window_s)
         """Clocks of writers, of each chunk."""
@@ -76,15 +89,47 @@ class _Watched:
         self.own_linger = RunningMost(budget.window_s)
         """Of writers that go by no advice."""
 
-    def merge(self, now_s: float, of: Of, sample: Sample) -> None:
-        """Take what was reported, or seen."""
-        key = of.hop, of.consumer_group
+    def go_by(self, budget: Budget, hops_max: int, streamlets_max: int) -> None:
+        """This is its budget from now on, and there is room for so much; what is beyond that is forgotten."""
+        self.budget, self._streamlets_max = budget, streamlets_max
+        self._groups_max = (hops_max - len(_OF_WRITERS)) // len(_OF_READERS)
+        if budget.groups is None:
+            self._groups_max = min(GROUPS_MAX, self._groups_max)
+        kept = [group for group in self._groups() if budget.measures(Hop.HAND_OVER, group)][: self._groups_max]
+        for hop, group in list(self.hops):
+            if hop.of_reader and group not in kept:
+                self.forget(hop, group)
+        if self._streamlets() > streamlets_max:
+            for running in self.hops.values():
+                running.forget_streamlets()  # they are told again
+
+    def forget(self, hop: Hop, group: str) -> None:
+        """Nothing of a hop is known any more."""
+        del self.hops[hop, group]
+        if hop is Hop.HAND_OVER:
+            self.reckoned.pop(group, None)
+            self.clock_errors.pop(group, None)
+
+    def merge(self, now_s: float, key: tuple[Hop, str], sample: Sample, of_streamlets: Mapping[int, Sums]) -> bool:
+        """Take what was reported, or seen, if it is measured and there is room for it."""
         found = self.hops.get(key)
         if found is None:
-            if of.consumer_group and len({group for _, group in self.hops} | {of.consumer_group, ""}) > GROUPS_MAX + 1:
-                return
+            if not self.budget.measures(*key) or (key[0].of_reader and not self._has_room_for(key[1])):
+                return False
             found = self.hops[key] = RunningHop(self.budget.window_s)
-        found.merge(now_s, of.streamlet_id, sample)
+        found.merge(now_s, sample, of_streamlets, room=self._streamlets_max - self._streamlets())
+        return True
+
+    def _has_room_for(self, group: str) -> bool:
+        groups = self._groups()
+        return group in groups or len(groups) < self._groups_max
+
+    def _groups(self) -> dict[str, None]:
+        """The consumer groups that are measured, those that came first before others."""
+        return dict.fromkeys(group for hop, group in self.hops if hop.of_reader)
+
+    def _streamlets(self) -> int:
+        return sum(running.streamlets for running in self.hops.values())
 
     def clock_error(self, group: str, now_s: float, error_us: int) -> None:
         """The clock of a reader of a group, or of a writer, can be off by so much."""
@@ -109,6 +154,8 @@ class LatencyManager:
         """How long references to chunks wait for others."""
         self.hand_over = Holds(self._clock.monotonic_s, self._clock.now_us)
         """How long readers are told of no chunks that are pushed."""
+        self._told = 0
+        """Hops that `next_figures` was at last."""
 
     def set_budgets(self, version: int, budgets: Iterable[latency_pb2.StreamBudget]) -> None:
         """These are all there are from now on. What was measured is kept of a stream whose window is as it was."""
@@ -123,6 +170,9 @@ class LatencyManager:
             known.budget = budget
             self._streams[message.stream_id] = known
             self._hold(message.stream_id, budget, known.ahead_us)
+        share = max(1, len(self._streams))
+        for watched in self._streams.values():
+            watched.go_by(watched.budget, HOPS_MAX // share, STREAMLETS_MAX // share)
         for stream_id in before.keys() - self._streams.keys():
             self._hold_nothing(stream_id)
 
@@ -138,6 +188,11 @@ class LatencyManager:
     def watches(self, stream_id: int) -> bool:
         """Whether a stream has a budget."""
         return stream_id in self._streams
+
+    def measures(self, stream_id: int, hop: int, group: str) -> bool:
+        """Whether a hop is on the path of a constraint, as far as the coordinator has told."""
+        watched = self._streams.get(stream_id)
+        return watched is not None and watched.budget.measures(hop, group)
 
     def forget(self, stream_id: int) -> None:
         """A stream is not here any more."""
@@ -156,22 +211,21 @@ class LatencyManager:
         `error_us`: by which it can be off; `own_linger_us`: for which a writer lets chunks fill, whatever is advised.
         """
         now_s = self._clock.monotonic_s()
-        for of, sample in samples:
-            watched = self._streams.get(of.stream_id)
-            if watched is None:
+        for (stream_id, hop, group), (sample, of_streamlets) in _by_hop(samples).items():
+            watched = self._streams.get(stream_id)
+            if watched is None or not watched.merge(now_s, (hop, group), sample, of_streamlets):
                 continue
-            watched.merge(now_s, of, sample)
-            if of.hop is Hop.GATHER:
+            if hop is Hop.GATHER:
                 watched.ahead.add(now_s, ahead_us * sample.count, sample.count)
                 watched.clock_error("", now_s, error_us)
                 watched.own_linger.add(now_s, own_linger_us)
                 watched.ahead_us = round(watched.ahead.mean(now_s) or 0.0)
-                self.replicate.reckon(of.stream_id, watched.ahead_us)
-                self.hand_over.reckon(of.stream_id, watched.ahead_us)
-            elif of.hop is Hop.HAND_OVER and (of.hop, of.consumer_group) in watched.hops:
-                reckoned = watched.reckoned.setdefault(of.consumer_group, RunningMean(watched.budget.window_s))
+                self.replicate.reckon(stream_id, watched.ahead_us)
+                self.hand_over.reckon(stream_id, watched.ahead_us)
+            elif hop is Hop.HAND_OVER:
+                reckoned = watched.reckoned.setdefault(group, RunningMean(watched.budget.window_s))
                 reckoned.add(now_s, ahead_us * sample.count, sample.count)
-                watched.clock_error(of.consumer_group, now_s, error_us)
+                watched.clock_error(group, now_s, error_us)
 
     def replicated(self, stream_ids: Iterable[int], seconds: float) -> None:
         """A request with chunks of these streams was answered after so long."""
@@ -181,8 +235,7 @@ class LatencyManager:
         for stream_id in stream_ids:
             watched = self._streams.get(stream_id)
             if watched is not None:
-                key = Hop.REPLICATE, ""
-                watched.hops.setdefault(key, RunningHop(watched.budget.window_s)).merge(now_s, None, sample)
+                watched.merge(now_s, (Hop.REPLICATE, ""), sample, {})
 
     def advise_writer(self, stream_ids: Iterable[int]) -> list[latency_pb2.WriterAdvice]:
         """How long chunks of these streams may fill; nothing for a stream without a budget."""
@@ -215,34 +268,61 @@ class LatencyManager:
 
     def figures(self) -> list[Figures]:
         """Of all hops that something went through within the last window."""
+        return self._figures(self._hops())
+
+    def next_figures(self, most: int) -> tuple[list[Figures], int]:
+        """The same of `most` hops at most, and how many are left out: those come first the next time."""
+        hops = self._hops()
+        if len(hops) <= most:
+            return self._figures(hops), 0
+        begin = self._told % len(hops)
+        self._told = begin + most
+        return self._figures((hops[begin:] + hops[:begin])[:most]), len(hops) - most
+
+    def _hops(self) -> list[tuple[int, Hop, str]]:
+        return [(stream_id, *key) for stream_id, watched in self._streams.items() for key in watched.hops]
+
+    def _figures(self, hops: Iterable[tuple[int, Hop, str]]) -> list[Figures]:
         now_s, found = self._clock.monotonic_s(), []
-        for stream_id, watched in self._streams.items():
-            for (hop, group), running in list(watched.hops.items()):
-                sample = running.sample(now_s)
-                if not sample.count:
-                    del watched.hops[hop, group]
-                    if hop is Hop.HAND_OVER:
-                        watched.reckoned.pop(group, None)
-                        watched.clock_errors.pop(group, None)
-                    continue
-                before_us, before_p99_us = _before_us(watched, hop, group, now_s)
-                worst_us, worst = running.worst(now_s)
-                mean_us = _less(sample.mean_us, before_us)
-                figures = Figures(
-                    stream_id,
-                    hop,
-                    group,
-                    sample.count,
-                    mean_us,
-                    max(mean_us, _less(sample.p99_us, before_p99_us)),
-                    max(mean_us, _less(worst_us, before_us)),
-                    worst,
-                    *watched.most_us(hop, group, now_s),
-                )
-                found.append(figures)
-                if len(found) >= FIGURES_MAX:
-                    return found
+        for stream_id, hop, group in hops:
+            watched = self._streams[stream_id]
+            running = watched.hops[hop, group]
+            sample = running.sample(now_s)
+            if not sample.count:
+                watched.forget(hop, group)
+                continue
+            before_us, before_p99_us = _before_us(watched, hop, group, now_s)
+            worst_us, worst = running.worst(now_s)
+            mean_us = _less(sample.mean_us, before_us)
+            figures = Figures(
+                stream_id,
+                hop,
+                group,
+                sample.count,
+                mean_us,
+                max(mean_us, _less(sample.p99_us, before_p99_us)),
+                max(mean_us, _less(worst_us, before_us)),
+                worst,
+                *watched.most_us(hop, group, now_s),
+            )
+            found.append(figures)
         return found
+
+
+def _by_hop(
+    samples: Iterable[tuple[Of, Sample]],
+) -> dict[tuple[int, Hop, str], tuple[Sample, dict[int, Sums]]]:
+    """Of each hop all together, and what came of each streamlet."""
+    found: dict[tuple[int, Hop, str], tuple[Sample, dict[int, Sums]]] = {}
+    for of, sample in samples:
+        key = of.stream_id, of.hop, of.consumer_group
+        known = found.get(key)
+        if known is None:
+            known = found[key] = Sample(), {}
+        known[0].merge(sample)
+        before = known[1].get(of.streamlet_id, _NOTHING)
+        known[1][of.streamlet_id] = Sums(before.us + sample.sum_us, before.chunks + sample.count)
+    return found
 
 
 def _before_us(watched: _Watched, hop: Hop, group: str, now_s: float) -> tuple[float, float]:

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from array import array
+from collections import deque
+from collections.abc import Iterable, Mapping
+from operator import add
+from typing import NamedTuple
+
 from kera.core.latency.sample import Sample
-from kera.core.latency.window import Running, RunningMean
+from kera.core.latency.window import Running
 
 STREAMLETS_MAX = 1024
 """So many have a mean of their own; the others are in what all take."""
+PARTS = 5
+"""A window of means of streamlets moves on by a fifth of itself."""
 
 
 class RunningHop:
@@ -14,20 +22,20 @@ class RunningHop:
 
     def __init__(self, window_s: float) -> None:
         self._all = Running(window_s)
-        self._window_s = window_s
-        self._streamlets: dict[int, RunningMean] = {}
+        self._means = StreamletMeans(window_s)
 
-    def merge(self, now_s: float, streamlet_id: int | None, sample: Sample) -> None:
-        """So long took chunks of a streamlet; None: of any."""
+    @property
+    def streamlets(self) -> int:
+        """How many have a mean of their own."""
+        return len(self._means)
+
+    def merge(
+        self, now_s: float, sample: Sample, of_streamlets: Mapping[int, Sums] | None = None, *, room: int = 0
+    ) -> None:
+        """So long took chunks, of streamlets as far as that is told; `room`: for so many more of them."""
         self._all.merge(now_s, sample)
-        if streamlet_id is None:
-            return
-        mean = self._streamlets.get(streamlet_id)
-        if mean is None:
-            if len(self._streamlets) >= STREAMLETS_MAX:
-                return
-            mean = self._streamlets[streamlet_id] = RunningMean(self._window_s)
-        mean.add(now_s, sample.sum_us, sample.count)
+        if of_streamlets:
+            self._means.add(now_s, of_streamlets, min(STREAMLETS_MAX, len(self._means) + max(0, room)))
 
     def sample(self, now_s: float) -> Sample:
         """Of all streamlets."""
@@ -35,6 +43,111 @@ class RunningHop:
 
     def worst(self, now_s: float) -> tuple[int, int]:
         """The highest mean of a streamlet in microseconds, and which one it is of; 0, 0: nothing came."""
-        means = [(mean.mean(now_s), streamlet_id) for streamlet_id, mean in self._streamlets.items()]
-        us, streamlet_id = max(((us, each) for us, each in means if us is not None), default=(0.0, 0))
+        us, streamlet_id = max(self._means.all(now_s), default=(0.0, 0))
         return round(us), streamlet_id
+
+    def forget_streamlets(self) -> None:
+        """All that is known of them one by one."""
+        self._means.clear()
+
+
+class Sums(NamedTuple):
+    """Of the chunks of a streamlet."""
+
+    us: int
+    chunks: int
+
+
+class _Part:
+    """Sums of one part of a window, by place of a streamlet. Those that came later are not in it."""
+
+    __slots__ = ("counts", "number", "us")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.us = array("d")
+        self.counts = array("d")
+
+    def add(self, place: int, sums: Sums) -> None:
+        self._grow(place + 1)
+        self.us[place] += sums.us
+        self.counts[place] += sums.chunks
+
+    def merge(self, other: _Part) -> None:
+        self._grow(len(other.us))
+        known = len(other.us)
+        self.us[:known] = array("d", map(add, self.us, other.us))
+        self.counts[:known] = array("d", map(add, self.counts, other.counts))
+
+    def _grow(self, places: int) -> None:
+        missing = places - len(self.us)
+        if missing > 0:
+            self.us.extend([0.0] * missing)
+            self.counts.extend([0.0] * missing)
+
+
+class StreamletMeans:
+    """Means of many streamlets over a window that ends now, in 16 bytes for each part of it; see `Running`."""
+
+    def __init__(self, window_s: float) -> None:
+        self._part_s = window_s / PARTS
+        self._places: dict[int, int] = {}
+        self._parts: deque[_Part] = deque()
+        self._merged: _Part | None = None
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        self._places.clear()
+        self._parts.clear()
+        self._merged = None
+
+    def add(self, now_s: float, of_streamlets: Mapping[int, Sums], most: int) -> None:
+        """So long took chunks of these; of new ones only while there are fewer than `most`."""
+        number = int(now_s / self._part_s)
+        self._forget(number)
+        if not self._parts or self._parts[-1].number < number:
+            self._parts.append(_Part(number))
+        for streamlet_id, sums in of_streamlets.items():
+            place = self._places.get(streamlet_id)
+            if place is None:
+                if len(self._places) >= most:
+                    continue
+                place = self._places[streamlet_id] = len(self._places)
+            self._parts[-1].add(place, sums)
+        self._merged = None
+
+    def all(self, now_s: float) -> Iterable[tuple[float, int]]:
+        """Each mean that there is, with its streamlet."""
+        self._forget(int(now_s / self._part_s))
+        merged = self._sums()
+        for streamlet_id, us, count in zip(self._places, merged.us, merged.counts, strict=False):
+            if count:
+                yield us / count, streamlet_id
+
+    def _sums(self) -> _Part:
+        if self._merged is None:
+            self._merged = _Part(0)
+            for part in self._parts:
+                self._merged.merge(part)
+        return self._merged
+
+    def _forget(self, number: int) -> None:
+        """Parts that are over, and, as places are needed for others, streamlets that nothing came of since."""
+        if not self._parts or self._parts[0].number >= number - PARTS:
+            return
+        while self._parts and self._parts[0].number < number - PARTS:
+            self._parts.popleft()
+        self._merged = None
+        counts = self._sums().counts
+        kept = [place for place, count in enumerate(counts) if count]
+        if len(kept) < len(self._places):
+            ids = list(self._places)
+            self._places = {ids[place]: new for new, place in enumerate(kept)}
+            for part in self._parts:
+                places = [place for place in kept if place < len(part.us)]
+                part.us = array("d", [part.us[place] for place in places])
+                part.counts = array("d", [part.counts[place] for place in places])
+            self._merged = None

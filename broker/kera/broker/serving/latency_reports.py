@@ -10,7 +10,7 @@ from kera.broker.serving.pending_write import PendingWrite
 from kera.broker.serving.stream_access import CheckGroup
 from kera.core.access.rights import Operation
 from kera.core.errors import KeraError
-from kera.core.latency.report import checked, stream_ids
+from kera.core.latency.report import check, samples_of, stream_ids
 from kera.core.rpc.method import Peer
 from kera.v1 import broker_pb2, latency_pb2
 
@@ -27,19 +27,20 @@ class LatencyReports:
         self._may_use_group = may_use_group
 
     def check(self, report: latency_pb2.LatencyReport) -> None:
-        """Before anything is done for the request. Raises `InvalidArgument`."""
-        checked(report)
+        """Before anything is done for the request. Raises `InvalidArgument`; what nobody measures may say anything."""
+        check(report, self._measured)
 
     def written(self, write: PendingWrite) -> None:
         """A request to write that carried a report is about to be answered."""
         manager, report, response = self._manager, write.request.latency, write.response
         watched = self._watched(report, write.peer, Operation.WRITE)
         if watched:
-            samples = [
-                (of, sample)
-                for of, sample in checked(report)
-                if of.streamlet_id in watched.get(of.stream_id, ()) and not of.hop.of_reader
-            ]
+
+            def counts(sample: latency_pb2.HopSample) -> bool:
+                here = watched.get(sample.stream_id, ())
+                return sample.hop < latency_pb2.HOP_HAND_OVER and sample.streamlet_id in here
+
+            samples = samples_of(report, counts)
             manager.reported(
                 samples, report.clock_ahead_us, error_us=report.clock_error_us, own_linger_us=report.own_linger_us
             )
@@ -53,19 +54,29 @@ class LatencyReports:
         watched = self._watched(report, peer, Operation.READ)
         if watched:
             groups = self._groups(report, peer)
-            samples = [
-                (of, sample)
-                for of, sample in checked(report)
-                if of.streamlet_id in watched.get(of.stream_id, ()) and of.hop.of_reader and of.consumer_group in groups
-            ]
-            self._manager.reported(samples, report.clock_ahead_us, error_us=report.clock_error_us)
+
+            def counts(sample: latency_pb2.HopSample) -> bool:
+                here = watched.get(sample.stream_id, ())
+                return (
+                    sample.hop >= latency_pb2.HOP_HAND_OVER
+                    and sample.consumer_group in groups
+                    and sample.streamlet_id in here
+                    and self._measured(sample)
+                )
+
+            self._manager.reported(samples_of(report, counts), report.clock_ahead_us, error_us=report.clock_error_us)
             response.advice.extend(self._manager.advise_reader(watched, groups))
         response.broker_time_us = self._manager.now_us()
 
+    def _measured(self, sample: latency_pb2.HopSample) -> bool:
+        return self._manager.measures(sample.stream_id, sample.hop, sample.consumer_group)
+
     def _groups(self, report: latency_pb2.LatencyReport, peer: Peer) -> set[str]:
-        """Those of a report that the peer may use: nobody says what others take for their work."""
+        """Those on paths that the peer may use: nobody says what others take for their work."""
         found = set()
-        for name in {sample.consumer_group for sample in report.samples}:
+        measures, reads = self._manager.measures, latency_pb2.HOP_HAND_OVER
+        named = {(sample.stream_id, sample.consumer_group) for sample in report.samples}
+        for name in {group for stream_id, group in named if measures(stream_id, reads, group)}:
             try:
                 if name:
                     self._may_use_group(peer, name)

@@ -167,6 +167,15 @@ def next_streams(wanted: Iterable[Wanted]) -> dict[str, list[tuple[str, str]]]:
     return {stream: sorted(pairs) for stream, pairs in found.items()}
 
 
+def last_groups(wanted: Iterable[Wanted]) -> dict[str, list[str]]:
+    """By stream: the consumer groups on the paths with which one ends, as they read it."""
+    found: defaultdict[str, set[str]] = defaultdict(set)
+    for each in wanted:
+        if each.hops[-1].group:
+            found[each.hops[-1].stream].add(each.hops[-1].group)
+    return {stream: sorted(groups) for stream, groups in found.items()}
+
+
 class _Claim(NamedTuple):
     """What a constraint allows a stream."""
 

@@ -1,12 +1,15 @@
 """What brokers have measured of hops, as they said it last. In memory only: after a failover each tells it anew.
 
+A broker that measures more hops than a heartbeat has room for tells of them in turn; of the others counts what it said
+before, until it has had its turn.
+
 Each broker knows the streamlets that it owns. What several say of a hop becomes one: counts add up, means are weighed
 by them, and of 99th percentiles the highest counts, which is no less than that of all together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from kera.coordinator.ids import Launch
@@ -17,6 +20,10 @@ COUNT_MAX = 1 << 53
 TIME_US_MAX = 24 * 3_600_000_000
 """More than any limit: who says more has a clock that is wrong."""
 _HOPS = frozenset(value for value in messages.Hop.values() if value)
+
+
+TURNS_MAX = 8
+"""In so many heartbeats a broker tells of all hops; what was not told again by then is forgotten."""
 
 
 class HopKey(NamedTuple):
@@ -42,16 +49,28 @@ class Figures(NamedTuple):
     """The longest linger_ms that a writer has of its own."""
 
 
+class _Told(NamedTuple):
+    """What a launch said."""
+
+    beat: int
+    hops: dict[HopKey, tuple[int, Figures]]
+    """With the number of the heartbeat that told of it."""
+
+
 class MeasuredHops:
     """By launch of a broker."""
 
     def __init__(self, is_alive: Callable[[Launch], bool]) -> None:
         self._is_alive = is_alive
-        self._told: dict[Launch, dict[HopKey, Figures]] = {}
+        self._told: dict[Launch, _Told] = {}
 
-    def note(self, launch: Launch, told: Iterable[messages.HopFigures]) -> None:
-        """What a launch says in its heartbeat: all that it has."""
-        found = {}
+    def note(self, launch: Launch, told: Sequence[messages.HopFigures], left_out: int = 0) -> None:
+        """What a launch says in its heartbeat: all that it has, but for so many hops that were left out."""
+        before = self._told.get(launch, _Told(0, {}))
+        beat, found = before.beat + 1, {}
+        if left_out:
+            turns = min(TURNS_MAX, -(-left_out // max(1, len(told))) + 1)
+            found = {key: known for key, known in before.hops.items() if known[0] > beat - turns}
         for each in told:
             if each.count and each.hop in _HOPS and len(each.consumer_group) <= GROUP_CHARS_MAX:
                 figures = Figures(
@@ -63,9 +82,9 @@ class MeasuredHops:
                     min(each.clock_error_us, TIME_US_MAX),
                     min(each.own_linger_us, TIME_US_MAX),
                 )
-                found[HopKey(each.stream_id, each.hop, each.consumer_group)] = figures
+                found[HopKey(each.stream_id, each.hop, each.consumer_group)] = beat, figures
         if found:
-            self._told[launch] = found
+            self._told[launch] = _Told(beat, found)
         else:
             self._told.pop(launch, None)
 
@@ -76,7 +95,7 @@ class MeasuredHops:
 
     def of(self, key: HopKey) -> Figures | None:
         """Of a hop, by all brokers together; None: nothing went through it."""
-        found = [told[key] for told in self._told.values() if key in told]
+        found = [told.hops[key][1] for told in self._told.values() if key in told.hops]
         return merged(found) if found else None
 
 

@@ -22,6 +22,7 @@ from kera.coordinator.latency.budgets import (
     Wanted,
     budgets_of,
     judged,
+    last_groups,
     next_streams,
     splits_of,
     steady,
@@ -147,7 +148,7 @@ class Planning:
 
         Returns what it is to go by; None: by that.
         """
-        self._measured.note(Launch(request.broker_id, request.broker_epoch), request.latency)
+        self._measured.note(Launch(request.broker_id, request.broker_epoch), request.latency, request.latency_left_out)
         if self._budgets is None or self._told.version == request.budgets_version:
             return None
         return self._told
@@ -229,7 +230,7 @@ class Planning:
         if all(each.name in self._splits for each in there):  # else others are next
             budgets = await state.in_slices(budgets_of(there, dict(self._splits)))
             if not self._changed:  # else likewise
-                self._tell(budgets, next_streams(there))
+                self._tell(budgets, next_streams(there), last_groups(there))
         if len(self._last) > LAST_MAX:
             kept = {hop for each in self._all() for hop in each.hops}
             self._last = {hop: last for hop, last in self._last.items() if hop in kept}
@@ -266,14 +267,24 @@ class Planning:
         self._news.saw(each.name, verdict)
         return late
 
-    def _tell(self, budgets: Mapping[str, Budget], following: Mapping[str, Sequence[tuple[str, str]]]) -> None:
-        """Tell brokers. `following`: by stream the consumer groups that read it, with the streams they write to."""
+    def _tell(
+        self,
+        budgets: Mapping[str, Budget],
+        following: Mapping[str, Sequence[tuple[str, str]]],
+        last: Mapping[str, Sequence[str]],
+    ) -> None:
+        """Tell brokers. `following`: by stream the consumer groups that read it, with the streams they write to.
+
+        `last`: by stream those with which a path ends.
+        """
         known = self._budgets or {}
         steadied = {stream: steady(known.get(stream), budget) for stream, budget in budgets.items()}
         ids = {each.name: each.stream_id for each in map(self._stream, steadied) if each is not None}
         self._told_ids = ids
         told = [steadied[stream].message(ids[stream]) for stream in sorted(ids)]
         for stream, message in zip(sorted(ids), told, strict=True):
+            message.ends.consumer_groups.extend(last.get(stream, ()))
+            message.ends.SetInParent()  # also if there are none: that is told, too
             for group, next_stream in following.get(stream, ()):
                 if next_stream in ids:
                     message.next.add(consumer_group=group, stream_id=ids[next_stream])

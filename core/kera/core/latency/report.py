@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from kera.core.errors import InvalidArgument
@@ -44,8 +44,18 @@ def add_sample(report: latency_pb2.LatencyReport, of: Of, sample: Sample) -> Non
     )
 
 
+Counts = Callable[[latency_pb2.HopSample], bool]
+"""Whether a sample is one of those that are taken; the others are passed over, whatever they say."""
+
+
 def checked(report: latency_pb2.LatencyReport) -> list[tuple[Of, Sample]]:
     """The samples of a peer's report that have something in them. Raises `InvalidArgument` if it cannot be right."""
+    check(report, _everything)
+    return list(samples_of(report, _everything))
+
+
+def check(report: latency_pb2.LatencyReport, counts: Counts) -> None:
+    """Look at a peer's report, and those of its samples that count. Raises `InvalidArgument` if it cannot be right."""
     if len(report.samples) > SAMPLES_MAX:
         text = f"a latency report has {len(report.samples)} samples, and at most {SAMPLES_MAX} are taken"
         raise InvalidArgument(text, limit=SAMPLES_MAX)
@@ -53,7 +63,23 @@ def checked(report: latency_pb2.LatencyReport) -> list[tuple[Of, Sample]]:
         raise InvalidArgument(f"a latency report: clocks that are more than {TIME_US_MAX} us apart cannot be compared")
     if report.own_linger_us > TIME_US_MAX:
         raise InvalidArgument(f"a latency report: a linger of {report.own_linger_us} us, of {TIME_US_MAX} at most")
-    return [_checked(sample) for sample in report.samples if sample.count or sample.hop]
+    for message in report.samples:
+        if (message.count or message.hop) and counts(message):
+            wrong = _wrong_with(message)
+            if wrong is not None:
+                raise InvalidArgument(
+                    f"a latency report: {wrong}", stream_id=message.stream_id, streamlet_id=message.streamlet_id
+                )
+
+
+def samples_of(report: latency_pb2.LatencyReport, counts: Counts) -> Iterator[tuple[Of, Sample]]:
+    """The samples that count, and have something in them; what cannot be right is left out."""
+    for message in report.samples:
+        if (message.count or message.hop) and counts(message) and _wrong_with(message) is None:
+            sample = Sample()
+            sample.count, sample.sum_us, sample.max_us = message.count, message.sum_us, message.max_us
+            sample.buckets[: len(message.buckets)] = message.buckets
+            yield Of(message.stream_id, message.streamlet_id, Hop(message.hop), message.consumer_group), sample
 
 
 def stream_ids(report: latency_pb2.LatencyReport) -> Iterable[int]:
@@ -61,31 +87,31 @@ def stream_ids(report: latency_pb2.LatencyReport) -> Iterable[int]:
     return dict.fromkeys(sample.stream_id for sample in report.samples)
 
 
-def _checked(message: latency_pb2.HopSample) -> tuple[Of, Sample]:
+def _everything(_message: latency_pb2.HopSample) -> bool:
+    return True
+
+
+def _wrong_with(message: latency_pb2.HopSample) -> str | None:
+    """Why it cannot be right; None: it can."""
     if message.hop not in Hop._value2member_map_:
-        raise InvalidArgument(f"a latency report: there is no hop {message.hop}", stream_id=message.stream_id)
-    of = Of(message.stream_id, message.streamlet_id, Hop(message.hop), message.consumer_group)
-    wrong = None
-    if len(message.buckets) > BUCKETS:
-        wrong = f"{len(message.buckets)} buckets, of {BUCKETS}"
+        return f"there is no hop {message.hop}"
+    hop, buckets, group, wrong = Hop(message.hop), list(message.buckets), message.consumer_group, None
+    if len(buckets) > BUCKETS:
+        wrong = f"{len(buckets)} buckets, of {BUCKETS}"
     elif message.count > CHUNKS_MAX:
         wrong = f"{message.count} chunks, of {CHUNKS_MAX} at most"
-    elif sum(message.buckets) != message.count:
-        wrong = f"{sum(message.buckets)} chunks in buckets, of {message.count}"
+    elif sum(buckets) != message.count:
+        wrong = f"{sum(buckets)} chunks in buckets, of {message.count}"
     elif message.max_us > TIME_US_MAX:
         wrong = f"a time of {message.max_us} us, of {TIME_US_MAX} at most"
     elif not message.max_us <= message.sum_us <= message.max_us * message.count:
         wrong = (
             f"{message.sum_us} us altogether, of {message.count} chunks of which none took more than {message.max_us}"
         )
-    elif bool(message.consumer_group) and not of.hop.of_reader:
+    elif bool(group) and not hop.of_reader:
         wrong = "a consumer group, which writers are not in"
-    elif len(message.consumer_group.encode()) > GROUP_BYTES_MAX:
+    elif len(group.encode()) > GROUP_BYTES_MAX:
         wrong = f"a consumer group of more than {GROUP_BYTES_MAX} bytes"
-    if wrong is not None:
-        text = f"a latency report: {of.hop.word} of stream {of.stream_id}, streamlet {of.streamlet_id}, has {wrong}"
-        raise InvalidArgument(text, stream_id=of.stream_id, streamlet_id=of.streamlet_id)
-    sample = Sample()
-    sample.count, sample.sum_us, sample.max_us = message.count, message.sum_us, message.max_us
-    sample.buckets[: len(message.buckets)] = message.buckets
-    return of, sample
+    if wrong is None:
+        return None
+    return f"{hop.word} of stream {message.stream_id}, streamlet {message.streamlet_id}, has {wrong}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import add
+
 from kera.core.latency.buckets import BUCKETS, bucket_of, quantile_us
 
 TIME_US_MAX = 7 * 86_400_000_000
@@ -40,7 +42,7 @@ class Sample:
         self.count += other.count
         self.sum_us += other.sum_us
         self.max_us = max(self.max_us, other.max_us)
-        self.buckets = [mine + its for mine, its in zip(self.buckets, other.buckets, strict=True)]
+        self.buckets = list(map(add, self.buckets, other.buckets))
 
     @property
     def mean_us(self) -> int:

@@ -3017,6 +3017,9 @@ type HeartbeatRequest struct {
 	Latency []*HopFigures `protobuf:"bytes,19,rep,name=latency,proto3" json:"latency,omitempty"`
 	// Of the budgets that it goes by.
 	BudgetsVersion uint64 `protobuf:"varint,20,opt,name=budgets_version,json=budgetsVersion,proto3" json:"budgets_version,omitempty"`
+	// Hops for which there was no room in `latency`: they come first in the next heartbeat, and what was said of them before
+	// counts until then.
+	LatencyLeftOut uint32 `protobuf:"varint,21,opt,name=latency_left_out,json=latencyLeftOut,proto3" json:"latency_left_out,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -3180,6 +3183,13 @@ func (x *HeartbeatRequest) GetLatency() []*HopFigures {
 func (x *HeartbeatRequest) GetBudgetsVersion() uint64 {
 	if x != nil {
 		return x.BudgetsVersion
+	}
+	return 0
+}
+
+func (x *HeartbeatRequest) GetLatencyLeftOut() uint32 {
+	if x != nil {
+		return x.LatencyLeftOut
 	}
 	return 0
 }
@@ -4287,7 +4297,7 @@ const file_kera_v1_coordinator_proto_rawDesc = "" +
 	"\x0eProducerFences\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\x04R\aversion\x12!\n" +
 	"\fproducer_ids\x18\x02 \x03(\x04R\vproducerIds\x12!\n" +
-	"\ffirst_epochs\x18\x03 \x03(\rR\vfirstEpochs\"\x9e\a\n" +
+	"\ffirst_epochs\x18\x03 \x03(\rR\vfirstEpochs\"\xc8\a\n" +
 	"\x10HeartbeatRequest\x12\x1b\n" +
 	"\tbroker_id\x18\x01 \x01(\rR\bbrokerId\x12!\n" +
 	"\fbroker_epoch\x18\x02 \x01(\x04R\vbrokerEpoch\x12,\n" +
@@ -4310,7 +4320,8 @@ const file_kera_v1_coordinator_proto_rawDesc = "" +
 	"\x06stored\x18\x11 \x03(\v2\x14.kera.v1.StoredBytesR\x06stored\x12+\n" +
 	"\x11stored_incomplete\x18\x12 \x01(\bR\x10storedIncomplete\x12-\n" +
 	"\alatency\x18\x13 \x03(\v2\x13.kera.v1.HopFiguresR\alatency\x12'\n" +
-	"\x0fbudgets_version\x18\x14 \x01(\x04R\x0ebudgetsVersionB\x15\n" +
+	"\x0fbudgets_version\x18\x14 \x01(\x04R\x0ebudgetsVersion\x12(\n" +
+	"\x10latency_left_out\x18\x15 \x01(\rR\x0elatencyLeftOutB\x15\n" +
 	"\x13_loop_busy_permilleJ\x04\b\v\x10\f\"A\n" +
 	"\vStoredBytes\x12\x1c\n" +
 	"\tprincipal\x18\x01 \x01(\tR\tprincipal\x12\x14\n" +

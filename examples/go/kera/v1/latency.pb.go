@@ -540,7 +540,10 @@ type StreamBudget struct {
 	// The constraint that asks for it.
 	Constraint string `protobuf:"bytes,7,opt,name=constraint,proto3" json:"constraint,omitempty"`
 	// What comes next on the paths.
-	Next          []*NextStream `protobuf:"bytes,8,rep,name=next,proto3" json:"next,omitempty"`
+	Next []*NextStream `protobuf:"bytes,8,rep,name=next,proto3" json:"next,omitempty"`
+	// With the consumer groups of `next` these are all that read the stream on the paths; of others nothing is measured. Not
+	// set: a coordinator of a version before does not tell, and groups count as they come.
+	Ends          *PathEnds `protobuf:"bytes,9,opt,name=ends,proto3" json:"ends,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -631,6 +634,58 @@ func (x *StreamBudget) GetNext() []*NextStream {
 	return nil
 }
 
+func (x *StreamBudget) GetEnds() *PathEnds {
+	if x != nil {
+		return x.Ends
+	}
+	return nil
+}
+
+// Of paths that end with one who reads the stream.
+type PathEnds struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	ConsumerGroups []string               `protobuf:"bytes,1,rep,name=consumer_groups,json=consumerGroups,proto3" json:"consumer_groups,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *PathEnds) Reset() {
+	*x = PathEnds{}
+	mi := &file_kera_v1_latency_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PathEnds) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PathEnds) ProtoMessage() {}
+
+func (x *PathEnds) ProtoReflect() protoreflect.Message {
+	mi := &file_kera_v1_latency_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PathEnds.ProtoReflect.Descriptor instead.
+func (*PathEnds) Descriptor() ([]byte, []int) {
+	return file_kera_v1_latency_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *PathEnds) GetConsumerGroups() []string {
+	if x != nil {
+		return x.ConsumerGroups
+	}
+	return nil
+}
+
 // Where a consumer group writes what it makes of a stream.
 type NextStream struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -642,7 +697,7 @@ type NextStream struct {
 
 func (x *NextStream) Reset() {
 	*x = NextStream{}
-	mi := &file_kera_v1_latency_proto_msgTypes[5]
+	mi := &file_kera_v1_latency_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -654,7 +709,7 @@ func (x *NextStream) String() string {
 func (*NextStream) ProtoMessage() {}
 
 func (x *NextStream) ProtoReflect() protoreflect.Message {
-	mi := &file_kera_v1_latency_proto_msgTypes[5]
+	mi := &file_kera_v1_latency_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -667,7 +722,7 @@ func (x *NextStream) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NextStream.ProtoReflect.Descriptor instead.
 func (*NextStream) Descriptor() ([]byte, []int) {
-	return file_kera_v1_latency_proto_rawDescGZIP(), []int{5}
+	return file_kera_v1_latency_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *NextStream) GetConsumerGroup() string {
@@ -706,7 +761,7 @@ type HopFigures struct {
 
 func (x *HopFigures) Reset() {
 	*x = HopFigures{}
-	mi := &file_kera_v1_latency_proto_msgTypes[6]
+	mi := &file_kera_v1_latency_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -718,7 +773,7 @@ func (x *HopFigures) String() string {
 func (*HopFigures) ProtoMessage() {}
 
 func (x *HopFigures) ProtoReflect() protoreflect.Message {
-	mi := &file_kera_v1_latency_proto_msgTypes[6]
+	mi := &file_kera_v1_latency_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -731,7 +786,7 @@ func (x *HopFigures) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HopFigures.ProtoReflect.Descriptor instead.
 func (*HopFigures) Descriptor() ([]byte, []int) {
-	return file_kera_v1_latency_proto_rawDescGZIP(), []int{6}
+	return file_kera_v1_latency_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *HopFigures) GetStreamId() uint64 {
@@ -818,7 +873,7 @@ type LatencyConstraint struct {
 
 func (x *LatencyConstraint) Reset() {
 	*x = LatencyConstraint{}
-	mi := &file_kera_v1_latency_proto_msgTypes[7]
+	mi := &file_kera_v1_latency_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -830,7 +885,7 @@ func (x *LatencyConstraint) String() string {
 func (*LatencyConstraint) ProtoMessage() {}
 
 func (x *LatencyConstraint) ProtoReflect() protoreflect.Message {
-	mi := &file_kera_v1_latency_proto_msgTypes[7]
+	mi := &file_kera_v1_latency_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -843,7 +898,7 @@ func (x *LatencyConstraint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LatencyConstraint.ProtoReflect.Descriptor instead.
 func (*LatencyConstraint) Descriptor() ([]byte, []int) {
-	return file_kera_v1_latency_proto_rawDescGZIP(), []int{7}
+	return file_kera_v1_latency_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *LatencyConstraint) GetName() string {
@@ -890,7 +945,7 @@ type CreateLatencyConstraintRequest struct {
 
 func (x *CreateLatencyConstraintRequest) Reset() {
 	*x = CreateLatencyConstraintRequest{}
-	mi := &file_kera_v1_latency_proto_msgTypes[8]
+	mi := &file_kera_v1_latency_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -902,7 +957,7 @@ func (x *CreateLatencyConstraintRequest) String() string {
 func (*CreateLatencyConstraintRequest) ProtoMessage() {}
 
 func (x *CreateLatencyConstraintRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kera_v1_latency_proto_msgTypes[8]
+	mi := &file_kera_v1_latency_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -915,7 +970,7 @@ func (x *CreateLatencyConstraintRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateLatencyConstraintRequest.ProtoReflect.Descriptor instead.
 func (*CreateLatencyConstraintRequest) Descriptor() ([]byte, []int) {
-	return file_kera_v1_latency_proto_rawDescGZIP(), []int{8}
+	return file_kera_v1_latency_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *CreateLatencyConstraintRequest) GetConstraint() *LatencyConstraint {
@@ -935,7 +990,7 @@ type CreateLatencyConstraintResponse struct {
 
 func (x *CreateLatencyConstraintResponse) Reset() {
 	*x = CreateLatencyConstraintResponse{}
-	mi := &file_kera_v1_latency_proto_msgTypes[9]
+	mi := &file_kera_v1_latency_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -947,7 +1002,7 @@ func (x *CreateLatencyConstraintResponse) String() string {
 func (*CreateLatencyConstraintResponse) ProtoMessage() {}
 
 func (x *CreateLatencyConstraintResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kera_v1_latency_proto_msgTypes[9]
+	mi := &file_kera_v1_latency_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -960,7 +1015,7 @@ func (x *CreateLatencyConstraintResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateLatencyConstraintResponse.ProtoReflect.Descriptor instead.
 func (*CreateLatencyConstraintResponse) Descriptor() ([]byte, []int) {
-	return file_kera_v1_latency_proto_rawDescGZIP(), []int{9}
+	return file_kera_v1_latency_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *CreateLatencyConstraintResponse) GetConstraint() *LatencyConstraint {
@@ -984,7 +1039,7 @@ type AlterLatencyConstraintRequest struct {
 
 func (x *AlterLatencyConstraintRequest) Reset() {
 	*x = AlterLatencyConstraintRequest{}
-	mi := &file_kera_v1_latency_proto_msgTypes[10]
+	mi := &file_kera_v1_latency_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -996,7 +1051,7 @@ func (x *AlterLatencyConstraintRequest) String() string {
 func (*AlterLatencyConstraintRequest) ProtoMessage() {}
 
 func (x *AlterLatencyConstraintRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kera_v1_latency_proto_msgTypes[10]
+	mi := &file_kera_v1_latency_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1009,7 +1064,7 @@ func (x *AlterLatencyConstraintRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AlterLatencyConstraintRequest.ProtoReflect.Descriptor instead.
 func (*AlterLatencyConstraintRequest) Descriptor() ([]byte, []int) {
-	return file_kera_v1_latency_proto_rawDescGZIP(), []int{10}
+	return file_kera_v1_latency_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *AlterLatencyConstraintRequest) GetName() string {
@@ -1056,7 +1111,7 @@ type AlterLatencyConstraintResponse struct {
 
 func (x *AlterLatencyConstraintResponse) Reset() {
 	*x = AlterLatencyConstraintResponse{}
-	mi := &file_kera_v1_latency_proto_msgTypes[11]
+	mi := &file_kera_v1_latency_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1068,7 +1123,7 @@ func (x *AlterLatencyConstraintResponse) String() string {
 func (*AlterLatencyConstraintResponse) ProtoMessage() {}
 
 func (x *AlterLatencyConstraintResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kera_v1_latency_proto_msgTypes[11]
+	mi := &file_kera_v1_latency_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1081,7 +1136,7 @@ func (x *AlterLatencyConstraintResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AlterLatencyConstraintResponse.ProtoReflect.Descriptor instead.
 func (*AlterLatencyConstraintResponse) Descriptor() ([]byte, []int) {
-	return file_kera_v1_latency_proto_rawDescGZIP(), []int{11}
+	return file_kera_v1_latency_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *AlterLatencyConstraintResponse) GetConstraint() *LatencyConstraint {
@@ -1099,7 +1154,7 @@ type ListLatencyConstraintsRequest struct {
 
 func (x *ListLatencyConstraintsRequest) Reset() {
 	*x = ListLatencyConstraintsRequest{}
-	mi := &file_kera_v1_latency_proto_msgTypes[12]
+	mi := &file_kera_v1_latency_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1111,7 +1166,7 @@ func (x *ListLatencyConstraintsRequest) String() string {
 func (*ListLatencyConstraintsRequest) ProtoMessage() {}
 
 func (x *ListLatencyConstraintsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kera_v1_latency_proto_msgTypes[12]
+	mi := &file_kera_v1_latency_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1124,7 +1179,7 @@ func (x *ListLatencyConstraintsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListLatencyConstraintsRequest.ProtoReflect.Descriptor instead.
 func (*ListLatencyConstraintsRequest) Descriptor() ([]byte, []int) {
-	return file_kera_v1_latency_proto_rawDescGZIP(), []int{12}
+	return file_kera_v1_latency_proto_rawDescGZIP(), []int{13}
 }
 
 type ListLatencyConstraintsResponse struct {
@@ -1137,7 +1192,7 @@ type ListLatencyConstraintsResponse struct {
 
 func (x *ListLatencyConstraintsResponse) Reset() {
 	*x = ListLatencyConstraintsResponse{}
-	mi := &file_kera_v1_latency_proto_msgTypes[13]
+	mi := &file_kera_v1_latency_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1149,7 +1204,7 @@ func (x *ListLatencyConstraintsResponse) String() string {
 func (*ListLatencyConstraintsResponse) ProtoMessage() {}
 
 func (x *ListLatencyConstraintsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kera_v1_latency_proto_msgTypes[13]
+	mi := &file_kera_v1_latency_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1162,7 +1217,7 @@ func (x *ListLatencyConstraintsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListLatencyConstraintsResponse.ProtoReflect.Descriptor instead.
 func (*ListLatencyConstraintsResponse) Descriptor() ([]byte, []int) {
-	return file_kera_v1_latency_proto_rawDescGZIP(), []int{13}
+	return file_kera_v1_latency_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ListLatencyConstraintsResponse) GetConstraints() []*LatencyDescription {
@@ -1181,7 +1236,7 @@ type DeleteLatencyConstraintRequest struct {
 
 func (x *DeleteLatencyConstraintRequest) Reset() {
 	*x = DeleteLatencyConstraintRequest{}
-	mi := &file_kera_v1_latency_proto_msgTypes[14]
+	mi := &file_kera_v1_latency_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1193,7 +1248,7 @@ func (x *DeleteLatencyConstraintRequest) String() string {
 func (*DeleteLatencyConstraintRequest) ProtoMessage() {}
 
 func (x *DeleteLatencyConstraintRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kera_v1_latency_proto_msgTypes[14]
+	mi := &file_kera_v1_latency_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1206,7 +1261,7 @@ func (x *DeleteLatencyConstraintRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteLatencyConstraintRequest.ProtoReflect.Descriptor instead.
 func (*DeleteLatencyConstraintRequest) Descriptor() ([]byte, []int) {
-	return file_kera_v1_latency_proto_rawDescGZIP(), []int{14}
+	return file_kera_v1_latency_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *DeleteLatencyConstraintRequest) GetName() string {
@@ -1224,7 +1279,7 @@ type DeleteLatencyConstraintResponse struct {
 
 func (x *DeleteLatencyConstraintResponse) Reset() {
 	*x = DeleteLatencyConstraintResponse{}
-	mi := &file_kera_v1_latency_proto_msgTypes[15]
+	mi := &file_kera_v1_latency_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1236,7 +1291,7 @@ func (x *DeleteLatencyConstraintResponse) String() string {
 func (*DeleteLatencyConstraintResponse) ProtoMessage() {}
 
 func (x *DeleteLatencyConstraintResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kera_v1_latency_proto_msgTypes[15]
+	mi := &file_kera_v1_latency_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1249,7 +1304,7 @@ func (x *DeleteLatencyConstraintResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteLatencyConstraintResponse.ProtoReflect.Descriptor instead.
 func (*DeleteLatencyConstraintResponse) Descriptor() ([]byte, []int) {
-	return file_kera_v1_latency_proto_rawDescGZIP(), []int{15}
+	return file_kera_v1_latency_proto_rawDescGZIP(), []int{16}
 }
 
 type DescribeLatencyConstraintRequest struct {
@@ -1261,7 +1316,7 @@ type DescribeLatencyConstraintRequest struct {
 
 func (x *DescribeLatencyConstraintRequest) Reset() {
 	*x = DescribeLatencyConstraintRequest{}
-	mi := &file_kera_v1_latency_proto_msgTypes[16]
+	mi := &file_kera_v1_latency_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1273,7 +1328,7 @@ func (x *DescribeLatencyConstraintRequest) String() string {
 func (*DescribeLatencyConstraintRequest) ProtoMessage() {}
 
 func (x *DescribeLatencyConstraintRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kera_v1_latency_proto_msgTypes[16]
+	mi := &file_kera_v1_latency_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1286,7 +1341,7 @@ func (x *DescribeLatencyConstraintRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeLatencyConstraintRequest.ProtoReflect.Descriptor instead.
 func (*DescribeLatencyConstraintRequest) Descriptor() ([]byte, []int) {
-	return file_kera_v1_latency_proto_rawDescGZIP(), []int{16}
+	return file_kera_v1_latency_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *DescribeLatencyConstraintRequest) GetName() string {
@@ -1305,7 +1360,7 @@ type DescribeLatencyConstraintResponse struct {
 
 func (x *DescribeLatencyConstraintResponse) Reset() {
 	*x = DescribeLatencyConstraintResponse{}
-	mi := &file_kera_v1_latency_proto_msgTypes[17]
+	mi := &file_kera_v1_latency_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1317,7 +1372,7 @@ func (x *DescribeLatencyConstraintResponse) String() string {
 func (*DescribeLatencyConstraintResponse) ProtoMessage() {}
 
 func (x *DescribeLatencyConstraintResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kera_v1_latency_proto_msgTypes[17]
+	mi := &file_kera_v1_latency_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1330,7 +1385,7 @@ func (x *DescribeLatencyConstraintResponse) ProtoReflect() protoreflect.Message 
 
 // Deprecated: Use DescribeLatencyConstraintResponse.ProtoReflect.Descriptor instead.
 func (*DescribeLatencyConstraintResponse) Descriptor() ([]byte, []int) {
-	return file_kera_v1_latency_proto_rawDescGZIP(), []int{17}
+	return file_kera_v1_latency_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *DescribeLatencyConstraintResponse) GetDescription() *LatencyDescription {
@@ -1367,7 +1422,7 @@ type LatencyDescription struct {
 
 func (x *LatencyDescription) Reset() {
 	*x = LatencyDescription{}
-	mi := &file_kera_v1_latency_proto_msgTypes[18]
+	mi := &file_kera_v1_latency_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1379,7 +1434,7 @@ func (x *LatencyDescription) String() string {
 func (*LatencyDescription) ProtoMessage() {}
 
 func (x *LatencyDescription) ProtoReflect() protoreflect.Message {
-	mi := &file_kera_v1_latency_proto_msgTypes[18]
+	mi := &file_kera_v1_latency_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1392,7 +1447,7 @@ func (x *LatencyDescription) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LatencyDescription.ProtoReflect.Descriptor instead.
 func (*LatencyDescription) Descriptor() ([]byte, []int) {
-	return file_kera_v1_latency_proto_rawDescGZIP(), []int{18}
+	return file_kera_v1_latency_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *LatencyDescription) GetConstraint() *LatencyConstraint {
@@ -1513,7 +1568,7 @@ type HopDescription struct {
 
 func (x *HopDescription) Reset() {
 	*x = HopDescription{}
-	mi := &file_kera_v1_latency_proto_msgTypes[19]
+	mi := &file_kera_v1_latency_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1525,7 +1580,7 @@ func (x *HopDescription) String() string {
 func (*HopDescription) ProtoMessage() {}
 
 func (x *HopDescription) ProtoReflect() protoreflect.Message {
-	mi := &file_kera_v1_latency_proto_msgTypes[19]
+	mi := &file_kera_v1_latency_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1538,7 +1593,7 @@ func (x *HopDescription) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HopDescription.ProtoReflect.Descriptor instead.
 func (*HopDescription) Descriptor() ([]byte, []int) {
-	return file_kera_v1_latency_proto_rawDescGZIP(), []int{19}
+	return file_kera_v1_latency_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *HopDescription) GetStream() string {
@@ -1646,7 +1701,7 @@ type LatencyConstraintRecord struct {
 
 func (x *LatencyConstraintRecord) Reset() {
 	*x = LatencyConstraintRecord{}
-	mi := &file_kera_v1_latency_proto_msgTypes[20]
+	mi := &file_kera_v1_latency_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1658,7 +1713,7 @@ func (x *LatencyConstraintRecord) String() string {
 func (*LatencyConstraintRecord) ProtoMessage() {}
 
 func (x *LatencyConstraintRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_kera_v1_latency_proto_msgTypes[20]
+	mi := &file_kera_v1_latency_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1671,7 +1726,7 @@ func (x *LatencyConstraintRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LatencyConstraintRecord.ProtoReflect.Descriptor instead.
 func (*LatencyConstraintRecord) Descriptor() ([]byte, []int) {
-	return file_kera_v1_latency_proto_rawDescGZIP(), []int{20}
+	return file_kera_v1_latency_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *LatencyConstraintRecord) GetConstraint() *LatencyConstraint {
@@ -1737,7 +1792,7 @@ const file_kera_v1_latency_proto_rawDesc = "" +
 	"\rfetch_wait_us\x18\x02 \x01(\rR\vfetchWaitUs\x12&\n" +
 	"\x0ffetch_bytes_min\x18\x03 \x01(\rR\rfetchBytesMin\x12\x19\n" +
 	"\bvalid_ms\x18\x04 \x01(\rR\avalidMs\x12&\n" +
-	"\x0fnext_stream_ids\x18\x05 \x03(\x04R\rnextStreamIds\"\x8e\x02\n" +
+	"\x0fnext_stream_ids\x18\x05 \x03(\x04R\rnextStreamIds\"\xb5\x02\n" +
 	"\fStreamBudget\x12\x1b\n" +
 	"\tstream_id\x18\x01 \x01(\x04R\bstreamId\x12\x1b\n" +
 	"\twindow_ms\x18\x02 \x01(\rR\bwindowMs\x12\x19\n" +
@@ -1749,7 +1804,10 @@ const file_kera_v1_latency_proto_rawDesc = "" +
 	"\n" +
 	"constraint\x18\a \x01(\tR\n" +
 	"constraint\x12'\n" +
-	"\x04next\x18\b \x03(\v2\x13.kera.v1.NextStreamR\x04next\"P\n" +
+	"\x04next\x18\b \x03(\v2\x13.kera.v1.NextStreamR\x04next\x12%\n" +
+	"\x04ends\x18\t \x01(\v2\x11.kera.v1.PathEndsR\x04ends\"3\n" +
+	"\bPathEnds\x12'\n" +
+	"\x0fconsumer_groups\x18\x01 \x03(\tR\x0econsumerGroups\"P\n" +
 	"\n" +
 	"NextStream\x12%\n" +
 	"\x0econsumer_group\x18\x01 \x01(\tR\rconsumerGroup\x12\x1b\n" +
@@ -1898,7 +1956,7 @@ func file_kera_v1_latency_proto_rawDescGZIP() []byte {
 }
 
 var file_kera_v1_latency_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_kera_v1_latency_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
+var file_kera_v1_latency_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
 var file_kera_v1_latency_proto_goTypes = []any{
 	(Hop)(0),                                  // 0: kera.v1.Hop
 	(LatencyStatistic)(0),                     // 1: kera.v1.LatencyStatistic
@@ -1908,56 +1966,58 @@ var file_kera_v1_latency_proto_goTypes = []any{
 	(*WriterAdvice)(nil),                      // 5: kera.v1.WriterAdvice
 	(*ReaderAdvice)(nil),                      // 6: kera.v1.ReaderAdvice
 	(*StreamBudget)(nil),                      // 7: kera.v1.StreamBudget
-	(*NextStream)(nil),                        // 8: kera.v1.NextStream
-	(*HopFigures)(nil),                        // 9: kera.v1.HopFigures
-	(*LatencyConstraint)(nil),                 // 10: kera.v1.LatencyConstraint
-	(*CreateLatencyConstraintRequest)(nil),    // 11: kera.v1.CreateLatencyConstraintRequest
-	(*CreateLatencyConstraintResponse)(nil),   // 12: kera.v1.CreateLatencyConstraintResponse
-	(*AlterLatencyConstraintRequest)(nil),     // 13: kera.v1.AlterLatencyConstraintRequest
-	(*AlterLatencyConstraintResponse)(nil),    // 14: kera.v1.AlterLatencyConstraintResponse
-	(*ListLatencyConstraintsRequest)(nil),     // 15: kera.v1.ListLatencyConstraintsRequest
-	(*ListLatencyConstraintsResponse)(nil),    // 16: kera.v1.ListLatencyConstraintsResponse
-	(*DeleteLatencyConstraintRequest)(nil),    // 17: kera.v1.DeleteLatencyConstraintRequest
-	(*DeleteLatencyConstraintResponse)(nil),   // 18: kera.v1.DeleteLatencyConstraintResponse
-	(*DescribeLatencyConstraintRequest)(nil),  // 19: kera.v1.DescribeLatencyConstraintRequest
-	(*DescribeLatencyConstraintResponse)(nil), // 20: kera.v1.DescribeLatencyConstraintResponse
-	(*LatencyDescription)(nil),                // 21: kera.v1.LatencyDescription
-	(*HopDescription)(nil),                    // 22: kera.v1.HopDescription
-	(*LatencyConstraintRecord)(nil),           // 23: kera.v1.LatencyConstraintRecord
+	(*PathEnds)(nil),                          // 8: kera.v1.PathEnds
+	(*NextStream)(nil),                        // 9: kera.v1.NextStream
+	(*HopFigures)(nil),                        // 10: kera.v1.HopFigures
+	(*LatencyConstraint)(nil),                 // 11: kera.v1.LatencyConstraint
+	(*CreateLatencyConstraintRequest)(nil),    // 12: kera.v1.CreateLatencyConstraintRequest
+	(*CreateLatencyConstraintResponse)(nil),   // 13: kera.v1.CreateLatencyConstraintResponse
+	(*AlterLatencyConstraintRequest)(nil),     // 14: kera.v1.AlterLatencyConstraintRequest
+	(*AlterLatencyConstraintResponse)(nil),    // 15: kera.v1.AlterLatencyConstraintResponse
+	(*ListLatencyConstraintsRequest)(nil),     // 16: kera.v1.ListLatencyConstraintsRequest
+	(*ListLatencyConstraintsResponse)(nil),    // 17: kera.v1.ListLatencyConstraintsResponse
+	(*DeleteLatencyConstraintRequest)(nil),    // 18: kera.v1.DeleteLatencyConstraintRequest
+	(*DeleteLatencyConstraintResponse)(nil),   // 19: kera.v1.DeleteLatencyConstraintResponse
+	(*DescribeLatencyConstraintRequest)(nil),  // 20: kera.v1.DescribeLatencyConstraintRequest
+	(*DescribeLatencyConstraintResponse)(nil), // 21: kera.v1.DescribeLatencyConstraintResponse
+	(*LatencyDescription)(nil),                // 22: kera.v1.LatencyDescription
+	(*HopDescription)(nil),                    // 23: kera.v1.HopDescription
+	(*LatencyConstraintRecord)(nil),           // 24: kera.v1.LatencyConstraintRecord
 }
 var file_kera_v1_latency_proto_depIdxs = []int32{
 	0,  // 0: kera.v1.HopSample.hop:type_name -> kera.v1.Hop
 	3,  // 1: kera.v1.LatencyReport.samples:type_name -> kera.v1.HopSample
-	8,  // 2: kera.v1.StreamBudget.next:type_name -> kera.v1.NextStream
-	0,  // 3: kera.v1.HopFigures.hop:type_name -> kera.v1.Hop
-	1,  // 4: kera.v1.LatencyConstraint.statistic:type_name -> kera.v1.LatencyStatistic
-	10, // 5: kera.v1.CreateLatencyConstraintRequest.constraint:type_name -> kera.v1.LatencyConstraint
-	10, // 6: kera.v1.CreateLatencyConstraintResponse.constraint:type_name -> kera.v1.LatencyConstraint
-	1,  // 7: kera.v1.AlterLatencyConstraintRequest.statistic:type_name -> kera.v1.LatencyStatistic
-	10, // 8: kera.v1.AlterLatencyConstraintResponse.constraint:type_name -> kera.v1.LatencyConstraint
-	21, // 9: kera.v1.ListLatencyConstraintsResponse.constraints:type_name -> kera.v1.LatencyDescription
-	21, // 10: kera.v1.DescribeLatencyConstraintResponse.description:type_name -> kera.v1.LatencyDescription
-	10, // 11: kera.v1.LatencyDescription.constraint:type_name -> kera.v1.LatencyConstraint
-	2,  // 12: kera.v1.LatencyDescription.state:type_name -> kera.v1.LatencyState
-	22, // 13: kera.v1.LatencyDescription.hops:type_name -> kera.v1.HopDescription
-	22, // 14: kera.v1.LatencyDescription.worst_hop:type_name -> kera.v1.HopDescription
-	0,  // 15: kera.v1.HopDescription.hop:type_name -> kera.v1.Hop
-	10, // 16: kera.v1.LatencyConstraintRecord.constraint:type_name -> kera.v1.LatencyConstraint
-	11, // 17: kera.v1.Latency.CreateLatencyConstraint:input_type -> kera.v1.CreateLatencyConstraintRequest
-	13, // 18: kera.v1.Latency.AlterLatencyConstraint:input_type -> kera.v1.AlterLatencyConstraintRequest
-	15, // 19: kera.v1.Latency.ListLatencyConstraints:input_type -> kera.v1.ListLatencyConstraintsRequest
-	17, // 20: kera.v1.Latency.DeleteLatencyConstraint:input_type -> kera.v1.DeleteLatencyConstraintRequest
-	19, // 21: kera.v1.Latency.DescribeLatencyConstraint:input_type -> kera.v1.DescribeLatencyConstraintRequest
-	12, // 22: kera.v1.Latency.CreateLatencyConstraint:output_type -> kera.v1.CreateLatencyConstraintResponse
-	14, // 23: kera.v1.Latency.AlterLatencyConstraint:output_type -> kera.v1.AlterLatencyConstraintResponse
-	16, // 24: kera.v1.Latency.ListLatencyConstraints:output_type -> kera.v1.ListLatencyConstraintsResponse
-	18, // 25: kera.v1.Latency.DeleteLatencyConstraint:output_type -> kera.v1.DeleteLatencyConstraintResponse
-	20, // 26: kera.v1.Latency.DescribeLatencyConstraint:output_type -> kera.v1.DescribeLatencyConstraintResponse
-	22, // [22:27] is the sub-list for method output_type
-	17, // [17:22] is the sub-list for method input_type
-	17, // [17:17] is the sub-list for extension type_name
-	17, // [17:17] is the sub-list for extension extendee
-	0,  // [0:17] is the sub-list for field type_name
+	9,  // 2: kera.v1.StreamBudget.next:type_name -> kera.v1.NextStream
+	8,  // 3: kera.v1.StreamBudget.ends:type_name -> kera.v1.PathEnds
+	0,  // 4: kera.v1.HopFigures.hop:type_name -> kera.v1.Hop
+	1,  // 5: kera.v1.LatencyConstraint.statistic:type_name -> kera.v1.LatencyStatistic
+	11, // 6: kera.v1.CreateLatencyConstraintRequest.constraint:type_name -> kera.v1.LatencyConstraint
+	11, // 7: kera.v1.CreateLatencyConstraintResponse.constraint:type_name -> kera.v1.LatencyConstraint
+	1,  // 8: kera.v1.AlterLatencyConstraintRequest.statistic:type_name -> kera.v1.LatencyStatistic
+	11, // 9: kera.v1.AlterLatencyConstraintResponse.constraint:type_name -> kera.v1.LatencyConstraint
+	22, // 10: kera.v1.ListLatencyConstraintsResponse.constraints:type_name -> kera.v1.LatencyDescription
+	22, // 11: kera.v1.DescribeLatencyConstraintResponse.description:type_name -> kera.v1.LatencyDescription
+	11, // 12: kera.v1.LatencyDescription.constraint:type_name -> kera.v1.LatencyConstraint
+	2,  // 13: kera.v1.LatencyDescription.state:type_name -> kera.v1.LatencyState
+	23, // 14: kera.v1.LatencyDescription.hops:type_name -> kera.v1.HopDescription
+	23, // 15: kera.v1.LatencyDescription.worst_hop:type_name -> kera.v1.HopDescription
+	0,  // 16: kera.v1.HopDescription.hop:type_name -> kera.v1.Hop
+	11, // 17: kera.v1.LatencyConstraintRecord.constraint:type_name -> kera.v1.LatencyConstraint
+	12, // 18: kera.v1.Latency.CreateLatencyConstraint:input_type -> kera.v1.CreateLatencyConstraintRequest
+	14, // 19: kera.v1.Latency.AlterLatencyConstraint:input_type -> kera.v1.AlterLatencyConstraintRequest
+	16, // 20: kera.v1.Latency.ListLatencyConstraints:input_type -> kera.v1.ListLatencyConstraintsRequest
+	18, // 21: kera.v1.Latency.DeleteLatencyConstraint:input_type -> kera.v1.DeleteLatencyConstraintRequest
+	20, // 22: kera.v1.Latency.DescribeLatencyConstraint:input_type -> kera.v1.DescribeLatencyConstraintRequest
+	13, // 23: kera.v1.Latency.CreateLatencyConstraint:output_type -> kera.v1.CreateLatencyConstraintResponse
+	15, // 24: kera.v1.Latency.AlterLatencyConstraint:output_type -> kera.v1.AlterLatencyConstraintResponse
+	17, // 25: kera.v1.Latency.ListLatencyConstraints:output_type -> kera.v1.ListLatencyConstraintsResponse
+	19, // 26: kera.v1.Latency.DeleteLatencyConstraint:output_type -> kera.v1.DeleteLatencyConstraintResponse
+	21, // 27: kera.v1.Latency.DescribeLatencyConstraint:output_type -> kera.v1.DescribeLatencyConstraintResponse
+	23, // [23:28] is the sub-list for method output_type
+	18, // [18:23] is the sub-list for method input_type
+	18, // [18:18] is the sub-list for extension type_name
+	18, // [18:18] is the sub-list for extension extendee
+	0,  // [0:18] is the sub-list for field type_name
 }
 
 func init() { file_kera_v1_latency_proto_init() }
@@ -1965,14 +2025,14 @@ func file_kera_v1_latency_proto_init() {
 	if File_kera_v1_latency_proto != nil {
 		return
 	}
-	file_kera_v1_latency_proto_msgTypes[10].OneofWrappers = []any{}
+	file_kera_v1_latency_proto_msgTypes[11].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kera_v1_latency_proto_rawDesc), len(file_kera_v1_latency_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   21,
+			NumMessages:   22,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -5,9 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.core import Metric
 
+from kera.broker.latency import manager as managing
 from kera.broker.latency.budgets import STREAMS_MAX, WAIT_US_MAX, WINDOW_MS_MAX, WINDOW_MS_MIN, Budget
-from kera.broker.latency.manager import GROUPS_MAX, VALID_MS, Figures, LatencyManager
-from kera.broker.latency.running_hop import STREAMLETS_MAX
+from kera.broker.latency.manager import GROUPS_MAX, HOPS_MAX, VALID_MS, Figures, LatencyManager
+from kera.broker.latency.manager import STREAMLETS_MAX as STREAMLETS_FIGURES_MAX
+from kera.broker.latency.running_hop import PARTS, STREAMLETS_MAX, RunningHop, StreamletMeans, Sums
 from kera.broker.latency.series import HopCollector
 from kera.core.clock import FakeClock
 from kera.core.latency.hop import Hop
@@ -21,6 +23,15 @@ WINDOW_S = 10
 def budget(stream_id: int = 7, **fields: Any) -> latency_pb2.StreamBudget:
     usual: dict[str, Any] = {"window_ms": WINDOW_S * 1000, "gather_us": 20_000, "hand_over_us": 5_000}
     return latency_pb2.StreamBudget(stream_id=stream_id, **usual | fields)
+
+
+def on_paths(*groups: str, stream_id: int = 7, next_of: str = "") -> latency_pb2.StreamBudget:
+    following = [latency_pb2.NextStream(consumer_group=next_of, stream_id=8)] if next_of else []
+    return budget(stream_id, next=following, ends=latency_pb2.PathEnds(consumer_groups=groups))
+
+
+def all_hops(manager: LatencyManager) -> list[RunningHop]:
+    return [running for watched in manager._streams.values() for running in watched.hops.values()]
 
 
 def sample(*times_us: int) -> Sample:
@@ -173,6 +184,66 @@ class TestFigures:
             manager.reported([(Of(7, 0, Hop.GATHER), sample(1))])
         assert len(by_hop(manager)) == GROUPS_MAX + 1
 
+    def test_where_it_is_told_who_is_on_paths_only_they_count(self, manager: LatencyManager) -> None:
+        """However many others come first."""
+        manager.set_budgets(4, [on_paths("real", next_of="works")])
+        for name in (*(f"group-{number}" for number in range(GROUPS_MAX + 5)), "works", "real"):
+            manager.reported([(Of(7, 0, Hop.PREFETCH, name), sample(1)), (Of(7, 0, Hop.HAND_OVER, name), sample(1))])
+        manager.reported([(Of(7, 0, Hop.GATHER), sample(1))])
+        readers = {(hop, name) for hop in (Hop.HAND_OVER, Hop.PREFETCH) for name in ("works", "real")}
+        assert by_hop(manager).keys() == {(Hop.GATHER, ""), *readers}
+        assert [manager.measures(7, Hop.WORK, name) for name in ("real", "works", "other", "")] == [
+            True,
+            True,
+            False,
+            False,
+        ]
+        assert not manager.measures(8, Hop.WORK, "real")
+
+    def test_who_is_on_no_path_any_more_is_forgotten(self, manager: LatencyManager) -> None:
+        manager.set_budgets(4, [on_paths("one", "other")])
+        manager.reported([(Of(7, 0, Hop.WORK, name), sample(1)) for name in ("one", "other")])
+        manager.set_budgets(5, [on_paths("other")])
+        assert list(by_hop(manager)) == [(Hop.WORK, "other")]
+        manager.set_budgets(6, [on_paths()])
+        assert by_hop(manager) == {}
+
+    def test_each_stream_has_an_equal_part_of_the_room(
+        self, manager: LatencyManager, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As of a hundred times as many."""
+        monkeypatch.setattr(managing, "HOPS_MAX", HOPS_MAX // 100)
+        monkeypatch.setattr(managing, "STREAMLETS_MAX", STREAMLETS_FIGURES_MAX // 100)
+        names, streams = [f"group-{number}" for number in range(5)], range(STREAMS_MAX // 100)
+        manager.set_budgets(4, [on_paths(*names, stream_id=each) for each in streams])
+        for stream_id in streams:
+            for hop in Hop:
+                for name in names if hop.of_reader else [""]:
+                    manager.reported([(Of(stream_id, streamlet, hop, name), sample(1)) for streamlet in range(40)])
+        figures = manager.figures()
+        assert len(figures) == HOPS_MAX // 100
+        assert {each.consumer_group for each in figures} == {"", names[0]}
+        assert {each.chunks for each in figures} == {40}
+        assert sum(running.streamlets for running in all_hops(manager)) == STREAMLETS_FIGURES_MAX // 100
+
+    def test_what_has_no_room_any_more_is_forgotten(self, manager: LatencyManager) -> None:
+        names = ["group-0", "group-1"]
+        manager.set_budgets(4, [on_paths(*names)])
+        manager.reported([(Of(7, each, Hop.WORK, name), sample(1)) for name in names for each in range(STREAMLETS_MAX)])
+        assert sum(running.streamlets for running in all_hops(manager)) == 2 * STREAMLETS_MAX
+        manager.set_budgets(5, [on_paths(*names, stream_id=each) for each in range(STREAMS_MAX)])
+        assert list(by_hop(manager)) == [(Hop.WORK, "group-0")]
+        assert sum(running.streamlets for running in all_hops(manager)) == 0
+
+    def test_all_have_their_turn(self, manager: LatencyManager) -> None:
+        streams = range(10)
+        manager.set_budgets(4, [budget(each) for each in streams])
+        manager.reported([(Of(each, 0, Hop.GATHER), sample(1)) for each in streams])
+        told = [manager.next_figures(4) for _ in range(5)]
+        assert [left_out for _, left_out in told] == [6] * 5
+        assert [each.stream_id for figures, _ in told for each in figures] == [*streams, *streams]
+        assert [len(manager.next_figures(10)[0]), manager.next_figures(11)[1]] == [10, 0]
+
     def test_they_are_of_the_last_window(self, manager: LatencyManager, clock: FakeClock) -> None:
         manager.reported([(Of(7, 0, Hop.GATHER), sample(100))])
         clock.advance(WINDOW_S * 0.6)
@@ -206,6 +277,24 @@ class TestFigures:
             assert abs(figures.mean_us - sum(all_us) / len(all_us)) <= 1
             assert all_us[-1 - len(all_us) // 100] <= figures.p99_us <= all_us[-1] + 1
             assert abs(figures.worst_mean_us - max(means)) <= 1
+
+
+class TestStreamlets:
+    @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9), st.integers(0, 10**6)), max_size=60))
+    def test_means_are_those_of_what_came_within_the_window(self, steps: list[tuple[int, int, int]]) -> None:
+        """With places for six: one is free again when nothing of its streamlet is left."""
+        means, now, came = StreamletMeans(float(PARTS)), 0, list[tuple[int, int, int]]()
+        for seconds, streamlet, us in steps:
+            now += seconds
+            came = [each for each in came if each[0] >= now - PARTS]
+            known = {each for _, each, _ in came}
+            if streamlet in known or len(known) < 6:
+                came.append((now, streamlet, us))
+            means.add(now, {streamlet: Sums(us, 1)}, 6)
+            found = {each: mean for mean, each in means.all(now)}
+            expected = {each: [us for _, of, us in came if of == each] for each in {each for _, each, _ in came}}
+            assert found == pytest.approx({each: sum(all_us) / len(all_us) for each, all_us in expected.items()})
+            assert len(means) == len(found)
 
 
 class TestMetrics:

@@ -196,6 +196,36 @@ async def test_of_consumer_groups_only_who_may_use_them_tells_anything() -> None
     assert [each.stream_id for each in response.advice] == [STREAM_ID]
 
 
+async def test_of_groups_on_no_path_nothing_is_looked_at(broker: Broker) -> None:
+    """Not even whether it can be right; the stream's advice goes back all the same."""
+    budget = latency_pb2.StreamBudget(window_ms=10_000, stream_id=STREAM_ID)
+    budget.ends.consumer_groups.append("real")
+    broker.broker.latency.set_budgets(1, [budget])
+    for name, counts in (("made-up", False), ("", False), ("real", True)):
+        wrong = latency_pb2.HopSample(stream_id=STREAM_ID, hop=latency_pb2.HOP_WORK, count=1, consumer_group=name)
+        report = latency_pb2.LatencyReport(samples=[wrong])
+        if counts:
+            with pytest.raises(InvalidArgument, match="0 chunks in buckets, of 1"):
+                read(broker, report)
+        else:
+            assert [each.stream_id for each in read(broker, report).advice] == [STREAM_ID]
+        report.samples[0].buckets.append(1)
+        read(broker, report)
+        assert hops(broker) == ([Hop.WORK] if counts else [])
+
+
+async def test_what_a_heartbeat_has_no_room_for_comes_with_the_next(broker: Broker) -> None:
+    manager = broker.broker.latency
+    manager.set_budgets(1, [BUDGET])
+    report = HeartbeatReport(broker.streams, latency=manager, limits=HeartbeatLimits(hops_max=1))
+    write(broker, report_of(Hop.GATHER))
+    requests = [coordinator_pb2.HeartbeatRequest() for _ in range(2)]
+    for request in requests:
+        report.fill(request)
+    assert [request.latency_left_out for request in requests] == [1, 1]
+    assert {int(each.hop) for request in requests for each in request.latency} == {Hop.GATHER, Hop.REPLICATE}
+
+
 async def test_streamlets_that_are_not_here_count_for_nothing(broker: Broker) -> None:
     manager = broker.broker.latency
     manager.set_budgets(1, [BUDGET])

@@ -26,6 +26,19 @@ def test_counts_add_up_means_are_weighed_and_the_worst_counts() -> None:
     assert hops.of(KEY) == Figures(40, 1_000, 5_000, 2_000, 4)
 
 
+def test_what_was_left_out_counts_as_it_was_until_it_has_had_its_turn() -> None:
+    hops = MeasuredHops(lambda _: True)
+    other = HopKey(7, SEND, "other")
+    hops.note(ONE, [told(1, 1_000)], 2)
+    hops.note(ONE, [told(1, 3_000, consumer_group="other")], 2)
+    assert (hops.of(KEY), hops.of(other)) == (Figures(1, 1_000, 0, 1_000, 0), Figures(1, 3_000, 0, 3_000, 0))
+    hops.note(ONE, [told(1, 5_000, consumer_group="other")], 2)
+    hops.note(ONE, [told(1, 5_000, consumer_group="other")], 2)
+    assert hops.of(KEY) is None  # it would have been told again by now
+    hops.note(ONE, [told(1, 1_000)])
+    assert (hops.of(KEY), hops.of(other)) == (Figures(1, 1_000, 0, 1_000, 0), None)
+
+
 def test_of_clocks_and_lingers_of_their_own_the_largest_counts() -> None:
     hops = MeasuredHops(lambda _: True)
     hops.note(ONE, [told(1, 1_000, clock_error_us=700, own_linger_us=5)])

@@ -32,6 +32,9 @@ async def test_a_constraint_is_told_once_and_again_when_it_changes(world: World)
     assert (budget.constraint, budget.window_ms) == ("checkout", 15_000)
     assert [(each.consumer_group, each.stream_id) for each in budget.next] == [("enrich", world.stream_id("visits"))]
     assert not world.budgets["visits"].next
+    ends = {name: list(each.ends.consumer_groups) for name, each in world.budgets.items()}
+    assert ends == {"clicks": [], "visits": ["dashboard"]}
+    assert all(each.HasField("ends") for each in world.budgets.values())
     assert 0 < budget.gather_us < LIMIT_US  # nobody knows yet what hops need
     assert not (await world.beat()).HasField("budgets")
     await world.window()
