@@ -119,6 +119,37 @@ async def test_a_producer_whose_linger_breaks_a_constraint_is_named(client: Clie
     assert found.hops[0].own_linger_us == 400_000
 
 
+async def test_an_application_that_hangs_is_late_though_it_is_done_with_nothing(client: Client) -> None:
+    """Also with what it had taken, and what had come, before its consumer heard of the constraint."""
+    async with client.group_consumer("enrich", ["clicks"]) as consumer, client.producer() as producer:
+        await producer.prepare("clicks")
+        batches = consumer.batches()
+        await producer.send("clicks", b"x")
+        await anext(batches)
+        await client.latency.create("hangs", ["clicks", "group:enrich"], 500, window_ms=1_000)
+
+        async def late() -> LatencyDescription | None:
+            await producer.send("clicks", b"x")
+            found = await client.latency.describe("hangs")
+            slow = {hop.hop for hop in found.hops if hop.mean_us > 2e6}
+            return found if slow >= {"prefetch", "work"} and found.state in {"violated", "infeasible"} else None
+
+        await until_found(late)
+
+
+async def test_a_consumer_group_that_does_not_run_is_named(client: Client) -> None:
+    await client.latency.create("idle", ["clicks", "group:enrich"], LIMIT_MS, window_ms=1_000)
+    async with client.producer() as producer:
+        await producer.prepare("clicks")
+
+        async def named() -> LatencyDescription | None:
+            await producer.send("clicks", b"x")
+            found = await client.latency.describe("idle")
+            return found if "of group:enrich, which reads clicks, nothing was measured" in found.reason else None
+
+        await until_found(named)
+
+
 def test_constraints_are_made_and_shown_at_the_command_line(cluster: RunningCluster) -> None:
     made = kera(cluster, "create", "shown", "--path", PATH, "--limit", "300ms", "--p99")
     assert made == f"shown: {PATH} within 300 ms, for the 99th percentile over 15 s\n"

@@ -19,9 +19,12 @@ async def test_commits_of_lost_groups_are_refused(
     await fill_groups(10)
     consumer = make_member(commit_interval_ms=0)
     await take(consumer, 10)
+    lease: Any = consumer._leases.in_hand
+    assert not lease.range.dropped
     await groups.expel(consumer.member_id)
     with pytest.raises(LeaseLost) as caught:
         await consumer.commit()
+    assert lease.range.dropped
     assert caught.value.attributes["groups"] == [["s", 0, 0, 1]]
     assert await take(consumer, 10) == list(range(10)), "it takes part again"
     await consumer.commit()

@@ -6,15 +6,18 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kera.client.cluster.at_work import AtWork
-from kera.client.cluster.fetch import Fetched
+from kera.client.cluster.fetch import Fetched, Wanted
+from kera.client.cluster.retry import RetryTime
 from kera.client.cluster.timing import Timing
 from kera.client.consuming.consumer import Consumer
 from kera.client.consuming.fetcher import Fetcher
-from kera.client.consuming.ranges import Came
+from kera.client.consuming.ranges import Arrived, Came, Range
 from kera.client.consuming.reader_reports import VALID_S_MAX, ReaderMeter
-from kera.client.settings import ConsumerSettings
+from kera.client.settings import ClientSettings, ConsumerSettings
 from kera.core.chunk import encode_chunk
 from kera.core.clock import FakeClock
 from kera.core.ids import EARLIEST, EntryId
@@ -62,7 +65,8 @@ def told(meter: ReaderMeter) -> dict[Hop, tuple[int, int]]:
 class TestMeter:
     def test_nothing_is_measured_without_a_constraint(self) -> None:
         meter = ReaderMeter("app")
-        assert taken(meter, fetched(), 1.0, 1.1, 1.2) is None
+        taken(meter, fetched(), 1.0, 1.1, 1.2)
+        meter.look(9.0, 1.0)
         assert not meter.watches
         report = meter.report(BROKER_ID, [STREAM_ID])
         assert [(sample.stream_id, sample.count) for sample in report.samples] == [(STREAM_ID, 0)]
@@ -137,8 +141,12 @@ class TestMeter:
     def test_advice_counts_for_a_while(self) -> None:
         meter = ReaderMeter("app")
         meter.answered(BROKER_ID, answer(valid_ms=(1 << 32) - 1), 0.0, 0.0)
-        assert taken(meter, fetched(), VALID_S_MAX - 1, VALID_S_MAX, VALID_S_MAX) is not None
-        assert taken(meter, fetched(), VALID_S_MAX + 1, VALID_S_MAX + 1, VALID_S_MAX + 1) is None
+        taken(meter, fetched(), VALID_S_MAX - 1, VALID_S_MAX - 1, VALID_S_MAX - 1)
+        assert told(meter) == {Hop.PREFETCH: (1, 0), Hop.WORK: (1, 0)}
+        taken(meter, fetched(), VALID_S_MAX + 1, VALID_S_MAX + 1, VALID_S_MAX + 1)
+        meter.taken(fetched(), Came(BROKER_ID, 0.0), VALID_S_MAX + 1)
+        meter.look(VALID_S_MAX + 9, 1.0)
+        assert Hop.PREFETCH not in told(meter)
         meter.answered(BROKER_ID, broker_pb2.MultiReadChunksResponse(), VALID_S_MAX + 1, VALID_S_MAX + 1)
         assert not meter.watches
         assert told(meter) == {}
@@ -170,6 +178,118 @@ class TestMeter:
         assert meter.report(BROKER_ID, []).clock_error_us == 0
 
 
+class TestWhatWaits:
+    """An application that hangs is done with nothing: the time so far counts."""
+
+    def test_what_is_worked_at_and_what_waits_longest_count_with_the_time_so_far(self) -> None:
+        waiting = [came(0.5), came(0.5, streamlet=1), came(1.0)]
+        meter = watching(waiting)
+        meter.taken(fetched(), Came(BROKER_ID, 0.25), 0.5)
+        found = []
+        for now_s in (1.0, 2.0, 3.0):
+            meter.look(now_s, 1.0)
+            found.append(told(meter))
+        wait = [1_500_000, 2_500_000]
+        assert found[0] == {Hop.PREFETCH: (1, 250_000)}
+        assert found[1:] == [{Hop.PREFETCH: (1, us), Hop.WORK: (1, us)} for us in wait]
+        meter.asks(3.5)
+        meter.look(9.0, 1.0)
+        assert told(meter) == {Hop.PREFETCH: (1, 8_500_000), Hop.WORK: (1, 3_000_000)}
+
+    def test_what_came_before_the_constraint_was_heard_of_counts_since_it_came(self) -> None:
+        meter = ReaderMeter("app", waiting=lambda: [came(1.0)])
+        here = meter.came(fetched(), BROKER_ID, 0.5)
+        meter.taken(fetched(), here, 0.75)
+        meter.answered(BROKER_ID, answer(valid_ms=60_000), 5.0, 5.0)
+        meter.look(6.0, 1.0)
+        assert told(meter) == {Hop.PREFETCH: (1, 5_000_000), Hop.WORK: (1, 5_250_000)}
+        meter.asks(7.0)
+        meter.taken(fetched(), Came(BROKER_ID, 1.0), 7.0)
+        assert told(meter) == {Hop.PREFETCH: (1, 6_000_000), Hop.WORK: (1, 6_250_000)}
+
+    def test_work_is_over_with_the_first_record_that_was_made_of_it(self) -> None:
+        at_work = AtWork(FakeClock(0))
+        meter = ReaderMeter("app", at_work)
+        meter.answered(BROKER_ID, answer(valid_ms=60_000, next_stream_ids=[STREAM_ID + 1]), 0.0, 0.0)
+        meter.taken(fetched(), Came(BROKER_ID, 0.0), 0.0)
+        meter.look(5.0, 1.0)
+        assert told(meter)[Hop.WORK] == (1, 5_000_000)
+        at_work.accepted(STREAM_ID + 1, 5.5)
+        meter.look(9.0, 1.0)
+        assert told(meter) == {}
+
+    def test_what_others_have_by_now_does_not_wait_here(self) -> None:
+        waiting = [came(0.0)]
+        meter = watching(waiting)
+        meter.taken(fetched(), Came(BROKER_ID, 0.0), 0.0, waiting[0].range)
+        told(meter)
+        waiting[0].range.dropped = True
+        meter.look(9.0, 1.0)
+        assert told(meter) == {}
+
+    @given(
+        st.lists(st.tuples(*[st.integers(0, 1_000)] * 3), max_size=30),
+        st.integers(0, 999),
+    )
+    def test_of_an_application_that_goes_on_figures_are_as_they_would_be_without(
+        self, steps: list[tuple[int, int, int]], phase_ms: int
+    ) -> None:
+        """Whatever comes, waits and is worked at for no longer than the time between two reports, all looked at."""
+        assert run(steps, phase_ms) == run(steps, None)
+
+    @pytest.mark.parametrize("work_ms", [1_500, 3_000, 20_000])
+    def test_nor_are_they_other_for_work_that_always_takes_long(self, work_ms: int) -> None:
+        """Once that is known: before, the first one is taken to hang."""
+        steps = [(100, 50, work_ms)] * 5
+        meters = [watching([]), watching([])]
+        for meter in meters:
+            play(meter, steps[:1], 0)
+            told(meter)
+            play(meter, steps, 0 if meter is meters[0] else None, begin_ms=30_000)
+        assert told(meters[0]) == told(meters[1])
+
+
+def watching(waiting: list[Arrived]) -> ReaderMeter:
+    meter = ReaderMeter("app", waiting=lambda: waiting)
+    meter.answered(BROKER_ID, answer(valid_ms=(1 << 32) - 1), 0.0, 0.0)
+    meter.answered(BROKER_ID, answer(valid_ms=(1 << 32) - 1), 0.0, 1e6)  # it counts for long
+    return meter
+
+
+def came(at_s: float, streamlet: int = 0) -> Arrived:
+    what = fetched(streamlet=streamlet)
+    here = Range(Wanted(what.entry, EARLIEST, None), RetryTime(ClientSettings()))
+    return Arrived(here, what, came=Came(BROKER_ID, at_s))
+
+
+def run(steps: list[tuple[int, int, int]], phase_ms: int | None) -> dict[Hop, tuple[int, int]]:
+    meter = watching([])
+    play(meter, steps, phase_ms)
+    return told(meter)
+
+
+def play(meter: ReaderMeter, steps: list[tuple[int, int, int]], phase_ms: int | None, begin_ms: int = 0) -> None:
+    """Chunks come one after the other, each after an idle time; `phase_ms`: of what looks once a second, if it does."""
+    waiting: list[Arrived] = []
+    meter._waiting = lambda: waiting
+
+    def pass_by(begin_ms: int, end_ms: int) -> int:
+        for now_ms in range(begin_ms, end_ms) if phase_ms is not None else ():
+            if now_ms % 1_000 == phase_ms:
+                meter.look(now_ms / 1_000, 1.0)
+        return end_ms
+
+    now_ms = begin_ms
+    for idle_ms, wait_ms, work_ms in steps:
+        now_ms = pass_by(now_ms, now_ms + idle_ms)
+        waiting.append(came(now_ms / 1_000))
+        now_ms = pass_by(now_ms, now_ms + wait_ms)
+        arrived = waiting.pop()
+        meter.taken(fetched(), arrived.came, now_ms / 1_000)
+        now_ms = pass_by(now_ms, now_ms + work_ms)
+        meter.asks(now_ms / 1_000)
+
+
 @pytest.fixture
 def quick(cluster: FakeCluster) -> FakeCluster:
     cluster.timing = Timing(latency_report_s=0.01, latency_learn_s=0.01)
@@ -197,6 +317,24 @@ async def test_a_group_measures_a_stream_with_a_constraint(quick: FakeCluster, m
             while not await all_measured():
                 pass
     assert all(figures.mean_us < 60_000_000 for figures in quick.service.latency.figures())
+
+
+async def test_an_application_that_hangs_is_told_of(quick: FakeCluster, make_producer: MakeProducer) -> None:
+    """Also of what came before the consumer had heard of the constraint."""
+    producer = make_producer(quick)
+    async with Consumer(quick, ["s"], ConsumerSettings(consumer_group="app"), start="earliest") as consumer:  # type: ignore[arg-type]
+        await producer.prepare("s")
+        await give(producer.send("s", b"x"))
+        await give(anext(consumer.records()))
+        await give(producer.send("s", b"waits"))
+        quick.service.latency.set_budgets(1, [BUDGET])
+
+        def told_of() -> bool:
+            figures = quick.service.latency.figures()
+            late = {each.hop for each in figures if each.mean_us > 20_000 and each.consumer_group == "app"}
+            return late >= {Hop.PREFETCH, Hop.WORK}
+
+        await until(told_of)
 
 
 @pytest.mark.parametrize("settings", [{}, {"consumer_group": "app"}])

@@ -8,9 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Iterable
+from itertools import islice
 
 from kera.client.consuming.ranges import Arrived
 from kera.core.errors import ClosedError
+
+LOOK_MAX = 1000
+"""So much of what waits is looked at."""
 
 
 class Arrivals:
@@ -40,6 +45,10 @@ class Arrivals:
             self.pulled_bytes += item.fetched.size_bytes
         self._queue.append(item)
         self._arrived.set()
+
+    def waiting(self) -> Iterable[Arrived]:
+        """What has come and is not taken yet, the oldest first; of very much only what comes next."""
+        return (item for item in islice(self._queue, LOOK_MAX) if isinstance(item, Arrived))
 
     def wake(self) -> None:
         """Have `take` return."""

@@ -59,7 +59,7 @@ class Fetcher:
         self._running = 0
         """Ranges whose end has not been taken from the queue."""
         measured = settings.consumer_group and not complete
-        self.meter = ReaderMeter(settings.consumer_group, cluster.at_work) if measured else None
+        self.meter = ReaderMeter(settings.consumer_group, cluster.at_work, self.arrivals.waiting) if measured else None
         """Of what a consumer group takes; None: nobody asks for that."""
         self._telling: asyncio.Task[None] | None = None
         self._now_s = asyncio.get_running_loop().time
@@ -99,7 +99,7 @@ class Fetcher:
         if item.fetched is None:
             self._running -= item.gap is None
         elif self.meter is not None:
-            self.meter.taken(item.fetched, item.came, self._now_s())
+            self.meter.taken(item.fetched, item.came, self._now_s(), item.range)
         return item
 
     async def fetched(self) -> Fetched | None:
@@ -199,7 +199,7 @@ class Fetcher:
 
     def _arrived(self, item: Range, fetched: Fetched) -> None:
         came = None
-        if self.meter is not None and self.meter.watches:
+        if self.meter is not None:
             came = self.meter.came(fetched, self._home(item)[1], self._now_s())
         self.arrivals.put(Arrived(item, fetched, came=came))
 

@@ -221,6 +221,7 @@ class Leases:
 
     def _drop(self, lease: Lease) -> None:
         self._fetcher.remove(lease.range)
+        lease.range.dropped = True
         del self._held[lease.key], self._of_range[lease.range]
 
     def _lose(self, lease: Lease) -> None:

@@ -24,7 +24,7 @@ def rest_of_group(entry: EntryId, start: Position) -> Wanted:
 class Range:
     """What is left to read of an entry, or of one of its groups."""
 
-    __slots__ = ("closed", "is_group", "open_end", "patience", "pull_until_s", "stop", "wanted")
+    __slots__ = ("closed", "dropped", "is_group", "open_end", "patience", "pull_until_s", "stop", "wanted")
 
     def __init__(self, wanted: Wanted, patience: RetryTime, *, is_group: bool = False) -> None:
         self.wanted = wanted
@@ -38,6 +38,8 @@ class Range:
         """It is pulled until then, though its broker may be able to push; None: not so."""
         self.closed = False
         """It has come to its end, or nobody wants it any more."""
+        self.dropped = False
+        """What came of it is done with, or somebody else's."""
 
     @property
     def at_end(self) -> bool:
@@ -50,7 +52,7 @@ class Range:
 
 
 class Came(NamedTuple):
-    """When something came that is measured, and from where."""
+    """When chunks came to a consumer of a group, and from where."""
 
     broker_id: int
     at_s: float
@@ -65,4 +67,4 @@ class Arrived(NamedTuple):
     gap: DataLost | None = None
     """What is gone of a group; what comes then is behind it."""
     came: Came | None = None
-    """When chunks came that are measured."""
+    """When chunks came, to a consumer of a group."""

@@ -7,10 +7,11 @@ there is no constraint, only now and then, to learn of one. A consumer without a
 Measured is each run of chunks that came together, by its oldest one: from its ``created_us`` until it came (HAND_OVER,
 which the broker puts right), until it was taken (PREFETCH), and until the first record that was made of it was
 accepted (WORK, see ``at_work``): one for a stream that comes next on the path, before the application took something
-else. If there is none, until the application asked for more, which is no later than when it took that. Own times are
-those of a clock that is never set; what the broker's time of day is by it, its answers tell. Where a writer's clock is
-ahead, chunks come before they were created: HAND_OVER is reckoned with a time that is ahead likewise, and brokers are
-told by how much.
+else. If there is none, until the application asked for more, which is no later than when it took that. What waits
+still, or is worked at, counts with the time so far (see ``waiting``). Of chunks that came before a constraint was heard
+of, PREFETCH and WORK count. Own times are those of a clock that is never set; what the broker's time of day is by it,
+its answers tell. Where a writer's clock is ahead, chunks come before they were created: HAND_OVER is reckoned with a
+time that is ahead likewise, and brokers are told by how much.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from typing import NamedTuple
 from kera.client.cluster.at_work import AtWork, Job
 from kera.client.cluster.cluster import Cluster
 from kera.client.cluster.fetch import Fetched
-from kera.client.consuming.ranges import Came, Home
+from kera.client.consuming.ranges import Arrived, Came, Home, Range
+from kera.client.consuming.waiting import StreamHop, Usual, oldest
 from kera.client.types import StreamDescription
 from kera.core.chunk import created_us_at
 from kera.core.errors import KeraError
@@ -61,12 +63,13 @@ NO_ADVICE = _Advice(0.0)
 class _Taken:
     """What the application has taken last."""
 
-    __slots__ = ("asked_s", "at_s", "broker_id", "entry", "job")
+    __slots__ = ("asked_s", "at_s", "broker_id", "entry", "job", "range")
 
-    def __init__(self, broker_id: int, entry: EntryId, at_s: float, job: Job | None) -> None:
+    def __init__(self, broker_id: int, entry: EntryId, at_s: float, job: Job | None, of: Range | None) -> None:
         self.broker_id = broker_id
         self.entry = entry
         self.at_s = at_s
+        self.range = of
         self.job = job
         """None: nobody knows what is made of it."""
         self.asked_s: float | None = None
@@ -76,10 +79,16 @@ class _Taken:
 class ReaderMeter:
     """See the head of this module. Nothing here does I/O; times in seconds are on the loop's clock."""
 
-    def __init__(self, consumer_group: str, at_work: AtWork | None = None) -> None:
-        """`at_work`: of the application; None: nothing is known of what it makes."""
+    def __init__(
+        self,
+        consumer_group: str,
+        at_work: AtWork | None = None,
+        waiting: Callable[[], Iterable[Arrived]] = tuple,
+    ) -> None:
+        """`at_work`: of the application; None: nothing is known of what it makes. `waiting`: what it has not taken."""
         self._consumer_group = consumer_group
         self._at_work = at_work
+        self._waiting = waiting
         self._watched: dict[int, _Advice] = {}
         """Streams with a constraint."""
         self._samples: dict[int, dict[Of, Sample]] = {}
@@ -89,6 +98,7 @@ class ReaderMeter:
         """By broker: how much later than its time of day HAND_OVER is reckoned with."""
         self._taken: _Taken | None = None
         """What the application is at."""
+        self._usual = Usual()
 
     @property
     def watches(self) -> bool:
@@ -113,12 +123,13 @@ class ReaderMeter:
         return None if offset is None else round(at_s * 1e6) + offset.ahead_us
 
     def came(self, fetched: Fetched, broker_id: int, now_s: float) -> Came | None:
-        """Chunks have come from a broker; None: they are not measured."""
-        if not fetched.buffers or not self.watches_stream(fetched.entry.stream_id, now_s):
+        """Chunks have come from a broker, if there are any. How long they wait may be asked for later."""
+        if not fetched.buffers:
             return None
-        broker_us = self.broker_us(broker_id, now_s)
-        if broker_us is not None:
-            self.add(broker_id, fetched.entry, Hop.HAND_OVER, broker_us - created_us_at(fetched.buffers[0]))
+        if self._watched and self.watches_stream(fetched.entry.stream_id, now_s):
+            broker_us = self.broker_us(broker_id, now_s)
+            if broker_us is not None:
+                self.add(broker_id, fetched.entry, Hop.HAND_OVER, broker_us - created_us_at(fetched.buffers[0]))
         return Came(broker_id, now_s)
 
     def asks(self, now_s: float) -> None:
@@ -130,16 +141,42 @@ class ReaderMeter:
         if taken.job is None or self._first_us(taken.job) is not None:
             self._done()  # else somebody of it may still be at work
 
-    def taken(self, fetched: Fetched, came: Came | None, now_s: float) -> None:
-        """The application takes what has come. `came`: None, it is not measured."""
+    def taken(self, fetched: Fetched, came: Came | None, now_s: float, of: Range | None = None) -> None:
+        """The application takes what has come of a range. `came`: None, it is not measured."""
         self._done()
         if came is None:
             return
-        self.add(came.broker_id, fetched.entry, Hop.PREFETCH, round((now_s - came.at_s) * 1e6))
-        next_ids, job = self._watched.get(fetched.entry.stream_id, NO_ADVICE).next_ids, None
-        if next_ids and self._at_work is not None:
-            job = self._at_work.begin(next_ids, now_s)
-        self._taken = _Taken(came.broker_id, fetched.entry, now_s, job)
+        job = None
+        if self._watched and self.watches_stream(fetched.entry.stream_id, now_s):
+            self._over(came.broker_id, fetched.entry, Hop.PREFETCH, round((now_s - came.at_s) * 1e6))
+            next_ids = self._watched[fetched.entry.stream_id].next_ids
+            if next_ids and self._at_work is not None:
+                job = self._at_work.begin(next_ids, now_s)
+        self._taken = _Taken(came.broker_id, fetched.entry, now_s, job, of)
+
+    def look(self, now_s: float, interval_s: float) -> None:
+        """Have what waits now, and what the application is at, count with the time so far. Once in `interval_s`."""
+        least_us = round(interval_s * 1e6)
+        watched = [stream_id for stream_id, advice in self._watched.items() if advice.until_s > now_s]
+        for arrived in oldest(self._waiting(), watched).values():
+            if arrived.fetched is not None and arrived.came is not None:
+                us = round((now_s - arrived.came.at_s) * 1e6)
+                self._so_far(arrived.came.broker_id, arrived.fetched.entry, Hop.PREFETCH, us, least_us)
+        taken = self._taken
+        if taken is None or taken.asked_s is not None or taken.entry.stream_id not in watched:
+            return
+        is_over = taken.job is not None and self._first_us(taken.job) is not None
+        if not is_over and not (taken.range is not None and taken.range.dropped):
+            us = round((now_s - taken.at_s) * 1e6)
+            self._so_far(taken.broker_id, taken.entry, Hop.WORK, us, least_us)
+
+    def _so_far(self, broker_id: int, entry: EntryId, hop: Hop, us: int, least_us: int) -> None:
+        if self._usual.is_exceeded(StreamHop(entry.stream_id, hop), us, least_us):
+            self.add(broker_id, entry, hop, us)
+
+    def _over(self, broker_id: int, entry: EntryId, hop: Hop, us: int) -> None:
+        self._usual.over(StreamHop(entry.stream_id, hop), us)
+        self.add(broker_id, entry, hop, us)
 
     def close(self) -> None:
         """The application takes nothing more."""
@@ -158,8 +195,8 @@ class ReaderMeter:
             first_us = self._at_work.first_us(taken.job)
             self._at_work.end(taken.job)
             us = us if first_us is None else first_us
-        if us is not None:
-            self.add(taken.broker_id, taken.entry, Hop.WORK, us)
+        if us is not None and taken.entry.stream_id in self._watched:
+            self._over(taken.broker_id, taken.entry, Hop.WORK, us)
 
     def add(self, broker_id: int, entry: EntryId, hop: Hop, us: int) -> None:
         """Chunks of an entry have taken so long for a hop. Less than nothing: HAND_OVER, where a writer is ahead."""
@@ -207,6 +244,7 @@ class ReaderMeter:
                     told.fetch_bytes_min,
                     tuple(told.next_stream_ids[:NEXT_MAX]),
                 )
+        self._usual.keep(self._watched)
         if not self._watched:
             self._samples.clear()
 
@@ -239,6 +277,7 @@ async def tell_brokers(
     while True:
         await asyncio.sleep(cluster.timing.latency_report_s if meter.watches else cluster.timing.latency_learn_s)
         found = homes()
+        meter.look(now_s(), cluster.timing.latency_report_s)
         meter.keep(found)
         for broker_id, streams in found.items():
             report = meter.report(broker_id, [stream.stream_id for stream in streams])

@@ -20,8 +20,10 @@ from kera.coordinator.latency.splitting import (
     GATHER,
     HAND_OVER,
     MARGIN,
+    PREFETCH,
     REPLICATE,
     UNLIMITED,
+    WORK,
     Hop,
     Measured,
     Part,
@@ -259,6 +261,14 @@ def worst_of(wanted: Wanted, verdict: Verdict, current: Mapping[Hop, Figures]) -
     if verdict.violators or not measured:
         return measured[0] if measured else None
     return max(measured, key=lambda hop: current[hop].p99_us if wanted.by_p99 else current[hop].mean_us)
+
+
+def not_heard(hops: Iterable[Hop], current: Mapping[Hop, Figures]) -> list[tuple[str, str]]:
+    """Streams through which something went, each with a consumer group that is not heard to have taken any of it."""
+    written = {hop.stream for hop in current}
+    taken = {(hop.stream, hop.group) for hop in current if hop.hop in {PREFETCH, WORK}}
+    read = dict.fromkeys((hop.stream, hop.group) for hop in hops if hop.group)
+    return [each for each in read if each[0] in written and each not in taken]
 
 
 def _part(found: Split | None, hop: Hop) -> Part:

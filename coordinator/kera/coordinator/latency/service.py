@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from kera.coordinator.cluster.handlers import Handlers
 from kera.coordinator.cluster.state import State
-from kera.coordinator.latency.budgets import Verdict, worst_of
+from kera.coordinator.latency.budgets import Verdict, not_heard, worst_of
 from kera.coordinator.latency.paths import (
     GROUP,
     check_beside,
@@ -177,7 +177,7 @@ class LatencyService:
         return messages.LatencyDescription(
             constraint=record.constraint,
             state=verdict.state,
-            reason="; ".join(filter(None, (verdict.reason, self._who_reads_no_more(view)))),
+            reason="; ".join(filter(None, (verdict.reason, self._who_is_not_measured(view)))),
             mean_us=verdict.mean_us,
             p99_us=verdict.p99_us,
             least_limit_us=verdict.least_limit_us,
@@ -190,14 +190,16 @@ class LatencyService:
             worst_hop=None if worst is None else self._hop(worst, view),
         )
 
-    def _who_reads_no_more(self, view: View) -> str:
-        """Which consumer group of a path is not there any more, in words: its hops are never measured then."""
+    def _who_is_not_measured(self, view: View) -> str:
+        """Which consumer group of a path is not there any more, or of which nothing is heard, in words."""
         known = _Known(self._state, self._groups)
-        if view.verdict.state != messages.LATENCY_STATE_BROKEN:
-            for hop in view.wanted.hops:
-                if hop.group and not known.reads(hop.group, hop.stream):
-                    return f"consumer group {hop.group!r} does not read {hop.stream!r} any more"
-        return ""
+        if view.verdict.state == messages.LATENCY_STATE_BROKEN:
+            return ""
+        for hop in view.wanted.hops:
+            if hop.group and not known.reads(hop.group, hop.stream):
+                return f"consumer group {hop.group!r} does not read {hop.stream!r} any more"
+        silent = not_heard(view.wanted.hops, view.current)
+        return "; ".join(f"of {GROUP}{group}, which reads {name}, nothing was measured" for name, group in silent)
 
     def _hop(self, hop: Hop, view: View) -> messages.HopDescription:
         found = messages.HopDescription(

@@ -26,7 +26,7 @@ from kera.core.errors import (
 from kera.core.rpc.method import Peer
 from kera.v1 import consumer_group_pb2
 from kera.v1 import latency_pb2 as messages
-from tests.unit.coordinator.latency.support import LIMIT_US, PATH, World
+from tests.unit.coordinator.latency.support import LIMIT_US, OUT, PATH, World
 from tests.unit.core.access.support import rule, table
 
 
@@ -246,3 +246,15 @@ async def test_who_may_not_describe_all_of_a_path_is_told_that_there_is_none(wor
     for ask in (world.alter, world.delete):
         with pytest.raises(UnknownLatencyConstraint):
             await ask()
+
+
+async def test_a_consumer_group_of_which_nothing_is_heard_is_named(world: World) -> None:
+    """Nothing is late that is not measured: it is told apart from one that is quick."""
+    await world.create()
+    figures = [each for each in world.took() if not (each.consumer_group == "enrich" and each.hop in OUT[1:])]
+    await world.beat(figures)
+    found = world.describe()
+    assert found.state == messages.LATENCY_STATE_HELD
+    assert found.reason == "of group:enrich, which reads clicks, nothing was measured"
+    await world.beat([each for each in world.took(streams=["clicks"]) if each.hop != messages.HOP_PREFETCH])
+    assert world.describe().reason == ""  # as of a query in Spark; and nothing was written to the other stream
