@@ -39,7 +39,7 @@ class HeartbeatLimits:
     loads_max: int = 1000
     starts_max: int = 1000
     empty_intervals_max: int = 1000
-    hops_max: int = 2000
+    hops_max: int = 1000
     """Of streams with a latency constraint."""
     moved_max: int = 1000
     """Streamlets with older intervals, of which one heartbeat finds out whether they are empty."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
@@ -78,7 +79,7 @@ def samples_of(report: latency_pb2.LatencyReport, counts: Counts) -> Iterator[tu
         if (message.count or message.hop) and counts(message) and _wrong_with(message) is None:
             sample = Sample()
             sample.count, sample.sum_us, sample.max_us = message.count, message.sum_us, message.max_us
-            sample.buckets[: len(message.buckets)] = message.buckets
+            sample.buckets[: len(message.buckets)] = array("Q", message.buckets)
             yield Of(message.stream_id, message.streamlet_id, Hop(message.hop), message.consumer_group), sample
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from array import array
 from operator import add
 
 from kera.core.latency.buckets import BUCKETS, bucket_of, quantile_us
 
 TIME_US_MAX = 7 * 86_400_000_000
 """What a hop takes at most, and how far clocks are apart, for figures to be made of it."""
+_EMPTY = bytes(8 * BUCKETS)
+"""In an array, which has a quarter of what a list of large numbers takes: brokers keep eleven of each hop."""
 
 
 class Sample:
@@ -22,7 +25,7 @@ class Sample:
         self.count = 0
         self.sum_us = 0
         self.max_us = 0
-        self.buckets = [0] * BUCKETS
+        self.buckets = array("Q", _EMPTY)
 
     def add(self, us: int, count: int = 1) -> None:
         """`count` chunks took so long. Less than nothing, as of clocks that do not agree, counts as nothing.
@@ -42,7 +45,7 @@ class Sample:
         self.count += other.count
         self.sum_us += other.sum_us
         self.max_us = max(self.max_us, other.max_us)
-        self.buckets = list(map(add, self.buckets, other.buckets))
+        self.buckets = array("Q", map(add, self.buckets, other.buckets))
 
     @property
     def mean_us(self) -> int:
