@@ -16,7 +16,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from kera.broker.latency.holding import Hold, Holds
+from kera.broker.latency.holding import HELD_REQUESTS_MAX, Hold, Holds
 from kera.broker.log.arena import Arena
 from kera.broker.log.entry import Entry
 from kera.broker.log.segment import Segment
@@ -224,6 +224,8 @@ class World:
         if level > 1:
             self.waiters.append(Waiter(known))
             batch.waiters.append(self.waiters[-1])
+            self.replication.logs.held.waits(batch, segment, appended.position)
+            assert max(batch.requests.values(), default=0) <= HELD_REQUESTS_MAX or not batch.due_s
         self.wire.pump()
 
     def lose(self, number: int, carried_out: int, *, memory: bool) -> None:

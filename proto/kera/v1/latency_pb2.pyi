@@ -173,6 +173,7 @@ class LatencyReport(_message.Message):
     CLOCK_ERROR_US_FIELD_NUMBER: _builtins.int
     CLOCK_AHEAD_US_FIELD_NUMBER: _builtins.int
     OWN_LINGER_US_FIELD_NUMBER: _builtins.int
+    HELD_US_MAX_FIELD_NUMBER: _builtins.int
     clock_error_us: _builtins.int
     """The sender's clock against the broker's: up to so far from what was reckoned with. 0: the same clock, or not known yet."""
     clock_ahead_us: _builtins.int
@@ -181,6 +182,10 @@ class LatencyReport(_message.Message):
     """
     own_linger_us: _builtins.int
     """Of a writer that goes by no advice, as it has a linger_ms of its own: that. 0: it has none, or does not wait."""
+    held_us_max: _builtins.int
+    """Of a writer: for how long answers to its requests may be held back, as its settings leave no more time, or it can have
+    few requests under way. Not set: for as long as there is time.
+    """
     @_builtins.property
     def samples(self) -> _containers.RepeatedCompositeFieldContainer[Global___HopSample]: ...
     def __init__(
@@ -190,12 +195,15 @@ class LatencyReport(_message.Message):
         clock_error_us: _builtins.int = ...,
         clock_ahead_us: _builtins.int = ...,
         own_linger_us: _builtins.int = ...,
+        held_us_max: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_held_us_max", b"_held_us_max", "held_us_max", b"held_us_max"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock_ahead_us", b"clock_ahead_us", "clock_error_us", b"clock_error_us", "own_linger_us", b"own_linger_us", "samples", b"samples"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_held_us_max", b"_held_us_max", "clock_ahead_us", b"clock_ahead_us", "clock_error_us", b"clock_error_us", "held_us_max", b"held_us_max", "own_linger_us", b"own_linger_us", "samples", b"samples"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__held_us_max: _TypeAlias = _typing.Literal["held_us_max"]  # noqa: Y015
+    _WhichOneofArgType__held_us_max: _TypeAlias = _typing.Literal["_held_us_max", b"_held_us_max"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__held_us_max) -> _WhichOneofReturnType__held_us_max | None: ...
 
 Global___LatencyReport: _TypeAlias = LatencyReport  # noqa: Y015
 

@@ -382,8 +382,8 @@ class Replicated:
         self.engine.streams.open(stream_info(stream_id, **settings), BROKER_ID)
         return self.engine.streams.get(stream_id)
 
-    def append(self, stream: Stream, count: int = 1, *, producer: int = 0) -> Outcome:
-        """Append chunks and send what is to be sent; returns who waits for the last one."""
+    def append(self, stream: Stream, count: int = 1, *, producer: int = 0, requests: int = 0) -> Outcome:
+        """Append chunks and send what is to be sent; returns who waits for the last one, as so many requests do."""
         streamlet, logs = stream.streamlets[0], stream.logs
         assert logs is not None
         outcome = Outcome()
@@ -400,6 +400,7 @@ class Replicated:
             )
             if number == count - 1:
                 batch.waiters.append(outcome)
+                self.replication.logs.held.waits(batch, appended.segment, appended.position, requests)
         self.wire.pump()
         return outcome
 

@@ -7,8 +7,9 @@ stream's budget leaves time for that. What came first decides, by the earlier of
 * from when its oldest record was accepted, the parts of this buffer and of all before it. So what was late before, as
   of a producer that waited for answers, does not wait here as well; what has waited for less before, gains nothing.
 
-And never for longer than `HELD_US_MAX`. Of a stream without a budget nothing is held. A writer whose clock is behind by
-more than others' is taken to be late, and is not held; one that is ahead waits for the buffer's own part at most.
+And never for longer than `HELD_US_MAX`, or than any writer of the stream has said lately that its settings allow. Of a
+stream without a budget nothing is held. A writer whose clock is behind by more than others' is taken to be late, and is
+not held; one that is ahead waits for the buffer's own part at most.
 """
 
 from __future__ import annotations
@@ -21,6 +22,13 @@ from typing import Generic, NamedTuple, TypeVar
 
 from kera.core.latency.limits import HELD_US_MAX
 
+HELD_REQUESTS_MAX = 3
+"""So many requests of a writer wait at most: with one more all go at once, as it may have no more to send.
+
+Producers know of it (`kera.client.producing.pace`): with no more requests in flight than that, they have none held.
+"""
+LIMIT_S = 5.0
+"""For so long counts what a writer says of its settings; it says so once a second."""
 HELD_BYTES_MAX = 256 << 10
 """As much goes at once: a request that is so large costs little for what it carries."""
 SLACK = 1 / 8
@@ -46,6 +54,12 @@ class Hold(NamedTuple):
         return max(0, min(self.wait_us, self.way_us - age_us, HELD_US_MAX)) / 1e6
 
 
+class _Limit(NamedTuple):
+    held_s: float
+    until_s: float
+    """For so long that counts."""
+
+
 class Holds:
     """Those of one kind of buffer, by stream."""
 
@@ -53,6 +67,8 @@ class Holds:
         """`now_us`: the time of day."""
         self.of: dict[int, Hold] = {}
         """Looked at for each request; streams that need not wait are not in it."""
+        self._limits: dict[int, _Limit] = {}
+        """As writers have said, also of streams of which nothing waits just now."""
         self.now_s = now_s
         self._now_us = now_us
 
@@ -62,6 +78,17 @@ class Holds:
             self.of[stream_id] = hold
         else:
             self.of.pop(stream_id, None)
+
+    def forget(self, stream_id: int) -> None:
+        """A stream has no constraint any more."""
+        self.of.pop(stream_id, None)
+        self._limits.pop(stream_id, None)
+
+    def limit(self, stream_id: int, held_us: int) -> None:
+        """A writer of a stream with a constraint says how long it may be held back; the least counts, for a while."""
+        now_s, known = self.now_s(), self._limits.get(stream_id)
+        if known is None or known.until_s <= now_s or held_us / 1e6 <= known.held_s:
+            self._limits[stream_id] = _Limit(held_us / 1e6, now_s + LIMIT_S)
 
     def reckon(self, stream_id: int, ahead_us: int) -> None:
         """How far clocks of writers are ahead."""
@@ -73,7 +100,10 @@ class Holds:
         """Until when something waits that comes now; 0: it goes at once."""
         hold = self.of.get(stream_id)
         wait_s = 0.0 if hold is None else hold.wait_s(created_us, self._now_us())
-        return self.now_s() + wait_s if wait_s > TIMER_S else 0.0
+        now_s, limit = self.now_s(), self._limits.get(stream_id) if self._limits else None
+        if limit is not None and now_s < limit.until_s:
+            wait_s = min(wait_s, limit.held_s)
+        return now_s + wait_s if wait_s > TIMER_S else 0.0
 
 
 class Held(Generic[ItemT]):

@@ -182,8 +182,8 @@ class LatencyManager:
         self.hand_over.set(stream_id, Hold(budget.hand_over_us, way_in_us + budget.hand_over_us, ahead_us))
 
     def _hold_nothing(self, stream_id: int) -> None:
-        self.replicate.of.pop(stream_id, None)
-        self.hand_over.of.pop(stream_id, None)
+        self.replicate.forget(stream_id)
+        self.hand_over.forget(stream_id)
 
     def watches(self, stream_id: int) -> bool:
         """Whether a stream has a budget."""

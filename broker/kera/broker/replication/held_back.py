@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from kera.broker.latency.holding import Held, Holds
+from kera.broker.latency.holding import HELD_REQUESTS_MAX, Held, Holds
+from kera.broker.log.segment import Segment
 from kera.broker.replication.virtual_log import VirtualLog
 from kera.broker.replication.virtual_segment import Batch
+from kera.core.chunk import read_header
 
 
 class HeldBack:
@@ -31,6 +33,14 @@ class HeldBack:
         due_s = self._holds.until_s(stream_id, created_us)
         batch.due_s = due_s if batch.length == size else min(batch.due_s, due_s)
         self.active = True
+
+    def waits(self, batch: Batch, segment: Segment, start: int, requests: int = 1) -> None:
+        """So many more requests wait for a batch, of the producer whose chunk is there; with many it goes at once."""
+        if batch.due_s:
+            writer = read_header(segment.slot.view, start).producer_id
+            batch.requests[writer] = batch.requests.get(writer, 0) + requests
+            if batch.requests[writer] > HELD_REQUESTS_MAX:
+                batch.due_s = 0.0
 
     def planned(self, log: VirtualLog, now_s: float) -> None:
         """What a log has to send was looked at, and is held back."""

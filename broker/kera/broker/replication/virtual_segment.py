@@ -55,6 +55,7 @@ class Batch:
         "over",
         "persist",
         "place",
+        "requests",
         "runs",
         "sent",
         "waiters",
@@ -66,6 +67,8 @@ class Batch:
         self.persist = False
         """To the disks of the backups."""
         self.waiters: list[Done] = []
+        self.requests: dict[int, int] = {}
+        """How many of each producer wait for it, while it may wait for more."""
         self.born_ms = now_ms
         self.due_s = 0.0
         """Until then it may wait for more; 0: it goes at once."""

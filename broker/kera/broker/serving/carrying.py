@@ -133,7 +133,8 @@ class Carrying:
             batch = self._logs.append(log, segment, appended.position, appended.end, persist=persist)
         if level > _LEADER:
             index = len(write.statuses)
-            write.wait_for(range(index, index + 1), batch)
+            if not write.wait_for(range(index, index + 1), batch) and segment is not None:
+                self._logs.held.waits(batch, segment, appended.position)
 
 
 def written_last(entry: Entry) -> Appended | None:

@@ -30,6 +30,13 @@ class LatencyReports:
         """Before anything is done for the request. Raises `InvalidArgument`; what nobody measures may say anything."""
         check(report, self._measured)
 
+    def check_written(self, report: latency_pb2.LatencyReport, peer: Peer) -> None:
+        """The same for a request to write: for how long its writer may be held back counts for it already."""
+        self.check(report)
+        if report.HasField("held_us_max"):
+            for stream_id in self._watched(report, peer, Operation.WRITE):
+                self._manager.replicate.limit(stream_id, report.held_us_max)
+
     def written(self, write: PendingWrite) -> None:
         """A request to write that carried a report is about to be answered."""
         manager, report, response = self._manager, write.request.latency, write.response

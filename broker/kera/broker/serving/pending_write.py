@@ -63,13 +63,15 @@ class PendingWrite:
         self.waiting: list[int] = []
         """The statuses that it concerns."""
 
-    def wait_for(self, indexes: range, batch: Batch) -> None:
-        """The statuses with these indexes are no answers before backups have `batch`."""
+    def wait_for(self, indexes: range, batch: Batch) -> bool:
+        """The statuses with these indexes are no answers before backups have `batch`; whether others waited for it."""
         self.placed.append((indexes, batch))
         waiters, replicated = batch.waiters, self._replicated
         if not waiters or waiters[-1] != replicated:
             waiters.append(replicated)
             self.batches += 1
+            return False
+        return True
 
     def _replicated(self, error: KeraError | None) -> None:
         self.batches -= 1

@@ -117,6 +117,7 @@ class WriteTaker:
         batch = self._logs.append(log, segment, start, end, persist=_PERSISTED in (level, stream.durability))
         if requests:
             batch.waiters.append(partial(self._answer, taking, batch, held, requests))
+            self._logs.held.waits(batch, segment, start, requests)
 
     def _answer(self, taking: Taking, batch: Batch, held: bytes, requests: int, error: KeraError | None) -> None:
         """Backups have the chunks of so many requests, or there is an error."""

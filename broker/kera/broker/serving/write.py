@@ -152,7 +152,7 @@ class Writer:
         if request.chunk_count > REQUEST_CHUNKS_MAX:
             raise _too_many()
         if self._reports is not None and request.HasField("latency"):
-            self._reports.check(request.latency)
+            self._reports.check_written(request.latency, call.peer)
         write = PendingWrite(request, call.bulk, call.peer, self.go_on)
         if (not self._queue and self._decide(write)) or not self._wait_for_room(write):
             self.go_on(write)
@@ -321,7 +321,8 @@ class Writer:
         batch = self._logs.append(log, segment, start, end, persist=persist)
         if level > _LEADER:
             at = len(write.statuses) + first
-            write.wait_for(range(at, at + count), batch)
+            if not write.wait_for(range(at, at + count), batch):
+                self._logs.held.waits(batch, segment, start)
 
     def check_access(self, peer: Peer, stream: Stream) -> None:
         """Raises as `WriteAccess.check`."""

@@ -12,7 +12,11 @@ load, and more of them late. As long as nothing is measured, or the target leave
 were no target: when nothing is in flight.
 
 Of a stream with a latency constraint its broker advises how long chunks may fill, for a while; of advice and target
-what is less counts. ``linger_ms`` wins where it is given.
+what is less counts. Neither makes a chunk wait for more than half of ``delivery_timeout_ms``, which counts from
+acceptance: what is left is for requests. ``linger_ms`` wins where it is given.
+
+Brokers hold acknowledgements back for the constraint as well, so that replication gathers. They are told for how long
+they may, where that goes against the producer's own settings.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ from typing import NamedTuple
 
 from kera.client.producing.lane import PendingChunk
 from kera.client.settings import ProducerSettings
+from kera.core.latency.limits import HELD_US_MAX
 from kera.core.latency.sample import TIME_US_MAX, Sample
 from kera.core.latency.window import Running
 from kera.v1 import latency_pb2
@@ -38,6 +43,10 @@ SLACK, SLACK_OF_FEW, FEW = 1 / 8, 1 / 2, 16
 
 A request costs as much as some eight chunks: it is worth a few that are not as full as they could be, but not many.
 """
+WAIT_SHARE_MAX, HELD_SHARE_MAX = 1 / 2, 1 / 4
+"""Of the delivery timeout: so much a chunk waits at most by advice or target, and is held back by a broker."""
+REQUESTS_FEW = 3
+"""With so few requests in flight none may be held back: brokers hold as many of a writer."""
 ADVICE_MAX = 1000
 """Streams about which there is advice."""
 ADVISED_S_MAX = 3600.0
@@ -118,6 +127,9 @@ class Pace:
         self._linger_s = None if settings.linger_ms is None else settings.linger_ms / 1000
         target_ms = settings.latency_target_ms
         self._target_s = None if target_ms is None or self._linger_s is not None else target_ms / 1000
+        self._wait_s_max = WAIT_SHARE_MAX * settings.delivery_timeout_ms / 1000
+        self.held_us_max = held_us_max(settings)
+        """For how long brokers may hold its acknowledgements back; None: for as long as a constraint leaves time."""
         # Looked at for each request, and so no properties.
         self.measures = self._target_s is not None
         """It wants to know what requests take."""
@@ -169,10 +181,10 @@ class Pace:
             return self._linger_s
         advised_s = self._advised_s(stream_id, now_s) if self._advice else None
         if self._target_s is None:
-            return advised_s or 0.0
+            return min(advised_s or 0.0, self._wait_s_max)
         rest_s = self.rest_s(now_s)
         wait_s = 0.0 if rest_s is None else max(0.0, self._target_s * (1 - MARGIN) - rest_s)
-        return wait_s if advised_s is None else min(wait_s, advised_s)
+        return min(wait_s, self._wait_s_max if advised_s is None else min(advised_s, self._wait_s_max))
 
     def is_advised(self, stream_id: int) -> bool:
         """Whether there is advice about a stream."""
@@ -198,3 +210,13 @@ class Pace:
             return 0.0
         slack = (SLACK if others >= FEW else SLACK_OF_FEW) if others else 0.0
         return min(wait_s, max(wait_s * slack, TIMER_S))
+
+
+def held_us_max(settings: ProducerSettings) -> int | None:
+    """For how long brokers may hold acknowledgements back, as settings say; None: they say nothing of it."""
+    if settings.linger_ms is not None or settings.latency_target_ms is not None:
+        return 0
+    if settings.requests_in_flight_max <= REQUESTS_FEW:
+        return 0
+    held_us = round(HELD_SHARE_MAX * settings.delivery_timeout_ms * 1000)
+    return held_us if held_us < HELD_US_MAX else None

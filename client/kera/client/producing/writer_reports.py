@@ -41,7 +41,9 @@ class WriterReports:
         self._pace = pace
         self._delivery_timeout_s = delivery_timeout_s
         self._now_us = now_us
-        self._next_s = now_s + INTERVAL_S
+        self._next_s = (
+            now_s if pace.held_us_max is not None else now_s + INTERVAL_S
+        )  # its first answer may be held back
         self.lone_s = now_s + LONE_S
         """When one goes by itself, see `lone_reports`."""
         self._samples: dict[tuple[int, int], tuple[Sample, Sample]] = {}
@@ -82,6 +84,8 @@ class WriterReports:
             if max(best.error_us, abs(ahead_us)) <= TIME_US_MAX:  # else a clock was never set
                 report.clock_error_us, report.clock_ahead_us = best.error_us, ahead_us
         report.own_linger_us = self._pace.own_linger_us
+        if self._pace.held_us_max is not None:
+            report.held_us_max = self._pace.held_us_max
         return True
 
     @property

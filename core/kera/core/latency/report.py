@@ -64,6 +64,8 @@ def check(report: latency_pb2.LatencyReport, counts: Counts) -> None:
         raise InvalidArgument(f"a latency report: clocks that are more than {TIME_US_MAX} us apart cannot be compared")
     if report.own_linger_us > TIME_US_MAX:
         raise InvalidArgument(f"a latency report: a linger of {report.own_linger_us} us, of {TIME_US_MAX} at most")
+    if report.held_us_max > TIME_US_MAX:
+        raise InvalidArgument(f"a latency report: held for {report.held_us_max} us, of {TIME_US_MAX} at most")
     for message in report.samples:
         if (message.count or message.hop) and counts(message):
             wrong = _wrong_with(message)

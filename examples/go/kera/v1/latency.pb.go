@@ -319,7 +319,10 @@ type LatencyReport struct {
 	// time that it reckons HAND_OVER with, so that nothing takes less than no time where clocks of writers are ahead.
 	ClockAheadUs int64 `protobuf:"zigzag64,3,opt,name=clock_ahead_us,json=clockAheadUs,proto3" json:"clock_ahead_us,omitempty"`
 	// Of a writer that goes by no advice, as it has a linger_ms of its own: that. 0: it has none, or does not wait.
-	OwnLingerUs   uint64 `protobuf:"varint,4,opt,name=own_linger_us,json=ownLingerUs,proto3" json:"own_linger_us,omitempty"`
+	OwnLingerUs uint64 `protobuf:"varint,4,opt,name=own_linger_us,json=ownLingerUs,proto3" json:"own_linger_us,omitempty"`
+	// Of a writer: for how long answers to its requests may be held back, as its settings leave no more time, or it can have
+	// few requests under way. Not set: for as long as there is time.
+	HeldUsMax     *uint64 `protobuf:"varint,5,opt,name=held_us_max,json=heldUsMax,proto3,oneof" json:"held_us_max,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -378,6 +381,13 @@ func (x *LatencyReport) GetClockAheadUs() int64 {
 func (x *LatencyReport) GetOwnLingerUs() uint64 {
 	if x != nil {
 		return x.OwnLingerUs
+	}
+	return 0
+}
+
+func (x *LatencyReport) GetHeldUsMax() uint64 {
+	if x != nil && x.HeldUsMax != nil {
+		return *x.HeldUsMax
 	}
 	return 0
 }
@@ -1777,12 +1787,14 @@ const file_kera_v1_latency_proto_rawDesc = "" +
 	"\x06sum_us\x18\x05 \x01(\x04R\x05sumUs\x12\x15\n" +
 	"\x06max_us\x18\x06 \x01(\x04R\x05maxUs\x12\x18\n" +
 	"\abuckets\x18\a \x03(\rR\abuckets\x12%\n" +
-	"\x0econsumer_group\x18\b \x01(\tR\rconsumerGroup\"\xad\x01\n" +
+	"\x0econsumer_group\x18\b \x01(\tR\rconsumerGroup\"\xe2\x01\n" +
 	"\rLatencyReport\x12,\n" +
 	"\asamples\x18\x01 \x03(\v2\x12.kera.v1.HopSampleR\asamples\x12$\n" +
 	"\x0eclock_error_us\x18\x02 \x01(\x04R\fclockErrorUs\x12$\n" +
 	"\x0eclock_ahead_us\x18\x03 \x01(\x12R\fclockAheadUs\x12\"\n" +
-	"\rown_linger_us\x18\x04 \x01(\x04R\vownLingerUs\"c\n" +
+	"\rown_linger_us\x18\x04 \x01(\x04R\vownLingerUs\x12#\n" +
+	"\vheld_us_max\x18\x05 \x01(\x04H\x00R\theldUsMax\x88\x01\x01B\x0e\n" +
+	"\f_held_us_max\"c\n" +
 	"\fWriterAdvice\x12\x1b\n" +
 	"\tstream_id\x18\x01 \x01(\x04R\bstreamId\x12\x1b\n" +
 	"\tlinger_us\x18\x02 \x01(\rR\blingerUs\x12\x19\n" +
@@ -2025,6 +2037,7 @@ func file_kera_v1_latency_proto_init() {
 	if File_kera_v1_latency_proto != nil {
 		return
 	}
+	file_kera_v1_latency_proto_msgTypes[1].OneofWrappers = []any{}
 	file_kera_v1_latency_proto_msgTypes[11].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{

@@ -74,6 +74,19 @@ async def test_a_writer_gets_advice_and_its_samples_count(broker: Broker) -> Non
     assert hops(broker) == [Hop.REPLICATE, Hop.GATHER]
 
 
+async def test_how_long_a_writer_may_be_held_back_counts_for_the_request_that_says_so(broker: Broker) -> None:
+    latency = broker.broker.latency
+    budget = latency_pb2.StreamBudget(stream_id=STREAM_ID, window_ms=10_000, gather_us=20_000, replicate_us=400_000)
+    latency.set_budgets(1, [budget])
+    held_s = latency.replicate.until_s(STREAM_ID, latency.now_us()) - latency.replicate.now_s()
+    assert held_s == pytest.approx(0.4, abs=0.1)
+    named = [latency_pb2.HopSample(stream_id=STREAM_ID)]
+    write(broker, latency_pb2.LatencyReport(samples=named, held_us_max=0))
+    assert latency.replicate.until_s(STREAM_ID, latency.now_us()) == 0
+    with pytest.raises(InvalidArgument, match="held for"):
+        write(broker, latency_pb2.LatencyReport(held_us_max=1 << 63), 1)
+
+
 async def test_a_report_may_come_without_a_chunk(broker: Broker) -> None:
     """It says nothing of replication."""
     broker.broker.latency.set_budgets(1, [BUDGET])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kera.broker.latency.holding import HELD_BYTES_MAX, HELD_US_MAX, Hold, Holds
+from kera.broker.latency.holding import HELD_BYTES_MAX, HELD_REQUESTS_MAX, HELD_US_MAX, LIMIT_S, Hold, Holds
 from kera.broker.ownership.stream import Stream
 from kera.broker.replication.virtual_log import Send
 from kera.v1 import common_pb2
@@ -132,3 +132,45 @@ def test_a_stream_that_is_dropped_is_not_held(world: Replicated, clock: Clock) -
     clock.now_s += WAIT_S
     world.finish()
     assert sent(world) == []
+
+
+def test_a_writer_never_waits_with_more_than_a_few_requests(world: Replicated, clock: Clock) -> None:
+    """It might have no more to send, and what comes then would wait there."""
+    allow(clock)
+    stream = world.open()
+    some = world.append(stream, requests=HELD_REQUESTS_MAX)
+    world.finish()
+    assert sent(world) == []
+    one_more = world.append(stream, requests=1)
+    world.finish()
+    assert sent(world) == [2048] * 2
+    assert [outcome.calls for outcome in (some, one_more)] == [[None]] * 2
+
+
+def test_requests_of_several_writers_are_not_added_up(world: Replicated, clock: Clock) -> None:
+    allow(clock)
+    stream = world.open()
+    for producer in (1, 2):
+        world.append(stream, producer=producer, requests=HELD_REQUESTS_MAX)
+        world.finish()
+    assert sent(world) == []
+
+
+def test_what_a_writer_says_of_its_settings_counts_for_a_while(world: Replicated, clock: Clock) -> None:
+    stream = world.open()
+    clock.holds.limit(STREAM_ID, 20_000)
+    clock.holds.limit(STREAM_ID, 80_000)  # another one, which leaves more time
+    allow(clock)
+    allow(clock, wait_s=0)  # budgets come and go
+    allow(clock)
+    world.append(stream)
+    assert sent(world) == []
+    assert world.replication.logs.held.next_in_s == pytest.approx(0.02)
+    clock.holds.limit(STREAM_ID, 0)
+    world.append(stream)
+    world.finish()
+    assert sent(world) == [2048] * 2
+    clock.now_s += LIMIT_S
+    allow(clock, way_s=100)
+    world.append(stream)
+    assert world.replication.logs.held.next_in_s == pytest.approx(WAIT_S)

@@ -66,7 +66,7 @@ class TestAdvice:
         assert (pace.wait_s(STREAM_ID, 2.0), pace.is_advised(STREAM_ID)) == (0.002, True)
 
     def test_what_is_odd_is_bounded(self) -> None:
-        pace = Pace(ProducerSettings())
+        pace = Pace(ProducerSettings(delivery_timeout_ms=1 << 40))
         most = (1 << 32) - 1
         pace.advise([advice(most, most, number) for number in range(ADVICE_MAX + 5)], 0.0)
         assert pace.wait_s(0, VALID_S_MAX - 1) == min(most / 1e6, ADVISED_S_MAX)
@@ -212,6 +212,17 @@ def test_a_linger_that_is_given_is_told(linger_ms: float | None, told_us: int) -
     assert reports.add_to(request, lambda: [STREAM_ID], 2 * INTERVAL_S)
     assert checked(request.latency) == []
     assert request.latency.own_linger_us == told_us
+
+
+def test_for_how_long_it_may_be_held_back_is_told_with_the_first_request() -> None:
+    for linger_ms, told in ((None, False), (0, True)):
+        reports = WriterReports(
+            BROKER_ID, BrokerTimes(), Pace(ProducerSettings(linger_ms=linger_ms)), 60.0, lambda: 1, 5.0
+        )
+        request = broker_pb2.MultiWriteChunksRequest()
+        assert reports.add_to(request, lambda: [STREAM_ID], 5.0) == told
+        assert request.latency.HasField("held_us_max") == told
+        assert [each.stream_id for each in request.latency.samples] == [STREAM_ID] * told
 
 
 def test_with_one_chunks_fill_and_are_measured() -> None:

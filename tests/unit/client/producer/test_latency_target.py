@@ -8,11 +8,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kera.broker.latency.holding import HELD_REQUESTS_MAX
 from kera.client.producing.lane import PendingChunk
-from kera.client.producing.pace import FEW, MARGIN, SLACK, SLACK_OF_FEW, TIMER_S, WINDOW_S, Pace
+from kera.client.producing.pace import ADVISED_S_MAX, FEW, MARGIN, SLACK, SLACK_OF_FEW, TIMER_S, WINDOW_S, Pace
 from kera.client.producing.producer import Producer
 from kera.client.settings import ProducerSettings
+from kera.core.latency.limits import HELD_US_MAX
 from kera.core.settings import InvalidSettings
+from kera.v1 import latency_pb2
 from tests.unit.client.conftest import MakeProducer
 from tests.unit.client.producer_support import give
 from tests.unit.client.support import FakeCluster
@@ -44,6 +47,39 @@ class TestPace:
             given_both = pace(linger_ms=linger_ms, latency_target_ms=50)
             assert (given_both.holds, given_both.measures) == (linger_ms > 0, False)
             assert given_both.wait_s(7, 5.0) == linger_ms / 1000
+
+    @given(st.integers(1, 1 << 40), st.integers(0, (1 << 32) - 1), st.one_of(st.none(), st.floats(0.001, 3_600_000)))
+    def test_half_of_the_delivery_timeout_is_left_for_requests(
+        self, timeout_ms: int, advised_us: int, target_ms: float | None
+    ) -> None:
+        bounded = pace(delivery_timeout_ms=timeout_ms, latency_target_ms=target_ms)
+        bounded.acknowledged(closed_at(1.0), 1.0)
+        advice = latency_pb2.WriterAdvice(stream_id=7, linger_us=advised_us, valid_ms=5_000)
+        assert bounded.wait_s(7, 1.0) <= timeout_ms / 2_000
+        bounded.advise([advice], 1.0)
+        wait_s = bounded.wait_s(7, 1.0)
+        assert wait_s <= timeout_ms / 2_000
+        if target_ms is None and advised_us / 1e6 < timeout_ms / 2_000 and advised_us < ADVISED_S_MAX * 1e6:
+            assert wait_s == advised_us / 1e6
+        held_us = bounded.held_us_max
+        left_s = timeout_ms / 1000 - wait_s - (HELD_US_MAX if held_us is None else held_us) / 1e6
+        assert left_s >= timeout_ms / 4_000 - ROUNDING_S
+
+    @pytest.mark.parametrize(
+        ("options", "held_us"),
+        [
+            ({}, None),
+            ({"linger_ms": 0}, 0),
+            ({"linger_ms": 5}, 0),
+            ({"latency_target_ms": 50}, 0),
+            ({"delivery_timeout_ms": 1_000}, 250_000),
+            ({"delivery_timeout_ms": 2_000}, None),
+            ({"requests_in_flight_max": HELD_REQUESTS_MAX}, 0),
+            ({"requests_in_flight_max": HELD_REQUESTS_MAX + 1}, None),
+        ],
+    )
+    def test_brokers_hold_back_no_more_than_settings_allow(self, options: dict[str, Any], held_us: int | None) -> None:
+        assert pace(**options).held_us_max == held_us
 
     def test_nothing_waits_before_anything_is_measured(self) -> None:
         targeted = pace(latency_target_ms=50)
