@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from kera.broker.latency.holding import HELD_US_MAX, SLACK, TIMER_S, Held, Hold, Holds
+from kera.broker.latency.holding import SLACK, TIMER_S, Held, Hold, Holds
+from kera.core.latency.limits import HELD_US_MAX
 
 US = st.integers(0, 2_000_000)
 NOW_US = 1_000_000_000_000
