@@ -41,7 +41,7 @@ async def read(consumer: GroupConsumer, begun: asyncio.Event) -> None:
 
 @pytest.mark.parametrize("shared_memory", ["always", "never"])
 async def test_all_hops_of_a_path_are_measured_and_chunks_fill(client: Client, shared_memory: SharedMemory) -> None:
-    stream, group = f"clicks-{shared_memory}", f"enrich-{shared_memory}"
+    stream, group = f"late-clicks-{shared_memory}", f"late-enrich-{shared_memory}"
     await client.admin.create_stream(stream, streamlets=2)
     async with (
         client.group_consumer(group, stream, shared_memory=shared_memory) as consumer,
@@ -72,31 +72,31 @@ async def test_all_hops_of_a_path_are_measured_and_chunks_fill(client: Client, s
 
 async def test_work_ends_with_the_first_record_that_is_made(client: Client) -> None:
     """Not when an application comes for more that has done other things since."""
-    for stream in ("orders", "bills"):
+    for stream in ("late-orders", "late-bills"):
         await client.admin.create_stream(stream, streamlets=2)
     after_s = 0.2
 
     async def bill(consumer: GroupConsumer, producer: Producer, begun: asyncio.Event) -> None:
         async for _ in consumer.batches():
             begun.set()
-            producer.send("bills", b"made of it")
+            producer.send("late-bills", b"made of it")
             await asyncio.sleep(after_s)  # sleep: the load
 
     async with (
-        client.group_consumer("bill", "orders") as consumer,
+        client.group_consumer("bill", "late-orders") as consumer,
         client.producer() as producer,
         asyncio.TaskGroup() as tasks,
     ):
-        await producer.prepare("orders")
-        await producer.prepare("bills")
+        await producer.prepare("late-orders")
+        await producer.prepare("late-bills")
         begun = asyncio.Event()
-        load = [tasks.create_task(write(producer, "orders")), tasks.create_task(bill(consumer, producer, begun))]
+        load = [tasks.create_task(write(producer, "late-orders")), tasks.create_task(bill(consumer, producer, begun))]
         await begun.wait()
-        await client.latency.create("billing", ["orders", "group:bill", "bills"], 2_000, window_ms=2_000)
+        await client.latency.create("billing", ["late-orders", "group:bill", "late-bills"], 2_000, window_ms=2_000)
         async with asyncio.timeout(120):
             while True:
                 hops = {(hop.stream, hop.hop): hop for hop in (await client.latency.describe("billing")).hops}
-                work = hops["orders", "work"]
+                work = hops["late-orders", "work"]
                 if work.chunks > 2 and work.mean_us < after_s * 1e6 / 4:
                     break
                 await asyncio.sleep(0.2)
@@ -107,9 +107,9 @@ async def test_work_ends_with_the_first_record_that_is_made(client: Client) -> N
 
 async def test_two_streams_of_which_one_has_a_constraint(client: Client) -> None:
     """Chunks of the other go at once, through the same broker and from the same producer."""
-    for stream in ("slow", "quick"):
+    for stream in ("late-slow", "late-quick"):
         await client.admin.create_stream(stream, streamlets=2)
-    await client.latency.create("of-slow", ["slow"], LIMIT_MS, window_ms=1_000)
+    await client.latency.create("of-slow", ["late-slow"], LIMIT_MS, window_ms=1_000)
     loop = asyncio.get_running_loop()
     async with client.producer() as producer:
 
@@ -118,22 +118,22 @@ async def test_two_streams_of_which_one_has_a_constraint(client: Client) -> None
             await producer.send(stream, b"x")
             return loop.time() - begun_s
 
-        for stream in ("slow", "quick"):
+        for stream in ("late-slow", "late-quick"):
             await producer.prepare(stream)
         async with asyncio.timeout(120):
-            while await took_s("slow") < LIMIT_MS / 1000 / 4:
+            while await took_s("late-slow") < LIMIT_MS / 1000 / 4:
                 await asyncio.sleep(PAUSE_S)
-            while await took_s("quick") > LIMIT_MS / 1000 / 8:  # a machine may be busy, but not each time
+            while await took_s("late-quick") > LIMIT_MS / 1000 / 8:  # a machine may be busy, but not each time
                 pass
     await client.latency.delete("of-slow")
 
 
 async def test_what_waits_for_longer_than_advice_counts_hears_of_changes(client: Client) -> None:
     """Nothing is sent meanwhile that a report could ride on, and no chunk goes because of that."""
-    await client.admin.create_stream("rare", streamlets=1)
-    await client.latency.create("hour", ["rare"], 3_600_000, window_ms=1_000)
+    await client.admin.create_stream("late-rare", streamlets=1)
+    await client.latency.create("hour", ["late-rare"], 3_600_000, window_ms=1_000)
     async with client.producer() as producer:
-        await producer.prepare("rare")
+        await producer.prepare("late-rare")
         async with asyncio.timeout(120):
             while True:
                 pending = asyncio.ensure_future(_delivered(producer))
@@ -149,4 +149,4 @@ async def test_what_waits_for_longer_than_advice_counts_hears_of_changes(client:
 
 
 async def _delivered(producer: Producer) -> None:
-    await producer.send("rare", b"x")
+    await producer.send("late-rare", b"x")
