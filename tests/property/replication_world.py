@@ -16,7 +16,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from kera.broker.latency.holding import HELD_REQUESTS_MAX, Hold, Holds
+from kera.broker.latency.holding import Hold, Holds
 from kera.broker.log.arena import Arena
 from kera.broker.log.entry import Entry
 from kera.broker.log.segment import Segment
@@ -32,6 +32,7 @@ from kera.broker.storage.segment_files import SegmentStore
 from kera.core.chunk import verify_header
 from kera.core.errors import ArenaFull, KeraError, TooFewBackups
 from kera.core.ids import Position
+from kera.core.latency.limits import HELD_REQUESTS_MAX
 from kera.v1 import common_pb2
 from tests.unit.broker.replication_support import Key, ModelBackup, Repairer, Replica, Wire, checksum_of
 from tests.unit.broker.support import BROKER_ID, SLOT_BYTES, Engine, FailingDisk, chunk, stream_info

@@ -22,11 +22,6 @@ from typing import Generic, NamedTuple, TypeVar
 
 from kera.core.latency.limits import HELD_US_MAX
 
-HELD_REQUESTS_MAX = 3
-"""So many requests of a writer wait at most: with one more all go at once, as it may have no more to send.
-
-Producers know of it (`kera.client.producing.pace`): with no more requests in flight than that, they have none held.
-"""
 LIMIT_S = 5.0
 """For so long counts what a writer says of its settings; it says so once a second."""
 HELD_BYTES_MAX = 256 << 10

@@ -18,6 +18,7 @@ of the whole way, or to more.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from kera.broker.latency.budgets import STREAMS_MAX, Budget
@@ -161,18 +162,14 @@ class LatencyManager:
         """These are all there are from now on. What was measured is kept of a stream whose window is as it was."""
         self.version = version
         before, self._streams = self._streams, {}
-        for message in budgets:
-            if len(self._streams) >= STREAMS_MAX:
-                break
-            budget, known = Budget.of(message), before.get(message.stream_id)
+        told = {message.stream_id: Budget.of(message) for message in islice(budgets, STREAMS_MAX)}
+        for stream_id, budget in told.items():
+            known = before.get(stream_id)
             if known is None or known.budget.window_s != budget.window_s:
                 known = _Watched(budget)
-            known.budget = budget
-            self._streams[message.stream_id] = known
-            self._hold(message.stream_id, budget, known.ahead_us)
-        share = max(1, len(self._streams))
-        for watched in self._streams.values():
-            watched.go_by(watched.budget, HOPS_MAX // share, STREAMLETS_MAX // share)
+            known.go_by(budget, HOPS_MAX // len(told), STREAMLETS_MAX // len(told))
+            self._streams[stream_id] = known
+            self._hold(stream_id, budget, known.ahead_us)
         for stream_id in before.keys() - self._streams.keys():
             self._hold_nothing(stream_id)
 

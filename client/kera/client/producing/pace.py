@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 from kera.client.producing.lane import PendingChunk
 from kera.client.settings import ProducerSettings
-from kera.core.latency.limits import HELD_US_MAX
+from kera.core.latency.limits import HELD_REQUESTS_MAX, HELD_US_MAX
 from kera.core.latency.sample import TIME_US_MAX, Sample
 from kera.core.latency.window import Running
 from kera.v1 import latency_pb2
@@ -45,8 +45,6 @@ A request costs as much as some eight chunks: it is worth a few that are not as 
 """
 WAIT_SHARE_MAX, HELD_SHARE_MAX = 1 / 2, 1 / 4
 """Of the delivery timeout: so much a chunk waits at most by advice or target, and is held back by a broker."""
-REQUESTS_FEW = 3
-"""With so few requests in flight none may be held back: brokers hold as many of a writer."""
 ADVICE_MAX = 1000
 """Streams about which there is advice."""
 ADVISED_S_MAX = 3600.0
@@ -216,7 +214,7 @@ def held_us_max(settings: ProducerSettings) -> int | None:
     """For how long brokers may hold acknowledgements back, as settings say; None: they say nothing of it."""
     if settings.linger_ms is not None or settings.latency_target_ms is not None:
         return 0
-    if settings.requests_in_flight_max <= REQUESTS_FEW:
+    if settings.requests_in_flight_max <= HELD_REQUESTS_MAX:
         return 0
     held_us = round(HELD_SHARE_MAX * settings.delivery_timeout_ms * 1000)
     return held_us if held_us < HELD_US_MAX else None

@@ -2,10 +2,10 @@
 
 import pytest
 
-from kera.broker.latency.holding import HELD_BYTES_MAX, HELD_REQUESTS_MAX, LIMIT_S, Hold, Holds
+from kera.broker.latency.holding import HELD_BYTES_MAX, LIMIT_S, Hold, Holds
 from kera.broker.ownership.stream import Stream
 from kera.broker.replication.virtual_log import Send
-from kera.core.latency.limits import HELD_US_MAX
+from kera.core.latency.limits import HELD_REQUESTS_MAX, HELD_US_MAX
 from kera.v1 import common_pb2
 from tests.unit.broker.replication_support import Replicated
 from tests.unit.broker.support import STREAM_ID
