@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kera.core.access.identity import Identity
+from kera.core.access.identity import CHANGED, Identity
 from kera.core.access.requirements import Need
 from kera.core.access.rights import Operation
 from kera.core.access.usage import Usage, Usages
@@ -92,20 +92,21 @@ class Acquaintances:
         """Whether the time of anybody who is here is up, on the boot-time clock."""
         return any(now_s >= who.until_s for who, known in self._of.items() if known.here)
 
-    def end(self, lost: Callable[[Identity, Acquaintance], bool], spared: Peer | None = None) -> int:
+    def end(self, lost: Callable[[Identity, Acquaintance], str], spared: Peer | None = None) -> int:
         """End the connections of those who have lost something; returns how many. All are asked again from now on.
 
-        `spared`: is not ended.
+        `lost`: why somebody is ended, in words for them; empty: nothing was lost. `spared`: is not ended.
         """
         ended = 0
         for who, known in list(self._of.items()):
             known.allowed.clear()
-            if lost(who, known) or known.forgot:
+            why = lost(who, known) or (CHANGED if known.forgot else "")
+            if why:
                 del self._of[who]
                 ended += len(known.here)
                 for peer in list(known.here.values()):
                     if peer is not spared:
-                        peer.dismiss()
+                        peer.dismiss(why)
         for forgotten in self.forgotten:
             forgotten()
         return ended

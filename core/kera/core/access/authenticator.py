@@ -14,7 +14,7 @@ from functools import lru_cache
 from kera.core.access.accounts import TOKEN_PREFIX, Accounts
 from kera.core.access.certificates import CertificateNames, names_in
 from kera.core.access.cluster_secret import ClusterSecret
-from kera.core.access.identity import DAEMON_USER, ROLE, Identity, check_name
+from kera.core.access.identity import CHANGED, DAEMON_USER, EXPIRED, ROLE, Identity, check_name
 from kera.core.access.passwords import REFUSED, Logins
 from kera.core.errors import AuthenticationFailed, InvalidArgument, KeraError, Unavailable
 from kera.core.rpc.crowd import Crowd
@@ -130,7 +130,13 @@ class Authenticator:
 
     def holds(self, who: Identity) -> bool:
         """Whether it still is who it was, and its time is not up."""
-        return self.now_s() < who.until_s and self.is_still(who)
+        return not self.why_ended(who)
+
+    def why_ended(self, who: Identity) -> str:
+        """What to tell somebody who is not, or whose time is up; empty: see `holds`."""
+        if self.now_s() >= who.until_s:
+            return EXPIRED
+        return "" if self.is_still(who) else CHANGED
 
     def is_still(self, who: Identity) -> bool:
         """Whether what it has shown would make it the same again, however long ago it was."""

@@ -19,12 +19,12 @@ from kera.core.access.accounts import Accounts
 from kera.core.access.acquaintances import Acquaintance, Acquaintances
 from kera.core.access.audit import Audit
 from kera.core.access.authenticator import Authenticator
-from kera.core.access.identity import Identity, not_authenticated
+from kera.core.access.identity import CHANGED, Identity, not_authenticated
 from kera.core.access.pacing import paced, paced_taker
 from kera.core.access.requirements import CHANGES, REQUIREMENTS, May, Need, Requirement, Who, stream
 from kera.core.access.rights import CLUSTER, Operation
 from kera.core.access.usage import Usages
-from kera.core.errors import AuthenticationFailed, KeraError, NotAllowed, StaleEpoch, UnknownStream
+from kera.core.errors import AuthenticationFailed, NotAllowed, StaleEpoch, UnknownStream
 from kera.core.monitoring.health import Finding
 from kera.core.rpc import api
 from kera.core.rpc.crowd import host_of
@@ -251,7 +251,7 @@ class Guard(Door):
         """Raises `NotAllowed`, or `UnknownStream` if who asks may not even know that it is there."""
         who = peer.identity
         if who is None:
-            raise _dismissed() if peer.dismissed else not_authenticated()
+            raise _nobody(peer)
         known: Acquaintance = peer.remembered or self.known.of(who)
         if need in known.allowed:
             return
@@ -314,7 +314,7 @@ class Guard(Door):
             peer = call.peer
             who = peer.identity
             if who is None:
-                raise _dismissed() if peer.dismissed else not_authenticated()
+                raise _nobody(peer)
             peer.asked = True
             if not who.is_daemon:
                 if not self.authenticator.is_told:
@@ -379,14 +379,13 @@ class Guard(Door):
         if coordinator_epoch == known.coordinator_epoch and table.version < known.version:
             return  # overtaken by a later one
         self.authenticator.accounts = Accounts(table, coordinator_epoch, self.authenticator.now_s())
-        ended = self.known.end(self._has_lost, CALLER.get())  # that one has changed it, and is answered
+        ended = self.known.end(self._lost, CALLER.get())  # that one has changed it, and is answered
         self.usages.apply()
         log.info("users and rules have changed", version=table.version, connections_ended=ended)
 
-    def _has_lost(self, who: Identity, known: Acquaintance) -> bool:
-        return not self.authenticator.holds(who) or not all(
-            self.may(who, operation, resource) for operation, resource in known.resources
-        )
+    def _lost(self, who: Identity, known: Acquaintance) -> str:
+        keeps = all(self.may(who, operation, resource) for operation, resource in known.resources)
+        return self.authenticator.why_ended(who) or ("" if keeps else CHANGED)
 
     def _look(self) -> None:
         """End what is good no more, as its time is up, or the secret is gone that was shown."""
@@ -394,7 +393,7 @@ class Guard(Door):
         changes = self._secret_changes if secret is None else secret.changes
         if self.known.is_over(self.authenticator.now_s()) or changes != self._secret_changes:
             self._secret_changes = changes
-            self.known.end(lambda who, _: not self.authenticator.holds(who))
+            self.known.end(lambda who, _: self.authenticator.why_ended(who))
         self._looking = asyncio.get_running_loop().call_later(self._look_s, self._look)
 
 
@@ -414,8 +413,8 @@ def check_caller() -> None:
     """Raises `AuthenticationFailed` if who has asked for what is done has lost it meanwhile, while it waited."""
     peer = CALLER.get()
     if peer is not None and peer.dismissed:
-        raise _dismissed()
+        raise _nobody(peer)
 
 
-def _dismissed() -> KeraError:
-    return AuthenticationFailed("what you may do has changed, or who you are is good no more: connect again")
+def _nobody(peer: Peer) -> AuthenticationFailed:
+    return AuthenticationFailed(peer.dismissed) if peer.dismissed else not_authenticated()

@@ -20,6 +20,11 @@ DAEMONS = "daemons"
 NOBODY = "nobody"
 """What those are called who have not authenticated."""
 
+CHANGED = "what you may do has changed, or who you are is good no more: connect again"
+"""To who has lost something while it was here."""
+EXPIRED = "the token expired, or the session that stands for it: authenticate again, with one that is good"
+"""To who was here when its time was up."""
+
 
 class Identity(NamedTuple):
     """One that has authenticated. Two that are equal may do the same."""

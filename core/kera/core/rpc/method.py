@@ -84,8 +84,8 @@ class Peer:
     """Ends the connection, and what is under way over it."""
     asked: bool = False
     """It has asked for more than to be known: it stays who it is."""
-    dismissed: bool = False
-    """What it was allowed was taken away, and its connection is being ended."""
+    dismissed: str = ""
+    """Why its connection is being ended, for who is there: it is nobody's any more; empty: it is not."""
     hold: Callable[[], None] = lambda: None
     """Takes nothing more from the connection, until `release` was called as often."""
     release: Callable[[], None] = lambda: None
@@ -99,10 +99,10 @@ class Peer:
             for callback in reversed(callbacks):
                 stack.callback(callback)
 
-    def dismiss(self) -> None:
+    def dismiss(self, why: str) -> None:
         """End the connection. Until that is so, and for what goes on without it, it is nobody's."""
         self.identity = self.remembered = None
-        self.dismissed = True
+        self.dismissed = why
         self.end()
 
 

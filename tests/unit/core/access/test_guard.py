@@ -160,8 +160,9 @@ def test_what_was_allowed_is_remembered_whatever_else_changes(door: Guard, now: 
     door.check(connection.peer, Need(READ, ORDERS))
     changed(door, *RULES, rule("user:bob", "stream:payments", READ), version=2)
     now.s += 1
-    door.known.end(lambda who, _: now.s >= who.until_s)
+    door.known.end(lambda who, _: "its time is up" if now.s >= who.until_s else "")
     assert (connection.ended, guest.ended) == (0, 1)
+    assert (connection.peer.dismissed, guest.peer.dismissed) == ("", "its time is up")
     changed(door, version=3)
     assert connection.ended == 1
 
@@ -244,8 +245,10 @@ async def test_what_is_good_no_more_is_ended_by_and_by(now: Now) -> None:
         assert not connection.ended
         now.s += 5
         async with asyncio.timeout(5):
-            while not connection.ended:
+            while not connection.peer.dismissed:
                 await asyncio.sleep(0.001)
+        with pytest.raises(AuthenticationFailed, match="the token expired"):
+            door.check(connection.peer, Need(READ, ORDERS))
 
 
 def test_connections_that_are_gone_are_not_kept(door: Guard) -> None:
