@@ -64,7 +64,7 @@ WITH_SEED := seed="$(SEED)"; seed="$${seed:-$$(od -An -N4 -tu4 /dev/urandom | tr
   echo "random examples: repeat them with SEED=$$seed"; \
   export KERA_FUZZ_SEED="$$seed" KERA_SLOW_NETWORK=1;
 
-.PHONY: help setup jar demo demo-check test test-all test-bench test-fast coverage check check-all lint types proto proto-check go
+.PHONY: help setup jar demo demo-check test test-all test-again test-bench test-fast coverage check check-all lint types proto proto-check go
 .PHONY: bench-connect bench bench-compare bench-log bench-streamlets bench-requests bench-real-time
 .PHONY: bench-replication bench-recovery bench-migration bench-push bench-spark chaos-kill chaos-replicas chaos-control
 .PHONY: chaos-network chaos-access chaos-crowd chaos-silence chaos-push chaos-columnar chaos-spark chaos-epochs chaos-latency fuzz-log fuzz-replication fuzz-native fuzz-chunks fuzz-wire constraints clean
@@ -116,6 +116,10 @@ test: jar ## Run every feature once, with real daemons, ZooKeeper and Spark: twe
 test-all: jar ## Run all tests, with more examples, of SEED (a new one if it is not given). PYTEST_ARGS are passed on.
 	@$(WITH_ZOOKEEPER) $(WITH_CHROMIUM) $(WITH_JAVA) $(WITH_SEED) \
 	  $(PYTEST) $(PARALLEL) $(TIER_all) tests bench/tests $(PYTEST_ARGS)
+
+test-again: jar ## Run what failed in the last make test again, alone: three tests at most. What passes now is flaky: a defect, too.
+	@test -s build/failed-tests || { echo "$@: no test failed, or more than three, or the run was cut short" >&2; exit 1; }; \
+	  $(WITH_ZOOKEEPER) $(WITH_CHROMIUM) $(WITH_JAVA) $(PYTEST) @build/failed-tests
 
 test-bench: setup ## Run the tests of the benchmarks' own code. PYTEST_ARGS are passed on.
 	@$(PYTEST) $(PARALLEL) bench/tests $(PYTEST_ARGS)

@@ -20,6 +20,7 @@ from kera.core.native import native, reason
 from tests import daemon_logs
 from tests.budget import Budget
 from tests.examples import register_profiles
+from tests.failures import Failures
 from tests.hanging import Hanging
 
 register_profiles()
@@ -71,6 +72,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Hanging())
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Budget())
+        config.pluginmanager.register(Failures(config.rootpath))
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist looks at the groups
