@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import time
@@ -20,7 +21,7 @@ from kera.cli.check._kills import Kill, Kills, moments
 from kera.cli.check._options import Options
 from kera.cli.check._report import EXIT_CODES, to_json, to_text
 from kera.cli.check._run import SLICE_S, Outcome, while_running
-from kera.cli.check._workload import Acknowledgements
+from kera.cli.check._workload import Acknowledgements, Shared
 from kera.client import StreamConfig, StreamDescription
 from kera.client.checking.findings import Finding
 from kera.core.errors import Unavailable
@@ -32,6 +33,7 @@ class Stream:
     name = "checked"
     config = CONFIG
     typed = False
+    stream_id = 7
 
 
 STREAM = cast("StreamDescription", Stream())
@@ -334,3 +336,23 @@ def test_all_of_it_is_there_for_programs() -> None:
         "command": "reboot", "begun_s": 30.5, "ended_s": 31.0, "exit_code": 0, "output": "done"
     }  # fmt: skip
     assert shown["options"]["seed"] == 7
+
+
+async def fails_with(number: int) -> None:
+    raise OSError(number, os.strerror(number), "a module that is imported late")
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
+async def test_what_has_no_descriptors_says_nothing_of_the_cluster(number: int) -> None:
+    shared = Shared(Options(1.0), "there:1", STREAM, "checking")
+    await shared.with_descriptors(fails_with(number))
+    assert shared.impossible is not None
+    assert "this process can open no more files and connections" in shared.impossible
+    assert shared.stopping.is_set()
+
+
+async def test_other_failures_of_the_system_are_told_as_they_are() -> None:
+    shared = Shared(Options(1.0), "there:1", STREAM, "checking")
+    with pytest.raises(OSError, match="a module that is imported late"):
+        await shared.with_descriptors(fails_with(errno.EIO))
+    assert shared.impossible is None

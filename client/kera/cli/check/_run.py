@@ -128,9 +128,10 @@ class Check:
         outcome = Outcome(self._options, self.shared.bootstrap, self._stream)
         followers: list[Reading | Member | Looking] = [*self._reading, *self._members, self.looking]
         async with asyncio.TaskGroup() as tasks:
-            others = [tasks.create_task(each.run()) for each in followers]
-            sending = [tasks.create_task(each.run()) for each in self._sending]
-            killing = tasks.create_task(self.kills.run())
+            begin, within = tasks.create_task, self.shared.with_descriptors
+            others = [begin(within(each.run())) for each in followers]
+            sending = [begin(within(each.run())) for each in self._sending]
+            killing = begin(within(self.kills.run()))
             try:
                 await self._load(outcome, killing)
                 if self.shared.impossible is None:

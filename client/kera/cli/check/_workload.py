@@ -7,6 +7,7 @@ in `Shared.notes`, and begun again. What cannot pass, such as a stream that is g
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from collections import Counter
 from functools import partial
@@ -25,7 +26,7 @@ from kera.core.errors import BufferFull, CorruptChunk, DataLost, InvalidArgument
 from kera.core.process import descriptor_limit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Coroutine
 
     from kera.cli.check._options import Options
     from kera.client import ChunkBatch, Producer, StreamDescription
@@ -90,13 +91,25 @@ class Shared:
         try:
             spare += (os.dup(0) for _ in range(SPARE_DESCRIPTORS))
         except OSError:
-            self.give_up(
-                f"this process can open no more files and connections: its limit is {descriptor_limit():,} (ulimit -n);"
-                " raise it, or have fewer clients"
-            )
+            self._lack_descriptors()
         finally:
             for each in spare:
                 os.close(each)
+
+    async def with_descriptors(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do some of the work; give up when it has no descriptors, which anything may need, even an import."""
+        try:
+            await work
+        except OSError as error:
+            if error.errno not in {errno.EMFILE, errno.ENFILE}:
+                raise
+            self._lack_descriptors()
+
+    def _lack_descriptors(self) -> None:
+        self.give_up(
+            f"this process can open no more files and connections: its limit is {descriptor_limit():,} (ulimit -n);"
+            " raise it, or have fewer clients"
+        )
 
     def is_gone(self) -> None:
         """Nobody knows the stream."""
