@@ -176,6 +176,36 @@ def test_a_loss_that_is_told_is_one_nevertheless_unless_the_level_allows_it(may_
     assert seen.ledger.lost_as_told == (2 if may_lose else 0)
 
 
+def test_what_is_lost_as_told_is_not_waited_for_by_the_group_unless_it_is_there() -> None:
+    seen = Seen(may_lose=True)
+    seen.ledger.process(values((0, 0)))
+    assert (seen.ledger.has_lost, seen.ledger.unprocessed()) == (False, 2)
+    seen.ledger.ends_at(HERE, (2, 1, 0), 1, 3, ((1, 1, 0), (2, 1, 0)))
+    assert (seen.ledger.has_lost, seen.ledger.unprocessed()) == (True, 0), "nobody knows whether they are there"
+    seen.store((0, 0), (0, 1))
+    assert seen.ledger.unprocessed() == 1
+    assert seen.found(group=True) == {"not processed": 1}
+    assert seen.ledger.lost_as_told == 1
+
+
+def test_a_group_misses_what_is_gone_from_before_a_loss_that_is_told() -> None:
+    seen = Seen(may_lose=True)
+    seen.store((0, 0))
+    seen.ledger.tell_lost(HERE, "from here to there", "the last reader")
+    assert seen.ledger.unprocessed() == 1, "the record that was read, and not those behind it"
+    seen.ledger.process(values((0, 0)))
+    assert seen.ledger.unprocessed() == 0
+    assert seen.found(group=True) == {}
+
+
+@pytest.mark.parametrize("may_lose", [False, True])
+def test_a_loss_in_another_entry_excuses_nothing(may_lose: bool) -> None:
+    seen = Seen(may_lose=may_lose)
+    for other in ((0, 1), (1, 0)):
+        seen.ledger.tell_lost(other, "all of it")
+    assert seen.ledger.unprocessed() == 3
+
+
 def test_a_loss_that_is_told_takes_nothing_from_before_it() -> None:
     """The last reader is told at record 1: what was before that is lost without a word, and what is behind is not."""
     seen = Seen(may_lose=True)

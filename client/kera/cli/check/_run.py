@@ -139,7 +139,7 @@ class Check:
             finally:
                 for task in (*sending, *others, killing):
                     task.cancel()
-        if self.shared.impossible is None:
+        if self.shared.impossible is None and not self._is_read_back and self._unread is None:
             await self._read_back()
         self._judge(outcome)
         return outcome
@@ -174,6 +174,16 @@ class Check:
         else:
             text = f"{self._options.within_s:g} s after the load and the last command, {self._missing}"
             self.ledger.note("not in time", text)
+            return
+        if not (self._members and self.ledger.has_lost):
+            return
+        # What was told as lost may be there all the same: only now it can be known what the group is to be given.
+        await self._read_back()
+        self.doing = "waiting until the consumer group has been given what is there"
+        if not await while_running(self._until(lambda: self.ledger.unprocessed() == 0), self._options.within_s):
+            self.ledger.note(
+                "not in time", f"{self._options.within_s:g} s after everything was read back, {self._missing}"
+            )
 
     async def _settle(self, sending: list[asyncio.Task[None]]) -> None:
         self._missing = "some records that were sent had no answer"

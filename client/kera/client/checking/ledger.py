@@ -7,7 +7,7 @@ what can only be seen while the load is on: a durable end that goes back, a plac
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -327,9 +327,32 @@ class Ledger:
             ]
         return sum(column.memory_bytes for column in columns)
 
+    @property
+    def has_lost(self) -> bool:
+        """Whether acknowledged records may be gone, as the cluster has told."""
+        return self._may_lose and bool(self._told_lost)
+
     def unprocessed(self) -> int:
-        """Acknowledged records that no member of the consumer group was given."""
-        return sum(int(np.count_nonzero(each.acknowledged & ~each.processed.values)) for each in self._producers)
+        """Acknowledged records that no member of the consumer group was given, and that are there to be given.
+
+        Of those that may be lost, as was told, it is known only when somebody has read everything (`store`).
+        """
+        return sum(int(np.count_nonzero(self._unprocessed(each))) for each in self._producers)
+
+    def _unprocessed(self, each: _Producer) -> npt.NDArray[np.bool_]:
+        each.stored_at.grow(each.state.size)
+        missing: npt.NDArray[np.bool_] = each.acknowledged & ~each.processed.values
+        if self.has_lost:
+            missing &= (each.stored_at.values != _NOWHERE) | ~self._may_be_lost(each.place.values)
+        return missing
+
+    def _may_be_lost(self, places: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Whether a loss that was told may have taken what a producer was told to be at each of these places."""
+        found: npt.NDArray[np.bool_] = np.asarray(places == _NOWHERE)
+        for entry in self._told_lost:
+            first = _packed_place(Place(*entry, self._lost_from.get(entry, 0)))
+            found |= (first <= places) & (places < _packed_place(Place(*entry, 0)) + RECORDS_MAX)
+        return found
 
     def close(self, *, group: bool, read_back: bool = True) -> None:
         """Look at what only the end shows.
@@ -342,7 +365,7 @@ class Ledger:
             if read_back:
                 self._close_stored(producer, each)
             if group:
-                for number in np.flatnonzero(each.acknowledged & ~each.processed.values):
+                for number in np.flatnonzero(self._unprocessed(each)):
                     text = f"{_name(packed(producer, int(number)))} was acknowledged; no member was given it"
                     self._note_acknowledged("not processed", text, producer, int(number))
         if read_back:
@@ -351,11 +374,13 @@ class Ledger:
     def _close_stored(self, producer: int, each: _Producer) -> None:
         stored, places = each.stored_at.values, each.place.values
         missing = stored == _NOWHERE
-        for number in np.flatnonzero(each.acknowledged & missing):
+        gone = each.acknowledged & missing
+        if self.has_lost:
+            excused = gone & self._may_be_lost(places)
+            self.lost_as_told += int(np.count_nonzero(excused))
+            gone &= ~excused
+        for number in np.flatnonzero(gone):
             told = int(places[number])
-            if self._may_lose and _may_be_told_lost(told, self._told_lost, self._lost_from):
-                self.lost_as_told += 1
-                continue
             where = "a place that was not told" if told == _NOWHERE else str(_place(told))
             text = f"{_name(packed(producer, int(number)))} was acknowledged at {where}, and is not there"
             self._note_acknowledged("lost", text, producer, int(number))
@@ -384,15 +409,6 @@ class Ledger:
         told = int(each.place.values[number])
         place = None if told == _NOWHERE else _place(told)
         self._note(kind, text, packed(producer, number), place, int(each.acknowledged_ms.values[number]) / 1000)
-
-
-def _may_be_told_lost(told: int, told_lost: Collection[Entry], lost_from: Mapping[Entry, int]) -> bool:
-    """Whether a loss that was told may have taken what a producer was told to be at a place."""
-    if told == _NOWHERE:
-        return bool(told_lost)
-    streamlet, entry, record = _place(told)
-    where = streamlet, entry
-    return where in told_lost and record >= lost_from.get(where, 0)
 
 
 def _name(value: int) -> str:
