@@ -183,7 +183,7 @@ def test_what_is_lost_as_told_is_not_waited_for_by_the_group_unless_it_is_there(
     seen.ledger.ends_at(HERE, (2, 1, 0), 1, 3, ((1, 1, 0), (2, 1, 0)))
     assert (seen.ledger.has_lost, seen.ledger.unprocessed()) == (True, 0), "nobody knows whether they are there"
     seen.store((0, 0), (0, 1))
-    assert seen.ledger.unprocessed() == 1
+    assert seen.ledger.unprocessed(read_back=True) == 1
     assert seen.found(group=True) == {"not processed": 1}
     assert seen.ledger.lost_as_told == 1
 
@@ -192,9 +192,21 @@ def test_a_group_misses_what_is_gone_from_before_a_loss_that_is_told() -> None:
     seen = Seen(may_lose=True)
     seen.store((0, 0))
     seen.ledger.tell_lost(HERE, "from here to there", "the last reader")
-    assert seen.ledger.unprocessed() == 1, "the record that was read, and not those behind it"
+    assert seen.ledger.unprocessed(read_back=True) == 1, "the record that was read, and not those behind it"
     seen.ledger.process(values((0, 0)))
+    assert seen.ledger.unprocessed(read_back=True) == 0
+    assert seen.found(group=True) == {}
+
+
+def test_what_others_have_read_before_it_was_lost_is_not_waited_for_by_the_group() -> None:
+    seen = Seen(may_lose=True)
+    seen.read(*ALL)
+    seen.ledger.process(values((0, 0)))
+    seen.ledger.tell_lost(HERE, "from here to there", "r")
     assert seen.ledger.unprocessed() == 0
+    seen.store((0, 0))
+    seen.ledger.tell_lost(HERE, "from here to there", "the last reader")
+    assert seen.ledger.unprocessed(read_back=True) == 0
     assert seen.found(group=True) == {}
 
 

@@ -180,7 +180,7 @@ class Check:
         # What was told as lost may be there all the same: only now it can be known what the group is to be given.
         await self._read_back()
         self.doing = "waiting until the consumer group has been given what is there"
-        if not await while_running(self._until(lambda: self.ledger.unprocessed() == 0), self._options.within_s):
+        if not await while_running(self._until(self._has_group_all), self._options.within_s):
             self.ledger.note(
                 "not in time", f"{self._options.within_s:g} s after everything was read back, {self._missing}"
             )
@@ -196,7 +196,7 @@ class Check:
             await self._until(lambda name=reader.name: self._has(name, ends))  # type: ignore[misc]
         if self._members:
             self._missing = "the consumer group had not been given all that was acknowledged"
-            await self._until(lambda: self.ledger.unprocessed() == 0)
+            await self._until(self._has_group_all)
 
     async def _ends(self, client: Client) -> dict[tuple[int, int], int]:
         while self.shared.impossible is None:
@@ -209,6 +209,9 @@ class Check:
     def _has(self, reader: str, ends: dict[tuple[int, int], int]) -> bool:
         there = self.ledger.next_of(reader)
         return all(there.get(entry, 0) >= end for entry, end in ends.items())
+
+    def _has_group_all(self) -> bool:
+        return self.ledger.unprocessed(read_back=self._is_read_back) == 0
 
     async def _until(self, reached: Callable[[], bool]) -> None:
         while not reached():

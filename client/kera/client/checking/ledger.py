@@ -7,7 +7,7 @@ what can only be seen while the load is on: a durable end that goes back, a plac
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -332,25 +332,27 @@ class Ledger:
         """Whether acknowledged records may be gone, as the cluster has told."""
         return self._may_lose and bool(self._told_lost)
 
-    def unprocessed(self) -> int:
+    def unprocessed(self, *, read_back: bool = False) -> int:
         """Acknowledged records that no member of the consumer group was given, and that are there to be given.
 
-        Of those that may be lost, as was told, it is known only when somebody has read everything (`store`).
+        Of entries of which the cluster has told a loss, which are there is known only by reading them back; readers
+        may have read what was lost later. Until then none of theirs count.
         """
-        return sum(int(np.count_nonzero(self._unprocessed(each))) for each in self._producers)
+        return sum(int(np.count_nonzero(self._unprocessed(each, read_back=read_back))) for each in self._producers)
 
-    def _unprocessed(self, each: _Producer) -> npt.NDArray[np.bool_]:
+    def _unprocessed(self, each: _Producer, *, read_back: bool) -> npt.NDArray[np.bool_]:
         each.stored_at.grow(each.state.size)
         missing: npt.NDArray[np.bool_] = each.acknowledged & ~each.processed.values
         if self.has_lost:
-            missing &= (each.stored_at.values != _NOWHERE) | ~self._may_be_lost(each.place.values)
+            lost_from = self._lost_from if read_back else {}
+            missing &= (each.stored_at.values != _NOWHERE) | ~self._may_be_lost(each.place.values, lost_from)
         return missing
 
-    def _may_be_lost(self, places: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    def _may_be_lost(self, places: npt.NDArray[np.int64], lost_from: Mapping[Entry, int]) -> npt.NDArray[np.bool_]:
         """Whether a loss that was told may have taken what a producer was told to be at each of these places."""
         found: npt.NDArray[np.bool_] = np.asarray(places == _NOWHERE)
         for entry in self._told_lost:
-            first = _packed_place(Place(*entry, self._lost_from.get(entry, 0)))
+            first = _packed_place(Place(*entry, lost_from.get(entry, 0)))
             found |= (first <= places) & (places < _packed_place(Place(*entry, 0)) + RECORDS_MAX)
         return found
 
@@ -365,7 +367,7 @@ class Ledger:
             if read_back:
                 self._close_stored(producer, each)
             if group:
-                for number in np.flatnonzero(self._unprocessed(each)):
+                for number in np.flatnonzero(self._unprocessed(each, read_back=read_back)):
                     text = f"{_name(packed(producer, int(number)))} was acknowledged; no member was given it"
                     self._note_acknowledged("not processed", text, producer, int(number))
         if read_back:
@@ -376,7 +378,7 @@ class Ledger:
         missing = stored == _NOWHERE
         gone = each.acknowledged & missing
         if self.has_lost:
-            excused = gone & self._may_be_lost(places)
+            excused = gone & self._may_be_lost(places, self._lost_from)
             self.lost_as_told += int(np.count_nonzero(excused))
             gone &= ~excused
         for number in np.flatnonzero(gone):
