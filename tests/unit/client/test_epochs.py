@@ -142,11 +142,10 @@ async def test_only_who_is_promised_nothing_by_design_is_not_waited_for() -> Non
     cluster: Any = None
     reader = EntryReader(cluster, STREAM, wanted, ConsumerSettings(), epoch_us=10, first_epoch=None)
     empty = EntryBounds(EARLIEST, EARLIEST, 0, 0, 0)
-    holding = []
-    for by_clock in (True, False):
-        reader.learn(empty, by_clock=by_clock)
-        holding.append(reader.reached.open is not None)
-    assert holding == [True, False]
+    reader.learn(empty, by_clock=True)
+    assert reader.reached().open is not None
+    reader.learn(empty, by_clock=False)
+    assert reader.reached().open is None
     with pytest.raises(DataLost, match="removed before"):
         reader.learn(EntryBounds(Position(1, 1, 64), Position(1, 1, 64), 1, 1, 0), by_clock=True)
 
@@ -177,8 +176,8 @@ def entry_reader(data: bytes, end: Position) -> EntryReader:
 async def test_what_moved_behind_its_last_chunk_was_read_to_its_end() -> None:
     reader = entry_reader(raw([25])[0], Position(4, 1, 0))
     async with asyncio.timeout(10):
-        while reader.wants(2):
-            await reader.read(2)
+        while reader.has_more:
+            await reader.read(None)
     assert reader.read_to == (4, 1, 0)
     assert [chunk.batch["value"].to_pylist() for chunk in reader.take(2)] == [[b"25"]]
 
@@ -258,7 +257,8 @@ def test_a_digest_is_of_what_is_in_it_and_in_which_order() -> None:
 
 def test_batches_are_in_the_order_of_streams_as_they_were_named() -> None:
     entries = [EntryId(9, 0, 0), EntryId(7, 1, 0), EntryId(7, 0, 1), EntryId(7, 0, 0)]
-    assert in_order(reversed(entries), [9, 7]) == [entries[number] for number in (0, 3, 2, 1)]
+    chunks = {entry: [chunk([number])] for number, entry in enumerate(entries)}
+    assert [each.header.min_timestamp_us for each in in_order(chunks, {9: 0, 7: 1})] == [0, 3, 2, 1]
 
 
 def test_rows_of_streams_with_other_columns_are_refused() -> None:

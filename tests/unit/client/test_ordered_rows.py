@@ -47,8 +47,7 @@ def written(log: dict[EntryId, list[list[int]]]) -> Epoch:
                 )
             chunks.setdefault(entry, []).append(made)
             first += len(times)
-    order = in_order(chunks, sorted(ORDER, key=lambda stream_id: ORDER[stream_id]))
-    return Epoch(0, 0, 100, tuple(each for entry in order for each in chunks[entry]), STREAMS)
+    return Epoch(0, 0, 100, in_order(chunks, ORDER), STREAMS)
 
 
 def expected(log: dict[EntryId, list[list[int]]]) -> list[tuple[int, str, int, int, int]]:

@@ -81,9 +81,6 @@ class EntryReader:
         self._promised_at: Position = EARLIEST
         self._exempt = False
         """Nothing was ever written to it, and nobody promises anything: it holds up nothing."""
-        self.reached: Reached[EntryId]
-        """How far it has got. It is asked for with each epoch, of each entry, and changes less often."""
-        self._note()
 
     @property
     def stream(self) -> StreamDescription:
@@ -97,11 +94,12 @@ class EntryReader:
             return self._promised_us
         return self._marker.watermark_us
 
-    def _note(self) -> None:
-        """It may have got further."""
+    def reached(self) -> Reached[EntryId]:
+        """How far it has got."""
         pending = self._pending[0].epoch if self._pending else None
-        still_open = None if self._exempt else epoch_of(self.settled_us, self._epoch_us)
-        self.reached = Reached(self.entry, pending, still_open)
+        if self._exempt:
+            return Reached(self.entry, pending, None)
+        return Reached(self.entry, pending, epoch_of(self.settled_us, self._epoch_us))
 
     def learn(self, bounds: EntryBounds, *, by_clock: bool) -> None:
         """What its brokers say of it now. `by_clock`: they are to promise; one that does not now will again.
@@ -126,54 +124,42 @@ class EntryReader:
         self._exempt = is_empty and bounds.promised_us is None and not by_clock
         if bounds.promised_us is not None and bounds.promised_us >= self._promised_us:
             self._promised_us, self._promised_at = bounds.promised_us, bounds.promised_at
-        self._note()
 
-    def wants(self, epoch: int | None) -> bool:
-        """Whether there is something to read, and it may be of `epoch`; None: and nothing is at hand."""
-        return self.read_to < self._end and self._is_open(epoch)
+    @property
+    def has_more(self) -> bool:
+        """Whether it is known that there is something to read."""
+        return self.read_to < self._end
 
-    def read_here(self, epoch: int | None) -> None:
-        """Read of what has come, up to something behind `epoch`; None: up to the first thing that is of any.
+    async def read(self, epoch: int | None) -> None:
+        """Read what has come, up to something behind `epoch`; if nothing has, wait. Raises what a consumer does.
 
-        It is for itself because epochs may be short: a coroutine for each has a price. Raises `CorruptChunk`.
+        None: up to the first thing that is of any.
         """
         if self._corrupt is not None:
             raise self._corrupt  # what comes behind it must not be given out as if it were not there
-        try:
-            while self.wants(epoch):
-                chunk = self._chunks.following_here(copied=self._copied)
-                if chunk is None:
-                    return
-                self._take(chunk)
-        except CorruptChunk as error:
-            self._corrupt = error
-            raise
-
-    async def read(self, epoch: int | None) -> None:
-        """The same, but if nothing has come, wait. Raises what a consumer does."""
-        self.read_here(epoch)
-        if not self.wants(epoch):
+        if not self.has_more:
             return
         if self._fetcher is None:
             self._fetcher = Fetcher(self._cluster, self._settings)
             self._fetcher.add(self._stream, Wanted(self.entry, self.read_to, None))
         try:
-            chunk = await self._following(self._fetcher)
+            chunk = self._chunks.following_here(copied=self._copied)
+            if chunk is None:
+                chunk = await self._following(self._fetcher)
+            while chunk is not None:
+                self._take(chunk)
+                chunk = self._chunks.following_here(copied=self._copied) if self.is_open(epoch) else None
         except CorruptChunk as error:
             self._corrupt = error
             raise
         except DataLost as error:  # which says how a consumer goes on, that reads what is left of an epoch, too
             raise self._gone(error) from error
-        if chunk is not None:
-            self._take(chunk)
-            self.read_here(epoch)
 
-    def _is_open(self, epoch: int | None) -> bool:
+    def is_open(self, epoch: int | None) -> bool:
         """Whether more of an epoch may come behind what is at hand; None: whether nothing is at hand."""
-        _, pending, still_open = self.reached
         if epoch is None:
-            return pending is None
-        return still_open is not None and still_open <= epoch
+            return not self._pending
+        return not self._exempt and self.settled_us < (epoch + 1) * self._epoch_us
 
     def _gone(self, error: DataLost) -> DataLost:
         (_, streamlet_id, entry) = self.entry
@@ -192,7 +178,6 @@ class EntryReader:
             return chunk
         if self.read_to < self._fetched_to:
             self.read_to = self._fetched_to
-            self._note()
             return None
         try:
             async with asyncio.timeout(LOOK_AGAIN_S):
@@ -217,7 +202,6 @@ class EntryReader:
             self._opened_at = None
         if not marked and self._opens_epoch(before_us):  # a punctuation
             self._opened_at = chunk.start
-        self._note()
 
     def _opens_epoch(self, before_us: int) -> bool:
         return epoch_of(self._marker.watermark_us, self._epoch_us) > epoch_of(before_us, self._epoch_us)
@@ -257,8 +241,6 @@ class EntryReader:
             _, chunk, _, size = self._pending.popleft()
             found.append(chunk)
             self.pending_bytes -= size
-        if found:
-            self._note()
         return found
 
     def check_comes_after(self, epoch: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -160,7 +160,7 @@ def _older(times: npt.NDArray[np.int64], than_us: int) -> int:
     return int((times < than_us).sum())
 
 
-def in_order(entries: Iterable[EntryId], streams: Sequence[int]) -> list[EntryId]:
+def in_order(chunks: Mapping[EntryId, Sequence[ChunkBatch]], order: Mapping[int, int]) -> tuple[ChunkBatch, ...]:
     """By stream (in the order that its readers named them), streamlet and entry."""
-    places = {stream_id: number for number, stream_id in enumerate(streams)}
-    return sorted(entries, key=lambda entry: (places[entry.stream_id], entry.streamlet_id, entry.entry))
+    entries = sorted(chunks, key=lambda entry: (order[entry.stream_id], entry.streamlet_id, entry.entry))
+    return tuple(chunk for entry in entries for chunk in chunks[entry])

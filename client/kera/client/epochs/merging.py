@@ -34,9 +34,7 @@ class Decision(NamedTuple, Generic[EntryT]):
 def decide(entries: Iterable[Reached[EntryT]]) -> Decision[EntryT]:
     """The next epoch in which there is anything, and who holds it up."""
     entries = list(entries)
-    at_hand = [pending for _, pending, _ in entries if pending is not None]
-    if not at_hand:
-        return Decision(None, tuple([entry for entry, _, still_open in entries if still_open is not None]))
-    epoch = min(at_hand)
-    holding = [entry for entry, _, still_open in entries if still_open is not None and still_open <= epoch]
-    return Decision(epoch, tuple(holding))
+    epoch = min((each.pending for each in entries if each.pending is not None), default=None)
+    if epoch is None:
+        return Decision(None, tuple(each.entry for each in entries if each.open is not None))
+    return Decision(epoch, tuple(each.entry for each in entries if each.open is not None and each.open <= epoch))

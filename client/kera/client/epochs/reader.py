@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Literal, Self, TypeAlias
 
 from kera.client import arguments
-from kera.client.chunk_batch import ChunkBatch
 from kera.client.cluster.cluster import Cluster
 from kera.client.cluster.fetch import Wanted
 from kera.client.consuming.committed import report_cursors
@@ -79,7 +78,8 @@ class Epochs(AsyncIterator[Epoch]):
         self._last: int | None = None
         """The epoch that was given out last."""
         self._readers: dict[EntryId, EntryReader] = {}
-        """In the order in which they are in epochs."""
+        self._order: dict[int, int] = {}
+        """By the id of a stream, its place among those that were named."""
         self.epochs_read = self.records_read = 0
         """That were given out."""
         self.late_records = 0
@@ -113,14 +113,13 @@ class Epochs(AsyncIterator[Epoch]):
                 raise ClosedError("the reader of epochs is closed")
             streams = [await self._cluster.stream(name) for name in self._names]
             self._epoch_us = 1000 * _length_ms(streams, self._asked_ms)
+            self._order = {stream.stream_id: number for number, stream in enumerate(streams)}
             beginning = Beginning(self._cluster, streams, self._settings, self._start_at, self._epoch_us)
             bounds, starts, first, committed = await beginning.find()
             if committed:
                 self._resumed = Resumed(self._cluster, streams, starts, self._epoch_us)
             for stream in streams:
                 self._add(stream, starts[stream.stream_id], bounds[stream.stream_id], first)
-            order = in_order(self._readers, [stream.stream_id for stream in streams])
-            self._readers = {entry: self._readers[entry] for entry in order}
             if self._end_at == "latest":
                 self._end = open_now(bounds, self._epoch_us)
             elif isinstance(self._end_at, int):
@@ -168,24 +167,24 @@ class Epochs(AsyncIterator[Epoch]):
             while True:
                 if self._closed:
                     raise ClosedError("the reader of epochs is closed")
-                decision = decide([reader.reached for reader in self._readers.values()])
+                decision = decide(reader.reached() for reader in self._readers.values())
                 if self._is_over(decision):
                     raise StopAsyncIteration
                 if self._last is not None and decision.epoch is not None and decision.epoch <= self._last:
                     for reader in self._readers.values():
                         reader.check_comes_after(self._last)
                 if decision.epoch is not None and not decision.waits_for:
-                    if self._resumed is not None:
-                        await self._check_whole(self._resumed, decision.epoch)
+                    await self._check_whole(decision.epoch)
                     for reader in self._readers.values():
                         if not reader.is_intact(decision.epoch):
                             await reader.read_again(decision.epoch)
                     return self._take(decision.epoch)
                 await self._advance(decision)
 
-    async def _check_whole(self, resumed: Resumed, epoch: int) -> None:
-        in_it = {reader.entry.stream_id for reader in self._readers.values() if reader.reached.pending == epoch}
-        await resumed.check(epoch, in_it)
+    async def _check_whole(self, epoch: int) -> None:
+        if self._resumed is not None:
+            in_it = {reader.entry.stream_id for reader in self._readers.values() if reader.reached().pending == epoch}
+            await self._resumed.check(epoch, in_it)
 
     def _is_over(self, decision: Decision[EntryId]) -> bool:
         """Whether there is nothing more before the end."""
@@ -193,7 +192,7 @@ class Epochs(AsyncIterator[Epoch]):
             return False
         if self._first is not None and self._first >= self._end:
             return True  # entries that begin behind all that was written say of no time that they have reached it
-        reached = (reader.reached for reader in self._readers.values())
+        reached = (reader.reached() for reader in self._readers.values())
         return all(each.open is None or each.open >= self._end for each in reached)
 
     async def _advance(self, decision: Decision[EntryId]) -> None:
@@ -201,14 +200,11 @@ class Epochs(AsyncIterator[Epoch]):
         found = False
         for entry in decision.waits_for:
             reader = self._readers[entry]
-            while reader.wants(decision.epoch):
+            while reader.has_more and reader.is_open(decision.epoch):
                 found, before = True, reader.pending_bytes
-                reader.read_here(decision.epoch)
-                if reader.pending_bytes == before:
-                    await reader.read(decision.epoch)
+                await reader.read(decision.epoch)
                 self._held_bytes += reader.pending_bytes - before
-                if self._held_bytes > self._bytes_max:
-                    raise self._too_large()
+                self._check_size()
         if not found:
             await asyncio.sleep(self._pause_s)
             clock = self._cluster.runtime.clock
@@ -226,26 +222,23 @@ class Epochs(AsyncIterator[Epoch]):
                     if reader is not None:
                         reader.learn(bound, by_clock=_is_by_clock(stream))
 
-    def _too_large(self) -> RecordTooLarge:
-        return RecordTooLarge(
-            f"an epoch of {self.epoch_ms} ms of {', '.join(self._names)} has more than {self._bytes_max} bytes:"
-            " read shorter epochs, or set epoch_bytes_max higher",
-            limit=self._bytes_max,
-        )
+    def _check_size(self) -> None:
+        if self._held_bytes > self._bytes_max:
+            raise RecordTooLarge(
+                f"an epoch of {self.epoch_ms} ms of {', '.join(self._names)} has more than {self._bytes_max} bytes:"
+                " read shorter epochs, or set epoch_bytes_max higher",
+                limit=self._bytes_max,
+            )
 
     def _take(self, number: int) -> Epoch:
-        chunks: list[ChunkBatch] = []
-        self._held_bytes = 0
-        for reader in self._readers.values():
-            if reader.reached.pending == number:
-                chunks += reader.take(number)
-            self._held_bytes += reader.pending_bytes
+        chunks = {entry: reader.take(number) for entry, reader in self._readers.items()}
+        self._held_bytes = sum(reader.pending_bytes for reader in self._readers.values())
         self._last = number
         epoch = Epoch(
             number,
             number * self._epoch_us,
             (number + 1) * self._epoch_us,
-            tuple(chunks),
+            in_order(chunks, self._order),
             self.streams(),
         )
         self.epochs_read += 1
@@ -270,7 +263,7 @@ class Epochs(AsyncIterator[Epoch]):
 
     def held_up_by(self) -> list[EntryId]:
         """The entries without which the next epoch cannot be closed, as far as is known."""
-        return list(decide(reader.reached for reader in self._readers.values()).waits_for)
+        return list(decide(reader.reached() for reader in self._readers.values()).waits_for)
 
     def positions(self, stream: str | None = None) -> dict[int, list[Position]]:
         """Where the first epoch that was not given out begins, per streamlet and entry."""
