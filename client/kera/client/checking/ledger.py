@@ -7,7 +7,7 @@ what can only be seen while the load is on: a durable end that goes back, a plac
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -60,6 +60,43 @@ class _Producer:
     def acknowledged(self) -> npt.NDArray[np.bool_]:
         return np.asarray(self.state.values == ACKNOWLEDGED)
 
+    def unprocessed(self, losses: Losses, *, read_back: bool) -> npt.NDArray[np.bool_]:
+        """See `Ledger.unprocessed`."""
+        self.stored_at.grow(self.state.size)
+        missing = self.acknowledged & ~self.processed.values
+        gone = losses.may_have_taken(self.place.values, anywhere=not read_back)
+        return np.asarray(missing & ((self.stored_at.values != _NOWHERE) | ~gone))
+
+
+class Losses:
+    """What the cluster has told to be lost."""
+
+    def __init__(self, *, are_allowed: bool) -> None:
+        self.are_allowed = are_allowed
+        """That something which was acknowledged is lost is no violation, if it is told."""
+        self.entries: set[Entry] = set()
+        """Those of which something is."""
+        self.first: dict[Entry, int] = {}
+        """Of those: the ordinal from which on something may be lost; none: of any."""
+
+    @property
+    def excuse(self) -> bool:
+        """Whether something that was acknowledged may be gone."""
+        return self.are_allowed and bool(self.entries)
+
+    def may_have_taken(self, places: npt.NDArray[np.int64], *, anywhere: bool = False) -> npt.NDArray[np.bool_]:
+        """Whether they excuse that what a producer was told to be at each of these places is gone.
+
+        `anywhere`: it is not known yet from where on.
+        """
+        if not self.excuse:
+            return np.zeros(len(places), np.bool_)
+        found: npt.NDArray[np.bool_] = np.asarray(places == _NOWHERE)
+        for entry in self.entries:
+            first = _packed_place(Place(*entry, 0 if anywhere else self.first.get(entry, 0)))
+            found |= (first <= places) & (places < _packed_place(Place(*entry, 0)) + RECORDS_MAX)
+        return found
+
 
 class _Seen:
     """What was seen in an entry, by ordinal."""
@@ -96,7 +133,6 @@ class Ledger:
     def __init__(self, now_s: Callable[[], float], *, may_lose: bool = False) -> None:
         """`may_lose`: what is acknowledged may be lost if that is told, as at level leader."""
         self._now_s = now_s
-        self._may_lose = may_lose
         self._producers: list[_Producer] = []
         self._seen: dict[Entry, _Seen] = defaultdict(_Seen)
         self._next: dict[str, dict[Entry, int]] = defaultdict(dict)
@@ -106,9 +142,7 @@ class Ledger:
         """By entry: the durable end as it was seen last, the ordinal there, and when."""
         self._ends_behind: set[Entry] = set()
         """Entries whose end was behind what it had to be when it was seen last."""
-        self._told_lost: set[Entry] = set()
-        self._lost_from: dict[Entry, int] = {}
-        """Of those: the ordinal from which on something may be lost; none: of any."""
+        self.losses = Losses(are_allowed=may_lose)
         self._unreadable: set[Place] = set()
         """Where chunks begin that cannot be read."""
         self._last_stored: dict[tuple[int, int, int], int] = {}
@@ -225,7 +259,7 @@ class Ledger:
 
     def _follows(self, reader: str, entry: Entry, first: int, count: int) -> bool:
         expected = self._next[reader].get(entry, 0)
-        if first != expected and entry not in self._told_lost:
+        if first != expected and entry not in self.losses.entries:
             place = Place(*entry, first)
             text = f"{reader} went from record {expected - 1} to {first} of streamlet {entry[0]}, entry {entry[1]}"
             self._note("gap" if first > expected else "came again", text, None, place, self._now_s())
@@ -272,7 +306,7 @@ class Ledger:
         if lost is not None:
             self.tell_lost(entry, f"from {tuple(lost[0])} to {tuple(lost[1])}")
         before = self._ends.get(entry)
-        if entry not in self._told_lost:
+        if entry not in self.losses.entries:
             where = f"streamlet {entry[0]}, entry {entry[1]}"
             if before is not None and (position < before[0] or record < before[1]):
                 text = f"the end of {where} was at record {before[1]}, and is at {record}"
@@ -293,12 +327,12 @@ class Ledger:
         """
         if reader is not None:
             record = self._next[reader].get(entry, 0)
-            self._lost_from[entry] = min(record, self._lost_from.get(entry, record))
-        if entry in self._told_lost:
+            self.losses.first[entry] = min(record, self.losses.first.get(entry, record))
+        if entry in self.losses.entries:
             return False
-        self._told_lost.add(entry)
+        self.losses.entries.add(entry)
         self._seen[entry] = _Seen()
-        if not self._may_lose:
+        if not self.losses.are_allowed:
             text = f"the cluster told that data of streamlet {entry[0]}, entry {entry[1]} are lost, {what}"
             self._note("told as lost", text, None, Place(*entry, 0), self._now_s())
         return True
@@ -327,34 +361,15 @@ class Ledger:
             ]
         return sum(column.memory_bytes for column in columns)
 
-    @property
-    def has_lost(self) -> bool:
-        """Whether acknowledged records may be gone, as the cluster has told."""
-        return self._may_lose and bool(self._told_lost)
-
     def unprocessed(self, *, read_back: bool = False) -> int:
         """Acknowledged records that no member of the consumer group was given, and that are there to be given.
 
         Of entries of which the cluster has told a loss, which are there is known only by reading them back; readers
         may have read what was lost later. Until then none of theirs count.
         """
-        return sum(int(np.count_nonzero(self._unprocessed(each, read_back=read_back))) for each in self._producers)
-
-    def _unprocessed(self, each: _Producer, *, read_back: bool) -> npt.NDArray[np.bool_]:
-        each.stored_at.grow(each.state.size)
-        missing: npt.NDArray[np.bool_] = each.acknowledged & ~each.processed.values
-        if self.has_lost:
-            lost_from = self._lost_from if read_back else {}
-            missing &= (each.stored_at.values != _NOWHERE) | ~self._may_be_lost(each.place.values, lost_from)
-        return missing
-
-    def _may_be_lost(self, places: npt.NDArray[np.int64], lost_from: Mapping[Entry, int]) -> npt.NDArray[np.bool_]:
-        """Whether a loss that was told may have taken what a producer was told to be at each of these places."""
-        found: npt.NDArray[np.bool_] = np.asarray(places == _NOWHERE)
-        for entry in self._told_lost:
-            first = _packed_place(Place(*entry, lost_from.get(entry, 0)))
-            found |= (first <= places) & (places < _packed_place(Place(*entry, 0)) + RECORDS_MAX)
-        return found
+        return sum(
+            int(np.count_nonzero(each.unprocessed(self.losses, read_back=read_back))) for each in self._producers
+        )
 
     def close(self, *, group: bool, read_back: bool = True) -> None:
         """Look at what only the end shows.
@@ -367,7 +382,7 @@ class Ledger:
             if read_back:
                 self._close_stored(producer, each)
             if group:
-                for number in np.flatnonzero(self._unprocessed(each, read_back=read_back)):
+                for number in np.flatnonzero(each.unprocessed(self.losses, read_back=read_back)):
                     text = f"{_name(packed(producer, int(number)))} was acknowledged; no member was given it"
                     self._note_acknowledged("not processed", text, producer, int(number))
         if read_back:
@@ -377,10 +392,9 @@ class Ledger:
         stored, places = each.stored_at.values, each.place.values
         missing = stored == _NOWHERE
         gone = each.acknowledged & missing
-        if self.has_lost:
-            excused = gone & self._may_be_lost(places, self._lost_from)
-            self.lost_as_told += int(np.count_nonzero(excused))
-            gone &= ~excused
+        excused = gone & self.losses.may_have_taken(places)
+        self.lost_as_told += int(np.count_nonzero(excused))
+        gone &= ~excused
         for number in np.flatnonzero(gone):
             told = int(places[number])
             where = "a place that was not told" if told == _NOWHERE else str(_place(told))
@@ -388,7 +402,7 @@ class Ledger:
             self._note_acknowledged("lost", text, producer, int(number))
         for number in np.flatnonzero(each.acknowledged & ~missing & (places != _NOWHERE) & (places != stored)):
             told_place, place = _place(int(places[number])), _place(int(stored[number]))
-            if told_place[:2] not in self._told_lost:
+            if told_place[:2] not in self.losses.entries:
                 text = f"{_name(packed(producer, int(number)))} was acknowledged at {told_place}, and is at {place}"
                 self._note_acknowledged("misplaced", text, producer, int(number))
         for number in np.flatnonzero((each.state.values == REFUSED) & ~missing):
