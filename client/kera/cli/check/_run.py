@@ -175,7 +175,7 @@ class Check:
             text = f"{self._options.within_s:g} s after the load and the last command, {self._missing}"
             self.ledger.note("not in time", text)
             return
-        if not (self._members and self.ledger.losses.excuse):
+        if not (self._members and self.ledger.losses.any_allowed):
             return
         # What was told as lost may be there all the same: only now it can be known what the group is to be given.
         await self._read_back()

@@ -80,16 +80,16 @@ class Losses:
         """Of those: the ordinal from which on something may be lost; none: of any."""
 
     @property
-    def excuse(self) -> bool:
+    def any_allowed(self) -> bool:
         """Whether something that was acknowledged may be gone."""
         return self.are_allowed and bool(self.entries)
 
     def may_have_taken(self, places: npt.NDArray[np.int64], *, anywhere: bool = False) -> npt.NDArray[np.bool_]:
-        """Whether they excuse that what a producer was told to be at each of these places is gone.
+        """Whether what a producer was told to be at each of these places may be gone without a violation.
 
         `anywhere`: it is not known yet from where on.
         """
-        if not self.excuse:
+        if not self.any_allowed:
             return np.zeros(len(places), np.bool_)
         found: npt.NDArray[np.bool_] = np.asarray(places == _NOWHERE)
         for entry in self.entries:
