@@ -9,6 +9,7 @@ import json
 import os
 import time
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -345,7 +346,7 @@ async def fails_with(number: int) -> None:
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
 async def test_what_has_no_descriptors_says_nothing_of_the_cluster(number: int) -> None:
     shared = Shared(Options(1.0), "there:1", STREAM, "checking")
-    await shared.with_descriptors(fails_with(number))
+    await shared.with_descriptors(partial(fails_with, number))
     assert shared.impossible is not None
     assert "this process can open no more files and connections" in shared.impossible
     assert shared.stopping.is_set()
@@ -354,5 +355,5 @@ async def test_what_has_no_descriptors_says_nothing_of_the_cluster(number: int) 
 async def test_other_failures_of_the_system_are_told_as_they_are() -> None:
     shared = Shared(Options(1.0), "there:1", STREAM, "checking")
     with pytest.raises(OSError, match="a module that is imported late"):
-        await shared.with_descriptors(fails_with(errno.EIO))
+        await shared.with_descriptors(partial(fails_with, errno.EIO))
     assert shared.impossible is None

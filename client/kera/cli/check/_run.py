@@ -129,9 +129,9 @@ class Check:
         followers: list[Reading | Member | Looking] = [*self._reading, *self._members, self.looking]
         async with asyncio.TaskGroup() as tasks:
             begin, within = tasks.create_task, self.shared.with_descriptors
-            others = [begin(within(each.run())) for each in followers]
-            sending = [begin(within(each.run())) for each in self._sending]
-            killing = begin(within(self.kills.run()))
+            others = [begin(within(each.run)) for each in followers]
+            sending = [begin(within(each.run)) for each in self._sending]
+            killing = begin(within(self.kills.run))
             try:
                 await self._load(outcome, killing)
                 if self.shared.impossible is None:

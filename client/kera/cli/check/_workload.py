@@ -96,10 +96,10 @@ class Shared:
             for each in spare:
                 os.close(each)
 
-    async def with_descriptors(self, work: Coroutine[Any, Any, None]) -> None:
+    async def with_descriptors(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Do some of the work; give up when it has no descriptors, which anything may need, even an import."""
         try:
-            await work
+            await work()
         except OSError as error:
             if error.errno not in {errno.EMFILE, errno.ENFILE}:
                 raise
