@@ -22,6 +22,7 @@ from kera.client.admin.control import (
 )
 from kera.client.admin.latency import Latency, LatencyConstraint, LatencyDescription, LatencyHop
 from kera.client.admin.locating import ChunkPlace, ChunkQuery, SegmentBounds
+from kera.client.admin.reset_plan import CursorChange, ResetPlan, ShiftBy, ToOffset
 from kera.client.chunk_batch import ChunkBatch
 from kera.client.client import Client
 from kera.client.consuming.consumer import Consumer
@@ -76,6 +77,7 @@ __all__ = [
     "ConsumerGroupSummary",
     "ConsumerLag",
     "ConsumerSettings",
+    "CursorChange",
     "Delivery",
     "DrainStatus",
     "EntryBounds",
@@ -104,12 +106,15 @@ __all__ = [
     "Record",
     "RecoveryDescription",
     "RegisteredSchema",
+    "ResetPlan",
     "SchemaRegistry",
     "SchemaType",
     "SegmentBounds",
+    "ShiftBy",
     "StreamConfig",
     "StreamDescription",
     "StreamletMove",
+    "ToOffset",
     "UnlistedStream",
     "VersionDescription",
     "arrow_schema_of",

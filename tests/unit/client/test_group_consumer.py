@@ -9,7 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from kera.client.admin.consumer_groups import ConsumerLag, describe_consumer_group, reset_consumer_group
+from kera.client.admin.consumer_groups import ConsumerLag, describe_consumer_group
+from kera.client.admin.resetting import reset_consumer_group
 from kera.client.consuming.group_consumer import GroupConsumer
 from kera.client.consuming.group_consumer_settings import GroupConsumerSettings
 from kera.core.errors import ClosedError, InvalidArgument, UnknownStream

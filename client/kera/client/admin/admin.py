@@ -11,11 +11,9 @@ from kera.client import arguments
 from kera.client.admin.consumer_groups import (
     ConsumerGroupDescription,
     ConsumerGroupSummary,
-    ResetTo,
     delete_consumer_group,
     describe_consumer_group,
     list_consumer_groups,
-    reset_consumer_group,
 )
 from kera.client.admin.control import (
     BrokerLoad,
@@ -25,6 +23,8 @@ from kera.client.admin.control import (
     RecoveryDescription,
     StreamletMove,
 )
+from kera.client.admin.reset_plan import ResetPlan, ResetTo
+from kera.client.admin.resetting import plan_reset, reset_consumer_group
 from kera.client.cluster.cluster import Cluster
 from kera.client.positions import Positions, check_place
 from kera.client.serializers.columns.models import arrow_schema_of
@@ -239,7 +239,7 @@ class Admin:
         if isinstance(to, str):
             bounds = await self._cluster.bounds(name)
             to = {streamlet_id: [entry.end for entry in entries] for streamlet_id, entries in bounds.items()}
-        starts = await self._cluster.truncate(name, await self._by_entry(name, to))
+        starts = await self._cluster.truncate(name, await _by_entry(self._cluster, name, to))
         found: dict[int, list[Position]] = {}
         for entry, start in sorted(starts.items()):
             found.setdefault(entry.streamlet_id, []).append(start)
@@ -252,16 +252,7 @@ class Admin:
         `reset_consumer_group` puts a consumer group elsewhere. Raises what `truncate_stream` raises, and
         `InvalidArgument` when `consumer_group` is empty.
         """
-        await self._cluster.commit(consumer_group, stream, await self._by_entry(stream, positions))
-
-    async def _by_entry(self, name: str, positions: Positions) -> dict[EntryId, Position]:
-        check_place("positions", positions, ())
-        stream = await self._cluster.stream(name)
-        return {
-            stream.entry_id(streamlet_id, entry): Position(*position)
-            for streamlet_id, entries in positions.items()
-            for entry, position in enumerate(entries)
-        }
+        await self._cluster.commit(consumer_group, stream, await _by_entry(self._cluster, stream, positions))
 
     async def delete_stream(self, name: str) -> None:
         """Delete a stream and its data. Raises `UnknownStream`."""
@@ -367,14 +358,28 @@ class Admin:
         """Consumers, cursors and lag of a consumer group. Raises `InvalidArgument` when there is none of this name."""
         return await describe_consumer_group(self._cluster, name)
 
-    async def reset_consumer_group(self, name: str, stream: str, to: ResetTo, *, force: bool = False) -> None:
-        """Put a consumer group elsewhere in a stream, back or forward: its consumers go on from there.
+    async def reset_consumer_group(
+        self, name: str, stream: str, to: ResetTo, *, force: bool = False, streamlets: Sequence[int] | None = None
+    ) -> None:
+        """Set the cursors of a consumer group in a stream, back or forward: its consumers go on from there.
 
-        `to` is ``"earliest"``, ``"latest"``, a time (the first segment that has a record of then or later), or
-        positions per streamlet and entry. Refused (`InvalidArgument`) while consumers are active, unless `force`:
-        then they lose the groups that they hold of the stream. A consumer group that there is not yet begins there.
+        `to` is ``"earliest"``, ``"latest"``, a time, `ToOffset` or `ShiftBy` (the start of the chunk that has the first
+        such record), positions per streamlet and entry, or what `plan_reset` has returned; `streamlets`, which ones to
+        reset (None: all). Refused (`InvalidArgument`) while consumers are active, unless `force`: then they lose the
+        groups that they hold of the stream. A consumer group of a new name begins there.
         """
-        await reset_consumer_group(self._cluster, name, stream, to, force=force)
+        await reset_consumer_group(self._cluster, name, stream, to, force=force, streamlets=streamlets)
+
+    async def plan_reset(
+        self, name: str, stream: str, to: ResetTo, *, streamlets: Sequence[int] | None = None
+    ) -> ResetPlan:
+        """What `reset_consumer_group` would do, entry by entry: old and new cursors, records read again and skipped.
+
+        It changes nothing; `reset_consumer_group` takes the plan in place of `to`. Raises `UnknownStream`,
+        `StreamletOutOfRange`, and `InvalidArgument` for a place that does not exist, or for `ShiftBy` where the
+        consumer group has no cursor.
+        """
+        return await plan_reset(self._cluster, name, stream, to, streamlets)
 
     async def delete_consumer_group(self, name: str, *, idle_ms: int = 0) -> None:
         """Forget a consumer group and its cursors. Raises `InvalidArgument` when consumers are active, or it is none.
@@ -386,6 +391,16 @@ class Admin:
     async def describe_cluster(self) -> ClusterDescription:
         """The cluster's id, its brokers and its backups."""
         return await self._cluster.describe()
+
+
+async def _by_entry(cluster: Cluster, name: str, positions: Positions) -> dict[EntryId, Position]:
+    check_place("positions", positions, ())
+    stream = await cluster.stream(name)
+    return {
+        stream.entry_id(streamlet_id, entry): Position(*position)
+        for streamlet_id, entries in positions.items()
+        for entry, position in enumerate(entries)
+    }
 
 
 def _limit(name: str, value: int) -> int:

@@ -1,39 +1,28 @@
-"""Consumer groups from outside: who takes part, how far they are, what is left to read, and putting them elsewhere."""
+"""Consumer groups from outside: their members, their cursors, and what is left to read."""
 
 from __future__ import annotations
 
 import asyncio
-import datetime
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from kera.client import arguments
-from kera.client.cluster.asking import ask_broker, same_stream
+from kera.client.cluster.asking import ask_broker
 from kera.client.cluster.batches import CURSORS_MAX, batched
 from kera.client.cluster.cluster import Cluster
 from kera.client.cluster.intervals import start_of_group
-from kera.client.cluster.retry import retrying
 from kera.client.cluster.sense import making_sense
-from kera.client.consuming.committed import streamlets_max
-from kera.client.consuming.group_discovery import list_groups
-from kera.client.positions import check_place
-from kera.client.types import EntryBounds, StreamDescription, fill_cursor, position_of
-from kera.core.errors import DataLost, InvalidArgument, KeraError
-from kera.core.ids import EARLIEST, EntryId, Position
+from kera.client.types import StreamDescription, fill_cursor, position_of
+from kera.core.errors import DataLost, KeraError
+from kera.core.ids import EntryId, Position
 from kera.core.rpc import api
 from kera.core.rpc.wire import error_from_message
 from kera.core.telemetry import get_logger
 from kera.v1 import broker_pb2, consumer_group_pb2
 
 log = get_logger("kera.consumer_groups")
-
-TELL_TIMEOUT_S = 5.0
-
-ResetTo = Literal["earliest", "latest"] | datetime.datetime | Mapping[int, Sequence[Position]]
-"""Where to: the oldest record, the end of now, the first record from a moment on, or positions per streamlet and entry
-(streamlets that are left out stay as they are)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,59 +150,6 @@ async def describe_consumer_group(
         progresses = [progress for progress in answer.streamlets if progress.stream_id == stream_id]
         entries += await _progress(cluster, names[stream_id], progresses)
     return ConsumerGroupDescription(name, tuple(_member(info, names) for info in answer.members), tuple(entries))
-
-
-async def reset_consumer_group(cluster: Cluster, name: str, stream_name: str, to: ResetTo, *, force: bool) -> None:
-    """See `Admin.reset_consumer_group`."""
-    arguments.text("name", name, "the name of a consumer group")
-    arguments.flag("force", force)
-    cluster.forget(stream_name)
-    stream = await cluster.stream(stream_name)
-    starts = []
-    for streamlet_id, targets in (await _targets(cluster, stream, to)).items():
-        start = consumer_group_pb2.StreamletStart(stream_id=stream.stream_id, streamlet_id=streamlet_id)
-        starts.append(start)
-        if len(targets) != stream.config.entries:
-            raise InvalidArgument(
-                f"stream {stream_name!r} has {stream.config.entries} entries per streamlet, and {len(targets)}"
-                f" positions are given for streamlet {streamlet_id}",
-                stream=stream_name,
-                streamlet_id=streamlet_id,
-            )
-        for entry, target in enumerate(targets):
-            fill_cursor(start.cursors.add(), stream.entry_id(streamlet_id, entry), Position(*target.position))
-            start.records.add(record=target.record)
-    for some in batched(starts, streamlets_max(stream)):
-        await cluster.ask(
-            api.RESET_CONSUMER_GROUP,
-            consumer_group_pb2.ResetConsumerGroupRequest(consumer_group=name, force=force, starts=some),
-        )
-    try:
-        async with asyncio.timeout(TELL_TIMEOUT_S):
-            await _tell_brokers(cluster, name, stream, starts)
-    except (KeraError, TimeoutError) as error:
-        log.warning(
-            "consumer group was put elsewhere, and not all brokers know: retention goes by its former cursors for now",
-            consumer_group=name,
-            stream=stream_name,
-            error=str(error),
-        )
-
-
-async def _tell_brokers(
-    cluster: Cluster, name: str, stream: StreamDescription, starts: Iterable[consumer_group_pb2.StreamletStart]
-) -> None:
-    """Retention goes by the cursors that brokers know: it is not to take what a consumer group is to read again."""
-    positions = {
-        EntryId(cursor.stream_id, cursor.streamlet_id, cursor.entry): position_of(cursor)
-        for start in starts
-        for cursor in start.cursors
-    }
-    if EARLIEST in positions.values():
-        bounds = await cluster.bounds(stream.name)
-        for entry, position in positions.items():
-            positions[entry] = max(position, bounds[entry.streamlet_id][entry.entry].start)
-    await cluster.commit(name, stream.name, positions)
 
 
 async def delete_consumer_group(cluster: Cluster, name: str, *, idle_ms: int = 0) -> None:
@@ -385,107 +321,3 @@ def _behind(error: KeraError, start: Position) -> Position | None:
         return None
     available = Position(*error.attributes.get("available_from", start))
     return available if available > start else None
-
-
-# -- where to reset to ---------------------------------------------------------------------------------------------
-
-
-class _Target(NamedTuple):
-    """Where a consumer group goes on in an entry."""
-
-    position: Position
-    record: int | None = None
-    """Ordinal of the record there; None: not known, or whatever there is."""
-
-
-async def _targets(cluster: Cluster, stream: StreamDescription, to: ResetTo) -> Mapping[int, Sequence[_Target]]:
-    if not isinstance(to, datetime.datetime):
-        check_place("to", to, ("earliest", "latest"), others="a time (datetime)")
-    if isinstance(to, Mapping):
-        _check_positions(stream, to, await cluster.bounds(stream.name))
-        return {streamlet_id: list(map(_Target, positions)) for streamlet_id, positions in to.items()}
-    if to == "earliest":
-        return {streamlet_id: [_Target(EARLIEST)] * stream.config.entries for streamlet_id in stream.assignments}
-    bounds = await cluster.bounds(stream.name)
-    ends = {
-        streamlet_id: [_Target(entry.end, entry.next_record) for entry in entries]
-        for streamlet_id, entries in bounds.items()
-    }
-    if not isinstance(to, datetime.datetime):
-        return ends
-    moment_us = round(to.timestamp() * 1e6)
-
-    async def find(streamlet_id: int) -> list[_Target]:
-        groups = await list_groups(cluster, stream.name, streamlet_id)
-        return [
-            await _first_since(cluster, stream, EntryId(stream.stream_id, streamlet_id, entry), groups, moment_us)
-            or ends[streamlet_id][entry]
-            for entry in range(stream.config.entries)
-        ]
-
-    return {streamlet_id: await find(streamlet_id) for streamlet_id in stream.assignments}
-
-
-def _check_positions(
-    stream: StreamDescription, to: Mapping[int, Sequence[Position]], bounds: Mapping[int, Sequence[EntryBounds]]
-) -> None:
-    """A cursor never points beyond the durable head: what comes up to there later would be passed over."""
-    for streamlet_id, positions in to.items():
-        for entry, (position, known) in enumerate(zip(positions, bounds.get(streamlet_id, ()), strict=False)):
-            if Position(*position) > known.end:
-                raise InvalidArgument(
-                    f"{tuple(position)} lies behind the end of stream {stream.name!r}, streamlet {streamlet_id}, entry"
-                    f" {entry}, which is {tuple(known.end)}",
-                    stream=stream.name,
-                    streamlet_id=streamlet_id,
-                    entry=entry,
-                    position=list(position),
-                    end=list(known.end),
-                )
-
-
-async def _first_since(
-    cluster: Cluster,
-    stream: StreamDescription,
-    entry: EntryId,
-    groups: Iterable[consumer_group_pb2.SeenGroup],
-    moment_us: int,
-) -> _Target | None:
-    """The first segment of an entry with a record of a moment or later; None: there is none.
-
-    Groups are looked at as if their times grew, to look at few of them.
-    """
-    known = [group for group in groups if group.start.entry == entry.entry]
-    low, high = 0, len(known)
-    found: _Target | None = None
-    while low < high:
-        middle = (low + high) // 2
-        group, start = known[middle], position_of(known[middle].start)
-        segments = await _segments(cluster, stream, entry, start.group_id)
-        since = [each.segment_id for each in segments if each.max_timestamp_us >= moment_us]
-        if since and since[0] <= start.segment_id:
-            found, high = _Target(start, group.first_record), middle
-        elif since:
-            before = sum(each.record_count for each in segments if each.segment_id < since[0])
-            whole = not start.offset and segments[0].segment_id == start.segment_id
-            found = _Target(Position(start.group_id, since[0], 0), group.first_record + before if whole else None)
-            high = middle
-        else:
-            low = middle + 1
-    return found
-
-
-async def _segments(
-    cluster: Cluster, stream: StreamDescription, entry: EntryId, group_id: int
-) -> Sequence[broker_pb2.SegmentInfo]:
-    request = broker_pb2.GetNextSegmentsRequest(
-        stream_id=entry.stream_id, streamlet_id=entry.streamlet_id, group_id=group_id
-    )
-
-    async def attempt() -> Sequence[broker_pb2.SegmentInfo]:
-        known = same_stream(await cluster.stream(stream.name), stream.stream_id)
-        broker_id = known.assignments[entry.streamlet_id].broker_at(start_of_group(group_id))
-        answer = await ask_broker(cluster, known, broker_id, api.GET_NEXT_SEGMENTS, request)
-        return answer.segments
-
-    return await retrying(attempt, cluster.settings)

@@ -9,8 +9,9 @@ import pyarrow as pa
 
 from kera.client.admin.admin import GROUP_SEGMENTS_DEFAULT
 from kera.client.admin.admin import Admin as AsyncAdmin
-from kera.client.admin.consumer_groups import ConsumerGroupDescription, ConsumerGroupSummary, ResetTo
+from kera.client.admin.consumer_groups import ConsumerGroupDescription, ConsumerGroupSummary
 from kera.client.admin.control import DrainStatus, MoveResult, Rebalancing, RecoveryDescription
+from kera.client.admin.reset_plan import ResetPlan, ResetTo
 from kera.client.positions import Positions
 from kera.client.sync.loop_thread import LoopThread
 from kera.client.types import ClusterDescription, StreamDescription
@@ -195,9 +196,15 @@ class Admin:
         """Consumers, cursors and lag of a consumer group."""
         return self._thread.run(self._admin.describe_consumer_group(name))
 
-    def reset_consumer_group(self, name: str, stream: str, to: ResetTo, *, force: bool = False) -> None:
-        """Put a consumer group elsewhere in a stream, back or forward: its consumers go on from there."""
-        self._thread.run(self._admin.reset_consumer_group(name, stream, to, force=force))
+    def reset_consumer_group(
+        self, name: str, stream: str, to: ResetTo, *, force: bool = False, streamlets: Sequence[int] | None = None
+    ) -> None:
+        """Set the cursors of a consumer group in a stream, back or forward: its consumers go on from there."""
+        self._thread.run(self._admin.reset_consumer_group(name, stream, to, force=force, streamlets=streamlets))
+
+    def plan_reset(self, name: str, stream: str, to: ResetTo, *, streamlets: Sequence[int] | None = None) -> ResetPlan:
+        """What `reset_consumer_group` would do, entry by entry: old and new cursors, records read again and skipped."""
+        return self._thread.run(self._admin.plan_reset(name, stream, to, streamlets=streamlets))
 
     def delete_consumer_group(self, name: str, *, idle_ms: int = 0) -> None:
         """Forget a consumer group and its cursors."""
